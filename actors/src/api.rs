@@ -1,0 +1,286 @@
+//! What a client says to the supervisor and hears from it: plain values, JSON on the admin API.
+
+use std::collections::BTreeMap;
+
+use asterism_models::Sampling;
+use asterism_plan::MethodConfig;
+use serde::{Deserialize, Serialize};
+
+/// A job: a context, a question about it, and how to answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobRequest {
+    /// Idempotency key: a second submission with the same id returns the first job. Absent: the supervisor makes one.
+    #[serde(default)]
+    pub id: Option<String>,
+    /// The document. Tokenised apart from the query; BOS belongs to it.
+    pub context: String,
+    /// The question.
+    pub query: String,
+    /// Attention method and its sizes; absent: the cluster's default.
+    #[serde(default)]
+    pub method: Option<MethodConfig>,
+    /// Most tokens to generate.
+    #[serde(default = "default_max_tokens")]
+    pub max_tokens: usize,
+    /// Greedy by default.
+    #[serde(default)]
+    pub sampling: Sampling,
+    /// Strings that end the answer; the answer does not contain them.
+    #[serde(default)]
+    pub stop: Vec<String>,
+    /// Go on after the model's end-of-sequence tokens (fixtures and benchmarks).
+    #[serde(default)]
+    pub ignore_eos: bool,
+    /// Whether the model's chat template is applied.
+    #[serde(default = "yes")]
+    pub chat_template: bool,
+    /// Seconds after which the job fails with `timeout`.
+    #[serde(default)]
+    pub timeout_s: Option<f64>,
+    /// Free labels, shown by `job list`.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+fn default_max_tokens() -> usize {
+    128
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Where a job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum JobState {
+    /// Waiting for its turn.
+    Pending,
+    /// Being worked on.
+    Running,
+    /// Ended with an answer.
+    Succeeded,
+    /// Ended with an error.
+    Failed,
+    /// Ended by its user.
+    Cancelled,
+}
+
+/// What a running job is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobPhase {
+    /// Waiting for its turn.
+    Queued,
+    /// Phase 1.
+    Encoding,
+    /// Phase 2, the query step.
+    Querying,
+    /// Phase 2, one token at a time.
+    Decoding,
+}
+
+/// Why a job ended with an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// An end-of-sequence token or a stop string.
+    Stop,
+    /// `max_tokens` reached.
+    Length,
+}
+
+/// An error as a client sees it: stable code, one message that says what, where, expected, got and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// One line or paragraph for a person.
+    pub message: String,
+    /// Stable code such as `host_lost`.
+    pub code: String,
+    /// The request field at fault, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub param: Option<String>,
+}
+
+/// Seconds spent, host by host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Timings {
+    /// Submission to the start of work.
+    pub queue_s: f64,
+    /// Phase 1, wall clock.
+    pub encode_s: f64,
+    /// Phase 2's query step, wall clock: end of phase 1 to the first token.
+    pub query_s: f64,
+    /// Phase 2's decoding, wall clock: first token to the last.
+    pub decode_s: f64,
+    /// Submission to the end.
+    pub total_s: f64,
+    /// Per context host.
+    pub hosts: Vec<HostTiming>,
+}
+
+/// What one context host did for a job.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostTiming {
+    /// Host name.
+    pub host: String,
+    /// Shards it encoded.
+    pub shards: usize,
+    /// Tokens it ran through the model in phase 1, prefixes included.
+    pub encoded_tokens: usize,
+    /// Context tokens whose KV it keeps.
+    pub kept_tokens: usize,
+    /// Bytes of KV it keeps.
+    pub kv_bytes: u64,
+    /// Seconds of phase 1 on this host.
+    pub encode_s: f64,
+}
+
+/// A job as `job status` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobStatus {
+    /// Job id.
+    pub id: String,
+    /// State.
+    pub state: JobState,
+    /// Phase, while pending or running.
+    #[serde(default)]
+    pub phase: Option<JobPhase>,
+    /// Method by name.
+    pub method: String,
+    /// Model by name.
+    pub model: String,
+    /// Context tokens.
+    pub context_tokens: usize,
+    /// Query tokens.
+    pub query_tokens: usize,
+    /// Tokens generated so far.
+    pub generated_tokens: usize,
+    /// Answer so far.
+    pub text: String,
+    /// Generated token ids so far.
+    pub tokens: Vec<u32>,
+    /// Set once succeeded.
+    #[serde(default)]
+    pub finish_reason: Option<FinishReason>,
+    /// Set once failed.
+    #[serde(default)]
+    pub error: Option<ErrorBody>,
+    /// Labels of the request.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Seconds spent so far.
+    pub timings: Timings,
+}
+
+/// Phase-1 progress of one context host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostProgress {
+    /// Host name.
+    pub host: String,
+    /// Tokens of this job done; a token counts a layer's share at a time.
+    pub done_tokens: usize,
+    /// Tokens of this job in all, prefixes included.
+    pub total_tokens: usize,
+}
+
+/// What a watcher of a job hears, in order; the last is `Finished`. One JSON object a line on the admin API.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum JobEvent {
+    /// The job moved to another phase.
+    Phase {
+        /// The phase it is in now.
+        phase: JobPhase,
+    },
+    /// Phase 1 went on.
+    Progress {
+        /// Every context host that has work.
+        hosts: Vec<HostProgress>,
+    },
+    /// A token was generated.
+    Token {
+        /// Its id.
+        id: u32,
+        /// The text it adds; may be empty while a character is incomplete.
+        text: String,
+    },
+    /// The job ended; its status says how.
+    Finished {
+        /// The final status.
+        status: Box<JobStatus>,
+    },
+}
+
+/// A host's role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Encodes shards and answers phase-2 queries over them.
+    Context,
+    /// Encodes the query and generates.
+    Query,
+    /// Waits to take a lost host's place.
+    Spare,
+}
+
+/// How a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostHealth {
+    /// Its process has not connected yet.
+    Starting,
+    /// Connected, loading the model.
+    Loading,
+    /// Ready for work.
+    Ready,
+    /// Heartbeats are late.
+    Suspect,
+    /// Declared dead.
+    Dead,
+}
+
+/// A host as `status` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// Name.
+    pub name: String,
+    /// Role.
+    pub role: Role,
+    /// Device, such as `cpu`.
+    pub device: String,
+    /// Health.
+    pub health: HostHealth,
+    /// Process id, once connected.
+    pub pid: Option<u32>,
+    /// Address peers reach it at, once connected.
+    pub address: Option<String>,
+    /// Seconds since its last heartbeat.
+    pub heartbeat_age_s: Option<f64>,
+    /// KV bytes held.
+    pub kv_bytes: u64,
+    /// Why it is dead or not ready, in one line.
+    pub cause: Option<String>,
+}
+
+/// The cluster as `status` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Cluster name.
+    pub name: String,
+    /// Model by name.
+    pub model: String,
+    /// Default method by name.
+    pub method: String,
+    /// Runtime version.
+    pub version: String,
+    /// Whether every host is ready.
+    pub ready: bool,
+    /// Hosts in the order of the cluster file.
+    pub hosts: Vec<HostStatus>,
+    /// Jobs waiting.
+    pub jobs_pending: usize,
+    /// Jobs running.
+    pub jobs_running: usize,
+}

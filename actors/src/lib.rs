@@ -1,0 +1,14 @@
+//! The hosts of a cluster as actors: supervisor, context host, query host, and the messages between them.
+//!
+//! Each host's rules are a pure `state.rs` (`handle(now, event) -> commands`); its `actor.rs` is a thin ractor shell that
+//! carries commands out. Knows no CLI, no cluster file and no HTTP.
+
+pub mod api;
+pub mod context_host;
+mod error;
+pub mod messages;
+pub mod metric;
+pub mod query_host;
+pub mod supervisor;
+
+pub use error::{JobError, SupervisorError};

@@ -1,0 +1,127 @@
+//! What a device must offer: some fifteen operations over an associated tensor type. No device is named here.
+
+use crate::KernelError;
+
+/// Element type of weights, activations and cached keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE single precision.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision: a storage type of checkpoints, never computed in.
+    F16,
+}
+
+/// Head counts and size of one attention layer. `query` is a multiple of `kv`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub query: usize,
+    /// Key and value heads.
+    pub kv: usize,
+    /// Elements of one head.
+    pub dim: usize,
+}
+
+/// Which keys a query row sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask {
+    /// Every row sees every key.
+    None,
+    /// Bottom-right causal: row `i` of `tq` sees key `j` of `tk` iff `j <= i + tk - tq`. A row may see no key.
+    Causal,
+}
+
+/// A tensor as a checkpoint stores it: borrowed bytes, row-major, little-endian.
+#[derive(Clone, Copy, Debug)]
+pub struct HostTensor<'a> {
+    /// Element type of `bytes`.
+    pub dtype: DType,
+    /// Row-major shape.
+    pub shape: &'a [usize],
+    /// `shape` elements of `dtype`; no alignment is promised.
+    pub bytes: &'a [u8],
+}
+
+/// Attention over one shard of the keys: normalised output and natural log-sum-exp of the scaled scores, both f32.
+/// A row that saw no key has output 0 and `lse` minus infinity, and changes nothing in a merge.
+#[derive(Clone, Debug)]
+pub struct Partial<T> {
+    /// `(query heads, tokens, head dim)`.
+    pub output: T,
+    /// `(query heads, tokens)`.
+    pub lse: T,
+}
+
+/// One device. Shapes are row-major and written heads-first; `t` is tokens, `e` the hidden size.
+/// A result never depends on the number of threads, and a row never on the other rows of its call.
+pub trait Backend: Send + Sync + 'static {
+    /// A tensor on the device; clones share storage.
+    type Tensor: Clone + Send + Sync + 'static;
+    /// The weights of `y = x W^T + b`, prepared once for this device.
+    type Linear: Send + Sync + 'static;
+    /// Keys and values of one layer, `(kv heads, tokens, head dim)` each, in compute type; grows by `kv_append`.
+    type Kv: Clone + Send + Sync + 'static;
+
+    /// Type of activations and cached keys and values: `F32` or `Bf16`.
+    fn dtype(&self) -> DType;
+
+    /// Uploads f32 values as an f32 tensor (a query off the wire, a partial off the wire, a test's input).
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Self::Tensor, KernelError>;
+    /// Downloads any tensor as f32, row-major.
+    fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>, KernelError>;
+    /// Shape of a tensor.
+    fn shape(&self, tensor: &Self::Tensor) -> Vec<usize>;
+    /// Converts to compute type (a no-op when it is that already).
+    fn cast(&self, tensor: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
+
+    /// Uploads one weight (embedding table, norm) in compute type.
+    fn weight(&self, tensor: HostTensor<'_>) -> Result<Self::Tensor, KernelError>;
+    /// Prepares a linear layer whose output is the outputs of `parts` (each `(n_i, k)`) side by side. `biases` is empty
+    /// or has one `(n_i)` for each part.
+    fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Self::Linear, KernelError>;
+
+    /// Rows of `table (vocab, e)`: `(t, e)`.
+    fn embed(&self, table: &Self::Tensor, ids: &[u32]) -> Result<Self::Tensor, KernelError>;
+    /// Root-mean-square norm of each row of `x (t, e)`, times `weight (e)`, accumulated in f32.
+    fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Tensor, eps: f32) -> Result<Self::Tensor, KernelError>;
+    /// `x (t, k) -> (t, n)`.
+    fn linear(&self, x: &Self::Tensor, weight: &Self::Linear) -> Result<Self::Tensor, KernelError>;
+    /// `residual (t, n) + linear(x)`. Takes the residual by value: the storage may be reused.
+    fn linear_add(&self, x: &Self::Tensor, weight: &Self::Linear, residual: Self::Tensor) -> Result<Self::Tensor, KernelError>;
+    /// `silu(gate) * up` of `gate_up (t, 2 f)`, gate first: `(t, f)`.
+    fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
+    /// Rows `start..end` of `x (t, e)`.
+    fn rows(&self, x: &Self::Tensor, start: usize, end: usize) -> Result<Self::Tensor, KernelError>;
+
+    /// Splits `qkv (t, (query + 2 kv) dim)` into heads and rotates queries and keys (half-split convention) by
+    /// `positions[i] * inv_freq[j]`, angles in f32, `inv_freq (dim / 2)`: `q (query, t, dim)`, `k, v (kv, t, dim)`.
+    #[allow(clippy::type_complexity)]
+    fn split_rotate(
+        &self,
+        qkv: &Self::Tensor,
+        heads: Heads,
+        positions: &[u32],
+        inv_freq: &[f32],
+    ) -> Result<(Self::Tensor, Self::Tensor, Self::Tensor), KernelError>;
+
+    /// Wraps `k, v (kv heads, t, dim)`.
+    fn kv(&self, k: &Self::Tensor, v: &Self::Tensor) -> Result<Self::Kv, KernelError>;
+    /// Appends rows in place, growing geometrically.
+    fn kv_append(&self, kv: &mut Self::Kv, k: &Self::Tensor, v: &Self::Tensor) -> Result<(), KernelError>;
+    /// A copy of rows `start..end`, so that the rest can be freed.
+    fn kv_rows(&self, kv: &Self::Kv, start: usize, end: usize) -> Result<Self::Kv, KernelError>;
+    /// Cached tokens.
+    fn kv_len(&self, kv: &Self::Kv) -> usize;
+    /// Bytes held, capacity included.
+    fn kv_bytes(&self, kv: &Self::Kv) -> usize;
+
+    /// Attention of `q (query heads, t, dim)` in compute type over one shard of keys, scaled by `1 / sqrt(dim)`. Memory is
+    /// linear in `t` and in the keys; KV heads are shared by their query heads, never copied.
+    fn attention(&self, q: &Self::Tensor, kv: &Self::Kv, mask: Mask) -> Result<Partial<Self::Tensor>, KernelError>;
+    /// Exact merge of partials over disjoint keys, in the order given (Star Attention, algorithm 2, in its max form).
+    fn merge(&self, partials: &[Partial<Self::Tensor>]) -> Result<Partial<Self::Tensor>, KernelError>;
+    /// `(heads, t, dim)` f32 -> `(t, heads dim)` in compute type, ready for the output projection.
+    fn join_heads(&self, output: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
+}

@@ -1,0 +1,13 @@
+//! The operations of a decoder and of the attention methods, on each device. Knows no model, plan, wire or file.
+//!
+//! `reference` is the slow, obvious CPU version of every kernel; `cpu` the fast one. Both return attention as
+//! `(output, log-sum-exp)`, so that partial results over any split of the keys merge exactly.
+
+mod backend;
+pub mod cpu;
+mod error;
+pub mod reference;
+
+pub use backend::{Backend, DType, Heads, HostTensor, Mask, Partial};
+pub use cpu::Cpu;
+pub use error::KernelError;

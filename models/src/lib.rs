@@ -1,0 +1,23 @@
+//! Checkpoints, tokenizer, the decoder cut open at attention, and the two phases over it. Knows no host and no wire.
+
+mod chat;
+mod checkpoint;
+mod config;
+mod decoder;
+mod embedded;
+mod encoder;
+mod error;
+mod generator;
+mod sampling;
+mod tokenizer;
+
+pub use chat::ChatTemplate;
+pub use checkpoint::Checkpoint;
+pub use config::ModelConfig;
+pub use decoder::{Decoder, Parts};
+pub use embedded::EMBEDDED_NAME;
+pub use encoder::{EncodedShard, encode_shard};
+pub use error::ModelError;
+pub use generator::{ContextAttention, Generator, LocalContext, ShardPartial};
+pub use sampling::{Sampler, Sampling};
+pub use tokenizer::{TextStream, Tokenizer};

@@ -1,0 +1,81 @@
+//! Bytes between hosts: framed, bounded, with deadlines. Knows no model, no message type and no metrics exporter.
+//!
+//! One [`Transport`] listens and connects; a [`Link`] is one authenticated peer; a [`Channel`] is one ordered, reliable
+//! two-way sequence of [`Frame`]s within a link. `quic` and `local` implement them; one suite of tests runs over both.
+
+pub mod certificates;
+mod error;
+mod frame;
+pub mod local;
+pub mod quic;
+
+use std::{net::SocketAddr, sync::Arc};
+
+pub use error::TransportError;
+pub use frame::{Frame, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, PayloadType};
+use futures_util::future::BoxFuture;
+
+/// Listens for peers and connects to them.
+pub trait Transport: Send + Sync + 'static {
+    /// Where peers reach this process.
+    fn local_address(&self) -> SocketAddr;
+    /// Connects to a peer and authenticates both sides.
+    fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>>;
+    /// The next authenticated peer; `None` once closed. Refused peers are counted by the [`Observer`], not returned.
+    fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>>;
+    /// Stops listening and closes every link.
+    fn close(&self);
+}
+
+/// One authenticated peer.
+pub trait Link: Send + Sync + 'static {
+    /// The peer's address.
+    fn peer_address(&self) -> SocketAddr;
+    /// The name in the peer's certificate; `None` where the transport has no certificates.
+    fn peer_name(&self) -> Option<String>;
+    /// Opens a channel. Nothing reaches the peer before the first frame.
+    fn open(&self) -> BoxFuture<'_, Result<Channel, TransportError>>;
+    /// The next channel the peer opened.
+    fn accept(&self) -> BoxFuture<'_, Result<Channel, TransportError>>;
+    /// Closes the link and its channels; `reason` reaches the peer's error.
+    fn close(&self, reason: &str);
+    /// Completes with the cause once the link is gone.
+    fn closed(&self) -> BoxFuture<'_, TransportError>;
+}
+
+/// An ordered, reliable, two-way sequence of frames.
+pub struct Channel {
+    /// The sending half.
+    pub sender: Box<dyn FrameSender>,
+    /// The receiving half.
+    pub receiver: Box<dyn FrameReceiver>,
+}
+
+/// The sending half of a channel.
+pub trait FrameSender: Send {
+    /// Sends one frame; waits while the peer's window is full.
+    fn send(&mut self, frame: Frame) -> BoxFuture<'_, Result<(), TransportError>>;
+}
+
+/// The receiving half of a channel.
+pub trait FrameReceiver: Send {
+    /// The next frame; `None` when the peer finished its half.
+    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>>;
+}
+
+/// Counts what happens on the wire; the metrics exporter stays outside this crate. Every method may be called from any
+/// task. The default counts nothing.
+pub trait Observer: Send + Sync + 'static {
+    /// Bytes of one frame written (`sent`) or read.
+    fn bytes(&self, sent: bool, bytes: usize) {
+        let _ = (sent, bytes);
+    }
+    /// A peer was refused: `reason` is one of `certificate`, `protocol_version`, `handshake`, `frame`.
+    fn rejected(&self, reason: &'static str) {
+        let _ = reason;
+    }
+}
+
+/// An observer that counts nothing.
+pub struct NoObserver;
+impl Observer for NoObserver {}
