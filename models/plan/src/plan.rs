@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::PlanError;
+
 /// What a method plans for. Token ids only: methods that need scores computed at run time put the rule in the plan.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanRequest<'a> {
@@ -26,6 +28,55 @@ pub struct Plan {
     pub exchange: Exchange,
     /// Position id of the first query token; generated tokens continue from there.
     pub query_start: u32,
+}
+
+impl Plan {
+    /// Whether this is a plan: shards in block order on hosts there are, one position a token, and kept KV that is the
+    /// context, each token once and in order, with the query behind it.
+    ///
+    /// # Errors
+    /// [`PlanError::Broken`] with the first quantity that is not what it must be.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let mut next = 0;
+        for (block, shard) in self.shards.iter().enumerate() {
+            let broken = |what, expected, got| Err(PlanError::Broken { what, block, expected, got });
+            if shard.block != block {
+                return broken("block number", block, shard.block);
+            }
+            if shard.host >= self.hosts {
+                return broken("host number", self.hosts.saturating_sub(1), shard.host);
+            }
+            if shard.position_ids.len() != shard.input_ids.len() {
+                return broken("number of position ids", shard.input_ids.len(), shard.position_ids.len());
+            }
+            if shard.keep_from >= shard.input_ids.len() {
+                return broken("first kept row", shard.input_ids.len().saturating_sub(1), shard.keep_from);
+            }
+            for &position in &shard.position_ids[shard.keep_from..] {
+                if position as usize != next {
+                    return broken("position of a kept token", next, position as usize);
+                }
+                next += 1;
+            }
+        }
+        let whole = |what, expected, got| Err(PlanError::Broken { what, block: self.shards.len(), expected, got });
+        if next == 0 || next != self.context_tokens {
+            return whole("number of kept tokens up to the end", self.context_tokens, next);
+        }
+        if self.query_start as usize != next {
+            return whole("first query position", next, self.query_start as usize);
+        }
+        Ok(())
+    }
+
+    /// Context tokens kept on each host, idle ones included.
+    pub fn kept_per_host(&self) -> Vec<usize> {
+        let mut kept = vec![0; self.hosts];
+        for shard in &self.shards {
+            kept[shard.host] += shard.kept_tokens();
+        }
+        kept
+    }
 }
 
 /// One phase-1 forward pass.
@@ -54,7 +105,6 @@ impl Shard {
 
 /// Attention inside one phase-1 pass.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub enum LocalAttention {
     /// Every row sees itself and all rows before it.
     Causal,
@@ -62,7 +112,6 @@ pub enum LocalAttention {
 
 /// What shards send each other between the layers of phase 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub enum Exchange {
     /// Nothing: a shard depends on its input alone and can be encoded anywhere, again.
     None,

@@ -1,0 +1,36 @@
+//! Exact causal attention: the whole context as one shard on one host. The baseline every method is measured against.
+
+use serde::{Deserialize, Serialize};
+
+use super::Method;
+use crate::{Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard};
+
+/// Dense attention has no sizes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DenseConfig {}
+
+impl Method for DenseConfig {
+    fn name(&self) -> &'static str {
+        "dense"
+    }
+
+    fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
+        let tokens = request.context.len();
+        let shard = Shard {
+            block: 0,
+            host: 0,
+            input_ids: request.context.to_vec(),
+            position_ids: (0..tokens as u32).collect(),
+            keep_from: 0,
+            attention: LocalAttention::Causal,
+        };
+        Ok(Plan {
+            context_tokens: tokens,
+            hosts: 1,
+            shards: vec![shard],
+            exchange: Exchange::None,
+            query_start: tokens as u32,
+        })
+    }
+}
