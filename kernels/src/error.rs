@@ -28,10 +28,43 @@ pub enum KernelError {
     Unsupported {
         /// The kernel set named.
         wanted: &'static str,
-        /// The processor features it needs.
+        /// What they need.
         needs: &'static str,
+    },
+    /// A name that is no kernel set.
+    #[error("no kernels are called \"{got}\"; choose auto, portable, avx2, avx512 or amx")]
+    UnknownKernels {
+        /// The name given.
+        got: String,
+    },
+    /// The pool's threads could not be started.
+    #[error("cannot start {threads} compute threads: {cause}; ask for fewer")]
+    Threads {
+        /// Threads asked for.
+        threads: usize,
+        /// What the system said.
+        cause: String,
     },
     /// The tensor library failed.
     #[error("tensor library: {0}")]
     Tensor(#[from] candle_core::Error),
+}
+
+impl KernelError {
+    /// A short, stable name for metric labels and replies.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Shape { .. } => "kernel_shape",
+            Self::DType { .. } => "kernel_dtype",
+            Self::Unsupported { .. } => "kernel_unsupported",
+            Self::UnknownKernels { .. } => "kernel_unknown",
+            Self::Threads { .. } => "kernel_threads",
+            Self::Tensor(_) => "kernel_tensor",
+        }
+    }
+
+    pub(crate) fn shape(operation: &'static str, expected: impl Into<String>, got: &[&[usize]]) -> Self {
+        let got = got.iter().map(|s| format!("{s:?}")).collect::<Vec<_>>().join(", ");
+        Self::Shape { operation, expected: expected.into(), got }
+    }
 }

@@ -9,5 +9,5 @@ mod error;
 pub mod reference;
 
 pub use backend::{Backend, DType, Heads, HostTensor, Mask, Partial};
-pub use cpu::Cpu;
+pub use cpu::{Cpu, CpuOptions, KernelChoice};
 pub use error::KernelError;

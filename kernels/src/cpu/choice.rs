@@ -1,0 +1,103 @@
+//! Which instructions the CPU kernels use: what the configuration asks for, resolved against what the processor has.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{DType, KernelError};
+
+/// Kernels as configured. `Auto` takes the fastest that the processor and the compute type allow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KernelChoice {
+    /// AMX for bf16, else AVX-512, AVX2, portable, in this order.
+    #[default]
+    Auto,
+    /// Plain Rust, any processor.
+    Portable,
+    /// 256-bit vectors.
+    Avx2,
+    /// 512-bit vectors.
+    Avx512,
+    /// Tile products in bf16.
+    Amx,
+}
+
+impl KernelChoice {
+    /// The name used in configuration files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Amx => "amx",
+        }
+    }
+}
+
+impl fmt::Display for KernelChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for KernelChoice {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Self, KernelError> {
+        [Self::Auto, Self::Portable, Self::Avx2, Self::Avx512, Self::Amx]
+            .into_iter()
+            .find(|choice| choice.name() == name)
+            .ok_or_else(|| KernelError::UnknownKernels { got: name.into() })
+    }
+}
+
+/// Kernels as they will run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KernelSet {
+    Portable,
+    Avx2,
+    Avx512,
+    Amx,
+}
+
+impl KernelSet {
+    pub(super) fn resolve(choice: KernelChoice, dtype: DType) -> Result<Self, KernelError> {
+        let fastest_first = [Self::Amx, Self::Avx512, Self::Avx2, Self::Portable];
+        let wanted = match choice {
+            KernelChoice::Auto => {
+                let set = fastest_first.into_iter().find(|set| set.available(dtype));
+                return Ok(set.expect("the portable kernels run anywhere"));
+            }
+            KernelChoice::Portable => Self::Portable,
+            KernelChoice::Avx2 => Self::Avx2,
+            KernelChoice::Avx512 => Self::Avx512,
+            KernelChoice::Amx => Self::Amx,
+        };
+        let needs = match wanted {
+            Self::Portable => "nothing",
+            Self::Avx2 => "AVX2 and FMA",
+            Self::Avx512 => "AVX-512F",
+            Self::Amx => "AMX-BF16 with compute type bf16",
+        };
+        if wanted.available(dtype) {
+            Ok(wanted)
+        } else {
+            Err(KernelError::Unsupported { wanted: choice.name(), needs })
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn available(self, _dtype: DType) -> bool {
+        match self {
+            Self::Portable => true,
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Avx512 => is_x86_feature_detected!("avx512f"),
+            Self::Amx => false,
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn available(self, _dtype: DType) -> bool {
+        self == Self::Portable
+    }
+}
