@@ -3,6 +3,9 @@
 
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
+use thiserror::Error;
+
+use crate::codec;
 
 /// Version of header and messages; peers of another version are refused.
 pub const PROTOCOL_VERSION: u16 = 1;
@@ -10,6 +13,8 @@ pub const PROTOCOL_VERSION: u16 = 1;
 pub const MAX_META_BYTES: usize = 64 << 20;
 /// Largest payload accepted from a peer.
 pub const MAX_PAYLOAD_BYTES: usize = 256 << 20;
+/// Alignment of payloads, on the wire from the frame's start and in memory.
+pub const PAYLOAD_ALIGNMENT: usize = 64;
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +61,7 @@ pub struct FrameHeader {
 }
 
 /// A frame as sent or as received. `meta` is an rkyv archive on an aligned buffer, to be read by validated `rkyv::access`
-/// only; `payload` starts at an address divisible by 64.
+/// only; a received `payload` starts at an address divisible by 64, a sent one may start anywhere.
 #[derive(Clone, Debug)]
 pub struct Frame {
     /// Addressing.
@@ -65,4 +70,106 @@ pub struct Frame {
     pub meta: AlignedVec,
     /// Raw tensor bytes; may be empty.
     pub payload: Bytes,
+}
+
+impl Frame {
+    /// A frame of any kind.
+    pub fn new(header: FrameHeader, meta: AlignedVec, payload: Bytes) -> Self {
+        Self { header, meta, payload }
+    }
+
+    /// A control message: an archived meta, addressed to no job, without payload.
+    pub fn control(meta: AlignedVec) -> Self {
+        let header = FrameHeader {
+            kind: FrameKind::Control,
+            job: 0,
+            shard_set: 0,
+            layer: 0,
+            step: 0,
+            rows: 0,
+            payload_type: PayloadType::None,
+        };
+        Self::new(header, meta, Bytes::new())
+    }
+
+    /// Bytes this frame takes on the wire.
+    pub fn wire_bytes(&self) -> usize {
+        codec::wire_bytes(self.meta.len(), self.payload.len())
+    }
+}
+
+/// Why a frame was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum FrameError {
+    /// The bytes are not a frame.
+    #[error("not a frame: it starts with {got:02x?}; the peer is no asterism host or its stream lost its place")]
+    Magic {
+        /// The first four bytes.
+        got: [u8; 4],
+    },
+    /// The frame is of another protocol version.
+    #[error("frame of protocol version {got}, expected {expected}; run the same version of asterism on every host")]
+    Version {
+        /// The version of the frame.
+        got: u16,
+        /// The version spoken here.
+        expected: u16,
+    },
+    /// The frame is of a kind this version does not know.
+    #[error("frame of unknown kind {got}; run the same version of asterism on every host")]
+    Kind {
+        /// The kind's number.
+        got: u8,
+    },
+    /// The payload is of a type this version does not know.
+    #[error("payload of unknown type {got}; run the same version of asterism on every host")]
+    PayloadType {
+        /// The type's number.
+        got: u8,
+    },
+    /// Bytes that must be zero are not.
+    #[error("{field} of the frame must be zero; the peer is faulty or of another version")]
+    NotZero {
+        /// Which bytes.
+        field: &'static str,
+    },
+    /// Meta or payload is larger than any peer accepts.
+    #[error("{part} of {got} bytes is over the limit of {max}; send it in several frames")]
+    TooLarge {
+        /// `meta` or `payload`.
+        part: &'static str,
+        /// Its length.
+        got: u64,
+        /// The limit.
+        max: usize,
+    },
+    /// The payload's length contradicts its type.
+    #[error(
+        "payload of {got} bytes does not hold whole elements of type {payload_type:?}; the sender set a wrong type"
+    )]
+    PayloadLength {
+        /// Type named by the header.
+        payload_type: PayloadType,
+        /// Length of the payload in bytes.
+        got: u64,
+    },
+    /// The stream ended inside a frame.
+    #[error("the stream ended inside a frame; the peer stopped while sending")]
+    Truncated,
+}
+
+impl FrameError {
+    /// A stable word for metric labels and messages.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Magic { .. } => "frame_magic",
+            Self::Version { .. } => "frame_version",
+            Self::Kind { .. } => "frame_kind",
+            Self::PayloadType { .. } => "frame_payload_type",
+            Self::NotZero { .. } => "frame_not_zero",
+            Self::TooLarge { .. } => "frame_too_large",
+            Self::PayloadLength { .. } => "frame_payload_length",
+            Self::Truncated => "frame_truncated",
+        }
+    }
 }

@@ -4,15 +4,18 @@
 //! two-way sequence of [`Frame`]s within a link. `quic` and `local` implement them; one suite of tests runs over both.
 
 pub mod certificates;
+mod codec;
 mod error;
 mod frame;
 pub mod local;
-pub mod quic;
 
 use std::{net::SocketAddr, sync::Arc};
 
 pub use error::TransportError;
-pub use frame::{Frame, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, PayloadType};
+pub use frame::{
+    Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT, PROTOCOL_VERSION,
+    PayloadType,
+};
 use futures_util::future::BoxFuture;
 
 /// Listens for peers and connects to them.
@@ -25,9 +28,13 @@ pub trait Transport: Send + Sync + 'static {
     fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>>;
     /// Stops listening and closes every link.
     fn close(&self);
+    /// After `close`: completes once every peer has been told, or cannot be. A process that ends earlier leaves its peers
+    /// to their idle timeout.
+    fn drained(&self) -> BoxFuture<'_, ()>;
 }
 
-/// One authenticated peer.
+/// One authenticated peer. It lives as long as it or one of its channels is held; closing it, or dropping the last of
+/// them, loses what is still under way, so let the peer answer first.
 pub trait Link: Send + Sync + 'static {
     /// The peer's address.
     fn peer_address(&self) -> SocketAddr;
@@ -53,13 +60,14 @@ pub struct Channel {
 
 /// The sending half of a channel.
 pub trait FrameSender: Send {
-    /// Sends one frame; waits while the peer's window is full.
+    /// Sends one frame; waits while the peer's window is full. Dropping the future leaves open whether the frame arrives; the
+    /// channel stays usable. Dropping the sender ends the peer's receiving half in order.
     fn send(&mut self, frame: Frame) -> BoxFuture<'_, Result<(), TransportError>>;
 }
 
 /// The receiving half of a channel.
 pub trait FrameReceiver: Send {
-    /// The next frame; `None` when the peer finished its half.
+    /// The next frame; `None` when the peer finished its half. Dropping the future loses nothing.
     fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>>;
 }
 
@@ -78,4 +86,5 @@ pub trait Observer: Send + Sync + 'static {
 
 /// An observer that counts nothing.
 pub struct NoObserver;
+
 impl Observer for NoObserver {}

@@ -1,0 +1,225 @@
+//! Frames to bytes and back. Knows no socket and no clock, and never panics on what a peer sent.
+//!
+//! On the wire, offsets from the start of the frame:
+//!
+//! | bytes | field | bytes | field |
+//! |---|---|---|---|
+//! | 0..4 | magic `ASTR` | 24..28 | step |
+//! | 4..6 | protocol version | 28..32 | rows |
+//! | 6 | kind | 32..40 | meta length |
+//! | 7 | payload type | 40..48 | payload length |
+//! | 8..16 | job | 48..64 | zero |
+//! | 16..20 | shard set | 64.. | meta, zeros up to a multiple of 64, payload |
+//! | 20..24 | layer | | |
+
+use bytes::{Buf, Bytes};
+use rkyv::util::AlignedVec;
+
+use crate::frame::{
+    Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT, PROTOCOL_VERSION,
+    PayloadType,
+};
+
+const HEADER_BYTES: usize = 64;
+const MAGIC: [u8; 4] = *b"ASTR";
+const ZEROS: [u8; PAYLOAD_ALIGNMENT] = [0; PAYLOAD_ALIGNMENT];
+
+/// The frame in wire order: header, meta, padding, payload. Meta and payload are moved, not copied.
+pub(crate) fn encode(frame: Frame) -> Result<[Bytes; 4], FrameError> {
+    check(&frame)?;
+    let header = encode_header(&frame.header, frame.meta.len(), frame.payload.len());
+    let padding = Bytes::from_static(&ZEROS[..padding(frame.meta.len(), frame.payload.len())]);
+    let meta = if frame.meta.is_empty() { Bytes::new() } else { Bytes::from_owner(frame.meta) };
+    Ok([Bytes::copy_from_slice(&header), meta, padding, frame.payload])
+}
+
+/// Refuses what no peer would accept.
+pub(crate) fn check(frame: &Frame) -> Result<(), FrameError> {
+    check_lengths(frame.header.payload_type, frame.meta.len() as u64, frame.payload.len() as u64).map(drop)
+}
+
+/// Bytes a frame takes on the wire.
+pub(crate) fn wire_bytes(meta: usize, payload: usize) -> usize {
+    HEADER_BYTES + meta + padding(meta, payload) + payload
+}
+
+/// Turns the chunks of a byte stream back into frames. Keeps at most one frame.
+pub(crate) struct FrameDecoder {
+    header: [u8; HEADER_BYTES],
+    filled: usize,
+    body: Option<Body>,
+}
+
+struct Body {
+    header: FrameHeader,
+    lengths: Lengths,
+    meta: AlignedVec,
+    padding_left: usize,
+    payload: AlignedVec<PAYLOAD_ALIGNMENT>,
+}
+
+#[derive(Clone, Copy)]
+struct Lengths {
+    meta: usize,
+    payload: usize,
+}
+
+impl FrameDecoder {
+    pub(crate) fn new() -> Self {
+        Self { header: [0; HEADER_BYTES], filled: 0, body: None }
+    }
+
+    /// Whether the stream may end here.
+    pub(crate) fn is_between_frames(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// Takes bytes from `input` until a frame is whole or `input` is empty. After an error the stream has lost its place.
+    pub(crate) fn decode(&mut self, input: &mut Bytes) -> Result<Option<Frame>, FrameError> {
+        let mut body = match self.body.take() {
+            Some(body) => body,
+            None => {
+                let taken = input.len().min(HEADER_BYTES - self.filled);
+                input.copy_to_slice(&mut self.header[self.filled..self.filled + taken]);
+                self.filled += taken;
+                if self.filled < HEADER_BYTES {
+                    return Ok(None);
+                }
+                Body::new(&self.header)?
+            }
+        };
+        if !body.fill(input)? {
+            self.body = Some(body);
+            return Ok(None);
+        }
+        self.filled = 0;
+        Ok(Some(body.into_frame()))
+    }
+}
+
+impl Body {
+    fn new(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let (header, lengths) = decode_header(bytes)?;
+        // Capacity is reserved once and becomes resident only as bytes arrive, so a lying header costs its sender more.
+        Ok(Self {
+            header,
+            lengths,
+            meta: AlignedVec::with_capacity(lengths.meta),
+            padding_left: padding(lengths.meta, lengths.payload),
+            payload: AlignedVec::with_capacity(lengths.payload),
+        })
+    }
+
+    /// Whether the frame is whole.
+    fn fill(&mut self, input: &mut Bytes) -> Result<bool, FrameError> {
+        let meta = input.split_to(input.len().min(self.lengths.meta - self.meta.len()));
+        self.meta.extend_from_slice(&meta);
+        let padding = input.split_to(input.len().min(self.padding_left));
+        self.padding_left -= padding.len();
+        if padding.iter().any(|byte| *byte != 0) {
+            return Err(FrameError::NotZero { field: "padding" });
+        }
+        let payload = input.split_to(input.len().min(self.lengths.payload - self.payload.len()));
+        self.payload.extend_from_slice(&payload);
+        Ok(self.meta.len() == self.lengths.meta && self.payload.len() == self.lengths.payload)
+    }
+
+    fn into_frame(self) -> Frame {
+        let payload = if self.payload.is_empty() { Bytes::new() } else { Bytes::from_owner(self.payload) };
+        Frame::new(self.header, self.meta, payload)
+    }
+}
+
+/// `bytes` at an address divisible by 64: itself where it is, else a copy.
+pub(crate) fn align(bytes: Bytes) -> Bytes {
+    if bytes.as_ptr().addr().is_multiple_of(PAYLOAD_ALIGNMENT) || bytes.is_empty() {
+        return bytes;
+    }
+    let mut aligned = AlignedVec::<PAYLOAD_ALIGNMENT>::with_capacity(bytes.len());
+    aligned.extend_from_slice(&bytes);
+    Bytes::from_owner(aligned)
+}
+
+/// Zeros between meta and payload; none where there is no payload.
+fn padding(meta: usize, payload: usize) -> usize {
+    if payload == 0 { 0 } else { (HEADER_BYTES + meta).next_multiple_of(PAYLOAD_ALIGNMENT) - HEADER_BYTES - meta }
+}
+
+fn encode_header(header: &FrameHeader, meta: usize, payload: usize) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[0..4].copy_from_slice(&MAGIC);
+    bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    bytes[6] = header.kind as u8;
+    bytes[7] = header.payload_type as u8;
+    bytes[8..16].copy_from_slice(&header.job.to_le_bytes());
+    bytes[16..20].copy_from_slice(&header.shard_set.to_le_bytes());
+    bytes[20..24].copy_from_slice(&header.layer.to_le_bytes());
+    bytes[24..28].copy_from_slice(&header.step.to_le_bytes());
+    bytes[28..32].copy_from_slice(&header.rows.to_le_bytes());
+    bytes[32..40].copy_from_slice(&(meta as u64).to_le_bytes());
+    bytes[40..48].copy_from_slice(&(payload as u64).to_le_bytes());
+    bytes
+}
+
+fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, Lengths), FrameError> {
+    let mut rest = &bytes[..];
+    let mut magic = [0; 4];
+    rest.copy_to_slice(&mut magic);
+    if magic != MAGIC {
+        return Err(FrameError::Magic { got: magic });
+    }
+    let version = rest.get_u16_le();
+    if version != PROTOCOL_VERSION {
+        return Err(FrameError::Version { got: version, expected: PROTOCOL_VERSION });
+    }
+    let header = FrameHeader {
+        kind: decode_kind(rest.get_u8())?,
+        payload_type: decode_payload_type(rest.get_u8())?,
+        job: rest.get_u64_le(),
+        shard_set: rest.get_u32_le(),
+        layer: rest.get_u32_le(),
+        step: rest.get_u32_le(),
+        rows: rest.get_u32_le(),
+    };
+    let lengths = check_lengths(header.payload_type, rest.get_u64_le(), rest.get_u64_le())?;
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(FrameError::NotZero { field: "the end of the header" });
+    }
+    Ok((header, lengths))
+}
+
+fn decode_kind(got: u8) -> Result<FrameKind, FrameError> {
+    match got {
+        1 => Ok(FrameKind::Control),
+        2 => Ok(FrameKind::Query),
+        3 => Ok(FrameKind::Partials),
+        _ => Err(FrameError::Kind { got }),
+    }
+}
+
+fn decode_payload_type(got: u8) -> Result<PayloadType, FrameError> {
+    match got {
+        0 => Ok(PayloadType::None),
+        1 => Ok(PayloadType::F32),
+        2 => Ok(PayloadType::Bf16),
+        _ => Err(FrameError::PayloadType { got }),
+    }
+}
+
+fn check_lengths(payload_type: PayloadType, meta: u64, payload: u64) -> Result<Lengths, FrameError> {
+    if meta > MAX_META_BYTES as u64 {
+        return Err(FrameError::TooLarge { part: "meta", got: meta, max: MAX_META_BYTES });
+    }
+    if payload > MAX_PAYLOAD_BYTES as u64 {
+        return Err(FrameError::TooLarge { part: "payload", got: payload, max: MAX_PAYLOAD_BYTES });
+    }
+    let whole = match payload_type {
+        PayloadType::None => payload == 0,
+        PayloadType::F32 => payload.is_multiple_of(4),
+        PayloadType::Bf16 => payload.is_multiple_of(2),
+    };
+    if !whole {
+        return Err(FrameError::PayloadLength { payload_type, got: payload });
+    }
+    Ok(Lengths { meta: meta as usize, payload: payload as usize })
+}

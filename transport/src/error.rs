@@ -1,0 +1,109 @@
+//! What can go wrong between two hosts, each with its cause and remedy. It decides nothing about recovery.
+
+use std::net::SocketAddr;
+
+use thiserror::Error;
+
+use crate::{PROTOCOL_VERSION, certificates::CertificateError, frame::FrameError};
+
+/// Why a transport, link or channel cannot go on. Cheap to clone: every channel of a lost link reports the same cause.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum TransportError {
+    /// The address to listen on cannot be had.
+    #[error("cannot listen on {address}: {cause}; choose a free address of this machine")]
+    Bind {
+        /// The address asked for.
+        address: SocketAddr,
+        /// The system's words.
+        cause: String,
+    },
+    /// One side does not trust the other's certificate.
+    #[error(
+        "{peer} and this host do not trust each other's certificates: {cause}; both need certificates of the same \
+         cluster's CA (`asterism cert init`)"
+    )]
+    Certificate {
+        /// The peer.
+        peer: SocketAddr,
+        /// What TLS objected to.
+        cause: String,
+    },
+    /// The peer speaks another version of the protocol.
+    #[error("{peer} does not speak protocol version {expected}; run the same version of asterism on every host")]
+    ProtocolVersion {
+        /// The peer.
+        peer: SocketAddr,
+        /// The version spoken here.
+        expected: u16,
+    },
+    /// The handshake failed for a reason other than certificates and version.
+    #[error("handshake with {peer} failed: {cause}; check that it is an asterism host of this cluster")]
+    Handshake {
+        /// The peer.
+        peer: SocketAddr,
+        /// The protocol's words.
+        cause: String,
+    },
+    /// Nobody answers at the address.
+    #[error(
+        "{address} cannot be reached: {cause}; check that the host runs and that the address and firewall are right"
+    )]
+    Unreachable {
+        /// The address asked for.
+        address: SocketAddr,
+        /// What was observed.
+        cause: String,
+    },
+    /// A peer that was connected fell silent for longer than the idle timeout.
+    #[error("{peer} fell silent for longer than the idle timeout; it or its network is down")]
+    TimedOut {
+        /// The peer.
+        peer: SocketAddr,
+    },
+    /// One side closed the link, or the peer's process ended in good order.
+    #[error("link to {peer} closed: {reason}")]
+    Closed {
+        /// The peer.
+        peer: SocketAddr,
+        /// The words given to `close`.
+        reason: String,
+    },
+    /// The peer dropped its half of this channel; the link lives on.
+    #[error("{peer} gave up this channel; the link is intact, open another")]
+    ChannelClosed {
+        /// The peer.
+        peer: SocketAddr,
+    },
+    /// The transport itself was closed.
+    #[error("this transport is closed; bind a new one")]
+    TransportClosed,
+    /// A frame was refused, on its way out or in.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// This host's own certificates are not usable.
+    #[error(transparent)]
+    Credentials(#[from] CertificateError),
+}
+
+impl TransportError {
+    /// A stable word for metric labels and messages.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Bind { .. } => "bind",
+            Self::Certificate { .. } => "certificate",
+            Self::ProtocolVersion { .. } => "protocol_version",
+            Self::Handshake { .. } => "handshake",
+            Self::Unreachable { .. } => "unreachable",
+            Self::TimedOut { .. } => "timed_out",
+            Self::Closed { .. } => "closed",
+            Self::ChannelClosed { .. } => "channel_closed",
+            Self::TransportClosed => "transport_closed",
+            Self::Frame(error) => error.code(),
+            Self::Credentials(error) => error.code(),
+        }
+    }
+
+    pub(crate) fn protocol_version(peer: SocketAddr) -> Self {
+        Self::ProtocolVersion { peer, expected: PROTOCOL_VERSION }
+    }
+}

@@ -1,0 +1,344 @@
+//! Links within one process, for tests and single-process clusters. Nothing is encrypted, authenticated or serialized.
+//!
+//! It keeps the rules of a network transport: bounded queues, no channel before its first frame, limits on frame sizes,
+//! aligned payloads, and a closed link loses what was under way.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
+
+use crate::{Channel, Frame, FrameReceiver, FrameSender, Link, Observer, Transport, TransportError, codec};
+
+/// Frames that wait in one direction of a channel before `send` waits.
+const FRAMES_IN_FLIGHT: usize = 16;
+/// Channels opened but not yet accepted before `open` waits.
+const CHANNELS_IN_FLIGHT: usize = 256;
+/// Links connected but not yet accepted before `connect` waits.
+const LINKS_IN_FLIGHT: usize = 256;
+const FIRST_PORT: u16 = 49152;
+const TRANSPORT_CLOSED: &str = "the transport was closed";
+
+/// An address space shared by the transports of one process. Clones are the same network; separate networks never meet.
+#[derive(Clone, Default)]
+pub struct LocalNetwork {
+    endpoints: Arc<Mutex<HashMap<SocketAddr, Arc<Endpoint>>>>,
+}
+
+impl LocalNetwork {
+    /// An empty network.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A transport at `address`, which need not exist outside this network; port 0 takes a free one.
+    pub fn bind(&self, mut address: SocketAddr, observer: Arc<dyn Observer>) -> Result<LocalTransport, TransportError> {
+        let mut endpoints = lock(&self.endpoints);
+        let in_use = |cause: &str| TransportError::Bind { address, cause: cause.into() };
+        if address.port() == 0 {
+            let ports = (FIRST_PORT..=u16::MAX).chain(1..FIRST_PORT);
+            let mut free = ports.filter(|port| !endpoints.contains_key(&SocketAddr::new(address.ip(), *port)));
+            let port = free.next().ok_or_else(|| in_use("every port is in use"))?;
+            address.set_port(port);
+        } else if endpoints.contains_key(&address) {
+            return Err(in_use("the address is in use"));
+        }
+        let (sender, receiver) = mpsc::channel(LINKS_IN_FLIGHT);
+        let closed = watch::Sender::new(false);
+        let endpoint = Arc::new(Endpoint { address, observer, incoming: sender, sides: Mutex::default(), closed });
+        endpoints.insert(address, endpoint.clone());
+        Ok(LocalTransport { network: self.clone(), endpoint, incoming: AsyncMutex::new(receiver) })
+    }
+}
+
+/// One address of a [`LocalNetwork`]. Dropping it closes it.
+pub struct LocalTransport {
+    network: LocalNetwork,
+    endpoint: Arc<Endpoint>,
+    incoming: AsyncMutex<mpsc::Receiver<Arc<dyn Link>>>,
+}
+
+impl LocalTransport {
+    async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
+        if *self.endpoint.closed.borrow() {
+            return Err(TransportError::TransportClosed);
+        }
+        let unreachable = || TransportError::Unreachable { address, cause: "nothing listens there".into() };
+        let peer = lock(&self.network.endpoints).get(&address).cloned().ok_or_else(unreachable)?;
+        let permit = tokio::select! {
+            biased;
+            () = peer.closed() => return Err(unreachable()),
+            () = self.endpoint.closed() => return Err(TransportError::TransportClosed),
+            permit = peer.incoming.reserve() => permit.map_err(|_| unreachable())?,
+        };
+        let connection = Arc::new(Connection { closed: watch::Sender::new(None) });
+        let (to_peer, from_here) = mpsc::channel(CHANNELS_IN_FLIGHT);
+        let (to_here, from_peer) = mpsc::channel(CHANNELS_IN_FLIGHT);
+        let near = LocalLink::new(self.endpoint.join(&connection, address), to_peer, from_peer);
+        let far = LocalLink::new(peer.join(&connection, self.endpoint.address), to_here, from_here);
+        permit.send(Arc::new(far));
+        Ok(Arc::new(near))
+    }
+}
+
+impl Transport for LocalTransport {
+    fn local_address(&self) -> SocketAddr {
+        self.endpoint.address
+    }
+
+    fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {
+        Box::pin(self.connect_to(address))
+    }
+
+    fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>> {
+        Box::pin(async {
+            let mut incoming = self.incoming.lock().await;
+            tokio::select! {
+                biased;
+                () = self.endpoint.closed() => None,
+                link = incoming.recv() => link,
+            }
+        })
+    }
+
+    fn close(&self) {
+        lock(&self.network.endpoints).retain(|_, endpoint| !Arc::ptr_eq(endpoint, &self.endpoint));
+        self.endpoint.closed.send_replace(true);
+        for side in lock(&self.endpoint.sides).drain(..).filter_map(|side| side.upgrade()) {
+            side.connection.close(TRANSPORT_CLOSED);
+        }
+    }
+
+    fn drained(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+impl Drop for LocalTransport {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// What others see of a transport.
+struct Endpoint {
+    address: SocketAddr,
+    observer: Arc<dyn Observer>,
+    incoming: mpsc::Sender<Arc<dyn Link>>,
+    sides: Mutex<Vec<Weak<Side>>>,
+    closed: watch::Sender<bool>,
+}
+
+impl Endpoint {
+    async fn closed(&self) {
+        let waited = self.closed.subscribe().wait_for(|closed| *closed).await.map(drop);
+        waited.expect("the sender outlives this borrow");
+    }
+
+    /// This endpoint's side of a new connection.
+    fn join(&self, connection: &Arc<Connection>, peer: SocketAddr) -> Arc<Side> {
+        let side = Arc::new(Side { peer, connection: connection.clone(), observer: self.observer.clone() });
+        let mut sides = lock(&self.sides);
+        sides.retain(|side| side.strong_count() > 0);
+        sides.push(Arc::downgrade(&side));
+        if *self.closed.borrow() {
+            connection.close(TRANSPORT_CLOSED);
+        }
+        side
+    }
+}
+
+/// What both sides of a link share.
+struct Connection {
+    closed: watch::Sender<Option<String>>,
+}
+
+impl Connection {
+    /// The first reason stands.
+    fn close(&self, reason: &str) {
+        self.closed.send_if_modified(|closed| {
+            let first = closed.is_none();
+            closed.get_or_insert_with(|| reason.into());
+            first
+        });
+    }
+}
+
+/// One side of a link, held by the link and its channels; the link ends with its last holder.
+struct Side {
+    peer: SocketAddr,
+    connection: Arc<Connection>,
+    observer: Arc<dyn Observer>,
+}
+
+impl Side {
+    async fn closed(&self) -> TransportError {
+        let mut closed = self.connection.closed.subscribe();
+        let reason = closed.wait_for(Option::is_some).await.expect("the sender outlives this borrow").clone();
+        TransportError::Closed { peer: self.peer, reason: reason.unwrap_or_default() }
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.connection.close("the peer dropped the link");
+    }
+}
+
+/// One side's ends of a channel's two queues.
+struct Ends {
+    outgoing: mpsc::Sender<Frame>,
+    incoming: mpsc::Receiver<Frame>,
+}
+
+impl Ends {
+    fn pair() -> (Self, Self) {
+        let (near_sender, far_receiver) = mpsc::channel(FRAMES_IN_FLIGHT);
+        let (far_sender, near_receiver) = mpsc::channel(FRAMES_IN_FLIGHT);
+        let near = Self { outgoing: near_sender, incoming: near_receiver };
+        (near, Self { outgoing: far_sender, incoming: far_receiver })
+    }
+
+    fn into_channel(self, side: &Arc<Side>, announcement: Option<Announcement>) -> Channel {
+        let sender = LocalSender { side: side.clone(), outgoing: self.outgoing, announcement };
+        let receiver = LocalReceiver { side: side.clone(), incoming: self.incoming };
+        Channel { sender: Box::new(sender), receiver: Box::new(receiver) }
+    }
+}
+
+struct LocalLink {
+    side: Arc<Side>,
+    opened: mpsc::Sender<Ends>,
+    incoming: AsyncMutex<mpsc::Receiver<Ends>>,
+}
+
+impl LocalLink {
+    fn new(side: Arc<Side>, opened: mpsc::Sender<Ends>, incoming: mpsc::Receiver<Ends>) -> Self {
+        Self { side, opened, incoming: AsyncMutex::new(incoming) }
+    }
+}
+
+impl Link for LocalLink {
+    fn peer_address(&self) -> SocketAddr {
+        self.side.peer
+    }
+
+    fn peer_name(&self) -> Option<String> {
+        None
+    }
+
+    fn open(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
+        Box::pin(async {
+            let permit = tokio::select! {
+                biased;
+                error = self.side.closed() => return Err(error),
+                permit = self.opened.clone().reserve_owned() => permit,
+            };
+            let Ok(permit) = permit else { return Err(self.side.closed().await) };
+            let (near, far) = Ends::pair();
+            Ok(near.into_channel(&self.side, Some(Announcement { permit, ends: far })))
+        })
+    }
+
+    fn accept(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
+        Box::pin(async {
+            let mut incoming = self.incoming.lock().await;
+            let ends = tokio::select! {
+                biased;
+                error = self.side.closed() => return Err(error),
+                ends = incoming.recv() => ends,
+            };
+            match ends {
+                Some(ends) => Ok(ends.into_channel(&self.side, None)),
+                None => Err(self.side.closed().await),
+            }
+        })
+    }
+
+    fn close(&self, reason: &str) {
+        self.side.connection.close(reason);
+    }
+
+    fn closed(&self) -> BoxFuture<'_, TransportError> {
+        Box::pin(self.side.closed())
+    }
+}
+
+/// The peer's ends of a channel that it has not heard of yet, with the place kept for them in its queue.
+struct Announcement {
+    permit: mpsc::OwnedPermit<Ends>,
+    ends: Ends,
+}
+
+impl Announcement {
+    fn send(self) {
+        self.permit.send(self.ends);
+    }
+}
+
+struct LocalSender {
+    side: Arc<Side>,
+    outgoing: mpsc::Sender<Frame>,
+    announcement: Option<Announcement>,
+}
+
+impl FrameSender for LocalSender {
+    fn send(&mut self, mut frame: Frame) -> BoxFuture<'_, Result<(), TransportError>> {
+        Box::pin(async move {
+            codec::check(&frame)?;
+            frame.payload = codec::align(frame.payload);
+            let bytes = frame.wire_bytes();
+            if let Some(announcement) = self.announcement.take() {
+                announcement.send();
+            }
+            tokio::select! {
+                biased;
+                error = self.side.closed() => Err(error),
+                sent = self.outgoing.send(frame) => {
+                    sent.map_err(|_| TransportError::ChannelClosed { peer: self.side.peer })?;
+                    self.side.observer.bytes(true, bytes);
+                    Ok(())
+                }
+            }
+        })
+    }
+}
+
+impl Drop for LocalSender {
+    /// A channel given up unused still ends in order at the peer.
+    fn drop(&mut self) {
+        if let Some(announcement) = self.announcement.take() {
+            announcement.send();
+        }
+    }
+}
+
+struct LocalReceiver {
+    side: Arc<Side>,
+    incoming: mpsc::Receiver<Frame>,
+}
+
+impl FrameReceiver for LocalReceiver {
+    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
+        Box::pin(async {
+            let frame = tokio::select! {
+                biased;
+                error = self.side.closed() => return Err(error),
+                frame = self.incoming.recv() => frame,
+            };
+            if let Some(frame) = &frame {
+                self.side.observer.bytes(false, frame.wire_bytes());
+            }
+            Ok(frame)
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while holding these locks in a way that leaves their maps and lists inconsistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
