@@ -151,3 +151,48 @@ fn causal_pairs(tokens: usize) -> u64 {
     let tokens = tokens as u64;
     tokens * (tokens + 1) / 2
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Method, MethodConfig, PlanRequest, methods::StarConfig};
+
+    const LLAMA_8B: ModelShape = ModelShape {
+        layers: 32,
+        query_heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        hidden: 4096,
+        intermediate: 14336,
+        vocab: 128_256,
+        kv_bytes_per_element: 2,
+    };
+
+    fn cost(method: MethodConfig, hosts: usize) -> Cost {
+        let context = vec![0; 131_072];
+        Cost::of(&method.plan(&PlanRequest { context: &context, query: &[], hosts }).unwrap(), &LLAMA_8B)
+    }
+
+    /// `a` to three digits.
+    fn rounded(a: u64) -> String {
+        format!("{:.2e}", a as f64)
+    }
+
+    #[test]
+    fn llama_8b_at_128k() {
+        assert_eq!(LLAMA_8B.kv_bytes_per_token(), 128 * 1024);
+        let dense = cost(MethodConfig::Dense(Default::default()), 8);
+        assert_eq!(rounded(dense.dense_pairs / (32 * 32)), "8.59e9");
+        assert_eq!(dense.sparsity(), 0.0);
+        assert_eq!(rounded(dense.hosts[0].flops), "6.33e15");
+
+        let star = cost(MethodConfig::Star(StarConfig::default()), 8);
+        let critical = star.critical_host().unwrap();
+        assert_eq!(critical.linear_tokens, 32_768);
+        assert_eq!(rounded(critical.attention_pairs / (32 * 32)), "5.37e8");
+        assert_eq!(rounded(critical.flops), "7.39e14");
+        assert_eq!(critical.kv_bytes, 16_384 * 128 * 1024);
+        // Per layer: a query of 8 KiB in, an output of 8 KiB and 32 log-sum-exps back.
+        assert_eq!(critical.step_bytes_per_token, 32 * (8192 + 8192 + 128));
+    }
+}

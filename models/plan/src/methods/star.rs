@@ -216,3 +216,137 @@ fn positions(range: Range<usize>) -> impl Iterator<Item = u32> {
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(config: &StarConfig, tokens: u32, hosts: usize) -> Result<Plan, PlanError> {
+        let context: Vec<u32> = (100..100 + tokens).collect();
+        config.plan(&PlanRequest { context: &context, query: &[], hosts })
+    }
+
+    /// `host <- prefix ids @ positions | block ids @ positions`, one line a shard; ids and positions as runs.
+    fn drawn(plan: &Plan) -> String {
+        let runs = |ids: &[u32]| -> String {
+            ids.chunk_by(|a, b| a + 1 == *b)
+                .map(|run| format!("{}..={}", run[0], run[run.len() - 1]))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let side = |ids: &[u32], positions: &[u32]| format!("{} @ {}", runs(ids), runs(positions));
+        let line = |shard: &Shard| {
+            let (prefix, block) = shard.input_ids.split_at(shard.keep_from);
+            let (before, own) = shard.position_ids.split_at(shard.keep_from);
+            let prefix = if prefix.is_empty() { "-".to_owned() } else { side(prefix, before) };
+            format!("host {} <- {prefix} | {}\n", shard.host, side(block, own))
+        };
+        plan.shards.iter().map(line).collect::<String>() + &format!("query @ {}", plan.query_start)
+    }
+
+    #[test]
+    fn an_anchor_precedes_every_block_but_the_first() {
+        let star = StarConfig { block_tokens: Some(20), anchor_tokens: Some(8), ..StarConfig::default() };
+        insta::assert_snapshot!(drawn(&plan(&star, 70, 3).unwrap()), @"
+        host 0 <- - | 100..=119 @ 0..=19
+        host 0 <- 100..=107 @ 0..=7 | 120..=139 @ 20..=39
+        host 1 <- 100..=107 @ 0..=7 | 140..=159 @ 40..=59
+        host 2 <- 100..=107 @ 0..=7 | 160..=169 @ 60..=69
+        query @ 70
+        ");
+    }
+
+    #[test]
+    fn the_context_is_spread_evenly_when_no_block_is_given() {
+        insta::assert_snapshot!(drawn(&plan(&StarConfig::default(), 10, 4).unwrap()), @"
+        host 0 <- - | 100..=102 @ 0..=2
+        host 1 <- 100..=102 @ 0..=2 | 103..=105 @ 3..=5
+        host 2 <- 100..=102 @ 0..=2 | 106..=108 @ 6..=8
+        host 3 <- 100..=102 @ 0..=2 | 109..=109 @ 9..=9
+        query @ 10
+        ");
+    }
+
+    #[test]
+    fn idle_hosts_stay_idle() {
+        let star = StarConfig { block_tokens: Some(64), ..StarConfig::default() };
+        let plan = plan(&star, 45, 5).unwrap();
+        insta::assert_snapshot!(drawn(&plan), @"
+        host 0 <- - | 100..=144 @ 0..=44
+        query @ 45
+        ");
+        assert_eq!(plan.kept_per_host(), [45, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_block_before_as_anchor() {
+        let star = StarConfig {
+            block_tokens: Some(20),
+            anchor_tokens: Some(8),
+            anchor_position: AnchorPosition::Previous,
+            anchor_content: AnchorContent::Previous,
+        };
+        insta::assert_snapshot!(drawn(&plan(&star, 50, 3).unwrap()), @"
+        host 0 <- - | 100..=119 @ 0..=19
+        host 1 <- 100..=107 @ 0..=7 | 120..=139 @ 20..=39
+        host 2 <- 120..=127 @ 20..=27 | 140..=149 @ 40..=49
+        query @ 50
+        ");
+    }
+
+    #[test]
+    fn listed_contents_and_positions() {
+        let star = StarConfig {
+            block_tokens: Some(16),
+            anchor_tokens: Some(3),
+            anchor_position: AnchorPosition::Given(vec![vec![9, 2, 2], vec![0, 20, 31]]),
+            anchor_content: AnchorContent::Shuffled { permutation: vec![7, 0, 15] },
+        };
+        insta::assert_snapshot!(drawn(&plan(&star, 40, 3).unwrap()), @"
+        host 0 <- - | 100..=115 @ 0..=15
+        host 1 <- 107..=107 100..=100 115..=115 @ 9..=9 2..=2 2..=2 | 116..=131 @ 16..=31
+        host 2 <- 107..=107 100..=100 115..=115 @ 0..=0 20..=20 31..=31 | 132..=139 @ 32..=39
+        query @ 40
+        ");
+    }
+
+    fn refusal(config: StarConfig) -> String {
+        let error = plan(&config, 100, 4).unwrap_err();
+        format!("{}: {error}", error.code())
+    }
+
+    #[test]
+    fn sizes_that_make_no_plan_say_what_to_do() {
+        let block = |block| StarConfig { block_tokens: Some(block), ..StarConfig::default() };
+        insta::assert_snapshot!(refusal(block(0)), @"block_size_invalid: block_tokens is 0; give at least 16, or leave it out for an even split over the hosts");
+        insta::assert_snapshot!(refusal(block(4)), @"block_size_invalid: a block of 4 tokens for a context of 100: did you mean 4k? Blocks hold at least 16 tokens");
+        insta::assert_snapshot!(refusal(StarConfig { anchor_tokens: Some(40), ..block(32) }), @"anchor_size_invalid: an anchor of 40 tokens is longer than a block of 32; lower anchor_tokens or raise block_tokens");
+        assert!(plan(&block(4), 4, 1).is_ok(), "a block may be tiny when the context is no larger");
+    }
+
+    #[test]
+    fn lists_that_do_not_fit_the_anchor_are_refused() {
+        let sized = || StarConfig { block_tokens: Some(40), anchor_tokens: Some(3), ..StarConfig::default() };
+        let content = |anchor_content| StarConfig { anchor_content, ..sized() };
+        let shuffled = |permutation: &[usize]| content(AnchorContent::Shuffled { permutation: permutation.to_vec() });
+        let given = |lists| StarConfig { anchor_position: AnchorPosition::Given(lists), ..sized() };
+        let refusals = [
+            shuffled(&[0, 1]),
+            shuffled(&[0, 1, 40]),
+            shuffled(&[0, 1, 1]),
+            content(AnchorContent::Random { tokens: vec![5] }),
+            given(vec![vec![0, 1, 2]]),
+            given(vec![vec![0, 1, 2], vec![0, 1]]),
+            given(vec![vec![0, 1, 40], vec![0, 1, 2]]),
+        ];
+        insta::assert_snapshot!(refusals.map(refusal).join("\n"), @"
+        anchor_list_invalid: anchor_content.shuffled.permutation has 2 entries, the plan needs 3; give one per token of the anchor
+        anchor_list_invalid: anchor_content.shuffled.permutation holds 40, allowed are values below 40
+        anchor_list_invalid: permutation holds 1 twice; name each index at most once
+        anchor_list_invalid: anchor_content.random.tokens has 1 entries, the plan needs 3; give one per token of the anchor
+        anchor_list_invalid: anchor_position.given has 1 entries, the plan needs 2; give one list per block after the first
+        anchor_list_invalid: anchor_position.given has 2 entries, the plan needs 3; give one per token of the anchor
+        anchor_list_invalid: anchor_position.given holds 40, allowed are values below 40
+        ");
+    }
+}
