@@ -92,13 +92,15 @@ impl PlanError {
     /// A stable name for metric labels and HTTP.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::EmptyContext => "context_empty",
+            Self::EmptyContext => "empty_context",
             Self::NoHosts => "placement_impossible",
-            Self::ZeroBlock { .. } | Self::BlockTooSmall { .. } => "block_size_invalid",
-            Self::AnchorTooLong { .. } => "anchor_size_invalid",
-            Self::ListLength { .. } | Self::ListValue { .. } | Self::Repeated { .. } => "anchor_list_invalid",
-            Self::UnknownMethod { .. } => "method_unknown",
-            Self::Broken { .. } => "plan_broken",
+            Self::ZeroBlock { .. } | Self::BlockTooSmall { .. } => "block_too_small",
+            Self::AnchorTooLong { .. }
+            | Self::ListLength { .. }
+            | Self::ListValue { .. }
+            | Self::Repeated { .. }
+            | Self::UnknownMethod { .. } => "invalid_method",
+            Self::Broken { .. } => "invalid_plan",
         }
     }
 }

@@ -318,9 +318,9 @@ mod tests {
     #[test]
     fn sizes_that_make_no_plan_say_what_to_do() {
         let block = |block| StarConfig { block_tokens: Some(block), ..StarConfig::default() };
-        insta::assert_snapshot!(refusal(block(0)), @"block_size_invalid: block_tokens is 0; give at least 16, or leave it out for an even split over the hosts");
-        insta::assert_snapshot!(refusal(block(4)), @"block_size_invalid: a block of 4 tokens for a context of 100: did you mean 4k? Blocks hold at least 16 tokens");
-        insta::assert_snapshot!(refusal(StarConfig { anchor_tokens: Some(40), ..block(32) }), @"anchor_size_invalid: an anchor of 40 tokens is longer than a block of 32; lower anchor_tokens or raise block_tokens");
+        insta::assert_snapshot!(refusal(block(0)), @"block_too_small: block_tokens is 0; give at least 16, or leave it out for an even split over the hosts");
+        insta::assert_snapshot!(refusal(block(4)), @"block_too_small: a block of 4 tokens for a context of 100: did you mean 4k? Blocks hold at least 16 tokens");
+        insta::assert_snapshot!(refusal(StarConfig { anchor_tokens: Some(40), ..block(32) }), @"invalid_method: an anchor of 40 tokens is longer than a block of 32; lower anchor_tokens or raise block_tokens");
         assert!(plan(&block(4), 4, 1).is_ok(), "a block may be tiny when the context is no larger");
     }
 
@@ -340,13 +340,13 @@ mod tests {
             given(vec![vec![0, 1, 40], vec![0, 1, 2]]),
         ];
         insta::assert_snapshot!(refusals.map(refusal).join("\n"), @"
-        anchor_list_invalid: anchor_content.shuffled.permutation has 2 entries, the plan needs 3; give one per token of the anchor
-        anchor_list_invalid: anchor_content.shuffled.permutation holds 40, allowed are values below 40
-        anchor_list_invalid: permutation holds 1 twice; name each index at most once
-        anchor_list_invalid: anchor_content.random.tokens has 1 entries, the plan needs 3; give one per token of the anchor
-        anchor_list_invalid: anchor_position.given has 1 entries, the plan needs 2; give one list per block after the first
-        anchor_list_invalid: anchor_position.given has 2 entries, the plan needs 3; give one per token of the anchor
-        anchor_list_invalid: anchor_position.given holds 40, allowed are values below 40
+        invalid_method: anchor_content.shuffled.permutation has 2 entries, the plan needs 3; give one per token of the anchor
+        invalid_method: anchor_content.shuffled.permutation holds 40, allowed are values below 40
+        invalid_method: permutation holds 1 twice; name each index at most once
+        invalid_method: anchor_content.random.tokens has 1 entries, the plan needs 3; give one per token of the anchor
+        invalid_method: anchor_position.given has 1 entries, the plan needs 2; give one list per block after the first
+        invalid_method: anchor_position.given has 2 entries, the plan needs 3; give one per token of the anchor
+        invalid_method: anchor_position.given holds 40, allowed are values below 40
         ");
     }
 }
