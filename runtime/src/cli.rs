@@ -1,0 +1,172 @@
+//! The command line as typed, and the way from it to one verb. What a verb does stands in `commands/`.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::{
+    commands::{bench, certificates, cluster, config, demo, evaluate, job, process},
+    error::{CliError, Exit},
+    globals::Globals,
+    output,
+};
+
+/// Inference over very long contexts on a cluster of hosts.
+#[derive(Debug, Parser)]
+#[command(name = "asterism", version, max_term_width = 100, disable_help_subcommand = true)]
+pub struct Cli {
+    /// Options of every verb.
+    #[command(flatten)]
+    pub global: GlobalArgs,
+    /// The verb.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// Options of every verb.
+#[derive(Args, Clone, Debug)]
+pub struct GlobalArgs {
+    /// Cluster file [default: cluster.toml here, if there is one]
+    #[arg(short = 'f', long = "file", global = true, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// What goes to standard output
+    #[arg(short = 'o', long = "output", global = true, value_enum, default_value_t = Format::Table)]
+    pub output: Format,
+    /// Admin API to talk to [default: the running cluster of the cluster file]
+    #[arg(long, global = true, env = "ASTERISM_SERVER", value_name = "URL", hide_env_values = true)]
+    pub server: Option<String>,
+    /// File whose first line is the admin API's token
+    #[arg(long, global = true, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Only results and errors
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// More of what happens, on standard error; twice for debugging
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Colour on terminals; NO_COLOR is honoured
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
+    pub color: ColorChoice,
+    /// Seconds to wait for an answer of the admin API
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub request_timeout: Duration,
+}
+
+/// What goes to standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    #[value(alias = "text")]
+    Table,
+    /// One JSON value
+    Json,
+    /// One JSON value a line
+    Jsonl,
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ColorChoice {
+    /// On terminals
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Print a cluster.toml to start from
+    Init(config::InitArgs),
+    /// Check a cluster file and show what it resolves to
+    Validate,
+    /// Start the cluster's processes of this machine and stay; Ctrl-C stops them
+    Up(cluster::UpArgs),
+    /// Stop the cluster
+    Down(cluster::DownArgs),
+    /// Show hosts and jobs
+    Status,
+    /// Ask questions about documents
+    #[command(subcommand)]
+    Job(job::JobVerb),
+    /// The cluster's certificates
+    #[command(subcommand)]
+    Cert(certificates::CertVerb),
+    /// What the cluster file can say
+    #[command(subcommand)]
+    Config(config::ConfigVerb),
+    /// Make question sets, and score the cluster's answers
+    Eval(evaluate::EvalArgs),
+    /// Time the model on this machine, without a cluster
+    #[command(subcommand)]
+    Bench(bench::BenchVerb),
+    /// Start the sample cluster, hide needles in a document, ask for them, show times, stop
+    Demo(demo::DemoArgs),
+    /// Show version and build
+    Version,
+    /// Run the supervisor and this machine's hosts, for service managers; `up` without the table
+    Supervisor(process::SupervisorArgs),
+    /// Run one host; started by `up`
+    #[command(hide = true)]
+    Host(process::HostArgs),
+}
+
+/// Parses the process's arguments and runs the verb.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let globals = match Globals::resolve(&cli.global) {
+        Ok(globals) => globals,
+        Err(error) => return output::fail(&error, false).into(),
+    };
+    match run(&globals, cli.verb) {
+        Ok(exit) => exit.into(),
+        Err(error) => output::fail(&error, globals.color_stderr).into(),
+    }
+}
+
+fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
+    match verb {
+        Verb::Init(args) => config::init(&args),
+        Verb::Validate => config::validate(globals),
+        Verb::Up(args) => cluster::up(globals, &args),
+        Verb::Down(args) => cluster::down(globals, &args),
+        Verb::Status => cluster::status(globals),
+        Verb::Job(verb) => job::run(globals, verb),
+        Verb::Cert(verb) => certificates::run(globals, verb),
+        Verb::Config(verb) => config::run(verb),
+        Verb::Eval(args) => evaluate::run(globals, args),
+        Verb::Bench(verb) => bench::run(globals, verb),
+        Verb::Demo(args) => demo::run(globals, &args),
+        Verb::Version => config::version(globals),
+        Verb::Supervisor(args) => process::supervisor(globals, &args),
+        Verb::Host(args) => process::host(globals, &args),
+    }
+}
+
+/// A duration typed in seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
+    Duration::try_from_secs_f64(value).map_err(|_| format!("'{text}' is not a number of seconds"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn global_options_may_follow_the_verb() {
+        let cli = Cli::try_parse_from(["asterism", "status", "-o", "json", "-f", "x.toml"]).unwrap();
+        assert_eq!(cli.global.output, Format::Json);
+        assert_eq!(cli.global.file.as_deref(), Some(std::path::Path::new("x.toml")));
+        let text = Cli::try_parse_from(["asterism", "job", "result", "a", "-o", "text"]).unwrap();
+        assert_eq!(text.global.output, Format::Table);
+    }
+}

@@ -1,0 +1,466 @@
+//! The cluster as it will run: every default filled in, every name resolved, contradictions refused. Starts nothing.
+
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use asterism_plan::{Method, MethodConfig, PlanError, PlanRequest};
+
+use crate::cluster_file::{
+    ClusterFile, ControlTransport, DType, DataTransport, Device, HostSection, LogFormat, Recovery, Role, SecurityMode,
+};
+
+/// Version of `cluster.toml` that this program reads.
+pub const FILE_VERSION: u32 = 1;
+
+/// A resolved cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cluster {
+    /// Its name.
+    pub name: String,
+    /// Certificates, logs and the lock live here.
+    pub data_dir: PathBuf,
+    /// Where hosts reach the supervisor; port 0: chosen by the operating system.
+    pub listen: SocketAddr,
+    /// Where the admin API listens.
+    pub admin_listen: SocketAddr,
+    /// The model every host loads.
+    pub model: Model,
+    /// Attention when a job names none.
+    pub method: MethodConfig,
+    /// Who may join and who may ask.
+    pub security: Security,
+    /// When a silent host is suspect, and when dead.
+    pub liveness: Liveness,
+    /// What is logged, and how.
+    pub log: Log,
+    /// Host processes in the order of the file.
+    pub hosts: Vec<Host>,
+}
+
+/// The model every host loads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// A Hugging Face folder; `None`: the embedded model.
+    pub path: Option<PathBuf>,
+    /// Element type of weights and products.
+    pub dtype: DType,
+    /// Longest context accepted, when shorter than the model's own.
+    pub max_context_tokens: Option<usize>,
+}
+
+/// Who may join and who may ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Security {
+    /// Whether hosts prove who they are.
+    pub mode: SecurityMode,
+    /// Certificates named by the file; `None`: made in data_dir.
+    pub files: Option<CertificateFiles>,
+    /// File with the token that admin requests bear.
+    pub token_file: Option<PathBuf>,
+}
+
+/// Certificates named by the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// The CA's certificate.
+    pub ca: PathBuf,
+    /// This machine's certificate chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// When a silent host is suspect, and when dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liveness {
+    /// Milliseconds between heartbeats.
+    pub heartbeat_ms: u64,
+    /// Milliseconds of silence after which a host is suspect.
+    pub suspect_after_ms: u64,
+    /// Milliseconds of silence after which a host is dead.
+    pub dead_after_ms: u64,
+}
+
+/// What is logged, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// Filter.
+    pub filter: String,
+    /// Format.
+    pub format: LogFormat,
+}
+
+/// One host process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Unique name.
+    pub name: String,
+    /// Node it runs on.
+    pub node: String,
+    /// What it does.
+    pub role: Role,
+    /// Where it computes.
+    pub device: Device,
+    /// Where peers reach it; port 0: chosen by the operating system.
+    pub address: SocketAddr,
+    /// Threads it computes with; `None`: a share of its node's cores, see [`Cluster::threads_of`].
+    pub threads: Option<usize>,
+}
+
+/// Why a file that parses describes no cluster.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ClusterError {
+    /// Another format version.
+    #[error("version = {got}, but this program reads version {FILE_VERSION}")]
+    Version {
+        /// What the file says.
+        got: u32,
+    },
+    /// An address that is none.
+    #[error("{key} = \"{got}\" is not {expected}")]
+    Address {
+        /// Key of the file.
+        key: String,
+        /// What it says.
+        got: String,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// A value out of range.
+    #[error("{key} = {got}: {expected}")]
+    Value {
+        /// Key of the file.
+        key: &'static str,
+        /// What it says.
+        got: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// The method's sizes make no plan.
+    #[error("[attention.{method}]: {cause}")]
+    Method {
+        /// The method.
+        method: &'static str,
+        /// What the planner says.
+        cause: PlanError,
+    },
+    /// A name used twice.
+    #[error("two {kind}s are named '{name}'; names must differ")]
+    Duplicate {
+        /// `host` or `node`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// A host on a node that is not in the file.
+    #[error("host '{host}' is on node '{node}', which is not in the file; known: {known}")]
+    UnknownNode {
+        /// The host.
+        host: String,
+        /// Its node.
+        node: String,
+        /// Nodes of the file.
+        known: String,
+    },
+    /// A host without a node where there are several or none.
+    #[error("host '{host}' names no node and the file has {nodes}; add node = \"...\"")]
+    NoNode {
+        /// The host.
+        host: String,
+        /// Number of nodes.
+        nodes: usize,
+    },
+    /// Two processes that would bind one address.
+    #[error("'{first}' and '{second}' both want {address}; give one of them another port, or 0 to have one chosen")]
+    PortTaken {
+        /// First in the file.
+        first: String,
+        /// Second.
+        second: String,
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Not the hosts a cluster needs.
+    #[error("the file has {got} hosts with role = \"{role}\"; a cluster needs {expected}")]
+    Hosts {
+        /// The role.
+        role: &'static str,
+        /// How many are needed.
+        expected: &'static str,
+        /// How many there are.
+        got: usize,
+    },
+    /// Some, not all, of ca, cert and key.
+    #[error("[security] names {named} but not {missing}; name ca, cert and key, or none to have them made")]
+    PartialCertificates {
+        /// Keys that are there.
+        named: String,
+        /// Keys that are missing.
+        missing: String,
+    },
+}
+
+impl Cluster {
+    /// Resolves `file`; relative paths are taken from `directory`, where the file lies.
+    pub fn resolve(file: &ClusterFile, directory: &Path) -> Result<Self, ClusterError> {
+        if file.version != FILE_VERSION {
+            return Err(ClusterError::Version { got: file.version });
+        }
+        let (ControlTransport::Quic, DataTransport::Auto | DataTransport::Quic) =
+            (file.transport.control, file.transport.data);
+        let Recovery::Fail = file.supervisor.recovery;
+        check_name("cluster.name", &file.cluster.name)?;
+        check_method(&file.attention)?;
+        let data_dir = match &file.cluster.data_dir {
+            Some(path) => directory.join(path),
+            None => directory.join(".asterism").join(&file.cluster.name),
+        };
+        let listen = socket_address("cluster.listen", &file.cluster.listen)?;
+        Ok(Self {
+            name: file.cluster.name.clone(),
+            data_dir,
+            listen,
+            admin_listen: socket_address("api.admin_listen", &file.api.admin_listen)?,
+            model: model(file, directory)?,
+            method: file.attention.clone(),
+            security: security(file, directory)?,
+            liveness: liveness(file)?,
+            log: Log { filter: file.observability.log.clone(), format: file.observability.log_format },
+            hosts: hosts(file, listen)?,
+        })
+    }
+
+    /// The host called `name`.
+    pub fn host(&self, name: &str) -> Option<&Host> {
+        self.hosts.iter().find(|host| host.name == name)
+    }
+
+    /// Hosts of `role`, in the order of the file.
+    pub fn with_role(&self, role: Role) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().filter(move |host| host.role == role)
+    }
+
+    /// Threads `host` computes with on a machine of `cores`: context hosts share them, the query host, which works
+    /// while they idle, has all.
+    pub fn threads_of(&self, host: &Host, cores: usize) -> usize {
+        let sharing = match host.role {
+            Role::Context => self.with_role(Role::Context).filter(|other| other.node == host.node).count(),
+            Role::Query => 1,
+        };
+        host.threads.unwrap_or(cores / sharing.max(1)).max(1)
+    }
+}
+
+/// Refuses sizes that no context could be planned with.
+fn check_method(method: &MethodConfig) -> Result<(), ClusterError> {
+    let context = vec![0; 1 << 20];
+    match method.plan(&PlanRequest { context: &context, query: &[], hosts: 1 }) {
+        Err(PlanError::BlockTooSmall { block, least, .. }) => Err(ClusterError::Value {
+            key: "block_tokens",
+            got: block.to_string(),
+            expected: format!("at least {least}; did you mean \"{block}k\"?"),
+        }),
+        Err(cause) => Err(ClusterError::Method { method: method.name(), cause }),
+        Ok(_) => Ok(()),
+    }
+}
+
+fn model(file: &ClusterFile, directory: &Path) -> Result<Model, ClusterError> {
+    let section = &file.model;
+    if section.max_context_tokens == Some(0) {
+        return Err(ClusterError::Value {
+            key: "model.max_context_tokens",
+            got: "0".into(),
+            expected: "at least 1, or absent for the model's own maximum".into(),
+        });
+    }
+    Ok(Model {
+        path: section.path.as_ref().map(|path| directory.join(path)),
+        dtype: section.dtype,
+        max_context_tokens: section.max_context_tokens,
+    })
+}
+
+fn security(file: &ClusterFile, directory: &Path) -> Result<Security, ClusterError> {
+    let section = &file.security;
+    let (named, missing): (Vec<_>, Vec<_>) = [("ca", &section.ca), ("cert", &section.cert), ("key", &section.key)]
+        .into_iter()
+        .partition(|(_, path)| path.is_some());
+    let files = match (&section.ca, &section.cert, &section.key) {
+        (Some(ca), Some(cert), Some(key)) => {
+            Some(CertificateFiles { ca: directory.join(ca), cert: directory.join(cert), key: directory.join(key) })
+        }
+        (None, None, None) => None,
+        _ => {
+            let join = |keys: Vec<(&str, _)>| keys.into_iter().map(|(key, _)| key).collect::<Vec<_>>().join(", ");
+            return Err(ClusterError::PartialCertificates { named: join(named), missing: join(missing) });
+        }
+    };
+    Ok(Security { mode: section.mode, files, token_file: section.token_file.as_ref().map(|path| directory.join(path)) })
+}
+
+fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
+    let section = &file.supervisor;
+    let at_least_one = |key, got: u64| match got {
+        0 => Err(ClusterError::Value { key, got: "0".into(), expected: "at least 1".into() }),
+        _ => Ok(got),
+    };
+    let heartbeat_ms = at_least_one("supervisor.heartbeat_ms", section.heartbeat_ms)?;
+    let suspect_after = at_least_one("supervisor.suspect_after", section.suspect_after.into())?;
+    let suspect_after_ms = heartbeat_ms.saturating_mul(suspect_after);
+    if section.dead_after_ms <= suspect_after_ms {
+        return Err(ClusterError::Value {
+            key: "supervisor.dead_after_ms",
+            got: section.dead_after_ms.to_string(),
+            expected: format!("more than heartbeat_ms x suspect_after = {suspect_after_ms}"),
+        });
+    }
+    Ok(Liveness { heartbeat_ms, suspect_after_ms, dead_after_ms: section.dead_after_ms })
+}
+
+fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterError> {
+    let mut nodes = Vec::new();
+    for node in &file.nodes {
+        check_name("node.name", &node.name)?;
+        if nodes.iter().any(|(name, _)| *name == node.name) {
+            return Err(ClusterError::Duplicate { kind: "node", name: node.name.clone() });
+        }
+        let address: IpAddr = node.address.parse().map_err(|_| ClusterError::Address {
+            key: format!("address of node '{}'", node.name),
+            got: node.address.clone(),
+            expected: "an IP address such as 127.0.0.1",
+        })?;
+        nodes.push((node.name.as_str(), address));
+    }
+    let hosts = file.hosts.iter().map(|section| host(section, &nodes)).collect::<Result<Vec<_>, _>>()?;
+    check_unique(&hosts)?;
+    check_ports(&hosts, listen)?;
+    let count = |role| hosts.iter().filter(|host| host.role == role).count();
+    match (count(Role::Context), count(Role::Query)) {
+        (got @ 0, _) => Err(ClusterError::Hosts { role: "context", expected: "at least 1", got }),
+        (_, 1) => Ok(hosts),
+        (_, got) => Err(ClusterError::Hosts { role: "query", expected: "exactly 1", got }),
+    }
+}
+
+fn host(section: &HostSection, nodes: &[(&str, IpAddr)]) -> Result<Host, ClusterError> {
+    check_name("host.name", &section.name)?;
+    let (node, address) = match &section.node {
+        Some(name) => nodes.iter().find(|(known, _)| known == name).ok_or_else(|| ClusterError::UnknownNode {
+            host: section.name.clone(),
+            node: name.clone(),
+            known: nodes.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+        })?,
+        None => match nodes {
+            [only] => only,
+            _ => return Err(ClusterError::NoNode { host: section.name.clone(), nodes: nodes.len() }),
+        },
+    };
+    if section.threads == Some(0) {
+        return Err(ClusterError::Value { key: "host.threads", got: "0".into(), expected: "at least 1".into() });
+    }
+    Ok(Host {
+        name: section.name.clone(),
+        node: (*node).to_owned(),
+        role: section.role,
+        device: section.device,
+        address: SocketAddr::new(*address, section.port),
+        threads: section.threads,
+    })
+}
+
+fn check_unique(hosts: &[Host]) -> Result<(), ClusterError> {
+    let mut seen = HashSet::new();
+    match hosts.iter().find(|host| !seen.insert(host.name.as_str())) {
+        Some(host) => Err(ClusterError::Duplicate { kind: "host", name: host.name.clone() }),
+        None => Ok(()),
+    }
+}
+
+fn check_ports(hosts: &[Host], listen: SocketAddr) -> Result<(), ClusterError> {
+    let mut taken = vec![("cluster.listen", listen)];
+    for host in hosts.iter().filter(|host| host.address.port() != 0) {
+        if let Some((first, address)) = taken.iter().find(|(_, address)| *address == host.address) {
+            return Err(ClusterError::PortTaken {
+                first: (*first).to_owned(),
+                second: host.name.clone(),
+                address: *address,
+            });
+        }
+        taken.push((&host.name, host.address));
+    }
+    Ok(())
+}
+
+/// Names become file names, certificate names and metric labels.
+fn check_name(key: &'static str, name: &str) -> Result<(), ClusterError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.bytes().all(plain)
+        && name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && name.len() < 64
+    {
+        return Ok(());
+    }
+    Err(ClusterError::Value {
+        key,
+        got: format!("{name:?}"),
+        expected: "up to 63 letters, digits, '-', '_' and '.', beginning with a letter or digit".into(),
+    })
+}
+
+fn socket_address(key: &str, text: &str) -> Result<SocketAddr, ClusterError> {
+    text.parse().map_err(|_| ClusterError::Address {
+        key: key.into(),
+        got: text.into(),
+        expected: "an IP address and a port such as 127.0.0.1:7400",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster_file::parse;
+
+    const SAMPLE: &str = include_str!("../../cluster.toml");
+
+    fn resolve(text: &str) -> Result<Cluster, ClusterError> {
+        Cluster::resolve(&parse(text, []).expect("the text parses"), Path::new("/etc/asterism"))
+    }
+
+    #[test]
+    fn the_sample_resolves() {
+        let cluster = resolve(SAMPLE).unwrap();
+        assert_eq!(cluster.with_role(Role::Context).count(), 4);
+        assert_eq!(cluster.with_role(Role::Query).count(), 1);
+        assert_eq!(cluster.data_dir, Path::new("/etc/asterism/.asterism/asterism"));
+        let context = cluster.host("context-2").unwrap();
+        assert_eq!([1, 2, 9].map(|cores| cluster.threads_of(context, cores)), [1, 1, 2]);
+        assert_eq!(cluster.threads_of(cluster.host("query-0").unwrap(), 8), 8);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let edits: [(&str, &str); 13] = [
+            ("version = 1", "version = 2"),
+            ("127.0.0.1:7400", "localhost"),
+            ("name = \"context-1\"", "name = \"context-0\""),
+            ("name = \"context-1\"", "name = \"context 1\""),
+            ("name = \"context-1\"", "name = \"context-1\"\nnode = \"north\""),
+            ("name = \"context-1\"", "name = \"context-1\"\nport = 7400"),
+            ("name = \"context-1\"", "name = \"context-1\"\nthreads = 0"),
+            ("role = \"query\"", "role = \"context\""),
+            ("name = \"context-1\"\nrole = \"context\"", "name = \"context-1\"\nrole = \"query\""),
+            ("[[node]]", "[[node]]\nname = \"other\"\naddress = \"10.0.0.1\"\n[[node]]"),
+            ("mode = \"mtls\"", "ca = \"ca.pem\""),
+            ("[attention.star]", "[attention.star]\nblock_tokens = 4"),
+            ("[api]", "[supervisor]\ndead_after_ms = 100\n[api]"),
+        ];
+        let errors = edits.map(|(from, to)| resolve(&SAMPLE.replace(from, to)).unwrap_err().to_string()).join("\n");
+        insta::assert_snapshot!(errors);
+        let ports = SAMPLE.replace("role = \"context\"", "role = \"context\"\nport = 7410");
+        insta::assert_snapshot!(resolve(&ports).unwrap_err().to_string());
+    }
+}

@@ -1,0 +1,298 @@
+//! `cluster.toml` as typed. Says what a line means and whether it parses; what the lines add up to is `cluster.rs`'s.
+
+mod read;
+
+use std::path::PathBuf;
+
+use asterism_plan::MethodConfig;
+use serde::{Deserialize, Serialize};
+
+pub use read::{FileError, parse};
+
+/// The whole file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterFile {
+    /// Version of this format: 1.
+    pub version: u32,
+    /// `[cluster]`
+    #[serde(default)]
+    pub cluster: ClusterSection,
+    /// `[model]`
+    #[serde(default)]
+    pub model: ModelSection,
+    /// `[attention.METHOD]`: exactly one table.
+    #[serde(default)]
+    pub attention: MethodConfig,
+    /// `[transport]`
+    #[serde(default)]
+    pub transport: TransportSection,
+    /// `[security]`
+    #[serde(default)]
+    pub security: SecuritySection,
+    /// `[supervisor]`
+    #[serde(default)]
+    pub supervisor: SupervisorSection,
+    /// `[api]`
+    #[serde(default)]
+    pub api: ApiSection,
+    /// `[observability]`
+    #[serde(default)]
+    pub observability: ObservabilitySection,
+    /// `[[node]]`: the machines.
+    #[serde(default, rename = "node")]
+    pub nodes: Vec<NodeSection>,
+    /// `[[host]]`: the host processes.
+    #[serde(default, rename = "host")]
+    pub hosts: Vec<HostSection>,
+}
+
+/// `[cluster]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClusterSection {
+    /// Name of the cluster.
+    pub name: String,
+    /// Where certificates, logs and the lock live; relative to the file. Absent: `.asterism/NAME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_dir: Option<PathBuf>,
+    /// Address hosts reach the supervisor at.
+    pub listen: String,
+}
+
+/// `[model]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelSection {
+    /// A Hugging Face folder, relative to the file. Absent: the embedded model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Element type of weights and products.
+    pub dtype: DType,
+    /// Longest context accepted. Absent: what the model was trained for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_context_tokens: Option<usize>,
+}
+
+/// Element types a model computes in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16 products, f32 sums.
+    Bf16,
+}
+
+/// `[transport]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TransportSection {
+    /// What carries control messages.
+    pub control: ControlTransport,
+    /// What carries phase-2 frames.
+    pub data: DataTransport,
+}
+
+/// What carries control messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ControlTransport {
+    /// QUIC.
+    #[default]
+    Quic,
+}
+
+/// What carries phase-2 frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataTransport {
+    /// The fastest one both ends have.
+    #[default]
+    Auto,
+    /// QUIC.
+    Quic,
+}
+
+/// `[security]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SecuritySection {
+    /// Whether hosts prove who they are.
+    pub mode: SecurityMode,
+    /// The cluster's CA certificate (PEM). Absent: made in data_dir by the first `up`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// This machine's certificate chain (PEM).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert: Option<PathBuf>,
+    /// This machine's private key (PEM).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// A file whose first line every admin request must bear as its token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+}
+
+/// Whether hosts prove who they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SecurityMode {
+    /// Both ends show a certificate of the cluster's own CA.
+    #[default]
+    Mtls,
+    /// Encrypted, but anybody may join: for a closed network only.
+    Insecure,
+}
+
+/// `[supervisor]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SupervisorSection {
+    /// Milliseconds between a host's heartbeats.
+    pub heartbeat_ms: u64,
+    /// Missed heartbeats after which a host is suspect.
+    pub suspect_after: u32,
+    /// Milliseconds of silence after which a host is dead.
+    pub dead_after_ms: u64,
+    /// What happens to a job whose host died.
+    pub recovery: Recovery,
+}
+
+/// What happens to a job whose host died.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recovery {
+    /// It fails, with code `host_lost`.
+    #[default]
+    Fail,
+}
+
+/// `[api]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ApiSection {
+    /// Address of the admin API and of /metrics.
+    pub admin_listen: String,
+}
+
+/// `[observability]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ObservabilitySection {
+    /// Log filter such as `info` or `warn,asterism_actors=debug`.
+    pub log: String,
+    /// Log lines as text or JSON.
+    pub log_format: LogFormat,
+}
+
+/// Log lines as text or JSON.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// `[[node]]`: a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSection {
+    /// Name that hosts refer to.
+    pub name: String,
+    /// Its IP address.
+    pub address: String,
+}
+
+/// `[[host]]`: one process that holds a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostSection {
+    /// Name, unique in the cluster.
+    pub name: String,
+    /// Node it runs on. May be absent when there is one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// `context` or `query`.
+    pub role: Role,
+    /// `cpu`.
+    #[serde(default)]
+    pub device: Device,
+    /// UDP port; 0: chosen by the operating system.
+    #[serde(default)]
+    pub port: u16,
+    /// Threads. Absent: the node's cores shared by its context hosts; all of them for the query host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+}
+
+/// What a host does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Encodes shards of a context and keeps their KV.
+    Context,
+    /// Encodes the query and generates.
+    Query,
+}
+
+/// Where a host computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// The processor.
+    #[default]
+    Cpu,
+}
+
+impl Default for ClusterFile {
+    fn default() -> Self {
+        Self {
+            version: 1,
+            cluster: ClusterSection::default(),
+            model: ModelSection::default(),
+            attention: MethodConfig::default(),
+            transport: TransportSection::default(),
+            security: SecuritySection::default(),
+            supervisor: SupervisorSection::default(),
+            api: ApiSection::default(),
+            observability: ObservabilitySection::default(),
+            nodes: Vec::new(),
+            hosts: Vec::new(),
+        }
+    }
+}
+
+impl Default for ClusterSection {
+    fn default() -> Self {
+        Self { name: "asterism".into(), data_dir: None, listen: "127.0.0.1:7400".into() }
+    }
+}
+
+impl Default for ModelSection {
+    fn default() -> Self {
+        Self { path: None, dtype: DType::F32, max_context_tokens: None }
+    }
+}
+
+impl Default for SupervisorSection {
+    fn default() -> Self {
+        Self { heartbeat_ms: 500, suspect_after: 3, dead_after_ms: 5000, recovery: Recovery::Fail }
+    }
+}
+
+impl Default for ApiSection {
+    fn default() -> Self {
+        Self { admin_listen: "127.0.0.1:7401".into() }
+    }
+}
+
+impl Default for ObservabilitySection {
+    fn default() -> Self {
+        Self { log: "info".into(), log_format: LogFormat::Text }
+    }
+}

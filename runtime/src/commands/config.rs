@@ -1,0 +1,165 @@
+//! `init`, `validate`, `config default` and `version`: about files and this program, never about a running cluster.
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::{
+    cluster::Cluster,
+    cluster_file::{ClusterFile, Role},
+    error::{CliError, Exit},
+    globals::Globals,
+    output::{self, Table},
+};
+
+/// The sample that `up` runs as it stands.
+pub const SAMPLE: &str = include_str!("../../../cluster.toml");
+
+/// `asterism init`
+#[derive(Args, Debug)]
+pub struct InitArgs {
+    /// Context hosts on this machine
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub hosts: u16,
+}
+
+/// `asterism config`
+#[derive(Debug, Subcommand)]
+pub enum ConfigVerb {
+    /// Print every key that has a default, with it
+    Default,
+}
+
+/// Prints a cluster file.
+pub fn init(args: &InitArgs) -> Result<Exit, CliError> {
+    output::print(&sample(args.hosts))?;
+    Ok(Exit::Success)
+}
+
+/// The sample with another number of context hosts.
+fn sample(context_hosts: u16) -> String {
+    let (head, _) = SAMPLE.split_once("[[host]]").expect("the sample has hosts");
+    let context = (0..context_hosts).map(|index| format!("[[host]]\nname = \"context-{index}\"\nrole = \"context\"\n\n"));
+    head.to_owned() + &context.collect::<String>() + "[[host]]\nname = \"query-0\"\nrole = \"query\"\n"
+}
+
+/// Checks a cluster file and shows what it resolves to.
+pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
+    let cluster = globals.cluster()?;
+    let rows = host_rows(&cluster);
+    output::print_rows(&rows, globals.format, |rows| {
+        let mut table = Table::new(["HOST", "ROLE", "NODE", "DEVICE", "ADDRESS", "THREADS"]);
+        for host in rows {
+            let HostRow { name, role, node, address, threads } = host;
+            let role = if *role == Role::Context { "context" } else { "query" };
+            let threads = threads.map_or("auto".to_owned(), |threads| threads.to_string());
+            table.row([name.clone(), role.into(), node.clone(), "cpu".into(), address.clone(), threads]);
+        }
+        table
+    })?;
+    let model = cluster.model.path.as_ref().map_or("embedded".into(), |path| path.display().to_string());
+    globals.note(format_args!(
+        "cluster '{}' is valid: model {model}, method {}, supervisor {}, admin API http://{}, data in {}",
+        cluster.name,
+        cluster.method.name(),
+        cluster.listen,
+        cluster.admin_listen,
+        cluster.data_dir.display(),
+    ));
+    Ok(Exit::Success)
+}
+
+#[derive(Serialize)]
+struct HostRow {
+    name: String,
+    role: Role,
+    node: String,
+    address: String,
+    threads: Option<usize>,
+}
+
+fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
+    let row = |host: &crate::cluster::Host| HostRow {
+        name: host.name.clone(),
+        role: host.role,
+        node: host.node.clone(),
+        address: match host.address.port() {
+            0 => format!("{} (any port)", host.address.ip()),
+            _ => host.address.to_string(),
+        },
+        threads: host.threads,
+    };
+    cluster.hosts.iter().map(row).collect()
+}
+
+/// `config default`
+pub fn run(verb: ConfigVerb) -> Result<Exit, CliError> {
+    let ConfigVerb::Default = verb;
+    let text = toml::to_string_pretty(&ClusterFile::default()).expect("the typed file is TOML");
+    let tables = text.lines().filter(|line| *line != "node = []" && *line != "host = []").collect::<Vec<_>>().join("\n");
+    output::print(&(tables.trim_end().to_owned() + "\n"))?;
+    Ok(Exit::Success)
+}
+
+/// Version and build.
+pub fn version(globals: &Globals) -> Result<Exit, CliError> {
+    let version = Version::current();
+    match globals.format {
+        crate::cli::Format::Table => {
+            let Version { version, protocol, target, profile } = version;
+            output::print(&format!("asterism {version} (protocol {protocol}, {target}, {profile})\n"))?;
+        }
+        format => output::print_json(&version, format)?,
+    }
+    Ok(Exit::Success)
+}
+
+/// What this program is, also served at `/api/v1/version`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Version {
+    /// Of the program.
+    pub version: &'static str,
+    /// Of frames and messages between hosts.
+    pub protocol: u16,
+    /// Processor and system it was built for.
+    pub target: &'static str,
+    /// `release` or `debug`.
+    pub profile: &'static str,
+}
+
+impl Version {
+    /// This program's.
+    pub fn current() -> Self {
+        let target = match (std::env::consts::ARCH, std::env::consts::OS) {
+            ("x86_64", "linux") => "x86_64-linux",
+            ("aarch64", "linux") => "aarch64-linux",
+            ("aarch64", "macos") => "aarch64-macos",
+            _ => "another platform",
+        };
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            protocol: asterism_transport::PROTOCOL_VERSION,
+            target,
+            profile: if cfg!(debug_assertions) { "debug" } else { "release" },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn init_prints_the_sample_and_other_sizes_of_it() {
+        assert_eq!(sample(4), SAMPLE);
+        assert_eq!(sample(2).matches("role = \"context\"").count(), 2);
+        let file = crate::cluster_file::parse(&sample(7), []).unwrap();
+        assert!(Cluster::resolve(&file, std::path::Path::new("/")).is_ok());
+    }
+
+    #[test]
+    fn every_default_is_itself_a_valid_file() {
+        let text = toml::to_string_pretty(&ClusterFile::default()).unwrap();
+        assert_eq!(crate::cluster_file::parse(&text, []).unwrap(), ClusterFile::default());
+        insta::assert_snapshot!(text);
+    }
+}

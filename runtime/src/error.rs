@@ -1,0 +1,102 @@
+//! How a command fails: an exit code, what went wrong, and what to do next. Knows nothing of any one command.
+
+use std::fmt;
+
+/// The exit codes of the command line; scripts rely on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Done.
+    Success = 0,
+    /// A job failed.
+    JobFailed = 1,
+    /// Usage, input or cluster file invalid.
+    Usage = 2,
+    /// The cluster is unreachable or not ready.
+    Unreachable = 3,
+    /// Placement impossible or capacity exhausted.
+    Capacity = 4,
+    /// Not found, or in conflict with what exists.
+    NotFound = 5,
+    /// Authentication or TLS.
+    Authentication = 6,
+    /// Timed out.
+    TimedOut = 7,
+    /// A quality or speed threshold missed.
+    BelowThreshold = 8,
+    /// Interrupted by the user.
+    Interrupted = 130,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// What every command returns when it fails.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct CliError {
+    /// The process's exit code.
+    pub exit: Exit,
+    /// One paragraph: what failed, where, expected and got.
+    pub message: String,
+    /// What to do next.
+    pub hint: Option<String>,
+}
+
+impl CliError {
+    /// An error that ends the process with `exit`.
+    pub fn new(exit: Exit, message: impl fmt::Display) -> Self {
+        Self { exit, message: message.to_string(), hint: None }
+    }
+
+    /// Invalid usage, input or cluster file: exit 2.
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    /// A cluster that cannot be reached or is not ready: exit 3.
+    pub fn unreachable(message: impl fmt::Display) -> Self {
+        Self::new(Exit::Unreachable, message)
+    }
+
+    /// Adds what to do next.
+    pub fn hint(mut self, hint: impl fmt::Display) -> Self {
+        self.hint = Some(hint.to_string());
+        self
+    }
+
+    /// The error of a stable code of the admin API or of a job.
+    pub fn of_code(code: &str, message: impl fmt::Display) -> Self {
+        Self::new(exit_of_code(code), message)
+    }
+}
+
+/// Which exit code a stable error code ends in; an unknown code is a failed job.
+pub fn exit_of_code(code: &str) -> Exit {
+    match code {
+        "bad_request" | "context_too_long" | "empty_context" | "empty_query" | "invalid_plan" | "invalid_method"
+        | "block_too_small" | "invalid_sampling" | "payload_too_large" => Exit::Usage,
+        "not_ready" | "unreachable" | "shutting_down" => Exit::Unreachable,
+        "placement_impossible" | "overloaded" => Exit::Capacity,
+        "job_not_found" | "not_found" | "id_conflict" | "conflict" => Exit::NotFound,
+        "unauthorized" => Exit::Authentication,
+        "timeout" => Exit::TimedOut,
+        _ => Exit::JobFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_end_in_the_documented_exits() {
+        assert_eq!(exit_of_code("context_too_long"), Exit::Usage);
+        assert_eq!(exit_of_code("host_lost"), Exit::JobFailed);
+        assert_eq!(exit_of_code("job_not_found"), Exit::NotFound);
+        assert_eq!(exit_of_code("timeout") as u8, 7);
+    }
+}

@@ -1,0 +1,116 @@
+//! The options of every verb, resolved: which cluster file, which server, how to speak. Opens no connection.
+
+use std::{
+    fs,
+    io::{self, IsTerminal},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{
+    cli::{ColorChoice, Format, GlobalArgs},
+    cluster::Cluster,
+    cluster_file::{self, ClusterFile},
+    error::CliError,
+};
+
+/// The cluster file looked for when none is named.
+pub const DEFAULT_FILE: &str = "cluster.toml";
+
+/// The options of every verb, resolved.
+#[derive(Clone, Debug)]
+pub struct Globals {
+    /// The cluster file named with `-f`.
+    pub file: Option<PathBuf>,
+    /// What goes to standard output.
+    pub format: Format,
+    /// The admin API named with `--server` or `ASTERISM_SERVER`.
+    pub server: Option<String>,
+    /// The admin API's token.
+    pub token: Option<String>,
+    /// Only results and errors.
+    pub quiet: bool,
+    /// 0 to 2.
+    pub verbose: u8,
+    /// Colour on standard error.
+    pub color_stderr: bool,
+    /// How long to wait for an answer of the admin API.
+    pub request_timeout: Duration,
+}
+
+impl Globals {
+    /// Reads the token and looks at the terminal.
+    pub fn resolve(args: &GlobalArgs) -> Result<Self, CliError> {
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let color_stderr = match args.color {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto => io::stderr().is_terminal() && !no_color,
+        };
+        Ok(Self {
+            file: args.file.clone(),
+            format: args.output,
+            server: args.server.clone(),
+            token: args.token_file.as_deref().map(read_token).transpose()?,
+            quiet: args.quiet,
+            verbose: args.verbose,
+            color_stderr,
+            request_timeout: args.request_timeout,
+        })
+    }
+
+    /// The cluster file of this call, which must exist.
+    pub fn cluster(&self) -> Result<Cluster, CliError> {
+        load(self.file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)))
+    }
+
+    /// The cluster file of this call, or `None` when none is named and none is here.
+    pub fn cluster_if_any(&self) -> Result<Option<Cluster>, CliError> {
+        match &self.file {
+            None if !Path::new(DEFAULT_FILE).exists() => Ok(None),
+            _ => self.cluster().map(Some),
+        }
+    }
+
+    /// A line for the person at the terminal, on standard error.
+    pub fn note(&self, text: impl std::fmt::Display) {
+        if !self.quiet {
+            eprintln!("{text}");
+        }
+    }
+}
+
+/// Reads, types and resolves a cluster file, with the overrides of the environment.
+pub fn load(path: &Path) -> Result<Cluster, CliError> {
+    let file = load_typed(path)?;
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let directory = std::path::absolute(directory.join(".")).unwrap_or_else(|_| directory.to_owned());
+    Cluster::resolve(&file, &directory).map_err(|error| {
+        CliError::usage(format!("{}: {error}", path.display())).hint("correct the file, then `asterism validate`")
+    })
+}
+
+fn load_typed(path: &Path) -> Result<ClusterFile, CliError> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        let message = match error.kind() {
+            io::ErrorKind::NotFound => format!("there is no cluster file {}", path.display()),
+            io::ErrorKind::InvalidData => format!("{} is not UTF-8 text", path.display()),
+            _ => format!("cannot read {}: {error}", path.display()),
+        };
+        CliError::usage(message).hint("`asterism init > cluster.toml` makes one; -f FILE names another")
+    })?;
+    cluster_file::parse(&text, std::env::vars()).map_err(|error| {
+        CliError::usage(format!("{}: {error}", path.display()))
+            .hint("correct it, then `asterism validate`; `asterism config default` prints every section")
+    })
+}
+
+/// The first line of a token file.
+pub fn read_token(path: &Path) -> Result<String, CliError> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| CliError::usage(format!("cannot read the token file {}: {error}", path.display())))?;
+    match text.lines().next().map(str::trim) {
+        Some(token) if !token.is_empty() => Ok(token.to_owned()),
+        _ => Err(CliError::usage(format!("the token file {} is empty; its first line is the token", path.display()))),
+    }
+}
