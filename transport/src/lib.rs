@@ -8,6 +8,7 @@ mod codec;
 mod error;
 mod frame;
 pub mod local;
+pub mod quic;
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -1,0 +1,290 @@
+//! QUIC between processes: TLS 1.3, both sides authenticated against the cluster's CA. Carries frames; reads none.
+//!
+//! One socket listens and connects, so that a peer's address is the one it listens on. A channel is one bidirectional
+//! stream. The protocol version is the TLS application protocol (`asterism/1`), so that a peer of another version is
+//! refused before a byte of it is read.
+
+mod cause;
+mod channel;
+mod tls;
+mod tuning;
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use quinn::{ClientConfig, Connection, Endpoint, Incoming, ServerConfig, VarInt};
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+
+use crate::{
+    Channel, Link, Observer, PROTOCOL_VERSION, Transport, TransportError,
+    certificates::{CLUSTER_DNS_NAME, CertificateInfo, Credentials},
+};
+
+/// Links that have shaken hands but wait for `accept`.
+const LINKS_IN_FLIGHT: usize = 256;
+const TRANSPORT_CLOSED: &str = "the transport was closed";
+
+/// Whom a host trusts.
+#[derive(Clone, Debug)]
+pub enum Security {
+    /// Peers with a certificate of the same CA.
+    Mutual(Credentials),
+    /// Everybody: encrypted, but with whom is unknown. For trusted networks and experiments.
+    Insecure,
+}
+
+/// How a host listens, whom it trusts, and how patient it is.
+#[derive(Clone, Debug)]
+pub struct QuicConfig {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Whom to trust.
+    pub security: Security,
+    /// A silent link is probed this often.
+    pub keep_alive: Duration,
+    /// A peer silent for this long is lost. The smaller of both sides' values counts.
+    pub idle_timeout: Duration,
+    /// Longest wait for `connect`.
+    pub connect_timeout: Duration,
+    /// Bytes a peer may send ahead of the reader, per channel and per link.
+    pub receive_window: u32,
+    /// Largest datagram. Loopback starts there, other paths are probed up to it. Segmentation offload hands over ten
+    /// datagrams within 64 KiB, which is why a larger value is slower.
+    pub max_mtu: u16,
+}
+
+impl QuicConfig {
+    /// The defaults, listening at `listen`.
+    pub fn new(listen: SocketAddr, security: Security) -> Self {
+        Self {
+            listen,
+            security,
+            keep_alive: Duration::from_secs(1),
+            idle_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
+            receive_window: 64 << 20,
+            max_mtu: 6550,
+        }
+    }
+}
+
+/// A listening QUIC socket. Dropping it closes it.
+pub struct QuicTransport {
+    endpoint: Endpoint,
+    address: SocketAddr,
+    settings: Arc<Settings>,
+    accepted: AsyncMutex<mpsc::Receiver<Arc<dyn Link>>>,
+}
+
+/// What every handshake of a transport needs.
+struct Settings {
+    loopback: Sides,
+    network: Sides,
+    has_names: bool,
+    connect_timeout: Duration,
+    observer: Arc<dyn Observer>,
+}
+
+/// The configurations of both roles for one kind of path.
+struct Sides {
+    client: ClientConfig,
+    server: Arc<ServerConfig>,
+}
+
+impl QuicTransport {
+    /// Listens. Must be called within a tokio runtime, which then drives the socket.
+    pub fn bind(config: QuicConfig, observer: Arc<dyn Observer>) -> Result<Self, TransportError> {
+        let tls = tls::configure(&config.security)?;
+        let sides = |loopback| tuning::sides(&config, &tls, loopback);
+        let settings = Arc::new(Settings {
+            loopback: sides(true),
+            network: sides(false),
+            has_names: matches!(config.security, Security::Mutual(_)),
+            connect_timeout: config.connect_timeout,
+            observer,
+        });
+        let failed = |error: std::io::Error| TransportError::Bind { address: config.listen, cause: error.to_string() };
+        let socket = UdpSocket::bind(config.listen).map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        let server = settings.network.server.as_ref().clone();
+        let runtime = Arc::new(quinn::TokioRuntime);
+        let endpoint = Endpoint::new(tuning::endpoint(&config), Some(server), socket, runtime).map_err(failed)?;
+        let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
+        tokio::spawn(listen(endpoint.clone(), settings.clone(), sender));
+        Ok(Self { endpoint, address, settings, accepted: AsyncMutex::new(accepted) })
+    }
+
+    async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
+        let timeout = self.settings.connect_timeout;
+        match tokio::time::timeout(timeout, self.shake_hands(address)).await {
+            Ok(result) => result,
+            Err(_) => Err(TransportError::Unreachable { address, cause: format!("no answer within {timeout:?}") }),
+        }
+    }
+
+    async fn shake_hands(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
+        let client = self.settings.sides(address).client.clone();
+        let connecting =
+            self.endpoint.connect_with(client, address, CLUSTER_DNS_NAME).map_err(|error| match error {
+                quinn::ConnectError::EndpointStopping => TransportError::TransportClosed,
+                other => TransportError::Unreachable { address, cause: other.to_string() },
+            })?;
+        let connection = connecting.await.map_err(|error| {
+            if let quinn::ConnectionError::TransportError(_) = error {
+                self.settings.observer.rejected(cause::rejection(&error));
+            }
+            cause::of_handshake(error, address)
+        })?;
+        let link = QuicLink::new(connection, &self.settings);
+        link.await_welcome().await?;
+        Ok(Arc::new(link))
+    }
+}
+
+impl Transport for QuicTransport {
+    fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {
+        Box::pin(self.connect_to(address))
+    }
+
+    fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>> {
+        Box::pin(async { self.accepted.lock().await.recv().await })
+    }
+
+    fn close(&self) {
+        self.endpoint.close(VarInt::from_u32(0), TRANSPORT_CLOSED.as_bytes());
+    }
+
+    fn drained(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.endpoint.wait_idle())
+    }
+}
+
+impl Drop for QuicTransport {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Settings {
+    fn sides(&self, peer: SocketAddr) -> &Sides {
+        if peer.ip().is_loopback() { &self.loopback } else { &self.network }
+    }
+}
+
+/// Shakes hands with every peer at once, so that a slow one delays no other.
+async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sender<Arc<dyn Link>>) {
+    while let Some(incoming) = endpoint.accept().await {
+        let (settings, accepted) = (settings.clone(), accepted.clone());
+        tokio::spawn(async move {
+            let peer = incoming.remote_address();
+            match welcome(incoming, &settings).await {
+                // A receiver that is gone means a closed transport; the link closes with it.
+                Ok(link) => drop(accepted.send(link).await),
+                Err(error) => {
+                    let reason = cause::rejection(&error);
+                    settings.observer.rejected(reason);
+                    tracing::warn!(%peer, reason, %error, "refused a peer");
+                }
+            }
+        });
+    }
+}
+
+async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Arc<dyn Link>, quinn::ConnectionError> {
+    let server = settings.sides(incoming.remote_address()).server.clone();
+    let connection = incoming.accept_with(server)?.await?;
+    // In TLS 1.3 a client is done before its certificate is looked at; this tells it that it was let in.
+    let mut greeting = connection.open_uni().await?;
+    // A lost connection shows in the link's first use.
+    let _ = greeting.write_all(&PROTOCOL_VERSION.to_le_bytes()).await;
+    Ok(Arc::new(QuicLink::new(connection, settings)))
+}
+
+/// What a link and its channels share.
+struct Peer {
+    connection: Connection,
+    address: SocketAddr,
+    /// The words of this side's `close`.
+    closing: OnceLock<String>,
+    observer: Arc<dyn Observer>,
+}
+
+impl Peer {
+    fn lost(&self, error: quinn::ConnectionError) -> TransportError {
+        let closing = self.closing.get().map_or(TRANSPORT_CLOSED, String::as_str);
+        cause::of_loss(error, self.address, closing)
+    }
+}
+
+struct QuicLink {
+    peer: Arc<Peer>,
+    name: Option<String>,
+}
+
+impl QuicLink {
+    fn new(connection: Connection, settings: &Settings) -> Self {
+        let name = if settings.has_names { certificate_name(&connection) } else { None };
+        let address = connection.remote_address();
+        let observer = settings.observer.clone();
+        Self { peer: Arc::new(Peer { connection, address, closing: OnceLock::new(), observer }), name }
+    }
+
+    async fn await_welcome(&self) -> Result<(), TransportError> {
+        let lost = |error| cause::of_handshake(error, self.peer.address);
+        let mut greeting = self.peer.connection.accept_uni().await.map_err(lost)?;
+        let mut version = [0; 2];
+        match greeting.read_exact(&mut version).await {
+            Ok(()) if u16::from_le_bytes(version) == PROTOCOL_VERSION => Ok(()),
+            Ok(()) => Err(TransportError::protocol_version(self.peer.address)),
+            Err(quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(error))) => Err(lost(error)),
+            Err(error) => Err(TransportError::Handshake { peer: self.peer.address, cause: error.to_string() }),
+        }
+    }
+}
+
+impl Link for QuicLink {
+    fn peer_address(&self) -> SocketAddr {
+        self.peer.address
+    }
+
+    fn peer_name(&self) -> Option<String> {
+        self.name.clone()
+    }
+
+    fn open(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
+        Box::pin(async {
+            let streams = self.peer.connection.open_bi().await.map_err(|error| self.peer.lost(error))?;
+            Ok(channel::over(streams, &self.peer))
+        })
+    }
+
+    fn accept(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
+        Box::pin(async {
+            let streams = self.peer.connection.accept_bi().await.map_err(|error| self.peer.lost(error))?;
+            Ok(channel::over(streams, &self.peer))
+        })
+    }
+
+    fn close(&self, reason: &str) {
+        let reason = self.peer.closing.get_or_init(|| reason.to_owned());
+        self.peer.connection.close(VarInt::from_u32(0), reason.as_bytes());
+    }
+
+    fn closed(&self) -> BoxFuture<'_, TransportError> {
+        Box::pin(async { self.peer.lost(self.peer.connection.closed().await) })
+    }
+}
+
+/// The common name of the peer's certificate, which TLS has verified.
+fn certificate_name(connection: &Connection) -> Option<String> {
+    let chain = connection.peer_identity()?.downcast::<Vec<rustls_pki_types::CertificateDer<'static>>>().ok()?;
+    CertificateInfo::from_der(chain.first()?).ok().map(|info| info.name)
+}

@@ -1,0 +1,73 @@
+//! What a QUIC error means to a host: certificates, version, silence, or words of the peer.
+
+use std::net::SocketAddr;
+
+use quinn::ConnectionError;
+
+use crate::TransportError;
+
+/// QUIC carries a TLS alert as this plus the alert's number (RFC 9001, section 4.8).
+const CRYPTO_ERROR: u64 = 0x100;
+const NO_APPLICATION_PROTOCOL: u64 = 120;
+/// Alerts about certificates (RFC 8446, section 6.2): bad, unsupported, revoked, expired, unknown certificate, unknown CA,
+/// access denied, bad signature, certificate required.
+const CERTIFICATE_ALERTS: [u64; 9] = [42, 43, 44, 45, 46, 48, 49, 51, 116];
+
+/// Why a connection did not come about.
+pub(super) fn of_handshake(error: ConnectionError, peer: SocketAddr) -> TransportError {
+    match (rejection(&error), error) {
+        ("certificate", error) => TransportError::Certificate { peer, cause: words(error) },
+        ("protocol_version", _) => TransportError::protocol_version(peer),
+        (_, ConnectionError::TimedOut) => {
+            TransportError::Unreachable { address: peer, cause: "no answer within the idle timeout".into() }
+        }
+        (_, ConnectionError::ApplicationClosed(close)) => {
+            TransportError::Closed { peer, reason: String::from_utf8_lossy(&close.reason).into_owned() }
+        }
+        (_, ConnectionError::LocallyClosed) => TransportError::TransportClosed,
+        (_, error) => TransportError::Handshake { peer, cause: words(error) },
+    }
+}
+
+/// Why a connection ended. `closing` is what this side gave as its reason, if it closed.
+pub(super) fn of_loss(error: ConnectionError, peer: SocketAddr, closing: &str) -> TransportError {
+    match error {
+        ConnectionError::TimedOut => TransportError::TimedOut { peer },
+        ConnectionError::LocallyClosed => TransportError::Closed { peer, reason: closing.into() },
+        ConnectionError::Reset => TransportError::Closed { peer, reason: "the peer was restarted".into() },
+        ConnectionError::ApplicationClosed(close) if close.reason.is_empty() => {
+            TransportError::Closed { peer, reason: "the peer dropped the link".into() }
+        }
+        error => of_handshake(error, peer),
+    }
+}
+
+/// The label under which a failed handshake is counted.
+pub(super) fn rejection(error: &ConnectionError) -> &'static str {
+    match alert(error) {
+        Some(NO_APPLICATION_PROTOCOL) => "protocol_version",
+        Some(alert) if CERTIFICATE_ALERTS.contains(&alert) => "certificate",
+        _ if *error == ConnectionError::VersionMismatch => "protocol_version",
+        _ => "handshake",
+    }
+}
+
+/// The TLS alert that either side raised.
+fn alert(error: &ConnectionError) -> Option<u64> {
+    let code = match error {
+        ConnectionError::TransportError(error) => error.code,
+        ConnectionError::ConnectionClosed(close) => close.error_code,
+        _ => return None,
+    };
+    u64::from(code).checked_sub(CRYPTO_ERROR).filter(|alert| *alert < 0x100)
+}
+
+/// The part of the error that says what happened, without the codes around it.
+fn words(error: ConnectionError) -> String {
+    let said = match &error {
+        ConnectionError::TransportError(error) => error.reason.clone(),
+        ConnectionError::ConnectionClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),
+        _ => String::new(),
+    };
+    if said.is_empty() { error.to_string() } else { said }
+}
