@@ -37,12 +37,12 @@ pub fn encode_shard<B: Backend>(
     for layer in 0..decoder.config().layers {
         let (q, k, v) = decoder.project(layer, &x, &shard.position_ids)?;
         let kv = backend.kv(&k, &v)?;
-        let LocalAttention::Causal = shard.attention else {
-            return Err(ModelError::Unsupported { what: format!("local attention {:?}", shard.attention) });
+        let mask = match shard.attention {
+            LocalAttention::Causal => Mask::Causal,
         };
         // The last layer's rows feed nothing: only its keys and values are kept.
         if layer + 1 < decoder.config().layers {
-            let partial = backend.attention(&q, &kv, Mask::Causal)?;
+            let partial = backend.attention(&q, &kv, mask)?;
             x = decoder.finish(layer, x, &partial.output)?;
         }
         layers.push(if shard.keep_from == 0 { kv } else { backend.kv_rows(&kv, shard.keep_from, rows)? });

@@ -1,5 +1,7 @@
 //! Checkpoints, tokenizer, the decoder cut open at attention, and the two phases over it. Knows no host and no wire.
 
+#![deny(unsafe_code)]
+
 mod chat;
 mod checkpoint;
 mod config;
@@ -13,7 +15,7 @@ mod tokenizer;
 
 pub use chat::ChatTemplate;
 pub use checkpoint::Checkpoint;
-pub use config::ModelConfig;
+pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Parts};
 pub use embedded::EMBEDDED_NAME;
 pub use encoder::{EncodedShard, encode_shard};

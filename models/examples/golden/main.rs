@@ -1,0 +1,91 @@
+//! Runs golden cases through the encoder and generator that hosts use, and writes a result file for check.py.
+//!
+//!     cargo run --release -p asterism-models --example golden -- <inputs.json> <out.json> [--models DIR]
+
+mod case;
+mod kernel;
+mod model;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use asterism_kernels::{Cpu, CpuOptions};
+use serde_json::{Value, json};
+
+use case::{Case, CaseFile};
+use model::Models;
+
+/// Where cases find their tensors and checkpoints, and the device they run on.
+struct Bench {
+    inputs: PathBuf,
+    models: Models,
+    backend: Arc<Cpu>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse()?;
+    let text = std::fs::read_to_string(&arguments.inputs)
+        .with_context(|| format!("cannot read {}", arguments.inputs.display()))?;
+    let file: CaseFile = serde_json::from_str(&text).context("the input is not a case file")?;
+    let backend = Arc::new(Cpu::new(CpuOptions::default())?);
+    let mut bench = Bench {
+        inputs: arguments.inputs.parent().unwrap_or(Path::new("")).to_owned(),
+        models: Models::new(arguments.models, Arc::clone(&backend)),
+        backend,
+    };
+    let mut results = Vec::new();
+    for case in &file.cases {
+        match bench.solve(case).with_context(|| case.id.clone())? {
+            Some(result) => results.push(result),
+            None => eprintln!("{}: skipped, {} is not supported yet", case.id, case.subject()),
+        }
+    }
+    eprintln!("{} of {} cases run", results.len(), file.cases.len());
+    std::fs::write(&arguments.output, json!({ "results": results }).to_string())
+        .with_context(|| format!("cannot write {}", arguments.output.display()))
+}
+
+impl Bench {
+    /// The case's result; none for a kind or method that does not exist yet.
+    fn solve(&mut self, case: &Case) -> Result<Option<Value>> {
+        let backend = &*self.backend;
+        match case.kind.as_str() {
+            "model" => self.models.solve(case),
+            "partial_attention" => kernel::partial_attention(backend, case, &self.inputs).map(Some),
+            "merge_partials" => kernel::merge_partials(backend, case, &self.inputs).map(Some),
+            "rope" => {
+                let config = self.models.load(case.parameter("model")?)?.decoder.config();
+                kernel::rope(backend, case, &self.inputs, config).map(Some)
+            }
+            "tokenize" => {
+                let tokenizer = &self.models.load(case.parameter("model")?)?.tokenizer;
+                kernel::tokenize(case, tokenizer).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+struct Arguments {
+    inputs: PathBuf,
+    output: PathBuf,
+    models: PathBuf,
+}
+
+impl Arguments {
+    fn parse() -> Result<Self> {
+        let mut models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
+        let (mut files, mut given) = (Vec::new(), std::env::args().skip(1));
+        while let Some(argument) = given.next() {
+            match argument.as_str() {
+                "--models" => models = given.next().context("--models needs a folder")?.into(),
+                _ => files.push(PathBuf::from(argument)),
+            }
+        }
+        let Ok([inputs, output]) = <[PathBuf; 2]>::try_from(files) else {
+            bail!("usage: golden <inputs.json> <out.json> [--models DIR]");
+        };
+        Ok(Self { inputs, output, models })
+    }
+}

@@ -1,0 +1,173 @@
+//! A Llama or Qwen2 decoder cut open at attention. Attention itself, the KV cache and the loop over layers belong to the
+//! caller: the phase-1 encoder, the phase-2 generator.
+
+use std::sync::Arc;
+
+use asterism_kernels::{Backend, HostTensor};
+
+use crate::{Checkpoint, ModelConfig, ModelError};
+
+/// What a host needs of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// A context host: layers only, no final norm and no output head.
+    Context,
+    /// The query host: layers and head.
+    Query,
+    /// One process that is both.
+    All,
+}
+
+/// A decoder on a device.
+pub struct Decoder<B: Backend> {
+    backend: Arc<B>,
+    config: ModelConfig,
+    inv_freq: Vec<f32>,
+    table: B::Tensor,
+    layers: Vec<Layer<B>>,
+    head: Option<Head<B>>,
+}
+
+struct Layer<B: Backend> {
+    attention_norm: B::Tensor,
+    qkv: B::Linear,
+    output: B::Linear,
+    mlp_norm: B::Tensor,
+    gate_up: B::Linear,
+    down: B::Linear,
+}
+
+struct Head<B: Backend> {
+    norm: B::Tensor,
+    linear: B::Linear,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Uploads what `parts` needs.
+    pub fn load(backend: Arc<B>, checkpoint: &Checkpoint, parts: Parts) -> Result<Self, ModelError> {
+        let config = checkpoint.config().clone();
+        let loader = Loader { backend: &*backend, checkpoint, config: &config };
+        let table = loader.table()?;
+        let layers = (0..config.layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
+        let head = match parts {
+            Parts::Context => None,
+            Parts::Query | Parts::All => Some(loader.head()?),
+        };
+        Ok(Self { inv_freq: config.inv_freq(), table, layers, head, config, backend })
+    }
+
+    /// The device.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The decoder's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The residual stream `(t, e)` before the first layer.
+    pub fn embed(&self, ids: &[u32]) -> Result<B::Tensor, ModelError> {
+        let vocab = self.config.vocab;
+        if let Some(id) = ids.iter().copied().find(|id| *id as usize >= vocab) {
+            return Err(ModelError::TokenId { id, vocab });
+        }
+        Ok(self.backend.embed(&self.table, ids)?)
+    }
+
+    /// Queries, keys and values of `x (t, e)`, queries and keys rotated: `q (query, t, dim)`, `k, v (kv, t, dim)`.
+    #[allow(clippy::type_complexity)]
+    pub fn project(
+        &self,
+        layer: usize,
+        x: &B::Tensor,
+        positions: &[u32],
+    ) -> Result<(B::Tensor, B::Tensor, B::Tensor), ModelError> {
+        let Layer { attention_norm, qkv, .. } = &self.layers[layer];
+        let x = self.backend.rms_norm(x, attention_norm, self.config.eps)?;
+        let x = self.backend.linear(&x, qkv)?;
+        Ok(self.backend.split_rotate(&x, self.config.heads, positions, &self.inv_freq)?)
+    }
+
+    /// The rest of the layer: `x (t, e)` plus the output projection of `attention (query, t, dim)` in f32, plus the MLP.
+    pub fn finish(&self, layer: usize, x: B::Tensor, attention: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        let Layer { output, mlp_norm, gate_up, down, .. } = &self.layers[layer];
+        let attention = self.backend.join_heads(attention)?;
+        let x = self.backend.linear_add(&attention, output, x)?;
+        let y = self.backend.rms_norm(&x, mlp_norm, self.config.eps)?;
+        let y = self.backend.linear(&y, gate_up)?;
+        let y = self.backend.gated_silu(&y)?;
+        Ok(self.backend.linear_add(&y, down, x)?)
+    }
+
+    /// Logits `(vocab)` of the last row of `x (t, e)`: they give the next token.
+    pub fn logits(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
+        let t = self.backend.shape(x)[0];
+        self.all_logits(&self.backend.rows(x, t - 1, t)?)
+    }
+
+    /// Logits `(t, vocab)` of every row of `x (t, e)`.
+    pub fn all_logits(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
+        let Head { norm, linear } = self.head.as_ref().ok_or(ModelError::NoHead)?;
+        let x = self.backend.rms_norm(x, norm, self.config.eps)?;
+        Ok(self.backend.download(&self.backend.linear(&x, linear)?)?)
+    }
+}
+
+/// Reads tensors by their names in the checkpoint, with the shapes that config.json implies.
+struct Loader<'a, B> {
+    backend: &'a B,
+    checkpoint: &'a Checkpoint,
+    config: &'a ModelConfig,
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    fn table(&self) -> Result<B::Tensor, ModelError> {
+        Ok(self.backend.weight(self.table_weight(TABLE)?)?)
+    }
+
+    fn layer(&self, layer: usize) -> Result<Layer<B>, ModelError> {
+        let &ModelConfig { hidden, intermediate, heads, biases, .. } = self.config;
+        let (q, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
+        let attention = |name: &str| format!("model.layers.{layer}.self_attn.{name}_proj");
+        let mlp = |name: &str| format!("model.layers.{layer}.mlp.{name}_proj");
+        let qkv = [(attention("q"), q), (attention("k"), kv), (attention("v"), kv)];
+        let gate_up = [(mlp("gate"), intermediate), (mlp("up"), intermediate)];
+        Ok(Layer {
+            attention_norm: self.norm(&format!("model.layers.{layer}.input_layernorm"))?,
+            qkv: self.linear(&qkv, hidden, biases.qkv)?,
+            output: self.linear(&[(attention("o"), hidden)], q, biases.output)?,
+            mlp_norm: self.norm(&format!("model.layers.{layer}.post_attention_layernorm"))?,
+            gate_up: self.linear(&gate_up, hidden, biases.mlp)?,
+            down: self.linear(&[(mlp("down"), hidden)], intermediate, biases.mlp)?,
+        })
+    }
+
+    fn head(&self) -> Result<Head<B>, ModelError> {
+        let weight = self.table_weight(if self.config.tied { TABLE } else { "lm_head.weight" })?;
+        Ok(Head { norm: self.norm("model.norm")?, linear: self.backend.linear_weight(&[weight], &[])? })
+    }
+
+    fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
+        self.checkpoint.tensor(name, &[self.config.vocab, self.config.hidden])
+    }
+
+    fn norm(&self, name: &str) -> Result<B::Tensor, ModelError> {
+        Ok(self.backend.weight(self.checkpoint.tensor(&format!("{name}.weight"), &[self.config.hidden])?)?)
+    }
+
+    /// Linear layers that share their input `(t, k)`, fused into one with their outputs side by side.
+    fn linear(&self, parts: &[(String, usize)], k: usize, biased: bool) -> Result<B::Linear, ModelError> {
+        let tensor =
+            |suffix: &str, name: &str, shape: &[usize]| self.checkpoint.tensor(&format!("{name}.{suffix}"), shape);
+        let weights: Vec<_> =
+            parts.iter().map(|(name, n)| tensor("weight", name, &[*n, k])).collect::<Result<_, _>>()?;
+        let biases: Vec<_> = match biased {
+            true => parts.iter().map(|(name, n)| tensor("bias", name, &[*n])).collect::<Result<_, _>>()?,
+            false => Vec::new(),
+        };
+        Ok(self.backend.linear_weight(&weights, &biases)?)
+    }
+}
+
+const TABLE: &str = "model.embed_tokens.weight";

@@ -1,0 +1,187 @@
+//! What can go wrong with a checkpoint, a tokenizer or a pass through the decoder: cause and remedy.
+
+use asterism_kernels::KernelError;
+use thiserror::Error;
+
+/// A checkpoint that cannot be loaded, or a pass that cannot be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A file that every checkpoint folder has.
+    #[error("no {file} in {folder}: {remedy}")]
+    MissingFile {
+        /// The file.
+        file: String,
+        /// Where it was looked for.
+        folder: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// The system refused a file.
+    #[error("cannot read {path}: {cause}")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// The system's answer.
+        cause: std::io::Error,
+    },
+    /// A file that does not parse.
+    #[error("{path} is not valid: {cause}; fetch the file again")]
+    Malformed {
+        /// The file.
+        path: String,
+        /// The parser's answer.
+        cause: String,
+    },
+    /// A model that this decoder does not compute.
+    #[error("config.json: {key} = {got} is not supported; {supported}")]
+    Config {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        got: String,
+        /// What would be.
+        supported: &'static str,
+    },
+    /// A weight file shorter or longer than its header says.
+    #[error("{path} is truncated or damaged: its header says {expected} bytes, it has {got}; fetch the file again")]
+    Truncated {
+        /// The file.
+        path: String,
+        /// Bytes by the header, the header included.
+        expected: u64,
+        /// Bytes found.
+        got: u64,
+    },
+    /// A weight file of another format.
+    #[error("{path} is not a safetensors file ({cause}); convert the checkpoint to safetensors")]
+    NotSafetensors {
+        /// The file.
+        path: String,
+        /// Why not.
+        cause: String,
+    },
+    /// A tensor the architecture needs.
+    #[error("checkpoint {checkpoint} has no tensor {tensor} {expected:?}{}; its config.json and weights do not belong together",
+        nearest.as_ref().map(|n| format!(" (nearest name: {n})")).unwrap_or_default())]
+    MissingTensor {
+        /// The checkpoint.
+        checkpoint: String,
+        /// The tensor.
+        tensor: String,
+        /// Its shape by config.json.
+        expected: Vec<usize>,
+        /// The most similar name present.
+        nearest: Option<String>,
+    },
+    /// A tensor of another shape than config.json implies.
+    #[error(
+        "tensor {tensor}: expected shape {expected:?} by config.json, got {got:?}; its config.json and weights do not belong together"
+    )]
+    TensorShape {
+        /// The tensor.
+        tensor: String,
+        /// Its shape by config.json.
+        expected: Vec<usize>,
+        /// Its shape in the file.
+        got: Vec<usize>,
+    },
+    /// A tensor of a type other than bf16, f16 and f32.
+    #[error("tensor {tensor} is stored as {got}; bf16, f16 and f32 weights are supported, quantised ones are not")]
+    TensorType {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        got: String,
+    },
+    /// Text that the tokenizer cannot encode, or ids it cannot decode.
+    #[error("tokenizer: {cause}")]
+    Tokenizer {
+        /// Its answer.
+        cause: String,
+    },
+    /// A chat template that does not render, or does not keep context and query apart.
+    #[error("chat template: {cause}")]
+    Template {
+        /// Why.
+        cause: String,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token id {id} is outside the model's vocabulary of {vocab}")]
+    TokenId {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// A sampling parameter out of range.
+    #[error("sampling: {field} must be {allowed}, got {got}")]
+    Sampling {
+        /// The parameter.
+        field: &'static str,
+        /// Its range.
+        allowed: &'static str,
+        /// Its value.
+        got: f32,
+    },
+    /// Logits asked of a decoder that was loaded without its head.
+    #[error("this decoder was loaded for a context host, without the output head; load it with Parts::Query")]
+    NoHead,
+    /// The caller stopped the pass.
+    #[error("the pass was cancelled")]
+    Cancelled,
+    /// Something a plan asks for that this build does not do.
+    #[error("{what} is not supported by this build")]
+    Unsupported {
+        /// What.
+        what: String,
+    },
+    /// Shards answered for another number of keys than the context has.
+    #[error("layer {layer}: the shards that answered hold {got} keys, the context has {expected}; the step is refused")]
+    KeyCount {
+        /// The layer.
+        layer: usize,
+        /// Context tokens.
+        expected: usize,
+        /// Keys answered for.
+        got: usize,
+    },
+    /// A context host did not answer.
+    #[error("context host {host}: {cause}")]
+    Host {
+        /// The host.
+        host: String,
+        /// What happened to it.
+        cause: String,
+    },
+    /// A kernel refused its operands, or the device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl ModelError {
+    /// Stable name for metric labels and HTTP.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::MissingFile { .. } => "model_file_missing",
+            Self::Unreadable { .. } => "model_file_unreadable",
+            Self::Malformed { .. } => "model_file_malformed",
+            Self::Config { .. } => "model_config_unsupported",
+            Self::Truncated { .. } => "weights_truncated",
+            Self::NotSafetensors { .. } => "weights_not_safetensors",
+            Self::MissingTensor { .. } => "tensor_missing",
+            Self::TensorShape { .. } => "tensor_shape",
+            Self::TensorType { .. } => "tensor_type",
+            Self::Tokenizer { .. } => "tokenizer",
+            Self::Template { .. } => "chat_template",
+            Self::TokenId { .. } => "token_id",
+            Self::Sampling { .. } => "sampling",
+            Self::NoHead => "no_head",
+            Self::Cancelled => "cancelled",
+            Self::Unsupported { .. } => "unsupported",
+            Self::KeyCount { .. } => "key_count",
+            Self::Host { .. } => "host_lost",
+            Self::Kernel(_) => "kernel",
+        }
+    }
+}

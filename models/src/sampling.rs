@@ -1,0 +1,158 @@
+//! The next token from logits: greedy, or drawn with temperature and nucleus from an own seeded generator.
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+use crate::ModelError;
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sampling {
+    /// Divides the logits; 0 is greedy.
+    pub temperature: f32,
+    /// Draws from the smallest set of tokens with at least this probability; 1 is all of them.
+    pub top_p: f32,
+    /// The same seed over the same logits draws the same tokens.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { temperature: 0.0, top_p: 1.0, seed: 0 }
+    }
+}
+
+impl Sampling {
+    /// Refuses parameters out of range.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        let refused = |field, allowed, got| Err(ModelError::Sampling { field, allowed, got });
+        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
+            return refused("temperature", "0 (greedy) or above", self.temperature);
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return refused("top_p", "above 0 and at most 1", self.top_p);
+        }
+        Ok(())
+    }
+}
+
+/// Chooses tokens one after another.
+pub struct Sampler {
+    sampling: Sampling,
+    random: StdRng,
+}
+
+impl Sampler {
+    /// Starts from the seed.
+    pub fn new(sampling: Sampling) -> Self {
+        Self { sampling, random: StdRng::seed_from_u64(sampling.seed) }
+    }
+
+    /// The next token of `logits (vocab)`. Greedy takes the lowest id on an exact tie. NaN is never chosen.
+    pub fn next(&mut self, logits: &[f32]) -> u32 {
+        if self.sampling.temperature == 0.0 {
+            return greedy(logits);
+        }
+        let draw: f64 = self.random.random();
+        let weights = self.nucleus(logits);
+        let total: f64 = weights.iter().map(|(_, weight)| weight).sum();
+        let mut left = draw * total;
+        for (id, weight) in &weights {
+            left -= weight;
+            if left < 0.0 {
+                return *id;
+            }
+        }
+        weights.last().map_or_else(|| greedy(logits), |(id, _)| *id)
+    }
+
+    /// Ids with their unnormalised probabilities, most likely first, cut at `top_p`.
+    fn nucleus(&self, logits: &[f32]) -> Vec<(u32, f64)> {
+        let scale = f64::from(self.sampling.temperature);
+        let most = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        let weight = |logit: f32| ((f64::from(logit) - most) / scale).exp();
+        let mut weights: Vec<(u32, f64)> =
+            (0u32..).zip(logits).map(|(id, logit)| (id, weight(*logit))).filter(|(_, w)| *w > 0.0).collect();
+        weights.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let wanted = f64::from(self.sampling.top_p) * weights.iter().map(|(_, weight)| weight).sum::<f64>();
+        let mut covered = 0.0;
+        let kept = weights.iter().take_while(|(_, weight)| {
+            let open = covered < wanted;
+            covered += weight;
+            open
+        });
+        let kept = kept.count();
+        weights.truncate(kept);
+        weights
+    }
+}
+
+fn greedy(logits: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (id, logit) in (0u32..).zip(logits) {
+        if *logit > best.1 {
+            best = (id, *logit);
+        }
+    }
+    best.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draws(sampling: Sampling, logits: &[f32], count: usize) -> Vec<u32> {
+        let mut sampler = Sampler::new(sampling);
+        (0..count).map(|_| sampler.next(logits)).collect()
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_on_a_tie_and_never_nan() {
+        assert_eq!(draws(Sampling::default(), &[0.0, 3.0, f32::NAN, 3.0], 1), [1]);
+    }
+
+    #[test]
+    fn a_seed_repeats_and_another_differs() {
+        let logits: Vec<f32> = (0..50).map(|i| (i % 7) as f32 / 3.0).collect();
+        let hot = |seed| Sampling { temperature: 1.0, seed, ..Sampling::default() };
+        assert_eq!(draws(hot(7), &logits, 64), draws(hot(7), &logits, 64));
+        assert_ne!(draws(hot(7), &logits, 64), draws(hot(8), &logits, 64));
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let logits = [0.0, 1.0, 2.0, -1.0];
+        let drawn = draws(Sampling { temperature: 0.7, ..Sampling::default() }, &logits, 40_000);
+        let total: f64 = logits.iter().map(|l| (f64::from(*l) / 0.7).exp()).sum();
+        for (id, logit) in (0u32..).zip(logits) {
+            let expected = (f64::from(logit) / 0.7).exp() / total;
+            let got = drawn.iter().filter(|d| **d == id).count() as f64 / drawn.len() as f64;
+            assert!((expected - got).abs() < 0.01, "token {id}: expected {expected}, got {got}");
+        }
+    }
+
+    #[test]
+    fn the_nucleus_is_the_smallest_set_that_covers_top_p() {
+        let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
+        let drawn = |top_p| {
+            let mut ids = draws(Sampling { temperature: 1.0, top_p, seed: 1 }, &logits, 500);
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        };
+        assert_eq!(drawn(0.4), [0]);
+        assert_eq!(drawn(0.6), [0, 1]);
+        assert_eq!(drawn(1.0), [0, 1, 2]);
+    }
+
+    #[test]
+    fn parameters_out_of_range_are_refused() {
+        for (temperature, top_p) in [(-1.0, 1.0), (f32::NAN, 1.0), (1.0, 0.0), (1.0, 1.5)] {
+            Sampling { temperature, top_p, seed: 0 }.validate().unwrap_err();
+        }
+        Sampling::default().validate().unwrap();
+        serde_json::from_str::<Sampling>(r#"{"temprature": 1.0}"#).unwrap_err();
+    }
+}
