@@ -1,0 +1,63 @@
+//! The embedded model's logits against transformers' (asterism-7m/make_logits.py writes the fixture).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use asterism_kernels::{Cpu, CpuOptions};
+use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, Parts, encode_shard};
+use asterism_plan::methods::DenseConfig;
+use asterism_plan::{Method, MethodConfig, PlanRequest};
+use safetensors::SafeTensors;
+
+const TOLERANCE: f32 = 1e-3;
+
+struct Prompt {
+    ids: Vec<u32>,
+    positions: Vec<usize>,
+    logits: Vec<f32>,
+}
+
+fn prompts() -> Vec<Prompt> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("asterism-7m/logits.safetensors");
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: String| file.tensor(&name).unwrap().data().as_chunks::<4>().0.to_vec();
+    let ints = |name: String| words(name).into_iter().map(|word| i32::from_le_bytes(word) as u32).collect::<Vec<_>>();
+    (0..file.len() / 3)
+        .map(|i| Prompt {
+            ids: ints(format!("{i}.ids")),
+            positions: ints(format!("{i}.positions")).into_iter().map(|p| p as usize).collect(),
+            logits: words(format!("{i}.logits")).into_iter().map(f32::from_le_bytes).collect(),
+        })
+        .collect()
+}
+
+fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let backend = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
+    let decoder = Decoder::load(backend, &Checkpoint::embedded().unwrap(), Parts::All).unwrap();
+    let vocab = decoder.config().vocab;
+    for (number, Prompt { ids, positions, logits }) in prompts().into_iter().enumerate() {
+        let mut nowhere = LocalContext::new(decoder.backend(), &[]);
+        let x = Generator::new(0, 0).step(&decoder, &ids, &mut nowhere).unwrap();
+        let all = decoder.all_logits(&x).unwrap();
+        for (position, expected) in positions.iter().zip(logits.chunks_exact(vocab)) {
+            let worst = difference(&all[position * vocab..][..vocab], expected);
+            assert!(worst < TOLERANCE, "prompt {number}, position {position}: {worst} in one pass");
+        }
+
+        let (context, query) = ids.split_at(ids.len() - 8);
+        let method = MethodConfig::Dense(DenseConfig::default());
+        let plan = method.plan(&PlanRequest { context, query, hosts: 1 }).unwrap();
+        let shards = [encode_shard(&decoder, &plan.shards[0], |_| true).unwrap()];
+        let mut context = LocalContext::new(decoder.backend(), &shards);
+        let x = Generator::new(plan.context_tokens, plan.query_start).step(&decoder, query, &mut context).unwrap();
+        let worst = difference(&decoder.logits(&x).unwrap(), &logits[logits.len() - vocab..]);
+        assert!(worst < TOLERANCE, "prompt {number}: {worst} in two phases");
+    }
+}
