@@ -14,9 +14,9 @@ pub struct JobRequest {
     #[serde(default)]
     pub id: Option<String>,
     /// The document. Tokenised apart from the query; BOS belongs to it.
-    pub context: String,
+    pub context: Prompt,
     /// The question.
-    pub query: String,
+    pub query: Prompt,
     /// Attention method and its sizes; absent: the cluster's default.
     #[serde(default)]
     pub method: Option<MethodConfig>,
@@ -32,7 +32,7 @@ pub struct JobRequest {
     /// Go on after the model's end-of-sequence tokens (fixtures and benchmarks).
     #[serde(default)]
     pub ignore_eos: bool,
-    /// Whether the model's chat template is applied.
+    /// Whether the model's chat template is applied; it needs context and query as text.
     #[serde(default = "yes")]
     pub chat_template: bool,
     /// Seconds after which the job fails with `timeout`.
@@ -49,6 +49,38 @@ fn default_max_tokens() -> usize {
 
 fn yes() -> bool {
     true
+}
+
+/// Text, or token ids that are taken as they are: no template, nothing added.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// UTF-8 text.
+    Text(String),
+    /// Token ids of the cluster's model.
+    Tokens(Vec<u32>),
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_string())
+    }
+}
+
+impl Prompt {
+    /// Whether there is nothing but white space in it.
+    pub fn is_blank(&self) -> bool {
+        match self {
+            Self::Text(text) => text.trim().is_empty(),
+            Self::Tokens(ids) => ids.is_empty(),
+        }
+    }
 }
 
 /// Where a job stands.

@@ -6,9 +6,13 @@
 pub mod api;
 pub mod context_host;
 mod error;
+mod host;
+mod link;
 pub mod messages;
 pub mod metric;
+mod payload;
 pub mod query_host;
 pub mod supervisor;
 
-pub use error::{JobError, SupervisorError};
+pub use error::{HostError, JobError};
+pub use host::{HostConfig, LoadedModel, ModelLoader};

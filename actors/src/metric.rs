@@ -1,0 +1,176 @@
+//! Every metric by name, and the observations that feed them. Exports nothing: the process that serves `/metrics` does.
+
+use asterism_transport::Observer;
+use metrics::{counter, gauge, histogram};
+
+use crate::api::{ClusterStatus, FinishReason, HostHealth, Timings};
+
+/// Declares a metric name with its help text.
+macro_rules! names {
+    ($($(#[doc = $help:literal])+ $constant:ident = $name:literal;)+) => {
+        $($(#[doc = $help])+ pub const $constant: &str = concat!("asterism_", $name);)+
+        /// Every name with its help text.
+        pub const ALL: &[(&str, &str)] = &[$(($constant, concat!($($help),+))),+];
+    };
+}
+
+names! {
+    /// Jobs that run.
+    REQUESTS_RUNNING = "requests_running";
+    /// Jobs that wait.
+    REQUESTS_WAITING = "requests_waiting";
+    /// Jobs that ended with an answer, by reason.
+    REQUEST_SUCCESS = "request_success_total";
+    /// Jobs that failed, by error code.
+    REQUESTS_FAILED = "requests_failed_total";
+    /// Context and query tokens of answered jobs.
+    PROMPT_TOKENS = "prompt_tokens_total";
+    /// Tokens generated.
+    GENERATION_TOKENS = "generation_tokens_total";
+    /// Seconds from submission to the first token.
+    TIME_TO_FIRST_TOKEN = "time_to_first_token_seconds";
+    /// Seconds between tokens of a job, on average.
+    INTER_TOKEN_LATENCY = "inter_token_latency_seconds";
+    /// Seconds from submission to the end.
+    E2E_REQUEST_LATENCY = "e2e_request_latency_seconds";
+    /// Seconds from submission to the start of work.
+    REQUEST_QUEUE_TIME = "request_queue_time_seconds";
+    /// Seconds of phase 1 and the query step.
+    REQUEST_PREFILL_TIME = "request_prefill_time_seconds";
+    /// Seconds of decoding.
+    REQUEST_DECODE_TIME = "request_decode_time_seconds";
+    /// Context and query tokens of a job.
+    REQUEST_PROMPT_TOKENS = "request_prompt_tokens";
+    /// Seconds of phase 1 of one shard.
+    PHASE1_SHARD_ENCODE = "phase1_shard_encode_seconds";
+    /// Tokens run through the model in phase 1, prefixes included.
+    PHASE1_TOKENS = "phase1_tokens_total";
+    /// Bytes of keys and values a host holds.
+    KV_CACHE_BYTES = "kv_cache_bytes";
+    /// 1 while a host is ready.
+    HOST_UP = "host_up";
+    /// Seconds since a host was last heard.
+    HOST_HEARTBEAT_AGE = "host_heartbeat_age_seconds";
+    /// Hosts declared dead, by reason.
+    HOST_FAILURES = "host_failures_total";
+    /// Bytes of frames, by direction.
+    TRANSPORT_BYTES = "transport_bytes_total";
+    /// Peers refused, by reason.
+    TRANSPORT_REJECTS = "transport_rejects_total";
+    /// Always 1; its labels say what runs.
+    BUILD_INFO = "build_info";
+}
+
+/// Something worth counting or timing, as state machines report it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Observation {
+    /// A job failed.
+    RequestFailed {
+        /// Error code.
+        code: String,
+    },
+    /// A job ended without an error; `None` when its user cancelled it.
+    RequestEnded {
+        /// Why it ended.
+        reason: Option<FinishReason>,
+    },
+    /// An answered job's sizes and times.
+    Request {
+        /// Method by name.
+        method: String,
+        /// Model by name.
+        model: String,
+        /// Context and query tokens.
+        prompt_tokens: usize,
+        /// Tokens generated.
+        generated_tokens: usize,
+        /// Seconds spent.
+        timings: Timings,
+    },
+    /// A shard was encoded.
+    ShardEncoded {
+        /// Host.
+        host: String,
+        /// Method by name.
+        method: String,
+        /// Seconds of compute.
+        seconds: f64,
+        /// Tokens run through the model.
+        tokens: usize,
+    },
+    /// A host was declared dead.
+    HostFailed {
+        /// Why, from a short list.
+        reason: &'static str,
+    },
+}
+
+impl Observation {
+    /// Hands the observation to the metrics facade.
+    pub fn record(&self) {
+        match self {
+            Self::RequestFailed { code } => counter!(REQUESTS_FAILED, "error_type" => code.clone()).increment(1),
+            Self::RequestEnded { reason } => {
+                let reason = match reason {
+                    Some(FinishReason::Stop) => "stop",
+                    Some(FinishReason::Length) => "length",
+                    None => "cancelled",
+                };
+                counter!(REQUEST_SUCCESS, "finished_reason" => reason).increment(1);
+            }
+            Self::Request { method, model, prompt_tokens, generated_tokens, timings } => {
+                let labels = [("method", method.clone()), ("model", model.clone())];
+                let seconds = |name: &'static str, value: f64| histogram!(name, &labels).record(value);
+                counter!(PROMPT_TOKENS, &labels).increment(*prompt_tokens as u64);
+                counter!(GENERATION_TOKENS, &labels).increment(*generated_tokens as u64);
+                seconds(REQUEST_PROMPT_TOKENS, *prompt_tokens as f64);
+                seconds(TIME_TO_FIRST_TOKEN, timings.queue_s + timings.encode_s + timings.query_s);
+                seconds(E2E_REQUEST_LATENCY, timings.total_s);
+                seconds(REQUEST_QUEUE_TIME, timings.queue_s);
+                seconds(REQUEST_PREFILL_TIME, timings.encode_s + timings.query_s);
+                seconds(REQUEST_DECODE_TIME, timings.decode_s);
+                if *generated_tokens > 1 {
+                    seconds(INTER_TOKEN_LATENCY, timings.decode_s / (generated_tokens - 1) as f64);
+                }
+            }
+            Self::ShardEncoded { host, method, seconds, tokens } => {
+                let labels = [("host", host.clone()), ("method", method.clone())];
+                histogram!(PHASE1_SHARD_ENCODE, &labels).record(*seconds);
+                counter!(PHASE1_TOKENS, "host" => host.clone()).increment(*tokens as u64);
+            }
+            Self::HostFailed { reason } => counter!(HOST_FAILURES, "reason" => *reason).increment(1),
+        }
+    }
+}
+
+/// Sets the gauges that describe the cluster as it is now.
+pub fn record_cluster(status: &ClusterStatus) {
+    gauge!(REQUESTS_RUNNING).set(status.jobs_running as f64);
+    gauge!(REQUESTS_WAITING).set(status.jobs_pending as f64);
+    for host in &status.hosts {
+        let role = format!("{:?}", host.role).to_lowercase();
+        let labels = [("host", host.name.clone()), ("role", role)];
+        gauge!(HOST_UP, &labels).set(if host.health == HostHealth::Ready { 1.0 } else { 0.0 });
+        if let Some(age) = host.heartbeat_age_s {
+            gauge!(HOST_HEARTBEAT_AGE, "host" => host.name.clone()).set(age);
+        }
+        gauge!(KV_CACHE_BYTES, "host" => host.name.clone(), "state" => "held").set(host.kv_bytes as f64);
+    }
+}
+
+/// Counts what a transport does.
+pub struct TransportMetrics {
+    /// Transport by name, such as `quic`.
+    pub transport: &'static str,
+}
+
+impl Observer for TransportMetrics {
+    fn bytes(&self, sent: bool, bytes: usize) {
+        let direction = if sent { "sent" } else { "received" };
+        counter!(TRANSPORT_BYTES, "direction" => direction, "transport" => self.transport).increment(bytes as u64);
+    }
+
+    fn rejected(&self, reason: &'static str) {
+        counter!(TRANSPORT_REJECTS, "reason" => reason).increment(1);
+    }
+}

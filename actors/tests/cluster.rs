@@ -1,0 +1,161 @@
+//! A whole cluster in one process: real actors over the in-process transport, held to the golden star cases.
+
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use asterism_actors::{
+    HostConfig, LoadedModel,
+    api::{JobRequest, JobState, JobStatus, Prompt, Role},
+    context_host, query_host,
+    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
+};
+use asterism_kernels::{Cpu, CpuOptions};
+use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Sampling, Tokenizer};
+use asterism_transport::{NoObserver, Transport, local::LocalNetwork};
+use serde_json::{Value, json};
+
+fn golden() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
+}
+
+fn ephemeral() -> SocketAddr {
+    "127.0.0.1:0".parse().expect("an address")
+}
+
+fn load(model: &str, parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
+    let checkpoint = Checkpoint::open(&golden().join("models").join(model))?;
+    let backend = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?);
+    let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
+    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)? })
+}
+
+/// Starts a supervisor, `contexts` context hosts and a query host. Returns the supervisor and each host's transport.
+async fn start(model: &'static str, contexts: usize) -> (Supervisor, Vec<Arc<dyn Transport>>) {
+    let network = LocalNetwork::new();
+    let bind = || -> Arc<dyn Transport> { Arc::new(network.bind(ephemeral(), Arc::new(NoObserver)).expect("a port")) };
+    let names = (0..contexts).map(|i| (format!("c{i}"), Role::Context)).chain([("q".to_string(), Role::Query)]);
+    let hosts: Vec<HostSpec> =
+        names.map(|(name, role)| HostSpec { name, role, device: "cpu".into() }).collect();
+    let config = SupervisorConfig {
+        cluster: "test".into(),
+        model: model.into(),
+        hosts: hosts.clone(),
+        method: serde_json::from_value(json!({"dense": {}})).expect("a method"),
+        heartbeat: Duration::from_millis(200),
+        suspect_after: 3,
+        dead_after: Duration::from_secs(10),
+        max_running: 2,
+        max_queue: 64,
+        recovery: Recovery::Fail,
+    };
+    let transport = bind();
+    let address = transport.local_address();
+    let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
+    let front = Arc::new(ModelFront::load(&checkpoint, None).expect("a tokenizer"));
+    let supervisor = Supervisor::start(config, front, transport).await.expect("a supervisor");
+    let mut transports = Vec::new();
+    for host in hosts {
+        let transport = bind();
+        transports.push(transport.clone());
+        let config = HostConfig { name: host.name, supervisor: address, incarnation: 1 };
+        match host.role {
+            Role::Context => {
+                let loader = Box::new(move || load(model, Parts::Context));
+                tokio::spawn(context_host::run(config, transport, loader));
+            }
+            _ => {
+                let loader = Box::new(move || load(model, Parts::Query));
+                tokio::spawn(query_host::run(config, transport, loader));
+            }
+        }
+    }
+    (supervisor, transports)
+}
+
+fn request(case: &Value, method: Value) -> JobRequest {
+    let ids = |key: &str| serde_json::from_value(case[key].clone()).map(Prompt::Tokens).expect("token ids");
+    JobRequest {
+        id: None,
+        context: ids("context_ids"),
+        query: ids("query_ids"),
+        method: Some(serde_json::from_value(method).expect("a method")),
+        max_tokens: case["max_new_tokens"].as_u64().expect("a number") as usize,
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+        ignore_eos: true,
+        chat_template: false,
+        timeout_s: Some(120.0),
+        labels: BTreeMap::new(),
+    }
+}
+
+async fn finish(supervisor: &Supervisor, request: JobRequest) -> JobStatus {
+    let id = supervisor.submit(request).await.expect("taken");
+    let mut events = supervisor.watch(&id).await.expect("known");
+    while let Some(event) = events.recv().await {
+        if let asterism_actors::api::JobEvent::Finished { status } = event {
+            return *status;
+        }
+    }
+    panic!("the events of job {id} ended before it did");
+}
+
+fn cases(model: &str, method: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(golden().join("public/goldens.json")).expect("the fixtures");
+    let all: Value = serde_json::from_str(&text).expect("JSON");
+    let wanted = |case: &&Value| case["model"] == model && case["method"] == method && case["kind"] == "model";
+    all["cases"].as_array().expect("cases").iter().filter(wanted).cloned().collect()
+}
+
+fn star(case: &Value, block: &Value) -> Value {
+    json!({"star": {"block_tokens": block, "anchor_tokens": case["params"]["anchor_size"]}})
+}
+
+fn plain(case: &&Value) -> bool {
+    case["params"]["anchor_position"] == "first" && case["params"]["anchor_content"] == "first"
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn star_gives_the_golden_tokens_on_any_number_of_context_hosts() {
+    for contexts in [1, 2, 3, 5] {
+        let (supervisor, _transports) = start("tiny-llama", contexts).await;
+        for case in cases("tiny-llama", "star").iter().filter(plain) {
+            let status = finish(&supervisor, request(case, star(case, &case["params"]["block_size"]))).await;
+            assert_eq!(status.state, JobState::Succeeded, "{}: {:?}", case["id"], status.error);
+            assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "{} on {contexts} hosts", case["id"]);
+        }
+        supervisor.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dense_gives_the_golden_tokens_with_biases_and_tied_heads() {
+    let (supervisor, _transports) = start("tiny-qwen2", 2).await;
+    for case in &cases("tiny-qwen2", "dense") {
+        let status = finish(&supervisor, request(case, json!({"dense": {}}))).await;
+        assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "{}", case["id"]);
+    }
+    supervisor.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_context_host_fails_its_job_and_leaves_the_rest_working() {
+    let (supervisor, transports) = start("tiny-llama", 2).await;
+    let case = &cases("tiny-llama", "star")[0];
+    let mut long = request(case, star(case, &case["params"]["block_size"]));
+    long.max_tokens = 1500;
+    let id = supervisor.submit(long).await.expect("taken");
+    let mut events = supervisor.watch(&id).await.expect("known");
+    let mut status = None;
+    while let Some(event) = events.recv().await {
+        match event {
+            asterism_actors::api::JobEvent::Token { .. } => transports[1].close(),
+            asterism_actors::api::JobEvent::Finished { status: last } => status = Some(*last),
+            _ => {}
+        }
+    }
+    let error = status.expect("finished").error.expect("failed");
+    assert_eq!(error.code, "host_lost", "{}", error.message);
+    let again = finish(&supervisor, request(case, star(case, &case["params"]["block_size"]))).await;
+    assert_eq!(json!(again.tokens), case["expected"]["greedy_tokens"]);
+    supervisor.shutdown().await;
+}
