@@ -11,6 +11,7 @@ mod encoder;
 mod error;
 mod generator;
 mod sampling;
+mod synthetic;
 mod tokenizer;
 
 pub use chat::ChatTemplate;
@@ -22,4 +23,5 @@ pub use encoder::{EncodedShard, encode_shard};
 pub use error::ModelError;
 pub use generator::{ContextAttention, Generator, LocalContext, ShardPartial};
 pub use sampling::{Sampler, Sampling};
+pub use synthetic::synthetic_prompt;
 pub use tokenizer::{TextStream, Tokenizer};
