@@ -3,4 +3,5 @@
 pub mod cluster;
 pub mod cluster_file;
 pub mod error;
+pub mod eval;
 pub mod size;
