@@ -1,0 +1,186 @@
+use half::bf16;
+
+use super::super::engine::Engine;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::super::native::Amx;
+use super::super::portable::Portable;
+use super::super::samples::{alone, numbers, relative, threads, without_unit};
+use super::{Parallel, Plan, Query, Shard, attention, attention_with};
+use crate::{Heads, Mask};
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    heads: Heads,
+    queries: usize,
+    keys: usize,
+    mask: Mask,
+}
+
+const fn shape(heads: (usize, usize, usize), queries: usize, keys: usize, mask: Mask) -> Shape {
+    Shape { heads: Heads { query: heads.0, kv: heads.1, dim: heads.2 }, queries, keys, mask }
+}
+
+/// Prefill, decode, a query on earlier keys, rows that see nothing, tiles across heads, and each head size in use.
+const SHAPES: [Shape; 15] = [
+    shape((4, 2, 64), 300, 300, Mask::Causal),
+    shape((4, 2, 64), 1, 515, Mask::Causal),
+    shape((4, 2, 64), 1, 1, Mask::None),
+    shape((9, 3, 64), 70, 333, Mask::Causal),
+    shape((4, 2, 64), 65, 515, Mask::None),
+    shape((2, 2, 64), 256, 256, Mask::Causal),
+    shape((4, 2, 64), 40, 9, Mask::Causal),
+    shape((2, 1, 64), 200, 70, Mask::Causal),
+    shape((8, 1, 64), 5, 130, Mask::None),
+    shape((2, 1, 16), 90, 150, Mask::Causal),
+    shape((4, 4, 16), 17, 64, Mask::None),
+    shape((2, 1, 48), 33, 100, Mask::Causal),
+    shape((2, 1, 128), 140, 140, Mask::Causal),
+    shape((4, 2, 128), 3, 200, Mask::Causal),
+    shape((3, 1, 112), 10, 65, Mask::None),
+];
+
+struct Case {
+    shape: Shape,
+    query: Vec<bf16>,
+    keys: Vec<bf16>,
+    values: Vec<bf16>,
+    head_stride: usize,
+}
+
+/// Scores of a wide range, so that references move; NaN in the storage past the shard's tokens.
+fn case(shape: Shape) -> Case {
+    let Heads { query, kv, dim } = shape.heads;
+    let wide = |x: bf16| bf16::from_f32(x.to_f32() * 3.0);
+    let head_stride = (shape.keys + 7) * dim + 8;
+    let spread = |seed| {
+        let mut storage = vec![bf16::NAN; kv * head_stride];
+        for (head, rows) in numbers(seed, kv * shape.keys * dim).chunks(shape.keys * dim).enumerate() {
+            storage[head * head_stride..][..rows.len()].copy_from_slice(rows);
+        }
+        storage
+    };
+    let query = numbers(1, query * shape.queries * dim).into_iter().map(wide).collect();
+    Case { shape, query, keys: spread(2), values: spread(3), head_stride }
+}
+
+impl Case {
+    fn run<E: Engine>(&self, parallel: Parallel<'_>) -> (Vec<f32>, Vec<f32>) {
+        let Shape { heads, queries, keys, mask } = self.shape;
+        let (mut output, mut lse) = (vec![f32::NAN; self.query.len()], vec![f32::NAN; heads.query * queries]);
+        let query = Query { rows: &self.query, tokens: queries, heads, mask };
+        let shard = Shard { keys: &self.keys, values: &self.values, tokens: keys, head_stride: self.head_stride };
+        let plan = Plan::new(&query, &shard, &mut output, &mut lse);
+        // SAFETY: the callers name an engine that suits the machine.
+        unsafe { attention_with::<E>(plan, heads.kv, parallel) };
+        (output, lse)
+    }
+
+    fn exact(&self) -> (Vec<f64>, Vec<f64>) {
+        let Shape { heads: Heads { query, kv, dim }, queries, keys, mask } = self.shape;
+        let (mut output, mut lse) = (vec![0.0; self.query.len()], vec![f64::NEG_INFINITY; query * queries]);
+        for row in 0..query * queries {
+            let base = row / queries / (query / kv) * self.head_stride;
+            let seen = match mask {
+                Mask::None => keys,
+                Mask::Causal => (row % queries + 1 + keys).saturating_sub(queries),
+            };
+            let scores: Vec<f64> = (0..seen)
+                .map(|key| {
+                    let pairs = self.query[row * dim..][..dim].iter().zip(&self.keys[base + key * dim..][..dim]);
+                    pairs.map(|(q, k)| q.to_f64() * k.to_f64()).sum::<f64>() / (dim as f64).sqrt()
+                })
+                .collect();
+            let peak = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|score| (score - peak).exp()).sum();
+            if seen > 0 {
+                lse[row] = peak + sum.ln();
+            }
+            for (key, score) in scores.iter().enumerate() {
+                for element in 0..dim {
+                    let value = self.values[base + key * dim + element].to_f64();
+                    output[row * dim + element] += (score - peak).exp() / sum * value;
+                }
+            }
+        }
+        (output, lse)
+    }
+}
+
+fn agrees<E: Engine>() {
+    for shape in SHAPES {
+        let case = case(shape);
+        let ((output, lse), (exact, exact_lse)) = (case.run::<E>(&threads), case.exact());
+        let error = relative(&output, &exact);
+        assert!(error < 2.5e-3, "{shape:?}: {error}");
+        for (row, (&got, wanted)) in lse.iter().zip(exact_lse).enumerate() {
+            if wanted == f64::NEG_INFINITY {
+                assert_eq!(got, f32::NEG_INFINITY, "{shape:?}: row {row} sees nothing");
+                assert!(output[row * shape.heads.dim..][..shape.heads.dim].iter().all(|&x| x == 0.0));
+            } else {
+                let error = (f64::from(got) - wanted).abs();
+                assert!(error < 2e-4, "{shape:?}: log-sum-exp of row {row} off by {error}");
+            }
+        }
+    }
+}
+
+/// A query of the last `rows` tokens gives the bits that those rows have in the whole.
+fn rows_stand_alone<E: Engine>() {
+    for shape in SHAPES {
+        let whole = case(shape);
+        let (output, lse) = whole.run::<E>(&alone);
+        assert_eq!(whole.run::<E>(&threads), (output.clone(), lse.clone()), "{shape:?} depends on threads");
+        let dim = shape.heads.dim;
+        for rows in [1, 20, 100] {
+            let rows = rows.min(shape.queries);
+            let tail = |head: usize| (head + 1) * shape.queries - rows..(head + 1) * shape.queries;
+            let heads = 0..shape.heads.query;
+            let query = heads.clone().flat_map(|h| &whole.query[tail(h).start * dim..tail(h).end * dim]).copied();
+            let part = Case {
+                shape: Shape { queries: rows, ..shape },
+                query: query.collect(),
+                keys: whole.keys.clone(),
+                values: whole.values.clone(),
+                ..whole
+            };
+            let (part_output, part_lse) = part.run::<E>(&alone);
+            for head in heads {
+                let (range, part) = (tail(head), head * rows..(head + 1) * rows);
+                assert_eq!(part_lse[part.clone()], lse[range.clone()], "{shape:?}: {rows} rows of head {head}");
+                let (range, part) = (range.start * dim..range.end * dim, part.start * dim..part.end * dim);
+                assert_eq!(part_output[part], output[range], "{shape:?}: {rows} rows of head {head}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scalar_engine_agrees_with_f64() {
+    agrees::<Portable>();
+}
+
+#[test]
+fn rows_stand_alone_on_the_scalar_engine() {
+    rows_stand_alone::<Portable>();
+}
+
+#[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tile_unit_agrees_with_f64() {
+    if without_unit() {
+        return;
+    }
+    agrees::<Amx>();
+    rows_stand_alone::<Amx>();
+}
+
+#[test]
+fn rows_without_keys_are_zero_and_weigh_nothing() {
+    let heads = Heads { query: 2, kv: 1, dim: 32 };
+    let query = numbers(1, 2 * 3 * 32);
+    let (mut output, mut lse) = (vec![f32::NAN; 192], vec![f32::NAN; 6]);
+    let query = Query { rows: &query, tokens: 3, heads, mask: Mask::Causal };
+    let shard = Shard { keys: &[], values: &[], tokens: 0, head_stride: 0 };
+    attention(&query, &shard, &mut output, &mut lse, &alone);
+    assert!(output.iter().all(|&x| x == 0.0) && lse.iter().all(|&x| x == f32::NEG_INFINITY));
+}

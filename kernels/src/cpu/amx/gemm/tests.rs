@@ -1,0 +1,148 @@
+use half::bf16;
+
+use super::super::engine::Engine;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::super::native::Amx;
+use super::super::portable::Portable;
+use super::super::samples::{alone, numbers, relative, threads, without_unit};
+use super::{Output, Parallel, Weights, gemm, gemm_with, operands};
+
+/// `(m, k, n)`: ragged in each, one pass and several over the inner dimension, and deep enough for the other loop.
+const SHAPES: [(usize, usize, usize); 9] = [
+    (1, 16, 16),
+    (3, 32, 40),
+    (33, 48, 70),
+    (100, 100, 64),
+    (64, 256, 96),
+    (130, 300, 33),
+    (70, 768, 260),
+    (200, 2080, 65),
+    (17, 2100, 530),
+];
+
+struct Case {
+    x: Vec<bf16>,
+    residual: Vec<bf16>,
+    weights: Weights,
+    /// `x W^T + b`.
+    exact: Vec<f64>,
+    n: usize,
+}
+
+fn case((m, k, n): (usize, usize, usize), bias: bool) -> Case {
+    let (x, w, residual) = (numbers(1, m * k), numbers(2, n * k), numbers(3, m * n));
+    let b: Vec<f32> = numbers(4, n).iter().map(|b| if bias { b.to_f32() * 3.0 } else { 0.0 }).collect();
+    let exact = (0..m * n)
+        .map(|at| {
+            let (x, w) = (&x[at / n * k..][..k], &w[at % n * k..][..k]);
+            x.iter().zip(w).map(|(x, w)| x.to_f64() * w.to_f64()).sum::<f64>() + f64::from(b[at % n])
+        })
+        .collect();
+    let weights = Weights::pack(&w, n, k, &threads);
+    let weights = if bias { weights.with_bias(&b) } else { weights };
+    Case { x, residual, weights, exact, n }
+}
+
+/// Elements before and after a result, which must keep their poison.
+const MARGIN: usize = 40;
+
+/// `x W^T + b` in f32.
+fn single<E: Engine>(case: &Case, parallel: Parallel<'_>) -> Vec<f32> {
+    let range = MARGIN..MARGIN + case.exact.len();
+    let mut memory = vec![f32::NAN; range.end + MARGIN];
+    let (x, sink) = operands(&case.x, &case.weights, Output::F32(&mut memory[range.clone()]));
+    // SAFETY: the callers name an engine that suits the machine; the operands fit one another.
+    unsafe { gemm_with::<E>(x, &case.weights, sink, parallel) };
+    assert!(memory[..range.start].iter().chain(&memory[range.end..]).all(|outside| outside.is_nan()));
+    memory[range].to_vec()
+}
+
+/// `x W^T + b` in bf16, and with the residual, once apart and once in place.
+fn rounded<E: Engine>(case: &Case) -> [Vec<f32>; 3] {
+    let range = MARGIN..MARGIN + case.exact.len();
+    [0, 1, 2].map(|variant| {
+        let mut memory = vec![bf16::NAN; range.end + MARGIN];
+        let y = &mut memory[range.clone()];
+        let output = match variant {
+            0 => Output::Bf16(y),
+            1 => Output::SumBf16(y, &case.residual),
+            _ => {
+                y.copy_from_slice(&case.residual);
+                Output::AddBf16(y)
+            }
+        };
+        let (x, sink) = operands(&case.x, &case.weights, output);
+        // SAFETY: as above.
+        unsafe { gemm_with::<E>(x, &case.weights, sink, &threads) };
+        assert!(memory[..range.start].iter().chain(&memory[range.end..]).all(|outside| outside.is_nan()));
+        memory[range.clone()].iter().map(|value| value.to_f32()).collect()
+    })
+}
+
+fn agrees<E: Engine>() {
+    for shape in SHAPES {
+        for bias in [false, true] {
+            let case = case(shape, bias);
+            let error = relative(&single::<E>(&case, &threads), &case.exact);
+            assert!(error < 2e-6, "{shape:?} in f32: {error}");
+            let [plain, apart, in_place] = rounded::<E>(&case);
+            let error = relative(&plain, &case.exact);
+            assert!(error < 2.5e-3, "{shape:?} in bf16: {error}");
+            let sum: Vec<f64> = case.exact.iter().zip(&case.residual).map(|(y, r)| y + r.to_f64()).collect();
+            let error = relative(&apart, &sum);
+            assert!(error < 2.5e-3, "{shape:?} with residual: {error}");
+            assert_eq!(in_place, apart, "{shape:?}: in place and apart differ");
+        }
+    }
+}
+
+fn rows_stand_alone<E: Engine>() {
+    for shape in SHAPES {
+        let whole = case(shape, true);
+        let y = single::<E>(&whole, &alone);
+        assert_eq!(y, single::<E>(&whole, &threads), "{shape:?} depends on threads");
+        let (row, n) = (shape.0 / 2, whole.n);
+        let x = whole.x[row * shape.1..][..shape.1].to_vec();
+        let one = Case { x, exact: whole.exact[row * n..][..n].to_vec(), ..whole };
+        assert_eq!(single::<E>(&one, &alone), y[row * n..][..n], "{shape:?}: row {row} depends on the others");
+    }
+}
+
+#[test]
+fn scalar_engine_agrees_with_f64() {
+    agrees::<Portable>();
+}
+
+#[test]
+fn rows_stand_alone_on_the_scalar_engine() {
+    rows_stand_alone::<Portable>();
+}
+
+#[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tile_unit_agrees_with_f64() {
+    if without_unit() {
+        return;
+    }
+    agrees::<Amx>();
+    rows_stand_alone::<Amx>();
+}
+
+#[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tile_unit_sums_in_the_documented_order() {
+    if without_unit() {
+        return;
+    }
+    for shape in SHAPES {
+        let case = case(shape, false);
+        assert_eq!(single::<Amx>(&case, &threads), single::<Portable>(&case, &threads), "{shape:?}");
+    }
+}
+
+#[test]
+fn nothing_in_gives_nothing_out() {
+    let weights = Weights::pack(&numbers(1, 64), 2, 32, &alone);
+    gemm(&[], &weights, Output::F32(&mut []), &alone);
+    assert_eq!((weights.outputs(), weights.inputs(), weights.bytes()), (2, 32, 2048));
+}

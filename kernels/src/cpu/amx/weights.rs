@@ -1,0 +1,83 @@
+//! The weights of a linear layer, packed once for the tile unit. Knows no checkpoint.
+
+use half::bf16;
+
+use super::buffer::Buffer;
+use super::engine::{Engine, Rows, SIDE, STEP};
+use super::{Parallel, dispatch, panels};
+
+/// `W (outputs, inputs)` of `y = x W^T + b`: panels of 32 outputs over all inputs, padded with zeros.
+pub struct Weights {
+    outputs: usize,
+    inputs: usize,
+    panels: Buffer,
+    bias: Option<Buffer>,
+}
+
+impl Weights {
+    /// Packs `rows (outputs, inputs)`.
+    pub fn pack(rows: &[bf16], outputs: usize, inputs: usize, parallel: Parallel<'_>) -> Self {
+        assert_eq!(rows.len(), outputs * inputs, "weights must be (outputs, inputs)");
+        dispatch!(pack_with(rows, outputs, inputs, parallel))
+    }
+
+    /// Adds a bias, one f32 for each output.
+    pub fn with_bias(mut self, bias: &[f32]) -> Self {
+        assert_eq!(bias.len(), self.outputs, "a bias has one element for each output");
+        let padded = Buffer::new(self.outputs.next_multiple_of(SIDE) * size_of::<f32>());
+        let start = padded.pointer::<f32>();
+        for column in 0..self.outputs.next_multiple_of(SIDE) {
+            // SAFETY: the buffer was made this long.
+            unsafe { start.add(column).write(bias.get(column).copied().unwrap_or(0.0)) };
+        }
+        self.bias = Some(padded);
+        self
+    }
+
+    /// Rows of `W`.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Columns of `W`.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.panels.bytes() + self.bias.as_ref().map_or(0, Buffer::bytes)
+    }
+
+    /// Steps of the inner dimension.
+    pub(super) fn steps(&self) -> usize {
+        self.inputs.div_ceil(SIDE)
+    }
+
+    /// Panel `index`, from its step `step` on.
+    ///
+    /// # Safety
+    /// Both must exist.
+    pub(super) unsafe fn panel(&self, index: usize, step: usize) -> *const u16 {
+        // SAFETY: the caller names a step of a panel that exists.
+        unsafe { self.panels.pointer::<u16>().add((index * self.steps() + step) * STEP) }
+    }
+
+    /// The bias, padded to whole panels; null for none.
+    pub(super) fn bias(&self) -> *const f32 {
+        self.bias.as_ref().map_or(std::ptr::null(), |bias| bias.pointer())
+    }
+}
+
+/// # Safety
+/// The machine must suit the engine.
+unsafe fn pack_with<E: Engine>(rows: &[bf16], outputs: usize, inputs: usize, parallel: Parallel<'_>) -> Weights {
+    let panel = inputs.div_ceil(SIDE) * STEP;
+    let packed = Buffer::new(outputs.div_ceil(SIDE) * panel * size_of::<u16>());
+    let source = Rows { data: rows.as_ptr().cast(), stride: inputs, rows: outputs, columns: inputs };
+    parallel(outputs.div_ceil(SIDE), &|index| {
+        // SAFETY: a band lies within `rows`, the panel within the buffer, and no other task has it.
+        unsafe { panels::pack_columns::<E>(source.band(index * SIDE), packed.pointer::<u16>().add(index * panel)) }
+    });
+    Weights { outputs, inputs, panels: packed, bias: None }
+}
