@@ -89,7 +89,7 @@ async fn beat(every: Duration, outbox: Outbox<HostMessage>, held: watch::Receive
 
 impl Joined {
     /// Loads the model off the event loop; a failure is told to the supervisor, with its cause.
-    pub async fn load<B: Backend>(&self, name: &str, loader: ModelLoader<B>) -> Result<LoadedModel<B>, HostError> {
+    pub async fn load<B: Backend>(&mut self, name: &str, loader: ModelLoader<B>) -> Result<LoadedModel<B>, HostError> {
         let loaded = tokio::task::spawn_blocking(loader)
             .await
             .unwrap_or_else(|panic| Err(ModelError::Host { host: name.to_string(), cause: panic.to_string() }));

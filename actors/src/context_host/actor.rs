@@ -33,7 +33,7 @@ pub async fn run<B: Backend>(
     transport: Arc<dyn Transport>,
     loader: ModelLoader<B>,
 ) -> Result<(), HostError> {
-    let joined = host::join(&config, HostRole::Context, transport.as_ref()).await?;
+    let mut joined = host::join(&config, HostRole::Context, transport.as_ref()).await?;
     let decoder = joined.load(&config.name, loader).await?.decoder;
     let store = ShardStore::default();
     tokio::spawn(answer::serve(transport.clone(), decoder.clone(), store.clone()));

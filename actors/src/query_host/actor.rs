@@ -26,7 +26,7 @@ pub async fn run<B: Backend>(
     transport: Arc<dyn Transport>,
     loader: ModelLoader<B>,
 ) -> Result<(), HostError> {
-    let joined = host::join(&config, HostRole::Query, transport.as_ref()).await?;
+    let mut joined = host::join(&config, HostRole::Query, transport.as_ref()).await?;
     let model = joined.load(&config.name, loader).await?;
     let shell = Shell {
         state: QueryHostState::default(),
