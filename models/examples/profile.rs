@@ -1,0 +1,250 @@
+//! Where the time of a prefill and of decoding goes, operation by operation: a backend that times another one.
+//!
+//!     cargo run --release -p asterism-models --example profile -- [--tokens 8192] [--decode 16] [--repeat 3]
+//!         [--dtype f32|bf16] [--threads 2] [--model DIR]
+//!
+//! The prompt is that of asterism-7m/transformers_bench.py. Tables go to stderr, one JSON object to stdout.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, KernelError, Mask, Partial};
+use asterism_models::{
+    Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_shard,
+    synthetic_prompt,
+};
+use asterism_plan::methods::DenseConfig;
+use asterism_plan::{Method, MethodConfig, PlanRequest};
+use serde_json::json;
+
+/// Times every operation of `inner`.
+struct Timed<B> {
+    inner: B,
+    spent: Mutex<BTreeMap<&'static str, Duration>>,
+}
+
+impl<B> Timed<B> {
+    fn time<T>(&self, operation: &'static str, work: impl FnOnce(&B) -> T) -> T {
+        let start = Instant::now();
+        let result = work(&self.inner);
+        let spent = start.elapsed();
+        *self.spent.lock().expect("no holder panics").entry(operation).or_default() += spent;
+        result
+    }
+
+    fn take(&self) -> BTreeMap<&'static str, Duration> {
+        std::mem::take(&mut self.spent.lock().expect("no holder panics"))
+    }
+}
+
+type Outcome<T> = Result<T, KernelError>;
+
+impl<B: Backend> Backend for Timed<B> {
+    type Tensor = B::Tensor;
+    type Linear = (&'static str, B::Linear);
+    type Kv = B::Kv;
+
+    fn dtype(&self) -> DType {
+        self.inner.dtype()
+    }
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Outcome<B::Tensor> {
+        self.time("upload", |b| b.upload(shape, values))
+    }
+    fn download(&self, tensor: &B::Tensor) -> Outcome<Vec<f32>> {
+        self.time("download", |b| b.download(tensor))
+    }
+    fn shape(&self, tensor: &B::Tensor) -> Vec<usize> {
+        self.inner.shape(tensor)
+    }
+    fn cast(&self, tensor: &B::Tensor) -> Outcome<B::Tensor> {
+        self.time("cast", |b| b.cast(tensor))
+    }
+    fn weight(&self, tensor: HostTensor<'_>) -> Outcome<B::Tensor> {
+        self.inner.weight(tensor)
+    }
+    /// Tells the layers apart by their form: three parts are qkv, two are gate and up.
+    fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Outcome<Self::Linear> {
+        let name = match parts {
+            [_, _, _] => "linear qkv",
+            [_, _] => "linear gate_up",
+            [part] if part.shape[0] < part.shape[1] => "linear down",
+            [part] if part.shape[0] == part.shape[1] => "linear output",
+            _ => "linear head",
+        };
+        Ok((name, self.inner.linear_weight(parts, biases)?))
+    }
+    fn embed(&self, table: &B::Tensor, ids: &[u32]) -> Outcome<B::Tensor> {
+        self.time("embed", |b| b.embed(table, ids))
+    }
+    fn rms_norm(&self, x: &B::Tensor, weight: &B::Tensor, eps: f32) -> Outcome<B::Tensor> {
+        self.time("rms_norm", |b| b.rms_norm(x, weight, eps))
+    }
+    fn linear(&self, x: &B::Tensor, (name, weight): &Self::Linear) -> Outcome<B::Tensor> {
+        self.time(name, |b| b.linear(x, weight))
+    }
+    fn linear_add(&self, x: &B::Tensor, (name, weight): &Self::Linear, residual: B::Tensor) -> Outcome<B::Tensor> {
+        self.time(name, |b| b.linear_add(x, weight, residual))
+    }
+    fn gated_silu(&self, gate_up: &B::Tensor) -> Outcome<B::Tensor> {
+        self.time("gated_silu", |b| b.gated_silu(gate_up))
+    }
+    fn rows(&self, x: &B::Tensor, start: usize, end: usize) -> Outcome<B::Tensor> {
+        self.time("rows", |b| b.rows(x, start, end))
+    }
+    fn split_rotate(
+        &self,
+        qkv: &B::Tensor,
+        heads: Heads,
+        positions: &[u32],
+        inv_freq: &[f32],
+    ) -> Outcome<(B::Tensor, B::Tensor, B::Tensor)> {
+        self.time("split_rotate", |b| b.split_rotate(qkv, heads, positions, inv_freq))
+    }
+    fn kv(&self, k: &B::Tensor, v: &B::Tensor) -> Outcome<B::Kv> {
+        self.time("kv", |b| b.kv(k, v))
+    }
+    fn kv_append(&self, kv: &mut B::Kv, k: &B::Tensor, v: &B::Tensor) -> Outcome<()> {
+        self.time("kv_append", |b| b.kv_append(kv, k, v))
+    }
+    fn kv_rows(&self, kv: &B::Kv, start: usize, end: usize) -> Outcome<B::Kv> {
+        self.time("kv_rows", |b| b.kv_rows(kv, start, end))
+    }
+    fn kv_len(&self, kv: &B::Kv) -> usize {
+        self.inner.kv_len(kv)
+    }
+    fn kv_bytes(&self, kv: &B::Kv) -> usize {
+        self.inner.kv_bytes(kv)
+    }
+    fn attention(&self, q: &B::Tensor, kv: &B::Kv, mask: Mask) -> Outcome<Partial<B::Tensor>> {
+        self.time("attention", |b| b.attention(q, kv, mask))
+    }
+    fn merge(&self, partials: &[Partial<B::Tensor>]) -> Outcome<Partial<B::Tensor>> {
+        self.time("merge", |b| b.merge(partials))
+    }
+    fn join_heads(&self, output: &B::Tensor) -> Outcome<B::Tensor> {
+        self.time("join_heads", |b| b.join_heads(output))
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse()?;
+    let checkpoint = arguments.model.as_ref().map_or_else(Checkpoint::embedded, |folder| Checkpoint::open(folder))?;
+    let options = CpuOptions { dtype: arguments.dtype, threads: Some(arguments.threads), ..CpuOptions::default() };
+    let backend = Arc::new(Timed { inner: Cpu::new(options)?, spent: Mutex::default() });
+    let decoder = Decoder::load(Arc::clone(&backend), &checkpoint, Parts::All)?;
+    let prompt = synthetic_prompt(arguments.tokens, decoder.config().vocab);
+    prefill(&decoder, &prompt[..prompt.len().min(256)])?;
+
+    let (mut prefills, mut steps, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..arguments.repeat {
+        backend.take();
+        let start = Instant::now();
+        let mut answer = prefill(&decoder, &prompt)?;
+        prefills.push(start.elapsed());
+        table("prefill", prefills[prefills.len() - 1], &backend.take());
+        let start = Instant::now();
+        steps.extend(answer.decode(&decoder, arguments.decode)?);
+        table("decode", start.elapsed(), &backend.take());
+        tokens = answer.tokens;
+    }
+    let prefill_seconds = median(&mut prefills);
+    println!(
+        "{}",
+        json!({
+            "program": "asterism",
+            "threads": arguments.threads,
+            "prompt_tokens": prompt.len(),
+            "prefill_seconds": prefill_seconds,
+            "prefill_tokens_per_second": prompt.len() as f64 / prefill_seconds,
+            "decode_ms_per_token": 1000.0 * median(&mut steps),
+            "tokens": tokens,
+        })
+    );
+    Ok(())
+}
+
+/// A prompt behind which tokens are generated.
+struct Answer<B: Backend> {
+    shards: [EncodedShard<B>; 1],
+    generator: Generator<B>,
+    tokens: Vec<u32>,
+}
+
+/// Phase 1 over all but the last token, phase 2 over that and the first token of the answer.
+fn prefill<B: Backend>(decoder: &Decoder<B>, prompt: &[u32]) -> Result<Answer<B>> {
+    let (context, query) = prompt.split_at(prompt.len() - 1);
+    let plan = MethodConfig::Dense(DenseConfig::default()).plan(&PlanRequest { context, query, hosts: 1 })?;
+    let shards = [encode_shard(decoder, &plan.shards[0], |_| true)?];
+    let generator = Generator::new(context.len(), plan.query_start);
+    let mut answer = Answer { shards, generator, tokens: Vec::new() };
+    answer.step(decoder, query)?;
+    Ok(answer)
+}
+
+impl<B: Backend> Answer<B> {
+    fn step(&mut self, decoder: &Decoder<B>, ids: &[u32]) -> Result<()> {
+        let mut host = LocalContext::new(decoder.backend(), &self.shards);
+        let x = self.generator.step(decoder, ids, &mut host)?;
+        self.tokens.push(Sampler::new(Sampling::default()).next(&decoder.logits(&x)?));
+        Ok(())
+    }
+
+    /// `count` more tokens and the time of each.
+    fn decode(&mut self, decoder: &Decoder<B>, count: usize) -> Result<Vec<Duration>> {
+        let step = |_| {
+            let (start, last) = (Instant::now(), self.tokens[self.tokens.len() - 1]);
+            self.step(decoder, &[last])?;
+            Ok(start.elapsed())
+        };
+        (0..count).map(step).collect()
+    }
+}
+
+fn median(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(f64::NAN, Duration::as_secs_f64)
+}
+
+fn table(phase: &str, whole: Duration, spent: &BTreeMap<&'static str, Duration>) {
+    let mut rows: Vec<_> = spent.iter().collect();
+    rows.sort_by_key(|(_, time)| std::cmp::Reverse(**time));
+    let known: Duration = spent.values().sum();
+    eprintln!("{phase}: {:.1} ms", 1000.0 * whole.as_secs_f64());
+    for (operation, time) in rows.into_iter().chain([(&"outside kernels", &whole.saturating_sub(known))]) {
+        let share = 100.0 * time.as_secs_f64() / whole.as_secs_f64();
+        eprintln!("  {operation:16} {:9.1} ms {share:5.1} %", 1000.0 * time.as_secs_f64());
+    }
+}
+
+struct Arguments {
+    tokens: usize,
+    decode: usize,
+    repeat: usize,
+    threads: usize,
+    dtype: DType,
+    model: Option<PathBuf>,
+}
+
+impl Arguments {
+    fn parse() -> Result<Self> {
+        let mut parsed = Self { tokens: 8192, decode: 16, repeat: 3, threads: 2, dtype: DType::F32, model: None };
+        let mut given = std::env::args().skip(1);
+        while let Some(name) = given.next() {
+            let value = given.next().with_context(|| format!("{name} needs a value"))?;
+            match name.as_str() {
+                "--tokens" => parsed.tokens = value.parse()?,
+                "--decode" => parsed.decode = value.parse()?,
+                "--repeat" => parsed.repeat = value.parse()?,
+                "--threads" => parsed.threads = value.parse()?,
+                "--dtype" if value == "f32" => parsed.dtype = DType::F32,
+                "--dtype" if value == "bf16" => parsed.dtype = DType::Bf16,
+                "--model" => parsed.model = Some(value.into()),
+                _ => bail!("{name} {value} is not an option"),
+            }
+        }
+        Ok(parsed)
+    }
+}
