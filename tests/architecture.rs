@@ -1,0 +1,134 @@
+//! The rules of the house that a machine can check: who imports whom, how long a file is, what a state machine may touch.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const LONGEST_FILE: usize = 400;
+
+/// Crates of the workspace and what each may import of it, outermost first.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("tests", &["asterism", "asterism-actors", "asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"]),
+    ("runtime", &["asterism-actors", "asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"]),
+    ("actors", &["asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"]),
+    ("models", &["asterism-plan", "asterism-kernels"]),
+    ("models/plan", &[]),
+    ("kernels", &[]),
+    ("transport", &[]),
+];
+
+/// Words that no pure file contains.
+const IMPURE: &[&str] =
+    &["std::fs", "std::net", "std::thread", "tokio", "Instant", "SystemTime", ".await", "println!", "rand::"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of the workspace").to_path_buf()
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for (folder, _) in IMPORTS {
+        collect(&root().join(folder), &mut found);
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn collect(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(folder).expect("a folder of the workspace").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push((path.clone(), fs::read_to_string(&path).expect("UTF-8 source")));
+        }
+    }
+}
+
+/// The part of a file that ships: what stands before its tests.
+fn shipped(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().take_while(|line| !line.starts_with("#[cfg(test)]"))
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let long: Vec<String> = sources()
+        .iter()
+        .filter(|(path, _)| !path.ends_with("tests.rs"))
+        .map(|(path, text)| (path, shipped(text).count()))
+        .filter(|&(_, lines)| lines > LONGEST_FILE)
+        .map(|(path, lines)| format!("{} has {lines} lines without its tests", path.display()))
+        .collect();
+    assert!(long.is_empty(), "split these (at most {LONGEST_FILE}):\n{}", long.join("\n"));
+}
+
+#[test]
+fn imports_run_one_way() {
+    for (member, allowed) in IMPORTS {
+        let manifest = fs::read_to_string(root().join(member).join("Cargo.toml")).expect("a manifest");
+        let shipped = manifest.split("[dev-dependencies]").next().expect("a first part");
+        let names = shipped.lines().filter_map(|line| line.split(['.', ' ', '=']).next());
+        for name in names.filter(|name| *name == "asterism" || name.starts_with("asterism-")) {
+            assert!(allowed.contains(&name), "{member} imports {name}; it may import {allowed:?}");
+        }
+    }
+}
+
+#[test]
+fn state_machines_and_plans_are_pure() {
+    let pure = |path: &Path| path.ends_with("state.rs") || path.starts_with(root().join("models/plan/src"));
+    for (path, text) in sources().iter().filter(|(path, _)| pure(path)) {
+        for (at, line) in shipped(text).enumerate() {
+            for word in IMPURE {
+                assert!(!line.contains(word), "{}:{}: {word} in a pure file: {line}", path.display(), at + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_tensor_library_stays_in_kernels() {
+    for (path, text) in sources().iter().filter(|(path, _)| !path.starts_with(root().join("kernels"))) {
+        let named = shipped(text).any(|line| line.contains("candle") && !line.trim_start().starts_with("//"));
+        assert!(!named || path.ends_with("architecture.rs"), "{} names candle", path.display());
+    }
+}
+
+#[test]
+fn unsafe_stays_where_it_is_explained() {
+    for (path, text) in sources() {
+        let lines: Vec<&str> = shipped(&text).collect();
+        for (at, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            if code.contains("unsafe {") {
+                let near = lines[at.saturating_sub(6)..=at].iter().any(|line| line.contains("SAFETY"));
+                assert!(near, "{}:{}: an unsafe block without a SAFETY line", path.display(), at + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    for (path, text) in sources().iter().filter(|(path, _)| !path.ends_with("build.rs")) {
+        assert!(text.starts_with("//!"), "{} does not begin with a //! line", path.display());
+    }
+}
+
+#[test]
+fn every_path_in_the_readme_exists() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("a README");
+    let mut missing = BTreeMap::new();
+    for (at, line) in readme.lines().enumerate() {
+        for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = target.split('#').next().unwrap_or_default();
+            if !target.is_empty() && !target.contains("://") && !root().join(target).exists() {
+                missing.insert(at + 1, target.to_string());
+            }
+        }
+    }
+    assert!(missing.is_empty(), "README.md names paths that do not exist, by line: {missing:?}");
+}

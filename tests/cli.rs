@@ -1,0 +1,207 @@
+//! What the command line says to wrong input: exit code, standard output and standard error, as snapshots.
+
+use std::{
+    fs,
+    net::{TcpListener, UdpSocket},
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use tests::golden;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
+
+/// A folder with a cluster file, to say wrong things in.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(cluster_file: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("cluster.toml"), cluster_file).expect("a cluster file");
+        Self { folder }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.path().join(name), bytes).expect("a file");
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).current_dir(self.path()).stdin(Stdio::null());
+        command.env_remove("ASTERISM_SERVER").env("NO_COLOR", "1").output().expect("the binary under test")
+    }
+
+    /// Exit code, standard output and standard error, with this folder's name taken out.
+    fn says(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let text = |bytes: &[u8]| {
+            let text = String::from_utf8_lossy(bytes).into_owned();
+            text.replace(&format!("{}/", self.path().display()), "").trim_end().to_string()
+        };
+        let code = output.status.code().map_or("signal".to_string(), |code| code.to_string());
+        format!("exit {code}\n--- stdout\n{}\n--- stderr\n{}", text(&output.stdout), text(&output.stderr))
+    }
+}
+
+const SMALL: &str = r#"version = 1
+[cluster]
+name = "small"
+listen = "127.0.0.1:0"
+data_dir = "data"
+[attention.star]
+[api]
+admin_listen = "127.0.0.1:0"
+[[node]]
+name = "local"
+address = "127.0.0.1"
+[[host]]
+name = "context-0"
+role = "context"
+[[host]]
+name = "query-0"
+role = "query"
+"#;
+
+fn validate(cluster_file: &str) -> String {
+    Place::new(cluster_file).says(&["validate"])
+}
+
+#[test]
+fn unknown_key() {
+    insta::assert_snapshot!(validate(&SMALL.replace("listen = \"127.0.0.1:0\"\ndata_dir", "lisen = \"127.0.0.1:0\"\ndata_dir")));
+}
+
+#[test]
+fn wrong_type() {
+    insta::assert_snapshot!(validate(&SMALL.replace("[attention.star]", "[attention.star]\nblock_tokens = true")));
+}
+
+#[test]
+fn block_of_four_tokens() {
+    insta::assert_snapshot!(validate(&SMALL.replace("[attention.star]", "[attention.star]\nblock_tokens = 4")));
+}
+
+#[test]
+fn two_hosts_on_one_port() {
+    let text = SMALL.replace("role = \"context\"", "role = \"context\"\nport = 7999");
+    insta::assert_snapshot!(validate(&text.replace("role = \"query\"", "role = \"query\"\nport = 7999")));
+}
+
+#[test]
+fn no_cluster_is_running() {
+    let place = Place::new(SMALL);
+    place.write("book.txt", b"A book.");
+    insta::assert_snapshot!(place.says(&["job", "submit", "--context", "book.txt", "--query", "Who?"]));
+}
+
+#[test]
+fn missing_context_file() {
+    insta::assert_snapshot!(Place::new(SMALL).says(&["job", "submit", "--context", "nowhere.txt", "--query", "Who?"]));
+}
+
+#[test]
+fn context_that_is_not_utf8() {
+    let place = Place::new(SMALL);
+    place.write("book.txt", b"A book \xff\xfe of bytes.");
+    insta::assert_snapshot!(place.says(&["job", "submit", "--context", "book.txt", "--query", "Who?"]));
+}
+
+#[test]
+fn empty_context() {
+    let place = Place::new(SMALL);
+    place.write("book.txt", b"  \n");
+    insta::assert_snapshot!(place.says(&["job", "submit", "--context", "book.txt", "--query", "Who?"]));
+}
+
+#[test]
+fn empty_query() {
+    let place = Place::new(SMALL);
+    place.write("book.txt", b"A book.");
+    insta::assert_snapshot!(place.says(&["job", "submit", "--context", "book.txt", "--query", ""]));
+}
+
+#[test]
+fn job_with_a_block_of_four_tokens() {
+    let place = Place::new(SMALL);
+    place.write("book.txt", b"A book.");
+    let arguments = ["job", "submit", "--context", "book.txt", "--query", "Who?", "--block-size", "4"];
+    insta::assert_snapshot!(place.says(&arguments));
+}
+
+/// Replaces the port of `taken` by a word.
+fn without_port(text: String, port: u16) -> String {
+    text.replace(&port.to_string(), "PORT")
+}
+
+#[test]
+fn admin_port_in_use() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("its address").port();
+    let place = Place::new(&SMALL.replace("admin_listen = \"127.0.0.1:0\"", &format!("admin_listen = \"127.0.0.1:{port}\"")));
+    insta::assert_snapshot!(without_port(place.says(&["up", "--detach"]), port));
+}
+
+#[test]
+fn cluster_port_in_use() {
+    let taken = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("its address").port();
+    let place = Place::new(&SMALL.replacen("listen = \"127.0.0.1:0\"", &format!("listen = \"127.0.0.1:{port}\""), 1));
+    insta::assert_snapshot!(without_port(place.says(&["up", "--detach"]), port));
+}
+
+/// A copy of a golden model, to damage.
+fn model_in(place: &Place) -> std::path::PathBuf {
+    let folder = place.path().join("model");
+    fs::create_dir(&folder).expect("a folder");
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(golden().join("models/tiny-llama").join(file), folder.join(file)).expect("a copy");
+    }
+    folder
+}
+
+fn up_with_damaged_model(damage: impl Fn(&Path)) -> String {
+    let place = Place::new(&SMALL.replace("[attention.star]", "[model]\npath = \"model\"\n[attention.star]"));
+    damage(&model_in(&place));
+    let said = place.says(&["up", "--detach"]);
+    place.run(&["down"]);
+    said
+}
+
+#[test]
+fn truncated_weights() {
+    insta::assert_snapshot!(up_with_damaged_model(|model| {
+        let weights = fs::File::options().write(true).open(model.join("model.safetensors")).expect("weights");
+        weights.set_len(1_000_000).expect("cut");
+    }));
+}
+
+#[test]
+fn weights_of_another_shape() {
+    insta::assert_snapshot!(up_with_damaged_model(|model| {
+        let config = fs::read_to_string(model.join("config.json")).expect("a config");
+        let config = config.replace("\"intermediate_size\": 256", "\"intermediate_size\": 320");
+        fs::write(model.join("config.json"), config).expect("written");
+    }));
+}
+
+#[test]
+fn weights_with_a_layer_missing() {
+    insta::assert_snapshot!(up_with_damaged_model(|model| {
+        let config = fs::read_to_string(model.join("config.json")).expect("a config");
+        let config = config.replace("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 5");
+        fs::write(model.join("config.json"), config).expect("written");
+    }));
+}
+
+#[test]
+fn no_tokenizer() {
+    insta::assert_snapshot!(up_with_damaged_model(|model| {
+        fs::remove_file(model.join("tokenizer.json")).expect("removed");
+    }));
+}
