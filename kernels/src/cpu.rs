@@ -1,23 +1,41 @@
 //! The CPU backend on candle-core tensors in main memory, with its own kernels and threads. Reads no file and no configuration.
 
+mod aligned;
+mod attention;
+mod cache;
 mod choice;
+mod compute;
+mod elementwise;
+mod gemm;
+mod kv;
+mod lanes;
+mod linear;
+mod merge;
+mod pool;
 mod tensor;
+mod tile;
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::Tensor;
-use half::{bf16, f16};
+use half::bf16;
 
-use crate::reference::{self, AttentionShape};
 use crate::{Backend, DType, Heads, HostTensor, KernelError, Mask, Partial};
 pub use choice::KernelChoice;
 use choice::KernelSet;
-use tensor::Elements;
+use compute::Compute;
+use elementwise::Angles;
+pub use kv::Kv;
+pub use linear::Linear;
+use pool::Pool;
+use tensor::{check_host, convert_host, cube, elements, matrix, tensor};
 
 /// How a [`Cpu`] computes.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuOptions {
     /// Compute type: `F32` or `Bf16`.
     pub dtype: DType,
-    /// Threads that compute, the caller included; `None` takes every core.
+    /// Threads that compute, the calling one included; `None` takes every core.
     pub threads: Option<usize>,
     /// Which instructions to use.
     pub kernels: KernelChoice,
@@ -32,28 +50,29 @@ impl Default for CpuOptions {
 /// The processor as a backend.
 pub struct Cpu {
     dtype: DType,
-    _set: KernelSet,
-    pool: rayon::ThreadPool,
+    compute: Compute,
+    /// The last call's rotations: every layer of a pass asks for the same.
+    angles: Mutex<Option<Arc<Angles>>>,
 }
 
-/// A linear layer's weights, `(n, k)` row-major.
-pub struct Linear {
-    weight: Vec<f32>,
-    bias: Option<Vec<f32>>,
-    n: usize,
-    k: usize,
-}
-
-/// Keys and values of one layer.
-#[derive(Clone)]
-pub struct Kv {
-    heads: Vec<(Vec<f32>, Vec<f32>)>,
-    dim: usize,
-    len: usize,
+/// Evaluates an expression with `$e` as the backend's compute type.
+macro_rules! in_compute_type {
+    ($cpu:ident, $e:ident => $result:expr) => {
+        match $cpu.dtype {
+            DType::F32 => {
+                type $e = f32;
+                $result
+            }
+            _ => {
+                type $e = bf16;
+                $result
+            }
+        }
+    };
 }
 
 impl Cpu {
-    /// Starts the compute threads.
+    /// Chooses the kernels and starts the compute threads.
     ///
     /// # Errors
     /// [`KernelError::DType`] for a type that is not computed in, [`KernelError::Unsupported`] for kernels this machine
@@ -63,57 +82,26 @@ impl Cpu {
             return Err(KernelError::DType { operation: "cpu", got: options.dtype });
         }
         let set = KernelSet::resolve(options.kernels, options.dtype)?;
-        let threads = options.threads.unwrap_or(0);
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .map_err(|e| KernelError::Threads { threads, cause: e.to_string() })?;
-        Ok(Self { dtype: options.dtype, _set: set, pool })
+        let compute = Compute { set, pool: Pool::new(options.threads)? };
+        Ok(Self { dtype: options.dtype, compute, angles: Mutex::new(None) })
     }
 
-    fn compute(&self, shape: &[usize], values: Vec<f32>) -> Result<Tensor, KernelError> {
-        tensor::tensor(self.dtype, shape, values)
+    /// The kernels in use: what `Auto` came to.
+    pub fn kernels(&self) -> KernelChoice {
+        self.compute.set.choice()
     }
 
-    fn product(&self, x: &Tensor, weight: &Linear) -> Result<(usize, Vec<f32>), KernelError> {
-        let (t, k) = matrix("linear", x)?;
-        if k != weight.k {
-            return Err(KernelError::shape("linear", format!("x (t, {})", weight.k), &[x.dims()]));
+    /// Threads that compute, the calling one included.
+    pub fn threads(&self) -> usize {
+        self.compute.pool.threads()
+    }
+
+    fn angles(&self, positions: &[u32], inv_freq: &[f32]) -> Arc<Angles> {
+        let mut last = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some(angles) if angles.fit(positions, inv_freq) => angles.clone(),
+            _ => last.insert(Arc::new(Angles::new(positions, inv_freq, &self.compute))).clone(),
         }
-        let x = floats(x);
-        let n = weight.n;
-        let mut y = vec![0.0f32; t * n];
-        let threads = self.pool.current_num_threads();
-        self.pool.install(|| {
-            // SAFETY: the strides describe y (t, n), x (t, k) and weight (n, k), all row-major and long enough.
-            unsafe {
-                gemm::gemm(
-                    t,
-                    n,
-                    k,
-                    y.as_mut_ptr(),
-                    1,
-                    n as isize,
-                    false,
-                    x.as_ptr(),
-                    1,
-                    k as isize,
-                    weight.weight.as_ptr(),
-                    k as isize,
-                    1,
-                    0.0,
-                    1.0,
-                    false,
-                    false,
-                    false,
-                    gemm::Parallelism::Rayon(threads),
-                );
-            }
-        });
-        if let Some(bias) = &weight.bias {
-            y.chunks_exact_mut(n).for_each(|row| row.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
-        }
-        Ok((t, y))
     }
 }
 
@@ -130,93 +118,81 @@ impl Backend for Cpu {
         if shape.iter().product::<usize>() != values.len() {
             return Err(KernelError::shape("upload", format!("{} values", values.len()), &[shape]));
         }
-        tensor::f32_tensor(shape, values.to_vec())
+        tensor(shape, values.to_vec())
     }
 
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
-        Ok(floats(tensor))
+        Ok(match tensor::dtype(tensor) {
+            DType::Bf16 => elementwise::cast(&elements::<bf16>("download", tensor)?, &self.compute),
+            _ => elements::<f32>("download", tensor)?.to_vec(),
+        })
     }
 
     fn shape(&self, tensor: &Tensor) -> Vec<usize> {
         tensor.dims().to_vec()
     }
 
-    fn cast(&self, tensor: &Tensor) -> Result<Tensor, KernelError> {
-        self.compute(tensor.dims(), floats(tensor))
+    fn cast(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        match (tensor::dtype(x), self.dtype) {
+            (DType::F32, DType::Bf16) => {
+                let y: Vec<bf16> = elementwise::cast(&elements::<f32>("cast", x)?, &self.compute);
+                tensor(x.dims(), y)
+            }
+            (DType::Bf16, DType::F32) => tensor(x.dims(), self.download(x)?),
+            _ => Ok(x.clone()),
+        }
     }
 
-    fn weight(&self, tensor: HostTensor<'_>) -> Result<Tensor, KernelError> {
-        self.compute(tensor.shape, decode("weight", tensor)?)
+    fn weight(&self, host: HostTensor<'_>) -> Result<Tensor, KernelError> {
+        check_host("weight", &host)?;
+        in_compute_type!(self, E => {
+            let mut values = vec![E::default(); host.shape.iter().product()];
+            convert_host(&host, 0, &mut values);
+            tensor(host.shape, values)
+        })
     }
 
     fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Linear, KernelError> {
-        let k = parts.first().and_then(|p| p.shape.get(1)).copied().unwrap_or(0);
-        let (mut weight, mut bias, mut n) = (Vec::new(), Vec::new(), 0);
-        for part in parts {
-            if part.shape.len() != 2 || part.shape[1] != k {
-                return Err(KernelError::shape("linear_weight", format!("parts (n, {k})"), &[part.shape]));
-            }
-            n += part.shape[0];
-            weight.extend(decode("linear_weight", *part)?);
-        }
-        for part in biases {
-            bias.extend(decode("linear_weight", *part)?);
-        }
-        if !biases.is_empty() && bias.len() != n {
-            return Err(KernelError::shape("linear_weight", format!("biases of {n} in all"), &[&[bias.len()]]));
-        }
-        let bias = (!biases.is_empty()).then_some(bias);
-        Ok(Linear { weight, bias, n, k })
+        Linear::pack(parts, biases, self.dtype, &self.compute)
     }
 
     fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor, KernelError> {
         let (vocab, e) = matrix("embed", table)?;
-        let table = floats(table);
-        let mut x = Vec::with_capacity(ids.len() * e);
-        for &id in ids {
-            if id as usize >= vocab {
-                return Err(KernelError::shape("embed", format!("ids below {vocab}"), &[&[id as usize]]));
-            }
-            x.extend_from_slice(&table[id as usize * e..][..e]);
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            let (expected, got) = (format!("token ids below {vocab}"), id.to_string());
+            return Err(KernelError::Shape { operation: "embed", expected, got });
         }
-        self.compute(&[ids.len(), e], x)
+        in_compute_type!(self, E => tensor(&[ids.len(), e], elementwise::embed(&elements::<E>("embed", table)?, e, ids)))
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
-        let (t, e) = matrix("rms_norm", x)?;
+        let (_, e) = matrix("rms_norm", x)?;
         if weight.dims() != [e] {
             return Err(KernelError::shape("rms_norm", format!("weight ({e})"), &[weight.dims()]));
         }
-        let (mut x, weight) = (floats(x), floats(weight));
-        for row in x.chunks_exact_mut(e) {
-            let scale = 1.0 / (row.iter().map(|v| v * v).sum::<f32>() / e as f32 + eps).sqrt();
-            row.iter_mut().zip(&weight).for_each(|(x, w)| *x = *x * scale * w);
-        }
-        self.compute(&[t, e], x)
+        in_compute_type!(self, E => {
+            let (values, weight) = (elements::<E>("rms_norm", x)?, elements::<E>("rms_norm", weight)?);
+            tensor(x.dims(), elementwise::rms_norm(&values, &weight, eps, &self.compute))
+        })
     }
 
     fn linear(&self, x: &Tensor, weight: &Linear) -> Result<Tensor, KernelError> {
-        let (t, y) = self.product(x, weight)?;
-        self.compute(&[t, weight.n], y)
+        weight.run(x, None, &self.compute)
     }
 
     fn linear_add(&self, x: &Tensor, weight: &Linear, residual: Tensor) -> Result<Tensor, KernelError> {
-        let (t, mut y) = self.product(x, weight)?;
-        if residual.dims() != [t, weight.n] {
-            return Err(KernelError::shape("linear_add", format!("residual ({t}, {})", weight.n), &[residual.dims()]));
-        }
-        y.iter_mut().zip(floats(&residual)).for_each(|(y, r)| *y += r);
-        self.compute(&[t, weight.n], y)
+        weight.run(x, Some(&residual), &self.compute)
     }
 
     fn gated_silu(&self, gate_up: &Tensor) -> Result<Tensor, KernelError> {
-        let (t, f2) = matrix("gated_silu", gate_up)?;
-        let f = f2 / 2;
-        let mut y = Vec::with_capacity(t * f);
-        for row in floats(gate_up).chunks_exact(f2) {
-            y.extend(row[..f].iter().zip(&row[f..]).map(|(g, u)| g / (1.0 + (-g).exp()) * u));
+        let (t, both) = matrix("gated_silu", gate_up)?;
+        let f = both / 2;
+        if both % 2 != 0 {
+            return Err(KernelError::shape("gated_silu", "an even number of columns", &[gate_up.dims()]));
         }
-        self.compute(&[t, f], y)
+        in_compute_type!(self, E => {
+            tensor(&[t, f], elementwise::gated_silu(&elements::<E>("gated_silu", gate_up)?, f, &self.compute))
+        })
     }
 
     fn rows(&self, x: &Tensor, start: usize, end: usize) -> Result<Tensor, KernelError> {
@@ -236,141 +212,67 @@ impl Backend for Cpu {
     ) -> Result<(Tensor, Tensor, Tensor), KernelError> {
         let (t, n) = matrix("split_rotate", qkv)?;
         let Heads { query, kv, dim } = heads;
-        if n != (query + 2 * kv) * dim || positions.len() != t || inv_freq.len() != dim / 2 {
+        if n != (query + 2 * kv) * dim || positions.len() != t || 2 * inv_freq.len() != dim {
             let expected = format!("qkv (t, {}), t positions, {} frequencies", (query + 2 * kv) * dim, dim / 2);
             let got: [&[usize]; 3] = [qkv.dims(), &[positions.len()], &[inv_freq.len()]];
             return Err(KernelError::shape("split_rotate", expected, &got));
         }
-        let qkv = floats(qkv);
-        let mut out = vec![0.0; qkv.len()];
-        for head in 0..query + 2 * kv {
-            for (i, &position) in positions.iter().enumerate() {
-                let from = &qkv[i * n + head * dim..][..dim];
-                let to = &mut out[(head * t + i) * dim..][..dim];
-                if head >= query + kv {
-                    to.copy_from_slice(from);
-                    continue;
-                }
-                for (j, freq) in inv_freq.iter().enumerate() {
-                    let (sin, cos) = (position as f32 * freq).sin_cos();
-                    let (a, b) = (from[j], from[j + dim / 2]);
-                    (to[j], to[j + dim / 2]) = (a * cos - b * sin, b * cos + a * sin);
-                }
-            }
-        }
-        let v = out.split_off((query + kv) * t * dim);
-        let k = out.split_off(query * t * dim);
-        Ok((self.compute(&[query, t, dim], out)?, self.compute(&[kv, t, dim], k)?, self.compute(&[kv, t, dim], v)?))
+        let angles = self.angles(positions, inv_freq);
+        in_compute_type!(self, E => {
+            let qkv = elements::<E>("split_rotate", qkv)?;
+            let (q, k, v) = elementwise::split_rotate(&qkv, heads, &angles, &self.compute);
+            Ok((tensor(&[query, t, dim], q)?, tensor(&[kv, t, dim], k)?, tensor(&[kv, t, dim], v)?))
+        })
     }
 
     fn kv(&self, k: &Tensor, v: &Tensor) -> Result<Kv, KernelError> {
-        let (heads, _, dim) = cube("kv", k)?;
-        let mut kv = Kv { heads: vec![Default::default(); heads], dim, len: 0 };
-        self.kv_append(&mut kv, k, v)?;
-        Ok(kv)
+        Kv::new(k, v, self.dtype, &self.compute)
     }
 
     fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
-        let (heads, t, dim) = cube("kv_append", k)?;
-        if k.dims() != v.dims() || heads != kv.heads.len() || dim != kv.dim {
-            let expected = format!("k, v ({}, t, {})", kv.heads.len(), kv.dim);
-            return Err(KernelError::shape("kv_append", expected, &[k.dims(), v.dims()]));
-        }
-        let (k, v) = (floats(k), floats(v));
-        for (head, (keys, values)) in kv.heads.iter_mut().enumerate() {
-            keys.extend_from_slice(&k[head * t * dim..][..t * dim]);
-            values.extend_from_slice(&v[head * t * dim..][..t * dim]);
-        }
-        kv.len += t;
-        Ok(())
+        kv.append(k, v, &self.compute)
     }
 
     fn kv_rows(&self, kv: &Kv, start: usize, end: usize) -> Result<Kv, KernelError> {
-        if start > end || end > kv.len {
-            return Err(KernelError::shape("kv_rows", format!("a range within {} rows", kv.len), &[&[start, end]]));
-        }
-        let cut = |x: &[f32]| x[start * kv.dim..end * kv.dim].to_vec();
-        let heads = kv.heads.iter().map(|(k, v)| (cut(k), cut(v))).collect();
-        Ok(Kv { heads, dim: kv.dim, len: end - start })
+        kv.rows(start, end)
     }
 
     fn kv_len(&self, kv: &Kv) -> usize {
-        kv.len
+        kv.len()
     }
 
     fn kv_bytes(&self, kv: &Kv) -> usize {
-        kv.heads.iter().map(|(k, v)| (k.capacity() + v.capacity()) * size_of::<f32>()).sum()
+        kv.bytes()
     }
 
     fn attention(&self, q: &Tensor, kv: &Kv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
-        let (query, queries, dim) = cube("attention", q)?;
-        let groups = kv.heads.len();
-        if dim != kv.dim || !query.is_multiple_of(groups) {
-            let expected = format!("q ({groups} x group, t, {})", kv.dim);
-            return Err(KernelError::shape("attention", expected, &[q.dims()]));
-        }
-        let shape = AttentionShape { heads: Heads { query, kv: groups, dim }, queries, keys: kv.len, mask };
-        let k: Vec<f32> = kv.heads.iter().flat_map(|(k, _)| k.iter().copied()).collect();
-        let v: Vec<f32> = kv.heads.iter().flat_map(|(_, v)| v.iter().copied()).collect();
-        let (output, lse) = reference::attention(&floats(q), &k, &v, shape);
-        Ok(Partial {
-            output: tensor::f32_tensor(&[query, queries, dim], output)?,
-            lse: tensor::f32_tensor(&[query, queries], lse)?,
-        })
+        kv.attend(q, mask, &self.compute)
     }
 
     fn merge(&self, partials: &[Partial<Tensor>]) -> Result<Partial<Tensor>, KernelError> {
-        let Some(first) = partials.first() else {
-            return Err(KernelError::shape("merge", "at least one partial", &[]));
+        let Some(Partial { output, lse }) = partials.first() else {
+            return Err(KernelError::Shape { operation: "merge", expected: "a partial".into(), got: "none".into() });
         };
-        let (_, _, dim) = cube("merge", &first.output)?;
-        for p in partials {
-            if p.output.dims() != first.output.dims() || p.lse.dims() != first.lse.dims() {
-                return Err(KernelError::shape("merge", format!("{:?}", first.output), &[p.output.dims()]));
-            }
+        let (heads, t, dim) = cube("merge", output)?;
+        let fits = |p: &&Partial<Tensor>| p.output.dims() == output.dims() && p.lse.dims() == [heads, t];
+        if let Some(p) = partials.iter().find(|p| !fits(p)) {
+            let expected = format!("outputs ({heads}, {t}, {dim}), lse ({heads}, {t})");
+            return Err(KernelError::shape("merge", expected, &[p.output.dims(), p.lse.dims()]));
         }
-        let parts: Vec<_> = partials.iter().map(|p| (floats(&p.output), floats(&p.lse))).collect();
-        let slices: Vec<_> = parts.iter().map(|(o, l)| (o.as_slice(), l.as_slice())).collect();
-        let (output, lse) = reference::merge(&slices, dim);
-        Ok(Partial {
-            output: tensor::f32_tensor(first.output.dims(), output)?,
-            lse: tensor::f32_tensor(first.lse.dims(), lse)?,
-        })
+        let mut parts = Vec::with_capacity(partials.len());
+        for p in partials {
+            parts.push((elements::<f32>("merge", &p.output)?, elements::<f32>("merge", &p.lse)?));
+        }
+        let slices: Vec<(&[f32], &[f32])> = parts.iter().map(|(output, lse)| (&**output, &**lse)).collect();
+        let (merged, merged_lse) = merge::merge(&slices, dim, &self.compute);
+        Ok(Partial { output: tensor(output.dims(), merged)?, lse: tensor(lse.dims(), merged_lse)? })
     }
 
     fn join_heads(&self, output: &Tensor) -> Result<Tensor, KernelError> {
         let (heads, t, dim) = cube("join_heads", output)?;
-        let x = floats(output);
-        let mut y = vec![0.0; x.len()];
-        for (at, row) in x.chunks_exact(dim).enumerate() {
-            y[((at % t) * heads + at / t) * dim..][..dim].copy_from_slice(row);
-        }
-        self.compute(&[t, heads * dim], y)
+        let x = elements::<f32>("join_heads", output)?;
+        in_compute_type!(self, E => {
+            tensor(&[t, heads * dim], elementwise::join_heads::<E>(&x, heads, dim, &self.compute))
+        })
     }
-}
-
-fn floats(tensor: &Tensor) -> Vec<f32> {
-    Elements::of(tensor).view().to_f32()
-}
-
-fn decode(operation: &'static str, tensor: HostTensor<'_>) -> Result<Vec<f32>, KernelError> {
-    let width = if tensor.dtype == DType::F32 { 4 } else { 2 };
-    if tensor.bytes.len() != tensor.shape.iter().product::<usize>() * width {
-        let expected = format!("the bytes of {:?} in {:?}", tensor.shape, tensor.dtype);
-        return Err(KernelError::shape(operation, expected, &[&[tensor.bytes.len()]]));
-    }
-    let pair = |b: &[u8]| [b[0], b[1]];
-    Ok(match tensor.dtype {
-        DType::F32 => tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-        DType::Bf16 => tensor.bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(pair(b)).to_f32()).collect(),
-        DType::F16 => tensor.bytes.chunks_exact(2).map(|b| f16::from_le_bytes(pair(b)).to_f32()).collect(),
-    })
-}
-
-fn matrix(operation: &'static str, tensor: &Tensor) -> Result<(usize, usize), KernelError> {
-    tensor.dims2().map_err(|_| KernelError::shape(operation, "(rows, columns)", &[tensor.dims()]))
-}
-
-fn cube(operation: &'static str, tensor: &Tensor) -> Result<(usize, usize, usize), KernelError> {
-    tensor.dims3().map_err(|_| KernelError::shape(operation, "(heads, tokens, head dim)", &[tensor.dims()]))
 }

@@ -86,8 +86,17 @@ impl KernelSet {
         }
     }
 
+    pub(super) fn choice(self) -> KernelChoice {
+        match self {
+            Self::Portable => KernelChoice::Portable,
+            Self::Avx2 => KernelChoice::Avx2,
+            Self::Avx512 => KernelChoice::Avx512,
+            Self::Amx => KernelChoice::Amx,
+        }
+    }
+
     #[cfg(target_arch = "x86_64")]
-    fn available(self, _dtype: DType) -> bool {
+    pub(super) fn available(self, _dtype: DType) -> bool {
         match self {
             Self::Portable => true,
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
@@ -97,7 +106,7 @@ impl KernelSet {
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    fn available(self, _dtype: DType) -> bool {
+    pub(super) fn available(self, _dtype: DType) -> bool {
         self == Self::Portable
     }
 }

@@ -1,60 +1,95 @@
-//! Slices in and out of candle tensors. Knows no operation.
+//! Slices in and out of candle tensors, and checks of their shapes. Knows no operation.
 
-use std::ops::Range;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
 
-use candle_core::{Device, Storage, StorageRef, Tensor};
-use half::bf16;
+use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
+use half::{bf16, f16};
 
-use crate::{DType, KernelError};
+use super::lanes::Element;
+use crate::{DType, HostTensor, KernelError};
 
-/// A tensor's elements, borrowed. Hold it while the slice of [`Elements::view`] is in use.
-pub(super) struct Elements<'a> {
+/// A tensor's elements, borrowed.
+pub(super) struct Elements<'a, E> {
     storage: StorageRef<'a>,
     range: Range<usize>,
+    element: PhantomData<E>,
 }
 
-/// Row-major elements of one type.
-#[derive(Clone, Copy)]
-pub(super) enum View<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [bf16]),
-}
+impl<E: Element> Deref for Elements<'_, E> {
+    type Target = [E];
 
-impl<'a> Elements<'a> {
-    pub(super) fn of(tensor: &'a Tensor) -> Self {
-        let (storage, layout) = tensor.storage_and_layout();
-        let (start, end) = layout.contiguous_offsets().expect("this backend makes contiguous tensors only");
-        Self { storage, range: start..end }
-    }
-
-    pub(super) fn view(&self) -> View<'_> {
-        match &*self.storage {
-            Storage::Cpu(candle_core::CpuStorage::F32(v)) => View::F32(&v[self.range.clone()]),
-            Storage::Cpu(candle_core::CpuStorage::BF16(v)) => View::Bf16(&v[self.range.clone()]),
-            _ => unreachable!("this backend makes f32 and bf16 tensors in main memory only"),
-        }
+    fn deref(&self) -> &[E] {
+        &slice::<E>(&self.storage).expect("the type was checked when it was borrowed")[self.range.clone()]
     }
 }
 
-impl View<'_> {
-    pub(super) fn to_f32(self) -> Vec<f32> {
-        match self {
-            View::F32(v) => v.to_vec(),
-            View::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
-        }
+/// The elements of a tensor that must be of type `E`.
+pub(super) fn elements<'a, E: Element>(
+    operation: &'static str,
+    tensor: &'a Tensor,
+) -> Result<Elements<'a, E>, KernelError> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (start, end) = layout.contiguous_offsets().expect("this backend makes contiguous tensors only");
+    if slice::<E>(&storage).is_none() {
+        return Err(KernelError::DType { operation, got: dtype(tensor) });
+    }
+    Ok(Elements { storage, range: start..end, element: PhantomData })
+}
+
+/// The element type of a tensor of this backend.
+pub(super) fn dtype(tensor: &Tensor) -> DType {
+    match tensor.dtype() {
+        candle_core::DType::BF16 => DType::Bf16,
+        _ => DType::F32,
     }
 }
 
-pub(super) fn f32_tensor(shape: &[usize], values: Vec<f32>) -> Result<Tensor, KernelError> {
+pub(super) fn tensor<E: Element>(shape: &[usize], values: Vec<E>) -> Result<Tensor, KernelError> {
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
 }
 
-pub(super) fn tensor(dtype: DType, shape: &[usize], values: Vec<f32>) -> Result<Tensor, KernelError> {
+pub(super) fn matrix(operation: &'static str, tensor: &Tensor) -> Result<(usize, usize), KernelError> {
+    tensor.dims2().map_err(|_| KernelError::shape(operation, "(rows, columns)", &[tensor.dims()]))
+}
+
+pub(super) fn cube(operation: &'static str, tensor: &Tensor) -> Result<(usize, usize, usize), KernelError> {
+    tensor.dims3().map_err(|_| KernelError::shape(operation, "(heads, tokens, head dim)", &[tensor.dims()]))
+}
+
+/// Checks that a checkpoint's tensor has the bytes that its shape wants.
+pub(super) fn check_host(operation: &'static str, tensor: &HostTensor<'_>) -> Result<(), KernelError> {
+    let expected = tensor.shape.iter().product::<usize>() * width(tensor.dtype);
+    if tensor.bytes.len() == expected {
+        return Ok(());
+    }
+    let expected = format!("{expected} bytes for {:?} of {:?}", tensor.shape, tensor.dtype);
+    Err(KernelError::Shape { operation, expected, got: format!("{} bytes", tensor.bytes.len()) })
+}
+
+/// Converts elements `start..` of a checkpoint's tensor, as many as `to` takes.
+pub(super) fn convert_host<E: Element>(tensor: &HostTensor<'_>, start: usize, to: &mut [E]) {
+    let width = width(tensor.dtype);
+    let from = tensor.bytes[start * width..][..to.len() * width].chunks_exact(width);
+    for (to, b) in to.iter_mut().zip(from) {
+        *to = E::narrow(match tensor.dtype {
+            DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+            DType::Bf16 => bf16::from_le_bytes([b[0], b[1]]).widen(),
+            DType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
+        });
+    }
+}
+
+fn width(dtype: DType) -> usize {
     match dtype {
-        DType::Bf16 => {
-            let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
-            Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
-        }
-        _ => f32_tensor(shape, values),
+        DType::F32 => 4,
+        DType::Bf16 | DType::F16 => 2,
+    }
+}
+
+fn slice<E: Element>(storage: &Storage) -> Option<&[E]> {
+    match storage {
+        Storage::Cpu(storage) => CpuStorage::as_slice::<E>(storage).ok(),
+        _ => None,
     }
 }

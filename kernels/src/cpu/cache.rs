@@ -1,0 +1,87 @@
+//! Keys and values of one layer as attention reads them. Computes nothing.
+
+use super::aligned::Aligned;
+use super::lanes::{Element, PANEL};
+use super::pool::{Pool, Shared, Tasks};
+
+/// `len` tokens of every KV head.
+#[derive(Clone)]
+pub(super) struct Cache<E> {
+    pub heads: Vec<Head<E>>,
+    pub dim: usize,
+    pub len: usize,
+}
+
+/// One head. Whatever lies beyond `len` is allocated but means nothing.
+#[derive(Clone)]
+pub(super) struct Head<E> {
+    /// Panels of [`PANEL`] keys, `dim` rows each: products with queries need no transposing.
+    pub keys: Aligned<E>,
+    /// Rows of [`Cache::stride`] elements.
+    pub values: Aligned<E>,
+}
+
+impl<E: Element> Cache<E> {
+    pub(super) fn new(heads: usize, dim: usize) -> Self {
+        let head = || Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
+        Self { heads: (0..heads).map(|_| head()).collect(), dim, len: 0 }
+    }
+
+    /// Elements of a row of values: whole panels.
+    pub(super) fn stride(&self) -> usize {
+        self.dim.next_multiple_of(PANEL)
+    }
+
+    /// Appends `tokens` rows of `k, v (heads, tokens, dim)`.
+    pub(super) fn append(&mut self, k: &[E], v: &[E], tokens: usize, pool: &Pool) {
+        let (start, dim, stride) = (self.len, self.dim, self.stride());
+        self.len += tokens;
+        let targets: Vec<_> = self.heads.iter_mut().map(|head| head.grow(self.len, dim, stride)).collect();
+        let blocks = tokens.div_ceil(PANEL);
+        let tasks = Tasks { count: targets.len() * blocks, cost: 4 * k.len() };
+        pool.each(tasks, |task| {
+            let (head, first) = (task / blocks, task % blocks * PANEL);
+            let (keys, values) = &targets[head];
+            for i in first..tokens.min(first + PANEL) {
+                let (from, to) = ((head * tokens + i) * dim, start + i);
+                for (d, k) in k[from..][..dim].iter().enumerate() {
+                    // SAFETY: `grow` made room for token `to`, which this task alone writes.
+                    unsafe { *keys.at((to / PANEL * dim + d) * PANEL + to % PANEL) = *k };
+                }
+                // SAFETY: as above.
+                unsafe { values.at(to * stride).copy_from_nonoverlapping(v[from..].as_ptr(), dim) };
+            }
+        });
+    }
+
+    /// A copy of rows `start..end`.
+    pub(super) fn rows(&self, start: usize, end: usize) -> Self {
+        let (dim, stride, len) = (self.dim, self.stride(), end - start);
+        let cut = |head: &Head<E>| {
+            let mut keys = Aligned::zeroed(len.next_multiple_of(PANEL) * dim);
+            for (to, from) in (start..end).enumerate() {
+                for d in 0..dim {
+                    keys[(to / PANEL * dim + d) * PANEL + to % PANEL] =
+                        head.keys[(from / PANEL * dim + d) * PANEL + from % PANEL];
+                }
+            }
+            let mut values = Aligned::zeroed(len * stride);
+            values.copy_from_slice(&head.values[start * stride..end * stride]);
+            Head { keys, values }
+        };
+        Self { heads: self.heads.iter().map(cut).collect(), dim, len }
+    }
+
+    /// Bytes held, capacity included.
+    pub(super) fn bytes(&self) -> usize {
+        self.heads.iter().map(|head| head.keys.bytes() + head.values.bytes()).sum()
+    }
+}
+
+impl<E: Element> Head<E> {
+    fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (Shared<E>, Shared<E>) {
+        self.keys.grow(len.next_multiple_of(PANEL) * dim);
+        self.values.grow(len * stride);
+        (Shared::new(&mut self.keys), Shared::new(&mut self.values))
+    }
+}

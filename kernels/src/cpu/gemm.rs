@@ -1,0 +1,249 @@
+//! Linear layers: `y = x W^T (+ bias) (+ residual)` over weights packed once. Few rows and many run the same tiles, so a row's
+//! result depends neither on its neighbours nor on the threads.
+
+use super::aligned::Aligned;
+use super::compute::Compute;
+use super::lanes::{Element, Kernel, Lanes, PANEL, load_some, store_some};
+use super::pool::{Pool, Shared, Tasks, filled};
+use super::tile::{Extent, Left, Right, Sums, product};
+
+/// Elements of `k` that a block of the weights spans: one panel of it stays in the first-level cache.
+const K_BLOCK: usize = 256;
+/// Rows of `x` that a task takes at most: a block of them stays in the second-level cache.
+const ROWS: usize = 96;
+/// Panels that run side by side: the widest tile.
+const SIDE: usize = 4;
+/// Multiply-adds below which a task is not worth splitting.
+const TASK: usize = 1 << 16;
+
+/// Weights `(n, k)` as panels of [`PANEL`] outputs, `k` rows each, zero where the last panel is ragged.
+pub(super) struct Packed<E> {
+    pub n: usize,
+    pub k: usize,
+    panels: Aligned<E>,
+}
+
+impl<E: Element> Packed<E> {
+    /// Packs what `row(j, to)` writes: the `k` weights of output `j`.
+    pub(super) fn new(n: usize, k: usize, pool: &Pool, row: impl Fn(usize, &mut [E]) + Sync) -> Self {
+        let count = n.div_ceil(PANEL);
+        let mut panels = Aligned::zeroed(count * k * PANEL);
+        let shared = Shared::new(&mut panels);
+        pool.each_with(
+            Tasks { count, cost: n * k },
+            || vec![E::default(); k],
+            |weights, panel| {
+                for lane in 0..PANEL.min(n - panel * PANEL) {
+                    row(panel * PANEL + lane, weights);
+                    for (p, w) in weights.iter().enumerate() {
+                        // SAFETY: within this task's panel.
+                        unsafe { *shared.at((panel * k + p) * PANEL + lane) = *w };
+                    }
+                }
+            },
+        );
+        Self { n, k, panels }
+    }
+}
+
+/// One call: `x (rows, k)`.
+pub(super) struct Linear<'a, E> {
+    pub x: &'a [E],
+    pub rows: usize,
+    pub weight: &'a Packed<E>,
+    /// `(n)`, if any.
+    pub bias: Option<&'a [f32]>,
+    /// `(rows, n)`, if any.
+    pub residual: Option<&'a [E]>,
+}
+
+impl<E: Element> Linear<'_, E> {
+    /// `(rows, n)`.
+    pub(super) fn run(self, compute: &Compute) -> Vec<E> {
+        let Packed { n, k, .. } = *self.weight;
+        assert!(self.x.len() == self.rows * k && self.bias.is_none_or(|b| b.len() == n));
+        assert!(self.residual.is_none_or(|r| r.len() == self.rows * n));
+        let (cost, panels) = (self.rows * n * k, n.div_ceil(PANEL));
+        let row_tasks = self.rows.div_ceil(ROWS).max(1);
+        let row_step = self.rows.div_ceil(row_tasks).next_multiple_of(6);
+        let wanted = (cost / TASK).clamp(1, 4 * compute.pool.threads());
+        let panel_step = panels.div_ceil(wanted.div_ceil(row_tasks)).next_multiple_of(SIDE).max(SIDE);
+        let panel_tasks = panels.div_ceil(panel_step);
+        let tasks = Tasks { count: self.rows.div_ceil(row_step.max(1)) * panel_tasks, cost };
+        let write = |out: Shared<E>| {
+            compute.pool.each_with(tasks, Scratch::default, |scratch, task| {
+                let (row, panel) = (task / panel_tasks * row_step, task % panel_tasks * panel_step);
+                let rows = row..self.rows.min(row + row_step);
+                let panels = panel..panels.min(panel + panel_step);
+                compute.set.run(Task { call: &self, rows, panels, out: &out, scratch });
+            });
+        };
+        // SAFETY: the tasks cover every row and panel.
+        unsafe { filled(self.rows * n, write) }
+    }
+}
+
+#[derive(Default)]
+struct Scratch {
+    /// A task's rows of `x`, widened.
+    x: Vec<f32>,
+    /// Sums of the tiles under way while `k` blocks follow one another: `(rows, SIDE panels)`.
+    sums: Vec<f32>,
+}
+
+struct Task<'a, E> {
+    call: &'a Linear<'a, E>,
+    rows: std::ops::Range<usize>,
+    panels: std::ops::Range<usize>,
+    out: &'a Shared<E>,
+    scratch: &'a mut Scratch,
+}
+
+impl<E: Element> Kernel for Task<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Packed { n, k, ref panels } = *self.call.weight;
+        let Scratch { x, sums } = self.scratch;
+        x.clear();
+        x.extend(self.call.x[self.rows.start * k..self.rows.end * k].iter().map(|x| x.widen()));
+        sums.resize(self.rows.len() * SIDE * PANEL, 0.0);
+        for panel in self.panels.clone().step_by(SIDE) {
+            let side = SIDE.min(self.panels.end - panel);
+            for from in (0..k.max(1)).step_by(K_BLOCK) {
+                let depth = K_BLOCK.min(k - from);
+                let tile = Output {
+                    call: self.call,
+                    out: self.out,
+                    origin: (self.rows.start, panel * PANEL),
+                    n,
+                    sums: sums.as_mut_ptr(),
+                    first: from == 0,
+                    last: from + depth == k,
+                };
+                let extent = Extent { rows: self.rows.len(), k: depth, panels: side };
+                // SAFETY: `x` holds these rows, the weights these panels, `sums` the rows by SIDE panels, and no other
+                // task has this part of the output.
+                unsafe {
+                    let left = Left { data: x.as_ptr().add(from), row: k };
+                    let data = panels.as_ptr().add((panel * k + from) * PANEL);
+                    product::<L, E, _>(extent, left, Right { data, panel: k * PANEL, row: PANEL }, &tile);
+                }
+            }
+        }
+    }
+}
+
+struct Output<'a, E> {
+    call: &'a Linear<'a, E>,
+    out: &'a Shared<E>,
+    /// Row and column of `out` where the rows and panels of this product begin.
+    origin: (usize, usize),
+    n: usize,
+    sums: *mut f32,
+    first: bool,
+    last: bool,
+}
+
+impl<E: Element> Output<'_, E> {
+    /// # Safety
+    /// `at` and `column` must lie in the output and belong to this task.
+    #[inline(always)]
+    unsafe fn write<L: Lanes>(&self, at: usize, column: usize, sum: L) {
+        let columns = self.n - column;
+        // SAFETY: no more columns are touched than the row has left.
+        unsafe {
+            let mut y = sum;
+            if let Some(bias) = self.call.bias {
+                y = y.add(load_some(bias.as_ptr().add(column), columns));
+            }
+            if let Some(residual) = self.call.residual {
+                y = y.add(load_some(residual.as_ptr().add(at), columns));
+            }
+            store_some(self.out.at(at), columns, y);
+        }
+    }
+}
+
+impl<E: Element> Sums for Output<'_, E> {
+    #[inline(always)]
+    unsafe fn start<L: Lanes, const R: usize, const V: usize>(&self, row: usize, column: usize) -> [[L; V]; R] {
+        let mut acc = [[L::zero(); V]; R];
+        if !self.first {
+            for (r, acc) in acc.iter_mut().enumerate() {
+                for (v, acc) in acc.iter_mut().enumerate() {
+                    // SAFETY: the tile lies in the rows by SIDE panels of `sums`.
+                    *acc = unsafe { L::load(self.sums.add((row + r) * SIDE * PANEL + column + v * L::N)) };
+                }
+            }
+        }
+        acc
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes, const R: usize, const V: usize>(&self, row: usize, column: usize, acc: [[L; V]; R]) {
+        for (r, acc) in acc.into_iter().enumerate() {
+            for (v, sum) in acc.into_iter().enumerate() {
+                let c = column + v * L::N;
+                let to = self.origin.1 + c;
+                // SAFETY: as in `start`; columns past the last are not written.
+                unsafe {
+                    if !self.last {
+                        sum.store(self.sums.add((row + r) * SIDE * PANEL + c));
+                    } else if to < self.n {
+                        self.write((self.origin.0 + row + r) * self.n + to, to, sum);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::lanes::tests::vector_sets;
+    use half::bf16;
+
+    fn values(n: usize, seed: u32) -> Vec<f32> {
+        (0..n as u32).map(|i| ((i + seed).wrapping_mul(0x9e37_79b1) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+    }
+
+    fn check<E: Element>(tolerance: f32) {
+        for (rows, k, n) in [(1, 8, 5), (2, 300, 33), (7, 16, 64), (100, 530, 70), (13, 256, 128), (0, 4, 4)] {
+            let narrow = |v: Vec<f32>| v.into_iter().map(E::narrow).collect::<Vec<E>>();
+            let (x, w) = (narrow(values(rows * k, 1)), narrow(values(n * k, 2)));
+            let (bias, residual) = (values(n, 3), narrow(values(rows * n, 4)));
+            for set in vector_sets() {
+                let mut by_threads = Vec::new();
+                for threads in [1, 3] {
+                    let compute = Compute { set, pool: Pool::new(Some(threads)).unwrap() };
+                    let weight = Packed::new(n, k, &compute.pool, |j, to| to.copy_from_slice(&w[j * k..][..k]));
+                    let call = |x, rows, residual| Linear { x, rows, weight: &weight, bias: Some(&bias), residual };
+                    let y = call(&x, rows, Some(&residual)).run(&compute);
+                    for (at, y) in y.iter().enumerate() {
+                        let (i, j) = (at / n, at % n);
+                        let dot: f32 = (0..k).map(|p| x[i * k + p].widen() * w[j * k + p].widen()).sum();
+                        let expected = dot + bias[j] + residual[at].widen();
+                        let error = (y.widen() - expected).abs();
+                        assert!(error <= tolerance + tolerance * expected.abs(), "{set:?} {rows}x{k}x{n} at {i},{j}");
+                    }
+                    for i in 0..rows {
+                        let alone = call(&x[i * k..][..k], 1, Some(&residual[i * n..][..n])).run(&compute);
+                        assert!(
+                            alone.iter().zip(&y[i * n..]).all(|(a, b)| a.widen() == b.widen()),
+                            "row {i} of {rows}"
+                        );
+                    }
+                    by_threads.push(y.into_iter().map(|y| y.widen().to_bits()).collect::<Vec<_>>());
+                }
+                assert!(by_threads.windows(2).all(|w| w[0] == w[1]), "{set:?} depends on the threads");
+            }
+        }
+    }
+
+    #[test]
+    fn agrees_with_the_obvious_sum_row_by_row_on_any_threads() {
+        check::<f32>(1e-4);
+        check::<bf16>(1e-2);
+    }
+}

@@ -1,0 +1,67 @@
+//! The backends under test, their tolerances, and numbers drawn from a seed.
+
+use std::sync::OnceLock;
+
+use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
+use proptest::test_runner::TestCaseError;
+
+const KERNELS: [KernelChoice; 4] =
+    [KernelChoice::Portable, KernelChoice::Avx2, KernelChoice::Avx512, KernelChoice::Amx];
+
+/// Every set of kernels that this machine runs, in both compute types, on two threads.
+pub fn backends() -> &'static [Cpu] {
+    static BACKENDS: OnceLock<Vec<Cpu>> = OnceLock::new();
+    BACKENDS.get_or_init(|| with_threads(2))
+}
+
+/// Checks that `result` has the same bits on one, two and five threads.
+pub fn on_every_thread_count(result: impl Fn(&Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
+    static BACKENDS: OnceLock<[Vec<Cpu>; 2]> = OnceLock::new();
+    let [one, five] = BACKENDS.get_or_init(|| [with_threads(1), with_threads(5)]);
+    for ((one, two), five) in one.iter().zip(backends()).zip(five) {
+        let bits = |cpu: &Cpu| result(cpu).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let expected = bits(one);
+        proptest::prop_assert_eq!(&bits(two), &expected, "{} kernels, two threads", two.kernels());
+        proptest::prop_assert_eq!(&bits(five), &expected, "{} kernels, five threads", five.kernels());
+    }
+    Ok(())
+}
+
+fn with_threads(threads: usize) -> Vec<Cpu> {
+    let options =
+        |kernels| [DType::F32, DType::Bf16].map(|dtype| CpuOptions { dtype, threads: Some(threads), kernels });
+    let backends: Vec<Cpu> = KERNELS.into_iter().flat_map(options).filter_map(|o| Cpu::new(o).ok()).collect();
+    assert!(backends.iter().any(|cpu| cpu.kernels() == KernelChoice::Portable));
+    backends
+}
+
+/// `n` numbers in [-1, 1).
+pub fn numbers(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut draw = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| draw()).collect()
+}
+
+/// The values as compute type stores them, so that the reference starts from the same.
+pub fn rounded(dtype: DType, values: Vec<f32>) -> Vec<f32> {
+    match dtype {
+        DType::Bf16 => values.into_iter().map(|x| half::bf16::from_f32(x).to_f32()).collect(),
+        _ => values,
+    }
+}
+
+/// Equal to 1e-4 + 1e-5 |a| in f32; in bf16, whose results are rounded to 8 bits, to 1e-2 + 1e-2 |a|.
+pub fn assert_close(dtype: DType, got: &[f32], expected: &[f32]) -> Result<(), TestCaseError> {
+    let (absolute, relative) = if dtype == DType::F32 { (1e-4, 1e-5) } else { (1e-2, 1e-2) };
+    proptest::prop_assert_eq!(got.len(), expected.len());
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        let close = (got - expected).abs() <= absolute + relative * expected.abs();
+        proptest::prop_assert!(close || got == expected, "element {}: got {}, expected {}", i, got, expected);
+    }
+    Ok(())
+}
