@@ -72,7 +72,7 @@ impl ChatTemplate {
         });
         environment
             .render_str(
-                template,
+                &plain_tags(template),
                 context! {
                     messages => [context! { role => "user", content => content }],
                     bos_token => self.bos.as_str(),
@@ -84,6 +84,26 @@ impl ChatTemplate {
             )
             .map_err(refused)
     }
+}
+
+/// The template with `generation` blocks, a tag of transformers that marks what to train on, written as blocks that always
+/// render.
+fn plain_tags(template: &str) -> String {
+    let mut pieces = template.split("{%");
+    let mut plain = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        plain.push_str("{%");
+        let (tag, rest) = piece.split_once("%}").unwrap_or((piece, ""));
+        let end = &piece[tag.len()..piece.len() - rest.len()];
+        plain.push_str(&match tag.trim_matches(['-', '+', ' ', '\n', '\t']) {
+            "generation" => tag.replace("generation", "if true"),
+            "endgeneration" => tag.replace("endgeneration", "endif"),
+            _ => tag.to_owned(),
+        });
+        plain.push_str(end);
+        plain.push_str(rest);
+    }
+    plain
 }
 
 /// Text that occurs in neither string, from the private-use area so that no template treats it as space.
@@ -209,6 +229,14 @@ mod tests {
             let error = chat(template).split("a context", "a query").unwrap_err();
             assert!(error.to_string().contains(cause), "{error}");
         }
+    }
+
+    #[test]
+    fn blocks_that_mark_training_text_render_as_they_are() {
+        let template = "{{ bos_token }}{% generation %}{{ messages[0].content }} {%- endgeneration -%} {{ '.' }}{% if";
+        assert_eq!(plain_tags(template), template.replace("endgeneration", "endif").replace("generation", "if true"));
+        let (context, query) = chat(&template[..template.len() - 5]).split("a", "b").unwrap();
+        assert_eq!((context.as_str(), query.as_str()), ("<|begin_of_text|>a", "b."));
     }
 
     #[test]
