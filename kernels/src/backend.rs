@@ -89,7 +89,12 @@ pub trait Backend: Send + Sync + 'static {
     /// `x (t, k) -> (t, n)`.
     fn linear(&self, x: &Self::Tensor, weight: &Self::Linear) -> Result<Self::Tensor, KernelError>;
     /// `residual (t, n) + linear(x)`. Takes the residual by value: the storage may be reused.
-    fn linear_add(&self, x: &Self::Tensor, weight: &Self::Linear, residual: Self::Tensor) -> Result<Self::Tensor, KernelError>;
+    fn linear_add(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Linear,
+        residual: Self::Tensor,
+    ) -> Result<Self::Tensor, KernelError>;
     /// `silu(gate) * up` of `gate_up (t, 2 f)`, gate first: `(t, f)`.
     fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
     /// Rows `start..end` of `x (t, e)`.
