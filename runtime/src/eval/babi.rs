@@ -14,9 +14,13 @@ use super::{
     task::Draft,
 };
 
-const PEOPLE: [&str; 8] = ["Mary", "John", "Daniel", "Sandra", "Bill", "Fred", "Jeff", "Julie"];
-const ROOMS: [&str; 9] = ["bathroom", "bedroom", "garden", "hallway", "kitchen", "office", "school", "cinema", "park"];
-const OBJECTS: [&str; 3] = ["apple", "football", "milk"];
+/// Who acts.
+pub(super) const PEOPLE: [&str; 8] = ["Mary", "John", "Daniel", "Sandra", "Bill", "Fred", "Jeff", "Julie"];
+/// Where.
+pub(super) const ROOMS: [&str; 9] =
+    ["bathroom", "bedroom", "garden", "hallway", "kitchen", "office", "school", "cinema", "park"];
+/// With what.
+pub(super) const OBJECTS: [&str; 3] = ["apple", "football", "milk"];
 const DIRECTIONS: [&str; 4] = ["north", "south", "east", "west"];
 const GO: [&str; 4] = ["moved to", "went to", "journeyed to", "travelled to"];
 const TAKE: [&str; 4] = ["grabbed", "got", "took", "picked up"];
@@ -127,7 +131,7 @@ fn direction(rng: &mut StdRng) -> Told {
     }
 }
 
-/// Giver, object, receiver.
+/// Giver, object, receiver. The last gift is asked for, as in bAbI.
 type Gift = (&'static str, &'static str, &'static str);
 
 fn gift(rng: &mut StdRng) -> Told {
@@ -142,20 +146,10 @@ fn gift(rng: &mut StdRng) -> Told {
     }
     let facts =
         gifts.iter().map(|(from, what, to)| format!("{from} {} the {what} to {to}.", one(rng, &GIVE))).collect();
-    let (from, object, to) = one(rng, &gifts);
-    // Of several gifts that fit a question the last counts.
-    let last = |fits: &dyn Fn(&Gift) -> bool| {
-        *gifts.iter().rev().find(|gift| fits(gift)).expect("the question is about one of the gifts")
-    };
+    let (from, object, to) = gifts[gifts.len() - 1];
     match rng.random_bool(0.5) {
-        true => {
-            let (_, answer, _) = last(&|gift| gift.0 == from && gift.2 == to);
-            Told { facts, question: format!("What did {from} give to {to}?"), answer }
-        }
-        false => {
-            let (_, _, answer) = last(&|gift| gift.1 == object);
-            Told { facts, question: format!("Who received the {object}?"), answer }
-        }
+        true => Told { facts, question: format!("What did {from} give to {to}?"), answer: object },
+        false => Told { facts, question: format!("Who received the {object}?"), answer: to },
     }
 }
 
