@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use quinn::{ReadError, RecvStream, SendStream, VarInt, WriteError};
+use quinn::{ReadError, RecvStream, SendStream, StoppedError, VarInt, WriteError};
 
 use super::Peer;
 use crate::{
@@ -40,13 +40,25 @@ impl QuicSender {
     /// Hands everything to QUIC in one call where the windows allow, so that a small frame leaves in one datagram.
     async fn flush(&mut self) -> Result<(), TransportError> {
         while self.unsent.iter().any(|chunk| !chunk.is_empty()) {
-            let written = self.stream.write_chunks(&mut self.unsent).await;
-            written.map_err(|error| match error {
-                WriteError::ConnectionLost(error) => self.peer.lost(error),
-                _ => TransportError::ChannelClosed { peer: self.peer.address },
-            })?;
+            // quinn does not wake a writer whose stream is stopped while stream and connection windows are both full.
+            let stopped = self.stream.stopped();
+            tokio::select! {
+                biased;
+                written = self.stream.write_chunks(&mut self.unsent) => written.map(drop).map_err(|error| match error {
+                    WriteError::ConnectionLost(error) => self.peer.lost(error),
+                    _ => self.channel_closed(),
+                })?,
+                stopped = stopped => return Err(match stopped {
+                    Err(StoppedError::ConnectionLost(error)) => self.peer.lost(error),
+                    _ => self.channel_closed(),
+                }),
+            }
         }
         Ok(())
+    }
+
+    fn channel_closed(&self) -> TransportError {
+        TransportError::ChannelClosed { peer: self.peer.address }
     }
 }
 
