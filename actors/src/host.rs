@@ -44,16 +44,9 @@ pub(crate) struct Joined {
 }
 
 /// Says hello and starts heartbeats.
-pub(crate) async fn join(
-    config: &HostConfig,
-    role: HostRole,
-    transport: &dyn Transport,
-) -> Result<Joined, HostError> {
-    let unreachable = |cause| HostError::Supervisor {
-        host: config.name.clone(),
-        address: config.supervisor.to_string(),
-        cause,
-    };
+pub(crate) async fn join(config: &HostConfig, role: HostRole, transport: &dyn Transport) -> Result<Joined, HostError> {
+    let unreachable =
+        |cause| HostError::Supervisor { host: config.name.clone(), address: config.supervisor.to_string(), cause };
     let link = transport.connect(config.supervisor).await.map_err(unreachable)?;
     let channel = link.open().await.map_err(unreachable)?;
     let (outbox, mut inbox) = link::control(channel, "the supervisor".to_string());

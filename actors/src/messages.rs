@@ -285,9 +285,4 @@ pub trait WireMessage: Sized {
     }
 }
 
-wire_message!(
-    HostMessage = "host",
-    HostCommand = "supervisor",
-    Attach = "attach",
-    PartialsMeta = "partials",
-);
+wire_message!(HostMessage = "host", HostCommand = "supervisor", Attach = "attach", PartialsMeta = "partials",);

@@ -33,8 +33,7 @@ async fn start(model: &'static str, contexts: usize) -> (Supervisor, Vec<Arc<dyn
     let network = LocalNetwork::new();
     let bind = || -> Arc<dyn Transport> { Arc::new(network.bind(ephemeral(), Arc::new(NoObserver)).expect("a port")) };
     let names = (0..contexts).map(|i| (format!("c{i}"), Role::Context)).chain([("q".to_string(), Role::Query)]);
-    let hosts: Vec<HostSpec> =
-        names.map(|(name, role)| HostSpec { name, role, device: "cpu".into() }).collect();
+    let hosts: Vec<HostSpec> = names.map(|(name, role)| HostSpec { name, role, device: "cpu".into() }).collect();
     let config = SupervisorConfig {
         cluster: "test".into(),
         model: model.into(),

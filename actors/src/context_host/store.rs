@@ -8,9 +8,12 @@ use std::{
 use asterism_kernels::Backend;
 use asterism_models::EncodedShard;
 
+/// One job's shards by block.
+type JobShards<B> = BTreeMap<u32, Arc<EncodedShard<B>>>;
+
 /// Shards by job and block; clones share them.
 pub struct ShardStore<B: Backend> {
-    jobs: Arc<Mutex<HashMap<u64, BTreeMap<u32, Arc<EncodedShard<B>>>>>>,
+    jobs: Arc<Mutex<HashMap<u64, JobShards<B>>>>,
 }
 
 impl<B: Backend> Clone for ShardStore<B> {

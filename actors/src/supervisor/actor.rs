@@ -14,8 +14,9 @@ use crate::{
     messages::HostCommand,
     metric,
     supervisor::{
+        config::SupervisorConfig,
         prepare::ModelFront,
-        state::{Command, Event, PreparedJob, SupervisorConfig, SupervisorState},
+        state::{Command, Event, PreparedJob, SupervisorState},
     },
 };
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     api::{HostHealth, HostStatus, Role},
     messages::Hello,
-    supervisor::state::HostSpec,
+    supervisor::config::HostSpec,
 };
 
 /// A configured host and what is known of its process.
@@ -109,7 +109,10 @@ impl Hosts {
             return Err(format!("no host named {} is in the cluster file", hello.name));
         };
         if record.spec.role != Role::from(hello.role) {
-            return Err(format!("{} is a {:?} host in the cluster file, not {:?}", hello.name, record.spec.role, hello.role));
+            return Err(format!(
+                "{} is a {:?} host in the cluster file, not {:?}",
+                hello.name, record.spec.role, hello.role
+            ));
         }
         if let Some(earlier) = &record.hello
             && (record.connection.is_some() || hello.incarnation <= earlier.incarnation)

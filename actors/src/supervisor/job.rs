@@ -141,9 +141,11 @@ impl Job {
     fn progress(&self, names: &dyn Fn(usize) -> String) -> Vec<HostProgress> {
         let mut hosts: BTreeMap<usize, HostProgress> = BTreeMap::new();
         for (shard, &host) in self.prepared.plan.shards.iter().zip(&self.holders) {
-            let entry = hosts
-                .entry(host)
-                .or_insert_with(|| HostProgress { host: names(host), done_tokens: 0, total_tokens: 0 });
+            let entry = hosts.entry(host).or_insert_with(|| HostProgress {
+                host: names(host),
+                done_tokens: 0,
+                total_tokens: 0,
+            });
             let (done, of) = self.layers_done.get(&(shard.block as u32)).copied().unwrap_or((0, 1));
             entry.total_tokens += shard.input_ids.len();
             entry.done_tokens += shard.input_ids.len() * done as usize / of.max(1) as usize;
@@ -265,7 +267,8 @@ impl SupervisorState {
         let Some(shard) = job.shard(encoded.block) else { return };
         let (expected, got) = (shard.kept_tokens() as u64, encoded.kept_tokens);
         if expected != got {
-            let message = format!("host {name} kept {got} tokens of shard {}, not the {expected} planned", encoded.block);
+            let message =
+                format!("host {name} kept {got} tokens of shard {}, not the {expected} planned", encoded.block);
             return self.end(now, number, Outcome::Failed { code: "shard_mismatch".into(), message }, commands);
         }
         let tokens = shard.input_ids.len();
@@ -290,8 +293,7 @@ impl SupervisorState {
         let mut holders: BTreeMap<usize, ShardHolder> = BTreeMap::new();
         for (shard, &host) in job.prepared.plan.shards.iter().zip(&job.holders) {
             let (name, address) = addresses[host].clone();
-            let holder =
-                holders.entry(host).or_insert_with(|| ShardHolder { host: name, address, blocks: Vec::new() });
+            let holder = holders.entry(host).or_insert_with(|| ShardHolder { host: name, address, blocks: Vec::new() });
             holder.blocks.push(shard.block as u32);
         }
         let generate = Generate {

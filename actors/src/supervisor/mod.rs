@@ -1,6 +1,7 @@
 //! The supervisor: admits hosts, plans and places jobs, decides what a failure means. Runs no model.
 
 mod actor;
+mod config;
 mod hosts;
 mod job;
 mod prepare;
@@ -10,5 +11,6 @@ mod state;
 mod tests;
 
 pub use actor::Supervisor;
+pub use config::{HostSpec, Recovery, SupervisorConfig};
 pub use prepare::ModelFront;
-pub use state::{Command, Event, HostSpec, Outcome, PreparedJob, Recovery, SupervisorConfig, SupervisorState};
+pub use state::{Command, Event, Outcome, PreparedJob, SupervisorState};

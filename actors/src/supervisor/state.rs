@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use asterism_plan::{MethodConfig, Plan};
+use asterism_plan::Plan;
 
 use crate::{
     api::{ClusterStatus, ErrorBody, HostHealth, JobEvent, JobStatus, Role},
@@ -10,53 +10,11 @@ use crate::{
     messages::{HostCommand, HostMessage, TokenChoice},
     metric::Observation,
     supervisor::{
+        config::{Recovery, SupervisorConfig},
         hosts::{HostRecord, Hosts},
         job::Job,
     },
 };
-
-/// What the supervisor knows of the cluster before any host connects.
-#[derive(Clone, Debug)]
-pub struct SupervisorConfig {
-    /// Cluster name.
-    pub cluster: String,
-    /// Model name.
-    pub model: String,
-    /// Hosts in the order of the cluster file.
-    pub hosts: Vec<HostSpec>,
-    /// Method of a job that names none.
-    pub method: MethodConfig,
-    /// Time between heartbeats.
-    pub heartbeat: Duration,
-    /// Missed heartbeats after which a host is suspect.
-    pub suspect_after: u32,
-    /// Silence after which a host is dead.
-    pub dead_after: Duration,
-    /// Jobs that run at once.
-    pub max_running: usize,
-    /// Jobs that may wait.
-    pub max_queue: usize,
-    /// What happens to a job whose host dies.
-    pub recovery: Recovery,
-}
-
-/// What happens to a job whose host dies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recovery {
-    /// It fails with `host_lost`; every other host and job goes on.
-    Fail,
-}
-
-/// One host as configured.
-#[derive(Clone, Debug)]
-pub struct HostSpec {
-    /// Name.
-    pub name: String,
-    /// Role.
-    pub role: Role,
-    /// Device label.
-    pub device: String,
-}
 
 /// A request tokenised and planned.
 #[derive(Clone, Debug)]
