@@ -73,8 +73,8 @@ fn records_are_shaped_as_the_benchmarks_are() {
     };
     insta::assert_snapshot!(shape(Task::NiahSingle2, "One of the special"), @"
     Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about the numbers afterwards.
-    ... One of the special magic numbers for secret-fence is: 6717669.
-    What is the special magic number for secret-fence mentioned in the provided text? The special magic number for secret-fence mentioned in the provided text is
+    ... One of the special magic numbers for sandy-fence is: 6717669.
+    What is the special magic number for sandy-fence mentioned in the provided text? The special magic number for sandy-fence mentioned in the provided text is
     => 6717669
     ");
     insta::assert_snapshot!(shape(Task::NiahMultikey3, "One of the special"), @"
@@ -86,7 +86,7 @@ fn records_are_shaped_as_the_benchmarks_are() {
     insta::assert_snapshot!(shape(Task::NiahMultiquery, "One of the special"), @"
     Some special magic numbers are hidden within the following text. Make sure to memorize it. I will quiz you about the numbers afterwards.
     ... One of the special magic numbers for tired-chain is: 7138260.
-    What are all the special magic numbers for stubborn-island, idle-chapel, tired-chain, and honest-castle mentioned in the provided text? The special magic numbers for stubborn-island, idle-chapel, tired-chain, and honest-castle mentioned in the provided text are
+    What are all the special magic numbers for steep-island, humble-chain, tired-chain, and honest-castle mentioned in the provided text? The special magic numbers for steep-island, humble-chain, tired-chain, and honest-castle mentioned in the provided text are
     => 9479723, 7938867, 7138260, 6005064
     ");
     insta::assert_snapshot!(shape(Task::Vt, "VAR "), @"
