@@ -32,8 +32,8 @@ pub struct GlobalArgs {
     /// What goes to standard output
     #[arg(short = 'o', long = "output", global = true, value_enum, default_value_t = Format::Table)]
     pub output: Format,
-    /// Admin API to talk to [default: the running cluster of the cluster file]
-    #[arg(long, global = true, env = "ASTERISM_SERVER", value_name = "URL", hide_env_values = true)]
+    /// Admin API to talk to [env: ASTERISM_SERVER] [default: the running cluster of the cluster file]
+    #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
     /// File whose first line is the admin API's token
     #[arg(long, global = true, value_name = "FILE")]

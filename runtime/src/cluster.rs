@@ -78,8 +78,8 @@ pub struct CertificateFiles {
 pub struct Liveness {
     /// Milliseconds between heartbeats.
     pub heartbeat_ms: u64,
-    /// Milliseconds of silence after which a host is suspect.
-    pub suspect_after_ms: u64,
+    /// Missed heartbeats after which a host is suspect.
+    pub suspect_after: u32,
     /// Milliseconds of silence after which a host is dead.
     pub dead_after_ms: u64,
 }
@@ -255,7 +255,7 @@ impl Cluster {
 }
 
 /// Refuses sizes that no context could be planned with.
-fn check_method(method: &MethodConfig) -> Result<(), ClusterError> {
+pub(crate) fn check_method(method: &MethodConfig) -> Result<(), ClusterError> {
     let context = vec![0; 1 << 20];
     match method.plan(&PlanRequest { context: &context, query: &[], hosts: 1 }) {
         Err(PlanError::BlockTooSmall { block, least, .. }) => Err(ClusterError::Value {
@@ -318,7 +318,7 @@ fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
             expected: format!("more than heartbeat_ms x suspect_after = {suspect_after_ms}"),
         });
     }
-    Ok(Liveness { heartbeat_ms, suspect_after_ms, dead_after_ms: section.dead_after_ms })
+    Ok(Liveness { heartbeat_ms, suspect_after: section.suspect_after, dead_after_ms: section.dead_after_ms })
 }
 
 fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterError> {

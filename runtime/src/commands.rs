@@ -1,3 +1,10 @@
 //! One file a group of verbs: its arguments as typed, and what they do.
 
+pub mod bench;
+pub mod certificates;
+pub mod cluster;
 pub mod config;
+pub mod demo;
+pub mod evaluate;
+pub mod job;
+pub mod process;

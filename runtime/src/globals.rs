@@ -12,6 +12,7 @@ use crate::{
     cluster::Cluster,
     cluster_file::{self, ClusterFile},
     error::CliError,
+    temporary::anchored,
 };
 
 /// The cluster file looked for when none is named.
@@ -50,7 +51,7 @@ impl Globals {
         Ok(Self {
             file: args.file.clone(),
             format: args.output,
-            server: args.server.clone(),
+            server: args.server.clone().or_else(|| std::env::var("ASTERISM_SERVER").ok().filter(|url| !url.is_empty())),
             token: args.token_file.as_deref().map(read_token).transpose()?,
             quiet: args.quiet,
             verbose: args.verbose,
@@ -72,6 +73,15 @@ impl Globals {
         }
     }
 
+    /// The same as typed, its paths absolute.
+    pub fn typed_cluster_if_any(&self) -> Result<Option<ClusterFile>, CliError> {
+        let path = self.file.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
+        match &self.file {
+            None if !path.exists() => Ok(None),
+            _ => Ok(Some(anchored(load_typed(path)?, &directory_of(path)))),
+        }
+    }
+
     /// A line for the person at the terminal, on standard error.
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
@@ -83,11 +93,14 @@ impl Globals {
 /// Reads, types and resolves a cluster file, with the overrides of the environment.
 pub fn load(path: &Path) -> Result<Cluster, CliError> {
     let file = load_typed(path)?;
-    let directory = path.parent().unwrap_or(Path::new(""));
-    let directory = std::path::absolute(directory.join(".")).unwrap_or_else(|_| directory.to_owned());
-    Cluster::resolve(&file, &directory).map_err(|error| {
+    Cluster::resolve(&file, &directory_of(path)).map_err(|error| {
         CliError::usage(format!("{}: {error}", path.display())).hint("correct the file, then `asterism validate`")
     })
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    let directory = path.parent().unwrap_or(Path::new(""));
+    std::path::absolute(directory.join(".")).unwrap_or_else(|_| directory.to_owned())
 }
 
 fn load_typed(path: &Path) -> Result<ClusterFile, CliError> {

@@ -1,7 +1,22 @@
 //! The command line, the cluster file and the wiring of processes. What hosts say to each other is the actors' business.
 
+pub mod children;
+pub mod cli;
+pub mod client;
 pub mod cluster;
 pub mod cluster_file;
+pub mod commands;
+pub mod credentials;
+pub mod data_dir;
 pub mod error;
 pub mod eval;
+pub mod globals;
+pub mod http;
+pub mod logging;
+pub mod metrics;
+pub mod output;
+pub mod progress;
+pub mod service;
 pub mod size;
+pub mod temporary;
+pub mod wiring;

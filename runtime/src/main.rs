@@ -1,2 +1,5 @@
-//! Placeholder.
-fn main() {}
+//! The `asterism` program.
+
+fn main() -> std::process::ExitCode {
+    asterism::cli::main()
+}

@@ -78,7 +78,8 @@ impl std::fmt::Display for Table {
         let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<_> = (0..columns).map(width).collect();
         let numeric = |column: usize| {
-            let mut cells = self.rows[1..].iter().map(|row| row[column].as_str()).filter(|cell| *cell != "-").peekable();
+            let mut cells =
+                self.rows[1..].iter().map(|row| row[column].as_str()).filter(|cell| *cell != "-").peekable();
             cells.peek().is_some() && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
         };
         let right: Vec<_> = (0..columns).map(numeric).collect();

@@ -38,7 +38,8 @@ pub fn init(args: &InitArgs) -> Result<Exit, CliError> {
 /// The sample with another number of context hosts.
 fn sample(context_hosts: u16) -> String {
     let (head, _) = SAMPLE.split_once("[[host]]").expect("the sample has hosts");
-    let context = (0..context_hosts).map(|index| format!("[[host]]\nname = \"context-{index}\"\nrole = \"context\"\n\n"));
+    let context =
+        (0..context_hosts).map(|index| format!("[[host]]\nname = \"context-{index}\"\nrole = \"context\"\n\n"));
     head.to_owned() + &context.collect::<String>() + "[[host]]\nname = \"query-0\"\nrole = \"query\"\n"
 }
 
@@ -95,7 +96,8 @@ fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
 pub fn run(verb: ConfigVerb) -> Result<Exit, CliError> {
     let ConfigVerb::Default = verb;
     let text = toml::to_string_pretty(&ClusterFile::default()).expect("the typed file is TOML");
-    let tables = text.lines().filter(|line| *line != "node = []" && *line != "host = []").collect::<Vec<_>>().join("\n");
+    let tables =
+        text.lines().filter(|line| *line != "node = []" && *line != "host = []").collect::<Vec<_>>().join("\n");
     output::print(&(tables.trim_end().to_owned() + "\n"))?;
     Ok(Exit::Success)
 }

@@ -1,0 +1,188 @@
+//! The admin API from the outside: what commands ask a running cluster. Blocking; prints nothing.
+
+use std::{
+    io::{BufRead, BufReader},
+    time::Duration,
+};
+
+use asterism_actors::api::{ClusterStatus, JobEvent, JobRequest, JobStatus};
+use serde::{Serialize, de::DeserializeOwned};
+use ureq::{Agent, Body, http::Response};
+
+use crate::{
+    cluster_file::ApiSection,
+    data_dir,
+    error::{CliError, Exit},
+    globals::Globals,
+    http::ErrorEnvelope,
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest answer read into memory: a list of jobs with their answers.
+const MAX_ANSWER_BYTES: u64 = 256 << 20;
+
+/// One admin API.
+#[derive(Clone, Debug)]
+pub struct Client {
+    base: String,
+    token: Option<String>,
+    request_timeout: Duration,
+    agent: Agent,
+}
+
+impl Client {
+    /// The server named on the command line, else the one that runs the cluster file, else where that would listen.
+    pub fn find(globals: &Globals) -> Result<Self, CliError> {
+        let cluster = if globals.server.is_some() { None } else { globals.cluster_if_any()? };
+        let base = match (&globals.server, &cluster) {
+            (Some(url), _) => url.clone(),
+            (None, Some(cluster)) => match data_dir::running(&cluster.data_dir) {
+                Some(record) => format!("http://{}", record.admin),
+                None => format!("http://{}", cluster.admin_listen),
+            },
+            (None, None) => format!("http://{}", ApiSection::default().admin_listen),
+        };
+        let token_file = cluster.as_ref().and_then(|cluster| cluster.security.token_file.as_deref());
+        let token = match (&globals.token, token_file) {
+            (Some(token), _) => Some(token.clone()),
+            (None, Some(file)) => Some(crate::globals::read_token(file)?),
+            (None, None) => None,
+        };
+        Self::new(&base, token, globals.request_timeout)
+    }
+
+    /// The server at `url`.
+    pub fn new(url: &str, token: Option<String>, request_timeout: Duration) -> Result<Self, CliError> {
+        let base = url.trim_end_matches('/').to_owned();
+        let base = if base.contains("://") { base } else { format!("http://{base}") };
+        if !base.starts_with("http://") {
+            return Err(CliError::usage(format!("--server {url}: the admin API speaks plain HTTP"))
+                .hint("write http://ADDRESS:PORT; across machines, tunnel it"));
+        }
+        let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIMEOUT));
+        Ok(Self { base, token, request_timeout, agent: config.build().into() })
+    }
+
+    /// Where it is.
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// The cluster.
+    pub fn topology(&self) -> Result<ClusterStatus, CliError> {
+        self.get("/api/v1/topology")
+    }
+
+    /// Every job, oldest first.
+    pub fn jobs(&self) -> Result<Vec<JobStatus>, CliError> {
+        self.get("/api/v1/jobs")
+    }
+
+    /// One job.
+    pub fn job(&self, id: &str) -> Result<JobStatus, CliError> {
+        self.get(&format!("/api/v1/jobs/{id}"))
+    }
+
+    /// Submits a job; returns its id.
+    pub fn submit(&self, request: &JobRequest) -> Result<String, CliError> {
+        let submitted: crate::http::Submitted = self.post("/api/v1/jobs", request)?;
+        Ok(submitted.id)
+    }
+
+    /// Cancels a job.
+    pub fn cancel(&self, id: &str) -> Result<JobStatus, CliError> {
+        self.post(&format!("/api/v1/jobs/{id}/cancel"), &())
+    }
+
+    /// Asks the supervisor to end the cluster.
+    pub fn shutdown(&self) -> Result<(), CliError> {
+        self.post::<serde_json::Value>("/api/v1/shutdown", &()).map(drop)
+    }
+
+    /// What happens to a job, from its beginning to `Finished`.
+    pub fn events(&self, id: &str) -> Result<impl Iterator<Item = Result<JobEvent, CliError>> + use<>, CliError> {
+        let url = format!("{}/api/v1/jobs/{id}/events", self.base);
+        let mut request = self.agent.get(&url);
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        let answer = self.checked(request.call().map_err(|error| self.failed(&error))?)?;
+        let lost = self.clone();
+        let lines = BufReader::new(answer.into_body().into_with_config().limit(u64::MAX).reader()).lines();
+        Ok(lines.map(move |line| match line {
+            Ok(line) => serde_json::from_str(&line).map_err(|error| lost.garbled(&error)),
+            Err(error) => Err(CliError::unreachable(format!("the connection to {} broke: {error}", lost.base))
+                .hint("the job goes on: `asterism job list`, if the supervisor still runs")),
+        }))
+    }
+
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
+        let mut request =
+            self.agent.get(format!("{}{path}", self.base)).config().timeout_global(Some(self.request_timeout)).build();
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        self.read(request.call().map_err(|error| self.failed(&error))?)
+    }
+
+    fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, CliError> {
+        let mut request =
+            self.agent.post(format!("{}{path}", self.base)).config().timeout_global(Some(self.request_timeout)).build();
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        self.read(request.send_json(body).map_err(|error| self.failed(&error))?)
+    }
+
+    fn read<T: DeserializeOwned>(&self, answer: Response<Body>) -> Result<T, CliError> {
+        let mut answer = self.checked(answer)?;
+        let text = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
+        let text = text.map_err(|error| self.failed(&error))?;
+        serde_json::from_str(&text).map_err(|error| self.garbled(&error))
+    }
+
+    fn checked(&self, mut answer: Response<Body>) -> Result<Response<Body>, CliError> {
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        let status = answer.status();
+        let text = answer.body_mut().read_to_string().unwrap_or_default();
+        let Ok(ErrorEnvelope { error }) = serde_json::from_str(&text) else {
+            return Err(CliError::unreachable(format!("{} answered {status} and no error of ours", self.base))
+                .hint("is that an asterism supervisor? check --server"));
+        };
+        Err(CliError::of_code(&error.code, &error.message).hint(next_step(&error.code)))
+    }
+
+    fn failed(&self, error: &ureq::Error) -> CliError {
+        match error {
+            ureq::Error::Timeout(_) => CliError::new(
+                Exit::TimedOut,
+                format!("{} did not answer within {:.0} s", self.base, self.request_timeout.as_secs_f64()),
+            )
+            .hint("try again with a longer --request-timeout"),
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
+                CliError::usage(format!("--server {}: {error}", self.base)).hint("write http://ADDRESS:PORT")
+            }
+            _ => CliError::unreachable(format!("no cluster answers at {}: {error}", self.base))
+                .hint("start it with `asterism up --detach`, or name it with --server URL or -f FILE"),
+        }
+    }
+
+    fn garbled(&self, error: &serde_json::Error) -> CliError {
+        CliError::unreachable(format!("{} answered something that is not of this version: {error}", self.base))
+            .hint("run the same version of asterism here and there: `asterism version`")
+    }
+}
+
+fn next_step(code: &str) -> &'static str {
+    match code {
+        "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",
+        "job_not_found" | "job_ended" => "`asterism job list` shows the jobs there are",
+        "not_ready" | "stopping" => "`asterism status` shows which host is missing",
+        "overloaded" => "try again when a job has ended: `asterism job list`",
+        "context_too_long" => "shorten the context, or serve a model with a longer one ([model] path)",
+        "placement_impossible" => "`asterism status` shows the hosts there are",
+        _ => "correct the request; `asterism job submit --help` shows what it takes",
+    }
+}

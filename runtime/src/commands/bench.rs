@@ -1,0 +1,263 @@
+//! `bench prefill|decode`: the encoder and generator that hosts run, timed in this process, without a cluster.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
+
+use asterism_kernels::{Cpu, KernelChoice};
+use asterism_models::{
+    Decoder, EncodedShard, Generator, LocalContext, ModelError, Parts, Sampler, Sampling, encode_shard,
+};
+use asterism_plan::{Method, MethodConfig, PlanRequest};
+use clap::{Args, Subcommand};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use serde::Serialize;
+
+use super::job::MethodArgs;
+use crate::{
+    cli::Format,
+    cluster_file::DType,
+    error::{CliError, Exit},
+    globals::Globals,
+    logging,
+    output::{self, Table},
+    size::{Tokens, grouped},
+    wiring,
+};
+
+/// `asterism bench`
+#[derive(Debug, Subcommand)]
+pub enum BenchVerb {
+    /// Time a prompt up to its first token
+    Prefill(BenchArgs),
+    /// Time the tokens after a prompt
+    Decode(DecodeArgs),
+}
+
+/// What is timed.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Tokens of the prompt
+    #[arg(long, value_name = "TOKENS", default_value = "8k")]
+    pub tokens: Tokens,
+    /// Attention; dense unless named
+    #[command(flatten)]
+    pub method: MethodArgs,
+    /// Context hosts to plan for; their shards run one after another
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub hosts: usize,
+    /// Element type of weights and products
+    #[arg(long, value_enum, default_value_t = DType::F32)]
+    pub dtype: DType,
+    /// Threads [default: every core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Instructions: auto, portable, avx2, avx512 or amx
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = kernels)]
+    pub kernels: KernelChoice,
+    /// Timed repetitions, after one that is not timed
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    pub repeat: u16,
+    /// A Hugging Face folder [default: the embedded model]
+    #[arg(long, value_name = "FOLDER")]
+    pub model: Option<PathBuf>,
+    /// Token ids of the prompt, a JSON array; sets --tokens
+    #[arg(long, value_name = "FILE", conflicts_with = "tokens")]
+    pub prompt_ids: Option<PathBuf>,
+}
+
+/// What is timed, and for how many tokens.
+#[derive(Args, Debug)]
+pub struct DecodeArgs {
+    /// The prompt
+    #[command(flatten)]
+    pub prompt: BenchArgs,
+    /// Tokens to generate and time
+    #[arg(long, value_name = "N", default_value = "32")]
+    pub max_tokens: Tokens,
+}
+
+/// Times and prints.
+pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
+    logging::client(globals);
+    let (args, phase, generated) = match &verb {
+        BenchVerb::Prefill(args) => (args, "prefill", 1),
+        BenchVerb::Decode(args) => (&args.prompt, "decode", args.max_tokens.0 + 1),
+    };
+    let bench = Bench::load(args)?;
+    let mut reference = None;
+    let mut seconds = Vec::new();
+    for round in 0..=args.repeat {
+        let run = bench.round(generated).map_err(CliError::usage)?;
+        // What is timed must be right first: every round makes the same tokens.
+        match &reference {
+            None => reference = Some(run.tokens),
+            Some(tokens) if *tokens != run.tokens => {
+                return Err(CliError::new(Exit::JobFailed, format!("round {round} made other tokens than the first"))
+                    .hint("the kernels of this machine are not deterministic; try --kernels portable"));
+            }
+            Some(_) => seconds.push(if phase == "prefill" { run.prefill_s } else { run.decode_s }),
+        }
+    }
+    seconds.sort_by(f64::total_cmp);
+    let timed_tokens = if phase == "prefill" { bench.ids.len() } else { generated - 1 };
+    let median_s = seconds[seconds.len() / 2];
+    let report = Report {
+        phase,
+        model: bench.model.clone(),
+        method: bench.method.name(),
+        dtype: if args.dtype == DType::F32 { "f32" } else { "bf16" },
+        kernels: args.kernels.name(),
+        threads: bench.threads,
+        prompt_tokens: bench.ids.len(),
+        timed_tokens,
+        best_s: seconds[0],
+        median_s,
+        tokens_per_s: timed_tokens as f64 / median_s,
+        ms_per_token: 1e3 * median_s / timed_tokens as f64,
+        seconds,
+        tokens: reference.unwrap_or_default(),
+    };
+    show(globals, &report)?;
+    Ok(Exit::Success)
+}
+
+/// What `-o json` prints.
+#[derive(Serialize)]
+struct Report {
+    phase: &'static str,
+    model: String,
+    method: &'static str,
+    dtype: &'static str,
+    kernels: &'static str,
+    threads: usize,
+    prompt_tokens: usize,
+    timed_tokens: usize,
+    /// Sorted.
+    seconds: Vec<f64>,
+    best_s: f64,
+    median_s: f64,
+    /// At the median.
+    tokens_per_s: f64,
+    ms_per_token: f64,
+    /// Greedy tokens, for comparison with a peer's.
+    tokens: Vec<u32>,
+}
+
+fn show(globals: &Globals, report: &Report) -> Result<(), CliError> {
+    if globals.format != Format::Table {
+        return output::print_json(report, globals.format);
+    }
+    let mut table = Table::new([
+        "PHASE", "METHOD", "DTYPE", "THREADS", "PROMPT", "TIMED", "BEST S", "MEDIAN S", "TOKENS/S", "MS/TOKEN",
+    ]);
+    table.row([
+        report.phase.into(),
+        report.method.into(),
+        report.dtype.into(),
+        report.threads.to_string(),
+        grouped(report.prompt_tokens),
+        grouped(report.timed_tokens),
+        format!("{:.3}", report.best_s),
+        format!("{:.3}", report.median_s),
+        format!("{:.1}", report.tokens_per_s),
+        format!("{:.3}", report.ms_per_token),
+    ]);
+    output::print(&table.to_string())
+}
+
+struct Bench {
+    decoder: Decoder<Cpu>,
+    model: String,
+    method: MethodConfig,
+    hosts: usize,
+    threads: usize,
+    ids: Vec<u32>,
+}
+
+struct Round {
+    prefill_s: f64,
+    decode_s: f64,
+    tokens: Vec<u32>,
+}
+
+impl Bench {
+    fn load(args: &BenchArgs) -> Result<Self, CliError> {
+        let unusable = |error: ModelError| CliError::usage(error).hint("`asterism bench prefill --help`");
+        let method = match args.method.resolve()? {
+            Some(method) => method,
+            None => "dense".parse().map_err(CliError::usage)?,
+        };
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let threads = args.threads.unwrap_or(cores);
+        let checkpoint = wiring::checkpoint(args.model.as_deref()).map_err(unusable)?;
+        let backend = Arc::new(wiring::cpu(args.dtype, threads, args.kernels).map_err(unusable)?);
+        let config = checkpoint.config();
+        let ids = match &args.prompt_ids {
+            Some(path) => read_ids(path)?,
+            None => random_ids(args.tokens.0, config.vocab),
+        };
+        if ids.len() < 2 {
+            return Err(CliError::usage("a prompt needs at least 2 tokens").hint("--tokens 8k"));
+        }
+        if ids.len() > config.max_position {
+            let (got, most) = (grouped(ids.len()), grouped(config.max_position));
+            return Err(CliError::usage(format!(
+                "the prompt has {got} tokens, and {} takes at most {most}",
+                checkpoint.name()
+            ))
+            .hint("lower --tokens, or name another --model"));
+        }
+        Ok(Self {
+            model: checkpoint.name().to_owned(),
+            decoder: Decoder::load(backend, &checkpoint, Parts::All).map_err(unusable)?,
+            method,
+            hosts: args.hosts.max(1),
+            threads,
+            ids,
+        })
+    }
+
+    /// The prompt but for its last token as context, the last as query, then `generated` greedy tokens.
+    fn round(&self, generated: usize) -> Result<Round, ModelError> {
+        let (context, query) = self.ids.split_at(self.ids.len() - 1);
+        let plan = self.method.plan(&PlanRequest { context, query, hosts: self.hosts });
+        let plan = plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
+        let backend = self.decoder.backend();
+        let started = Instant::now();
+        let shards: Vec<EncodedShard<Cpu>> =
+            plan.shards.iter().map(|shard| encode_shard(&self.decoder, shard, |_| true)).collect::<Result<_, _>>()?;
+        let mut held = LocalContext::new(backend, &shards);
+        let mut generator = Generator::new(plan.context_tokens, plan.query_start);
+        let mut sampler = Sampler::new(Sampling::default());
+        let mut tokens =
+            vec![sampler.next(&self.decoder.logits(&generator.step(&self.decoder, query, &mut held)?)?)];
+        let prefill_s = started.elapsed().as_secs_f64();
+        let started = Instant::now();
+        while tokens.len() < generated {
+            let last = [tokens[tokens.len() - 1]];
+            tokens.push(sampler.next(&self.decoder.logits(&generator.step(&self.decoder, &last, &mut held)?)?));
+        }
+        Ok(Round { prefill_s, decode_s: started.elapsed().as_secs_f64(), tokens })
+    }
+}
+
+fn random_ids(tokens: usize, vocab: usize) -> Vec<u32> {
+    let mut rng = StdRng::seed_from_u64(0);
+    (0..tokens).map(|_| rng.random_range(0..vocab as u32)).collect()
+}
+
+fn read_ids(path: &Path) -> Result<Vec<u32>, CliError> {
+    let refused = |cause: String| {
+        CliError::usage(format!("{}: {cause}", path.display())).hint("a JSON array of token ids, such as [1, 523, 88]")
+    };
+    let bytes = fs::read(path).map_err(|error| refused(error.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))
+}
+
+fn kernels(name: &str) -> Result<KernelChoice, String> {
+    name.parse().map_err(|error: asterism_kernels::KernelError| error.to_string())
+}

@@ -1,0 +1,135 @@
+//! `job submit|list|status|cancel|result`: what is asked of a running cluster, and how its answers are shown.
+
+mod input;
+mod submit;
+mod watch;
+
+use asterism_actors::api::{JobState, JobStatus};
+use clap::{Args, Subcommand};
+
+use crate::{
+    cli::Format,
+    client::Client,
+    error::{CliError, Exit},
+    globals::Globals,
+    logging,
+    output::{self, Table},
+    size::grouped,
+};
+pub use submit::{MethodArgs, SubmitArgs};
+pub use watch::{follow, outcome};
+
+/// `asterism job`
+#[derive(Debug, Subcommand)]
+pub enum JobVerb {
+    /// Ask a question about a document; waits for the answer and shows it as it comes
+    Submit(Box<SubmitArgs>),
+    /// Show all jobs
+    List,
+    /// Show one job
+    Status(JobId),
+    /// Cancel a job
+    Cancel(JobId),
+    /// Print a job's answer; waits for it
+    Result(JobId),
+}
+
+/// A job by its id.
+#[derive(Args, Debug)]
+pub struct JobId {
+    /// Id of the job
+    pub id: String,
+}
+
+/// Runs a verb of the group.
+pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
+    logging::client(globals);
+    match verb {
+        JobVerb::Submit(args) => submit::run(globals, &args),
+        JobVerb::List => {
+            output::print_rows(&Client::find(globals)?.jobs()?, globals.format, table)?;
+            Ok(Exit::Success)
+        }
+        JobVerb::Status(JobId { id }) => {
+            show(globals, &Client::find(globals)?.job(&id)?)?;
+            Ok(Exit::Success)
+        }
+        JobVerb::Cancel(JobId { id }) => {
+            show(globals, &Client::find(globals)?.cancel(&id)?)?;
+            Ok(Exit::Success)
+        }
+        JobVerb::Result(JobId { id }) => result(globals, &id),
+    }
+}
+
+fn result(globals: &Globals, id: &str) -> Result<Exit, CliError> {
+    let status = follow(&Client::find(globals)?, globals, id, |_| Ok(()))?;
+    match globals.format {
+        Format::Table => output::print(&(status.text.clone() + "\n"))?,
+        format => output::print_json(&status, format)?,
+    }
+    outcome(&status)
+}
+
+fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
+    if globals.format != Format::Table {
+        return output::print_json(status, globals.format);
+    }
+    let mut lines = vec![
+        ("id", status.id.clone()),
+        ("state", state(status)),
+        ("method", status.method.clone()),
+        ("model", status.model.clone()),
+        ("context", format!("{} tokens", grouped(status.context_tokens))),
+        ("query", format!("{} tokens", grouped(status.query_tokens))),
+        ("generated", format!("{} tokens", grouped(status.generated_tokens))),
+        ("time", times(status)),
+    ];
+    lines.extend(status.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
+    lines.extend(status.error.iter().map(|error| ("error", format!("{} ({})", error.message, error.code))));
+    if !status.text.is_empty() {
+        lines.push(("answer", status.text.trim().to_owned()));
+    }
+    let text: String = lines.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
+    output::print(&text)
+}
+
+/// Seconds by phase on one line.
+pub fn times(status: &JobStatus) -> String {
+    let time = &status.timings;
+    format!(
+        "{:.2} s: queued {:.2}, encoding {:.2}, query {:.2}, decoding {:.2}",
+        time.total_s, time.queue_s, time.encode_s, time.query_s, time.decode_s
+    )
+}
+
+fn table(jobs: &[JobStatus]) -> Table {
+    let mut table = Table::new(["JOB", "STATE", "METHOD", "CONTEXT", "GENERATED", "SECONDS", "LABELS"]);
+    for job in jobs {
+        let labels: Vec<_> = job.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        table.row([
+            job.id.clone(),
+            state(job),
+            job.method.clone(),
+            grouped(job.context_tokens),
+            grouped(job.generated_tokens),
+            format!("{:.2}", job.timings.total_s),
+            labels.join(","),
+        ]);
+    }
+    table
+}
+
+fn state(job: &JobStatus) -> String {
+    let state = match job.state {
+        JobState::Pending => "PENDING",
+        JobState::Running => "RUNNING",
+        JobState::Succeeded => "SUCCEEDED",
+        JobState::Failed => "FAILED",
+        JobState::Cancelled => "CANCELLED",
+    };
+    match job.phase.filter(|_| job.state == JobState::Running) {
+        Some(phase) => format!("{state} ({})", format!("{phase:?}").to_lowercase()),
+        None => state.into(),
+    }
+}

@@ -1,0 +1,301 @@
+//! `job submit`: from arguments to requests, and from their events to text on standard output.
+
+use std::{collections::BTreeMap, io::Write, path::PathBuf, time::Duration};
+
+use asterism_actors::api::{JobRequest, JobStatus};
+use asterism_kernels::DType;
+use asterism_models::Sampling;
+use asterism_plan::{Cost, MethodConfig};
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    input::{self, Question},
+    times,
+    watch::{follow, on_interrupt, outcome},
+};
+use crate::{
+    cli::{Format, seconds},
+    client::Client,
+    cluster::{self, Cluster},
+    cluster_file::{ClusterFile, Role},
+    error::{CliError, Exit},
+    globals::Globals,
+    output::{self, Table},
+    size::{Tokens, bytes, grouped},
+    wiring,
+};
+
+/// `asterism job submit`
+#[derive(Args, Debug)]
+pub struct SubmitArgs {
+    /// Document, or - for standard input; several are joined
+    #[arg(long, value_name = "FILE")]
+    pub context: Vec<String>,
+    /// Question, or - for standard input
+    #[arg(long, value_name = "TEXT")]
+    pub query: Option<String>,
+    /// Questions, one JSON object a line with input_context and input_query
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["context", "query", "id"])]
+    pub input: Option<PathBuf>,
+    /// Attention
+    #[command(flatten)]
+    pub method: MethodArgs,
+    /// Tokens
+    #[command(flatten)]
+    pub generation: GenerationArgs,
+    /// Print the id and return
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Cancel the job on Ctrl-C instead of leaving it to go on
+    #[arg(long, conflicts_with = "no_wait")]
+    pub cancel_on_interrupt: bool,
+    /// Seconds after which the job fails
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+    /// Idempotency key: the same id a second time is the same job
+    #[arg(long, value_name = "ID")]
+    pub id: Option<String>,
+    /// Label, shown by `job list`
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+    pub labels: Vec<(String, String)>,
+    /// Print what the plan costs each host, and submit nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Attention of a job.
+#[derive(Args, Clone, Debug, Default)]
+pub struct MethodArgs {
+    /// Attention method: dense or star [default: the cluster's]
+    #[arg(long, value_name = "NAME")]
+    pub method: Option<String>,
+    /// Tokens of a block, such as 4k [default: the context spread over the hosts]
+    #[arg(long, value_name = "TOKENS")]
+    pub block_size: Option<Tokens>,
+    /// Tokens of the anchor, such as 1k [default: a block]
+    #[arg(long, value_name = "TOKENS")]
+    pub anchor_size: Option<Tokens>,
+}
+
+/// How tokens are chosen.
+#[derive(Args, Clone, Debug)]
+pub struct GenerationArgs {
+    /// Most tokens of the answer
+    #[arg(long, value_name = "N", default_value = "128")]
+    pub max_tokens: Tokens,
+    /// 0 is greedy
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Draw from the likeliest tokens with this probability in sum
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// End the answer before this text; several may be given
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+}
+
+impl MethodArgs {
+    /// The method with its sizes; `None`: the cluster's own.
+    pub fn resolve(&self) -> Result<Option<MethodConfig>, CliError> {
+        let sizes = [("block_tokens", self.block_size), ("anchor_tokens", self.anchor_size)];
+        let sizes: BTreeMap<_, _> = sizes.into_iter().filter_map(|(key, size)| Some((key, size?.0))).collect();
+        let named = match &self.method {
+            None if sizes.is_empty() => return Ok(None),
+            None => MethodConfig::default(),
+            Some(name) => name.parse().map_err(|error| CliError::usage(error).hint("asterism job submit --help"))?,
+        };
+        let typed = serde_json::json!({ named.name(): sizes });
+        let method: MethodConfig = serde_json::from_value(typed).map_err(|_| {
+            CliError::usage(format!("the method {} takes no --block-size or --anchor-size", named.name()))
+                .hint("leave them out, or choose another --method")
+        })?;
+        cluster::check_method(&method).map_err(|error| {
+            CliError::usage(format!("--method {}: {error}", method.name()))
+                .hint("sizes are tokens, such as --block-size 4k")
+        })?;
+        Ok(Some(method))
+    }
+}
+
+/// Submits, and waits unless told not to.
+pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
+    let questions = match &args.input {
+        Some(path) => input::of_lines(path)?,
+        None => vec![input::of_arguments(&args.context, args.query.as_deref())?],
+    };
+    let method = args.method.resolve()?;
+    let requests: Vec<_> = questions.into_iter().map(|question| request(args, &method, question)).collect();
+    if args.dry_run {
+        return dry_run(globals, requests);
+    }
+    let client = Client::find(globals)?;
+    if args.no_wait {
+        for request in &requests {
+            output::print(&(client.submit(request)? + "\n"))?;
+        }
+        return Ok(Exit::Success);
+    }
+    if globals.format == Format::Json && args.input.is_some() {
+        let statuses =
+            requests.iter().map(|request| answered(&client, globals, args, request)).collect::<Result<Vec<_>, _>>()?;
+        output::print_json(&statuses, globals.format)?;
+        return statuses.iter().map(outcome).find(Result::is_err).unwrap_or(Ok(Exit::Success));
+    }
+    let mut worst = Ok(Exit::Success);
+    for request in &requests {
+        let status = answered(&client, globals, args, request)?;
+        show(globals, &status)?;
+        worst = worst.and(outcome(&status));
+    }
+    worst
+}
+
+fn request(args: &SubmitArgs, method: &Option<MethodConfig>, question: Question) -> JobRequest {
+    let generation = &args.generation;
+    JobRequest {
+        id: args.id.clone(),
+        context: question.context.into(),
+        query: question.query.into(),
+        method: method.clone(),
+        max_tokens: generation.max_tokens.0,
+        sampling: Sampling { temperature: generation.temperature, top_p: generation.top_p, seed: generation.seed },
+        stop: generation.stop.clone(),
+        ignore_eos: false,
+        chat_template: true,
+        timeout_s: args.timeout.map(|timeout| timeout.as_secs_f64()),
+        labels: args.labels.iter().cloned().collect(),
+    }
+}
+
+/// Submits one request and follows it; text goes out as it comes.
+fn answered(
+    client: &Client,
+    globals: &Globals,
+    args: &SubmitArgs,
+    request: &JobRequest,
+) -> Result<JobStatus, CliError> {
+    let id = client.submit(request)?;
+    on_interrupt(client, &id, args.cancel_on_interrupt);
+    follow(client, globals, &id, |text| match globals.format {
+        Format::Table => output::print(text),
+        Format::Json | Format::Jsonl => Ok(()),
+    })
+}
+
+fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
+    match globals.format {
+        Format::Table => output::print("\n")?,
+        format => output::print_json(status, format)?,
+    }
+    globals.note(format_args!(
+        "job {}: {} of {} + {} tokens, {} generated; {}",
+        status.id,
+        status.method,
+        grouped(status.context_tokens),
+        grouped(status.query_tokens),
+        grouped(status.generated_tokens),
+        times(status),
+    ));
+    let _ = std::io::stderr().flush();
+    Ok(())
+}
+
+/// One host's part of a plan, for `--dry-run`.
+#[derive(Serialize)]
+struct PlannedHost {
+    host: String,
+    shards: usize,
+    linear_tokens: u64,
+    kept_tokens: u64,
+    kv_bytes: u64,
+    gflops: f64,
+}
+
+fn dry_run(globals: &Globals, requests: Vec<JobRequest>) -> Result<Exit, CliError> {
+    let cluster = match globals.cluster_if_any()? {
+        Some(cluster) => cluster,
+        None => sample()?,
+    };
+    let hosts: Vec<_> = cluster.with_role(Role::Context).map(|host| host.name.clone()).collect();
+    let model = wiring::model_front(&cluster.model)?;
+    for request in requests {
+        let job = model.prepare(request, &cluster.method, hosts.len());
+        let job = job.map_err(|error| CliError::of_code(error.code(), &error).hint("nothing was submitted"))?;
+        // CPU hosts keep keys and values in f32 whatever they multiply in.
+        let cost = Cost::of(&job.plan, &model.config.shape(DType::F32));
+        let planned = cost.hosts.iter().map(|cost| PlannedHost {
+            host: hosts[cost.host].clone(),
+            shards: cost.shards,
+            linear_tokens: cost.linear_tokens,
+            kept_tokens: cost.kept_tokens,
+            kv_bytes: cost.kv_bytes,
+            gflops: cost.flops as f64 / 1e9,
+        });
+        output::print_rows(&planned.collect::<Vec<_>>(), globals.format, planned_table)?;
+        globals.note(format_args!(
+            "{}: {} context tokens in {} shards, {} query tokens, {:.0}% of dense attention's pairs saved; nothing was submitted",
+            job.method,
+            grouped(job.plan.context_tokens),
+            job.plan.shards.len(),
+            grouped(job.query_ids.len()),
+            100.0 * cost.sparsity(),
+        ));
+    }
+    Ok(Exit::Success)
+}
+
+fn planned_table(hosts: &[PlannedHost]) -> Table {
+    let mut table = Table::new(["HOST", "SHARDS", "TOKENS", "KEPT", "KV", "GFLOP"]);
+    for host in hosts {
+        table.row([
+            host.host.clone(),
+            host.shards.to_string(),
+            grouped(host.linear_tokens as usize),
+            grouped(host.kept_tokens as usize),
+            bytes(host.kv_bytes),
+            format!("{:.1}", host.gflops),
+        ]);
+    }
+    table
+}
+
+fn sample() -> Result<Cluster, CliError> {
+    let file: ClusterFile = crate::cluster_file::parse(crate::commands::config::SAMPLE, []).map_err(CliError::usage)?;
+    Cluster::resolve(&file, std::path::Path::new(".")).map_err(CliError::usage)
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn method(name: Option<&str>, block: Option<usize>, anchor: Option<usize>) -> MethodArgs {
+        MethodArgs { method: name.map(str::to_owned), block_size: block.map(Tokens), anchor_size: anchor.map(Tokens) }
+    }
+
+    #[test]
+    fn a_method_and_its_sizes() {
+        assert_eq!(method(None, None, None).resolve().unwrap(), None);
+        let star = method(Some("star"), Some(4096), Some(64)).resolve().unwrap().unwrap();
+        assert_eq!(serde_json::to_string(&star).unwrap(), r#"{"star":{"block_tokens":4096,"anchor_tokens":64}}"#);
+        let wrong = [
+            method(Some("comet"), None, None),
+            method(Some("dense"), Some(4096), None),
+            method(Some("star"), Some(4), None),
+            method(None, Some(4), None),
+            method(Some("star"), Some(1024), Some(2048)),
+        ];
+        let errors = wrong.map(|args| args.resolve().unwrap_err().message).join("\n");
+        insta::assert_snapshot!(errors);
+    }
+}

@@ -1,0 +1,78 @@
+//! A job followed to its end: progress on standard error, tokens to whoever wants them. Ctrl-C leaves the job running.
+
+use std::time::Duration;
+
+use asterism_actors::api::{JobEvent, JobState, JobStatus};
+
+use crate::{
+    client::Client,
+    error::{CliError, Exit},
+    globals::Globals,
+    progress::Progress,
+};
+
+/// Follows a job to its end; `token` hears of each piece of the answer.
+pub fn follow(
+    client: &Client,
+    globals: &Globals,
+    id: &str,
+    mut token: impl FnMut(&str) -> Result<(), CliError>,
+) -> Result<JobStatus, CliError> {
+    let mut progress = Progress::new(globals);
+    for event in client.events(id)? {
+        match event? {
+            JobEvent::Phase { phase } => progress.phase(phase),
+            JobEvent::Progress { hosts } => progress.hosts(&hosts),
+            JobEvent::Token { text, .. } => token(&text)?,
+            JobEvent::Finished { status } => {
+                progress.clear();
+                return Ok(*status);
+            }
+        }
+    }
+    progress.clear();
+    Err(CliError::unreachable(format!("{} closed the connection before job {id} ended", client.base()))
+        .hint("`asterism status` shows whether the supervisor still runs"))
+}
+
+/// A finished job as a command's outcome.
+pub fn outcome(status: &JobStatus) -> Result<Exit, CliError> {
+    let failed = |code: &str, message: String| Err(CliError::of_code(code, message).hint(hint(status, code)));
+    match (status.state, &status.error) {
+        (JobState::Succeeded, _) => Ok(Exit::Success),
+        (JobState::Cancelled, _) => failed("cancelled", format!("job {} was cancelled", status.id)),
+        (_, Some(error)) => {
+            failed(&error.code, format!("job {} failed with {}: {}", status.id, error.code, error.message))
+        }
+        (_, None) => failed("internal", format!("job {} ended without an answer", status.id)),
+    }
+}
+
+fn hint(status: &JobStatus, code: &str) -> String {
+    match code {
+        "host_lost" => "`asterism status` shows the hosts; `asterism down && asterism up` starts them anew".into(),
+        "timeout" => "submit it again with a longer --timeout, or another --method".into(),
+        "cancelled" => "submit it again with another --id".into(),
+        _ => format!("`asterism job status {}` shows what it did", status.id),
+    }
+}
+
+/// On Ctrl-C: says that the job goes on, or cancels it, and ends the process with exit 130.
+pub fn on_interrupt(client: &Client, id: &str, cancel: bool) {
+    let (client, id) = (client.clone(), id.to_owned());
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        if runtime.is_ok_and(|runtime| runtime.block_on(tokio::signal::ctrl_c()).is_ok()) {
+            if cancel && client.cancel(&id).is_ok() {
+                eprintln!("\njob {id} is cancelled");
+            } else {
+                eprintln!(
+                    "\njob {id} goes on; `asterism job result {id}` waits for it, `asterism job cancel {id}` ends it"
+                );
+            }
+            // The progress bars' thread gets a moment to leave the terminal.
+            std::thread::sleep(Duration::from_millis(50));
+            std::process::exit(Exit::Interrupted as i32);
+        }
+    });
+}

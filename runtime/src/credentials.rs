@@ -1,0 +1,92 @@
+//! Who a process of the cluster is: certificates from the files that are named, or from the CA in data_dir.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use asterism_transport::{
+    certificates::{
+        CA_FILE, CA_KEY_FILE, CertificateAuthority, CertificateError, CertificateInfo, Credentials, HOST_FILE, Validity,
+    },
+    quic::Security,
+};
+
+use crate::{
+    cluster::Cluster,
+    cluster_file::SecurityMode,
+    error::{CliError, Exit},
+};
+
+/// The supervisor's name in its certificate.
+pub const SUPERVISOR: &str = "supervisor";
+const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86400);
+/// Certificates are renewed this long before they end.
+const RENEWAL: Duration = Duration::from_secs(30 * 86400);
+const HOST_LIFETIME: Duration = Duration::from_secs(365 * 86400);
+
+/// Where the cluster's CA lies when the file names no certificates.
+pub fn ca_folder(cluster: &Cluster) -> PathBuf {
+    cluster.data_dir.join("certificates")
+}
+
+/// Where the certificate of `name` lies.
+pub fn identity_folder(cluster: &Cluster, name: &str) -> PathBuf {
+    ca_folder(cluster).join("hosts").join(name)
+}
+
+/// What this process shows its peers and whom it trusts.
+pub fn load(cluster: &Cluster, name: &str) -> Result<Security, CliError> {
+    let credentials = match (&cluster.security.mode, &cluster.security.files) {
+        (SecurityMode::Insecure, _) => return Ok(Security::Insecure),
+        (SecurityMode::Mtls, Some(files)) => Credentials::load_files(&files.ca, &files.cert, &files.key),
+        (SecurityMode::Mtls, None) => Credentials::load(&identity_folder(cluster, name)),
+    };
+    credentials.map(Security::Mutual).map_err(refusal)
+}
+
+/// Makes the CA if there is none, and a certificate for each of `names` that has none or whose runs out. Returns whether a
+/// CA was made. Where the CA's key is elsewhere, the certificates must have been brought here.
+pub fn provide<'a>(cluster: &Cluster, names: impl IntoIterator<Item = &'a str>) -> Result<bool, CliError> {
+    if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
+        return Ok(false);
+    }
+    let folder = ca_folder(cluster);
+    let made = !folder.join(CA_FILE).exists();
+    if made {
+        create_authority(cluster, &folder)?;
+    }
+    if !folder.join(CA_KEY_FILE).exists() {
+        return Ok(false);
+    }
+    let authority = CertificateAuthority::load(&folder).map_err(refusal)?;
+    let now = SystemTime::now();
+    for name in names.into_iter().filter(|name| runs_out(&identity_folder(cluster, name), now)) {
+        let issued = Credentials::issue(&authority, name, Validity::starting(now, HOST_LIFETIME));
+        issued.and_then(|credentials| credentials.save(&identity_folder(cluster, name))).map_err(refusal)?;
+    }
+    Ok(made)
+}
+
+/// Whether the certificate in `folder` is missing, unreadable or soon over.
+fn runs_out(folder: &Path, now: SystemTime) -> bool {
+    let Ok(pem) = std::fs::read_to_string(folder.join(HOST_FILE)) else { return true };
+    CertificateInfo::from_pem(&pem).map_or(true, |info| info.validity.not_after < now + RENEWAL)
+}
+
+/// Makes the cluster's CA in `folder`; one that is there is never replaced.
+pub fn create_authority(cluster: &Cluster, folder: &Path) -> Result<CertificateAuthority, CliError> {
+    let authority = CertificateAuthority::create(&cluster.name, Validity::starting(SystemTime::now(), CA_LIFETIME));
+    let authority = authority.map_err(refusal)?;
+    authority.save(folder).map_err(refusal)?;
+    Ok(authority)
+}
+
+/// Certificates that cannot be used end a command with exit 6; one that is there already, with 5.
+pub fn refusal(error: CertificateError) -> CliError {
+    let exit = match error {
+        CertificateError::Exists { .. } => Exit::NotFound,
+        _ => Exit::Authentication,
+    };
+    CliError::new(exit, error).hint("`asterism cert show` lists the cluster's certificates")
+}

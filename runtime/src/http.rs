@@ -1,0 +1,117 @@
+//! The admin API, health and metrics over HTTP, on an own listener. Every answer comes from the supervisor.
+
+mod cluster;
+mod error;
+mod health;
+mod jobs;
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
+
+use actix_web::{
+    App, Error, HttpServer,
+    body::MessageBody,
+    dev::{ServerHandle, ServiceRequest, ServiceResponse},
+    http::header::AUTHORIZATION,
+    middleware::{Next, from_fn},
+    web,
+};
+use asterism_actors::supervisor::Supervisor;
+use tokio::{sync::Notify, task::JoinHandle};
+
+use crate::error::CliError;
+use error::Refusal;
+pub use error::{ErrorEnvelope, ErrorObject};
+pub use jobs::Submitted;
+
+/// Largest request body: a context of millions of tokens.
+const MAX_BODY_BYTES: usize = 64 << 20;
+/// Threads that answer requests.
+const WORKERS: usize = 2;
+
+/// What handlers work with.
+#[derive(Clone)]
+pub struct AdminState {
+    /// The supervisor.
+    pub supervisor: Supervisor,
+    /// What requests must bear, if anything.
+    pub token: Option<String>,
+    /// Told when a client asks for the end.
+    pub stop_wanted: Arc<Notify>,
+}
+
+/// The running listener.
+pub struct AdminServer {
+    /// Where it listens.
+    pub address: SocketAddr,
+    handle: ServerHandle,
+    serving: JoinHandle<std::io::Result<()>>,
+}
+
+impl AdminServer {
+    /// Ends open requests and the listener.
+    pub async fn stop(self) {
+        self.handle.stop(false).await;
+        let _ = self.serving.await;
+    }
+}
+
+/// Listens at `address`.
+pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
+            .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
+    };
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let data = web::Data::new(state);
+    let app = move || {
+        App::new()
+            .app_data(data.clone())
+            .app_data(web::JsonConfig::default().limit(MAX_BODY_BYTES).error_handler(error::of_json))
+            .configure(routes)
+            .default_service(web::to(error::no_such_path))
+    };
+    let server = HttpServer::new(app)
+        .workers(WORKERS)
+        .shutdown_timeout(1)
+        .disable_signals()
+        .listen(listener)
+        .map_err(failed)?
+        .run();
+    let handle = server.handle();
+    Ok(AdminServer { address, handle, serving: tokio::spawn(server) })
+}
+
+fn routes(app: &mut web::ServiceConfig) {
+    let api = web::scope("/api/v1")
+        .wrap(from_fn(authenticate))
+        .service(jobs::submit)
+        .service(jobs::list)
+        .service(jobs::status)
+        .service(jobs::events)
+        .service(jobs::delete)
+        .service(jobs::cancel)
+        .service(cluster::hosts)
+        .service(cluster::topology)
+        .service(cluster::version)
+        .service(cluster::shutdown);
+    app.service(api).service(health::live).service(health::ready).service(health::scrape);
+}
+
+/// Refuses a request without the token, where one is wanted.
+async fn authenticate(
+    request: ServiceRequest,
+    next: Next<impl MessageBody>,
+) -> Result<ServiceResponse<impl MessageBody>, Error> {
+    let state = request.app_data::<web::Data<AdminState>>().expect("every app of this module has its state");
+    if let Some(token) = &state.token {
+        let borne = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        if borne.and_then(|value| value.strip_prefix("Bearer ")) != Some(token) {
+            return Err(Refusal::unauthorized().into());
+        }
+    }
+    next.call(request).await
+}

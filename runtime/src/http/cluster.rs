@@ -1,0 +1,30 @@
+//! `/api/v1`: hosts, topology, version, and the end.
+
+use actix_web::{
+    HttpResponse, Responder, get, post,
+    web::{Data, Json},
+};
+
+use super::{AdminState, error::Refusal};
+use crate::commands::config::Version;
+
+#[get("/hosts")]
+pub async fn hosts(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
+    Ok(Json(state.supervisor.cluster().await?.hosts))
+}
+
+#[get("/topology")]
+pub async fn topology(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
+    Ok(Json(state.supervisor.cluster().await?))
+}
+
+#[get("/version")]
+pub async fn version() -> impl Responder {
+    Json(Version::current())
+}
+
+#[post("/shutdown")]
+pub async fn shutdown(state: Data<AdminState>) -> impl Responder {
+    state.stop_wanted.notify_one();
+    HttpResponse::Accepted().json(serde_json::json!({ "stopping": true }))
+}

@@ -1,0 +1,134 @@
+//! `{"error": {message, type, code, param}}`: stable codes, and the HTTP status each has.
+
+use std::fmt;
+
+use actix_web::{
+    HttpRequest, HttpResponse, ResponseError,
+    error::JsonPayloadError,
+    http::{StatusCode, header},
+};
+use asterism_actors::JobError;
+use serde::{Deserialize, Serialize};
+
+/// The body of every answer that is no success.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ErrorEnvelope {
+    /// What went wrong.
+    pub error: ErrorObject,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ErrorObject {
+    /// For a person.
+    pub message: String,
+    /// `invalid_request_error`, `authentication_error`, `not_found_error`, `overloaded_error` or `server_error`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Stable code.
+    pub code: String,
+    /// The request field at fault, if one is.
+    pub param: Option<String>,
+}
+
+/// A request refused.
+#[derive(Debug)]
+pub struct Refusal {
+    status: StatusCode,
+    code: String,
+    message: String,
+    param: Option<String>,
+}
+
+impl Refusal {
+    /// No token, or a wrong one.
+    pub fn unauthorized() -> Self {
+        Self::new(
+            StatusCode::UNAUTHORIZED,
+            "unauthorized",
+            "this admin API wants a token: send `Authorization: Bearer TOKEN` (`--token-file FILE`)",
+        )
+    }
+
+    fn new(status: StatusCode, code: &str, message: impl fmt::Display) -> Self {
+        Self { status, code: code.to_owned(), message: message.to_string(), param: None }
+    }
+}
+
+impl From<JobError> for Refusal {
+    fn from(error: JobError) -> Self {
+        let body = error.body();
+        Self { status: status_of(&body.code), code: body.code, message: body.message, param: body.param }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl ResponseError for Refusal {
+    fn status_code(&self) -> StatusCode {
+        self.status
+    }
+
+    fn error_response(&self) -> HttpResponse {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT => "not_found_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        };
+        let mut response = HttpResponse::build(self.status);
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.insert_header((header::RETRY_AFTER, "1"));
+        }
+        response.json(ErrorEnvelope {
+            error: ErrorObject {
+                message: self.message.clone(),
+                kind: kind.to_owned(),
+                code: self.code.clone(),
+                param: self.param.clone(),
+            },
+        })
+    }
+}
+
+fn status_of(code: &str) -> StatusCode {
+    match code {
+        "job_not_found" => StatusCode::NOT_FOUND,
+        "job_ended" => StatusCode::CONFLICT,
+        "context_too_long" => StatusCode::PAYLOAD_TOO_LARGE,
+        "not_ready" | "overloaded" | "stopping" => StatusCode::SERVICE_UNAVAILABLE,
+        "placement_impossible" => StatusCode::UNPROCESSABLE_ENTITY,
+        _ => StatusCode::BAD_REQUEST,
+    }
+}
+
+/// A body that is no job.
+pub fn of_json(error: JsonPayloadError, _: &HttpRequest) -> actix_web::Error {
+    let refusal = match &error {
+        JsonPayloadError::Overflow { limit } | JsonPayloadError::OverflowKnownLength { limit, .. } => Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "payload_too_large",
+            format!("the request body is larger than {} MiB", limit >> 20),
+        ),
+        _ => Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", format!("the request body is no job: {error}")),
+    };
+    refusal.into()
+}
+
+/// The answer to a path that is not there.
+pub async fn no_such_path(request: HttpRequest) -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {} {}", request.method(), request.path()))
+}
+
+impl actix_web::Responder for Refusal {
+    type Body = actix_web::body::BoxBody;
+
+    fn respond_to(self, _: &HttpRequest) -> HttpResponse {
+        self.error_response()
+    }
+}

@@ -1,0 +1,41 @@
+//! Log lines on standard error, which a detached supervisor and every host have in a file. Opens no file.
+
+use tracing_subscriber::EnvFilter;
+
+use crate::{cluster::Log, cluster_file::LogFormat, error::CliError, globals::Globals};
+
+/// Starts logging for a command that only talks to a cluster: warnings, more with `-v`.
+pub fn client(globals: &Globals) {
+    let filter = match (globals.quiet, globals.verbose) {
+        (true, _) => "error",
+        (_, 0) => "warn",
+        (_, 1) => "info",
+        _ => "debug",
+    };
+    install(EnvFilter::new(filter), LogFormat::Text, globals.color_stderr);
+}
+
+/// Starts logging for a process of the cluster, as the cluster file says; `-v` and `-q` win.
+pub fn process(log: &Log, globals: &Globals) -> Result<(), CliError> {
+    let filter = match (globals.quiet, globals.verbose) {
+        (true, _) => "error",
+        (_, 0) => &log.filter,
+        (_, 1) => "info",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_new(filter).map_err(|error| {
+        CliError::usage(format!("observability.log = \"{filter}\" is not a log filter: {error}"))
+            .hint("write a level such as \"info\", or \"warn,asterism_actors=debug\"")
+    })?;
+    install(filter, log.format, globals.color_stderr);
+    Ok(())
+}
+
+/// A second call, as tests in one process make, changes nothing.
+fn install(filter: EnvFilter, format: LogFormat, ansi: bool) {
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi);
+    let _ = match format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+}

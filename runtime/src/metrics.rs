@@ -1,0 +1,107 @@
+//! Metrics of this process as Prometheus text: the facade's recorder, and the buckets of every histogram by hand.
+
+use std::sync::OnceLock;
+
+use asterism_actors::metric;
+use metrics::{SharedString, Unit};
+use metrics_prometheus::failure::strategy;
+use prometheus::{HistogramOpts, HistogramVec, Registry, TextEncoder};
+
+use crate::commands::config::Version;
+
+/// Buckets of waits and of whole requests: a very long context takes most of an hour to its first token.
+const LONG_SECONDS: &[f64] =
+    &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0];
+/// Buckets of the time between two tokens.
+const TOKEN_SECONDS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+/// Buckets of prompt lengths.
+const TOKENS: &[f64] =
+    &[128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 262144.0, 524288.0, 1048576.0];
+
+/// Every histogram: name, labels, buckets.
+const HISTOGRAMS: &[(&str, &[&str], &[f64])] = &[
+    (metric::TIME_TO_FIRST_TOKEN, &["method", "model"], LONG_SECONDS),
+    (metric::E2E_REQUEST_LATENCY, &["method", "model"], LONG_SECONDS),
+    (metric::REQUEST_QUEUE_TIME, &["method", "model"], LONG_SECONDS),
+    (metric::REQUEST_PREFILL_TIME, &["method", "model"], LONG_SECONDS),
+    (metric::REQUEST_DECODE_TIME, &["method", "model"], LONG_SECONDS),
+    (metric::INTER_TOKEN_LATENCY, &["method", "model"], TOKEN_SECONDS),
+    (metric::REQUEST_PROMPT_TOKENS, &["method", "model"], TOKENS),
+    (metric::PHASE1_SHARD_ENCODE, &["host", "method"], LONG_SECONDS),
+];
+
+static REGISTRY: OnceLock<Registry> = OnceLock::new();
+
+/// Installs the recorder; a second call, as tests make, changes nothing.
+pub fn install() {
+    REGISTRY.get_or_init(|| {
+        let registry = Registry::new();
+        let mut builder =
+            metrics_prometheus::Recorder::builder().with_registry(&registry).with_failure_strategy(strategy::NoOp);
+        for (name, labels, buckets) in HISTOGRAMS {
+            let options = HistogramOpts::new(*name, help(name)).buckets(buckets.to_vec());
+            let histogram = HistogramVec::new(options, labels).expect("names, labels and buckets are constants");
+            builder = builder.with_metric(histogram);
+        }
+        // Only another recorder can refuse this one, and nothing else in this program installs any.
+        let _ = builder.build_and_install();
+        describe();
+        registry
+    });
+    let version = Version::current();
+    let labels = [("version", version.version), ("target", version.target), ("profile", version.profile)];
+    metrics::gauge!(metric::BUILD_INFO, &labels).set(1.0);
+}
+
+/// What a scraper reads.
+pub fn render() -> String {
+    let families = REGISTRY.get().map(Registry::gather).unwrap_or_default();
+    TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
+        tracing::error!(%error, "metrics cannot be rendered");
+        String::new()
+    })
+}
+
+fn describe() {
+    for (name, help) in metric::ALL {
+        let (name, help) = (*name, SharedString::const_str(help.trim()));
+        if HISTOGRAMS.iter().any(|(histogram, ..)| *histogram == name) {
+            metrics::describe_histogram!(name, Unit::Count, help);
+        } else if name.ends_with("_total") {
+            metrics::describe_counter!(name, Unit::Count, help);
+        } else {
+            metrics::describe_gauge!(name, Unit::Count, help);
+        }
+    }
+}
+
+fn help(name: &str) -> &'static str {
+    metric::ALL.iter().find(|(known, _)| *known == name).map_or("", |(_, help)| help.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_actors::{api::Timings, metric::Observation};
+
+    use super::*;
+
+    #[test]
+    fn observations_are_rendered_with_the_registered_buckets() {
+        install();
+        Observation::Request {
+            method: "star".into(),
+            model: "m".into(),
+            prompt_tokens: 16000,
+            generated_tokens: 8,
+            timings: Timings { encode_s: 1500.0, ..Timings::default() },
+        }
+        .record();
+        let text = render();
+        assert!(text.contains("# HELP asterism_time_to_first_token_seconds Seconds"), "{text}");
+        let bucket = "asterism_time_to_first_token_seconds_bucket{method=\"star\",model=\"m\",le=\"2560\"} 1";
+        assert!(text.contains(bucket), "{text}");
+        assert!(text.contains("asterism_prompt_tokens_total{method=\"star\",model=\"m\"} 16000"), "{text}");
+        assert!(text.contains("asterism_build_info{"), "{text}");
+    }
+}

@@ -1,0 +1,88 @@
+//! A cluster for the length of one command: ports chosen by the operating system, its data in a folder that goes with it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use crate::{
+    client::Client,
+    cluster_file::ClusterFile,
+    commands::process::runtime,
+    error::CliError,
+    globals::{self, Globals},
+    metrics,
+    service::Service,
+};
+
+/// A running temporary cluster. Dropping it without [`TemporaryCluster::stop`] ends its processes all the same.
+pub struct TemporaryCluster {
+    runtime: Runtime,
+    service: Service,
+    _folder: TempDir,
+}
+
+impl TemporaryCluster {
+    /// Starts `file` under other addresses and another data_dir, and waits until it is ready.
+    pub fn start(file: ClusterFile, limit: Duration) -> Result<Self, CliError> {
+        let failed = |error: std::io::Error| CliError::unreachable(format!("no temporary folder can be made: {error}"));
+        let folder = tempfile::Builder::new().prefix("asterism-").tempdir().map_err(failed)?;
+        let path = folder.path().join(globals::DEFAULT_FILE);
+        let text = toml::to_string_pretty(&relocated(file)).expect("the typed file is TOML");
+        fs::write(&path, text).map_err(failed)?;
+        let cluster = globals::load(&path)?;
+        let runtime = runtime()?;
+        let service = runtime.block_on(async {
+            metrics::install();
+            let service = Service::start(cluster, path).await?;
+            match service.ready(limit, |_, _| ()).await {
+                Ok(_) => Ok(service),
+                Err(error) => {
+                    service.stop().await;
+                    Err(error)
+                }
+            }
+        })?;
+        Ok(Self { runtime, service, _folder: folder })
+    }
+
+    /// Its admin API.
+    pub fn client(&self, globals: &Globals) -> Result<Client, CliError> {
+        let token = self.service.cluster.security.token_file.as_deref().map(globals::read_token).transpose()?;
+        Client::new(&format!("http://{}", self.service.record.admin), token, globals.request_timeout)
+    }
+
+    /// Its processes: this one, then the hosts.
+    pub fn pids(&self) -> Vec<u32> {
+        [std::process::id()].into_iter().chain(self.service.host_pids()).collect()
+    }
+
+    /// Ends it.
+    pub fn stop(self) {
+        self.runtime.block_on(self.service.stop());
+    }
+}
+
+/// Sections whose relative paths were meant for another folder have absolute ones already.
+fn relocated(mut file: ClusterFile) -> ClusterFile {
+    file.cluster.data_dir = Some(PathBuf::from("data"));
+    file.cluster.listen = "127.0.0.1:0".into();
+    file.api.admin_listen = "127.0.0.1:0".into();
+    file.hosts.iter_mut().for_each(|host| host.port = 0);
+    file
+}
+
+/// `file` with the paths that are relative to `directory` made absolute.
+pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
+    let security = &mut file.security;
+    let paths =
+        [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
+    for path in paths.into_iter().flatten() {
+        *path = directory.join(&*path);
+    }
+    file
+}

@@ -1,0 +1,148 @@
+//! From the resolved cluster to running actors: which model, which transport, which threads. Decides nothing at run time.
+
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+    thread::available_parallelism,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use asterism_actors::{
+    HostConfig, HostError, LoadedModel, ModelLoader,
+    api::Role,
+    context_host,
+    metric::TransportMetrics,
+    query_host,
+    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
+};
+use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
+use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
+use asterism_transport::{
+    Transport, TransportError,
+    quic::{QuicConfig, QuicTransport, Security},
+};
+
+use crate::{
+    cluster::{Cluster, Host, Model},
+    cluster_file, credentials,
+    error::{CliError, Exit},
+};
+
+/// Jobs that run at once: phase 1 of one fills every context host.
+const MAX_RUNNING: usize = 1;
+/// Jobs that may wait.
+const MAX_QUEUE: usize = 1024;
+
+/// Opens the checkpoint a cluster serves.
+pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
+    match path {
+        Some(folder) => Checkpoint::open(folder),
+        None => Checkpoint::embedded(),
+    }
+}
+
+/// The model as clients and the supervisor know it: tokenizer, template and limits, no weights.
+pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
+    let front = checkpoint(model.path.as_deref())
+        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens));
+    front.map_err(|error| {
+        CliError::usage(format!("the model cannot be used: {error}"))
+            .hint("set [model] path to a Hugging Face folder, or leave it out for the embedded model")
+    })
+}
+
+/// Starts the supervisor's actor. Returns it with the address hosts reach it at.
+pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAddr), CliError> {
+    let model = Arc::new(model_front(&cluster.model)?);
+    let security = credentials::load(cluster, credentials::SUPERVISOR)?;
+    let transport = bind(cluster.listen, security, cluster).map_err(|error| transport_refusal(&error))?;
+    let address = transport.local_address();
+    let spec = |host: &Host| HostSpec { name: host.name.clone(), role: role(host.role), device: "cpu".into() };
+    let config = SupervisorConfig {
+        cluster: cluster.name.clone(),
+        model: model.name.clone(),
+        hosts: cluster.hosts.iter().map(spec).collect(),
+        method: cluster.method.clone(),
+        heartbeat: Duration::from_millis(cluster.liveness.heartbeat_ms),
+        suspect_after: cluster.liveness.suspect_after,
+        dead_after: Duration::from_millis(cluster.liveness.dead_after_ms),
+        max_running: MAX_RUNNING,
+        max_queue: MAX_QUEUE,
+        recovery: Recovery::Fail,
+    };
+    let supervisor = Supervisor::start(config, model, transport).await.map_err(|error| host_refusal(&error))?;
+    Ok((supervisor, address))
+}
+
+/// Runs one host until its supervisor ends it or is gone.
+pub async fn run_host(cluster: &Cluster, host: &Host, supervisor: SocketAddr) -> Result<(), CliError> {
+    let security = credentials::load(cluster, &host.name)?;
+    let transport = bind(host.address, security, cluster).map_err(|error| transport_refusal(&error))?;
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let config = HostConfig {
+        name: host.name.clone(),
+        supervisor,
+        incarnation: since_epoch.as_nanos().min(u64::MAX.into()) as u64,
+    };
+    let cores = available_parallelism().map_or(1, |cores| cores.get());
+    let threads = cluster.threads_of(host, cores);
+    tracing::info!(host = %host.name, address = %transport.local_address(), threads, "starting");
+    let model = cluster.model.clone();
+    let ended = match host.role {
+        cluster_file::Role::Context => {
+            context_host::run(config, transport, loader(model, threads, Parts::Context)).await
+        }
+        cluster_file::Role::Query => query_host::run(config, transport, loader(model, threads, Parts::Query)).await,
+    };
+    ended.map_err(|error| host_refusal(&error))
+}
+
+/// The CPU backend with these threads.
+pub fn cpu(dtype: cluster_file::DType, threads: usize, kernels: KernelChoice) -> Result<Cpu, ModelError> {
+    let dtype = match dtype {
+        cluster_file::DType::F32 => DType::F32,
+        cluster_file::DType::Bf16 => DType::Bf16,
+    };
+    Ok(Cpu::new(CpuOptions { dtype, threads: Some(threads), kernels })?)
+}
+
+fn loader(model: Model, threads: usize, parts: Parts) -> ModelLoader<Cpu> {
+    Box::new(move || {
+        let checkpoint = checkpoint(model.path.as_deref())?;
+        let backend = Arc::new(cpu(model.dtype, threads, KernelChoice::Auto)?);
+        let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
+        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)? })
+    })
+}
+
+fn bind(listen: SocketAddr, security: Security, cluster: &Cluster) -> Result<Arc<dyn Transport>, TransportError> {
+    let mut config = QuicConfig::new(listen, security);
+    config.idle_timeout = Duration::from_millis(cluster.liveness.dead_after_ms);
+    config.keep_alive = config.idle_timeout / 5;
+    Ok(Arc::new(QuicTransport::bind(config, Arc::new(TransportMetrics { transport: "quic" }))?))
+}
+
+fn role(role: cluster_file::Role) -> Role {
+    match role {
+        cluster_file::Role::Context => Role::Context,
+        cluster_file::Role::Query => Role::Query,
+    }
+}
+
+fn host_refusal(error: &HostError) -> CliError {
+    match error {
+        HostError::Supervisor { cause, .. } => CliError { message: error.to_string(), ..transport_refusal(cause) },
+        HostError::Model { .. } => CliError::usage(error).hint("correct [model] in the cluster file"),
+        _ => CliError::unreachable(error).hint("`asterism status` shows the supervisor's view"),
+    }
+}
+
+fn transport_refusal(error: &TransportError) -> CliError {
+    match error.code() {
+        "certificate" => CliError::new(Exit::Authentication, error)
+            .hint("every process needs a certificate of this cluster's CA: `asterism cert show`"),
+        "bind" => CliError::unreachable(error).hint("free the port, or set it to 0 to have one chosen"),
+        _ => CliError::unreachable(error).hint("is the supervisor up? `asterism status`"),
+    }
+}
