@@ -94,8 +94,6 @@ struct Keys {
     vocab_size: usize,
     max_position_embeddings: usize,
     rms_norm_eps: Option<f64>,
-    hidden_act: Option<String>,
-    tie_word_embeddings: Option<bool>,
     #[serde(flatten)]
     options: OptionKeys,
     #[serde(flatten)]
@@ -105,6 +103,8 @@ struct Keys {
 /// The keys that only some checkpoints have.
 #[derive(Deserialize)]
 struct OptionKeys {
+    hidden_act: Option<String>,
+    tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     use_sliding_window: Option<bool>,
@@ -148,7 +148,7 @@ impl Keys {
         let family = self.family()?;
         let options = &self.options;
         self.refuse_sliding_window(family)?;
-        match self.hidden_act.as_deref() {
+        match options.hidden_act.as_deref() {
             None | Some("silu" | "swish") => {}
             Some(other) => return Err(refused("hidden_act", other, "the gated MLP is computed with silu")),
         }
@@ -168,7 +168,7 @@ impl Keys {
             eps: self.rms_norm_eps.unwrap_or(1e-6) as f32,
             rope: self.rope.resolve(self.max_position_embeddings)?,
             biases,
-            tied: self.tie_word_embeddings.unwrap_or(false),
+            tied: options.tie_word_embeddings.unwrap_or(false),
             bos: self.options.bos_token_id.and_then(|ids| ids.into_vec().first().copied()),
             eos: generation.eos_token_id.or(self.options.eos_token_id).map(Ids::into_vec).unwrap_or_default(),
         })

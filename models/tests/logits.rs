@@ -3,13 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use asterism_kernels::{Cpu, CpuOptions};
+use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, Parts, encode_shard};
 use asterism_plan::methods::DenseConfig;
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use safetensors::SafeTensors;
 
 const TOLERANCE: f32 = 1e-3;
+/// How far transformers' own bf16 logits of these prompts lie from its f32 logits, at most.
+const BF16_WORST: f32 = 0.281;
+const BF16_MEAN: f32 = 0.064;
 
 struct Prompt {
     ids: Vec<u32>,
@@ -32,20 +35,33 @@ fn prompts() -> Vec<Prompt> {
         .collect()
 }
 
+fn decoder(dtype: DType) -> Decoder<Cpu> {
+    let backend = Arc::new(Cpu::new(CpuOptions { dtype, ..CpuOptions::default() }).unwrap());
+    Decoder::load(backend, &Checkpoint::embedded().unwrap(), Parts::All).unwrap()
+}
+
+/// Logits of every row in one pass, without a context.
+fn one_pass(decoder: &Decoder<Cpu>, ids: &[u32]) -> Vec<f32> {
+    let mut nowhere = LocalContext::new(decoder.backend(), &[]);
+    let x = Generator::new(0, 0).step(decoder, ids, &mut nowhere).unwrap();
+    decoder.all_logits(&x).unwrap()
+}
+
 fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
+fn mean_difference(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum::<f32>() / a.len() as f32
+}
+
 #[test]
 fn logits_are_those_of_transformers() {
-    let backend = Arc::new(Cpu::new(CpuOptions::default()).unwrap());
-    let decoder = Decoder::load(backend, &Checkpoint::embedded().unwrap(), Parts::All).unwrap();
+    let decoder = decoder(DType::F32);
     let vocab = decoder.config().vocab;
     for (number, Prompt { ids, positions, logits }) in prompts().into_iter().enumerate() {
-        let mut nowhere = LocalContext::new(decoder.backend(), &[]);
-        let x = Generator::new(0, 0).step(&decoder, &ids, &mut nowhere).unwrap();
-        let all = decoder.all_logits(&x).unwrap();
+        let all = one_pass(&decoder, &ids);
         for (position, expected) in positions.iter().zip(logits.chunks_exact(vocab)) {
             let worst = difference(&all[position * vocab..][..vocab], expected);
             assert!(worst < TOLERANCE, "prompt {number}, position {position}: {worst} in one pass");
@@ -59,5 +75,22 @@ fn logits_are_those_of_transformers() {
         let x = Generator::new(plan.context_tokens, plan.query_start).step(&decoder, query, &mut context).unwrap();
         let worst = difference(&decoder.logits(&x).unwrap(), &logits[logits.len() - vocab..]);
         assert!(worst < TOLERANCE, "prompt {number}: {worst} in two phases");
+    }
+}
+
+#[test]
+fn bf16_logits_are_as_near_as_those_of_transformers() {
+    let decoder = decoder(DType::Bf16);
+    let vocab = decoder.config().vocab;
+    for (number, Prompt { ids, positions, logits }) in prompts().into_iter().enumerate() {
+        let all = one_pass(&decoder, &ids);
+        for (position, expected) in positions.iter().zip(logits.chunks_exact(vocab)) {
+            let got = &all[position * vocab..][..vocab];
+            let (worst, mean) = (difference(got, expected), mean_difference(got, expected));
+            assert!(
+                worst < BF16_WORST && mean < BF16_MEAN,
+                "prompt {number}, position {position}: {worst}, mean {mean}"
+            );
+        }
     }
 }
