@@ -44,7 +44,6 @@ impl Progress {
                 bars.clear();
                 let _ = all.clear();
             }
-            Sink::Lines { last } => *last = Instant::now() - LINE_EVERY,
             _ => {}
         }
     }

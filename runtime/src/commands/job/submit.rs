@@ -1,6 +1,6 @@
 //! `job submit`: from arguments to requests, and from their events to text on standard output.
 
-use std::{collections::BTreeMap, io::Write, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use asterism_actors::api::{JobRequest, JobStatus};
 use asterism_kernels::DType;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{
     input::{self, Question},
     times,
-    watch::{follow, on_interrupt, outcome},
+    watch::{Interrupt, follow, outcome},
 };
 use crate::{
     cli::{Format, seconds},
@@ -139,19 +139,24 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
         }
         return Ok(Exit::Success);
     }
-    if globals.format == Format::Json && args.input.is_some() {
-        let statuses =
-            requests.iter().map(|request| answered(&client, globals, args, request)).collect::<Result<Vec<_>, _>>()?;
-        output::print_json(&statuses, globals.format)?;
-        return statuses.iter().map(outcome).find(Result::is_err).unwrap_or(Ok(Exit::Success));
-    }
-    let mut worst = Ok(Exit::Success);
+    let interrupt = Interrupt::listen(&client, args.cancel_on_interrupt);
+    let mut statuses = Vec::new();
     for request in &requests {
-        let status = answered(&client, globals, args, request)?;
+        let id = client.submit(request)?;
+        interrupt.following(&id);
+        let status = follow(&client, globals, &id, |text| match globals.format {
+            Format::Table => output::print(text),
+            Format::Json | Format::Jsonl => Ok(()),
+        })?;
         show(globals, &status)?;
-        worst = worst.and(outcome(&status));
+        statuses.push(status);
     }
-    worst
+    match (globals.format, &args.input, &statuses[..]) {
+        (Format::Json, None, [status]) => output::print_json(status, globals.format)?,
+        (Format::Json, ..) => output::print_json(&statuses, globals.format)?,
+        _ => {}
+    }
+    statuses.iter().map(outcome).find(Result::is_err).unwrap_or(Ok(Exit::Success))
 }
 
 fn request(args: &SubmitArgs, method: &Option<MethodConfig>, question: Question) -> JobRequest {
@@ -171,25 +176,11 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, question: Question)
     }
 }
 
-/// Submits one request and follows it; text goes out as it comes.
-fn answered(
-    client: &Client,
-    globals: &Globals,
-    args: &SubmitArgs,
-    request: &JobRequest,
-) -> Result<JobStatus, CliError> {
-    let id = client.submit(request)?;
-    on_interrupt(client, &id, args.cancel_on_interrupt);
-    follow(client, globals, &id, |text| match globals.format {
-        Format::Table => output::print(text),
-        Format::Json | Format::Jsonl => Ok(()),
-    })
-}
-
 fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
     match globals.format {
-        Format::Table => output::print("\n")?,
-        format => output::print_json(status, format)?,
+        Format::Table if !status.text.is_empty() => output::print("\n")?,
+        Format::Jsonl => output::print_json(status, globals.format)?,
+        Format::Table | Format::Json => {}
     }
     globals.note(format_args!(
         "job {}: {} of {} + {} tokens, {} generated; {}",
@@ -200,7 +191,6 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         grouped(status.generated_tokens),
         times(status),
     ));
-    let _ = std::io::stderr().flush();
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! A job followed to its end: progress on standard error, tokens to whoever wants them. Ctrl-C leaves the job running.
 
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use asterism_actors::api::{JobEvent, JobState, JobStatus};
 
@@ -57,22 +57,36 @@ fn hint(status: &JobStatus, code: &str) -> String {
     }
 }
 
-/// On Ctrl-C: says that the job goes on, or cancels it, and ends the process with exit 130.
-pub fn on_interrupt(client: &Client, id: &str, cancel: bool) {
-    let (client, id) = (client.clone(), id.to_owned());
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        if runtime.is_ok_and(|runtime| runtime.block_on(tokio::signal::ctrl_c()).is_ok()) {
-            if cancel && client.cancel(&id).is_ok() {
-                eprintln!("\njob {id} is cancelled");
-            } else {
-                eprintln!(
-                    "\njob {id} goes on; `asterism job result {id}` waits for it, `asterism job cancel {id}` ends it"
-                );
+/// Ctrl-C while jobs are followed: says that the job goes on, or cancels it, and ends the process with exit 130.
+#[derive(Clone, Default)]
+pub struct Interrupt {
+    following: Arc<Mutex<Option<String>>>,
+}
+
+impl Interrupt {
+    /// From now on Ctrl-C is ours; `cancel`: the job does not go on.
+    pub fn listen(client: &Client, cancel: bool) -> Self {
+        let interrupt = Self::default();
+        let (client, following) = (client.clone(), interrupt.following.clone());
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            if runtime.is_ok_and(|runtime| runtime.block_on(tokio::signal::ctrl_c()).is_ok()) {
+                let id = following.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                match id {
+                    Some(id) if cancel && client.cancel(&id).is_ok() => eprintln!("\njob {id} is cancelled"),
+                    Some(id) => eprintln!(
+                        "\njob {id} goes on; `asterism job result {id}` waits for it, `asterism job cancel {id}` ends it"
+                    ),
+                    None => eprintln!("\ninterrupted"),
+                }
+                std::process::exit(Exit::Interrupted as i32);
             }
-            // The progress bars' thread gets a moment to leave the terminal.
-            std::thread::sleep(Duration::from_millis(50));
-            std::process::exit(Exit::Interrupted as i32);
-        }
-    });
+        });
+        interrupt
+    }
+
+    /// Names the job that is followed.
+    pub fn following(&self, id: &str) {
+        *self.following.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.to_owned());
+    }
 }
