@@ -109,6 +109,7 @@ impl QuicTransport {
         });
         let failed = |error: std::io::Error| TransportError::Bind { address: config.listen, cause: error.to_string() };
         let socket = UdpSocket::bind(config.listen).map_err(failed)?;
+        tuning::deepen_queues(&socket);
         let address = socket.local_addr().map_err(failed)?;
         let server = settings.network.server.as_ref().clone();
         let runtime = Arc::new(quinn::TokioRuntime);

@@ -1,11 +1,13 @@
 //! QUIC's numbers for hosts of one cluster: short paths, bulk transfers and small frames in turn. Reads no clock.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::UdpSocket, sync::Arc, time::Duration};
 
 use quinn::{
     AckFrequencyConfig, ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig,
     VarInt, congestion::CubicConfig,
 };
+
+use socket2::SockRef;
 
 use super::{QuicConfig, Sides, tls::Tls};
 
@@ -13,10 +15,22 @@ use super::{QuicConfig, Sides, tls::Tls};
 const INITIAL_RTT: Duration = Duration::from_millis(20);
 /// Bytes sent at once on an idle link: one query frame and its answers need no second round trip.
 const INITIAL_WINDOW: u64 = 512 << 10;
+/// Bytes the system may hold for a socket in either direction.
+const SOCKET_QUEUE: usize = 4 << 20;
 /// Packets of a bulk transfer that one acknowledgement may cover.
 const PACKETS_PER_ACK: u32 = 8;
 /// Channels a peer may have open at a time.
 const MAX_CHANNELS: u32 = 1024;
+
+/// Asks for queues that hold a burst of every host of a small cluster; a full queue drops datagrams, and each drop costs a
+/// round trip. A system that grants less (Linux: `net.core.rmem_max`) is slower, not wrong.
+pub(super) fn deepen_queues(socket: &UdpSocket) {
+    let socket = SockRef::from(socket);
+    let granted = socket.set_recv_buffer_size(SOCKET_QUEUE).and_then(|()| socket.set_send_buffer_size(SOCKET_QUEUE));
+    if let Err(error) = granted {
+        tracing::debug!(%error, "the socket keeps its queues as they are");
+    }
+}
 
 pub(super) fn endpoint(config: &QuicConfig) -> EndpointConfig {
     let mut endpoint = EndpointConfig::default();
