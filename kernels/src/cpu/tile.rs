@@ -30,6 +30,7 @@ pub(super) struct Extent {
 pub(super) trait Sums {
     /// # Safety
     /// The tile must lie within what the implementor addresses.
+    #[inline(always)]
     unsafe fn start<L: Lanes, const R: usize, const V: usize>(&self, _row: usize, _column: usize) -> [[L; V]; R] {
         [[L::zero(); V]; R]
     }
