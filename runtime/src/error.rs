@@ -77,11 +77,11 @@ impl CliError {
 /// Which exit code a stable error code ends in; an unknown code is a failed job.
 pub fn exit_of_code(code: &str) -> Exit {
     match code {
-        "bad_request" | "context_too_long" | "empty_context" | "empty_query" | "invalid_plan" | "invalid_method"
-        | "block_too_small" | "invalid_sampling" | "payload_too_large" => Exit::Usage,
-        "not_ready" | "unreachable" | "shutting_down" => Exit::Unreachable,
+        "invalid_request" | "context_too_long" | "empty_context" | "block_too_small" | "invalid_method"
+        | "sampling" | "chat_template" | "payload_too_large" => Exit::Usage,
+        "not_ready" | "stopping" => Exit::Unreachable,
         "placement_impossible" | "overloaded" => Exit::Capacity,
-        "job_not_found" | "not_found" | "id_conflict" | "conflict" => Exit::NotFound,
+        "job_not_found" | "job_ended" | "not_found" => Exit::NotFound,
         "unauthorized" => Exit::Authentication,
         "timeout" => Exit::TimedOut,
         _ => Exit::JobFailed,

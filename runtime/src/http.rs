@@ -115,3 +115,57 @@ async fn authenticate(
     }
     next.call(request).await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, time::Duration};
+
+    use super::*;
+    use crate::{
+        client::Client,
+        cluster::Cluster,
+        cluster_file,
+        commands::{config::SAMPLE, evaluate::question, process::runtime},
+        error::Exit,
+        eval::Record,
+        wiring,
+    };
+
+    /// A supervisor without hosts behind a listener that wants the token `moon`.
+    async fn start() -> AdminServer {
+        let text = SAMPLE.replace("\"mtls\"", "\"insecure\"").replace(":7400", ":0").replace(":7401", ":0");
+        let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new(".")).unwrap();
+        let (supervisor, _) = wiring::start_supervisor(&cluster).await.unwrap();
+        let state = AdminState { supervisor, token: Some("moon".into()), stop_wanted: Arc::default() };
+        serve(cluster.admin_listen, state).unwrap()
+    }
+
+    fn record(context: &str) -> Record {
+        serde_json::from_value(serde_json::json!({"input_context": context, "input_query": "q", "answer": "a"}))
+            .unwrap()
+    }
+
+    #[test]
+    fn refusals_end_in_the_documented_exits() {
+        let runtime = runtime().unwrap();
+        let server = runtime.block_on(start());
+        let url = format!("http://{}", server.address);
+        let client = |token: &str| Client::new(&url, Some(token.into()), Duration::from_secs(20)).unwrap();
+        assert_eq!(client("sun").jobs().unwrap_err().exit, Exit::Authentication);
+        let client = client("moon");
+        assert!(!client.topology().unwrap().ready);
+        assert!(client.jobs().unwrap().is_empty());
+        assert_eq!(client.job("job-9").unwrap_err().exit, Exit::NotFound);
+        assert_eq!(client.cancel("job-9").unwrap_err().exit, Exit::NotFound);
+        assert_eq!(client.events("job-9").err().unwrap().exit, Exit::NotFound);
+        assert_eq!(client.submit(&question(&record(" "), None, 8)).unwrap_err().exit, Exit::Usage);
+        let long = client.submit(&question(&record(&"word ".repeat(20_000)), None, 8)).unwrap_err();
+        assert_eq!(long.exit, Exit::Usage);
+        assert!(long.message.contains("16384"), "{}", long.message);
+        let star = serde_json::from_str(r#"{"star": {"block_tokens": 4}}"#).unwrap();
+        let small = client.submit(&question(&record(&"word ".repeat(100)), Some(star), 8)).unwrap_err();
+        assert_eq!((small.exit, small.message.contains("4k")), (Exit::Usage, true));
+        runtime.block_on(server.stop());
+        assert_eq!(client.topology().unwrap_err().exit, Exit::Unreachable);
+    }
+}
