@@ -1,5 +1,7 @@
 //! The cluster as it will run: every default filled in, every name resolved, contradictions refused. Starts nothing.
 
+mod error;
+
 use std::{
     collections::HashSet,
     net::{IpAddr, SocketAddr},
@@ -11,6 +13,8 @@ use asterism_plan::{Method, MethodConfig, PlanError, PlanRequest};
 use crate::cluster_file::{
     ClusterFile, ControlTransport, DType, DataTransport, Device, HostSection, LogFormat, Recovery, Role, SecurityMode,
 };
+
+pub use error::ClusterError;
 
 /// Version of `cluster.toml` that this program reads.
 pub const FILE_VERSION: u32 = 1;
@@ -108,99 +112,6 @@ pub struct Host {
     pub address: SocketAddr,
     /// Threads it computes with; `None`: a share of its node's cores, see [`Cluster::threads_of`].
     pub threads: Option<usize>,
-}
-
-/// Why a file that parses describes no cluster.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum ClusterError {
-    /// Another format version.
-    #[error("version = {got}, but this program reads version {FILE_VERSION}")]
-    Version {
-        /// What the file says.
-        got: u32,
-    },
-    /// An address that is none.
-    #[error("{key} = \"{got}\" is not {expected}")]
-    Address {
-        /// Key of the file.
-        key: String,
-        /// What it says.
-        got: String,
-        /// What was expected.
-        expected: &'static str,
-    },
-    /// A value out of range.
-    #[error("{key} = {got}: {expected}")]
-    Value {
-        /// Key of the file.
-        key: &'static str,
-        /// What it says.
-        got: String,
-        /// What was expected.
-        expected: String,
-    },
-    /// The method's sizes make no plan.
-    #[error("[attention.{method}]: {cause}")]
-    Method {
-        /// The method.
-        method: &'static str,
-        /// What the planner says.
-        cause: PlanError,
-    },
-    /// A name used twice.
-    #[error("two {kind}s are named '{name}'; names must differ")]
-    Duplicate {
-        /// `host` or `node`.
-        kind: &'static str,
-        /// The name.
-        name: String,
-    },
-    /// A host on a node that is not in the file.
-    #[error("host '{host}' is on node '{node}', which is not in the file; known: {known}")]
-    UnknownNode {
-        /// The host.
-        host: String,
-        /// Its node.
-        node: String,
-        /// Nodes of the file.
-        known: String,
-    },
-    /// A host without a node where there are several or none.
-    #[error("host '{host}' names no node and the file has {nodes}; add node = \"...\"")]
-    NoNode {
-        /// The host.
-        host: String,
-        /// Number of nodes.
-        nodes: usize,
-    },
-    /// Two processes that would bind one address.
-    #[error("'{first}' and '{second}' both want {address}; give one of them another port, or 0 to have one chosen")]
-    PortTaken {
-        /// First in the file.
-        first: String,
-        /// Second.
-        second: String,
-        /// The address.
-        address: SocketAddr,
-    },
-    /// Not the hosts a cluster needs.
-    #[error("the file has {got} hosts with role = \"{role}\"; a cluster needs {expected}")]
-    Hosts {
-        /// The role.
-        role: &'static str,
-        /// How many are needed.
-        expected: &'static str,
-        /// How many there are.
-        got: usize,
-    },
-    /// Some, not all, of ca, cert and key.
-    #[error("[security] names {named} but not {missing}; name ca, cert and key, or none to have them made")]
-    PartialCertificates {
-        /// Keys that are there.
-        named: String,
-        /// Keys that are missing.
-        missing: String,
-    },
 }
 
 impl Cluster {

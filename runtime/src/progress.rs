@@ -6,7 +6,7 @@ use std::{
 };
 
 use asterism_actors::api::{HostProgress, JobPhase};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::{globals::Globals, size::grouped};
 
@@ -80,9 +80,14 @@ impl Progress {
 }
 
 fn bar(host: &HostProgress) -> ProgressBar {
-    let style =
-        ProgressStyle::with_template("{prefix:14} {bar:32} {human_pos:>9}/{human_len} tokens {per_sec:>16} eta {eta}")
-            .expect("the template is a constant");
+    let style = ProgressStyle::with_template(
+        "{prefix:14} {bar:32} {human_pos:>9}/{human_len} tokens {rate:>7} tok/s eta {eta}",
+    )
+    .expect("the template is a constant")
+    .with_key("rate", |state: &ProgressState, text: &mut dyn std::fmt::Write| {
+        // Writing to indicatif's own buffer cannot fail.
+        let _ = write!(text, "{}", grouped(state.per_sec() as usize));
+    });
     ProgressBar::new(host.total_tokens as u64).with_style(style).with_prefix(host.host.clone())
 }
 

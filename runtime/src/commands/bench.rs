@@ -105,14 +105,17 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
     seconds.sort_by(f64::total_cmp);
     let timed_tokens = if phase == "prefill" { bench.ids.len() } else { generated - 1 };
     let median_s = seconds[seconds.len() / 2];
-    let report = Report {
-        phase,
+    let setup = Setup {
         model: bench.model.clone(),
         method: bench.method.name(),
         dtype: if args.dtype == DType::F32 { "f32" } else { "bf16" },
         kernels: args.kernels.name(),
         threads: bench.threads,
         prompt_tokens: bench.ids.len(),
+    };
+    let report = Report {
+        phase,
+        setup,
         timed_tokens,
         best_s: seconds[0],
         median_s,
@@ -129,12 +132,8 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
 #[derive(Serialize)]
 struct Report {
     phase: &'static str,
-    model: String,
-    method: &'static str,
-    dtype: &'static str,
-    kernels: &'static str,
-    threads: usize,
-    prompt_tokens: usize,
+    #[serde(flatten)]
+    setup: Setup,
     timed_tokens: usize,
     /// Sorted.
     seconds: Vec<f64>,
@@ -147,6 +146,17 @@ struct Report {
     tokens: Vec<u32>,
 }
 
+/// What was timed.
+#[derive(Serialize)]
+struct Setup {
+    model: String,
+    method: &'static str,
+    dtype: &'static str,
+    kernels: &'static str,
+    threads: usize,
+    prompt_tokens: usize,
+}
+
 fn show(globals: &Globals, report: &Report) -> Result<(), CliError> {
     if globals.format != Format::Table {
         return output::print_json(report, globals.format);
@@ -156,10 +166,10 @@ fn show(globals: &Globals, report: &Report) -> Result<(), CliError> {
     ]);
     table.row([
         report.phase.into(),
-        report.method.into(),
-        report.dtype.into(),
-        report.threads.to_string(),
-        grouped(report.prompt_tokens),
+        report.setup.method.into(),
+        report.setup.dtype.into(),
+        report.setup.threads.to_string(),
+        grouped(report.setup.prompt_tokens),
         grouped(report.timed_tokens),
         format!("{:.3}", report.best_s),
         format!("{:.3}", report.median_s),
