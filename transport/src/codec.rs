@@ -223,3 +223,139 @@ fn check_lengths(payload_type: PayloadType, meta: u64, payload: u64) -> Result<L
     }
     Ok(Lengths { meta: meta as usize, payload: payload as usize })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*, sample::Index};
+
+    use super::*;
+
+    fn headers() -> impl Strategy<Value = FrameHeader> {
+        let kinds = prop_oneof![Just(FrameKind::Control), Just(FrameKind::Query), Just(FrameKind::Partials)];
+        let types = prop_oneof![Just(PayloadType::None), Just(PayloadType::F32), Just(PayloadType::Bf16)];
+        (kinds, types, any::<u64>(), any::<[u32; 4]>()).prop_map(|(kind, payload_type, job, numbers)| {
+            let [shard_set, layer, step, rows] = numbers;
+            FrameHeader { kind, job, shard_set, layer, step, rows, payload_type }
+        })
+    }
+
+    fn frames() -> impl Strategy<Value = Frame> {
+        (headers(), vec(any::<u8>(), 0..200), vec(any::<u8>(), 0..300)).prop_map(|(header, meta, payload)| {
+            let element = match header.payload_type {
+                PayloadType::None => 301,
+                PayloadType::F32 => 4,
+                PayloadType::Bf16 => 2,
+            };
+            let mut archived = AlignedVec::new();
+            archived.extend_from_slice(&meta);
+            Frame::new(header, archived, Bytes::from(payload[..payload.len() / element * element].to_vec()))
+        })
+    }
+
+    fn wire(frame: &Frame) -> Vec<u8> {
+        let encoded = encode(frame.clone()).expect("the frame is valid").concat();
+        assert_eq!(encoded.len(), frame.wire_bytes());
+        encoded
+    }
+
+    /// Every frame in `wire`, fed in pieces of the given sizes in turn.
+    fn decode_pieces(wire: &[u8], sizes: &[usize]) -> Result<(Vec<Frame>, bool), FrameError> {
+        let mut decoder = FrameDecoder::new();
+        let (mut frames, mut rest, mut sizes) = (Vec::new(), Bytes::copy_from_slice(wire), sizes.iter().cycle());
+        while !rest.is_empty() {
+            let mut piece = rest.split_to(rest.len().min(*sizes.next().expect("sizes are not empty")));
+            while !piece.is_empty() {
+                frames.extend(decoder.decode(&mut piece)?);
+            }
+        }
+        Ok((frames, decoder.is_between_frames()))
+    }
+
+    proptest! {
+        #[test]
+        fn frames_come_back_however_they_are_cut(frames in vec(frames(), 1..4), sizes in vec(1..150usize, 1..9)) {
+            let wire = frames.iter().flat_map(wire).collect::<Vec<_>>();
+            let (decoded, whole) = decode_pieces(&wire, &sizes).expect("the frames are valid");
+            prop_assert!(whole);
+            prop_assert_eq!(decoded.len(), frames.len());
+            for (got, expected) in decoded.iter().zip(&frames) {
+                prop_assert_eq!(got.header, expected.header);
+                prop_assert_eq!(got.meta.as_slice(), expected.meta.as_slice());
+                prop_assert_eq!(&got.payload, &expected.payload);
+                prop_assert!(got.meta.is_empty() || got.meta.as_ptr().addr().is_multiple_of(16));
+                prop_assert!(got.payload.is_empty() || got.payload.as_ptr().addr().is_multiple_of(PAYLOAD_ALIGNMENT));
+            }
+        }
+
+        #[test]
+        fn payloads_start_at_multiples_of_64(frame in frames()) {
+            let [header, meta, padding, _] = encode(frame.clone()).expect("the frame is valid");
+            let offset = header.len() + meta.len() + padding.len();
+            prop_assert!(frame.payload.is_empty() || offset.is_multiple_of(PAYLOAD_ALIGNMENT));
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_refused_or_wait(bytes in vec(any::<u8>(), 0..500), sizes in vec(1..150usize, 1..9)) {
+            match decode_pieces(&bytes, &sizes) {
+                Ok((frames, _)) => prop_assert!(frames.is_empty()),
+                Err(error) => prop_assert_eq!(error.code(), "frame_magic"),
+            }
+        }
+
+        #[test]
+        fn a_mutated_frame_never_panics(frame in frames(), at in any::<Index>(), to in any::<u8>(), cut in any::<Index>()) {
+            let mut wire = wire(&frame);
+            let at = at.index(wire.len());
+            wire[at] = to;
+            wire.truncate(cut.index(wire.len()) + 1);
+            if let Ok((frames, whole)) = decode_pieces(&wire, &[64]) {
+                prop_assert!(frames.len() <= 1 || whole);
+                for frame in frames {
+                    prop_assert!(frame.wire_bytes() <= wire.len());
+                }
+            }
+        }
+
+        #[test]
+        fn a_cut_frame_is_noticed(frame in frames(), cut in any::<Index>()) {
+            let wire = wire(&frame);
+            let cut = cut.index(wire.len());
+            let (frames, whole) = decode_pieces(&wire[..cut], &[64]).expect("what came is valid");
+            prop_assert!(frames.is_empty());
+            prop_assert_eq!(whole, cut == 0);
+        }
+    }
+
+    #[test]
+    fn a_header_is_refused_for_its_first_fault() {
+        let frame = Frame::control(AlignedVec::new());
+        let with = |at: usize, bytes: &[u8]| {
+            let mut wire = wire(&frame);
+            wire[at..at + bytes.len()].copy_from_slice(bytes);
+            decode_pieces(&wire, &[7]).expect_err("the header is wrong")
+        };
+        assert_eq!(with(0, b"HTTP"), FrameError::Magic { got: *b"HTTP" });
+        assert_eq!(with(4, &[2, 0]), FrameError::Version { got: 2, expected: 1 });
+        assert_eq!(with(6, &[0]), FrameError::Kind { got: 0 });
+        assert_eq!(with(6, &[4]), FrameError::Kind { got: 4 });
+        assert_eq!(with(7, &[3]), FrameError::PayloadType { got: 3 });
+        assert_eq!(with(63, &[1]), FrameError::NotZero { field: "the end of the header" });
+        let (got, max) = (u64::MAX, MAX_META_BYTES);
+        assert_eq!(with(32, &got.to_le_bytes()), FrameError::TooLarge { part: "meta", got, max });
+        let (got, max) = (MAX_PAYLOAD_BYTES as u64 + 1, MAX_PAYLOAD_BYTES);
+        assert_eq!(with(40, &got.to_le_bytes()), FrameError::TooLarge { part: "payload", got, max });
+        let length = FrameError::PayloadLength { payload_type: PayloadType::None, got: 2 };
+        assert_eq!(with(40, &[2]), length);
+    }
+
+    #[test]
+    fn padding_that_is_not_zero_is_refused() {
+        let mut frame = Frame::control(AlignedVec::new());
+        frame.meta.push(7);
+        frame.header.payload_type = PayloadType::F32;
+        frame.payload = Bytes::from_static(&[0; 4]);
+        let mut wire = wire(&frame);
+        wire[100] = 1;
+        assert_eq!(decode_pieces(&wire, &[64]).err(), Some(FrameError::NotZero { field: "padding" }));
+    }
+}

@@ -1,0 +1,104 @@
+//! Certificates and keys on disk: what is written can be read, and what others may read is refused.
+
+mod common;
+
+use std::{fs, path::Path, time::Duration};
+
+use asterism_transport::certificates::{
+    CA_KEY_FILE, CertificateAuthority, CertificateError, CertificateInfo, Credentials, HOST_FILE, HOST_KEY_FILE,
+};
+use common::{an_hour, authority};
+
+#[test]
+fn a_certificate_says_who_holds_it() {
+    let authority = authority();
+    let validity = an_hour();
+    let host = authority.issue("context-0 (Rack Ω)", validity).expect("the name is valid");
+    let info = CertificateInfo::from_pem(&host.certificate).expect("it was just made");
+    assert_eq!((info.name.as_str(), info.issuer.as_str()), ("context-0 (Rack Ω)", "test"));
+    assert!(!info.is_authority);
+    assert_eq!(info.validity.not_after - info.validity.not_before, Duration::from_secs(7200));
+    assert!((info.validity.not_after - validity.not_after).abs() < Duration::from_secs(1));
+    let info = CertificateInfo::from_pem(authority.certificate()).expect("it was just made");
+    assert_eq!((info.name.as_str(), info.is_authority), ("test", true));
+}
+
+#[test]
+fn a_reloaded_authority_issues_as_before() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let folder = folder.path().join("certificates");
+    authority().save(&folder).expect("the folder is writable");
+    let authority = CertificateAuthority::load(&folder).expect("it was just written");
+    assert_eq!(authority.cluster_name(), "test");
+    let credentials = Credentials::issue(&authority, "host", an_hour()).expect("the name is valid");
+    credentials.save(&folder).expect("the folder is writable");
+    credentials.save(&folder).expect("a host's certificate may be replaced");
+    let loaded = Credentials::load(&folder).expect("it was just written");
+    assert_eq!(loaded.ca, credentials.ca);
+    assert_eq!(loaded.identity.certificate, credentials.identity.certificate);
+    assert_eq!(loaded.identity.key, credentials.identity.key);
+
+    let error = authority.save(&folder).expect_err("a CA is never overwritten");
+    assert_eq!(error.code(), "certificate_exists");
+    assert!(!format!("{loaded:?} {authority:?}").contains("PRIVATE"), "keys stay out of logs");
+}
+
+#[test]
+fn wrong_names_are_refused() {
+    for name in ["", "two\nlines", &"x".repeat(65)] {
+        let error = authority().issue(name, an_hour()).expect_err("the name is invalid");
+        assert_eq!(error, CertificateError::Name { name: name.into(), max_bytes: 64 });
+    }
+}
+
+#[test]
+fn unusable_files_name_path_cause_and_remedy() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let missing = Credentials::load(folder.path()).expect_err("nothing is there");
+    assert_eq!(missing.code(), "certificate_read");
+    for part in [folder.path().to_str().expect("the path is UTF-8"), "No such file", "asterism cert init"] {
+        assert!(missing.to_string().contains(part), "{missing}");
+    }
+
+    let credentials = Credentials::issue(&authority(), "host", an_hour()).expect("the name is valid");
+    credentials.save(folder.path()).expect("the folder is writable");
+    fs::write(folder.path().join(HOST_FILE), "not a certificate").expect("the folder is writable");
+    let error = Credentials::load(folder.path()).expect_err("the file is damaged");
+    assert_eq!(error.code(), "certificate_invalid");
+    assert!(error.to_string().contains(HOST_FILE), "{error}");
+
+    authority().save(&folder.path().join("first")).expect("the folder is writable");
+    authority().save(&folder.path().join("second")).expect("the folder is writable");
+    fs::copy(folder.path().join("first").join(CA_KEY_FILE), folder.path().join("second").join(CA_KEY_FILE))
+        .expect("the folder is writable");
+    let error = CertificateAuthority::load(&folder.path().join("second")).expect_err("the key is another's");
+    assert!(error.to_string().contains("does not belong to the CA certificate"), "{error}");
+
+    let error = credentials.save(&folder.path().join(HOST_FILE)).expect_err("a file is no folder");
+    assert_eq!(error.code(), "certificate_write");
+}
+
+#[cfg(unix)]
+#[test]
+fn keys_are_their_owners_only() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let mode = |path: &Path| fs::metadata(path).expect("the file is there").permissions().mode() & 0o777;
+    let authority = authority();
+    authority.save(folder.path()).expect("the folder is writable");
+    let credentials = Credentials::issue(&authority, "host", an_hour()).expect("the name is valid");
+    credentials.save(folder.path()).expect("the folder is writable");
+    for key in [CA_KEY_FILE, HOST_KEY_FILE] {
+        let path = folder.path().join(key);
+        assert_eq!(mode(&path), 0o600);
+        for exposed in [0o640, 0o604] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(exposed)).expect("the file is ours");
+            let error = match key {
+                CA_KEY_FILE => CertificateAuthority::load(folder.path()).expect_err("the key is exposed"),
+                _ => Credentials::load(folder.path()).expect_err("the key is exposed"),
+            };
+            assert_eq!(error, CertificateError::Exposed { path: path.clone(), mode: exposed });
+        }
+    }
+}
