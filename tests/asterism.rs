@@ -1,5 +1,5 @@
 //! The command line, unchanged, as a binary of this crate.
 
 fn main() -> std::process::ExitCode {
-    asterism::main()
+    asterism::cli::main()
 }
