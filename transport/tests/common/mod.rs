@@ -146,7 +146,7 @@ impl Rig for Quic {
     }
 
     fn give_up_soon(&mut self) -> &'static str {
-        self.idle_timeout = Duration::from_millis(500);
+        self.idle_timeout = Duration::from_secs(1);
         "timed_out"
     }
 }
