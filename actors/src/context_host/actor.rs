@@ -53,6 +53,7 @@ pub async fn run<B: Backend>(
     actor.stop(None);
     let _ = handle.await;
     transport.close();
+    transport.drained().await;
     ended
 }
 

@@ -43,6 +43,7 @@ pub async fn run<B: Backend>(
     actor.stop(None);
     let _ = handle.await;
     transport.close();
+    transport.drained().await;
     ended
 }
 

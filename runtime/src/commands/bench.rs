@@ -10,10 +10,10 @@ use std::{
 use asterism_kernels::{Cpu, KernelChoice};
 use asterism_models::{
     Decoder, EncodedShard, Generator, LocalContext, ModelError, Parts, Sampler, Sampling, encode_shard,
+    synthetic_prompt,
 };
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use clap::{Args, Subcommand};
-use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::Serialize;
 
 use super::job::MethodArgs;
@@ -208,7 +208,7 @@ impl Bench {
         let config = checkpoint.config();
         let ids = match &args.prompt_ids {
             Some(path) => read_ids(path)?,
-            None => random_ids(args.tokens.0, config.vocab),
+            None => synthetic_prompt(args.tokens.0, config.vocab),
         };
         if ids.len() < 2 {
             return Err(CliError::usage("a prompt needs at least 2 tokens").hint("--tokens 8k"));
@@ -253,11 +253,6 @@ impl Bench {
         }
         Ok(Round { prefill_s, decode_s: started.elapsed().as_secs_f64(), tokens })
     }
-}
-
-fn random_ids(tokens: usize, vocab: usize) -> Vec<u32> {
-    let mut rng = StdRng::seed_from_u64(0);
-    (0..tokens).map(|_| rng.random_range(0..vocab as u32)).collect()
 }
 
 fn read_ids(path: &Path) -> Result<Vec<u32>, CliError> {
