@@ -6,15 +6,13 @@ mod block;
 
 use std::ops::Range;
 
-use super::cache::Cache;
+use super::cache::{BLOCK as KEYS, Cache};
 use super::compute::Compute;
 use super::lanes::{Element, Kernel, Lanes};
 use super::pool::{Shared, Tasks, filled};
 use crate::reference::AttentionShape;
 use block::{Merged, Raw, Scratch, merge};
 
-/// Keys that are scored together.
-const KEYS: usize = 128;
 /// Query rows that share a block of keys.
 const ROWS: usize = 96;
 /// Rows up to which the keys of one task may be dealt out: their unmerged blocks are kept in memory.
@@ -75,18 +73,17 @@ impl<E: Element> Attention<'_, E> {
     fn run_split(&self, compute: &Compute, pieces: &[Piece], result: &Results) {
         let blocks = self.shape.keys.div_ceil(KEYS);
         let parts = (8 * compute.pool.threads()).div_ceil(pieces.len().max(1)).min(blocks.max(1));
-        let each = Partial::size(self.cache.stride());
+        let each = partial_size(self.cache.stride());
         let mut partials = vec![0.0; pieces.len() * blocks * each];
         let shared = Shared::new(&mut partials);
         let scratch = || Scratch::new(SPLIT_ROWS, self.cache.stride());
         let tasks = Tasks { count: pieces.len() * parts, cost: 2 * self.cost() };
         compute.pool.each_with(tasks, scratch, |scratch, task| {
             let (piece, part) = (task / parts, task % parts);
-            for block in blocks * part / parts..blocks * (part + 1) / parts {
-                // SAFETY: the partial of this piece and block, which no other task writes.
-                let partial = Partial(unsafe { shared.at((piece * blocks + block) * each) });
-                compute.set.run(Block { call: self, piece: &pieces[piece], block, partial, scratch });
-            }
+            let blocks_of_part = blocks * part / parts..blocks * (part + 1) / parts;
+            // SAFETY: the partials of this piece.
+            let partials = unsafe { shared.at(piece * blocks * each) };
+            compute.set.run(Blocks { call: self, piece: &pieces[piece], blocks: blocks_of_part, partials, scratch });
         });
         let mut scratch = scratch();
         for (piece, of_piece) in pieces.iter().enumerate() {
@@ -126,16 +123,6 @@ impl<E: Element> Attention<'_, E> {
     fn first_row(&self, piece: &Piece) -> usize {
         piece.head * (self.shape.heads.query / self.shape.heads.kv) * self.shape.queries + piece.rows.start
     }
-
-    fn visible(&self, row: usize) -> usize {
-        self.shape.visible(row % self.shape.queries)
-    }
-
-    fn queries(&self, piece: &Piece, to: &mut Vec<f32>) {
-        let dim = self.shape.heads.dim;
-        to.clear();
-        to.extend(self.q[self.first_row(piece) * dim..][..piece.rows.len() * dim].iter().map(|x| x.widen()));
-    }
 }
 
 struct Results {
@@ -143,13 +130,9 @@ struct Results {
     lse: Shared<f32>,
 }
 
-/// A block's own result for up to [`SPLIT_ROWS`] rows: maxima, sums, weighted values `(rows, stride)`.
-struct Partial(*mut f32);
-
-impl Partial {
-    fn size(stride: usize) -> usize {
-        SPLIT_ROWS * (2 + stride)
-    }
+/// Elements of a block's own result: maxima, sums and weighted values `(rows, stride)` for [`SPLIT_ROWS`] rows.
+fn partial_size(stride: usize) -> usize {
+    SPLIT_ROWS * (2 + stride)
 }
 
 struct Whole<'a, E> {
@@ -164,14 +147,12 @@ impl<E: Element> Kernel for Whole<'_, E> {
     fn run<L: Lanes>(self) {
         let Self { call, piece, result, scratch } = self;
         let stride = call.cache.stride();
-        scratch.reset();
-        call.queries(piece, &mut scratch.q);
-        let seen = piece.rows.clone().map(|row| call.visible(row)).max().unwrap_or(0);
+        let seen = scratch.start(call, piece);
         for block in 0..seen.div_ceil(KEYS) {
             call.weigh::<L>(piece, block, scratch);
             scratch.absorb::<L>(call.scale());
             let output = scratch.output.as_mut_ptr();
-            call.gather::<L, _>(piece, block, &scratch.scores, |row| Merged {
+            call.gather::<L, _>(piece, block, scratch, |row| Merged {
                 // SAFETY: a row of the piece, which the buffers hold.
                 output: unsafe { output.add(row * stride) },
                 stride,
@@ -183,31 +164,34 @@ impl<E: Element> Kernel for Whole<'_, E> {
     }
 }
 
-struct Block<'a, E> {
+struct Blocks<'a, E> {
     call: &'a Attention<'a, E>,
     piece: &'a Piece,
-    block: usize,
-    partial: Partial,
+    blocks: Range<usize>,
+    /// One for each block of keys, whichever are asked for.
+    partials: *mut f32,
     scratch: &'a mut Scratch,
 }
 
-impl<E: Element> Kernel for Block<'_, E> {
+impl<E: Element> Kernel for Blocks<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { call, piece, block, partial, scratch } = self;
-        let stride = call.cache.stride();
-        call.queries(piece, &mut scratch.q);
-        call.weigh::<L>(piece, block, scratch);
-        for row in 0..piece.rows.len() {
-            // SAFETY: a partial begins with SPLIT_ROWS maxima and as many sums.
-            unsafe {
-                *partial.0.add(row) = scratch.block_max[row];
-                *partial.0.add(SPLIT_ROWS + row) = scratch.block_sum[row];
-            }
+        let Self { call, piece, blocks, partials, scratch } = self;
+        let (stride, rows) = (call.cache.stride(), piece.rows.len());
+        scratch.start(call, piece);
+        for block in blocks {
+            call.weigh::<L>(piece, block, scratch);
+            // SAFETY: this block's partial, which is this task's: maxima, sums, then rows.
+            let output = unsafe {
+                let partial = partials.add(block * partial_size(stride));
+                partial.copy_from_nonoverlapping(scratch.block_max.as_ptr(), rows);
+                partial.add(SPLIT_ROWS).copy_from_nonoverlapping(scratch.block_sum.as_ptr(), rows);
+                partial.add(2 * SPLIT_ROWS)
+            };
+            // SAFETY: a row of the partial.
+            let raw = |row: usize| Raw { output: unsafe { output.add(row * stride) }, stride };
+            call.gather::<L, _>(piece, block, scratch, raw);
         }
-        // SAFETY: the rows follow the maxima and sums.
-        let rows = |row: usize| unsafe { partial.0.add(2 * SPLIT_ROWS + row * stride) };
-        call.gather::<L, _>(piece, block, &scratch.scores, |row| Raw { output: rows(row), stride });
     }
 }
 
@@ -224,9 +208,8 @@ impl<E: Element> Kernel for Collect<'_, E> {
     fn run<L: Lanes>(self) {
         let Self { call, piece, partials, result, scratch } = self;
         let (stride, rows) = (call.cache.stride(), piece.rows.len());
-        scratch.reset();
-        let seen = piece.rows.clone().map(|row| call.visible(row)).max().unwrap_or(0);
-        for partial in partials.chunks_exact(Partial::size(stride)).take(seen.div_ceil(KEYS)) {
+        let seen = scratch.start(call, piece);
+        for partial in partials.chunks_exact(partial_size(stride)).take(seen.div_ceil(KEYS)) {
             scratch.block_max[..rows].copy_from_slice(&partial[..rows]);
             scratch.block_sum[..rows].copy_from_slice(&partial[SPLIT_ROWS..][..rows]);
             scratch.absorb::<L>(call.scale());

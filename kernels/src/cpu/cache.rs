@@ -4,6 +4,9 @@ use super::aligned::Aligned;
 use super::lanes::{Element, PANEL};
 use super::pool::{Pool, Shared, Tasks};
 
+/// Keys that attention takes together.
+pub(super) const BLOCK: usize = 128;
+
 /// `len` tokens of every KV head.
 #[derive(Clone)]
 pub(super) struct Cache<E> {
@@ -17,7 +20,7 @@ pub(super) struct Cache<E> {
 pub(super) struct Head<E> {
     /// Panels of [`PANEL`] keys, `dim` rows each: products with queries need no transposing.
     pub keys: Aligned<E>,
-    /// Rows of [`Cache::stride`] elements.
+    /// Blocks of [`BLOCK`] tokens, each as panels of [`PANEL`] elements, [`BLOCK`] rows each.
     pub values: Aligned<E>,
 }
 
@@ -27,7 +30,7 @@ impl<E: Element> Cache<E> {
         Self { heads: (0..heads).map(|_| head()).collect(), dim, len: 0 }
     }
 
-    /// Elements of a row of values: whole panels.
+    /// Elements of a token's values, padded to whole panels.
     pub(super) fn stride(&self) -> usize {
         self.dim.next_multiple_of(PANEL)
     }
@@ -46,10 +49,15 @@ impl<E: Element> Cache<E> {
                 let (from, to) = ((head * tokens + i) * dim, start + i);
                 for (d, k) in k[from..][..dim].iter().enumerate() {
                     // SAFETY: `grow` made room for token `to`, which this task alone writes.
-                    unsafe { *keys.at((to / PANEL * dim + d) * PANEL + to % PANEL) = *k };
+                    unsafe { *keys.at(key(to, d, dim)) = *k };
                 }
-                // SAFETY: as above.
-                unsafe { values.at(to * stride).copy_from_nonoverlapping(v[from..].as_ptr(), dim) };
+                for d in (0..dim).step_by(PANEL) {
+                    // SAFETY: as above.
+                    let to = unsafe { values.at(value(to, d, stride)) };
+                    let from = &v[from + d..from + dim.min(d + PANEL)];
+                    // SAFETY: as above; a panel's part of a row.
+                    unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+                }
             }
         });
     }
@@ -58,16 +66,15 @@ impl<E: Element> Cache<E> {
     pub(super) fn rows(&self, start: usize, end: usize) -> Self {
         let (dim, stride, len) = (self.dim, self.stride(), end - start);
         let cut = |head: &Head<E>| {
-            let mut keys = Aligned::zeroed(len.next_multiple_of(PANEL) * dim);
+            let mut cut = Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
+            cut.grow(len, dim, stride);
             for (to, from) in (start..end).enumerate() {
                 for d in 0..dim {
-                    keys[(to / PANEL * dim + d) * PANEL + to % PANEL] =
-                        head.keys[(from / PANEL * dim + d) * PANEL + from % PANEL];
+                    cut.keys[key(to, d, dim)] = head.keys[key(from, d, dim)];
+                    cut.values[value(to, d, stride)] = head.values[value(from, d, stride)];
                 }
             }
-            let mut values = Aligned::zeroed(len * stride);
-            values.copy_from_slice(&head.values[start * stride..end * stride]);
-            Head { keys, values }
+            cut
         };
         Self { heads: self.heads.iter().map(cut).collect(), dim, len }
     }
@@ -81,7 +88,17 @@ impl<E: Element> Cache<E> {
 impl<E: Element> Head<E> {
     fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (Shared<E>, Shared<E>) {
         self.keys.grow(len.next_multiple_of(PANEL) * dim);
-        self.values.grow(len * stride);
+        self.values.grow(len.next_multiple_of(BLOCK) * stride);
         (Shared::new(&mut self.keys), Shared::new(&mut self.values))
     }
+}
+
+/// Where element `d` of key `token` lies.
+fn key(token: usize, d: usize, dim: usize) -> usize {
+    (token / PANEL * dim + d) * PANEL + token % PANEL
+}
+
+/// Where element `d` of value `token` lies.
+fn value(token: usize, d: usize, stride: usize) -> usize {
+    token / BLOCK * BLOCK * stride + d / PANEL * BLOCK * PANEL + token % BLOCK * PANEL + d % PANEL
 }

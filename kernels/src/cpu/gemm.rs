@@ -104,8 +104,12 @@ impl<E: Element> Kernel for Task<'_, E> {
     fn run<L: Lanes>(self) {
         let Packed { n, k, ref panels } = *self.call.weight;
         let Scratch { x, sums } = self.scratch;
-        x.clear();
-        x.extend(self.call.x[self.rows.start * k..self.rows.end * k].iter().map(|x| x.widen()));
+        let stored = &self.call.x[self.rows.start * k..self.rows.end * k];
+        let x = E::as_f32(stored).unwrap_or_else(|| {
+            x.clear();
+            x.extend(stored.iter().map(|x| x.widen()));
+            x
+        });
         sums.resize(self.rows.len() * SIDE * PANEL, 0.0);
         for panel in self.panels.clone().step_by(SIDE) {
             let side = SIDE.min(self.panels.end - panel);

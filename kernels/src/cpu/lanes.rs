@@ -82,6 +82,8 @@ pub(super) trait Element: candle_core::WithDType + Default {
     /// # Safety
     /// `to` must be writable for `L::N` elements.
     unsafe fn store<L: Lanes>(to: *mut Self, lanes: L);
+    /// The elements themselves, where they are f32.
+    fn as_f32(elements: &[Self]) -> Option<&[f32]>;
     fn widen(self) -> f32;
     fn narrow(x: f32) -> Self;
 }
@@ -96,6 +98,10 @@ impl Element for f32 {
     unsafe fn store<L: Lanes>(to: *mut f32, lanes: L) {
         // SAFETY: the caller's promise.
         unsafe { lanes.store(to) }
+    }
+    #[inline(always)]
+    fn as_f32(elements: &[f32]) -> Option<&[f32]> {
+        Some(elements)
     }
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -117,6 +123,10 @@ impl Element for bf16 {
     unsafe fn store<L: Lanes>(to: *mut bf16, lanes: L) {
         // SAFETY: the caller's promise.
         unsafe { lanes.store_bf16(to) }
+    }
+    #[inline(always)]
+    fn as_f32(_: &[bf16]) -> Option<&[f32]> {
+        None
     }
     #[inline(always)]
     fn widen(self) -> f32 {

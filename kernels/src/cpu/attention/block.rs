@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use super::super::cache::BLOCK as KEYS;
 use super::super::lanes::{Element, Lanes, PANEL, store_some};
 use super::super::tile::{Extent, Left, Right, Sums, product};
-use super::{Attention, KEYS, Piece, Results};
+use super::{Attention, Piece, Results};
 
 /// Rows of a run where the mask cuts a block: those of a register tile.
 const RUN: usize = 6;
@@ -13,7 +14,9 @@ const LOWEST: f32 = -1e30;
 
 /// What one thread works in. Vectors of rows are padded so that whole lanes can be read.
 pub(super) struct Scratch {
-    pub q: Vec<f32>,
+    q: Vec<f32>,
+    /// Keys that each row sees.
+    visible: Vec<usize>,
     /// Scores, then weights: `(rows, KEYS)`.
     pub scores: Vec<f32>,
     /// Sum of weighted values so far, `(rows, stride)`, relative to `max`.
@@ -33,6 +36,7 @@ impl Scratch {
         let each = || vec![0.0; padded];
         Self {
             q: Vec::new(),
+            visible: Vec::new(),
             scores: vec![0.0; rows * KEYS],
             output: vec![0.0; rows * stride],
             max: each(),
@@ -44,12 +48,34 @@ impl Scratch {
         }
     }
 
-    pub fn reset(&mut self) {
+    /// Takes up a piece; returns how many keys its rows see at most.
+    pub fn start<E: Element>(&mut self, call: &Attention<'_, E>, piece: &Piece) -> usize {
+        let (dim, queries) = (call.shape.heads.dim, call.shape.queries);
+        self.q.clear();
+        self.q.extend(call.q[call.first_row(piece) * dim..][..piece.rows.len() * dim].iter().map(|x| x.widen()));
+        self.visible.clear();
+        self.visible.extend(piece.rows.clone().map(|row| call.shape.visible(row % queries)));
         self.output.fill(0.0);
         self.max.fill(LOWEST);
         self.sum.fill(0.0);
         self.block_max.fill(LOWEST);
         self.block_sum.fill(0.0);
+        self.visible.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Runs of rows, with the keys of the block that any of them sees. Where the mask cuts the block, runs are short, and
+    /// most of what it hides is never computed.
+    #[inline(always)]
+    fn runs(&self, block: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let (rows, seen) = (self.visible.len(), move |visible: usize| visible.saturating_sub(block * KEYS).min(KEYS));
+        // Within a head later rows see more, and heads see alike.
+        let even = seen(self.visible[0]) == seen(self.visible[rows - 1]);
+        let step = if even { rows } else { RUN };
+        (0..rows).step_by(step).map(move |from| {
+            let to = rows.min(from + step);
+            let most = if even { to - 1..to } else { from..to };
+            (from..to, self.visible[most].iter().map(|visible| seen(*visible)).max().unwrap_or(0))
+        })
     }
 
     /// Takes a block's maxima and sums into the running ones, and leaves the factors for the outputs.
@@ -79,42 +105,32 @@ impl<E: Element> Attention<'_, E> {
         std::f32::consts::LOG2_E / (self.shape.heads.dim as f32).sqrt()
     }
 
-    /// Runs of rows of `piece`, counted from its first, with the keys of the block that any of them sees. Where the mask
-    /// cuts the block, runs are short, and most of what it hides is never computed.
-    fn segments(&self, piece: &Piece, block: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
-        let seen = move |row: usize| self.visible(row).saturating_sub(block * KEYS).min(KEYS);
-        let (start, rows) = (piece.rows.start, piece.rows.len());
-        // Within a head later rows see more, and heads see alike.
-        let even = seen(start) == seen(piece.rows.end - 1);
-        let step = if even { rows } else { RUN };
-        (0..rows).step_by(step).map(move |from| {
-            let to = rows.min(from + step);
-            (from..to, (from..to).map(|row| seen(start + row)).max().unwrap_or(0))
-        })
-    }
-
     /// Scores one block and turns the scores into weights, with each row's maximum and sum.
     #[inline(always)]
     pub(super) fn weigh<L: Lanes>(&self, piece: &Piece, block: usize, scratch: &mut Scratch) {
-        let dim = self.shape.heads.dim;
+        let (dim, scores) = (self.shape.heads.dim, scratch.scores.as_mut_ptr());
+        let (maxima, sums) = (scratch.block_max.as_mut_ptr(), scratch.block_sum.as_mut_ptr());
         let keys = &self.cache.heads[piece.head].keys;
-        for (rows, seen) in self.segments(piece, block) {
-            let extent = Extent { rows: rows.len(), k: dim, panels: seen.div_ceil(PANEL) };
-            // SAFETY: the queries of the piece are in `q`, the panels of the seen keys in the cache, and the scores take
-            // KEYS columns for each row.
-            unsafe {
-                let scores = scratch.scores.as_mut_ptr().add(rows.start * KEYS);
+        // SAFETY: the queries of the piece are in `q`, the panels of the seen keys in the cache, and scores and maxima have
+        // room for all rows. The maxima come before the weights, so that rows overlap in the processor.
+        unsafe {
+            for (rows, seen) in scratch.runs(block) {
+                let scores = scores.add(rows.start * KEYS);
                 if seen > 0 {
+                    let extent = Extent { rows: rows.len(), k: dim, panels: seen.div_ceil(PANEL) };
                     let left = Left { data: scratch.q.as_ptr().add(rows.start * dim), row: dim };
-                    let data = keys.as_ptr().add(block * KEYS * dim);
-                    let right = Right { data, panel: dim * PANEL, row: PANEL };
-                    product::<L, E, _>(extent, left, right, &Scores(scores));
+                    let right = Right { data: keys.as_ptr().add(block * KEYS * dim), panel: dim * PANEL, row: PANEL };
+                    product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: KEYS });
                 }
-                for row in rows.clone() {
-                    let sees = self.visible(piece.rows.start + row).saturating_sub(block * KEYS).min(KEYS);
-                    let scores = scores.add((row - rows.start) * KEYS);
-                    let (max, sum) = softmax::<L>(scores, sees, seen, self.scale());
-                    (scratch.block_max[row], scratch.block_sum[row]) = (max, sum);
+                for (i, row) in rows.clone().enumerate() {
+                    let sees = scratch.visible[row].saturating_sub(block * KEYS).min(KEYS);
+                    *maxima.add(row) = largest::<L>(scores.add(i * KEYS), sees, seen);
+                }
+            }
+            for (rows, seen) in scratch.runs(block) {
+                for row in rows {
+                    let sum = weights::<L>(scores.add(row * KEYS), seen, *maxima.add(row), self.scale());
+                    *sums.add(row) = sum;
                 }
             }
         }
@@ -126,18 +142,18 @@ impl<E: Element> Attention<'_, E> {
         &self,
         piece: &Piece,
         block: usize,
-        scores: &[f32],
+        scratch: &Scratch,
         sums: impl Fn(usize) -> S,
     ) {
         let stride = self.cache.stride();
         let values = &self.cache.heads[piece.head].values;
-        for (rows, seen) in self.segments(piece, block) {
+        for (rows, seen) in scratch.runs(block) {
             let extent = Extent { rows: rows.len(), k: seen, panels: stride / PANEL };
             // SAFETY: weights of these rows, and values of the seen keys, are there.
             unsafe {
-                let left = Left { data: scores.as_ptr().add(rows.start * KEYS), row: KEYS };
-                let right = Right { data: values.as_ptr().add(block * KEYS * stride), panel: PANEL, row: stride };
-                product::<L, E, S>(extent, left, right, &sums(rows.start));
+                let left = Left { data: scratch.scores.as_ptr().add(rows.start * KEYS), row: KEYS };
+                let data = values.as_ptr().add(block * KEYS * stride);
+                product::<L, E, S>(extent, left, Right { data, panel: KEYS * PANEL, row: PANEL }, &sums(rows.start));
             }
         }
     }
@@ -164,39 +180,52 @@ impl<E: Element> Attention<'_, E> {
     }
 }
 
-/// The maximum of a row of scores of which the first `sees` count, the scores as weights `2^((s - max) scale)`, and their
-/// sum. Scores from `sees` to `seen` become 0.
+/// Vectors of scores under way at once.
+const AT_ONCE: usize = 4;
+
+/// The largest of a row of scores of which the first `sees` count; the others, up to those that [`weights`] reads, become
+/// minus infinity.
 ///
 /// # Safety
 /// `scores` must hold [`KEYS`] elements.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(scores: *mut f32, sees: usize, seen: usize, scale: f32) -> (f32, f32) {
-    const AT_ONCE: usize = 4;
+unsafe fn largest<L: Lanes>(scores: *mut f32, sees: usize, seen: usize) -> f32 {
     let width = seen.next_multiple_of(AT_ONCE * L::N);
+    let mut max = [L::splat(LOWEST); AT_ONCE];
     // SAFETY: `width` is at most KEYS, a multiple of every vector's AT_ONCE lanes.
     unsafe {
         for at in sees..width {
             *scores.add(at) = f32::NEG_INFINITY;
         }
-        let mut max = [L::splat(LOWEST); AT_ONCE];
         for at in (0..width).step_by(AT_ONCE * L::N) {
             for (v, max) in max.iter_mut().enumerate() {
                 *max = max.max(L::load(scores.add(at + v * L::N)));
             }
         }
-        let max = max[0].max(max[1]).max(max[2].max(max[3])).largest();
-        let (factor, offset) = (L::splat(scale), L::splat(-max * scale));
-        let mut sum = [L::zero(); AT_ONCE];
-        for at in (0..width).step_by(AT_ONCE * L::N) {
-            for (v, sum) in sum.iter_mut().enumerate() {
+    }
+    max[0].max(max[1]).max(max[2].max(max[3])).largest()
+}
+
+/// Turns a row of scores into weights `2^((s - max) scale)`; returns their sum.
+///
+/// # Safety
+/// As [`largest`], which must have gone before.
+#[inline(always)]
+unsafe fn weights<L: Lanes>(scores: *mut f32, seen: usize, max: f32, scale: f32) -> f32 {
+    let (factor, offset) = (L::splat(scale), L::splat(-max * scale));
+    let mut sum = [L::zero(); AT_ONCE];
+    for at in (0..seen).step_by(AT_ONCE * L::N) {
+        for (v, sum) in sum.iter_mut().enumerate() {
+            // SAFETY: as in `largest`.
+            unsafe {
                 let score = scores.add(at + v * L::N);
                 let weight = L::load(score).mul_add(factor, offset).exp2();
                 weight.store(score);
                 *sum = sum.add(weight);
             }
         }
-        (max, sum[0].add(sum[1]).add(sum[2].add(sum[3])).sum())
     }
+    sum[0].add(sum[1]).add(sum[2].add(sum[3])).sum()
 }
 
 /// # Safety
@@ -207,18 +236,7 @@ pub(super) unsafe fn merge<L: Lanes>(to: *mut f32, block: L, keep: L, take: L) {
     unsafe { L::load(to).mul_add(keep, block.mul(take)).store(to) }
 }
 
-/// Scores, stored as they are.
-struct Scores(*mut f32);
-
-impl Sums for Scores {
-    #[inline(always)]
-    unsafe fn finish<L: Lanes, const R: usize, const V: usize>(&self, row: usize, column: usize, sums: [[L; V]; R]) {
-        // SAFETY: the caller's promise, rows being KEYS apart.
-        unsafe { Raw { output: self.0, stride: KEYS }.finish(row, column, sums) }
-    }
-}
-
-/// Weighted values of a block, stored as they are.
+/// Sums, stored as they are.
 pub(super) struct Raw {
     pub output: *mut f32,
     pub stride: usize,
