@@ -143,7 +143,7 @@ async fn outcome(child: &mut Child, ended: oneshot::Receiver<()>, log: &Path) ->
         Ok(status) => status.to_string(),
         Err(error) => format!("unknown: {error}"),
     };
-    match data_dir::last_log_line(log) {
+    match data_dir::last_error(log) {
         Some(line) => format!("its process ended ({status}): {line}"),
         None => format!("its process ended ({status})"),
     }

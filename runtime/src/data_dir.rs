@@ -90,13 +90,26 @@ impl Drop for Lock {
     }
 }
 
-/// The last line with something on it that a process wrote to its log: most often why it ended.
-pub fn last_log_line(path: &Path) -> Option<String> {
+/// Why the process that wrote a log ended, if it said so: its last error, or what it panicked with.
+pub fn last_error(path: &Path) -> Option<String> {
+    let text = tail(path)?;
+    let error = text.lines().rev().find_map(|line| line.strip_prefix("error: ")).map(str::to_owned);
+    let panicked = || {
+        let mut lines =
+            text.lines().skip_while(|line| !(line.starts_with("thread '") && line.contains(" panicked at ")));
+        Some(format!("{} {}", lines.next()?, lines.next().unwrap_or_default()).trim().to_owned())
+    };
+    error.or_else(panicked)
+}
+
+/// The last line of a log with something on it.
+pub fn last_line(path: &Path) -> Option<String> {
+    tail(path)?.lines().rev().find(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
+}
+
+fn tail(path: &Path) -> Option<String> {
     let bytes = fs::read(path).ok()?;
-    let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(16 << 10)..]).into_owned();
-    let line = |wanted: &str| text.lines().rev().find(|line| line.starts_with(wanted)).map(str::to_owned);
-    let error = line("error: ").map(|line| line["error: ".len()..].to_owned());
-    error.or_else(|| text.lines().rev().find(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned()))
+    Some(String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(16 << 10)..]).into_owned())
 }
 
 fn read_record(data_dir: &Path) -> Option<Record> {
@@ -136,10 +149,13 @@ mod tests {
     fn the_last_error_of_a_log_is_its_cause() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.log");
-        assert_eq!(last_log_line(&path), None);
+        assert_eq!(last_error(&path), None);
         fs::write(&path, "INFO joined\nerror: no such tensor\nnext: look\n\n").unwrap();
-        assert_eq!(last_log_line(&path).as_deref(), Some("no such tensor"));
-        fs::write(&path, "thread panicked\n").unwrap();
-        assert_eq!(last_log_line(&path).as_deref(), Some("thread panicked"));
+        assert_eq!(last_error(&path).as_deref(), Some("no such tensor"));
+        assert_eq!(last_line(&path).as_deref(), Some("next: look"));
+        fs::write(&path, "INFO joined\nthread 'main' (7) panicked at a.rs:1:\nno room\nnote: more\n").unwrap();
+        assert_eq!(last_error(&path).as_deref(), Some("thread 'main' (7) panicked at a.rs:1: no room"));
+        fs::write(&path, "INFO joined\n").unwrap();
+        assert_eq!(last_error(&path), None);
     }
 }

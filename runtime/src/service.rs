@@ -133,7 +133,7 @@ pub fn not_ready(cluster: &Cluster, host: &HostStatus, age: Duration) -> CliErro
         None if !local => {
             format!("nobody started it on its node; run `asterism host --name {} -f FILE` there", host.name)
         }
-        None => match data_dir::last_log_line(&log) {
+        None => match data_dir::last_line(&log) {
             Some(line) => format!("its log ends with: {line}"),
             None => "its process is alive and silent; the machine may be overloaded".into(),
         },

@@ -65,6 +65,7 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
 fn result(globals: &Globals, id: &str) -> Result<Exit, CliError> {
     let status = follow(&Client::find(globals)?, globals, id, |_| Ok(()))?;
     match globals.format {
+        Format::Table if status.text.is_empty() => {}
         Format::Table => output::print(&(status.text.clone() + "\n"))?,
         format => output::print_json(&status, format)?,
     }

@@ -84,7 +84,7 @@ fn start(globals: &Globals, cluster: &Cluster, limit: Duration) -> Result<Child,
 fn ended(child: &mut Child, cluster: &Cluster) -> Option<CliError> {
     let status = child.try_wait().ok()??;
     let log = data_dir::log_file(&cluster.data_dir, "supervisor");
-    let cause = data_dir::last_log_line(&log).unwrap_or_else(|| format!("the supervisor ended: {status}"));
+    let cause = data_dir::last_error(&log).unwrap_or_else(|| format!("the supervisor ended: {status}"));
     let exit = match status.code() {
         Some(code) if code == Exit::Usage as i32 => Exit::Usage,
         Some(code) if code == Exit::NotFound as i32 => Exit::NotFound,

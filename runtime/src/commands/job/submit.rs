@@ -85,10 +85,10 @@ pub struct GenerationArgs {
     #[arg(long, value_name = "N", default_value = "128")]
     pub max_tokens: Tokens,
     /// 0 is greedy
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
     /// Draw from the likeliest tokens with this probability in sum
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 0)]
