@@ -129,11 +129,39 @@ impl Softmax {
     }
 }
 
+/// `C (32 x 32) = or += A (32 x 32 steps) B (32 steps x 32)`.
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    /// A panel of `A`.
+    pub(super) a: *const u16,
+    /// A panel of `B`.
+    pub(super) b: *const u16,
+    /// Steps of 32 inner indices, at least one.
+    pub(super) steps: usize,
+    /// A block.
+    pub(super) c: *mut f32,
+    /// Whether to add to what the block holds.
+    pub(super) accumulate: bool,
+}
+
+/// Scores of 32 keys for 16 query rows, on their way to weights.
+#[derive(Clone, Copy)]
+pub(super) struct Exponentials {
+    /// 32 rows of scores, 32 f32 from key to key.
+    pub(super) scores: *const f32,
+    /// What turns scores into powers of two.
+    pub(super) scale: f32,
+    /// The rows' state.
+    pub(super) softmax: *mut Softmax,
+    /// A tile of `B`.
+    pub(super) weights: *mut u16,
+}
+
 /// The operations that touch tiles. Pointers to tiles, blocks and [`Softmax`] are aligned to 64 bytes.
 ///
 /// # Safety
 /// Every function asks that its pointers cover the ranges named, that nobody else writes them meanwhile, and that the
-/// engine suits this machine; `product` also that a `Session` lives on this thread.
+/// engine suits this machine.
 pub(super) trait Engine {
     /// The unit's state on one thread.
     type Session;
@@ -141,8 +169,15 @@ pub(super) trait Engine {
     /// Prepares the unit on this thread.
     unsafe fn begin() -> Self::Session;
 
-    /// `C (32 x 32) = or += A (32 x 32 steps) B (32 steps x 32)`, `a` and `b` one panel each.
-    unsafe fn product(a: *const u16, b: *const u16, steps: usize, c: *mut f32, accumulate: bool);
+    /// Computes one product.
+    unsafe fn product(session: &mut Self::Session, product: Product);
+
+    /// Writes `2^(scale (score - reference))` as weights and adds it to `softmax.sum`, while the tile unit computes
+    /// `products`, in order. The last one's block is undefined until the next product or `settle`.
+    unsafe fn exponentials(session: &mut Self::Session, work: Exponentials, products: &[Product]);
+
+    /// Completes the block that `exponentials` left open.
+    unsafe fn settle(session: &mut Self::Session);
 
     /// Packs up to 32 rows as a panel of `A`; missing rows and columns are zero.
     unsafe fn pack_rows(source: Rows, panel: *mut u16);
@@ -156,10 +191,7 @@ pub(super) trait Engine {
     /// Writes the first `rows x columns` of a block through its sink.
     unsafe fn store(block: *const f32, rows: usize, columns: usize, sink: Sink);
 
-    /// Highest of `keys` scores, 32 f32 from key to key, for 16 query rows, into `softmax`; says whether a reference
-    /// moved.
-    unsafe fn observe(scores: *const f32, keys: usize, scale: f32, softmax: *mut Softmax) -> bool;
-
-    /// `2^(scale (score - reference))` of 32 keys for 16 query rows, added to `softmax.sum` and packed as a tile of `B`.
-    unsafe fn exponentials(scores: *const f32, scale: f32, softmax: *mut Softmax, weights: *mut u16);
+    /// Shows `softmax` the highest of 32 scores (32 f32 from key to key) of each of 16 query rows; says whether a
+    /// reference moved.
+    unsafe fn observe(scores: *const f32, scale: f32, softmax: *mut Softmax) -> bool;
 }

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use half::bf16;
 
 use super::buffer::Buffer;
-use super::engine::{BLOCK, Engine, Rows, SIDE, STEP, Sink, Target};
+use super::engine::{BLOCK, Engine, Product, Rows, SIDE, STEP, Sink, Target};
 use super::weights::Weights;
 use super::{Parallel, dispatch};
 
@@ -60,6 +60,8 @@ fn check(got: usize, wanted: usize, target: Target) -> Target {
 const DEPTH: usize = 9;
 /// Inner steps from which `W` is read once for all rows of a task, with sums in the second-level cache.
 const DEEP: usize = 65;
+/// Panels of `W` at a time in that case.
+const WIDE: usize = 16;
 /// bf16 elements of `W` that stay in the second-level cache while the rows of a task pass.
 const RESIDENT: usize = 1 << 18;
 
@@ -113,72 +115,53 @@ impl Part<'_> {
         let steps = self.weights.steps();
         let panels = self.x.rows.div_ceil(SIDE);
         let deep = steps >= DEEP;
-        let wide = if deep { 16 } else { (RESIDENT / (steps * STEP)).next_multiple_of(4) };
-        // SAFETY: the caller's promise.
-        let _session = unsafe { E::begin() };
+        let wide = if deep { WIDE } else { (RESIDENT / (steps * STEP)).next_multiple_of(GROUP) };
         SCRATCH.with_borrow_mut(|(left, sums)| {
             left.reserve(panels * steps * STEP * size_of::<u16>());
-            sums.reserve(if deep { panels * wide } else { ROWS * GROUP + 1 } * BLOCK * size_of::<f32>());
+            sums.reserve(if deep { panels * WIDE } else { GROUP } * BLOCK * size_of::<f32>());
             let left = left.pointer::<u16>();
             for panel in 0..panels {
                 // SAFETY: a band lies within `x`, and the buffer holds a panel for each.
                 unsafe { E::pack_rows(self.x.band(panel * SIDE), left.add(panel * steps * STEP)) }
             }
-            let mut blocks = Blocks { part: self, left, sums: sums.pointer(), finished: None };
+            // SAFETY: the caller's promise.
+            let session = unsafe { E::begin() };
+            let mut blocks = Blocks::<E> { part: self, session, left, sums: sums.pointer() };
             for first in self.columns.clone().step_by(wide) {
                 let columns = first..self.columns.end.min(first + wide);
                 // SAFETY: the scratch was sized for this, and the columns are the part's.
-                unsafe {
-                    if deep { blocks.deep::<E>(panels, columns, wide) } else { blocks.shallow::<E>(panels, columns) }
-                }
+                unsafe { if deep { blocks.deep(panels, columns) } else { blocks.shallow(panels, columns) } }
             }
-            // SAFETY: as above.
-            unsafe { blocks.store::<E>() }
         });
     }
 }
 
-/// Column panels whose sums are in flight at once when the inner dimension takes several passes.
+/// Blocks whose sums are in flight at once when the inner dimension takes several passes.
 const GROUP: usize = 4;
-/// Row panels that use a panel of `W` one after the other.
-const ROWS: usize = 1;
 
-/// The loops over blocks. The epilogue of a block follows the next block's product, so that the vector unit works while
-/// the tile unit does.
-struct Blocks<'a> {
+/// The loops over blocks.
+struct Blocks<'a, E: Engine> {
     part: &'a Part<'a>,
+    session: E::Session,
     left: *const u16,
     sums: *mut f32,
-    /// Row panel, column panel and sums of a block whose product is complete.
-    finished: Option<(usize, usize, *const f32)>,
 }
 
-impl Blocks<'_> {
+impl<E: Engine> Blocks<'_, E> {
     /// Each group of blocks over the whole inner dimension, its sums in the first-level cache.
     ///
     /// # Safety
     /// As [`Part::compute`].
-    unsafe fn shallow<E: Engine>(&mut self, panels: usize, columns: std::ops::Range<usize>) {
-        let steps = self.part.weights.steps();
-        let depth = steps.div_ceil(steps.div_ceil(DEPTH));
-        let group = if depth == steps { 1 } else { GROUP };
-        let slots = ROWS * GROUP + 1;
-        let mut slot = 0;
-        for top in (0..panels).step_by(ROWS) {
-            let bottom = panels.min(top + ROWS);
-            for first in columns.clone().step_by(group) {
-                let last = columns.end.min(first + group);
+    unsafe fn shallow(&mut self, panels: usize, columns: std::ops::Range<usize>) {
+        let (steps, depth) = self.passes();
+        for panel in 0..panels {
+            for first in columns.clone().step_by(GROUP) {
                 for step in (0..steps).step_by(depth) {
-                    let blocks = (first..last).flat_map(|column| (top..bottom).map(move |panel| (panel, column)));
-                    for (index, block) in blocks.enumerate() {
-                        // SAFETY: one slot more than a group, so none of the group is the one that awaits its store.
-                        unsafe {
-                            let sums = self.sums.add((slot + index) % slots * BLOCK);
-                            self.multiply::<E>(block, step, depth, sums);
-                        }
+                    for column in first..columns.end.min(first + GROUP) {
+                        // SAFETY: the scratch holds the blocks of a group.
+                        unsafe { self.multiply((panel, column), step, depth, self.sums.add((column - first) * BLOCK)) }
                     }
                 }
-                slot = (slot + (last - first) * (bottom - top)) % slots;
             }
         }
     }
@@ -187,55 +170,47 @@ impl Blocks<'_> {
     ///
     /// # Safety
     /// As [`Part::compute`].
-    unsafe fn deep<E: Engine>(&mut self, panels: usize, columns: std::ops::Range<usize>, wide: usize) {
-        let steps = self.part.weights.steps();
-        let depth = steps.div_ceil(steps.div_ceil(DEPTH));
-        // SAFETY: the sums of the columns before are about to be overwritten; their last block is complete.
-        unsafe { self.store::<E>() }
+    unsafe fn deep(&mut self, panels: usize, columns: std::ops::Range<usize>) {
+        let (steps, depth) = self.passes();
         for step in (0..steps).step_by(depth) {
             for panel in 0..panels {
                 for column in columns.clone() {
-                    // SAFETY: the scratch holds `panels x wide` blocks.
+                    // SAFETY: the scratch holds every block of these columns.
                     unsafe {
-                        let sums = self.sums.add((panel * wide + column - columns.start) * BLOCK);
-                        self.multiply::<E>((panel, column), step, depth, sums);
+                        let sums = self.sums.add((panel * WIDE + column - columns.start) * BLOCK);
+                        self.multiply((panel, column), step, depth, sums);
                     }
                 }
             }
         }
     }
 
-    /// Adds `depth` steps to a block, then stores the block completed before it.
+    /// Inner steps, and how many to take at a time.
+    fn passes(&self) -> (usize, usize) {
+        let steps = self.part.weights.steps();
+        (steps, steps.div_ceil(steps.div_ceil(DEPTH)))
+    }
+
+    /// Adds up to `depth` steps to a block, and stores it after the last.
     ///
     /// # Safety
     /// The block must exist, and `sums` be its scratch.
     #[inline(always)]
-    unsafe fn multiply<E: Engine>(&mut self, block: (usize, usize), step: usize, depth: usize, sums: *mut f32) {
-        let weights = self.part.weights;
+    unsafe fn multiply(&mut self, (panel, column): (usize, usize), step: usize, depth: usize, sums: *mut f32) {
+        let Part { x, weights, sink, .. } = self.part;
         let steps = weights.steps();
-        // SAFETY: both panels exist from `step` on, for at most `steps - step` steps.
+        // SAFETY: both panels exist from `step` on, for `steps - step` steps; the block's rows and columns lie within the
+        // part's result.
         unsafe {
-            let left = self.left.add((block.0 * steps + step) * STEP);
-            E::product(left, weights.panel(block.1, step), depth.min(steps - step), sums, step > 0);
-            self.store::<E>();
-        }
-        if step + depth >= steps {
-            self.finished = Some((block.0, block.1, sums));
-        }
-    }
-
-    /// Runs the epilogue of the block that awaits it.
-    ///
-    /// # Safety
-    /// Its sums must still be in place.
-    #[inline(always)]
-    unsafe fn store<E: Engine>(&mut self) {
-        if let Some((panel, column, sums)) = self.finished.take() {
-            let (row, column) = (panel * SIDE, column * SIDE);
-            let rows = SIDE.min(self.part.x.rows - row);
-            let columns = SIDE.min(self.part.weights.outputs() - column);
-            // SAFETY: the block's rows and columns lie within the part's result.
-            unsafe { E::store(sums, rows, columns, self.part.sink.at(row, column)) }
+            let a = self.left.add((panel * steps + step) * STEP);
+            let b = weights.panel(column, step);
+            let product = Product { a, b, steps: depth.min(steps - step), c: sums, accumulate: step > 0 };
+            E::product(&mut self.session, product);
+            if step + depth >= steps {
+                let (row, column) = (panel * SIDE, column * SIDE);
+                let (rows, columns) = (SIDE.min(x.rows - row), SIDE.min(weights.outputs() - column));
+                E::store(sums, rows, columns, sink.at(row, column));
+            }
         }
     }
 }

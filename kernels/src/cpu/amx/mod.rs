@@ -5,6 +5,7 @@
 
 mod attention;
 mod buffer;
+mod cache;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod detect;
 mod engine;
@@ -15,7 +16,8 @@ mod panels;
 mod portable;
 mod weights;
 
-pub use attention::{Query, Shard, attention};
+pub use attention::{Query, attention};
+pub use cache::Cache;
 pub use gemm::{Output, gemm};
 pub use weights::Weights;
 
@@ -33,16 +35,24 @@ pub fn available() -> bool {
 }
 
 /// Calls `$function::<Engine>($arguments)` with the fastest engine of this machine.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 macro_rules! dispatch {
-    ($function:ident($($argument:expr),* $(,)?)) => {{
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    ($function:ident($($argument:expr),* $(,)?)) => {
         if $crate::cpu::amx::available() {
             // SAFETY: `available` is what the engine asks for.
-            return unsafe { $function::<super::native::Amx>($($argument),*) };
+            unsafe { $function::<$crate::cpu::amx::native::Amx>($($argument),*) }
+        } else {
+            // SAFETY: the scalar engine asks for nothing.
+            unsafe { $function::<$crate::cpu::amx::portable::Portable>($($argument),*) }
         }
+    };
+}
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+macro_rules! dispatch {
+    ($function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: the scalar engine asks for nothing.
-        unsafe { $function::<super::portable::Portable>($($argument),*) }
-    }};
+        unsafe { $function::<$crate::cpu::amx::portable::Portable>($($argument),*) }
+    };
 }
 use dispatch;
 

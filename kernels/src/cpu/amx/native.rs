@@ -2,21 +2,29 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
-use super::engine::{Engine, LANES, Rows, SIDE, Sink, Softmax, Target};
+use super::engine::{Engine, Exponentials, LANES, Product, Rows, SIDE, Sink, Softmax, Target};
 use super::panels;
+use beside::Beside;
+
+mod beside;
 
 /// Intel AMX with AVX-512. Suits a machine where `available()` is true.
 pub(super) struct Amx;
 
 /// This thread's tile configuration, eight tiles of 16 rows x 64 bytes, while the value lives. Released when dropped, so
 /// that a switch has no 8 KiB to save.
-pub(super) struct Session(PhantomData<*mut ()>); // not Send: the state is the thread's
+///
+/// Tiles are state of the thread, as for Intel's intrinsics: the compiler allocates none, so what one operation leaves in
+/// them the next one finds. Only [`Beside`] leaves anything: tiles 0 to 3, whose block is `open`.
+pub(super) struct Session {
+    /// The block that tiles 0 to 3 hold and memory does not yet; null for none.
+    open: *mut f32, // also makes the session stay on its thread
+}
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: a session exists, so the unit does; nothing keeps a value in a tile between operations.
+        // SAFETY: a session exists, so the unit does.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 }
@@ -42,12 +50,14 @@ impl Engine for Amx {
     unsafe fn begin() -> Session {
         // SAFETY: the unit is there and granted, and the 64 bytes are a valid palette 1 configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) };
-        Session(PhantomData)
+        Session { open: std::ptr::null_mut() }
     }
 
-    /// Four tiles of sums, two of each operand; no tile lives past the block of assembly.
+    /// Four tiles of sums, two of each operand.
     #[inline(always)]
-    unsafe fn product(a: *const u16, b: *const u16, steps: usize, c: *mut f32, accumulate: bool) {
+    unsafe fn product(session: &mut Session, Product { a, b, steps, c, accumulate }: Product) {
+        // SAFETY: a session lives.
+        unsafe { Self::settle(session) }
         // SAFETY: the caller's panels cover 2 KiB a step and the block 4 KiB (its last 16 rows begin at 2 KiB); a session
         // lives, so tiles are configured; all tiles touched are named as clobbered. `steps` is at least 1.
         unsafe {
@@ -96,6 +106,30 @@ impl Engine for Amx {
         }
     }
 
+    unsafe fn exponentials(session: &mut Session, work: Exponentials, products: &[Product]) {
+        // SAFETY: this engine runs only where AVX-512 is; the rest is the caller's promise.
+        unsafe { exponentials(session, work, products) }
+    }
+
+    #[inline(always)]
+    unsafe fn settle(session: &mut Session) {
+        if !session.open.is_null() {
+            // SAFETY: tiles 0 to 3 hold this block's sums, and it is 4 KiB long.
+            unsafe {
+                asm!(
+                    "tilestored [{c} + {row}*1], tmm0",
+                    "tilestored [{c} + {row}*1 + 64], tmm1",
+                    "tilestored [{c} + {row}*1 + 2048], tmm2",
+                    "tilestored [{c} + {row}*1 + 2112], tmm3",
+                    c = in(reg) session.open,
+                    row = in(reg) 128usize,
+                    options(nostack, preserves_flags),
+                );
+            }
+            session.open = std::ptr::null_mut();
+        }
+    }
+
     unsafe fn pack_rows(source: Rows, panel: *mut u16) {
         // SAFETY: this engine runs only where AVX-512 is; the rest is the caller's promise.
         unsafe { pack_rows(source, panel) }
@@ -116,14 +150,9 @@ impl Engine for Amx {
         unsafe { store(block, rows, columns, sink) }
     }
 
-    unsafe fn observe(scores: *const f32, keys: usize, scale: f32, softmax: *mut Softmax) -> bool {
+    unsafe fn observe(scores: *const f32, scale: f32, softmax: *mut Softmax) -> bool {
         // SAFETY: as above.
-        unsafe { observe(scores, keys, scale, softmax) }
-    }
-
-    unsafe fn exponentials(scores: *const f32, scale: f32, softmax: *mut Softmax, weights: *mut u16) {
-        // SAFETY: as above.
-        unsafe { exponentials(scores, scale, softmax, weights) }
+        unsafe { observe(scores, scale, softmax) }
     }
 }
 
@@ -133,16 +162,27 @@ unsafe fn pack_rows(source: Rows, panel: *mut u16) {
     unsafe { panels::pack_rows(source, panel) }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+/// Rows interleaved by twos, then transposed as pairs.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn pack_transposed(source: Rows, tile: *mut u16) {
-    // SAFETY: the caller's promise; a tile is 16 x 16 pairs.
+    let columns: __mmask16 = if source.columns >= LANES { !0 } else { (1 << source.columns) - 1 };
+    // SAFETY: only columns of rows that exist are read; a tile is 16 x 16 pairs, aligned.
     unsafe {
-        panels::interleave(source, tile);
+        let row = |index: usize| {
+            let mask = if index < source.rows { columns } else { 0 };
+            let start = source.data.wrapping_add(index * source.stride);
+            _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, start.cast()))
+        };
+        for pair in 0..LANES {
+            let both = _mm512_or_si512(row(2 * pair), _mm512_slli_epi32::<16>(row(2 * pair + 1)));
+            _mm512_store_si512(tile.add(pair * SIDE).cast(), both);
+        }
         transpose(tile.cast());
     }
 }
 
 /// Pairs, then quads of rows within each 128-bit lane, then the lanes themselves.
+#[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose(tile: *mut u32) {
     let mut rows = [_mm512_setzero_si512(); LANES];
@@ -225,11 +265,11 @@ fn narrow(low: __m512, high: __m512) -> __m512i {
 }
 
 #[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn observe(scores: *const f32, keys: usize, scale: f32, softmax: *mut Softmax) -> bool {
+unsafe fn observe(scores: *const f32, scale: f32, softmax: *mut Softmax) -> bool {
     let mut peaks = [_mm512_set1_ps(f32::NEG_INFINITY); 4];
-    for key in (0..keys).step_by(4) {
+    for key in (0..SIDE).step_by(4) {
         for (offset, peak) in peaks.iter_mut().enumerate() {
-            // SAFETY: `keys`, a multiple of 4, rows of scores belong to the caller.
+            // SAFETY: 32 aligned rows of scores belong to the caller.
             *peak = _mm512_max_ps(*peak, unsafe { _mm512_load_ps(scores.add((key + offset) * SIDE)) });
         }
     }
@@ -249,27 +289,31 @@ unsafe fn observe(scores: *const f32, keys: usize, scale: f32, softmax: *mut Sof
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-unsafe fn exponentials(scores: *const f32, scale: f32, softmax: *mut Softmax, weights: *mut u16) {
+unsafe fn exponentials(session: &mut Session, work: Exponentials, products: &[Product]) {
     let pairs = _mm512_set_epi16(
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1,
         16, 0,
     );
-    // SAFETY: the caller's state, aligned, 32 rows of scores and a tile.
+    const SLOTS: usize = LANES / 2;
+    let mut beside = Beside::new(session, products, SLOTS);
+    // SAFETY: the caller's state, aligned, 32 rows of scores and a tile; the products are the caller's too.
     unsafe {
-        let softmax = &mut *softmax;
-        let factor = _mm512_set1_ps(scale);
+        let softmax = &mut *work.softmax;
+        let factor = _mm512_set1_ps(work.scale);
         let origin = _mm512_mul_ps(_mm512_load_ps(softmax.reference.as_ptr()), factor);
         let mut sums = [_mm512_setzero_ps(); 4];
-        for pair in 0..LANES {
-            let even = _mm512_load_ps(scores.add(2 * pair * SIDE));
-            let odd = _mm512_load_ps(scores.add((2 * pair + 1) * SIDE));
-            let even = exp2(_mm512_fmsub_ps(even, factor, origin));
-            let odd = exp2(_mm512_fmsub_ps(odd, factor, origin));
-            let which = pair % 2 * 2;
-            sums[which] = _mm512_add_ps(sums[which], even);
-            sums[which + 1] = _mm512_add_ps(sums[which + 1], odd);
-            let packed = _mm512_permutexvar_epi16(pairs, narrow(even, odd));
-            _mm512_store_si512(weights.add(pair * SIDE).cast(), packed);
+        for slot in 0..SLOTS {
+            beside.advance();
+            for next in 0..2 {
+                let pair = 2 * slot + next;
+                let scores = work.scores.add(2 * pair * SIDE);
+                let even = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores), factor, origin));
+                let odd = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores.add(SIDE)), factor, origin));
+                sums[2 * next] = _mm512_add_ps(sums[2 * next], even);
+                sums[2 * next + 1] = _mm512_add_ps(sums[2 * next + 1], odd);
+                let packed = _mm512_permutexvar_epi16(pairs, narrow(even, odd));
+                _mm512_store_si512(work.weights.add(pair * SIDE).cast(), packed);
+            }
         }
         let sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
         let sum = _mm512_add_ps(_mm512_load_ps(softmax.sum.as_ptr()), sum);

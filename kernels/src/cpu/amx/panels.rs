@@ -1,6 +1,6 @@
 //! Packing of rows into panels: plain loops, compiled into each engine with the vectors it has.
 
-use super::engine::{Engine, LANES, Rows, SIDE, STEP, TILE};
+use super::engine::{Engine, Rows, SIDE, STEP, TILE};
 
 /// Packs up to 32 rows as a panel of `A`; missing rows and columns are zero.
 ///
@@ -42,30 +42,5 @@ pub(super) unsafe fn pack_columns<E: Engine>(source: Rows, panel: *mut u16) {
         for tile in 0..2 * source.columns.div_ceil(SIDE) {
             E::transpose(panel.add(tile * TILE).cast());
         }
-    }
-}
-
-/// Interleaves up to 32 rows of 16 columns by twos: pair `p` holds `(row 2p, row 2p + 1)` of each column.
-///
-/// # Safety
-/// `source` must be readable and `tile` hold a tile.
-#[inline(always)]
-pub(super) unsafe fn interleave(source: Rows, tile: *mut u16) {
-    let row = |index: usize| {
-        if index < source.rows && source.columns >= LANES {
-            // SAFETY: the row exists and has 16 columns.
-            unsafe { source.data.add(index * source.stride).cast::<[u16; LANES]>().read_unaligned() }
-        } else {
-            [0; LANES]
-        }
-    };
-    for pair in 0..LANES {
-        let (even, odd) = (row(2 * pair), row(2 * pair + 1));
-        let mut both = [0u32; LANES];
-        for ((both, even), odd) in both.iter_mut().zip(even).zip(odd) {
-            *both = u32::from(even) | u32::from(odd) << 16;
-        }
-        // SAFETY: 16 pairs of 64 bytes are the tile.
-        unsafe { tile.add(pair * SIDE).cast::<[u32; LANES]>().write(both) };
     }
 }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::engine::{Engine, LANES, Rows, SIDE, STEP, Sink, Softmax, TILE, Target};
+use super::engine::{Engine, Exponentials, LANES, Product, Rows, SIDE, STEP, Sink, Softmax, TILE, Target};
 use super::panels;
 
 /// Plain Rust on any machine.
@@ -15,7 +15,7 @@ impl Engine for Portable {
 
     /// In the order of the unit (Intel SDM, TDPBF16PS): within a step the even and the odd inner indices are summed
     /// apart, then both into the result. A product of two bf16 is exact in f32, so fused or not is the same.
-    unsafe fn product(a: *const u16, b: *const u16, steps: usize, c: *mut f32, accumulate: bool) {
+    unsafe fn product((): &mut (), Product { a, b, steps, c, accumulate }: Product) {
         for row in 0..SIDE {
             for half in 0..2 {
                 // SAFETY: the caller's pointers cover two panels of `steps` steps and a block.
@@ -42,16 +42,43 @@ impl Engine for Portable {
         }
     }
 
+    unsafe fn exponentials(session: &mut (), work: Exponentials, products: &[Product]) {
+        // SAFETY: the caller's products, state, 32 rows of scores and tile.
+        unsafe {
+            for &product in products {
+                Self::product(session, product);
+            }
+            let softmax = &mut *work.softmax;
+            for lane in 0..LANES {
+                let mut sum = 0.0;
+                for key in 0..SIDE {
+                    let score = *work.scores.add(key * SIDE + lane);
+                    let weight = ((score - softmax.reference[lane]) * work.scale).exp2();
+                    sum += weight;
+                    *work.weights.add(key / 2 * SIDE + lane * 2 + key % 2) = narrow(weight);
+                }
+                softmax.sum[lane] += sum;
+            }
+        }
+    }
+
+    unsafe fn settle((): &mut ()) {}
+
     unsafe fn pack_rows(source: Rows, panel: *mut u16) {
         // SAFETY: the caller's promise is passed on.
         unsafe { panels::pack_rows(source, panel) }
     }
 
     unsafe fn pack_transposed(source: Rows, tile: *mut u16) {
-        // SAFETY: as above; a tile is 16 x 16 pairs.
-        unsafe {
-            panels::interleave(source, tile);
-            Self::transpose(tile.cast());
+        for row in 0..SIDE {
+            for column in 0..LANES {
+                let present = row < source.rows && column < source.columns;
+                // SAFETY: the element is the source's where it has one; a tile is 16 rows of 32.
+                unsafe {
+                    let value = if present { *source.data.add(row * source.stride + column) } else { 0 };
+                    tile.add(column * SIDE + row).write(value);
+                }
+            }
         }
     }
 
@@ -86,32 +113,16 @@ impl Engine for Portable {
         }
     }
 
-    unsafe fn observe(scores: *const f32, keys: usize, scale: f32, softmax: *mut Softmax) -> bool {
+    unsafe fn observe(scores: *const f32, scale: f32, softmax: *mut Softmax) -> bool {
         let mut peak = [f32::NEG_INFINITY; LANES];
-        for key in 0..keys {
+        for key in 0..SIDE {
             for (lane, peak) in peak.iter_mut().enumerate() {
-                // SAFETY: `keys` rows of 32 scores belong to the caller.
+                // SAFETY: 32 rows of scores belong to the caller.
                 *peak = peak.max(unsafe { *scores.add(key * SIDE + lane) });
             }
         }
         // SAFETY: the caller's state, which nobody else uses meanwhile.
         unsafe { (*softmax).advance(&peak, scale) }
-    }
-
-    unsafe fn exponentials(scores: *const f32, scale: f32, softmax: *mut Softmax, weights: *mut u16) {
-        // SAFETY: the caller's state, 32 rows of scores and a tile.
-        unsafe {
-            let softmax = &mut *softmax;
-            for lane in 0..LANES {
-                let mut sum = 0.0;
-                for key in 0..SIDE {
-                    let weight = ((*scores.add(key * SIDE + lane) - softmax.reference[lane]) * scale).exp2();
-                    sum += weight;
-                    *weights.add(key / 2 * SIDE + lane * 2 + key % 2) = narrow(weight);
-                }
-                softmax.sum[lane] += sum;
-            }
-        }
     }
 }
 

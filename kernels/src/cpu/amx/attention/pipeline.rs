@@ -6,43 +6,42 @@
 use std::cell::RefCell;
 
 use super::super::buffer::Buffer;
-use super::super::engine::{BLOCK, Engine, LANES, Rows, SIDE, STEP, Softmax, TILE};
+use super::super::engine::{BLOCK, Engine, Exponentials, LANES, Product, Rows, SIDE, STEP, Softmax, TILE};
 use super::super::panels;
-use super::{KEYS, Plan, TILES, Task};
-
-/// Bands of 32 keys in a block.
-const BANDS: usize = KEYS / SIDE;
-/// Blocks packed on the way that are alive at once: the one before, this one, the next.
-const RING: usize = 3;
+use super::{KEYS, Plan, STRETCH, TILES, Task};
 
 thread_local! {
-    /// Scores, weights, sums, queries and packed blocks of a task, kept between calls.
+    /// Scores, weights, sums and queries of a task, kept between calls.
     static SCRATCH: RefCell<Buffer> = RefCell::new(Buffer::new(0));
 }
 
-/// Computes the rows of one task. `packed` are the blocks of its head, if packed beforehand.
+/// Computes the rows of one task.
 ///
 /// # Safety
 /// The machine must suit the engine; the task must be one of the plan's, and no other thread have it.
-pub(super) unsafe fn run<E: Engine>(plan: &Plan, task: &Task, packed: Option<*const u16>) {
+pub(super) unsafe fn run<E: Engine>(plan: &Plan<'_>, task: &Task) {
     SCRATCH.with_borrow_mut(|scratch| {
-        let width = plan.steps() * SIDE;
-        let floats = 2 * KEYS * SIDE + TILES * width * SIDE;
-        let halves = 2 * KEYS * SIDE + TILES * width * SIDE + RING * 2 * plan.block();
-        scratch.reserve(floats * size_of::<f32>() + halves * size_of::<u16>());
+        let blocks = task.rows.div_ceil(SIDE) * plan.cache.steps();
+        let elements = 2 * BLOCK + blocks * BLOCK; // scores and sums in f32; weights and queries in bf16
+        scratch.reserve(elements * (size_of::<f32>() + size_of::<u16>()));
         let scores = scratch.pointer::<f32>();
         // SAFETY: the parts follow one another in the buffer sized for them; each is a multiple of 64 bytes.
         unsafe {
-            let sums = scores.add(2 * KEYS * SIDE);
-            let weights = sums.add(TILES * width * SIDE).cast::<u16>();
-            let queries = weights.add(2 * KEYS * SIDE);
-            let ring = queries.add(TILES * width * SIDE);
-            let softmax = [[Softmax::EMPTY; 2]; TILES];
-            let visible = [(usize::MAX, 0); TILES];
-            let mut pipeline = Pipeline { plan, task, packed, scores, sums, weights, queries, ring, softmax, visible };
-            let _session = E::begin();
+            let sums = scores.add(2 * BLOCK);
+            let weights = sums.add(blocks * BLOCK).cast::<u16>();
+            let mut pipeline = Pipeline {
+                plan,
+                task,
+                scores,
+                sums,
+                weights,
+                queries: weights.add(2 * STEP),
+                softmax: [[Softmax::EMPTY; 2]; TILES],
+                visible: [(usize::MAX, 0); TILES],
+                products: Vec::new(),
+            };
             pipeline.prepare::<E>();
-            pipeline.attend::<E>();
+            pipeline.attend::<E>(&mut E::begin());
             pipeline.finish::<E>();
         }
     });
@@ -58,22 +57,21 @@ struct Unit {
 }
 
 struct Pipeline<'a> {
-    plan: &'a Plan,
+    plan: &'a Plan<'a>,
     task: &'a Task,
-    packed: Option<*const u16>,
-    /// Twice `(KEYS, 32)`: a key a row.
+    /// Twice `(32 keys, 32 rows)`.
     scores: *mut f32,
     /// For each tile `(head dim, 32)`: weighted values, transposed, not yet normalised.
     sums: *mut f32,
-    /// Twice `KEYS / 32` steps of a panel of `B`.
+    /// Twice a step of a panel of `B`.
     weights: *mut u16,
     /// For each tile a panel of `B`.
     queries: *mut u16,
-    /// Blocks packed on the way.
-    ring: *mut u16,
     softmax: [[Softmax; 2]; TILES],
     /// Keys that every row of a tile sees, and that any does.
     visible: [(usize, usize); TILES],
+    /// Tile products to run beside the exponentials of a unit.
+    products: Vec<Product>,
 }
 
 // SAFETY of the methods: `run` sized the scratch for the plan, began a session and owns the task; each method touches only
@@ -82,18 +80,14 @@ impl Pipeline<'_> {
     /// Packs the queries, clears the sums and notes what each row sees.
     unsafe fn prepare<E: Engine>(&mut self) {
         let (plan, task) = (self.plan, self.task);
+        let (dim, steps) = (plan.cache.dim(), plan.cache.steps());
         let first = task.head * plan.rows + task.first;
-        let rows = Rows {
-            data: plan.query.wrapping_add(first * plan.dim),
-            stride: plan.dim,
-            rows: task.rows,
-            columns: plan.dim,
-        };
+        let rows = Rows { data: plan.query.wrapping_add(first * dim), stride: dim, rows: task.rows, columns: dim };
         for tile in 0..self.tiles() {
             // SAFETY: a band lies within the task's rows; the panel and the sums are the tile's.
             unsafe {
-                panels::pack_columns::<E>(rows.band(tile * SIDE), self.queries.add(tile * plan.steps() * STEP));
-                self.sums.add(tile * plan.steps() * BLOCK).write_bytes(0, plan.steps() * BLOCK);
+                panels::pack_columns::<E>(rows.band(tile * SIDE), self.queries.add(tile * steps * STEP));
+                self.sums.add(tile * steps * BLOCK).write_bytes(0, steps * BLOCK);
             }
         }
         for row in 0..task.rows {
@@ -104,70 +98,65 @@ impl Pipeline<'_> {
         }
     }
 
-    /// All units, in order of blocks.
-    unsafe fn attend<E: Engine>(&mut self) {
+    /// All units: stretches of blocks, tiles within them.
+    unsafe fn attend<E: Engine>(&mut self, session: &mut E::Session) {
         let Some(mut unit) = self.following(None) else { return };
         let mut before: Option<Unit> = None;
-        // SAFETY: each unit's scores are computed before `weigh` reads them, its weights before they are accumulated.
+        // SAFETY: each unit's scores are computed before its weights, and those before they are used.
         unsafe {
-            self.load::<E>(unit.block);
-            for band in 0..BANDS {
-                self.score::<E>(unit, band);
-            }
+            E::product(session, self.score(unit));
             loop {
                 let next = self.following(Some(unit));
-                if let Some(next) = next
-                    && next.block != unit.block
-                {
-                    self.load::<E>(next.block);
-                }
-                self.step::<E>(before, unit, next);
+                self.step::<E>(session, before, unit, next);
                 before = Some(unit);
                 match next {
                     Some(next) => unit = next,
                     None => break,
                 }
             }
-            for panel in 0..self.plan.steps() {
-                self.accumulate::<E>(unit, panel);
+            for panel in 0..self.plan.cache.steps() {
+                E::product(session, self.weigh(unit, panel));
             }
         }
     }
 
-    /// Exponentials of `unit`, with the scores of `next` and the sums of `before` in between.
-    unsafe fn step<E: Engine>(&mut self, before: Option<Unit>, unit: Unit, next: Option<Unit>) {
-        let (plan, halves) = (self.plan, self.halves(unit.tile));
-        let scale = std::f32::consts::LOG2_E / (plan.dim as f32).sqrt();
-        let ahead = if next.is_some() { BANDS } else { 0 };
-        let products = ahead + if before.is_some() { plan.steps() } else { 0 };
-        let hidden = self.visible[unit.tile].0 < (unit.block + 1) * KEYS;
+    /// Exponentials of `unit`, beside the scores of `next` and the weighted values of `before`.
+    unsafe fn step<E: Engine>(
+        &mut self,
+        session: &mut E::Session,
+        before: Option<Unit>,
+        unit: Unit,
+        next: Option<Unit>,
+    ) {
+        let halves = self.halves(unit.tile);
+        let scale = std::f32::consts::LOG2_E / (self.plan.cache.dim() as f32).sqrt();
         let mut moved = [false; 2];
-        let mut issued = 0;
         // SAFETY: see the head of this block.
         unsafe {
-            let scores = self.scores.add(unit.side * KEYS * SIDE);
-            let weights = self.weights.add(unit.side * KEYS * SIDE);
+            self.list_products(before, next);
+            let scores = self.scores.add(unit.side * BLOCK);
+            let weights = self.weights.add(unit.side * STEP);
             for (half, moved) in moved.iter_mut().enumerate().take(halves) {
                 let softmax = &mut self.softmax[unit.tile][half];
                 let scores = scores.add(half * LANES);
-                if hidden {
+                if self.visible[unit.tile].0 < (unit.block + 1) * KEYS {
                     hide(scores, unit.block * KEYS, &softmax.visible);
                 }
-                *moved = E::observe(scores, KEYS, scale, softmax);
+                *moved = E::observe(scores, scale, softmax);
             }
-            for part in 0..BANDS * halves {
-                while issued < ((part + 1) * products).div_ceil(BANDS * halves) {
-                    match (before, next) {
-                        (_, Some(next)) if issued < ahead => self.score::<E>(next, issued),
-                        (Some(before), _) => self.accumulate::<E>(before, issued - ahead),
-                        _ => unreachable!("products are counted from the units there are"),
-                    }
-                    issued += 1;
-                }
-                let (band, half) = (part / halves, part % halves);
-                let scores = scores.add(band * BLOCK + half * LANES);
-                let weights = weights.add(band * STEP + half * TILE);
-                E::exponentials(scores, scale, &raw mut self.softmax[unit.tile][half], weights);
+            let share = |half: usize| half * self.products.len() / halves;
+            for half in 0..halves {
+                let work = Exponentials {
+                    scores: scores.add(half * LANES),
+                    scale,
+                    softmax: &raw mut self.softmax[unit.tile][half],
+                    weights: weights.add(half * TILE),
+                };
+                E::exponentials(session, work, &self.products[share(half)..share(half + 1)]);
+            }
+            // The products of `before` settle the scores of `next`, which come first; what decays must be settled too.
+            if before.is_none() || moved.contains(&true) {
+                E::settle(session);
             }
             for (half, _) in moved.into_iter().enumerate().filter(|&(_, moved)| moved) {
                 self.decay(unit.tile, half);
@@ -175,39 +164,60 @@ impl Pipeline<'_> {
         }
     }
 
-    /// Scores of 32 keys of a unit: `K Q^T`.
-    #[inline(always)]
-    unsafe fn score<E: Engine>(&self, unit: Unit, band: usize) {
-        let steps = self.plan.steps();
+    /// Lists the products to run beside a unit: scores first, as they are needed next.
+    unsafe fn list_products(&mut self, before: Option<Unit>, next: Option<Unit>) {
+        self.products.clear();
         // SAFETY: see the head of this block.
         unsafe {
-            let keys = self.block(unit.block).add(band * steps * STEP);
-            let queries = self.queries.add(unit.tile * steps * STEP);
-            let scores = self.scores.add(unit.side * KEYS * SIDE + band * BLOCK);
-            E::product(keys, queries, steps, scores, false);
+            if let Some(next) = next {
+                self.products.push(self.score(next));
+            }
+            if let Some(before) = before {
+                for panel in 0..self.plan.cache.steps() {
+                    self.products.push(self.weigh(before, panel));
+                }
+            }
         }
     }
 
-    /// Adds the weighted values of a unit to 32 elements of its rows: `V^T P^T`.
-    #[inline(always)]
-    unsafe fn accumulate<E: Engine>(&self, unit: Unit, panel: usize) {
+    /// Scores of a unit: `K Q^T`.
+    unsafe fn score(&self, unit: Unit) -> Product {
+        let Plan { cache, .. } = self.plan;
         // SAFETY: see the head of this block.
         unsafe {
-            let values = self.block(unit.block).add(self.plan.block() + panel * BANDS * STEP);
-            let weights = self.weights.add(unit.side * KEYS * SIDE);
-            let sums = self.sums.add((unit.tile * self.plan.steps() + panel) * BLOCK);
-            E::product(values, weights, BANDS, sums, true);
+            Product {
+                a: cache.at(self.task.head, unit.block),
+                b: self.queries.add(unit.tile * cache.steps() * STEP),
+                steps: cache.steps(),
+                c: self.scores.add(unit.side * BLOCK),
+                accumulate: false,
+            }
+        }
+    }
+
+    /// The weighted values of a unit, 32 elements of its rows: `V^T P^T`.
+    unsafe fn weigh(&self, unit: Unit, panel: usize) -> Product {
+        let Plan { cache, .. } = self.plan;
+        // SAFETY: see the head of this block.
+        unsafe {
+            Product {
+                a: cache.at(self.task.head, unit.block).add(cache.block() / 2 + panel * STEP),
+                b: self.weights.add(unit.side * STEP),
+                steps: 1,
+                c: self.sums.add((unit.tile * cache.steps() + panel) * BLOCK),
+                accumulate: true,
+            }
         }
     }
 
     /// Applies a moved reference to what 16 rows have summed.
     unsafe fn decay(&mut self, tile: usize, half: usize) {
         let decay = self.softmax[tile][half].decay;
-        let width = self.plan.steps() * SIDE;
+        let width = self.plan.cache.steps() * SIDE;
         for element in 0..width {
+            let at = (tile * width + element) * SIDE + half * LANES;
             // SAFETY: see the head of this block.
-            let line =
-                unsafe { &mut *self.sums.add((tile * width + element) * SIDE + half * LANES).cast::<[f32; LANES]>() };
+            let line = unsafe { &mut *self.sums.add(at).cast::<[f32; LANES]>() };
             for (sum, decay) in line.iter_mut().zip(decay) {
                 *sum *= decay;
             }
@@ -219,17 +229,18 @@ impl Pipeline<'_> {
         #[repr(align(64))]
         struct Square([[f32; LANES]; LANES]);
         let (plan, task) = (self.plan, self.task);
+        let (dim, steps) = (plan.cache.dim(), plan.cache.steps());
         let first = task.head * plan.rows + task.first;
-        let natural = 1.0 / (plan.dim as f32).sqrt();
+        let natural = 1.0 / (dim as f32).sqrt();
         for row in (0..task.rows).step_by(LANES) {
             let (tile, half) = (row / SIDE, row / LANES % 2);
             let softmax = &self.softmax[tile][half];
             let rows = LANES.min(task.rows - row);
             let inverse = softmax.sum.map(|sum| if sum == 0.0 { 0.0 } else { 1.0 / sum });
-            for column in (0..plan.dim).step_by(LANES) {
+            for column in (0..dim).step_by(LANES) {
                 let mut square = Square([[0.0; LANES]; LANES]);
                 for (element, line) in square.0.iter_mut().enumerate() {
-                    let at = (tile * plan.steps() * SIDE + column + element) * SIDE + half * LANES;
+                    let at = (tile * steps * SIDE + column + element) * SIDE + half * LANES;
                     // SAFETY: see the head of this block.
                     let sums = unsafe { *self.sums.add(at).cast::<[f32; LANES]>() };
                     *line = std::array::from_fn(|lane| sums[lane] * inverse[lane]);
@@ -238,7 +249,7 @@ impl Pipeline<'_> {
                 unsafe {
                     E::transpose((&raw mut square.0).cast());
                     for (lane, line) in square.0.iter().take(rows).enumerate() {
-                        plan.output.add((first + row + lane) * plan.dim + column).cast::<[f32; LANES]>().write(*line);
+                        plan.output.add((first + row + lane) * dim + column).cast::<[f32; LANES]>().write(*line);
                     }
                 }
             }
@@ -251,35 +262,23 @@ impl Pipeline<'_> {
         }
     }
 
-    /// Makes a block's panels available, packing it unless it was.
-    unsafe fn load<E: Engine>(&mut self, block: usize) {
-        if self.packed.is_none() {
-            // SAFETY: see the head of this block.
-            unsafe { self.plan.pack::<E>(self.task.head, block, self.ring.add(block % RING * 2 * self.plan.block())) }
-        }
-    }
-
-    /// Keys of a block, packed, then its values.
-    #[inline(always)]
-    unsafe fn block(&self, block: usize) -> *const u16 {
-        let size = 2 * self.plan.block();
-        // SAFETY: see the head of this block.
-        unsafe {
-            match self.packed {
-                Some(packed) => packed.add(block * size),
-                None => self.ring.add(block % RING * size).cast_const(),
-            }
-        }
-    }
-
-    /// The unit after `unit`, or the first: tiles within blocks, without those whose rows see nothing of the block.
+    /// The unit after `unit`, or the first: stretches of blocks, tiles within them, then the blocks that the tile's rows see.
     fn following(&self, unit: Option<Unit>) -> Option<Unit> {
-        let tiles = self.tiles();
-        let start = unit.map_or(0, |unit| unit.block * tiles + unit.tile + 1);
-        let side = unit.map_or(0, |unit| 1 - unit.side);
-        (start..self.task.visible.div_ceil(KEYS) * tiles)
-            .map(|index| Unit { block: index / tiles, tile: index % tiles, side })
-            .find(|unit| self.visible[unit.tile].1 > unit.block * KEYS)
+        let (mut tile, mut block, side) = unit.map_or((0, 0, 0), |unit| (unit.tile, unit.block + 1, 1 - unit.side));
+        let mut stretch = unit.map_or(0, |unit| unit.block / STRETCH);
+        loop {
+            if block < (stretch + 1) * STRETCH && block * KEYS < self.visible[tile].1 {
+                return Some(Unit { block, tile, side });
+            }
+            tile += 1;
+            if tile == self.tiles() {
+                (tile, stretch) = (0, stretch + 1);
+                if stretch * STRETCH * KEYS >= self.task.visible {
+                    return None;
+                }
+            }
+            block = stretch * STRETCH;
+        }
     }
 
     /// Tiles that hold rows.

@@ -1,11 +1,9 @@
 use half::bf16;
 
 use super::super::engine::Engine;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use super::super::native::Amx;
 use super::super::portable::Portable;
-use super::super::samples::{alone, numbers, relative, threads, without_unit};
-use super::{Parallel, Plan, Query, Shard, attention, attention_with};
+use super::super::samples::{alone, numbers, relative, threads};
+use super::{Cache, Parallel, Plan, Query, attention, attention_with};
 use crate::{Heads, Mask};
 
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +18,8 @@ const fn shape(heads: (usize, usize, usize), queries: usize, keys: usize, mask: 
     Shape { heads: Heads { query: heads.0, kv: heads.1, dim: heads.2 }, queries, keys, mask }
 }
 
-/// Prefill, decode, a query on earlier keys, rows that see nothing, tiles across heads, and each head size in use.
-const SHAPES: [Shape; 15] = [
+/// Prefill, decode, a query on earlier keys, rows that see nothing, tiles across heads, several tiles a task, and each head size in use.
+const SHAPES: [Shape; 18] = [
     shape((4, 2, 64), 300, 300, Mask::Causal),
     shape((4, 2, 64), 1, 515, Mask::Causal),
     shape((4, 2, 64), 1, 1, Mask::None),
@@ -37,6 +35,9 @@ const SHAPES: [Shape; 15] = [
     shape((2, 1, 128), 140, 140, Mask::Causal),
     shape((4, 2, 128), 3, 200, Mask::Causal),
     shape((3, 1, 112), 10, 65, Mask::None),
+    shape((1, 1, 32), 150, 2100, Mask::Causal),
+    shape((1, 1, 16), 2, 1030, Mask::None),
+    shape((8, 2, 16), 300, 1100, Mask::Causal),
 ];
 
 struct Case {
@@ -44,34 +45,26 @@ struct Case {
     query: Vec<bf16>,
     keys: Vec<bf16>,
     values: Vec<bf16>,
-    head_stride: usize,
 }
 
-/// Scores of a wide range, so that references move; NaN in the storage past the shard's tokens.
+/// Scores of a wide range, so that references move.
 fn case(shape: Shape) -> Case {
     let Heads { query, kv, dim } = shape.heads;
     let wide = |x: bf16| bf16::from_f32(x.to_f32() * 3.0);
-    let head_stride = (shape.keys + 7) * dim + 8;
-    let spread = |seed| {
-        let mut storage = vec![bf16::NAN; kv * head_stride];
-        for (head, rows) in numbers(seed, kv * shape.keys * dim).chunks(shape.keys * dim).enumerate() {
-            storage[head * head_stride..][..rows.len()].copy_from_slice(rows);
-        }
-        storage
-    };
     let query = numbers(1, query * shape.queries * dim).into_iter().map(wide).collect();
-    Case { shape, query, keys: spread(2), values: spread(3), head_stride }
+    Case { shape, query, keys: numbers(2, kv * shape.keys * dim), values: numbers(3, kv * shape.keys * dim) }
 }
 
 impl Case {
     fn run<E: Engine>(&self, parallel: Parallel<'_>) -> (Vec<f32>, Vec<f32>) {
-        let Shape { heads, queries, keys, mask } = self.shape;
+        let Shape { heads, queries, mask, .. } = self.shape;
         let (mut output, mut lse) = (vec![f32::NAN; self.query.len()], vec![f32::NAN; heads.query * queries]);
-        let query = Query { rows: &self.query, tokens: queries, heads, mask };
-        let shard = Shard { keys: &self.keys, values: &self.values, tokens: keys, head_stride: self.head_stride };
-        let plan = Plan::new(&query, &shard, &mut output, &mut lse);
+        let query = Query { rows: &self.query, heads: heads.query, tokens: queries, mask };
+        let mut cache = Cache::new(heads.kv, heads.dim);
+        cache.append(&self.keys, &self.values, parallel);
+        let plan = Plan::new(&query, &cache, &mut output, &mut lse);
         // SAFETY: the callers name an engine that suits the machine.
-        unsafe { attention_with::<E>(plan, heads.kv, parallel) };
+        unsafe { attention_with::<E>(plan, parallel) };
         (output, lse)
     }
 
@@ -79,7 +72,7 @@ impl Case {
         let Shape { heads: Heads { query, kv, dim }, queries, keys, mask } = self.shape;
         let (mut output, mut lse) = (vec![0.0; self.query.len()], vec![f64::NEG_INFINITY; query * queries]);
         for row in 0..query * queries {
-            let base = row / queries / (query / kv) * self.head_stride;
+            let base = row / queries / (query / kv) * keys * dim;
             let seen = match mask {
                 Mask::None => keys,
                 Mask::Causal => (row % queries + 1 + keys).saturating_sub(queries),
@@ -141,7 +134,6 @@ fn rows_stand_alone<E: Engine>() {
                 query: query.collect(),
                 keys: whole.keys.clone(),
                 values: whole.values.clone(),
-                ..whole
             };
             let (part_output, part_lse) = part.run::<E>(&alone);
             for head in heads {
@@ -165,22 +157,26 @@ fn rows_stand_alone_on_the_scalar_engine() {
 }
 
 #[test]
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn tile_unit_agrees_with_f64() {
-    if without_unit() {
-        return;
-    }
-    agrees::<Amx>();
-    rows_stand_alone::<Amx>();
+fn rows_without_keys_are_zero_and_weigh_nothing() {
+    let rows = numbers(1, 2 * 3 * 32);
+    let (mut output, mut lse) = (vec![f32::NAN; 192], vec![f32::NAN; 6]);
+    let query = Query { rows: &rows, heads: 2, tokens: 3, mask: Mask::Causal };
+    attention(&query, &Cache::new(1, 32), &mut output, &mut lse, &alone);
+    assert!(output.iter().all(|&x| x == 0.0) && lse.iter().all(|&x| x == f32::NEG_INFINITY));
 }
 
-#[test]
-fn rows_without_keys_are_zero_and_weigh_nothing() {
-    let heads = Heads { query: 2, kv: 1, dim: 32 };
-    let query = numbers(1, 2 * 3 * 32);
-    let (mut output, mut lse) = (vec![f32::NAN; 192], vec![f32::NAN; 6]);
-    let query = Query { rows: &query, tokens: 3, heads, mask: Mask::Causal };
-    let shard = Shard { keys: &[], values: &[], tokens: 0, head_stride: 0 };
-    attention(&query, &shard, &mut output, &mut lse, &alone);
-    assert!(output.iter().all(|&x| x == 0.0) && lse.iter().all(|&x| x == f32::NEG_INFINITY));
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod on_the_tile_unit {
+    use super::super::super::native::Amx;
+    use super::super::super::samples::without_unit;
+    use super::*;
+
+    #[test]
+    fn tile_unit_agrees_with_f64() {
+        if without_unit() {
+            return;
+        }
+        agrees::<Amx>();
+        rows_stand_alone::<Amx>();
+    }
 }

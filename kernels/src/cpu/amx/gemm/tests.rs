@@ -1,10 +1,8 @@
 use half::bf16;
 
 use super::super::engine::Engine;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use super::super::native::Amx;
 use super::super::portable::Portable;
-use super::super::samples::{alone, numbers, relative, threads, without_unit};
+use super::super::samples::{alone, numbers, relative, threads};
 use super::{Output, Parallel, Weights, gemm, gemm_with, operands};
 
 /// `(m, k, n)`: ragged in each, one pass and several over the inner dimension, and deep enough for the other loop.
@@ -119,30 +117,35 @@ fn rows_stand_alone_on_the_scalar_engine() {
 }
 
 #[test]
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn tile_unit_agrees_with_f64() {
-    if without_unit() {
-        return;
-    }
-    agrees::<Amx>();
-    rows_stand_alone::<Amx>();
-}
-
-#[test]
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn tile_unit_sums_in_the_documented_order() {
-    if without_unit() {
-        return;
-    }
-    for shape in SHAPES {
-        let case = case(shape, false);
-        assert_eq!(single::<Amx>(&case, &threads), single::<Portable>(&case, &threads), "{shape:?}");
-    }
-}
-
-#[test]
 fn nothing_in_gives_nothing_out() {
     let weights = Weights::pack(&numbers(1, 64), 2, 32, &alone);
     gemm(&[], &weights, Output::F32(&mut []), &alone);
     assert_eq!((weights.outputs(), weights.inputs(), weights.bytes()), (2, 32, 2048));
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod on_the_tile_unit {
+    use super::super::super::native::Amx;
+    use super::super::super::samples::without_unit;
+    use super::*;
+
+    #[test]
+    fn tile_unit_agrees_with_f64() {
+        if without_unit() {
+            return;
+        }
+        agrees::<Amx>();
+        rows_stand_alone::<Amx>();
+    }
+
+    #[test]
+    fn tile_unit_sums_in_the_documented_order() {
+        if without_unit() {
+            return;
+        }
+        for shape in SHAPES {
+            let case = case(shape, false);
+            assert_eq!(single::<Amx>(&case, &threads), single::<Portable>(&case, &threads), "{shape:?}");
+        }
+    }
 }
