@@ -1,6 +1,7 @@
 //! The CPU backend on candle-core tensors in main memory, with its own kernels and threads. Reads no file and no configuration.
 
 mod aligned;
+pub mod amx;
 mod attention;
 mod cache;
 mod choice;
