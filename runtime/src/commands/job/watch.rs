@@ -19,13 +19,19 @@ pub fn follow(
     mut token: impl FnMut(&str) -> Result<(), CliError>,
 ) -> Result<JobStatus, CliError> {
     let mut progress = Progress::new(globals);
+    let mut heard = 0;
     for event in client.events(id)? {
         match event? {
             JobEvent::Phase { phase } => progress.phase(phase),
             JobEvent::Progress { hosts } => progress.hosts(&hosts),
-            JobEvent::Token { text, .. } => token(&text)?,
+            JobEvent::Token { text, .. } => {
+                heard += text.len();
+                token(&text)?;
+            }
             JobEvent::Finished { status } => {
                 progress.clear();
+                // A job that had ended before, and text held back until its end, come with the status alone.
+                status.text.get(heard..).filter(|rest| !rest.is_empty()).map(&mut token).transpose()?;
                 return Ok(*status);
             }
         }
