@@ -77,7 +77,7 @@ impl KernelSet {
             Self::Portable => "nothing",
             Self::Avx2 => "AVX2 and FMA",
             Self::Avx512 => "AVX-512F",
-            Self::Amx => "AMX-BF16 with compute type bf16",
+            Self::Amx => "AMX-BF16 and compute type bf16",
         };
         if wanted.available(dtype) {
             Ok(wanted)
@@ -96,12 +96,12 @@ impl KernelSet {
     }
 
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn available(self, _dtype: DType) -> bool {
+    pub(super) fn available(self, dtype: DType) -> bool {
         match self {
             Self::Portable => true,
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             Self::Avx512 => is_x86_feature_detected!("avx512f"),
-            Self::Amx => false,
+            Self::Amx => dtype == DType::Bf16 && super::amx::available(),
         }
     }
 

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use half::bf16;
 
+use super::amx;
 use super::attention::Attention;
 use super::cache::Cache;
+use super::choice::KernelSet;
 use super::compute::Compute;
 use super::lanes::Element;
+use super::pool::Tasks;
 use super::tensor::{cube, elements, tensor};
 use crate::reference::AttentionShape;
 use crate::{DType, Heads, KernelError, Mask, Partial};
@@ -21,16 +24,7 @@ pub struct Kv(Store);
 enum Store {
     F32(Arc<Cache<f32>>),
     Bf16(Arc<Cache<bf16>>),
-}
-
-/// Evaluates an expression with `$cache` as whatever a [`Kv`] holds.
-macro_rules! with_cache {
-    ($kv:expr, $cache:ident => $result:expr) => {
-        match $kv {
-            Store::F32($cache) => $result,
-            Store::Bf16($cache) => $result,
-        }
-    };
+    Tiles(Arc<amx::Cache>),
 }
 
 impl Kv {
@@ -42,6 +36,9 @@ impl Kv {
         }
         let mut kv = Self(match dtype {
             DType::F32 => Store::F32(Arc::new(Cache::new(heads, dim))),
+            _ if compute.set == KernelSet::Amx && dim.is_multiple_of(16) => {
+                Store::Tiles(Arc::new(amx::Cache::new(heads, dim)))
+            }
             _ => Store::Bf16(Arc::new(Cache::new(heads, dim))),
         });
         kv.append(k, v, compute)?;
@@ -50,7 +47,24 @@ impl Kv {
 
     /// Appends rows; copies first when a clone still shares them.
     pub(super) fn append(&mut self, k: &Tensor, v: &Tensor, compute: &Compute) -> Result<(), KernelError> {
-        with_cache!(&mut self.0, cache => append(cache, k, v, compute))
+        let (kv_heads, kv_dim) = (self.heads(), self.dim());
+        let (heads, tokens, dim) = cube("kv", k)?;
+        if k.dims() != v.dims() || heads != kv_heads || dim != kv_dim {
+            let expected = format!("k, v ({kv_heads}, t, {kv_dim})");
+            return Err(KernelError::shape("kv", expected, &[k.dims(), v.dims()]));
+        }
+        match &mut self.0 {
+            Store::F32(cache) => append(cache, k, v, compute),
+            Store::Bf16(cache) => append(cache, k, v, compute),
+            Store::Tiles(cache) => {
+                let (k, v) = (elements::<bf16>("kv", k)?, elements::<bf16>("kv", v)?);
+                let run = |count: usize, work: &(dyn Fn(usize) + Sync)| {
+                    compute.pool.each(Tasks { count, cost: 2 * heads * tokens * dim }, work);
+                };
+                Arc::make_mut(cache).append(&k, &v, &run);
+                Ok(())
+            }
+        }
     }
 
     /// A copy of rows `start..end`.
@@ -62,48 +76,106 @@ impl Kv {
         Ok(Self(match &self.0 {
             Store::F32(cache) => Store::F32(Arc::new(cache.rows(start, end))),
             Store::Bf16(cache) => Store::Bf16(Arc::new(cache.rows(start, end))),
+            Store::Tiles(cache) => Store::Tiles(Arc::new(cache.rows(start, end))),
         }))
     }
 
     pub(super) fn len(&self) -> usize {
-        with_cache!(&self.0, cache => cache.len)
+        match &self.0 {
+            Store::F32(cache) => cache.len,
+            Store::Bf16(cache) => cache.len,
+            Store::Tiles(cache) => cache.len(),
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        with_cache!(&self.0, cache => cache.bytes())
+        match &self.0 {
+            Store::F32(cache) => cache.bytes(),
+            Store::Bf16(cache) => cache.bytes(),
+            Store::Tiles(cache) => cache.bytes(),
+        }
     }
 
     /// As `Backend::attention`.
     pub(super) fn attend(&self, q: &Tensor, mask: Mask, compute: &Compute) -> Result<Partial<Tensor>, KernelError> {
-        with_cache!(&self.0, cache => attend(cache, q, mask, compute))
+        let (query, queries, dim) = cube("attention", q)?;
+        let kv = self.heads();
+        if dim != self.dim() || query == 0 || !query.is_multiple_of(kv) {
+            let expected = format!("q (a multiple of {kv}, t, {})", self.dim());
+            return Err(KernelError::shape("attention", expected, &[q.dims()]));
+        }
+        let shape = AttentionShape { heads: Heads { query, kv, dim }, queries, keys: self.len(), mask };
+        let (output, lse) = match &self.0 {
+            Store::F32(cache) => Attention { q: &elements("attention", q)?, cache, shape }.run(compute),
+            Store::Bf16(cache) => Attention { q: &elements("attention", q)?, cache, shape }.run(compute),
+            Store::Tiles(cache) => {
+                let (mut output, mut lse) = (vec![0.0; query * queries * dim], vec![0.0; query * queries]);
+                let rows = elements::<bf16>("attention", q)?;
+                let call = amx::Query { rows: &rows, heads: query, tokens: queries, mask };
+                // Tile products are some ten times as fast as what costs are counted in.
+                let cost = shape.flops() as usize / 20;
+                let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost }, work);
+                amx::attention(&call, cache, &mut output, &mut lse, &run);
+                (output, lse)
+            }
+        };
+        Ok(Partial { output: tensor(&[query, queries, dim], output)?, lse: tensor(&[query, queries], lse)? })
+    }
+
+    fn heads(&self) -> usize {
+        match &self.0 {
+            Store::F32(cache) => cache.heads.len(),
+            Store::Bf16(cache) => cache.heads.len(),
+            Store::Tiles(cache) => cache.heads(),
+        }
+    }
+
+    fn dim(&self) -> usize {
+        match &self.0 {
+            Store::F32(cache) => cache.dim,
+            Store::Bf16(cache) => cache.dim,
+            Store::Tiles(cache) => cache.dim(),
+        }
     }
 }
 
 fn append<E: Element>(cache: &mut Arc<Cache<E>>, k: &Tensor, v: &Tensor, compute: &Compute) -> Result<(), KernelError> {
-    let (heads, tokens, dim) = cube("kv", k)?;
-    if k.dims() != v.dims() || heads != cache.heads.len() || dim != cache.dim {
-        let expected = format!("k, v ({}, t, {})", cache.heads.len(), cache.dim);
-        return Err(KernelError::shape("kv", expected, &[k.dims(), v.dims()]));
-    }
+    let tokens = k.dims()[1];
     let (k, v) = (elements::<E>("kv", k)?, elements::<E>("kv", v)?);
     Arc::make_mut(cache).append(&k, &v, tokens, &compute.pool);
     Ok(())
 }
 
-fn attend<E: Element>(
-    cache: &Cache<E>,
-    q: &Tensor,
-    mask: Mask,
-    compute: &Compute,
-) -> Result<Partial<Tensor>, KernelError> {
-    let (query, queries, dim) = cube("attention", q)?;
-    let kv = cache.heads.len();
-    if dim != cache.dim || query == 0 || !query.is_multiple_of(kv) {
-        let expected = format!("q (a multiple of {kv}, t, {})", cache.dim);
-        return Err(KernelError::shape("attention", expected, &[q.dims()]));
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::pool::Pool;
+
+    /// The tile caches run anywhere, slowly; so what joins them to tensors is tested anywhere.
+    #[test]
+    fn tiles_hold_and_attend_to_what_panels_do() {
+        let compute = Compute { set: KernelSet::Portable, pool: Pool::new(Some(2)).unwrap() };
+        let draw = |heads: usize, tokens: usize, salt: usize| {
+            let value = |i: usize| bf16::from_f32(((i + salt) * 37 % 101) as f32 / 50.0 - 1.0);
+            tensor(&[heads, tokens, 32], (0..heads * tokens * 32).map(value).collect()).unwrap()
+        };
+        let (k, v, q) = (draw(2, 70, 1), draw(2, 70, 2), draw(4, 9, 3));
+        let panels = Kv::new(&k, &v, DType::Bf16, &compute).unwrap();
+        let mut tiles = Kv(Store::Tiles(Arc::new(amx::Cache::new(2, 32))));
+        for (from, count) in [(0, 33), (33, 37)] {
+            let part = |x: &Tensor| x.narrow(1, from, count).unwrap().contiguous().unwrap();
+            tiles.append(&part(&k), &part(&v), &compute).unwrap();
+        }
+        for (start, end, mask) in [(0, 70, Mask::Causal), (5, 66, Mask::None), (7, 7, Mask::None)] {
+            let [a, b] = [&panels, &tiles].map(|kv| {
+                let rows = kv.rows(start, end).unwrap();
+                assert_eq!(rows.len(), end - start);
+                let partial = rows.attend(&q, mask, &compute).unwrap();
+                let values = |t: &Tensor| elements::<f32>("test", t).unwrap().to_vec();
+                [values(&partial.output), values(&partial.lse)].concat()
+            });
+            let close = |(a, b): (&f32, &f32)| a == b || (a - b).abs() <= 1e-2 + 1e-2 * a.abs();
+            assert!(a.iter().zip(&b).all(close), "rows {start}..{end}");
+        }
     }
-    let shape = AttentionShape { heads: Heads { query, kv, dim }, queries, keys: cache.len, mask };
-    let q = elements::<E>("attention", q)?;
-    let (output, lse) = Attention { q: &q, cache, shape }.run(compute);
-    Ok(Partial { output: tensor(&[query, queries, dim], output)?, lse: tensor(&[query, queries], lse)? })
 }

@@ -2,10 +2,14 @@
 
 use candle_core::Tensor;
 use half::bf16;
+use half::vec::HalfBitsVecExt;
 
+use super::amx;
+use super::choice::KernelSet;
 use super::compute::Compute;
 use super::gemm::{self, Packed};
 use super::lanes::Element;
+use super::pool::Tasks;
 use super::tensor::{check_host, convert_host, elements, matrix, tensor};
 use crate::{DType, HostTensor, KernelError};
 
@@ -20,6 +24,8 @@ pub struct Linear {
 enum Weights {
     F32(Packed<f32>),
     Bf16(Packed<bf16>),
+    /// With the bias.
+    Tiles(amx::Weights),
 }
 
 impl Linear {
@@ -51,6 +57,7 @@ impl Linear {
         }
         let weights = match dtype {
             DType::F32 => Weights::F32(panels(parts, n, k, compute)),
+            _ if compute.set == KernelSet::Amx && k > 0 => Weights::Tiles(tiles(parts, &bias, [n, k], compute)),
             _ => Weights::Bf16(panels(parts, n, k, compute)),
         };
         Ok(Self { weights, bias: (!biases.is_empty()).then_some(bias), n, k })
@@ -68,6 +75,7 @@ impl Linear {
         match &self.weights {
             Weights::F32(packed) => self.run_packed(packed, x, residual, compute),
             Weights::Bf16(packed) => self.run_packed(packed, x, residual, compute),
+            Weights::Tiles(weights) => run_tiles(weights, x, residual, compute),
         }
     }
 
@@ -96,4 +104,69 @@ fn panels<E: Element>(parts: &[HostTensor<'_>], n: usize, k: usize, compute: &Co
             row -= part.shape[0];
         }
     })
+}
+
+fn tiles(parts: &[HostTensor<'_>], bias: &[f32], [n, k]: [usize; 2], compute: &Compute) -> amx::Weights {
+    let mut rows = vec![0u16; n * k].reinterpret_into::<bf16>();
+    let mut start = 0;
+    for part in parts {
+        let end = start + part.shape[0] * k;
+        convert_host(part, 0, &mut rows[start..end]);
+        start = end;
+    }
+    let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost: n * k }, work);
+    let weights = amx::Weights::pack(&rows, n, k, &run);
+    if bias.is_empty() { weights } else { weights.with_bias(bias) }
+}
+
+fn run_tiles(
+    weights: &amx::Weights,
+    x: &Tensor,
+    residual: Option<&Tensor>,
+    compute: &Compute,
+) -> Result<Tensor, KernelError> {
+    let (rows, n) = (x.dims()[0], weights.outputs());
+    let x = elements::<bf16>("linear", x)?;
+    let mut y = vec![0u16; rows * n].reinterpret_into::<bf16>();
+    let residual = residual.map(|residual| elements::<bf16>("linear_add", residual)).transpose()?;
+    let output = match &residual {
+        Some(residual) => amx::Output::SumBf16(&mut y, residual),
+        None => amx::Output::Bf16(&mut y),
+    };
+    // Few rows wait for the weights to arrive; many run some ten times as fast as what costs are counted in.
+    let cost = rows.div_ceil(10) * n * weights.inputs();
+    let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost }, work);
+    amx::gemm(&x, weights, output, &run);
+    tensor(&[rows, n], y)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::pool::Pool;
+
+    /// The tile kernels run anywhere, slowly; so what joins them to tensors is tested anywhere.
+    #[test]
+    fn tiles_give_what_panels_give() {
+        let compute = Compute { set: KernelSet::Portable, pool: Pool::new(Some(2)).unwrap() };
+        let value = |i: usize| ((i * 37 + 11) % 101) as f32 / 50.0 - 1.0;
+        let bytes = |n: usize| (0..n).flat_map(|i| value(i).to_le_bytes()).collect::<Vec<u8>>();
+        let (first, second, bias) = (bytes(5 * 48), bytes(35 * 48), bytes(40));
+        let host = |shape, bytes| HostTensor { dtype: DType::F32, shape, bytes };
+        let parts = [host(&[5, 48], first.as_slice()), host(&[35, 48], second.as_slice())];
+        let biases = [host(&[5], &bias[..20]), host(&[35], &bias[20..])];
+        let panels = Linear::pack(&parts, &biases, DType::Bf16, &compute).unwrap();
+        let weights = tiles(&parts, panels.bias.as_deref().unwrap(), [40, 48], &compute);
+        let draw =
+            |shape: &[usize]| tensor(shape, (0..shape[0] * shape[1]).map(|i| bf16::from_f32(value(i))).collect());
+        let (x, residual) = (draw(&[7, 48]).unwrap(), draw(&[7, 40]).unwrap());
+        for residual in [None, Some(&residual)] {
+            let a = panels.run(&x, residual, &compute).unwrap();
+            let b = run_tiles(&weights, &x, residual, &compute).unwrap();
+            let (a, b) = (elements::<bf16>("test", &a).unwrap(), elements::<bf16>("test", &b).unwrap());
+            assert!(
+                a.iter().zip(b.iter()).all(|(a, b)| (a.to_f32() - b.to_f32()).abs() <= 1e-2 + 1e-2 * a.to_f32().abs())
+            );
+        }
+    }
 }
