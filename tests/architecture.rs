@@ -92,15 +92,15 @@ fn state_machines_and_plans_are_pure() {
 #[test]
 fn the_tensor_library_stays_in_kernels() {
     for (path, text) in sources().iter().filter(|(path, _)| !path.starts_with(root().join("kernels"))) {
-        let named = shipped(text).any(|line| line.contains("candle") && !line.trim_start().starts_with("//"));
+        let named = shipped(text).any(|line| line.contains("candle_") && !line.trim_start().starts_with("//"));
         assert!(!named || path.ends_with("architecture.rs"), "{} names candle", path.display());
     }
 }
 
 #[test]
 fn unsafe_stays_where_it_is_explained() {
-    for (path, text) in sources() {
-        let lines: Vec<&str> = shipped(&text).collect();
+    for (path, text) in sources().iter().filter(|(path, _)| !path.ends_with("architecture.rs")) {
+        let lines: Vec<&str> = shipped(text).collect();
         for (at, line) in lines.iter().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
             if code.contains("unsafe {") {

@@ -1,3 +1,5 @@
+//! Tile attention against double precision, on every engine this machine runs.
+
 use half::bf16;
 
 use super::super::engine::Engine;
