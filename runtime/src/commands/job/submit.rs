@@ -148,6 +148,9 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
             Format::Table => output::print(text),
             Format::Json | Format::Jsonl => Ok(()),
         })?;
+        if interrupt.caught() {
+            return Ok(Exit::Interrupted);
+        }
         show(globals, &status)?;
         statuses.push(status);
     }

@@ -1,6 +1,9 @@
 //! A job followed to its end: progress on standard error, tokens to whoever wants them. Ctrl-C leaves the job running.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 use asterism_actors::api::{JobEvent, JobState, JobStatus};
 
@@ -67,17 +70,19 @@ fn hint(status: &JobStatus, code: &str) -> String {
 #[derive(Clone, Default)]
 pub struct Interrupt {
     following: Arc<Mutex<Option<String>>>,
+    caught: Arc<AtomicBool>,
 }
 
 impl Interrupt {
     /// From now on Ctrl-C is ours; `cancel`: the job does not go on.
     pub fn listen(client: &Client, cancel: bool) -> Self {
         let interrupt = Self::default();
-        let (client, following) = (client.clone(), interrupt.following.clone());
+        let (client, heard) = (client.clone(), interrupt.clone());
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             if runtime.is_ok_and(|runtime| runtime.block_on(tokio::signal::ctrl_c()).is_ok()) {
-                let id = following.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                heard.caught.store(true, Ordering::SeqCst);
+                let id = heard.following.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 match id {
                     Some(id) if cancel && client.cancel(&id).is_ok() => eprintln!("\njob {id} is cancelled"),
                     Some(id) => eprintln!(
@@ -89,6 +94,11 @@ impl Interrupt {
             }
         });
         interrupt
+    }
+
+    /// Whether Ctrl-C came: the process is about to end with exit 130.
+    pub fn caught(&self) -> bool {
+        self.caught.load(Ordering::SeqCst)
     }
 
     /// Names the job that is followed.
