@@ -84,7 +84,12 @@ impl Interrupt {
                 heard.caught.store(true, Ordering::SeqCst);
                 let id = heard.following.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 match id {
-                    Some(id) if cancel && client.cancel(&id).is_ok() => eprintln!("\njob {id} is cancelled"),
+                    Some(id) if cancel => {
+                        eprintln!("\ncancelling job {id}");
+                        if let Err(error) = client.cancel(&id) {
+                            eprintln!("error: {error}");
+                        }
+                    }
                     Some(id) => eprintln!(
                         "\njob {id} goes on; `asterism job result {id}` waits for it, `asterism job cancel {id}` ends it"
                     ),
