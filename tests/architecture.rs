@@ -10,7 +10,10 @@ const LONGEST_FILE: usize = 400;
 
 /// Crates of the workspace and what each may import of it, outermost first.
 const IMPORTS: &[(&str, &[&str])] = &[
-    ("tests", &["asterism", "asterism-actors", "asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"]),
+    (
+        "tests",
+        &["asterism", "asterism-actors", "asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"],
+    ),
     ("runtime", &["asterism-actors", "asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"]),
     ("actors", &["asterism-transport", "asterism-models", "asterism-plan", "asterism-kernels"]),
     ("models", &["asterism-plan", "asterism-kernels"]),

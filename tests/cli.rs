@@ -74,7 +74,9 @@ fn validate(cluster_file: &str) -> String {
 
 #[test]
 fn unknown_key() {
-    insta::assert_snapshot!(validate(&SMALL.replace("listen = \"127.0.0.1:0\"\ndata_dir", "lisen = \"127.0.0.1:0\"\ndata_dir")));
+    insta::assert_snapshot!(validate(
+        &SMALL.replace("listen = \"127.0.0.1:0\"\ndata_dir", "lisen = \"127.0.0.1:0\"\ndata_dir")
+    ));
 }
 
 #[test]
@@ -143,7 +145,8 @@ fn without_port(text: String, port: u16) -> String {
 fn admin_port_in_use() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("its address").port();
-    let place = Place::new(&SMALL.replace("admin_listen = \"127.0.0.1:0\"", &format!("admin_listen = \"127.0.0.1:{port}\"")));
+    let place =
+        Place::new(&SMALL.replace("admin_listen = \"127.0.0.1:0\"", &format!("admin_listen = \"127.0.0.1:{port}\"")));
     insta::assert_snapshot!(without_port(place.says(&["up", "--detach"]), port));
 }
 

@@ -81,9 +81,8 @@ impl Cluster {
     /// `status`, as JSON.
     pub fn status(&self) -> Value {
         let output = self.run(&["status", "-o", "json"]);
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-            panic!("status is not JSON: {error}\n{}", String::from_utf8_lossy(&output.stderr))
-        })
+        serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("status is not JSON: {error}\n{}", String::from_utf8_lossy(&output.stderr)))
     }
 
     /// Process id of a host.
