@@ -1,6 +1,11 @@
 //! The compute threads: numbered tasks, taken in order, the caller working with them. Knows no kernel.
+//!
+//! The caller never waits for a thread that has not begun: on a busy machine it does all the work itself instead.
 
+use std::mem::transmute;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Thread;
 
 use crate::KernelError;
 
@@ -50,27 +55,86 @@ impl Pool {
         scratch: impl Fn() -> S + Sync,
         work: impl Fn(&mut S, usize) + Sync,
     ) {
-        let Tasks { count, cost } = tasks;
-        let next = AtomicUsize::new(0);
-        let worker = || {
-            let mut task = next.fetch_add(1, Ordering::Relaxed);
-            if task < count {
-                let mut scratch = scratch();
-                while task < count {
-                    work(&mut scratch, task);
-                    task = next.fetch_add(1, Ordering::Relaxed);
-                }
+        let threads = self.threads.min(tasks.count).min(1 + tasks.cost / WAKE);
+        let Some(workers) = self.workers.as_ref().filter(|_| threads > 1) else {
+            let mut scratch = scratch();
+            return (0..tasks.count).for_each(|task| work(&mut scratch, task));
+        };
+        let drain = |job: &Job, first: usize| {
+            let (mut scratch, mut task) = (scratch(), Some(first));
+            while let Some(at) = task {
+                work(&mut scratch, at);
+                task = job.claim();
             }
         };
-        let threads = self.threads.min(count).min(1 + cost / WAKE);
-        match &self.workers {
-            Some(workers) if threads > 1 => workers.in_place_scope(|scope| {
-                for _ in 1..threads {
-                    scope.spawn(|_| worker());
-                }
-                worker();
-            }),
-            _ => worker(),
+        // SAFETY: only the lifetime changes. A worker follows the pointer between a claim and the end it reports, and
+        // `Waiting` does not let this frame go while a claimed task has no end.
+        let erased = unsafe { transmute::<*const Drain<'_>, *const Drain<'static>>(&drain) };
+        let job = Arc::new(Job {
+            count: tasks.count,
+            next: AtomicUsize::new(0),
+            helping: AtomicUsize::new(0),
+            drain: erased,
+            caller: std::thread::current(),
+        });
+        for _ in 1..threads {
+            let job = job.clone();
+            workers.spawn(move || job.help());
+        }
+        let _waiting = Waiting(&job);
+        if let Some(first) = job.claim() {
+            drain(&job, first);
+        }
+    }
+}
+
+/// Runs a claimed task, then others while there are any.
+type Drain<'a> = dyn Fn(&Job, usize) + Sync + 'a;
+
+struct Job {
+    count: usize,
+    next: AtomicUsize,
+    /// Workers that may hold a task.
+    helping: AtomicUsize,
+    drain: *const Drain<'static>,
+    caller: Thread,
+}
+
+// SAFETY: what `drain` points to is `Sync`.
+unsafe impl Send for Job {}
+// SAFETY: as above.
+unsafe impl Sync for Job {}
+
+impl Job {
+    fn claim(&self) -> Option<usize> {
+        let task = self.next.fetch_add(1, Ordering::SeqCst);
+        (task < self.count).then_some(task)
+    }
+
+    /// What a worker does: it announces itself before it claims, so that a caller that finds the tasks gone and nobody
+    /// announced knows that nobody will come.
+    fn help(&self) {
+        self.helping.fetch_add(1, Ordering::SeqCst);
+        if let Some(first) = self.claim() {
+            // SAFETY: the task just claimed keeps the caller, and so the closure, where it is.
+            unsafe { (*self.drain)(self, first) };
+        }
+        self.helping.fetch_sub(1, Ordering::SeqCst);
+        self.caller.unpark();
+    }
+}
+
+/// Waits, when dropped, until no worker holds a task, and lets none begin another: also when the caller's task panics.
+struct Waiting<'a>(&'a Job);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        const SPINS: usize = 2000;
+        self.0.next.fetch_max(self.0.count, Ordering::SeqCst);
+        let mut spins = 0;
+        while self.0.helping.load(Ordering::SeqCst) > 0 {
+            spins += 1;
+            if spins < SPINS { std::hint::spin_loop() } else { std::thread::park() }
         }
     }
 }
@@ -116,13 +180,32 @@ mod tests {
     fn every_task_runs_once_whatever_the_threads() {
         for threads in [1, 2, 3, 8] {
             let pool = Pool::new(Some(threads)).unwrap();
-            for tasks in [0, 1, 2, 100] {
-                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
-                pool.each(Tasks { count: tasks, cost: usize::MAX / 2 }, |task| {
+            for count in [0, 1, 2, 100].into_iter().cycle().take(400) {
+                let counts: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+                pool.each(Tasks { count, cost: usize::MAX / 2 }, |task| {
                     counts[task].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, {tasks} tasks");
+                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, {count} tasks");
             }
         }
+    }
+
+    #[test]
+    fn a_caller_that_panics_waits_for_the_workers() {
+        let pool = Pool::new(Some(3)).unwrap();
+        let caller = std::thread::current().id();
+        let (begun, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.each(Tasks { count: 1000, cost: usize::MAX / 2 }, |_| {
+                if std::thread::current().id() == caller {
+                    panic!("a task of the caller's fails");
+                }
+                begun.fetch_add(1, Ordering::SeqCst);
+                std::thread::yield_now();
+                ended.fetch_add(1, Ordering::SeqCst);
+            });
+        }));
+        assert_eq!(begun.load(Ordering::SeqCst), ended.load(Ordering::SeqCst));
+        assert!(outcome.is_err() || begun.load(Ordering::SeqCst) == 1000);
     }
 }
