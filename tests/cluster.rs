@@ -27,7 +27,9 @@ fn plain(case: &Value) -> bool {
 
 #[test]
 fn star_over_quic_gives_the_golden_tokens() {
-    for (model, contexts) in [("tiny-llama", 1), ("tiny-llama", 2), ("tiny-llama", 3), ("tiny-llama", 5), ("tiny-qwen2", 3)] {
+    for (model, contexts) in
+        [("tiny-llama", 1), ("tiny-llama", 2), ("tiny-llama", 3), ("tiny-llama", 5), ("tiny-qwen2", 3)]
+    {
         let model_folder = golden().join("models").join(model);
         let cluster = Cluster::start(BINARY, &ClusterSpec { model: Some(model_folder), ..embedded(contexts) });
         for case in golden_cases(model, "star").iter().filter(|case| plain(case)) {
