@@ -53,7 +53,7 @@ pub(super) unsafe fn product<L: Lanes, E: Element, S: Sums>(extent: Extent, left
             panel += match (L::N, width) {
                 (16, 4..) => columns::<L, E, S, 4>(extent, panel, left, right, sums),
                 (16, _) => columns::<L, E, S, 1>(extent, panel, left, right, sums),
-                (_, 2..) if extent.rows <= 2 => columns::<L, E, S, 4>(extent, panel, left, right, sums),
+                (_, 2..) if extent.rows <= 2 && L::ROWS > 2 => columns::<L, E, S, 4>(extent, panel, left, right, sums),
                 _ => columns::<L, E, S, 2>(extent, panel, left, right, sums),
             };
         }

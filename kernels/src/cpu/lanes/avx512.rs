@@ -82,11 +82,13 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16) {
-        let mut lanes = [0.0; 16];
-        // SAFETY: `lanes` is that long; the caller's promise for `to`.
-        unsafe {
-            self.store(lanes.as_mut_ptr());
-            to.cast::<[bf16; 16]>().write(lanes.map(bf16::narrow));
+        let (mut lanes, mut narrow) = ([0.0; 16], [bf16::ZERO; 16]);
+        // SAFETY: `lanes` is that long.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        for (to, x) in narrow.iter_mut().zip(lanes) {
+            *to = bf16::narrow(x);
         }
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[bf16; 16]>().write(narrow) }
     }
 }

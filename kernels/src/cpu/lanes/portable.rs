@@ -8,9 +8,13 @@ use super::{Element, Lanes};
 pub struct Portable([f32; 8]);
 
 impl Portable {
+    // A loop, not `from_fn` or `map`: those keep the compiler from using vectors.
     #[inline(always)]
-    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
-        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    fn zip(mut self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        for i in 0..8 {
+            self.0[i] = f(self.0[i], other.0[i]);
+        }
+        self
     }
 }
 
@@ -49,7 +53,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn shift_to_exponent(self) -> Self {
-        Self(self.0.map(|x| f32::from_bits(x.to_bits() << 23)))
+        self.zip(self, |x, _| f32::from_bits(x.to_bits() << 23))
     }
     #[inline(always)]
     fn sum(self) -> f32 {
@@ -68,7 +72,12 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self {
         // SAFETY: the caller's promise.
-        Self(unsafe { from.cast::<[bf16; 8]>().read() }.map(Element::widen))
+        let narrow = unsafe { from.cast::<[bf16; 8]>().read() };
+        let mut lanes = [0.0; 8];
+        for (lane, x) in lanes.iter_mut().zip(narrow) {
+            *lane = x.widen();
+        }
+        Self(lanes)
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -77,7 +86,11 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut bf16) {
+        let mut narrow = [bf16::ZERO; 8];
+        for (to, x) in narrow.iter_mut().zip(self.0) {
+            *to = bf16::narrow(x);
+        }
         // SAFETY: the caller's promise.
-        unsafe { to.cast::<[bf16; 8]>().write(self.0.map(bf16::narrow)) }
+        unsafe { to.cast::<[bf16; 8]>().write(narrow) }
     }
 }
