@@ -216,3 +216,29 @@ fn no_tokenizer() {
         fs::remove_file(model.join("tokenizer.json")).expect("removed");
     }));
 }
+
+#[test]
+fn context_longer_than_the_model_takes() {
+    let model = golden().join("models/tiny-llama");
+    let table = format!("[model]\npath = \"{}\"\n[attention.star]", model.display());
+    let place = Place::new(&SMALL.replace("[attention.star]", &table));
+    place.write("book.txt", "The grass is green. ".repeat(1000).as_bytes());
+    assert!(place.run(&["up", "--detach"]).status.success());
+    let said = place.says(&["job", "submit", "--context", "book.txt", "--query", "Who?"]);
+    place.run(&["down"]);
+    insta::assert_snapshot!(said);
+}
+
+#[test]
+fn a_host_that_never_becomes_ready() {
+    let elsewhere = "[[node]]\nname = \"far\"\naddress = \"192.0.2.1\"\n[[host]]\nname = \"context-far\"\nrole = \"context\"\nnode = \"far\"\n";
+    let place = Place::new(&format!(
+        "{}{elsewhere}",
+        SMALL
+            .replace("role = \"context\"", "role = \"context\"\nnode = \"local\"")
+            .replace("role = \"query\"", "role = \"query\"\nnode = \"local\"")
+    ));
+    let said = place.says(&["up", "--detach", "--timeout", "2"]);
+    place.run(&["down"]);
+    insta::assert_snapshot!(without_seconds(&said));
+}
