@@ -7,9 +7,11 @@ mod cost;
 mod error;
 pub mod methods;
 mod plan;
+mod summary;
 
 pub use blocks::{host_of_blocks, split_blocks};
 pub use cost::{Cost, HostCost, ModelShape};
 pub use error::PlanError;
 pub use methods::{Method, MethodConfig};
 pub use plan::{Exchange, LocalAttention, Plan, PlanRequest, Shard};
+pub use summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, chunk_scores, summarize};

@@ -1,0 +1,164 @@
+//! Which chunks of each block stand for it in the prefixes of later blocks (Pulsar Attention, section 3 and appendix C).
+//! A pure function of token ids: it knows no tensor, position or host, and does not assemble prefixes.
+
+mod chunks;
+mod query;
+mod rarity;
+mod select;
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use chunks::{Chunks, dense_ids};
+
+/// How chunks are scored. df is the number of blocks that hold a token, n the number of blocks, the last included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Heuristic {
+    /// The largest ln(n / df) of a token of the chunk.
+    #[default]
+    MaxIdf,
+    /// The mean of ln(n / df) over the chunk's tokens.
+    TfIdf,
+    /// Okapi BM25 of the chunk's own tokens, k1 = 1.2, b = 0.75.
+    Bm25,
+    /// Distinct tokens per token.
+    Entropy,
+    /// No chunks: single tokens at even distances.
+    EvenSpaced,
+    /// What the chunk shares with the query, directly or through other chunks; rarity in the whole context if nothing.
+    QueryAware,
+}
+
+/// The order of chunks with equal scores. On prose nearly all chunks of a block tie under [`Heuristic::MaxIdf`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TieBreak {
+    /// The earliest chunk first.
+    #[default]
+    LowIndex,
+    /// The latest chunk first.
+    HighIndex,
+    /// Chunks at even distances among the tied.
+    Strided,
+    /// Most distinct tokens of the chunk's lowest df first, then the earliest.
+    Count,
+    /// Those tokens weighted by the inverse of their count in the block, then the earliest.
+    Rarity,
+}
+
+/// Tokens of a block's summary. Whole chunks are taken while they fit, a short last chunk counting as a full one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SummaryBudget {
+    /// So many tokens of every block.
+    Tokens(usize),
+    /// This share of the block's tokens, rounded down.
+    Fraction(f64),
+}
+
+/// Who competes for the budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BudgetSpread {
+    /// The chunks of one block for the budget of that block.
+    #[default]
+    PerBlock,
+    /// The chunks of all blocks but the last for the sum of their budgets. Nobody reads the last block's summary: it
+    /// keeps its own budget. Even spacing has no scores to compare, so it stays per block.
+    Shared,
+}
+
+/// How summaries are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SummaryRule {
+    /// Scores of chunks.
+    pub heuristic: Heuristic,
+    /// Order of equal scores.
+    pub ties: TieBreak,
+    /// Tokens of a chunk, at least 1. Chunks start at the block's first token; the last of a block may be shorter.
+    pub chunk_tokens: usize,
+    /// Tokens of a summary.
+    pub budget: SummaryBudget,
+    /// Who shares a budget.
+    pub spread: BudgetSpread,
+}
+
+/// The part of a block that later blocks see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Chosen chunks, counted within the block, ascending. Empty for [`Heuristic::EvenSpaced`].
+    pub chunks: Vec<usize>,
+    /// Context indices of the chosen tokens, ascending.
+    pub indices: Vec<u32>,
+}
+
+/// Published defaults: max-idf over chunks of 32 tokens, an eighth of each block, ties to the earliest chunk.
+impl Default for SummaryRule {
+    fn default() -> Self {
+        Self {
+            heuristic: Heuristic::default(),
+            ties: TieBreak::default(),
+            chunk_tokens: 32,
+            budget: SummaryBudget::Fraction(0.125),
+            spread: BudgetSpread::default(),
+        }
+    }
+}
+
+impl SummaryBudget {
+    fn tokens(self, block: usize) -> usize {
+        match self {
+            Self::Tokens(tokens) => tokens,
+            Self::Fraction(share) => (share * block as f64).floor() as usize,
+        }
+    }
+}
+
+/// The summary of each of the `blocks`, which are ascending, disjoint ranges of `context`. Only
+/// [`Heuristic::QueryAware`] reads the `query`.
+pub fn summarize(context: &[u32], query: &[u32], blocks: &[Range<usize>], rule: &SummaryRule) -> Vec<Summary> {
+    let chunks = Chunks::cut(blocks, rule.chunk_tokens);
+    let whole_chunks = |block: &Range<usize>| rule.budget.tokens(block.len()) / rule.chunk_tokens;
+    let quotas: Vec<_> = blocks.iter().map(whole_chunks).collect();
+    if rule.heuristic == Heuristic::EvenSpaced {
+        let sizes = quotas.iter().map(|chunks| chunks.saturating_mul(rule.chunk_tokens));
+        return blocks.iter().zip(sizes).map(|(block, tokens)| even_spaced(block, tokens)).collect();
+    }
+    let (scores, ties) = scores_and_ties(context, query, &chunks, rule);
+    select::choose(&chunks, &select::Ranking { scores, ties, rule: rule.ties }, &quotas, rule.spread)
+}
+
+/// The score of every chunk of every block, chunks without a selection; higher is better. Empty lists for
+/// [`Heuristic::EvenSpaced`], which scores nothing.
+pub fn chunk_scores(context: &[u32], query: &[u32], blocks: &[Range<usize>], rule: &SummaryRule) -> Vec<Vec<f64>> {
+    if rule.heuristic == Heuristic::EvenSpaced {
+        return vec![Vec::new(); blocks.len()];
+    }
+    let chunks = Chunks::cut(blocks, rule.chunk_tokens);
+    let (scores, _) = scores_and_ties(context, query, &chunks, rule);
+    (0..blocks.len()).map(|block| scores[chunks.of_block(block)].to_vec()).collect()
+}
+
+/// Scores of all chunks, and the integer that orders equal scores (larger first), empty where the rule needs none.
+fn scores_and_ties(context: &[u32], query: &[u32], chunks: &Chunks, rule: &SummaryRule) -> (Vec<f64>, Vec<u64>) {
+    let (ids, distinct) = dense_ids(context.iter().map(|&token| u64::from(token)));
+    let scores = match rule.heuristic {
+        Heuristic::QueryAware => query::scores(context, query, chunks),
+        heuristic => rarity::scores(&ids, distinct, chunks, heuristic),
+    };
+    let ties = match rule.ties {
+        TieBreak::Count | TieBreak::Rarity => rarity::tie_keys(&ids, distinct, chunks, rule.ties),
+        _ => Vec::new(),
+    };
+    (scores, ties)
+}
+
+/// `tokens` indices from the first to the last of `block`, or all of them.
+fn even_spaced(block: &Range<usize>, tokens: usize) -> Summary {
+    let count = tokens.min(block.len());
+    let gaps = count.saturating_sub(1).max(1);
+    let offset = |step: usize| (step as u128 * block.len().saturating_sub(1) as u128 / gaps as u128) as usize;
+    Summary { chunks: Vec::new(), indices: (0..count).map(|step| (block.start + offset(step)) as u32).collect() }
+}
