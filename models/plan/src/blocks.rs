@@ -2,6 +2,84 @@
 
 use std::ops::Range;
 
+use crate::PlanError;
+
+/// A smaller block is taken for a forgotten unit.
+const LEAST_BLOCK_TOKENS: usize = 16;
+
+/// Tokens of a block: as typed, or the context spread evenly, one block a host.
+///
+/// # Errors
+/// [`PlanError::ZeroBlock`].
+pub fn block_tokens(typed: Option<usize>, context: usize, hosts: usize) -> Result<usize, PlanError> {
+    match typed {
+        Some(0) => Err(PlanError::ZeroBlock { least: LEAST_BLOCK_TOKENS }),
+        Some(block) => Ok(block),
+        None => Ok(context.div_ceil(hosts)),
+    }
+}
+
+/// Refuses a block so small that its unit was probably forgotten.
+///
+/// # Errors
+/// [`PlanError::BlockTooSmall`].
+pub fn review_block(typed: Option<usize>, context: usize) -> Result<(), PlanError> {
+    match typed {
+        Some(0) => Err(PlanError::ZeroBlock { least: LEAST_BLOCK_TOKENS }),
+        Some(block) if block < LEAST_BLOCK_TOKENS && block < context => {
+            Err(PlanError::BlockTooSmall { block, context, least: LEAST_BLOCK_TOKENS })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One block a host, unequal so that the host with the most work has as little as can be. `work(blocks before, range)` is
+/// what a block costs, more for a longer one.
+pub fn balanced_blocks(
+    tokens: usize,
+    hosts: usize,
+    work: &dyn Fn(&[Range<usize>], Range<usize>) -> u64,
+) -> Vec<Range<usize>> {
+    assert!(hosts > 0, "methods refuse a cluster without context hosts before they cut");
+    // The longest blocks within a limit, in order.
+    let cut = |limit: u64| {
+        let mut start = 0;
+        let mut blocks = Vec::with_capacity(hosts);
+        while start < tokens && blocks.len() < hosts {
+            let fits = |end: &usize| work(&blocks, start..*end) <= limit;
+            let end = partition_point(start + 1, tokens + 1, fits) - 1;
+            if end == start {
+                break;
+            }
+            blocks.push(start..end);
+            start = end;
+        }
+        blocks
+    };
+    let covers = |blocks: &[Range<usize>]| blocks.last().is_some_and(|last| last.end == tokens);
+    let (mut low, mut high) = (0, work(&[], 0..tokens));
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match covers(&cut(middle)) {
+            true => high = middle,
+            false => low = middle + 1,
+        }
+    }
+    cut(low)
+}
+
+/// First value of `low..high` that `fits` does not hold for.
+fn partition_point(mut low: usize, mut high: usize, fits: impl Fn(&usize) -> bool) -> usize {
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match fits(&middle) {
+            true => low = middle + 1,
+            false => high = middle,
+        }
+    }
+    low
+}
+
 /// Contiguous blocks of `size` tokens over `0..tokens`; the last may be shorter, nothing is padded.
 pub fn split_blocks(tokens: usize, size: usize) -> Vec<Range<usize>> {
     assert!(size > 0, "methods refuse an empty block before they cut");
@@ -32,5 +110,19 @@ mod tests {
         assert_eq!(host_of_blocks(6, 4), [0, 0, 1, 1, 2, 3]);
         assert_eq!(host_of_blocks(3, 5), [0, 1, 2]);
         assert_eq!(host_of_blocks(4, 1), [0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn balanced_blocks_leave_the_busiest_host_the_least() {
+        // Every block but the first stands behind 100 more tokens.
+        let work = |before: &[Range<usize>], range: Range<usize>| {
+            (range.len() + if before.is_empty() { 0 } else { 100 }) as u64
+        };
+        let blocks = balanced_blocks(1000, 4, &work);
+        assert_eq!(blocks, [0..325, 325..550, 550..775, 775..1000]);
+        assert_eq!(balanced_blocks(2, 4, &work), [0..2; 1]);
+        assert_eq!(balanced_blocks(1000, 1, &work), [0..1000; 1]);
+        let square = |_: &[Range<usize>], range: Range<usize>| (range.len() * range.len()) as u64;
+        assert_eq!(balanced_blocks(9, 3, &square), [0..3, 3..6, 6..9]);
     }
 }

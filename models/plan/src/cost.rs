@@ -1,11 +1,13 @@
 //! What a plan costs, host by host: work, memory and bytes. Counts, not seconds: a device's speed is not known here.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
-use crate::{LocalAttention, Plan, Shard};
+use crate::{Exchange, Plan, Shard, attention::causal_pairs};
 
-/// Bytes of one log-sum-exp on the wire.
-const LSE_BYTES: u64 = 4;
+/// Bytes of an element of a partial on the wire: outputs and log-sum-exps travel in f32.
+const F32_BYTES: u64 = 4;
 /// Bytes of one phase-1 input token on the wire: its id and its position.
 const INPUT_BYTES: u64 = 8;
 
@@ -26,11 +28,32 @@ pub struct ModelShape {
     pub intermediate: usize,
     /// Tokens of the vocabulary.
     pub vocab: usize,
-    /// Bytes of an element of a cached key, and of a query or attention output on the wire.
+    /// Bytes of an element of a cached key or value, and of a query, key or value on the wire.
     pub kv_bytes_per_element: usize,
 }
 
+/// The heads that one host attends with when heads are split over hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadShare {
+    /// Query heads.
+    pub query: Range<usize>,
+    /// The KV heads they read.
+    pub kv: Range<usize>,
+}
+
 impl ModelShape {
+    /// A shape for tests and examples: sizes of no real model.
+    pub const TINY: Self = Self {
+        layers: 4,
+        query_heads: 8,
+        kv_heads: 2,
+        head_dim: 16,
+        hidden: 128,
+        intermediate: 256,
+        vocab: 512,
+        kv_bytes_per_element: 4,
+    };
+
     /// Bytes of KV that one token keeps over all layers.
     pub fn kv_bytes_per_token(&self) -> u64 {
         (2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes_per_element) as u64
@@ -41,6 +64,32 @@ impl ModelShape {
         let (query, kv) = (self.query_heads * self.head_dim, self.kv_heads * self.head_dim);
         let weights = self.hidden * (query + 2 * kv) + query * self.hidden + 3 * self.hidden * self.intermediate;
         (2 * self.layers * weights) as u64
+    }
+
+    /// Floating-point operations of one token's query, key and value projections in one layer.
+    pub fn projection_flops_per_token(&self) -> u64 {
+        (2 * self.hidden * (self.query_heads + 2 * self.kv_heads) * self.head_dim) as u64
+    }
+
+    /// Bytes of one token's queries in one layer.
+    pub fn layer_query_bytes(&self) -> u64 {
+        (self.query_heads * self.head_dim * self.kv_bytes_per_element) as u64
+    }
+
+    /// Consecutive query heads of each of `shares` hosts, and the KV heads they read, replicated when there are fewer.
+    pub fn head_shares(&self, shares: usize) -> Vec<HeadShare> {
+        let (each, group) = (self.query_heads / shares, self.query_heads / self.kv_heads);
+        let share = |share: usize| {
+            let query = share * each..(share + 1) * each;
+            HeadShare { kv: query.start / group..(query.end - 1) / group + 1, query }
+        };
+        (0..shares).map(share).collect()
+    }
+
+    /// Floating-point operations of `tokens` through all layers with `pairs` (row, key) pairs a head.
+    pub fn flops(&self, tokens: usize, pairs: u64) -> u64 {
+        let pairs = (self.layers * self.query_heads) as u64 * pairs;
+        tokens as u64 * self.linear_flops_per_token() + pairs * self.attention_flops_per_pair()
     }
 
     /// Floating-point operations of one (query row, key) pair of one head: score and weighted value.
@@ -54,7 +103,8 @@ impl ModelShape {
     }
 }
 
-/// What one context host spends on a plan.
+/// What one context host spends on a plan. The last layer's rows feed nothing: their attention, MLP and exchange are
+/// skipped, and not counted here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostCost {
     /// Logical context host.
@@ -63,7 +113,9 @@ pub struct HostCost {
     pub shards: usize,
     /// Tokens through the linear layers in phase 1, prefixes included.
     pub linear_tokens: u64,
-    /// (query row, key) pairs in phase-1 softmaxes over all layers and query heads, rows of prefixes included.
+    /// (query row, key) pairs in the softmaxes of one layer of phase 1, over all query heads, rows of prefixes included.
+    pub layer_pairs: u64,
+    /// The same over all layers that are computed.
     pub attention_pairs: u64,
     /// Floating-point operations of phase 1.
     pub flops: u64,
@@ -73,6 +125,10 @@ pub struct HostCost {
     pub kv_bytes: u64,
     /// Bytes it receives to start phase 1: token and position ids.
     pub input_bytes: u64,
+    /// Bytes of tensors it receives from other hosts in one layer of phase 1.
+    pub layer_exchange_bytes: u64,
+    /// The same over all layers that are computed.
+    pub exchange_bytes: u64,
     /// Bytes to and from it for each token of phase 2: queries in; per shard an output and a log-sum-exp back.
     pub step_bytes_per_token: u64,
 }
@@ -82,9 +138,11 @@ pub struct HostCost {
 pub struct Cost {
     /// One entry a context host, idle ones included.
     pub hosts: Vec<HostCost>,
-    /// Phase-1 pairs over all hosts.
+    /// Whether scores choose keys at run time, so that pairs and operations are the most there can be.
+    pub at_most: bool,
+    /// Phase-1 pairs over all hosts and all layers, the last included, as the methods' authors count.
     pub prefill_pairs: u64,
-    /// Pairs of dense attention over the same context.
+    /// Pairs of dense attention over the same context, all layers.
     pub dense_pairs: u64,
     /// Operations of the query host for each token of phase 2, attention apart.
     pub step_flops_per_token: u64,
@@ -95,11 +153,16 @@ impl Cost {
     pub fn of(plan: &Plan, shape: &ModelShape) -> Self {
         let mut hosts: Vec<_> = (0..plan.hosts).map(|host| HostCost { host, ..HostCost::default() }).collect();
         for shard in &plan.shards {
-            hosts[shard.host].add(shard, shape);
+            hosts[shard.host].add(plan, shard, shape);
+        }
+        for host in &mut hosts {
+            host.layer_exchange_bytes = received_bytes(plan, host.host, shape);
+            host.finish(shape);
         }
         Self {
-            prefill_pairs: hosts.iter().map(|host| host.attention_pairs).sum(),
-            dense_pairs: heads(shape) * causal_pairs(plan.context_tokens),
+            prefill_pairs: shape.layers as u64 * hosts.iter().map(|host| host.layer_pairs).sum::<u64>(),
+            dense_pairs: (shape.layers * shape.query_heads) as u64 * causal_pairs(plan.context_tokens),
+            at_most: plan.shards.iter().any(|shard| shard.attention.is_chosen_at_run_time()),
             step_flops_per_token: shape.step_flops_per_token(),
             hosts,
         }
@@ -117,45 +180,89 @@ impl Cost {
 }
 
 impl HostCost {
-    fn add(&mut self, shard: &Shard, shape: &ModelShape) {
-        let (tokens, kept) = (shard.input_ids.len() as u64, shard.kept_tokens() as u64);
-        let pairs = heads(shape) * visible_pairs(shard);
-        let output_bytes = (shape.head_dim * shape.kv_bytes_per_element) as u64;
+    fn add(&mut self, plan: &Plan, shard: &Shard, shape: &ModelShape) {
+        let (tokens, kept, heads) =
+            (shard.input_ids.len() as u64, shard.kept_tokens() as u64, shape.query_heads as u64);
         if self.shards == 0 {
-            self.step_bytes_per_token += heads(shape) * output_bytes;
+            self.step_bytes_per_token += shape.layer_query_bytes() * shape.layers as u64;
         }
         self.shards += 1;
         self.linear_tokens += tokens;
-        self.attention_pairs += pairs;
-        self.flops += tokens * shape.linear_flops_per_token() + pairs * shape.attention_flops_per_pair();
+        self.layer_pairs += match plan.exchange {
+            // Every shard takes an equal share of the heads, over all rows.
+            Exchange::AllToAll => heads / plan.shards.len() as u64 * causal_pairs(plan.context_tokens),
+            _ => heads * visible_pairs(plan, shard),
+        };
         self.kept_tokens += kept;
         self.kv_bytes += kept * shape.kv_bytes_per_token();
         self.input_bytes += tokens * INPUT_BYTES;
-        self.step_bytes_per_token += heads(shape) * (output_bytes + LSE_BYTES);
+        self.step_bytes_per_token += shape.layers as u64 * heads * (shape.head_dim as u64 + 1) * F32_BYTES;
+    }
+
+    fn finish(&mut self, shape: &ModelShape) {
+        let computed = shape.layers as u64 - 1;
+        self.attention_pairs = computed * self.layer_pairs;
+        self.exchange_bytes = computed * self.layer_exchange_bytes;
+        let linear =
+            shape.linear_flops_per_token() / shape.layers as u64 * computed + shape.projection_flops_per_token();
+        self.flops = self.linear_tokens * linear + self.attention_pairs * shape.attention_flops_per_pair();
     }
 }
 
-/// Query heads over all layers.
-fn heads(shape: &ModelShape) -> u64 {
-    (shape.layers * shape.query_heads) as u64
+/// Tokens whose keys and values `shard` gives to later ones in each layer.
+fn given_tokens(plan: &Plan, shard: &Shard) -> usize {
+    match &plan.exchange {
+        Exchange::None | Exchange::AllToAll => 0,
+        Exchange::SharedPrefix { sink_rows } => shard.prefix + if shard.block == 0 { *sink_rows } else { 0 },
+        Exchange::PassCompressed(passing) => passing.given(shard),
+        Exchange::Ring => shard.input_ids.len(),
+    }
 }
 
 /// (row, key) pairs of one head in one layer.
-fn visible_pairs(shard: &Shard) -> u64 {
-    match shard.attention {
-        LocalAttention::Causal => causal_pairs(shard.input_ids.len()),
+fn visible_pairs(plan: &Plan, shard: &Shard) -> u64 {
+    let before: usize = plan.shards[..shard.block].iter().map(|earlier| given_tokens(plan, earlier)).sum();
+    let (rows, block) = (shard.input_ids.len() as u64, shard.block_tokens() as u64);
+    match &plan.exchange {
+        Exchange::None | Exchange::AllToAll => shard.attention.pairs(shard.input_ids.len()),
+        Exchange::SharedPrefix { sink_rows } => {
+            let before_own = if shard.block == 0 { *sink_rows } else { before };
+            let own = (shard.prefix * before_own) as u64 + causal_pairs(shard.prefix);
+            own + block * before as u64 + causal_pairs(shard.block_tokens())
+        }
+        Exchange::PassCompressed(_) => shard.attention.pairs(shard.input_ids.len()) + block * before as u64,
+        Exchange::Ring => causal_pairs(shard.input_ids.len()) + rows * before as u64,
     }
 }
 
-fn causal_pairs(tokens: usize) -> u64 {
-    let tokens = tokens as u64;
-    tokens * (tokens + 1) / 2
+/// Bytes of tensors that `host` receives from other hosts in one layer: once each, however many of its shards use them.
+fn received_bytes(plan: &Plan, host: usize, shape: &ModelShape) -> u64 {
+    let Some(last) = plan.shards.iter().rposition(|shard| shard.host == host) else { return 0 };
+    let foreign = || plan.shards.iter().filter(|shard| shard.host != host);
+    let element = shape.kv_bytes_per_element;
+    let lent = match &plan.exchange {
+        Exchange::PassCompressed(passing) => match (plan.shards.get(1), plan.shards[0].host == host) {
+            (Some(second), true) if second.host != host => passing.lent_rows() as u64 * shape.layer_query_bytes(),
+            _ => 0,
+        },
+        Exchange::AllToAll => {
+            // In: a share of every other shard's heads. Back: the other shares' outputs of the own rows.
+            let own = plan.shards[last].input_ids.len();
+            let HeadShare { query, kv } = shape.head_shares(plan.shards.len()).swap_remove(plan.shards[last].block);
+            let others = plan.context_tokens - own;
+            let heads = others * (query.len() + 2 * kv.len()) + own * (shape.query_heads - query.len());
+            (heads * shape.head_dim * element) as u64
+        }
+        Exchange::None | Exchange::SharedPrefix { .. } | Exchange::Ring => 0,
+    };
+    let taken: usize = foreign().filter(|shard| shard.block < last).map(|shard| given_tokens(plan, shard)).sum();
+    lent + taken as u64 * shape.kv_bytes_per_token() / shape.layers as u64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Method, MethodConfig, PlanRequest, methods::StarConfig};
+    use crate::{Method, MethodConfig, PlanRequest};
 
     const LLAMA_8B: ModelShape = ModelShape {
         layers: 32,
@@ -168,31 +275,84 @@ mod tests {
         kv_bytes_per_element: 2,
     };
 
-    fn cost(method: MethodConfig, hosts: usize) -> Cost {
-        let context = vec![0; 131_072];
-        Cost::of(&method.plan(&PlanRequest { context: &context, query: &[], hosts }).unwrap(), &LLAMA_8B)
+    fn cost(method: &str, hosts: usize) -> Cost {
+        let context: Vec<u32> = (0..131_072).map(|token| token * 7919 % 100_003).collect();
+        let request = PlanRequest { context: &context, query: &[1; 64], hosts, one_machine: false, shape: &LLAMA_8B };
+        let method: MethodConfig = serde_json::from_str(method).unwrap();
+        Cost::of(&method.plan(&request).unwrap(), &LLAMA_8B)
     }
 
-    /// `a` to three digits.
-    fn rounded(a: u64) -> String {
-        format!("{:.2e}", a as f64)
+    /// The critical host as the methods' authors count it, the last layer included.
+    fn line(method: &str, hosts: usize) -> String {
+        let cost = cost(method, hosts);
+        let host = cost.hosts.iter().max_by_key(|host| (host.flops, host.layer_exchange_bytes)).unwrap();
+        let attention = 32 * host.layer_pairs * LLAMA_8B.attention_flops_per_pair();
+        let linear = host.linear_tokens * LLAMA_8B.linear_flops_per_token();
+        let received = cost.hosts.iter().map(|host| host.layer_exchange_bytes).max().unwrap();
+        format!(
+            "{:>6} tokens {:.2e} pairs {:.2e} + {:.2e} = {:.2e} flops, {:>3.0} MB a layer  {method} on {hosts}\n",
+            host.linear_tokens,
+            host.layer_pairs as f64 / 32.0,
+            attention as f64,
+            linear as f64,
+            (attention + linear) as f64,
+            received as f64 / 1e6,
+        )
     }
 
     #[test]
     fn llama_8b_at_128k() {
-        assert_eq!(LLAMA_8B.kv_bytes_per_token(), 128 * 1024);
-        let dense = cost(MethodConfig::Dense(Default::default()), 8);
-        assert_eq!(rounded(dense.dense_pairs / (32 * 32)), "8.59e9");
-        assert_eq!(dense.sparsity(), 0.0);
-        assert_eq!(rounded(dense.hosts[0].flops), "6.33e15");
+        let lines: String = [
+            (r#"{"dense": {}}"#, 1),
+            (r#"{"ring": {"layout": "contiguous"}}"#, 8),
+            (r#"{"ring": {"layout": "zigzag"}}"#, 8),
+            (r#"{"ulysses": {}}"#, 8),
+            (r#"{"star": {}}"#, 8),
+            (r#"{"star": {"anchor_tokens": 4096}}"#, 8),
+            (r#"{"star": {"shared_prefix": true}}"#, 8),
+            (r#"{"pulsar": {"heuristic": "max-idf"}}"#, 8),
+            (r#"{"pulsar": {"heuristic": "max-idf", "shared_prefix": true}}"#, 8),
+            (r#"{"apb": {"anchor_tokens": 4096, "passing_tokens": 2048}}"#, 8),
+            (r#"{"ring": {"layout": "zigzag"}}"#, 4),
+            (r#"{"star": {}}"#, 4),
+        ]
+        .map(|(method, hosts)| line(method, hosts))
+        .concat();
+        // The published sizes of each method; 64 query tokens, of which none counts.
+        insta::assert_snapshot!(lines, @r#"
+        131072 tokens 8.59e9 pairs 4.50e15 + 1.83e15 = 6.33e15 flops,   0 MB a layer  {"dense": {}} on 1
+         16384 tokens 2.01e9 pairs 1.06e15 + 2.29e14 = 1.28e15 flops, 470 MB a layer  {"ring": {"layout": "contiguous"}} on 8
+         16384 tokens 1.07e9 pairs 5.63e14 + 2.29e14 = 7.92e14 flops, 470 MB a layer  {"ring": {"layout": "zigzag"}} on 8
+         16384 tokens 1.07e9 pairs 5.63e14 + 2.29e14 = 7.92e14 flops, 294 MB a layer  {"ulysses": {}} on 8
+         32768 tokens 5.37e8 pairs 2.81e14 + 4.57e14 = 7.39e14 flops,   0 MB a layer  {"star": {}} on 8
+         20480 tokens 2.10e8 pairs 1.10e14 + 2.86e14 = 3.96e14 flops,   0 MB a layer  {"star": {"anchor_tokens": 4096}} on 8
+         16384 tokens 4.03e8 pairs 2.11e14 + 2.29e14 = 4.40e14 flops,  67 MB a layer  {"star": {"shared_prefix": true}} on 8
+         30784 tokens 4.74e8 pairs 2.48e14 + 4.30e14 = 6.78e14 flops,   0 MB a layer  {"pulsar": {"heuristic": "max-idf"}} on 8
+         18432 tokens 3.64e8 pairs 1.91e14 + 2.57e14 = 4.48e14 flops,  59 MB a layer  {"pulsar": {"heuristic": "max-idf", "shared_prefix": true}} on 8
+         20480 tokens 4.45e8 pairs 2.33e14 + 2.86e14 = 5.19e14 flops,  59 MB a layer  {"apb": {"anchor_tokens": 4096, "passing_tokens": 2048}} on 8
+         32768 tokens 2.15e9 pairs 1.13e15 + 4.57e14 = 1.58e15 flops, 403 MB a layer  {"ring": {"layout": "zigzag"}} on 4
+         65536 tokens 2.15e9 pairs 1.13e15 + 9.15e14 = 2.04e15 flops,   0 MB a layer  {"star": {}} on 4
+        "#);
+    }
 
-        let star = cost(MethodConfig::Star(StarConfig::default()), 8);
+    #[test]
+    fn the_last_layer_is_projected_only() {
+        let dense = cost(r#"{"dense": {}}"#, 8);
+        assert_eq!(dense.sparsity(), 0.0);
+        let host = &dense.hosts[0];
+        assert_eq!(host.attention_pairs, 31 * 32 * causal_pairs(131_072));
+        assert_eq!(dense.prefill_pairs, 32 * 32 * causal_pairs(131_072));
+        let linear = 31 * LLAMA_8B.linear_flops_per_token() / 32 + 2 * 4096 * 6144;
+        assert_eq!(host.flops, 131_072 * linear + host.attention_pairs * 4 * 128);
+    }
+
+    #[test]
+    fn a_step_sends_a_query_and_brings_partials() {
+        assert_eq!(LLAMA_8B.kv_bytes_per_token(), 128 * 1024);
+        let star = cost(r#"{"star": {}}"#, 8);
         let critical = star.critical_host().unwrap();
-        assert_eq!(critical.linear_tokens, 32_768);
-        assert_eq!(rounded(critical.attention_pairs / (32 * 32)), "5.37e8");
-        assert_eq!(rounded(critical.flops), "7.39e14");
         assert_eq!(critical.kv_bytes, 16_384 * 128 * 1024);
-        // Per layer: a query of 8 KiB in, an output of 8 KiB and 32 log-sum-exps back.
-        assert_eq!(critical.step_bytes_per_token, 32 * (8192 + 8192 + 128));
+        // Per layer: a query of 8 KiB in, an f32 output of 16 KiB and 32 log-sum-exps back.
+        assert_eq!(critical.step_bytes_per_token, 32 * (8192 + 16_384 + 128));
     }
 }

@@ -66,6 +66,81 @@ pub enum PlanError {
         /// The repeated index.
         got: usize,
     },
+    /// A size is out of its range.
+    #[error("{name} is {got}, expected {expected}")]
+    Size {
+        /// Name of the size.
+        name: &'static str,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// A summary holds whole chunks.
+    #[error(
+        "a summary of {budget} tokens holds no chunk of {chunk}; raise the summary to at least {chunk} tokens a block of {block}, lower chunk_tokens, or give summary_tokens 0 for none"
+    )]
+    BudgetBelowChunk {
+        /// Tokens of a block's summary.
+        budget: usize,
+        /// Tokens of a chunk.
+        chunk: usize,
+        /// Tokens of a block.
+        block: usize,
+    },
+    /// The anchor has to hold the query.
+    #[error(
+        "a query of {query} tokens behind {before} does not fit an anchor of {anchor}; raise anchor_tokens to at least {least}, shorten the query, or set embed_query to false"
+    )]
+    QueryTooLong {
+        /// Tokens of the query.
+        query: usize,
+        /// Context tokens in front of it.
+        before: usize,
+        /// Tokens of the anchor.
+        anchor: usize,
+        /// Least anchor that holds it.
+        least: usize,
+    },
+    /// Nothing scores the tokens to pass on.
+    #[error(
+        "apb scores tokens by the query its anchor embeds, and this plan embeds none; give a query with embed_query and an anchor, or retaining_heads, or passing_tokens 0"
+    )]
+    NothingToScoreBy,
+    /// Query heads are dealt out evenly.
+    #[error("{hosts} context hosts do not divide {heads} query heads; ulysses runs on {} hosts", divisors(*heads))]
+    HeadsNotDivided {
+        /// Context hosts.
+        hosts: usize,
+        /// Query heads.
+        heads: usize,
+    },
+    /// An even split leaves somebody nothing.
+    #[error(
+        "{tokens} context tokens in blocks of {block} leave {idle} of {hosts} context hosts without a block; {advice}"
+    )]
+    IdleHosts {
+        /// Tokens of the context.
+        tokens: usize,
+        /// Tokens of a block.
+        block: usize,
+        /// Hosts without one.
+        idle: usize,
+        /// Context hosts.
+        hosts: usize,
+        /// What to do.
+        advice: String,
+    },
+    /// Two options that exclude each other.
+    #[error("{option} does not go with {other}; {advice}")]
+    Conflict {
+        /// One.
+        option: &'static str,
+        /// The other.
+        other: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
     /// No method of this name.
     #[error("no attention method is called {name:?}; known are {known}")]
     UnknownMethod {
@@ -93,9 +168,14 @@ impl PlanError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::EmptyContext => "empty_context",
-            Self::NoHosts => "placement_impossible",
+            Self::NoHosts | Self::HeadsNotDivided { .. } | Self::IdleHosts { .. } => "placement_impossible",
             Self::ZeroBlock { .. } | Self::BlockTooSmall { .. } => "block_too_small",
             Self::AnchorTooLong { .. }
+            | Self::Size { .. }
+            | Self::BudgetBelowChunk { .. }
+            | Self::QueryTooLong { .. }
+            | Self::NothingToScoreBy
+            | Self::Conflict { .. }
             | Self::ListLength { .. }
             | Self::ListValue { .. }
             | Self::Repeated { .. }
@@ -103,4 +183,10 @@ impl PlanError {
             Self::Broken { .. } => "invalid_plan",
         }
     }
+}
+
+/// Host counts that divide `heads`, in words.
+fn divisors(heads: usize) -> String {
+    let all: Vec<_> = (1..=heads).filter(|hosts| heads.is_multiple_of(*hosts)).map(|hosts| hosts.to_string()).collect();
+    all.join(", ")
 }

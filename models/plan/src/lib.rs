@@ -2,16 +2,21 @@
 //!
 //! A plan is a value that a [`Method`] makes from a [`PlanRequest`]; everything downstream only carries it out.
 
+pub mod attention;
 mod blocks;
 mod cost;
+mod draw;
 mod error;
+mod exchange;
 pub mod methods;
 mod plan;
 mod summary;
 
-pub use blocks::{host_of_blocks, split_blocks};
-pub use cost::{Cost, HostCost, ModelShape};
+pub use attention::LocalAttention;
+pub use blocks::{balanced_blocks, host_of_blocks, split_blocks};
+pub use cost::{Cost, HeadShare, HostCost, ModelShape};
 pub use error::PlanError;
+pub use exchange::{Exchange, Passing, PassingScore};
 pub use methods::{Method, MethodConfig};
-pub use plan::{Exchange, LocalAttention, Plan, PlanRequest, Shard};
+pub use plan::{Choice, ContextView, Plan, PlanRequest, Shard};
 pub use summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, chunk_scores, summarize};

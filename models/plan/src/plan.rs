@@ -1,8 +1,12 @@
 //! The plan: phase-1 inputs in context order, what KV is kept, and where the query starts.
 
+// The archived twins that rkyv derives carry no docs of their own.
+#![allow(missing_docs)]
+
+use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
-use crate::PlanError;
+use crate::{Exchange, LocalAttention, ModelShape, PlanError, attention::Streaming};
 
 /// What a method plans for. Token ids only: methods that need scores computed at run time put the rule in the plan.
 #[derive(Clone, Copy, Debug)]
@@ -11,14 +15,20 @@ pub struct PlanRequest<'a> {
     pub context: &'a [u32],
     /// Query token ids; empty when the query is not known yet (a session).
     pub query: &'a [u32],
-    /// Context hosts to deal shards to, at least 1. Shards do not depend on it for Star.
+    /// Context hosts to deal shards to, at least 1.
     pub hosts: usize,
+    /// Whether all context hosts share a machine, so that passing keys and values within a layer is cheap.
+    pub one_machine: bool,
+    /// The model that will run it.
+    pub shape: &'a ModelShape,
 }
 
 /// Phase 1 and phase 2 of one job as a value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Context tokens: the sum of kept rows over all shards.
+    /// The method that made it, and why when another was asked to choose.
+    pub method: Choice,
+    /// Tokens of the context.
     pub context_tokens: usize,
     /// Context hosts that shards are dealt to; some may have none.
     pub hosts: usize,
@@ -28,59 +38,41 @@ pub struct Plan {
     pub exchange: Exchange,
     /// Position id of the first query token; generated tokens continue from there.
     pub query_start: u32,
+    /// What of the context the query and the generated tokens see.
+    pub view: ContextView,
 }
 
-impl Plan {
-    /// Whether this is a plan: shards in block order on hosts there are, one position a token, and kept KV that is the
-    /// context, each token once and in order, with the query behind it.
-    ///
-    /// # Errors
-    /// [`PlanError::Broken`] with the first quantity that is not what it must be.
-    pub fn check(&self) -> Result<(), PlanError> {
-        let mut next = 0;
-        for (block, shard) in self.shards.iter().enumerate() {
-            let broken = |what, expected, got| Err(PlanError::Broken { what, block, expected, got });
-            if shard.block != block {
-                return broken("block number", block, shard.block);
-            }
-            if shard.host >= self.hosts {
-                return broken("host number", self.hosts.saturating_sub(1), shard.host);
-            }
-            if shard.position_ids.len() != shard.input_ids.len() {
-                return broken("number of position ids", shard.input_ids.len(), shard.position_ids.len());
-            }
-            if shard.keep_from >= shard.input_ids.len() {
-                return broken("first kept row", shard.input_ids.len().saturating_sub(1), shard.keep_from);
-            }
-            for &position in &shard.position_ids[shard.keep_from..] {
-                if position as usize != next {
-                    return broken("position of a kept token", next, position as usize);
-                }
-                next += 1;
-            }
-        }
-        let whole = |what, expected, got| Err(PlanError::Broken { what, block: self.shards.len(), expected, got });
-        if next == 0 || next != self.context_tokens {
-            return whole("number of kept tokens up to the end", self.context_tokens, next);
-        }
-        if self.query_start as usize != next {
-            return whole("first query position", next, self.query_start as usize);
-        }
-        Ok(())
-    }
+/// A method by name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Its name.
+    pub name: String,
+    /// Why it was chosen, when the request left that open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
 
-    /// Context tokens kept on each host, idle ones included.
-    pub fn kept_per_host(&self) -> Vec<usize> {
-        let mut kept = vec![0; self.hosts];
-        for shard in &self.shards {
-            kept[shard.host] += shard.kept_tokens();
-        }
-        kept
+impl Choice {
+    /// The method that the request named.
+    pub fn typed(name: &str) -> Self {
+        Self { name: name.to_owned(), reason: None }
     }
+}
+
+/// What phase 2 sees of the context.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize,
+)]
+pub enum ContextView {
+    /// Every kept key.
+    #[default]
+    All,
+    /// The streaming mask of phase 1 goes on. One shard only.
+    Streaming(Streaming),
 }
 
 /// One phase-1 forward pass.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Shard {
     /// Index of the block in the context; also the shard's place in the merge.
     pub block: usize,
@@ -90,10 +82,62 @@ pub struct Shard {
     pub input_ids: Vec<u32>,
     /// Position id of each input token.
     pub position_ids: Vec<u32>,
-    /// Rows `keep_from..` keep their KV; the rows before are prefix.
+    /// Leading rows that are prefix; the others are the block.
+    pub prefix: usize,
+    /// Rows `keep_from..` keep their KV: the block alone, or all.
     pub keep_from: usize,
-    /// Which keys a row of this pass sees. Causality is by index in the assembled input, never by position id.
+    /// Which keys a row of this pass sees.
     pub attention: LocalAttention,
+}
+
+impl Plan {
+    /// Whether this is a plan for `context`: shards in block order on hosts there are, blocks that are the context, each
+    /// token once and in order, at increasing positions, and the query behind them.
+    ///
+    /// # Errors
+    /// [`PlanError::Broken`] with the first quantity that is not what it must be.
+    pub fn check(&self, context: &[u32]) -> Result<(), PlanError> {
+        let mut next = 0;
+        for (block, shard) in self.shards.iter().enumerate() {
+            let broken = |what, expected, got| Err(PlanError::Broken { what, block, expected, got });
+            shard.check(block, self.hosts)?;
+            let ids = &shard.input_ids[shard.prefix..];
+            let expected = context.get(next..next + ids.len()).unwrap_or_default();
+            if ids != expected {
+                let at = ids.iter().zip(expected).take_while(|(a, b)| a == b).count();
+                return broken("token that differs from the context", next + ids.len(), next + at);
+            }
+            next += ids.len();
+            let past = shard.position_ids.last().map_or(0, |&last| last as usize + 1);
+            if past > self.query_start as usize {
+                return broken("last position", self.query_start as usize - 1, past - 1);
+            }
+        }
+        let whole = |what, expected, got| Err(PlanError::Broken { what, block: self.shards.len(), expected, got });
+        if next == 0 || next != self.context_tokens || next != context.len() {
+            return whole("number of block tokens up to the end", self.context_tokens.max(context.len()), next);
+        }
+        Ok(())
+    }
+
+    /// Keys that phase 2 must find over all shards: the context, and prefixes where they are kept.
+    pub fn kept_tokens(&self) -> usize {
+        self.shards.iter().map(Shard::kept_tokens).sum()
+    }
+
+    /// Keys kept on each host, idle ones included.
+    pub fn kept_per_host(&self) -> Vec<usize> {
+        let mut kept = vec![0; self.hosts];
+        for shard in &self.shards {
+            kept[shard.host] += shard.kept_tokens();
+        }
+        kept
+    }
+
+    /// Hosts without a shard.
+    pub fn idle_hosts(&self) -> usize {
+        (0..self.hosts).filter(|host| self.shards.iter().all(|shard| shard.host != *host)).count()
+    }
 }
 
 impl Shard {
@@ -101,18 +145,33 @@ impl Shard {
     pub fn kept_tokens(&self) -> usize {
         self.input_ids.len() - self.keep_from
     }
-}
 
-/// Attention inside one phase-1 pass.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum LocalAttention {
-    /// Every row sees itself and all rows before it.
-    Causal,
-}
+    /// Tokens of the block.
+    pub fn block_tokens(&self) -> usize {
+        self.input_ids.len() - self.prefix
+    }
 
-/// What shards send each other between the layers of phase 1.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Exchange {
-    /// Nothing: a shard depends on its input alone and can be encoded anywhere, again.
-    None,
+    fn check(&self, block: usize, hosts: usize) -> Result<(), PlanError> {
+        let broken = |what, expected, got| Err(PlanError::Broken { what, block, expected, got });
+        if self.block != block {
+            return broken("block number", block, self.block);
+        }
+        if self.host >= hosts {
+            return broken("host number", hosts.saturating_sub(1), self.host);
+        }
+        if self.position_ids.len() != self.input_ids.len() {
+            return broken("number of position ids", self.input_ids.len(), self.position_ids.len());
+        }
+        if self.prefix >= self.input_ids.len() {
+            return broken("number of prefix rows", self.input_ids.len().saturating_sub(1), self.prefix);
+        }
+        if self.keep_from != 0 && self.keep_from != self.prefix {
+            return broken("first kept row", self.prefix, self.keep_from);
+        }
+        let positions = &self.position_ids[self.prefix..];
+        if let Some(at) = positions.windows(2).position(|pair| pair[0].checked_add(1) != Some(pair[1])) {
+            return broken("position of a block token", positions[at] as usize + 1, positions[at + 1] as usize);
+        }
+        self.attention.check()
+    }
 }

@@ -108,7 +108,8 @@ impl Default for SummaryRule {
 }
 
 impl SummaryBudget {
-    fn tokens(self, block: usize) -> usize {
+    /// Tokens of the summary of a block of `block` tokens.
+    pub fn tokens(self, block: usize) -> usize {
         match self {
             Self::Tokens(tokens) => tokens,
             Self::Fraction(share) => (share * block as f64).floor() as usize,

@@ -1,22 +1,24 @@
 //! What every plan must be, over random sizes.
 
-use asterism_plan::methods::{AnchorContent, AnchorPosition, StarConfig};
-use asterism_plan::{Cost, Method, MethodConfig, ModelShape, Plan, PlanRequest};
+use asterism_plan::attention::{Streaming, Stripes};
+use asterism_plan::methods::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig};
+use asterism_plan::{Cost, Exchange, LocalAttention, Method, MethodConfig, ModelShape, Plan, PlanRequest};
 use proptest::prelude::*;
+use serde_json::json;
 
-const SHAPE: ModelShape = ModelShape {
-    layers: 4,
-    query_heads: 8,
-    kv_heads: 2,
-    head_dim: 16,
-    hidden: 128,
-    intermediate: 256,
-    vocab: 512,
-    kv_bytes_per_element: 4,
-};
+const SHAPE: ModelShape = ModelShape::TINY;
+
+fn request<'a>(context: &'a [u32], hosts: usize) -> PlanRequest<'a> {
+    PlanRequest { context, query: &[7, 8, 9], hosts, one_machine: false, shape: &SHAPE }
+}
 
 fn anchor_position() -> impl Strategy<Value = AnchorPosition> {
-    prop_oneof![Just(AnchorPosition::First), Just(AnchorPosition::Previous)]
+    prop_oneof![
+        Just(AnchorPosition::First),
+        Just(AnchorPosition::Previous),
+        (any::<u64>(), any::<bool>())
+            .prop_map(|(seed, sorted)| AnchorPosition::Random(RandomPositions { seed, sorted })),
+    ]
 }
 
 fn anchor_content() -> impl Strategy<Value = AnchorContent> {
@@ -24,7 +26,9 @@ fn anchor_content() -> impl Strategy<Value = AnchorContent> {
         Just(AnchorContent::First),
         Just(AnchorContent::Previous),
         any::<u32>().prop_map(|token| AnchorContent::Constant { token }),
-        prop::collection::vec(any::<u32>(), 256).prop_map(|tokens| AnchorContent::Random { tokens }),
+        any::<u64>().prop_map(|seed| AnchorContent::Random(RandomTokens::Seed(seed))),
+        any::<u64>().prop_map(|seed| AnchorContent::Shuffled(Permutation::Seed(seed))),
+        prop::collection::vec(any::<u32>(), 256).prop_map(|list| AnchorContent::Random(RandomTokens::Tokens(list))),
     ]
 }
 
@@ -38,12 +42,65 @@ prop_compose! {
         let anchor_tokens = anchor.map(|share| (share * block.unwrap_or(256) as f64) as usize);
         // A derived block may be longer than the list of random tokens.
         let anchor_tokens = if block.is_none() { anchor_tokens.or(Some(256)) } else { anchor_tokens };
-        StarConfig { block_tokens: block, anchor_tokens, anchor_position, anchor_content }
+        StarConfig { block_tokens: block, anchor_tokens, anchor_position, anchor_content, ..StarConfig::default() }
     }
 }
 
+fn local_attention() -> impl Strategy<Value = LocalAttention> {
+    prop_oneof![
+        3 => Just(LocalAttention::Causal),
+        1 => Just(LocalAttention::Stripes(Stripes::default())),
+        1 => (0_usize..64, 1_usize..64).prop_map(|(sink_tokens, window_tokens)| {
+            LocalAttention::Streaming(Streaming { sink_tokens, window_tokens })
+        }),
+    ]
+}
+
+prop_compose! {
+    fn pulsar()(
+        sizes in (prop::option::of(16_usize..300), 0_usize..80, 1_usize..40, 0.0..0.5_f64),
+        heuristic in prop::sample::select(vec!["max-idf", "tf-idf", "bm25", "entropy", "even-spaced", "query-aware"]),
+        contiguous in any::<bool>(),
+        local_attention in local_attention(),
+        options in (any::<bool>(), prop::option::of(Just(false))),
+    ) -> MethodConfig {
+        let (block, sink, chunk, fraction) = sizes;
+        let positions = if contiguous { "contiguous" } else { "sparse" };
+        serde_json::from_value(json!({"pulsar": {
+            "block_tokens": block, "sink_tokens": sink, "chunk_tokens": chunk, "summary_fraction": fraction,
+            "heuristic": heuristic, "positions": positions, "local_attention": local_attention,
+            "balanced": options.0 && block.is_none(), "shared_prefix": options.1,
+        }})).unwrap()
+    }
+}
+
+/// Both ways of encoding a prefix that exist once.
+fn shareable() -> impl Strategy<Value = (MethodConfig, MethodConfig)> {
+    let both = |method: &'static str, sizes: serde_json::Value| {
+        let with = |shared: bool| {
+            let mut sizes = sizes.clone();
+            sizes["shared_prefix"] = shared.into();
+            serde_json::from_value(json!({ method: sizes })).unwrap()
+        };
+        (with(true), with(false))
+    };
+    prop_oneof![
+        (16_usize..200, 1_usize..=16)
+            .prop_map(move |(block, anchor)| { both("star", json!({"block_tokens": block, "anchor_tokens": anchor})) }),
+        (16_usize..200, 0_usize..40).prop_map(move |(block, sink)| {
+            both("pulsar", json!({"block_tokens": block, "sink_tokens": sink, "summary_fraction": 0.25}))
+        }),
+    ]
+}
+
 fn method() -> impl Strategy<Value = MethodConfig> {
-    prop_oneof![1 => Just("dense".parse().unwrap()), 8 => star().prop_map(MethodConfig::Star)]
+    let plain =
+        prop::sample::select(vec!["dense", "apb", "anchor", "ring", "streaming", "minference", "flexprefill", "auto"]);
+    prop_oneof![
+        3 => plain.prop_map(|name| name.parse().unwrap()),
+        4 => star().prop_map(MethodConfig::Star),
+        4 => pulsar(),
+    ]
 }
 
 fn context() -> impl Strategy<Value = Vec<u32>> {
@@ -51,25 +108,28 @@ fn context() -> impl Strategy<Value = Vec<u32>> {
 }
 
 fn kept_ids(plan: &Plan) -> Vec<u32> {
-    plan.shards.iter().flat_map(|shard| &shard.input_ids[shard.keep_from..]).copied().collect()
+    plan.shards.iter().flat_map(|shard| &shard.input_ids[shard.prefix..]).copied().collect()
 }
 
 proptest! {
     #[test]
     fn kept_kv_is_the_context_and_the_query_follows(method in method(), context in context(), hosts in 1_usize..12) {
-        let plan = method.plan(&PlanRequest { context: &context, query: &[], hosts }).unwrap();
-        prop_assert_eq!(plan.check(), Ok(()));
+        let plan = method.plan(&request(&context, hosts)).unwrap();
+        prop_assert_eq!(plan.check(&context), Ok(()));
         prop_assert_eq!(kept_ids(&plan), context.clone());
-        prop_assert_eq!(plan.query_start as usize, context.len());
-        prop_assert_eq!(plan.kept_per_host().iter().sum::<usize>(), context.len());
-        prop_assert!(plan.shards.is_sorted_by_key(|shard| shard.host), "blocks are dealt in contiguous runs");
+        prop_assert_eq!(plan.kept_per_host().iter().sum::<usize>(), plan.kept_tokens());
+        prop_assert_eq!(plan.kept_tokens(), context.len());
+        prop_assert!(
+            plan.method.name == "ring" || plan.shards.is_sorted_by_key(|shard| shard.host),
+            "blocks are dealt in contiguous runs"
+        );
     }
 
     #[test]
     fn shards_do_not_depend_on_hosts(block in 16_usize..256, context in context(), hosts in 1_usize..12) {
         let star = StarConfig { block_tokens: Some(block), ..StarConfig::default() };
         let inputs = |hosts| {
-            let plan = star.plan(&PlanRequest { context: &context, query: &[], hosts }).unwrap();
+            let plan = star.plan(&request(&context, hosts)).unwrap();
             plan.shards.into_iter().map(|shard| (shard.input_ids, shard.position_ids, shard.keep_from)).collect::<Vec<_>>()
         };
         prop_assert_eq!(inputs(hosts), inputs(1));
@@ -78,7 +138,7 @@ proptest! {
     #[test]
     fn blocks_are_dealt_evenly(block in 16_usize..256, context in context(), hosts in 1_usize..12) {
         let star = StarConfig { block_tokens: Some(block), ..StarConfig::default() };
-        let plan = star.plan(&PlanRequest { context: &context, query: &[], hosts }).unwrap();
+        let plan = star.plan(&request(&context, hosts)).unwrap();
         let dealt: Vec<_> = (0..hosts).map(|host| plan.shards.iter().filter(|shard| shard.host == host).count()).collect();
         prop_assert!(dealt.iter().max().unwrap() - dealt.iter().min().unwrap() <= 1);
         prop_assert!(dealt.is_sorted_by(|a, b| a >= b));
@@ -89,7 +149,7 @@ proptest! {
     fn few_blocks_equal_dense(context in context(), blocks in 1_usize..=2) {
         let block = context.len().div_ceil(blocks).max(16);
         let star = StarConfig { block_tokens: Some(block), ..StarConfig::default() };
-        let plan = star.plan(&PlanRequest { context: &context, query: &[], hosts: 2 }).unwrap();
+        let plan = star.plan(&request(&context, 2)).unwrap();
         let last = plan.shards.last().unwrap();
         prop_assert_eq!(&last.input_ids, &context);
         prop_assert!(last.position_ids.iter().enumerate().all(|(index, &position)| index == position as usize));
@@ -97,22 +157,52 @@ proptest! {
 
     #[test]
     fn cost_adds_up(method in method(), context in context(), hosts in 1_usize..12) {
-        let plan = method.plan(&PlanRequest { context: &context, query: &[], hosts }).unwrap();
+        let plan = method.plan(&request(&context, hosts)).unwrap();
         let cost = Cost::of(&plan, &SHAPE);
         let tokens = context.len() as u64;
         prop_assert_eq!(cost.hosts.iter().map(|host| host.kept_tokens).sum::<u64>(), tokens);
         prop_assert_eq!(cost.hosts.iter().map(|host| host.kv_bytes).sum::<u64>(), tokens * SHAPE.kv_bytes_per_token());
         prop_assert_eq!(cost.dense_pairs, 4 * 8 * tokens * (tokens + 1) / 2);
-        // Row by row, as a mask would count.
-        let rows: u64 = plan.shards.iter().map(|shard| (1..=shard.input_ids.len() as u64).sum::<u64>()).sum();
-        prop_assert_eq!(cost.prefill_pairs, 4 * 8 * rows);
+        if plan.exchange == Exchange::None {
+            let rows: u64 = plan.shards.iter().map(|shard| shard.attention.pairs(shard.input_ids.len())).sum();
+            prop_assert_eq!(cost.prefill_pairs, 4 * 8 * rows);
+            prop_assert!(cost.hosts.iter().all(|host| host.exchange_bytes == 0));
+        }
+        if plan.method.name == "ring" {
+            prop_assert_eq!(cost.prefill_pairs, cost.dense_pairs);
+        }
         prop_assert_eq!(cost.critical_host().unwrap().flops, cost.hosts.iter().map(|host| host.flops).max().unwrap());
+    }
+
+    /// The same keys for every block row, fewer rows.
+    #[test]
+    fn a_shared_prefix_costs_no_more(both in shareable(), context in context(), hosts in 1_usize..8) {
+        let plan = |method: &MethodConfig| method.plan(&request(&context, hosts)).unwrap();
+        let (shared, apart) = (plan(&both.0), plan(&both.1));
+        let tokens = |plan: &Plan| Cost::of(plan, &SHAPE).hosts.iter().map(|host| host.linear_tokens).sum::<u64>();
+        prop_assert!(tokens(&shared) <= tokens(&apart));
+        prop_assert_eq!(kept_ids(&shared), kept_ids(&apart));
+        prop_assert_eq!(shared.kept_per_host(), apart.kept_per_host());
+    }
+
+    #[test]
+    fn balanced_blocks_have_a_lighter_slowest_host(context in prop::collection::vec(0_u32..50, 800..3000), hosts in 2_usize..9) {
+        for method in ["star", "pulsar"] {
+            let slowest = |balanced: bool| {
+                let sizes = json!({method: {"balanced": balanced, "anchor_tokens": 60}});
+                let sizes = if method == "star" { sizes } else { json!({method: {"balanced": balanced, "heuristic": "max-idf", "chunk_tokens": 4}}) };
+                let method: MethodConfig = serde_json::from_value(sizes).unwrap();
+                Cost::of(&method.plan(&request(&context, hosts)).unwrap(), &SHAPE).critical_host().unwrap().flops
+            };
+            // Whole chunks and whole tokens: a few percent either way.
+            prop_assert!(slowest(true) as f64 <= 1.03 * slowest(false) as f64, "{method} {} {}", slowest(true), slowest(false));
+        }
     }
 
     #[test]
     fn a_broken_plan_is_refused(context in context(), block in 16_usize..256, breach in 0_usize..8, pick in any::<prop::sample::Index>()) {
         let star = StarConfig { block_tokens: Some(block), ..StarConfig::default() };
-        let mut plan = star.plan(&PlanRequest { context: &context, query: &[], hosts: 3 }).unwrap();
+        let mut plan = star.plan(&request(&context, 3)).unwrap();
         let at = pick.index(plan.shards.len());
         let shard = &mut plan.shards[at];
         match breach {
@@ -120,11 +210,11 @@ proptest! {
             1 => shard.host = 3,
             2 => { shard.position_ids.pop(); }
             3 => shard.keep_from = shard.input_ids.len(),
-            4 => *shard.position_ids.last_mut().unwrap() += 1,
+            4 => *shard.input_ids.last_mut().unwrap() ^= 1,
             5 => plan.context_tokens += 1,
-            6 => plan.query_start += 1,
+            6 => plan.query_start -= 1,
             _ => { plan.shards.remove(at); }
         }
-        prop_assert!(plan.check().is_err());
+        prop_assert!(plan.check(&context).is_err());
     }
 }

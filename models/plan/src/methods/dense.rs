@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Method;
-use crate::{Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard};
+use crate::{Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard};
 
 /// Dense attention has no sizes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,21 +16,30 @@ impl Method for DenseConfig {
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
-        let tokens = request.context.len();
-        let shard = Shard {
-            block: 0,
-            host: 0,
-            input_ids: request.context.to_vec(),
-            position_ids: (0..tokens as u32).collect(),
-            keep_from: 0,
-            attention: LocalAttention::Causal,
-        };
-        Ok(Plan {
-            context_tokens: tokens,
-            hosts: 1,
-            shards: vec![shard],
-            exchange: Exchange::None,
-            query_start: tokens as u32,
-        })
+        one_shard(self.name(), request, LocalAttention::Causal)
     }
+}
+
+/// The whole context as one shard, its rows seeing what `attention` shows them.
+pub(super) fn one_shard(name: &str, request: &PlanRequest, attention: LocalAttention) -> Result<Plan, PlanError> {
+    attention.check()?;
+    let tokens = request.context.len();
+    let shard = Shard {
+        block: 0,
+        host: 0,
+        input_ids: request.context.to_vec(),
+        position_ids: (0..tokens as u32).collect(),
+        prefix: 0,
+        keep_from: 0,
+        attention,
+    };
+    Ok(Plan {
+        method: Choice::typed(name),
+        context_tokens: tokens,
+        hosts: 1,
+        shards: vec![shard],
+        exchange: Exchange::None,
+        query_start: tokens as u32,
+        view: ContextView::All,
+    })
 }

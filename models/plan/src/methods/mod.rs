@@ -1,21 +1,53 @@
 //! The attention methods, one a file, behind one trait. What a method does is in its file alone.
 
+mod anchor;
+mod apb;
+mod auto;
 mod dense;
+mod flexprefill;
+mod minference;
+mod pulsar;
+mod ring;
 mod star;
+mod streaming;
+mod ulysses;
 
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub use anchor::AnchorConfig;
+pub use apb::{ApbConfig, FirstSkip};
+pub use auto::AutoConfig;
 pub use dense::DenseConfig;
-pub use star::{AnchorContent, AnchorPosition, StarConfig};
+pub use flexprefill::FlexprefillConfig;
+pub use minference::MinferenceConfig;
+pub use pulsar::{Positions, PulsarConfig};
+pub use ring::{RingConfig, RingLayout};
+pub use star::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig};
+pub use streaming::{Phase2, StreamingConfig};
+pub use ulysses::UlyssesConfig;
 
-use crate::{Plan, PlanError, PlanRequest};
+use crate::{Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard, blocks::split_blocks};
 
 /// An attention method with its sizes resolved.
 pub trait Method {
     /// The name users type and metrics carry.
     fn name(&self) -> &'static str;
+
+    /// Refuses sizes that would make a plan but that nobody can have meant.
+    ///
+    /// # Errors
+    /// [`PlanError`] with the numbers on both sides.
+    fn review(&self, request: &PlanRequest) -> Result<(), PlanError> {
+        let _ = request;
+        Ok(())
+    }
+
+    /// Tokens of a block, where the user gave them.
+    fn block_tokens(&self) -> Option<usize> {
+        None
+    }
 
     /// Shards, positions, kept KV and exchange for `request`.
     ///
@@ -55,6 +87,24 @@ methods! {
     Dense(DenseConfig),
     /// Star Attention: blocks behind an anchor, encoded without communication.
     Star(StarConfig),
+    /// Pulsar Attention: blocks behind a sink and summaries of the blocks before.
+    Pulsar(PulsarConfig),
+    /// APB: blocks behind an anchor, passing compressed keys and values on.
+    Apb(ApbConfig),
+    /// AnchorAttention: one host, stripes chosen by scores.
+    Anchor(AnchorConfig),
+    /// Ring attention: exact, keys and values passed on.
+    Ring(RingConfig),
+    /// Ulysses: exact, heads split over hosts.
+    Ulysses(UlyssesConfig),
+    /// StreamingLLM: one host, a sink and a window.
+    Streaming(StreamingConfig),
+    /// MInference: one host, columns and diagonals.
+    Minference(MinferenceConfig),
+    /// FlexPrefill: one host, blocks up to a share of the mass.
+    Flexprefill(FlexprefillConfig),
+    /// Dense or the best cheap method, by the length of the context.
+    Auto(AutoConfig),
 }
 
 impl MethodConfig {
@@ -66,7 +116,7 @@ impl MethodConfig {
 
 impl Default for MethodConfig {
     fn default() -> Self {
-        Self::Star(StarConfig::default())
+        Self::Auto(AutoConfig::default())
     }
 }
 
@@ -75,14 +125,50 @@ impl Method for MethodConfig {
         self.method().name()
     }
 
+    fn review(&self, request: &PlanRequest) -> Result<(), PlanError> {
+        answerable(request)?;
+        self.method().review(request)
+    }
+
+    fn block_tokens(&self) -> Option<usize> {
+        self.method().block_tokens()
+    }
+
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
-        if request.context.is_empty() {
-            return Err(PlanError::EmptyContext);
-        }
-        if request.hosts == 0 {
-            return Err(PlanError::NoHosts);
-        }
+        answerable(request)?;
         self.method().plan(request)
+    }
+}
+
+fn answerable(request: &PlanRequest) -> Result<(), PlanError> {
+    match request {
+        PlanRequest { context: [], .. } => Err(PlanError::EmptyContext),
+        PlanRequest { hosts: 0, .. } => Err(PlanError::NoHosts),
+        _ => Ok(()),
+    }
+}
+
+/// Blocks of `size` tokens on their `owners`, without prefixes and without exchange.
+fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<usize>) -> Plan {
+    let tokens = request.context.len();
+    let blocks = split_blocks(tokens, size);
+    let shard = |(block, (range, host)): (usize, (std::ops::Range<usize>, usize))| Shard {
+        block,
+        host,
+        input_ids: request.context[range.clone()].to_vec(),
+        position_ids: (range.start as u32..range.end as u32).collect(),
+        prefix: 0,
+        keep_from: 0,
+        attention: LocalAttention::Causal,
+    };
+    Plan {
+        method: Choice::typed(name),
+        context_tokens: tokens,
+        hosts: request.hosts,
+        shards: blocks.into_iter().zip(owners).enumerate().map(shard).collect(),
+        exchange: Exchange::None,
+        query_start: tokens as u32,
+        view: ContextView::All,
     }
 }
 
@@ -112,7 +198,10 @@ mod tests {
         assert_eq!(serde_json::to_string(&star).unwrap(), r#"{"star":{"block_tokens":4096,"anchor_tokens":64}}"#);
         for method in MethodConfig::all() {
             let text = serde_json::to_string(&method).unwrap();
-            assert_eq!(text, format!("{{\"{}\":{{}}}}", method.name()));
+            assert_eq!(
+                serde_json::from_str::<MethodConfig>(&format!("{{\"{}\":{{}}}}", method.name())).unwrap(),
+                method
+            );
             assert_eq!(serde_json::from_str::<MethodConfig>(&text).unwrap(), method);
             assert_eq!(method.name().parse::<MethodConfig>().unwrap(), method);
         }
@@ -124,15 +213,19 @@ mod tests {
             assert!(serde_json::from_str::<MethodConfig>(wrong).is_err(), "{wrong}");
         }
         let error = "comet".parse::<MethodConfig>().unwrap_err();
-        assert_eq!(error.to_string(), r#"no attention method is called "comet"; known are dense, star"#);
+        assert_eq!(
+            error.to_string(),
+            r#"no attention method is called "comet"; known are dense, star, pulsar, apb, anchor, ring, ulysses, streaming, minference, flexprefill, auto"#
+        );
     }
 
     #[test]
     fn nothing_to_encode_and_nobody_to_encode_it() {
         for method in MethodConfig::all() {
-            let empty = PlanRequest { context: &[], query: &[], hosts: 1 };
+            let shape = &crate::ModelShape::TINY;
+            let empty = PlanRequest { context: &[], query: &[], hosts: 1, one_machine: true, shape };
             assert_eq!(method.plan(&empty), Err(PlanError::EmptyContext));
-            let alone = PlanRequest { context: &[1], query: &[], hosts: 0 };
+            let alone = PlanRequest { context: &[1], hosts: 0, ..empty };
             assert_eq!(method.plan(&alone), Err(PlanError::NoHosts));
         }
     }

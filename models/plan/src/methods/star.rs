@@ -1,7 +1,7 @@
 //! Star Attention (Acharya et al., 2024): every block but the first is encoded behind an anchor, with no communication.
 //!
 //! The anchor is the head of the first block; its keys and values are dropped after the pass. The other contents and
-//! positions are the paper's ablations (section 4). Random ones are given as lists: a plan draws no numbers.
+//! positions are the paper's ablations (section 4); random ones are drawn from a seed or given as lists.
 
 use std::ops::Range;
 
@@ -9,12 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Method;
 use crate::{
-    Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard,
-    blocks::{host_of_blocks, split_blocks},
+    Choice, ContextView, Exchange, LocalAttention, ModelShape, Plan, PlanError, PlanRequest, Shard,
+    attention::causal_pairs,
+    blocks::{balanced_blocks, block_tokens, host_of_blocks, review_block, split_blocks},
+    draw::Draw,
 };
-
-/// A smaller block is taken for a forgotten unit.
-const LEAST_BLOCK_TOKENS: usize = 16;
 
 /// Sizes of Star Attention.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,6 +31,16 @@ pub struct StarConfig {
     /// Token ids of the anchor.
     #[serde(skip_serializing_if = "is_default")]
     pub anchor_content: AnchorContent,
+    /// Whether the first block's owner encodes the anchor for all and sends its keys and values, layer by layer: the same
+    /// numbers for half of the work, but shards wait for the first. Absent: when all hosts share a machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_prefix: Option<bool>,
+    /// Unequal blocks, one a host, so that the slowest host is done as early as can be.
+    #[serde(skip_serializing_if = "is_default")]
+    pub balanced: bool,
+    /// Which keys a row sees within its own pass.
+    #[serde(skip_serializing_if = "is_default")]
+    pub local_attention: LocalAttention,
 }
 
 /// Where the anchor claims to stand.
@@ -45,6 +54,19 @@ pub enum AnchorPosition {
     Previous,
     /// As listed for blocks `1..`, one position a token, below the block's first; sorted or not.
     Given(Vec<Vec<u32>>),
+    /// Drawn below the block's first, with replacement.
+    Random(RandomPositions),
+}
+
+/// Drawn positions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RandomPositions {
+    /// The same seed draws the same positions.
+    pub seed: u64,
+    /// Whether they ascend.
+    #[serde(default = "yes")]
+    pub sorted: bool,
 }
 
 /// What the anchor says.
@@ -62,15 +84,33 @@ pub enum AnchorContent {
         token: u32,
     },
     /// Tokens of the first block in another order.
-    Shuffled {
-        /// Index into the first block, one a token of the anchor.
-        permutation: Vec<usize>,
-    },
-    /// Listed tokens, the same before every block.
-    Random {
-        /// Token ids, at least as many as the anchor has.
-        tokens: Vec<u32>,
-    },
+    Shuffled(Permutation),
+    /// Tokens out of nowhere, the same before every block.
+    Random(RandomTokens),
+}
+
+/// Where the tokens of a shuffled anchor come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Permutation {
+    /// Index into the first block, one a token of the anchor.
+    Permutation(Vec<usize>),
+    /// The anchor's own tokens, their order drawn.
+    Seed(u64),
+}
+
+/// Which tokens a random anchor has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RandomTokens {
+    /// Token ids, at least as many as the anchor has.
+    Tokens(Vec<u32>),
+    /// Drawn from the vocabulary.
+    Seed(u64),
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Method for StarConfig {
@@ -78,46 +118,86 @@ impl Method for StarConfig {
         "star"
     }
 
+    fn review(&self, request: &PlanRequest) -> Result<(), PlanError> {
+        review_block(self.block_tokens, request.context.len())?;
+        match (self.anchor_tokens, self.block_tokens) {
+            (Some(anchor), Some(block)) if anchor > block => Err(PlanError::AnchorTooLong { anchor, block }),
+            _ => Ok(()),
+        }
+    }
+
+    fn block_tokens(&self) -> Option<usize> {
+        self.block_tokens
+    }
+
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
+        self.local_attention.check()?;
         let context = request.context;
-        let (block_tokens, anchor_tokens) = self.sizes(context.len(), request.hosts)?;
-        let blocks = split_blocks(context.len(), block_tokens);
-        let anchors = Anchors { config: self, context, blocks: &blocks, tokens: anchor_tokens };
+        let size = block_tokens(self.block_tokens, context.len(), request.hosts)?;
+        let shared = self.is_shared(request)?;
+        let blocks = self.blocks(request, size, shared)?;
+        let tokens = self.anchor_tokens.unwrap_or(size).min(blocks[0].len());
+        let anchors = Anchors { config: self, context, blocks: &blocks, tokens, shape: request.shape };
         anchors.check()?;
 
         let hosts = host_of_blocks(blocks.len(), request.hosts);
         let shard = |(block, host): (usize, usize)| {
             let range = blocks[block].clone();
-            let (mut input_ids, mut position_ids) = anchors.before(block);
-            let keep_from = input_ids.len();
+            let (mut input_ids, mut position_ids) = if shared { Default::default() } else { anchors.before(block) };
+            let prefix = input_ids.len();
             input_ids.extend_from_slice(&context[range.clone()]);
             position_ids.extend(positions(range));
-            Shard { block, host, input_ids, position_ids, keep_from, attention: LocalAttention::Causal }
+            Shard { block, host, input_ids, position_ids, prefix, keep_from: prefix, attention: self.local_attention }
         };
         Ok(Plan {
+            method: Choice::typed(self.name()),
             context_tokens: context.len(),
             hosts: request.hosts,
             shards: hosts.into_iter().enumerate().map(shard).collect(),
-            exchange: Exchange::None,
+            exchange: if shared { Exchange::SharedPrefix { sink_rows: tokens } } else { Exchange::None },
             query_start: context.len() as u32,
+            view: ContextView::All,
         })
     }
 }
 
 impl StarConfig {
-    /// Block and anchor in tokens. Only sizes that somebody typed are refused; derived ones are made to fit.
-    fn sizes(&self, context: usize, hosts: usize) -> Result<(usize, usize), PlanError> {
-        let block = match self.block_tokens {
-            Some(0) => return Err(PlanError::ZeroBlock { least: LEAST_BLOCK_TOKENS }),
-            Some(block) if block < LEAST_BLOCK_TOKENS && block < context => {
-                return Err(PlanError::BlockTooSmall { block, context, least: LEAST_BLOCK_TOKENS });
-            }
-            Some(block) => block,
-            None => context.div_ceil(hosts),
+    /// Whether the anchor is encoded once. Only the published anchor is a part of the first block's own pass.
+    fn is_shared(&self, request: &PlanRequest) -> Result<bool, PlanError> {
+        let conflict = |other| {
+            let (option, advice) = ("shared_prefix", "leave shared_prefix out");
+            Err(PlanError::Conflict { option, other, advice })
         };
-        match (self.anchor_tokens, self.block_tokens) {
-            (Some(anchor), Some(block)) if anchor > block => Err(PlanError::AnchorTooLong { anchor, block }),
-            (anchor, _) => Ok((block, anchor.unwrap_or(block).min(block).min(context))),
+        let possible = self.local_attention == LocalAttention::Causal
+            && self.anchor_position == AnchorPosition::First
+            && self.anchor_content == AnchorContent::First;
+        match self.shared_prefix {
+            Some(true) if self.local_attention != LocalAttention::Causal => {
+                conflict("a local_attention that is not causal")
+            }
+            Some(true) if !possible => conflict("an anchor that is not the head of the context"),
+            typed => Ok(typed.unwrap_or(request.one_machine) && possible && self.anchor_tokens != Some(0)),
+        }
+    }
+
+    fn blocks(&self, request: &PlanRequest, size: usize, shared: bool) -> Result<Vec<Range<usize>>, PlanError> {
+        let (tokens, shape) = (request.context.len(), request.shape);
+        match (self.balanced, self.block_tokens) {
+            (false, _) => Ok(split_blocks(tokens, size)),
+            (true, Some(_)) => Err(PlanError::Conflict {
+                option: "balanced",
+                other: "block_tokens",
+                advice: "leave block_tokens out: balanced blocks are as long as the work allows",
+            }),
+            (true, None) => {
+                let anchor = self.anchor_tokens.unwrap_or(size).min(size);
+                let work = |before: &[Range<usize>], range: Range<usize>| {
+                    let prefix = if before.is_empty() { 0 } else { anchor };
+                    let pairs = causal_pairs(prefix + range.len()) - if shared { causal_pairs(prefix) } else { 0 };
+                    shape.flops(range.len() + if shared { 0 } else { prefix }, pairs)
+                };
+                Ok(balanced_blocks(tokens, request.hosts, &work))
+            }
         }
     }
 }
@@ -128,6 +208,7 @@ struct Anchors<'a> {
     context: &'a [u32],
     blocks: &'a [Range<usize>],
     tokens: usize,
+    shape: &'a ModelShape,
 }
 
 impl Anchors<'_> {
@@ -142,13 +223,24 @@ impl Anchors<'_> {
             AnchorContent::First => self.context[..self.tokens].to_vec(),
             AnchorContent::Previous => self.context[previous.clone()].to_vec(),
             AnchorContent::Constant { token } => vec![*token; self.tokens],
-            AnchorContent::Shuffled { permutation } => permutation.iter().map(|&j| self.context[j]).collect(),
-            AnchorContent::Random { tokens } => tokens[..self.tokens].to_vec(),
+            AnchorContent::Shuffled(Permutation::Permutation(order)) => {
+                order.iter().map(|&j| self.context[j]).collect()
+            }
+            AnchorContent::Shuffled(Permutation::Seed(seed)) => Draw::new(*seed).shuffled(&self.context[..self.tokens]),
+            AnchorContent::Random(RandomTokens::Tokens(tokens)) => tokens[..self.tokens].to_vec(),
+            AnchorContent::Random(RandomTokens::Seed(seed)) => Draw::new(*seed).below(self.shape.vocab, self.tokens),
         };
         let position_ids = match &self.config.anchor_position {
             AnchorPosition::First => positions(0..self.tokens).collect(),
             AnchorPosition::Previous => positions(previous).collect(),
             AnchorPosition::Given(lists) => lists[block - 1].clone(),
+            AnchorPosition::Random(RandomPositions { seed, sorted }) => {
+                let mut drawn = Draw::new(seed ^ block as u64).below(self.blocks[block].start, self.tokens);
+                if *sorted {
+                    drawn.sort_unstable();
+                }
+                drawn
+            }
         };
         (ids, position_ids)
     }
@@ -159,8 +251,8 @@ impl Anchors<'_> {
             return Ok(());
         }
         match &self.config.anchor_content {
-            AnchorContent::Shuffled { permutation } => self.check_permutation(permutation)?,
-            AnchorContent::Random { tokens } if tokens.len() < self.tokens => {
+            AnchorContent::Shuffled(Permutation::Permutation(order)) => self.check_permutation(order)?,
+            AnchorContent::Random(RandomTokens::Tokens(tokens)) if tokens.len() < self.tokens => {
                 return Err(wrong_length("anchor_content.random.tokens", self.tokens, tokens.len()));
             }
             _ => {}
@@ -223,7 +315,10 @@ mod tests {
 
     fn plan(config: &StarConfig, tokens: u32, hosts: usize) -> Result<Plan, PlanError> {
         let context: Vec<u32> = (100..100 + tokens).collect();
-        config.plan(&PlanRequest { context: &context, query: &[], hosts })
+        let request =
+            PlanRequest { context: &context, query: &[], hosts, one_machine: false, shape: &ModelShape::TINY };
+        config.review(&request)?;
+        config.plan(&request)
     }
 
     /// `host <- prefix ids @ positions | block ids @ positions`, one line a shard; ids and positions as runs.
@@ -285,6 +380,7 @@ mod tests {
             anchor_tokens: Some(8),
             anchor_position: AnchorPosition::Previous,
             anchor_content: AnchorContent::Previous,
+            ..StarConfig::default()
         };
         insta::assert_snapshot!(drawn(&plan(&star, 50, 3).unwrap()), @"
         host 0 <- - | 100..=119 @ 0..=19
@@ -300,7 +396,8 @@ mod tests {
             block_tokens: Some(16),
             anchor_tokens: Some(3),
             anchor_position: AnchorPosition::Given(vec![vec![9, 2, 2], vec![0, 20, 31]]),
-            anchor_content: AnchorContent::Shuffled { permutation: vec![7, 0, 15] },
+            anchor_content: AnchorContent::Shuffled(Permutation::Permutation(vec![7, 0, 15])),
+            ..StarConfig::default()
         };
         insta::assert_snapshot!(drawn(&plan(&star, 40, 3).unwrap()), @"
         host 0 <- - | 100..=115 @ 0..=15
@@ -328,13 +425,14 @@ mod tests {
     fn lists_that_do_not_fit_the_anchor_are_refused() {
         let sized = || StarConfig { block_tokens: Some(40), anchor_tokens: Some(3), ..StarConfig::default() };
         let content = |anchor_content| StarConfig { anchor_content, ..sized() };
-        let shuffled = |permutation: &[usize]| content(AnchorContent::Shuffled { permutation: permutation.to_vec() });
+        let shuffled =
+            |permutation: &[usize]| content(AnchorContent::Shuffled(Permutation::Permutation(permutation.to_vec())));
         let given = |lists| StarConfig { anchor_position: AnchorPosition::Given(lists), ..sized() };
         let refusals = [
             shuffled(&[0, 1]),
             shuffled(&[0, 1, 40]),
             shuffled(&[0, 1, 1]),
-            content(AnchorContent::Random { tokens: vec![5] }),
+            content(AnchorContent::Random(RandomTokens::Tokens(vec![5]))),
             given(vec![vec![0, 1, 2]]),
             given(vec![vec![0, 1, 2], vec![0, 1]]),
             given(vec![vec![0, 1, 40], vec![0, 1, 2]]),

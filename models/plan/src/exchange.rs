@@ -1,0 +1,82 @@
+//! What shards pass each other within a layer of phase 1. Rules only: who computes and who carries is decided elsewhere.
+
+// The archived twins that rkyv derives carry no docs of their own.
+#![allow(missing_docs)]
+
+use std::ops::Range;
+
+use rkyv::Archive;
+use serde::{Deserialize, Serialize};
+
+use crate::Shard;
+
+/// What shards pass each other within every layer of phase 1. All but [`Exchange::None`] make a shard depend on others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub enum Exchange {
+    /// Nothing: a shard depends on its input alone and can be encoded anywhere, again.
+    None,
+    /// Prefix rows are encoded once. The first shard's leading block rows, then each shard's own prefix rows, in shard
+    /// order, are the prefix of every later shard; their keys and values are sent to it.
+    SharedPrefix {
+        /// Rows of the first block that every later shard sees.
+        sink_rows: usize,
+    },
+    /// Each shard sends its highest-scored keys and values to all later ones, whose block rows see them (APB).
+    PassCompressed(Passing),
+    /// Each shard's keys and values go to all later ones, whose rows see them all (ring attention).
+    Ring,
+    /// Shard `i` gets all rows of the `i`th share of query heads, attends, and returns the rows' outputs (Ulysses).
+    AllToAll,
+}
+
+/// What APB passes on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct Passing {
+    /// Tokens a shard passes on, for each layer and KV head; fewer when it has fewer.
+    pub tokens: usize,
+    /// Width of the maximum taken over neighbouring scores; odd, 1 for none.
+    pub pool: usize,
+    /// Leading tokens of the first block that are never passed on.
+    pub first_skip: usize,
+    /// What a token is worth.
+    pub score: PassingScore,
+}
+
+impl Passing {
+    /// First row of `shard` that may be passed on.
+    pub fn first_row(&self, shard: &Shard) -> usize {
+        match shard.block {
+            0 => self.first_skip.min(shard.input_ids.len()),
+            _ => shard.prefix,
+        }
+    }
+
+    /// Tokens that `shard` passes on.
+    pub fn given(&self, shard: &Shard) -> usize {
+        self.tokens.min(shard.input_ids.len() - self.first_row(shard))
+    }
+
+    /// Query rows that the second shard lends the first.
+    pub fn lent_rows(&self) -> usize {
+        match &self.score {
+            PassingScore::Heads { .. } => 0,
+            PassingScore::Query { rows } => rows.len(),
+        }
+    }
+}
+
+/// How APB scores tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub enum PassingScore {
+    /// Trained retaining heads (Locret), read from a safetensors file by every host.
+    Heads {
+        /// The file.
+        path: String,
+    },
+    /// The mean score of the query that the anchor embeds. The first shard has no anchor: the second lends it its
+    /// query vectors.
+    Query {
+        /// Rows of the query within the anchor.
+        rows: Range<usize>,
+    },
+}

@@ -1,0 +1,246 @@
+//! Pulsar Attention: every block is encoded behind a sink and summaries of the blocks before. Which chunks make a summary
+//! is decided by [`crate::summary`].
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::Method;
+use crate::{
+    Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard,
+    attention::causal_pairs,
+    blocks::{balanced_blocks, block_tokens, host_of_blocks, review_block, split_blocks},
+    summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, summarize},
+};
+
+/// Sizes of Pulsar Attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PulsarConfig {
+    /// Tokens of a block. Absent: the context spread evenly, one block a host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block_tokens: Option<usize>,
+    /// First tokens of the context, seen by every block.
+    pub sink_tokens: usize,
+    /// Tokens of a chunk. Absent: 16 when the query chooses, 32 otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk_tokens: Option<usize>,
+    /// Tokens of a block's summary, 0 for none. Absent: `summary_fraction`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub summary_tokens: Option<usize>,
+    /// Share of a block that its summary holds.
+    pub summary_fraction: f64,
+    /// What makes a chunk worth keeping.
+    pub heuristic: Heuristic,
+    /// Which of equally good chunks are kept.
+    pub ties: TieBreak,
+    /// Whether blocks share one budget. Absent: when the query chooses.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<BudgetSpread>,
+    /// Position ids of sink and summaries.
+    pub positions: Positions,
+    /// Whether sink and summaries stay in the cache, as duplicates.
+    pub keep_summary_kv: bool,
+    /// Whether each summary is encoded once, by its block's owner, and its keys and values sent, layer by layer: the same
+    /// numbers for less work, but shards wait for each other. Absent: when all hosts share a machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_prefix: Option<bool>,
+    /// Unequal blocks, one a host, so that the slowest host is done as early as can be.
+    pub balanced: bool,
+    /// Which keys a row sees within its own pass.
+    pub local_attention: LocalAttention,
+}
+
+/// Position ids of sink and summaries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Positions {
+    /// Where the tokens stand in the context.
+    #[default]
+    Sparse,
+    /// Each assembled input is numbered from 0; the query starts behind the longest.
+    Contiguous,
+}
+
+impl Default for PulsarConfig {
+    fn default() -> Self {
+        Self {
+            block_tokens: None,
+            sink_tokens: 64,
+            chunk_tokens: None,
+            summary_tokens: None,
+            summary_fraction: 0.125,
+            heuristic: Heuristic::QueryAware,
+            ties: TieBreak::default(),
+            spread: None,
+            positions: Positions::Sparse,
+            keep_summary_kv: false,
+            shared_prefix: None,
+            balanced: false,
+            local_attention: LocalAttention::Causal,
+        }
+    }
+}
+
+impl Method for PulsarConfig {
+    fn name(&self) -> &'static str {
+        "pulsar"
+    }
+
+    fn review(&self, request: &PlanRequest) -> Result<(), PlanError> {
+        review_block(self.block_tokens, request.context.len())?;
+        let block = block_tokens(self.block_tokens, request.context.len(), request.hosts)?;
+        let (chunk, budget) = (self.chunk(), self.budget().tokens(block));
+        match (self.summary_tokens, self.block_tokens) {
+            (Some(0), _) => Ok(()),
+            // A derived budget of a short context is made to fit; one that somebody typed is not.
+            (None, None) => Ok(()),
+            _ if budget < chunk => Err(PlanError::BudgetBelowChunk { budget, chunk, block }),
+            _ => Ok(()),
+        }
+    }
+
+    fn block_tokens(&self) -> Option<usize> {
+        self.block_tokens
+    }
+
+    fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
+        self.check()?;
+        let (context, shared) = (request.context, self.is_shared(request)?);
+        let blocks = self.blocks(request, shared)?;
+        let summaries = self.summaries(context, request.query, &blocks);
+        let sink = self.sink_tokens.min(blocks[0].len());
+        let hosts = host_of_blocks(blocks.len(), request.hosts);
+        let mut shards = Vec::with_capacity(blocks.len());
+        for (block, host) in hosts.into_iter().enumerate() {
+            let last = block + 1 == blocks.len();
+            let prefix: Vec<u32> = match (shared, block) {
+                (true, _) if last => Vec::new(),
+                (true, _) => summaries[block].indices.clone(),
+                (false, 0) => Vec::new(),
+                (false, _) => {
+                    (0..sink as u32).chain(summaries[..block].iter().flat_map(|s| s.indices.iter().copied())).collect()
+                }
+            };
+            let indices = || prefix.iter().copied().chain(blocks[block].start as u32..blocks[block].end as u32);
+            let rows = prefix.len() + blocks[block].len();
+            shards.push(Shard {
+                block,
+                host,
+                input_ids: indices().map(|index| context[index as usize]).collect(),
+                position_ids: match self.positions {
+                    Positions::Sparse => indices().collect(),
+                    Positions::Contiguous => (0..rows as u32).collect(),
+                },
+                prefix: prefix.len(),
+                keep_from: if self.keep_summary_kv { 0 } else { prefix.len() },
+                attention: self.local_attention,
+            });
+        }
+        let longest = shards.iter().map(|shard| shard.input_ids.len()).max().unwrap_or(0);
+        Ok(Plan {
+            method: Choice::typed(self.name()),
+            context_tokens: context.len(),
+            hosts: request.hosts,
+            shards,
+            exchange: if shared { Exchange::SharedPrefix { sink_rows: sink } } else { Exchange::None },
+            query_start: match self.positions {
+                Positions::Sparse => context.len() as u32,
+                Positions::Contiguous => longest as u32,
+            },
+            view: ContextView::All,
+        })
+    }
+}
+
+impl PulsarConfig {
+    /// The summary of every block, the last included.
+    pub fn summaries(&self, context: &[u32], query: &[u32], blocks: &[Range<usize>]) -> Vec<Summary> {
+        summarize(context, query, blocks, &self.rule())
+    }
+
+    /// How chunks are chosen.
+    pub fn rule(&self) -> SummaryRule {
+        let spread = match self.heuristic {
+            Heuristic::QueryAware => BudgetSpread::Shared,
+            _ => BudgetSpread::PerBlock,
+        };
+        SummaryRule {
+            heuristic: self.heuristic,
+            ties: self.ties,
+            chunk_tokens: self.chunk(),
+            budget: self.budget(),
+            spread: self.spread.unwrap_or(spread),
+        }
+    }
+
+    fn chunk(&self) -> usize {
+        self.chunk_tokens.unwrap_or(if self.heuristic == Heuristic::QueryAware { 16 } else { 32 })
+    }
+
+    fn budget(&self) -> SummaryBudget {
+        match self.summary_tokens {
+            Some(tokens) => SummaryBudget::Tokens(tokens),
+            None => SummaryBudget::Fraction(self.summary_fraction),
+        }
+    }
+
+    fn check(&self) -> Result<(), PlanError> {
+        self.local_attention.check()?;
+        if self.chunk_tokens == Some(0) {
+            return Err(PlanError::Size { name: "chunk_tokens", expected: "at least 1".into(), got: "0".into() });
+        }
+        if !(0.0..=1.0).contains(&self.summary_fraction) {
+            let (expected, got) = ("a share from 0 to 1".into(), self.summary_fraction.to_string());
+            return Err(PlanError::Size { name: "summary_fraction", expected, got });
+        }
+        Ok(())
+    }
+
+    fn is_shared(&self, request: &PlanRequest) -> Result<bool, PlanError> {
+        let conflict = |other| {
+            let (option, advice) = ("shared_prefix", "leave shared_prefix out");
+            Err(PlanError::Conflict { option, other, advice })
+        };
+        let causal = self.local_attention == LocalAttention::Causal;
+        match self.shared_prefix {
+            Some(true) if !causal => conflict("a local_attention that is not causal"),
+            Some(true) if self.positions == Positions::Contiguous => conflict("contiguous positions"),
+            Some(true) if self.keep_summary_kv => conflict("keep_summary_kv"),
+            typed => Ok(typed.unwrap_or(request.one_machine)
+                && causal
+                && self.positions == Positions::Sparse
+                && !self.keep_summary_kv),
+        }
+    }
+
+    fn blocks(&self, request: &PlanRequest, shared: bool) -> Result<Vec<Range<usize>>, PlanError> {
+        let (tokens, shape) = (request.context.len(), request.shape);
+        match (self.balanced, self.block_tokens) {
+            (false, typed) => Ok(split_blocks(tokens, block_tokens(typed, tokens, request.hosts)?)),
+            (true, Some(_)) => Err(PlanError::Conflict {
+                option: "balanced",
+                other: "block_tokens",
+                advice: "leave block_tokens out: balanced blocks are as long as the work allows",
+            }),
+            (true, None) => {
+                let summary = |tokens: usize| (self.budget().tokens(tokens) / self.chunk() * self.chunk()).min(tokens);
+                let work = |earlier: &[Range<usize>], range: Range<usize>| {
+                    let own = summary(range.len());
+                    let sink = if earlier.is_empty() { 0 } else { self.sink_tokens };
+                    let before = sink + earlier.iter().map(|block| summary(block.len())).sum::<usize>();
+                    let pairs = causal_pairs(before + range.len());
+                    match shared {
+                        false => shape.flops(before + range.len(), pairs),
+                        // The rows of the own summary instead of everybody's.
+                        true => {
+                            let pairs = pairs + causal_pairs(before + own) - 2 * causal_pairs(before);
+                            shape.flops(range.len() + own, pairs)
+                        }
+                    }
+                };
+                Ok(balanced_blocks(tokens, request.hosts, &work))
+            }
+        }
+    }
+}
