@@ -18,6 +18,16 @@ pub enum Parts {
     All,
 }
 
+/// Queries, keys and values of one layer.
+pub struct Projected<B: Backend> {
+    /// `(query, t, dim)`, rotated.
+    pub q: B::Tensor,
+    /// `(kv, t, dim)`, rotated.
+    pub k: B::Tensor,
+    /// `(kv, t, dim)`.
+    pub v: B::Tensor,
+}
+
 /// A decoder on a device.
 pub struct Decoder<B: Backend> {
     backend: Arc<B>,
@@ -75,18 +85,17 @@ impl<B: Backend> Decoder<B> {
         Ok(self.backend.embed(&self.table, ids)?)
     }
 
-    /// Queries, keys and values of `x (t, e)`, queries and keys rotated: `q (query, t, dim)`, `k, v (kv, t, dim)`.
-    #[allow(clippy::type_complexity)]
-    pub fn project(
-        &self,
-        layer: usize,
-        x: &B::Tensor,
-        positions: &[u32],
-    ) -> Result<(B::Tensor, B::Tensor, B::Tensor), ModelError> {
+    /// Queries, keys and values of `x (t, e)` side by side, not rotated: `(t, (query + 2 kv) dim)`.
+    pub fn project(&self, layer: usize, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let Layer { attention_norm, qkv, .. } = &self.layers[layer];
         let x = self.backend.rms_norm(x, attention_norm, self.config.eps)?;
-        let x = self.backend.linear(&x, qkv)?;
-        Ok(self.backend.split_rotate(&x, self.config.heads, positions, &self.inv_freq)?)
+        Ok(self.backend.linear(&x, qkv)?)
+    }
+
+    /// What [`Decoder::project`] gave, split into heads, queries and keys rotated.
+    pub fn rotate(&self, qkv: &B::Tensor, positions: &[u32]) -> Result<Projected<B>, ModelError> {
+        let (q, k, v) = self.backend.split_rotate(qkv, self.config.heads, positions, &self.inv_freq)?;
+        Ok(Projected { q, k, v })
     }
 
     /// The rest of the layer: `x (t, e)` plus the output projection of `attention (query, t, dim)` in f32, plus the MLP.

@@ -1,16 +1,27 @@
-//! Phase 1: one shard's forward pass, keeping the keys and values that the plan keeps.
+//! Phase 1: forward passes of shards, layer by layer, keeping the keys and values that the plan keeps. What shards pass each
+//! other goes through [`Peers`]; who carries it is not known here.
 
-use asterism_kernels::{Backend, Mask};
-use asterism_plan::{LocalAttention, Shard};
+mod all_to_all;
+mod local;
+mod passing;
+mod peers;
+mod ring;
+mod shared_prefix;
+mod top_k;
 
-use crate::{Decoder, ModelError};
+use asterism_kernels::{Backend, KeySets};
+use asterism_plan::{Exchange, Shard};
+
+pub use peers::{LocalPeers, Parcel, Part, Peers};
+
+use crate::{Decoder, ModelError, RetainingHeads, decoder::Projected};
 
 /// The keys and values one shard keeps for phase 2.
 #[derive(Clone)]
 pub struct EncodedShard<B: Backend> {
     /// Place of the shard in the merge.
     pub block: usize,
-    /// Kept context tokens.
+    /// Kept tokens.
     pub tokens: usize,
     /// One entry a layer.
     pub layers: Vec<B::Kv>,
@@ -23,32 +34,142 @@ impl<B: Backend> EncodedShard<B> {
     }
 }
 
-/// Encodes one shard. `progress(layers done)` is asked after each layer and stops the pass by returning `false`
-/// ([`ModelError::Cancelled`]).
-pub fn encode_shard<B: Backend>(
-    decoder: &Decoder<B>,
-    shard: &Shard,
-    mut progress: impl FnMut(usize) -> bool,
-) -> Result<EncodedShard<B>, ModelError> {
-    let backend = decoder.backend();
-    let rows = shard.input_ids.len();
-    let mut layers = Vec::with_capacity(decoder.config().layers);
-    let mut x = decoder.embed(&shard.input_ids)?;
-    for layer in 0..decoder.config().layers {
-        let (q, k, v) = decoder.project(layer, &x, &shard.position_ids)?;
-        let kv = backend.kv(&k, &v)?;
-        let mask = match shard.attention {
-            LocalAttention::Causal => Mask::Causal,
-        };
-        // The last layer's rows feed nothing: only its keys and values are kept.
-        if layer + 1 < decoder.config().layers {
-            let partial = backend.attention(&q, &kv, mask)?;
-            x = decoder.finish(layer, x, &partial.output)?;
+/// Shards to encode together: those of one host, or all of them. A shard that passes nothing needs no company.
+pub struct Phase1<'a, B: Backend> {
+    /// The model.
+    pub decoder: &'a Decoder<B>,
+    /// Ascending by block.
+    pub shards: &'a [Shard],
+    /// Shards of the whole plan.
+    pub blocks: usize,
+    /// What they pass each other.
+    pub exchange: &'a Exchange,
+    /// APB's retaining heads, where the exchange scores by them.
+    pub heads: Option<&'a RetainingHeads<B>>,
+}
+
+/// Who looks on while shards are encoded.
+pub trait Watch {
+    /// A shard has so many layers done. `false` stops the encoding ([`ModelError::Cancelled`]).
+    fn layer(&mut self, block: usize, done: usize) -> bool;
+
+    /// So many (row, key) pairs, over all query heads, went through the softmax of one layer of a shard.
+    fn pairs(&mut self, block: usize, pairs: u64) {
+        let _ = (block, pairs);
+    }
+
+    /// Keys were chosen by their scores.
+    fn chosen(&mut self, layer: usize, block: usize, chosen: Chosen<'_>) {
+        let _ = (layer, block, chosen);
+    }
+
+    /// Whether the last layer is computed too. Its rows feed nothing, so it is not unless somebody wants to see it.
+    fn wants_last_layer(&self) -> bool {
+        false
+    }
+}
+
+/// Keys chosen by their scores.
+pub enum Chosen<'a> {
+    /// By local attention, as row indices of the shard's input.
+    Keys(&'a KeySets),
+    /// To be passed on: context indices, ascending, for each KV head.
+    Passed(&'a [Vec<u32>]),
+}
+
+/// One shard within a layer.
+struct Pass<'a, B: Backend> {
+    shard: &'a Shard,
+    /// Residual stream `(t, e)`.
+    x: B::Tensor,
+    /// Not rotated, `(t, (query + 2 kv) dim)`.
+    raw: B::Tensor,
+    qkv: Projected<B>,
+}
+
+/// One layer of all passes.
+struct Layer<'a, B: Backend> {
+    phase: &'a Phase1<'a, B>,
+    index: usize,
+    passes: &'a [Pass<'a, B>],
+}
+
+impl<B: Backend> Phase1<'_, B> {
+    /// Encodes the shards, in lock step.
+    ///
+    /// # Errors
+    /// [`ModelError::Cancelled`] when `watch` says stop; what `peers` and the kernels report otherwise.
+    pub fn encode(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<EncodedShard<B>>, ModelError> {
+        let (decoder, count) = (self.decoder, self.decoder.config().layers);
+        let mut streams: Vec<_> = self.shards.iter().map(|shard| decoder.embed(&shard.input_ids)).collect::<Result<_, _>>()?;
+        let keep = |shard: &Shard| EncodedShard { block: shard.block, tokens: shard.kept_tokens(), layers: Vec::new() };
+        let mut encoded: Vec<EncodedShard<B>> = self.shards.iter().map(keep).collect();
+        for index in 0..count {
+            let passes = self.project(index, std::mem::take(&mut streams))?;
+            for (encoded, pass) in encoded.iter_mut().zip(&passes) {
+                encoded.layers.push(pass.kept(decoder.backend())?);
+            }
+            if index + 1 < count || watch.wants_last_layer() {
+                let outputs = Layer { phase: self, index, passes: &passes }.attend(peers, watch)?;
+                peers.layer_done(index);
+                for (pass, output) in passes.into_iter().zip(outputs) {
+                    streams.push(decoder.finish(index, pass.x, &output)?);
+                }
+            }
+            for shard in self.shards {
+                if !watch.layer(shard.block, index + 1) {
+                    return Err(ModelError::Cancelled);
+                }
+            }
         }
-        layers.push(if shard.keep_from == 0 { kv } else { backend.kv_rows(&kv, shard.keep_from, rows)? });
-        if !progress(layer + 1) {
-            return Err(ModelError::Cancelled);
+        Ok(encoded)
+    }
+
+    fn project(&self, layer: usize, streams: Vec<B::Tensor>) -> Result<Vec<Pass<'_, B>>, ModelError> {
+        let pass = |(shard, x): (_, B::Tensor)| {
+            let shard: &Shard = shard;
+            let raw = self.decoder.project(layer, &x)?;
+            let qkv = self.decoder.rotate(&raw, &shard.position_ids)?;
+            Ok(Pass { shard, x, raw, qkv })
+        };
+        self.shards.iter().zip(streams).map(pass).collect()
+    }
+}
+
+impl<B: Backend> Pass<'_, B> {
+    /// The keys and values that outlive the pass.
+    fn kept(&self, backend: &B) -> Result<B::Kv, ModelError> {
+        let rows = self.shard.input_ids.len();
+        let Projected { k, v, .. } = &self.qkv;
+        Ok(match self.shard.keep_from {
+            0 => backend.kv(k, v)?,
+            from => backend.kv(&backend.narrow(k, 1, from, rows)?, &backend.narrow(v, 1, from, rows)?)?,
+        })
+    }
+}
+
+impl<B: Backend> Layer<'_, B> {
+    /// Attention output `(query, t, dim)` in f32 of every pass.
+    fn attend(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<B::Tensor>, ModelError> {
+        match self.phase.exchange {
+            Exchange::None => self.passes.iter().map(|pass| Ok(self.local(pass, watch)?.output)).collect(),
+            Exchange::SharedPrefix { sink_rows } => self.attend_behind_shared_prefix(*sink_rows, peers, watch),
+            Exchange::PassCompressed(passing) => self.attend_with_passed(passing, peers, watch),
+            Exchange::Ring => self.attend_around_ring(peers, watch),
+            Exchange::AllToAll => self.attend_by_heads(peers, watch),
         }
     }
-    Ok(EncodedShard { block: shard.block, tokens: shard.kept_tokens(), layers })
+
+    fn backend(&self) -> &B {
+        self.phase.decoder.backend()
+    }
+
+    /// Whether shards come after `pass`.
+    fn has_later(&self, pass: &Pass<'_, B>) -> bool {
+        pass.shard.block + 1 < self.phase.blocks
+    }
+
+    fn query_heads(&self) -> u64 {
+        self.phase.decoder.config().heads.query as u64
+    }
 }

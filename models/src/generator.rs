@@ -2,7 +2,7 @@
 
 use asterism_kernels::{Backend, Mask, Partial};
 
-use crate::{Decoder, EncodedShard, ModelError};
+use crate::{Decoder, EncodedShard, ModelError, decoder::Projected};
 
 /// One shard's answer to a layer step.
 #[derive(Clone)]
@@ -52,7 +52,7 @@ impl<B: Backend> Generator<B> {
         let positions: Vec<u32> = (self.next_position..).take(ids.len()).collect();
         let mut x = decoder.embed(ids)?;
         for layer in 0..decoder.config().layers {
-            let (q, k, v) = decoder.project(layer, &x, &positions)?;
+            let Projected { q, k, v } = decoder.rotate(&decoder.project(layer, &x)?, &positions)?;
             context.ask(layer, &q)?;
             match self.tail.get_mut(layer) {
                 Some(kv) => backend.kv_append(kv, &k, &v)?,

@@ -33,12 +33,15 @@ pub fn review_block(typed: Option<usize>, context: usize) -> Result<(), PlanErro
     }
 }
 
+/// What a block costs behind the blocks before it.
+pub type Work<'a> = dyn Fn(&[Range<usize>], Range<usize>) -> u64 + 'a;
+
 /// One block a host, unequal so that the host with the most work has as little as can be. `work(blocks before, range)` is
 /// what a block costs, more for a longer one.
 pub fn balanced_blocks(
     tokens: usize,
     hosts: usize,
-    work: &dyn Fn(&[Range<usize>], Range<usize>) -> u64,
+    work: &Work,
 ) -> Vec<Range<usize>> {
     assert!(hosts > 0, "methods refuse a cluster without context hosts before they cut");
     // The longest blocks within a limit, in order.

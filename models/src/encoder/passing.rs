@@ -1,0 +1,90 @@
+//! APB's exchange: in every layer a shard passes its highest-scored keys and values on, and the block rows of later shards
+//! see them. Passed keys are read by attention alone: they have no rows of their own and are not kept.
+
+use asterism_kernels::{Backend, Mask};
+use asterism_plan::{Passing, PassingScore};
+
+use super::{
+    Chosen, Layer, Parcel, Part, Pass, Peers, Watch,
+    ring::keys,
+    top_k::{max_pool, top_k},
+};
+use crate::{ModelError, decoder::Projected};
+
+impl<B: Backend> Layer<'_, B> {
+    pub(super) fn attend_with_passed(
+        &self,
+        passing: &Passing,
+        peers: &mut dyn Peers<B>,
+        watch: &mut dyn Watch,
+    ) -> Result<Vec<B::Tensor>, ModelError> {
+        let (backend, layer) = (self.backend(), self.index);
+        let parcel = |from| Parcel { layer, part: Part::Keys, from, to: None };
+        self.lend_queries(passing, peers)?;
+        for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
+            let rows = self.best_rows(pass, passing, peers)?;
+            let position = |row: &u32| pass.shard.position_ids[*row as usize];
+            let passed: Vec<Vec<u32>> = rows.iter().map(|rows| rows.iter().map(position).collect()).collect();
+            watch.chosen(layer, pass.shard.block, Chosen::Passed(&passed));
+            let Projected { k, v, .. } = &pass.qkv;
+            peers.send(parcel(pass.shard.block), vec![backend.gather(k, &rows)?, backend.gather(v, &rows)?])?;
+        }
+        let mut outputs = Vec::with_capacity(self.passes.len());
+        for pass in self.passes {
+            let local = self.local(pass, watch)?;
+            if pass.shard.block == 0 {
+                outputs.push(local.output);
+                continue;
+            }
+            let passed = (0..pass.shard.block).map(|from| Ok(keys(peers.receive(parcel(from))?))).collect::<Result<Vec<_>, ModelError>>()?;
+            let all = |at: usize| backend.concat(&passed.iter().map(|pair: &[B::Tensor; 2]| pair[at].clone()).collect::<Vec<_>>(), 1);
+            let kv = backend.kv(&all(0)?, &all(1)?)?;
+            let pairs = pass.shard.block_tokens() * backend.kv_len(&kv);
+            watch.pairs(pass.shard.block, self.query_heads() * pairs as u64);
+            let partial = backend.attention(&pass.qkv.q, &kv, Mask::From { row: pass.shard.prefix })?;
+            outputs.push(backend.merge(&[local, partial])?.output);
+        }
+        Ok(outputs)
+    }
+
+    /// The first shard has no anchor and so no query: the second lends its own.
+    fn lend_queries(&self, passing: &Passing, peers: &mut dyn Peers<B>) -> Result<(), ModelError> {
+        let PassingScore::Query { rows } = &passing.score else { return Ok(()) };
+        for pass in self.passes.iter().filter(|pass| pass.shard.block == 1) {
+            let queries = self.backend().narrow(&pass.qkv.q, 1, rows.start, rows.end)?;
+            peers.send(self.lent(), vec![queries])?;
+        }
+        Ok(())
+    }
+
+    fn lent(&self) -> Parcel {
+        Parcel { layer: self.index, part: Part::Queries, from: 1, to: Some(0) }
+    }
+
+    /// Rows to pass on, ascending, for each KV head.
+    fn best_rows(
+        &self,
+        pass: &Pass<'_, B>,
+        passing: &Passing,
+        peers: &mut dyn Peers<B>,
+    ) -> Result<Vec<Vec<u32>>, ModelError> {
+        let (backend, rows, first) = (self.backend(), pass.shard.input_ids.len(), passing.first_row(pass.shard));
+        let scores = match &passing.score {
+            PassingScore::Heads { path } => {
+                let heads = self.phase.heads.ok_or_else(|| ModelError::NoRetainingHeads { path: path.clone() })?;
+                let scores = heads.scores(backend, self.index, &pass.raw)?;
+                scores.into_iter().map(|head| max_pool(&head, passing.pool)[first..].to_vec()).collect::<Vec<_>>()
+            }
+            PassingScore::Query { rows: query } => {
+                let q = match pass.shard.block {
+                    0 => peers.receive(self.lent())?.swap_remove(0),
+                    _ => backend.narrow(&pass.qkv.q, 1, query.start, query.end)?,
+                };
+                let scores = backend.key_scores(&q, &pass.qkv.k)?;
+                scores.chunks(rows).map(|head| max_pool(&head[first..], passing.pool)).collect()
+            }
+        };
+        let row = |at: u32| at + first as u32;
+        Ok(scores.iter().map(|scores| top_k(scores, passing.tokens).into_iter().map(row).collect()).collect())
+    }
+}
