@@ -1,6 +1,9 @@
-//! What a device must offer: some fifteen operations over an associated tensor type. No device is named here.
+//! What a device must offer: the operations of a decoder and of the attention methods over an associated tensor type. No
+//! device is named here.
 
-use crate::KernelError;
+use std::ops::Range;
+
+use crate::{FlexRule, KernelError, KeySets, StripeRule, VerticalSlashRule};
 
 /// Element type of weights, activations and cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +34,53 @@ pub enum Mask {
     None,
     /// Bottom-right causal: row `i` of `tq` sees key `j` of `tk` iff `j <= i + tk - tq`. A row may see no key.
     Causal,
+    /// Rows before `row` see no key at all, the rest every key.
+    From {
+        /// The first row that sees keys.
+        row: usize,
+    },
+    /// StreamingLLM: row `i` is token `first_row + i`, key `j` token `first_key + j`; a row sees a key that does not come
+    /// after it and is either among the first `sink` tokens or less than `window` tokens back (1 is the row's own token).
+    Streaming {
+        /// First tokens of the sequence that everybody sees.
+        sink: usize,
+        /// Tokens seen up to the row's own, that one included.
+        window: usize,
+        /// Token of row 0.
+        first_row: usize,
+        /// Token of key 0.
+        first_key: usize,
+    },
+}
+
+impl Mask {
+    /// End of the keys that row `row` of `queries` sees among `keys`.
+    pub(crate) fn visible(self, row: usize, queries: usize, keys: usize) -> usize {
+        match self {
+            Self::None => keys,
+            Self::Causal => (row + 1 + keys).saturating_sub(queries).min(keys),
+            Self::From { row: first } => {
+                if row < first {
+                    0
+                } else {
+                    keys
+                }
+            }
+            Self::Streaming { first_row, first_key, .. } => (first_row + row + 1).saturating_sub(first_key).min(keys),
+        }
+    }
+
+    /// Keys before the end of what row `row` sees that it does not see; start and end never fall from row to row.
+    pub(crate) fn hidden(self, row: usize, visible: usize) -> Range<usize> {
+        match self {
+            Self::Streaming { sink, window, first_row, first_key } => {
+                let start = sink.saturating_sub(first_key).min(visible);
+                let end = (first_row + row + 1).saturating_sub(window).saturating_sub(first_key).min(visible);
+                start..end.max(start)
+            }
+            _ => visible..visible,
+        }
+    }
 }
 
 /// A tensor as a checkpoint stores it: borrowed bytes, row-major, little-endian.
@@ -97,8 +147,18 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<Self::Tensor, KernelError>;
     /// `silu(gate) * up` of `gate_up (t, 2 f)`, gate first: `(t, f)`.
     fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
+    /// `silu(x)` of each element: the activation of a retaining head (APB, section 3.3).
+    fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
     /// Rows `start..end` of `x (t, e)`.
     fn rows(&self, x: &Self::Tensor, start: usize, end: usize) -> Result<Self::Tensor, KernelError>;
+
+    /// A copy of `start..end` along `axis`.
+    fn narrow(&self, x: &Self::Tensor, axis: usize, start: usize, end: usize) -> Result<Self::Tensor, KernelError>;
+    /// A copy of `parts` one after the other along `axis`; their other sizes and their types are equal.
+    fn concat(&self, parts: &[Self::Tensor], axis: usize) -> Result<Self::Tensor, KernelError>;
+    /// Rows `rows[head]` of each head of `x (heads, t, dim)`, in the order given, as many for one head as for another:
+    /// `(heads, n, dim)`.
+    fn gather(&self, x: &Self::Tensor, rows: &[Vec<u32>]) -> Result<Self::Tensor, KernelError>;
 
     /// Splits `qkv (t, (query + 2 kv) dim)` into heads and rotates queries and keys (half-split convention) by
     /// `positions[i] * inv_freq[j]`, angles in f32, `inv_freq (dim / 2)`: `q (query, t, dim)`, `k, v (kv, t, dim)`.
@@ -125,6 +185,29 @@ pub trait Backend: Send + Sync + 'static {
     /// Attention of `q (query heads, t, dim)` in compute type over one shard of keys, scaled by `1 / sqrt(dim)`. Memory is
     /// linear in `t` and in the keys; KV heads are shared by their query heads, never copied.
     fn attention(&self, q: &Self::Tensor, kv: &Self::Kv, mask: Mask) -> Result<Partial<Self::Tensor>, KernelError>;
+    /// `q.k` of each key of `k (kv heads, t, dim)`, averaged over the rows of `q (query heads, m, dim)` and the query heads
+    /// that share the KV head, not scaled: `(kv heads, t)`, row-major.
+    fn key_scores(&self, q: &Self::Tensor, k: &Self::Tensor) -> Result<Vec<f32>, KernelError>;
+    /// Attention of `q (query heads, t, dim)` over the listed keys of `t`: row `i` of head `h` sees the keys of
+    /// `(h, i / rows)` that do not come after it.
+    fn attention_selected(
+        &self,
+        q: &Self::Tensor,
+        kv: &Self::Kv,
+        keys: &KeySets,
+    ) -> Result<Partial<Self::Tensor>, KernelError>;
+    /// AnchorAttention (algorithms 1 to 3) of `q (query heads, t, dim)` over `t` keys, and the stripes it selected: one
+    /// group for `step` query blocks, its anchor region not among them.
+    fn stripe_attention(
+        &self,
+        q: &Self::Tensor,
+        kv: &Self::Kv,
+        rule: StripeRule,
+    ) -> Result<(Partial<Self::Tensor>, KeySets), KernelError>;
+    /// The keys that MInference's vertical-slash estimate selects for `q (query heads, t, dim)` over `t` keys.
+    fn vertical_slash(&self, q: &Self::Tensor, kv: &Self::Kv, rule: VerticalSlashRule) -> Result<KeySets, KernelError>;
+    /// The keys that FlexPrefill (algorithms 1 to 3) selects for `q (query heads, t, dim)` over `t` keys.
+    fn flex_prefill(&self, q: &Self::Tensor, kv: &Self::Kv, rule: FlexRule) -> Result<KeySets, KernelError>;
     /// Exact merge of partials over disjoint keys, in the order given (Star Attention, algorithm 2, in its max form).
     fn merge(&self, partials: &[Partial<Self::Tensor>]) -> Result<Partial<Self::Tensor>, KernelError>;
     /// `(heads, t, dim)` f32 -> `(t, heads dim)` in compute type, ready for the output projection.

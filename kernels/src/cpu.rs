@@ -12,7 +12,10 @@ mod kv;
 mod lanes;
 mod linear;
 mod merge;
+mod moves;
 mod pool;
+mod scores;
+mod sparse;
 mod tensor;
 mod tile;
 
@@ -21,7 +24,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::Tensor;
 use half::bf16;
 
-use crate::{Backend, DType, Heads, HostTensor, KernelError, Mask, Partial};
+use crate::{
+    Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule, VerticalSlashRule,
+};
 pub use choice::KernelChoice;
 use choice::KernelSet;
 use compute::Compute;
@@ -196,12 +201,34 @@ impl Backend for Cpu {
         })
     }
 
+    fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        match tensor::dtype(x) {
+            DType::Bf16 => tensor(x.dims(), elementwise::silu(&elements::<bf16>("silu", x)?, &self.compute)),
+            _ => tensor(x.dims(), elementwise::silu(&elements::<f32>("silu", x)?, &self.compute)),
+        }
+    }
+
     fn rows(&self, x: &Tensor, start: usize, end: usize) -> Result<Tensor, KernelError> {
         let (t, _) = matrix("rows", x)?;
         if start > end || end > t {
             return Err(KernelError::shape("rows", format!("a range within {t} rows"), &[&[start, end]]));
         }
         Ok(x.narrow(0, start, end - start)?)
+    }
+
+    fn narrow(&self, x: &Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor, KernelError> {
+        moves::narrow(x, axis, start..end)
+    }
+
+    fn concat(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
+        moves::concat(parts, axis)
+    }
+
+    fn gather(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
+        match tensor::dtype(x) {
+            DType::Bf16 => moves::gather::<bf16>(x, rows),
+            _ => moves::gather::<f32>(x, rows),
+        }
     }
 
     fn split_rotate(
@@ -248,6 +275,31 @@ impl Backend for Cpu {
 
     fn attention(&self, q: &Tensor, kv: &Kv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
         kv.attend(q, mask, &self.compute)
+    }
+
+    fn key_scores(&self, q: &Tensor, k: &Tensor) -> Result<Vec<f32>, KernelError> {
+        in_compute_type!(self, E => scores::key_scores::<E>(q, k, &self.compute))
+    }
+
+    fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
+        sparse::attention_selected(q, kv, keys, &self.compute)
+    }
+
+    fn stripe_attention(
+        &self,
+        q: &Tensor,
+        kv: &Kv,
+        rule: StripeRule,
+    ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
+        sparse::stripe_attention(q, kv, rule, &self.compute)
+    }
+
+    fn vertical_slash(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Result<KeySets, KernelError> {
+        sparse::vertical_slash(q, kv, rule, &self.compute)
+    }
+
+    fn flex_prefill(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Result<KeySets, KernelError> {
+        sparse::flex_prefill(q, kv, rule, &self.compute)
     }
 
     fn merge(&self, partials: &[Partial<Tensor>]) -> Result<Partial<Tensor>, KernelError> {

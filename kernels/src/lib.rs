@@ -6,8 +6,12 @@
 mod backend;
 pub mod cpu;
 mod error;
+mod key_sets;
 pub mod reference;
+mod sparse;
 
 pub use backend::{Backend, DType, Heads, HostTensor, Mask, Partial};
 pub use cpu::{Cpu, CpuOptions, KernelChoice};
 pub use error::KernelError;
+pub use key_sets::KeySets;
+pub use sparse::{FlexRule, StripeRule, VerticalSlashRule};

@@ -1,5 +1,13 @@
 //! The slow, obvious CPU version of attention and merge, on plain slices. Every fast kernel is tested against it; nothing runs on it.
 
+mod sparse;
+
+pub use sparse::{
+    Estimate, Sequence, flex_prefill, key_scores, selected_attention, stripe_attention, stripe_margins, vertical_slash,
+};
+
+use std::ops::Range;
+
 use crate::{Heads, Mask};
 
 /// The sizes of one attention call.
@@ -16,17 +24,32 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Keys that row `row` sees: the first so many.
+    /// End of the keys that row `row` sees.
     pub fn visible(&self, row: usize) -> usize {
+        self.mask.visible(row, self.queries, self.keys)
+    }
+
+    /// Keys before that end which the row does not see.
+    pub fn hidden(&self, row: usize) -> Range<usize> {
+        self.mask.hidden(row, self.visible(row))
+    }
+
+    /// Whether row `row` sees key `key`.
+    pub fn sees(&self, row: usize, key: usize) -> bool {
         match self.mask {
-            Mask::None => self.keys,
-            Mask::Causal => (row + 1 + self.keys).saturating_sub(self.queries).min(self.keys),
+            Mask::None => true,
+            Mask::Causal => key + self.queries <= row + self.keys,
+            Mask::From { row: first } => row >= first,
+            Mask::Streaming { sink, window, first_row, first_key } => {
+                let (row, key) = (first_row + row, first_key + key);
+                key <= row && (key < sink || row - key < window)
+            }
         }
     }
 
     /// Floating-point operations of the two products, masked pairs not counted, a multiply-add as two.
     pub fn flops(&self) -> f64 {
-        let pairs: usize = (0..self.queries).map(|row| self.visible(row)).sum();
+        let pairs: usize = (0..self.queries).map(|row| self.visible(row) - self.hidden(row).len()).sum();
         4.0 * (self.heads.query * self.heads.dim) as f64 * pairs as f64
     }
 }
@@ -34,6 +57,15 @@ impl AttentionShape {
 /// Attention of `q (query heads, queries, dim)` over `k, v (kv heads, keys, dim)`, scaled by `1 / sqrt(dim)`:
 /// normalised output `(query heads, queries, dim)` and natural log-sum-exp `(query heads, queries)`.
 pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: AttentionShape) -> (Vec<f32>, Vec<f32>) {
+    masked_attention([q, k, v], shape, |_, row, key| shape.sees(row, key))
+}
+
+/// The same where row `row` of query head `head` sees key `key` iff `sees(head, row, key)`; the shape's mask plays no part.
+fn masked_attention(
+    [q, k, v]: [&[f32]; 3],
+    shape: AttentionShape,
+    sees: impl Fn(usize, usize, usize) -> bool,
+) -> (Vec<f32>, Vec<f32>) {
     let AttentionShape { heads: Heads { query, kv, dim }, queries, keys, .. } = shape;
     let mut output = vec![0.0; query * queries * dim];
     let mut lse = vec![f32::NEG_INFINITY; query * queries];
@@ -43,15 +75,16 @@ pub fn attention(q: &[f32], k: &[f32], v: &[f32], shape: AttentionShape) -> (Vec
             let at = head * queries + row;
             let q = &q[at * dim..][..dim];
             let key = |j: usize| (kv_head * keys + j) * dim;
-            let scores: Vec<f32> =
-                (0..shape.visible(row)).map(|j| dot(q, &k[key(j)..][..dim]) / (dim as f32).sqrt()).collect();
+            let seen = (0..keys).filter(|j| sees(head, row, *j));
+            let scores: Vec<(usize, f32)> =
+                seen.map(|j| (j, dot(q, &k[key(j)..][..dim]) / (dim as f32).sqrt())).collect();
             if scores.is_empty() {
                 continue;
             }
-            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f32 = scores.iter().map(|s| (s - max).exp()).sum();
+            let max = scores.iter().map(|(_, s)| *s).fold(f32::NEG_INFINITY, f32::max);
+            let sum: f32 = scores.iter().map(|(_, s)| (s - max).exp()).sum();
             lse[at] = max + sum.ln();
-            for (j, score) in scores.iter().enumerate() {
+            for (j, score) in scores {
                 let weight = (score - max).exp() / sum;
                 for (o, v) in output[at * dim..][..dim].iter_mut().zip(&v[key(j)..]) {
                     *o += weight * v;

@@ -79,6 +79,18 @@ impl<E: Element> Cache<E> {
         Self { heads: self.heads.iter().map(cut).collect(), dim, len }
     }
 
+    /// Keys and values as `(heads, tokens, dim)` in f32.
+    pub(super) fn unpack(&self) -> [Vec<f32>; 2] {
+        let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(self.heads.len() * self.len * self.dim));
+        for head in &self.heads {
+            for (token, d) in (0..self.len).flat_map(|token| (0..self.dim).map(move |d| (token, d))) {
+                keys.push(head.keys[key(token, d, self.dim)].widen());
+                values.push(head.values[value(token, d, self.stride())].widen());
+            }
+        }
+        [keys, values]
+    }
+
     /// Bytes held, capacity included.
     pub(super) fn bytes(&self) -> usize {
         self.heads.iter().map(|head| head.keys.bytes() + head.values.bytes()).sum()

@@ -73,12 +73,38 @@ impl<E: Element> Kernel for GatedSilu<'_, E> {
                 unsafe {
                     let gate: L = load_some(gates.as_ptr().add(at), f - at);
                     let up: L = load_some(ups.as_ptr().add(at), f - at);
-                    // 2^127 stands for all larger powers: the quotient is nothing beside any f32.
-                    let power = L::splat(-127.0).max(gate.mul(L::splat(std::f32::consts::LOG2_E)));
-                    let denominator = L::splat(1.0).add(L::zero().sub(power).exp2());
-                    store_some(self.to.at(row * f + at), f - at, gate.div(denominator).mul(up));
+                    store_some(self.to.at(row * f + at), f - at, silu_of(gate).mul(up));
                 }
             }
+        }
+    }
+}
+
+#[inline(always)]
+fn silu_of<L: Lanes>(x: L) -> L {
+    // 2^127 stands for all larger powers: the quotient is nothing beside any f32.
+    let power = L::splat(-127.0).max(x.mul(L::splat(std::f32::consts::LOG2_E)));
+    x.div(L::splat(1.0).add(L::zero().sub(power).exp2()))
+}
+
+/// `silu(x)` of each element.
+pub(super) fn silu<E: Element>(x: &[E], compute: &Compute) -> Vec<E> {
+    by_rows(x.len(), (1, 4), compute, |elements, to| compute.set.run(Silu { x, elements, to }))
+}
+
+struct Silu<'a, E> {
+    x: &'a [E],
+    elements: Range<usize>,
+    to: &'a Shared<E>,
+}
+
+impl<E: Element> Kernel for Silu<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let end = self.elements.end;
+        for at in self.elements.step_by(L::N) {
+            // SAFETY: no more is touched than the task has left, and these elements of the output are its own.
+            unsafe { store_some(self.to.at(at), end - at, silu_of::<L>(load_some(self.x.as_ptr().add(at), end - at))) };
         }
     }
 }

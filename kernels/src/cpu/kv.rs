@@ -96,16 +96,30 @@ impl Kv {
         }
     }
 
-    /// As `Backend::attention`.
-    pub(super) fn attend(&self, q: &Tensor, mask: Mask, compute: &Compute) -> Result<Partial<Tensor>, KernelError> {
-        let (query, queries, dim) = cube("attention", q)?;
+    /// Checks that queries fit the cache: heads and queries.
+    pub(super) fn check(&self, operation: &'static str, q: &Tensor) -> Result<(Heads, usize), KernelError> {
+        let (query, queries, dim) = cube(operation, q)?;
         let kv = self.heads();
         if dim != self.dim() || query == 0 || !query.is_multiple_of(kv) {
             let expected = format!("q (a multiple of {kv}, t, {})", self.dim());
-            return Err(KernelError::shape("attention", expected, &[q.dims()]));
+            return Err(KernelError::shape(operation, expected, &[q.dims()]));
         }
-        let shape = AttentionShape { heads: Heads { query, kv, dim }, queries, keys: self.len(), mask };
+        Ok((Heads { query, kv, dim }, queries))
+    }
+
+    /// As `Backend::attention`.
+    pub(super) fn attend(&self, q: &Tensor, mask: Mask, compute: &Compute) -> Result<Partial<Tensor>, KernelError> {
+        let (heads @ Heads { query, dim, .. }, queries) = self.check("attention", q)?;
+        let shape = AttentionShape { heads, queries, keys: self.len(), mask };
         let (output, lse) = match &self.0 {
+            _ if matches!(mask, Mask::Streaming { .. }) => {
+                let q: Vec<f32> = match super::tensor::dtype(q) {
+                    DType::Bf16 => elements::<bf16>("attention", q)?.iter().map(|x| x.to_f32()).collect(),
+                    _ => elements::<f32>("attention", q)?.to_vec(),
+                };
+                let [k, v] = self.unpack();
+                crate::reference::attention(&q, &k, &v, shape)
+            }
             Store::F32(cache) => Attention { q: &elements("attention", q)?, cache, shape }.run(compute),
             Store::Bf16(cache) => Attention { q: &elements("attention", q)?, cache, shape }.run(compute),
             Store::Tiles(cache) => {
@@ -120,6 +134,15 @@ impl Kv {
             }
         };
         Ok(Partial { output: tensor(&[query, queries, dim], output)?, lse: tensor(&[query, queries], lse)? })
+    }
+
+    /// Keys and values as `(kv heads, tokens, dim)` in f32.
+    pub(super) fn unpack(&self) -> [Vec<f32>; 2] {
+        match &self.0 {
+            Store::F32(cache) => cache.unpack(),
+            Store::Bf16(cache) => cache.unpack(),
+            Store::Tiles(cache) => cache.unpack(),
+        }
     }
 
     fn heads(&self) -> usize {

@@ -90,13 +90,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Keys that a row of a kv head sees: the first so many.
+    /// End of the keys that a row of a kv head sees.
     fn visible(&self, row: usize) -> usize {
-        let keys = self.cache.len();
-        match self.mask {
-            Mask::None => keys,
-            Mask::Causal => (row % self.tokens + 1 + keys).saturating_sub(self.tokens).min(keys),
-        }
+        self.mask.visible(row % self.tokens, self.tokens, self.cache.len())
     }
 
     /// The tasks of all heads, the longest first, so that the last to finish are short.

@@ -6,6 +6,7 @@ use super::super::engine::Engine;
 use super::super::portable::Portable;
 use super::super::samples::{alone, numbers, relative, threads};
 use super::{Cache, Parallel, Plan, Query, attention, attention_with};
+use crate::reference::AttentionShape;
 use crate::{Heads, Mask};
 
 #[derive(Clone, Copy, Debug)]
@@ -75,11 +76,10 @@ impl Case {
         let (mut output, mut lse) = (vec![0.0; self.query.len()], vec![f64::NEG_INFINITY; query * queries]);
         for row in 0..query * queries {
             let base = row / queries / (query / kv) * keys * dim;
-            let seen = match mask {
-                Mask::None => keys,
-                Mask::Causal => (row % queries + 1 + keys).saturating_sub(queries),
-            };
-            let scores: Vec<f64> = (0..seen)
+            let shape = AttentionShape { heads: self.shape.heads, queries, keys, mask };
+            let seen: Vec<usize> = (0..keys).filter(|key| shape.sees(row % queries, *key)).collect();
+            let scores: Vec<f64> = seen
+                .iter()
                 .map(|key| {
                     let pairs = self.query[row * dim..][..dim].iter().zip(&self.keys[base + key * dim..][..dim]);
                     pairs.map(|(q, k)| q.to_f64() * k.to_f64()).sum::<f64>() / (dim as f64).sqrt()
@@ -87,10 +87,10 @@ impl Case {
                 .collect();
             let peak = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|score| (score - peak).exp()).sum();
-            if seen > 0 {
+            if !seen.is_empty() {
                 lse[row] = peak + sum.ln();
             }
-            for (key, score) in scores.iter().enumerate() {
+            for (key, score) in seen.iter().zip(&scores) {
                 for element in 0..dim {
                     let value = self.values[base + key * dim + element].to_f64();
                     output[row * dim + element] += (score - peak).exp() / sum * value;

@@ -1,0 +1,59 @@
+//! Copies of parts of tensors. Computes nothing.
+
+use std::ops::Range;
+
+use candle_core::Tensor;
+
+use super::lanes::Element;
+use super::tensor::{cube, elements, tensor};
+use crate::KernelError;
+
+/// A copy of `range` along `axis`.
+pub(super) fn narrow(x: &Tensor, axis: usize, range: Range<usize>) -> Result<Tensor, KernelError> {
+    let size = x.dims().get(axis).copied();
+    if size.is_none_or(|size| range.start > range.end || range.end > size) {
+        let expected = format!("a range within axis {axis} of {:?}", x.dims());
+        return Err(KernelError::shape("narrow", expected, &[&[range.start, range.end]]));
+    }
+    Ok(x.narrow(axis, range.start, range.len())?.force_contiguous()?)
+}
+
+/// `parts` one after the other along `axis`.
+pub(super) fn concat(parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
+    let shapes = || parts.iter().map(Tensor::dims).collect::<Vec<_>>();
+    let beside = |part: &Tensor| {
+        let mut dims = part.dims().to_vec();
+        (axis < dims.len()).then(|| dims.remove(axis)).map(|_| dims)
+    };
+    let first = parts.first().and_then(|first| beside(first).map(|dims| (dims, first.dtype())));
+    let Some((dims, dtype)) = first else {
+        return Err(KernelError::shape("concat", format!("parts that have an axis {axis}"), &shapes()));
+    };
+    if parts.iter().any(|part| part.dtype() != dtype || beside(part).as_ref() != Some(&dims)) {
+        let expected = format!("parts of one type that differ in axis {axis} only");
+        return Err(KernelError::shape("concat", expected, &shapes()));
+    }
+    Ok(Tensor::cat(parts, axis)?)
+}
+
+/// Rows `rows[head]` of each head of `x (heads, t, dim)`.
+pub(super) fn gather<E: Element>(x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
+    let (heads, t, dim) = cube("gather", x)?;
+    let count = rows.first().map_or(0, Vec::len);
+    if rows.len() != heads || rows.iter().any(|rows| rows.len() != count) {
+        let got: Vec<usize> = rows.iter().map(Vec::len).collect();
+        return Err(KernelError::shape("gather", format!("{heads} lists, equally long"), &[&got]));
+    }
+    if let Some(row) = rows.iter().flatten().find(|row| **row as usize >= t) {
+        let (expected, got) = (format!("rows below {t}"), row.to_string());
+        return Err(KernelError::Shape { operation: "gather", expected, got });
+    }
+    let from = elements::<E>("gather", x)?;
+    let mut to = Vec::with_capacity(heads * count * dim);
+    for (head, rows) in rows.iter().enumerate() {
+        for row in rows {
+            to.extend_from_slice(&from[(head * t + *row as usize) * dim..][..dim]);
+        }
+    }
+    tensor(&[heads, count, dim], to)
+}
