@@ -10,9 +10,10 @@ mod shared_prefix;
 mod top_k;
 
 use asterism_kernels::{Backend, KeySets};
-use asterism_plan::{Exchange, Shard};
+use asterism_plan::{Exchange, Plan, Shard};
 
 pub use peers::{LocalPeers, Parcel, Part, Peers};
+pub use top_k::{max_pool, top_k};
 
 use crate::{Decoder, ModelError, RetainingHeads, decoder::Projected};
 
@@ -69,6 +70,34 @@ pub trait Watch {
     }
 }
 
+/// Whether to go on after layer `done` of `block`.
+impl<F: FnMut(usize, usize) -> bool> Watch for F {
+    fn layer(&mut self, block: usize, done: usize) -> bool {
+        self(block, done)
+    }
+}
+
+/// Encodes all shards of a plan in this process.
+///
+/// # Errors
+/// As [`Phase1::encode`].
+pub fn encode_plan<B: Backend>(
+    decoder: &Decoder<B>,
+    plan: &Plan,
+    heads: Option<&RetainingHeads<B>>,
+    watch: &mut dyn Watch,
+) -> Result<Vec<EncodedShard<B>>, ModelError> {
+    let (blocks, exchange) = (plan.shards.len(), &plan.exchange);
+    // Shards that pass nothing go one by one, which needs the memory of one.
+    let together = if *exchange == Exchange::None { 1 } else { blocks };
+    let mut encoded = Vec::with_capacity(blocks);
+    for shards in plan.shards.chunks(together) {
+        let phase = Phase1 { decoder, shards, blocks, exchange, heads };
+        encoded.append(&mut phase.encode(&mut LocalPeers::default(), watch)?);
+    }
+    Ok(encoded)
+}
+
 /// Keys chosen by their scores.
 pub enum Chosen<'a> {
     /// By local attention, as row indices of the shard's input.
@@ -101,7 +130,8 @@ impl<B: Backend> Phase1<'_, B> {
     /// [`ModelError::Cancelled`] when `watch` says stop; what `peers` and the kernels report otherwise.
     pub fn encode(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<EncodedShard<B>>, ModelError> {
         let (decoder, count) = (self.decoder, self.decoder.config().layers);
-        let mut streams: Vec<_> = self.shards.iter().map(|shard| decoder.embed(&shard.input_ids)).collect::<Result<_, _>>()?;
+        let mut streams: Vec<_> =
+            self.shards.iter().map(|shard| decoder.embed(&shard.input_ids)).collect::<Result<_, _>>()?;
         let keep = |shard: &Shard| EncodedShard { block: shard.block, tokens: shard.kept_tokens(), layers: Vec::new() };
         let mut encoded: Vec<EncodedShard<B>> = self.shards.iter().map(keep).collect();
         for index in 0..count {

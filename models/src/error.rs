@@ -146,6 +146,20 @@ pub enum ModelError {
         /// Keys answered for.
         got: usize,
     },
+    /// Retaining heads that cannot be used.
+    #[error("retaining heads {}: {cause}; give the heads that were trained for this model", path.display())]
+    RetainingHeads {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// A shard waits for something that nobody sent.
+    #[error("{parcel:?} was never sent; encode all shards of a plan that pass each other something, in block order")]
+    NoParcel {
+        /// What it waits for.
+        parcel: crate::Parcel,
+    },
     /// A context host did not answer.
     #[error("context host {host}: {cause}")]
     Host {
@@ -180,6 +194,8 @@ impl ModelError {
             Self::Cancelled => "cancelled",
             Self::Unsupported { .. } => "unsupported",
             Self::KeyCount { .. } => "key_count",
+            Self::RetainingHeads { .. } => "retaining_heads",
+            Self::NoParcel { .. } => "parcel_missing",
             Self::Host { .. } => "host_lost",
             Self::Kernel(_) => "kernel",
         }

@@ -23,14 +23,17 @@ impl<B: Backend> RetainingHeads<B> {
     /// # Errors
     /// [`ModelError::RetainingHeads`] when the file cannot be read or was made for a model of another shape.
     pub fn load(backend: &B, path: &Path, config: &ModelConfig) -> Result<Self, ModelError> {
-        read(path, config, |fc1, fc2| {
-            Ok(Mlp { fc1: backend.linear_weight(&[fc1], &[])?, fc2: backend.linear_weight(&[fc2], &[])? })
-        })
-        .map(|layers| Self { layers })
+        read(path, config, |fc1, fc2| Ok((backend.linear_weight(&[fc1], &[])?, backend.linear_weight(&[fc2], &[])?)))
+            .map(Self::of)
+    }
+
+    /// Heads from the two weights of each layer, `fc1 (r, (query + 2 kv) dim)` and `fc2 (kv, r)`.
+    pub fn of(layers: Vec<(B::Linear, B::Linear)>) -> Self {
+        Self { layers: layers.into_iter().map(|(fc1, fc2)| Mlp { fc1, fc2 }).collect() }
     }
 
     /// What each token is worth to each KV head, of `raw (t, (query + 2 kv) dim)`, queries, keys and values before rotation.
-    pub(crate) fn scores(&self, backend: &B, layer: usize, raw: &B::Tensor) -> Result<Vec<Vec<f32>>, ModelError> {
+    pub fn scores(&self, backend: &B, layer: usize, raw: &B::Tensor) -> Result<Vec<Vec<f32>>, ModelError> {
         let Mlp { fc1, fc2 } = &self.layers[layer];
         let inner = backend.silu(&backend.linear(raw, fc1)?)?;
         let scores = backend.linear(&inner, fc2)?;
@@ -59,8 +62,11 @@ fn read<T>(
     let width = (heads.query + 2 * heads.kv) * heads.dim;
     let tensor = |layer: usize, name: &str, expected: [Option<usize>; 2]| {
         let name = format!("model.layers.{layer}.self_attn.{name}.weight");
-        let view = file.tensor(&name).map_err(|_| wrong(format!("it has no {name}; the model has {} layers", config.layers)))?;
-        let fits = view.shape().len() == 2 && view.shape().iter().zip(expected).all(|(got, want)| want.is_none_or(|want| want == *got));
+        let view = file
+            .tensor(&name)
+            .map_err(|_| wrong(format!("it has no {name}; the model has {} layers", config.layers)))?;
+        let fits = view.shape().len() == 2
+            && view.shape().iter().zip(expected).all(|(got, want)| want.is_none_or(|want| want == *got));
         let [rows, columns] = expected.map(|size| size.map_or("any".to_owned(), |size| size.to_string()));
         match fits {
             true => Ok(view),

@@ -29,18 +29,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// The method of a model case, the kind of a kernel case.
-    pub fn subject(&self) -> &str {
-        if self.kind == "model" { &self.method } else { &self.kind }
-    }
-
     /// A parameter that must be there.
     pub fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
-        self.optional(name)?.with_context(|| format!("parameter {name} is missing"))
-    }
-
-    /// A parameter that may be absent.
-    pub fn optional<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let value = self.params.get(name).cloned().unwrap_or(Value::Null);
         serde_json::from_value(value).with_context(|| format!("parameter {name}"))
     }

@@ -3,21 +3,17 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use asterism_kernels::{Backend, Heads, Mask, Partial};
-use asterism_models::{ModelConfig, Tokenizer};
+use asterism_kernels::{Backend, DType, Heads, HostTensor, Mask, Partial, StripeRule};
+use asterism_models::{ModelConfig, RetainingHeads, Tokenizer, max_pool, top_k};
+use asterism_plan::{BudgetSpread, SummaryBudget, SummaryRule, TieBreak, split_blocks, summarize};
 use serde_json::{Value, json};
 
 use crate::case::Case;
 
 pub fn partial_attention<B: Backend>(backend: &B, case: &Case, folder: &Path) -> Result<Value> {
-    let inputs = case.tensors(folder)?;
-    let upload = |name| -> Result<B::Tensor> {
-        let (shape, values) = inputs.f32(name)?;
-        Ok(backend.upload(&shape, &values)?)
-    };
+    let (q, kv) = operands(backend, case, folder)?;
     let mask = if case.parameter("causal")? { Mask::Causal } else { Mask::None };
-    let kv = backend.kv(&upload("k")?, &upload("v")?)?;
-    let partial = backend.attention(&upload("q")?, &kv, mask)?;
+    let partial = backend.attention(&q, &kv, mask)?;
     written(backend, case, &partial)
 }
 
@@ -34,6 +30,80 @@ pub fn merge_partials<B: Backend>(backend: &B, case: &Case, folder: &Path) -> Re
         })
         .collect::<Result<Vec<_>>>()?;
     written(backend, case, &backend.merge(&partials)?)
+}
+
+pub fn streaming_attention<B: Backend>(backend: &B, case: &Case, folder: &Path) -> Result<Value> {
+    let (q, kv) = operands(backend, case, folder)?;
+    let (sink, window) = (case.parameter("sink")?, case.parameter("window")?);
+    let mask = Mask::Streaming { sink, window, first_row: 0, first_key: 0 };
+    written(backend, case, &backend.attention(&q, &kv, mask)?)
+}
+
+pub fn anchor_attention<B: Backend>(backend: &B, case: &Case, folder: &Path) -> Result<Value> {
+    let (q, kv) = operands(backend, case, folder)?;
+    let rule = StripeRule {
+        theta: case.parameter("theta")?,
+        step: case.parameter("step")?,
+        block_q: case.parameter("block_q")?,
+        block_kv: case.parameter("block_kv")?,
+    };
+    let rows = backend.kv_len(&kv);
+    let (partial, keys) = backend.stripe_attention(&q, &kv, rule)?;
+    let group = |head| (0..keys.groups()).map(move |group| (head, group));
+    let stripes: Vec<Vec<Vec<u32>>> = (0..keys.heads())
+        .map(|head| group(head).map(|(head, group)| keys.keys(head, group).collect()).collect())
+        .collect();
+    let pairs = keys.heads() as u64 * rule.anchor_pairs(rows) + keys.pairs(rows);
+    let mut result = written(backend, case, &partial)?;
+    result["tensors"].as_object_mut().expect("it was written as an object").remove("lse");
+    result["values"] = json!({ "stripes": stripes, "pairs": pairs });
+    Ok(result)
+}
+
+pub fn retaining_scores<B: Backend>(backend: &B, case: &Case, folder: &Path) -> Result<Value> {
+    let inputs = case.tensors(folder)?;
+    let weight = |name: &str| -> Result<B::Linear> {
+        let (shape, values) = inputs.f32(name)?;
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok(backend.linear_weight(&[HostTensor { dtype: DType::F32, shape: &shape, bytes: &bytes }], &[])?)
+    };
+    let (shape, raw) = inputs.f32("raw")?;
+    let heads = RetainingHeads::of(vec![(weight("fc1")?, weight("fc2")?)]);
+    let (pool, k) = (case.parameter("pool")?, case.parameter("k")?);
+    let scores = heads.scores(backend, 0, &backend.upload(&shape, &raw)?)?;
+    let scores: Vec<Vec<f32>> = scores.iter().map(|head| max_pool(head, pool)).collect();
+    let best: Vec<_> = scores.iter().map(|head| top_k(head, k)).collect();
+    Ok(json!({ "id": case.id, "tensors": { "scores": scores }, "values": { "top_k": best } }))
+}
+
+pub fn chunk_scores(case: &Case, folder: &Path) -> Result<Value> {
+    let ids: Vec<u32> = case.tensors(folder)?.i32("ids")?.into_iter().map(u32::try_from).collect::<Result<_, _>>()?;
+    let rule = SummaryRule {
+        heuristic: case.parameter("heuristic")?,
+        ties: TieBreak::LowIndex,
+        chunk_tokens: case.parameter("chunk")?,
+        budget: SummaryBudget::Tokens(case.parameter("summary_tokens")?),
+        spread: BudgetSpread::PerBlock,
+    };
+    let blocks = split_blocks(ids.len(), case.parameter("block_size")?);
+    let scores = asterism_plan::chunk_scores(&ids, &[], &blocks, &rule);
+    let chosen: Vec<_> = summarize(&ids, &[], &blocks, &rule).into_iter().map(|summary| summary.chunks).collect();
+    let counts: Vec<_> = scores.iter().map(Vec::len).collect();
+    Ok(json!({
+        "id": case.id,
+        "tensors": { "scores": scores.concat() },
+        "values": { "selected_chunks": chosen, "chunks_per_block": counts },
+    }))
+}
+
+/// Queries, and keys with values.
+fn operands<B: Backend>(backend: &B, case: &Case, folder: &Path) -> Result<(B::Tensor, B::Kv)> {
+    let inputs = case.tensors(folder)?;
+    let upload = |name| -> Result<B::Tensor> {
+        let (shape, values) = inputs.f32(name)?;
+        Ok(backend.upload(&shape, &values)?)
+    };
+    Ok((upload("q")?, backend.kv(&upload("k")?, &upload("v")?)?))
 }
 
 /// Rotates `x (heads, t, dim)` as queries; keys and values are zeros.

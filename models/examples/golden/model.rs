@@ -1,19 +1,20 @@
 //! Whole-model cases: plan, phase 1 shard by shard, phase 2 against the shards in this process.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use asterism_kernels::{Backend, Cpu};
 use asterism_models::{
-    Checkpoint, Decoder, Generator, LocalContext, Parts, Sampler, Sampling, Tokenizer, encode_shard,
+    Checkpoint, Chosen, Decoder, EncodedShard, Generator, LocalContext, Parts, RetainingHeads, Sampler, Sampling,
+    Tokenizer, Watch, encode_plan,
 };
-use asterism_plan::methods::{AnchorContent, AnchorPosition, DenseConfig, StarConfig};
-use asterism_plan::{Cost, Method, MethodConfig, Plan, PlanRequest};
+use asterism_plan::{Cost, Exchange, Method, ModelShape, Plan, PlanRequest};
 use serde_json::{Value, json};
 
 use crate::case::Case;
+use crate::cases;
 
 /// A loaded checkpoint.
 pub struct Model {
@@ -43,22 +44,84 @@ impl Models {
         Ok(&self.loaded[&name])
     }
 
-    /// The case's result; none for a method that does not exist yet.
-    pub fn solve(&mut self, case: &Case) -> Result<Option<Value>> {
-        let Some((method, hosts)) = method(case)? else { return Ok(None) };
-        let plan = method.plan(&PlanRequest { context: &case.context_ids, query: &case.query_ids, hosts })?;
+    pub fn solve(&mut self, case: &Case) -> Result<Value> {
+        let path = self.folder.join(&case.model).join("retaining_heads.safetensors");
+        let (context, query) = (&case.context_ids, &case.query_ids);
+        let (method, hosts) = cases::method(&case.method, &case.params, context.len(), &path.to_string_lossy());
         let decoder = &self.load(case.model.clone())?.decoder;
-        let cost = Cost::of(&plan, &decoder.config().shape(decoder.backend().dtype()));
-        let run = Run::of(decoder, &plan, case)?;
-        Ok(Some(json!({
+        let shape = decoder.config().shape(decoder.backend().dtype());
+        let request = PlanRequest { context, query, hosts, one_machine: false, shape: &shape };
+        let plan = method.plan(&request)?;
+        plan.check(context)?;
+        let heads = match &plan.exchange {
+            Exchange::PassCompressed(_) => Some(RetainingHeads::load(decoder.backend(), &path, decoder.config())?),
+            _ => None,
+        };
+        let mut record = Record::of(&plan, case, &shape);
+        let shards = encode_plan(decoder, &plan, heads.as_ref(), &mut record)?;
+        let run = Run::of(decoder, &plan, &shards, case)?;
+        let cost = Cost::of(&plan, &shape);
+        ensure!(cost.at_most || record.pairs == cost.prefill_pairs, "{} pairs computed, {cost:?}", record.pairs);
+        Ok(json!({
             "id": case.id,
-            "plan": golden_plan(&plan, case.query_ids.len()),
-            "counts": { "prefill_pairs": cost.prefill_pairs, "dense_pairs": cost.dense_pairs },
+            "plan": cases::golden_view(&plan, &method, &request),
+            "counts": { "prefill_pairs": record.pairs, "dense_pairs": cost.dense_pairs },
             "greedy_tokens": run.tokens,
             "last_logits": run.query_logits[run.query_logits.len() - decoder.config().vocab..],
             "query_logits": run.query_logits,
             "final_logits": run.final_logits,
-        })))
+            "tensors": record.tensors,
+        }))
+    }
+}
+
+/// What phase 1 computed: pairs, and the keys that scores chose.
+struct Record {
+    pairs: u64,
+    tensors: BTreeMap<String, Value>,
+}
+
+impl Record {
+    /// APB cases want every selection, also where the plan passes nothing on.
+    fn of(plan: &Plan, case: &Case, shape: &ModelShape) -> Self {
+        let mut tensors = BTreeMap::new();
+        if case.method == "apb" && plan.exchange == Exchange::None {
+            for (layer, block) in
+                (0..shape.layers).flat_map(|layer| (1..plan.shards.len()).map(move |next| (layer, next - 1)))
+            {
+                tensors.insert(format!("apb_selected.{layer}.{block}"), json!(vec![[0; 0]; shape.kv_heads]));
+            }
+        }
+        Self { pairs: 0, tensors }
+    }
+}
+
+impl Watch for Record {
+    fn layer(&mut self, _: usize, _: usize) -> bool {
+        true
+    }
+
+    fn pairs(&mut self, _: usize, pairs: u64) {
+        self.pairs += pairs;
+    }
+
+    fn chosen(&mut self, layer: usize, block: usize, chosen: Chosen<'_>) {
+        match chosen {
+            Chosen::Passed(indices) => {
+                self.tensors.insert(format!("apb_selected.{layer}.{block}"), json!(indices));
+            }
+            Chosen::Keys(keys) => {
+                let cells = || (0..keys.heads()).flat_map(|head| (0..keys.groups()).map(move |group| (head, group)));
+                let counts: Vec<_> = cells().map(|(head, group)| keys.count(head, group)).collect();
+                let indices: Vec<_> = cells().flat_map(|(head, group)| keys.keys(head, group)).collect();
+                self.tensors.insert(format!("stripe_counts.{layer}"), json!(counts));
+                self.tensors.insert(format!("stripe_indices.{layer}"), json!(indices));
+            }
+        }
+    }
+
+    fn wants_last_layer(&self) -> bool {
+        true
     }
 }
 
@@ -72,11 +135,9 @@ struct Run {
 }
 
 impl Run {
-    fn of<B: Backend>(decoder: &Decoder<B>, plan: &Plan, case: &Case) -> Result<Self> {
-        let shards =
-            plan.shards.iter().map(|shard| encode_shard(decoder, shard, |_| true)).collect::<Result<Vec<_>, _>>()?;
-        let mut context = LocalContext::new(decoder.backend(), &shards);
-        let mut generator = Generator::new(plan.context_tokens, plan.query_start);
+    fn of<B: Backend>(decoder: &Decoder<B>, plan: &Plan, shards: &[EncodedShard<B>], case: &Case) -> Result<Self> {
+        let mut context = LocalContext::new(decoder.backend(), shards);
+        let mut generator = Generator::of(plan);
         let mut sampler = Sampler::new(Sampling::default());
         let x = generator.step(decoder, &case.query_ids, &mut context)?;
         let query_logits = decoder.all_logits(&x)?;
@@ -89,65 +150,4 @@ impl Run {
         }
         Ok(Self { tokens, query_logits, final_logits })
     }
-}
-
-/// The method of a case and its number of hosts; none for one that does not exist yet.
-fn method(case: &Case) -> Result<Option<(MethodConfig, usize)>> {
-    match case.method.as_str() {
-        "dense" => Ok(Some((MethodConfig::Dense(DenseConfig::default()), 1))),
-        "star" => {
-            let block: usize = case.parameter("block_size")?;
-            let hosts = case.optional("hosts")?.unwrap_or(case.context_ids.len().div_ceil(block));
-            Ok(Some((MethodConfig::Star(star(case, block)?), hosts)))
-        }
-        _ => Ok(None),
-    }
-}
-
-fn star(case: &Case, block: usize) -> Result<StarConfig> {
-    let anchor_position = match case.parameter::<String>("anchor_position")?.as_str() {
-        "first" => AnchorPosition::First,
-        "previous" => AnchorPosition::Previous,
-        "given" => AnchorPosition::Given(case.parameter("anchor_positions")?),
-        other => bail!("anchor_position {other}"),
-    };
-    let anchor_content = match case.parameter::<String>("anchor_content")?.as_str() {
-        "first" => AnchorContent::First,
-        "previous" => AnchorContent::Previous,
-        "constant" => AnchorContent::Constant { token: case.parameter("constant_token")? },
-        "shuffled" => AnchorContent::Shuffled { permutation: case.parameter("permutation")? },
-        "random" => AnchorContent::Random { tokens: case.parameter("random_tokens")? },
-        other => bail!("anchor_content {other}"),
-    };
-    let anchor: usize = case.parameter("anchor_size")?;
-    Ok(StarConfig {
-        block_tokens: Some(block),
-        anchor_tokens: Some(anchor.min(block)),
-        anchor_position,
-        anchor_content,
-    })
-}
-
-/// The plan in the words of the golden files, which count the query host as the last of the context hosts.
-fn golden_plan(plan: &Plan, query_tokens: usize) -> Value {
-    let mut kv_len_per_host = vec![0; plan.hosts];
-    for shard in &plan.shards {
-        kv_len_per_host[shard.host] += shard.kept_tokens();
-    }
-    let segment = |shard: &asterism_plan::Shard| {
-        json!({
-            "host": shard.host,
-            "block": shard.block,
-            "input_ids": shard.input_ids,
-            "position_ids": shard.position_ids,
-            "keep_from": shard.keep_from,
-        })
-    };
-    json!({
-        "num_hosts": plan.hosts,
-        "query_host": plan.hosts - 1,
-        "segments": plan.shards.iter().map(segment).collect::<Vec<_>>(),
-        "kv_len_per_host": kv_len_per_host,
-        "query_position_ids": (plan.query_start..).take(query_tokens).collect::<Vec<u32>>(),
-    })
 }

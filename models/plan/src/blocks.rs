@@ -38,11 +38,7 @@ pub type Work<'a> = dyn Fn(&[Range<usize>], Range<usize>) -> u64 + 'a;
 
 /// One block a host, unequal so that the host with the most work has as little as can be. `work(blocks before, range)` is
 /// what a block costs, more for a longer one.
-pub fn balanced_blocks(
-    tokens: usize,
-    hosts: usize,
-    work: &Work,
-) -> Vec<Range<usize>> {
+pub fn balanced_blocks(tokens: usize, hosts: usize, work: &Work) -> Vec<Range<usize>> {
     assert!(hosts > 0, "methods refuse a cluster without context hosts before they cut");
     // The longest blocks within a limit, in order.
     let cut = |limit: u64| {

@@ -16,7 +16,7 @@ impl<B: Backend> Layer<'_, B> {
         watch: &mut dyn Watch,
     ) -> Result<Vec<B::Tensor>, ModelError> {
         let (backend, blocks) = (self.backend(), self.phase.blocks);
-        let shares = self.phase.decoder.config().shape(0).head_shares(blocks);
+        let shares = self.phase.decoder.config().shape(backend.dtype()).head_shares(blocks);
         let parcel = |part, from, to| Parcel { layer: self.index, part, from, to: Some(to) };
         for pass in self.passes {
             for (to, share) in shares.iter().enumerate() {
@@ -25,9 +25,11 @@ impl<B: Backend> Layer<'_, B> {
         }
         for pass in self.passes {
             let own = pass.shard.block;
-            let received = (0..blocks).map(|from| peers.receive(parcel(Part::Heads, from, own))).collect::<Result<Vec<_>, _>>()?;
+            let received =
+                (0..blocks).map(|from| peers.receive(parcel(Part::Heads, from, own))).collect::<Result<Vec<_>, _>>()?;
             let rows: Vec<usize> = received.iter().map(|parts| backend.shape(&parts[0])[1]).collect();
-            let all = |at: usize| backend.concat(&received.iter().map(|parts| parts[at].clone()).collect::<Vec<_>>(), 1);
+            let all =
+                |at: usize| backend.concat(&received.iter().map(|parts| parts[at].clone()).collect::<Vec<_>>(), 1);
             let output = self.attend_share(&shares[own], [all(0)?, all(1)?, all(2)?], own, watch)?;
             let mut start = 0;
             for (to, rows) in rows.into_iter().enumerate() {
@@ -65,12 +67,17 @@ impl<B: Backend> Layer<'_, B> {
         // Where a share cuts a group of query heads, groups are uneven: each query head gets a copy of its KV head.
         let own = |head: usize| head / (query / kv) - share.kv.start;
         let each = share.query.len() / share.kv.len();
-        let even = share.query.clone().enumerate().all(|(at, head)| own(head) * each <= at && at < (own(head) + 1) * each);
+        let even =
+            share.query.clone().enumerate().all(|(at, head)| own(head) * each <= at && at < (own(head) + 1) * each);
         let spread = |x: B::Tensor| -> Result<B::Tensor, ModelError> {
             if even {
                 return Ok(x);
             }
-            let copies: Vec<_> = share.query.clone().map(|head| backend.narrow(&x, 0, own(head), own(head) + 1)).collect::<Result<_, _>>()?;
+            let copies: Vec<_> = share
+                .query
+                .clone()
+                .map(|head| backend.narrow(&x, 0, own(head), own(head) + 1))
+                .collect::<Result<_, _>>()?;
             Ok(backend.concat(&copies, 0)?)
         };
         let kv = backend.kv(&spread(k)?, &spread(v)?)?;

@@ -36,8 +36,12 @@ impl<B: Backend> Layer<'_, B> {
                 outputs.push(local.output);
                 continue;
             }
-            let passed = (0..pass.shard.block).map(|from| Ok(keys(peers.receive(parcel(from))?))).collect::<Result<Vec<_>, ModelError>>()?;
-            let all = |at: usize| backend.concat(&passed.iter().map(|pair: &[B::Tensor; 2]| pair[at].clone()).collect::<Vec<_>>(), 1);
+            let passed = (0..pass.shard.block)
+                .map(|from| Ok(keys(peers.receive(parcel(from))?)))
+                .collect::<Result<Vec<_>, ModelError>>()?;
+            let all = |at: usize| {
+                backend.concat(&passed.iter().map(|pair: &[B::Tensor; 2]| pair[at].clone()).collect::<Vec<_>>(), 1)
+            };
             let kv = backend.kv(&all(0)?, &all(1)?)?;
             let pairs = pass.shard.block_tokens() * backend.kv_len(&kv);
             watch.pairs(pass.shard.block, self.query_heads() * pairs as u64);
@@ -71,7 +75,8 @@ impl<B: Backend> Layer<'_, B> {
         let (backend, rows, first) = (self.backend(), pass.shard.input_ids.len(), passing.first_row(pass.shard));
         let scores = match &passing.score {
             PassingScore::Heads { path } => {
-                let heads = self.phase.heads.ok_or_else(|| ModelError::NoRetainingHeads { path: path.clone() })?;
+                let missing = || ModelError::RetainingHeads { path: path.into(), cause: "they were not loaded".into() };
+                let heads = self.phase.heads.ok_or_else(missing)?;
                 let scores = heads.scores(backend, self.index, &pass.raw)?;
                 scores.into_iter().map(|head| max_pool(&head, passing.pool)[first..].to_vec()).collect::<Vec<_>>()
             }

@@ -21,7 +21,9 @@ impl<B: Backend> Layer<'_, B> {
         }
         let mut outputs = Vec::with_capacity(self.passes.len());
         for pass in self.passes {
-            let mut before = (0..pass.shard.block).map(|from| Ok(keys(peers.receive(parcel(from))?))).collect::<Result<Vec<_>, ModelError>>()?;
+            let mut before = (0..pass.shard.block)
+                .map(|from| Ok(keys(peers.receive(parcel(from))?)))
+                .collect::<Result<Vec<_>, ModelError>>()?;
             let (prefix, rows) = (pass.shard.prefix, pass.shard.input_ids.len());
             let block = self.behind(pass, &before, prefix..rows, watch)?;
             if prefix == 0 {
@@ -30,7 +32,8 @@ impl<B: Backend> Layer<'_, B> {
             }
             if pass.shard.block == 0 {
                 let Projected { k, v, .. } = &pass.qkv;
-                before.push([backend.narrow(k, 1, prefix, prefix + sink)?, backend.narrow(v, 1, prefix, prefix + sink)?]);
+                before
+                    .push([backend.narrow(k, 1, prefix, prefix + sink)?, backend.narrow(v, 1, prefix, prefix + sink)?]);
             }
             let own = self.behind(pass, &before, 0..prefix, watch)?;
             outputs.push(backend.concat(&[own, block], 1)?);

@@ -2,7 +2,7 @@
 //! how they were found.
 
 /// Indices of the `k` largest scores, ties to the smallest index, ascending.
-pub(super) fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
+pub fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
     if k < order.len() {
         order.select_nth_unstable_by(k, |&a, &b| scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b)));
@@ -13,7 +13,7 @@ pub(super) fn top_k(scores: &[f32], k: usize) -> Vec<u32> {
 }
 
 /// The maximum of each score and its `pool / 2` neighbours on either side.
-pub(super) fn max_pool(scores: &[f32], pool: usize) -> Vec<f32> {
+pub fn max_pool(scores: &[f32], pool: usize) -> Vec<f32> {
     let reach = pool / 2;
     let window = |at: usize| &scores[at.saturating_sub(reach)..scores.len().min(at + reach + 1)];
     (0..scores.len()).map(|at| window(at).iter().copied().fold(f32::NEG_INFINITY, f32::max)).collect()

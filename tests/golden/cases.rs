@@ -1,0 +1,125 @@
+//! Golden cases in this project's words, and plans in the fixtures' words. Runs nothing.
+
+use asterism_plan::methods::{
+    AnchorContent, AnchorPosition, ApbConfig, FirstSkip, Permutation, PulsarConfig, RandomTokens, StarConfig,
+};
+use asterism_plan::{MethodConfig, Plan, PlanRequest, Shard, split_blocks};
+use serde_json::{Value, json};
+
+/// A parameter as a value of ours.
+pub fn list<T: serde::de::DeserializeOwned>(value: &Value) -> T {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn size(params: &Value, name: &str) -> Option<usize> {
+    params[name].as_u64().map(|tokens| tokens as usize)
+}
+
+/// A method by its name and parameters in the fixtures, and the hosts it plans for. `heads` is where the model's retaining
+/// heads are.
+pub fn method(name: &str, params: &Value, context: usize, heads: &str) -> (MethodConfig, usize) {
+    let blocks = size(params, "block_size").map_or(1, |block| context.div_ceil(block));
+    (config(name, params, heads), size(params, "hosts").unwrap_or(blocks))
+}
+
+fn config(name: &str, params: &Value, heads: &str) -> MethodConfig {
+    let size = |name| size(params, name).unwrap();
+    let plain = |value: Value| list(&value);
+    match name {
+        "star" => MethodConfig::Star(star(params)),
+        "pulsar" => MethodConfig::Pulsar(pulsar(params)),
+        "apb" => MethodConfig::Apb(apb(params, heads)),
+        "ring" => plain(json!({"ring": {"layout": "contiguous"}})),
+        "ulysses" => plain(json!({"ulysses": {}})),
+        "dense" => plain(json!({"dense": {}})),
+        "anchor" => plain(json!({"anchor": params})),
+        "streaming" => plain(json!({"streaming": {"sink_tokens": size("sink"), "window_tokens": size("window"),
+                                                  "phase2": params["phase2"]}})),
+        other => panic!("method {other}"),
+    }
+}
+
+fn star(params: &Value) -> StarConfig {
+    StarConfig {
+        block_tokens: size(params, "block_size"),
+        anchor_tokens: size(params, "anchor_size"),
+        anchor_position: match params["anchor_position"].as_str().unwrap() {
+            "first" => AnchorPosition::First,
+            "previous" => AnchorPosition::Previous,
+            "given" => AnchorPosition::Given(list(&params["anchor_positions"])),
+            other => panic!("position {other}"),
+        },
+        anchor_content: match params["anchor_content"].as_str().unwrap() {
+            "first" => AnchorContent::First,
+            "previous" => AnchorContent::Previous,
+            "constant" => AnchorContent::Constant { token: list(&params["constant_token"]) },
+            "shuffled" => AnchorContent::Shuffled(Permutation::Permutation(list(&params["permutation"]))),
+            "random" => AnchorContent::Random(RandomTokens::Tokens(list(&params["random_tokens"]))),
+            other => panic!("content {other}"),
+        },
+        ..StarConfig::default()
+    }
+}
+
+fn pulsar(params: &Value) -> PulsarConfig {
+    PulsarConfig {
+        block_tokens: size(params, "block_size"),
+        sink_tokens: size(params, "sink").unwrap(),
+        chunk_tokens: size(params, "chunk"),
+        summary_tokens: size(params, "summary_tokens"),
+        summary_fraction: params["summary_fraction"].as_f64().unwrap_or(0.125),
+        heuristic: list(&params["heuristic"]),
+        positions: list(&params["positions"]),
+        keep_summary_kv: list(&params["keep_summary_kv"]),
+        ..PulsarConfig::default()
+    }
+}
+
+fn apb(params: &Value, heads: &str) -> ApbConfig {
+    ApbConfig {
+        anchor_tokens: size(params, "anchor_len"),
+        passing_tokens: size(params, "passing_len"),
+        embed_query: list(&params["embed_query"]),
+        query_insert_at: size(params, "query_insert_pos").unwrap(),
+        anchor_includes_query: list(&params["anchor_len_includes_query"]),
+        score_pool: size(params, "score_pool").unwrap(),
+        first_skip: match list(&params["host0_skip_anchor"]) {
+            true => FirstSkip::Anchor,
+            false => FirstSkip::Nothing,
+        },
+        retaining_heads: Some(heads.to_owned()),
+        ..ApbConfig::default()
+    }
+}
+
+/// A plan as the fixtures write it.
+pub fn golden_view(plan: &Plan, method: &MethodConfig, request: &PlanRequest) -> Value {
+    let segment = |shard: &Shard| {
+        json!({"host": shard.host, "block": shard.block, "input_ids": shard.input_ids,
+               "position_ids": shard.position_ids, "keep_from": shard.keep_from})
+    };
+    let mut view = json!({
+        "num_hosts": plan.hosts,
+        "query_host": plan.hosts - 1,
+        "segments": plan.shards.iter().map(segment).collect::<Vec<_>>(),
+        "kv_len_per_host": plan.kept_per_host(),
+        "query_position_ids": (plan.query_start..).take(request.query.len()).collect::<Vec<_>>(),
+    });
+    match method {
+        MethodConfig::Pulsar(pulsar) => {
+            let blocks = split_blocks(request.context.len(), pulsar.block_tokens.unwrap());
+            let summaries = pulsar.summaries(request.context, request.query, &blocks);
+            view["summary_indices"] = summaries.iter().map(|summary| summary.indices.clone()).collect();
+            if summaries.iter().any(|summary| summary.indices.is_empty() || !summary.chunks.is_empty()) {
+                view["selected_chunks"] = summaries.iter().map(|summary| summary.chunks.clone()).collect();
+            }
+        }
+        MethodConfig::Apb(apb) => view["anchor_total_len"] = apb.anchor_len(request).unwrap().into(),
+        MethodConfig::Ulysses(_) => {
+            let shares = request.shape.head_shares(plan.hosts);
+            view["heads_per_host"] = shares.iter().map(|share| json!({"q": share.query.clone().collect::<Vec<_>>(), "kv": share.kv.clone().collect::<Vec<_>>()})).collect();
+        }
+        _ => {}
+    }
+    view
+}
