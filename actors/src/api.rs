@@ -20,6 +20,9 @@ pub struct JobRequest {
     /// Attention method and its sizes; absent: the cluster's default.
     #[serde(default)]
     pub method: Option<MethodConfig>,
+    /// Whether the method's block size may leave context hosts without work; otherwise such a job is refused.
+    #[serde(default)]
+    pub allow_idle_hosts: bool,
     /// Most tokens to generate.
     #[serde(default = "default_max_tokens")]
     pub max_tokens: usize,
@@ -167,6 +170,10 @@ pub struct HostTiming {
     pub kv_bytes: u64,
     /// Seconds of phase 1 on this host.
     pub encode_s: f64,
+    /// (row, key) pairs that went through its softmaxes in phase 1, over all query heads and computed layers.
+    pub attention_pairs: u64,
+    /// Bytes of tensors it received from other context hosts in phase 1.
+    pub exchange_bytes: u64,
 }
 
 /// A job as `job status` shows it.
@@ -179,8 +186,11 @@ pub struct JobStatus {
     /// Phase, while pending or running.
     #[serde(default)]
     pub phase: Option<JobPhase>,
-    /// Method by name.
+    /// Method by name; the one taken where `auto` was asked to choose.
     pub method: String,
+    /// Why it was taken, where `auto` chose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method_reason: Option<String>,
     /// Model by name.
     pub model: String,
     /// Context tokens.

@@ -1,7 +1,9 @@
-//! Control channels as queues: an outbox that a task writes out, and typed reading. Decides nothing.
+//! Control channels as queues: an outbox that a task writes out, and typed reading; and links kept open. Decides nothing.
 
-use asterism_transport::{Channel, FrameKind, FrameReceiver, FrameSender};
-use tokio::sync::mpsc;
+use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+
+use asterism_transport::{Channel, FrameKind, FrameReceiver, FrameSender, Link, Transport, TransportError};
+use tokio::sync::{Mutex, mpsc};
 
 use crate::messages::WireMessage;
 
@@ -71,4 +73,31 @@ impl Inbox {
 /// Splits a control channel.
 pub fn control<M: WireMessage + Send + 'static>(channel: Channel, peer: String) -> (Outbox<M>, Inbox) {
     (Outbox::new(channel.sender), Inbox::new(channel.receiver, peer))
+}
+
+/// Links to context hosts, kept between jobs.
+pub struct Links {
+    transport: Arc<dyn Transport>,
+    open: Mutex<HashMap<SocketAddr, Arc<dyn Link>>>,
+}
+
+impl Links {
+    /// None open yet.
+    pub fn new(transport: Arc<dyn Transport>) -> Self {
+        Self { transport, open: Mutex::default() }
+    }
+
+    /// A channel to a context host, over the link there is or a new one.
+    pub async fn channel(&self, address: SocketAddr) -> Result<Channel, TransportError> {
+        let mut open = self.open.lock().await;
+        if let Some(link) = open.get(&address) {
+            match link.open().await {
+                Ok(channel) => return Ok(channel),
+                Err(_) => drop(open.remove(&address)),
+            }
+        }
+        let link = self.transport.connect(address).await?;
+        open.insert(address, link.clone());
+        link.open().await
+    }
 }

@@ -5,6 +5,7 @@
 // The archived twins that rkyv derives carry no docs of their own.
 #![allow(missing_docs)]
 
+use asterism_plan::{ContextView, Exchange, Shard};
 use asterism_transport::Frame;
 use rkyv::{Archive, Deserialize, Serialize, rancor, util::AlignedVec};
 use thiserror::Error;
@@ -114,8 +115,12 @@ pub struct Encoded {
     pub kept_tokens: u64,
     /// Bytes of KV held for it.
     pub kv_bytes: u64,
-    /// Seconds of compute.
+    /// Seconds from the start of the shards encoded together to their end, divided among them.
     pub seconds: f64,
+    /// (row, key) pairs that went through a softmax, over all layers and query heads.
+    pub pairs: u64,
+    /// Bytes of tensors received from other hosts; counted with the first of the shards encoded together.
+    pub exchange_bytes: u64,
 }
 
 /// What the supervisor tells a host.
@@ -131,8 +136,8 @@ pub enum HostCommand {
         /// Why.
         reason: String,
     },
-    /// Encode one shard and keep its KV.
-    Encode(EncodeShard),
+    /// Encode shards and keep their KV.
+    Encode(EncodeShards),
     /// Answer a query over shards that context hosts hold.
     Generate(Generate),
     /// Forget a job: stop its work, free its KV.
@@ -144,28 +149,20 @@ pub enum HostCommand {
     Shutdown,
 }
 
-/// Phase 1 of one shard; see [`asterism_plan::Shard`].
+/// Phase 1 of shards that one host encodes together: a single one, or all it holds of a plan whose shards pass each other
+/// something.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
-pub struct EncodeShard {
+pub struct EncodeShards {
     /// Job.
     pub job: u64,
-    /// Place in the merge.
-    pub block: u32,
-    /// Assembled input.
-    pub input_ids: Vec<u32>,
-    /// Position ids.
-    pub position_ids: Vec<u32>,
-    /// First row whose KV is kept.
-    pub keep_from: u64,
-    /// Attention inside the shard, as its plan has it.
-    pub attention: ShardAttention,
-}
-
-/// [`asterism_plan::LocalAttention`] on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
-pub enum ShardAttention {
-    /// Causal by index.
-    Causal,
+    /// The shards, ascending by block.
+    pub shards: Vec<Shard>,
+    /// Shards of the whole plan.
+    pub blocks: u32,
+    /// What shards pass each other.
+    pub exchange: Exchange,
+    /// Who has which shards; empty when they pass nothing.
+    pub peers: Vec<ShardHolder>,
 }
 
 /// Phase 2 of one job.
@@ -177,8 +174,10 @@ pub struct Generate {
     pub query_ids: Vec<u32>,
     /// Position id of the first of them.
     pub query_start: u32,
-    /// Context tokens that the shards must add up to.
-    pub context_tokens: u64,
+    /// Keys that the shards must add up to.
+    pub context_keys: u64,
+    /// Which of them a row sees.
+    pub view: ContextView,
     /// Hosts that hold shards.
     pub holders: Vec<ShardHolder>,
     /// How tokens are chosen.
@@ -213,7 +212,58 @@ pub struct TokenChoice {
     pub ignore_eos: bool,
 }
 
-/// First frame of a phase-2 channel from the query host to a context host.
+/// First frame of a channel to a context host: what the channel is for.
+#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+pub enum Opening {
+    /// Queries over shards, from the query host.
+    Attach(Attach),
+    /// Parcels of phase 1, from another context host.
+    Pass {
+        /// Job.
+        job: u64,
+    },
+}
+
+/// Meta of a `Parcel` frame: whose tensors the payload holds, one after the other, and their shapes.
+#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+pub struct ParcelMeta {
+    /// What they are.
+    pub part: ParcelPart,
+    /// Block of the sender.
+    pub from: u32,
+    /// Block of the receiver; none for all later ones.
+    pub to: Option<u32>,
+    /// Row-major shape of each tensor.
+    pub shapes: Vec<Vec<u32>>,
+}
+
+/// [`asterism_models::Part`] on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub enum ParcelPart {
+    /// Keys and values.
+    Keys,
+    /// Query vectors.
+    Queries,
+    /// A share of the heads.
+    Heads,
+    /// Attention outputs.
+    Outputs,
+}
+
+/// Meta of a `Query` frame whose rows do not see every key; without meta they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct StreamingMask {
+    /// First keys, seen by all.
+    pub sink: u64,
+    /// Latest keys a row sees.
+    pub window: u64,
+    /// Token index of the first row.
+    pub first_row: u64,
+    /// Token index of the first key.
+    pub first_key: u64,
+}
+
+/// What a query host expects of a context host.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Attach {
     /// Job.
@@ -285,4 +335,11 @@ pub trait WireMessage: Sized {
     }
 }
 
-wire_message!(HostMessage = "host", HostCommand = "supervisor", Attach = "attach", PartialsMeta = "partials",);
+wire_message!(
+    HostMessage = "host",
+    HostCommand = "supervisor",
+    Opening = "opening",
+    ParcelMeta = "parcel",
+    StreamingMask = "query",
+    PartialsMeta = "partials",
+);

@@ -1,15 +1,79 @@
-//! Tensor payloads: little-endian f32, row-major.
+//! Tensor payloads: little-endian f32 or bfloat16, row-major. A payload has the compute type of what it holds, so that
+//! nothing is lost on the wire and nothing padded.
 
-/// Reads exactly `count` values.
-pub fn read_f32(bytes: &[u8], count: usize) -> Result<Vec<f32>, String> {
-    if bytes.len() != count * size_of::<f32>() {
-        return Err(format!("expected a payload of {count} f32 values, got {} bytes", bytes.len()));
+use asterism_kernels::DType;
+use asterism_transport::PayloadType;
+
+/// The payload type of tensors in a compute type.
+pub fn payload_type(dtype: DType) -> PayloadType {
+    match dtype {
+        DType::F32 => PayloadType::F32,
+        DType::Bf16 | DType::F16 => PayloadType::Bf16,
     }
-    let value = |chunk: &[u8]| f32::from_le_bytes(chunk.try_into().expect("chunks of four"));
-    Ok(bytes.chunks_exact(size_of::<f32>()).map(value).collect())
 }
 
-/// Appends values.
-pub fn write_f32(bytes: &mut Vec<u8>, values: &[f32]) {
-    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+/// Reads exactly `count` values.
+pub fn read(bytes: &[u8], count: usize, kind: PayloadType) -> Result<Vec<f32>, String> {
+    let size = element_bytes(kind);
+    if bytes.len() != count * size {
+        return Err(format!("expected a payload of {count} {kind:?} values, got {} bytes", bytes.len()));
+    }
+    Ok(match kind {
+        PayloadType::None => Vec::new(),
+        PayloadType::F32 => {
+            let (words, _) = bytes.as_chunks::<4>();
+            words.iter().map(|word| f32::from_le_bytes(*word)).collect()
+        }
+        PayloadType::Bf16 => {
+            let (words, _) = bytes.as_chunks::<2>();
+            words.iter().map(|word| f32::from_bits(u32::from(u16::from_le_bytes(*word)) << 16)).collect()
+        }
+    })
+}
+
+/// Appends values. As bfloat16 they are rounded to the nearest, ties to even.
+pub fn write(bytes: &mut Vec<u8>, values: &[f32], kind: PayloadType) {
+    match kind {
+        PayloadType::None => {}
+        PayloadType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+        PayloadType::Bf16 => bytes.extend(values.iter().flat_map(|value| rounded(*value).to_le_bytes())),
+    }
+}
+
+/// Bytes of one value.
+pub fn element_bytes(kind: PayloadType) -> usize {
+    match kind {
+        PayloadType::None => 0,
+        PayloadType::F32 => 4,
+        PayloadType::Bf16 => 2,
+    }
+}
+
+/// The upper half of the bits, rounded.
+fn rounded(value: f32) -> u16 {
+    let bits = value.to_bits();
+    match value.is_nan() {
+        true => ((bits >> 16) | 0x40) as u16,
+        false => ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_come_back() {
+        let values = [0.0, -1.5, 3.0e30, f32::NEG_INFINITY, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0];
+        let back = |kind| {
+            let mut bytes = Vec::new();
+            write(&mut bytes, &values, kind);
+            assert!(read(&bytes, values.len() + 1, kind).is_err());
+            read(&bytes, values.len(), kind).unwrap()
+        };
+        assert_eq!(back(PayloadType::F32), values);
+        let rounded = back(PayloadType::Bf16);
+        assert_eq!(rounded[..2], values[..2]);
+        assert_eq!(rounded[3..], [f32::NEG_INFINITY, 1.0, 1.0 + 4.0 / 256.0], "ties go to even");
+    }
 }

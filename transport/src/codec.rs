@@ -193,6 +193,7 @@ fn decode_kind(got: u8) -> Result<FrameKind, FrameError> {
         1 => Ok(FrameKind::Control),
         2 => Ok(FrameKind::Query),
         3 => Ok(FrameKind::Partials),
+        4 => Ok(FrameKind::Parcel),
         _ => Err(FrameError::Kind { got }),
     }
 }
@@ -231,7 +232,12 @@ mod tests {
     use super::*;
 
     fn headers() -> impl Strategy<Value = FrameHeader> {
-        let kinds = prop_oneof![Just(FrameKind::Control), Just(FrameKind::Query), Just(FrameKind::Partials)];
+        let kinds = prop::sample::select(vec![
+            FrameKind::Control,
+            FrameKind::Query,
+            FrameKind::Partials,
+            FrameKind::Parcel,
+        ]);
         let types = prop_oneof![Just(PayloadType::None), Just(PayloadType::F32), Just(PayloadType::Bf16)];
         (kinds, types, any::<u64>(), any::<[u32; 4]>()).prop_map(|(kind, payload_type, job, numbers)| {
             let [shard_set, layer, step, rows] = numbers;

@@ -26,6 +26,8 @@ pub enum FrameKind {
     Query = 2,
     /// Phase 2: partial outputs and log-sum-exps of the shards a context host holds.
     Partials = 3,
+    /// Phase 1: tensors that one shard passes another within a layer.
+    Parcel = 4,
 }
 
 /// Element type of a payload.
@@ -50,7 +52,7 @@ pub struct FrameHeader {
     pub job: u64,
     /// Generation of the job's shard placement, so that a late answer of an earlier placement is recognised.
     pub shard_set: u32,
-    /// Layer of a phase-2 step.
+    /// Layer of a phase-2 step, or of phase 1.
     pub layer: u32,
     /// Step of phase 2: 0 is the query.
     pub step: u32,

@@ -1,52 +1,76 @@
-//! Phase 2 on a context host: queries in, partial attention over its shards out. Keeps nothing of a query.
+//! What a context host answers: phase-2 queries with partial attention over its shards, keeping nothing of them. Parcels of
+//! phase 1 go to the mailroom.
 
 use std::sync::Arc;
 
-use asterism_kernels::{Backend, Heads};
+use asterism_kernels::{Backend, Heads, Mask};
 use asterism_models::{Decoder, EncodedShard, ModelError};
 use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, Link, PayloadType, Transport, TransportError};
 use bytes::Bytes;
 
-use super::store::ShardStore;
+use super::{mailroom::Mailroom, store::ShardStore};
 use crate::{
-    messages::{Attach, PartialsMeta, ShardKeys, WireMessage},
+    messages::{Attach, Opening, PartialsMeta, ShardKeys, StreamingMask, WireMessage},
     payload,
 };
 
 /// Answers every channel that a query host opens, until the transport closes.
-pub async fn serve<B: Backend>(transport: Arc<dyn Transport>, decoder: Arc<Decoder<B>>, store: ShardStore<B>) {
+pub async fn serve<B: Backend>(transport: Arc<dyn Transport>, desk: Desk<B>) {
     while let Some(link) = transport.accept().await {
-        tokio::spawn(serve_link(link, decoder.clone(), store.clone()));
+        tokio::spawn(serve_link(link, desk.clone()));
     }
 }
 
-async fn serve_link<B: Backend>(link: Arc<dyn Link>, decoder: Arc<Decoder<B>>, store: ShardStore<B>) {
+/// What a context host answers from.
+pub struct Desk<B: Backend> {
+    /// The model.
+    pub decoder: Arc<Decoder<B>>,
+    /// Shards held.
+    pub store: ShardStore<B>,
+    /// Parcels on their way to the encoder.
+    pub mailroom: Arc<Mailroom>,
+}
+
+impl<B: Backend> Clone for Desk<B> {
+    fn clone(&self) -> Self {
+        Self { decoder: self.decoder.clone(), store: self.store.clone(), mailroom: self.mailroom.clone() }
+    }
+}
+
+async fn serve_link<B: Backend>(link: Arc<dyn Link>, desk: Desk<B>) {
     let peer = link.peer_address().to_string();
     while let Ok(channel) = link.accept().await {
-        let (decoder, store, peer) = (decoder.clone(), store.clone(), peer.clone());
+        let (desk, peer) = (desk.clone(), peer.clone());
         tokio::spawn(async move {
-            if let Err(cause) = serve_channel(channel, decoder, store, &peer).await {
-                tracing::warn!(%peer, %cause, "a phase-2 channel ended early");
+            if let Err(cause) = serve_channel(channel, desk, &peer).await {
+                tracing::warn!(%peer, %cause, "a channel ended early");
             }
         });
     }
 }
 
-async fn serve_channel<B: Backend>(
-    mut channel: Channel,
-    decoder: Arc<Decoder<B>>,
-    store: ShardStore<B>,
-    peer: &str,
-) -> Result<(), String> {
+async fn serve_channel<B: Backend>(mut channel: Channel, desk: Desk<B>, peer: &str) -> Result<(), String> {
     let said = |error: TransportError| error.to_string();
     let Some(first) = channel.receiver.receive().await.map_err(said)? else { return Ok(()) };
-    let attach = Attach::read(&first.meta, peer).map_err(|error| error.to_string())?;
+    match Opening::read(&first.meta, peer).map_err(|error| error.to_string())? {
+        Opening::Attach(attach) => answer_queries(channel, desk, first.header, attach).await,
+        Opening::Pass { job } => desk.mailroom.take_in(job, channel.receiver, peer).await,
+    }
+}
+
+async fn answer_queries<B: Backend>(
+    mut channel: Channel,
+    Desk { decoder, store, .. }: Desk<B>,
+    first: FrameHeader,
+    attach: Attach,
+) -> Result<(), String> {
+    let said = |error: TransportError| error.to_string();
     let shards = match store.find(attach.job, &attach.blocks) {
         Ok(shards) => shards,
         Err(block) => {
             let cause = format!("shard {block} of job {} is not here", attach.job);
             let meta = PartialsMeta::Failed { cause: cause.clone() };
-            let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::None, ..first.header };
+            let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::None, ..first };
             channel.sender.send(Frame::new(header, meta.archive(), Default::default())).await.map_err(said)?;
             return Err(cause);
         }
@@ -76,27 +100,44 @@ fn answer<B: Backend>(
     let (header, backend) = (frame.header, decoder.backend());
     let (Heads { query, dim, .. }, layers) = (decoder.config().heads, decoder.config().layers);
     let (layer, rows) = (header.layer as usize, header.rows as usize);
-    if header.kind != FrameKind::Query || layer >= layers || header.payload_type != PayloadType::F32 {
-        return Err(format!("expected f32 queries of a layer below {layers}, got {header:?}"));
+    let payload_type = payload::payload_type(backend.dtype());
+    if header.kind != FrameKind::Query || layer >= layers || header.payload_type != payload_type {
+        return Err(format!("expected {payload_type:?} queries of a layer below {layers}, got {header:?}"));
     }
-    let values = payload::read_f32(&frame.payload, query * rows * dim)?;
-    attend(backend, shards, layer, (&[query, rows, dim], &values)).map_err(|error| error.to_string())
+    let values = payload::read(&frame.payload, query * rows * dim, payload_type)?;
+    let mask = mask(frame)?;
+    let attended = backend
+        .upload(&[query, rows, dim], &values)
+        .and_then(|q| backend.cast(&q))
+        .map_err(ModelError::from)
+        .and_then(|q| attend(backend, shards, layer, (&q, mask)));
+    attended.map_err(|error| error.to_string())
 }
 
 fn attend<B: Backend>(
     backend: &B,
     shards: &[Arc<EncodedShard<B>>],
     layer: usize,
-    (shape, values): (&[usize], &[f32]),
+    (q, mask): (&B::Tensor, Mask),
 ) -> Result<(Vec<ShardKeys>, Bytes), ModelError> {
-    let q = backend.cast(&backend.upload(shape, values)?)?;
     let mut keys = Vec::with_capacity(shards.len());
-    let mut bytes = Vec::with_capacity(shards.len() * (values.len() + shape[0] * shape[1]) * size_of::<f32>());
+    let mut bytes = Vec::new();
     for shard in shards {
-        let answer = shard.attend(backend, layer, &q)?;
+        let answer = shard.attend(backend, layer, q, mask)?;
         keys.push(ShardKeys { block: answer.block as u32, keys: answer.keys as u64 });
-        payload::write_f32(&mut bytes, &backend.download(&answer.partial.output)?);
-        payload::write_f32(&mut bytes, &backend.download(&answer.partial.lse)?);
+        payload::write(&mut bytes, &backend.download(&answer.partial.output)?, PayloadType::F32);
+        payload::write(&mut bytes, &backend.download(&answer.partial.lse)?, PayloadType::F32);
     }
     Ok((keys, bytes.into()))
+}
+
+/// Which keys the rows of a query see.
+fn mask(frame: &Frame) -> Result<Mask, String> {
+    if frame.meta.is_empty() {
+        return Ok(Mask::None);
+    }
+    let StreamingMask { sink, window, first_row, first_key } =
+        StreamingMask::read(&frame.meta, "the query host").map_err(|error| error.to_string())?;
+    let [sink, window, first_row, first_key] = [sink, window, first_row, first_key].map(|size| size as usize);
+    Ok(Mask::Streaming { sink, window, first_row, first_key })
 }

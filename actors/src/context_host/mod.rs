@@ -2,6 +2,8 @@
 
 mod actor;
 mod answer;
+mod mailroom;
+mod passing;
 mod state;
 mod store;
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::messages::{EncodeShard, Encoded, HostCommand, HostMessage};
+use crate::messages::{EncodeShards, Encoded, HostCommand, HostMessage};
 
 /// What happens to a context host.
 #[derive(Debug)]
@@ -23,8 +23,13 @@ pub enum Event {
         /// Layers in all.
         of: u32,
     },
-    /// The encoder stored a shard.
-    Encoded(Encoded),
+    /// The encoder stored shards.
+    Encoded {
+        /// Job.
+        job: u64,
+        /// Those it encoded together.
+        encoded: Vec<Encoded>,
+    },
     /// The encoder stopped without a shard: cancelled, or with an error (code, message).
     Stopped {
         /// Job.
@@ -37,11 +42,11 @@ pub enum Event {
 /// What a context host wants done.
 #[derive(Debug, PartialEq)]
 pub enum Command {
-    /// Encode and store a shard.
-    Encode(EncodeShard),
+    /// Encode and store shards.
+    Encode(EncodeShards),
     /// Stop encoding; [`Event::Stopped`] or [`Event::Encoded`] follows.
     Stop,
-    /// Free a job's shards.
+    /// Free a job's shards and what others sent for it.
     Forget {
         /// Job.
         job: u64,
@@ -58,8 +63,9 @@ pub enum Command {
 /// The state.
 #[derive(Default)]
 pub struct ContextHostState {
-    waiting: VecDeque<EncodeShard>,
-    encoding: Option<(u64, u32)>,
+    waiting: VecDeque<EncodeShards>,
+    /// The job being encoded.
+    encoding: Option<u64>,
     /// Whether the job being encoded was released meanwhile.
     abandoned: bool,
     held: BTreeMap<(u64, u32), u64>,
@@ -70,19 +76,19 @@ impl ContextHostState {
     pub fn handle(&mut self, _now: Duration, event: Event) -> Vec<Command> {
         let mut commands = Vec::new();
         match event {
-            Event::Command(HostCommand::Encode(shard)) => self.waiting.push_back(shard),
+            Event::Command(HostCommand::Encode(order)) => self.waiting.push_back(order),
             Event::Command(HostCommand::Release { job }) => self.release(job, &mut commands),
             Event::Command(_) => {}
             Event::Layer { job, block, layers, of } if !self.abandoned => {
                 commands.push(Command::Tell(HostMessage::Progress { job, block, layers, of }));
             }
             Event::Layer { .. } => {}
-            Event::Encoded(encoded) => self.stored(encoded, &mut commands),
+            Event::Encoded { job, encoded } => self.stored(job, encoded, &mut commands),
             Event::Stopped { job, error } => {
                 let told = self.abandoned;
                 self.idle();
                 if let Some((code, message)) = error.filter(|_| !told) {
-                    self.waiting.retain(|shard| shard.job != job);
+                    self.waiting.retain(|order| order.job != job);
                     commands.push(Command::Tell(HostMessage::Failed { job, code, message }));
                 }
             }
@@ -90,7 +96,7 @@ impl ContextHostState {
         if self.encoding.is_none()
             && let Some(next) = self.waiting.pop_front()
         {
-            self.encoding = Some((next.job, next.block));
+            self.encoding = Some(next.job);
             commands.push(Command::Encode(next));
         }
         commands
@@ -101,20 +107,20 @@ impl ContextHostState {
         self.abandoned = false;
     }
 
-    fn stored(&mut self, encoded: Encoded, commands: &mut Vec<Command>) {
+    fn stored(&mut self, job: u64, encoded: Vec<Encoded>, commands: &mut Vec<Command>) {
         let abandoned = self.abandoned;
         self.idle();
         if abandoned {
-            return commands.push(Command::Forget { job: encoded.job });
+            return commands.push(Command::Forget { job });
         }
-        self.held.insert((encoded.job, encoded.block), encoded.kv_bytes);
+        self.held.extend(encoded.iter().map(|shard| ((job, shard.block), shard.kv_bytes)));
         commands.push(self.report());
-        commands.push(Command::Tell(HostMessage::Encoded(encoded)));
+        commands.extend(encoded.into_iter().map(|shard| Command::Tell(HostMessage::Encoded(shard))));
     }
 
     fn release(&mut self, job: u64, commands: &mut Vec<Command>) {
-        self.waiting.retain(|shard| shard.job != job);
-        if self.encoding.is_some_and(|(encoding, _)| encoding == job) && !self.abandoned {
+        self.waiting.retain(|order| order.job != job);
+        if self.encoding == Some(job) && !self.abandoned {
             self.abandoned = true;
             commands.push(Command::Stop);
         }
@@ -131,21 +137,25 @@ impl ContextHostState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::messages::ShardAttention;
+    use asterism_plan::{Exchange, LocalAttention, Shard};
 
-    fn shard(job: u64, block: u32) -> EncodeShard {
-        EncodeShard {
-            job,
-            block,
+    fn shard(job: u64, block: u32) -> EncodeShards {
+        let shard = Shard {
+            block: block as usize,
+            host: 0,
             input_ids: vec![1, 2],
             position_ids: vec![0, 1],
+            prefix: 0,
             keep_from: 0,
-            attention: ShardAttention::Causal,
-        }
+            attention: LocalAttention::Causal,
+        };
+        EncodeShards { job, shards: vec![shard], blocks: 2, exchange: Exchange::None, peers: Vec::new() }
     }
 
     fn encoded(job: u64, block: u32) -> Event {
-        Event::Encoded(Encoded { job, block, kept_tokens: 2, kv_bytes: 8, seconds: 0.1 })
+        let (kept_tokens, kv_bytes, seconds) = (2, 8, 0.1);
+        let encoded = Encoded { job, block, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0 };
+        Event::Encoded { job, encoded: vec![encoded] }
     }
 
     fn order(state: &mut ContextHostState, command: HostCommand) -> Vec<Command> {

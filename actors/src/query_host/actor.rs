@@ -9,14 +9,14 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::mpsc;
 
 use super::{
-    generation::{self, Links},
+    generation,
     remote::{Arrival, RemoteContext},
     state::{Command, Event, QueryHostState},
 };
 use crate::{
     error::HostError,
     host::{self, HostConfig, LoadedModel, ModelLoader},
-    link::Outbox,
+    link::{Links, Outbox},
     messages::{Generate, HostMessage, HostRole},
 };
 

@@ -1,11 +1,7 @@
 //! One generation, start to end, on a thread of its own: the query step, then token by token.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
-
 use asterism_kernels::Backend;
-use asterism_models::{Generator, ModelError, Sampler, Sampling, TextStream};
-use asterism_transport::{Channel, Link, Transport, TransportError};
-use tokio::sync::Mutex;
+use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, TextStream};
 
 use crate::{
     host::LoadedModel,
@@ -13,33 +9,6 @@ use crate::{
     messages::{Generate, HostMessage},
     query_host::{remote::RemoteContext, state::GenerationEnd},
 };
-
-/// Links to context hosts, kept between jobs.
-pub struct Links {
-    transport: Arc<dyn Transport>,
-    open: Mutex<HashMap<SocketAddr, Arc<dyn Link>>>,
-}
-
-impl Links {
-    /// None open yet.
-    pub fn new(transport: Arc<dyn Transport>) -> Self {
-        Self { transport, open: Mutex::default() }
-    }
-
-    /// A channel to a context host, over the link there is or a new one.
-    pub async fn channel(&self, address: SocketAddr) -> Result<Channel, TransportError> {
-        let mut open = self.open.lock().await;
-        if let Some(link) = open.get(&address) {
-            match link.open().await {
-                Ok(channel) => return Ok(channel),
-                Err(_) => drop(open.remove(&address)),
-            }
-        }
-        let link = self.transport.connect(address).await?;
-        open.insert(address, link.clone());
-        link.open().await
-    }
-}
 
 /// Generates until the end of sequence, a stop string or the token limit, telling each token as it comes.
 pub fn generate<B: Backend>(
@@ -67,7 +36,8 @@ fn run<B: Backend>(
     outbox: &Outbox<HostMessage>,
 ) -> Result<GenerationEnd, ModelError> {
     let (decoder, choice, job) = (model.decoder.as_ref(), &generate.choice, generate.job);
-    let mut generator = Generator::new(generate.context_tokens as usize, generate.query_start);
+    let keys = ContextKeys { count: generate.context_keys as usize, view: generate.view };
+    let mut generator = Generator::new(keys, generate.query_start);
     let (temperature, top_p, seed) = (choice.temperature, choice.top_p, choice.seed);
     let mut sampler = Sampler::new(Sampling { temperature, top_p, seed });
     let mut text = TextStream::new(model.tokenizer.clone(), choice.stop.clone());

@@ -2,15 +2,16 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use asterism_kernels::{Backend, Heads, Partial};
+use asterism_kernels::{Backend, Heads, Mask, Partial};
 use asterism_models::{ContextAttention, Decoder, ModelError, ShardPartial};
 use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, PayloadType};
+use rkyv::util::AlignedVec;
 use tokio::{runtime::Handle, sync::mpsc, time::Duration};
 
 use crate::{
-    messages::{Attach, Generate, PartialsMeta, ShardHolder, WireMessage},
+    link::Links,
+    messages::{Attach, Generate, Opening, PartialsMeta, ShardHolder, StreamingMask, WireMessage},
     payload,
-    query_host::generation::Links,
 };
 
 /// Longest wait for a context host to accept a channel.
@@ -87,7 +88,7 @@ impl<B: Backend> RemoteContext<B> {
         let backend = self.decoder.backend();
         let Heads { query, dim, .. } = self.decoder.config().heads;
         let (outputs, lses) = (query * self.rows * dim, query * self.rows);
-        let values = payload::read_f32(&frame.payload, shards.len() * (outputs + lses)).map_err(wrong)?;
+        let values = payload::read(&frame.payload, shards.len() * (outputs + lses), PayloadType::F32).map_err(wrong)?;
         let partial = |values: &[f32]| -> Result<_, ModelError> {
             let (output, lse) = values.split_at(outputs);
             Ok(Partial {
@@ -106,15 +107,17 @@ impl<B: Backend> RemoteContext<B> {
 }
 
 impl<B: Backend> ContextAttention<B> for RemoteContext<B> {
-    fn ask(&mut self, layer: usize, q: &B::Tensor) -> Result<(), ModelError> {
+    fn ask(&mut self, layer: usize, q: &B::Tensor, mask: Mask) -> Result<(), ModelError> {
         let backend = self.decoder.backend();
         if layer == 0 {
             self.step += u32::from(self.rows > 0);
         }
         (self.layer, self.rows) = (layer, backend.shape(q)[1]);
         let mut bytes = Vec::new();
-        payload::write_f32(&mut bytes, &backend.download(q)?);
+        let payload_type = payload::payload_type(backend.dtype());
+        payload::write(&mut bytes, &backend.download(q)?, payload_type);
         let payload = bytes::Bytes::from(bytes);
+        let meta = archived(mask);
         let header = FrameHeader {
             kind: FrameKind::Query,
             job: self.job,
@@ -122,10 +125,10 @@ impl<B: Backend> ContextAttention<B> for RemoteContext<B> {
             layer: layer as u32,
             step: self.step,
             rows: self.rows as u32,
-            payload_type: PayloadType::F32,
+            payload_type,
         };
         for holder in &mut self.holders {
-            let frame = Frame::new(header, Default::default(), payload.clone());
+            let frame = Frame::new(header, meta.clone(), payload.clone());
             self.runtime.block_on(holder.sender.send(frame)).map_err(|cause| lost(&holder.host, cause))?;
         }
         Ok(())
@@ -141,6 +144,17 @@ impl<B: Backend> ContextAttention<B> for RemoteContext<B> {
     }
 }
 
+/// The mask for a query's meta; nothing when every key is seen.
+fn archived(mask: Mask) -> AlignedVec {
+    match mask {
+        Mask::Streaming { sink, window, first_row, first_key } => {
+            let [sink, window, first_row, first_key] = [sink, window, first_row, first_key].map(|size| size as u64);
+            StreamingMask { sink, window, first_row, first_key }.archive()
+        }
+        Mask::None | Mask::Causal | Mask::From { .. } => AlignedVec::default(),
+    }
+}
+
 async fn attach(
     at: usize,
     holder: &ShardHolder,
@@ -148,8 +162,8 @@ async fn attach(
     mut channel: Channel,
     arrived: mpsc::UnboundedSender<Arrival>,
 ) -> Result<Holder, ModelError> {
-    let attach = Attach { job, blocks: holder.blocks.clone() };
-    channel.sender.send(attach.frame()).await.map_err(|cause| lost(&holder.host, cause))?;
+    let opening = Opening::Attach(Attach { job, blocks: holder.blocks.clone() });
+    channel.sender.send(opening.frame()).await.map_err(|cause| lost(&holder.host, cause))?;
     let reader = tokio::spawn(read_all(at, holder.host.clone(), channel.receiver, arrived));
     Ok(Holder { host: holder.host.clone(), blocks: holder.blocks.clone(), sender: channel.sender, reader })
 }

@@ -15,7 +15,7 @@ use crate::{
     metric,
     supervisor::{
         config::SupervisorConfig,
-        prepare::ModelFront,
+        prepare::{ContextHosts, ModelFront},
         state::{Command, Event, PreparedJob, SupervisorState},
     },
 };
@@ -26,7 +26,7 @@ pub struct Supervisor {
     actor: ActorRef<Message>,
     model: Arc<ModelFront>,
     method: MethodConfig,
-    context_hosts: usize,
+    context_hosts: ContextHosts,
 }
 
 /// What the actor is told.
@@ -50,8 +50,7 @@ impl Supervisor {
         transport: Arc<dyn Transport>,
     ) -> Result<Self, HostError> {
         let method = config.method.clone();
-        let is_context = |host: &&crate::supervisor::HostSpec| host.role == crate::api::Role::Context;
-        let context_hosts = config.hosts.iter().filter(is_context).count();
+        let context_hosts = config.context_hosts();
         let (actor, _) = Actor::spawn(None, SupervisorActor, (config, transport))
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
@@ -66,7 +65,7 @@ impl Supervisor {
     /// Tokenises, plans and queues a job; returns its id.
     pub async fn submit(&self, request: JobRequest) -> Result<String, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
-        let prepared = tokio::task::spawn_blocking(move || model.prepare(request, &method, hosts))
+        let prepared = tokio::task::spawn_blocking(move || model.prepare(request, &method, &hosts))
             .await
             .map_err(|_| JobError::Stopping)??;
         self.ask(|reply| Message::Submit(Box::new(prepared), reply)).await?

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use asterism_kernels::DType;
 use asterism_plan::MethodConfig;
 
-use crate::api::Role;
+use crate::{api::Role, supervisor::prepare::ContextHosts};
 
 /// What the supervisor knows of the cluster before any host connects.
 #[derive(Clone, Debug)]
@@ -13,6 +14,8 @@ pub struct SupervisorConfig {
     pub cluster: String,
     /// Model name.
     pub model: String,
+    /// Type of activations and cached keys and values.
+    pub dtype: DType,
     /// Hosts in the order of the cluster file.
     pub hosts: Vec<HostSpec>,
     /// Method of a job that names none.
@@ -47,4 +50,15 @@ pub struct HostSpec {
     pub role: Role,
     /// Device label.
     pub device: String,
+    /// Machine it runs on.
+    pub node: String,
+}
+
+impl SupervisorConfig {
+    /// What jobs are planned for.
+    pub fn context_hosts(&self) -> ContextHosts {
+        let contexts = || self.hosts.iter().filter(|host| host.role == Role::Context);
+        let one_machine = contexts().all(|host| Some(&host.node) == contexts().next().map(|first| &first.node));
+        ContextHosts { count: contexts().count(), one_machine, dtype: self.dtype }
+    }
 }

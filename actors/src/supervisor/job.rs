@@ -2,13 +2,16 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use asterism_plan::{LocalAttention, Shard};
+use asterism_plan::{Exchange, Shard};
 
 use crate::{
     api::{FinishReason, HostProgress, HostTiming, JobEvent, JobPhase, JobState, JobStatus, Timings},
-    messages::{EncodeShard, Encoded, Generate, HostCommand, HostMessage, ShardAttention, ShardHolder},
+    messages::{EncodeShards, Encoded, Generate, HostCommand, HostMessage, ShardHolder},
     metric::Observation,
-    supervisor::state::{Command, Outcome, PreparedJob, SupervisorState},
+    supervisor::{
+        hosts::HostRecord,
+        state::{Command, Outcome, PreparedJob, SupervisorState},
+    },
 };
 
 /// One job.
@@ -44,7 +47,8 @@ impl Job {
             id: prepared.id.take().unwrap_or_else(|| format!("job-{number}")),
             state: JobState::Pending,
             phase: Some(JobPhase::Queued),
-            method: prepared.method.clone(),
+            method: prepared.plan.method.name.clone(),
+            method_reason: prepared.plan.method.reason.clone(),
             model: model.to_string(),
             context_tokens: prepared.plan.context_tokens,
             query_tokens: prepared.query_ids.len(),
@@ -167,7 +171,40 @@ impl Job {
         timing.kept_tokens += encoded.kept_tokens as usize;
         timing.kv_bytes += encoded.kv_bytes;
         timing.encode_s += encoded.seconds;
+        timing.attention_pairs += encoded.pairs;
+        timing.exchange_bytes += encoded.exchange_bytes;
         self.encoded.insert(encoded.block, encoded);
+    }
+
+    /// Who has which shards, by their names and `addresses`.
+    fn shard_holders(&self, addresses: &[(String, String)]) -> Vec<ShardHolder> {
+        let mut holders: BTreeMap<usize, ShardHolder> = BTreeMap::new();
+        for (shard, &host) in self.prepared.plan.shards.iter().zip(&self.holders) {
+            let (name, address) = addresses[host].clone();
+            let holder = holders.entry(host).or_insert_with(|| ShardHolder { host: name, address, blocks: Vec::new() });
+            holder.blocks.push(shard.block as u32);
+        }
+        holders.into_values().collect()
+    }
+
+    /// What each host is to encode: shards that pass nothing one by one, the others together.
+    fn orders(&self, addresses: &[(String, String)]) -> Vec<(usize, EncodeShards)> {
+        let plan = &self.prepared.plan;
+        let order = |shards: Vec<Shard>, peers: &[ShardHolder]| EncodeShards {
+            job: self.number,
+            shards,
+            blocks: plan.shards.len() as u32,
+            exchange: plan.exchange.clone(),
+            peers: peers.to_vec(),
+        };
+        let held = || self.holders.iter().copied().zip(&plan.shards);
+        if plan.exchange == Exchange::None {
+            return held().map(|(host, shard)| (host, order(vec![shard.clone()], &[]))).collect();
+        }
+        let peers = self.shard_holders(addresses);
+        let mut together: BTreeMap<usize, Vec<Shard>> = BTreeMap::new();
+        held().for_each(|(host, shard)| together.entry(host).or_default().push(shard.clone()));
+        together.into_iter().map(|(host, shards)| (host, order(shards, &peers))).collect()
     }
 
     /// What its end adds to the metrics.
@@ -191,6 +228,21 @@ impl Job {
 }
 
 impl SupervisorState {
+    /// Context hosts by how many shards of running jobs they have, so that a plan for fewer hosts takes idle ones.
+    fn least_busy_first(&self, contexts: &[usize]) -> Vec<usize> {
+        let mut contexts = contexts.to_vec();
+        let shards =
+            |host: usize| self.running().map(|job| job.holders.iter().filter(|&&h| h == host).count()).sum::<usize>();
+        contexts.sort_by_key(|&host| shards(host));
+        contexts
+    }
+
+    /// Name and address of every host.
+    fn addresses(&self) -> Vec<(String, String)> {
+        let address = |host: &HostRecord| host.hello.as_ref().map_or(String::new(), |hello| hello.address.clone());
+        self.hosts.iter().map(|host| (host.spec.name.clone(), address(host))).collect()
+    }
+
     /// Deals a job's shards to context hosts and starts phase 1.
     pub(super) fn start(
         &mut self,
@@ -199,6 +251,8 @@ impl SupervisorState {
         (contexts, query): (&[usize], usize),
         commands: &mut Vec<Command>,
     ) {
+        let contexts = self.least_busy_first(contexts);
+        let addresses = self.addresses();
         let Some(job) = self.job_mut(number) else { return };
         // A plan made for more hosts than are alive now: the shards stay as they are, their holders wrap around.
         job.holders = job.prepared.plan.shards.iter().map(|shard| contexts[shard.host % contexts.len()]).collect();
@@ -206,14 +260,10 @@ impl SupervisorState {
         job.clock.encoding = Some(now);
         job.status.state = JobState::Running;
         job.status.phase = Some(JobPhase::Encoding);
-        let shards: Vec<(usize, HostCommand)> = job
-            .holders
-            .iter()
-            .zip(&job.prepared.plan.shards)
-            .map(|(&host, shard)| (host, HostCommand::Encode(encode_shard(number, shard))))
-            .collect();
+        let orders = job.orders(&addresses);
         commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase: JobPhase::Encoding } });
-        for (host, command) in shards {
+        for (host, order) in orders {
+            let command = HostCommand::Encode(order);
             commands.extend(self.hosts.at(host).connection.map(|connection| Command::Send { connection, command }));
         }
     }
@@ -282,26 +332,17 @@ impl SupervisorState {
 
     /// Starts phase 2: every shard is encoded.
     fn query(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
-        let addresses: Vec<(String, String)> = self
-            .hosts
-            .iter()
-            .map(|host| (host.spec.name.clone(), host.hello.as_ref().map_or(String::new(), |h| h.address.clone())))
-            .collect();
+        let addresses = self.addresses();
         let Some(job) = self.job_mut(number) else { return };
         job.clock.querying = Some(now);
         job.status.phase = Some(JobPhase::Querying);
-        let mut holders: BTreeMap<usize, ShardHolder> = BTreeMap::new();
-        for (shard, &host) in job.prepared.plan.shards.iter().zip(&job.holders) {
-            let (name, address) = addresses[host].clone();
-            let holder = holders.entry(host).or_insert_with(|| ShardHolder { host: name, address, blocks: Vec::new() });
-            holder.blocks.push(shard.block as u32);
-        }
         let generate = Generate {
             job: number,
             query_ids: job.prepared.query_ids.clone(),
             query_start: job.prepared.plan.query_start,
-            context_tokens: job.prepared.plan.context_tokens as u64,
-            holders: holders.into_values().collect(),
+            context_keys: job.prepared.plan.kept_tokens() as u64,
+            view: job.prepared.plan.view,
+            holders: job.shard_holders(&addresses),
             choice: job.prepared.choice.clone(),
         };
         let query_host = job.query_host.expect("a running job has a query host");
@@ -309,18 +350,5 @@ impl SupervisorState {
         let command = HostCommand::Generate(generate);
         let connection = self.hosts.at(query_host).connection;
         commands.extend(connection.map(|connection| Command::Send { connection, command }));
-    }
-}
-
-fn encode_shard(job: u64, shard: &Shard) -> EncodeShard {
-    EncodeShard {
-        job,
-        block: shard.block as u32,
-        input_ids: shard.input_ids.clone(),
-        position_ids: shard.position_ids.clone(),
-        keep_from: shard.keep_from as u64,
-        attention: match shard.attention {
-            LocalAttention::Causal => ShardAttention::Causal,
-        },
     }
 }

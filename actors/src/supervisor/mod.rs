@@ -12,5 +12,5 @@ mod tests;
 
 pub use actor::Supervisor;
 pub use config::{HostSpec, Recovery, SupervisorConfig};
-pub use prepare::ModelFront;
+pub use prepare::{ContextHosts, ModelFront};
 pub use state::{Command, Event, Outcome, PreparedJob, SupervisorState};

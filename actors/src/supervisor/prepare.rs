@@ -1,9 +1,10 @@
 //! From a request to a prepared job: template, tokens, plan. Pure, but slow enough to run off the event loop.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
-use asterism_models::{ChatTemplate, Checkpoint, ModelConfig, ModelError, Tokenizer};
-use asterism_plan::{Method, MethodConfig, PlanRequest};
+use asterism_kernels::DType;
+use asterism_models::{ChatTemplate, Checkpoint, ModelConfig, ModelError, Tokenizer, check_retaining_heads};
+use asterism_plan::{Exchange, Method, MethodConfig, Passing, PassingScore, Plan, PlanError, PlanRequest};
 
 use crate::{
     api::{JobRequest, Prompt},
@@ -49,7 +50,7 @@ impl ModelFront {
         &self,
         request: JobRequest,
         default_method: &MethodConfig,
-        hosts: usize,
+        hosts: &ContextHosts,
     ) -> Result<PreparedJob, JobError> {
         check(&request)?;
         let (context, query_ids) = self.tokens(request.context, request.query, request.chat_template)?;
@@ -63,11 +64,25 @@ impl ModelFront {
             });
         }
         let method = request.method.as_ref().unwrap_or(default_method);
-        let plan = method.plan(&PlanRequest { context: &context, query: &query_ids, hosts })?;
-        plan.check()?;
+        let shape = self.config.shape(hosts.dtype);
+        let asked = PlanRequest {
+            context: &context,
+            query: &query_ids,
+            hosts: hosts.count,
+            one_machine: hosts.one_machine,
+            shape: &shape,
+        };
+        method.review(&asked)?;
+        let plan = method.plan(&asked)?;
+        plan.check(&context)?;
+        if request.method.is_some() && !request.allow_idle_hosts {
+            refuse_idle_hosts(method, &plan)?;
+        }
+        if let Exchange::PassCompressed(Passing { score: PassingScore::Heads { path }, .. }) = &plan.exchange {
+            check_retaining_heads(Path::new(path), &self.config)?;
+        }
         Ok(PreparedJob {
             id: request.id,
-            method: method.name().to_string(),
             plan,
             query_ids,
             choice: TokenChoice {
@@ -109,6 +124,30 @@ impl ModelFront {
             }
             None => Ok(ids),
         }
+    }
+}
+
+/// The context hosts that a job is planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct ContextHosts {
+    /// How many.
+    pub count: usize,
+    /// Whether they share a machine.
+    pub one_machine: bool,
+    /// Type of their cached keys and values.
+    pub dtype: DType,
+}
+
+/// A block size that somebody typed for this very job and that leaves hosts without work was not meant.
+fn refuse_idle_hosts(method: &MethodConfig, plan: &Plan) -> Result<(), PlanError> {
+    let (tokens, idle, hosts) = (plan.context_tokens, plan.idle_hosts(), plan.hosts);
+    match method.block_tokens() {
+        Some(block) if idle > 0 => {
+            let most = tokens.div_ceil(hosts);
+            let advice = format!("give a block of at most {most} tokens, or leave it out, or allow idle hosts");
+            Err(PlanError::IdleHosts { tokens, block, idle, hosts, advice })
+        }
+        _ => Ok(()),
     }
 }
 

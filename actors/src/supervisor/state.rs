@@ -21,8 +21,6 @@ use crate::{
 pub struct PreparedJob {
     /// Client id; absent: the supervisor makes one.
     pub id: Option<String>,
-    /// Method by name.
-    pub method: String,
     /// The plan.
     pub plan: Plan,
     /// Query tokens.
@@ -194,7 +192,7 @@ impl SupervisorState {
         self.hosts.ready(Role::Context).len()
     }
 
-    fn running(&self) -> impl Iterator<Item = &Job> {
+    pub(super) fn running(&self) -> impl Iterator<Item = &Job> {
         self.jobs.iter().filter(|job| job.is_running())
     }
 

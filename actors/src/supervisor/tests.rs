@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use asterism_plan::{Method, MethodConfig, PlanRequest};
+use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 
 use super::{Command, Event, HostSpec, PreparedJob, Recovery, SupervisorConfig, SupervisorState};
 use crate::{
@@ -59,12 +59,15 @@ fn ready(contexts: usize) -> SupervisorState {
     state
 }
 
+fn request(context: &[u32], hosts: usize) -> PlanRequest<'_> {
+    PlanRequest { context, query: &[1], hosts, one_machine: false, shape: &ModelShape::TINY }
+}
+
 fn prepared(method: &MethodConfig, hosts: usize, timeout: Option<f64>) -> PreparedJob {
     let context: Vec<u32> = (0..CONTEXT).collect();
     PreparedJob {
         id: None,
-        method: method.name().into(),
-        plan: method.plan(&PlanRequest { context: &context, query: &[1], hosts }).expect("a plan"),
+        plan: method.plan(&request(&context, hosts)).expect("a plan"),
         query_ids: vec![1],
         choice: TokenChoice {
             max_tokens: 4,
@@ -96,13 +99,16 @@ fn sent(commands: &[Command]) -> Vec<(u64, &HostCommand)> {
 fn encode_all(state: &mut SupervisorState, now: f64, commands: &[Command]) -> Vec<Command> {
     let mut replies = Vec::new();
     for (connection, command) in sent(commands) {
-        if let HostCommand::Encode(shard) = command {
+        let HostCommand::Encode(order) = command else { continue };
+        for shard in &order.shards {
             let encoded = Encoded {
-                job: shard.job,
-                block: shard.block,
-                kept_tokens: shard.input_ids.len() as u64 - shard.keep_from,
+                job: order.job,
+                block: shard.block as u32,
+                kept_tokens: shard.kept_tokens() as u64,
                 kv_bytes: 1,
                 seconds: 0.1,
+                pairs: 1,
+                exchange_bytes: 0,
             };
             replies.push((connection, HostMessage::Encoded(encoded)));
         }
