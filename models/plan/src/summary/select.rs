@@ -28,8 +28,8 @@ pub(super) fn choose(chunks: &Chunks, ranking: &Ranking, quotas: &[usize], sprea
         let quota = quotas[..shared].iter().fold(0, |sum: usize, &quota| sum.saturating_add(quota));
         taken = ranking.best(0..chunks.of_block(shared).start, quota);
     }
-    for block in shared..blocks {
-        taken.extend(ranking.best(chunks.of_block(block), quotas[block]));
+    for (block, &quota) in quotas.iter().enumerate().skip(shared) {
+        taken.extend(ranking.best(chunks.of_block(block), quota));
     }
     let mut rest = taken.as_slice();
     let summary = |block| {
