@@ -66,6 +66,15 @@ pub enum PlanError {
         /// The repeated index.
         got: usize,
     },
+    /// Chunks must hold something.
+    #[error("a summary chunk of 0 tokens; give at least 1, published is 32")]
+    ZeroChunk,
+    /// A share lies between nothing and all.
+    #[error("a summary of {got} of each block; give a share from 0 to 1, published is 0.125")]
+    SummaryShare {
+        /// The share given.
+        got: String,
+    },
     /// No method of this name.
     #[error("no attention method is called {name:?}; known are {known}")]
     UnknownMethod {
@@ -99,6 +108,8 @@ impl PlanError {
             | Self::ListLength { .. }
             | Self::ListValue { .. }
             | Self::Repeated { .. }
+            | Self::ZeroChunk
+            | Self::SummaryShare { .. }
             | Self::UnknownMethod { .. } => "invalid_method",
             Self::Broken { .. } => "invalid_plan",
         }
