@@ -1,4 +1,7 @@
-//! A whole cluster in one process: real actors over the in-process transport, held to the golden star cases.
+//! A whole cluster in one process: real actors over the in-process transport, held to the golden cases.
+
+#[path = "../../tests/golden/cases.rs"]
+mod cases;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -8,8 +11,9 @@ use asterism_actors::{
     context_host, query_host,
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
 };
-use asterism_kernels::{Cpu, CpuOptions};
+use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Sampling, Tokenizer};
+use asterism_plan::{Cost, Method, MethodConfig, PlanRequest};
 use asterism_transport::{NoObserver, Transport, local::LocalNetwork};
 use serde_json::{Value, json};
 
@@ -33,10 +37,12 @@ async fn start(model: &'static str, contexts: usize) -> (Supervisor, Vec<Arc<dyn
     let network = LocalNetwork::new();
     let bind = || -> Arc<dyn Transport> { Arc::new(network.bind(ephemeral(), Arc::new(NoObserver)).expect("a port")) };
     let names = (0..contexts).map(|i| (format!("c{i}"), Role::Context)).chain([("q".to_string(), Role::Query)]);
-    let hosts: Vec<HostSpec> = names.map(|(name, role)| HostSpec { name, role, device: "cpu".into() }).collect();
+    let hosts: Vec<HostSpec> =
+        names.map(|(name, role)| HostSpec { name, role, device: "cpu".into(), node: "here".into() }).collect();
     let config = SupervisorConfig {
         cluster: "test".into(),
         model: model.into(),
+        dtype: DType::F32,
         hosts: hosts.clone(),
         method: serde_json::from_value(json!({"dense": {}})).expect("a method"),
         heartbeat: Duration::from_millis(200),
@@ -82,6 +88,7 @@ fn request(case: &Value, method: Value) -> JobRequest {
         stop: Vec::new(),
         ignore_eos: true,
         chat_template: false,
+        allow_idle_hosts: true,
         timeout_s: Some(120.0),
         labels: BTreeMap::new(),
     }
@@ -98,27 +105,28 @@ async fn finish(supervisor: &Supervisor, request: JobRequest) -> JobStatus {
     panic!("the events of job {id} ended before it did");
 }
 
-fn cases(model: &str, method: &str) -> Vec<Value> {
+fn golden_cases(model: &str, method: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(golden().join("public/goldens.json")).expect("the fixtures");
     let all: Value = serde_json::from_str(&text).expect("JSON");
     let wanted = |case: &&Value| case["model"] == model && case["method"] == method && case["kind"] == "model";
     all["cases"].as_array().expect("cases").iter().filter(wanted).cloned().collect()
 }
 
-fn star(case: &Value, block: &Value) -> Value {
-    json!({"star": {"block_tokens": block, "anchor_tokens": case["params"]["anchor_size"]}})
-}
-
-fn plain(case: &&Value) -> bool {
-    case["params"]["anchor_position"] == "first" && case["params"]["anchor_content"] == "first"
+/// A case's method as clients write it, and the hosts its plan is for.
+fn method(case: &Value) -> (Value, usize) {
+    let heads = golden().join("models").join(case["model"].as_str().unwrap()).join("retaining_heads.safetensors");
+    let context = case["context_ids"].as_array().unwrap().len();
+    let name = case["method"].as_str().unwrap();
+    let (method, hosts) = cases::method(name, &case["params"], context, heads.to_str().unwrap());
+    (serde_json::to_value(method).unwrap(), hosts)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn star_gives_the_golden_tokens_on_any_number_of_context_hosts() {
     for contexts in [1, 2, 3, 5] {
         let (supervisor, _transports) = start("tiny-llama", contexts).await;
-        for case in cases("tiny-llama", "star").iter().filter(plain) {
-            let status = finish(&supervisor, request(case, star(case, &case["params"]["block_size"]))).await;
+        for case in &golden_cases("tiny-llama", "star") {
+            let status = finish(&supervisor, request(case, method(case).0)).await;
             assert_eq!(status.state, JobState::Succeeded, "{}: {:?}", case["id"], status.error);
             assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "{} on {contexts} hosts", case["id"]);
         }
@@ -126,10 +134,76 @@ async fn star_gives_the_golden_tokens_on_any_number_of_context_hosts() {
     }
 }
 
+/// What each host did is what the plan's cost says it does.
+fn assert_cost(case: &Value, status: &JobStatus, hosts: usize) {
+    let folder = golden().join("models").join(case["model"].as_str().unwrap());
+    let shape = Checkpoint::open(&folder).unwrap().config().shape(DType::F32);
+    let ids = |key: &str| serde_json::from_value::<Vec<u32>>(case[key].clone()).unwrap();
+    let (context, query) = (ids("context_ids"), ids("query_ids"));
+    let asked = PlanRequest { context: &context, query: &query, hosts, one_machine: true, shape: &shape };
+    let method: MethodConfig = serde_json::from_value(method(case).0).unwrap();
+    let cost = Cost::of(&method.plan(&asked).unwrap(), &shape);
+    let mut planned: Vec<_> = cost.hosts.iter().filter(|host| host.shards > 0).collect();
+    let mut done = status.timings.hosts.clone();
+    assert_eq!(done.len(), planned.len(), "{}", case["id"]);
+    if planned.len() == 1 {
+        done[0].host = "c0".into();
+    }
+    planned.sort_by_key(|host| host.host);
+    done.sort_by(|a, b| a.host.cmp(&b.host));
+    for (planned, done) in planned.iter().zip(&done) {
+        let id = format!("{} {}: {planned:?} {done:?}", case["id"], done.host);
+        assert_eq!(planned.linear_tokens, done.encoded_tokens as u64, "{id}");
+        assert_eq!(planned.kept_tokens, done.kept_tokens as u64, "{id}");
+        assert_eq!(planned.exchange_bytes, done.exchange_bytes, "{id}");
+        match cost.at_most {
+            true => assert!(planned.attention_pairs >= done.attention_pairs && done.attention_pairs > 0, "{id}"),
+            false => assert_eq!(planned.attention_pairs, done.attention_pairs, "{id}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_method_gives_the_golden_tokens_at_the_planned_cost() {
+    let mut seen = std::collections::BTreeSet::new();
+    for model in ["tiny-llama", "tiny-qwen2"] {
+        for contexts in 1..=5 {
+            let (supervisor, _transports) = start(model, contexts).await;
+            for name in ["dense", "star", "pulsar", "apb", "anchor", "streaming", "ring", "ulysses"] {
+                for case in golden_cases(model, name).iter().filter(|case| method(case).1 == contexts) {
+                    let status = finish(&supervisor, request(case, method(case).0)).await;
+                    assert_eq!(status.state, JobState::Succeeded, "{}: {:?}", case["id"], status.error);
+                    assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "{}", case["id"]);
+                    assert_cost(case, &status, contexts);
+                    seen.insert(name);
+                }
+            }
+            supervisor.shutdown().await;
+        }
+    }
+    assert_eq!(seen.len(), 8, "{seen:?}");
+}
+
+/// One after the other and all at once: the same tokens.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_pass_keys_run_side_by_side() {
+    let (supervisor, _transports) = start("tiny-llama", 4).await;
+    let cases: Vec<Value> = ["ring", "ulysses", "apb", "star", "pulsar"]
+        .iter()
+        .flat_map(|name| golden_cases("tiny-llama", name))
+        .filter(|case| method(case).1 == 4)
+        .collect();
+    let jobs = cases.iter().map(|case| finish(&supervisor, request(case, method(case).0)));
+    for (case, status) in cases.iter().zip(futures_util::future::join_all(jobs).await) {
+        assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "{}", case["id"]);
+    }
+    supervisor.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn dense_gives_the_golden_tokens_with_biases_and_tied_heads() {
     let (supervisor, _transports) = start("tiny-qwen2", 2).await;
-    for case in &cases("tiny-qwen2", "dense") {
+    for case in &golden_cases("tiny-qwen2", "dense") {
         let status = finish(&supervisor, request(case, json!({"dense": {}}))).await;
         assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "{}", case["id"]);
     }
@@ -139,8 +213,8 @@ async fn dense_gives_the_golden_tokens_with_biases_and_tied_heads() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_context_host_fails_its_job_and_leaves_the_rest_working() {
     let (supervisor, transports) = start("tiny-llama", 2).await;
-    let case = &cases("tiny-llama", "star")[0];
-    let mut long = request(case, star(case, &case["params"]["block_size"]));
+    let case = &golden_cases("tiny-llama", "star")[0];
+    let mut long = request(case, method(case).0);
     long.max_tokens = 1500;
     let id = supervisor.submit(long).await.expect("taken");
     let mut events = supervisor.watch(&id).await.expect("known");
@@ -154,7 +228,7 @@ async fn a_lost_context_host_fails_its_job_and_leaves_the_rest_working() {
     }
     let error = status.expect("finished").error.expect("failed");
     assert_eq!(error.code, "host_lost", "{}", error.message);
-    let again = finish(&supervisor, request(case, star(case, &case["params"]["block_size"]))).await;
+    let again = finish(&supervisor, request(case, method(case).0)).await;
     assert_eq!(json!(again.tokens), case["expected"]["greedy_tokens"]);
     supervisor.shutdown().await;
 }

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, KernelError, Mask, Partial};
 use asterism_models::{
-    Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_shard,
-    synthetic_prompt,
+    Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan, synthetic_prompt,
 };
 use asterism_plan::methods::DenseConfig;
 use asterism_plan::{Method, MethodConfig, PlanRequest};
@@ -168,7 +167,7 @@ fn main() -> Result<()> {
 
 /// A prompt behind which tokens are generated.
 struct Answer<B: Backend> {
-    shards: [EncodedShard<B>; 1],
+    shards: Vec<EncodedShard<B>>,
     generator: Generator<B>,
     tokens: Vec<u32>,
 }
@@ -176,9 +175,11 @@ struct Answer<B: Backend> {
 /// Phase 1 over all but the last token, phase 2 over that and the first token of the answer.
 fn prefill<B: Backend>(decoder: &Decoder<B>, prompt: &[u32]) -> Result<Answer<B>> {
     let (context, query) = prompt.split_at(prompt.len() - 1);
-    let plan = MethodConfig::Dense(DenseConfig::default()).plan(&PlanRequest { context, query, hosts: 1 })?;
-    let shards = [encode_shard(decoder, &plan.shards[0], |_| true)?];
-    let generator = Generator::new(context.len(), plan.query_start);
+    let shape = decoder.config().shape(decoder.backend().dtype());
+    let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape };
+    let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
+    let shards = encode_plan(decoder, &plan, None, &mut |_, _| true)?;
+    let generator = Generator::of(&plan);
     let mut answer = Answer { shards, generator, tokens: Vec::new() };
     answer.step(decoder, query)?;
     Ok(answer)

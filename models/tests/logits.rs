@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, Parts, encode_shard};
+use asterism_models::{Checkpoint, ContextKeys, Decoder, Generator, LocalContext, Parts, encode_plan};
 use asterism_plan::methods::DenseConfig;
-use asterism_plan::{Method, MethodConfig, PlanRequest};
+use asterism_plan::{ContextView, Method, MethodConfig, PlanRequest};
 use safetensors::SafeTensors;
 
 const TOLERANCE: f32 = 1e-3;
@@ -43,7 +43,8 @@ fn decoder(dtype: DType) -> Decoder<Cpu> {
 /// Logits of every row in one pass, without a context.
 fn one_pass(decoder: &Decoder<Cpu>, ids: &[u32]) -> Vec<f32> {
     let mut nowhere = LocalContext::new(decoder.backend(), &[]);
-    let x = Generator::new(0, 0).step(decoder, ids, &mut nowhere).unwrap();
+    let x =
+        Generator::new(ContextKeys { count: 0, view: ContextView::All }, 0).step(decoder, ids, &mut nowhere).unwrap();
     decoder.all_logits(&x).unwrap()
 }
 
@@ -69,10 +70,11 @@ fn logits_are_those_of_transformers() {
 
         let (context, query) = ids.split_at(ids.len() - 8);
         let method = MethodConfig::Dense(DenseConfig::default());
-        let plan = method.plan(&PlanRequest { context, query, hosts: 1 }).unwrap();
-        let shards = [encode_shard(&decoder, &plan.shards[0], |_| true).unwrap()];
+        let shape = decoder.config().shape(DType::F32);
+        let plan = method.plan(&PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape }).unwrap();
+        let shards = encode_plan(&decoder, &plan, None, &mut |_, _| true).unwrap();
         let mut context = LocalContext::new(decoder.backend(), &shards);
-        let x = Generator::new(plan.context_tokens, plan.query_start).step(&decoder, query, &mut context).unwrap();
+        let x = Generator::of(&plan).step(&decoder, query, &mut context).unwrap();
         let worst = difference(&decoder.logits(&x).unwrap(), &logits[logits.len() - vocab..]);
         assert!(worst < TOLERANCE, "prompt {number}: {worst} in two phases");
     }

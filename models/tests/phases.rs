@@ -1,24 +1,29 @@
 //! Limits in which the two phases must equal dense attention, and the refusals of phase 2.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use asterism_kernels::{Backend, Cpu, CpuOptions};
+use asterism_kernels::{Backend, Cpu, CpuOptions, Mask};
 use asterism_models::{
-    Checkpoint, ContextAttention, Decoder, EncodedShard, Generator, LocalContext, ModelError, Parts, ShardPartial,
-    encode_shard,
+    Checkpoint, ContextAttention, ContextKeys, Decoder, EncodedShard, Generator, LocalContext, ModelError, Parts,
+    RetainingHeads, ShardPartial, encode_plan,
 };
 use asterism_plan::methods::{DenseConfig, StarConfig};
-use asterism_plan::{Method, MethodConfig, PlanRequest};
+use asterism_plan::{ContextView, Method, MethodConfig, Plan, PlanRequest};
 use proptest::prelude::*;
 use proptest::sample::Index;
+use serde_json::json;
 
 const TOLERANCE: f32 = 1e-4;
 /// Query, then tokens one at a time, as generated.
 const STEPS: [&[u32]; 3] = [&[17, 5, 301, 44], &[9], &[77]];
 
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models")
+}
+
 fn decoder(name: &str, parts: Parts) -> Decoder<Cpu> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(name);
+    let folder = models().join(name);
     let backend = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     Decoder::load(Arc::new(backend), &Checkpoint::open(&folder).unwrap(), parts).unwrap()
 }
@@ -36,14 +41,39 @@ fn star(block: usize, anchor: usize) -> MethodConfig {
     MethodConfig::Star(StarConfig { block_tokens: Some(block), anchor_tokens: Some(anchor), ..StarConfig::default() })
 }
 
+fn plan(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32], hosts: usize) -> Plan {
+    let shape = decoder.config().shape(decoder.backend().dtype());
+    let plan =
+        method.plan(&PlanRequest { context, query: STEPS[0], hosts, one_machine: false, shape: &shape }).unwrap();
+    plan.check(context).unwrap();
+    plan
+}
+
 fn encode(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32]) -> Vec<EncodedShard<Cpu>> {
-    let plan = method.plan(&PlanRequest { context, query: STEPS[0], hosts: 1 }).unwrap();
-    plan.shards.iter().map(|shard| encode_shard(decoder, shard, |_| true).unwrap()).collect()
+    encode_plan(decoder, &plan(decoder, method, context, 1), None, &mut |_, _| true).unwrap()
+}
+
+fn method(value: serde_json::Value) -> MethodConfig {
+    serde_json::from_value(value).unwrap()
+}
+
+/// Logits of every row of every step by `method` on `hosts` hosts.
+fn by(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32], hosts: usize) -> Vec<f32> {
+    let plan = plan(decoder, method, context, hosts);
+    let name = if decoder.config().biases.qkv { "tiny-qwen2" } else { "tiny-llama" };
+    let path = models().join(name).join("retaining_heads.safetensors");
+    let heads = RetainingHeads::load(decoder.backend(), &path, decoder.config()).unwrap();
+    let shards = encode_plan(decoder, &plan, Some(&heads), &mut |_, _| true).unwrap();
+    steps(decoder, Generator::of(&plan), &mut LocalContext::new(decoder.backend(), &shards))
 }
 
 /// Logits of every row of every step.
 fn logits(decoder: &Decoder<Cpu>, tokens: usize, context: &mut dyn ContextAttention<Cpu>) -> Vec<f32> {
-    let mut generator = Generator::new(tokens, tokens as u32);
+    let keys = ContextKeys { count: tokens, view: ContextView::All };
+    steps(decoder, Generator::new(keys, tokens as u32), context)
+}
+
+fn steps(decoder: &Decoder<Cpu>, mut generator: Generator<Cpu>, context: &mut dyn ContextAttention<Cpu>) -> Vec<f32> {
     let rows = STEPS.iter().map(|ids| generator.step(decoder, ids, context).unwrap());
     rows.flat_map(|x| decoder.all_logits(&x).unwrap()).collect()
 }
@@ -113,10 +143,77 @@ proptest! {
         for decoder in decoders() {
             let shards = encode(decoder, &star(32, 16), &context);
             let mut host = LocalContext::new(decoder.backend(), &shards);
-            let mut generator = Generator::new(context.len(), context.len() as u32);
+            let keys = ContextKeys { count: context.len(), view: ContextView::All };
+            let mut generator = Generator::new(keys, context.len() as u32);
             let whole = decoder.all_logits(&generator.step(decoder, &ids, &mut host).unwrap()).unwrap();
             let worst = difference(&whole, &local(decoder, &shards));
             prop_assert!(worst < TOLERANCE, "{worst}");
+        }
+    }
+}
+
+/// Methods in the limits in which they must equal dense attention, for a context of so many tokens on so many hosts.
+fn dense_limits(tokens: usize, hosts: usize) -> Vec<serde_json::Value> {
+    let block = tokens.div_ceil(hosts);
+    let infinite = f32::MAX;
+    vec![
+        json!({"ring": {"layout": "contiguous"}}),
+        json!({"ring": {"layout": "zigzag"}}),
+        json!({"anchor": {"theta": infinite, "step": 2, "block_q": 8, "block_kv": 8}}),
+        json!({"streaming": {"sink_tokens": 3, "window_tokens": tokens}}),
+        json!({"streaming": {"sink_tokens": tokens + 16, "window_tokens": 1, "phase2": "streaming"}}),
+        json!({"minference": {"vertical": tokens, "slash": tokens}}),
+        json!({"flexprefill": {"gamma": 1.0, "min_budget": tokens}}),
+        // Every chunk, nothing twice: the prefix is all that comes before.
+        json!({"pulsar": {"block_tokens": block, "sink_tokens": 0, "summary_fraction": 1.0, "chunk_tokens": 1}}),
+        json!({"pulsar": {"block_tokens": block, "sink_tokens": 0, "summary_fraction": 1.0, "chunk_tokens": 1,
+                          "positions": "contiguous", "heuristic": "tf-idf"}}),
+        json!({"pulsar": {"block_tokens": block, "sink_tokens": 0, "summary_fraction": 1.0, "chunk_tokens": 1,
+                          "shared_prefix": true}}),
+        json!({"apb": {"anchor_tokens": 0, "passing_tokens": block, "first_skip": "nothing", "retaining_heads": "-"}}),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    #[test]
+    fn limits_equal_dense(context in context(), hosts in 1_usize..6) {
+        for decoder in decoders() {
+            let exact = by(decoder, &dense(), &context, 1);
+            for limit in dense_limits(context.len(), hosts) {
+                let worst = difference(&by(decoder, &method(limit.clone()), &context, hosts), &exact);
+                prop_assert!(worst < TOLERANCE, "{limit} on {hosts} hosts: {worst}");
+            }
+        }
+    }
+
+    #[test]
+    fn ulysses_equals_dense(context in context(), share in 0_usize..4) {
+        for decoder in decoders() {
+            let heads = decoder.config().heads.query;
+            let divisors: Vec<usize> = (1..=heads).filter(|hosts| heads % hosts == 0).collect();
+            let hosts = divisors[share % divisors.len()];
+            let exact = by(decoder, &dense(), &context, 1);
+            let worst = difference(&by(decoder, &method(json!({"ulysses": {}})), &context, hosts), &exact);
+            prop_assert!(worst < TOLERANCE, "{hosts} hosts: {worst}");
+        }
+    }
+
+    /// Encoding a prefix once changes no bit: every row sees the same keys in the same order.
+    #[test]
+    fn a_shared_prefix_changes_no_bit(context in context(), hosts in 2_usize..6, size in 0_usize..24) {
+        for decoder in decoders() {
+            for method_of in [
+                |size: usize, shared: bool| json!({"star": {"anchor_tokens": size, "shared_prefix": shared}}),
+                |size: usize, shared: bool| {
+                    json!({"pulsar": {"sink_tokens": size, "summary_fraction": 0.5, "chunk_tokens": 4,
+                                      "shared_prefix": shared}})
+                },
+            ] {
+                let run = |shared: bool| by(decoder, &method(method_of(size, shared)), &context, hosts);
+                prop_assert_eq!(run(true), run(false));
+            }
         }
     }
 }
@@ -128,8 +225,8 @@ struct Changed<'a, F> {
 }
 
 impl<F: FnMut(&mut Vec<ShardPartial<Cpu>>)> ContextAttention<Cpu> for Changed<'_, F> {
-    fn ask(&mut self, layer: usize, q: &<Cpu as Backend>::Tensor) -> Result<(), ModelError> {
-        self.context.ask(layer, q)
+    fn ask(&mut self, layer: usize, q: &<Cpu as Backend>::Tensor, mask: Mask) -> Result<(), ModelError> {
+        self.context.ask(layer, q, mask)
     }
 
     fn collect(&mut self) -> Result<Vec<ShardPartial<Cpu>>, ModelError> {
@@ -159,7 +256,10 @@ fn a_shard_that_does_not_answer_is_never_renormalised_away() {
     let shards = encode(decoder, &star(32, 16), &some_context());
     let context = LocalContext::new(decoder.backend(), &shards);
     let mut lossy = Changed { context, change: |answers: &mut Vec<_>| drop(answers.pop()) };
-    let error = Generator::new(100, 100).step(decoder, STEPS[0], &mut lossy).err().unwrap();
+    let error = Generator::new(ContextKeys { count: 100, view: ContextView::All }, 100)
+        .step(decoder, STEPS[0], &mut lossy)
+        .err()
+        .unwrap();
     assert!(matches!(error, ModelError::KeyCount { layer: 0, expected: 100, got: 96 }), "{error}");
 }
 
@@ -167,9 +267,8 @@ fn a_shard_that_does_not_answer_is_never_renormalised_away() {
 fn a_pass_stops_when_told_to() {
     let [decoder, _] = decoders();
     let context = some_context();
-    let plan = dense().plan(&PlanRequest { context: &context, query: &[], hosts: 1 }).unwrap();
     let mut seen = Vec::new();
-    let error = encode_shard(decoder, &plan.shards[0], |done| {
+    let error = encode_plan(decoder, &plan(decoder, &dense(), &context, 1), None, &mut |_, done| {
         seen.push(done);
         done < 2
     });

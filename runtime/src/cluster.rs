@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use asterism_plan::{Method, MethodConfig, PlanError, PlanRequest};
+use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 
 use crate::cluster_file::{
     ClusterFile, ControlTransport, DType, DataTransport, Device, HostSection, LogFormat, Recovery, Role, SecurityMode,
@@ -168,7 +168,10 @@ impl Cluster {
 /// Refuses sizes that no context could be planned with.
 pub(crate) fn check_method(method: &MethodConfig) -> Result<(), ClusterError> {
     let context = vec![0; 1 << 20];
-    match method.plan(&PlanRequest { context: &context, query: &[], hosts: 1 }) {
+    // A query of one token: what methods do without one is not the cluster file's business. No model is loaded yet.
+    let request =
+        PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: false, shape: &ModelShape::TINY };
+    match method.review(&request).and_then(|()| method.plan(&request)) {
         Err(PlanError::BlockTooSmall { block, least, .. }) => Err(ClusterError::Value {
             key: "block_tokens",
             got: block.to_string(),

@@ -29,8 +29,8 @@ use crate::{
     error::{CliError, Exit},
 };
 
-/// Jobs that run at once: phase 1 of one fills every context host.
-const MAX_RUNNING: usize = 1;
+/// Jobs that run at once: while one generates, context hosts encode the next.
+const MAX_RUNNING: usize = 4;
 /// Jobs that may wait.
 const MAX_QUEUE: usize = 1024;
 
@@ -58,10 +58,16 @@ pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAd
     let security = credentials::load(cluster, credentials::SUPERVISOR)?;
     let transport = bind(cluster.listen, security, cluster).map_err(|error| transport_refusal(&error))?;
     let address = transport.local_address();
-    let spec = |host: &Host| HostSpec { name: host.name.clone(), role: role(host.role), device: "cpu".into() };
+    let spec = |host: &Host| HostSpec {
+        name: host.name.clone(),
+        role: role(host.role),
+        device: "cpu".into(),
+        node: host.node.clone(),
+    };
     let config = SupervisorConfig {
         cluster: cluster.name.clone(),
         model: model.name.clone(),
+        dtype: dtype(cluster.model.dtype),
         hosts: cluster.hosts.iter().map(spec).collect(),
         method: cluster.method.clone(),
         heartbeat: Duration::from_millis(cluster.liveness.heartbeat_ms),
@@ -100,11 +106,15 @@ pub async fn run_host(cluster: &Cluster, host: &Host, supervisor: SocketAddr) ->
 
 /// The CPU backend with these threads.
 pub fn cpu(dtype: cluster_file::DType, threads: usize, kernels: KernelChoice) -> Result<Cpu, ModelError> {
-    let dtype = match dtype {
+    let dtype = self::dtype(dtype);
+    Ok(Cpu::new(CpuOptions { dtype, threads: Some(threads), kernels })?)
+}
+
+fn dtype(dtype: cluster_file::DType) -> DType {
+    match dtype {
         cluster_file::DType::F32 => DType::F32,
         cluster_file::DType::Bf16 => DType::Bf16,
-    };
-    Ok(Cpu::new(CpuOptions { dtype, threads: Some(threads), kernels })?)
+    }
 }
 
 fn loader(model: Model, threads: usize, parts: Parts) -> ModelLoader<Cpu> {

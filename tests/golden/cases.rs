@@ -1,9 +1,9 @@
-//! Golden cases in this project's words, and plans in the fixtures' words. Runs nothing.
+//! Golden cases in this project's words. Runs nothing.
 
+use asterism_plan::MethodConfig;
 use asterism_plan::methods::{
     AnchorContent, AnchorPosition, ApbConfig, FirstSkip, Permutation, PulsarConfig, RandomTokens, StarConfig,
 };
-use asterism_plan::{MethodConfig, Plan, PlanRequest, Shard, split_blocks};
 use serde_json::{Value, json};
 
 /// A parameter as a value of ours.
@@ -62,12 +62,17 @@ fn star(params: &Value) -> StarConfig {
 }
 
 fn pulsar(params: &Value) -> PulsarConfig {
+    let (block, chunk) = (size(params, "block_size"), size(params, "chunk"));
+    let fraction = params["summary_fraction"].as_f64().unwrap_or(0.125);
+    // The fixtures take a budget below a chunk for no summary; here that is said.
+    let budget = size(params, "summary_tokens");
+    let none = budget.or(block.map(|block| (fraction * block as f64) as usize)) < chunk;
     PulsarConfig {
-        block_tokens: size(params, "block_size"),
+        block_tokens: block,
         sink_tokens: size(params, "sink").unwrap(),
-        chunk_tokens: size(params, "chunk"),
-        summary_tokens: size(params, "summary_tokens"),
-        summary_fraction: params["summary_fraction"].as_f64().unwrap_or(0.125),
+        chunk_tokens: chunk,
+        summary_tokens: if none { Some(0) } else { budget },
+        summary_fraction: fraction,
         heuristic: list(&params["heuristic"]),
         positions: list(&params["positions"]),
         keep_summary_kv: list(&params["keep_summary_kv"]),
@@ -90,36 +95,4 @@ fn apb(params: &Value, heads: &str) -> ApbConfig {
         retaining_heads: Some(heads.to_owned()),
         ..ApbConfig::default()
     }
-}
-
-/// A plan as the fixtures write it.
-pub fn golden_view(plan: &Plan, method: &MethodConfig, request: &PlanRequest) -> Value {
-    let segment = |shard: &Shard| {
-        json!({"host": shard.host, "block": shard.block, "input_ids": shard.input_ids,
-               "position_ids": shard.position_ids, "keep_from": shard.keep_from})
-    };
-    let mut view = json!({
-        "num_hosts": plan.hosts,
-        "query_host": plan.hosts - 1,
-        "segments": plan.shards.iter().map(segment).collect::<Vec<_>>(),
-        "kv_len_per_host": plan.kept_per_host(),
-        "query_position_ids": (plan.query_start..).take(request.query.len()).collect::<Vec<_>>(),
-    });
-    match method {
-        MethodConfig::Pulsar(pulsar) => {
-            let blocks = split_blocks(request.context.len(), pulsar.block_tokens.unwrap());
-            let summaries = pulsar.summaries(request.context, request.query, &blocks);
-            view["summary_indices"] = summaries.iter().map(|summary| summary.indices.clone()).collect();
-            if summaries.iter().any(|summary| summary.indices.is_empty() || !summary.chunks.is_empty()) {
-                view["selected_chunks"] = summaries.iter().map(|summary| summary.chunks.clone()).collect();
-            }
-        }
-        MethodConfig::Apb(apb) => view["anchor_total_len"] = apb.anchor_len(request).unwrap().into(),
-        MethodConfig::Ulysses(_) => {
-            let shares = request.shape.head_shares(plan.hosts);
-            view["heads_per_host"] = shares.iter().map(|share| json!({"q": share.query.clone().collect::<Vec<_>>(), "kv": share.kv.clone().collect::<Vec<_>>()})).collect();
-        }
-        _ => {}
-    }
-    view
 }

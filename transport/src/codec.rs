@@ -232,12 +232,8 @@ mod tests {
     use super::*;
 
     fn headers() -> impl Strategy<Value = FrameHeader> {
-        let kinds = prop::sample::select(vec![
-            FrameKind::Control,
-            FrameKind::Query,
-            FrameKind::Partials,
-            FrameKind::Parcel,
-        ]);
+        let kinds =
+            prop::sample::select(vec![FrameKind::Control, FrameKind::Query, FrameKind::Partials, FrameKind::Parcel]);
         let types = prop_oneof![Just(PayloadType::None), Just(PayloadType::F32), Just(PayloadType::Bf16)];
         (kinds, types, any::<u64>(), any::<[u32; 4]>()).prop_map(|(kind, payload_type, job, numbers)| {
             let [shard_set, layer, step, rows] = numbers;

@@ -103,7 +103,8 @@ mod tests {
             job,
             query_ids: vec![7],
             query_start: 3,
-            context_tokens: 3,
+            context_keys: 3,
+            view: Default::default(),
             holders: Vec::new(),
             choice: TokenChoice {
                 max_tokens: 4,

@@ -22,7 +22,8 @@ fn config(contexts: usize) -> SupervisorConfig {
     SupervisorConfig {
         cluster: "test".into(),
         model: "model".into(),
-        hosts: hosts.map(|(name, role)| HostSpec { name, role, device: "cpu".into() }).collect(),
+        dtype: asterism_kernels::DType::F32,
+        hosts: hosts.map(|(name, role)| HostSpec { name, role, device: "cpu".into(), node: "here".into() }).collect(),
         method: serde_json::from_str(r#"{"star": {"block_tokens": 30}}"#).expect("a method"),
         heartbeat: seconds(0.5),
         suspect_after: 2,
@@ -127,7 +128,7 @@ fn a_job_goes_through_its_phases() {
         _ => None,
     });
     let generate = generate.expect("the query host is asked once every shard is encoded");
-    assert_eq!((generate.context_tokens, generate.query_start), (u64::from(CONTEXT), CONTEXT));
+    assert_eq!((generate.context_keys, generate.query_start), (u64::from(CONTEXT), CONTEXT));
     let blocks: Vec<&[u32]> = generate.holders.iter().map(|holder| &holder.blocks[..]).collect();
     assert_eq!(blocks, [&[0, 1][..], &[2, 3]]);
     let commands = say(&mut state, 2.0, connection(2), HostMessage::Token { job, id: 5, text: "yes".into() });
@@ -236,7 +237,7 @@ fn a_full_queue_refuses_and_an_id_names_one_job() {
 fn a_shard_of_another_size_than_planned_fails_the_job() {
     let mut state = ready(1);
     let (job, _) = submit(&mut state, None);
-    let encoded = Encoded { job, block: 0, kept_tokens: 29, kv_bytes: 1, seconds: 0.1 };
+    let encoded = Encoded { job, block: 0, kept_tokens: 29, kv_bytes: 1, seconds: 0.1, pairs: 1, exchange_bytes: 0 };
     say(&mut state, 0.1, connection(0), HostMessage::Encoded(encoded));
     let error = state.job_status(seconds(0.1), job).expect("known").error.expect("failed");
     assert_eq!(error.code, "shard_mismatch");

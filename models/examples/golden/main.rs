@@ -7,6 +7,8 @@ mod case;
 mod cases;
 mod kernel;
 mod model;
+#[path = "../../../tests/golden/view.rs"]
+mod view;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

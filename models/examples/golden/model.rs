@@ -14,7 +14,7 @@ use asterism_plan::{Cost, Exchange, Method, ModelShape, Plan, PlanRequest};
 use serde_json::{Value, json};
 
 use crate::case::Case;
-use crate::cases;
+use crate::{cases, view};
 
 /// A loaded checkpoint.
 pub struct Model {
@@ -64,7 +64,7 @@ impl Models {
         ensure!(cost.at_most || record.pairs == cost.prefill_pairs, "{} pairs computed, {cost:?}", record.pairs);
         Ok(json!({
             "id": case.id,
-            "plan": cases::golden_view(&plan, &method, &request),
+            "plan": view::golden_view(&plan, &method, &request),
             "counts": { "prefill_pairs": record.pairs, "dense_pairs": cost.dense_pairs },
             "greedy_tokens": run.tokens,
             "last_logits": run.query_logits[run.query_logits.len() - decoder.config().vocab..],

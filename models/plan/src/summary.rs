@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::PlanError;
 use chunks::{Chunks, dense_ids};
 
 /// How chunks are scored. df is the number of blocks that hold a token, n the number of blocks, the last included.
@@ -107,6 +108,31 @@ impl Default for SummaryRule {
     }
 }
 
+impl SummaryRule {
+    /// What keeps most of what answers depend on (figures in `summary/query.rs`): the same share of the context as the
+    /// published rule, in small chunks wherever the query leads.
+    pub fn query_aware() -> Self {
+        Self { heuristic: Heuristic::QueryAware, chunk_tokens: 8, spread: BudgetSpread::Shared, ..Self::default() }
+    }
+
+    /// Whether the sizes make sense.
+    ///
+    /// # Errors
+    /// [`PlanError`] for chunks of no token, or a share of a block that is none.
+    pub fn check(&self) -> Result<(), PlanError> {
+        if self.chunk_tokens == 0 {
+            return Err(PlanError::Size { name: "chunk_tokens", expected: "at least 1".into(), got: "0".into() });
+        }
+        match self.budget {
+            SummaryBudget::Fraction(share) if !(0.0..=1.0).contains(&share) => {
+                let (name, expected) = ("summary_fraction", "a share from 0 to 1".into());
+                Err(PlanError::Size { name, expected, got: share.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl SummaryBudget {
     /// Tokens of the summary of a block of `block` tokens.
     pub fn tokens(self, block: usize) -> usize {
@@ -118,7 +144,7 @@ impl SummaryBudget {
 }
 
 /// The summary of each of the `blocks`, which are ascending, disjoint ranges of `context`. Only
-/// [`Heuristic::QueryAware`] reads the `query`.
+/// [`Heuristic::QueryAware`] reads the `query`; without one it goes by rarity. The rule must pass [`SummaryRule::check`].
 pub fn summarize(context: &[u32], query: &[u32], blocks: &[Range<usize>], rule: &SummaryRule) -> Vec<Summary> {
     let chunks = Chunks::cut(blocks, rule.chunk_tokens);
     let whole_chunks = |block: &Range<usize>| rule.budget.tokens(block.len()) / rule.chunk_tokens;

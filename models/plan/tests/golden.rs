@@ -2,10 +2,13 @@
 
 #[path = "../../../tests/golden/cases.rs"]
 mod cases;
+#[path = "../../../tests/golden/view.rs"]
+mod view;
 
 use asterism_plan::{Cost, Method, ModelShape, PlanRequest};
-use cases::{golden_view, list};
+use cases::list;
 use serde_json::Value;
+use view::golden_view;
 
 fn shape(model: &str) -> ModelShape {
     let path = format!("{}/../../tests/golden/models/{model}/config.json", env!("CARGO_MANIFEST_DIR"));

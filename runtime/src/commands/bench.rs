@@ -9,10 +9,10 @@ use std::{
 
 use asterism_kernels::{Cpu, KernelChoice};
 use asterism_models::{
-    Decoder, EncodedShard, Generator, LocalContext, ModelError, Parts, Sampler, Sampling, encode_shard,
+    Decoder, Generator, LocalContext, ModelError, Parts, RetainingHeads, Sampler, Sampling, encode_plan,
     synthetic_prompt,
 };
-use asterism_plan::{Method, MethodConfig, PlanRequest};
+use asterism_plan::{Exchange, Method, MethodConfig, Passing, PassingScore, PlanRequest};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -234,14 +234,22 @@ impl Bench {
     /// The prompt but for its last token as context, the last as query, then `generated` greedy tokens.
     fn round(&self, generated: usize) -> Result<Round, ModelError> {
         let (context, query) = self.ids.split_at(self.ids.len() - 1);
-        let plan = self.method.plan(&PlanRequest { context, query, hosts: self.hosts });
-        let plan = plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
         let backend = self.decoder.backend();
+        let shape = self.decoder.config().shape(backend.dtype());
+        // One process encodes all shards, as hosts of one machine would.
+        let request = PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &shape };
+        let plan = self.method.review(&request).and_then(|()| self.method.plan(&request));
+        let plan = plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
+        let heads = match &plan.exchange {
+            Exchange::PassCompressed(Passing { score: PassingScore::Heads { path }, .. }) => {
+                Some(RetainingHeads::load(backend, Path::new(path), self.decoder.config())?)
+            }
+            _ => None,
+        };
         let started = Instant::now();
-        let shards: Vec<EncodedShard<Cpu>> =
-            plan.shards.iter().map(|shard| encode_shard(&self.decoder, shard, |_| true)).collect::<Result<_, _>>()?;
+        let shards = encode_plan(&self.decoder, &plan, heads.as_ref(), &mut |_, _| true)?;
         let mut held = LocalContext::new(backend, &shards);
-        let mut generator = Generator::new(plan.context_tokens, plan.query_start);
+        let mut generator = Generator::of(&plan);
         let mut sampler = Sampler::new(Sampling::default());
         let mut tokens =
             vec![sampler.next(&self.decoder.logits(&generator.step(&self.decoder, query, &mut held)?)?)];

@@ -22,7 +22,7 @@ pub struct PulsarConfig {
     pub block_tokens: Option<usize>,
     /// First tokens of the context, seen by every block.
     pub sink_tokens: usize,
-    /// Tokens of a chunk. Absent: 16 when the query chooses, 32 otherwise.
+    /// Tokens of a chunk. Absent: 8 when a query chooses, 32 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk_tokens: Option<usize>,
     /// Tokens of a block's summary, 0 for none. Absent: `summary_fraction`.
@@ -32,8 +32,9 @@ pub struct PulsarConfig {
     pub summary_fraction: f64,
     /// What makes a chunk worth keeping.
     pub heuristic: Heuristic,
-    /// Which of equally good chunks are kept.
-    pub ties: TieBreak,
+    /// Which of equally good chunks are kept. Absent: the earliest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ties: Option<TieBreak>,
     /// Whether blocks share one budget. Absent: when the query chooses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<BudgetSpread>,
@@ -71,7 +72,7 @@ impl Default for PulsarConfig {
             summary_tokens: None,
             summary_fraction: 0.125,
             heuristic: Heuristic::QueryAware,
-            ties: TieBreak::default(),
+            ties: None,
             spread: None,
             positions: Positions::Sparse,
             keep_summary_kv: false,
@@ -90,7 +91,7 @@ impl Method for PulsarConfig {
     fn review(&self, request: &PlanRequest) -> Result<(), PlanError> {
         review_block(self.block_tokens, request.context.len())?;
         let block = block_tokens(self.block_tokens, request.context.len(), request.hosts)?;
-        let (chunk, budget) = (self.chunk(), self.budget().tokens(block));
+        let (chunk, budget) = (self.rule(request.query).chunk_tokens, self.budget().tokens(block));
         match (self.summary_tokens, self.block_tokens) {
             (Some(0), _) => Ok(()),
             // A derived budget of a short context is made to fit; one that somebody typed is not.
@@ -156,26 +157,27 @@ impl Method for PulsarConfig {
 impl PulsarConfig {
     /// The summary of every block, the last included.
     pub fn summaries(&self, context: &[u32], query: &[u32], blocks: &[Range<usize>]) -> Vec<Summary> {
-        summarize(context, query, blocks, &self.rule())
+        summarize(context, query, blocks, &self.rule(query))
     }
 
-    /// How chunks are chosen.
-    pub fn rule(&self) -> SummaryRule {
-        let spread = match self.heuristic {
-            Heuristic::QueryAware => BudgetSpread::Shared,
-            _ => BudgetSpread::PerBlock,
+    /// How chunks are chosen. Without a query, a query-aware rule looks for what is rare, which wants longer chunks.
+    pub fn rule(&self, query: &[u32]) -> SummaryRule {
+        let default = match (self.heuristic, query) {
+            (Heuristic::QueryAware, []) => SummaryRule {
+                chunk_tokens: SummaryRule::default().chunk_tokens,
+                ties: TieBreak::Rarity,
+                ..SummaryRule::query_aware()
+            },
+            (Heuristic::QueryAware, _) => SummaryRule::query_aware(),
+            (heuristic, _) => SummaryRule { heuristic, ..SummaryRule::default() },
         };
         SummaryRule {
-            heuristic: self.heuristic,
-            ties: self.ties,
-            chunk_tokens: self.chunk(),
+            ties: self.ties.unwrap_or(default.ties),
+            chunk_tokens: self.chunk_tokens.unwrap_or(default.chunk_tokens),
             budget: self.budget(),
-            spread: self.spread.unwrap_or(spread),
+            spread: self.spread.unwrap_or(default.spread),
+            ..default
         }
-    }
-
-    fn chunk(&self) -> usize {
-        self.chunk_tokens.unwrap_or(if self.heuristic == Heuristic::QueryAware { 16 } else { 32 })
     }
 
     fn budget(&self) -> SummaryBudget {
@@ -187,14 +189,7 @@ impl PulsarConfig {
 
     fn check(&self) -> Result<(), PlanError> {
         self.local_attention.check()?;
-        if self.chunk_tokens == Some(0) {
-            return Err(PlanError::Size { name: "chunk_tokens", expected: "at least 1".into(), got: "0".into() });
-        }
-        if !(0.0..=1.0).contains(&self.summary_fraction) {
-            let (expected, got) = ("a share from 0 to 1".into(), self.summary_fraction.to_string());
-            return Err(PlanError::Size { name: "summary_fraction", expected, got });
-        }
-        Ok(())
+        self.rule(&[]).check()
     }
 
     fn is_shared(&self, request: &PlanRequest) -> Result<bool, PlanError> {
@@ -224,7 +219,8 @@ impl PulsarConfig {
                 advice: "leave block_tokens out: balanced blocks are as long as the work allows",
             }),
             (true, None) => {
-                let summary = |tokens: usize| (self.budget().tokens(tokens) / self.chunk() * self.chunk()).min(tokens);
+                let chunk = self.rule(request.query).chunk_tokens;
+                let summary = |tokens: usize| (self.budget().tokens(tokens) / chunk * chunk).min(tokens);
                 let work = |earlier: &[Range<usize>], range: Range<usize>| {
                     let own = summary(range.len());
                     let sink = if earlier.is_empty() { 0 } else { self.sink_tokens };

@@ -108,3 +108,28 @@ impl Counts {
         &self.held
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tie_keys_look_at_tokens_of_the_lowest_df() {
+        // Two blocks of two chunks; 0 is in both, the others in one.
+        let ids = [1, 0, 0, 2, 3, 3, 0, 0, 0, 4, 4, 4];
+        let chunks = Chunks::cut(&[0..6, 6..12], 3);
+        assert_eq!(tie_keys(&ids, 5, &chunks, TieBreak::Count), [1, 2, 1, 1]);
+        let one = 1_u64 << 32;
+        assert_eq!(tie_keys(&ids, 5, &chunks, TieBreak::Rarity), [one, one + one / 2, one / 3, one / 3]);
+    }
+
+    #[test]
+    fn scores_by_hand() {
+        let ids = [1, 0, 0, 2, 3, 3, 0, 0, 0, 4, 4, 4];
+        let chunks = Chunks::cut(&[0..6, 6..12], 3);
+        let ln2 = 2.0_f64.ln();
+        assert_eq!(scores(&ids, 5, &chunks, Heuristic::MaxIdf), [ln2, ln2, 0.0, ln2]);
+        assert_eq!(scores(&ids, 5, &chunks, Heuristic::TfIdf), [ln2 / 3.0, ln2, 0.0, ln2]);
+        assert_eq!(scores(&ids, 5, &chunks, Heuristic::Entropy), [2.0 / 3.0, 2.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]);
+    }
+}

@@ -28,8 +28,8 @@ pub(super) fn choose(chunks: &Chunks, ranking: &Ranking, quotas: &[usize], sprea
         let quota = quotas[..shared].iter().fold(0, |sum: usize, &quota| sum.saturating_add(quota));
         taken = ranking.best(0..chunks.of_block(shared).start, quota);
     }
-    for block in shared..blocks {
-        taken.extend(ranking.best(chunks.of_block(block), quotas[block]));
+    for (block, &quota) in quotas.iter().enumerate().skip(shared) {
+        taken.extend(ranking.best(chunks.of_block(block), quota));
     }
     let mut rest = taken.as_slice();
     let summary = |block| {
@@ -72,5 +72,45 @@ impl Ranking {
             // The middle of each of `wanted` equal stretches; never behind `step`, so nothing is read after it moved.
             order[start + step] = order[start + (2 * step + 1) * tied.len() / (2 * wanted)];
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(rule: TieBreak, ties: &[u64], quota: usize) -> Vec<usize> {
+        let scores = vec![1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0];
+        Ranking { scores, ties: ties.to_vec(), rule }.best(0..8, quota)
+    }
+
+    #[test]
+    fn ties_are_broken_as_asked() {
+        assert_eq!(chosen(TieBreak::LowIndex, &[], 3), [0, 1, 2]);
+        assert_eq!(chosen(TieBreak::HighIndex, &[], 3), [1, 5, 7]);
+        assert_eq!(chosen(TieBreak::Rarity, &[1, 0, 2, 1, 9, 1, 7, 1], 4), [0, 1, 2, 4]);
+        // The tied are 0, 2, 3, 4, 5 and 7, in equal stretches: the chunk in the middle of each.
+        assert_eq!(chosen(TieBreak::Strided, &[], 3), [1, 2, 5]);
+        assert_eq!(chosen(TieBreak::Strided, &[], 4), [1, 2, 4, 7]);
+        assert_eq!(chosen(TieBreak::Strided, &[], 7), [0, 1, 2, 3, 4, 5, 7]);
+    }
+
+    #[test]
+    fn a_quota_can_be_nothing_or_more_than_there_is() {
+        for rule in [TieBreak::LowIndex, TieBreak::HighIndex, TieBreak::Strided, TieBreak::Count, TieBreak::Rarity] {
+            assert!(chosen(rule, &[], 0).is_empty());
+            assert_eq!(chosen(rule, &[], 9), [0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+    }
+
+    #[test]
+    fn a_shared_budget_goes_where_the_scores_are() {
+        let chunks = Chunks::cut(&[0..4, 4..8, 8..12], 2);
+        let ranking = Ranking { scores: vec![1.0, 5.0, 9.0, 7.0, 9.0, 9.0], ties: vec![], rule: TieBreak::LowIndex };
+        let taken = |spread| {
+            choose(&chunks, &ranking, &[1, 1, 1], spread).into_iter().map(|summary| summary.indices).collect::<Vec<_>>()
+        };
+        assert_eq!(taken(BudgetSpread::PerBlock), [vec![2, 3], vec![4, 5], vec![8, 9]]);
+        assert_eq!(taken(BudgetSpread::Shared), [vec![], vec![4, 5, 6, 7], vec![8, 9]]);
     }
 }
