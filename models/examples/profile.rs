@@ -90,6 +90,18 @@ impl<B: Backend> Backend for Timed<B> {
     fn gated_silu(&self, gate_up: &B::Tensor) -> Outcome<B::Tensor> {
         self.time("gated_silu", |b| b.gated_silu(gate_up))
     }
+    fn silu(&self, x: &B::Tensor) -> Outcome<B::Tensor> {
+        self.time("silu", |b| b.silu(x))
+    }
+    fn narrow(&self, x: &B::Tensor, axis: usize, start: usize, end: usize) -> Outcome<B::Tensor> {
+        self.time("narrow", |b| b.narrow(x, axis, start, end))
+    }
+    fn concat(&self, parts: &[B::Tensor], axis: usize) -> Outcome<B::Tensor> {
+        self.time("concat", |b| b.concat(parts, axis))
+    }
+    fn gather(&self, x: &B::Tensor, rows: &[Vec<u32>]) -> Outcome<B::Tensor> {
+        self.time("gather", |b| b.gather(x, rows))
+    }
     fn rows(&self, x: &B::Tensor, start: usize, end: usize) -> Outcome<B::Tensor> {
         self.time("rows", |b| b.rows(x, start, end))
     }
@@ -119,6 +131,26 @@ impl<B: Backend> Backend for Timed<B> {
     }
     fn attention(&self, q: &B::Tensor, kv: &B::Kv, mask: Mask) -> Outcome<Partial<B::Tensor>> {
         self.time("attention", |b| b.attention(q, kv, mask))
+    }
+    fn key_scores(&self, q: &B::Tensor, k: &B::Tensor) -> Outcome<Vec<f32>> {
+        self.time("key_scores", |b| b.key_scores(q, k))
+    }
+    fn attention_selected(&self, q: &B::Tensor, kv: &B::Kv, keys: &KeySets) -> Outcome<Partial<B::Tensor>> {
+        self.time("attention_selected", |b| b.attention_selected(q, kv, keys))
+    }
+    fn stripe_attention(
+        &self,
+        q: &B::Tensor,
+        kv: &B::Kv,
+        rule: StripeRule,
+    ) -> Outcome<(Partial<B::Tensor>, KeySets)> {
+        self.time("stripe_attention", |b| b.stripe_attention(q, kv, rule))
+    }
+    fn vertical_slash(&self, q: &B::Tensor, kv: &B::Kv, rule: VerticalSlashRule) -> Outcome<KeySets> {
+        self.time("vertical_slash", |b| b.vertical_slash(q, kv, rule))
+    }
+    fn flex_prefill(&self, q: &B::Tensor, kv: &B::Kv, rule: FlexRule) -> Outcome<KeySets> {
+        self.time("flex_prefill", |b| b.flex_prefill(q, kv, rule))
     }
     fn merge(&self, partials: &[Partial<B::Tensor>]) -> Outcome<Partial<B::Tensor>> {
         self.time("merge", |b| b.merge(partials))
