@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::EvalError;
 
 /// Tasks whose gold strings are single words with spaces between them.
-const WORD_TASKS: [&str; 2] = ["fwe", "vt"];
+const WORD_TASKS: [&str; 3] = ["cwe", "fwe", "vt"];
 
 /// One question about one context. Unknown fields of a file are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct Record {
     pub input_context: String,
     /// The question, and where the task has one the start of its answer.
     pub input_query: String,
-    /// Gold strings: separated by ", ", in the tasks fwe and vt by spaces.
+    /// Gold strings: separated by ", ", in the tasks cwe, fwe and vt by spaces.
     pub answer: String,
     /// Tokens of the context by the tokenizer that sized it; 0 when not known.
     #[serde(default)]
