@@ -45,7 +45,7 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 const EMBEDDED: Model = Model { path: None, dtype: cluster_file::DType::F32, max_context_tokens: None };
 
 /// Makes, asks or reports.
-pub fn run(globals: &Globals, args: EvalArgs) -> Result<Exit, CliError> {
+pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
     logging::client(globals);
     match &args.verb {
         Some(EvalVerb::Ruler(args)) => {
@@ -92,7 +92,9 @@ fn report(globals: &Globals, args: &ReportArgs) -> Result<Exit, CliError> {
             CliError::usage("the files hold no answers").hint("`asterism eval ... --save FILE.jsonl` fills one")
         );
     }
-    let answers = eval::merged(answers);
+    let mut answers = eval::merged(answers);
+    // Saved answers stand in the order in which they came; the method that others are compared with comes first.
+    answers.sort_by_key(|answer| answer.method != eval::BASELINE);
     if globals.format == Format::Jsonl {
         answers.iter().try_for_each(|answer| output::print_json(answer, Format::Jsonl))?;
     }
@@ -206,8 +208,7 @@ fn conclude(globals: &Globals, args: &ShowArgs, scoring: Scoring, outcome: Outco
 }
 
 fn refusal(error: eval::EvalError) -> CliError {
-    CliError::usage(error)
-        .hint("`asterism eval make TASK --tokens 4k > questions.jsonl`, then `asterism eval questions.jsonl`")
+    CliError::usage(error).hint("`asterism eval --help` shows the benchmarks, and their --help what they take")
 }
 
 /// A record as a greedy job.

@@ -4,7 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use super::{EvalError, HaystackSource, Question, read_haystack};
+use super::{EvalError, HaystackSource, Question, read_haystack, record::of_line};
 
 /// One method's answer to one question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,10 +110,10 @@ pub fn read_answers(path: &Path) -> Result<Vec<Answer>, EvalError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
         .map(|(index, line)| {
-            serde_json::from_str(line).map_err(|error| EvalError::Data {
+            of_line(line).map_err(|reason| EvalError::Data {
                 path: path.to_owned(),
                 format: "a file of --save",
-                reason: format!("line {}: {error}", index + 1),
+                reason: format!("line {}: {reason}", index + 1),
             })
         })
         .collect()

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::{
     EvalError, Metric, Record, read_haystack,
+    record::of_line,
     task::{Draft, Recipe, sized},
 };
 
@@ -87,8 +88,7 @@ impl Library {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let questions = lines
             .map(|(index, line)| {
-                let line: Line =
-                    serde_json::from_str(line).map_err(|error| refused(format!("line {}: {error}", index + 1)))?;
+                let line: Line = of_line(line).map_err(|reason| refused(format!("line {}: {reason}", index + 1)))?;
                 if gold(book, &line).is_empty() {
                     return Err(refused(format!("line {}: no answer among its options", index + 1)));
                 }

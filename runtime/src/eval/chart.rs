@@ -13,9 +13,10 @@ use plotters::{
 
 use super::{
     Results,
-    report::{length_name, short_name},
+    report::short_name,
     results::{Block, MethodScore},
 };
+use crate::size::grouped;
 
 const WIDTH: u32 = 960;
 const LINES_HEIGHT: u32 = 420;
@@ -114,8 +115,9 @@ fn lines(area: &Area<'_>, blocks: &[&Block], results: &Results) {
         .configure_mesh()
         .disable_x_mesh()
         .light_line_style(TRANSPARENT)
+        .x_desc("tokens")
         .y_desc("percent")
-        .x_label_formatter(&|at| length_name(blocks[(at.round().max(0.0) as usize).min(count - 1)].length))
+        .x_label_formatter(&|at| axis_name(blocks[(at.round().max(0.0) as usize).min(count - 1)].length))
         .y_label_formatter(&|percent| format!("{percent:.0}"))
         .draw()
         .expect(MEMORY);
@@ -175,7 +177,7 @@ fn map(area: &Area<'_>, blocks: &[&Block], method: &str, name: &str) {
     chart
         .configure_mesh()
         .disable_mesh()
-        .x_label_formatter(&|at| length_name(blocks[(at.round().max(0.0) as usize).min(columns - 1)].length))
+        .x_label_formatter(&|at| axis_name(blocks[(at.round().max(0.0) as usize).min(columns - 1)].length))
         .y_label_formatter(&|at| depths[((-at).round().max(0.0) as usize).min(rows - 1)].clone())
         .draw()
         .expect(MEMORY);
@@ -185,12 +187,22 @@ fn map(area: &Area<'_>, blocks: &[&Block], method: &str, name: &str) {
             let Some(y) = depths.iter().position(|depth| *depth == score.task) else { continue };
             let Some(percent) = score.score else { continue };
             let (x, y) = (x as f64, -(y as f64));
-            let cell = Rectangle::new([(x - 0.5, y - 0.5), (x + 0.5, y + 0.5)], shade(percent.mean).filled());
+            let corners = [(x - 0.5, y - 0.5), (x + 0.5, y + 0.5)];
+            let cell = Rectangle::new(corners, shade(percent.mean).filled());
             let ink = if percent.mean > 55.0 { WHITE } else { BLACK };
             let style = ("sans-serif", 13).into_font().color(&ink).pos(Pos::new(HPos::Center, VPos::Center));
-            chart.draw_series([cell]).expect(MEMORY);
+            chart.draw_series([cell, Rectangle::new(corners, WHITE.stroke_width(1))]).expect(MEMORY);
             chart.draw_series([Text::new(format!("{:.0}", percent.mean), (x, y), style)]).expect(MEMORY);
         }
+    }
+}
+
+/// `128k` where that is exact.
+fn axis_name(length: usize) -> String {
+    match length {
+        0 => "as given".into(),
+        _ if length.is_multiple_of(1024) => format!("{}k", length / 1024),
+        _ => grouped(length),
     }
 }
 
@@ -218,7 +230,7 @@ mod tests {
         }
         let text = svg(&Results::of(&answers, Scoring::Benchmark));
         assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
-        for words in ["ruler: average score", "8,192 tokens", "star", "depth 100%"] {
+        for words in ["ruler: average score", ">\n8k\n<", "star", "depth 100%"] {
             assert!(text.contains(words), "{words}");
         }
         assert_eq!(text.matches(&format!("fill=\"#{:02X}{:02X}{:02X}\"", 8, 81, 156)).count(), 8, "a cell an answer");

@@ -47,7 +47,7 @@ pub enum EvalError {
         reason: String,
     },
     /// A data set of somebody else's format.
-    #[error("{} is not {format}: {reason}; give the benchmark's own file", path.display())]
+    #[error("{} is not {format}: {reason}; give a file of that format", path.display())]
     Data {
         /// The file.
         path: PathBuf,

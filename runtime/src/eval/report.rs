@@ -48,7 +48,7 @@ pub(super) fn short_name(methods: &[String], method: &str) -> String {
 }
 
 /// `4,096 tokens`, or that nobody asked for a length.
-pub(super) fn length_name(length: usize) -> String {
+fn length_name(length: usize) -> String {
     if length == 0 { "lengths as given".into() } else { format!("{} tokens", grouped(length)) }
 }
 

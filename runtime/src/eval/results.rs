@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    Answer, HaystackSource, Scoring,
+    Answer, HaystackSource, Scoring, Task,
     interval::{self, median},
 };
 
@@ -30,7 +30,7 @@ pub struct Block {
     pub length: usize,
     /// Where prose came from, where any is.
     pub haystack: Option<HaystackSource>,
-    /// Tasks in the order in which they came.
+    /// Tasks in the order of the benchmark; those of files in the order in which they came.
     pub tasks: Vec<String>,
     /// In the order of [`Results::methods`]; methods without an answer are left out.
     pub methods: Vec<MethodScore>,
@@ -123,7 +123,8 @@ impl Results {
 
 impl Block {
     fn of(suite: &str, length: usize, answers: &[&Answer], methods: &[String], scoring: Scoring) -> Self {
-        let tasks = distinct(answers.iter().map(|answer| answer.task.as_str()));
+        let mut tasks = distinct(answers.iter().map(|answer| answer.task.as_str()));
+        tasks.sort_by_key(|task| benchmark_order(task));
         let by = |method: &str| -> Vec<&Answer> {
             answers.iter().copied().filter(|answer| answer.method == method).collect()
         };
@@ -182,6 +183,13 @@ impl MethodScore {
     }
 }
 
+/// Generated tasks, then the others; depths by their number. Answers of a saved run come in any order.
+fn benchmark_order(task: &str) -> (usize, usize) {
+    let place = Task::all().iter().position(|known| known.name() == task).unwrap_or(usize::MAX);
+    let depth = task.strip_prefix("depth ").and_then(|rest| rest.trim_end_matches('%').parse().ok());
+    (place, depth.unwrap_or(0))
+}
+
 fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut distinct: Vec<String> = Vec::new();
     for name in names {
@@ -212,6 +220,14 @@ mod tests {
         assert_eq!(star.difference.unwrap().mean, -50.0);
         assert_eq!((dense.difference, dense.average.mean, dense.n), (None, 100.0, 2));
         assert_eq!(results.lowest().unwrap().1.method, "star");
+    }
+
+    #[test]
+    fn tasks_stand_in_the_order_of_the_benchmark() {
+        let names = ["depth 100%", "depth 25%", "qa_1", "fwe", "depth 0%", "niah_single_2"];
+        let answers = names.map(|task| answered(task, "star", 1, true));
+        let results = Results::of(&answers, Scoring::Exact);
+        assert_eq!(results.blocks[0].tasks, ["niah_single_2", "fwe", "qa_1", "depth 0%", "depth 25%", "depth 100%"]);
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub struct Failure {
 /// What a run came to.
 #[derive(Default)]
 pub struct Outcome {
-    /// In the order in which they came.
+    /// In the order of questions, then of methods.
     pub answers: Vec<Answer>,
     /// Questions that failed.
     pub failures: Vec<Failure>,
@@ -68,7 +68,8 @@ pub struct Outcome {
 }
 
 enum Event {
-    Answered(Box<Answer>),
+    /// With its place in the run.
+    Answered(usize, Box<Answer>),
     Failed(Box<Failure>),
     Refused(CliError),
     Interrupted,
@@ -77,7 +78,12 @@ enum Event {
 }
 
 /// A question for a method.
-type Work = (Arc<Question>, usize);
+struct Work {
+    /// In the order of questions, then of methods.
+    place: usize,
+    question: Arc<Question>,
+    contender: usize,
+}
 
 /// What the threads of a run share.
 struct Run<'a> {
@@ -138,7 +144,8 @@ impl Run<'_> {
                     let question = Arc::new(question);
                     for contender in 0..self.contenders.len() {
                         // Nobody works any more.
-                        if work.send((question.clone(), contender)).is_err() {
+                        let place = index * self.contenders.len() + contender;
+                        if work.send(Work { place, question: question.clone(), contender }).is_err() {
                             break 'questions;
                         }
                     }
@@ -155,17 +162,18 @@ impl Run<'_> {
     fn work(&self, todo: &Mutex<Receiver<Work>>, events: &Sender<Event>) {
         while !self.stopped() {
             let next = todo.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok((question, contender)) = next else { break };
+            let Ok(next) = next else { break };
             if self.stopped() {
                 break;
             }
             // The listener ends with the run, not before its threads.
-            let _ = events.send(self.ask(&question, &self.contenders[contender]));
+            let _ = events.send(self.ask(&next));
         }
         let _ = events.send(Event::Idle);
     }
 
-    fn ask(&self, asked: &Question, contender: &Contender) -> Event {
+    fn ask(&self, work: &Work) -> Event {
+        let (asked, contender) = (&*work.question, &self.contenders[work.contender]);
         let request = question(&asked.record, contender.config.clone(), asked.max_tokens);
         let id = match self.client.submit(&request) {
             Ok(id) => id,
@@ -178,7 +186,7 @@ impl Run<'_> {
         let followed = follow(self.client, &self.globals, &id, |_| Ok(()));
         self.in_flight().retain(|other| *other != id);
         match followed {
-            Ok(status) => judged(&status, asked, contender),
+            Ok(status) => judged(&status, asked, contender, work.place),
             Err(error) => event_of(error, asked, contender),
         }
     }
@@ -192,6 +200,7 @@ impl Run<'_> {
         answered: &mut impl FnMut(&Meter, &Answer) -> Result<(), CliError>,
     ) -> Result<Outcome, CliError> {
         let mut outcome = Outcome::default();
+        let mut answers: Vec<(usize, Answer)> = Vec::new();
         while threads > 0 {
             let event = match heard.recv_timeout(LINE_EVERY) {
                 Ok(event) => event,
@@ -202,10 +211,10 @@ impl Run<'_> {
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             match event {
-                Event::Answered(answer) => {
+                Event::Answered(place, answer) => {
                     answered(meter, &answer)?;
                     meter.step(format!("{} {}", answer.method, answer.task));
-                    outcome.answers.push(*answer);
+                    answers.push((place, *answer));
                 }
                 // What was cancelled by us did not fail.
                 Event::Failed(_) | Event::Refused(_) if self.stopped() => {}
@@ -225,6 +234,8 @@ impl Run<'_> {
                 Event::Idle => threads -= 1,
             }
         }
+        answers.sort_by_key(|(place, _)| *place);
+        outcome.answers = answers.into_iter().map(|(_, answer)| answer).collect();
         Ok(outcome)
     }
 
@@ -273,12 +284,12 @@ fn listen(events: Sender<Event>) {
     });
 }
 
-fn judged(status: &JobStatus, asked: &Question, contender: &Contender) -> Event {
+fn judged(status: &JobStatus, asked: &Question, contender: &Contender, place: usize) -> Event {
     let time = &status.timings;
     let seconds = Seconds { encode: time.encode_s, query: time.query_s, decode: time.decode_s, total: time.total_s };
     match (status.state, &status.error) {
         (JobState::Succeeded, _) => {
-            Event::Answered(Box::new(Answer::new(asked, &contender.label, &status.text, seconds)))
+            Event::Answered(place, Box::new(Answer::new(asked, &contender.label, &status.text, seconds)))
         }
         (_, Some(error)) if exit_of_code(&error.code) == Exit::Usage => {
             event_of(CliError::of_code(&error.code, &error.message), asked, contender)
@@ -292,12 +303,14 @@ fn judged(status: &JobStatus, asked: &Question, contender: &Contender) -> Event 
 fn event_of(error: CliError, asked: &Question, contender: &Contender) -> Event {
     match error.exit {
         Exit::Capacity | Exit::TimedOut | Exit::JobFailed => failed(asked, contender, "not_submitted", &error.message),
-        _ => {
+        exit => {
             let Contender { label, .. } = contender;
             let (task, length) = (&asked.record.task, asked.length);
-            Event::Refused(CliError {
-                message: format!("{label}, {task} at {length} tokens: {}", error.message),
-                ..error
+            let refused =
+                CliError { message: format!("{label}, {task} at {length} tokens: {}", error.message), ..error };
+            Event::Refused(match exit {
+                Exit::Usage => refused.hint("correct --methods, --lengths or --max-tokens"),
+                _ => refused,
             })
         }
     }
