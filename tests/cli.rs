@@ -273,7 +273,7 @@ fn eval_of_a_data_set_in_another_format() {
 /// One answer as `--save` writes it.
 fn saved(task: &str, method: &str, sample: u64, score: f64) -> String {
     format!(
-        r#"{{"suite":"ruler","task":"{task}","length":4096,"method":"{method}","sample":{sample},"right":{},"score":{score},"answer":"a","gold":["a"],"seconds":{{"encode":2.0,"query":0.1,"decode":0.5,"total":2.6}}}}"#,
+        r#"{{"suite":"ruler","task":"{task}","length":4096,"method":"{method}","sample":{sample},"model":"m","right":{},"score":{score},"answer":"a","gold":["a"],"seconds":{{"encode":2.0,"query":0.1,"decode":0.5,"total":2.6}}}}"#,
         score == 1.0
     ) + "\n"
 }
@@ -289,6 +289,14 @@ fn saved_runs_are_merged() {
     let chart = fs::read_to_string(place.path().join("chart.svg")).expect("a chart");
     assert!(chart.starts_with("<svg"), "{chart}");
     insta::assert_snapshot!(place.says(&["eval", "report", "one.jsonl", "two.jsonl", "--fail-below", "95", "-q"]));
+}
+
+#[test]
+fn answers_of_two_models_are_not_mixed() {
+    let place = Place::new(SMALL);
+    let other = saved("vt", "star", 1, 1.0).replace("\"m\"", "\"n\"");
+    place.write("run.jsonl", (saved("vt", "star", 1, 1.0) + &other).as_bytes());
+    insta::assert_snapshot!(place.says(&["eval", "report", "run.jsonl"]));
 }
 
 #[test]
@@ -322,7 +330,8 @@ fn methods_answer_the_same_questions() {
     let run: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON alone on standard output");
     assert_eq!(run["methods"], serde_json::json!(["dense", "star:block_tokens=512"]), "{run:#}");
     assert_eq!(run["blocks"][0]["methods"][0]["average"]["mean"], 100.0, "{run:#}");
-    let lines = fs::read_to_string(place.path().join("run.jsonl")).expect("a saved run");
+    let saved = || fs::read_to_string(place.path().join("run.jsonl")).expect("a saved run");
+    let lines = saved();
     let gold: Vec<serde_json::Value> = lines
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["gold"].clone())

@@ -6,16 +6,14 @@ use serde_json::{Map, Value};
 
 use crate::{cluster, error::CliError, size::Tokens};
 
+const HINT: &str = "options follow the name: `star:block_tokens=4k:anchor_tokens=64`";
+
 /// The method that `spec` names, with the options behind it.
 pub fn parse(spec: &str) -> Result<MethodConfig, CliError> {
     let mut parts = split(spec, ':').into_iter();
     let name = parts.next().unwrap_or_default();
-    let named: MethodConfig =
-        name.parse().map_err(|error| CliError::usage(error).hint("`asterism config default` shows every method"))?;
-    let refused = |cause: String| {
-        CliError::usage(format!("method {name}: {cause}"))
-            .hint("options follow the name: `star:block_tokens=4k:anchor_tokens=64`")
-    };
+    let named: MethodConfig = name.parse().map_err(|error| CliError::usage(error).hint(HINT))?;
+    let refused = |cause: String| CliError::usage(format!("method {name}: {cause}")).hint(HINT);
     let mut options = Map::new();
     for part in parts {
         let Some((key, value)) = part.split_once('=').filter(|(key, _)| !key.is_empty()) else {

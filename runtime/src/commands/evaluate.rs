@@ -6,6 +6,7 @@ mod questions;
 mod run;
 
 use std::{
+    collections::BTreeSet,
     fs::{File, OpenOptions},
     io::Write,
     path::Path,
@@ -24,7 +25,7 @@ pub use questions::TokenCounter;
 
 use self::{
     questions::Questions,
-    run::{Contender, Failure, Outcome, answer_all},
+    run::{Asking, Contender, Failure, Outcome, answer_all},
 };
 use super::config::SAMPLE;
 use crate::{
@@ -93,6 +94,12 @@ fn report(globals: &Globals, args: &ReportArgs) -> Result<Exit, CliError> {
         );
     }
     let mut answers = eval::merged(answers);
+    let models: BTreeSet<&str> = answers.iter().map(|answer| answer.model.as_str()).collect();
+    if models.len() > 1 {
+        let models: Vec<&str> = models.into_iter().collect();
+        return Err(CliError::usage(format!("the files hold answers of several models: {}", models.join(", ")))
+            .hint("report one model at a time; each line of a file names its own"));
+    }
     // Saved answers stand in the order in which they came; the method that others are compared with comes first.
     answers.sort_by_key(|answer| answer.method != eval::BASELINE);
     if globals.format == Format::Jsonl {
@@ -113,17 +120,24 @@ fn ask(
     questions: impl FnOnce() -> Result<Questions, CliError>,
 ) -> Result<Exit, CliError> {
     let methods = args.methods.as_deref().map(method_spec::parse_list).transpose()?;
+    let mut known = match &args.save {
+        Some(path) if args.resume && path.exists() => eval::read_answers(path).map_err(refusal)?,
+        _ => Vec::new(),
+    };
     let mut save = args.save.as_deref().map(appended).transpose()?;
     let questions = questions()?;
     let (client, temporary) = cluster(globals)?;
-    let contenders = match methods {
-        Some(methods) => {
-            Ok(methods.into_iter().map(|(label, method)| Contender { label, config: Some(method) }).collect())
-        }
-        None => client.topology().map(|cluster| vec![Contender { label: cluster.method, config: None }]),
-    };
-    let outcome = contenders.and_then(|contenders: Vec<Contender>| {
-        answer_all(globals, &client, &contenders, &questions, args.jobs.into(), |meter, answer| {
+    let outcome = client.topology().and_then(|cluster| {
+        let contenders = match methods {
+            Some(methods) => {
+                methods.into_iter().map(|(label, method)| Contender { label, config: Some(method) }).collect()
+            }
+            None => vec![Contender { label: cluster.method, config: None }],
+        };
+        known.retain(|answer| answer.model == cluster.model);
+        let jobs = args.jobs.into();
+        let asking = Asking { client: &client, contenders: &contenders, questions: &questions, jobs, known };
+        answer_all(globals, asking, |meter, answer| {
             if let Some((file, path)) = &mut save {
                 saved(file, path, answer)?;
             }

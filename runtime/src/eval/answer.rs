@@ -19,6 +19,8 @@ pub struct Answer {
     pub method: String,
     /// Tells the questions of a task and length apart.
     pub sample: u64,
+    /// The model by name.
+    pub model: String,
     /// Whether the answer holds the gold strings.
     pub right: bool,
     /// The benchmark's score, from 0 to 1.
@@ -47,6 +49,19 @@ pub struct Seconds {
     pub total: f64,
 }
 
+/// A question's place among those of all runs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Its suite.
+    pub suite: String,
+    /// Its task.
+    pub task: String,
+    /// Tokens asked for.
+    pub length: usize,
+    /// Which of the task's questions.
+    pub sample: u64,
+}
+
 /// What a table counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -58,14 +73,15 @@ pub enum Scoring {
 }
 
 impl Answer {
-    /// Scores what `method` said.
-    pub fn new(question: &Question, method: &str, said: &str, seconds: Seconds) -> Self {
+    /// Scores what `model` said with `method`.
+    pub fn new(question: &Question, (model, method): (&str, &str), said: &str, seconds: Seconds) -> Self {
         Self {
             suite: question.suite.clone(),
             task: question.record.task.clone(),
             length: question.length,
             method: method.to_owned(),
             sample: question.sample,
+            model: model.to_owned(),
             right: question.metric.exact(said, &question.gold),
             score: question.metric.score(said, &question.record.input_query, &question.gold),
             answer: said.to_owned(),
@@ -73,6 +89,11 @@ impl Answer {
             haystack: question.record.haystack,
             seconds,
         }
+    }
+
+    /// Its place among the questions of all runs.
+    pub fn key(&self) -> Key {
+        Key { suite: self.suite.clone(), task: self.task.clone(), length: self.length, sample: self.sample }
     }
 
     /// What it counts.
@@ -84,13 +105,12 @@ impl Answer {
     }
 }
 
-/// One answer each for a suite, task, length, method and sample: the last that was given.
+/// One answer each for a question, method and model: the last that was given.
 pub fn merged(answers: Vec<Answer>) -> Vec<Answer> {
     let mut places = HashMap::new();
     let mut merged: Vec<Answer> = Vec::new();
     for answer in answers {
-        let Answer { suite, task, length, method, sample, .. } = answer.clone();
-        match places.entry((suite, task, length, method, sample)) {
+        match places.entry((answer.key(), answer.method.clone(), answer.model.clone())) {
             std::collections::hash_map::Entry::Occupied(place) => merged[*place.get()] = answer,
             std::collections::hash_map::Entry::Vacant(place) => {
                 place.insert(merged.len());
@@ -133,6 +153,7 @@ pub(super) mod tests {
             length: 4096,
             method: method.into(),
             sample,
+            model: "asterism-7m".into(),
             right,
             score: f64::from(u8::from(right)),
             answer: "7".into(),

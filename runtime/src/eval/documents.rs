@@ -1,6 +1,6 @@
 //! Questions about documents among others (RULER's qa_1 and qa_2), from the user's SQuAD or HotpotQA file.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use serde::Deserialize;
@@ -17,7 +17,7 @@ const INSTRUCTION: &str =
 #[derive(Debug)]
 pub struct Corpus {
     task: &'static str,
-    documents: Vec<String>,
+    documents: Arc<Vec<String>>,
     questions: Vec<Asked>,
 }
 
@@ -75,22 +75,22 @@ impl Corpus {
     /// [`EvalError::Read`], [`EvalError::Data`].
     pub fn squad(path: &Path) -> Result<Self, EvalError> {
         let squad: Squad = parsed(path, "SQuAD's JSON")?;
-        let mut corpus = Self { task: "qa_1", documents: Vec::new(), questions: Vec::new() };
+        let (mut documents, mut questions) = (Vec::new(), Vec::new());
         for article in squad.data {
-            let first = corpus.documents.len();
+            let first = documents.len();
             let all = first..first + article.paragraphs.len();
             for paragraph in article.paragraphs {
-                let at = corpus.documents.len();
-                corpus.documents.push(paragraph.context);
+                let at = documents.len();
+                documents.push(paragraph.context);
                 for asked in paragraph.qas.into_iter().filter(|asked| !asked.is_impossible && !asked.answers.is_empty())
                 {
                     let answers = asked.answers.into_iter().map(|answer| answer.text).collect();
                     let near = all.clone().filter(|other| *other != at).collect();
-                    corpus.questions.push(Asked { question: asked.question, answers, gold: vec![at], near });
+                    questions.push(Asked { question: asked.question, answers, gold: vec![at], near });
                 }
             }
         }
-        corpus.filled(path, "SQuAD's JSON")
+        Self { task: "qa_1", documents: Arc::new(documents), questions }.filled(path, "SQuAD's JSON")
     }
 
     /// RULER's qa_2: HotpotQA's JSON of the distractor setting.
@@ -99,21 +99,21 @@ impl Corpus {
     /// [`EvalError::Read`], [`EvalError::Data`].
     pub fn hotpotqa(path: &Path) -> Result<Self, EvalError> {
         let asked: Vec<HotpotQuestion> = parsed(path, "HotpotQA's JSON")?;
-        let mut corpus = Self { task: "qa_2", documents: Vec::new(), questions: Vec::new() };
+        let (mut documents, mut questions) = (Vec::new(), Vec::new());
         let mut known: BTreeMap<String, usize> = BTreeMap::new();
         for HotpotQuestion { question, answer, context } in asked {
             let mut gold = Vec::new();
             for (title, sentences) in context {
                 let document = format!("{title}\n{}", sentences.concat());
                 let at = *known.entry(document).or_insert_with_key(|document| {
-                    corpus.documents.push(document.clone());
-                    corpus.documents.len() - 1
+                    documents.push(document.clone());
+                    documents.len() - 1
                 });
                 gold.push(at);
             }
-            corpus.questions.push(Asked { question, answers: vec![answer], gold, near: Vec::new() });
+            questions.push(Asked { question, answers: vec![answer], gold, near: Vec::new() });
         }
-        corpus.filled(path, "HotpotQA's JSON")
+        Self { task: "qa_2", documents: Arc::new(documents), questions }.filled(path, "HotpotQA's JSON")
     }
 
     /// `qa_1` or `qa_2`.
@@ -139,13 +139,13 @@ impl Corpus {
         let mut others: Vec<usize> =
             (0..self.documents.len()).filter(|at| !asked.gold.contains(at) && !asked.near.contains(at)).collect();
         others.shuffle(rng);
-        let pool: Vec<String> = near.iter().chain(&others).map(|at| self.documents[*at].clone()).collect();
-        let gold: Vec<String> = asked.gold.iter().map(|at| self.documents[*at].clone()).collect();
+        let pool = [near, others].concat();
+        let (gold, documents) = (asked.gold.clone(), self.documents.clone());
         let seed: u64 = rng.random();
         let context = move |units: usize| {
             // A data set that is too small starts over.
             let more = pool.iter().cycle().take(units - 1);
-            let mut shown: Vec<&String> = gold.iter().chain(more).collect();
+            let mut shown: Vec<&String> = gold.iter().chain(more).map(|at| &documents[*at]).collect();
             shown.shuffle(&mut StdRng::seed_from_u64(seed));
             let shown: Vec<String> =
                 shown.iter().zip(1..).map(|(text, number)| format!("Document {number}:\n{text}")).collect();

@@ -12,7 +12,7 @@ use crate::size::grouped;
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for block in &self.blocks {
-            writeln!(f, "{}", header(block, self.scoring))?;
+            writeln!(f, "{}", header(block, &self.models.join(", "), self.scoring))?;
             let heads: Vec<String> =
                 block.methods.iter().map(|method| short_name(&self.methods, &method.method)).collect();
             writeln!(f, "{}", grid(&scores(block, &heads)))?;
@@ -29,11 +29,23 @@ impl fmt::Display for Results {
                 writeln!(f, "{short} = {method}")?;
             }
         }
-        let has = |task: &str| self.blocks.iter().any(|block| block.tasks.iter().any(|name| name == task));
-        if has("cwe") {
-            writeln!(f, "cwe: frequencies 30 and 3 (6 and 1 below 4,096 tokens), as in the benchmark")?;
-        }
+        self.remarks().iter().try_for_each(|remark| writeln!(f, "{remark}"))?;
         write!(f, "intervals: 95%; Wilson where answers are right or wrong, else normal")
+    }
+}
+
+impl Results {
+    /// Where the questions differ from the benchmarks'.
+    fn remarks(&self) -> Vec<&'static str> {
+        let suite = |name: &str| self.blocks.iter().any(|block| block.suite == name);
+        let task = |name: &str| self.blocks.iter().any(|block| block.tasks.iter().any(|task| task == name));
+        let remarks = [
+            (task("cwe"), "cwe: frequencies 30 and 3 (6 and 1 below 4,096 tokens) as in the benchmark, other words"),
+            (task("cwe") || task("vt"), "cwe, vt: without the benchmark's worked example"),
+            (suite("babilong"), "babilong: simulated bAbI facts, without worked examples"),
+            (suite("niah"), "niah: RULER's needle and question"),
+        ];
+        remarks.into_iter().filter(|(holds, _)| *holds).map(|(_, remark)| remark).collect()
     }
 }
 
@@ -52,7 +64,7 @@ fn length_name(length: usize) -> String {
     if length == 0 { "lengths as given".into() } else { format!("{} tokens", grouped(length)) }
 }
 
-fn header(block: &Block, scoring: Scoring) -> String {
+fn header(block: &Block, model: &str, scoring: Scoring) -> String {
     let counts = block.methods.iter().flat_map(|method| method.tasks.iter().map(|task| task.n));
     let (least, most) = (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0));
     let n = if least == most { format!("{most}") } else { format!("{least} to {most}") };
@@ -69,7 +81,7 @@ fn header(block: &Block, scoring: Scoring) -> String {
         None => "",
     };
     let length = length_name(block.length);
-    format!("{}, {length}, n = {n} a task{prose}\n{score}, in percent, with 95% intervals", block.suite)
+    format!("{} with {model}, {length}, n = {n} a task{prose}\n{score}, in percent, with 95% intervals", block.suite)
 }
 
 fn scores(block: &Block, heads: &[String]) -> Vec<Vec<String>> {

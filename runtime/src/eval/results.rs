@@ -15,6 +15,8 @@ pub const BASELINE: &str = "dense";
 pub struct Results {
     /// What counts.
     pub scoring: Scoring,
+    /// Models by name.
+    pub models: Vec<String>,
     /// Methods as typed, in the order in which they came.
     pub methods: Vec<String>,
     /// By suite, then by length.
@@ -99,6 +101,7 @@ impl Results {
     /// Sums up answers, each given once.
     pub fn of(answers: &[Answer], scoring: Scoring) -> Self {
         let methods = distinct(answers.iter().map(|answer| answer.method.as_str()));
+        let models = distinct(answers.iter().map(|answer| answer.model.as_str()));
         let suites = distinct(answers.iter().map(|answer| answer.suite.as_str()));
         let mut blocks = Vec::new();
         for suite in suites {
@@ -111,7 +114,7 @@ impl Results {
                 blocks.push(Block::of(&suite, length, &here, &methods, scoring));
             }
         }
-        Self { scoring, methods, blocks }
+        Self { scoring, models, methods, blocks }
     }
 
     /// The lowest average, with its block.

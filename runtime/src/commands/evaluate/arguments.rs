@@ -50,12 +50,15 @@ pub struct RunArgs {
     /// Most tokens of an answer [default: the benchmark's; 64 for files]
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<Tokens>,
-    /// Questions in flight at once
+    /// Questions in flight at once; more than one makes each take longer
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub jobs: u16,
     /// Add every answer to this file, for `eval report`
     #[arg(long, value_name = "FILE.jsonl")]
     pub save: Option<PathBuf>,
+    /// Ask only what the file of --save does not answer yet
+    #[arg(long, requires = "save")]
+    pub resume: bool,
     /// Table and chart
     #[command(flatten)]
     pub show: ShowArgs,

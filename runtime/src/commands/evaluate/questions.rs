@@ -9,7 +9,7 @@ use asterism_plan::MethodConfig;
 use super::{EMBEDDED, InfiniteArgs, NiahArgs, RulerArgs, RunArgs, SizeArgs, SuiteArgs, refusal};
 use crate::{
     error::CliError,
-    eval::{self, Book, Corpus, EvalError, Library, Metric, Place, Question, Recipe, Record, Task},
+    eval::{self, Book, Corpus, EvalError, Key, Library, Metric, Place, Question, Recipe, Record, Task},
     globals::Globals,
     size::Tokens,
     wiring,
@@ -167,6 +167,19 @@ impl Questions {
         self.slots.len()
     }
 
+    /// Where question `index` stands among those of all runs.
+    pub fn key(&self, index: usize) -> Key {
+        let (Place { suite, length, sample }, kind) = &self.slots[index];
+        let task = match kind {
+            Kind::Generated(task) => task.name().to_owned(),
+            Kind::Depth(depth) => depth_name(*depth),
+            Kind::Corpus(at) => self.corpora[*at].task().to_owned(),
+            Kind::Library(at) => self.libraries[*at].book().task().to_owned(),
+            Kind::Given(at) => self.given[*at].task.clone(),
+        };
+        Key { suite: (*suite).to_owned(), task, length: *length, sample: *sample }
+    }
+
     /// Makes question `index`.
     pub fn make(&self, index: usize) -> Result<Question, CliError> {
         let (place, kind) = &self.slots[index];
@@ -195,7 +208,7 @@ impl Questions {
             Kind::Depth(depth) => {
                 let task = Task::NiahSingle2;
                 let record = eval::make_at_depth(*depth, &recipe(task.answer_tokens()), &count)?;
-                let record = Record { task: format!("depth {:.0}%", 100.0 * depth), ..record };
+                let record = Record { task: depth_name(*depth), ..record };
                 Ok(Question::generated(place, record, task))
             }
             Kind::Corpus(at) => {
@@ -243,6 +256,10 @@ impl Questions {
     }
 }
 
+fn depth_name(depth: f64) -> String {
+    format!("depth {:.0}%", 100.0 * depth)
+}
+
 fn generated(suite: &str) -> Vec<(&'static str, Kind)> {
     Task::of_suite(suite).into_iter().map(|task| (task.name(), Kind::Generated(task))).collect()
 }
@@ -261,7 +278,8 @@ fn chosen(
         return Ok(tasks.into_iter().map(|(_, kind)| kind).collect());
     }
     let mut kinds = Vec::new();
-    for name in names {
+    let asked = |at: usize, name: &String| names[..at].contains(name);
+    for (_, name) in names.iter().enumerate().filter(|(at, name)| !asked(*at, name)) {
         if let Some((task, option)) = missing.iter().find(|(task, _)| task == name) {
             return Err(CliError::usage(format!("{task} needs the benchmark's own data"))
                 .hint(format!("give it with {option}, or leave {task} out of --tasks")));

@@ -1,6 +1,7 @@
 //! Every method's answer to every question, some at a time over the cluster. A failed question costs no other.
 
 use std::{
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -85,28 +86,45 @@ struct Work {
     contender: usize,
 }
 
+/// What to ask whom.
+pub struct Asking<'a> {
+    /// The cluster.
+    pub client: &'a Client,
+    /// Methods that answer.
+    pub contenders: &'a [Contender],
+    /// What they are asked.
+    pub questions: &'a Questions,
+    /// Questions in flight at once.
+    pub jobs: usize,
+    /// Answers of an earlier run, which are not asked for again.
+    pub known: Vec<Answer>,
+}
+
 /// What the threads of a run share.
 struct Run<'a> {
     client: &'a Client,
     globals: Globals,
     contenders: &'a [Contender],
+    questions: &'a Questions,
+    /// Answers of an earlier run by their place in this one.
+    known: BTreeMap<usize, Answer>,
     stop: AtomicBool,
     in_flight: Mutex<Vec<String>>,
 }
 
-/// Asks `contenders` all `questions`, `jobs` at a time; `answered` hears of each answer as it comes.
+/// Asks all contenders all questions that are not answered yet; `answered` hears of each answer as it comes.
 pub fn answer_all(
     globals: &Globals,
-    client: &Client,
-    contenders: &[Contender],
-    questions: &Questions,
-    jobs: usize,
+    asking: Asking<'_>,
     mut answered: impl FnMut(&Meter, &Answer) -> Result<(), CliError>,
 ) -> Result<Outcome, CliError> {
+    let Asking { client, contenders, questions, jobs, known } = asking;
     let run = Run {
         client,
         globals: Globals { quiet: true, ..globals.clone() },
         contenders,
+        questions,
+        known: placed(known, contenders, questions),
         stop: AtomicBool::new(false),
         in_flight: Mutex::default(),
     };
@@ -114,11 +132,11 @@ pub fn answer_all(
     listen(events.clone());
     let (work, todo) = sync_channel::<Work>(jobs);
     let todo = Arc::new(Mutex::new(todo));
-    let mut meter = Meter::new(globals, questions.len() * contenders.len());
+    let mut meter = Meter::new(globals, questions.len() * contenders.len() - run.known.len());
     let outcome = thread::scope(|scope| {
         let run = &run;
         let feeder = events.clone();
-        scope.spawn(move || run.feed(questions, &work, &feeder));
+        scope.spawn(move || run.feed(&work, &feeder));
         for _ in 0..jobs {
             let (todo, events) = (todo.clone(), events.clone());
             scope.spawn(move || run.work(&todo, &events));
@@ -132,28 +150,45 @@ pub fn answer_all(
     outcome
 }
 
+/// Answers by their place among the questions and contenders of this run; others are left out.
+fn placed(known: Vec<Answer>, contenders: &[Contender], questions: &Questions) -> BTreeMap<usize, Answer> {
+    let known: HashMap<_, _> =
+        known.into_iter().map(|answer| ((answer.key(), answer.method.clone()), answer)).collect();
+    let places = (0..questions.len()).flat_map(|index| {
+        let key = questions.key(index);
+        contenders
+            .iter()
+            .enumerate()
+            .map(move |(contender, method)| (index * contenders.len() + contender, (key.clone(), method.label.clone())))
+    });
+    places.filter_map(|(place, key)| Some((place, known.get(&key)?.clone()))).collect()
+}
+
 impl Run<'_> {
     /// Makes questions as they are needed.
-    fn feed(&self, questions: &Questions, work: &SyncSender<Work>, events: &Sender<Event>) {
-        'questions: for index in 0..questions.len() {
+    fn feed(&self, work: &SyncSender<Work>, events: &Sender<Event>) {
+        let places = |index: usize| index * self.contenders.len()..(index + 1) * self.contenders.len();
+        for index in 0..self.questions.len() {
+            let open: Vec<usize> = places(index).filter(|place| !self.known.contains_key(place)).collect();
             if self.stopped() {
                 break;
             }
-            match questions.make(index) {
-                Ok(question) => {
-                    let question = Arc::new(question);
-                    for contender in 0..self.contenders.len() {
-                        // Nobody works any more.
-                        let place = index * self.contenders.len() + contender;
-                        if work.send(Work { place, question: question.clone(), contender }).is_err() {
-                            break 'questions;
-                        }
-                    }
-                }
+            if open.is_empty() {
+                continue;
+            }
+            let question = match self.questions.make(index) {
+                Ok(question) => Arc::new(question),
                 Err(error) => {
                     let _ = events.send(Event::Refused(error));
                     break;
                 }
+            };
+            let sent = open.into_iter().try_for_each(|place| {
+                work.send(Work { place, question: question.clone(), contender: place % self.contenders.len() })
+            });
+            // Nobody works any more.
+            if sent.is_err() {
+                break;
             }
         }
         let _ = events.send(Event::Idle);
@@ -200,7 +235,7 @@ impl Run<'_> {
         answered: &mut impl FnMut(&Meter, &Answer) -> Result<(), CliError>,
     ) -> Result<Outcome, CliError> {
         let mut outcome = Outcome::default();
-        let mut answers: Vec<(usize, Answer)> = Vec::new();
+        let mut answers = self.known.clone();
         while threads > 0 {
             let event = match heard.recv_timeout(LINE_EVERY) {
                 Ok(event) => event,
@@ -214,7 +249,7 @@ impl Run<'_> {
                 Event::Answered(place, answer) => {
                     answered(meter, &answer)?;
                     meter.step(format!("{} {}", answer.method, answer.task));
-                    answers.push((place, *answer));
+                    answers.insert(place, *answer);
                 }
                 // What was cancelled by us did not fail.
                 Event::Failed(_) | Event::Refused(_) if self.stopped() => {}
@@ -234,8 +269,7 @@ impl Run<'_> {
                 Event::Idle => threads -= 1,
             }
         }
-        answers.sort_by_key(|(place, _)| *place);
-        outcome.answers = answers.into_iter().map(|(_, answer)| answer).collect();
+        outcome.answers = answers.into_values().collect();
         Ok(outcome)
     }
 
@@ -288,9 +322,10 @@ fn judged(status: &JobStatus, asked: &Question, contender: &Contender, place: us
     let time = &status.timings;
     let seconds = Seconds { encode: time.encode_s, query: time.query_s, decode: time.decode_s, total: time.total_s };
     match (status.state, &status.error) {
-        (JobState::Succeeded, _) => {
-            Event::Answered(place, Box::new(Answer::new(asked, &contender.label, &status.text, seconds)))
-        }
+        (JobState::Succeeded, _) => Event::Answered(
+            place,
+            Box::new(Answer::new(asked, (&status.model, &contender.label), &status.text, seconds)),
+        ),
         (_, Some(error)) if exit_of_code(&error.code) == Exit::Usage => {
             event_of(CliError::of_code(&error.code, &error.message), asked, contender)
         }
