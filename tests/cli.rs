@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     net::{TcpListener, UdpSocket},
     path::Path,
     process::{Command, Output, Stdio},
@@ -340,6 +341,25 @@ fn methods_answer_the_same_questions() {
         gold.len() == 4 && gold.iter().all(|one| gold.iter().filter(|other| *other == one).count() == 2),
         "{lines}"
     );
+}
+
+#[test]
+fn ctrl_c_prints_what_there_is() {
+    let place = Place::new(SMALL);
+    let mut command = Command::new(BINARY);
+    command.args(["eval", "niah", "--methods", "star", "--lengths", "1k", "--samples", "1000", "-o", "jsonl"]);
+    command.current_dir(place.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = command.env_remove("ASTERISM_SERVER").spawn().expect("the binary under test");
+    let mut answers = BufReader::new(run.stdout.take().expect("a pipe")).lines();
+    let first = answers.next().expect("an answer").expect("UTF-8");
+    assert!(first.starts_with("{\"suite\":\"niah\""), "{first}");
+    let killed = Command::new("kill").args(["-INT", &run.id().to_string()]).status().expect("kill");
+    assert!(killed.success());
+    let answers = 1 + answers.map(|line| line.expect("UTF-8")).count();
+    let output = run.wait_with_output().expect("its end");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("niah with asterism-7m, 1,024 tokens") && answers < 1000, "{said}");
 }
 
 #[test]

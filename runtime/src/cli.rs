@@ -97,7 +97,7 @@ pub enum Verb {
     /// What the cluster file can say
     #[command(subcommand)]
     Config(config::ConfigVerb),
-    /// Make question sets, and score the cluster's answers
+    /// Score attention methods on benchmarks and question files
     Eval(Box<evaluate::EvalArgs>),
     /// Time the model on this machine, without a cluster
     #[command(subcommand)]

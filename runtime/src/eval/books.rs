@@ -64,6 +64,14 @@ impl Book {
         folder.join(format!("longbook_{}.jsonl", self.task()))
     }
 
+    /// What to say on the command line to give it.
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::QaEng => "--data DIR with longbook_qa_eng.jsonl",
+            Self::ChoiceEng => "--data DIR with longbook_choice_eng.jsonl",
+        }
+    }
+
     /// How an answer is scored.
     pub fn metric(self) -> Metric {
         match self {

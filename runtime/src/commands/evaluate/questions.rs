@@ -142,7 +142,7 @@ impl Questions {
                     tasks.push((book.task(), Kind::Library(questions.libraries.len())));
                     questions.libraries.push(Library::read(book, folder).map_err(refusal)?);
                 }
-                _ => missing.push((book.task(), "--data")),
+                _ => missing.push((book.task(), book.option())),
             }
         }
         let tasks = chosen(globals, &args.suite.tasks, tasks, &missing)?;
