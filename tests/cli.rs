@@ -355,7 +355,7 @@ fn ctrl_c_prints_what_there_is() {
     assert!(first.starts_with("{\"suite\":\"niah\""), "{first}");
     let killed = Command::new("kill").args(["-INT", &run.id().to_string()]).status().expect("kill");
     assert!(killed.success());
-    let answers = 1 + answers.map(|line| line.expect("UTF-8")).count();
+    let answers = 1 + answers.collect::<Result<Vec<_>, _>>().expect("UTF-8").len();
     let output = run.wait_with_output().expect("its end");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(130), "{said}");
