@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     net::{TcpListener, UdpSocket},
     path::Path,
     process::{Command, Output, Stdio},
@@ -241,4 +242,128 @@ fn a_host_that_never_becomes_ready() {
     let said = place.says(&["up", "--detach", "--timeout", "2"]);
     place.run(&["down"]);
     insta::assert_snapshot!(without_seconds(&said));
+}
+
+/// `eval` with nothing running, on the embedded model.
+fn eval(arguments: &[&str]) -> String {
+    Place::new(SMALL).says(&[&["eval"], arguments].concat())
+}
+
+#[test]
+fn eval_of_an_unknown_task() {
+    insta::assert_snapshot!(eval(&["ruler", "--tasks", "niah_singel_1"]));
+}
+
+#[test]
+fn eval_of_a_task_without_its_data() {
+    insta::assert_snapshot!(eval(&["ruler", "--tasks", "qa_1"]));
+}
+
+#[test]
+fn eval_of_a_method_with_an_unknown_option() {
+    insta::assert_snapshot!(eval(&["ruler", "--methods", "dense,star:blocks=4"]));
+}
+
+#[test]
+fn eval_of_a_data_set_in_another_format() {
+    let place = Place::new(SMALL);
+    place.write("squad.json", b"[]");
+    insta::assert_snapshot!(place.says(&["eval", "ruler", "--squad", "squad.json"]));
+}
+
+/// One answer as `--save` writes it.
+fn saved(task: &str, method: &str, sample: u64, score: f64) -> String {
+    format!(
+        r#"{{"suite":"ruler","task":"{task}","length":4096,"method":"{method}","sample":{sample},"model":"m","right":{},"score":{score},"answer":"a","gold":["a"],"seconds":{{"encode":2.0,"query":0.1,"decode":0.5,"total":2.6}}}}"#,
+        score == 1.0
+    ) + "\n"
+}
+
+#[test]
+fn saved_runs_are_merged() {
+    let place = Place::new(SMALL);
+    let one = ["dense", "star"].map(|method| saved("vt", method, 1, 1.0) + &saved("niah_single_1", method, 1, 1.0));
+    let two = [saved("vt", "star", 2, 0.4), saved("vt", "dense", 2, 1.0), saved("vt", "dense", 1, 1.0)];
+    place.write("one.jsonl", one.concat().as_bytes());
+    place.write("two.jsonl", two.concat().as_bytes());
+    insta::assert_snapshot!(place.says(&["eval", "report", "one.jsonl", "two.jsonl", "--chart", "chart.svg"]));
+    let chart = fs::read_to_string(place.path().join("chart.svg")).expect("a chart");
+    assert!(chart.starts_with("<svg"), "{chart}");
+    insta::assert_snapshot!(place.says(&["eval", "report", "one.jsonl", "two.jsonl", "--fail-below", "95", "-q"]));
+}
+
+#[test]
+fn answers_of_two_models_are_not_mixed() {
+    let place = Place::new(SMALL);
+    let other = saved("vt", "star", 1, 1.0).replace("\"m\"", "\"n\"");
+    place.write("run.jsonl", (saved("vt", "star", 1, 1.0) + &other).as_bytes());
+    insta::assert_snapshot!(place.says(&["eval", "report", "run.jsonl"]));
+}
+
+#[test]
+fn a_file_that_no_run_saved() {
+    let place = Place::new(SMALL);
+    place.write("notes.jsonl", b"{}\n");
+    insta::assert_snapshot!(place.says(&["eval", "report", "notes.jsonl"]));
+}
+
+#[test]
+fn methods_answer_the_same_questions() {
+    let place = Place::new(SMALL);
+    let output = place.run(&[
+        "eval",
+        "ruler",
+        "--methods",
+        "dense,star:block_tokens=512",
+        "--lengths",
+        "1k",
+        "--samples",
+        "1",
+        "--tasks",
+        "niah_single_1,niah_single_2",
+        "--save",
+        "run.jsonl",
+        "-o",
+        "json",
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let run: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON alone on standard output");
+    assert_eq!(run["methods"], serde_json::json!(["dense", "star:block_tokens=512"]), "{run:#}");
+    assert_eq!(run["blocks"][0]["methods"][0]["average"]["mean"], 100.0, "{run:#}");
+    let saved = || fs::read_to_string(place.path().join("run.jsonl")).expect("a saved run");
+    let lines = saved();
+    let gold: Vec<serde_json::Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["gold"].clone())
+        .collect();
+    assert!(
+        gold.len() == 4 && gold.iter().all(|one| gold.iter().filter(|other| *other == one).count() == 2),
+        "{lines}"
+    );
+}
+
+#[test]
+fn ctrl_c_prints_what_there_is() {
+    let place = Place::new(SMALL);
+    let mut command = Command::new(BINARY);
+    command.args(["eval", "niah", "--methods", "star", "--lengths", "1k", "--samples", "1000", "-o", "jsonl"]);
+    command.current_dir(place.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = command.env_remove("ASTERISM_SERVER").spawn().expect("the binary under test");
+    let mut answers = BufReader::new(run.stdout.take().expect("a pipe")).lines();
+    let first = answers.next().expect("an answer").expect("UTF-8");
+    assert!(first.starts_with("{\"suite\":\"niah\""), "{first}");
+    let killed = Command::new("kill").args(["-INT", &run.id().to_string()]).status().expect("kill");
+    assert!(killed.success());
+    let answers = 1 + answers.collect::<Result<Vec<_>, _>>().expect("UTF-8").len();
+    let output = run.wait_with_output().expect("its end");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("niah with asterism-7m, 1,024 tokens") && answers < 1000, "{said}");
+}
+
+#[test]
+fn a_length_that_the_model_does_not_take() {
+    let said = eval(&["niah", "--lengths", "32k", "--samples", "1", "--depths", "1", "--methods", "star", "-q"]);
+    insta::assert_snapshot!(said);
 }

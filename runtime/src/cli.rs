@@ -97,8 +97,8 @@ pub enum Verb {
     /// What the cluster file can say
     #[command(subcommand)]
     Config(config::ConfigVerb),
-    /// Make question sets, and score the cluster's answers
-    Eval(evaluate::EvalArgs),
+    /// Score attention methods on benchmarks and question files
+    Eval(Box<evaluate::EvalArgs>),
     /// Time the model on this machine, without a cluster
     #[command(subcommand)]
     Bench(bench::BenchVerb),
@@ -136,7 +136,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Job(verb) => job::run(globals, verb),
         Verb::Cert(verb) => certificates::run(globals, verb),
         Verb::Config(verb) => config::run(verb),
-        Verb::Eval(args) => evaluate::run(globals, args),
+        Verb::Eval(args) => evaluate::run(globals, &args),
         Verb::Bench(verb) => bench::run(globals, verb),
         Verb::Demo(args) => demo::run(globals, &args),
         Verb::Version => config::version(globals),

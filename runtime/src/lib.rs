@@ -13,6 +13,7 @@ pub mod eval;
 pub mod globals;
 pub mod http;
 pub mod logging;
+pub mod method_spec;
 pub mod metrics;
 pub mod output;
 pub mod progress;

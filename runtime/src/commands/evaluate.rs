@@ -1,29 +1,43 @@
-//! `eval make` and `eval FILE.jsonl`: question sets, and how many of them the cluster answers right.
+//! `eval`: benchmarks and question files answered by methods on the cluster, scored, compared and drawn.
 
-use std::{path::PathBuf, time::Duration};
+mod arguments;
+mod meter;
+mod questions;
+mod run;
 
-use asterism_actors::api::{JobRequest, JobState};
+use std::{
+    collections::BTreeSet,
+    fs::{File, OpenOptions},
+    io::Write,
+    path::Path,
+    time::Duration,
+};
+
+use asterism_actors::api::JobRequest;
 use asterism_models::Sampling;
 use asterism_plan::MethodConfig;
-use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::{
-    config::SAMPLE,
-    job::{MethodArgs, follow},
+pub use arguments::{
+    EvalArgs, EvalVerb, InfiniteArgs, MakeArgs, NiahArgs, ReportArgs, RulerArgs, RunArgs, ShowArgs, SizeArgs, SuiteArgs,
 };
+pub use questions::TokenCounter;
+
+use self::{
+    questions::Questions,
+    run::{Asking, Contender, Failure, Outcome, answer_all},
+};
+use super::config::SAMPLE;
 use crate::{
     cli::Format,
     client::Client,
     cluster::Model,
     cluster_file::{self, ClusterFile},
     error::{CliError, Exit},
-    eval::{self, Record, Table, Task},
+    eval::{self, Answer, Record, Results, Scoring, Task},
     globals::Globals,
-    logging, output,
-    size::Tokens,
+    logging, method_spec, output,
     temporary::TemporaryCluster,
-    wiring,
 };
 
 /// How long a temporary cluster may take to start.
@@ -31,62 +45,25 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 
 const EMBEDDED: Model = Model { path: None, dtype: cluster_file::DType::F32, max_context_tokens: None };
 
-/// `asterism eval`
-#[derive(Args, Debug)]
-#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
-pub struct EvalArgs {
-    /// Questions: one JSON object a line with task, input_context, input_query and answer
-    #[arg(value_name = "FILE.jsonl", required = true)]
-    pub files: Vec<PathBuf>,
-    /// Attention
-    #[command(flatten)]
-    pub method: MethodArgs,
-    /// Most tokens of an answer
-    #[arg(long, value_name = "N", default_value = "64")]
-    pub max_tokens: Tokens,
-    /// Only the first N questions
-    #[arg(long, value_name = "N")]
-    pub limit: Option<usize>,
-    /// Exit with 8 when the average is below
-    #[arg(long, value_name = "PERCENT")]
-    pub threshold: Option<f64>,
-    /// Make questions instead
-    #[command(subcommand)]
-    pub verb: Option<EvalVerb>,
-}
-
-/// `asterism eval make`
-#[derive(Debug, Subcommand)]
-pub enum EvalVerb {
-    /// Print questions of a task, one JSON object a line
-    Make(MakeArgs),
-}
-
-/// What to make.
-#[derive(Args, Debug)]
-pub struct MakeArgs {
-    /// niah_single_1, niah_multikey_1, niah_multiquery, vt, fwe, qa1 and so on, or all
-    pub task: String,
-    /// Tokens of a context
-    #[arg(long, value_name = "TOKENS", default_value = "4k")]
-    pub tokens: Tokens,
-    /// The same seed makes the same questions
-    #[arg(long, value_name = "N", default_value_t = 42)]
-    pub seed: u64,
-    /// Questions of each task
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub samples: u64,
-    /// A text to hide facts in; without one, prose is generated
-    #[arg(long, value_name = "FILE")]
-    pub text: Option<PathBuf>,
-}
-
-/// Makes or scores.
-pub fn run(globals: &Globals, args: EvalArgs) -> Result<Exit, CliError> {
+/// Makes, asks or reports.
+pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
     logging::client(globals);
     match &args.verb {
+        Some(EvalVerb::Ruler(args)) => {
+            ask(globals, &args.suite.run, Scoring::Benchmark, || Questions::ruler(globals, args))
+        }
+        Some(EvalVerb::Babilong(args)) => {
+            ask(globals, &args.run, Scoring::Benchmark, || Questions::babilong(globals, args))
+        }
+        Some(EvalVerb::Niah(args)) => ask(globals, &args.run, Scoring::Benchmark, || Questions::niah(globals, args)),
+        Some(EvalVerb::Infinitebench(args)) => {
+            ask(globals, &args.suite.run, Scoring::Benchmark, || Questions::infinitebench(globals, args))
+        }
+        Some(EvalVerb::Report(args)) => report(globals, args),
         Some(EvalVerb::Make(args)) => make(globals, args),
-        None => score(globals, &args),
+        None => {
+            ask(globals, &args.run, Scoring::Exact, || Questions::given(&args.files, args.limit, args.run.max_tokens))
+        }
     }
 }
 
@@ -106,100 +83,146 @@ fn make(globals: &Globals, args: &MakeArgs) -> Result<Exit, CliError> {
     Ok(Exit::Success)
 }
 
-/// Counts tokens as the cluster's model does.
-pub struct TokenCounter(asterism_actors::supervisor::ModelFront);
-
-impl TokenCounter {
-    /// The model of the cluster file, or the embedded one.
-    pub fn load(globals: &Globals) -> Result<Self, CliError> {
-        let model = globals.cluster_if_any()?.map_or(EMBEDDED, |cluster| cluster.model);
-        Ok(Self(wiring::model_front(&model)?))
-    }
-
-    /// The embedded model's.
-    pub fn embedded() -> Result<Self, CliError> {
-        Ok(Self(wiring::model_front(&EMBEDDED)?))
-    }
-
-    /// A record of `task` with a context of about `tokens`.
-    pub fn generate(&self, task: Task, tokens: usize, seed: u64, text: Option<&str>) -> Result<Record, CliError> {
-        let count = |text: &str| self.0.count_tokens(text).unwrap_or(usize::MAX);
-        eval::generate(task, tokens, seed, &count, text).map_err(refusal)
-    }
-}
-
-fn refusal(error: eval::EvalError) -> CliError {
-    CliError::usage(error)
-        .hint("`asterism eval make TASK --tokens 4k > questions.jsonl`, then `asterism eval questions.jsonl`")
-}
-
-/// One answer, for `-o jsonl`.
-#[derive(Serialize)]
-struct Answer<'a> {
-    task: &'a str,
-    right: bool,
-    answer: &'a str,
-    gold: &'a str,
-    seconds: f64,
-}
-
-fn score(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
-    let mut records = Vec::new();
+fn report(globals: &Globals, args: &ReportArgs) -> Result<Exit, CliError> {
+    let mut answers = Vec::new();
     for file in &args.files {
-        records.extend(eval::read_jsonl(file).map_err(refusal)?);
+        answers.extend(eval::read_answers(file).map_err(refusal)?);
     }
-    records.truncate(args.limit.unwrap_or(usize::MAX));
-    let method = args.method.resolve()?;
+    if answers.is_empty() {
+        return Err(
+            CliError::usage("the files hold no answers").hint("`asterism eval ... --save FILE.jsonl` fills one")
+        );
+    }
+    let mut answers = eval::merged(answers);
+    let models: BTreeSet<&str> = answers.iter().map(|answer| answer.model.as_str()).collect();
+    if models.len() > 1 {
+        let models: Vec<&str> = models.into_iter().collect();
+        return Err(CliError::usage(format!("the files hold answers of several models: {}", models.join(", ")))
+            .hint("report one model at a time; each line of a file names its own"));
+    }
+    // Saved answers stand in the order in which they came; the method that others are compared with comes first.
+    answers.sort_by_key(|answer| answer.method != eval::BASELINE);
+    if globals.format == Format::Jsonl {
+        answers.iter().try_for_each(|answer| output::print_json(answer, Format::Jsonl))?;
+    }
+    let scoring = match answers.iter().all(|answer| answer.suite == "file") {
+        true => Scoring::Exact,
+        false => Scoring::Benchmark,
+    };
+    conclude(globals, &args.show, scoring, Outcome { answers, ..Outcome::default() })
+}
+
+/// Asks what `questions` makes; arguments are checked before a cluster is looked for.
+fn ask(
+    globals: &Globals,
+    args: &RunArgs,
+    scoring: Scoring,
+    questions: impl FnOnce() -> Result<Questions, CliError>,
+) -> Result<Exit, CliError> {
+    let methods = args.methods.as_deref().map(method_spec::parse_list).transpose()?;
+    let mut known = match &args.save {
+        Some(path) if args.resume && path.exists() => eval::read_answers(path).map_err(refusal)?,
+        _ => Vec::new(),
+    };
+    let mut save = args.save.as_deref().map(appended).transpose()?;
+    let questions = questions()?;
     let (client, temporary) = cluster(globals)?;
-    let table = answer_all(globals, args, &client, &method, &records);
+    let outcome = client.topology().and_then(|cluster| {
+        let contenders = match methods {
+            Some(methods) => {
+                methods.into_iter().map(|(label, method)| Contender { label, config: Some(method) }).collect()
+            }
+            None => vec![Contender { label: cluster.method, config: None }],
+        };
+        known.retain(|answer| answer.model == cluster.model);
+        let jobs = args.jobs.into();
+        let asking = Asking { client: &client, contenders: &contenders, questions: &questions, jobs, known };
+        answer_all(globals, asking, |meter, answer| {
+            if let Some((file, path)) = &mut save {
+                saved(file, path, answer)?;
+            }
+            match globals.format {
+                Format::Jsonl => meter.aside(|| output::print_json(answer, Format::Jsonl)),
+                Format::Table | Format::Json => Ok(()),
+            }
+        })
+    });
     if let Some(temporary) = temporary {
         temporary.stop();
     }
-    let table = table?;
+    conclude(globals, &args.show, scoring, outcome?)
+}
+
+fn appended(path: &Path) -> Result<(File, &Path), CliError> {
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    file.map(|file| (file, path)).map_err(|error| unwritable(path, &error))
+}
+
+fn saved(file: &mut File, path: &Path, answer: &Answer) -> Result<(), CliError> {
+    let line = serde_json::to_string(answer).expect("plain values are JSON") + "\n";
+    file.write_all(line.as_bytes()).map_err(|error| unwritable(path, &error))
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> CliError {
+    CliError::usage(format!("cannot write {}: {error}", path.display())).hint("check the path and its rights")
+}
+
+/// What `-o json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    results: &'a Results,
+    failures: &'a [Failure],
+    interrupted: bool,
+}
+
+/// Prints what there is, then says how the run ended.
+fn conclude(globals: &Globals, args: &ShowArgs, scoring: Scoring, outcome: Outcome) -> Result<Exit, CliError> {
+    let Outcome { answers, failures, interrupted, refused } = outcome;
+    let results = Results::of(&answers, args.score.unwrap_or(scoring));
     match globals.format {
-        Format::Table => output::print(&format!("{table}\n"))?,
-        Format::Json => output::print_json(&table, Format::Json)?,
-        Format::Jsonl => globals.note(&table),
+        Format::Json => {
+            output::print_json(&Report { results: &results, failures: &failures, interrupted }, Format::Json)?
+        }
+        Format::Table if !answers.is_empty() => output::print(&format!("{results}\n"))?,
+        Format::Jsonl if !answers.is_empty() => globals.note(&results),
+        Format::Table | Format::Jsonl => {}
     }
-    match args.threshold {
-        Some(threshold) if table.average_percent < threshold => Err(CliError::new(
-            Exit::BelowThreshold,
-            format!("the average is {:.1}%, below the threshold of {threshold}%", table.average_percent),
+    if let Some(path) = args.chart.as_deref().filter(|_| !answers.is_empty()) {
+        std::fs::write(path, eval::svg(&results)).map_err(|error| unwritable(path, &error))?;
+        globals.note(format_args!("chart: {}", path.display()));
+    }
+    if interrupted {
+        return Ok(Exit::Interrupted);
+    }
+    if let Some(refused) = refused {
+        return Err(refused);
+    }
+    if let Some(first) = failures.first() {
+        let (count, all) = (failures.len(), failures.len() + answers.len());
+        return Err(CliError::new(
+            Exit::JobFailed,
+            format!("{count} of {all} questions got no answer; the first {first}"),
         )
-        .hint("-o jsonl prints every answer with its gold strings")),
+        .hint("`asterism status` shows the hosts; with --save, ask again and merge with `asterism eval report`"));
+    }
+    match (args.fail_below, results.lowest()) {
+        (Some(least), Some((block, method))) if method.average.mean < least => {
+            let (average, length) = (method.average.mean, block.length);
+            let (name, suite) = (&method.method, &block.suite);
+            let at = if length == 0 { String::new() } else { format!(" at {length} tokens") };
+            Err(CliError::new(
+                Exit::BelowThreshold,
+                format!("{name}'s average on {suite}{at} is {average:.1}%, below --fail-below {least}%"),
+            )
+            .hint("-o jsonl prints every answer with its gold strings"))
+        }
         _ => Ok(Exit::Success),
     }
 }
 
-fn answer_all(
-    globals: &Globals,
-    args: &EvalArgs,
-    client: &Client,
-    method: &Option<MethodConfig>,
-    records: &[Record],
-) -> Result<Table, CliError> {
-    let mut table = Table::default();
-    let quiet = Globals { quiet: true, ..globals.clone() };
-    for (index, record) in records.iter().enumerate() {
-        let request = question(record, method.clone(), args.max_tokens.0);
-        let id = client.submit(&request).map_err(|error| CliError {
-            message: format!("question {} ({}): {}", index + 1, record.task, error.message),
-            ..error
-        })?;
-        let status = follow(client, &quiet, &id, |_| Ok(()))?;
-        if status.state != JobState::Succeeded {
-            super::job::outcome(&status)?;
-        }
-        let right = table.add(record, &status.text);
-        let seconds = status.timings.total_s;
-        if globals.format == Format::Jsonl {
-            let answer = Answer { task: &record.task, right, answer: &status.text, gold: &record.answer, seconds };
-            output::print_json(&answer, Format::Jsonl)?;
-        }
-        let mark = if right { "right" } else { "wrong" };
-        globals.note(format_args!("{}/{} {} {mark} {seconds:.1} s", index + 1, records.len(), record.task));
-    }
-    Ok(table)
+fn refusal(error: eval::EvalError) -> CliError {
+    CliError::usage(error).hint("`asterism eval --help` shows the benchmarks, and their --help what they take")
 }
 
 /// A record as a greedy job.

@@ -19,7 +19,7 @@ pub enum EvalError {
     #[error("a {task} record needs {least} tokens at least, {tokens} were asked for; raise the number of tokens")]
     TooFewTokens {
         /// Task by name.
-        task: &'static str,
+        task: String,
         /// Tokens of the smallest record.
         least: usize,
         /// Tokens asked for.
@@ -46,6 +46,16 @@ pub enum EvalError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A data set of somebody else's format.
+    #[error("{} is not {format}: {reason}; give a file of that format", path.display())]
+    Data {
+        /// The file.
+        path: PathBuf,
+        /// The format it should have.
+        format: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Nothing to score.
     #[error("{} holds no records; give one JSON object a line", path.display())]
     NoRecords {
@@ -55,6 +65,17 @@ pub enum EvalError {
 }
 
 impl EvalError {
+    /// Of a name that is none of `known`.
+    pub fn unknown_task(name: &str, known: &[&'static str]) -> Self {
+        let likeness = |near: &str| strsim::jaro_winkler(near, name);
+        let near = known.iter().copied().filter(|near| likeness(near) > 0.8);
+        Self::UnknownTask {
+            name: name.to_owned(),
+            near: near.max_by(|a, b| likeness(a).total_cmp(&likeness(b))),
+            known: known.join(", "),
+        }
+    }
+
     /// A stable name for scripts.
     pub fn code(&self) -> &'static str {
         match self {
@@ -62,6 +83,7 @@ impl EvalError {
             Self::TooFewTokens { .. } => "tokens_too_few",
             Self::EmptyHaystack => "haystack_empty",
             Self::Read { .. } => "file_unreadable",
+            Self::Data { .. } => "data_invalid",
             Self::Line { .. } | Self::NoRecords { .. } => "records_invalid",
         }
     }

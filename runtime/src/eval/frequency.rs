@@ -39,7 +39,7 @@ pub(super) fn draft(rng: &mut StdRng, tokens: usize) -> Draft {
                  frequently appeared words in the above coded text? Answer: According to the coded text above, the three \
                  most frequently appeared words are:"
         .to_owned();
-    Draft { query, answer, context: Box::new(context) }
+    Draft { query, answer: Box::new(move |_| answer.clone()), context: Box::new(context) }
 }
 
 /// About `length` words in order of rank, and dots behind them.

@@ -1,25 +1,41 @@
-//! Long-context tasks made from a seed, and their scoring. Pure: numbers come from the seed, token counts from the caller.
+//! Long-context tasks made from a seed, their scoring, and scores summed up. Pure: numbers come from the seed, token
+//! counts from the caller.
 //!
-//! The tasks are those of RULER that need no data set (needles, variable tracking, frequent words) and simulated bAbI
-//! facts in prose as in BABILong; strings follow the benchmarks. The only I/O is reading a file that the caller names.
-//! Nothing here runs a model.
+//! The tasks are RULER's, BABILong's (simulated bAbI facts in prose) and InfiniteBench's that need no data set; strings
+//! follow the benchmarks. The only I/O is reading files that the caller names. Nothing here runs a model.
 
+mod answer;
 mod babi;
+mod books;
+mod chart;
+mod common;
+mod documents;
 mod error;
 mod fit;
 mod frequency;
 mod haystack;
+mod interval;
+mod metric;
 mod needle;
 mod prose;
+mod question;
 mod record;
-mod table;
+mod report;
+mod results;
+mod retrieval;
 mod task;
 mod variable;
 
+pub use answer::{Answer, Key, Scoring, Seconds, merged, read_answers};
+pub use books::{Book, Library};
+pub use chart::svg;
+pub use documents::Corpus;
 pub use error::EvalError;
+pub use metric::Metric;
+pub use question::{Place, Question};
 pub use record::{HaystackSource, Record, read_haystack, read_jsonl, score};
-pub use table::{Row, Table};
-pub use task::{Task, generate};
+pub use results::{BASELINE, Block, MethodScore, Percent, Phases, Results, TaskScore};
+pub use task::{Recipe, Task, generate, make, make_at_depth};
 
 #[cfg(test)]
 mod tests;

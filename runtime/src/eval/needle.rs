@@ -46,13 +46,14 @@ pub(super) struct Needles {
 }
 
 impl Needles {
-    /// Draws keys, values and depths; the haystack grows with the units asked for.
-    pub(super) fn draft(self, rng: &mut StdRng, text: Option<&str>) -> Result<Draft, EvalError> {
+    /// Draws keys and values, and depths unless one is given; the haystack grows with the units asked for.
+    pub(super) fn draft(self, rng: &mut StdRng, text: Option<&str>, depth: Option<f64>) -> Result<Draft, EvalError> {
         let keys = self.distinct_keys(rng);
         let mut needles: Vec<(usize, String)> =
             (0..self.keys * self.values).map(|index| (index / self.values, draw(rng, self.value))).collect();
         needles.shuffle(rng);
-        let facts: Vec<(f64, String)> = depths(rng, needles.len())
+        let depths = depth.map_or_else(|| depths(rng, needles.len()), |depth| vec![depth; needles.len()]);
+        let facts: Vec<(f64, String)> = depths
             .into_iter()
             .zip(&needles)
             .map(|(depth, (key, value))| (depth, self.line(&keys[*key], value)))
@@ -70,7 +71,7 @@ impl Needles {
         );
         let mut haystack = self.haystack(rng, keys, text)?;
         let context = move |units| format!("{instruction}\n{}\n", haystack.hide(units, &facts));
-        Ok(Draft { query, answer, context: Box::new(context) })
+        Ok(Draft { query, answer: Box::new(move |_| answer.clone()), context: Box::new(context) })
     }
 
     fn distinct_keys(&self, rng: &mut StdRng) -> Vec<String> {

@@ -2,12 +2,12 @@
 
 use std::{fs, path::Path};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::EvalError;
 
 /// Tasks whose gold strings are single words with spaces between them.
-const WORD_TASKS: [&str; 2] = ["fwe", "vt"];
+const WORD_TASKS: [&str; 3] = ["cwe", "fwe", "vt"];
 
 /// One question about one context. Unknown fields of a file are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct Record {
     pub input_context: String,
     /// The question, and where the task has one the start of its answer.
     pub input_query: String,
-    /// Gold strings: separated by ", ", in the tasks fwe and vt by spaces.
+    /// Gold strings: separated by ", ", in the tasks cwe, fwe and vt by spaces.
     pub answer: String,
     /// Tokens of the context by the tokenizer that sized it; 0 when not known.
     #[serde(default)]
@@ -90,10 +90,15 @@ pub fn read_haystack(path: impl AsRef<Path>) -> Result<String, EvalError> {
     fs::read_to_string(path).map_err(|source| EvalError::Read { path: path.to_owned(), source })
 }
 
-fn record(line: &str) -> Result<Record, String> {
+/// A value that stands on one line.
+pub(super) fn of_line<T: DeserializeOwned>(line: &str) -> Result<T, String> {
     // Everything stands on one line, so serde_json's own line number would mislead.
-    let record: Record = serde_json::from_str(line)
-        .map_err(|error| error.to_string().replace(&format!(" at line 1 column {}", error.column()), ""))?;
+    serde_json::from_str(line)
+        .map_err(|error| error.to_string().replace(&format!(" at line 1 column {}", error.column()), ""))
+}
+
+fn record(line: &str) -> Result<Record, String> {
+    let record: Record = of_line(line)?;
     let fields =
         [("input_context", &record.input_context), ("input_query", &record.input_query), ("answer", &record.answer)];
     match fields.iter().find(|(_, value)| value.trim().is_empty()) {

@@ -7,9 +7,11 @@ use rand::{SeedableRng, rngs::StdRng};
 use super::{
     EvalError, HaystackSource, Record,
     babi::Story,
+    common,
     fit::fit,
     frequency,
     needle::{Hay, Kind, Needles},
+    retrieval::Retrieval,
     variable,
 };
 
@@ -35,6 +37,8 @@ pub enum Task {
     NiahMultiquery,
     /// Variables that hold a value, through a chain of assignments.
     Vt,
+    /// The ten most common words of a list.
+    Cwe,
     /// The three most frequent coded words.
     Fwe,
     /// Where a person is.
@@ -47,20 +51,31 @@ pub enum Task {
     Qa4,
     /// Who received what.
     Qa5,
+    /// Five digits in noise.
+    Passkey,
+    /// Ten digits, half of them doubled, in noise.
+    Number,
+    /// The value of one of many keys.
+    Kv,
+    /// A rank in a list of numbers.
+    MathFind,
 }
 
 /// How a record of a task is drawn.
 enum Family {
     Needle(Needles),
     Variable,
+    Common,
     Frequency,
     Babi(Story),
+    Retrieval(Retrieval),
 }
 
 /// A record but for its size.
 pub(super) struct Draft {
     pub(super) query: String,
-    pub(super) answer: String,
+    /// The answer to a context of so many units.
+    pub(super) answer: Box<dyn Fn(usize) -> String>,
     /// The context with so many units of haystack.
     pub(super) context: Box<dyn FnMut(usize) -> String>,
 }
@@ -79,13 +94,46 @@ impl Task {
             NiahMultivalue,
             NiahMultiquery,
             Vt,
+            Cwe,
             Fwe,
             Qa1,
             Qa2,
             Qa3,
             Qa4,
             Qa5,
+            Passkey,
+            Number,
+            Kv,
+            MathFind,
         ]
+    }
+
+    /// The tasks of a suite: `ruler`, `babilong` or `infinitebench`.
+    pub fn of_suite(suite: &str) -> Vec<Self> {
+        Self::all().iter().copied().filter(|task| task.suite() == suite).collect()
+    }
+
+    fn suite(self) -> &'static str {
+        match self.family() {
+            Family::Needle(_) | Family::Variable | Family::Common | Family::Frequency => "ruler",
+            Family::Babi(_) => "babilong",
+            Family::Retrieval(_) => "infinitebench",
+        }
+    }
+
+    /// Most tokens of an answer. RULER's and BABILong's own; InfiniteBench's as MInference's harness has them. vt's are
+    /// doubled: its names are random letters, of which small tokenizers make more tokens.
+    pub fn answer_tokens(self) -> usize {
+        match self.family() {
+            Family::Needle(_) | Family::Babi(_) => 128,
+            Family::Variable => 60,
+            Family::Common => 120,
+            Family::Frequency => 50,
+            Family::Retrieval(Retrieval::Passkey) => 15,
+            Family::Retrieval(Retrieval::Number) => 20,
+            Family::Retrieval(Retrieval::KeyValue) => 80,
+            Family::Retrieval(Retrieval::Rank) => 5,
+        }
     }
 
     /// The benchmark's name for it.
@@ -100,12 +148,17 @@ impl Task {
             Self::NiahMultivalue => "niah_multivalue",
             Self::NiahMultiquery => "niah_multiquery",
             Self::Vt => "vt",
+            Self::Cwe => "cwe",
             Self::Fwe => "fwe",
             Self::Qa1 => "qa1",
             Self::Qa2 => "qa2",
             Self::Qa3 => "qa3",
             Self::Qa4 => "qa4",
             Self::Qa5 => "qa5",
+            Self::Passkey => "passkey",
+            Self::Number => "number",
+            Self::Kv => "kv",
+            Self::MathFind => "math_find",
         }
     }
 
@@ -114,7 +167,7 @@ impl Task {
         match self.family() {
             Family::Needle(needles) => needles.hay == Hay::Prose,
             Family::Babi(_) => true,
-            Family::Variable | Family::Frequency => false,
+            Family::Variable | Family::Common | Family::Frequency | Family::Retrieval(_) => false,
         }
     }
 
@@ -132,12 +185,17 @@ impl Task {
             Self::NiahMultivalue => Family::Needle(Needles { values: 4, ..one }),
             Self::NiahMultiquery => Family::Needle(Needles { keys: 4, queries: 4, ..one }),
             Self::Vt => Family::Variable,
+            Self::Cwe => Family::Common,
             Self::Fwe => Family::Frequency,
             Self::Qa1 => Family::Babi(Story::Person),
             Self::Qa2 => Family::Babi(Story::Object),
             Self::Qa3 => Family::Babi(Story::Before),
             Self::Qa4 => Family::Babi(Story::Direction),
             Self::Qa5 => Family::Babi(Story::Gift),
+            Self::Passkey => Family::Retrieval(Retrieval::Passkey),
+            Self::Number => Family::Retrieval(Retrieval::Number),
+            Self::Kv => Family::Retrieval(Retrieval::KeyValue),
+            Self::MathFind => Family::Retrieval(Retrieval::Rank),
         }
     }
 }
@@ -152,15 +210,23 @@ impl FromStr for Task {
     type Err = EvalError;
 
     fn from_str(name: &str) -> Result<Self, EvalError> {
-        let names = || Self::all().iter().map(|task| task.name());
-        Self::all().iter().copied().find(|task| task.name() == name).ok_or_else(|| EvalError::UnknownTask {
-            name: name.to_owned(),
-            near: names()
-                .filter(|near| strsim::jaro_winkler(near, name) > 0.8)
-                .max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name))),
-            known: names().collect::<Vec<_>>().join(", "),
-        })
+        let names: Vec<&'static str> = Self::all().iter().map(|task| task.name()).collect();
+        let found = Self::all().iter().copied().find(|task| task.name() == name);
+        found.ok_or_else(|| EvalError::unknown_task(name, &names))
     }
+}
+
+/// What a record is made from, besides its task.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe<'a> {
+    /// Most tokens of the record.
+    pub tokens: usize,
+    /// Absent: `tokens` bounds the context alone. Else: the context, the query and so many tokens more.
+    pub reserve: Option<usize>,
+    /// The same seed makes the same record.
+    pub seed: u64,
+    /// The prose to hide facts in; without one it is generated, and the record says so.
+    pub text: Option<&'a str>,
 }
 
 /// A record of `task` whose context holds at most `tokens` by `count`, and as near to that as a whole line or sentence
@@ -176,31 +242,71 @@ pub fn generate(
     count: &dyn Fn(&str) -> usize,
     text: Option<&str>,
 ) -> Result<Record, EvalError> {
-    let mut rng = StdRng::seed_from_u64(seed ^ stream(task.name()));
-    let mut draft = match task.family() {
-        Family::Needle(needles) => needles.draft(&mut rng, text)?,
-        Family::Babi(story) => story.draft(&mut rng, text)?,
+    make(task, &Recipe { tokens, reserve: None, seed, text }, count)
+}
+
+/// [`generate`] by a recipe.
+///
+/// # Errors
+/// As [`generate`].
+pub fn make(task: Task, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<Record, EvalError> {
+    let mut rng = StdRng::seed_from_u64(recipe.seed ^ stream(task.name()));
+    let draft = match task.family() {
+        Family::Needle(needles) => needles.draft(&mut rng, recipe.text, None)?,
+        Family::Babi(story) => story.draft(&mut rng, recipe.text)?,
         Family::Variable => variable::draft(&mut rng),
-        Family::Frequency => frequency::draft(&mut rng, tokens),
+        Family::Common => common::draft(&mut rng, recipe.tokens),
+        Family::Frequency => frequency::draft(&mut rng, recipe.tokens),
+        Family::Retrieval(retrieval) => retrieval.draft(&mut rng),
     };
-    let units = fit(tokens, |units| count(&(draft.context)(units))).map_err(|least| EvalError::TooFewTokens {
-        task: task.name(),
-        least,
-        tokens,
+    let record = sized(task.name(), draft, recipe, count)?;
+    Ok(Record { haystack: task.needs_prose().then_some(recipe.source()), ..record })
+}
+
+/// RULER's needle in prose (`niah_single_2`) at `depth`, from 0 (first) to 1 (last).
+///
+/// # Errors
+/// As [`generate`].
+pub fn make_at_depth(depth: f64, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<Record, EvalError> {
+    let mut rng = StdRng::seed_from_u64(recipe.seed ^ stream("niah") ^ depth.to_bits());
+    let Family::Needle(needles) = Task::NiahSingle2.family() else { unreachable!("niah_single_2 is a needle") };
+    let draft = needles.draft(&mut rng, recipe.text, Some(depth))?;
+    let record = sized("niah", draft, recipe, count)?;
+    Ok(Record { haystack: Some(recipe.source()), ..record })
+}
+
+/// The largest record of a draft that the recipe allows.
+pub(super) fn sized(
+    task: &str,
+    mut draft: Draft,
+    recipe: &Recipe<'_>,
+    count: &dyn Fn(&str) -> usize,
+) -> Result<Record, EvalError> {
+    let beside = recipe.reserve.map_or(0, |reserve| reserve + count(&draft.query));
+    let units = fit(recipe.tokens.saturating_sub(beside), |units| count(&(draft.context)(units)));
+    let units = units.map_err(|least| EvalError::TooFewTokens {
+        task: task.to_owned(),
+        least: least + beside,
+        tokens: recipe.tokens,
     })?;
     let input_context = (draft.context)(units);
-    let source = if text.is_some() { HaystackSource::File } else { HaystackSource::Generated };
     Ok(Record {
-        task: task.name().to_owned(),
+        task: task.to_owned(),
         context_tokens: count(&input_context),
         input_context,
         input_query: draft.query,
-        answer: draft.answer,
-        haystack: task.needs_prose().then_some(source),
+        answer: (draft.answer)(units),
+        haystack: None,
     })
 }
 
+impl Recipe<'_> {
+    fn source(&self) -> HaystackSource {
+        if self.text.is_some() { HaystackSource::File } else { HaystackSource::Generated }
+    }
+}
+
 /// Tells tasks of one seed apart (FNV-1a).
-fn stream(name: &str) -> u64 {
+pub(super) fn stream(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -29,6 +29,29 @@ fn the_budget_is_used_and_kept() {
 }
 
 #[test]
+fn query_and_answer_fit_beside_the_context() {
+    for &task in Task::all() {
+        let recipe = Recipe { tokens: 1000, reserve: Some(100), seed: 2, text: None };
+        let record = make(task, &recipe, &words).unwrap();
+        let used = record.context_tokens + words(&record.input_query) + 100;
+        assert!(used <= 1000 && used + 40 > 1000, "{task}: {used}");
+    }
+}
+
+#[test]
+fn a_needle_stands_at_its_depth() {
+    for quarter in 0..=4 {
+        let depth = f64::from(quarter) / 4.0;
+        let recipe = Recipe { tokens: 2000, reserve: None, seed: 9, text: None };
+        let record = make_at_depth(depth, &recipe, &words).unwrap();
+        let (before, _) = record.input_context.split_once("One of the special magic").unwrap();
+        let share = words(before) as f64 / record.context_tokens as f64;
+        assert!((share - depth).abs() < 0.03, "{share}, asked for {depth}");
+        assert_eq!(record.input_context.matches(record.gold()[0]).count(), 1);
+    }
+}
+
+#[test]
 fn a_seed_is_a_record() {
     for &task in Task::all() {
         assert_eq!(made(task, 500, 7), made(task, 500, 7));

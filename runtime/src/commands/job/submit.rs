@@ -1,6 +1,6 @@
 //! `job submit`: from arguments to requests, and from their events to text on standard output.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use asterism_actors::api::{JobRequest, JobStatus};
 use asterism_kernels::DType;
@@ -17,10 +17,11 @@ use super::{
 use crate::{
     cli::{Format, seconds},
     client::Client,
-    cluster::{self, Cluster},
+    cluster::Cluster,
     cluster_file::{ClusterFile, Role},
     error::{CliError, Exit},
     globals::Globals,
+    method_spec,
     output::{self, Table},
     size::{Tokens, bytes, grouped},
     wiring,
@@ -67,8 +68,8 @@ pub struct SubmitArgs {
 /// Attention of a job.
 #[derive(Args, Clone, Debug, Default)]
 pub struct MethodArgs {
-    /// Attention method: dense or star [default: the cluster's]
-    #[arg(long, value_name = "NAME")]
+    /// Attention method, its options behind it: star, star:block_tokens=4k [default: the cluster's]
+    #[arg(long, value_name = "NAME[:KEY=VALUE]...")]
     pub method: Option<String>,
     /// Tokens of a block, such as 4k [default: the context spread over the hosts]
     #[arg(long, value_name = "TOKENS")]
@@ -102,21 +103,21 @@ impl MethodArgs {
     /// The method with its sizes; `None`: the cluster's own.
     pub fn resolve(&self) -> Result<Option<MethodConfig>, CliError> {
         let sizes = [("block_tokens", self.block_size), ("anchor_tokens", self.anchor_size)];
-        let sizes: BTreeMap<_, _> = sizes.into_iter().filter_map(|(key, size)| Some((key, size?.0))).collect();
+        let sizes: Vec<(&str, usize)> = sizes.into_iter().filter_map(|(key, size)| Some((key, size?.0))).collect();
         let named = match &self.method {
             None if sizes.is_empty() => return Ok(None),
             None => MethodConfig::default(),
-            Some(name) => name.parse().map_err(|error| CliError::usage(error).hint("asterism job submit --help"))?,
+            Some(spec) => method_spec::parse(spec)?,
         };
-        let typed = serde_json::json!({ named.name(): sizes });
+        let mut typed = serde_json::to_value(&named).expect("a method is JSON");
+        for (key, size) in sizes {
+            typed[named.name()][key] = size.into();
+        }
         let method: MethodConfig = serde_json::from_value(typed).map_err(|_| {
             CliError::usage(format!("the method {} takes no --block-size or --anchor-size", named.name()))
                 .hint("leave them out, or choose another --method")
         })?;
-        cluster::check_method(&method).map_err(|error| {
-            CliError::usage(format!("--method {}: {error}", method.name()))
-                .hint("sizes are tokens, such as --block-size 4k")
-        })?;
+        method_spec::checked(&method)?;
         Ok(Some(method))
     }
 }

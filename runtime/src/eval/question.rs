@@ -1,0 +1,52 @@
+//! A question of a benchmark: where it stands in the run, what is asked, and how the answer counts.
+
+use super::{Metric, Record, Task};
+
+/// One question, the same for every method.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// `ruler`, `babilong`, `niah`, `infinitebench`, or `file`.
+    pub suite: String,
+    /// Tokens asked for; 0 when the question was given as it is.
+    pub length: usize,
+    /// Tells the questions of a task and length apart: the seed, or the place in its file.
+    pub sample: u64,
+    /// Task, context and query.
+    pub record: Record,
+    /// What an answer must hold.
+    pub gold: Vec<String>,
+    /// How it is scored.
+    pub metric: Metric,
+    /// Most tokens of the answer.
+    pub max_tokens: usize,
+}
+
+/// Where a question stands in a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The suite.
+    pub suite: &'static str,
+    /// Tokens asked for.
+    pub length: usize,
+    /// The seed, or the place in its file.
+    pub sample: u64,
+}
+
+impl Question {
+    /// A record of a file, whose gold strings must all be in the answer.
+    pub fn given(place: Place, record: Record, max_tokens: usize) -> Self {
+        Self::with(place, record, Metric::All, max_tokens)
+    }
+
+    /// A record that was generated.
+    pub fn generated(place: Place, record: Record, task: Task) -> Self {
+        Self::with(place, record, Metric::of(task), task.answer_tokens())
+    }
+
+    /// A record with a metric; its gold strings are those of the record.
+    pub fn with(place: Place, record: Record, metric: Metric, max_tokens: usize) -> Self {
+        let gold = record.gold().into_iter().map(str::to_owned).collect();
+        let Place { suite, length, sample } = place;
+        Self { suite: suite.to_owned(), length, sample, record, gold, metric, max_tokens }
+    }
+}
