@@ -112,11 +112,8 @@ impl Kv {
         let (heads @ Heads { query, dim, .. }, queries) = self.check("attention", q)?;
         let shape = AttentionShape { heads, queries, keys: self.len(), mask };
         let (output, lse) = match &self.0 {
-            _ if matches!(mask, Mask::Streaming { .. }) => {
-                let q: Vec<f32> = match super::tensor::dtype(q) {
-                    DType::Bf16 => elements::<bf16>("attention", q)?.iter().map(|x| x.to_f32()).collect(),
-                    _ => elements::<f32>("attention", q)?.to_vec(),
-                };
+            Store::Tiles(_) if matches!(mask, Mask::Streaming { .. }) => {
+                let q: Vec<f32> = elements::<bf16>("attention", q)?.iter().map(|x| x.to_f32()).collect();
                 let [k, v] = self.unpack();
                 crate::reference::attention(&q, &k, &v, shape)
             }
