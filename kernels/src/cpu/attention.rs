@@ -3,6 +3,9 @@
 //! how blocks were dealt to threads. Memory is linear in queries and keys.
 
 mod block;
+mod masses;
+mod selected;
+mod stripes;
 
 use std::ops::Range;
 
@@ -13,6 +16,9 @@ use super::pool::{Shared, Tasks, filled};
 use crate::Heads;
 use crate::reference::AttentionShape;
 use block::{Block, Live, Raw, Sight, Sizes, Tile, merge};
+pub(super) use masses::{Masses, masses};
+pub(super) use selected::Sequence;
+pub(super) use stripes::stripes;
 
 /// Query rows that share a block of keys.
 const ROWS: usize = 96;
@@ -114,7 +120,7 @@ impl<E: Element> Attention<'_, E> {
 
     /// Block `index` of a KV head.
     fn block(&self, head: usize, index: usize) -> Block<E> {
-        self.cache.heads[head].block(index, self.sizes())
+        self.cache.heads[head].at(index * KEYS, index * KEYS, self.sizes())
     }
 
     fn pieces(&self, threads: usize) -> Vec<Piece> {
@@ -151,9 +157,10 @@ impl<E: Element> Attention<'_, E> {
 }
 
 impl<E: Element> Head<E> {
-    fn block(&self, index: usize, sizes: Sizes) -> Block<E> {
-        let keys = self.keys.as_ptr().wrapping_add(index * KEYS * sizes.dim);
-        Block { keys, values: self.values.as_ptr().wrapping_add(index * KEYS * sizes.stride), first: index * KEYS }
+    /// The block that begins at `token`, a multiple of [`KEYS`], taken for keys `first..`.
+    fn at(&self, token: usize, first: usize, sizes: Sizes) -> Block<E> {
+        let keys = self.keys.as_ptr().wrapping_add(token * sizes.dim);
+        Block { keys, values: self.values.as_ptr().wrapping_add(token * sizes.stride), first }
     }
 }
 

@@ -43,11 +43,11 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.head + self.tail.len()
     }
 
-    pub fn at(&self, index: usize) -> usize {
+    pub(super) fn at(&self, index: usize) -> usize {
         if index < self.head { index } else { self.tail.start + index - self.head }
     }
 }
@@ -71,7 +71,7 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    pub fn new(rows: usize, stride: usize) -> Self {
+    pub(super) fn new(rows: usize, stride: usize) -> Self {
         let padded = rows.next_multiple_of(PANEL);
         let each = || vec![0.0; padded];
         Self {
@@ -89,12 +89,12 @@ impl Tile {
     }
 
     /// Room for the scores, then weights, of a block: `(rows, KEYS)`.
-    pub fn scores(rows: usize) -> Vec<f32> {
+    pub(super) fn scores(rows: usize) -> Vec<f32> {
         vec![0.0; rows * KEYS]
     }
 
     /// Takes up rows `q (rows, dim)`.
-    pub fn start<E: Element>(&mut self, q: &[E], sights: impl Iterator<Item = Sight>) {
+    pub(super) fn start<E: Element>(&mut self, q: &[E], sights: impl Iterator<Item = Sight>) {
         self.q.clear();
         self.q.extend(q.iter().map(|x| x.widen()));
         self.sights.clear();
@@ -109,17 +109,17 @@ impl Tile {
         self.block_sum.fill(0.0);
     }
 
-    pub fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         self.sights.len()
     }
 
     /// One past the last key that any row sees.
-    pub fn end(&self) -> usize {
+    pub(super) fn end(&self) -> usize {
         self.sights.iter().map(|sight| sight.end).max().unwrap_or(0)
     }
 
     /// Blocks that some row sees.
-    pub fn live(&self) -> Live {
+    pub(super) fn live(&self) -> Live {
         let (mut start, mut end) = (0, usize::MAX);
         for Sight { end: seen, hidden } in &self.sights {
             start = start.max(hidden.start);
@@ -134,7 +134,7 @@ impl Tile {
 
     /// Keys of a block that row `row` sees, up to the last.
     #[inline(always)]
-    pub fn seen(&self, row: usize, first: usize) -> usize {
+    pub(super) fn seen(&self, row: usize, first: usize) -> usize {
         self.sights[row].end.saturating_sub(first).min(KEYS)
     }
 
@@ -160,7 +160,7 @@ impl Tile {
 
     /// Takes a block's maxima and sums into the running ones, and leaves the factors for the outputs.
     #[inline(always)]
-    pub fn absorb<L: Lanes>(&mut self, sizes: Sizes) {
+    pub(super) fn absorb<L: Lanes>(&mut self, sizes: Sizes) {
         for at in (0..self.max.len()).step_by(L::N) {
             // SAFETY: all of these are equally long, in whole vectors.
             unsafe {
@@ -259,7 +259,7 @@ impl Tile {
 
     /// Normalises and writes the rows as `first..` of the results, which must be nobody else's.
     #[inline(always)]
-    pub fn finish<L: Lanes>(&self, sizes: Sizes, first: usize, result: &Results) {
+    pub(super) fn finish<L: Lanes>(&self, sizes: Sizes, first: usize, result: &Results) {
         let Sizes { dim, stride } = sizes;
         for row in 0..self.rows() {
             let (max, sum) = (self.max[row], self.sum[row]);
@@ -286,7 +286,7 @@ impl Tile {
 impl Sizes {
     /// `1 / sqrt(dim)`, for powers of two.
     #[inline(always)]
-    pub fn scale(&self) -> f32 {
+    pub(super) fn scale(&self) -> f32 {
         std::f32::consts::LOG2_E / (self.dim as f32).sqrt()
     }
 }
