@@ -129,7 +129,7 @@ mod tests {
     fn ranges_are_joined_and_counted() {
         let sets = KeySets::new(1, 4, &[vec![0..2, 2..3, 5..5], vec![], vec![1..2, 6..12]]).unwrap();
         assert_eq!((sets.heads(), sets.groups(), sets.rows()), (1, 3, 4));
-        assert_eq!(sets.ranges(0, 0).to_vec(), Vec::from([0..3]));
+        assert!(matches!(sets.ranges(0, 0), [Range { start: 0, end: 3 }]));
         assert_eq!(sets.keys(0, 2).collect::<Vec<_>>(), [1, 6, 7, 8, 9, 10, 11]);
         assert_eq!((sets.count(0, 1), sets.count(0, 2)), (0, 7));
         let slow = |queries: usize| {

@@ -33,12 +33,36 @@ fn case() -> impl Strategy<Value = Case> {
     let heads = (1usize..=4, 1usize..=3, prop::sample::select(vec![16usize, 32, 48, 64, 128]));
     let lengths =
         (prop_oneof![Just(1usize), 1usize..20, 90usize..220], prop_oneof![Just(0usize), 1usize..20, 100usize..420]);
-    let rest = (any::<bool>(), any::<u64>(), prop::sample::select(vec![0.1f32, 3.0, 30.0]));
-    (heads, lengths, rest).prop_map(|((group, kv, dim), (queries, keys), (causal, seed, sharpness))| {
-        let mask = if causal { Mask::Causal } else { Mask::None };
+    let rest = (mask(), any::<u64>(), prop::sample::select(vec![0.1f32, 3.0, 30.0]));
+    (heads, lengths, rest).prop_map(|((group, kv, dim), (queries, keys), (mask, seed, sharpness))| {
         let heads = Heads { query: group * kv, kv, dim };
         Case { shape: AttentionShape { heads, queries, keys, mask }, seed, sharpness }
     })
+}
+
+fn mask() -> impl Strategy<Value = Mask> {
+    let streaming = (0usize..40, 0usize..300, 0usize..500, 0usize..60);
+    prop_oneof![
+        Just(Mask::None),
+        Just(Mask::Causal),
+        (0usize..120).prop_map(|row| Mask::From { row }),
+        streaming.prop_map(|(sink, window, first_row, first_key)| {
+            Mask::Streaming { sink, window, first_row, first_key }
+        }),
+    ]
+}
+
+/// The mask of row `row` alone, of `queries`.
+fn mask_of_row(shape: AttentionShape, row: usize) -> Mask {
+    match shape.mask {
+        Mask::None => Mask::None,
+        // The keys that come after the row are cut off.
+        Mask::Causal => Mask::None,
+        Mask::From { row: first } => Mask::From { row: first.saturating_sub(row) },
+        Mask::Streaming { sink, window, first_row, first_key } => {
+            Mask::Streaming { sink, window, first_row: first_row + row, first_key }
+        }
+    }
 }
 
 fn tensor<B: Backend>(backend: &B, shape: &[usize], values: &[f32]) -> B::Tensor {
@@ -109,7 +133,8 @@ fn rows_stand_alone<B: Backend>(backend: &B, case: &Case, pieces: usize) -> Resu
         prop_assert_eq!((backend.kv_len(&cache), backend.kv_len(&shared)), (visible, cut));
         let of_row = |h: usize| (h * queries + row) * dim..(h * queries + row + 1) * dim;
         let alone: Vec<f32> = (0..query).flat_map(|h| q[of_row(h)].to_vec()).collect();
-        let shape = AttentionShape { queries: 1, keys: visible, mask: Mask::None, ..case.shape };
+        let mask = mask_of_row(case.shape, row);
+        let shape = AttentionShape { queries: 1, keys: visible, mask, ..case.shape };
         let (alone, alone_lse) = download(backend, &attend(backend, shape, &alone, &cache));
         for h in 0..query {
             prop_assert_eq!(&alone[h * dim..][..dim], &output[of_row(h)], "row {} of head {}", row, h);
@@ -176,7 +201,9 @@ fn partials_300_apart_and_empty_ones_merge() {
 
 #[test]
 fn long_keys_are_dealt_out_and_merged() {
-    for (queries, mask) in [(1, Mask::None), (5, Mask::Causal)] {
+    let streaming = Mask::Streaming { sink: 4, window: 700, first_row: 2995, first_key: 0 };
+    let masks = [(1, Mask::None), (5, Mask::Causal), (1, streaming), (5, streaming), (5, Mask::From { row: 3 })];
+    for (queries, mask) in masks {
         let shape = AttentionShape { heads: Heads { query: 4, kv: 2, dim: 64 }, queries, keys: 3000, mask };
         for backend in backends() {
             let case = Case { shape, seed: 7, sharpness: 3.0 };

@@ -74,6 +74,47 @@ fn activation<B: Backend>(backend: &B, rows: usize, f: usize, seed: u64) -> Resu
     assert_close(backend.dtype(), &backend.download(&y).unwrap(), &expected)
 }
 
+fn silu<B: Backend>(backend: &B, n: usize, seed: u64) -> Result<(), TestCaseError> {
+    let values = numbers(n, seed).into_iter().map(|x| x * 100.0).collect();
+    let x = rounded(backend.dtype(), values);
+    let expected: Vec<f32> = x.iter().map(|x| x / (1.0 + (-x).exp())).collect();
+    let y = backend.silu(&tensor(backend, &[1, n], &x)).unwrap();
+    prop_assert_eq!(backend.shape(&y), [1, n]);
+    assert_close(backend.dtype(), &backend.download(&y).unwrap(), &expected)
+}
+
+/// Cutting a tensor along any axis and joining the parts gives it back, in compute type and in f32.
+fn moves<B: Backend>(backend: &B, shape: [usize; 3], cut: usize, seed: u64) -> Result<(), TestCaseError> {
+    let values = draw(backend, shape.iter().product(), seed);
+    for x in [tensor(backend, &shape, &values), backend.upload(&shape, &values).unwrap()] {
+        for axis in 0..3 {
+            let cut = cut % (shape[axis] + 1);
+            let parts =
+                [(0, cut), (cut, shape[axis])].map(|(start, end)| backend.narrow(&x, axis, start, end).unwrap());
+            let mut dims = shape;
+            dims[axis] = cut;
+            prop_assert_eq!(backend.shape(&parts[0]), dims);
+            let index = |at: usize| [at / shape[1] / shape[2], at / shape[2] % shape[1], at % shape[2]][axis];
+            let first = (0..values.len()).filter(|at| index(*at) < cut).map(|at| values[at]).collect::<Vec<_>>();
+            prop_assert_eq!(backend.download(&parts[0]).unwrap(), first);
+            let whole = backend.concat(&parts, axis).unwrap();
+            prop_assert_eq!(backend.shape(&whole), shape);
+            prop_assert_eq!(&backend.download(&whole).unwrap(), &values);
+        }
+        let [heads, t, dim] = shape;
+        let count = if t == 0 { 0 } else { cut % 5 };
+        let row = |head: usize, i: usize| (head * 7 + i * 3 + cut) % t;
+        let rows: Vec<Vec<u32>> = (0..heads).map(|head| (0..count).map(|i| row(head, i) as u32).collect()).collect();
+        let picked = (0..heads).flat_map(|head| (0..count).map(move |i| (head, i)));
+        let expected: Vec<f32> =
+            picked.flat_map(|(head, i)| values[(head * t + row(head, i)) * dim..][..dim].to_vec()).collect();
+        let gathered = backend.gather(&x, &rows).unwrap();
+        prop_assert_eq!(backend.shape(&gathered), [heads, count, dim]);
+        prop_assert_eq!(backend.download(&gathered).unwrap(), expected);
+    }
+    Ok(())
+}
+
 fn rotation<B: Backend>(backend: &B, heads: Heads, positions: &[u32], seed: u64) -> Result<(), TestCaseError> {
     let (t, Heads { query, kv, dim }) = (positions.len(), heads);
     let width = (query + 2 * kv) * dim;
@@ -157,6 +198,14 @@ proptest! {
     }
 
     #[test]
+    fn parts_join_and_rows_gather(shape in [1usize..4, 0usize..9, 1usize..20], cut in 0usize..40, seed in any::<u64>()) {
+        for backend in backends() {
+            moves(backend, shape, cut, seed)?;
+            silu(backend, shape[2] * 37, seed)?;
+        }
+    }
+
+    #[test]
     fn rotation_agrees(
         (group, kv, half) in (1usize..5, 1usize..4, 1usize..40),
         positions in prop::collection::vec(0u32..20_000, 1..40),
@@ -184,6 +233,18 @@ fn rows_embedding_and_stored_types() {
     for backend in backends() {
         rows_and_embedding(backend);
         stored_types(backend);
+    }
+}
+
+#[test]
+fn parts_that_are_not_there_are_refused() {
+    for backend in backends() {
+        let x = tensor(backend, &[2, 3, 4], &[0.0; 24]);
+        let flat = tensor(backend, &[2, 4], &[0.0; 8]);
+        assert!(backend.narrow(&x, 1, 2, 4).is_err() && backend.narrow(&x, 3, 0, 0).is_err());
+        assert!(backend.concat(&[], 0).is_err() && backend.concat(&[x.clone(), flat], 0).is_err());
+        assert!(backend.gather(&x, &[vec![0]]).is_err() && backend.gather(&x, &[vec![0], vec![3]]).is_err());
+        assert!(backend.gather(&x, &[vec![0], vec![]]).is_err());
     }
 }
 

@@ -3,15 +3,22 @@
 //! how blocks were dealt to threads. Memory is linear in queries and keys.
 
 mod block;
+mod masses;
+mod selected;
+mod stripes;
 
 use std::ops::Range;
 
-use super::cache::{BLOCK as KEYS, Cache};
+use super::cache::{BLOCK as KEYS, Cache, Head};
 use super::compute::Compute;
 use super::lanes::{Element, Kernel, Lanes};
 use super::pool::{Shared, Tasks, filled};
+use crate::Heads;
 use crate::reference::AttentionShape;
-use block::{Merged, Raw, Scratch, merge};
+use block::{Block, Live, Raw, Sight, Sizes, Tile, merge};
+pub(super) use masses::{Masses, masses};
+pub(super) use selected::Sequence;
+pub(super) use stripes::stripes;
 
 /// Query rows that share a block of keys.
 const ROWS: usize = 96;
@@ -41,7 +48,7 @@ impl<E: Element> Attention<'_, E> {
         let mut lse = vec![0.0; rows];
         let logs = Shared::new(&mut lse);
         let write = |output: Shared<f32>| {
-            let result = Results { output, lse: logs };
+            let result = Results { output, lse: logs, maxima: None };
             let narrow = pieces.iter().all(|piece| piece.rows.len() <= SPLIT_ROWS);
             if narrow && pieces.len() < 4 * compute.pool.threads() {
                 self.run_split(compute, &pieces, &result);
@@ -61,35 +68,59 @@ impl<E: Element> Attention<'_, E> {
     /// Each piece over all of its keys.
     fn run_whole(&self, compute: &Compute, pieces: &[Piece], result: &Results) {
         let tasks = Tasks { count: pieces.len(), cost: self.cost() };
-        let scratch = || Scratch::new(ROWS, self.cache.stride());
+        let scratch = || (Tile::new(ROWS, self.cache.stride()), Tile::scores(ROWS));
         // The last rows see the most keys: they go first.
-        compute.pool.each_with(tasks, scratch, |scratch, task| {
+        compute.pool.each_with(tasks, scratch, |(tile, scores), task| {
             let piece = &pieces[pieces.len() - 1 - task];
-            compute.set.run(Whole { call: self, piece, result, scratch });
+            compute.set.run(Whole { call: self, piece, result, tile, scores });
         });
     }
 
     /// Few rows over many keys: blocks of keys are dealt out, and merged in order afterwards.
     fn run_split(&self, compute: &Compute, pieces: &[Piece], result: &Results) {
-        let blocks = self.shape.keys.div_ceil(KEYS);
+        let stride = self.cache.stride();
+        let mut tile = Tile::new(SPLIT_ROWS, stride);
+        let live = |piece: &Piece| {
+            self.start(&mut tile, piece);
+            tile.live()
+        };
+        let lives: Vec<Live> = pieces.iter().map(live).collect();
+        let blocks = lives.iter().map(Live::len).max().unwrap_or(0);
         let parts = (8 * compute.pool.threads()).div_ceil(pieces.len().max(1)).min(blocks.max(1));
-        let each = partial_size(self.cache.stride());
+        let each = partial_size(stride);
         let mut partials = vec![0.0; pieces.len() * blocks * each];
         let shared = Shared::new(&mut partials);
-        let scratch = || Scratch::new(SPLIT_ROWS, self.cache.stride());
+        let scratch = || (Tile::new(SPLIT_ROWS, stride), Tile::scores(SPLIT_ROWS));
         let tasks = Tasks { count: pieces.len() * parts, cost: 2 * self.cost() };
-        compute.pool.each_with(tasks, scratch, |scratch, task| {
+        compute.pool.each_with(tasks, scratch, |(tile, scores), task| {
             let (piece, part) = (task / parts, task % parts);
-            let blocks_of_part = blocks * part / parts..blocks * (part + 1) / parts;
+            let (live, blocks_of_piece) = (&lives[piece], lives[piece].len());
+            let part = blocks_of_piece * part / parts..blocks_of_piece * (part + 1) / parts;
             // SAFETY: the partials of this piece.
             let partials = unsafe { shared.at(piece * blocks * each) };
-            compute.set.run(Blocks { call: self, piece: &pieces[piece], blocks: blocks_of_part, partials, scratch });
+            compute.set.run(Blocks { call: self, piece: &pieces[piece], live, part, partials, tile, scores });
         });
-        let mut scratch = scratch();
-        for (piece, of_piece) in pieces.iter().enumerate() {
-            let partials = &mut partials[piece * blocks * each..][..blocks * each];
-            compute.set.run(Collect { call: self, piece: of_piece, partials, result, scratch: &mut scratch });
+        for (index, piece) in pieces.iter().enumerate() {
+            let partials = &mut partials[index * blocks * each..][..lives[index].len() * each];
+            compute.set.run(Collect { call: self, piece, partials, result, tile: &mut tile });
         }
+    }
+
+    /// Takes up a piece.
+    fn start(&self, tile: &mut Tile, piece: &Piece) {
+        let AttentionShape { heads: Heads { dim, .. }, queries, .. } = self.shape;
+        let sight =
+            |row: usize| Sight { end: self.shape.visible(row % queries), hidden: self.shape.hidden(row % queries) };
+        tile.start(&self.q[self.first_row(piece) * dim..][..piece.rows.len() * dim], piece.rows.clone().map(sight));
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes { dim: self.shape.heads.dim, stride: self.cache.stride() }
+    }
+
+    /// Block `index` of a KV head.
+    fn block(&self, head: usize, index: usize) -> Block<E> {
+        self.cache.heads[head].at(index * KEYS, index * KEYS, self.sizes())
     }
 
     fn pieces(&self, threads: usize) -> Vec<Piece> {
@@ -125,9 +156,19 @@ impl<E: Element> Attention<'_, E> {
     }
 }
 
+impl<E: Element> Head<E> {
+    /// The block that begins at `token`, a multiple of [`KEYS`], taken for keys `first..`.
+    fn at(&self, token: usize, first: usize, sizes: Sizes) -> Block<E> {
+        let keys = self.keys.as_ptr().wrapping_add(token * sizes.dim);
+        Block { keys, values: self.values.as_ptr().wrapping_add(token * sizes.stride), first }
+    }
+}
+
 struct Results {
     output: Shared<f32>,
     lse: Shared<f32>,
+    /// Highest scaled score of each row, where it is wanted.
+    maxima: Option<Shared<f32>>,
 }
 
 /// Elements of a block's own result: maxima, sums and weighted values `(rows, stride)` for [`SPLIT_ROWS`] rows.
@@ -139,58 +180,54 @@ struct Whole<'a, E> {
     call: &'a Attention<'a, E>,
     piece: &'a Piece,
     result: &'a Results,
-    scratch: &'a mut Scratch,
+    tile: &'a mut Tile,
+    scores: &'a mut [f32],
 }
 
 impl<E: Element> Kernel for Whole<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { call, piece, result, scratch } = self;
-        let stride = call.cache.stride();
-        let seen = scratch.start(call, piece);
-        for block in 0..seen.div_ceil(KEYS) {
-            call.weigh::<L>(piece, block, scratch);
-            scratch.absorb::<L>(call.scale());
-            let output = scratch.output.as_mut_ptr();
-            call.gather::<L, _>(piece, block, scratch, |row| Merged {
-                // SAFETY: a row of the piece, which the buffers hold.
-                output: unsafe { output.add(row * stride) },
-                stride,
-                keep: &scratch.keep[row..],
-                take: &scratch.take[row..],
-            });
+        let Self { call, piece, result, tile, scores } = self;
+        call.start(tile, piece);
+        let live = tile.live();
+        for index in 0..live.len() {
+            // SAFETY: the cache has the blocks that rows see, the scores room for a piece.
+            unsafe { tile.attend::<L, E>(call.sizes(), &call.block(piece.head, live.at(index)), scores) };
         }
-        call.finish::<L>(piece, scratch, result);
+        tile.finish::<L>(call.sizes(), call.first_row(piece), result);
     }
 }
 
 struct Blocks<'a, E> {
     call: &'a Attention<'a, E>,
     piece: &'a Piece,
-    blocks: Range<usize>,
-    /// One for each block of keys, whichever are asked for.
+    live: &'a Live,
+    /// Which of the live blocks.
+    part: Range<usize>,
+    /// One for each live block, whichever are asked for.
     partials: *mut f32,
-    scratch: &'a mut Scratch,
+    tile: &'a mut Tile,
+    scores: &'a mut [f32],
 }
 
 impl<E: Element> Kernel for Blocks<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { call, piece, blocks, partials, scratch } = self;
-        let (stride, rows) = (call.cache.stride(), piece.rows.len());
-        scratch.start(call, piece);
-        for block in blocks {
-            call.weigh::<L>(piece, block, scratch);
-            // SAFETY: this block's partial, which is this task's: maxima, sums, then rows.
-            let output = unsafe {
-                let partial = partials.add(block * partial_size(stride));
-                partial.copy_from_nonoverlapping(scratch.block_max.as_ptr(), rows);
-                partial.add(SPLIT_ROWS).copy_from_nonoverlapping(scratch.block_sum.as_ptr(), rows);
-                partial.add(2 * SPLIT_ROWS)
-            };
-            // SAFETY: a row of the partial.
-            let raw = |row: usize| Raw { output: unsafe { output.add(row * stride) }, stride };
-            call.gather::<L, _>(piece, block, scratch, raw);
+        let Self { call, piece, live, part, partials, tile, scores } = self;
+        let (sizes, rows) = (call.sizes(), piece.rows.len());
+        call.start(tile, piece);
+        for index in part {
+            let block = call.block(piece.head, live.at(index));
+            // SAFETY: the cache has the block; its partial is this task's: maxima, sums, then rows.
+            unsafe {
+                tile.weigh::<L, E>(sizes, &block, scores);
+                let partial = partials.add(index * partial_size(sizes.stride));
+                partial.copy_from_nonoverlapping(tile.block_max.as_ptr(), rows);
+                partial.add(SPLIT_ROWS).copy_from_nonoverlapping(tile.block_sum.as_ptr(), rows);
+                let output = partial.add(2 * SPLIT_ROWS);
+                let raw = |row: usize| Raw { output: output.add(row * sizes.stride), stride: sizes.stride };
+                tile.gather::<L, E, _>(sizes, &block, scores, raw);
+            }
         }
     }
 }
@@ -198,31 +235,33 @@ impl<E: Element> Kernel for Blocks<'_, E> {
 struct Collect<'a, E> {
     call: &'a Attention<'a, E>,
     piece: &'a Piece,
+    /// Those of the live blocks.
     partials: &'a mut [f32],
     result: &'a Results,
-    scratch: &'a mut Scratch,
+    tile: &'a mut Tile,
 }
 
 impl<E: Element> Kernel for Collect<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Self { call, piece, partials, result, scratch } = self;
-        let (stride, rows) = (call.cache.stride(), piece.rows.len());
-        let seen = scratch.start(call, piece);
-        for partial in partials.chunks_exact(partial_size(stride)).take(seen.div_ceil(KEYS)) {
-            scratch.block_max[..rows].copy_from_slice(&partial[..rows]);
-            scratch.block_sum[..rows].copy_from_slice(&partial[SPLIT_ROWS..][..rows]);
-            scratch.absorb::<L>(call.scale());
+        let Self { call, piece, partials, result, tile } = self;
+        let (sizes, rows) = (call.sizes(), piece.rows.len());
+        let stride = sizes.stride;
+        call.start(tile, piece);
+        for partial in partials.chunks_exact(partial_size(stride)) {
+            tile.block_max[..rows].copy_from_slice(&partial[..rows]);
+            tile.block_sum[..rows].copy_from_slice(&partial[SPLIT_ROWS..][..rows]);
+            tile.absorb::<L>(sizes);
             for row in 0..rows {
-                let (keep, take) = (L::splat(scratch.keep[row]), L::splat(scratch.take[row]));
+                let (keep, take) = (L::splat(tile.keep[row]), L::splat(tile.take[row]));
                 let from = partial[2 * SPLIT_ROWS + row * stride..][..stride].as_ptr();
-                let to = scratch.output[row * stride..][..stride].as_mut_ptr();
+                let to = tile.output[row * stride..][..stride].as_mut_ptr();
                 for d in (0..stride).step_by(L::N) {
                     // SAFETY: both rows are `stride` long, in whole vectors.
                     unsafe { merge(to.add(d), L::load(from.add(d)), keep, take) };
                 }
             }
         }
-        call.finish::<L>(piece, scratch, result);
+        tile.finish::<L>(sizes, call.first_row(piece), result);
     }
 }

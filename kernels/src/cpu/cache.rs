@@ -1,5 +1,7 @@
 //! Keys and values of one layer as attention reads them. Computes nothing.
 
+use std::ops::Range;
+
 use super::aligned::Aligned;
 use super::lanes::{Element, PANEL};
 use super::pool::{Pool, Shared, Tasks};
@@ -79,16 +81,17 @@ impl<E: Element> Cache<E> {
         Self { heads: self.heads.iter().map(cut).collect(), dim, len }
     }
 
-    /// Keys and values as `(heads, tokens, dim)` in f32.
-    pub(super) fn unpack(&self) -> [Vec<f32>; 2] {
-        let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(self.heads.len() * self.len * self.dim));
-        for head in &self.heads {
-            for (token, d) in (0..self.len).flat_map(|token| (0..self.dim).map(move |d| (token, d))) {
-                keys.push(head.keys[key(token, d, self.dim)].widen());
-                values.push(head.values[value(token, d, self.stride())].widen());
+    /// Mean of some keys of a head.
+    pub(super) fn mean_key(&self, head: usize, tokens: Range<usize>) -> Vec<f32> {
+        let (keys, count) = (&self.heads[head].keys, tokens.len() as f32);
+        let mut mean = vec![0.0; self.dim];
+        for token in tokens {
+            for (d, sum) in mean.iter_mut().enumerate() {
+                *sum += keys[key(token, d, self.dim)].widen();
             }
         }
-        [keys, values]
+        mean.iter_mut().for_each(|sum| *sum /= count);
+        mean
     }
 
     /// Bytes held, capacity included.
@@ -98,6 +101,35 @@ impl<E: Element> Cache<E> {
 }
 
 impl<E: Element> Head<E> {
+    /// Room for one block.
+    pub(super) fn block(dim: usize, stride: usize) -> Self {
+        let mut head = Self { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
+        head.grow(BLOCK, dim, stride);
+        head
+    }
+
+    /// Copies `count` tokens from token `start` of `source` to token `at`.
+    pub(super) fn copy(&mut self, at: usize, source: &Self, start: usize, count: usize, [dim, stride]: [usize; 2]) {
+        let mut done = 0;
+        while done < count {
+            let (from, to) = (start + done, at + done);
+            // As many as lie side by side in a panel of either.
+            let beside = (count - done).min(PANEL - from % PANEL).min(PANEL - to % PANEL);
+            let (from_key, to_key) = (key(from, 0, dim), key(to, 0, dim));
+            for row in (0..dim * PANEL).step_by(PANEL) {
+                for key in row..row + beside {
+                    self.keys[to_key + key] = source.keys[from_key + key];
+                }
+            }
+            let (from_value, to_value) = (value(from, 0, stride), value(to, 0, stride));
+            for panel in (0..stride * BLOCK).step_by(BLOCK * PANEL) {
+                let values = &source.values[from_value + panel..][..beside * PANEL];
+                self.values[to_value + panel..][..beside * PANEL].copy_from_slice(values);
+            }
+            done += beside;
+        }
+    }
+
     fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (Shared<E>, Shared<E>) {
         self.keys.grow(len.next_multiple_of(PANEL) * dim);
         self.values.grow(len.next_multiple_of(BLOCK) * stride);

@@ -27,6 +27,12 @@ enum Store {
     Tiles(Arc<amx::Cache>),
 }
 
+/// A cache in panels.
+pub(super) enum Panels {
+    F32(Arc<Cache<f32>>),
+    Bf16(Arc<Cache<bf16>>),
+}
+
 impl Kv {
     /// Wraps `k, v (kv heads, t, dim)`.
     pub(super) fn new(k: &Tensor, v: &Tensor, dtype: DType, compute: &Compute) -> Result<Self, KernelError> {
@@ -112,14 +118,6 @@ impl Kv {
         let (heads @ Heads { query, dim, .. }, queries) = self.check("attention", q)?;
         let shape = AttentionShape { heads, queries, keys: self.len(), mask };
         let (output, lse) = match &self.0 {
-            _ if matches!(mask, Mask::Streaming { .. }) => {
-                let q: Vec<f32> = match super::tensor::dtype(q) {
-                    DType::Bf16 => elements::<bf16>("attention", q)?.iter().map(|x| x.to_f32()).collect(),
-                    _ => elements::<f32>("attention", q)?.to_vec(),
-                };
-                let [k, v] = self.unpack();
-                crate::reference::attention(&q, &k, &v, shape)
-            }
             Store::F32(cache) => Attention { q: &elements("attention", q)?, cache, shape }.run(compute),
             Store::Bf16(cache) => Attention { q: &elements("attention", q)?, cache, shape }.run(compute),
             Store::Tiles(cache) => {
@@ -136,12 +134,16 @@ impl Kv {
         Ok(Partial { output: tensor(&[query, queries, dim], output)?, lse: tensor(&[query, queries], lse)? })
     }
 
-    /// Keys and values as `(kv heads, tokens, dim)` in f32.
-    pub(super) fn unpack(&self) -> [Vec<f32>; 2] {
+    /// The cache as the vector kernels read it; repacked where tile products do.
+    pub(super) fn panels(&self, compute: &Compute) -> Panels {
         match &self.0 {
-            Store::F32(cache) => cache.unpack(),
-            Store::Bf16(cache) => cache.unpack(),
-            Store::Tiles(cache) => cache.unpack(),
+            Store::F32(cache) => Panels::F32(cache.clone()),
+            Store::Bf16(cache) => Panels::Bf16(cache.clone()),
+            Store::Tiles(tiles) => {
+                let (mut cache, [k, v]) = (Cache::new(tiles.heads(), tiles.dim()), tiles.unpack());
+                cache.append(&k, &v, tiles.len(), &compute.pool);
+                Panels::Bf16(Arc::new(cache))
+            }
         }
     }
 
@@ -172,7 +174,9 @@ fn append<E: Element>(cache: &mut Arc<Cache<E>>, k: &Tensor, v: &Tensor, compute
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::StripeRule;
     use crate::cpu::pool::Pool;
+    use crate::cpu::sparse::stripe_attention;
 
     /// The tile caches run anywhere, slowly; so what joins them to tensors is tested anywhere.
     #[test]
@@ -189,7 +193,7 @@ mod tests {
             let part = |x: &Tensor| x.narrow(1, from, count).unwrap().contiguous().unwrap();
             tiles.append(&part(&k), &part(&v), &compute).unwrap();
         }
-        for (start, end, mask) in [(0, 70, Mask::Causal), (5, 66, Mask::None), (7, 7, Mask::None)] {
+        for (start, end, mask) in [(0, 70, Mask::Causal), (5, 66, Mask::From { row: 2 }), (7, 7, Mask::None)] {
             let [a, b] = [&panels, &tiles].map(|kv| {
                 let rows = kv.rows(start, end).unwrap();
                 assert_eq!(rows.len(), end - start);
@@ -200,5 +204,12 @@ mod tests {
             let close = |(a, b): (&f32, &f32)| a == b || (a - b).abs() <= 1e-2 + 1e-2 * a.abs();
             assert!(a.iter().zip(&b).all(close), "rows {start}..{end}");
         }
+        let q = draw(4, 70, 5);
+        let rule = StripeRule { theta: 0.5, step: 2, block_q: 8, block_kv: 5 };
+        let [a, b] = [&panels, &tiles].map(|kv| {
+            let (partial, keys) = stripe_attention(&q, kv, rule, &compute).unwrap();
+            (elements::<f32>("test", &partial.output).unwrap().to_vec(), keys)
+        });
+        assert_eq!(a, b);
     }
 }

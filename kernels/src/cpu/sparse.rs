@@ -1,30 +1,55 @@
-//! Attention over selected keys, and the estimates that select them.
+//! Attention over selected keys, and the estimates that select them, as the backend offers them.
+
+mod estimate;
 
 use candle_core::Tensor;
-use half::bf16;
 
+use super::attention::{Sequence, stripes};
 use super::compute::Compute;
-use super::kv::Kv;
-use super::tensor::{self, elements, tensor};
-use crate::reference::{self, Sequence};
-use crate::{DType, FlexRule, Heads, KernelError, KeySets, Partial, StripeRule, VerticalSlashRule};
+use super::kv::{Kv, Panels};
+use super::lanes::Element;
+use super::merge::merge;
+use super::tensor::{elements, tensor};
+use crate::{FlexRule, KernelError, KeySets, Partial, StripeRule, VerticalSlashRule};
+
+/// Evaluates an expression over the operands as one causal [`Sequence`].
+macro_rules! over_sequence {
+    ($operation:literal, $q:ident, $kv:ident, $compute:ident, $sequence:ident => $result:expr) => {{
+        let (heads, tokens) = $kv.check($operation, $q)?;
+        if tokens != $kv.len() {
+            let expected = format!("as many queries as there are keys ({})", $kv.len());
+            return Err(KernelError::shape($operation, expected, &[$q.dims()]));
+        }
+        match $kv.panels($compute) {
+            Panels::F32(cache) => {
+                let $sequence = Sequence { q: &elements::<f32>($operation, $q)?, cache: &cache, heads, tokens };
+                $result
+            }
+            Panels::Bf16(cache) => {
+                let $sequence = Sequence { q: &elements::<half::bf16>($operation, $q)?, cache: &cache, heads, tokens };
+                $result
+            }
+        }
+    }};
+}
 
 /// As `Backend::attention_selected`.
 pub(super) fn attention_selected(
     q: &Tensor,
     kv: &Kv,
     keys: &KeySets,
-    _compute: &Compute,
+    compute: &Compute,
 ) -> Result<Partial<Tensor>, KernelError> {
-    let (heads, tokens) = causal("attention_selected", q, kv)?;
-    let groups = tokens.div_ceil(keys.rows());
-    if keys.heads() != heads.query || keys.groups() != groups || keys.end() > tokens {
-        let expected = format!("{} heads of {groups} groups, keys below {tokens}", heads.query);
-        let got = format!("{} heads of {} groups, keys below {}", keys.heads(), keys.groups(), keys.end());
-        return Err(KernelError::Shape { operation: "attention_selected", expected, got });
-    }
-    let (output, lse) = with_sequence("attention_selected", q, kv, |s| reference::selected_attention(s, keys))?;
-    partial(heads, tokens, output, lse)
+    over_sequence!("attention_selected", q, kv, compute, sequence => {
+        let (heads, tokens, groups) = (sequence.heads.query, sequence.tokens, sequence.tokens.div_ceil(keys.rows()));
+        if keys.heads() != heads || keys.groups() != groups || keys.end() > tokens {
+            let expected = format!("{heads} heads of {groups} groups, keys below {tokens}");
+            let got = format!("{} heads of {} groups, keys below {}", keys.heads(), keys.groups(), keys.end());
+            return Err(KernelError::Shape { operation: "attention_selected", expected, got });
+        }
+        let selected = sequence.attend(keys, compute);
+        Ok(Partial { output: tensor(q.dims(), selected.output)?, lse: tensor(&[heads, tokens], selected.lse)? })
+    })
 }
 
 /// As `Backend::stripe_attention`.
@@ -32,12 +57,27 @@ pub(super) fn stripe_attention(
     q: &Tensor,
     kv: &Kv,
     rule: StripeRule,
-    _compute: &Compute,
+    compute: &Compute,
 ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
     rule.check()?;
-    let (heads, tokens) = causal("stripe_attention", q, kv)?;
-    let ((output, lse), keys) = with_sequence("stripe_attention", q, kv, |s| reference::stripe_attention(s, rule))?;
-    Ok((partial(heads, tokens, output, lse)?, keys))
+    over_sequence!("stripe_attention", q, kv, compute, sequence => {
+        let (output, lse, keys) = anchor_and_stripes(&sequence, rule, compute)?;
+        let lse_shape = [sequence.heads.query, sequence.tokens];
+        Ok((Partial { output: tensor(q.dims(), output)?, lse: tensor(&lse_shape, lse)? }, keys))
+    })
+}
+
+fn anchor_and_stripes<E: Element>(
+    sequence: &Sequence<'_, E>,
+    rule: StripeRule,
+    compute: &Compute,
+) -> Result<(Vec<f32>, Vec<f32>, KeySets), KernelError> {
+    let anchor = sequence.attend(&rule.anchor(sequence.heads.query, sequence.tokens)?, compute);
+    let keys = stripes(sequence, &anchor.maxima, rule, compute)?;
+    let stripes = sequence.attend(&keys, compute);
+    let partials: [(&[f32], &[f32]); 2] = [(&anchor.output, &anchor.lse), (&stripes.output, &stripes.lse)];
+    let (output, lse) = merge(&partials, sequence.heads.dim, compute);
+    Ok((output, lse, keys))
 }
 
 /// As `Backend::vertical_slash`.
@@ -45,44 +85,12 @@ pub(super) fn vertical_slash(
     q: &Tensor,
     kv: &Kv,
     rule: VerticalSlashRule,
-    _compute: &Compute,
+    compute: &Compute,
 ) -> Result<KeySets, KernelError> {
-    causal("vertical_slash", q, kv)?;
-    with_sequence("vertical_slash", q, kv, |s| reference::vertical_slash(s, rule).keys)
+    over_sequence!("vertical_slash", q, kv, compute, sequence => estimate::vertical_slash(&sequence, rule, compute))
 }
 
 /// As `Backend::flex_prefill`.
-pub(super) fn flex_prefill(q: &Tensor, kv: &Kv, rule: FlexRule, _compute: &Compute) -> Result<KeySets, KernelError> {
-    causal("flex_prefill", q, kv)?;
-    with_sequence("flex_prefill", q, kv, |s| reference::flex_prefill(s, rule).keys)
-}
-
-/// Checks that there is a key for every query: heads and tokens.
-fn causal(operation: &'static str, q: &Tensor, kv: &Kv) -> Result<(Heads, usize), KernelError> {
-    let (heads, queries) = kv.check(operation, q)?;
-    if queries != kv.len() {
-        let expected = format!("as many queries as there are keys ({})", kv.len());
-        return Err(KernelError::shape(operation, expected, &[q.dims()]));
-    }
-    Ok((heads, queries))
-}
-
-fn partial(heads: Heads, tokens: usize, output: Vec<f32>, lse: Vec<f32>) -> Result<Partial<Tensor>, KernelError> {
-    let Heads { query, dim, .. } = heads;
-    Ok(Partial { output: tensor(&[query, tokens, dim], output)?, lse: tensor(&[query, tokens], lse)? })
-}
-
-fn with_sequence<T>(
-    operation: &'static str,
-    q: &Tensor,
-    kv: &Kv,
-    work: impl FnOnce(Sequence<'_>) -> T,
-) -> Result<T, KernelError> {
-    let (heads, tokens) = kv.check(operation, q)?;
-    let q: Vec<f32> = match tensor::dtype(q) {
-        DType::Bf16 => elements::<bf16>(operation, q)?.iter().map(|x| x.to_f32()).collect(),
-        _ => elements::<f32>(operation, q)?.to_vec(),
-    };
-    let [k, v] = kv.unpack();
-    Ok(work(Sequence { q: &q, k: &k, v: &v, heads, tokens }))
+pub(super) fn flex_prefill(q: &Tensor, kv: &Kv, rule: FlexRule, compute: &Compute) -> Result<KeySets, KernelError> {
+    over_sequence!("flex_prefill", q, kv, compute, sequence => estimate::flex_prefill(&sequence, rule, compute))
 }

@@ -88,10 +88,20 @@ impl Sequence<'_> {
 /// Attention over the listed keys that do not come after the row: output and log-sum-exp.
 pub fn selected_attention(sequence: Sequence<'_>, keys: &KeySets) -> (Vec<f32>, Vec<f32>) {
     let Sequence { q, k, v, .. } = sequence;
+    let listed = listed(keys, sequence.tokens);
     let sees = |head: usize, row: usize, key: usize| {
-        key <= row && keys.keys(head, row / keys.rows()).any(|listed| listed as usize == key)
+        key <= row && listed[(head * keys.groups() + row / keys.rows()) * sequence.tokens + key]
     };
     masked_attention([q, k, v], sequence.shape(), sees)
+}
+
+/// Whether each key of `tokens` is listed, `(heads, groups, tokens)`.
+fn listed(keys: &KeySets, tokens: usize) -> Vec<bool> {
+    let mut listed = vec![false; keys.heads() * keys.groups() * tokens];
+    for (list, listed) in listed.chunks_exact_mut(tokens.max(1)).enumerate() {
+        keys.keys(list / keys.groups(), list % keys.groups()).for_each(|key| listed[key as usize] = true);
+    }
+    listed
 }
 
 /// `q.k` averaged over the rows of `q (query heads, m, dim)` and the query heads of each KV head: `(kv heads, t)`.
@@ -142,9 +152,10 @@ pub fn stripe_attention(sequence: Sequence<'_>, rule: StripeRule) -> ((Vec<f32>,
     };
     let lists: Vec<Vec<u32>> = margins.chunks_exact(tokens.max(1)).enumerate().map(selected).collect();
     let stripes = KeySets::from_keys(sequence.heads.query, span, &lists).expect("keys were listed in order");
+    let listed = listed(&stripes, tokens);
     let sees = |head: usize, row: usize, key: usize| {
         let anchor = key < rule.block_kv || key >= row / span * span;
-        key <= row && (anchor || lists[head * stripes.groups() + row / span].contains(&(key as u32)))
+        key <= row && (anchor || listed[(head * stripes.groups() + row / span) * tokens + key])
     };
     (masked_attention([sequence.q, sequence.k, sequence.v], sequence.shape(), sees), stripes)
 }

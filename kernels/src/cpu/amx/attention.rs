@@ -6,6 +6,8 @@
 
 mod pipeline;
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::cache::Cache;
@@ -93,6 +95,11 @@ impl<'a> Plan<'a> {
     /// End of the keys that a row of a kv head sees.
     fn visible(&self, row: usize) -> usize {
         self.mask.visible(row % self.tokens, self.tokens, self.cache.len())
+    }
+
+    /// Keys before that end which the row does not see.
+    fn hidden(&self, row: usize) -> Range<usize> {
+        self.mask.hidden(row % self.tokens, self.visible(row))
     }
 
     /// The tasks of all heads, the longest first, so that the last to finish are short.

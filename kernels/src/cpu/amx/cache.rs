@@ -89,16 +89,16 @@ impl Cache {
         copy
     }
 
-    /// Keys and values as `(heads, tokens, dim)` in f32.
-    pub(in super::super) fn unpack(&self) -> [Vec<f32>; 2] {
+    /// Keys and values as `(heads, tokens, dim)`.
+    pub(in super::super) fn unpack(&self) -> [Vec<bf16>; 2] {
         let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(self.heads.len() * self.len * self.dim));
         for head in &self.heads {
             let head = head.pointer::<bf16>().cast_const();
             for (token, d) in (0..self.len).flat_map(|token| (0..self.dim).map(move |d| (token, d))) {
                 // SAFETY: the head holds the token.
                 unsafe {
-                    keys.push((*head.add(self.key(token, d))).to_f32());
-                    values.push((*head.add(self.value(token, d))).to_f32());
+                    keys.push(*head.add(self.key(token, d)));
+                    values.push(*head.add(self.value(token, d)));
                 }
             }
         }

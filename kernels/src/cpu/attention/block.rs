@@ -1,24 +1,64 @@
-//! One block of keys: scores, weights, weighted values, and the merge with the blocks before.
+//! Some query rows over one block of keys: scores, weights, weighted values, and the merge with the blocks before. Knows no call.
 
 use std::ops::Range;
 
 use super::super::cache::BLOCK as KEYS;
 use super::super::lanes::{Element, Lanes, PANEL, store_some};
 use super::super::tile::{Extent, Left, Right, Sums, product};
-use super::{Attention, Piece, Results};
+use super::Results;
 
 /// Rows of a run where the mask cuts a block: those of a register tile.
 const RUN: usize = 6;
 /// Stands for minus infinity as a maximum, where a difference of two must be a number.
 const LOWEST: f32 = -1e30;
 
-/// What one thread works in. Vectors of rows are padded so that whole lanes can be read.
-pub(super) struct Scratch {
+/// Keys and values of one block as the cache lays them out.
+pub(super) struct Block<E> {
+    /// Panels of keys.
+    pub keys: *const E,
+    /// Panels of values, [`KEYS`] rows each.
+    pub values: *const E,
+    /// Index of the block's first key among those that [`Tile`] counts.
+    pub first: usize,
+}
+
+/// Sizes that the inner loops share.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub dim: usize,
+    /// `dim`, padded to whole panels.
+    pub stride: usize,
+}
+
+/// What a query row may see: keys before `end`, less those hidden.
+pub(super) struct Sight {
+    pub end: usize,
+    pub hidden: Range<usize>,
+}
+
+/// Blocks that some row of a tile sees: the first `head`, and `tail`.
+pub(super) struct Live {
+    head: usize,
+    tail: Range<usize>,
+}
+
+impl Live {
+    pub(super) fn len(&self) -> usize {
+        self.head + self.tail.len()
+    }
+
+    pub(super) fn at(&self, index: usize) -> usize {
+        if index < self.head { index } else { self.tail.start + index - self.head }
+    }
+}
+
+/// Some query rows and the softmax over what they have seen so far. Vectors of rows are padded so that whole lanes can be read.
+pub(super) struct Tile {
     q: Vec<f32>,
-    /// Keys that each row sees.
-    visible: Vec<usize>,
-    /// Scores, then weights: `(rows, KEYS)`.
-    pub scores: Vec<f32>,
+    /// What each row sees.
+    sights: Vec<Sight>,
+    /// Keys hidden to any row, and whatever lies between.
+    hidden: Range<usize>,
     /// Sum of weighted values so far, `(rows, stride)`, relative to `max`.
     pub output: Vec<f32>,
     pub max: Vec<f32>,
@@ -30,14 +70,14 @@ pub(super) struct Scratch {
     pub take: Vec<f32>,
 }
 
-impl Scratch {
-    pub fn new(rows: usize, stride: usize) -> Self {
+impl Tile {
+    pub(super) fn new(rows: usize, stride: usize) -> Self {
         let padded = rows.next_multiple_of(PANEL);
         let each = || vec![0.0; padded];
         Self {
             q: Vec::new(),
-            visible: Vec::new(),
-            scores: vec![0.0; rows * KEYS],
+            sights: Vec::new(),
+            hidden: 0..0,
             output: vec![0.0; rows * stride],
             max: each(),
             sum: each(),
@@ -48,44 +88,84 @@ impl Scratch {
         }
     }
 
-    /// Takes up a piece; returns how many keys its rows see at most.
-    pub fn start<E: Element>(&mut self, call: &Attention<'_, E>, piece: &Piece) -> usize {
-        let (dim, queries) = (call.shape.heads.dim, call.shape.queries);
+    /// Room for the scores, then weights, of a block: `(rows, KEYS)`.
+    pub(super) fn scores(rows: usize) -> Vec<f32> {
+        vec![0.0; rows * KEYS]
+    }
+
+    /// Takes up rows `q (rows, dim)`.
+    pub(super) fn start<E: Element>(&mut self, q: &[E], sights: impl Iterator<Item = Sight>) {
         self.q.clear();
-        self.q.extend(call.q[call.first_row(piece) * dim..][..piece.rows.len() * dim].iter().map(|x| x.widen()));
-        self.visible.clear();
-        self.visible.extend(piece.rows.clone().map(|row| call.shape.visible(row % queries)));
+        self.q.extend(q.iter().map(|x| x.widen()));
+        self.sights.clear();
+        self.sights.extend(sights);
+        let holes = || self.sights.iter().map(|sight| &sight.hidden).filter(|hidden| !hidden.is_empty());
+        let start = holes().map(|hidden| hidden.start).min().unwrap_or(0);
+        self.hidden = start..holes().map(|hidden| hidden.end).max().unwrap_or(0);
         self.output.fill(0.0);
         self.max.fill(LOWEST);
         self.sum.fill(0.0);
         self.block_max.fill(LOWEST);
         self.block_sum.fill(0.0);
-        self.visible.iter().copied().max().unwrap_or(0)
     }
 
-    /// Runs of rows, with the keys of the block that any of them sees. Where the mask cuts the block, runs are short, and
-    /// most of what it hides is never computed.
+    pub(super) fn rows(&self) -> usize {
+        self.sights.len()
+    }
+
+    /// One past the last key that any row sees.
+    pub(super) fn end(&self) -> usize {
+        self.sights.iter().map(|sight| sight.end).max().unwrap_or(0)
+    }
+
+    /// Blocks that some row sees.
+    pub(super) fn live(&self) -> Live {
+        let (mut start, mut end) = (0, usize::MAX);
+        for Sight { end: seen, hidden } in &self.sights {
+            start = start.max(hidden.start);
+            if hidden.end < *seen {
+                end = end.min(hidden.end);
+            }
+        }
+        let blocks = self.end().div_ceil(KEYS);
+        let head = start.div_ceil(KEYS).min(blocks);
+        Live { head, tail: (end / KEYS).max(head)..blocks.max(head) }
+    }
+
+    /// Keys of a block that row `row` sees, up to the last.
     #[inline(always)]
-    fn runs(&self, block: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
-        let (rows, seen) = (self.visible.len(), move |visible: usize| visible.saturating_sub(block * KEYS).min(KEYS));
+    pub(super) fn seen(&self, row: usize, first: usize) -> usize {
+        self.sights[row].end.saturating_sub(first).min(KEYS)
+    }
+
+    /// Runs of rows, with the keys of the block, up to the last, that any of them sees. Where the mask cuts the block,
+    /// runs are short, and most of what it hides is never computed.
+    #[inline(always)]
+    fn runs(&self, first: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
+        let rows = self.sights.len();
+        let whole = self.hidden.end <= first || first + KEYS <= self.hidden.start;
         // Within a head later rows see more, and heads see alike.
-        let even = seen(self.visible[0]) == seen(self.visible[rows - 1]);
+        let even = whole && self.seen(0, first) == self.seen(rows - 1, first);
         let step = if even { rows } else { RUN };
+        let of_row = move |row: usize| {
+            let (seen, hidden) = (self.seen(row, first), &self.sights[row].hidden);
+            if hidden.start <= first && first + seen <= hidden.end { 0 } else { seen }
+        };
         (0..rows).step_by(step).map(move |from| {
             let to = rows.min(from + step);
             let most = if even { to - 1..to } else { from..to };
-            (from..to, self.visible[most].iter().map(|visible| seen(*visible)).max().unwrap_or(0))
+            (from..to, most.map(of_row).max().unwrap_or(0))
         })
     }
 
     /// Takes a block's maxima and sums into the running ones, and leaves the factors for the outputs.
     #[inline(always)]
-    pub fn absorb<L: Lanes>(&mut self, scale: f32) {
+    pub(super) fn absorb<L: Lanes>(&mut self, sizes: Sizes) {
         for at in (0..self.max.len()).step_by(L::N) {
             // SAFETY: all of these are equally long, in whole vectors.
             unsafe {
                 let (old, block) = (L::load(self.max.as_ptr().add(at)), L::load(self.block_max.as_ptr().add(at)));
-                let (new, scale) = (old.max(block), L::splat(scale));
+                let (new, scale) = (old.max(block), L::splat(sizes.scale()));
                 let keep = old.sub(new).mul(scale).exp2();
                 let take = block.sub(new).mul(scale).exp2();
                 let sum = L::load(self.sum.as_ptr().add(at));
@@ -97,86 +177,117 @@ impl Scratch {
             }
         }
     }
-}
-
-impl<E: Element> Attention<'_, E> {
-    /// `1 / sqrt(dim)`, for powers of two.
-    pub(super) fn scale(&self) -> f32 {
-        std::f32::consts::LOG2_E / (self.shape.heads.dim as f32).sqrt()
-    }
 
     /// Scores one block and turns the scores into weights, with each row's maximum and sum.
+    ///
+    /// # Safety
+    /// The block must hold the panels of the keys seen, and `scores` have room for the rows.
     #[inline(always)]
-    pub(super) fn weigh<L: Lanes>(&self, piece: &Piece, block: usize, scratch: &mut Scratch) {
-        let (dim, scores) = (self.shape.heads.dim, scratch.scores.as_mut_ptr());
-        let (maxima, sums) = (scratch.block_max.as_mut_ptr(), scratch.block_sum.as_mut_ptr());
-        let keys = &self.cache.heads[piece.head].keys;
-        // SAFETY: the queries of the piece are in `q`, the panels of the seen keys in the cache, and scores and maxima have
-        // room for all rows. The maxima come before the weights, so that rows overlap in the processor.
+    pub unsafe fn weigh<L: Lanes, E: Element>(&mut self, sizes: Sizes, block: &Block<E>, scores: &mut [f32]) {
+        let (dim, first, scores) = (sizes.dim, block.first, scores.as_mut_ptr());
+        let (maxima, sums) = (self.block_max.as_mut_ptr(), self.block_sum.as_mut_ptr());
+        // SAFETY: the queries of the rows are in `q`, maxima and sums have room for all rows; the rest is the caller's promise.
+        // The maxima come before the weights, so that rows overlap in the processor.
         unsafe {
-            for (rows, seen) in scratch.runs(block) {
+            for (rows, seen) in self.runs(first) {
                 let scores = scores.add(rows.start * KEYS);
                 if seen > 0 {
                     let extent = Extent { rows: rows.len(), k: dim, panels: seen.div_ceil(PANEL) };
-                    let left = Left { data: scratch.q.as_ptr().add(rows.start * dim), row: dim };
-                    let right = Right { data: keys.as_ptr().add(block * KEYS * dim), panel: dim * PANEL, row: PANEL };
+                    let left = Left { data: self.q.as_ptr().add(rows.start * dim), row: dim };
+                    let right = Right { data: block.keys, panel: dim * PANEL, row: PANEL };
                     product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: KEYS });
                 }
                 for (i, row) in rows.clone().enumerate() {
-                    let sees = scratch.visible[row].saturating_sub(block * KEYS).min(KEYS);
-                    *maxima.add(row) = largest::<L>(scores.add(i * KEYS), sees, seen);
+                    let scores = scores.add(i * KEYS);
+                    let hidden = &self.sights[row].hidden;
+                    for key in hidden.start.max(first)..hidden.end.min(first + seen) {
+                        *scores.add(key - first) = f32::NEG_INFINITY;
+                    }
+                    *maxima.add(row) = largest::<L>(scores, self.seen(row, first).min(seen), seen);
                 }
             }
-            for (rows, seen) in scratch.runs(block) {
+            for (rows, seen) in self.runs(first) {
                 for row in rows {
-                    let sum = weights::<L>(scores.add(row * KEYS), seen, *maxima.add(row), self.scale());
-                    *sums.add(row) = sum;
+                    *sums.add(row) = weights::<L>(scores.add(row * KEYS), seen, *maxima.add(row), sizes.scale());
                 }
             }
         }
     }
 
     /// Multiplies the block's weights with its values.
+    ///
+    /// # Safety
+    /// As [`Tile::weigh`], which must have gone before; `sums(row)` must have room for the rows from there on.
     #[inline(always)]
-    pub(super) fn gather<L: Lanes, S: Sums>(
+    pub unsafe fn gather<L: Lanes, E: Element, S: Sums>(
         &self,
-        piece: &Piece,
-        block: usize,
-        scratch: &Scratch,
+        sizes: Sizes,
+        block: &Block<E>,
+        scores: &[f32],
         sums: impl Fn(usize) -> S,
     ) {
-        let stride = self.cache.stride();
-        let values = &self.cache.heads[piece.head].values;
-        for (rows, seen) in scratch.runs(block) {
-            let extent = Extent { rows: rows.len(), k: seen, panels: stride / PANEL };
+        for (rows, seen) in self.runs(block.first) {
+            let extent = Extent { rows: rows.len(), k: seen, panels: sizes.stride / PANEL };
             // SAFETY: weights of these rows, and values of the seen keys, are there.
             unsafe {
-                let left = Left { data: scratch.scores.as_ptr().add(rows.start * KEYS), row: KEYS };
-                let data = values.as_ptr().add(block * KEYS * stride);
-                product::<L, E, S>(extent, left, Right { data, panel: KEYS * PANEL, row: PANEL }, &sums(rows.start));
+                let left = Left { data: scores.as_ptr().add(rows.start * KEYS), row: KEYS };
+                let right = Right { data: block.values, panel: KEYS * PANEL, row: PANEL };
+                product::<L, E, S>(extent, left, right, &sums(rows.start));
             }
         }
     }
 
-    /// Normalises and writes a piece.
+    /// All of one block: scores, weights, and the values merged into the sums so far.
+    ///
+    /// # Safety
+    /// As [`Tile::weigh`].
     #[inline(always)]
-    pub(super) fn finish<L: Lanes>(&self, piece: &Piece, scratch: &Scratch, result: &Results) {
-        let (dim, stride, first) = (self.shape.heads.dim, self.cache.stride(), self.first_row(piece));
-        for row in 0..piece.rows.len() {
-            let (max, sum) = (scratch.max[row], scratch.sum[row]);
+    pub unsafe fn attend<L: Lanes, E: Element>(&mut self, sizes: Sizes, block: &Block<E>, scores: &mut [f32]) {
+        // SAFETY: the caller's promise; the outputs are the tile's rows.
+        unsafe {
+            self.weigh::<L, E>(sizes, block, scores);
+            self.absorb::<L>(sizes);
+            let output = self.output.as_mut_ptr();
+            self.gather::<L, E, _>(sizes, block, scores, |row| Merged {
+                output: output.add(row * sizes.stride),
+                stride: sizes.stride,
+                keep: &self.keep[row..],
+                take: &self.take[row..],
+            });
+        }
+    }
+
+    /// Normalises and writes the rows as `first..` of the results, which must be nobody else's.
+    #[inline(always)]
+    pub(super) fn finish<L: Lanes>(&self, sizes: Sizes, first: usize, result: &Results) {
+        let Sizes { dim, stride } = sizes;
+        for row in 0..self.rows() {
+            let (max, sum) = (self.max[row], self.sum[row]);
+            let natural = max / (dim as f32).sqrt();
             let (inverse, lse) = match sum {
                 0.0 => (0.0, f32::NEG_INFINITY),
-                _ => (1.0 / sum, max / (dim as f32).sqrt() + sum.ln()),
+                _ => (1.0 / sum, natural + sum.ln()),
             };
-            // SAFETY: this piece's rows of the results are this task's alone.
+            // SAFETY: these rows of the results are this task's alone.
             unsafe {
                 *result.lse.at(first + row) = lse;
+                if let Some(maxima) = &result.maxima {
+                    *maxima.at(first + row) = natural;
+                }
                 for d in (0..dim).step_by(L::N) {
-                    let y = L::load(scratch.output.as_ptr().add(row * stride + d)).mul(L::splat(inverse));
+                    let y = L::load(self.output.as_ptr().add(row * stride + d)).mul(L::splat(inverse));
                     store_some(result.output.at((first + row) * dim + d), dim - d, y);
                 }
             }
         }
+    }
+}
+
+impl Sizes {
+    /// `1 / sqrt(dim)`, for powers of two.
+    #[inline(always)]
+    pub(super) fn scale(&self) -> f32 {
+        std::f32::consts::LOG2_E / (self.dim as f32).sqrt()
     }
 }
 

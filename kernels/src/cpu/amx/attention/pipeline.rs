@@ -1,9 +1,10 @@
 //! The inner loop of a task: tile products of one unit of work between the exponentials of another.
 //!
-//! A unit is a block of keys for a tile of 32 query rows. While the exponentials of a unit are taken, the tile unit
+//! A unit is a block of keys for a tile of 32 query rows that some of them see. While the exponentials of a unit are taken, the tile unit
 //! computes the scores of the next and adds the weighted values of the one before; scores and weights are double-buffered.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use super::super::buffer::Buffer;
 use super::super::engine::{BLOCK, Engine, Exponentials, LANES, Product, Rows, SIDE, STEP, Softmax, TILE};
@@ -38,6 +39,7 @@ pub(super) unsafe fn run<E: Engine>(plan: &Plan<'_>, task: &Task) {
                 queries: weights.add(2 * STEP),
                 softmax: [[Softmax::EMPTY; 2]; TILES],
                 visible: [(usize::MAX, 0); TILES],
+                holes: [const { Holes::NONE }; TILES],
                 products: Vec::new(),
             };
             pipeline.prepare::<E>();
@@ -56,6 +58,33 @@ struct Unit {
     side: usize,
 }
 
+/// Keys before the last that rows of a tile do not see.
+struct Holes {
+    /// Each row's.
+    rows: [Range<usize>; SIDE],
+    /// Those hidden to any row, and whatever lies between.
+    any: Range<usize>,
+    /// Those hidden to every row; without an end where no row sees more.
+    all: Range<usize>,
+}
+
+impl Holes {
+    const NONE: Self = Self { rows: [const { 0..0 }; SIDE], any: 0..0, all: 0..usize::MAX };
+
+    fn add(&mut self, row: usize, visible: usize, hidden: Range<usize>) {
+        self.all.start = self.all.start.max(hidden.start);
+        if hidden.end < visible {
+            self.all.end = self.all.end.min(hidden.end);
+        }
+        if self.any.is_empty() {
+            self.any = hidden.clone();
+        } else if !hidden.is_empty() {
+            self.any = self.any.start.min(hidden.start)..self.any.end.max(hidden.end);
+        }
+        self.rows[row] = hidden;
+    }
+}
+
 struct Pipeline<'a> {
     plan: &'a Plan<'a>,
     task: &'a Task,
@@ -70,6 +99,7 @@ struct Pipeline<'a> {
     softmax: [[Softmax; 2]; TILES],
     /// Keys that every row of a tile sees, and that any does.
     visible: [(usize, usize); TILES],
+    holes: [Holes; TILES],
     /// Tile products to run beside the exponentials of a unit.
     products: Vec<Product>,
 }
@@ -94,6 +124,7 @@ impl Pipeline<'_> {
             let visible = plan.visible(task.first + row);
             let (least, most) = &mut self.visible[row / SIDE];
             (*least, *most) = (visible.min(*least), visible.max(*most));
+            self.holes[row / SIDE].add(row % SIDE, visible, plan.hidden(task.first + row));
             self.softmax[row / SIDE][row / LANES % 2].visible[row % LANES] = u32::try_from(visible).unwrap_or(u32::MAX);
         }
     }
@@ -139,8 +170,12 @@ impl Pipeline<'_> {
             for (half, moved) in moved.iter_mut().enumerate().take(halves) {
                 let softmax = &mut self.softmax[unit.tile][half];
                 let scores = scores.add(half * LANES);
-                if self.visible[unit.tile].0 < (unit.block + 1) * KEYS {
-                    hide(scores, unit.block * KEYS, &softmax.visible);
+                let (first, end, holes) = (unit.block * KEYS, (unit.block + 1) * KEYS, &self.holes[unit.tile]);
+                if self.visible[unit.tile].0 < end {
+                    hide(scores, first, &softmax.visible);
+                }
+                if holes.any.start < end && first < holes.any.end {
+                    punch(scores, first, &holes.rows[half * LANES..][..LANES]);
                 }
                 *moved = E::observe(scores, scale, softmax);
             }
@@ -267,6 +302,10 @@ impl Pipeline<'_> {
         let (mut tile, mut block, side) = unit.map_or((0, 0, 0), |unit| (unit.tile, unit.block + 1, 1 - unit.side));
         let mut stretch = unit.map_or(0, |unit| unit.block / STRETCH);
         loop {
+            let hidden = &self.holes[tile].all;
+            if (hidden.start.div_ceil(KEYS)..hidden.end / KEYS).contains(&block) {
+                block = (hidden.end / KEYS).min(self.visible[tile].1.div_ceil(KEYS));
+            }
             if block < (stretch + 1) * STRETCH && block * KEYS < self.visible[tile].1 {
                 return Some(Unit { block, tile, side });
             }
@@ -304,6 +343,19 @@ unsafe fn hide(scores: *mut f32, first: usize, visible: &[u32; LANES]) {
             if first + key >= visible as usize {
                 *score = f32::NEG_INFINITY;
             }
+        }
+    }
+}
+
+/// Sets the scores of hidden keys to minus infinity.
+///
+/// # Safety
+/// As [`hide`].
+unsafe fn punch(scores: *mut f32, first: usize, hidden: &[Range<usize>]) {
+    for (lane, hidden) in hidden.iter().enumerate() {
+        for key in hidden.start.max(first)..hidden.end.min(first + KEYS) {
+            // SAFETY: the caller's promise.
+            unsafe { *scores.add((key - first) * SIDE + lane) = f32::NEG_INFINITY };
         }
     }
 }

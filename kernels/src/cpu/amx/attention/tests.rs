@@ -21,8 +21,12 @@ const fn shape(heads: (usize, usize, usize), queries: usize, keys: usize, mask: 
     Shape { heads: Heads { query: heads.0, kv: heads.1, dim: heads.2 }, queries, keys, mask }
 }
 
+const fn streaming(sink: usize, window: usize, first_row: usize, first_key: usize) -> Mask {
+    Mask::Streaming { sink, window, first_row, first_key }
+}
+
 /// Prefill, decode, a query on earlier keys, rows that see nothing, tiles across heads, several tiles a task, and each head size in use.
-const SHAPES: [Shape; 18] = [
+const SHAPES: [Shape; 25] = [
     shape((4, 2, 64), 300, 300, Mask::Causal),
     shape((4, 2, 64), 1, 515, Mask::Causal),
     shape((4, 2, 64), 1, 1, Mask::None),
@@ -41,6 +45,13 @@ const SHAPES: [Shape; 18] = [
     shape((1, 1, 32), 150, 2100, Mask::Causal),
     shape((1, 1, 16), 2, 1030, Mask::None),
     shape((8, 2, 16), 300, 1100, Mask::Causal),
+    shape((4, 2, 64), 70, 90, Mask::From { row: 40 }),
+    shape((4, 2, 32), 300, 300, streaming(4, 50, 0, 0)),
+    shape((4, 2, 64), 1, 2500, streaming(40, 100, 2499, 0)),
+    shape((2, 1, 16), 90, 2100, streaming(70, 33, 2050, 30)),
+    shape((4, 1, 64), 9, 1500, streaming(0, 40, 1491, 0)),
+    shape((2, 2, 16), 100, 100, streaming(10, 0, 0, 0)),
+    shape((2, 1, 32), 60, 200, streaming(5, 64, 0, 20)),
 ];
 
 struct Case {
@@ -119,6 +130,15 @@ fn agrees<E: Engine>() {
     }
 }
 
+/// The mask of the rows from `row` on.
+fn from_row(mask: Mask, row: usize) -> Mask {
+    match mask {
+        Mask::From { row: first } => Mask::From { row: first.saturating_sub(row) },
+        Mask::Streaming { sink, window, first_row, first_key } => streaming(sink, window, first_row + row, first_key),
+        same => same,
+    }
+}
+
 /// A query of the last `rows` tokens gives the bits that those rows have in the whole.
 fn rows_stand_alone<E: Engine>() {
     for shape in SHAPES {
@@ -132,7 +152,7 @@ fn rows_stand_alone<E: Engine>() {
             let heads = 0..shape.heads.query;
             let query = heads.clone().flat_map(|h| &whole.query[tail(h).start * dim..tail(h).end * dim]).copied();
             let part = Case {
-                shape: Shape { queries: rows, ..shape },
+                shape: Shape { queries: rows, mask: from_row(shape.mask, shape.queries - rows), ..shape },
                 query: query.collect(),
                 keys: whole.keys.clone(),
                 values: whole.values.clone(),

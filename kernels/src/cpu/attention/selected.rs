@@ -1,0 +1,198 @@
+//! Attention over listed keys. They are taken in blocks of fixed size from the first listed on, copied side by side unless they
+//! lie so already; a row sees the listed keys that do not come after it, so a prefix. Selects nothing.
+
+use std::ops::Range;
+
+use super::super::cache::{BLOCK as KEYS, Cache, Head};
+use super::super::compute::Compute;
+use super::super::lanes::{Element, Kernel, Lanes};
+use super::super::pool::{Shared, Tasks, filled};
+use super::{Block, ROWS, Results, Sight, Sizes, Tile};
+use crate::{Heads, KeySets};
+
+/// Tiles of [`ROWS`] rows that share a block once it is copied, at most.
+const TILES: usize = 8;
+
+/// One causal sequence: `q (query heads, tokens, dim)` over as many keys.
+pub(in super::super) struct Sequence<'a, E> {
+    pub q: &'a [E],
+    pub cache: &'a Cache<E>,
+    pub heads: Heads,
+    pub tokens: usize,
+}
+
+/// Output `(query heads, tokens, dim)`, log-sum-exp and highest scaled score `(query heads, tokens)`.
+pub(in super::super) struct Selected {
+    pub output: Vec<f32>,
+    pub lse: Vec<f32>,
+    pub maxima: Vec<f32>,
+}
+
+impl<E: Element> Sequence<'_, E> {
+    /// Attends to the listed keys, which must be the sequence's.
+    pub(in super::super) fn attend(&self, keys: &KeySets, compute: &Compute) -> Selected {
+        let Sequence { q, cache, heads: Heads { query, dim, .. }, tokens } = *self;
+        let rows = query * tokens;
+        assert!(q.len() == rows * dim && cache.len == tokens && keys.end() <= tokens);
+        assert!(keys.heads() == query && keys.groups() == tokens.div_ceil(keys.rows()));
+        let (mut lse, mut maxima) = (vec![0.0; rows], vec![0.0; rows]);
+        let (logs, highest) = (Shared::new(&mut lse), Shared::new(&mut maxima));
+        let pieces = self.pieces(keys, compute.pool.threads());
+        let tasks = Tasks { count: pieces.len(), cost: 2 * dim * keys.pairs(tokens) as usize };
+        let write = |output: Shared<f32>| {
+            let result = Results { output, lse: logs, maxima: Some(highest) };
+            let scratch = || Scratch::new(self.sizes());
+            compute.pool.each_with(tasks, scratch, |scratch, task| {
+                compute.set.run(Task { sequence: self, keys, piece: &pieces[task], result: &result, scratch });
+            });
+        };
+        // SAFETY: the pieces cover every row.
+        let output = unsafe { filled(rows * dim, write) };
+        Selected { output, lse, maxima }
+    }
+
+    /// Rows of each head that lie in one group; the last, which see the most, go first.
+    fn pieces(&self, keys: &KeySets, threads: usize) -> Vec<(usize, Range<usize>)> {
+        let (heads, tokens) = (self.heads.query, self.tokens);
+        let most = (heads * tokens).div_ceil(4 * threads).next_multiple_of(ROWS).min(TILES * ROWS);
+        let mut pieces = Vec::new();
+        for group in (0..keys.groups()).rev() {
+            let rows = group * keys.rows()..tokens.min((group + 1).saturating_mul(keys.rows()));
+            let step = rows.len().div_ceil(rows.len().div_ceil(most));
+            let starts = rows.clone().step_by(step).rev();
+            pieces.extend(
+                starts
+                    .flat_map(|start| (0..heads).map(move |head| (head, start)))
+                    .map(|(head, start)| (head, start..rows.end.min(start + step))),
+            );
+        }
+        pieces
+    }
+
+    pub(super) fn sizes(&self) -> Sizes {
+        Sizes { dim: self.heads.dim, stride: self.cache.stride() }
+    }
+
+    /// The cached head that a query head reads.
+    pub(super) fn cached(&self, head: usize) -> &Head<E> {
+        &self.cache.heads[head / (self.heads.query / self.heads.kv)]
+    }
+
+    /// Queries of some rows of a head.
+    pub(in super::super) fn queries(&self, head: usize, rows: Range<usize>) -> &[E] {
+        let dim = self.heads.dim;
+        &self.q[(head * self.tokens + rows.start) * dim..][..rows.len() * dim]
+    }
+}
+
+/// What one thread works in.
+struct Scratch<E> {
+    tiles: Vec<Tile>,
+    scores: Vec<f32>,
+    /// The keys of a block, copied side by side.
+    copied: Head<E>,
+}
+
+impl<E: Element> Scratch<E> {
+    fn new(Sizes { dim, stride }: Sizes) -> Self {
+        Self { tiles: Vec::new(), scores: Tile::scores(ROWS), copied: Head::block(dim, stride) }
+    }
+}
+
+struct Task<'a, E> {
+    sequence: &'a Sequence<'a, E>,
+    keys: &'a KeySets,
+    piece: &'a (usize, Range<usize>),
+    result: &'a Results,
+    scratch: &'a mut Scratch<E>,
+}
+
+impl<E: Element> Kernel for Task<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { sequence, keys, piece: (head, rows), result, scratch } = self;
+        let (sizes, cached) = (sequence.sizes(), sequence.cached(*head));
+        let ranges = keys.ranges(*head, rows.start / keys.rows());
+        let Scratch { tiles, scores, copied } = scratch;
+        let count = rows.len().div_ceil(ROWS);
+        let step = rows.len().div_ceil(count);
+        tiles.resize_with(tiles.len().max(count), || Tile::new(ROWS, sizes.stride));
+        let mut listed = Listed { ranges, before: 0 };
+        let mut seen = 0;
+        for (tile, start) in tiles.iter_mut().zip(rows.clone().step_by(step)) {
+            let of_tile = start..rows.end.min(start + step);
+            let sight = |row: usize| {
+                seen = listed.up_to(row);
+                Sight { end: seen, hidden: seen..seen }
+            };
+            tile.start(sequence.queries(*head, of_tile.clone()), of_tile.map(sight));
+        }
+        let mut keys = Cursor { ranges, used: 0 };
+        for first in (0..seen).step_by(KEYS) {
+            let block = keys.block(first, KEYS.min(seen - first), cached, copied, sizes);
+            for tile in tiles.iter_mut().take(count).filter(|tile| tile.end() > first) {
+                // SAFETY: the block holds the keys listed from `first` on, as many as any row sees.
+                unsafe { tile.attend::<L, E>(sizes, &block, scores) };
+            }
+        }
+        for (tile, start) in tiles.iter().zip(rows.clone().step_by(step)) {
+            tile.finish::<L>(sizes, head * sequence.tokens + start, result);
+        }
+    }
+}
+
+/// Counts listed keys, row after row.
+struct Listed<'a> {
+    /// Ranges that end after the last row asked for.
+    ranges: &'a [Range<u32>],
+    /// Keys of the ranges before.
+    before: usize,
+}
+
+impl Listed<'_> {
+    /// Listed keys that do not come after `row`, which does not come before the last one asked for.
+    fn up_to(&mut self, row: usize) -> usize {
+        while let Some((range, rest)) = self.ranges.split_first().filter(|(range, _)| range.end as usize <= row + 1) {
+            self.before += range.len();
+            self.ranges = rest;
+        }
+        self.before + self.ranges.first().map_or(0, |range| (row + 1).saturating_sub(range.start as usize))
+    }
+}
+
+/// Where the next block of listed keys begins.
+struct Cursor<'a> {
+    ranges: &'a [Range<u32>],
+    /// Keys of the first range that are used up.
+    used: usize,
+}
+
+impl Cursor<'_> {
+    /// The next `count` keys, at most a block, as keys `first..`: where they lie if they fill a block of the cache, else copied.
+    fn block<E: Element>(
+        &mut self,
+        first: usize,
+        count: usize,
+        source: &Head<E>,
+        copied: &mut Head<E>,
+        sizes: Sizes,
+    ) -> Block<E> {
+        let (mut taken, mut block) = (0, copied.at(0, first, sizes));
+        while taken < count {
+            let start = self.ranges[0].start as usize + self.used;
+            let left = self.ranges[0].len() - self.used;
+            let take = left.min(count - taken);
+            if take == count && start.is_multiple_of(KEYS) {
+                block = source.at(start, first, sizes);
+            } else {
+                copied.copy(taken, source, start, take, [sizes.dim, sizes.stride]);
+            }
+            taken += take;
+            self.used += take;
+            if take == left {
+                (self.ranges, self.used) = (&self.ranges[1..], 0);
+            }
+        }
+        block
+    }
+}

@@ -1,0 +1,139 @@
+//! AnchorAttention's second pass: which keys outside a group's anchor region its pooled queries select. Attends to nothing.
+
+use std::ops::Range;
+
+use super::super::cache::BLOCK as KEYS;
+use super::super::compute::Compute;
+use super::super::lanes::{Element, Kernel, Lanes, PANEL};
+use super::super::pool::{Shared, Tasks, filled};
+use super::super::scores::mean;
+use super::super::tile::{Extent, Left, Right, product};
+use super::Sequence;
+use super::block::Raw;
+use crate::{KernelError, KeySets, StripeRule};
+
+/// Keys that a task searches.
+const TASK: usize = 32 * KEYS;
+
+/// The stripes of each head and group, given the rows' highest anchor scores `(query heads, tokens)`.
+pub(in super::super) fn stripes<E: Element>(
+    sequence: &Sequence<'_, E>,
+    maxima: &[f32],
+    rule: StripeRule,
+    compute: &Compute,
+) -> Result<KeySets, KernelError> {
+    let (heads, groups) = (sequence.heads.query, sequence.tokens.div_ceil(rule.span()));
+    let pooled = Pooled::new(sequence, maxima, rule, compute);
+    let mut searches = Vec::new();
+    for list in 0..heads * groups {
+        let candidates = rule.candidates(list % groups);
+        let starts = (candidates.start / KEYS * KEYS..candidates.end).step_by(TASK);
+        searches.extend(starts.map(|start| {
+            let keys = start.max(candidates.start)..candidates.end.min(start + TASK);
+            Search { list, keys, found: Vec::new() }
+        }));
+    }
+    let pairs: usize = searches.iter().map(|search| search.keys.len() * rule.step.min(pooled.blocks)).sum();
+    let tasks = Tasks { count: searches.len(), cost: pairs * sequence.heads.dim };
+    let shared = Shared::new(&mut searches);
+    let scratch = || vec![0.0; rule.step.min(pooled.blocks) * KEYS];
+    compute.pool.each_with(tasks, scratch, |scores, task| {
+        // SAFETY: each task has its own search.
+        let search = unsafe { &mut *shared.at(task) };
+        compute.set.run(Find { sequence, pooled: &pooled, rule, groups, search, scores });
+    });
+    let mut lists = vec![Vec::new(); heads * groups];
+    for search in searches {
+        lists[search.list].extend(search.found);
+    }
+    KeySets::new(heads, rule.span(), &lists)
+}
+
+/// Means over the rows of each query block.
+struct Pooled {
+    /// Query blocks of a head.
+    blocks: usize,
+    /// `(query heads, blocks, dim)`.
+    queries: Vec<f32>,
+    /// Of the highest anchor scores, `(query heads, blocks)`.
+    anchors: Vec<f32>,
+}
+
+impl Pooled {
+    fn new<E: Element>(sequence: &Sequence<'_, E>, maxima: &[f32], rule: StripeRule, compute: &Compute) -> Self {
+        let (tokens, dim) = (sequence.tokens, sequence.heads.dim);
+        let blocks = tokens.div_ceil(rule.block_q);
+        let count = sequence.heads.query * blocks;
+        let mut anchors = vec![0.0; count];
+        let shared = Shared::new(&mut anchors);
+        let write = |queries: Shared<f32>| {
+            compute.pool.each(Tasks { count, cost: count * rule.block_q * dim }, |block| {
+                let (head, first) = (block / blocks, block % blocks * rule.block_q);
+                let rows = first..tokens.min(first + rule.block_q);
+                let query = mean(sequence.queries(head, rows.clone()), dim);
+                let anchor = &maxima[head * tokens..][rows];
+                // SAFETY: this block of either is the task's.
+                unsafe {
+                    queries.at(block * dim).copy_from_nonoverlapping(query.as_ptr(), dim);
+                    *shared.at(block) = anchor.iter().sum::<f32>() / anchor.len() as f32;
+                }
+            });
+        };
+        // SAFETY: the tasks cover every block.
+        let queries = unsafe { filled(count * dim, write) };
+        Self { blocks, queries, anchors }
+    }
+}
+
+/// Some candidates of one head and group.
+struct Search {
+    list: usize,
+    keys: Range<usize>,
+    found: Vec<Range<u32>>,
+}
+
+struct Find<'a, E> {
+    sequence: &'a Sequence<'a, E>,
+    pooled: &'a Pooled,
+    rule: StripeRule,
+    groups: usize,
+    search: &'a mut Search,
+    /// `(query blocks of a group, KEYS)`.
+    scores: &'a mut [f32],
+}
+
+impl<E: Element> Kernel for Find<'_, E> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Self { sequence, pooled, rule, groups, search, scores } = self;
+        let (dim, natural) = (sequence.heads.dim, 1.0 / (sequence.heads.dim as f32).sqrt());
+        let (head, group) = (search.list / groups, search.list % groups);
+        let blocks = group * rule.step..pooled.blocks.min((group + 1).saturating_mul(rule.step));
+        let first = head * pooled.blocks + blocks.start;
+        let anchors = &pooled.anchors[first..][..blocks.len()];
+        for start in (search.keys.start / KEYS * KEYS..search.keys.end).step_by(KEYS) {
+            let keys = search.keys.start.max(start)..search.keys.end.min(start + KEYS);
+            let extent = Extent { rows: blocks.len(), k: dim, panels: (keys.end - start).div_ceil(PANEL) };
+            // SAFETY: the pooled queries are there, the panels of the keys in the cache, and the scores have room for all.
+            unsafe {
+                let left = Left { data: pooled.queries.as_ptr().add(first * dim), row: dim };
+                let data = sequence.cached(head).keys.as_ptr().add(start * dim);
+                let output = Raw { output: scores.as_mut_ptr(), stride: KEYS };
+                product::<L, E, _>(extent, left, Right { data, panel: dim * PANEL, row: PANEL }, &output);
+            }
+            let mut least = [f32::INFINITY; KEYS];
+            for (anchor, scores) in anchors.iter().zip(scores.chunks_exact(KEYS)) {
+                for (least, score) in least.iter_mut().zip(scores) {
+                    let difference = anchor - score * natural;
+                    *least = if difference < *least { difference } else { *least };
+                }
+            }
+            for key in keys.filter(|key| least[key - start] <= rule.theta) {
+                match search.found.last_mut() {
+                    Some(last) if last.end as usize == key => last.end += 1,
+                    _ => search.found.push(key as u32..key as u32 + 1),
+                }
+            }
+        }
+    }
+}
