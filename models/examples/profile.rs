@@ -11,7 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, KernelError, Mask, Partial};
+use asterism_kernels::{
+    Backend, Cpu, CpuOptions, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
+    VerticalSlashRule,
+};
 use asterism_models::{
     Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan, synthetic_prompt,
 };
@@ -138,12 +141,7 @@ impl<B: Backend> Backend for Timed<B> {
     fn attention_selected(&self, q: &B::Tensor, kv: &B::Kv, keys: &KeySets) -> Outcome<Partial<B::Tensor>> {
         self.time("attention_selected", |b| b.attention_selected(q, kv, keys))
     }
-    fn stripe_attention(
-        &self,
-        q: &B::Tensor,
-        kv: &B::Kv,
-        rule: StripeRule,
-    ) -> Outcome<(Partial<B::Tensor>, KeySets)> {
+    fn stripe_attention(&self, q: &B::Tensor, kv: &B::Kv, rule: StripeRule) -> Outcome<(Partial<B::Tensor>, KeySets)> {
         self.time("stripe_attention", |b| b.stripe_attention(q, kv, rule))
     }
     fn vertical_slash(&self, q: &B::Tensor, kv: &B::Kv, rule: VerticalSlashRule) -> Outcome<KeySets> {

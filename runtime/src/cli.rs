@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    commands::{bench, certificates, cluster, config, demo, evaluate, job, process},
+    commands::{bench, certificates, cluster, config, demo, evaluate, job, plan, process},
     error::{CliError, Exit},
     globals::Globals,
     output,
@@ -99,6 +99,8 @@ pub enum Verb {
     Config(config::ConfigVerb),
     /// Score attention methods on benchmarks and question files
     Eval(Box<evaluate::EvalArgs>),
+    /// What a job would cost each host, before anything runs
+    Plan(plan::PlanArgs),
     /// Time the model on this machine, without a cluster
     #[command(subcommand)]
     Bench(bench::BenchVerb),
@@ -137,6 +139,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Cert(verb) => certificates::run(globals, verb),
         Verb::Config(verb) => config::run(verb),
         Verb::Eval(args) => evaluate::run(globals, &args),
+        Verb::Plan(args) => plan::run(globals, &args),
         Verb::Bench(verb) => bench::run(globals, verb),
         Verb::Demo(args) => demo::run(globals, &args),
         Verb::Version => config::version(globals),

@@ -7,4 +7,5 @@ pub mod config;
 pub mod demo;
 pub mod evaluate;
 pub mod job;
+pub mod plan;
 pub mod process;

@@ -58,15 +58,22 @@ pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAd
     let security = credentials::load(cluster, credentials::SUPERVISOR)?;
     let transport = bind(cluster.listen, security, cluster).map_err(|error| transport_refusal(&error))?;
     let address = transport.local_address();
+    let config = supervisor_config(cluster, &model.name);
+    let supervisor = Supervisor::start(config, model, transport).await.map_err(|error| host_refusal(&error))?;
+    Ok((supervisor, address))
+}
+
+/// What the supervisor of `cluster` is told about it.
+pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
     let spec = |host: &Host| HostSpec {
         name: host.name.clone(),
         role: role(host.role),
         device: "cpu".into(),
         node: host.node.clone(),
     };
-    let config = SupervisorConfig {
+    SupervisorConfig {
         cluster: cluster.name.clone(),
-        model: model.name.clone(),
+        model: model.to_owned(),
         dtype: dtype(cluster.model.dtype),
         hosts: cluster.hosts.iter().map(spec).collect(),
         method: cluster.method.clone(),
@@ -76,9 +83,7 @@ pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAd
         max_running: MAX_RUNNING,
         max_queue: MAX_QUEUE,
         recovery: Recovery::Fail,
-    };
-    let supervisor = Supervisor::start(config, model, transport).await.map_err(|error| host_refusal(&error))?;
-    Ok((supervisor, address))
+    }
 }
 
 /// Runs one host until its supervisor ends it or is gone.
@@ -110,7 +115,8 @@ pub fn cpu(dtype: cluster_file::DType, threads: usize, kernels: KernelChoice) ->
     Ok(Cpu::new(CpuOptions { dtype, threads: Some(threads), kernels })?)
 }
 
-fn dtype(dtype: cluster_file::DType) -> DType {
+/// The kernels' type of this name.
+pub fn dtype(dtype: cluster_file::DType) -> DType {
     match dtype {
         cluster_file::DType::F32 => DType::F32,
         cluster_file::DType::Bf16 => DType::Bf16,

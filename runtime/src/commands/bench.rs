@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use asterism_kernels::{Cpu, KernelChoice};
+use asterism_kernels::{Backend, Cpu, KernelChoice};
 use asterism_models::{
     Decoder, Generator, LocalContext, ModelError, Parts, RetainingHeads, Sampler, Sampling, encode_plan,
     synthetic_prompt,

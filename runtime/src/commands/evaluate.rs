@@ -232,6 +232,7 @@ pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize
         context: record.input_context.clone().into(),
         query: record.input_query.clone().into(),
         method,
+        allow_idle_hosts: true,
         max_tokens,
         sampling: Sampling::default(),
         stop: Vec::new(),

@@ -86,6 +86,7 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         ("generated", format!("{} tokens", grouped(status.generated_tokens))),
         ("time", times(status)),
     ];
+    lines.extend(status.method_reason.iter().map(|reason| ("because", reason.clone())));
     lines.extend(status.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     lines.extend(status.error.iter().map(|error| ("error", format!("{} ({})", error.message, error.code))));
     if !status.text.is_empty() {

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use asterism_actors::api::JobRequest;
+use asterism_actors::{api::JobRequest, supervisor::ContextHosts};
+use asterism_kernels::DType;
 use asterism_models::Sampling;
-use asterism_plan::MethodConfig;
+use asterism_plan::{MethodConfig, methods::DenseConfig};
 
 use super::{EMBEDDED, InfiniteArgs, NiahArgs, RulerArgs, RunArgs, SizeArgs, SuiteArgs, refusal};
 use crate::{
@@ -51,6 +52,7 @@ impl TokenCounter {
             context: "a".into(),
             query: "a".into(),
             method: None,
+            allow_idle_hosts: false,
             max_tokens: 1,
             sampling: Sampling::default(),
             stop: Vec::new(),
@@ -59,11 +61,14 @@ impl TokenCounter {
             timeout_s: None,
             labels: Default::default(),
         };
-        let job = self.0.prepare(request, &MethodConfig::default(), 1);
+        let job = self.0.prepare(request, &MethodConfig::Dense(DenseConfig {}), &ONE_HOST);
         let job = job.map_err(|error| CliError::of_code(error.code(), &error))?;
         Ok((job.plan.context_tokens + job.query_ids.len()).saturating_sub(2 * self.count("a")))
     }
 }
+
+/// Counting tokens needs no more.
+const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_machine: true, dtype: DType::F32 };
 
 /// Where a question comes from.
 enum Kind {

@@ -3,11 +3,12 @@
 use std::{path::PathBuf, time::Duration};
 
 use asterism_actors::api::{JobRequest, JobStatus};
-use asterism_kernels::DType;
 use asterism_models::Sampling;
-use asterism_plan::{Cost, MethodConfig};
+use asterism_plan::{
+    MethodConfig,
+    methods::{PulsarConfig, StarConfig},
+};
 use clap::Args;
-use serde::Serialize;
 
 use super::{
     input::{self, Question},
@@ -17,14 +18,11 @@ use super::{
 use crate::{
     cli::{Format, seconds},
     client::Client,
-    cluster::Cluster,
-    cluster_file::{ClusterFile, Role},
+    commands::plan::Planner,
     error::{CliError, Exit},
     globals::Globals,
-    method_spec,
-    output::{self, Table},
-    size::{Tokens, bytes, grouped},
-    wiring,
+    method_spec, output,
+    size::{Tokens, grouped},
 };
 
 /// `asterism job submit`
@@ -60,6 +58,9 @@ pub struct SubmitArgs {
     /// Label, shown by `job list`
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     pub labels: Vec<(String, String)>,
+    /// Take a block size that leaves context hosts without a block
+    #[arg(long)]
+    pub allow_idle_hosts: bool,
     /// Print what the plan costs each host, and submit nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -106,7 +107,8 @@ impl MethodArgs {
         let sizes: Vec<(&str, usize)> = sizes.into_iter().filter_map(|(key, size)| Some((key, size?.0))).collect();
         let named = match &self.method {
             None if sizes.is_empty() => return Ok(None),
-            None => MethodConfig::default(),
+            None if self.anchor_size.is_some() => MethodConfig::Star(StarConfig::default()),
+            None => MethodConfig::Pulsar(PulsarConfig::default()),
             Some(spec) => method_spec::parse(spec)?,
         };
         let mut typed = serde_json::to_value(&named).expect("a method is JSON");
@@ -170,6 +172,7 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, question: Question)
         context: question.context.into(),
         query: question.query.into(),
         method: method.clone(),
+        allow_idle_hosts: args.allow_idle_hosts,
         max_tokens: generation.max_tokens.0,
         sampling: Sampling { temperature: generation.temperature, top_p: generation.top_p, seed: generation.seed },
         stop: generation.stop.clone(),
@@ -198,68 +201,11 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
     Ok(())
 }
 
-/// One host's part of a plan, for `--dry-run`.
-#[derive(Serialize)]
-struct PlannedHost {
-    host: String,
-    shards: usize,
-    linear_tokens: u64,
-    kept_tokens: u64,
-    kv_bytes: u64,
-    gflops: f64,
-}
-
 fn dry_run(globals: &Globals, requests: Vec<JobRequest>) -> Result<Exit, CliError> {
-    let cluster = match globals.cluster_if_any()? {
-        Some(cluster) => cluster,
-        None => sample()?,
-    };
-    let hosts: Vec<_> = cluster.with_role(Role::Context).map(|host| host.name.clone()).collect();
-    let model = wiring::model_front(&cluster.model)?;
-    for request in requests {
-        let job = model.prepare(request, &cluster.method, hosts.len());
-        let job = job.map_err(|error| CliError::of_code(error.code(), &error).hint("nothing was submitted"))?;
-        // CPU hosts keep keys and values in f32 whatever they multiply in.
-        let cost = Cost::of(&job.plan, &model.config.shape(DType::F32));
-        let planned = cost.hosts.iter().map(|cost| PlannedHost {
-            host: hosts[cost.host].clone(),
-            shards: cost.shards,
-            linear_tokens: cost.linear_tokens,
-            kept_tokens: cost.kept_tokens,
-            kv_bytes: cost.kv_bytes,
-            gflops: cost.flops as f64 / 1e9,
-        });
-        output::print_rows(&planned.collect::<Vec<_>>(), globals.format, planned_table)?;
-        globals.note(format_args!(
-            "{}: {} context tokens in {} shards, {} query tokens, {:.0}% of dense attention's pairs saved; nothing was submitted",
-            job.method,
-            grouped(job.plan.context_tokens),
-            job.plan.shards.len(),
-            grouped(job.query_ids.len()),
-            100.0 * cost.sparsity(),
-        ));
-    }
+    let planner = Planner::of(globals)?;
+    requests.into_iter().try_for_each(|request| planner.show(globals, request))?;
+    globals.note("nothing was submitted");
     Ok(Exit::Success)
-}
-
-fn planned_table(hosts: &[PlannedHost]) -> Table {
-    let mut table = Table::new(["HOST", "SHARDS", "TOKENS", "KEPT", "KV", "GFLOP"]);
-    for host in hosts {
-        table.row([
-            host.host.clone(),
-            host.shards.to_string(),
-            grouped(host.linear_tokens as usize),
-            grouped(host.kept_tokens as usize),
-            bytes(host.kv_bytes),
-            format!("{:.1}", host.gflops),
-        ]);
-    }
-    table
-}
-
-fn sample() -> Result<Cluster, CliError> {
-    let file: ClusterFile = crate::cluster_file::parse(crate::commands::config::SAMPLE, []).map_err(CliError::usage)?;
-    Cluster::resolve(&file, std::path::Path::new(".")).map_err(CliError::usage)
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
