@@ -13,7 +13,6 @@ use plotters::{
 
 use super::{
     Results,
-    report::short_name,
     results::{Block, MethodScore},
 };
 use crate::size::grouped;
@@ -105,7 +104,10 @@ fn lines(area: &Area<'_>, blocks: &[&Block], results: &Results) {
     let places = Axis { range: -0.5..count as f64 - 0.5, labels: (0..count).map(|at| at as f64).collect() };
     let percents = Axis { range: 0.0..102.0, labels: (0..=5).map(|fifth| 20.0 * f64::from(fifth)).collect() };
     let mut chart = ChartBuilder::on(area)
-        .caption(format!("{}: average score and 95% interval", blocks[0].suite), ("sans-serif", 18))
+        .caption(
+            format!("{} with {}: average score and 95% interval", blocks[0].suite, results.models.join(", ")),
+            ("sans-serif", 18),
+        )
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(52)
@@ -136,7 +138,7 @@ fn lines(area: &Area<'_>, blocks: &[&Block], results: &Results) {
         chart
             .draw_series(LineSeries::new(means.clone(), color.stroke_width(2)))
             .expect(MEMORY)
-            .label(short_name(&results.methods, method))
+            .label(method.as_str())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
         chart.draw_series(means.map(|point| Circle::new(point, 3, color.filled()))).expect(MEMORY);
         let whiskers = points.iter().filter_map(|(at, score)| {
@@ -157,18 +159,18 @@ fn maps(area: &Area<'_>, blocks: &[&Block], results: &Results) {
     let rows = results.methods.len().div_ceil(MAPS_A_ROW);
     let areas = area.split_evenly((rows, MAPS_A_ROW.min(results.methods.len())));
     for (method, area) in results.methods.iter().zip(&areas) {
-        map(area, blocks, method, &short_name(&results.methods, method));
+        map(area, blocks, method);
     }
 }
 
 /// Depths from above to below, lengths from left to right.
-fn map(area: &Area<'_>, blocks: &[&Block], method: &str, name: &str) {
+fn map(area: &Area<'_>, blocks: &[&Block], method: &str) {
     let depths = blocks.iter().map(|block| &block.tasks).max_by_key(|tasks| tasks.len()).expect("a suite has a block");
     let (columns, rows) = (blocks.len(), depths.len());
     let across = Axis { range: -0.5..columns as f64 - 0.5, labels: (0..columns).map(|at| at as f64).collect() };
     let down = Axis { range: 0.5 - rows as f64..0.5, labels: (0..rows).map(|at| -(at as f64)).collect() };
     let mut chart = ChartBuilder::on(area)
-        .caption(name, ("sans-serif", 16))
+        .caption(method, ("sans-serif", 14))
         .margin(10)
         .x_label_area_size(30)
         .y_label_area_size(76)
@@ -230,7 +232,7 @@ mod tests {
         }
         let text = svg(&Results::of(&answers, Scoring::Benchmark));
         assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
-        for words in ["ruler: average score", ">\n8k\n<", "star", "depth 100%"] {
+        for words in ["ruler with asterism-7m: average score", ">\n8k\n<", "star", "depth 100%"] {
             assert!(text.contains(words), "{words}");
         }
         assert_eq!(text.matches(&format!("fill=\"#{:02X}{:02X}{:02X}\"", 8, 81, 156)).count(), 8, "a cell an answer");

@@ -50,7 +50,7 @@ impl Results {
 }
 
 /// The method's name, numbered when it stands there with different options.
-pub(super) fn short_name(methods: &[String], method: &str) -> String {
+fn short_name(methods: &[String], method: &str) -> String {
     let name = |spec: &str| spec.split(':').next().unwrap_or_default().to_owned();
     let same: Vec<&String> = methods.iter().filter(|other| name(other) == name(method)).collect();
     match same.iter().position(|other| *other == method) {
