@@ -1,7 +1,13 @@
 //! Scenarios with real processes over QUIC: the same tokens as the reference, and clean failures.
 
-use std::{fs, net::UdpSocket};
+#[path = "golden/cases.rs"]
+mod cases;
 
+use std::{fs, net::UdpSocket, sync::Arc};
+
+use asterism_kernels::{Backend, Cpu, CpuOptions, DType};
+use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan};
+use asterism_plan::{Method, MethodConfig, PlanRequest};
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden, golden_cases};
 
@@ -15,28 +21,105 @@ fn tiny(contexts: usize) -> ClusterSpec {
     ClusterSpec { model: Some(golden().join("models/tiny-llama")), ..embedded(contexts) }
 }
 
-/// The method table of a golden star case.
-fn star(case: &Value) -> Value {
-    let params = &case["params"];
-    json!({"star": {"block_tokens": params["block_size"], "anchor_tokens": params["anchor_size"]}})
-}
-
-fn plain(case: &Value) -> bool {
-    case["params"]["anchor_position"] == "first" && case["params"]["anchor_content"] == "first"
+/// A case's method as clients write it, and the context hosts its plan is for.
+fn method(case: &Value) -> (Value, usize) {
+    let heads =
+        golden().join("models").join(case["model"].as_str().expect("a model")).join("retaining_heads.safetensors");
+    let context = case["context_ids"].as_array().expect("token ids").len();
+    let name = case["method"].as_str().expect("a method");
+    let (method, hosts) = cases::method(name, &case["params"], context, heads.to_str().expect("UTF-8"));
+    (serde_json::to_value(method).expect("JSON"), hosts)
 }
 
 #[test]
-fn star_over_quic_gives_the_golden_tokens() {
-    for (model, contexts) in
-        [("tiny-llama", 1), ("tiny-llama", 2), ("tiny-llama", 3), ("tiny-llama", 5), ("tiny-qwen2", 3)]
-    {
-        let model_folder = golden().join("models").join(model);
-        let cluster = Cluster::start(BINARY, &ClusterSpec { model: Some(model_folder), ..embedded(contexts) });
-        for case in golden_cases(model, "star").iter().filter(|case| plain(case)) {
-            let status = cluster.answer_tokens(case, star(case));
+fn star_over_quic_gives_the_golden_tokens_on_any_number_of_hosts() {
+    for contexts in [1, 2, 5] {
+        let cluster = Cluster::start(BINARY, &tiny(contexts));
+        for case in &golden_cases("tiny-llama", "star") {
+            let status = cluster.answer_tokens(case, method(case).0);
             assert_eq!(status["tokens"], case["expected"]["greedy_tokens"], "{}: {status:#}", case["id"]);
         }
     }
+}
+
+#[test]
+fn every_method_over_quic_gives_the_golden_tokens() {
+    for model in ["tiny-llama", "tiny-qwen2"] {
+        for contexts in 1..=5 {
+            let names = ["dense", "star", "pulsar", "apb", "anchor", "streaming", "ring", "ulysses"];
+            let all = names.iter().flat_map(|name| golden_cases(model, name));
+            let ours: Vec<Value> = all.filter(|case| method(case).1 == contexts).collect();
+            if ours.is_empty() {
+                continue;
+            }
+            let spec = ClusterSpec { model: Some(golden().join("models").join(model)), ..embedded(contexts) };
+            let cluster = Cluster::start(BINARY, &spec);
+            for case in &ours {
+                let status = cluster.answer_tokens(case, method(case).0);
+                assert_eq!(status["tokens"], case["expected"]["greedy_tokens"], "{}: {status:#}", case["id"]);
+            }
+        }
+    }
+}
+
+/// Methods that no fixture has, and options of the others: the tokens of the encoder and generator in this process.
+#[test]
+fn every_method_over_quic_gives_the_tokens_of_one_process() {
+    let hosts = 4;
+    let methods = [
+        json!({"minference": {"vertical": 30, "slash": 100}}),
+        json!({"flexprefill": {"gamma": 0.5, "tau": 0.1, "min_budget": 128}}),
+        json!({"ring": {"layout": "zigzag"}}),
+        json!({"star": {"anchor_tokens": 16, "balanced": true}}),
+        json!({"star": {"shared_prefix": false, "local_attention": {"stripes": {"theta": 3.0, "step": 1, "block_q": 16, "block_kv": 16}}}}),
+        json!({"star": {"anchor_content": {"random": {"seed": 3}}, "anchor_position": {"random": {"seed": 4}}}}),
+        json!({"pulsar": {"sink_tokens": 8, "summary_fraction": 0.25}}),
+        json!({"pulsar": {"sink_tokens": 8, "summary_fraction": 0.25, "balanced": true, "shared_prefix": false}}),
+        json!({"pulsar": {"sink_tokens": 8, "heuristic": "bm25", "chunk_tokens": 8, "positions": "contiguous"}}),
+        json!({"apb": {"anchor_tokens": 24, "passing_tokens": 12, "query_insert_at": 2}}),
+        json!({"apb": {"first_skip": "held", "local_attention": {"streaming": {"sink_tokens": 8, "window_tokens": 32}}}}),
+        json!({"auto": {"dense_below_tokens": 100}}),
+        json!({"auto": {"dense_below_tokens": 1000}}),
+    ];
+    let cluster = Cluster::start(BINARY, &tiny(hosts));
+    let case = json!({
+        "context_ids": (0..390).map(|i| i * i * 7 % 509).collect::<Vec<u32>>(),
+        "query_ids": [11, 49, 7, 343, 300],
+        "max_new_tokens": 12,
+    });
+    for method in methods {
+        let status = cluster.answer_tokens(&case, method.clone());
+        assert_eq!(status["tokens"], json!(in_process(&case, &method, hosts)), "{method}: {status:#}");
+        let chosen = status["method"].as_str().expect("a method");
+        match method.get("auto") {
+            Some(_) => {
+                assert!(status["method_reason"].as_str().is_some_and(|reason| reason.contains("390")), "{status:#}")
+            }
+            None => assert!(method.get(chosen).is_some(), "{status:#}"),
+        }
+    }
+}
+
+/// What one process makes of a case.
+fn in_process(case: &Value, method: &Value, hosts: usize) -> Vec<u32> {
+    let checkpoint = Checkpoint::open(&golden().join("models/tiny-llama")).expect("a model");
+    let backend = Cpu::new(CpuOptions::default()).expect("a device");
+    let decoder = Decoder::load(Arc::new(backend), &checkpoint, Parts::All).expect("a decoder");
+    let ids = |key: &str| serde_json::from_value::<Vec<u32>>(case[key].clone()).expect("token ids");
+    let (context, query, shape) = (ids("context_ids"), ids("query_ids"), decoder.config().shape(DType::F32));
+    let request = PlanRequest { context: &context, query: &query, hosts, one_machine: true, shape: &shape };
+    let method: MethodConfig = serde_json::from_value(method.clone()).expect("a method");
+    let plan = method.plan(&request).expect("a plan");
+    let shards = encode_plan(&decoder, &plan, None, &mut |_, _| true).expect("shards");
+    let mut host = LocalContext::new(decoder.backend(), &shards);
+    let (mut generator, mut sampler) = (Generator::of(&plan), Sampler::new(Sampling::default()));
+    let mut tokens: Vec<u32> = Vec::new();
+    while tokens.len() < case["max_new_tokens"].as_u64().expect("a number") as usize {
+        let step = tokens.last().map_or(query.clone(), |&last| vec![last]);
+        let x = generator.step(&decoder, &step, &mut host).expect("a step");
+        tokens.push(sampler.next(&decoder.logits(&x).expect("logits")));
+    }
+    tokens
 }
 
 #[test]

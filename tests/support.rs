@@ -126,6 +126,7 @@ impl Cluster {
             "query": case["query_ids"],
             "max_tokens": case["max_new_tokens"],
             "method": method,
+            "allow_idle_hosts": true,
             "ignore_eos": true,
             "chat_template": false,
         });

@@ -369,7 +369,7 @@ mod tests {
             ("name = \"context-1\"\nrole = \"context\"", "name = \"context-1\"\nrole = \"query\""),
             ("[[node]]", "[[node]]\nname = \"other\"\naddress = \"10.0.0.1\"\n[[node]]"),
             ("mode = \"mtls\"", "ca = \"ca.pem\""),
-            ("[attention.star]", "[attention.star]\nblock_tokens = 4"),
+            ("[attention.auto]", "[attention.star]\nblock_tokens = 4"),
             ("[api]", "[supervisor]\ndead_after_ms = 100\n[api]"),
         ];
         let errors = edits.map(|(from, to)| resolve(&SAMPLE.replace(from, to)).unwrap_err().to_string()).join("\n");
