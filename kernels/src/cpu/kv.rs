@@ -11,7 +11,7 @@ use super::cache::Cache;
 use super::choice::KernelSet;
 use super::compute::Compute;
 use super::lanes::Element;
-use super::pool::Tasks;
+use super::pool::{Shared, Tasks};
 use super::tensor::{cube, elements, tensor};
 use crate::reference::AttentionShape;
 use crate::{DType, Heads, KernelError, Mask, Partial};
@@ -140,8 +140,17 @@ impl Kv {
             Store::F32(cache) => Panels::F32(cache.clone()),
             Store::Bf16(cache) => Panels::Bf16(cache.clone()),
             Store::Tiles(tiles) => {
-                let (mut cache, [k, v]) = (Cache::new(tiles.heads(), tiles.dim()), tiles.unpack());
-                cache.append(&k, &v, tiles.len(), &compute.pool);
+                let (heads, tokens, dim) = (tiles.heads(), tiles.len(), tiles.dim());
+                let mut unpacked = vec![[Vec::new(), Vec::new()]; heads];
+                let shared = Shared::new(&mut unpacked);
+                compute.pool.each(Tasks { count: heads, cost: 4 * heads * tokens * dim }, |head| {
+                    // SAFETY: each task has its own head.
+                    unsafe { *shared.at(head) = tiles.unpack(head) };
+                });
+                let [k, v] =
+                    [0, 1].map(|which| unpacked.iter().map(|head| &head[which][..]).collect::<Vec<_>>().concat());
+                let mut cache = Cache::new(heads, dim);
+                cache.append(&k, &v, tokens, &compute.pool);
                 Panels::Bf16(Arc::new(cache))
             }
         }

@@ -122,17 +122,15 @@ impl Cache {
         }
     }
 
-    /// Keys and values as `(heads, tokens, dim)`.
-    pub(in super::super) fn unpack(&self) -> [Vec<bf16>; 2] {
-        let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(self.heads.len() * self.len * self.dim));
-        for head in &self.heads {
-            let head = head.pointer::<bf16>().cast_const();
-            for (token, d) in (0..self.len).flat_map(|token| (0..self.dim).map(move |d| (token, d))) {
-                // SAFETY: the head holds the token.
-                unsafe {
-                    keys.push(*head.add(self.key(token, d)));
-                    values.push(*head.add(self.value(token, d)));
-                }
+    /// Keys and values of a head as `(tokens, dim)`.
+    pub(in super::super) fn unpack(&self, head: usize) -> [Vec<bf16>; 2] {
+        let head = self.heads[head].pointer::<bf16>().cast_const();
+        let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(self.len * self.dim));
+        for (token, column) in (0..self.len).flat_map(|token| (0..self.dim).map(move |column| (token, column))) {
+            // SAFETY: the head holds the token.
+            unsafe {
+                keys.push(*head.add(self.key(token, column)));
+                values.push(*head.add(self.value(token, column)));
             }
         }
         [keys, values]
