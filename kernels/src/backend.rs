@@ -147,7 +147,7 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<Self::Tensor, KernelError>;
     /// `silu(gate) * up` of `gate_up (t, 2 f)`, gate first: `(t, f)`.
     fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
-    /// `silu(x)` of each element: the activation of a retaining head (APB, section 3.3).
+    /// `silu(x)` of each element: the activation of a retaining head.
     fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
     /// Rows `start..end` of `x (t, e)`.
     fn rows(&self, x: &Self::Tensor, start: usize, end: usize) -> Result<Self::Tensor, KernelError>;
@@ -206,7 +206,7 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<(Partial<Self::Tensor>, KeySets), KernelError>;
     /// The keys that MInference's vertical-slash estimate selects for `q (query heads, t, dim)` over `t` keys.
     fn vertical_slash(&self, q: &Self::Tensor, kv: &Self::Kv, rule: VerticalSlashRule) -> Result<KeySets, KernelError>;
-    /// The keys that FlexPrefill (algorithms 1 to 3) selects for `q (query heads, t, dim)` over `t` keys.
+    /// The keys that FlexPrefill selects for `q (query heads, t, dim)` over `t` keys.
     fn flex_prefill(&self, q: &Self::Tensor, kv: &Self::Kv, rule: FlexRule) -> Result<KeySets, KernelError>;
     /// Exact merge of partials over disjoint keys, in the order given (Star Attention, algorithm 2, in its max form).
     fn merge(&self, partials: &[Partial<Self::Tensor>]) -> Result<Partial<Self::Tensor>, KernelError>;

@@ -6,6 +6,7 @@ mod block;
 mod masses;
 mod selected;
 mod stripes;
+mod tiled;
 
 use std::ops::Range;
 
@@ -17,8 +18,9 @@ use crate::Heads;
 use crate::reference::AttentionShape;
 use block::{Block, Live, Raw, Sight, Sizes, Tile, merge};
 pub(super) use masses::{Masses, masses};
-pub(super) use selected::Sequence;
+pub(super) use selected::{Selected, Sequence};
 pub(super) use stripes::stripes;
+pub(super) use tiled::TiledSequence;
 
 /// Query rows that share a block of keys.
 const ROWS: usize = 96;

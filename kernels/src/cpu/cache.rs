@@ -115,10 +115,15 @@ impl<E: Element> Head<E> {
             let (from, to) = (start + done, at + done);
             // As many as lie side by side in a panel of either.
             let beside = (count - done).min(PANEL - from % PANEL).min(PANEL - to % PANEL);
-            let (from_key, to_key) = (key(from, 0, dim), key(to, 0, dim));
-            for row in (0..dim * PANEL).step_by(PANEL) {
-                for key in row..row + beside {
-                    self.keys[to_key + key] = source.keys[from_key + key];
+            let width = (dim - 1) * PANEL + beside;
+            let from_keys = &source.keys[key(from, 0, dim)..][..width];
+            let to_keys = &mut self.keys[key(to, 0, dim)..][..width];
+            if beside == PANEL {
+                to_keys.copy_from_slice(from_keys);
+            } else {
+                for column in 0..beside {
+                    let from = from_keys[column..].iter().step_by(PANEL);
+                    to_keys[column..].iter_mut().step_by(PANEL).zip(from).for_each(|(to, from)| *to = *from);
                 }
             }
             let (from_value, to_value) = (value(from, 0, stride), value(to, 0, stride));

@@ -11,7 +11,7 @@ use super::cache::Cache;
 use super::choice::KernelSet;
 use super::compute::Compute;
 use super::lanes::Element;
-use super::pool::Tasks;
+use super::pool::{Shared, Tasks};
 use super::tensor::{cube, elements, tensor};
 use crate::reference::AttentionShape;
 use crate::{DType, Heads, KernelError, Mask, Partial};
@@ -140,10 +140,27 @@ impl Kv {
             Store::F32(cache) => Panels::F32(cache.clone()),
             Store::Bf16(cache) => Panels::Bf16(cache.clone()),
             Store::Tiles(tiles) => {
-                let (mut cache, [k, v]) = (Cache::new(tiles.heads(), tiles.dim()), tiles.unpack());
-                cache.append(&k, &v, tiles.len(), &compute.pool);
+                let (heads, tokens, dim) = (tiles.heads(), tiles.len(), tiles.dim());
+                let mut unpacked = vec![[Vec::new(), Vec::new()]; heads];
+                let shared = Shared::new(&mut unpacked);
+                compute.pool.each(Tasks { count: heads, cost: 4 * heads * tokens * dim }, |head| {
+                    // SAFETY: each task has its own head.
+                    unsafe { *shared.at(head) = tiles.unpack(head) };
+                });
+                let [k, v] =
+                    [0, 1].map(|which| unpacked.iter().map(|head| &head[which][..]).collect::<Vec<_>>().concat());
+                let mut cache = Cache::new(heads, dim);
+                cache.append(&k, &v, tokens, &compute.pool);
                 Panels::Bf16(Arc::new(cache))
             }
+        }
+    }
+
+    /// The cache as tile products read it, if they do.
+    pub(super) fn tiles(&self) -> Option<&amx::Cache> {
+        match &self.0 {
+            Store::Tiles(tiles) => Some(tiles),
+            _ => None,
         }
     }
 
@@ -174,9 +191,9 @@ fn append<E: Element>(cache: &mut Arc<Cache<E>>, k: &Tensor, v: &Tensor, compute
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::StripeRule;
     use crate::cpu::pool::Pool;
-    use crate::cpu::sparse::stripe_attention;
+    use crate::cpu::sparse::{attention_selected, stripe_attention};
+    use crate::{KeySets, StripeRule};
 
     /// The tile caches run anywhere, slowly; so what joins them to tensors is tested anywhere.
     #[test]
@@ -205,11 +222,25 @@ mod tests {
             assert!(a.iter().zip(&b).all(close), "rows {start}..{end}");
         }
         let q = draw(4, 70, 5);
-        let rule = StripeRule { theta: 0.5, step: 2, block_q: 8, block_kv: 5 };
+        let mut selected = Vec::new();
+        for theta in [1.0, 2.0, 3.0, f32::INFINITY] {
+            let rule = StripeRule { theta, step: 2, block_q: 8, block_kv: 5 };
+            let [a, b] = [&panels, &tiles].map(|kv| {
+                let (partial, keys) = stripe_attention(&q, kv, rule, &compute).unwrap();
+                (elements::<f32>("test", &partial.output).unwrap().to_vec(), keys)
+            });
+            assert_eq!(a.1, b.1);
+            assert!(a.0.iter().zip(&b.0).all(|(a, b)| (a - b).abs() <= 1e-2 + 1e-2 * a.abs()));
+            selected.push(a.1.pairs(70));
+        }
+        assert!(0 < selected[0] && selected[0] < selected[3], "thresholds that tell nothing apart: {selected:?}");
+        let keys: Vec<Vec<u32>> = (0..12).map(|list| (list..70).step_by(1 + list as usize % 4).collect()).collect();
+        let keys = KeySets::from_keys(4, 30, &keys).unwrap();
         let [a, b] = [&panels, &tiles].map(|kv| {
-            let (partial, keys) = stripe_attention(&q, kv, rule, &compute).unwrap();
-            (elements::<f32>("test", &partial.output).unwrap().to_vec(), keys)
+            let partial = attention_selected(&q, kv, &keys, &compute).unwrap();
+            let values = |t: &Tensor| elements::<f32>("test", t).unwrap().to_vec();
+            [values(&partial.output), values(&partial.lse)].concat()
         });
-        assert_eq!(a, b);
+        assert!(a.iter().zip(&b).all(|(a, b)| a == b || (a - b).abs() <= 1e-2 + 1e-2 * a.abs()));
     }
 }

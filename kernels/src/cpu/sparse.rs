@@ -3,30 +3,27 @@
 mod estimate;
 
 use candle_core::Tensor;
+use half::bf16;
 
-use super::attention::{Sequence, stripes};
+use super::amx;
+use super::attention::{Selected, Sequence, TiledSequence, stripes};
 use super::compute::Compute;
 use super::kv::{Kv, Panels};
-use super::lanes::Element;
 use super::merge::merge;
 use super::tensor::{elements, tensor};
-use crate::{FlexRule, KernelError, KeySets, Partial, StripeRule, VerticalSlashRule};
+use crate::{FlexRule, Heads, KernelError, KeySets, Partial, StripeRule, VerticalSlashRule};
 
 /// Evaluates an expression over the operands as one causal [`Sequence`].
 macro_rules! over_sequence {
     ($operation:literal, $q:ident, $kv:ident, $compute:ident, $sequence:ident => $result:expr) => {{
-        let (heads, tokens) = $kv.check($operation, $q)?;
-        if tokens != $kv.len() {
-            let expected = format!("as many queries as there are keys ({})", $kv.len());
-            return Err(KernelError::shape($operation, expected, &[$q.dims()]));
-        }
+        let (heads, tokens) = causal($operation, $q, $kv)?;
         match $kv.panels($compute) {
             Panels::F32(cache) => {
                 let $sequence = Sequence { q: &elements::<f32>($operation, $q)?, cache: &cache, heads, tokens };
                 $result
             }
             Panels::Bf16(cache) => {
-                let $sequence = Sequence { q: &elements::<half::bf16>($operation, $q)?, cache: &cache, heads, tokens };
+                let $sequence = Sequence { q: &elements::<bf16>($operation, $q)?, cache: &cache, heads, tokens };
                 $result
             }
         }
@@ -40,16 +37,40 @@ pub(super) fn attention_selected(
     keys: &KeySets,
     compute: &Compute,
 ) -> Result<Partial<Tensor>, KernelError> {
-    over_sequence!("attention_selected", q, kv, compute, sequence => {
-        let (heads, tokens, groups) = (sequence.heads.query, sequence.tokens, sequence.tokens.div_ceil(keys.rows()));
-        if keys.heads() != heads || keys.groups() != groups || keys.end() > tokens {
-            let expected = format!("{heads} heads of {groups} groups, keys below {tokens}");
-            let got = format!("{} heads of {} groups, keys below {}", keys.heads(), keys.groups(), keys.end());
-            return Err(KernelError::Shape { operation: "attention_selected", expected, got });
-        }
-        let selected = sequence.attend(keys, compute);
-        Ok(Partial { output: tensor(q.dims(), selected.output)?, lse: tensor(&[heads, tokens], selected.lse)? })
-    })
+    let (Heads { query, .. }, tokens) = causal("attention_selected", q, kv)?;
+    let groups = tokens.div_ceil(keys.rows());
+    if keys.heads() != query || keys.groups() != groups || keys.end() > tokens {
+        let expected = format!("{query} heads of {groups} groups, keys below {tokens}");
+        let got = format!("{} heads of {} groups, keys below {}", keys.heads(), keys.groups(), keys.end());
+        return Err(KernelError::Shape { operation: "attention_selected", expected, got });
+    }
+    let selected = match kv.tiles() {
+        Some(tiles) => attend_tiles(q, kv, tiles, keys, compute)?,
+        None => over_sequence!("attention_selected", q, kv, compute, sequence => sequence.attend(keys, compute)),
+    };
+    Ok(Partial { output: tensor(q.dims(), selected.output)?, lse: tensor(&[query, tokens], selected.lse)? })
+}
+
+/// Checks that there is a key for every query: heads and tokens.
+fn causal(operation: &'static str, q: &Tensor, kv: &Kv) -> Result<(Heads, usize), KernelError> {
+    let (heads, tokens) = kv.check(operation, q)?;
+    if tokens != kv.len() {
+        let expected = format!("as many queries as there are keys ({})", kv.len());
+        return Err(KernelError::shape(operation, expected, &[q.dims()]));
+    }
+    Ok((heads, tokens))
+}
+
+fn attend_tiles(
+    q: &Tensor,
+    kv: &Kv,
+    cache: &amx::Cache,
+    keys: &KeySets,
+    compute: &Compute,
+) -> Result<Selected, KernelError> {
+    let (heads, tokens) = causal("attention_selected", q, kv)?;
+    let q = elements::<bf16>("attention_selected", q)?;
+    Ok(TiledSequence { q: &q, cache, heads, tokens }.attend(keys, compute))
 }
 
 /// As `Backend::stripe_attention`.
@@ -60,24 +81,20 @@ pub(super) fn stripe_attention(
     compute: &Compute,
 ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
     rule.check()?;
-    over_sequence!("stripe_attention", q, kv, compute, sequence => {
-        let (output, lse, keys) = anchor_and_stripes(&sequence, rule, compute)?;
-        let lse_shape = [sequence.heads.query, sequence.tokens];
-        Ok((Partial { output: tensor(q.dims(), output)?, lse: tensor(&lse_shape, lse)? }, keys))
-    })
-}
-
-fn anchor_and_stripes<E: Element>(
-    sequence: &Sequence<'_, E>,
-    rule: StripeRule,
-    compute: &Compute,
-) -> Result<(Vec<f32>, Vec<f32>, KeySets), KernelError> {
-    let anchor = sequence.attend(&rule.anchor(sequence.heads.query, sequence.tokens)?, compute);
-    let keys = stripes(sequence, &anchor.maxima, rule, compute)?;
-    let stripes = sequence.attend(&keys, compute);
+    let (heads, tokens) = causal("stripe_attention", q, kv)?;
+    let attend = |keys: &KeySets| match kv.tiles() {
+        Some(tiles) => attend_tiles(q, kv, tiles, keys, compute),
+        None => Ok(over_sequence!("stripe_attention", q, kv, compute, sequence => sequence.attend(keys, compute))),
+    };
+    let anchor = attend(&rule.anchor(heads.query, tokens)?)?;
+    let keys = over_sequence!("stripe_attention", q, kv, compute, sequence => {
+        stripes(&sequence, &anchor.maxima, rule, compute)
+    })?;
+    let stripes = attend(&keys)?;
     let partials: [(&[f32], &[f32]); 2] = [(&anchor.output, &anchor.lse), (&stripes.output, &stripes.lse)];
-    let (output, lse) = merge(&partials, sequence.heads.dim, compute);
-    Ok((output, lse, keys))
+    let (output, lse) = merge(&partials, heads.dim, compute);
+    let lse = tensor(&[heads.query, tokens], lse)?;
+    Ok((Partial { output: tensor(q.dims(), output)?, lse }, keys))
 }
 
 /// As `Backend::vertical_slash`.

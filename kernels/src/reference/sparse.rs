@@ -195,7 +195,7 @@ pub fn vertical_slash(sequence: Sequence<'_>, rule: VerticalSlashRule) -> Estima
     Estimate { keys, gap }
 }
 
-/// FlexPrefill, algorithms 1 to 3, by blocks of 128.
+/// FlexPrefill, by blocks of 128.
 pub fn flex_prefill(sequence: Sequence<'_>, rule: FlexRule) -> Estimate {
     let (tokens, blocks) = (sequence.tokens, sequence.tokens.div_ceil(128));
     let (mut lists, mut gap) = (Vec::new(), f32::INFINITY);

@@ -35,6 +35,28 @@ pub fn attention(query: &Query<'_>, cache: &Cache, output: &mut [f32], lse: &mut
     dispatch!(attention_with(plan, parallel))
 }
 
+/// Query rows of one head over keys copied for them.
+#[derive(Clone, Copy)]
+pub struct Listed<'a> {
+    /// `(rows, head dim)`.
+    pub rows: &'a [bf16],
+    /// Keys that each row sees: the first so many.
+    pub visible: &'a [usize],
+    /// The keys, as the only head.
+    pub cache: &'a Cache,
+}
+
+/// As [`attention`], on this thread, with the highest scaled score of each row: into `output (rows, head dim)`, `lse` and
+/// `maxima (rows)`.
+pub fn attention_listed(listed: &Listed<'_>, output: &mut [f32], lse: &mut [f32], maxima: &mut [f32]) {
+    let Listed { rows, visible, cache } = *listed;
+    assert!(cache.heads() == 1 && visible.iter().all(|visible| *visible <= cache.len()));
+    assert!(visible.len() == maxima.len() && rows.len() == visible.len() * cache.dim());
+    let query = Query { rows, heads: 1, tokens: visible.len(), mask: Mask::None };
+    let plan = Plan { listed: Some(visible), maxima: maxima.as_mut_ptr(), ..Plan::new(&query, cache, output, lse) };
+    dispatch!(listed_with(plan));
+}
+
 /// Keys of a block.
 const KEYS: usize = SIDE;
 /// Blocks of a stretch: a task's tiles pass over one stretch after the other, so that its keys and values (256 KiB at head
@@ -57,6 +79,10 @@ struct Plan<'a> {
     /// Query tokens.
     tokens: usize,
     mask: Mask,
+    /// Keys each row sees, whatever the mask says.
+    listed: Option<&'a [usize]>,
+    /// Highest scaled score of each row; null where it is not wanted.
+    maxima: *mut f32,
 }
 
 // SAFETY: the operands are only read, and tasks write disjoint rows of the output and the log-sum-exp.
@@ -89,12 +115,17 @@ impl<'a> Plan<'a> {
             rows: heads / kv * tokens,
             tokens,
             mask,
+            listed: None,
+            maxima: std::ptr::null_mut(),
         }
     }
 
     /// End of the keys that a row of a kv head sees.
     fn visible(&self, row: usize) -> usize {
-        self.mask.visible(row % self.tokens, self.tokens, self.cache.len())
+        match self.listed {
+            Some(listed) => listed[row],
+            None => self.mask.visible(row % self.tokens, self.tokens, self.cache.len()),
+        }
     }
 
     /// Keys before that end which the row does not see.
@@ -126,6 +157,17 @@ unsafe fn attention_with<E: Engine>(plan: Plan<'_>, parallel: Parallel<'_>) {
     let (plan, tasks) = (&plan, plan.tasks());
     // SAFETY: the caller's promise; tasks are disjoint in rows.
     parallel(tasks.len(), &|index| unsafe { pipeline::run::<E>(plan, &tasks[index]) });
+}
+
+/// # Safety
+/// As [`attention_with`]; the plan must have one head.
+unsafe fn listed_with<E: Engine>(plan: Plan<'_>) {
+    for first in (0..plan.rows).step_by(TILES * SIDE) {
+        let rows = (plan.rows - first).min(TILES * SIDE);
+        let visible = (first..first + rows).map(|row| plan.visible(row)).max().unwrap_or(0);
+        // SAFETY: the caller's promise.
+        unsafe { pipeline::run::<E>(&plan, &Task { head: 0, first, rows, visible }) };
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Keys and values of one layer, packed for the tile unit as they arrive. Computes nothing.
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::buffer::Buffer;
@@ -69,37 +71,66 @@ impl Cache {
         let mut copy = Self::new(self.heads.len(), self.dim);
         copy.reserve((end - start).div_ceil(SIDE));
         copy.len = end - start;
-        let columns = self.steps() * SIDE;
         for (from, to) in self.heads.iter().zip(&copy.heads) {
-            let (from, to) = (from.pointer::<u16>(), to.pointer::<u16>());
-            for token in 0..copy.len {
-                for column in (0..columns).step_by(SIDE) {
-                    // SAFETY: both heads hold the tokens named; a key's 32 elements of a step lie side by side.
-                    unsafe {
-                        let key = from.add(self.key(start + token, column));
-                        to.add(self.key(token, column)).copy_from_nonoverlapping(key, SIDE);
-                    }
-                }
-                for column in 0..columns {
-                    // SAFETY: as above.
-                    unsafe { *to.add(self.value(token, column)) = *from.add(self.value(start + token, column)) }
-                }
-            }
+            // SAFETY: both heads hold the tokens named.
+            unsafe { self.copy_tokens([from.pointer(), to.pointer()], start, 0, end - start) };
         }
         copy
     }
 
-    /// Keys and values as `(heads, tokens, dim)`.
-    pub(in super::super) fn unpack(&self) -> [Vec<bf16>; 2] {
-        let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(self.heads.len() * self.len * self.dim));
-        for head in &self.heads {
-            let head = head.pointer::<bf16>().cast_const();
-            for (token, d) in (0..self.len).flat_map(|token| (0..self.dim).map(move |d| (token, d))) {
-                // SAFETY: the head holds the token.
-                unsafe {
-                    keys.push(*head.add(self.key(token, d)));
-                    values.push(*head.add(self.value(token, d)));
-                }
+    /// A copy of `count` tokens of a head, the first of those in `ranges`.
+    pub fn listed(&self, head: usize, ranges: &[Range<u32>], count: usize) -> Self {
+        let mut copy = Self::new(1, self.dim);
+        copy.reserve(count.div_ceil(SIDE));
+        for range in ranges {
+            let (start, take) = (range.start as usize, range.len().min(count - copy.len));
+            assert!(start + take <= self.len, "tokens {start}.. of {}", self.len);
+            // SAFETY: the source holds the tokens, the copy has room for `count`.
+            unsafe { self.copy_tokens([self.heads[head].pointer(), copy.heads[0].pointer()], start, copy.len, take) };
+            copy.len += take;
+        }
+        assert_eq!(copy.len, count, "as many tokens as were asked for");
+        copy
+    }
+
+    /// Copies `count` tokens from `start` on to `at`, between heads laid out as this cache's.
+    ///
+    /// # Safety
+    /// `from` must hold the tokens and `to` have room for them, and nobody else write there.
+    unsafe fn copy_tokens(&self, [from, to]: [*mut u16; 2], start: usize, at: usize, count: usize) {
+        let columns = self.steps() * SIDE;
+        let mut token = 0;
+        while token < count {
+            let (source, target) = (start + token, at + token);
+            if source.is_multiple_of(SIDE) && target.is_multiple_of(SIDE) && count - token >= SIDE {
+                let [source, target] = [source, target].map(|token| token / SIDE * self.block());
+                // SAFETY: the caller's promise; a whole block.
+                unsafe { to.add(target).copy_from_nonoverlapping(from.add(source), self.block()) };
+                token += SIDE;
+                continue;
+            }
+            for column in (0..columns).step_by(SIDE) {
+                let [source, target] = [source, target].map(|token| self.key(token, column));
+                // SAFETY: the caller's promise; a key's 32 elements of a step lie side by side.
+                unsafe { to.add(target).copy_from_nonoverlapping(from.add(source), SIDE) };
+            }
+            for column in 0..columns {
+                // SAFETY: as above.
+                unsafe { *to.add(self.value(target, column)) = *from.add(self.value(source, column)) }
+            }
+            token += 1;
+        }
+    }
+
+    /// Keys and values of a head as `(tokens, dim)`.
+    pub(in super::super) fn unpack(&self, head: usize) -> [Vec<bf16>; 2] {
+        let head = self.heads[head].pointer::<bf16>().cast_const();
+        let [mut keys, mut values] = [(); 2].map(|()| Vec::with_capacity(self.len * self.dim));
+        for (token, column) in (0..self.len).flat_map(|token| (0..self.dim).map(move |column| (token, column))) {
+            // SAFETY: the head holds the token.
+            unsafe {
+                keys.push(*head.add(self.key(token, column)));
+                values.push(*head.add(self.value(token, column)));
             }
         }
         [keys, values]

@@ -16,7 +16,7 @@ mod panels;
 mod portable;
 mod weights;
 
-pub use attention::{Query, attention};
+pub use attention::{Listed, Query, attention, attention_listed};
 pub use cache::Cache;
 pub use gemm::{Output, gemm};
 pub use weights::Weights;

@@ -37,7 +37,7 @@ impl<E: Element> Sequence<'_, E> {
         assert!(keys.heads() == query && keys.groups() == tokens.div_ceil(keys.rows()));
         let (mut lse, mut maxima) = (vec![0.0; rows], vec![0.0; rows]);
         let (logs, highest) = (Shared::new(&mut lse), Shared::new(&mut maxima));
-        let pieces = self.pieces(keys, compute.pool.threads());
+        let pieces = pieces(keys, tokens, TILES * ROWS, compute.pool.threads());
         let tasks = Tasks { count: pieces.len(), cost: 2 * dim * keys.pairs(tokens) as usize };
         let write = |output: Shared<f32>| {
             let result = Results { output, lse: logs, maxima: Some(highest) };
@@ -49,24 +49,6 @@ impl<E: Element> Sequence<'_, E> {
         // SAFETY: the pieces cover every row.
         let output = unsafe { filled(rows * dim, write) };
         Selected { output, lse, maxima }
-    }
-
-    /// Rows of each head that lie in one group; the last, which see the most, go first.
-    fn pieces(&self, keys: &KeySets, threads: usize) -> Vec<(usize, Range<usize>)> {
-        let (heads, tokens) = (self.heads.query, self.tokens);
-        let most = (heads * tokens).div_ceil(4 * threads).next_multiple_of(ROWS).min(TILES * ROWS);
-        let mut pieces = Vec::new();
-        for group in (0..keys.groups()).rev() {
-            let rows = group * keys.rows()..tokens.min((group + 1).saturating_mul(keys.rows()));
-            let step = rows.len().div_ceil(rows.len().div_ceil(most));
-            let starts = rows.clone().step_by(step).rev();
-            pieces.extend(
-                starts
-                    .flat_map(|start| (0..heads).map(move |head| (head, start)))
-                    .map(|(head, start)| (head, start..rows.end.min(start + step))),
-            );
-        }
-        pieces
     }
 
     pub(super) fn sizes(&self) -> Sizes {
@@ -83,6 +65,21 @@ impl<E: Element> Sequence<'_, E> {
         let dim = self.heads.dim;
         &self.q[(head * self.tokens + rows.start) * dim..][..rows.len() * dim]
     }
+}
+
+/// Rows of each head, at most `most`, that lie in one group; the last, which see the most, go first.
+pub(super) fn pieces(keys: &KeySets, tokens: usize, most: usize, threads: usize) -> Vec<(usize, Range<usize>)> {
+    let heads = keys.heads();
+    let most = (heads * tokens).div_ceil(4 * threads).next_multiple_of(ROWS).min(most);
+    let mut pieces = Vec::new();
+    for group in (0..keys.groups()).rev() {
+        let rows = group * keys.rows()..tokens.min((group + 1).saturating_mul(keys.rows()));
+        let step = rows.len().div_ceil(rows.len().div_ceil(most));
+        for start in rows.clone().step_by(step).rev() {
+            pieces.extend((0..heads).map(|head| (head, start..rows.end.min(start + step))));
+        }
+    }
+    pieces
 }
 
 /// What one thread works in.
@@ -117,7 +114,7 @@ impl<E: Element> Kernel for Task<'_, E> {
         let count = rows.len().div_ceil(ROWS);
         let step = rows.len().div_ceil(count);
         tiles.resize_with(tiles.len().max(count), || Tile::new(ROWS, sizes.stride));
-        let mut listed = Listed { ranges, before: 0 };
+        let mut listed = Listed::new(ranges);
         let mut seen = 0;
         for (tile, start) in tiles.iter_mut().zip(rows.clone().step_by(step)) {
             let of_tile = start..rows.end.min(start + step);
@@ -142,16 +139,20 @@ impl<E: Element> Kernel for Task<'_, E> {
 }
 
 /// Counts listed keys, row after row.
-struct Listed<'a> {
+pub(super) struct Listed<'a> {
     /// Ranges that end after the last row asked for.
     ranges: &'a [Range<u32>],
     /// Keys of the ranges before.
     before: usize,
 }
 
-impl Listed<'_> {
+impl<'a> Listed<'a> {
+    pub(super) fn new(ranges: &'a [Range<u32>]) -> Self {
+        Self { ranges, before: 0 }
+    }
+
     /// Listed keys that do not come after `row`, which does not come before the last one asked for.
-    fn up_to(&mut self, row: usize) -> usize {
+    pub(super) fn up_to(&mut self, row: usize) -> usize {
         while let Some((range, rest)) = self.ranges.split_first().filter(|(range, _)| range.end as usize <= row + 1) {
             self.before += range.len();
             self.ranges = rest;

@@ -17,7 +17,7 @@ const FLEX: usize = 128;
 
 type Ranges = Vec<Range<u32>>;
 
-/// MInference's keys (section 3.2 and its kernels): the columns and the offsets with the most attention.
+/// MInference's keys: the columns and the offsets with the most attention.
 pub(super) fn vertical_slash<E: Element>(
     sequence: &Sequence<'_, E>,
     rule: VerticalSlashRule,
@@ -64,7 +64,7 @@ fn block_keys(columns: &[usize], offsets: &[usize], end: usize, tokens: usize) -
     ranges
 }
 
-/// FlexPrefill's keys (algorithms 1 to 3).
+/// FlexPrefill's keys: blocks that cover a share of the attention.
 pub(super) fn flex_prefill<E: Element>(
     sequence: &Sequence<'_, E>,
     rule: FlexRule,

@@ -39,6 +39,7 @@ pub(super) unsafe fn run<E: Engine>(plan: &Plan<'_>, task: &Task) {
                 queries: weights.add(2 * STEP),
                 softmax: [[Softmax::EMPTY; 2]; TILES],
                 visible: [(usize::MAX, 0); TILES],
+                peaks: [[[f32::NEG_INFINITY; LANES]; 2]; TILES],
                 holes: [const { Holes::NONE }; TILES],
                 products: Vec::new(),
             };
@@ -100,6 +101,8 @@ struct Pipeline<'a> {
     /// Keys that every row of a tile sees, and that any does.
     visible: [(usize, usize); TILES],
     holes: [Holes; TILES],
+    /// Highest score of each row, where it is wanted.
+    peaks: [[[f32; LANES]; 2]; TILES],
     /// Tile products to run beside the exponentials of a unit.
     products: Vec<Product>,
 }
@@ -176,6 +179,9 @@ impl Pipeline<'_> {
                 }
                 if holes.any.start < end && first < holes.any.end {
                     punch(scores, first, &holes.rows[half * LANES..][..LANES]);
+                }
+                if !self.plan.maxima.is_null() {
+                    raise(scores, &mut self.peaks[unit.tile][half]);
                 }
                 *moved = E::observe(scores, scale, softmax);
             }
@@ -292,7 +298,12 @@ impl Pipeline<'_> {
                 let (sum, reference) = (softmax.sum[lane], softmax.reference[lane]);
                 let lse = if sum == 0.0 { f32::NEG_INFINITY } else { reference * natural + sum.ln() };
                 // SAFETY: the row is the task's.
-                unsafe { plan.lse.add(first + row + lane).write(lse) };
+                unsafe {
+                    plan.lse.add(first + row + lane).write(lse);
+                    if !plan.maxima.is_null() {
+                        plan.maxima.add(first + row + lane).write(self.peaks[tile][half][lane] * natural);
+                    }
+                }
             }
         }
     }
@@ -356,6 +367,20 @@ unsafe fn punch(scores: *mut f32, first: usize, hidden: &[Range<usize>]) {
         for key in hidden.start.max(first)..hidden.end.min(first + KEYS) {
             // SAFETY: the caller's promise.
             unsafe { *scores.add((key - first) * SIDE + lane) = f32::NEG_INFINITY };
+        }
+    }
+}
+
+/// Raises the peaks of 16 rows to their highest scores.
+///
+/// # Safety
+/// As [`hide`].
+unsafe fn raise(scores: *const f32, peaks: &mut [f32; LANES]) {
+    for key in 0..KEYS {
+        // SAFETY: the caller's promise.
+        let line = unsafe { &*scores.add(key * SIDE).cast::<[f32; LANES]>() };
+        for (peak, score) in peaks.iter_mut().zip(line) {
+            *peak = peak.max(*score);
         }
     }
 }
