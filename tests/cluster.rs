@@ -5,7 +5,7 @@ mod cases;
 
 use std::{fs, net::UdpSocket, sync::Arc};
 
-use asterism_kernels::{Backend, Cpu, CpuOptions, DType};
+use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan};
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use serde_json::{Value, json};
