@@ -10,6 +10,9 @@ use std::{
 
 use tests::golden;
 
+#[path = "cli/plan.rs"]
+mod plan;
+
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 
 /// A folder with a cluster file, to say wrong things in.

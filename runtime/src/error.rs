@@ -78,7 +78,7 @@ impl CliError {
 pub fn exit_of_code(code: &str) -> Exit {
     match code {
         "invalid_request" | "context_too_long" | "empty_context" | "block_too_small" | "invalid_method"
-        | "sampling" | "chat_template" | "payload_too_large" => Exit::Usage,
+        | "sampling" | "chat_template" | "payload_too_large" | "retaining_heads" => Exit::Usage,
         "not_ready" | "stopping" => Exit::Unreachable,
         "placement_impossible" | "overloaded" => Exit::Capacity,
         "job_not_found" | "job_ended" | "not_found" => Exit::NotFound,

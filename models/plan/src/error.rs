@@ -78,7 +78,7 @@ pub enum PlanError {
     },
     /// A summary holds whole chunks.
     #[error(
-        "a summary of {budget} tokens holds no chunk of {chunk}; raise the summary to at least {chunk} tokens a block of {block}, lower chunk_tokens, or give summary_tokens 0 for none"
+        "a summary of {budget} tokens holds no chunk of {chunk}; raise the summary to at least {chunk} tokens a block, lower chunk_tokens, or give summary_tokens 0 for none"
     )]
     BudgetBelowChunk {
         /// Tokens of a block's summary.
