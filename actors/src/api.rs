@@ -212,6 +212,10 @@ pub struct JobStatus {
     /// Labels of the request.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Share of dense attention's pairs that phase 1 did not compute; set once every shard is encoded. Below zero when
+    /// prefixes cost more than blocks save.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention_sparsity: Option<f64>,
     /// Seconds spent so far.
     pub timings: Timings,
 }

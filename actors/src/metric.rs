@@ -45,6 +45,8 @@ names! {
     PHASE1_SHARD_ENCODE = "phase1_shard_encode_seconds";
     /// Tokens run through the model in phase 1, prefixes included.
     PHASE1_TOKENS = "phase1_tokens_total";
+    /// Share of dense attention's pairs that phase 1 of the latest job did not compute, by method.
+    ATTENTION_SPARSITY = "attention_sparsity_ratio";
     /// Bytes of keys and values a host holds.
     KV_CACHE_BYTES = "kv_cache_bytes";
     /// 1 while a host is ready.
@@ -98,6 +100,13 @@ pub enum Observation {
         /// Tokens run through the model.
         tokens: usize,
     },
+    /// Every shard of a job is encoded.
+    JobEncoded {
+        /// Method by name.
+        method: String,
+        /// Share of dense attention's pairs that were not computed.
+        sparsity: f64,
+    },
     /// A host was declared dead.
     HostFailed {
         /// Why, from a short list.
@@ -137,6 +146,9 @@ impl Observation {
                 let labels = [("host", host.clone()), ("method", method.clone())];
                 histogram!(PHASE1_SHARD_ENCODE, &labels).record(*seconds);
                 counter!(PHASE1_TOKENS, "host" => host.clone()).increment(*tokens as u64);
+            }
+            Self::JobEncoded { method, sparsity } => {
+                gauge!(ATTENTION_SPARSITY, "method" => method.clone()).set(*sparsity);
             }
             Self::HostFailed { reason } => counter!(HOST_FAILURES, "reason" => *reason).increment(1),
         }

@@ -143,6 +143,10 @@ fn assert_cost(case: &Value, status: &JobStatus, hosts: usize) {
     let asked = PlanRequest { context: &context, query: &query, hosts, one_machine: true, shape: &shape };
     let method: MethodConfig = serde_json::from_value(method(case).0).unwrap();
     let cost = Cost::of(&method.plan(&asked).unwrap(), &shape);
+    if !cost.at_most {
+        let sparsity = status.attention_sparsity.expect("every shard was encoded");
+        assert!((sparsity - cost.sparsity()).abs() < 1e-9, "{}: {sparsity} {}", case["id"], cost.sparsity());
+    }
     let mut planned: Vec<_> = cost.hosts.iter().filter(|host| host.shards > 0).collect();
     let mut done = status.timings.hosts.clone();
     assert_eq!(done.len(), planned.len(), "{}", case["id"]);

@@ -199,6 +199,20 @@ impl<B: Backend> Layer<'_, B> {
         pass.shard.block + 1 < self.phase.blocks
     }
 
+    /// The parcel of keys and values that the shard of block `from` gives to all later ones.
+    fn keys_of(&self, from: usize) -> Parcel {
+        Parcel { layer: self.index, part: Part::Keys, from, to: None }
+    }
+
+    /// Keys and values that the shards before `pass` gave, in block order.
+    fn earlier_keys(&self, pass: &Pass<'_, B>, peers: &mut dyn Peers<B>) -> Result<Vec<[B::Tensor; 2]>, ModelError> {
+        let received = |from| {
+            let tensors = peers.receive(self.keys_of(from))?;
+            Ok(tensors.try_into().ok().expect("carriers deliver what was sent: keys, then values"))
+        };
+        (0..pass.shard.block).map(received).collect()
+    }
+
     fn query_heads(&self) -> u64 {
         self.phase.decoder.config().heads.query as u64
     }

@@ -115,6 +115,14 @@ impl<B: Backend> RemotePeers<B> {
         if frame.header.payload_type != expected {
             return Err(wrong(format!("expected {expected:?} tensors, got {:?}", frame.header)));
         }
+        let (tensors, part) = (meta.shapes.len(), meta.part);
+        if tensors != part.tensors() || meta.shapes.iter().any(|shape| shape.len() != 3) {
+            return Err(wrong(format!(
+                "{part:?} are {} tensors of 3 dimensions, got {:?}",
+                part.tensors(),
+                meta.shapes
+            )));
+        }
         let sizes: Vec<Vec<usize>> =
             meta.shapes.iter().map(|shape| shape.iter().map(|size| *size as usize).collect()).collect();
         let count = |shape: &[usize]| shape.iter().try_fold(1_usize, |all, size| all.checked_mul(*size));
@@ -170,6 +178,17 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
     fn layer_done(&mut self, layer: usize) {
         self.local.layer_done(layer);
         self.office.mailroom.layer_done(self.job, layer);
+    }
+}
+
+impl ParcelPart {
+    /// Tensors of such a parcel.
+    fn tensors(self) -> usize {
+        match self {
+            Self::Keys => 2,
+            Self::Heads => 3,
+            Self::Queries | Self::Outputs => 1,
+        }
     }
 }
 

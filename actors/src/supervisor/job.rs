@@ -58,6 +58,7 @@ impl Job {
             finish_reason: None,
             error: None,
             labels: std::mem::take(&mut prepared.labels),
+            attention_sparsity: None,
             timings: Timings::default(),
         };
         Self {
@@ -335,6 +336,11 @@ impl SupervisorState {
         let addresses = self.addresses();
         let Some(job) = self.job_mut(number) else { return };
         job.clock.querying = Some(now);
+        let pairs: u64 = job.status.timings.hosts.iter().map(|host| host.attention_pairs).sum();
+        let sparsity = 1.0 - pairs as f64 / job.prepared.dense_pairs.max(1) as f64;
+        job.status.attention_sparsity = Some(sparsity);
+        let method = job.status.method.clone();
+        commands.push(Command::Observe(Observation::JobEncoded { method, sparsity }));
         job.status.phase = Some(JobPhase::Querying);
         let generate = Generate {
             job: number,

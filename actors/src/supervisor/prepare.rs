@@ -83,6 +83,7 @@ impl ModelFront {
         }
         Ok(PreparedJob {
             id: request.id,
+            dense_pairs: shape.computed_dense_pairs(context.len()),
             plan,
             query_ids,
             choice: TokenChoice {

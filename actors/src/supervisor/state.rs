@@ -23,6 +23,8 @@ pub struct PreparedJob {
     pub id: Option<String>,
     /// The plan.
     pub plan: Plan,
+    /// Pairs that dense attention over the context computes in phase 1.
+    pub dense_pairs: u64,
     /// Query tokens.
     pub query_ids: Vec<u32>,
     /// How tokens are chosen.

@@ -69,6 +69,7 @@ fn prepared(method: &MethodConfig, hosts: usize, timeout: Option<f64>) -> Prepar
     PreparedJob {
         id: None,
         plan: method.plan(&request(&context, hosts)).expect("a plan"),
+        dense_pairs: 1,
         query_ids: vec![1],
         choice: TokenChoice {
             max_tokens: 4,

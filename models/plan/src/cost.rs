@@ -86,6 +86,12 @@ impl ModelShape {
         (0..shares).map(share).collect()
     }
 
+    /// Pairs that dense attention over `tokens` computes in phase 1, over all query heads and all layers but the last, whose
+    /// rows feed nothing.
+    pub fn computed_dense_pairs(&self, tokens: usize) -> u64 {
+        (self.query_heads * (self.layers - 1)) as u64 * causal_pairs(tokens)
+    }
+
     /// Floating-point operations of `tokens` through all layers with `pairs` (row, key) pairs a head.
     pub fn flops(&self, tokens: usize, pairs: u64) -> u64 {
         let pairs = (self.layers * self.query_heads) as u64 * pairs;

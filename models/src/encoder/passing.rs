@@ -6,7 +6,6 @@ use asterism_plan::{Passing, PassingScore};
 
 use super::{
     Chosen, Layer, Parcel, Part, Pass, Peers, Watch,
-    ring::keys,
     top_k::{max_pool, top_k},
 };
 use crate::{ModelError, decoder::Projected};
@@ -18,16 +17,15 @@ impl<B: Backend> Layer<'_, B> {
         peers: &mut dyn Peers<B>,
         watch: &mut dyn Watch,
     ) -> Result<Vec<B::Tensor>, ModelError> {
-        let (backend, layer) = (self.backend(), self.index);
-        let parcel = |from| Parcel { layer, part: Part::Keys, from, to: None };
+        let backend = self.backend();
         self.lend_queries(passing, peers)?;
         for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
             let rows = self.best_rows(pass, passing, peers)?;
             let position = |row: &u32| pass.shard.position_ids[*row as usize];
             let passed: Vec<Vec<u32>> = rows.iter().map(|rows| rows.iter().map(position).collect()).collect();
-            watch.chosen(layer, pass.shard.block, Chosen::Passed(&passed));
+            watch.chosen(self.index, pass.shard.block, Chosen::Passed(&passed));
             let Projected { k, v, .. } = &pass.qkv;
-            peers.send(parcel(pass.shard.block), vec![backend.gather(k, &rows)?, backend.gather(v, &rows)?])?;
+            peers.send(self.keys_of(pass.shard.block), vec![backend.gather(k, &rows)?, backend.gather(v, &rows)?])?;
         }
         let mut outputs = Vec::with_capacity(self.passes.len());
         for pass in self.passes {
@@ -36,9 +34,7 @@ impl<B: Backend> Layer<'_, B> {
                 outputs.push(local.output);
                 continue;
             }
-            let passed = (0..pass.shard.block)
-                .map(|from| Ok(keys(peers.receive(parcel(from))?)))
-                .collect::<Result<Vec<_>, ModelError>>()?;
+            let passed = self.earlier_keys(pass, peers)?;
             let all = |at: usize| {
                 backend.concat(&passed.iter().map(|pair: &[B::Tensor; 2]| pair[at].clone()).collect::<Vec<_>>(), 1)
             };

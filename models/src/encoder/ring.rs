@@ -2,7 +2,7 @@
 
 use asterism_kernels::{Backend, Mask};
 
-use super::{Layer, Parcel, Part, Peers, Watch};
+use super::{Layer, Peers, Watch};
 use crate::{ModelError, decoder::Projected};
 
 impl<B: Backend> Layer<'_, B> {
@@ -11,17 +11,15 @@ impl<B: Backend> Layer<'_, B> {
         peers: &mut dyn Peers<B>,
         watch: &mut dyn Watch,
     ) -> Result<Vec<B::Tensor>, ModelError> {
-        let (backend, layer) = (self.backend(), self.index);
-        let parcel = |from| Parcel { layer, part: Part::Keys, from, to: None };
+        let backend = self.backend();
         for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
-            peers.send(parcel(pass.shard.block), vec![pass.qkv.k.clone(), pass.qkv.v.clone()])?;
+            peers.send(self.keys_of(pass.shard.block), vec![pass.qkv.k.clone(), pass.qkv.v.clone()])?;
         }
         let mut outputs = Vec::with_capacity(self.passes.len());
         for pass in self.passes {
             let Projected { q, .. } = &pass.qkv;
             let mut partials = vec![self.local(pass, watch)?];
-            for from in (0..pass.shard.block).rev() {
-                let [k, v] = keys(peers.receive(parcel(from))?);
+            for [k, v] in self.earlier_keys(pass, peers)?.into_iter().rev() {
                 let kv = backend.kv(&k, &v)?;
                 let pairs = pass.shard.input_ids.len() * backend.kv_len(&kv);
                 watch.pairs(pass.shard.block, self.query_heads() * pairs as u64);
@@ -31,9 +29,4 @@ impl<B: Backend> Layer<'_, B> {
         }
         Ok(outputs)
     }
-}
-
-/// A parcel of keys and values.
-pub(super) fn keys<T>(tensors: Vec<T>) -> [T; 2] {
-    tensors.try_into().ok().expect("carriers deliver what was sent: keys, then values")
 }

@@ -4,7 +4,7 @@
 use asterism_kernels::{Backend, Mask};
 use asterism_plan::attention::causal_pairs;
 
-use super::{Layer, Parcel, Part, Pass, Peers, Watch, ring::keys};
+use super::{Layer, Pass, Peers, Watch};
 use crate::{ModelError, decoder::Projected};
 
 impl<B: Backend> Layer<'_, B> {
@@ -14,16 +14,13 @@ impl<B: Backend> Layer<'_, B> {
         peers: &mut dyn Peers<B>,
         watch: &mut dyn Watch,
     ) -> Result<Vec<B::Tensor>, ModelError> {
-        let (backend, layer) = (self.backend(), self.index);
-        let parcel = |from| Parcel { layer, part: Part::Keys, from, to: None };
+        let backend = self.backend();
         for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
-            peers.send(parcel(pass.shard.block), self.shared(pass, sink)?)?;
+            peers.send(self.keys_of(pass.shard.block), self.shared(pass, sink)?)?;
         }
         let mut outputs = Vec::with_capacity(self.passes.len());
         for pass in self.passes {
-            let mut before = (0..pass.shard.block)
-                .map(|from| Ok(keys(peers.receive(parcel(from))?)))
-                .collect::<Result<Vec<_>, ModelError>>()?;
+            let mut before = self.earlier_keys(pass, peers)?;
             let (prefix, rows) = (pass.shard.prefix, pass.shard.input_ids.len());
             let block = self.behind(pass, &before, prefix..rows, watch)?;
             if prefix == 0 {

@@ -87,6 +87,8 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         ("time", times(status)),
     ];
     lines.extend(status.method_reason.iter().map(|reason| ("because", reason.clone())));
+    let saved = |sparsity: f64| format!("{:.0}% of dense attention's pairs saved", 100.0 * sparsity);
+    lines.extend(status.attention_sparsity.map(|sparsity| ("attention", saved(sparsity))));
     lines.extend(status.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     lines.extend(status.error.iter().map(|error| ("error", format!("{} ({})", error.message, error.code))));
     if !status.text.is_empty() {
