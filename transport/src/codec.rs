@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(with(0, b"HTTP"), FrameError::Magic { got: *b"HTTP" });
         assert_eq!(with(4, &[2, 0]), FrameError::Version { got: 2, expected: 1 });
         assert_eq!(with(6, &[0]), FrameError::Kind { got: 0 });
-        assert_eq!(with(6, &[4]), FrameError::Kind { got: 4 });
+        assert_eq!(with(6, &[5]), FrameError::Kind { got: 5 });
         assert_eq!(with(7, &[3]), FrameError::PayloadType { got: 3 });
         assert_eq!(with(63, &[1]), FrameError::NotZero { field: "the end of the header" });
         let (got, max) = (u64::MAX, MAX_META_BYTES);

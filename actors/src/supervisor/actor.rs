@@ -14,8 +14,8 @@ use crate::{
     messages::HostCommand,
     metric,
     supervisor::{
-        config::SupervisorConfig,
-        prepare::{ContextHosts, ModelFront},
+        config::{ContextHosts, SupervisorConfig},
+        prepare::ModelFront,
         state::{Command, Event, PreparedJob, SupervisorState},
     },
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use asterism_kernels::DType;
 use asterism_plan::MethodConfig;
 
-use crate::{api::Role, supervisor::prepare::ContextHosts};
+use crate::api::Role;
 
 /// What the supervisor knows of the cluster before any host connects.
 #[derive(Clone, Debug)]
@@ -61,4 +61,15 @@ impl SupervisorConfig {
         let one_machine = contexts().all(|host| Some(&host.node) == contexts().next().map(|first| &first.node));
         ContextHosts { count: contexts().count(), one_machine, dtype: self.dtype }
     }
+}
+
+/// The context hosts that a job is planned for.
+#[derive(Clone, Copy, Debug)]
+pub struct ContextHosts {
+    /// How many.
+    pub count: usize,
+    /// Whether they share a machine.
+    pub one_machine: bool,
+    /// Type of their cached keys and values.
+    pub dtype: DType,
 }

@@ -11,6 +11,6 @@ mod state;
 mod tests;
 
 pub use actor::Supervisor;
-pub use config::{HostSpec, Recovery, SupervisorConfig};
-pub use prepare::{ContextHosts, ModelFront};
+pub use config::{ContextHosts, HostSpec, Recovery, SupervisorConfig};
+pub use prepare::ModelFront;
 pub use state::{Command, Event, Outcome, PreparedJob, SupervisorState};

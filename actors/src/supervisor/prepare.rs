@@ -2,7 +2,6 @@
 
 use std::{path::Path, time::Duration};
 
-use asterism_kernels::DType;
 use asterism_models::{ChatTemplate, Checkpoint, ModelConfig, ModelError, Tokenizer, check_retaining_heads};
 use asterism_plan::{Exchange, Method, MethodConfig, Passing, PassingScore, Plan, PlanError, PlanRequest};
 
@@ -10,7 +9,7 @@ use crate::{
     api::{JobRequest, Prompt},
     error::JobError,
     messages::TokenChoice,
-    supervisor::state::PreparedJob,
+    supervisor::{config::ContextHosts, state::PreparedJob},
 };
 
 /// The parts of a model that the supervisor needs: no weights.
@@ -126,17 +125,6 @@ impl ModelFront {
             None => Ok(ids),
         }
     }
-}
-
-/// The context hosts that a job is planned for.
-#[derive(Clone, Copy, Debug)]
-pub struct ContextHosts {
-    /// How many.
-    pub count: usize,
-    /// Whether they share a machine.
-    pub one_machine: bool,
-    /// Type of their cached keys and values.
-    pub dtype: DType,
 }
 
 /// A block size that somebody typed for this very job and that leaves hosts without work was not meant.

@@ -100,8 +100,9 @@ fn report(globals: &Globals, args: &ReportArgs) -> Result<Exit, CliError> {
         return Err(CliError::usage(format!("the files hold answers of several models: {}", models.join(", ")))
             .hint("report one model at a time; each line of a file names its own"));
     }
-    // Saved answers stand in the order in which they came; the method that others are compared with comes first.
-    answers.sort_by_key(|answer| answer.method != eval::BASELINE);
+    // Saved answers stand in the order in which they came. The method that others are compared with comes first, the others
+    // by name, so that two reports show the same columns.
+    answers.sort_by_cached_key(|answer| (answer.method != eval::BASELINE, answer.method.clone()));
     if globals.format == Format::Jsonl {
         answers.iter().try_for_each(|answer| output::print_json(answer, Format::Jsonl))?;
     }
