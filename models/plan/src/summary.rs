@@ -57,6 +57,8 @@ pub enum SummaryBudget {
     Tokens(usize),
     /// This share of the block's tokens, rounded down.
     Fraction(f64),
+    /// The same, but at least so many tokens.
+    FractionAtLeast(f64, usize),
 }
 
 /// Who competes for the budget.
@@ -124,7 +126,9 @@ impl SummaryRule {
             return Err(PlanError::Size { name: "chunk_tokens", expected: "at least 1".into(), got: "0".into() });
         }
         match self.budget {
-            SummaryBudget::Fraction(share) if !(0.0..=1.0).contains(&share) => {
+            SummaryBudget::Fraction(share) | SummaryBudget::FractionAtLeast(share, _)
+                if !(0.0..=1.0).contains(&share) =>
+            {
                 let (name, expected) = ("summary_fraction", "a share from 0 to 1".into());
                 Err(PlanError::Size { name, expected, got: share.to_string() })
             }
@@ -139,6 +143,7 @@ impl SummaryBudget {
         match self {
             Self::Tokens(tokens) => tokens,
             Self::Fraction(share) => (share * block as f64).floor() as usize,
+            Self::FractionAtLeast(share, least) => Self::Fraction(share).tokens(block).max(least),
         }
     }
 }

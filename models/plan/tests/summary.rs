@@ -124,7 +124,11 @@ fn rules_that_choose_nothing_sensible_are_refused() {
 }
 
 fn budget() -> impl Strategy<Value = SummaryBudget> {
-    prop_oneof![(0_usize..300).prop_map(SummaryBudget::Tokens), (0.0..=1.0).prop_map(SummaryBudget::Fraction)]
+    prop_oneof![
+        (0_usize..300).prop_map(SummaryBudget::Tokens),
+        (0.0..=1.0).prop_map(SummaryBudget::Fraction),
+        (0.0..=1.0, 0_usize..300).prop_map(|(share, least)| SummaryBudget::FractionAtLeast(share, least)),
+    ]
 }
 
 prop_compose! {
@@ -172,6 +176,7 @@ proptest! {
             shares.push(match rule.budget {
                 SummaryBudget::Tokens(tokens) => tokens,
                 SummaryBudget::Fraction(share) => (share * block.len() as f64) as usize,
+                SummaryBudget::FractionAtLeast(share, least) => least.max((share * block.len() as f64) as usize),
             });
         }
         let lengths = lengths(&summaries);
