@@ -58,20 +58,18 @@ impl Mailroom {
                 return Err(format!("{peer} sent a {:?} frame among parcels", frame.header.kind));
             }
             let meta = ParcelMeta::read(&frame.meta, peer).map_err(|error| error.to_string())?;
-            let layer = frame.header.layer as usize;
-            loop {
+            let (from, to) = (meta.from as usize, meta.to.map(|block| block as usize));
+            let parcel = Parcel { layer: frame.header.layer as usize, part: meta.part.into(), from, to };
+            let mut arrived = Some(Arrived { meta, frame });
+            while arrived.is_some() {
                 let moved = self.moved.notified();
-                match self.room_for(job, layer) {
-                    Some(true) => break,
-                    Some(false) => moved.await,
-                    None => return Ok(()),
+                if !self.put(job, parcel, &mut arrived) {
+                    return Ok(());
+                }
+                if arrived.is_some() {
+                    moved.await;
                 }
             }
-            let (from, to) = (meta.from as usize, meta.to.map(|block| block as usize));
-            let parcel = Parcel { layer, part: meta.part.into(), from, to };
-            let mut jobs = self.jobs.lock().expect("no holder panics");
-            jobs.open.entry(job).or_default().parcels.insert(parcel, Arrived { meta, frame });
-            self.arrived.notify_all();
         }
         Ok(())
     }
@@ -93,6 +91,9 @@ impl Mailroom {
     /// The encoder is done with a layer: room for another.
     pub fn layer_done(&self, job: u64, layer: usize) {
         let mut jobs = self.jobs.lock().expect("no holder panics");
+        if jobs.ended.contains(&job) {
+            return;
+        }
         let holes = jobs.open.entry(job).or_default();
         holes.layer = layer + 1;
         holes.parcels.retain(|parcel, _| parcel.layer > layer);
@@ -110,10 +111,17 @@ impl Mailroom {
         self.moved.notify_waiters();
     }
 
-    /// Whether a parcel of a layer may come in; none when its job has ended.
-    fn room_for(&self, job: u64, layer: usize) -> Option<bool> {
-        let jobs = self.jobs.lock().expect("no holder panics");
-        let current = jobs.open.get(&job).map_or(0, |holes| holes.layer);
-        (!jobs.ended.contains(&job)).then_some(layer <= current + LAYERS_AHEAD)
+    /// Takes a parcel in if there is room for its layer. Whether its job goes on: nothing comes in for one that has ended.
+    fn put(&self, job: u64, parcel: Parcel, arrived: &mut Option<Arrived>) -> bool {
+        let mut jobs = self.jobs.lock().expect("no holder panics");
+        if jobs.ended.contains(&job) {
+            return false;
+        }
+        let holes = jobs.open.entry(job).or_default();
+        if parcel.layer <= holes.layer + LAYERS_AHEAD {
+            holes.parcels.extend(arrived.take().map(|arrived| (parcel, arrived)));
+            self.arrived.notify_all();
+        }
+        true
     }
 }

@@ -20,8 +20,7 @@ use crate::{
 
 /// Peers of the shards that this host encodes together.
 pub struct RemotePeers<B: Backend> {
-    /// Everything needed to reach them.
-    pub office: Office<B>,
+    office: Office<B>,
     job: u64,
     own: Vec<usize>,
     peers: Vec<ShardHolder>,
