@@ -12,7 +12,6 @@ use std::{
 
 use asterism_kernels::Backend;
 use asterism_models::{EncodedShard, ModelError, Phase1, RetainingHeads, Watch};
-use asterism_plan::{Exchange, Passing, PassingScore};
 use asterism_transport::Transport;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{runtime::Handle, sync::watch};
@@ -204,16 +203,14 @@ impl<B: Backend> Work<B> {
 
     /// The retaining heads that the exchange scores by, read once for as long as jobs name the same file.
     fn heads(&self, order: &EncodeShards) -> Result<Option<Arc<RetainingHeads<B>>>, ModelError> {
-        let Exchange::PassCompressed(Passing { score: PassingScore::Heads { path }, .. }) = &order.exchange else {
-            return Ok(None);
-        };
+        let Some(path) = order.exchange.retaining_heads() else { return Ok(None) };
         let mut cached = self.heads.lock().expect("no holder panics");
         if let Some((_, heads)) = cached.as_ref().filter(|(file, _)| file == path) {
             return Ok(Some(heads.clone()));
         }
         let decoder = &self.office.decoder;
         let heads = Arc::new(RetainingHeads::load(decoder.backend(), Path::new(path), decoder.config())?);
-        *cached = Some((path.clone(), heads.clone()));
+        *cached = Some((path.to_owned(), heads.clone()));
         Ok(Some(heads))
     }
 }

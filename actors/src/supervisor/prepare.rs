@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use asterism_models::{ChatTemplate, Checkpoint, ModelConfig, ModelError, Tokenizer, check_retaining_heads};
-use asterism_plan::{Exchange, Method, MethodConfig, Passing, PassingScore, Plan, PlanError, PlanRequest};
+use asterism_plan::{Method, MethodConfig, Plan, PlanError, PlanRequest};
 
 use crate::{
     api::{JobRequest, Prompt},
@@ -77,7 +77,7 @@ impl ModelFront {
         if request.method.is_some() && !request.allow_idle_hosts {
             refuse_idle_hosts(method, &plan)?;
         }
-        if let Exchange::PassCompressed(Passing { score: PassingScore::Heads { path }, .. }) = &plan.exchange {
+        if let Some(path) = plan.exchange.retaining_heads() {
             check_retaining_heads(Path::new(path), &self.config)?;
         }
         Ok(PreparedJob {

@@ -42,6 +42,16 @@ pub struct Passing {
     pub score: PassingScore,
 }
 
+impl Exchange {
+    /// The file of retaining heads that shards score by.
+    pub fn retaining_heads(&self) -> Option<&str> {
+        match self {
+            Self::PassCompressed(Passing { score: PassingScore::Heads { path }, .. }) => Some(path),
+            _ => None,
+        }
+    }
+}
+
 impl Passing {
     /// First row of `shard` that may be passed on.
     pub fn first_row(&self, shard: &Shard) -> usize {

@@ -12,7 +12,7 @@ use asterism_models::{
     Decoder, Generator, LocalContext, ModelError, Parts, RetainingHeads, Sampler, Sampling, encode_plan,
     synthetic_prompt,
 };
-use asterism_plan::{Exchange, Method, MethodConfig, Passing, PassingScore, PlanRequest};
+use asterism_plan::{Method, MethodConfig, PlanRequest};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -240,12 +240,8 @@ impl Bench {
         let request = PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &shape };
         let plan = self.method.review(&request).and_then(|()| self.method.plan(&request));
         let plan = plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
-        let heads = match &plan.exchange {
-            Exchange::PassCompressed(Passing { score: PassingScore::Heads { path }, .. }) => {
-                Some(RetainingHeads::load(backend, Path::new(path), self.decoder.config())?)
-            }
-            _ => None,
-        };
+        let load = |path| RetainingHeads::load(backend, Path::new(path), self.decoder.config());
+        let heads = plan.exchange.retaining_heads().map(load).transpose()?;
         let started = Instant::now();
         let shards = encode_plan(&self.decoder, &plan, heads.as_ref(), &mut |_, _| true)?;
         let mut held = LocalContext::new(backend, &shards);
