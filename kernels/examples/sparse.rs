@@ -3,10 +3,14 @@
 //!
 //! `cargo run --release -p asterism-kernels --example sparse [-- TOKENS [DTYPE [THREADS]]]`
 
+#[path = "../tests/common/numbers.rs"]
+mod numbers;
+
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use asterism_kernels::{Backend, Cpu, CpuOptions, DType, FlexRule, Heads, Mask, StripeRule, VerticalSlashRule};
+use numbers::numbers;
 
 const HEADS: Heads = Heads { query: 4, kv: 2, dim: 64 };
 
@@ -74,16 +78,4 @@ fn timed<T, E>(work: impl Fn() -> Result<T, E>) -> Result<(T, f64), E> {
         least = least.min(start.elapsed().as_secs_f64());
     }
     Ok((result.expect("three runs"), least))
-}
-
-/// `n` numbers in [-1, 1).
-fn numbers(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    let mut draw = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..n).map(|_| draw()).collect()
 }

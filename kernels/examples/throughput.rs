@@ -3,11 +3,15 @@
 //!
 //! `cargo run --release -p asterism-kernels --example throughput [-- KERNELS [DTYPE [THREADS]]]`
 
+#[path = "../tests/common/numbers.rs"]
+mod numbers;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use asterism_kernels::reference::{self, AttentionShape};
 use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, Mask};
+use numbers::numbers;
 
 const BUDGET: Duration = Duration::from_millis(600);
 
@@ -133,13 +137,4 @@ fn rounded(cpu: &Cpu, values: Vec<f32>) -> Vec<f32> {
         DType::Bf16 => values.into_iter().map(|x| half::bf16::from_f32(x).to_f32()).collect(),
         _ => values,
     }
-}
-
-fn numbers(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    let mut draw = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..n).map(|_| draw()).collect()
 }

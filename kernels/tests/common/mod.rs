@@ -1,9 +1,13 @@
-//! The backends under test, their tolerances, and numbers drawn from a seed.
+//! The backends under test and their tolerances, and numbers drawn from a seed.
+
+mod numbers;
 
 use std::sync::OnceLock;
 
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 use proptest::test_runner::TestCaseError;
+
+pub use numbers::numbers;
 
 const KERNELS: [KernelChoice; 4] =
     [KernelChoice::Portable, KernelChoice::Avx2, KernelChoice::Avx512, KernelChoice::Amx];
@@ -33,18 +37,6 @@ fn with_threads(threads: usize) -> Vec<Cpu> {
     let backends: Vec<Cpu> = KERNELS.into_iter().flat_map(options).filter_map(|o| Cpu::new(o).ok()).collect();
     assert!(backends.iter().any(|cpu| cpu.kernels() == KernelChoice::Portable));
     backends
-}
-
-/// `n` numbers in [-1, 1).
-pub fn numbers(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    let mut draw = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..n).map(|_| draw()).collect()
 }
 
 /// The values as compute type stores them, so that the reference starts from the same.
