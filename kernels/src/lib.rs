@@ -9,9 +9,11 @@ mod error;
 mod key_sets;
 pub mod reference;
 mod sparse;
+mod top_k;
 
 pub use backend::{Backend, DType, Heads, HostTensor, Mask, Partial};
 pub use cpu::{Cpu, CpuOptions, KernelChoice};
 pub use error::KernelError;
 pub use key_sets::KeySets;
 pub use sparse::{FlexRule, StripeRule, VerticalSlashRule};
+pub use top_k::top_k;

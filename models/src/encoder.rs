@@ -3,17 +3,17 @@
 
 mod all_to_all;
 mod local;
+mod max_pool;
 mod passing;
 mod peers;
 mod ring;
 mod shared_prefix;
-mod top_k;
 
 use asterism_kernels::{Backend, KeySets};
 use asterism_plan::{Exchange, Plan, Shard};
 
+pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
-pub use top_k::{max_pool, top_k};
 
 use crate::{Decoder, ModelError, RetainingHeads, decoder::Projected};
 
@@ -102,7 +102,7 @@ pub fn encode_plan<B: Backend>(
 pub enum Chosen<'a> {
     /// By local attention, as row indices of the shard's input.
     Keys(&'a KeySets),
-    /// To be passed on: context indices, ascending, for each KV head.
+    /// To be passed on: rows of the shard's input, ascending, for each KV head.
     Passed(&'a [Vec<u32>]),
 }
 
@@ -111,9 +111,11 @@ struct Pass<'a, B: Backend> {
     shard: &'a Shard,
     /// Residual stream `(t, e)`.
     x: B::Tensor,
-    /// Not rotated, `(t, (query + 2 kv) dim)`.
-    raw: B::Tensor,
+    /// Not rotated, `(t, (query + 2 kv) dim)`; where retaining heads want it.
+    raw: Option<B::Tensor>,
     qkv: Projected<B>,
+    /// Its keys and values as attention reads them.
+    kv: B::Kv,
 }
 
 /// One layer of all passes.
@@ -136,15 +138,21 @@ impl<B: Backend> Phase1<'_, B> {
         let mut encoded: Vec<EncodedShard<B>> = self.shards.iter().map(keep).collect();
         for index in 0..count {
             let passes = self.project(index, std::mem::take(&mut streams))?;
-            for (encoded, pass) in encoded.iter_mut().zip(&passes) {
-                encoded.layers.push(pass.kept(decoder.backend())?);
-            }
+            let mut outputs = Vec::new();
             if index + 1 < count || watch.wants_last_layer() {
-                let outputs = Layer { phase: self, index, passes: &passes }.attend(peers, watch)?;
+                outputs = Layer { phase: self, index, passes: &passes }.attend(peers, watch)?;
                 peers.layer_done(index);
-                for (pass, output) in passes.into_iter().zip(outputs) {
-                    streams.push(decoder.finish(index, pass.x, &output)?);
+            }
+            let mut outputs = outputs.into_iter();
+            for (encoded, pass) in encoded.iter_mut().zip(passes) {
+                let Pass { shard, x, kv, .. } = pass;
+                if let Some(output) = outputs.next() {
+                    streams.push(decoder.finish(index, x, &output)?);
                 }
+                encoded.layers.push(match shard.keep_from {
+                    0 => kv,
+                    from => decoder.backend().kv_rows(&kv, from, shard.input_ids.len())?,
+                });
             }
             for shard in self.shards {
                 if !watch.layer(shard.block, index + 1) {
@@ -160,21 +168,10 @@ impl<B: Backend> Phase1<'_, B> {
             let shard: &Shard = shard;
             let raw = self.decoder.project(layer, &x)?;
             let qkv = self.decoder.rotate(&raw, &shard.position_ids)?;
-            Ok(Pass { shard, x, raw, qkv })
+            let kv = self.decoder.backend().kv(&qkv.k, &qkv.v)?;
+            Ok(Pass { shard, x, raw: self.heads.map(|_| raw), qkv, kv })
         };
         self.shards.iter().zip(streams).map(pass).collect()
-    }
-}
-
-impl<B: Backend> Pass<'_, B> {
-    /// The keys and values that outlive the pass.
-    fn kept(&self, backend: &B) -> Result<B::Kv, ModelError> {
-        let rows = self.shard.input_ids.len();
-        let Projected { k, v, .. } = &self.qkv;
-        Ok(match self.shard.keep_from {
-            0 => backend.kv(k, v)?,
-            from => backend.kv(&backend.narrow(k, 1, from, rows)?, &backend.narrow(v, 1, from, rows)?)?,
-        })
     }
 }
 

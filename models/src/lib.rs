@@ -20,7 +20,7 @@ pub use checkpoint::Checkpoint;
 pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Parts, Projected};
 pub use embedded::EMBEDDED_NAME;
-pub use encoder::{Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_plan, max_pool, top_k};
+pub use encoder::{Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_plan, max_pool};
 pub use error::ModelError;
 pub use generator::{ContextAttention, ContextKeys, Generator, LocalContext, ShardPartial};
 pub use retaining::{RetainingHeads, check_retaining_heads};

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use asterism_kernels::{Backend, DType, Heads, HostTensor, Mask, Partial, StripeRule};
-use asterism_models::{ModelConfig, RetainingHeads, Tokenizer, max_pool, top_k};
+use asterism_kernels::{Backend, DType, Heads, HostTensor, Mask, Partial, StripeRule, top_k};
+use asterism_models::{ModelConfig, RetainingHeads, Tokenizer, max_pool};
 use asterism_plan::{BudgetSpread, SummaryBudget, SummaryRule, TieBreak, split_blocks, summarize};
 use serde_json::{Value, json};
 

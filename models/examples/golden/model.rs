@@ -78,6 +78,8 @@ impl Models {
 /// What phase 1 computed: pairs, and the keys that scores chose.
 struct Record {
     pairs: u64,
+    /// Context index of every block row of each shard, where nothing moves positions.
+    positions: Vec<Vec<u32>>,
     tensors: BTreeMap<String, Value>,
 }
 
@@ -92,7 +94,8 @@ impl Record {
                 tensors.insert(format!("apb_selected.{layer}.{block}"), json!(vec![[0; 0]; shape.kv_heads]));
             }
         }
-        Self { pairs: 0, tensors }
+        let positions = plan.shards.iter().map(|shard| shard.position_ids.clone()).collect();
+        Self { pairs: 0, positions, tensors }
     }
 }
 
@@ -107,7 +110,9 @@ impl Watch for Record {
 
     fn chosen(&mut self, layer: usize, block: usize, chosen: Chosen<'_>) {
         match chosen {
-            Chosen::Passed(indices) => {
+            Chosen::Passed(rows) => {
+                let position = |row: &u32| self.positions[block][*row as usize];
+                let indices: Vec<Vec<u32>> = rows.iter().map(|rows| rows.iter().map(position).collect()).collect();
                 self.tensors.insert(format!("apb_selected.{layer}.{block}"), json!(indices));
             }
             Chosen::Keys(keys) => {

@@ -12,36 +12,35 @@ use crate::{ModelError, decoder::Projected};
 impl<B: Backend> Layer<'_, B> {
     /// The partial of a pass over its own rows.
     pub(super) fn local(&self, pass: &Pass<'_, B>, watch: &mut dyn Watch) -> Result<Partial<B::Tensor>, ModelError> {
-        let (backend, Projected { q, k, v }) = (self.backend(), &pass.qkv);
+        let (backend, Projected { q, .. }, kv) = (self.backend(), &pass.qkv, &pass.kv);
         let (rows, heads) = (pass.shard.input_ids.len(), self.query_heads());
-        let kv = backend.kv(k, v)?;
         let mut over = |keys: KeySets| -> Result<Partial<B::Tensor>, ModelError> {
             watch.pairs(pass.shard.block, keys.pairs(rows));
             watch.chosen(self.index, pass.shard.block, Chosen::Keys(&keys));
-            Ok(backend.attention_selected(q, &kv, &keys)?)
+            Ok(backend.attention_selected(q, kv, &keys)?)
         };
         match pass.shard.attention {
             LocalAttention::VerticalSlash(VerticalSlash { vertical, slash }) => {
-                over(backend.vertical_slash(q, &kv, VerticalSlashRule { vertical, slash })?)
+                over(backend.vertical_slash(q, kv, VerticalSlashRule { vertical, slash })?)
             }
             LocalAttention::Flex(Flex { gamma, tau, min_budget }) => {
-                over(backend.flex_prefill(q, &kv, FlexRule { gamma, tau, min_budget })?)
+                over(backend.flex_prefill(q, kv, FlexRule { gamma, tau, min_budget })?)
             }
             LocalAttention::Stripes(Stripes { theta, step, block_q, block_kv }) => {
                 let rule = StripeRule { theta, step, block_q, block_kv };
-                let (partial, stripes) = backend.stripe_attention(q, &kv, rule)?;
+                let (partial, stripes) = backend.stripe_attention(q, kv, rule)?;
                 watch.pairs(pass.shard.block, heads * rule.anchor_pairs(rows) + stripes.pairs(rows));
                 watch.chosen(self.index, pass.shard.block, Chosen::Keys(&stripes));
                 Ok(partial)
             }
             LocalAttention::Causal => {
                 watch.pairs(pass.shard.block, heads * pass.shard.attention.pairs(rows));
-                Ok(backend.attention(q, &kv, Mask::Causal)?)
+                Ok(backend.attention(q, kv, Mask::Causal)?)
             }
             LocalAttention::Streaming(Streaming { sink_tokens, window_tokens }) => {
                 watch.pairs(pass.shard.block, heads * pass.shard.attention.pairs(rows));
                 let mask = Mask::Streaming { sink: sink_tokens, window: window_tokens, first_row: 0, first_key: 0 };
-                Ok(backend.attention(q, &kv, mask)?)
+                Ok(backend.attention(q, kv, mask)?)
             }
         }
     }

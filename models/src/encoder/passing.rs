@@ -1,13 +1,10 @@
 //! APB's exchange: in every layer a shard passes its highest-scored keys and values on, and the block rows of later shards
 //! see them. Passed keys are read by attention alone: they have no rows of their own and are not kept.
 
-use asterism_kernels::{Backend, Mask};
+use asterism_kernels::{Backend, Mask, top_k};
 use asterism_plan::{Passing, PassingScore};
 
-use super::{
-    Chosen, Layer, Parcel, Part, Pass, Peers, Watch,
-    top_k::{max_pool, top_k},
-};
+use super::{Chosen, Layer, Parcel, Part, Pass, Peers, Watch, max_pool};
 use crate::{ModelError, decoder::Projected};
 
 impl<B: Backend> Layer<'_, B> {
@@ -21,9 +18,7 @@ impl<B: Backend> Layer<'_, B> {
         self.lend_queries(passing, peers)?;
         for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
             let rows = self.best_rows(pass, passing, peers)?;
-            let position = |row: &u32| pass.shard.position_ids[*row as usize];
-            let passed: Vec<Vec<u32>> = rows.iter().map(|rows| rows.iter().map(position).collect()).collect();
-            watch.chosen(self.index, pass.shard.block, Chosen::Passed(&passed));
+            watch.chosen(self.index, pass.shard.block, Chosen::Passed(&rows));
             let Projected { k, v, .. } = &pass.qkv;
             peers.send(self.keys_of(pass.shard.block), vec![backend.gather(k, &rows)?, backend.gather(v, &rows)?])?;
         }
@@ -73,7 +68,8 @@ impl<B: Backend> Layer<'_, B> {
             PassingScore::Heads { path } => {
                 let missing = || ModelError::RetainingHeads { path: path.into(), cause: "they were not loaded".into() };
                 let heads = self.phase.heads.ok_or_else(missing)?;
-                let scores = heads.scores(backend, self.index, &pass.raw)?;
+                let raw = pass.raw.as_ref().expect("it is kept where there are heads");
+                let scores = heads.scores(backend, self.index, raw)?;
                 scores.into_iter().map(|head| max_pool(&head, passing.pool)[first..].to_vec()).collect::<Vec<_>>()
             }
             PassingScore::Query { rows: query } => {
@@ -85,7 +81,7 @@ impl<B: Backend> Layer<'_, B> {
                 scores.chunks(rows).map(|head| max_pool(&head[first..], passing.pool)).collect()
             }
         };
-        let row = |at: u32| at + first as u32;
+        let row = |at: usize| (at + first) as u32;
         Ok(scores.iter().map(|scores| top_k(scores, passing.tokens).into_iter().map(row).collect()).collect())
     }
 }

@@ -8,7 +8,7 @@ use super::super::compute::Compute;
 use super::super::lanes::Element;
 use super::super::pool::{Shared, Tasks};
 use super::super::scores::mean;
-use crate::{FlexRule, KernelError, KeySets, VerticalSlashRule};
+use crate::{FlexRule, KernelError, KeySets, VerticalSlashRule, top_k};
 
 /// Rows of a block, and keys of a slash block, of the vertical-slash pattern; rows it is estimated from.
 const SLASH: usize = 64;
@@ -32,7 +32,7 @@ pub(super) fn vertical_slash<E: Element>(
         let Masses { columns, offsets } = unsafe { &mut *shared.at(head) };
         columns.iter_mut().take(30).for_each(|mass| *mass = f32::INFINITY);
         offsets.iter_mut().take(100).for_each(|mass| *mass = f32::INFINITY);
-        let (columns, offsets) = (top(columns, rule.vertical.max(30)), top(offsets, rule.slash.max(50)));
+        let (columns, offsets) = (top_k(columns, rule.vertical.max(30)), top_k(offsets, rule.slash.max(50)));
         let blocks = (0..tokens).step_by(SLASH);
         blocks.map(|first| block_keys(&columns, &offsets, first + SLASH, tokens)).collect()
     });
@@ -112,8 +112,8 @@ impl<E: Element> Blocks<'_, E> {
                 ((covering(shares, limit(rule.gamma, 1.0)).len() + 1) / FLEX + 1).clamp(least, count)
             }
         };
-        let columns = top(&columns, budget(&masses.columns));
-        let offsets = top(&offsets, budget(&masses.offsets));
+        let columns = top_k(&columns, budget(&masses.columns));
+        let offsets = top_k(&offsets, budget(&masses.offsets));
         let mut kept = vec![false; count * count];
         for row in 0..count {
             columns.iter().filter(|column| **column <= row).for_each(|column| kept[row * count + column] = true);
@@ -176,17 +176,6 @@ fn by_head<E: Element>(
 /// The mass of each block of keys or offsets, a mean over the rows it was summed over.
 fn pool(masses: &[f32]) -> Vec<f32> {
     masses.chunks(FLEX).map(|block| block.iter().map(|mass| mass / FLEX as f32).sum()).collect()
-}
-
-/// The indices of the `count` largest, ascending; ties go to the first.
-fn top(masses: &[f32], count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..masses.len()).collect();
-    if count < order.len() {
-        order.select_nth_unstable_by(count, |a, b| masses[*b].total_cmp(&masses[*a]).then(a.cmp(b)));
-        order.truncate(count);
-        order.sort_unstable();
-    }
-    order
 }
 
 /// The share `gamma` of a mass; the whole is never missed by rounding.
