@@ -12,12 +12,12 @@ use thiserror::Error;
 
 use crate::api::Role;
 
-/// First words of a host on its supervisor link.
-#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+/// First words of a host on its supervisor link, at its start and whenever it comes back to a supervisor.
+#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Hello {
     /// Host name, as the cluster file has it.
     pub name: String,
-    /// Whether it encodes contexts or generates.
+    /// What it is started as.
     pub role: HostRole,
     /// Larger at each start of the process: a message of an earlier life is refused.
     pub incarnation: u64,
@@ -25,22 +25,36 @@ pub struct Hello {
     pub pid: u32,
     /// Where other hosts reach it.
     pub address: String,
+    /// The cluster it has worked for since its start, as its `Welcome` named it; 0 before the first.
+    pub cluster: u64,
+    /// Contexts it holds shards of or encodes.
+    pub contexts: Vec<u64>,
+    /// Jobs it generates for or has an answer of.
+    pub jobs: Vec<u64>,
 }
 
-/// A working role on the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+/// What a process on a supervisor link is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub enum HostRole {
     /// Encodes shards.
+    #[default]
     Context,
     /// Generates.
     Query,
+    /// Waits to take the place of either.
+    Spare,
+    /// Starts, watches and ends the host processes of a machine.
+    Node,
 }
 
-impl From<HostRole> for Role {
-    fn from(role: HostRole) -> Self {
-        match role {
-            HostRole::Context => Role::Context,
-            HostRole::Query => Role::Query,
+impl HostRole {
+    /// The host's role; none for a node.
+    pub fn role(self) -> Option<Role> {
+        match self {
+            Self::Context => Some(Role::Context),
+            Self::Query => Some(Role::Query),
+            Self::Spare => Some(Role::Spare),
+            Self::Node => None,
         }
     }
 }
@@ -64,8 +78,8 @@ pub enum HostMessage {
     },
     /// A shard moved on by a layer.
     Progress {
-        /// Job.
-        job: u64,
+        /// Context.
+        context: u64,
         /// Shard.
         block: u32,
         /// Layers done.
@@ -73,12 +87,27 @@ pub enum HostMessage {
         /// Layers in all.
         of: u32,
     },
-    /// A shard is encoded and its KV held.
+    /// A shard is encoded and its KV held. Said again when the order for it comes again.
     Encoded(Encoded),
-    /// Phase 2 made a token.
+    /// An order to encode came to nothing.
+    NotEncoded {
+        /// Context.
+        context: u64,
+        /// Attempt of the order.
+        attempt: u32,
+        /// Whether another host could not be reached or gave up, so that another attempt may succeed.
+        peer_lost: bool,
+        /// Stable code.
+        code: String,
+        /// What failed, where, and what to do.
+        message: String,
+    },
+    /// Phase 2 made a token. All are said again when the order to generate comes again.
     Token {
         /// Job.
         job: u64,
+        /// Place in the answer, from 0.
+        index: u32,
         /// Token id.
         id: u32,
         /// Text it completes.
@@ -88,10 +117,21 @@ pub enum HostMessage {
     Generated {
         /// Job.
         job: u64,
+        /// Tokens in all.
+        tokens: u32,
         /// Whether an end of sequence or stop string ended it, rather than the token limit.
         stopped: bool,
         /// Text held back while it could have begun a stop string.
         text: String,
+    },
+    /// Phase 2 waits: shards of a host do not answer. It goes on with the next [`HostCommand::Holders`].
+    Stalled {
+        /// Job.
+        job: u64,
+        /// The host that does not answer.
+        host: String,
+        /// What was observed.
+        cause: String,
     },
     /// The host could not do its part of a job.
     Failed {
@@ -102,13 +142,24 @@ pub enum HostMessage {
         /// What failed, where, and what to do.
         message: String,
     },
+    /// A node: a host process of it ended. The node starts it again, unless it has ended too often.
+    Exited {
+        /// Host.
+        host: String,
+        /// Incarnation that ended.
+        incarnation: u64,
+        /// How.
+        cause: String,
+        /// Whether it will be started again.
+        restarting: bool,
+    },
 }
 
 /// One encoded shard.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Encoded {
-    /// Job.
-    pub job: u64,
+    /// Context.
+    pub context: u64,
     /// Shard.
     pub block: u32,
     /// Context tokens kept.
@@ -130,20 +181,42 @@ pub enum HostCommand {
     Welcome {
         /// Milliseconds between heartbeats.
         heartbeat_ms: u64,
+        /// The cluster, for later hellos.
+        cluster: u64,
     },
     /// Refuses a hello; the host ends.
     Refuse {
         /// Why.
         reason: String,
     },
-    /// Encode shards and keep their KV.
+    /// Encode shards and keep their KV. Shards held already are reported again, those under way are not begun anew; an order
+    /// of a later attempt ends one whose shards pass each other something.
     Encode(EncodeShards),
-    /// Answer a query over shards that context hosts hold.
+    /// Answer a query over shards that context hosts hold. Given again, everything said so far is said again.
     Generate(Generate),
-    /// Forget a job: stop its work, free its KV.
-    Release {
+    /// Shards moved: ask these hosts from now on.
+    Holders {
         /// Job.
         job: u64,
+        /// Who holds which shards.
+        holders: Vec<ShardHolder>,
+    },
+    /// End a generation and forget its answer.
+    Stop {
+        /// Job.
+        job: u64,
+    },
+    /// Stop encoding a context and free its KV.
+    Release {
+        /// Context.
+        context: u64,
+    },
+    /// A node: end a host's process at once; it was declared dead. The node starts it again.
+    Kill {
+        /// Host.
+        host: String,
+        /// Incarnation; a later one is left alone.
+        incarnation: u64,
     },
     /// End the process.
     Shutdown,
@@ -153,8 +226,10 @@ pub enum HostCommand {
 /// something.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub struct EncodeShards {
-    /// Job.
-    pub job: u64,
+    /// Context.
+    pub context: u64,
+    /// Larger each time that the context's shards are dealt anew.
+    pub attempt: u32,
     /// The shards, ascending by block.
     pub shards: Vec<Shard>,
     /// Shards of the whole plan.
@@ -170,8 +245,12 @@ pub struct EncodeShards {
 pub struct Generate {
     /// Job.
     pub job: u64,
+    /// Context.
+    pub context: u64,
     /// Query tokens.
     pub query_ids: Vec<u32>,
+    /// Tokens of the answer that another host generated; they are gone through again, not chosen again.
+    pub generated: Vec<u32>,
     /// Position id of the first of them.
     pub query_start: u32,
     /// Keys that the shards must add up to.
@@ -184,7 +263,7 @@ pub struct Generate {
     pub choice: TokenChoice,
 }
 
-/// A context host that holds shards of a job.
+/// A context host that holds shards of a context.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub struct ShardHolder {
     /// Host name.
@@ -219,8 +298,10 @@ pub enum Opening {
     Attach(Attach),
     /// Parcels of phase 1, from another context host.
     Pass {
-        /// Job.
-        job: u64,
+        /// Context.
+        context: u64,
+        /// Attempt of the sender's order; parcels of another one are not taken.
+        attempt: u32,
     },
 }
 
@@ -266,8 +347,8 @@ pub struct StreamingMask {
 /// What a query host expects of a context host.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Attach {
-    /// Job.
-    pub job: u64,
+    /// Context.
+    pub context: u64,
     /// Shards the query host expects there.
     pub blocks: Vec<u32>,
 }
