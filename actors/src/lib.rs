@@ -12,6 +12,7 @@ pub mod messages;
 pub mod metric;
 mod payload;
 pub mod query_host;
+pub mod store;
 pub mod supervisor;
 
 pub use error::{HostError, JobError};

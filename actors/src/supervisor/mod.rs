@@ -4,6 +4,7 @@ mod actor;
 mod config;
 mod hosts;
 mod job;
+mod placement;
 mod prepare;
 mod state;
 
@@ -12,5 +13,6 @@ mod tests;
 
 pub use actor::Supervisor;
 pub use config::{ContextHosts, HostSpec, Recovery, SupervisorConfig};
+pub use placement::{Arrangement, Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
 pub use prepare::ModelFront;
 pub use state::{Command, Event, Outcome, PreparedJob, SupervisorState};

@@ -1,0 +1,464 @@
+//! Which host gets which shard of a plan, or why none can. A pure function of what it is told; it moves nothing.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A host that could take shards.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// Its index, as the answer names it.
+    pub host: usize,
+    /// Machine it runs on.
+    pub node: &'a str,
+    /// Its labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Hosts of a higher rank, such as spares, get shards only when those of the lower ones have no room.
+    pub rank: u8,
+    /// Bytes of KV it may still take; none: unlimited.
+    pub free_bytes: Option<u64>,
+    /// Shards it has of jobs that run.
+    pub busy: usize,
+}
+
+/// A shard to place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Shard, by its place in the context.
+    pub block: usize,
+    /// Logical host of the plan; shards of one go to one host when they fit.
+    pub logical: usize,
+    /// Bytes of KV it keeps.
+    pub kv_bytes: u64,
+}
+
+/// What a job asks of the hosts that get its shards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PlacementPolicy {
+    /// How shards lie over nodes.
+    pub arrangement: Arrangement,
+    /// Labels that a host must carry, all of them.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// How a job's shards lie over nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arrangement {
+    /// In turn over the nodes, so that one that is lost costs few shards; idle hosts come before busy ones.
+    #[default]
+    Spread,
+    /// On few nodes: all hosts of one before the next, so that exchanges stay within machines.
+    Pack,
+}
+
+/// No placement is possible.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PlacementRefusal {
+    /// There is no host at all.
+    #[error("no context host or spare is there to take {shards} shards. Start one, or uncordon one")]
+    NoHost {
+        /// Shards to place.
+        shards: usize,
+    },
+    /// No host carries the labels.
+    #[error("none of {hosts} hosts has all labels asked for ({wanted}); {known}. Ask for labels that one host has")]
+    NoSuchLabels {
+        /// Hosts looked at.
+        hosts: usize,
+        /// Labels asked for, as `key=value, ...`.
+        wanted: String,
+        /// What hosts have under these keys.
+        known: String,
+    },
+    /// The hosts have not enough memory.
+    #[error(
+        "{shards} shards need {} of KV, the largest {}, and the hosts have free: {}. Raise memory_limit, add hosts, or shorten the context",
+        mebibytes(*needed), mebibytes(*largest), rooms(free)
+    )]
+    NotEnoughMemory {
+        /// Shards to place.
+        shards: usize,
+        /// Bytes they need together.
+        needed: u64,
+        /// Bytes of the largest.
+        largest: u64,
+        /// Bytes free of each host that has the labels, by its index.
+        free: Vec<(usize, u64)>,
+    },
+}
+
+impl PlacementRefusal {
+    /// A stable code.
+    pub fn code(&self) -> &'static str {
+        "placement_impossible"
+    }
+}
+
+/// The host of each demand, in their order.
+///
+/// Lower ranks first, then hosts with fewer shards, then as the policy arranges, then by index. Where shards are of equal
+/// size, a placement is found whenever there is one.
+pub fn place(
+    demands: &[Demand],
+    candidates: &[Candidate],
+    policy: &PlacementPolicy,
+) -> Result<Vec<usize>, PlacementRefusal> {
+    let shards = demands.len();
+    if candidates.is_empty() {
+        return Err(PlacementRefusal::NoHost { shards });
+    }
+    let has_labels = |candidate: &&Candidate| {
+        policy.labels.iter().all(|(key, value)| candidate.labels.get(key).is_some_and(|has| has == value))
+    };
+    let matching: Vec<Candidate> = candidates.iter().filter(has_labels).copied().collect();
+    if matching.is_empty() {
+        return Err(no_such_labels(candidates, &policy.labels));
+    }
+    let empty = Floor::new(matching, policy.arrangement);
+    let dealt = empty.clone().deal_groups(demands).or_else(|| empty.clone().deal_tightly(demands));
+    dealt.ok_or_else(|| PlacementRefusal::NotEnoughMemory {
+        shards,
+        needed: demands.iter().fold(0, |sum, demand| sum.saturating_add(demand.kv_bytes)),
+        largest: demands.iter().map(|demand| demand.kv_bytes).max().unwrap_or(0),
+        free: empty.hosts.iter().filter_map(|host| Some((host.candidate.host, host.room?))).collect(),
+    })
+}
+
+/// A host and what it has been dealt.
+#[derive(Clone)]
+struct Place<'a> {
+    candidate: Candidate<'a>,
+    room: Option<u64>,
+    own: usize,
+}
+
+impl Place<'_> {
+    fn fits(&self, bytes: u64) -> bool {
+        self.room.is_none_or(|room| bytes <= room)
+    }
+
+    fn take(&mut self, bytes: u64) {
+        self.own += 1;
+        self.room = self.room.map(|room| room - bytes);
+    }
+}
+
+#[derive(Clone)]
+struct Floor<'a> {
+    hosts: Vec<Place<'a>>,
+    arrangement: Arrangement,
+}
+
+impl<'a> Floor<'a> {
+    fn new(matching: Vec<Candidate<'a>>, arrangement: Arrangement) -> Self {
+        let place = |candidate: Candidate<'a>| Place { candidate, room: candidate.free_bytes, own: 0 };
+        Self { hosts: matching.into_iter().map(place).collect(), arrangement }
+    }
+
+    /// Deals shards of one logical host together where they fit.
+    fn deal_groups(mut self, demands: &[Demand]) -> Option<Vec<usize>> {
+        let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (at, demand) in demands.iter().enumerate() {
+            groups.entry(demand.logical).or_default().push(at);
+        }
+        let ranks: BTreeSet<u8> = self.hosts.iter().map(|host| host.candidate.rank).collect();
+        let mut hosts = vec![0; demands.len()];
+        for group in groups.values() {
+            let bytes: Vec<u64> = group.iter().map(|&at| demands[at].kv_bytes).collect();
+            let dealt = ranks.iter().find_map(|&rank| self.together(&bytes, rank).or_else(|| self.apart(&bytes, rank)));
+            for (&at, place) in group.iter().zip(dealt?) {
+                hosts[at] = self.hosts[place].candidate.host;
+            }
+        }
+        Some(hosts)
+    }
+
+    /// All of a group on one host up to a rank.
+    fn together(&mut self, bytes: &[u64], rank: u8) -> Option<Vec<usize>> {
+        let sum = bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+        let place = self.best(sum, rank)?;
+        bytes.iter().for_each(|&bytes| self.hosts[place].take(bytes));
+        Some(vec![place; bytes.len()])
+    }
+
+    /// Each of a group where it fits, on hosts up to a rank.
+    fn apart(&mut self, bytes: &[u64], rank: u8) -> Option<Vec<usize>> {
+        let mut tried = self.clone();
+        let mut take = |&bytes: &u64| {
+            let place = tried.best(bytes, rank)?;
+            tried.hosts[place].take(bytes);
+            Some(place)
+        };
+        let places = bytes.iter().map(&mut take).collect::<Option<_>>()?;
+        *self = tried;
+        Some(places)
+    }
+
+    /// The largest shards first, each where the least is left over: for sizes so unequal that order matters.
+    fn deal_tightly(mut self, demands: &[Demand]) -> Option<Vec<usize>> {
+        let mut order: Vec<usize> = (0..demands.len()).collect();
+        order.sort_by_key(|&at| Reverse(demands[at].kv_bytes));
+        let mut hosts = vec![0; demands.len()];
+        for at in order {
+            let bytes = demands[at].kv_bytes;
+            let fitting = self.hosts.iter_mut().filter(|host| host.fits(bytes));
+            let key = |host: &&mut Place| (host.candidate.rank, host.room.unwrap_or(u64::MAX), host.candidate.host);
+            let place = fitting.min_by_key(key)?;
+            place.take(bytes);
+            hosts[at] = place.candidate.host;
+        }
+        Some(hosts)
+    }
+
+    /// The host that comes first of those up to a rank with room for `bytes`.
+    fn best(&self, bytes: u64, rank: u8) -> Option<usize> {
+        let allowed = |place: &usize| self.hosts[*place].candidate.rank <= rank && self.hosts[*place].fits(bytes);
+        let places = 0..self.hosts.len();
+        match self.arrangement {
+            Arrangement::Spread => places.filter(allowed).min_by_key(|&place| self.spread_key(place)),
+            Arrangement::Pack => places.filter(allowed).min_by_key(|&place| self.pack_key(place)),
+        }
+    }
+
+    /// Idle hosts first, of these the one whose node has the fewest of the job's shards.
+    fn spread_key(&self, place: usize) -> impl Ord + use<> {
+        let Place { candidate, own, .. } = &self.hosts[place];
+        let on_node: usize = self.of_node(candidate.node).map(|host| host.own).sum();
+        (candidate.rank, candidate.busy + own, on_node, candidate.host)
+    }
+
+    /// Hosts without a shard of the job first, of these those on nodes in use, then those on the node with the most of them.
+    fn pack_key(&self, place: usize) -> impl Ord + use<> {
+        let Place { candidate, own, .. } = &self.hosts[place];
+        let in_use = self.of_node(candidate.node).any(|host| host.own > 0);
+        let unused = self.of_node(candidate.node).filter(|host| host.candidate.rank == candidate.rank && host.own == 0);
+        (candidate.rank, *own, !in_use, Reverse(unused.count()), candidate.busy, candidate.host)
+    }
+
+    fn of_node<'b>(&'b self, node: &'b str) -> impl Iterator<Item = &'b Place<'a>> {
+        self.hosts.iter().filter(move |host| host.candidate.node == node)
+    }
+}
+
+fn no_such_labels(candidates: &[Candidate], wanted: &BTreeMap<String, String>) -> PlacementRefusal {
+    let known = |key: &String| {
+        let values: BTreeSet<&str> =
+            candidates.iter().filter_map(|candidate| candidate.labels.get(key)).map(String::as_str).collect();
+        match values.is_empty() {
+            true => format!("no host has a label {key}"),
+            false => format!("{key} is {}", values.into_iter().collect::<Vec<_>>().join(" or ")),
+        }
+    };
+    PlacementRefusal::NoSuchLabels {
+        hosts: candidates.len(),
+        wanted: wanted.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(", "),
+        known: wanted.keys().map(known).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+fn rooms(free: &[(usize, u64)]) -> String {
+    free.iter().map(|(host, bytes)| format!("host {host} {}", mebibytes(*bytes))).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A host of a test: node, labels, rank, room, shards it has.
+    #[derive(Clone, Debug)]
+    struct Host {
+        node: String,
+        labels: BTreeMap<String, String>,
+        rank: u8,
+        free: Option<u64>,
+        busy: usize,
+    }
+
+    fn labels(of: &[(&str, &str)]) -> BTreeMap<String, String> {
+        of.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+    }
+
+    /// Hosts on these nodes, with unlimited memory and nothing to do.
+    fn hosts(nodes: &[&str]) -> Vec<Host> {
+        let host = |node: &&str| Host { node: node.to_string(), labels: labels(&[]), rank: 0, free: None, busy: 0 };
+        nodes.iter().map(host).collect()
+    }
+
+    fn limited(free: &[u64]) -> Vec<Host> {
+        let mut hosts = hosts(&vec!["a"; free.len()]);
+        hosts.iter_mut().zip(free).for_each(|(host, &free)| host.free = Some(free));
+        hosts
+    }
+
+    fn placed(hosts: &[Host], demands: &[Demand], policy: &PlacementPolicy) -> Result<Vec<usize>, PlacementRefusal> {
+        let candidate = |(host, of): (usize, &Host)| Candidate {
+            host,
+            node: hosts[host].node.as_str(),
+            labels: &hosts[host].labels,
+            rank: of.rank,
+            free_bytes: of.free,
+            busy: of.busy,
+        };
+        let candidates: Vec<Candidate> = hosts.iter().enumerate().map(candidate).collect();
+        place(demands, &candidates, policy)
+    }
+
+    /// One shard for each logical host.
+    fn each(count: usize, kv_bytes: u64) -> Vec<Demand> {
+        (0..count).map(|at| Demand { block: at, logical: at, kv_bytes }).collect()
+    }
+
+    fn pack() -> PlacementPolicy {
+        PlacementPolicy { arrangement: Arrangement::Pack, ..PlacementPolicy::default() }
+    }
+
+    #[test]
+    fn one_machine_is_dealt_in_order_and_wraps_around() {
+        let policy = PlacementPolicy::default();
+        assert_eq!(placed(&hosts(&["a"; 4]), &each(4, 9), &policy), Ok(vec![0, 1, 2, 3]));
+        assert_eq!(placed(&hosts(&["a"; 2]), &each(5, 9), &policy), Ok(vec![0, 1, 0, 1, 0]));
+        assert_eq!(placed(&hosts(&["a"; 2]), &[], &policy), Ok(vec![]));
+        let mut some_busy = hosts(&["a"; 3]);
+        some_busy[0].busy = 2;
+        assert_eq!(placed(&some_busy, &each(4, 9), &policy), Ok(vec![1, 2, 1, 2]));
+    }
+
+    #[test]
+    fn nodes_are_taken_in_turn_or_filled() {
+        let nodes = hosts(&["a", "a", "b", "b", "b"]);
+        assert_eq!(placed(&nodes, &each(5, 9), &PlacementPolicy::default()), Ok(vec![0, 2, 1, 3, 4]));
+        assert_eq!(placed(&nodes, &each(3, 9), &pack()), Ok(vec![2, 3, 4]));
+        assert_eq!(placed(&nodes, &each(6, 9), &pack()), Ok(vec![2, 3, 4, 0, 1, 0]));
+    }
+
+    #[test]
+    fn shards_of_one_logical_host_stay_together_when_they_fit() {
+        let shard = |block, logical| Demand { block, logical, kv_bytes: 10 };
+        let zigzag = [shard(0, 0), shard(1, 1), shard(2, 1), shard(3, 0)];
+        let policy = PlacementPolicy::default();
+        assert_eq!(placed(&limited(&[20, 20]), &zigzag, &policy), Ok(vec![0, 1, 1, 0]));
+        assert_eq!(placed(&limited(&[10, 20, 10]), &zigzag, &policy), Ok(vec![1, 0, 2, 1]));
+        assert_eq!(placed(&limited(&[15, 19, 19, 19]), &zigzag, &policy), Ok(vec![0, 2, 3, 1]));
+    }
+
+    #[test]
+    fn spares_are_last() {
+        let mut with_spare = limited(&[100, 20, 20]);
+        with_spare[0].rank = 1;
+        let policy = PlacementPolicy::default();
+        assert_eq!(placed(&with_spare, &each(4, 10), &policy), Ok(vec![1, 2, 1, 2]));
+        assert_eq!(placed(&with_spare, &each(5, 10), &policy), Ok(vec![1, 2, 1, 2, 0]));
+        assert_eq!(placed(&with_spare[..1], &each(1, 10), &policy), Ok(vec![0]));
+    }
+
+    #[test]
+    fn unequal_shards_are_packed_when_dealing_in_order_fails() {
+        let demands = [2, 2, 6, 6].iter().enumerate();
+        let demands: Vec<_> = demands.map(|(at, &kv_bytes)| Demand { block: at, logical: at, kv_bytes }).collect();
+        assert_eq!(placed(&limited(&[6, 10]), &demands, &PlacementPolicy::default()), Ok(vec![1, 1, 0, 1]));
+    }
+
+    #[test]
+    fn refusals_say_what_there_is() {
+        let policy =
+            PlacementPolicy { labels: labels(&[("rack", "c"), ("disk", "fast")]), ..PlacementPolicy::default() };
+        assert_eq!(placed(&[], &each(2, 1), &policy), Err(PlacementRefusal::NoHost { shards: 2 }));
+        let mut racks = hosts(&["n", "n"]);
+        racks[0].labels = labels(&[("rack", "a")]);
+        racks[1].labels = labels(&[("rack", "b")]);
+        let refused = placed(&racks, &each(2, 1), &policy).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "none of 2 hosts has all labels asked for (disk=fast, rack=c); no host has a label disk, rack is a or b. \
+             Ask for labels that one host has"
+        );
+        let refused =
+            placed(&limited(&[1 << 20, 3 << 19]), &each(3, 1 << 20), &PlacementPolicy::default()).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "3 shards need 3.0 MiB of KV, the largest 1.0 MiB, and the hosts have free: host 0 1.0 MiB, host 1 1.5 MiB. \
+             Raise memory_limit, add hosts, or shorten the context"
+        );
+    }
+
+    /// Whether any assignment at all respects memory and labels.
+    fn possible(hosts: &[Host], demands: &[Demand], policy: &PlacementPolicy, rooms: &mut [u64]) -> bool {
+        let Some((first, rest)) = demands.split_first() else { return true };
+        (0..hosts.len()).any(|host| {
+            let matches = policy.labels.iter().all(|(key, value)| hosts[host].labels.get(key) == Some(value));
+            if !matches || rooms[host] < first.kv_bytes {
+                return false;
+            }
+            rooms[host] -= first.kv_bytes;
+            let found = possible(hosts, rest, policy, rooms);
+            rooms[host] += first.kv_bytes;
+            found
+        })
+    }
+
+    fn any_host() -> impl Strategy<Value = Host> {
+        let free = prop_oneof![1 => Just(None), 5 => (0u64..40).prop_map(Some)];
+        ("[ab]", prop_oneof!["x", "y"], 0..2u8, free, 0..3usize).prop_map(|(node, rack, rank, free, busy)| Host {
+            node,
+            labels: labels(&[("rack", &rack)]),
+            rank,
+            free,
+            busy,
+        })
+    }
+
+    fn any_policy() -> impl Strategy<Value = PlacementPolicy> {
+        let arrangement = prop_oneof![Just(Arrangement::Spread), Just(Arrangement::Pack)];
+        (arrangement, prop_oneof![Just(vec![]), Just(vec![("rack", "x")])])
+            .prop_map(|(arrangement, of)| PlacementPolicy { arrangement, labels: labels(&of) })
+    }
+
+    proptest! {
+        #[test]
+        fn placements_respect_memory_and_labels(
+            hosts in prop::collection::vec(any_host(), 0..6),
+            sizes in prop::collection::vec((0..4usize, 0u64..20), 0..9),
+            policy in any_policy(),
+        ) {
+            let demand = |(block, &(logical, kv_bytes)): (usize, &(usize, u64))| Demand { block, logical, kv_bytes };
+            let demands: Vec<Demand> = sizes.iter().enumerate().map(demand).collect();
+            let placement = placed(&hosts, &demands, &policy);
+            prop_assert_eq!(&placement, &placed(&hosts, &demands, &policy));
+            let Ok(placement) = placement else { return Ok(()) };
+            prop_assert_eq!(placement.len(), demands.len());
+            for (at, host) in hosts.iter().enumerate() {
+                let own = || demands.iter().zip(&placement).filter(|(_, placed)| **placed == at);
+                let taken: u64 = own().map(|(demand, _)| demand.kv_bytes).sum();
+                prop_assert!(host.free.is_none_or(|free| taken <= free));
+                let matches = policy.labels.iter().all(|(key, value)| host.labels.get(key) == Some(value));
+                prop_assert!(matches || own().count() == 0);
+            }
+        }
+
+        #[test]
+        fn equal_shards_are_placed_whenever_they_can_be(
+            hosts in prop::collection::vec(any_host(), 1..4),
+            (shards, logical, kv_bytes) in (0..6usize, 1..5usize, 0u64..20),
+            policy in any_policy(),
+        ) {
+            let demand = |block| Demand { block, logical: block % logical, kv_bytes };
+            let demands: Vec<Demand> = (0..shards).map(demand).collect();
+            let mut rooms: Vec<u64> = hosts.iter().map(|host| host.free.unwrap_or(u64::MAX)).collect();
+            let matching = hosts.iter().any(|host| policy.labels.iter().all(|(k, v)| host.labels.get(k) == Some(v)));
+            let expected = matching && possible(&hosts, &demands, &policy, &mut rooms);
+            prop_assert_eq!(placed(&hosts, &demands, &policy).is_ok(), expected);
+        }
+    }
+}
