@@ -6,6 +6,8 @@ use asterism_models::Sampling;
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::supervisor::PlacementPolicy;
+
 /// A job: a context, a question about it, and how to answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,6 +50,9 @@ pub struct JobRequest {
     /// Free labels, shown by `job list`.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Which hosts its shards may go to.
+    #[serde(default)]
+    pub placement: PlacementPolicy,
 }
 
 fn default_max_tokens() -> usize {
@@ -412,6 +417,9 @@ pub struct SessionRequest {
     /// Seconds until it ends by itself; absent: the cluster's default.
     #[serde(default)]
     pub ttl_s: Option<f64>,
+    /// Which hosts its shards may go to.
+    #[serde(default)]
+    pub placement: PlacementPolicy,
 }
 
 /// How a session is.

@@ -4,7 +4,7 @@ use asterism_models::ModelError;
 use asterism_plan::PlanError;
 use thiserror::Error;
 
-use crate::api::ErrorBody;
+use crate::{api::ErrorBody, store::StoreError, supervisor::PlacementRefusal};
 
 /// A request about a job was refused, or a job failed.
 #[derive(Debug, Error)]
@@ -66,6 +66,80 @@ pub enum JobError {
         /// How.
         state: String,
     },
+    /// No host can take the context, whatever else ends.
+    #[error("{0}")]
+    Placement(PlacementRefusal),
+    /// Sessions hold what the context would need.
+    #[error(
+        "{needed} bytes of keys and values are needed and {free} are free: {cause}. Drop a session (`asterism session list`) or shorten the context"
+    )]
+    Capacity {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+        /// Which limit.
+        cause: String,
+    },
+    /// The name is taken.
+    #[error("there is a session {name} already; `asterism session drop {name}` ends it")]
+    SessionExists {
+        /// The name.
+        name: String,
+    },
+    /// No such session.
+    #[error("there is no session {name}; `asterism session list` shows those there are")]
+    NoSession {
+        /// The name asked for.
+        name: String,
+    },
+    /// Its time has passed.
+    #[error("session {name} has ended: its time to live passed. Create it again, with a longer --ttl")]
+    SessionExpired {
+        /// The session.
+        name: String,
+    },
+    /// Its context could not be encoded.
+    #[error("session {name} failed: {cause}. Drop it and create it again")]
+    SessionFailed {
+        /// The session.
+        name: String,
+        /// Why.
+        cause: String,
+    },
+    /// No such host.
+    #[error("there is no host {name} in the cluster file; `asterism host list` shows those there are")]
+    NoHost {
+        /// The name asked for.
+        name: String,
+    },
+    /// Nobody else does what it does.
+    #[error("{name} is the last {role} host that takes work; start or uncordon another one first")]
+    LastHost {
+        /// The host.
+        name: String,
+        /// Its role.
+        role: String,
+    },
+    /// A spare that works already.
+    #[error("spare {name} holds {shards} shards and answers {jobs} jobs; take an idle spare, or wait")]
+    SpareBusy {
+        /// The spare.
+        name: String,
+        /// Shards it holds or encodes.
+        shards: usize,
+        /// Jobs it generates for.
+        jobs: usize,
+    },
+    /// A host is not as the request needs it.
+    #[error("{message}")]
+    HostConflict {
+        /// What is and what to do.
+        message: String,
+    },
+    /// The journal could not be written.
+    #[error("the request was not taken, as it could not be kept: {0}")]
+    Journal(#[from] StoreError),
     /// The supervisor is shutting down.
     #[error("the supervisor is shutting down")]
     Stopping,
@@ -83,6 +157,17 @@ impl JobError {
             Self::Overloaded { .. } => "overloaded",
             Self::NotFound { .. } => "job_not_found",
             Self::Ended { .. } => "job_ended",
+            Self::Placement(_) => "placement_impossible",
+            Self::Capacity { .. } => "capacity_exhausted",
+            Self::SessionExists { .. } => "session_exists",
+            Self::NoSession { .. } => "session_not_found",
+            Self::SessionExpired { .. } => "session_expired",
+            Self::SessionFailed { .. } => "session_failed",
+            Self::NoHost { .. } => "host_not_found",
+            Self::LastHost { .. } => "last_host",
+            Self::SpareBusy { .. } => "spare_busy",
+            Self::HostConflict { .. } => "host_conflict",
+            Self::Journal(error) => error.code(),
             Self::Stopping => "stopping",
         }
     }
@@ -125,6 +210,9 @@ pub enum HostError {
         /// Why.
         reason: String,
     },
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] StoreError),
     /// The link to the supervisor ended.
     #[error("host {host} lost its supervisor: {cause}")]
     Lost {
@@ -150,6 +238,7 @@ impl HostError {
             Self::Actor { .. } => "actor",
             Self::Supervisor { cause, .. } => cause.code(),
             Self::Refused { .. } => "refused",
+            Self::Journal(error) => error.code(),
             Self::Lost { .. } => "supervisor_lost",
             Self::Model { cause, .. } => cause.code(),
         }

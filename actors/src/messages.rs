@@ -275,7 +275,7 @@ pub struct ShardHolder {
 }
 
 /// How tokens are chosen and when generation ends.
-#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize)]
 pub struct TokenChoice {
     /// Most tokens.
     pub max_tokens: u32,

@@ -3,7 +3,7 @@
 use asterism_transport::Observer;
 use metrics::{counter, gauge, histogram};
 
-use crate::api::{ClusterStatus, FinishReason, HostHealth, Timings};
+use crate::api::{ClusterStatus, FinishReason, HostHealth, SessionState, SessionStatus, Timings};
 
 /// Declares a metric name with its help text.
 macro_rules! names {
@@ -55,6 +55,16 @@ names! {
     HOST_HEARTBEAT_AGE = "host_heartbeat_age_seconds";
     /// Hosts declared dead, by reason.
     HOST_FAILURES = "host_failures_total";
+    /// Times that a host's process was started again.
+    HOST_RESTARTS = "host_restarts_total";
+    /// Shards encoded again after a loss.
+    SHARD_REENCODES = "shard_reencodes_total";
+    /// Seconds from a loss to the next token or encoded context.
+    RECOVERY_DURATION = "recovery_duration_seconds";
+    /// Sessions, by state.
+    SESSIONS = "sessions";
+    /// Questions to sessions.
+    SESSION_HITS = "session_hits_total";
     /// Bytes of frames, by direction.
     TRANSPORT_BYTES = "transport_bytes_total";
     /// Peers refused, by reason.
@@ -107,6 +117,23 @@ pub enum Observation {
         /// Share of dense attention's pairs that were not computed.
         sparsity: f64,
     },
+    /// A session was asked.
+    SessionHit,
+    /// Shards are encoded again.
+    ShardsReencoded {
+        /// How many.
+        shards: usize,
+    },
+    /// A job goes on after a loss.
+    Recovered {
+        /// Seconds since the loss was declared.
+        seconds: f64,
+    },
+    /// A host's process was started again.
+    HostRestarted {
+        /// Host.
+        host: String,
+    },
     /// A host was declared dead.
     HostFailed {
         /// Why, from a short list.
@@ -150,6 +177,10 @@ impl Observation {
             Self::JobEncoded { method, sparsity } => {
                 gauge!(ATTENTION_SPARSITY, "method" => method.clone()).set(*sparsity);
             }
+            Self::SessionHit => counter!(SESSION_HITS).increment(1),
+            Self::ShardsReencoded { shards } => counter!(SHARD_REENCODES).increment(*shards as u64),
+            Self::Recovered { seconds } => histogram!(RECOVERY_DURATION).record(*seconds),
+            Self::HostRestarted { host } => counter!(HOST_RESTARTS, "host" => host.clone()).increment(1),
             Self::HostFailed { reason } => counter!(HOST_FAILURES, "reason" => *reason).increment(1),
         }
     }
@@ -167,6 +198,14 @@ pub fn record_cluster(status: &ClusterStatus) {
             gauge!(HOST_HEARTBEAT_AGE, "host" => host.name.clone()).set(age);
         }
         gauge!(KV_CACHE_BYTES, "host" => host.name.clone(), "state" => "held").set(host.kv_bytes as f64);
+    }
+}
+
+/// Sets the gauges that describe the sessions there are now.
+pub fn record_sessions(sessions: &[SessionStatus]) {
+    for state in [SessionState::Encoding, SessionState::Ready, SessionState::Recovering, SessionState::Failed] {
+        let count = sessions.iter().filter(|session| session.state == state).count();
+        gauge!(SESSIONS, "state" => format!("{state:?}").to_lowercase()).set(count as f64);
     }
 }
 

@@ -177,6 +177,18 @@ pub enum StoreError {
         /// What the operating system says.
         cause: io::Error,
     },
+    /// An entry is not what it should be.
+    #[error(
+        "the journal's entry {table} '{key}' cannot be read: {cause}. Start the version that wrote it; or move the journal away and the supervisor starts anew, with no job or session"
+    )]
+    Record {
+        /// Table.
+        table: &'static str,
+        /// Key.
+        key: String,
+        /// What is wrong with it.
+        cause: String,
+    },
     /// A key is too long.
     #[error("a key of table {table} has {got} bytes; at most {limit} can be stored. Give a shorter name")]
     KeyTooLong {
@@ -211,6 +223,7 @@ impl StoreError {
             Self::InUse { .. } => "journal_in_use",
             Self::DiskFull { .. } => "disk_full",
             Self::Io { .. } => "journal_io",
+            Self::Record { .. } => "journal_damaged",
             Self::KeyTooLong { .. } => "key_too_long",
             Self::ValueTooLong { .. } => "value_too_long",
         }

@@ -1,6 +1,6 @@
 //! What the supervisor is told once, at its start. Resolved values: no file, no defaults.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use asterism_kernels::DType;
 use asterism_plan::MethodConfig;
@@ -30,15 +30,36 @@ pub struct SupervisorConfig {
     pub max_running: usize,
     /// Jobs that may wait.
     pub max_queue: usize,
-    /// What happens to a job whose host dies.
+    /// Who takes the work of a host that is lost.
     pub recovery: Recovery,
+    /// How long a job waits for a host to take lost work.
+    pub patience: Duration,
+    /// How long a restarted supervisor waits for hosts to come back, beyond `dead_after`.
+    pub rejoin: Duration,
+    /// Bytes of weights that a host holds.
+    pub weight_bytes: u64,
+    /// Limits of sessions.
+    pub sessions: SessionLimits,
 }
 
-/// What happens to a job whose host dies.
+/// Limits of sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionLimits {
+    /// How long one lives that names no time.
+    pub default_ttl: Duration,
+    /// Most bytes of keys and values over all sessions and hosts.
+    pub max_pinned_bytes: Option<u64>,
+}
+
+/// Who takes the work of a host that is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// It fails with `host_lost`; every other host and job goes on.
+    /// Nobody: its jobs fail with `host_lost`; every other host and job goes on.
     Fail,
+    /// Hosts of its role and spares.
+    Spare,
+    /// Any host, of its role first, then spares: every host loads all of the model.
+    Redistribute,
 }
 
 /// One host as configured.
@@ -52,6 +73,10 @@ pub struct HostSpec {
     pub device: String,
     /// Machine it runs on.
     pub node: String,
+    /// Most bytes of weights, keys and values.
+    pub memory_limit: Option<u64>,
+    /// What placement may ask for.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl SupervisorConfig {

@@ -1,57 +1,120 @@
-//! Who is alive: one record a configured host, by index. Decides nothing about jobs.
+//! Who is alive: one record a configured host, by index, and the node agents that start them. Decides nothing about jobs.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{HostHealth, HostStatus, Role},
+    api::{HostHealth, HostStatus, Role, Scheduling},
     messages::Hello,
-    supervisor::config::HostSpec,
+    supervisor::config::{HostSpec, Recovery},
 };
 
 /// A configured host and what is known of its process.
 #[derive(Debug)]
 pub struct HostRecord {
-    /// As configured.
+    /// As configured; its role may have been exchanged with a spare's since.
     pub spec: HostSpec,
     /// Health.
     pub health: HostHealth,
-    /// Its connection while alive.
+    /// Its connection while it has one.
     pub connection: Option<u64>,
-    /// Its last hello; kept after death, so that an earlier life cannot come back.
+    /// Its last hello; kept after death.
     pub hello: Option<Hello>,
     /// When it last said anything.
     pub last_heard: Duration,
     /// KV bytes held, says its heartbeat.
     pub kv_bytes: u64,
-    /// Why it is dead.
+    /// Why it is dead or not ready.
     pub cause: Option<String>,
+    /// What survives the supervisor.
+    pub kept: KeptHost,
+    /// When a draining host's work moves.
+    pub drain_at: Option<Duration>,
+}
+
+/// What the journal keeps of a host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KeptHost {
+    /// Latest incarnation that said hello.
+    pub incarnation: u64,
+    /// No incarnation up to this one may come back.
+    pub fenced: u64,
+    /// Times that its process was started again.
+    pub restarts: u32,
+    /// Whether it takes new work.
+    pub scheduling: Scheduling,
+    /// Its role, where it is no longer the configured one.
+    pub role: Option<Role>,
+}
+
+/// What a hello means.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// A process that was not known: it holds nothing.
+    New,
+    /// The process that was connected before, with all it holds; `Some`: its earlier connection, to be closed.
+    Back(Option<u64>),
+    /// A later process of a host that was not yet declared dead: that one is gone.
+    Successor,
+    /// Refused, with the reason.
+    Refused(String),
 }
 
 impl HostRecord {
     /// For `status`.
-    pub fn status(&self, now: Duration) -> HostStatus {
+    pub fn status(&self, now: Duration, shards: usize) -> HostStatus {
         HostStatus {
             name: self.spec.name.clone(),
             role: self.spec.role,
             node: self.spec.node.clone(),
-            scheduling: Default::default(),
-            restarts: 0,
-            shards: 0,
+            scheduling: self.kept.scheduling,
+            restarts: self.kept.restarts,
+            shards,
             device: self.spec.device.clone(),
             health: self.health,
             pid: self.hello.as_ref().map(|hello| hello.pid),
             address: self.hello.as_ref().map(|hello| hello.address.clone()),
-            heartbeat_age_s: self.connection.map(|_| self.silence(now).as_secs_f64()),
+            heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
             kv_bytes: self.kv_bytes,
             cause: self.cause.clone(),
         }
     }
+
+    /// Time since it was last heard.
+    pub fn silence(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.last_heard)
+    }
+
+    /// Whether its process is up and can be told something.
+    pub fn is_up(&self) -> bool {
+        self.connection.is_some() && matches!(self.health, HostHealth::Ready | HostHealth::Suspect)
+    }
+
+    /// Whether it takes new work.
+    pub fn takes_work(&self) -> bool {
+        self.is_up() && self.kept.scheduling == Scheduling::Open
+    }
+
+    /// How willingly it does the work of `role`; none when it never does.
+    pub fn rank(&self, role: Role, recovery: Recovery) -> Option<u8> {
+        let started_as = self.hello.as_ref().and_then(|hello| hello.role.role()).unwrap_or(self.spec.role);
+        let able = started_as == role || started_as == Role::Spare || recovery == Recovery::Redistribute;
+        match (self.spec.role, recovery) {
+            _ if !able => None,
+            (own, _) if own == role => Some(0),
+            (Role::Spare, Recovery::Spare | Recovery::Redistribute) => Some(1),
+            (_, Recovery::Redistribute) => Some(2),
+            _ => None,
+        }
+    }
 }
 
-/// Every configured host.
+/// Every configured host, and the connection of each node agent.
 #[derive(Debug)]
 pub struct Hosts {
     records: Vec<HostRecord>,
+    nodes: BTreeMap<String, u64>,
 }
 
 impl Hosts {
@@ -65,8 +128,10 @@ impl Hosts {
             last_heard: Duration::ZERO,
             kv_bytes: 0,
             cause: None,
+            kept: KeptHost::default(),
+            drain_at: None,
         };
-        Self { records: specs.iter().map(record).collect() }
+        Self { records: specs.iter().map(record).collect(), nodes: BTreeMap::new() }
     }
 
     /// All records.
@@ -84,6 +149,11 @@ impl Hosts {
         &mut self.records[host]
     }
 
+    /// A host's name.
+    pub fn name(&self, host: usize) -> &str {
+        &self.records[host].spec.name
+    }
+
     /// The host on a connection.
     pub fn by_connection(&self, connection: u64) -> Option<usize> {
         self.records.iter().position(|host| host.connection == Some(connection))
@@ -94,44 +164,67 @@ impl Hosts {
         self.records.iter().position(|host| host.spec.name == name)
     }
 
-    /// Hosts of a role that take work.
-    pub fn ready(&self, role: Role) -> Vec<usize> {
-        let takes_work = |host: &HostRecord| {
-            host.spec.role == role && matches!(host.health, HostHealth::Ready | HostHealth::Suspect)
-        };
-        (0..self.records.len()).filter(|&host| takes_work(&self.records[host])).collect()
+    /// Hosts that satisfy a condition.
+    pub fn that(&self, condition: impl Fn(&HostRecord) -> bool) -> Vec<usize> {
+        (0..self.records.len()).filter(|&host| condition(&self.records[host])).collect()
     }
 
-    /// Whether a host is still on its way.
-    pub fn starting(&self) -> bool {
-        self.records.iter().any(|host| matches!(host.health, HostHealth::Starting | HostHealth::Loading))
+    /// Takes in what the journal kept of a host.
+    pub fn restore(&mut self, name: &str, kept: KeptHost) {
+        if let Some(record) = self.records.iter_mut().find(|host| host.spec.name == name) {
+            record.spec.role = kept.role.unwrap_or(record.spec.role);
+            record.kept = kept;
+        }
     }
 
-    /// Takes a hello in, or says why not. A host declared dead comes back only with a later incarnation.
-    pub fn admit(&mut self, now: Duration, connection: u64, hello: &Hello) -> Result<(), String> {
-        let Some(record) = self.records.iter_mut().find(|host| host.spec.name == hello.name) else {
-            return Err(format!("no host named {} is in the cluster file", hello.name));
+    /// Judges a hello. A process declared dead does not come back; only a later one of its host does.
+    pub fn judge(&self, hello: &Hello, cluster: u64) -> Admission {
+        let Some(record) = self.by_name(&hello.name).map(|host| self.at(host)) else {
+            return Admission::Refused(format!("no host named {} is in the cluster file", hello.name));
         };
-        if record.spec.role != Role::from(hello.role) {
-            return Err(format!(
-                "{} is a {:?} host in the cluster file, not {:?}",
-                hello.name, record.spec.role, hello.role
+        if hello.role.role().is_none() {
+            return Admission::Refused(format!("{} is a host in the cluster file, not a node", hello.name));
+        }
+        let KeptHost { incarnation, fenced, .. } = record.kept;
+        if hello.cluster != 0 && hello.cluster != cluster {
+            return Admission::Refused(format!(
+                "{} worked for another cluster or an earlier journal of it",
+                hello.name
             ));
         }
-        if let Some(earlier) = &record.hello
-            && (record.connection.is_some() || hello.incarnation <= earlier.incarnation)
-        {
-            return Err(format!(
-                "{} has connected already (process {}, incarnation {}); incarnation {} is refused",
-                hello.name, earlier.pid, earlier.incarnation, hello.incarnation
+        if hello.incarnation <= fenced || hello.incarnation < incarnation {
+            return Admission::Refused(format!(
+                "incarnation {} of {} was declared dead or replaced; only one after {} is taken",
+                hello.incarnation,
+                hello.name,
+                fenced.max(incarnation)
             ));
         }
+        match hello.incarnation == incarnation {
+            // The same number without a memory of this cluster is another process that was given it by mistake.
+            true if hello.cluster == 0 && record.hello.is_some() => Admission::Refused(format!(
+                "{} has connected already as incarnation {incarnation}; start it with a later one",
+                hello.name
+            )),
+            true if hello.cluster != 0 => Admission::Back(record.connection),
+            _ if record.hello.is_some() && record.health != HostHealth::Dead => Admission::Successor,
+            _ => Admission::New,
+        }
+    }
+
+    /// Takes a hello in that was judged good.
+    pub fn admit(&mut self, now: Duration, connection: u64, hello: Hello) -> usize {
+        let host = self.by_name(&hello.name).expect("it was judged good");
+        let record = &mut self.records[host];
+        let again = hello.incarnation > record.kept.incarnation && record.kept.incarnation > 0;
+        record.kept.restarts += u32::from(again);
+        record.kept.incarnation = hello.incarnation;
         record.health = HostHealth::Loading;
         record.connection = Some(connection);
-        record.hello = Some(hello.clone());
+        record.hello = Some(hello);
         record.last_heard = now;
         record.cause = None;
-        Ok(())
+        host
     }
 
     /// Notes a sign of life.
@@ -140,7 +233,18 @@ impl Hosts {
         record.last_heard = now;
         if record.health == HostHealth::Suspect {
             record.health = HostHealth::Ready;
+            record.cause = None;
         }
+    }
+
+    /// A connection ended; its process may be alive and come back.
+    pub fn disconnected(&mut self, host: usize, cause: String) {
+        let record = &mut self.records[host];
+        record.connection = None;
+        if record.health == HostHealth::Ready {
+            record.health = HostHealth::Suspect;
+        }
+        record.cause = Some(cause);
     }
 
     /// Marks hosts silent for `suspect` and returns those silent for `dead`.
@@ -150,16 +254,40 @@ impl Hosts {
                 record.health = HostHealth::Suspect;
             }
         }
-        let gone = |host: &HostRecord| host.connection.is_some() && host.silence(now) > dead;
-        (0..self.records.len()).filter(|&host| gone(&self.records[host])).collect()
+        let known = |host: &HostRecord| host.hello.is_some() && host.health != HostHealth::Dead;
+        self.that(|host| known(host) && host.silence(now) > dead)
     }
 
-    /// Declares a host dead. Returns its connection, to be closed.
+    /// Declares a host dead and fences its process. Returns its connection, to be closed.
     pub fn bury(&mut self, host: usize, cause: String) -> Option<u64> {
         let record = &mut self.records[host];
         record.health = HostHealth::Dead;
+        record.kept.fenced = record.kept.incarnation;
         record.kv_bytes = 0;
         record.cause = Some(cause);
         record.connection.take()
+    }
+
+    /// A node agent said hello. Returns its earlier connection.
+    pub fn admit_node(&mut self, name: &str, connection: u64) -> Result<Option<u64>, String> {
+        if !self.records.iter().any(|host| host.spec.node == name) {
+            return Err(format!("no host of a node named {name} is in the cluster file"));
+        }
+        Ok(self.nodes.insert(name.to_string(), connection))
+    }
+
+    /// Whether a connection is a node agent's.
+    pub fn is_node(&self, connection: u64) -> bool {
+        self.nodes.values().any(|&node| node == connection)
+    }
+
+    /// A node agent's connection ended.
+    pub fn node_gone(&mut self, connection: u64) {
+        self.nodes.retain(|_, node| *node != connection);
+    }
+
+    /// The agent that starts a host's process.
+    pub fn node_of(&self, host: usize) -> Option<u64> {
+        self.nodes.get(&self.records[host].spec.node).copied()
     }
 }

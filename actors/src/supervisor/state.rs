@@ -1,62 +1,69 @@
-//! The supervisor's rules: who is alive, which job runs where, and what a failure means. No I/O, no clock, no tensor.
+//! The supervisor's rules: what each event means. Who works on what is `assign.rs`, what a loss means `recovery.rs`. No I/O,
+//! no clock, no tensor.
+//!
+//! Time is a duration since the Unix epoch at the supervisor's start, running on with a clock that does not jump.
 
-use std::{collections::VecDeque, time::Duration};
-
-use asterism_plan::Plan;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use crate::{
-    api::{ClusterStatus, ErrorBody, HostHealth, JobEvent, JobStatus, Role},
+    api::{ClusterStatus, ErrorBody, HostHealth, HostStatus, JobEvent, JobPhase, JobState, JobStatus},
     error::JobError,
-    messages::{HostCommand, HostMessage, TokenChoice},
+    messages::{HostCommand, HostMessage},
     metric::Observation,
+    store::Change,
     supervisor::{
-        config::{Recovery, SupervisorConfig},
-        hosts::{HostRecord, Hosts},
-        job::Job,
+        config::SupervisorConfig,
+        context::{Context, Owner, PreparedContext},
+        hosts::Hosts,
+        job::{Job, Question},
+        record,
+        session::Sessions,
     },
 };
+
+/// Ended jobs that are remembered.
+const ENDED_JOBS: usize = 1000;
 
 /// A request tokenised and planned.
 #[derive(Clone, Debug)]
 pub struct PreparedJob {
     /// Client id; absent: the supervisor makes one.
     pub id: Option<String>,
-    /// The plan.
-    pub plan: Plan,
-    /// Pairs that dense attention over the context computes in phase 1.
-    pub dense_pairs: u64,
-    /// Query tokens.
-    pub query_ids: Vec<u32>,
-    /// How tokens are chosen.
-    pub choice: TokenChoice,
-    /// Time after submission at which the job fails.
-    pub timeout: Option<Duration>,
+    /// What is asked about.
+    pub source: Source,
+    /// What is asked.
+    pub question: Question,
     /// Labels.
-    pub labels: std::collections::BTreeMap<String, String>,
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What a question is about.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A context of the job's own.
+    Context(PreparedContext),
+    /// A session's context.
+    Session(String),
 }
 
 /// What happens to the supervisor.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Event {
-    /// A message on a host connection.
+    /// A message on a host or node connection.
     Message {
         /// Connection, unique for the life of the supervisor.
         connection: u64,
         /// What it said.
         message: HostMessage,
     },
-    /// A host connection ended.
+    /// A host or node connection ended.
     Disconnected {
         /// Connection.
         connection: u64,
         /// Why.
-        cause: String,
-    },
-    /// A host process ended, says who started it.
-    Exited {
-        /// Host name.
-        host: String,
-        /// How.
         cause: String,
     },
     /// A client cancels a job.
@@ -68,10 +75,12 @@ pub enum Event {
     Tick,
 }
 
-/// What the supervisor wants done.
-#[derive(Debug)]
+/// What the supervisor wants done, in order; nothing that follows a change to be kept is done before it is.
+#[derive(Clone, Debug)]
 pub enum Command {
-    /// Tell a host.
+    /// Keep a change in the journal.
+    Persist(Change),
+    /// Tell a host or node.
     Send {
         /// Connection.
         connection: u64,
@@ -98,17 +107,39 @@ pub enum Command {
 
 /// The state.
 pub struct SupervisorState {
-    config: SupervisorConfig,
+    pub(super) config: SupervisorConfig,
     pub(super) hosts: Hosts,
-    jobs: Vec<Job>,
-    queue: VecDeque<u64>,
+    pub(super) contexts: BTreeMap<u64, Context>,
+    pub(super) jobs: BTreeMap<u64, Job>,
+    pub(super) sessions: Sessions,
+    pub(super) waiting: Vec<u64>,
+    pub(super) ended: VecDeque<u64>,
+    /// The cluster's number in hellos: the same for the life of the journal.
+    pub(super) cluster: u64,
+    pub(super) last_number: u64,
+    /// When this supervisor began, for hosts that do not come back to it.
+    pub(super) began: Duration,
+    /// Seconds that a token of phase 1 takes, learnt from those that were encoded.
+    pub(super) token_seconds: f64,
 }
 
 impl SupervisorState {
-    /// Before any host connected.
-    pub fn new(config: SupervisorConfig) -> Self {
+    /// Before any host connected. `cluster` is any number but 0, another one for each journal.
+    pub fn new(config: SupervisorConfig, now: Duration, cluster: u64) -> Self {
         let hosts = Hosts::new(&config.hosts);
-        Self { config, hosts, jobs: Vec::new(), queue: VecDeque::new() }
+        Self {
+            config,
+            hosts,
+            contexts: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            sessions: Sessions::default(),
+            waiting: Vec::new(),
+            ended: VecDeque::new(),
+            cluster,
+            last_number: 0,
+            began: now,
+            token_seconds: 1e-4,
+        }
     }
 
     /// The configuration.
@@ -119,60 +150,85 @@ impl SupervisorState {
     /// Takes a job in and starts it when there is room. Returns its number; the same id twice returns the first job.
     ///
     /// # Errors
-    /// [`JobError::Overloaded`] when the queue is full.
+    /// When the queue is full, the context has no room, or the session is not there.
     pub fn submit(&mut self, now: Duration, prepared: PreparedJob) -> Result<(u64, Vec<Command>), JobError> {
         if let Some(job) = prepared.id.as_deref().and_then(|id| self.job_number(id)) {
             return Ok((job, Vec::new()));
         }
-        if self.queue.len() >= self.config.max_queue {
-            return Err(JobError::Overloaded { waiting: self.queue.len() });
+        let pending = self.jobs.values().filter(|job| job.status.state == JobState::Pending).count();
+        if pending >= self.config.max_queue {
+            return Err(JobError::Overloaded { waiting: pending });
         }
-        let number = self.jobs.len() as u64 + 1;
-        self.jobs.push(Job::new(number, now, &self.config.model, prepared));
-        self.queue.push_back(number);
         let mut commands = Vec::new();
-        self.dispatch(now, &mut commands);
+        let job = match &prepared.source {
+            Source::Session(name) => {
+                let context = self.sessions.find(name)?.context;
+                let status = self.first_status(&prepared, &self.contexts[&context].prepared);
+                let number = self.take_number(&mut commands);
+                let session = self.sessions.open.get_mut(name).expect("just found");
+                session.hits += 1;
+                commands.push(Command::Persist(record::session(session)));
+                commands.push(Command::Observe(Observation::SessionHit));
+                Job::new((number, context), now, status, &prepared)
+            }
+            Source::Context(context) => {
+                let status = self.first_status(&prepared, context);
+                self.check_room(&Context::new(0, Owner::Job(0), context.clone()))?;
+                let number = self.take_number(&mut commands);
+                self.take_context(now, Context::new(number, Owner::Job(number), context.clone()), &mut commands);
+                Job::new((number, number), now, status, &prepared)
+            }
+        };
+        let number = job.number;
+        let job = self.jobs.entry(number).or_insert(job);
+        if job.status.id.is_empty() {
+            job.status.id = format!("job-{number}");
+        }
+        commands.push(Command::Persist(record::job(job)));
+        self.advance(now, &mut commands);
         Ok((number, commands))
     }
 
     /// Applies one event.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Command> {
         let mut commands = Vec::new();
-        match event {
+        let stirs = match event {
             Event::Message { connection, message } => self.on_message(now, connection, message, &mut commands),
             Event::Disconnected { connection, cause } => {
+                self.hosts.node_gone(connection);
                 if let Some(host) = self.hosts.by_connection(connection) {
-                    self.lose(now, host, "disconnected", cause, &mut commands);
+                    self.hosts.disconnected(host, cause);
                 }
-            }
-            Event::Exited { host, cause } => {
-                if let Some(host) = self.hosts.by_name(&host) {
-                    self.lose(now, host, "exited", cause, &mut commands);
-                }
+                false
             }
             Event::Cancel { job } => {
-                self.queue.retain(|&queued| queued != job);
                 self.end(now, job, Outcome::Cancelled, &mut commands);
+                true
             }
-            Event::Tick => self.on_tick(now, &mut commands),
+            Event::Tick => {
+                self.on_tick(now, &mut commands);
+                true
+            }
+        };
+        if stirs {
+            self.advance(now, &mut commands);
         }
-        self.dispatch(now, &mut commands);
         commands
     }
 
     /// A job's number by its id.
     pub fn job_number(&self, id: &str) -> Option<u64> {
-        self.jobs.iter().find(|job| job.status.id == id).map(|job| job.number)
+        self.jobs.values().find(|job| job.status.id == id).map(|job| job.number)
     }
 
     /// A job's status with its timings up to `now`.
     pub fn job_status(&self, now: Duration, number: u64) -> Option<JobStatus> {
-        self.job(number).map(|job| job.status_at(now))
+        self.jobs.get(&number).map(|job| job.status_at(now))
     }
 
     /// Every job, oldest first.
     pub fn job_statuses(&self, now: Duration) -> Vec<JobStatus> {
-        self.jobs.iter().map(|job| job.status_at(now)).collect()
+        self.jobs.values().map(|job| job.status_at(now)).collect()
     }
 
     /// The cluster for `status`.
@@ -183,144 +239,137 @@ impl SupervisorState {
             method: self.config.method.name().to_string(),
             version: version.to_string(),
             ready: self.hosts.iter().all(|host| host.health == HostHealth::Ready),
-            hosts: self.hosts.iter().map(|host| host.status(now)).collect(),
-            jobs_pending: self.queue.len(),
+            hosts: (0..self.config.hosts.len()).map(|host| self.host_status(now, host)).collect(),
+            jobs_pending: self.jobs.values().filter(|job| job.status.state == JobState::Pending).count(),
             jobs_running: self.running().count(),
         }
     }
 
-    /// Context hosts that take shards now.
-    pub fn context_hosts(&self) -> usize {
-        self.hosts.ready(Role::Context).len()
+    /// One host for `status`.
+    pub fn host_status(&self, now: Duration, host: usize) -> HostStatus {
+        let shards = self.contexts.values().map(|context| context.shards_on(host)).sum();
+        self.hosts.at(host).status(now, shards)
     }
 
     pub(super) fn running(&self) -> impl Iterator<Item = &Job> {
-        self.jobs.iter().filter(|job| job.is_running())
+        self.jobs.values().filter(|job| job.is_running())
     }
 
-    fn job(&self, number: u64) -> Option<&Job> {
-        self.jobs.get(number.checked_sub(1)? as usize)
+    pub(super) fn running_job(&mut self, number: u64) -> Option<&mut Job> {
+        self.jobs.get_mut(&number).filter(|job| job.is_running())
     }
 
-    pub(super) fn job_mut(&mut self, number: u64) -> Option<&mut Job> {
-        self.jobs.get_mut(number.checked_sub(1)? as usize)
+    /// The number that the next context or job gets.
+    pub(super) fn peek_number(&self) -> u64 {
+        self.last_number + 1
     }
 
-    fn on_message(&mut self, now: Duration, connection: u64, message: HostMessage, commands: &mut Vec<Command>) {
-        if let HostMessage::Hello(hello) = message {
-            let heartbeat_ms = self.config.heartbeat.as_millis() as u64;
-            let command = match self.hosts.admit(now, connection, &hello) {
-                Ok(()) => HostCommand::Welcome { heartbeat_ms },
-                Err(reason) => HostCommand::Refuse { reason },
-            };
-            commands.push(Command::Send { connection, command });
-            return;
-        }
-        let Some(host) = self.hosts.by_connection(connection) else {
-            let reason = "this host was declared dead or never said hello".to_string();
-            commands.push(Command::Disconnect { connection, reason });
-            return;
-        };
-        self.hosts.heard(now, host);
-        match message {
-            HostMessage::Hello(_) => {}
-            HostMessage::Heartbeat { kv_bytes } => self.hosts.at_mut(host).kv_bytes = kv_bytes,
-            HostMessage::Ready => self.hosts.at_mut(host).health = HostHealth::Ready,
-            HostMessage::Unfit { cause } => self.lose(now, host, "unfit", cause, commands),
-            HostMessage::Failed { job, code, message } => {
-                self.end(now, job, Outcome::Failed { code, message }, commands);
-            }
-            message => self.on_job_message(now, host, message, commands),
+    pub(super) fn take_number(&mut self, commands: &mut Vec<Command>) -> u64 {
+        self.last_number += 1;
+        commands.push(Command::Persist(record::cluster(self.cluster, self.last_number)));
+        self.last_number
+    }
+
+    /// A context waits for its turn.
+    pub(super) fn take_context(&mut self, now: Duration, mut context: Context, commands: &mut Vec<Command>) {
+        context.taken = now;
+        commands.push(Command::Persist(record::context(&context, now)));
+        self.waiting.push(context.number);
+        self.contexts.insert(context.number, context);
+    }
+
+    pub(super) fn send(&self, host: usize, command: HostCommand, commands: &mut Vec<Command>) {
+        let connection = self.hosts.at(host).connection;
+        commands.extend(connection.map(|connection| Command::Send { connection, command }));
+    }
+
+    fn first_status(&self, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
+        JobStatus {
+            id: prepared.id.clone().unwrap_or_default(),
+            state: JobState::Pending,
+            phase: Some(JobPhase::Queued),
+            method: context.plan.method.name.clone(),
+            method_reason: context.plan.method.reason.clone(),
+            model: self.config.model.clone(),
+            session: match &prepared.source {
+                Source::Session(name) => Some(name.clone()),
+                Source::Context(_) => None,
+            },
+            context_tokens: context.plan.context_tokens,
+            query_tokens: prepared.question.query_ids.len(),
+            generated_tokens: 0,
+            text: String::new(),
+            tokens: Vec::new(),
+            finish_reason: None,
+            error: None,
+            labels: prepared.labels.clone(),
+            attention_sparsity: None,
+            recoveries: Vec::new(),
+            timings: Default::default(),
         }
     }
 
     fn on_tick(&mut self, now: Duration, commands: &mut Vec<Command>) {
         let suspect = self.config.heartbeat * self.config.suspect_after;
         for host in self.hosts.silent(now, suspect, self.config.dead_after) {
-            let silence = self.hosts.at(host).silence(now).as_secs_f64();
-            let cause = format!("no heartbeat for {silence:.1} s; the process hangs, is stopped or is cut off");
-            self.lose(now, host, "heartbeat", cause, commands);
+            let record = self.hosts.at(host);
+            let silence = record.silence(now).as_secs_f64();
+            let link = record.cause.clone().filter(|_| record.connection.is_none());
+            let why = link.unwrap_or_else(|| "the process hangs, is stopped or is cut off".into());
+            self.lose(now, host, ("heartbeat", format!("no heartbeat for {silence:.1} s; {why}")), commands);
         }
+        self.give_up_absent(now, commands);
+        self.drain_due(now, commands);
+        self.expire_sessions(now, commands);
         let late: Vec<u64> =
-            self.jobs.iter().filter(|job| !job.has_ended() && job.is_late(now)).map(|job| job.number).collect();
+            self.jobs.values().filter(|job| !job.has_ended() && job.is_late(now)).map(|job| job.number).collect();
         for job in late {
-            self.queue.retain(|&queued| queued != job);
             let message = "the job reached its time limit; raise --timeout or shorten the context".to_string();
             self.end(now, job, Outcome::Failed { code: "timeout".into(), message }, commands);
         }
     }
 
-    /// Declares a host dead and decides what that means for its jobs.
-    fn lose(&mut self, now: Duration, host: usize, reason: &'static str, cause: String, commands: &mut Vec<Command>) {
-        if self.hosts.at(host).health == HostHealth::Dead {
-            return;
-        }
-        let connection = self.hosts.bury(host, cause.clone());
-        let record = self.hosts.at(host);
-        let (name, role) = (record.spec.name.clone(), record.spec.role);
-        commands.push(Command::Observe(Observation::HostFailed { reason }));
-        commands.extend(connection.map(|connection| Command::Disconnect { connection, reason: cause.clone() }));
-        let hit: Vec<u64> = self.running().filter(|job| job.uses(host)).map(|job| job.number).collect();
-        for job in hit {
-            match self.config.recovery {
-                Recovery::Fail => {
-                    let message = format!(
-                        "{role:?} host {name} was lost while the job used it: {cause}. The other hosts go on; submit the job again"
-                    );
-                    self.end(now, job, Outcome::Failed { code: "host_lost".into(), message }, commands);
-                }
-            }
-        }
-    }
-
     /// Ends a job that has not ended, tells its watchers and frees what hosts hold for it.
     pub(super) fn end(&mut self, now: Duration, number: u64, outcome: Outcome, commands: &mut Vec<Command>) {
-        let Some(job) = self.job_mut(number).filter(|job| !job.has_ended()) else { return };
+        let Some(job) = self.jobs.get_mut(&number).filter(|job| !job.has_ended()) else { return };
         job.finish(now, outcome);
-        let used = job.used_hosts();
+        let (context, query_host) = (job.context, job.query_host.take());
+        commands.push(Command::Persist(record::job(job)));
         commands.extend(job.ended_observations().into_iter().map(Command::Observe));
         let event = JobEvent::Finished { status: Box::new(job.status_at(now)) };
         commands.push(Command::Publish { job: number, event });
-        let release = HostCommand::Release { job: number };
-        let connections = used.into_iter().filter_map(|host| self.hosts.at(host).connection);
-        commands.extend(connections.map(|connection| Command::Send { connection, command: release.clone() }));
+        if let Some(host) = query_host {
+            self.send(host, HostCommand::Stop { job: number }, commands);
+        }
+        self.release_unused(context, commands);
+        self.ended.push_back(number);
+        while self.ended.len() > ENDED_JOBS {
+            let oldest = self.ended.pop_front().expect("there are more than none");
+            self.jobs.remove(&oldest);
+            commands.push(Command::Persist(record::no_job(oldest)));
+        }
     }
 
-    /// Starts waiting jobs while there is room and the cluster has hosts for them.
-    fn dispatch(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        while self.running().count() < self.config.max_running {
-            let Some(&number) = self.queue.front() else { return };
-            match self.placement() {
-                Placement::Wait => return,
-                Placement::Impossible(cause) => {
-                    self.queue.pop_front();
-                    let message = format!("{cause}; `asterism status` shows the hosts");
-                    self.end(now, number, Outcome::Failed { code: "placement_impossible".into(), message }, commands);
-                }
-                Placement::On { contexts, query } => {
-                    self.queue.pop_front();
-                    self.start(now, number, (&contexts, query), commands);
-                }
+    /// Frees a context that neither a session nor a job that goes on has a use for.
+    pub(super) fn release_unused(&mut self, number: u64, commands: &mut Vec<Command>) {
+        let Some(context) = self.contexts.get(&number) else { return };
+        let kept = match &context.owner {
+            Owner::Session(name) => {
+                let open = self.sessions.open.get(name);
+                open.is_some_and(|session| session.context == number && session.error.is_none())
             }
+            Owner::Job(_) => false,
+        };
+        if kept || self.jobs.values().any(|job| job.context == number && !job.has_ended()) {
+            return;
         }
-    }
-
-    fn placement(&self) -> Placement {
-        let contexts = self.hosts.ready(Role::Context);
-        let query = self.hosts.ready(Role::Query).first().copied();
-        match (contexts.is_empty(), query) {
-            (false, Some(query)) if !self.hosts.starting() => Placement::On { contexts, query },
-            _ if self.hosts.starting() => Placement::Wait,
-            (true, _) => Placement::Impossible("no context host is alive"),
-            _ => Placement::Impossible("no query host is alive"),
+        for host in context.hosts() {
+            self.send(host, HostCommand::Release { context: number }, commands);
         }
+        self.contexts.remove(&number);
+        self.waiting.retain(|&waiting| waiting != number);
+        commands.extend(record::no_context(number).map(Command::Persist));
     }
-}
-
-enum Placement {
-    Wait,
-    Impossible(&'static str),
-    On { contexts: Vec<usize>, query: usize },
 }
 
 /// How a job ends.
@@ -351,12 +400,5 @@ impl Outcome {
             }
             _ => None,
         }
-    }
-}
-
-impl HostRecord {
-    /// Time since it was last heard.
-    pub fn silence(&self, now: Duration) -> Duration {
-        now.saturating_sub(self.last_heard)
     }
 }

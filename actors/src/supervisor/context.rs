@@ -1,0 +1,271 @@
+//! One encoded context: its plan, where each shard is, and what is still to be encoded. Chooses no host.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use asterism_plan::{Exchange, Plan, Shard};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    api::{HostProgress, HostTiming},
+    messages::{EncodeShards, Encoded, ShardHolder},
+    supervisor::placement::PlacementPolicy,
+};
+
+/// A context planned, before hosts are chosen.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PreparedContext {
+    /// The plan.
+    pub plan: Arc<Plan>,
+    /// Pairs that dense attention over the context computes in phase 1.
+    pub dense_pairs: u64,
+    /// Bytes of keys and values that a token keeps.
+    pub kv_bytes_per_token: u64,
+    /// Whether its template was applied, so that its questions get theirs.
+    pub chat_template: bool,
+    /// Which hosts it may go to.
+    pub placement: PlacementPolicy,
+}
+
+/// Whose context it is; it goes with its owner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Owner {
+    /// One job's.
+    Job(u64),
+    /// A session's.
+    Session(String),
+}
+
+/// Where a shard is.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// The host that holds or encodes it.
+    pub host: Option<usize>,
+    /// What the host reported, once it holds it.
+    pub encoded: Option<Encoded>,
+}
+
+/// A context on its hosts.
+#[derive(Debug)]
+pub struct Context {
+    /// Number, unique for the life of the journal.
+    pub number: u64,
+    /// What it is.
+    pub prepared: PreparedContext,
+    /// Whose it is.
+    pub owner: Owner,
+    /// Times that shards were dealt.
+    pub attempt: u32,
+    /// Where shards are, in plan order; empty until its turn has come.
+    pub places: Vec<Place>,
+    /// Whether the shards of the last attempt are encoded together, passing each other something.
+    pub together: bool,
+    /// Whether shards that have a host are to be encoded anew with others.
+    pub redo: bool,
+    /// Hosts that others cannot reach, and that get none of its shards.
+    pub avoid: BTreeSet<usize>,
+    /// Attempts that failed on the way, and when the next may begin.
+    pub retry: (u32, Duration),
+    /// Since when shards are without a host, if they are.
+    pub homeless_since: Option<Duration>,
+    /// When it was taken in.
+    pub taken: Duration,
+    /// When its turn came, and when every shard was encoded for the first time.
+    pub clock: (Option<Duration>, Option<Duration>),
+    layers_done: BTreeMap<u32, (u32, u32)>,
+}
+
+impl Context {
+    /// One whose turn has not come.
+    pub fn new(number: u64, owner: Owner, prepared: PreparedContext) -> Self {
+        Self {
+            number,
+            prepared,
+            owner,
+            attempt: 0,
+            together: false,
+            redo: false,
+            taken: Duration::ZERO,
+            places: Vec::new(),
+            avoid: BTreeSet::new(),
+            retry: (0, Duration::ZERO),
+            homeless_since: None,
+            clock: (None, None),
+            layers_done: BTreeMap::new(),
+        }
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.prepared.plan
+    }
+
+    /// Whether its turn has come.
+    pub fn is_placed(&self) -> bool {
+        !self.places.is_empty()
+    }
+
+    /// Whether every shard is encoded and held.
+    pub fn is_ready(&self) -> bool {
+        self.is_placed() && self.places.iter().all(|place| place.encoded.is_some())
+    }
+
+    /// Whether every shard was encoded once.
+    pub fn was_ready(&self) -> bool {
+        self.clock.1.is_some()
+    }
+
+    /// Bytes that a shard keeps.
+    pub fn kv_bytes(&self, block: usize) -> u64 {
+        self.plan().shards[block].kept_tokens() as u64 * self.prepared.kv_bytes_per_token
+    }
+
+    /// Bytes that all shards keep.
+    pub fn all_kv_bytes(&self) -> u64 {
+        self.plan().kept_tokens() as u64 * self.prepared.kv_bytes_per_token
+    }
+
+    /// Shards that a host holds or encodes.
+    pub fn shards_on(&self, host: usize) -> usize {
+        self.places.iter().filter(|place| place.host == Some(host)).count()
+    }
+
+    /// The hosts that hold or encode shards, each once.
+    pub fn hosts(&self) -> BTreeSet<usize> {
+        self.places.iter().filter_map(|place| place.host).collect()
+    }
+
+    /// A host has its shards no more. Returns how many there were.
+    pub fn lose(&mut self, host: usize) -> usize {
+        let lost = self.shards_on(host);
+        for place in self.places.iter_mut().filter(|place| place.host == Some(host)) {
+            *place = Place::default();
+        }
+        lost
+    }
+
+    /// Shards without a host.
+    pub fn homeless(&self) -> Vec<usize> {
+        (0..self.places.len()).filter(|&block| self.places[block].host.is_none()).collect()
+    }
+
+    /// Whether shards depend on each other's keys and values, so that all are encoded again when one is.
+    pub fn is_entangled(&self) -> bool {
+        !matches!(self.plan().exchange, Exchange::None | Exchange::SharedPrefix { .. })
+    }
+
+    /// When it would be done, had it begun when it came; in whole microseconds, so that it can be compared.
+    pub fn due(&self, token_seconds: f64) -> (u128, u64) {
+        let tokens: usize = self.plan().shards.iter().map(|shard| shard.input_ids.len()).sum();
+        let seconds = tokens as f64 * token_seconds / self.plan().hosts.max(1) as f64;
+        ((self.taken + Duration::from_secs_f64(seconds)).as_micros(), self.number)
+    }
+
+    /// Shards that go on in the same pass as others and so begin again with them: with shards that depend on each other, all;
+    /// where a prefix was shared, those that waited for it.
+    pub fn entangled(&self) -> Vec<usize> {
+        let all = 0..self.places.len();
+        match self.plan().exchange {
+            Exchange::None => Vec::new(),
+            Exchange::SharedPrefix { .. } => all.filter(|&block| self.places[block].encoded.is_none()).collect(),
+            _ => all.collect(),
+        }
+    }
+
+    /// Gives shards their hosts; those encoded already there keep their report.
+    pub fn settle(&mut self, blocks: &[usize], hosts: &[usize]) {
+        self.places.resize_with(self.prepared.plan.shards.len(), Place::default);
+        for (&block, &host) in blocks.iter().zip(hosts) {
+            self.places[block] = Place { host: Some(host), encoded: None };
+            self.layers_done.remove(&(block as u32));
+        }
+        self.attempt += 1;
+        self.together = self.plan().exchange != Exchange::None && blocks.len() == self.places.len();
+        (self.homeless_since, self.redo) = (None, false);
+    }
+
+    /// Who has which shards, by their names and addresses.
+    pub fn holders(&self, addresses: &[(String, String)]) -> Vec<ShardHolder> {
+        let mut holders: BTreeMap<usize, ShardHolder> = BTreeMap::new();
+        for (block, place) in self.places.iter().enumerate() {
+            let Some(host) = place.host else { continue };
+            let (name, address) = addresses[host].clone();
+            let holder = holders.entry(host).or_insert_with(|| ShardHolder { host: name, address, blocks: Vec::new() });
+            holder.blocks.push(block as u32);
+        }
+        holders.into_values().collect()
+    }
+
+    /// The orders for `blocks`, host by host. Shards that depend on nothing go one by one. A shared prefix is passed on when
+    /// all are encoded together, and encoded by each when only some are encoded again: to the same bits.
+    pub fn orders(&self, blocks: &[usize], addresses: &[(String, String)]) -> Vec<(usize, EncodeShards)> {
+        let plan = self.plan();
+        let order = |shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>| EncodeShards {
+            context: self.number,
+            attempt: self.attempt,
+            shards,
+            blocks: plan.shards.len() as u32,
+            exchange,
+            peers,
+        };
+        let placed = blocks.iter().filter_map(|&block| Some((self.places[block].host?, &plan.shards[block])));
+        if !self.together {
+            return placed
+                .map(|(host, shard)| (host, order(vec![shard.clone()], Exchange::None, Vec::new())))
+                .collect();
+        }
+        let mut together: BTreeMap<usize, Vec<Shard>> = BTreeMap::new();
+        placed.for_each(|(host, shard)| together.entry(host).or_default().push(shard.clone()));
+        let peers = self.holders(addresses);
+        let ordered = |(host, shards)| (host, order(shards, plan.exchange.clone(), peers.clone()));
+        together.into_iter().map(ordered).collect()
+    }
+
+    /// Notes a layer.
+    pub fn progressed(&mut self, block: u32, layers: (u32, u32)) {
+        self.layers_done.insert(block, layers);
+    }
+
+    /// How far each host is.
+    pub fn progress(&self, name: &dyn Fn(usize) -> String) -> Vec<HostProgress> {
+        let mut hosts: BTreeMap<usize, HostProgress> = BTreeMap::new();
+        for (shard, place) in self.plan().shards.iter().zip(&self.places) {
+            let Some(host) = place.host else { continue };
+            let entry =
+                hosts.entry(host).or_insert_with(|| HostProgress { host: name(host), done_tokens: 0, total_tokens: 0 });
+            let (done, of) = match place.encoded {
+                Some(_) => (1, 1),
+                None => self.layers_done.get(&(shard.block as u32)).copied().unwrap_or((0, 1)),
+            };
+            entry.total_tokens += shard.input_ids.len();
+            entry.done_tokens += shard.input_ids.len() * done as usize / of.max(1) as usize;
+        }
+        hosts.into_values().collect()
+    }
+
+    /// What each host did for it.
+    pub fn timings(&self, name: &dyn Fn(usize) -> String) -> Vec<HostTiming> {
+        let mut hosts: BTreeMap<usize, HostTiming> = BTreeMap::new();
+        for (shard, place) in self.plan().shards.iter().zip(&self.places) {
+            let (Some(host), Some(encoded)) = (place.host, &place.encoded) else { continue };
+            let timing = hosts.entry(host).or_insert_with(|| HostTiming { host: name(host), ..HostTiming::default() });
+            timing.shards += 1;
+            timing.encoded_tokens += shard.input_ids.len();
+            timing.kept_tokens += encoded.kept_tokens as usize;
+            timing.kv_bytes += encoded.kv_bytes;
+            timing.encode_s += encoded.seconds;
+            timing.attention_pairs += encoded.pairs;
+            timing.exchange_bytes += encoded.exchange_bytes;
+        }
+        hosts.into_values().collect()
+    }
+
+    /// Share of dense attention's pairs that phase 1 did not compute.
+    pub fn sparsity(&self) -> f64 {
+        let pairs: u64 = self.places.iter().filter_map(|place| place.encoded.as_ref()).map(|shard| shard.pairs).sum();
+        1.0 - pairs as f64 / self.prepared.dense_pairs.max(1) as f64
+    }
+}

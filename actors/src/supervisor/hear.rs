@@ -1,0 +1,210 @@
+//! What hosts and nodes say, and what it changes. Who then works on what is `assign.rs`.
+
+use std::time::Duration;
+
+use crate::{
+    api::{HostHealth, JobEvent, JobPhase},
+    messages::{Encoded, Hello, HostCommand, HostMessage},
+    metric::Observation,
+    supervisor::{
+        hosts::Admission,
+        record,
+        state::{Command, Outcome, SupervisorState},
+    },
+};
+
+impl SupervisorState {
+    /// Applies a message. Whether who works on what may change.
+    pub(super) fn on_message(
+        &mut self,
+        now: Duration,
+        from: u64,
+        message: HostMessage,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        if let HostMessage::Hello(hello) = message {
+            self.on_hello(now, from, hello, commands);
+            return true;
+        }
+        if self.hosts.is_node(from) {
+            if let HostMessage::Exited { host, incarnation, cause, restarting } = message {
+                self.on_exited(now, (&host, incarnation), cause, restarting, commands);
+            }
+            return true;
+        }
+        let Some(host) = self.hosts.by_connection(from) else {
+            let reason = "this host was declared dead or never said hello".to_string();
+            commands.push(Command::Disconnect { connection: from, reason });
+            return false;
+        };
+        self.hosts.heard(now, host);
+        match message {
+            HostMessage::Heartbeat { kv_bytes } => {
+                self.hosts.at_mut(host).kv_bytes = kv_bytes;
+                return false;
+            }
+            HostMessage::Ready => {
+                self.hosts.at_mut(host).health = HostHealth::Ready;
+                self.remind(host, commands);
+            }
+            HostMessage::Unfit { cause } => self.lose(now, host, ("unfit", cause), commands),
+            HostMessage::Progress { context, block, layers, of } => {
+                self.on_progress(context, block, (layers, of), commands);
+                return false;
+            }
+            HostMessage::Encoded(encoded) => self.on_encoded(now, host, encoded, commands),
+            HostMessage::NotEncoded { context, attempt, peer_lost, code, message } => {
+                self.on_not_encoded(now, host, (context, attempt), (peer_lost, code, message), commands);
+            }
+            HostMessage::Token { job, index, id, text } => {
+                self.on_token(now, host, job, (index, id, text), commands);
+                return false;
+            }
+            HostMessage::Generated { job, tokens, stopped, text } => {
+                self.on_generated(now, host, job, (tokens, stopped, text), commands);
+            }
+            HostMessage::Stalled { job, host: silent, cause } => self.on_stalled(now, job, (silent, cause), commands),
+            HostMessage::Failed { job, code, message } => {
+                if self.running_job(job).is_some_and(|job| job.query_host == Some(host)) {
+                    self.end(now, job, Outcome::Failed { code, message }, commands);
+                }
+            }
+            HostMessage::Hello(_) | HostMessage::Exited { .. } => return false,
+        }
+        true
+    }
+
+    fn on_hello(&mut self, now: Duration, from: u64, hello: Hello, commands: &mut Vec<Command>) {
+        let heartbeat_ms = self.config.heartbeat.as_millis() as u64;
+        let welcome = HostCommand::Welcome { heartbeat_ms, cluster: self.cluster };
+        let reply = |command| Command::Send { connection: from, command };
+        let close = |connection| Command::Disconnect { connection, reason: "it connected anew".to_string() };
+        if hello.role.role().is_none() {
+            return match self.hosts.admit_node(&hello.name, from) {
+                Ok(earlier) => {
+                    commands.extend(earlier.filter(|&earlier| earlier != from).map(close));
+                    commands.push(reply(welcome));
+                }
+                Err(reason) => commands.push(reply(HostCommand::Refuse { reason })),
+            };
+        }
+        match self.hosts.judge(&hello, self.cluster) {
+            Admission::Refused(reason) => return commands.push(reply(HostCommand::Refuse { reason })),
+            Admission::New => {}
+            Admission::Back(earlier) => commands.extend(earlier.filter(|&earlier| earlier != from).map(close)),
+            Admission::Successor => {
+                let host = self.hosts.by_name(&hello.name).expect("it was judged good");
+                let cause = format!("a later process of it connected, incarnation {}", hello.incarnation);
+                self.lose(now, host, ("exited", cause), commands);
+            }
+        }
+        let (contexts, jobs) = (hello.contexts.clone(), hello.jobs.clone());
+        let fresh = hello.cluster == 0;
+        let host = self.hosts.admit(now, from, hello);
+        if fresh {
+            // A process that just started has nothing of what its predecessor had.
+            self.vacate(now, host, ("exited", "its process was started again".into()), commands);
+        }
+        let record = self.hosts.at(host);
+        if fresh && record.kept.restarts > 0 {
+            commands.push(Command::Observe(Observation::HostRestarted { host: record.spec.name.clone() }));
+        }
+        commands.push(Command::Persist(record::host(record)));
+        commands.push(reply(welcome));
+        let stale =
+            contexts.into_iter().filter(|number| !self.contexts.get(number).is_some_and(|c| c.shards_on(host) > 0));
+        commands.extend(stale.map(|context| reply(HostCommand::Release { context })));
+        for number in jobs {
+            match self.jobs.get_mut(&number).filter(|job| !job.has_ended() && job.query_host.is_none_or(|h| h == host))
+            {
+                Some(job) => {
+                    job.query_host = Some(host);
+                    job.enter(now, JobPhase::Querying);
+                }
+                None => commands.push(reply(HostCommand::Stop { job: number })),
+            }
+        }
+    }
+
+    fn on_progress(&mut self, number: u64, block: u32, layers: (u32, u32), commands: &mut Vec<Command>) {
+        let Some(context) = self.contexts.get_mut(&number) else { return };
+        context.progressed(block, layers);
+        let hosts = context.progress(&|host| self.hosts.name(host).to_string());
+        let asked = self.jobs.values().filter(|job| job.context == number && !job.has_ended());
+        commands.extend(
+            asked.map(|job| Command::Publish { job: job.number, event: JobEvent::Progress { hosts: hosts.clone() } }),
+        );
+    }
+
+    fn on_encoded(&mut self, now: Duration, host: usize, encoded: Encoded, commands: &mut Vec<Command>) {
+        let (number, block) = (encoded.context, encoded.block as usize);
+        let Some(context) = self.contexts.get_mut(&number) else { return };
+        let here = context.places.get(block).is_some_and(|place| place.host == Some(host) && place.encoded.is_none());
+        if !here {
+            return;
+        }
+        let shard = &context.prepared.plan.shards[block];
+        let (tokens, expected, got) = (shard.input_ids.len(), shard.kept_tokens() as u64, encoded.kept_tokens);
+        let name = self.hosts.name(host).to_string();
+        if expected != got {
+            let message = format!("host {name} kept {got} tokens of shard {block}, not the {expected} planned");
+            return self.fail_context(now, number, ("shard_mismatch", message), commands);
+        }
+        let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);
+        self.token_seconds += 0.2 * (seconds / tokens.max(1) as f64 - self.token_seconds);
+        context.places[block].encoded = Some(encoded);
+        commands.push(Command::Observe(Observation::ShardEncoded { host: name, method, seconds, tokens }));
+    }
+
+    fn on_token(
+        &mut self,
+        now: Duration,
+        host: usize,
+        number: u64,
+        token: (u32, u32, String),
+        commands: &mut Vec<Command>,
+    ) {
+        let (index, id, text) = token;
+        let Some(job) = self.running_job(number).filter(|job| job.query_host == Some(host)) else { return };
+        match job.status.tokens.get(index as usize) {
+            Some(&known) if known != id => {
+                let message =
+                    format!("gone through again, token {index} of the answer is {id} and was {known}; submit it again");
+                return self.end(now, number, Outcome::Failed { code: "replay_mismatch".into(), message }, commands);
+            }
+            Some(_) => return,
+            // Tokens in between were said while nobody listened: all are said again when the host is reminded.
+            None if job.status.tokens.len() != index as usize => return,
+            None => {}
+        }
+        self.goes_on(now, number, commands);
+        let Some(job) = self.jobs.get_mut(&number) else { return };
+        job.stalls = Default::default();
+        if job.enter(now, JobPhase::Decoding) {
+            let event = JobEvent::Phase { phase: JobPhase::Decoding };
+            commands.push(Command::Publish { job: number, event });
+        }
+        job.status.generated_tokens += 1;
+        job.status.tokens.push(id);
+        job.status.text.push_str(&text);
+        commands.push(Command::Publish { job: number, event: JobEvent::Token { id, text } });
+    }
+
+    fn on_generated(
+        &mut self,
+        now: Duration,
+        host: usize,
+        number: u64,
+        end: (u32, bool, String),
+        commands: &mut Vec<Command>,
+    ) {
+        let (tokens, stopped, text) = end;
+        let Some(job) = self.running_job(number).filter(|job| job.query_host == Some(host)) else { return };
+        if job.status.tokens.len() != tokens as usize {
+            return self.remind(host, commands);
+        }
+        job.status.text.push_str(&text);
+        self.goes_on(now, number, commands);
+        self.end(now, number, Outcome::Answered { stopped }, commands);
+    }
+}

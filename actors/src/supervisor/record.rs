@@ -1,0 +1,216 @@
+//! What the journal keeps, and the state that a supervisor begins with when it reads it. Reads and writes no file.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{
+    api::{JobPhase, JobState, JobStatus},
+    store::{Change, Entry, StoreError, Table},
+    supervisor::{
+        config::SupervisorConfig,
+        context::{Context, Owner, Place, PreparedContext},
+        hosts::{HostRecord, KeptHost},
+        job::{Clock, Job, Question},
+        session::Session,
+        state::SupervisorState,
+    },
+};
+
+const CLUSTER_KEY: &str = "cluster";
+
+#[derive(Serialize, Deserialize)]
+struct ClusterEntry {
+    cluster: u64,
+    last_number: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ContextEntry {
+    owner: Owner,
+    prepared: PreparedContext,
+    taken: Duration,
+}
+
+/// Kept apart from the plan, which is large and never changes.
+#[derive(Serialize, Deserialize)]
+struct PlacesEntry {
+    attempt: u32,
+    together: bool,
+    hosts: Vec<Option<String>>,
+    clock: (Option<Duration>, Option<Duration>),
+}
+
+#[derive(Serialize, Deserialize)]
+struct JobEntry {
+    status: JobStatus,
+    context: u64,
+    question: Option<Question>,
+    clock: Clock,
+}
+
+/// The cluster's number and the last number given away.
+pub fn cluster(cluster: u64, last_number: u64) -> Change {
+    put(Table::Cluster, CLUSTER_KEY.to_string(), &ClusterEntry { cluster, last_number })
+}
+
+/// A host.
+pub fn host(record: &HostRecord) -> Change {
+    put(Table::Hosts, record.spec.name.clone(), &record.kept)
+}
+
+/// A context that was taken in.
+pub fn context(context: &Context, now: Duration) -> Change {
+    let (owner, prepared) = (context.owner.clone(), context.prepared.clone());
+    put(Table::Contexts, plan_key(context.number), &ContextEntry { owner, prepared, taken: now })
+}
+
+/// Where a context's shards are, by host name.
+pub fn places(context: &Context, names: &[(String, String)]) -> Change {
+    let host = |place: &Place| place.host.map(|host| names[host].0.clone());
+    let hosts = context.places.iter().map(host).collect();
+    let (attempt, together, clock) = (context.attempt, context.together, context.clock);
+    put(Table::Contexts, places_key(context.number), &PlacesEntry { attempt, together, hosts, clock })
+}
+
+/// A context is gone.
+pub fn no_context(number: u64) -> [Change; 2] {
+    [plan_key(number), places_key(number)].map(|key| Change::Remove { table: Table::Contexts, key })
+}
+
+/// A job; one that has ended without its question.
+pub fn job(job: &Job) -> Change {
+    let mut status = job.status_at(job.clock.ended.unwrap_or(job.clock.submitted));
+    let question = (!job.has_ended()).then(|| job.question.clone());
+    if question.is_some() {
+        // What was generated, its query host says again.
+        (status.generated_tokens, status.tokens, status.text) = (0, Vec::new(), String::new());
+    }
+    put(
+        Table::Jobs,
+        number_key(job.number),
+        &JobEntry { status, context: job.context, question, clock: job.clock.clone() },
+    )
+}
+
+/// A job is forgotten.
+pub fn no_job(number: u64) -> Change {
+    Change::Remove { table: Table::Jobs, key: number_key(number) }
+}
+
+/// A session.
+pub fn session(session: &Session) -> Change {
+    put(Table::Sessions, session.name.clone(), session)
+}
+
+/// A session is gone.
+pub fn no_session(name: &str) -> Change {
+    Change::Remove { table: Table::Sessions, key: name.to_string() }
+}
+
+impl SupervisorState {
+    /// The state that `entries` of the journal describe, before any host came back. `cluster` numbers a journal that is empty.
+    ///
+    /// # Errors
+    /// [`StoreError::Record`] with the entry that cannot be read.
+    pub fn restore(
+        config: SupervisorConfig,
+        now: Duration,
+        cluster: u64,
+        entries: &[Entry],
+    ) -> Result<Self, StoreError> {
+        let mut state = Self::new(config, now, cluster);
+        let mut contexts = BTreeMap::new();
+        let mut places = BTreeMap::new();
+        for entry in entries {
+            match entry.table {
+                Table::Cluster => {
+                    let ClusterEntry { cluster, last_number } = read(entry)?;
+                    (state.cluster, state.last_number) = (cluster, last_number);
+                }
+                Table::Hosts => state.hosts.restore(&entry.key, read::<KeptHost>(entry)?),
+                Table::Contexts => match entry.key.split_once('/') {
+                    Some((number, _)) => drop(places.insert(parse(entry, number)?, read::<PlacesEntry>(entry)?)),
+                    None => drop(contexts.insert(parse(entry, &entry.key)?, read::<ContextEntry>(entry)?)),
+                },
+                Table::Jobs => {
+                    let number = parse(entry, &entry.key)?;
+                    let job = read::<JobEntry>(entry)?.restore(number);
+                    if job.has_ended() {
+                        state.ended.push_back(number);
+                    }
+                    state.jobs.insert(number, job);
+                }
+                Table::Sessions => {
+                    let mut session: Session = read(entry)?;
+                    // A wall clock that was set back must not let it live longer than it may.
+                    session.expires = session.expires.min(now + session.ttl);
+                    state.sessions.open.insert(session.name.clone(), session);
+                }
+            }
+        }
+        for (number, ContextEntry { owner, prepared, taken }) in contexts {
+            let mut context = Context::new(number, owner, prepared);
+            context.taken = taken;
+            match places.remove(&number) {
+                Some(entry) => state.put_back(&mut context, entry),
+                None => state.waiting.push(number),
+            }
+            state.contexts.insert(number, context);
+        }
+        for job in state.jobs.values_mut().filter(|job| !job.has_ended()) {
+            if state.contexts.get(&job.context).is_some_and(Context::is_placed) {
+                job.enter(now, JobPhase::Encoding);
+            }
+        }
+        let mut ended: Vec<u64> = state.ended.drain(..).collect();
+        ended.sort_unstable();
+        state.ended.extend(ended);
+        Ok(state)
+    }
+
+    fn put_back(&self, context: &mut Context, entry: PlacesEntry) {
+        let host = |name: &Option<String>| name.as_ref().and_then(|name| self.hosts.by_name(name));
+        let place = |name: &Option<String>| Place { host: host(name), encoded: None };
+        context.places = entry.hosts.iter().map(place).collect();
+        (context.attempt, context.together, context.clock) = (entry.attempt, entry.together, entry.clock);
+    }
+}
+
+impl JobEntry {
+    fn restore(self, number: u64) -> Job {
+        let ended = !matches!(self.status.state, JobState::Pending | JobState::Running);
+        let clock = Clock { ended: self.clock.ended.filter(|_| ended), ..self.clock };
+        Job::restored((number, self.context), self.status, self.question.unwrap_or_default(), clock)
+    }
+}
+
+fn put(table: Table, key: String, value: &impl Serialize) -> Change {
+    let value = serde_json::to_vec(value).expect("records are plain values with text keys");
+    Change::Put { table, key, value }
+}
+
+fn read<T: DeserializeOwned>(entry: &Entry) -> Result<T, StoreError> {
+    serde_json::from_slice(&entry.value).map_err(|error| unreadable(entry, error))
+}
+
+fn parse(entry: &Entry, number: &str) -> Result<u64, StoreError> {
+    number.parse().map_err(|error| unreadable(entry, error))
+}
+
+fn unreadable(entry: &Entry, cause: impl ToString) -> StoreError {
+    StoreError::Record { table: entry.table.name(), key: entry.key.clone(), cause: cause.to_string() }
+}
+
+fn plan_key(number: u64) -> String {
+    number_key(number)
+}
+
+fn places_key(number: u64) -> String {
+    format!("{}/places", number_key(number))
+}
+
+/// Sorts as numbers do.
+fn number_key(number: u64) -> String {
+    format!("{number:020}")
+}

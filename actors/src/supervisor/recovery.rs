@@ -1,0 +1,355 @@
+//! What a loss means: a host dead, drained or out of reach, an order that came to nothing. What is then missing, `assign.rs`
+//! orders anew.
+
+use std::time::Duration;
+
+use crate::{
+    api::{ErrorBody, HostHealth, JobEvent, JobPhase, RecoveryStatus, Role, Scheduling},
+    error::JobError,
+    messages::HostCommand,
+    metric::Observation,
+    supervisor::{
+        config::Recovery,
+        context::Owner,
+        record,
+        state::{Command, Outcome, SupervisorState},
+    },
+};
+
+/// Attempts at shards that pass each other something, before their context fails.
+const ATTEMPTS: u32 = 8;
+/// The second attempt waits so long; each later one twice as long as the one before.
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+/// Times that a query host may ask the same hosts again before shards or the query host move.
+const STALLS: u32 = 3;
+/// Stalls without a token between them after which a job fails.
+const MOST_STALLS: u32 = 60;
+
+impl SupervisorState {
+    /// Declares a host dead: fences its process, has it ended, and takes its work away.
+    pub(super) fn lose(
+        &mut self,
+        now: Duration,
+        host: usize,
+        why: (&'static str, String),
+        commands: &mut Vec<Command>,
+    ) {
+        if self.hosts.at(host).health == HostHealth::Dead {
+            return;
+        }
+        let (reason, cause) = why;
+        let incarnation = self.hosts.at(host).kept.incarnation;
+        let connection = self.hosts.bury(host, cause.clone());
+        commands.push(Command::Persist(record::host(self.hosts.at(host))));
+        commands.push(Command::Observe(Observation::HostFailed { reason }));
+        commands.extend(connection.map(|connection| Command::Disconnect { connection, reason: cause.clone() }));
+        if reason != "exited"
+            && let Some(connection) = self.hosts.node_of(host)
+        {
+            let command = HostCommand::Kill { host: self.hosts.name(host).to_string(), incarnation };
+            commands.push(Command::Send { connection, command });
+        }
+        self.vacate(now, host, (reason, cause), commands);
+    }
+
+    /// A node says that a process of a host ended.
+    pub(super) fn on_exited(
+        &mut self,
+        now: Duration,
+        (name, incarnation): (&str, u64),
+        cause: String,
+        restarting: bool,
+        commands: &mut Vec<Command>,
+    ) {
+        let Some(host) = self.hosts.by_name(name) else { return };
+        if incarnation < self.hosts.at(host).kept.incarnation {
+            return;
+        }
+        let cause = if restarting { cause } else { format!("{cause}; it is not started again") };
+        self.lose(now, host, ("exited", cause.clone()), commands);
+        self.hosts.at_mut(host).cause = Some(cause);
+    }
+
+    /// Takes all work from a host, dead or alive, and notes that with the jobs that need it.
+    pub(super) fn vacate(&mut self, now: Duration, host: usize, why: (&str, String), commands: &mut Vec<Command>) {
+        let alive = self.hosts.at(host).is_up();
+        let touched: Vec<u64> = self.contexts.values().filter(|c| c.shards_on(host) > 0).map(|c| c.number).collect();
+        for number in touched {
+            if self.config.recovery == Recovery::Fail && !alive {
+                let message = self.loss_message(host, "context", &why.1);
+                self.fail_context(now, number, ("host_lost", message), commands);
+                continue;
+            }
+            let context = self.contexts.get_mut(&number).expect("it was there");
+            let entangled = context.entangled().len();
+            let shards = context.lose(host).max(entangled);
+            if alive {
+                self.send(host, HostCommand::Release { context: number }, commands);
+            }
+            self.note_loss(now, number, (host, Role::Context, shards), why.0, commands);
+        }
+        let asked: Vec<u64> = self.running().filter(|job| job.query_host == Some(host)).map(|job| job.number).collect();
+        for number in asked {
+            if self.config.recovery == Recovery::Fail && !alive {
+                let message = self.loss_message(host, "query", &why.1);
+                self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+                continue;
+            }
+            if alive {
+                self.send(host, HostCommand::Stop { job: number }, commands);
+            }
+            self.note(now, number, (host, Role::Query, 0), why.0, commands);
+            self.jobs.get_mut(&number).expect("it was there").query_host = None;
+        }
+    }
+
+    /// An order to encode came to nothing.
+    pub(super) fn on_not_encoded(
+        &mut self,
+        now: Duration,
+        host: usize,
+        (number, attempt): (u64, u32),
+        (peer_lost, code, message): (bool, String, String),
+        commands: &mut Vec<Command>,
+    ) {
+        let Some(context) = self.contexts.get_mut(&number) else { return };
+        if attempt != context.attempt || context.redo {
+            return;
+        }
+        let (attempts, _) = context.retry;
+        if !peer_lost || attempts >= ATTEMPTS {
+            let name = self.hosts.name(host).to_string();
+            let tried = if attempts > 0 { format!(" ({} attempts)", attempts + 1) } else { String::new() };
+            let message = format!("{name}: {message}{tried}");
+            return self.fail_context(now, number, (&code, message), commands);
+        }
+        context.retry = (attempts + 1, now + FIRST_RETRY * 2_u32.pow(attempts));
+        context.redo = true;
+    }
+
+    /// A query host gets no answer from a host that others hear: it tries again, and if that does not help, shards move, or
+    /// the generation does when nobody answers it.
+    pub(super) fn on_stalled(
+        &mut self,
+        now: Duration,
+        number: u64,
+        (silent, cause): (String, String),
+        commands: &mut Vec<Command>,
+    ) {
+        let Some(host) = self.hosts.by_name(&silent) else { return };
+        let Some(job) = self.running_job(number) else { return };
+        let (Some(query_host), context) = (job.query_host, job.context) else { return };
+        let held =
+            self.contexts.get(&context).is_some_and(|c| c.is_ready() && c.places.iter().any(|p| p.host == Some(host)));
+        if !held {
+            // Its shards are under way elsewhere, or there already: holders follow when all are.
+            let ready = self.contexts.get(&context).is_some_and(|context| context.is_ready());
+            if ready {
+                self.tell_holders(number, query_host, commands);
+            }
+            return;
+        }
+        let job = self.jobs.get_mut(&number).expect("it runs");
+        job.stalls.0.insert(host);
+        job.stalls.1 += 1;
+        let (silent_hosts, stalls) = (job.stalls.0.len(), job.stalls.1);
+        if stalls > MOST_STALLS {
+            let message = format!("{silent} does not answer the query host: {cause}; waited in vain {stalls} times");
+            return self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+        }
+        if stalls % STALLS != 0 {
+            return self.tell_holders(number, query_host, commands);
+        }
+        if silent_hosts > 1 {
+            self.send(query_host, HostCommand::Stop { job: number }, commands);
+            self.note(now, number, (query_host, Role::Query, 0), "stalled", commands);
+            let job = self.jobs.get_mut(&number).expect("it runs");
+            job.avoid.insert(query_host);
+            job.query_host = None;
+            return;
+        }
+        let context = self.contexts.get_mut(&context).expect("it is held");
+        context.avoid.insert(host);
+        let number = context.number;
+        let shards = context.lose(host).max(context.entangled().len());
+        self.send(host, HostCommand::Release { context: number }, commands);
+        self.note_loss(now, number, (host, Role::Context, shards), "stalled", commands);
+    }
+
+    /// A context comes to nothing, and with it whoever asks it.
+    pub(super) fn fail_context(
+        &mut self,
+        now: Duration,
+        number: u64,
+        why: (&str, String),
+        commands: &mut Vec<Command>,
+    ) {
+        let (code, message) = why;
+        let Some(context) = self.contexts.get(&number) else { return };
+        if let Owner::Session(name) = context.owner.clone() {
+            let error = ErrorBody { message: message.clone(), code: code.to_string(), param: None };
+            self.fail_session(&name, error, commands);
+        }
+        let asking = |job: &&crate::supervisor::job::Job| job.context == number && !job.has_ended();
+        let jobs: Vec<u64> = self.jobs.values().filter(asking).map(|job| job.number).collect();
+        for job in jobs {
+            self.end(now, job, Outcome::Failed { code: code.to_string(), message: message.clone() }, commands);
+        }
+        self.release_unused(number, commands);
+    }
+
+    /// A job goes on: its recoveries are over.
+    pub(super) fn goes_on(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
+        let Some(job) = self.jobs.get_mut(&number) else { return };
+        let recovered = job.recovered(now);
+        if recovered.is_empty() {
+            return;
+        }
+        let phase = job.phase();
+        for recovery in recovered {
+            let seconds = recovery.recovered_s.unwrap_or_default();
+            commands.push(Command::Observe(Observation::Recovered { seconds }));
+            commands.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
+        }
+        commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
+    }
+
+    /// Has a host take new work again, or none, or moves what it has after `deadline`.
+    ///
+    /// # Errors
+    /// [`JobError::LastHost`] when nobody else could take its work.
+    pub fn schedule_host(
+        &mut self,
+        now: Duration,
+        name: &str,
+        scheduling: Scheduling,
+        deadline: Option<Duration>,
+    ) -> Result<Vec<Command>, JobError> {
+        let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
+        let role = self.hosts.at(host).spec.role;
+        let heir = |other: &crate::supervisor::hosts::HostRecord| {
+            other.spec.name != name
+                && other.takes_work()
+                && (other.spec.role == role || other.spec.role == Role::Spare)
+                && other.rank(role, Recovery::Redistribute).is_some()
+        };
+        if scheduling == Scheduling::Draining && role != Role::Spare && self.hosts.that(heir).is_empty() {
+            return Err(JobError::LastHost { name: name.to_string(), role: format!("{role:?}").to_lowercase() });
+        }
+        let record = self.hosts.at_mut(host);
+        record.kept.scheduling = scheduling;
+        record.drain_at = (scheduling == Scheduling::Draining).then(|| now + deadline.unwrap_or_default());
+        let mut commands = vec![Command::Persist(record::host(record))];
+        self.drain_due(now, &mut commands);
+        self.advance(now, &mut commands);
+        Ok(commands)
+    }
+
+    /// Gives the place of a host that is dead or takes no work to a spare, for good.
+    ///
+    /// # Errors
+    /// When one is not there, the spare is no spare or has work, or the host is at work.
+    pub fn replace_host(&mut self, now: Duration, dead: &str, spare: &str) -> Result<Vec<Command>, JobError> {
+        let find = |name: &str| self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() });
+        let (old, new) = (find(dead)?, find(spare)?);
+        let conflict = |message: String| Err(JobError::HostConflict { message });
+        let (leaver, heir) = (self.hosts.at(old), self.hosts.at(new));
+        if heir.spec.role != Role::Spare {
+            return conflict(format!("{spare} is a {:?} host, not a spare", heir.spec.role).to_lowercase());
+        }
+        if !heir.takes_work() {
+            return conflict(format!("{spare} is not ready ({:?}); `asterism host show {spare}`", heir.health));
+        }
+        if leaver.spec.role == Role::Spare {
+            return conflict(format!("{dead} is a spare itself; nothing is to be replaced"));
+        }
+        if leaver.takes_work() {
+            return conflict(format!("{dead} is at work; `asterism host drain {dead}` first"));
+        }
+        let shards: usize = self.contexts.values().map(|context| context.shards_on(new)).sum();
+        let jobs = self.jobs.values().filter(|job| job.query_host == Some(new)).count();
+        if shards + jobs > 0 {
+            return Err(JobError::SpareBusy { name: spare.to_string(), shards, jobs });
+        }
+        let role = leaver.spec.role;
+        let mut commands = Vec::new();
+        for (host, role) in [(new, role), (old, Role::Spare)] {
+            let record = self.hosts.at_mut(host);
+            (record.spec.role, record.kept.role) = (role, Some(role));
+            commands.push(Command::Persist(record::host(record)));
+        }
+        if self.hosts.at(old).is_up() {
+            self.vacate(now, old, ("drained", "a spare took its place".into()), &mut commands);
+        }
+        self.advance(now, &mut commands);
+        Ok(commands)
+    }
+
+    /// Moves the work of hosts whose time to drain has come, or that have none any more.
+    pub(super) fn drain_due(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        for host in self.hosts.that(|host| host.drain_at.is_some()) {
+            let busy = self.contexts.values().any(|context| context.shards_on(host) > 0)
+                || self.jobs.values().any(|job| job.query_host == Some(host));
+            let due = self.hosts.at(host).drain_at.is_some_and(|at| at <= now);
+            if !busy || due {
+                self.vacate(now, host, ("drained", "it was drained".into()), commands);
+                let record = self.hosts.at_mut(host);
+                record.drain_at = None;
+                record.kept.scheduling = Scheduling::Cordoned;
+                commands.push(Command::Persist(record::host(record)));
+            }
+        }
+    }
+
+    /// Hosts that held shards for an earlier supervisor and have not come back to this one.
+    pub(super) fn give_up_absent(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        if now.saturating_sub(self.began) <= self.config.dead_after + self.config.rejoin {
+            return;
+        }
+        let absent = self.hosts.that(|host| host.health == HostHealth::Starting && host.kept.incarnation > 0);
+        for host in absent {
+            let cause = "it did not come back to the supervisor after that was started again".to_string();
+            self.lose(now, host, ("disconnected", cause), commands);
+        }
+    }
+
+    fn note_loss(
+        &mut self,
+        now: Duration,
+        context: u64,
+        loss: (usize, Role, usize),
+        reason: &str,
+        commands: &mut Vec<Command>,
+    ) {
+        let asking: Vec<u64> = self.running().filter(|job| job.context == context).map(|job| job.number).collect();
+        asking.into_iter().for_each(|job| self.note(now, job, loss, reason, commands));
+    }
+
+    fn note(
+        &mut self,
+        now: Duration,
+        number: u64,
+        loss: (usize, Role, usize),
+        reason: &str,
+        commands: &mut Vec<Command>,
+    ) {
+        let (host, role, shards) = loss;
+        let record = self.hosts.at(host);
+        let silent_s = record.silence(now).as_secs_f64();
+        let host = record.spec.name.clone();
+        let Some(job) = self.running_job(number) else { return };
+        let (phase, reason) = (job.phase(), reason.to_string());
+        let recovery = RecoveryStatus { host, role, reason, phase, silent_s, shards, recovered_s: None };
+        job.lost(now, recovery.clone());
+        commands.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
+        let event = JobEvent::Phase { phase: JobPhase::Recovering };
+        commands.push(Command::Publish { job: number, event });
+    }
+
+    fn loss_message(&self, host: usize, role: &str, cause: &str) -> String {
+        let name = self.hosts.name(host);
+        format!(
+            "{role} host {name} was lost while the job used it: {cause}. The other hosts go on; submit the job again, or set supervisor.recovery to \"redistribute\""
+        )
+    }
+}
