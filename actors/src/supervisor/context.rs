@@ -7,7 +7,7 @@ use std::{
 };
 
 use asterism_plan::{Exchange, Plan, Shard};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     api::{HostProgress, HostTiming},
@@ -18,7 +18,8 @@ use crate::{
 /// A context planned, before hosts are chosen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PreparedContext {
-    /// The plan.
+    /// The plan; copies share it.
+    #[serde(serialize_with = "plan_to", deserialize_with = "plan_from")]
     pub plan: Arc<Plan>,
     /// Pairs that dense attention over the context computes in phase 1.
     pub dense_pairs: u64,
@@ -28,6 +29,14 @@ pub struct PreparedContext {
     pub chat_template: bool,
     /// Which hosts it may go to.
     pub placement: PlacementPolicy,
+}
+
+fn plan_to<S: Serializer>(plan: &Arc<Plan>, serializer: S) -> Result<S::Ok, S::Error> {
+    plan.as_ref().serialize(serializer)
+}
+
+fn plan_from<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Plan>, D::Error> {
+    Plan::deserialize(deserializer).map(Arc::new)
 }
 
 /// Whose context it is; it goes with its owner.

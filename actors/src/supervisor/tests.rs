@@ -1,255 +1,661 @@
-//! The supervisor's rules with a fake clock: no host, no wire.
+//! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated elsewhere.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
+use serde_json::json;
 
-use super::{Command, Event, HostSpec, PreparedJob, Recovery, SupervisorConfig, SupervisorState};
+use super::{
+    Command, Event, HostSpec, PlacementPolicy, PreparedContext, PreparedJob, Question, Recovery, SessionLimits, Source,
+    SupervisorConfig, SupervisorState,
+};
 use crate::{
-    api::{HostHealth, JobEvent, JobPhase, JobState, Role},
-    messages::{Encoded, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
+    api::{HostHealth, JobEvent, JobPhase, JobState, Role, Scheduling, SessionState},
+    messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
+    store::{Change, Entry},
 };
 
 const CONTEXT: u32 = 100;
+const CLUSTER: u64 = 77;
+/// Connection of the node agent.
+const NODE: u64 = 900;
 
 fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-fn config(contexts: usize) -> SupervisorConfig {
-    let context = (0..contexts).map(|i| (format!("c{i}"), Role::Context));
-    let hosts = context.chain([("q".to_string(), Role::Query)]);
+fn config(contexts: usize, spares: usize) -> SupervisorConfig {
+    let named = |prefix: &'static str, count, role| (0..count).map(move |i| (format!("{prefix}{i}"), role));
+    let hosts =
+        named("c", contexts, Role::Context).chain(named("q", 1, Role::Query)).chain(named("s", spares, Role::Spare));
+    let spec = |(name, role)| HostSpec {
+        name,
+        role,
+        device: "cpu".into(),
+        node: "here".into(),
+        memory_limit: None,
+        labels: BTreeMap::new(),
+    };
     SupervisorConfig {
         cluster: "test".into(),
         model: "model".into(),
         dtype: asterism_kernels::DType::F32,
-        hosts: hosts.map(|(name, role)| HostSpec { name, role, device: "cpu".into(), node: "here".into() }).collect(),
-        method: serde_json::from_str(r#"{"star": {"block_tokens": 30}}"#).expect("a method"),
+        hosts: hosts.map(spec).collect(),
+        method: serde_json::from_value(json!({"star": {"block_tokens": 30}})).expect("a method"),
         heartbeat: seconds(0.5),
         suspect_after: 2,
         dead_after: seconds(2.0),
         max_running: 1,
-        max_queue: 2,
-        recovery: Recovery::Fail,
+        max_queue: 3,
+        recovery: Recovery::Redistribute,
+        patience: seconds(60.0),
+        rejoin: seconds(5.0),
+        weight_bytes: 0,
+        sessions: SessionLimits { default_ttl: seconds(100.0), max_pinned_bytes: None },
     }
 }
 
-/// Connection of host `at` of the configuration.
-fn connection(at: usize) -> u64 {
-    at as u64 + 1
+/// A state with its clock, journal and what it sent last.
+struct Cluster {
+    state: SupervisorState,
+    now: f64,
+    journal: Vec<Entry>,
+    events: Vec<JobEvent>,
+    sent: Vec<(u64, HostCommand)>,
+    closed: Vec<u64>,
 }
 
-fn hello(name: &str, role: HostRole, incarnation: u64) -> HostMessage {
-    let address = "127.0.0.1:1".to_string();
-    HostMessage::Hello(Hello { name: name.into(), role, incarnation, pid: 1, address })
-}
-
-fn say(state: &mut SupervisorState, now: f64, connection: u64, message: HostMessage) -> Vec<Command> {
-    state.handle(seconds(now), Event::Message { connection, message })
-}
-
-/// A state whose hosts are all ready at time 0.
-fn ready(contexts: usize) -> SupervisorState {
-    let mut state = SupervisorState::new(config(contexts));
-    for at in 0..=contexts {
-        let (name, role) =
-            if at < contexts { (format!("c{at}"), HostRole::Context) } else { ("q".into(), HostRole::Query) };
-        say(&mut state, 0.0, connection(at), hello(&name, role, 1));
-        say(&mut state, 0.0, connection(at), HostMessage::Ready);
+impl Cluster {
+    fn starting(config: SupervisorConfig) -> Self {
+        let state = SupervisorState::new(config, Duration::ZERO, CLUSTER);
+        Self { state, now: 0.0, journal: Vec::new(), events: Vec::new(), sent: Vec::new(), closed: Vec::new() }
     }
-    state
-}
 
-fn request(context: &[u32], hosts: usize) -> PlanRequest<'_> {
-    PlanRequest { context, query: &[1], hosts, one_machine: false, shape: &ModelShape::TINY }
-}
-
-fn prepared(method: &MethodConfig, hosts: usize, timeout: Option<f64>) -> PreparedJob {
-    let context: Vec<u32> = (0..CONTEXT).collect();
-    PreparedJob {
-        id: None,
-        plan: method.plan(&request(&context, hosts)).expect("a plan"),
-        dense_pairs: 1,
-        query_ids: vec![1],
-        choice: TokenChoice {
-            max_tokens: 4,
-            temperature: 0.0,
-            top_p: 1.0,
-            seed: 0,
-            stop: Vec::new(),
-            ignore_eos: false,
-        },
-        timeout: timeout.map(seconds),
-        labels: BTreeMap::new(),
+    /// All hosts and the node are there.
+    fn ready(config: SupervisorConfig) -> Self {
+        let mut cluster = Self::starting(config);
+        let hello = Hello { name: "here".into(), role: HostRole::Node, incarnation: 1, ..Hello::default() };
+        cluster.say(NODE, HostMessage::Hello(hello));
+        for at in 0..cluster.state.config().hosts.len() {
+            cluster.join(at, 1);
+        }
+        cluster.sent.clear();
+        cluster
     }
-}
 
-fn submit(state: &mut SupervisorState, timeout: Option<f64>) -> (u64, Vec<Command>) {
-    let job = prepared(&state.config().method.clone(), state.context_hosts().max(1), timeout);
-    state.submit(Duration::ZERO, job).expect("taken")
-}
+    /// A new process of host `at` joins.
+    fn join(&mut self, at: usize, incarnation: u64) {
+        self.hello(at, incarnation, 0, (&[], &[]));
+        self.say(connection(at, incarnation), HostMessage::Ready);
+    }
 
-fn sent(commands: &[Command]) -> Vec<(u64, &HostCommand)> {
-    let sent = |command| match command {
-        &Command::Send { connection, ref command } => Some((connection, command)),
-        _ => None,
-    };
-    commands.iter().filter_map(sent).collect()
-}
+    fn hello(&mut self, at: usize, incarnation: u64, cluster: u64, (contexts, jobs): (&[u64], &[u64])) {
+        let spec = self.state.config().hosts[at].clone();
+        let role = match spec.role {
+            Role::Context => HostRole::Context,
+            Role::Query => HostRole::Query,
+            Role::Spare => HostRole::Spare,
+        };
+        let (contexts, jobs) = (contexts.to_vec(), jobs.to_vec());
+        let (name, address) = (spec.name, format!("127.0.0.1:{at}"));
+        let hello = Hello { name, role, incarnation, pid: 1, address, cluster, contexts, jobs };
+        self.say(connection(at, incarnation), HostMessage::Hello(hello));
+    }
 
-/// Answers every `Encode` among `commands`, at time `now`.
-fn encode_all(state: &mut SupervisorState, now: f64, commands: &[Command]) -> Vec<Command> {
-    let mut replies = Vec::new();
-    for (connection, command) in sent(commands) {
-        let HostCommand::Encode(order) = command else { continue };
-        for shard in &order.shards {
-            let encoded = Encoded {
-                job: order.job,
-                block: shard.block as u32,
-                kept_tokens: shard.kept_tokens() as u64,
-                kv_bytes: 1,
-                seconds: 0.1,
-                pairs: 1,
-                exchange_bytes: 0,
-            };
-            replies.push((connection, HostMessage::Encoded(encoded)));
+    fn say(&mut self, connection: u64, message: HostMessage) {
+        self.event(Event::Message { connection, message });
+    }
+
+    fn event(&mut self, event: Event) {
+        let commands = self.state.handle(seconds(self.now), event);
+        self.note(commands);
+    }
+
+    fn note(&mut self, commands: Vec<Command>) {
+        for command in commands {
+            match command {
+                Command::Persist(change) => self.keep(change),
+                Command::Send { connection, command } => self.sent.push((connection, command)),
+                Command::Disconnect { connection, .. } => self.closed.push(connection),
+                Command::Publish { event, .. } => self.events.push(event),
+                Command::Observe(_) => {}
+            }
         }
     }
-    replies.into_iter().flat_map(|(connection, message)| say(state, now, connection, message)).collect()
+
+    fn keep(&mut self, change: Change) {
+        let (Change::Put { table, key, .. } | Change::Remove { table, key }) = &change;
+        self.journal.retain(|entry| (entry.table, &entry.key) != (*table, key));
+        if let Change::Put { table, key, value } = change {
+            self.journal.push(Entry { table, key, value });
+        }
+    }
+
+    /// Time passes; hosts in `beating` are alive.
+    fn tick(&mut self, now: f64, beating: &[u64]) {
+        self.now = now;
+        beating.iter().for_each(|&at| self.say(at, HostMessage::Heartbeat { kv_bytes: 0 }));
+        self.event(Event::Tick);
+    }
+
+    fn submit(&mut self, timeout: Option<f64>) -> u64 {
+        let context = prepared(&self.state.config().method.clone(), self.contexts());
+        self.ask(Source::Context(context), timeout)
+    }
+
+    fn ask(&mut self, source: Source, timeout: Option<f64>) -> u64 {
+        let (number, commands) = self.state.submit(seconds(self.now), job(source, timeout)).expect("taken");
+        self.note(commands);
+        number
+    }
+
+    fn contexts(&self) -> usize {
+        self.state.config().hosts.iter().filter(|host| host.role == Role::Context).count()
+    }
+
+    fn take_sent(&mut self) -> Vec<(u64, HostCommand)> {
+        std::mem::take(&mut self.sent)
+    }
+
+    /// Answers every order to encode sent so far, from hosts that are still to be heard. Returns (connection, order).
+    fn encode(&mut self) -> Vec<(u64, EncodeShards)> {
+        let orders: Vec<(u64, EncodeShards)> = self
+            .take_sent()
+            .into_iter()
+            .filter_map(|(to, command)| match command {
+                HostCommand::Encode(order) => Some((to, order)),
+                other => {
+                    self.sent.push((to, other));
+                    None
+                }
+            })
+            .collect();
+        for (to, order) in &orders {
+            for shard in &order.shards {
+                let kept = shard.kept_tokens() as u64;
+                self.say(*to, HostMessage::Encoded(encoded(order.context, shard.block as u32, kept)));
+            }
+        }
+        orders
+    }
+
+    fn generation(&mut self) -> Option<(u64, Generate)> {
+        self.take_sent().into_iter().find_map(|(to, command)| match command {
+            HostCommand::Generate(generate) => Some((to, generate)),
+            _ => None,
+        })
+    }
+
+    fn token(&mut self, from: u64, job: u64, index: u32, id: u32) {
+        self.say(from, HostMessage::Token { job, index, id, text: format!("{id} ") });
+    }
+
+    fn status(&self, job: u64) -> crate::api::JobStatus {
+        self.state.job_status(seconds(self.now), job).expect("known")
+    }
+
+    fn health(&self, at: usize) -> HostHealth {
+        self.state.cluster_status(seconds(self.now), "").hosts[at].health
+    }
+
+    /// The supervisor's process ends and another one reads the journal.
+    fn restart(&mut self) {
+        let config = self.state.config().clone();
+        self.state = SupervisorState::restore(config, seconds(self.now), 1, &self.journal).expect("a good journal");
+        self.sent.clear();
+    }
+}
+
+fn connection(at: usize, incarnation: u64) -> u64 {
+    at as u64 + 1 + 100 * (incarnation - 1)
+}
+
+fn encoded(context: u64, block: u32, kept_tokens: u64) -> Encoded {
+    Encoded { context, block, kept_tokens, kv_bytes: 1, seconds: 0.1, pairs: 1, exchange_bytes: 0 }
+}
+
+fn prepared(method: &MethodConfig, hosts: usize) -> PreparedContext {
+    let context: Vec<u32> = (0..CONTEXT).collect();
+    let asked = PlanRequest { context: &context, query: &[1], hosts, one_machine: false, shape: &ModelShape::TINY };
+    PreparedContext {
+        plan: Arc::new(method.plan(&asked).expect("a plan")),
+        dense_pairs: 1,
+        kv_bytes_per_token: 8,
+        chat_template: false,
+        placement: PlacementPolicy::default(),
+    }
+}
+
+fn job(source: Source, timeout: Option<f64>) -> PreparedJob {
+    let choice = TokenChoice { max_tokens: 4, ..TokenChoice::default() };
+    let question = Question { query_ids: vec![1], choice, timeout: timeout.map(seconds) };
+    PreparedJob { id: None, source, question, labels: BTreeMap::new() }
+}
+
+/// A cluster of two context hosts whose job has generated tokens 7 and 8.
+fn decoding() -> (Cluster, u64) {
+    let mut cluster = Cluster::ready(config(2, 0));
+    let job = cluster.submit(None);
+    cluster.encode();
+    let (query, _) = cluster.generation().expect("the query host is asked");
+    cluster.token(query, job, 0, 7);
+    cluster.token(query, job, 1, 8);
+    (cluster, job)
 }
 
 #[test]
 fn a_job_goes_through_its_phases() {
-    let mut state = ready(2);
-    let (job, commands) = submit(&mut state, None);
-    assert_eq!(sent(&commands).len(), 4, "four shards of 30, 30, 30 and 10 tokens");
-    let commands = encode_all(&mut state, 1.0, &commands);
-    let generate = sent(&commands).into_iter().find_map(|(to, command)| match command {
-        HostCommand::Generate(generate) if to == connection(2) => Some(generate.clone()),
-        _ => None,
-    });
-    let generate = generate.expect("the query host is asked once every shard is encoded");
-    assert_eq!((generate.context_keys, generate.query_start), (u64::from(CONTEXT), CONTEXT));
+    let mut cluster = Cluster::ready(config(2, 0));
+    let job = cluster.submit(None);
+    cluster.now = 1.0;
+    assert_eq!(cluster.encode().len(), 4, "four shards of 30, 30, 30 and 10 tokens");
+    let (query, generate) = cluster.generation().expect("the query host is asked once every shard is encoded");
+    assert_eq!((query, generate.context_keys, generate.query_start), (3, u64::from(CONTEXT), CONTEXT));
     let blocks: Vec<&[u32]> = generate.holders.iter().map(|holder| &holder.blocks[..]).collect();
     assert_eq!(blocks, [&[0, 1][..], &[2, 3]]);
-    let commands = say(&mut state, 2.0, connection(2), HostMessage::Token { job, id: 5, text: "yes".into() });
-    assert!(matches!(commands[0], Command::Publish { event: JobEvent::Phase { phase: JobPhase::Decoding }, .. }));
-    let answered = HostMessage::Generated { job, stopped: true, text: ".".into() };
-    let commands = say(&mut state, 3.0, connection(2), answered);
-    let released = sent(&commands).iter().filter(|(_, command)| matches!(command, HostCommand::Release { .. })).count();
-    assert_eq!(released, 3, "both context hosts and the query host forget the job");
-    let status = state.job_status(seconds(9.0), job).expect("known");
-    assert_eq!((status.state, status.text.as_str()), (JobState::Succeeded, "yes."));
+    cluster.now = 2.0;
+    cluster.token(query, job, 0, 5);
+    cluster.now = 3.0;
+    cluster.say(query, HostMessage::Generated { job, tokens: 1, stopped: true, text: ".".into() });
+    let freed = cluster.take_sent();
+    let released = freed.iter().filter(|(_, command)| matches!(command, HostCommand::Release { .. })).count();
+    assert_eq!((released, freed.contains(&(query, HostCommand::Stop { job }))), (2, true), "{freed:?}");
+    let status = cluster.status(job);
+    assert_eq!((status.state, status.text.as_str()), (JobState::Succeeded, "5 ."));
     assert_eq!((status.timings.encode_s, status.timings.query_s, status.timings.decode_s), (1.0, 1.0, 1.0));
     assert_eq!(status.timings.hosts.iter().map(|host| host.kept_tokens).sum::<usize>(), CONTEXT as usize);
 }
 
 #[test]
-fn a_silent_host_is_suspect_then_dead_and_fails_only_its_jobs() {
-    let mut state = ready(2);
-    let (job, _) = submit(&mut state, None);
-    let (waiting, _) = submit(&mut state, None);
-    for at in [0, 2] {
-        say(&mut state, 1.5, connection(at), HostMessage::Heartbeat { kv_bytes: 0 });
+fn a_silent_host_is_suspect_then_dead_and_its_shards_go_to_the_other() {
+    let (mut cluster, job) = decoding();
+    cluster.tick(1.6, &[1, 3]);
+    assert_eq!(cluster.health(1), HostHealth::Suspect);
+    cluster.tick(2.5, &[1, 3]);
+    assert_eq!(cluster.health(1), HostHealth::Dead);
+    assert!(cluster.closed.contains(&2));
+    let kill = HostCommand::Kill { host: "c1".into(), incarnation: 1 };
+    assert!(cluster.sent.contains(&(NODE, kill)), "the node ends the process that hangs");
+    assert_eq!(cluster.status(job).phase, Some(JobPhase::Recovering));
+    cluster.now = 2.75;
+    let orders = cluster.encode();
+    let blocks: Vec<usize> = orders.iter().flat_map(|(_, order)| &order.shards).map(|shard| shard.block).collect();
+    assert_eq!((blocks, orders.iter().all(|(to, _)| *to == 1)), (vec![2, 3], true), "its shards alone, by the other");
+    let moved = cluster.take_sent();
+    let [(3, HostCommand::Holders { holders, .. })] = &moved[..] else { panic!("{moved:?}") };
+    assert_eq!((holders.len(), &holders[0].blocks[..]), (1, &[0, 1, 2, 3][..]));
+    cluster.token(3, job, 2, 9);
+    let status = cluster.status(job);
+    assert_eq!((status.tokens.as_slice(), status.phase), (&[7, 8, 9][..], Some(JobPhase::Decoding)));
+    let [recovery] = &status.recoveries[..] else { panic!("{:?}", status.recoveries) };
+    assert_eq!((recovery.host.as_str(), recovery.reason.as_str(), recovery.shards), ("c1", "heartbeat", 2));
+    assert_eq!((recovery.silent_s, recovery.recovered_s, recovery.phase), (2.5, Some(0.25), JobPhase::Decoding));
+}
+
+#[test]
+fn a_lost_query_host_is_replaced_and_goes_through_the_tokens_again() {
+    let (mut cluster, job) = decoding();
+    let exited = HostMessage::Exited { host: "q0".into(), incarnation: 1, cause: "signal 9".into(), restarting: true };
+    cluster.say(NODE, exited);
+    let (heir, generate) = cluster.generation().expect("a context host takes the role");
+    assert_eq!((heir, generate.generated.as_slice()), (1, &[7, 8][..]));
+    cluster.token(heir, job, 2, 9);
+    cluster.token(3, job, 3, 1);
+    assert_eq!(cluster.status(job).tokens, [7, 8, 9], "the host that was lost is not heard");
+}
+
+#[test]
+fn a_spare_takes_over_before_others_and_only_spares_do_if_so_configured() {
+    for (spares, expected) in [(1, Some(4)), (0, None)] {
+        let mut cluster = Cluster::ready(SupervisorConfig { recovery: Recovery::Spare, ..config(2, spares) });
+        cluster.submit(None);
+        cluster.encode();
+        cluster.generation().expect("asked");
+        let exited =
+            HostMessage::Exited { host: "q0".into(), incarnation: 1, cause: "signal 9".into(), restarting: true };
+        cluster.say(NODE, exited);
+        assert_eq!(cluster.generation().map(|(to, _)| to), expected);
+        if expected.is_none() {
+            cluster.join(2, 2);
+            assert_eq!(cluster.generation().map(|(to, _)| to), Some(connection(2, 2)), "it waits for the host itself");
+        }
     }
-    state.handle(seconds(1.6), Event::Tick);
-    let health = |state: &SupervisorState| state.cluster_status(seconds(2.5), "").hosts[1].health;
-    assert_eq!(health(&state), HostHealth::Suspect);
-    let commands = state.handle(seconds(2.5), Event::Tick);
-    assert_eq!(health(&state), HostHealth::Dead);
-    assert!(commands.iter().any(|command| matches!(command, Command::Disconnect { connection: 2, .. })));
-    let failed = state.job_status(seconds(2.5), job).expect("known");
-    let error = failed.error.expect("failed");
-    assert_eq!((failed.state, error.code.as_str()), (JobState::Failed, "host_lost"));
+}
+
+#[test]
+fn without_recovery_the_jobs_of_a_lost_host_fail() {
+    let mut cluster = Cluster::ready(SupervisorConfig { recovery: Recovery::Fail, ..config(2, 0) });
+    let job = cluster.submit(None);
+    let waiting = cluster.submit(None);
+    cluster.tick(2.5, &[1, 3]);
+    let error = cluster.status(job).error.expect("failed");
+    assert_eq!(error.code, "host_lost");
     assert!(error.message.contains("c1") && error.message.contains("no heartbeat"), "{}", error.message);
-    // The next job runs on the host that is left.
-    let status = state.job_status(seconds(2.5), waiting).expect("known");
-    assert_eq!(status.state, JobState::Running);
-    assert!(sent(&commands).iter().all(|&(to, _)| to != connection(1)));
+    assert_eq!(cluster.status(waiting).state, JobState::Running, "the next one runs on the host that is left");
 }
 
 #[test]
 fn a_dead_host_is_fenced_until_a_later_incarnation() {
-    let mut state = ready(1);
-    state.handle(Duration::ZERO, Event::Exited { host: "c0".into(), cause: "signal 9".into() });
-    let late = say(&mut state, 0.1, connection(0), HostMessage::Heartbeat { kv_bytes: 0 });
-    assert!(matches!(late[0], Command::Disconnect { connection: 1, .. }), "{late:?}");
-    for (incarnation, welcome) in [(1, false), (2, true)] {
-        let commands = say(&mut state, 0.2, 10 + incarnation, hello("c0", HostRole::Context, incarnation));
-        let welcomed = matches!(sent(&commands)[0].1, HostCommand::Welcome { .. });
-        assert_eq!(welcomed, welcome, "incarnation {incarnation}: {commands:?}");
+    let mut cluster = Cluster::ready(config(1, 0));
+    cluster.tick(2.5, &[2]);
+    cluster.say(1, HostMessage::Heartbeat { kv_bytes: 0 });
+    assert!(cluster.closed.contains(&1));
+    for (incarnation, cluster_id, welcome) in [(1, CLUSTER, false), (1, 0, false), (2, 5, false), (2, 0, true)] {
+        cluster.sent.clear();
+        cluster.hello(0, incarnation, cluster_id, (&[], &[]));
+        let welcomed = matches!(cluster.sent[0].1, HostCommand::Welcome { .. });
+        assert_eq!(welcomed, welcome, "incarnation {incarnation} of cluster {cluster_id}: {:?}", cluster.sent);
     }
+    assert_eq!(cluster.state.host_status(seconds(3.0), 0).restarts, 1);
 }
 
 #[test]
-fn strangers_and_doubles_are_refused() {
-    let mut state = ready(1);
-    for (name, role, why) in [
-        ("c7", HostRole::Context, "no host named"),
-        ("c0", HostRole::Query, "is a Context host"),
-        ("c0", HostRole::Context, "connected already"),
-    ] {
-        let commands = say(&mut state, 0.0, 50, hello(name, role, 9));
-        let HostCommand::Refuse { reason } = sent(&commands)[0].1 else { panic!("{commands:?}") };
-        assert!(reason.contains(why), "{reason}");
+fn a_broken_link_alone_costs_nothing() {
+    let (mut cluster, job) = decoding();
+    cluster.event(Event::Disconnected { connection: 2, cause: "reset".into() });
+    assert_eq!(cluster.health(1), HostHealth::Suspect);
+    cluster.now = 1.0;
+    let name = cluster.state.config().hosts[1].name.clone();
+    let hello = Hello {
+        name,
+        incarnation: 1,
+        cluster: CLUSTER,
+        contexts: vec![job, 55],
+        jobs: vec![66],
+        address: "127.0.0.1:9".into(),
+        ..Hello::default()
+    };
+    cluster.say(20, HostMessage::Hello(hello));
+    cluster.say(20, HostMessage::Ready);
+    let sent = cluster.take_sent();
+    assert!(sent.contains(&(20, HostCommand::Release { context: 55 })), "{sent:?}");
+    assert!(sent.contains(&(20, HostCommand::Stop { job: 66 })), "{sent:?}");
+    assert!(!sent.iter().any(|(_, command)| matches!(command, HostCommand::Encode(_))), "{sent:?}");
+    cluster.token(3, job, 2, 9);
+    assert!(cluster.status(job).recoveries.is_empty());
+}
+
+#[test]
+fn two_losses_one_after_the_other_are_both_repaired() {
+    let mut cluster = Cluster::ready(config(3, 0));
+    let job = cluster.submit(None);
+    cluster.encode();
+    cluster.generation().expect("asked");
+    for host in ["c1", "c2"] {
+        let exited =
+            HostMessage::Exited { host: host.into(), incarnation: 1, cause: "signal 9".into(), restarting: true };
+        cluster.say(NODE, exited);
     }
+    let orders = cluster.encode();
+    assert!(orders.iter().any(|(to, _)| *to == 1));
+    cluster.token(4, job, 0, 7);
+    let status = cluster.status(job);
+    assert_eq!(status.recoveries.iter().filter(|recovery| recovery.recovered_s.is_some()).count(), 2);
+    assert_eq!(status.tokens, [7]);
+}
+
+#[test]
+fn a_job_without_a_host_waits_and_fails_in_the_end() {
+    let mut cluster = Cluster::ready(config(1, 0));
+    for host in ["c0", "q0"] {
+        let exited =
+            HostMessage::Exited { host: host.into(), incarnation: 1, cause: "signal 9".into(), restarting: false };
+        cluster.say(NODE, exited);
+    }
+    let job = cluster.submit(None);
+    cluster.tick(30.0, &[]);
+    assert_eq!(cluster.status(job).state, JobState::Pending);
+    cluster.tick(61.0, &[]);
+    let error = cluster.status(job).error.expect("failed");
+    assert_eq!(error.code, "placement_impossible");
+    assert!(cluster.state.host_status(seconds(61.0), 0).cause.expect("dead").contains("not started again"));
+}
+
+#[test]
+fn a_restarted_supervisor_finds_shards_and_generations_again() {
+    let (mut cluster, job) = decoding();
+    cluster.now = 5.0;
+    cluster.restart();
+    cluster.hello(0, 1, CLUSTER, (&[job], &[]));
+    cluster.say(1, HostMessage::Ready);
+    cluster.hello(2, 1, CLUSTER, (&[], &[job]));
+    cluster.say(3, HostMessage::Ready);
+    cluster.hello(1, 1, CLUSTER, (&[job], &[]));
+    cluster.say(2, HostMessage::Ready);
+    // Hosts hold what they are ordered to encode, and say so again.
+    let orders = cluster.encode();
+    assert_eq!(orders.iter().map(|(_, order)| order.shards.len()).sum::<usize>(), 4, "{orders:?}");
+    let sent = cluster.take_sent();
+    assert!(sent.iter().any(|(to, command)| *to == 3 && matches!(command, HostCommand::Generate(_))), "{sent:?}");
+    for (index, id) in [7, 8, 9].into_iter().enumerate() {
+        cluster.token(3, job, index as u32, id);
+    }
+    cluster.say(3, HostMessage::Generated { job, tokens: 3, stopped: false, text: String::new() });
+    let status = cluster.status(job);
+    assert_eq!((status.state, status.text.as_str()), (JobState::Succeeded, "7 8 9 "));
+    assert_eq!(cluster.state.job_number("job-1"), Some(job));
+}
+
+#[test]
+fn hosts_that_do_not_come_back_to_a_restarted_supervisor_are_lost() {
+    let (mut cluster, job) = decoding();
+    cluster.now = 5.0;
+    cluster.restart();
+    for at in [0, 2] {
+        cluster.hello(at, 1, CLUSTER, (&[job], &[]));
+        cluster.say(connection(at, 1), HostMessage::Ready);
+    }
+    cluster.tick(11.0, &[1, 3]);
+    assert_eq!(cluster.health(1), HostHealth::Starting);
+    cluster.tick(12.5, &[1, 3]);
+    assert_eq!(cluster.health(1), HostHealth::Dead);
+    assert!(cluster.encode().iter().filter(|(to, _)| *to == 1).count() >= 4, "the host that is there encodes all");
+    assert!(cluster.generation().is_some());
 }
 
 #[test]
 fn a_cancelled_job_frees_its_hosts_and_late_messages_change_nothing() {
-    let mut state = ready(1);
-    let (job, commands) = submit(&mut state, None);
-    let cancelled = state.handle(seconds(0.5), Event::Cancel { job });
-    assert!(sent(&cancelled).iter().any(|(_, command)| **command == HostCommand::Release { job }));
-    assert!(encode_all(&mut state, 1.0, &commands).is_empty());
-    assert_eq!(state.job_status(seconds(1.0), job).expect("known").state, JobState::Cancelled);
+    let mut cluster = Cluster::ready(config(1, 0));
+    let job = cluster.submit(None);
+    cluster.event(Event::Cancel { job });
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    cluster.encode();
+    assert!(cluster.generation().is_none());
+    assert_eq!(cluster.status(job).state, JobState::Cancelled);
 }
 
 #[test]
 fn a_job_past_its_time_limit_fails_waiting_or_running() {
-    let mut state = ready(1);
-    let (running, _) = submit(&mut state, Some(1.0));
-    let (waiting, _) = submit(&mut state, Some(1.0));
-    say(&mut state, 1.4, connection(0), HostMessage::Heartbeat { kv_bytes: 0 });
-    state.handle(seconds(1.5), Event::Tick);
-    for job in [running, waiting] {
-        let error = state.job_status(seconds(1.5), job).expect("known").error.expect("failed");
-        assert_eq!(error.code, "timeout");
+    let mut cluster = Cluster::ready(config(1, 0));
+    let jobs = [cluster.submit(Some(1.0)), cluster.submit(Some(1.0))];
+    cluster.tick(1.5, &[1, 2]);
+    for job in jobs {
+        assert_eq!(cluster.status(job).error.expect("failed").code, "timeout");
     }
 }
 
 #[test]
 fn a_full_queue_refuses_and_an_id_names_one_job() {
-    let mut state = ready(1);
-    let method = state.config().method.clone();
-    let mut named = prepared(&method, 1, None);
+    let mut cluster = Cluster::ready(config(1, 0));
+    let method = cluster.state.config().method.clone();
+    let mut named = job(Source::Context(prepared(&method, 1)), None);
     named.id = Some("mine".into());
-    let (first, _) = state.submit(Duration::ZERO, named.clone()).expect("taken");
-    let (again, commands) = state.submit(Duration::ZERO, named).expect("taken");
+    let (first, _) = cluster.state.submit(Duration::ZERO, named.clone()).expect("taken");
+    let (again, commands) = cluster.state.submit(Duration::ZERO, named).expect("taken");
     assert_eq!((first, commands.len()), (again, 0));
-    for _ in 0..2 {
-        submit(&mut state, None);
+    for _ in 0..3 {
+        cluster.submit(None);
     }
-    let refused = state.submit(Duration::ZERO, prepared(&method, 1, None)).expect_err("two wait already");
-    assert_eq!(refused.code(), "overloaded");
+    let refused = cluster.state.submit(Duration::ZERO, job(Source::Context(prepared(&method, 1)), None));
+    assert_eq!(refused.expect_err("three wait already").code(), "overloaded");
 }
 
 #[test]
 fn a_shard_of_another_size_than_planned_fails_the_job() {
-    let mut state = ready(1);
-    let (job, _) = submit(&mut state, None);
-    let encoded = Encoded { job, block: 0, kept_tokens: 29, kv_bytes: 1, seconds: 0.1, pairs: 1, exchange_bytes: 0 };
-    say(&mut state, 0.1, connection(0), HostMessage::Encoded(encoded));
-    let error = state.job_status(seconds(0.1), job).expect("known").error.expect("failed");
+    let mut cluster = Cluster::ready(config(1, 0));
+    let job = cluster.submit(None);
+    cluster.say(1, HostMessage::Encoded(encoded(job, 0, 29)));
+    let error = cluster.status(job).error.expect("failed");
     assert_eq!(error.code, "shard_mismatch");
     assert!(error.message.contains("29") && error.message.contains("30"), "{}", error.message);
 }
 
 #[test]
-fn with_no_host_left_a_job_is_refused_with_the_reason() {
-    let mut state = ready(1);
-    state.handle(Duration::ZERO, Event::Exited { host: "q".into(), cause: "signal 9".into() });
-    let (job, _) = submit(&mut state, None);
-    let error = state.job_status(Duration::ZERO, job).expect("known").error.expect("failed");
-    assert_eq!(error.code, "placement_impossible");
+fn a_replay_that_differs_is_an_error_not_an_answer() {
+    let (mut cluster, job) = decoding();
+    cluster.token(3, job, 1, 8);
+    assert_eq!(cluster.status(job).tokens, [7, 8], "told again");
+    cluster.token(3, job, 0, 6);
+    assert_eq!(cluster.status(job).error.expect("failed").code, "replay_mismatch");
+}
+
+#[test]
+fn a_session_is_encoded_once_and_asked_until_its_time_has_passed() {
+    let mut cluster = Cluster::ready(config(2, 0));
+    let context = prepared(&cluster.state.config().method.clone(), 2);
+    let create =
+        |cluster: &mut Cluster| cluster.state.create_session(seconds(cluster.now), "moby", context.clone(), None);
+    let commands = create(&mut cluster).expect("a new name");
+    cluster.note(commands);
+    assert_eq!(create(&mut cluster).expect_err("taken").code(), "session_exists");
+    let first = cluster.ask(Source::Session("moby".into()), None);
+    assert_eq!(cluster.status(first).state, JobState::Pending);
+    assert_eq!(cluster.encode().len(), 4);
+    let second = cluster.ask(Source::Session("moby".into()), None);
+    assert!(cluster.encode().is_empty(), "nothing is encoded again");
+    for job in [first, second] {
+        cluster.token(3, job, 0, 7);
+        cluster.say(3, HostMessage::Generated { job, tokens: 1, stopped: true, text: String::new() });
+        assert_eq!(cluster.status(job).state, JobState::Succeeded);
+    }
+    assert!(!cluster.sent.iter().any(|(_, command)| matches!(command, HostCommand::Release { .. })));
+    let status = cluster.state.session_status(seconds(1.0), "moby").expect("there");
+    assert_eq!((status.state, status.hits, status.hosts.len(), status.expires_s), (SessionState::Ready, 2, 2, 99.0));
+    cluster.restart();
+    assert_eq!(cluster.state.session_status(seconds(1.0), "moby").expect("kept").hits, 2);
+    cluster.tick(100.5, &[]);
+    let error = cluster.state.session_status(seconds(100.5), "moby").expect_err("over");
+    assert_eq!(error.code(), "session_expired");
+    assert_eq!(cluster.state.drop_session(seconds(101.0), "ahab").expect_err("none").code(), "session_not_found");
+}
+
+#[test]
+fn sessions_keep_what_they_have_and_admission_says_no() {
+    let mut limited = config(2, 0);
+    limited.sessions.max_pinned_bytes = Some(1000);
+    limited.hosts.iter_mut().for_each(|host| host.memory_limit = Some(600));
+    limited.recovery = Recovery::Spare;
+    let mut cluster = Cluster::ready(limited);
+    let context = prepared(&cluster.state.config().method.clone(), 2);
+    let commands = cluster.state.create_session(Duration::ZERO, "a", context.clone(), None).expect("800 bytes");
+    cluster.note(commands);
+    let refused = cluster.state.create_session(Duration::ZERO, "b", context.clone(), None).expect_err("200 bytes left");
+    assert_eq!(refused.code(), "capacity_exhausted");
+    assert!(refused.to_string().contains("800") && refused.to_string().contains("200"), "{refused}");
+    let refused = cluster.state.submit(Duration::ZERO, job(Source::Context(context), None)).expect_err("no room");
+    assert_eq!(refused.code(), "placement_impossible");
+}
+
+#[test]
+fn a_drained_host_gives_its_shards_away_and_the_last_one_stays() {
+    let (mut cluster, job) = decoding();
+    let drain = |cluster: &mut Cluster, name: &str| {
+        cluster.state.schedule_host(seconds(cluster.now), name, Scheduling::Draining, None)
+    };
+    assert_eq!(drain(&mut cluster, "q0").expect_err("the only one").code(), "last_host");
+    let commands = drain(&mut cluster, "c0").expect("there is another");
+    cluster.note(commands);
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    let orders = cluster.encode();
+    assert!(orders.iter().all(|(to, _)| *to == 2), "{orders:?}");
+    assert_eq!(cluster.status(job).recoveries[0].reason, "drained");
+    assert_eq!(drain(&mut cluster, "c1").expect_err("the only one left").code(), "last_host");
+    let commands = cluster.state.schedule_host(seconds(1.0), "c0", Scheduling::Open, None).expect("it is there");
+    cluster.note(commands);
+    assert!(drain(&mut cluster, "c1").is_ok());
+}
+
+#[test]
+fn a_spare_replaces_a_dead_host_for_good() {
+    let mut cluster = Cluster::ready(config(2, 2));
+    let replace = |cluster: &mut Cluster, dead: &str, spare: &str| {
+        cluster.state.replace_host(seconds(cluster.now), dead, spare).map(|commands| cluster.note(commands))
+    };
+    assert_eq!(replace(&mut cluster, "c1", "s0").expect_err("at work").code(), "host_conflict");
+    let exited = HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "signal 9".into(), restarting: false };
+    cluster.say(NODE, exited);
+    assert_eq!(replace(&mut cluster, "c1", "c0").expect_err("no spare").code(), "host_conflict");
+    assert_eq!(replace(&mut cluster, "c1", "s9").expect_err("unknown").code(), "host_not_found");
+    replace(&mut cluster, "c1", "s0").expect("idle");
+    cluster.restart();
+    let roles: Vec<Role> = (0..5).map(|at| cluster.state.host_status(Duration::ZERO, at).role).collect();
+    assert_eq!(roles, [Role::Context, Role::Spare, Role::Query, Role::Context, Role::Spare]);
+}
+
+#[test]
+fn a_query_host_that_gets_no_answer_tries_again_then_shards_move() {
+    let (mut cluster, job) = decoding();
+    let stalled = |cluster: &mut Cluster, host: &str| {
+        cluster.say(3, HostMessage::Stalled { job, host: host.into(), cause: "reset".into() });
+        cluster.take_sent()
+    };
+    for _ in 0..2 {
+        let sent = stalled(&mut cluster, "c1");
+        assert!(matches!(&sent[..], [(3, HostCommand::Holders { .. })]), "{sent:?}");
+    }
+    let sent = stalled(&mut cluster, "c1");
+    let encodes: Vec<u64> =
+        sent.iter().filter(|(_, c)| matches!(c, HostCommand::Encode(_))).map(|(to, _)| *to).collect();
+    assert_eq!(encodes, [1, 1], "{sent:?}");
+    assert_eq!(cluster.status(job).recoveries[0].reason, "stalled");
+}
+
+#[test]
+fn shards_that_depend_on_each_other_are_all_encoded_again() {
+    let mut cluster = Cluster::ready(config(3, 0));
+    let method: MethodConfig = serde_json::from_value(json!({"ring": {}})).expect("a method");
+    let job = cluster.ask(Source::Context(prepared(&method, 3)), None);
+    let first = cluster.encode();
+    assert_eq!((first.len(), first[0].1.peers.len()), (3, 3));
+    cluster.generation().expect("asked");
+    let exited = HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "signal 9".into(), restarting: true };
+    cluster.say(NODE, exited);
+    let again = cluster.encode();
+    let blocks: usize = again.iter().map(|(_, order)| order.shards.len()).sum();
+    assert_eq!((blocks, again[0].1.attempt), (3, 2), "{again:?}");
+    assert_eq!(cluster.status(job).recoveries[0].shards, 3, "what it costs is said");
+}
+
+#[test]
+fn an_order_that_met_a_lost_peer_is_given_again_later() {
+    let mut cluster = Cluster::ready(config(2, 0));
+    let method: MethodConfig = serde_json::from_value(json!({"ring": {}})).expect("a method");
+    let job = cluster.ask(Source::Context(prepared(&method, 2)), None);
+    cluster.sent.clear();
+    let (code, message) = ("host".to_string(), "c1 reset the link".to_string());
+    let failed = HostMessage::NotEncoded { context: job, attempt: 1, peer_lost: true, code, message };
+    cluster.say(1, failed.clone());
+    assert!(cluster.encode().is_empty());
+    cluster.tick(0.3, &[1, 2, 3]);
+    assert_eq!(cluster.encode().len(), 2);
+    assert!(cluster.generation().is_some());
+    cluster.say(1, failed);
+    assert_eq!(cluster.status(job).state, JobState::Running, "news of an earlier attempt");
+}
+
+#[test]
+fn a_short_context_does_not_wait_behind_long_ones() {
+    let mut cluster = Cluster::ready(config(1, 0));
+    let method = cluster.state.config().method.clone();
+    let running = cluster.submit(None);
+    let long: Vec<u32> = (0..100_000).collect();
+    let asked = PlanRequest { context: &long, query: &[1], hosts: 1, one_machine: false, shape: &ModelShape::TINY };
+    let mut heavy = prepared(&method, 1);
+    heavy.plan = Arc::new(serde_json::from_value::<MethodConfig>(json!({"dense": {}})).unwrap().plan(&asked).unwrap());
+    let long = cluster.ask(Source::Context(heavy), None);
+    cluster.now = 0.5;
+    let short = cluster.submit(None);
+    cluster.encode();
+    let orders: Vec<u64> = cluster.encode().iter().map(|(_, order)| order.context).collect();
+    assert!(orders.iter().all(|context| *context == short), "{running} {long} {short}: {orders:?}");
 }
