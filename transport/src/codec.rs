@@ -20,7 +20,7 @@ use crate::frame::{
     PayloadType,
 };
 
-const HEADER_BYTES: usize = 64;
+pub(crate) const HEADER_BYTES: usize = 64;
 const MAGIC: [u8; 4] = *b"ASTR";
 const ZEROS: [u8; PAYLOAD_ALIGNMENT] = [0; PAYLOAD_ALIGNMENT];
 

@@ -1,7 +1,7 @@
 //! Bytes between hosts: framed, bounded, with deadlines. Knows no model, no message type and no metrics exporter.
 //!
 //! One [`Transport`] listens and connects; a [`Link`] is one authenticated peer; a [`Channel`] is one ordered, reliable
-//! two-way sequence of [`Frame`]s within a link. `quic` and `local` implement them; one suite of tests runs over both.
+//! two-way sequence of [`Frame`]s within a link. `quic`, `local` and `sim` implement them; one suite of tests runs over all.
 
 pub mod certificates;
 mod codec;
@@ -9,6 +9,7 @@ mod error;
 mod frame;
 pub mod local;
 pub mod quic;
+pub mod sim;
 
 use std::{net::SocketAddr, sync::Arc};
 
