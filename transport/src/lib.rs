@@ -3,6 +3,8 @@
 //! One [`Transport`] listens and connects; a [`Link`] is one authenticated peer; a [`Channel`] is one ordered, reliable
 //! two-way sequence of [`Frame`]s within a link. `quic`, `local` and `sim` implement them; one suite of tests runs over all.
 
+#![forbid(unsafe_code)]
+
 pub mod certificates;
 mod codec;
 mod error;
