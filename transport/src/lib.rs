@@ -9,6 +9,7 @@ pub mod certificates;
 mod codec;
 mod error;
 mod frame;
+pub mod join;
 pub mod local;
 pub mod quic;
 pub mod sim;

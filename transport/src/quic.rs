@@ -6,7 +6,7 @@
 
 mod cause;
 mod channel;
-mod tls;
+pub(crate) mod tls;
 mod tuning;
 
 use std::{

@@ -154,6 +154,8 @@ macro_rules! possession_methods {
     };
 }
 
+pub(crate) use possession_methods;
+
 /// Accepts any certificate whose holder has its key.
 #[derive(Debug)]
 struct Anyone {
