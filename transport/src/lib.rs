@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod certificates;
-mod codec;
+pub mod codec;
 mod error;
 mod frame;
 pub mod join;

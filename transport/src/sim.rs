@@ -11,6 +11,7 @@
 //! channel and frame among their like, so they do not depend on how tasks are scheduled.
 
 mod channel;
+mod draw;
 mod faults;
 mod link;
 
@@ -21,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+pub use draw::Draw;
 pub use faults::{Fault, FaultKind, Faults};
 use futures_util::{FutureExt, future::BoxFuture};
 use link::{Connection, Pair, SimLink};

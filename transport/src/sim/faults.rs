@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use super::Draw;
 use crate::{
     Frame, FrameError,
     codec::{self, FrameDecoder},
@@ -110,7 +111,7 @@ impl Course {
         let sides = u64::from(self.sender_connected) << 1 | u64::from(self.sender_opened);
         let [from, to] = [self.from, self.to].map(number);
         let parts = [from[0], from[1], from[2], to[0], to[1], to[2], self.link, sides, self.channel, frame];
-        Draw(parts.into_iter().fold(self.seed, |key, part| Draw(key ^ part).next()))
+        Draw::new(parts.into_iter().fold(self.seed, |key, part| Draw::new(key ^ part).number()))
     }
 }
 
@@ -147,7 +148,7 @@ impl Faults {
         let (delay, copy) = (draw.within(&self.delay), draw.within(&self.delay));
         let [cut, corrupt, duplicate, reorder] =
             [self.cut, self.corrupt, self.duplicate, self.reorder].map(|chance| draw.happens(chance));
-        let bit = draw.below(8 * codec::HEADER_BYTES as u64) as usize;
+        let bit = draw.below(8 * codec::HEADER_BYTES);
         let mut fate = Fate { delay, end: End::Arrives, faults: Vec::new() };
         if cut {
             fate.faults.push(FaultKind::Cut);
@@ -198,33 +199,6 @@ fn refusal(frame: &Frame, bit: usize) -> Option<FrameError> {
             Ok(Some(_)) if rest.is_empty() => return None,
             Ok(Some(_)) => {}
         }
-    }
-}
-
-/// A stream of numbers (SplitMix64, Steele et al., 2014). Not for cryptography.
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
-    }
-
-    fn happens(&mut self, chance: f64) -> bool {
-        // The upper 53 bits are all that an f64 holds.
-        ((self.next() >> 11) as f64) < chance * (1u64 << 53) as f64
-    }
-
-    fn within(&mut self, range: &RangeInclusive<Duration>) -> Duration {
-        let width = range.end().saturating_sub(*range.start()).as_nanos() as u64;
-        *range.start() + Duration::from_nanos(self.below(width.saturating_add(1)))
     }
 }
 
