@@ -15,11 +15,13 @@ pub use error::CertificateError;
 pub use files::{CA_FILE, CA_KEY_FILE, HOST_FILE, HOST_KEY_FILE};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PublicKeyData,
+    PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm,
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use time::OffsetDateTime;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
+
+use crate::join::JOIN_DNS_NAME;
 
 /// The DNS name in every host certificate. Hosts are reached by address, so the name says "of this kind of cluster"; the
 /// CA says of which one.
@@ -29,6 +31,9 @@ pub const CLUSTER_DNS_NAME: &str = "asterism";
 const MAX_NAME_BYTES: usize = 64;
 /// How far a peer's clock may lag behind the issuer's.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+/// An uncompressed point of P-256 and its first byte (SEC 1, section 2.3.3).
+const POINT_BYTES: usize = 65;
+const UNCOMPRESSED: u8 = 4;
 const ORGANIZATION: &str = "Asterism";
 
 /// From when to when a certificate is accepted.
@@ -70,7 +75,7 @@ impl CertificateAuthority {
     pub fn from_pem(certificate: &str, key: &str) -> Result<Self, CertificateError> {
         let key = KeyPair::from_pem(key).map_err(|error| CertificateError::invalid("CA key", error))?;
         let info = CertificateInfo::from_pem(certificate)?;
-        if info.public_key != key.subject_public_key_info() {
+        if !info.is_of_key(&key) {
             return Err(CertificateError::invalid("CA key", "it does not belong to the CA certificate"));
         }
         Ok(Self { certificate: certificate.into(), key, cluster_name: info.name })
@@ -88,14 +93,52 @@ impl CertificateAuthority {
 
     /// A new key and certificate for one host, good for accepting and for connecting.
     pub fn issue(&self, host_name: &str, validity: Validity) -> Result<Identity, CertificateError> {
+        self.issue_as(host_parameters(host_name, CLUSTER_DNS_NAME, validity)?)
+    }
+
+    /// A new key and certificate for whoever accepts joins.
+    pub(crate) fn issue_to_join_listener(&self, validity: Validity) -> Result<Identity, CertificateError> {
+        self.issue_as(host_parameters(&self.cluster_name, JOIN_DNS_NAME, validity)?)
+    }
+
+    /// A certificate, PEM, for a host that made its own key; `public_key` is an uncompressed point of P-256.
+    pub(crate) fn certify(
+        &self,
+        host_name: &str,
+        public_key: &[u8],
+        validity: Validity,
+    ) -> Result<String, CertificateError> {
+        if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
+            return Err(CertificateError::invalid("public key", "it is no uncompressed point of P-256"));
+        }
+        let parameters = host_parameters(host_name, CLUSTER_DNS_NAME, validity)?;
+        self.sign(&parameters, &PublicKey(public_key))
+    }
+
+    fn issue_as(&self, parameters: CertificateParams) -> Result<Identity, CertificateError> {
+        let key = KeyPair::generate().map_err(CertificateError::generate)?;
+        Ok(Identity { certificate: self.sign(&parameters, &key)?, key: key.serialize_pem() })
+    }
+
+    fn sign(&self, parameters: &CertificateParams, key: &impl PublicKeyData) -> Result<String, CertificateError> {
         let mut issuer = CertificateParams::default();
         issuer.distinguished_name = distinguished_name(&self.cluster_name);
         issuer.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let issuer = Issuer::from_params(&issuer, &self.key);
-        let key = KeyPair::generate().map_err(CertificateError::generate)?;
-        let certificate =
-            host_parameters(host_name, validity)?.signed_by(&key, &issuer).map_err(CertificateError::generate)?;
-        Ok(Identity { certificate: certificate.pem(), key: key.serialize_pem() })
+        Ok(parameters.signed_by(key, &issuer).map_err(CertificateError::generate)?.pem())
+    }
+}
+
+/// A point of P-256 whose private half is elsewhere.
+struct PublicKey<'a>(&'a [u8]);
+
+impl PublicKeyData for PublicKey<'_> {
+    fn der_bytes(&self) -> &[u8] {
+        self.0
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ECDSA_P256_SHA256
     }
 }
 
@@ -118,8 +161,9 @@ impl Identity {
     /// A certificate that vouches for itself, for clusters without authentication.
     pub fn self_signed(host_name: &str, validity: Validity) -> Result<Self, CertificateError> {
         let key = KeyPair::generate().map_err(CertificateError::generate)?;
-        let certificate =
-            host_parameters(host_name, validity)?.self_signed(&key).map_err(CertificateError::generate)?;
+        let certificate = host_parameters(host_name, CLUSTER_DNS_NAME, validity)?
+            .self_signed(&key)
+            .map_err(CertificateError::generate)?;
         Ok(Self { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
@@ -194,6 +238,13 @@ impl CertificateInfo {
     }
 }
 
+impl CertificateInfo {
+    /// Whether the certificate is for the holder of `key`.
+    pub(crate) fn is_of_key(&self, key: &KeyPair) -> bool {
+        self.public_key == key.subject_public_key_info()
+    }
+}
+
 pub(crate) fn certificate_chain(pem: &str) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
     let chain = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
     let chain = chain.map_err(|error| CertificateError::invalid("certificate", error))?;
@@ -207,9 +258,9 @@ pub(crate) fn private_key(pem: &str) -> Result<PrivateKeyDer<'static>, Certifica
     PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| CertificateError::invalid("key", error))
 }
 
-fn host_parameters(host_name: &str, validity: Validity) -> Result<CertificateParams, CertificateError> {
+fn host_parameters(host_name: &str, dns_name: &str, validity: Validity) -> Result<CertificateParams, CertificateError> {
     let mut parameters = parameters(host_name, validity)?;
-    let name = CLUSTER_DNS_NAME.try_into().expect("the constant is ASCII");
+    let name = dns_name.try_into().expect("the constants are ASCII");
     parameters.subject_alt_names = vec![rcgen::SanType::DnsName(name)];
     parameters.is_ca = IsCa::ExplicitNoCa;
     parameters.use_authority_key_identifier_extension = true;

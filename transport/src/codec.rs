@@ -11,6 +11,8 @@
 //! | 8..16 | job | 48..64 | zero |
 //! | 16..20 | shard set | 64.. | meta, zeros up to a multiple of 64, payload |
 //! | 20..24 | layer | | |
+//!
+//! Every byte is decided by the frame, so a decoded frame encodes to the bytes it came from.
 
 use bytes::{Buf, Bytes};
 use rkyv::util::AlignedVec;
@@ -20,12 +22,17 @@ use crate::frame::{
     PayloadType,
 };
 
-const HEADER_BYTES: usize = 64;
+/// Bytes before the meta.
+pub const HEADER_BYTES: usize = 64;
+/// A decoder reserves this much on a peer's word that so many bytes will come, once the first of them has.
+pub const FIRST_RESERVATION: usize = 4 << 20;
+/// Beyond [`FIRST_RESERVATION`] it reserves this many times what has come.
+pub const RESERVATION_GROWTH: usize = 4;
 const MAGIC: [u8; 4] = *b"ASTR";
 const ZEROS: [u8; PAYLOAD_ALIGNMENT] = [0; PAYLOAD_ALIGNMENT];
 
 /// The frame in wire order: header, meta, padding, payload. Meta and payload are moved, not copied.
-pub(crate) fn encode(frame: Frame) -> Result<[Bytes; 4], FrameError> {
+pub fn encode(frame: Frame) -> Result<[Bytes; 4], FrameError> {
     check(&frame)?;
     let header = encode_header(&frame.header, frame.meta.len(), frame.payload.len());
     let padding = Bytes::from_static(&ZEROS[..padding(frame.meta.len(), frame.payload.len())]);
@@ -43,8 +50,9 @@ pub(crate) fn wire_bytes(meta: usize, payload: usize) -> usize {
     HEADER_BYTES + meta + padding(meta, payload) + payload
 }
 
-/// Turns the chunks of a byte stream back into frames. Keeps at most one frame.
-pub(crate) struct FrameDecoder {
+/// Turns the chunks of a byte stream back into frames. Keeps at most one frame: of its meta and of its payload no more than
+/// the header says, nor than the larger of [`FIRST_RESERVATION`] and [`RESERVATION_GROWTH`] times what has come of it.
+pub struct FrameDecoder {
     header: [u8; HEADER_BYTES],
     filled: usize,
     body: Option<Body>,
@@ -64,18 +72,30 @@ struct Lengths {
     payload: usize,
 }
 
-impl FrameDecoder {
-    pub(crate) fn new() -> Self {
+impl Default for FrameDecoder {
+    fn default() -> Self {
         Self { header: [0; HEADER_BYTES], filled: 0, body: None }
+    }
+}
+
+impl FrameDecoder {
+    /// A decoder at the start of a stream.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes held for the frame that is coming.
+    pub fn reserved_bytes(&self) -> usize {
+        self.body.as_ref().map_or(0, |body| body.meta.capacity() + body.payload.capacity())
     }
 
     /// Whether the stream may end here.
-    pub(crate) fn is_between_frames(&self) -> bool {
+    pub fn is_between_frames(&self) -> bool {
         self.filled == 0
     }
 
     /// Takes bytes from `input` until a frame is whole or `input` is empty. After an error the stream has lost its place.
-    pub(crate) fn decode(&mut self, input: &mut Bytes) -> Result<Option<Frame>, FrameError> {
+    pub fn decode(&mut self, input: &mut Bytes) -> Result<Option<Frame>, FrameError> {
         let mut body = match self.body.take() {
             Some(body) => body,
             None => {
@@ -100,27 +120,21 @@ impl FrameDecoder {
 impl Body {
     fn new(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let (header, lengths) = decode_header(bytes)?;
-        // Capacity is reserved once and becomes resident only as bytes arrive, so a lying header costs its sender more.
-        Ok(Self {
-            header,
-            lengths,
-            meta: AlignedVec::with_capacity(lengths.meta),
-            padding_left: padding(lengths.meta, lengths.payload),
-            payload: AlignedVec::with_capacity(lengths.payload),
-        })
+        let padding_left = padding(lengths.meta, lengths.payload);
+        Ok(Self { header, lengths, meta: AlignedVec::new(), padding_left, payload: AlignedVec::new() })
     }
 
     /// Whether the frame is whole.
     fn fill(&mut self, input: &mut Bytes) -> Result<bool, FrameError> {
         let meta = input.split_to(input.len().min(self.lengths.meta - self.meta.len()));
-        self.meta.extend_from_slice(&meta);
+        append(&mut self.meta, &meta, self.lengths.meta);
         let padding = input.split_to(input.len().min(self.padding_left));
         self.padding_left -= padding.len();
         if padding.iter().any(|byte| *byte != 0) {
             return Err(FrameError::NotZero { field: "padding" });
         }
         let payload = input.split_to(input.len().min(self.lengths.payload - self.payload.len()));
-        self.payload.extend_from_slice(&payload);
+        append(&mut self.payload, &payload, self.lengths.payload);
         Ok(self.meta.len() == self.lengths.meta && self.payload.len() == self.lengths.payload)
     }
 
@@ -128,6 +142,17 @@ impl Body {
         let payload = if self.payload.is_empty() { Bytes::new() } else { Bytes::from_owner(self.payload) };
         Frame::new(self.header, self.meta, payload)
     }
+}
+
+/// Adds what came of a part that is to have `whole` bytes. Reserves the whole at once where it is small, so that most frames
+/// are never moved, and in few steps where it is large, so that a lying header gets little.
+fn append<const ALIGNMENT: usize>(part: &mut AlignedVec<ALIGNMENT>, bytes: &[u8], whole: usize) {
+    let come = part.len() + bytes.len();
+    if come > part.capacity() {
+        let room = (come * RESERVATION_GROWTH).max(FIRST_RESERVATION).min(whole);
+        part.reserve_exact(room - part.len());
+    }
+    part.extend_from_slice(bytes);
 }
 
 /// `bytes` at an address divisible by 64: itself where it is, else a copy.
@@ -348,6 +373,23 @@ mod tests {
         assert_eq!(with(40, &got.to_le_bytes()), FrameError::TooLarge { part: "payload", got, max });
         let length = FrameError::PayloadLength { payload_type: PayloadType::None, got: 2 };
         assert_eq!(with(40, &[2]), length);
+    }
+
+    #[test]
+    fn a_lying_header_reserves_little() {
+        let mut frame = Frame::control(AlignedVec::new());
+        frame.header.payload_type = PayloadType::F32;
+        let mut wire = wire(&frame);
+        wire[40..48].copy_from_slice(&(MAX_PAYLOAD_BYTES as u64).to_le_bytes());
+        let mut decoder = FrameDecoder::new();
+        let mut feed = |bytes: Vec<u8>| {
+            assert!(decoder.decode(&mut Bytes::from(bytes)).expect("the frame is valid so far").is_none());
+            decoder.reserved_bytes()
+        };
+        assert_eq!(feed(wire), 0);
+        assert_eq!(feed(vec![1]), FIRST_RESERVATION);
+        assert_eq!(feed(vec![1; FIRST_RESERVATION - 1]), FIRST_RESERVATION);
+        assert_eq!(feed(vec![1; FIRST_RESERVATION]), RESERVATION_GROWTH * 2 * FIRST_RESERVATION);
     }
 
     #[test]

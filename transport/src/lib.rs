@@ -1,14 +1,18 @@
 //! Bytes between hosts: framed, bounded, with deadlines. Knows no model, no message type and no metrics exporter.
 //!
 //! One [`Transport`] listens and connects; a [`Link`] is one authenticated peer; a [`Channel`] is one ordered, reliable
-//! two-way sequence of [`Frame`]s within a link. `quic` and `local` implement them; one suite of tests runs over both.
+//! two-way sequence of [`Frame`]s within a link. `quic`, `local` and `sim` implement them; one suite of tests runs over all.
+
+#![forbid(unsafe_code)]
 
 pub mod certificates;
-mod codec;
+pub mod codec;
 mod error;
 mod frame;
+pub mod join;
 pub mod local;
 pub mod quic;
+pub mod sim;
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -6,7 +6,10 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use futures_util::future::BoxFuture;
@@ -21,12 +24,14 @@ const CHANNELS_IN_FLIGHT: usize = 256;
 /// Links connected but not yet accepted before `connect` waits.
 const LINKS_IN_FLIGHT: usize = 256;
 const FIRST_PORT: u16 = 49152;
-const TRANSPORT_CLOSED: &str = "the transport was closed";
+pub(crate) const TRANSPORT_CLOSED: &str = "the transport was closed";
+pub(crate) const LINK_DROPPED: &str = "the peer dropped the link";
 
 /// An address space shared by the transports of one process. Clones are the same network; separate networks never meet.
 #[derive(Clone, Default)]
 pub struct LocalNetwork {
     endpoints: Arc<Mutex<HashMap<SocketAddr, Arc<Endpoint>>>>,
+    links: Arc<AtomicU64>,
 }
 
 impl LocalNetwork {
@@ -59,11 +64,11 @@ impl LocalNetwork {
 pub struct LocalTransport {
     network: LocalNetwork,
     endpoint: Arc<Endpoint>,
-    incoming: AsyncMutex<mpsc::Receiver<Arc<dyn Link>>>,
+    incoming: AsyncMutex<mpsc::Receiver<Arc<LocalLink>>>,
 }
 
 impl LocalTransport {
-    async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
+    pub(crate) async fn connect_to(&self, address: SocketAddr) -> Result<Arc<LocalLink>, TransportError> {
         if *self.endpoint.closed.borrow() {
             return Err(TransportError::TransportClosed);
         }
@@ -75,13 +80,28 @@ impl LocalTransport {
             () = self.endpoint.closed() => return Err(TransportError::TransportClosed),
             permit = peer.incoming.reserve() => permit.map_err(|_| unreachable())?,
         };
-        let connection = Arc::new(Connection { closed: watch::Sender::new(None) });
+        let number = self.network.links.fetch_add(1, Ordering::Relaxed);
+        let connection = Arc::new(Connection { number, closed: watch::Sender::new(None) });
         let (to_peer, from_here) = mpsc::channel(CHANNELS_IN_FLIGHT);
         let (to_here, from_peer) = mpsc::channel(CHANNELS_IN_FLIGHT);
         let near = LocalLink::new(self.endpoint.join(&connection, address), to_peer, from_peer);
         let far = LocalLink::new(peer.join(&connection, self.endpoint.address), to_here, from_here);
         permit.send(Arc::new(far));
         Ok(Arc::new(near))
+    }
+
+    pub(crate) async fn accept_next(&self) -> Option<Arc<LocalLink>> {
+        let mut incoming = self.incoming.lock().await;
+        tokio::select! {
+            biased;
+            () = self.endpoint.closed() => None,
+            link = incoming.recv() => link,
+        }
+    }
+
+    /// Completes once the transport is closed.
+    pub(crate) async fn closed(&self) {
+        self.endpoint.closed().await;
     }
 }
 
@@ -91,18 +111,11 @@ impl Transport for LocalTransport {
     }
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {
-        Box::pin(self.connect_to(address))
+        Box::pin(async move { Ok(self.connect_to(address).await? as Arc<dyn Link>) })
     }
 
     fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>> {
-        Box::pin(async {
-            let mut incoming = self.incoming.lock().await;
-            tokio::select! {
-                biased;
-                () = self.endpoint.closed() => None,
-                link = incoming.recv() => link,
-            }
-        })
+        Box::pin(async { Some(self.accept_next().await? as Arc<dyn Link>) })
     }
 
     fn close(&self) {
@@ -128,7 +141,7 @@ impl Drop for LocalTransport {
 struct Endpoint {
     address: SocketAddr,
     observer: Arc<dyn Observer>,
-    incoming: mpsc::Sender<Arc<dyn Link>>,
+    incoming: mpsc::Sender<Arc<LocalLink>>,
     sides: Mutex<Vec<Weak<Side>>>,
     closed: watch::Sender<bool>,
 }
@@ -154,6 +167,8 @@ impl Endpoint {
 
 /// What both sides of a link share.
 struct Connection {
+    /// Its place among the links of the network.
+    number: u64,
     closed: watch::Sender<Option<String>>,
 }
 
@@ -185,22 +200,24 @@ impl Side {
 
 impl Drop for Side {
     fn drop(&mut self) {
-        self.connection.close("the peer dropped the link");
+        self.connection.close(LINK_DROPPED);
     }
 }
 
 /// One side's ends of a channel's two queues.
 struct Ends {
+    /// Its place among the channels that its opener opened on this link.
+    number: u64,
     outgoing: mpsc::Sender<Frame>,
     incoming: mpsc::Receiver<Frame>,
 }
 
 impl Ends {
-    fn pair() -> (Self, Self) {
+    fn pair(number: u64) -> (Self, Self) {
         let (near_sender, far_receiver) = mpsc::channel(FRAMES_IN_FLIGHT);
         let (far_sender, near_receiver) = mpsc::channel(FRAMES_IN_FLIGHT);
-        let near = Self { outgoing: near_sender, incoming: near_receiver };
-        (near, Self { outgoing: far_sender, incoming: far_receiver })
+        let near = Self { number, outgoing: near_sender, incoming: near_receiver };
+        (near, Self { number, outgoing: far_sender, incoming: far_receiver })
     }
 
     fn into_channel(self, side: &Arc<Side>, announcement: Option<Announcement>) -> Channel {
@@ -210,15 +227,48 @@ impl Ends {
     }
 }
 
-struct LocalLink {
+pub(crate) struct LocalLink {
     side: Arc<Side>,
+    channels: AtomicU64,
     opened: mpsc::Sender<Ends>,
     incoming: AsyncMutex<mpsc::Receiver<Ends>>,
 }
 
 impl LocalLink {
     fn new(side: Arc<Side>, opened: mpsc::Sender<Ends>, incoming: mpsc::Receiver<Ends>) -> Self {
-        Self { side, opened, incoming: AsyncMutex::new(incoming) }
+        Self { side, channels: AtomicU64::new(0), opened, incoming: AsyncMutex::new(incoming) }
+    }
+
+    /// The same at both ends of a link, and no other link of the network has it.
+    pub(crate) fn number(&self) -> u64 {
+        self.side.connection.number
+    }
+
+    /// A new channel and its place among those opened here.
+    pub(crate) async fn open_numbered(&self) -> Result<(u64, Channel), TransportError> {
+        let permit = tokio::select! {
+            biased;
+            error = self.side.closed() => return Err(error),
+            permit = self.opened.clone().reserve_owned() => permit,
+        };
+        let Ok(permit) = permit else { return Err(self.side.closed().await) };
+        let number = self.channels.fetch_add(1, Ordering::Relaxed);
+        let (near, far) = Ends::pair(number);
+        Ok((number, near.into_channel(&self.side, Some(Announcement { permit, ends: far }))))
+    }
+
+    /// The next channel of the peer and its place among those opened there.
+    pub(crate) async fn accept_numbered(&self) -> Result<(u64, Channel), TransportError> {
+        let mut incoming = self.incoming.lock().await;
+        let ends = tokio::select! {
+            biased;
+            error = self.side.closed() => return Err(error),
+            ends = incoming.recv() => ends,
+        };
+        match ends {
+            Some(ends) => Ok((ends.number, ends.into_channel(&self.side, None))),
+            None => Err(self.side.closed().await),
+        }
     }
 }
 
@@ -232,31 +282,11 @@ impl Link for LocalLink {
     }
 
     fn open(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
-        Box::pin(async {
-            let permit = tokio::select! {
-                biased;
-                error = self.side.closed() => return Err(error),
-                permit = self.opened.clone().reserve_owned() => permit,
-            };
-            let Ok(permit) = permit else { return Err(self.side.closed().await) };
-            let (near, far) = Ends::pair();
-            Ok(near.into_channel(&self.side, Some(Announcement { permit, ends: far })))
-        })
+        Box::pin(async { Ok(self.open_numbered().await?.1) })
     }
 
     fn accept(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
-        Box::pin(async {
-            let mut incoming = self.incoming.lock().await;
-            let ends = tokio::select! {
-                biased;
-                error = self.side.closed() => return Err(error),
-                ends = incoming.recv() => ends,
-            };
-            match ends {
-                Some(ends) => Ok(ends.into_channel(&self.side, None)),
-                None => Err(self.side.closed().await),
-            }
-        })
+        Box::pin(async { Ok(self.accept_numbered().await?.1) })
     }
 
     fn close(&self, reason: &str) {
@@ -338,7 +368,7 @@ impl FrameReceiver for LocalReceiver {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while holding these locks in a way that leaves their maps and lists inconsistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

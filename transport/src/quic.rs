@@ -6,17 +6,17 @@
 
 mod cause;
 mod channel;
-mod tls;
+pub(crate) mod tls;
 mod tuning;
 
 use std::{
     net::{SocketAddr, UdpSocket},
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 
 use futures_util::future::BoxFuture;
-use quinn::{ClientConfig, Connection, Endpoint, Incoming, ServerConfig, VarInt};
+use quinn::{ClientConfig, Connection, Endpoint, Incoming, ServerConfig, TransportConfig, VarInt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use crate::{
@@ -82,11 +82,23 @@ pub struct QuicTransport {
 
 /// What every handshake of a transport needs.
 struct Settings {
+    paths: Paths,
+    trust: RwLock<Arc<Trust>>,
+    connect_timeout: Duration,
+    observer: Arc<dyn Observer>,
+}
+
+/// QUIC's numbers by kind of path.
+struct Paths {
+    loopback: Arc<TransportConfig>,
+    network: Arc<TransportConfig>,
+}
+
+/// Whom to trust and who to be, until the next rotation.
+struct Trust {
     loopback: Sides,
     network: Sides,
     has_names: bool,
-    connect_timeout: Duration,
-    observer: Arc<dyn Observer>,
 }
 
 /// The configurations of both roles for one kind of path.
@@ -98,25 +110,30 @@ struct Sides {
 impl QuicTransport {
     /// Listens. Must be called within a tokio runtime, which then drives the socket.
     pub fn bind(config: QuicConfig, observer: Arc<dyn Observer>) -> Result<Self, TransportError> {
-        let tls = tls::configure(&config.security)?;
-        let sides = |loopback| tuning::sides(&config, &tls, loopback);
-        let settings = Arc::new(Settings {
-            loopback: sides(true),
-            network: sides(false),
-            has_names: matches!(config.security, Security::Mutual(_)),
-            connect_timeout: config.connect_timeout,
-            observer,
-        });
+        let paths = tuning::paths(&config);
+        let trust = Arc::new(Trust::new(&config.security, &paths)?);
         let failed = |error: std::io::Error| TransportError::Bind { address: config.listen, cause: error.to_string() };
         let socket = UdpSocket::bind(config.listen).map_err(failed)?;
         tuning::deepen_queues(&socket);
         let address = socket.local_addr().map_err(failed)?;
-        let server = settings.network.server.as_ref().clone();
+        let server = trust.network.server.as_ref().clone();
         let runtime = Arc::new(quinn::TokioRuntime);
         let endpoint = Endpoint::new(tuning::endpoint(&config), Some(server), socket, runtime).map_err(failed)?;
+        let settings = Settings { paths, trust: RwLock::new(trust), connect_timeout: config.connect_timeout, observer };
+        let settings = Arc::new(settings);
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(endpoint.clone(), settings.clone(), sender));
         Ok(Self { endpoint, address, settings, accepted: AsyncMutex::new(accepted) })
+    }
+
+    /// From now on handshakes show and trust what `security` says; links that are up live on under the old certificates.
+    /// Changes nothing if `security` is not usable. To change the cluster's CA, first give every host both CA certificates
+    /// in [`Credentials::ca`], then certificates of the new CA, then only its certificate.
+    pub fn rotate(&self, security: &Security) -> Result<(), TransportError> {
+        let trust = Arc::new(Trust::new(security, &self.settings.paths)?);
+        self.endpoint.set_server_config(Some(trust.network.server.as_ref().clone()));
+        *self.settings.trust.write().unwrap_or_else(PoisonError::into_inner) = trust;
+        Ok(())
     }
 
     async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
@@ -128,7 +145,8 @@ impl QuicTransport {
     }
 
     async fn shake_hands(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
-        let client = self.settings.sides(address).client.clone();
+        let trust = self.settings.trust();
+        let client = trust.sides(address).client.clone();
         let connecting =
             self.endpoint.connect_with(client, address, CLUSTER_DNS_NAME).map_err(|error| match error {
                 quinn::ConnectError::EndpointStopping => TransportError::TransportClosed,
@@ -140,7 +158,7 @@ impl QuicTransport {
             }
             cause::of_handshake(error, address)
         })?;
-        let link = QuicLink::new(connection, &self.settings);
+        let link = QuicLink::new(connection, trust.has_names, &self.settings);
         link.await_welcome().await?;
         Ok(Arc::new(link))
     }
@@ -175,6 +193,22 @@ impl Drop for QuicTransport {
 }
 
 impl Settings {
+    fn trust(&self) -> Arc<Trust> {
+        // Nothing panics while holding this lock.
+        self.trust.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Trust {
+    fn new(security: &Security, paths: &Paths) -> Result<Self, TransportError> {
+        let tls = tls::configure(security)?;
+        Ok(Self {
+            loopback: tuning::sides(&tls, &paths.loopback),
+            network: tuning::sides(&tls, &paths.network),
+            has_names: matches!(security, Security::Mutual(_)),
+        })
+    }
+
     fn sides(&self, peer: SocketAddr) -> &Sides {
         if peer.ip().is_loopback() { &self.loopback } else { &self.network }
     }
@@ -200,13 +234,14 @@ async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sen
 }
 
 async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Arc<dyn Link>, quinn::ConnectionError> {
-    let server = settings.sides(incoming.remote_address()).server.clone();
+    let trust = settings.trust();
+    let server = trust.sides(incoming.remote_address()).server.clone();
     let connection = incoming.accept_with(server)?.await?;
     // In TLS 1.3 a client is done before its certificate is looked at; this tells it that it was let in.
     let mut greeting = connection.open_uni().await?;
     // A lost connection shows in the link's first use.
     let _ = greeting.write_all(&PROTOCOL_VERSION.to_le_bytes()).await;
-    Ok(Arc::new(QuicLink::new(connection, settings)))
+    Ok(Arc::new(QuicLink::new(connection, trust.has_names, settings)))
 }
 
 /// What a link and its channels share.
@@ -231,8 +266,8 @@ struct QuicLink {
 }
 
 impl QuicLink {
-    fn new(connection: Connection, settings: &Settings) -> Self {
-        let name = if settings.has_names { certificate_name(&connection) } else { None };
+    fn new(connection: Connection, has_names: bool, settings: &Settings) -> Self {
+        let name = if has_names { certificate_name(&connection) } else { None };
         let address = connection.remote_address();
         let observer = settings.observer.clone();
         Self { peer: Arc::new(Peer { connection, address, closing: OnceLock::new(), observer }), name }

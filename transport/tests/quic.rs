@@ -202,6 +202,69 @@ async fn unusable_credentials_are_refused_before_listening() {
     assert_eq!(error.code(), "certificate_invalid", "{error}");
 }
 
+/// A QUIC transport that can be told to rotate, as itself and as any transport.
+fn rotating(security: Security) -> (Arc<QuicTransport>, Arc<dyn Transport>) {
+    let transport = QuicTransport::bind(QuicConfig::new(loopback(), security), Arc::new(NoObserver));
+    let transport = Arc::new(transport.expect("loopback has a free port"));
+    (transport.clone(), transport)
+}
+
+#[tokio::test]
+async fn certificates_rotate_under_a_live_link() {
+    let ours = authority();
+    let (quic, near) = rotating(mutual(&ours, "near"));
+    let (far, _) = bind(mutual(&ours, "far"));
+    let (near_link, far_link) = meet(&near, &far).await;
+    let (mut out, mut back) = common::channel(&near_link, &far_link).await;
+
+    quic.rotate(&mutual(&ours, "near-renewed")).expect("the certificate is good");
+    let (_, accepted) = meet(&near, &far).await;
+    assert_eq!(accepted.peer_name().as_deref(), Some("near-renewed"), "as a guest");
+    let (connected, _) = meet(&far, &near).await;
+    assert_eq!(connected.peer_name().as_deref(), Some("near-renewed"), "as a host");
+    assert_eq!(far_link.peer_name().as_deref(), Some("near"), "a link keeps the name it was made under");
+    send(&mut out, frame(1, 2, 4)).await;
+    receive(&mut back).await;
+    send(&mut back, frame(2, 2, 4)).await;
+    receive(&mut out).await;
+
+    let mut wrong = Credentials::issue(&ours, "near", an_hour()).expect("the name is valid");
+    wrong.identity.key = ours.issue("other", an_hour()).expect("the name is valid").key;
+    let error = quic.rotate(&Security::Mutual(wrong)).expect_err("the key is another's");
+    assert_eq!(error.code(), "certificate_invalid", "{error}");
+    let (_, accepted) = meet(&near, &far).await;
+    assert_eq!(accepted.peer_name().as_deref(), Some("near-renewed"), "what was there stays");
+}
+
+#[tokio::test]
+async fn a_cluster_changes_its_ca_without_a_restart() {
+    let (old, new) = (authority(), authority());
+    let hosts = ["near", "far"].map(|name| (name, rotating(mutual(&old, name))));
+    let [(_, (_, near)), (_, (_, far))] = &hosts;
+    let (near_link, far_link) = meet(near, far).await;
+    let (mut out, mut back) = common::channel(&near_link, &far_link).await;
+
+    let both = format!("{}{}", old.certificate(), new.certificate());
+    let steps = [(&old, both.as_str()), (&new, both.as_str()), (&new, new.certificate())];
+    for (step, (authority, ca)) in steps.into_iter().enumerate() {
+        for (name, (quic, _)) in &hosts {
+            let mut credentials = Credentials::issue(authority, name, an_hour()).expect("the name is valid");
+            credentials.ca = ca.into();
+            quic.rotate(&Security::Mutual(credentials)).expect("the certificate is good");
+            // Hosts that are a step apart still meet, both ways.
+            let (one, other) = meet(near, far).await;
+            common::channel(&one, &other).await;
+            let (one, other) = meet(far, near).await;
+            common::channel(&one, &other).await;
+        }
+        send(&mut out, frame(step as u32, 2, 4)).await;
+        receive(&mut back).await;
+    }
+    let (latecomer, _) = bind(mutual(&old, "latecomer"));
+    let error = within(latecomer.connect(near.local_address())).await.err().expect("its CA is no longer trusted");
+    assert_eq!(error.code(), "certificate", "{error}");
+}
+
 #[tokio::test]
 async fn a_silent_address_is_given_up() {
     let silent = UdpSocket::bind(loopback()).expect("loopback has a free port");

@@ -34,6 +34,8 @@ macro_rules! suite {
 
 suite! {
     local => crate::common::local();
+    sim => crate::common::sim();
+    sim_delayed => crate::common::sim_delayed();
     quic => crate::common::quic();
     quic_insecure => crate::common::quic_insecure();
 }

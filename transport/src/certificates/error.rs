@@ -30,7 +30,10 @@ pub enum CertificateError {
         path: PathBuf,
     },
     /// Others on this machine may read a private key.
-    #[error("{} may be read by others (mode {mode:03o}); run `chmod 600` on it, or `asterism cert init` again if they did", path.display())]
+    #[error(
+        "{} is a private key that others may use (mode {mode:03o}, expected 600); run `chmod 600` on it, and make new \
+         certificates with `asterism cert init` if anybody did", path.display()
+    )]
     Exposed {
         /// The key file.
         path: PathBuf,

@@ -1,8 +1,8 @@
 //! Certificates and keys on disk: keys are readable by their owner only, and refused where they are not.
 
 use std::{
-    fs::{self, OpenOptions},
-    io::{self, Write},
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -95,21 +95,27 @@ fn write(path: &Path, content: &str, secrecy: Secrecy) -> Result<(), Certificate
 }
 
 fn read(path: &Path) -> Result<String, CertificateError> {
-    fs::read_to_string(path).map_err(|error| CertificateError::Read { path: path.into(), cause: error.to_string() })
+    fs::read_to_string(path).map_err(|error| unreadable(path, error))
 }
 
+/// Looks at the file that is then read, not at what its name meant a moment before.
 fn read_key(path: &Path) -> Result<String, CertificateError> {
+    let mut file = File::open(path).map_err(|error| unreadable(path, error))?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let metadata = fs::metadata(path)
-            .map_err(|error| CertificateError::Read { path: path.into(), cause: error.to_string() })?;
-        let mode = metadata.permissions().mode() & 0o777;
+        let mode = file.metadata().map_err(|error| unreadable(path, error))?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
             return Err(CertificateError::Exposed { path: path.into(), mode });
         }
     }
-    read(path)
+    let mut content = String::new();
+    file.read_to_string(&mut content).map_err(|error| unreadable(path, error))?;
+    Ok(content)
+}
+
+fn unreadable(path: &Path, error: io::Error) -> CertificateError {
+    CertificateError::Read { path: path.into(), cause: error.to_string() }
 }
 
 fn in_file(path: &Path, error: CertificateError) -> CertificateError {

@@ -51,7 +51,7 @@ pub(super) fn configure(security: &Security) -> Result<Tls, CertificateError> {
             build(&provider, peers, &credentials.identity)
         }
         Security::Insecure => {
-            let anyone = Arc::new(Anyone { provider: provider.clone() });
+            let anyone = Arc::new(Anyone { possession: Possession::new(provider.clone()) });
             let peers = Verifiers { server: anyone.clone(), client: anyone };
             // Nobody looks at the dates of a certificate that vouches for itself.
             let start = OffsetDateTime::UNIX_EPOCH;
@@ -97,14 +97,18 @@ fn build(provider: &Arc<CryptoProvider>, peers: Verifiers, identity: &Identity) 
     Ok(Tls { client: Arc::new(client), server: Arc::new(server) })
 }
 
-/// Accepts any certificate whose holder has its key.
-#[derive(Debug)]
-struct Anyone {
+/// The part of a verifier that is the same for every role and every policy: the holder of a certificate must have its key.
+#[derive(Clone, Debug)]
+pub(crate) struct Possession {
     provider: Arc<CryptoProvider>,
 }
 
-impl Anyone {
-    fn check(
+impl Possession {
+    pub(crate) fn new(provider: Arc<CryptoProvider>) -> Self {
+        Self { provider }
+    }
+
+    pub(crate) fn check(
         &self,
         message: &[u8],
         certificate: &CertificateDer<'_>,
@@ -113,14 +117,49 @@ impl Anyone {
         verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
     }
 
-    fn schemes(&self) -> Vec<SignatureScheme> {
+    pub(crate) fn schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+
+    /// What TLS 1.2 would ask, had it not been left out.
+    pub(crate) fn never_tls12() -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("only TLS 1.3 is spoken here".into()))
     }
 }
 
-/// What TLS 1.2 would ask, had it not been left out.
-fn never_tls12() -> Result<HandshakeSignatureValid, rustls::Error> {
-    Err(rustls::Error::General("only TLS 1.3 is spoken here".into()))
+/// The methods that both of rustls' verifier traits ask for, from a field `possession`.
+macro_rules! possession_methods {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            Possession::never_tls12()
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            self.possession.check(message, certificate, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.possession.schemes()
+        }
+    };
+}
+
+pub(crate) use possession_methods;
+
+/// Accepts any certificate whose holder has its key.
+#[derive(Debug)]
+struct Anyone {
+    possession: Possession,
 }
 
 impl ServerCertVerifier for Anyone {
@@ -135,27 +174,7 @@ impl ServerCertVerifier for Anyone {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        never_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.check(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes()
-    }
+    possession_methods!();
 }
 
 impl ClientCertVerifier for Anyone {
@@ -172,25 +191,5 @@ impl ClientCertVerifier for Anyone {
         Ok(ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        never_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.check(message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.schemes()
-    }
+    possession_methods!();
 }

@@ -9,7 +9,7 @@ use quinn::{
 
 use socket2::SockRef;
 
-use super::{QuicConfig, Sides, tls::Tls};
+use super::{Paths, QuicConfig, Sides, tls::Tls};
 
 /// Assumed until measured: a lost first packet is repeated after thrice this.
 const INITIAL_RTT: Duration = Duration::from_millis(20);
@@ -38,12 +38,15 @@ pub(super) fn endpoint(config: &QuicConfig) -> EndpointConfig {
     endpoint
 }
 
-pub(super) fn sides(config: &QuicConfig, tls: &Tls, loopback: bool) -> Sides {
-    let transport = Arc::new(transport(config, loopback));
+pub(super) fn paths(config: &QuicConfig) -> Paths {
+    Paths { loopback: Arc::new(transport(config, true)), network: Arc::new(transport(config, false)) }
+}
+
+pub(super) fn sides(tls: &Tls, path: &Arc<TransportConfig>) -> Sides {
     let mut client = ClientConfig::new(tls.client.clone());
-    client.transport_config(transport.clone());
+    client.transport_config(path.clone());
     let mut server = ServerConfig::with_crypto(tls.server.clone());
-    server.transport_config(transport).migration(false);
+    server.transport_config(path.clone()).migration(false);
     Sides { client, server: Arc::new(server) }
 }
 

@@ -14,6 +14,7 @@ use asterism_transport::{
     certificates::{CertificateAuthority, Credentials, Validity},
     local::LocalNetwork,
     quic::{QuicConfig, QuicTransport, Security},
+    sim::{Faults, SimConfig, SimNetwork},
 };
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
@@ -97,6 +98,34 @@ pub fn local() -> Local {
 }
 
 impl Rig for Local {
+    fn bind(&self, observer: Arc<dyn Observer>) -> Arc<dyn Transport> {
+        Arc::new(self.0.bind(loopback(), observer).expect("a port is free"))
+    }
+
+    fn name(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn give_up_soon(&mut self) -> &'static str {
+        "closed"
+    }
+}
+
+pub struct Sim(pub SimNetwork);
+
+pub fn sim() -> Sim {
+    Sim(SimNetwork::new(SimConfig::new(1)))
+}
+
+/// Frames take their time, and those of different channels overtake each other.
+pub fn sim_delayed() -> Sim {
+    let milliseconds = Duration::from_millis;
+    let (delay, reorder_by) = (milliseconds(0)..=milliseconds(2), milliseconds(3));
+    let faults = Faults { delay, reorder: 0.2, reorder_by, ..Faults::default() };
+    Sim(SimNetwork::new(SimConfig { faults, ..SimConfig::new(2) }))
+}
+
+impl Rig for Sim {
     fn bind(&self, observer: Arc<dyn Observer>) -> Arc<dyn Transport> {
         Arc::new(self.0.bind(loopback(), observer).expect("a port is free"))
     }

@@ -1,0 +1,221 @@
+//! Where tokens are exchanged for certificates: beside the CA's key. Decides nothing that its caller should decide.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use quinn::{Connection, Endpoint, IdleTimeout, Incoming, ReadToEndError, ServerConfig, TransportConfig, VarInt};
+use tokio::sync::Semaphore;
+
+use super::{
+    error::JoinError,
+    message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal},
+    tls,
+    token::{JoinToken, TokenBook, TokenRecord},
+};
+use crate::{
+    certificates::{CertificateAuthority, CertificateError, Validity},
+    local::lock,
+};
+
+/// Nodes served at a time; the others try again.
+const NODES_AT_A_TIME: usize = 16;
+/// For how long a token that is too old is remembered, so that its refusal can say so.
+const MEMORY: Duration = Duration::from_secs(7 * 86_400);
+/// The listener's own certificate is good for this long.
+const OWN_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
+/// A node that never says anything is dropped after this long.
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
+const REFUSED: VarInt = VarInt::from_u32(1);
+
+/// What the caller of a [`JoinListener`] knows, decides and keeps. Every method may be called from any thread, and may
+/// block for as long as a file takes.
+pub trait JoinDesk: Send + Sync + 'static {
+    /// The time by which tokens expire and certificates begin.
+    fn now(&self) -> SystemTime;
+    /// Whether `node` may have a certificate for `host`.
+    fn allows(&self, node: &str, host: &str) -> bool;
+    /// Stores every token there is; a token is spent once this has succeeded. The error's words reach the node.
+    fn store(&self, tokens: &[TokenRecord]) -> Result<(), String>;
+}
+
+/// How a listener works.
+pub struct JoinConfig {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Who issues.
+    pub authority: CertificateAuthority,
+    /// For how long issued certificates are good.
+    pub lifetime: Duration,
+    /// A node that has not asked and taken its answer by then is dropped.
+    pub time_limit: Duration,
+}
+
+impl JoinConfig {
+    /// Certificates for a year; five seconds a node.
+    pub fn new(listen: SocketAddr, authority: CertificateAuthority) -> Self {
+        Self { listen, authority, lifetime: Duration::from_secs(365 * 86_400), time_limit: TIME_LIMIT }
+    }
+}
+
+/// Exchanges tokens for certificates. Dropping it closes it.
+pub struct JoinListener {
+    endpoint: Endpoint,
+    address: SocketAddr,
+    counter: Arc<Counter>,
+}
+
+impl JoinListener {
+    /// Listens, knowing `tokens`. Must be called within a tokio runtime, which then drives the socket.
+    pub fn bind(config: JoinConfig, tokens: Vec<TokenRecord>, desk: Arc<dyn JoinDesk>) -> Result<Self, JoinError> {
+        let JoinConfig { listen, authority, lifetime, time_limit } = config;
+        let identity = authority.issue_to_join_listener(Validity::starting(desk.now(), OWN_LIFETIME))?;
+        let mut server = ServerConfig::with_crypto(tls::server(&identity, authority.certificate())?);
+        server.transport_config(Arc::new(transport(time_limit))).migration(false);
+        let failed = |error: std::io::Error| JoinError::Bind { address: listen, cause: error.to_string() };
+        let endpoint = Endpoint::server(server, listen).map_err(failed)?;
+        let address = endpoint.local_addr().map_err(failed)?;
+        let book = Mutex::new(TokenBook { records: tokens });
+        let counter = Arc::new(Counter { authority, lifetime, book, desk });
+        tokio::spawn(listen_on(endpoint.clone(), counter.clone(), time_limit));
+        Ok(Self { endpoint, address, counter })
+    }
+
+    /// Where nodes reach it.
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A new token, good for `lifetime`. It is stored before this returns.
+    pub fn create_token(&self, lifetime: Duration) -> Result<JoinToken, JoinError> {
+        let token = JoinToken::create(self.counter.authority.certificate())?;
+        self.add(token.record(self.counter.desk.now() + lifetime))?;
+        Ok(token)
+    }
+
+    /// From now on knows a token that was made elsewhere, and forgets those that are long too old.
+    pub fn add(&self, token: TokenRecord) -> Result<(), JoinError> {
+        let mut book = lock(&self.counter.book);
+        book.forget(self.counter.desk.now(), MEMORY);
+        book.records.push(token);
+        let stored = self.counter.desk.store(&book.records);
+        stored.inspect_err(|_| drop(book.records.pop())).map_err(|cause| JoinError::Store { cause })
+    }
+
+    /// Every token it knows, spent and too old ones among them.
+    pub fn tokens(&self) -> Vec<TokenRecord> {
+        lock(&self.counter.book).records.clone()
+    }
+
+    /// Stops listening and drops every node that is being served.
+    pub fn close(&self) {
+        self.endpoint.close(VarInt::from_u32(0), b"the listener was closed");
+    }
+}
+
+impl Drop for JoinListener {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// QUIC's numbers for one short exchange.
+fn transport(time_limit: Duration) -> TransportConfig {
+    let mut transport = TransportConfig::default();
+    let window = VarInt::from_u32(MAX_JOIN_BYTES as u32);
+    transport
+        .max_concurrent_bidi_streams(VarInt::from_u32(1))
+        .max_concurrent_uni_streams(VarInt::from_u32(0))
+        .stream_receive_window(window)
+        .receive_window(window)
+        .max_idle_timeout(Some(IdleTimeout::try_from(time_limit).unwrap_or(VarInt::MAX.into())))
+        .datagram_receive_buffer_size(None);
+    transport
+}
+
+async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Duration) {
+    let places = Arc::new(Semaphore::new(NODES_AT_A_TIME));
+    while let Some(incoming) = endpoint.accept().await {
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            incoming.refuse();
+            continue;
+        };
+        let counter = counter.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            let peer = incoming.remote_address();
+            match tokio::time::timeout(time_limit, serve(incoming, counter)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(cause)) => tracing::warn!(%peer, %cause, "a node did not join"),
+                Err(_) => tracing::warn!(%peer, ?time_limit, "a node that wanted to join was too slow"),
+            }
+        });
+    }
+}
+
+/// One node, from its first packet until it has its answer. Dropping the future drops the node.
+async fn serve(incoming: Incoming, counter: Arc<Counter>) -> Result<(), String> {
+    let connection = incoming.await.map_err(|error| error.to_string())?;
+    let (mut send, mut receive) = connection.accept_bi().await.map_err(|error| error.to_string())?;
+    let bytes = match receive.read_to_end(MAX_JOIN_BYTES).await {
+        Ok(bytes) => bytes,
+        Err(error) => return Err(refuse_unread(&connection, &error)),
+    };
+    let answering = tokio::task::spawn_blocking(move || counter.answer(&bytes));
+    let answer = answering.await.map_err(|error| error.to_string())?;
+    send.write_all(&answer.to_bytes()).await.map_err(|error| error.to_string())?;
+    // Fails only where the node is gone, which the next line waits for anyway.
+    let _ = send.finish();
+    connection.closed().await;
+    match answer {
+        JoinAnswer::Issued { .. } => Ok(()),
+        JoinAnswer::Refused(refusal) => Err(format!("{refusal:?}")),
+    }
+}
+
+fn refuse_unread(connection: &Connection, error: &ReadToEndError) -> String {
+    let cause = format!("the request is not readable: {error}; at most {MAX_JOIN_BYTES} bytes are read");
+    connection.close(REFUSED, cause.as_bytes());
+    cause
+}
+
+/// What decides on a request.
+struct Counter {
+    authority: CertificateAuthority,
+    lifetime: Duration,
+    book: Mutex<TokenBook>,
+    desk: Arc<dyn JoinDesk>,
+}
+
+impl Counter {
+    fn answer(&self, bytes: &[u8]) -> JoinAnswer {
+        let request = JoinRequest::from_bytes(bytes).map_err(|cause| Refusal::Request { cause });
+        request.and_then(|request| self.issue(&request)).unwrap_or_else(JoinAnswer::Refused)
+    }
+
+    /// Holds the book throughout, so that of two nodes with one token one gets certificates.
+    fn issue(&self, request: &JoinRequest) -> Result<JoinAnswer, Refusal> {
+        let mut book = lock(&self.book);
+        let now = self.desk.now();
+        let token = book.find(&request.secret, now)?;
+        let asked = request.hosts.len();
+        if !(1..=MAX_JOIN_HOSTS).contains(&asked) {
+            return Err(Refusal::Request { cause: format!("{asked} hosts, expected 1 to {MAX_JOIN_HOSTS}") });
+        }
+        if let Some(host) = request.hosts.iter().find(|host| !self.desk.allows(&request.node, &host.name)) {
+            return Err(Refusal::HostNotAllowed { host: host.name.clone() });
+        }
+        let validity = Validity::starting(now, self.lifetime);
+        let certify = |host: &super::WantedHost| self.authority.certify(&host.name, &host.public_key, validity);
+        let certificates = request.hosts.iter().map(certify).collect::<Result<_, CertificateError>>();
+        let certificates = certificates.map_err(|error| Refusal::Request { cause: error.to_string() })?;
+        book.records[token].spent_by = Some(request.node.clone());
+        if let Err(cause) = self.desk.store(&book.records) {
+            book.records[token].spent_by = None;
+            return Err(Refusal::Unavailable { cause });
+        }
+        Ok(JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates })
+    }
+}

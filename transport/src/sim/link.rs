@@ -1,0 +1,294 @@
+//! Two peers, the links between them, and how each side's view of a link ends. Sends no frame.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, OnceLock, Weak},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+
+use super::{
+    Shared,
+    channel::{self, End},
+    faults::{Course, Faults},
+};
+use crate::{
+    Channel, FrameError, Link, Observer, TransportError,
+    local::{LINK_DROPPED, LocalLink, lock},
+};
+
+const CUT: &str = "the link was cut";
+
+/// Two peers and whether they hear each other.
+#[derive(Default)]
+pub(super) struct Pair {
+    /// Faults of their own.
+    pub faults: Mutex<Option<Faults>>,
+    /// While they are partitioned: the number of that partition.
+    blocked: watch::Sender<Option<u64>>,
+    state: Mutex<PairState>,
+}
+
+#[derive(Default)]
+struct PairState {
+    partitions: u64,
+    connections: Vec<Weak<Connection>>,
+    /// Links made so far, by who connected.
+    links: HashMap<SocketAddr, u64>,
+}
+
+impl Pair {
+    /// Completes while the two hear each other.
+    pub(super) async fn wait_open(&self) {
+        let waited = self.blocked.subscribe().wait_for(Option::is_none).await.map(drop);
+        waited.expect("the sender outlives this borrow");
+    }
+
+    pub(super) fn connections(&self) -> Vec<Arc<Connection>> {
+        lock(&self.state).connections.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn cut(&self) {
+        self.connections().iter().for_each(|connection| connection.cut());
+    }
+
+    /// Silence. Links that it outlasts end on both sides.
+    pub(super) fn block(self: &Arc<Self>, idle_timeout: Duration) {
+        let partition = {
+            let mut state = lock(&self.state);
+            if self.is_blocked() {
+                return;
+            }
+            state.partitions += 1;
+            self.blocked.send_replace(Some(state.partitions));
+            state.partitions
+        };
+        let pair = self.clone();
+        tokio::spawn(async move {
+            let mut blocked = pair.blocked.subscribe();
+            tokio::select! {
+                biased;
+                _ = blocked.wait_for(|now| *now != Some(partition)) => {}
+                () = tokio::time::sleep(idle_timeout) => {
+                    pair.connections().iter().for_each(|connection| connection.time_out());
+                }
+            }
+        });
+    }
+
+    pub(super) fn heal(&self) {
+        // Ends come first: what was closed across the silence delivers nothing any more.
+        self.connections().iter().for_each(|connection| connection.spread_end());
+        self.blocked.send_replace(None);
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.blocked.borrow().is_some()
+    }
+}
+
+/// What both sides of a link share. Side 0 connected, side 1 accepted.
+pub(super) struct Connection {
+    network: Arc<Shared>,
+    pub pair: Arc<Pair>,
+    addresses: [SocketAddr; 2],
+    number: u64,
+    /// How the link ended, as each side sees it.
+    ends: [watch::Sender<Option<TransportError>>; 2],
+    /// Channels that only their opener knows of so far, by opener and number.
+    half_taken: Mutex<HashMap<(usize, u64), Arc<Refusals>>>,
+}
+
+/// Why the frames of each side were refused by the other.
+#[derive(Default)]
+pub(super) struct Refusals(pub [OnceLock<FrameError>; 2]);
+
+impl Connection {
+    pub(super) fn new(network: &Arc<Shared>, addresses: [SocketAddr; 2]) -> Arc<Self> {
+        let pair = network.pair(addresses[0], addresses[1]);
+        let mut state = lock(&pair.state);
+        let links = state.links.entry(addresses[0]).or_default();
+        let number = *links;
+        *links += 1;
+        let connection = Arc::new(Self {
+            network: network.clone(),
+            pair: pair.clone(),
+            addresses,
+            number,
+            ends: Default::default(),
+            half_taken: Mutex::default(),
+        });
+        state.connections.retain(|connection| connection.strong_count() > 0);
+        state.connections.push(Arc::downgrade(&connection));
+        drop(state);
+        connection
+    }
+
+    pub(super) fn network(&self) -> &Shared {
+        &self.network
+    }
+
+    pub(super) fn side_of(&self, address: SocketAddr) -> usize {
+        usize::from(self.addresses[0] != address)
+    }
+
+    /// Ends the link on `side`, and on the other if that hears it.
+    pub(super) fn close(&self, side: usize, reason: &str) {
+        self.end(side, Self::closed(self.addresses[1 - side], reason));
+        if !self.pair.is_blocked() {
+            self.spread_end();
+        }
+    }
+
+    /// Ends the link on both sides, whether they hear each other or not.
+    pub(super) fn cut(&self) {
+        (0..2).for_each(|side| self.end(side, Self::closed(self.addresses[1 - side], CUT)));
+    }
+
+    /// Whether the link has ended on both sides.
+    pub(super) fn is_over(&self) -> bool {
+        self.ends.iter().all(|end| end.borrow().is_some())
+    }
+
+    /// Completes with the cause once the link has ended on `side`.
+    pub(super) async fn ended(&self, side: usize) -> TransportError {
+        let mut end = self.ends[side].subscribe();
+        let end = end.wait_for(Option::is_some).await.expect("the sender outlives this borrow").clone();
+        end.expect("it was waited for")
+    }
+
+    fn time_out(&self) {
+        (0..2).for_each(|side| self.end(side, TransportError::TimedOut { peer: self.addresses[1 - side] }));
+    }
+
+    /// Tells either side what the other said when it closed.
+    fn spread_end(&self) {
+        for side in 0..2 {
+            let end = self.ends[1 - side].borrow().clone();
+            if let Some(TransportError::Closed { reason, .. }) = end {
+                self.end(side, Self::closed(self.addresses[1 - side], &reason));
+            }
+        }
+    }
+
+    /// The first end stands.
+    fn end(&self, side: usize, error: TransportError) {
+        self.ends[side].send_if_modified(|end| {
+            let first = end.is_none();
+            end.get_or_insert(error);
+            first
+        });
+    }
+
+    fn closed(peer: SocketAddr, reason: &str) -> TransportError {
+        TransportError::Closed { peer, reason: reason.into() }
+    }
+}
+
+/// One side of a link, held by the link and its channels; the link ends with its last holder.
+pub(super) struct Side {
+    pub connection: Arc<Connection>,
+    /// Which one.
+    pub index: usize,
+    pub observer: Arc<dyn Observer>,
+}
+
+impl Side {
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.connection.addresses[1 - self.index]
+    }
+
+    pub(super) async fn ended(&self) -> TransportError {
+        self.connection.ended(self.index).await
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.connection.close(self.index, LINK_DROPPED);
+    }
+}
+
+pub(super) struct SimLink {
+    side: Arc<Side>,
+    inner: Arc<LocalLink>,
+}
+
+impl SimLink {
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        index: usize,
+        inner: Arc<LocalLink>,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        Self { side: Arc::new(Side { connection, index, observer }), inner }
+    }
+
+    /// The `number`th channel opened by `opener`, over `inner`.
+    fn channel(&self, opener: usize, number: u64, inner: Channel) -> Channel {
+        let connection = &self.side.connection;
+        let refusals = {
+            let mut half_taken = lock(&connection.half_taken);
+            half_taken.remove(&(opener, number)).unwrap_or_else(|| {
+                let refusals = Arc::new(Refusals::default());
+                half_taken.insert((opener, number), refusals.clone());
+                refusals
+            })
+        };
+        let here = self.side.index;
+        let course = Course {
+            seed: connection.network.config.seed,
+            from: connection.addresses[here],
+            to: connection.addresses[1 - here],
+            link: connection.number,
+            sender_connected: here == 0,
+            sender_opened: here == opener,
+            channel: number,
+        };
+        channel::over(inner, End { side: self.side.clone(), refusals, course })
+    }
+}
+
+impl Link for SimLink {
+    fn peer_address(&self) -> SocketAddr {
+        self.side.peer()
+    }
+
+    fn peer_name(&self) -> Option<String> {
+        None
+    }
+
+    fn open(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
+        Box::pin(async {
+            tokio::select! {
+                biased;
+                error = self.side.ended() => Err(error),
+                // The link beneath may end first; this side hears of it when it should.
+                Ok((number, channel)) = self.inner.open_numbered() => Ok(self.channel(self.side.index, number, channel)),
+            }
+        })
+    }
+
+    fn accept(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
+        Box::pin(async {
+            tokio::select! {
+                biased;
+                error = self.side.ended() => Err(error),
+                Ok((number, channel)) = self.inner.accept_numbered() => {
+                    Ok(self.channel(1 - self.side.index, number, channel))
+                }
+            }
+        })
+    }
+
+    fn close(&self, reason: &str) {
+        self.side.connection.close(self.side.index, reason);
+    }
+
+    fn closed(&self) -> BoxFuture<'_, TransportError> {
+        Box::pin(self.side.ended())
+    }
+}

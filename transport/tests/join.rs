@@ -1,0 +1,289 @@
+//! Nodes that join with a token, and what keeps others from it.
+
+mod common;
+
+use std::{
+    collections::HashMap,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use asterism_transport::{
+    NoObserver,
+    certificates::{CertificateAuthority, CertificateInfo, Credentials},
+    join::{
+        JOIN_DNS_NAME, JoinAnswer, JoinConfig, JoinDesk, JoinError, JoinListener, JoinRequest, JoinToken,
+        MAX_JOIN_BYTES, Refusal, TokenRecord, WantedHost, join,
+    },
+    quic::{QuicConfig, QuicTransport, Security},
+};
+use common::{an_hour, authority, channel, loopback, meet, within};
+use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A desk with a clock of its own that allows what it is told, and can fail to store.
+struct Desk {
+    now: Mutex<SystemTime>,
+    hosts: HashMap<&'static str, Vec<&'static str>>,
+    stored: Mutex<Vec<TokenRecord>>,
+    broken: Mutex<bool>,
+}
+
+impl JoinDesk for Desk {
+    fn now(&self) -> SystemTime {
+        *self.now.lock().expect("no test panics here")
+    }
+
+    fn allows(&self, node: &str, host: &str) -> bool {
+        self.hosts.get(node).is_some_and(|hosts| hosts.contains(&host))
+    }
+
+    fn store(&self, tokens: &[TokenRecord]) -> Result<(), String> {
+        if *self.broken.lock().expect("no test panics here") {
+            return Err("the disk is full".into());
+        }
+        *self.stored.lock().expect("no test panics here") = tokens.to_vec();
+        Ok(())
+    }
+}
+
+fn desk() -> Arc<Desk> {
+    Arc::new(Desk {
+        now: Mutex::new(SystemTime::now()),
+        hosts: HashMap::from([("node-1", vec!["context-0", "context-1"]), ("node-2", vec!["query"])]),
+        stored: Mutex::default(),
+        broken: Mutex::default(),
+    })
+}
+
+fn copy(authority: &CertificateAuthority, folder: &tempfile::TempDir) -> CertificateAuthority {
+    authority.save(folder.path()).expect("the folder is writable");
+    CertificateAuthority::load(folder.path()).expect("it was just written")
+}
+
+fn listener(authority: CertificateAuthority, desk: &Arc<Desk>) -> JoinListener {
+    let mut config = JoinConfig::new(loopback(), authority);
+    config.time_limit = Duration::from_secs(2);
+    JoinListener::bind(config, Vec::new(), desk.clone()).expect("loopback has a free port")
+}
+
+fn names(hosts: &[&str]) -> Vec<String> {
+    hosts.iter().map(|host| host.to_string()).collect()
+}
+
+async fn refused(listener: &JoinListener, token: &JoinToken, node: &str, hosts: &[&str]) -> JoinError {
+    within(join(listener.local_address(), token, node, &names(hosts))).await.expect_err("the node is refused")
+}
+
+#[tokio::test]
+async fn a_token_buys_certificates_for_the_hosts_of_its_node() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (ours, desk) = (authority(), desk());
+    let listener = listener(copy(&ours, &folder), &desk);
+    let token = listener.create_token(HOUR).expect("the desk stores it");
+    assert_eq!(desk.stored.lock().expect("no test panics here").len(), 1);
+    let token = token.reveal().parse().expect("it is a token's text");
+
+    let hosts = names(&["context-1", "context-0"]);
+    let joined = within(join(listener.local_address(), &token, "node-1", &hosts)).await.expect("all is well");
+    assert_eq!(joined.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), hosts);
+    for (name, credentials) in &joined {
+        let info = CertificateInfo::from_pem(&credentials.identity.certificate).expect("it is a certificate");
+        assert_eq!((&info.name, info.issuer.as_str()), (name, "test"));
+        assert_eq!(credentials.ca, ours.certificate());
+    }
+    assert_eq!(desk.stored.lock().expect("no test panics here")[0].spent_by.as_deref(), Some("node-1"));
+
+    let bind = |credentials: &Credentials| {
+        let config = QuicConfig::new(loopback(), Security::Mutual(credentials.clone()));
+        Arc::new(QuicTransport::bind(config, Arc::new(NoObserver)).expect("the certificates are good")) as Arc<_>
+    };
+    let (near, far) = (bind(&joined[0].1), bind(&joined[1].1));
+    let (near_link, far_link) = meet(&near, &far).await;
+    assert_eq!(near_link.peer_name().as_deref(), Some("context-0"));
+    channel(&near_link, &far_link).await;
+}
+
+#[tokio::test]
+async fn tokens_that_are_wrong_spent_or_too_old_are_told_apart() {
+    let desk = desk();
+    let listener = listener(authority(), &desk);
+    let address = listener.local_address();
+    let token = listener.create_token(HOUR).expect("the desk stores it");
+
+    let mut text = token.reveal();
+    let last = if text.pop() == Some('0') { '1' } else { '0' };
+    text.push(last);
+    let wrong = text.parse().expect("it is a token's text");
+    assert_eq!(refused(&listener, &wrong, "node-1", &["context-0"]).await, JoinError::UnknownToken { address });
+
+    within(join(address, &token, "node-2", &names(&["query"]))).await.expect("all is well");
+    let spent = JoinError::SpentToken { node: "node-2".into() };
+    assert_eq!(refused(&listener, &token, "node-2", &["query"]).await, spent);
+
+    let old = listener.create_token(HOUR).expect("the desk stores it");
+    *desk.now.lock().expect("no test panics here") += 2 * HOUR;
+    assert_eq!(refused(&listener, &old, "node-1", &["context-0"]).await, JoinError::ExpiredToken { seconds: 3600 });
+}
+
+#[tokio::test]
+async fn a_token_of_another_cluster_is_not_shown_to_this_one() {
+    let desk = desk();
+    let listener = listener(authority(), &desk);
+    let foreign = JoinToken::create(authority().certificate()).expect("it is a CA certificate");
+    let error = refused(&listener, &foreign, "node-1", &["context-0"]).await;
+    assert_eq!(error.code(), "join_wrong_authority");
+    let hash = foreign.reveal().split('.').nth(1).expect("a token has three parts").to_owned();
+    assert!(error.to_string().contains(&hash), "{error}");
+}
+
+#[tokio::test]
+async fn a_refusal_of_policy_or_disk_spends_nothing() {
+    let desk = desk();
+    let listener = listener(authority(), &desk);
+    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let not_allowed = JoinError::HostNotAllowed { node: "node-1".into(), host: "query".into() };
+    assert_eq!(refused(&listener, &token, "node-1", &["context-0", "query"]).await, not_allowed);
+    assert_eq!(refused(&listener, &token, "stranger", &["context-0"]).await.code(), "join_host_not_allowed");
+    assert_eq!(refused(&listener, &token, "node-1", &[]).await.code(), "join_request");
+
+    *desk.broken.lock().expect("no test panics here") = true;
+    let full = JoinError::Unavailable { cause: "the disk is full".into() };
+    assert_eq!(refused(&listener, &token, "node-1", &["context-0"]).await, full);
+    assert_eq!(listener.create_token(HOUR).err().map(|error| error.code()), Some("join_store"));
+    *desk.broken.lock().expect("no test panics here") = false;
+    assert_eq!(listener.tokens(), [TokenRecord { spent_by: None, ..listener.tokens()[0].clone() }]);
+    within(join(listener.local_address(), &token, "node-1", &names(&["context-0"]))).await.expect("all is well");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_nodes_with_one_token_one_joins() {
+    let desk = desk();
+    let listener = listener(authority(), &desk);
+    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let (first_hosts, second_hosts) = (names(&["context-0"]), names(&["query"]));
+    let first = join(listener.local_address(), &token, "node-1", &first_hosts);
+    let second = join(listener.local_address(), &token, "node-2", &second_hosts);
+    let (first, second) = within(async { tokio::join!(first, second) }).await;
+    assert_eq!(first.is_ok() as u8 + second.is_ok() as u8, 1);
+    let error = first.err().or(second.err()).expect("one is refused");
+    assert_eq!(error.code(), "join_token_spent");
+}
+
+#[tokio::test]
+async fn nobody_there_is_named() {
+    let token = JoinToken::create(authority().certificate()).expect("it is a CA certificate");
+    let silent = std::net::UdpSocket::bind(loopback()).expect("loopback has a free port");
+    let address = silent.local_addr().expect("the socket is bound");
+    let started = std::time::Instant::now();
+    let error = within(join(address, &token, "node-1", &names(&["context-0"]))).await.expect_err("nobody answers");
+    assert_eq!(error.code(), "join_unreachable");
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(15));
+}
+
+#[tokio::test]
+async fn a_host_cannot_collect_tokens() {
+    let ours = authority();
+    // A host's certificate of the very same CA, shown by somebody who speaks the join protocol.
+    let host = ours.issue("context-0", an_hour()).expect("the name is valid");
+    let pem = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("it was just made");
+    let key = PrivateKeyDer::from_pem_slice(host.key.as_bytes()).expect("it was just made");
+    let mut server = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("ring supports TLS 1.3")
+        .with_no_client_auth()
+        .with_single_cert(vec![pem(&host.certificate), pem(ours.certificate())], key)
+        .expect("the key belongs to it");
+    server.alpn_protocols = vec![b"asterism-join/1".to_vec()];
+    let server = QuicServerConfig::try_from(server).expect("ring has the initial suite");
+    let endpoint = quinn::Endpoint::server(quinn::ServerConfig::with_crypto(Arc::new(server)), loopback());
+    let endpoint = endpoint.expect("loopback has a free port");
+    let address = endpoint.local_addr().expect("the socket is bound");
+    let serving = tokio::spawn(async move { endpoint.accept().await.expect("the endpoint is open").await.map(drop) });
+    let token = JoinToken::create(ours.certificate()).expect("it is a CA certificate");
+    let error = within(join(address, &token, "node-1", &names(&["context-0"]))).await.expect_err("a host is refused");
+    assert_eq!(error.code(), "join_wrong_authority");
+    assert!(within(serving).await.expect("the host does not panic").is_err());
+}
+
+#[tokio::test]
+async fn a_silent_or_slow_node_is_dropped() {
+    let ours = authority();
+    let ca = ours.certificate().to_owned();
+    let desk = desk();
+    let listener = listener(ours, &desk);
+    let silent = stranger(&ca, listener.local_address()).await;
+    let slow = stranger(&ca, listener.local_address()).await;
+    let (mut out, _back) = within(slow.open_bi()).await.expect("the link is up");
+    within(out.write_all(b"half a request")).await.expect("the link is up");
+    within(silent.closed()).await;
+    within(slow.closed()).await;
+    let token = listener.create_token(HOUR).expect("the desk stores it");
+    within(join(listener.local_address(), &token, "node-2", &names(&["query"]))).await.expect("others are served");
+}
+
+#[tokio::test]
+async fn a_request_that_is_too_long_or_none_at_all_is_refused() {
+    let ours = authority();
+    let ca = ours.certificate().to_owned();
+    let desk = desk();
+    let listener = listener(ours, &desk);
+    let long = stranger(&ca, listener.local_address()).await;
+    let (mut out, _back) = within(long.open_bi()).await.expect("the link is up");
+    // The window is as large as a request may be; the listener may close before all is written.
+    let _ = within(out.write_all(&vec![0; MAX_JOIN_BYTES + 1])).await;
+    let end = within(long.closed()).await;
+    assert!(end.to_string().contains("not readable"), "{end}");
+
+    let rubbish = stranger(&ca, listener.local_address()).await;
+    let (mut out, mut back) = within(rubbish.open_bi()).await.expect("the link is up");
+    within(out.write_all(&[7; 100])).await.expect("the link is up");
+    out.finish().expect("the stream is open");
+    let answer = within(back.read_to_end(MAX_JOIN_BYTES)).await.expect("the listener answers");
+    let answer = JoinAnswer::from_bytes(&answer).expect("the listener answers in kind");
+    assert!(matches!(answer, JoinAnswer::Refused(Refusal::Request { .. })), "{answer:?}");
+
+    // Even with a good token a public key must be one.
+    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let text = token.reveal();
+    let digits = text.rsplit('.').next().expect("a token has three parts").as_bytes();
+    let secret = std::array::from_fn(|index| {
+        let pair = std::str::from_utf8(&digits[2 * index..2 * index + 2]).expect("digits");
+        u8::from_str_radix(pair, 16).expect("hexadecimal digits")
+    });
+    let hosts = vec![WantedHost { name: "query".into(), public_key: vec![4; 3] }];
+    let request = JoinRequest { secret, node: "node-2".into(), hosts };
+    let keyless = stranger(&ca, listener.local_address()).await;
+    let (mut out, mut back) = within(keyless.open_bi()).await.expect("the link is up");
+    within(out.write_all(&request.to_bytes())).await.expect("the link is up");
+    out.finish().expect("the stream is open");
+    let answer = within(back.read_to_end(MAX_JOIN_BYTES)).await.expect("the listener answers");
+    let answer = JoinAnswer::from_bytes(&answer).expect("the listener answers in kind");
+    let JoinAnswer::Refused(Refusal::Request { cause }) = answer else { panic!("{answer:?}") };
+    assert!(cause.contains("P-256"), "{cause}");
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// A connection to the listener by somebody who then does as he likes.
+async fn stranger(ca: &str, address: SocketAddr) -> quinn::Connection {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).expect("it was just made")).expect("it was just made");
+    let mut client = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("ring supports TLS 1.3")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    client.alpn_protocols = vec![b"asterism-join/1".to_vec()];
+    let client = QuicClientConfig::try_from(client).expect("ring has the initial suite");
+    let endpoint = quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("loopback has a free port");
+    let config = quinn::ClientConfig::new(Arc::new(client));
+    let connecting = endpoint.connect_with(config, address, JOIN_DNS_NAME).expect("the address is valid");
+    within(connecting).await.expect("the listener shows itself to anybody")
+}
