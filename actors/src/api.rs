@@ -13,8 +13,12 @@ pub struct JobRequest {
     /// Idempotency key: a second submission with the same id returns the first job. Absent: the supervisor makes one.
     #[serde(default)]
     pub id: Option<String>,
-    /// The document. Tokenised apart from the query; BOS belongs to it.
-    pub context: Prompt,
+    /// The document. Tokenised apart from the query; BOS belongs to it. Absent when a session is named.
+    #[serde(default)]
+    pub context: Option<Prompt>,
+    /// A session to ask, instead of a context.
+    #[serde(default)]
+    pub session: Option<String>,
     /// The question.
     pub query: Prompt,
     /// Attention method and its sizes; absent: the cluster's default.
@@ -114,6 +118,8 @@ pub enum JobPhase {
     Querying,
     /// Phase 2, one token at a time.
     Decoding,
+    /// A host was lost: its shards are encoded anew, or its part of phase 2 is gone through again.
+    Recovering,
 }
 
 /// Why a job ended with an answer.
@@ -193,6 +199,9 @@ pub struct JobStatus {
     pub method_reason: Option<String>,
     /// Model by name.
     pub model: String,
+    /// The session asked, if one was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
     /// Context tokens.
     pub context_tokens: usize,
     /// Query tokens.
@@ -216,8 +225,30 @@ pub struct JobStatus {
     /// prefixes cost more than blocks save.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_sparsity: Option<f64>,
+    /// Hosts lost while the job needed them, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recoveries: Vec<RecoveryStatus>,
     /// Seconds spent so far.
     pub timings: Timings,
+}
+
+/// A host lost under a job, and what became of its part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RecoveryStatus {
+    /// The host.
+    pub host: String,
+    /// What it did for the job.
+    pub role: Role,
+    /// Why it counts as lost: `exited`, `heartbeat`, `disconnected`, `drained` or `stalled`.
+    pub reason: String,
+    /// Phase that the job was in.
+    pub phase: JobPhase,
+    /// Seconds that the host had been silent when it was declared dead.
+    pub silent_s: f64,
+    /// Shards encoded anew, of all jobs' contexts none but this one's.
+    pub shards: usize,
+    /// Seconds from the declaration until the job went on; none while it has not.
+    pub recovered_s: Option<f64>,
 }
 
 /// Phase-1 progress of one context host.
@@ -251,6 +282,11 @@ pub enum JobEvent {
         id: u32,
         /// The text it adds; may be empty while a character is incomplete.
         text: String,
+    },
+    /// A host was lost, or what it did goes on elsewhere (`recovered_s` is set).
+    Recovery {
+        /// Which, why, and how long it took.
+        recovery: RecoveryStatus,
     },
     /// The job ended; its status says how.
     Finished {
@@ -287,6 +323,19 @@ pub enum HostHealth {
     Dead,
 }
 
+/// Whether a host takes new work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheduling {
+    /// It does.
+    #[default]
+    Open,
+    /// It keeps what it has and takes nothing new.
+    Cordoned,
+    /// What it has moves to others.
+    Draining,
+}
+
 /// A host as `status` shows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HostStatus {
@@ -294,6 +343,18 @@ pub struct HostStatus {
     pub name: String,
     /// Role.
     pub role: Role,
+    /// Machine it runs on.
+    #[serde(default)]
+    pub node: String,
+    /// Whether it takes new work.
+    #[serde(default)]
+    pub scheduling: Scheduling,
+    /// Times that its process was started again.
+    #[serde(default)]
+    pub restarts: u32,
+    /// Shards it holds or encodes.
+    #[serde(default)]
+    pub shards: usize,
     /// Device, such as `cpu`.
     pub device: String,
     /// Health.
@@ -329,4 +390,79 @@ pub struct ClusterStatus {
     pub jobs_pending: usize,
     /// Jobs running.
     pub jobs_running: usize,
+}
+
+/// A context to encode once and ask many times.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionRequest {
+    /// Its name: letters, digits, `-`, `_` and `.`, at most 64.
+    pub name: String,
+    /// The document.
+    pub context: Prompt,
+    /// Attention method and its sizes; absent: the cluster's default.
+    #[serde(default)]
+    pub method: Option<MethodConfig>,
+    /// Whether the method's block size may leave context hosts without work.
+    #[serde(default)]
+    pub allow_idle_hosts: bool,
+    /// Whether the model's chat template is applied.
+    #[serde(default = "yes")]
+    pub chat_template: bool,
+    /// Seconds until it ends by itself; absent: the cluster's default.
+    #[serde(default)]
+    pub ttl_s: Option<f64>,
+}
+
+/// How a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SessionState {
+    /// Its context waits for its turn or is being encoded.
+    Encoding,
+    /// Questions are answered at once.
+    Ready,
+    /// Shards of a lost host are encoded anew; questions wait.
+    Recovering,
+    /// Its context could not be encoded.
+    Failed,
+}
+
+/// A session as `session show` shows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Name.
+    pub name: String,
+    /// State.
+    pub state: SessionState,
+    /// Method by name.
+    pub method: String,
+    /// Context tokens.
+    pub context_tokens: usize,
+    /// Who holds what.
+    pub hosts: Vec<SessionHost>,
+    /// Bytes of KV over all hosts.
+    pub kv_bytes: u64,
+    /// Questions asked.
+    pub hits: u64,
+    /// Seconds that encoding took.
+    pub encode_s: f64,
+    /// Seconds until it ends by itself.
+    pub expires_s: f64,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ErrorBody>,
+}
+
+/// A host's part of a session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionHost {
+    /// Host name.
+    pub host: String,
+    /// Shards it holds.
+    pub shards: usize,
+    /// Context tokens it keeps.
+    pub kept_tokens: usize,
+    /// Bytes of KV it keeps.
+    pub kv_bytes: u64,
 }

@@ -80,7 +80,8 @@ fn request(case: &Value, method: Value) -> JobRequest {
     let ids = |key: &str| serde_json::from_value(case[key].clone()).map(Prompt::Tokens).expect("token ids");
     JobRequest {
         id: None,
-        context: ids("context_ids"),
+        context: Some(ids("context_ids")),
+        session: None,
         query: ids("query_ids"),
         method: Some(serde_json::from_value(method).expect("a method")),
         max_tokens: case["max_new_tokens"].as_u64().expect("a number") as usize,

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::{HostProgress, JobPhase};
+use asterism_actors::api::{HostProgress, JobPhase, RecoveryStatus};
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::{globals::Globals, size::grouped};
@@ -67,6 +67,20 @@ impl Progress {
                     eprintln!("{}", line(hosts, self.started.elapsed()));
                 }
             }
+        }
+    }
+
+    /// A host was lost, or its part goes on.
+    pub fn recovery(&mut self, recovery: &RecoveryStatus) {
+        let RecoveryStatus { host, reason, shards, .. } = recovery;
+        let text = match recovery.recovered_s {
+            None => format!("host {host} is lost ({reason}); {shards} shards are encoded anew, the answer goes on"),
+            Some(seconds) => format!("recovered from the loss of {host} in {seconds:.1} s"),
+        };
+        match &self.sink {
+            Sink::Silent => {}
+            Sink::Bars { all, .. } => drop(all.println(text)),
+            Sink::Lines { .. } => eprintln!("{text}"),
         }
     }
 

@@ -33,6 +33,10 @@ impl HostRecord {
         HostStatus {
             name: self.spec.name.clone(),
             role: self.spec.role,
+            node: self.spec.node.clone(),
+            scheduling: Default::default(),
+            restarts: 0,
+            shards: 0,
             device: self.spec.device.clone(),
             health: self.health,
             pid: self.hello.as_ref().map(|hello| hello.pid),

@@ -50,6 +50,7 @@ impl Job {
             method: prepared.plan.method.name.clone(),
             method_reason: prepared.plan.method.reason.clone(),
             model: model.to_string(),
+            session: None,
             context_tokens: prepared.plan.context_tokens,
             query_tokens: prepared.query_ids.len(),
             generated_tokens: 0,
@@ -59,6 +60,7 @@ impl Job {
             error: None,
             labels: std::mem::take(&mut prepared.labels),
             attention_sparsity: None,
+            recoveries: Vec::new(),
             timings: Timings::default(),
         };
         Self {

@@ -52,7 +52,8 @@ impl ModelFront {
         hosts: &ContextHosts,
     ) -> Result<PreparedJob, JobError> {
         check(&request)?;
-        let (context, query_ids) = self.tokens(request.context, request.query, request.chat_template)?;
+        let context = request.context.expect("checked");
+        let (context, query_ids) = self.tokens(context, request.query, request.chat_template)?;
         if context.len() + query_ids.len() + request.max_tokens > self.max_tokens {
             return Err(JobError::TooLong {
                 context: context.len(),
@@ -142,7 +143,7 @@ fn refuse_idle_hosts(method: &MethodConfig, plan: &Plan) -> Result<(), PlanError
 
 fn check(request: &JobRequest) -> Result<(), JobError> {
     let invalid = |param, message: &str| Err(JobError::Invalid { param, message: message.to_string() });
-    if request.context.is_blank() {
+    if request.context.as_ref().is_none_or(Prompt::is_blank) {
         return invalid("context", "the context is empty; give a document with --context FILE");
     }
     if request.query.is_blank() {

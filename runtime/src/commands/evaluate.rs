@@ -230,7 +230,8 @@ fn refusal(error: eval::EvalError) -> CliError {
 pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize) -> JobRequest {
     JobRequest {
         id: None,
-        context: record.input_context.clone().into(),
+        context: Some(record.input_context.clone().into()),
+        session: None,
         query: record.input_query.clone().into(),
         method,
         allow_idle_hosts: true,

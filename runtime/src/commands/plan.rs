@@ -44,7 +44,8 @@ pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
     let ids = |count: usize| Prompt::Tokens((0..count as u64).map(|i| (i * 2_654_435_761 % vocab) as u32).collect());
     let request = JobRequest {
         id: None,
-        context: ids(args.tokens.0),
+        context: Some(ids(args.tokens.0)),
+        session: None,
         query: ids(args.query_tokens.0),
         method: args.method.resolve()?,
         allow_idle_hosts: false,

@@ -49,7 +49,8 @@ impl TokenCounter {
     fn overhead(&self) -> Result<usize, CliError> {
         let request = JobRequest {
             id: None,
-            context: "a".into(),
+            context: Some("a".into()),
+            session: None,
             query: "a".into(),
             method: None,
             allow_idle_hosts: false,

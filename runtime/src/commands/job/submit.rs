@@ -169,7 +169,8 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, question: Question)
     let generation = &args.generation;
     JobRequest {
         id: args.id.clone(),
-        context: question.context.into(),
+        context: Some(question.context.into()),
+        session: None,
         query: question.query.into(),
         method: method.clone(),
         allow_idle_hosts: args.allow_idle_hosts,

@@ -31,6 +31,7 @@ pub fn follow(
                 heard += text.len();
                 token(&text)?;
             }
+            JobEvent::Recovery { recovery } => progress.recovery(&recovery),
             JobEvent::Finished { status } => {
                 progress.clear();
                 // A job that had ended before, and text held back until its end, come with the status alone.
