@@ -1,6 +1,6 @@
 //! What the supervisor is told once, at its start. Resolved values: no file, no defaults.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use asterism_kernels::DType;
 use asterism_plan::MethodConfig;
@@ -32,13 +32,30 @@ pub struct SupervisorConfig {
     pub max_queue: usize,
     /// What happens to a job whose host dies.
     pub recovery: Recovery,
+    /// Times that one host's process is started again before it is given up.
+    pub max_restarts: u32,
+    /// What pinned contexts may take.
+    pub sessions: SessionLimits,
 }
 
 /// What happens to a job whose host dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
+    /// Its shards are encoded anew on a spare; without one free it fails.
+    Spare,
+    /// Its shards are encoded anew on a spare if one is free, else on the other context hosts.
+    Redistribute,
     /// It fails with `host_lost`; every other host and job goes on.
     Fail,
+}
+
+/// What pinned contexts may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionLimits {
+    /// How long a session lives that names no time.
+    pub default_ttl: Duration,
+    /// Most bytes of KV pinned at once over the cluster; none: only the hosts' memory limits it.
+    pub max_pinned_bytes: Option<u64>,
 }
 
 /// One host as configured.
@@ -52,6 +69,10 @@ pub struct HostSpec {
     pub device: String,
     /// Machine it runs on.
     pub node: String,
+    /// Bytes that its weights and KV may take; none: unlimited.
+    pub memory_limit: Option<u64>,
+    /// What jobs may ask of their hosts.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl SupervisorConfig {

@@ -12,7 +12,7 @@ mod state;
 mod tests;
 
 pub use actor::Supervisor;
-pub use config::{ContextHosts, HostSpec, Recovery, SupervisorConfig};
+pub use config::{ContextHosts, HostSpec, Recovery, SessionLimits, SupervisorConfig};
 pub use placement::{Arrangement, Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
 pub use prepare::ModelFront;
 pub use state::{Command, Event, Outcome, PreparedJob, SupervisorState};

@@ -263,7 +263,7 @@ impl SupervisorState {
         let hit: Vec<u64> = self.running().filter(|job| job.uses(host)).map(|job| job.number).collect();
         for job in hit {
             match self.config.recovery {
-                Recovery::Fail => {
+                Recovery::Fail | Recovery::Spare | Recovery::Redistribute => {
                     let message = format!(
                         "{role:?} host {name} was lost while the job used it: {cause}. The other hosts go on; submit the job again"
                     );

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 
-use super::{Command, Event, HostSpec, PreparedJob, Recovery, SupervisorConfig, SupervisorState};
+use super::{Command, Event, HostSpec, PreparedJob, Recovery, SessionLimits, SupervisorConfig, SupervisorState};
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobState, Role},
     messages::{Encoded, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
@@ -23,7 +23,16 @@ fn config(contexts: usize) -> SupervisorConfig {
         cluster: "test".into(),
         model: "model".into(),
         dtype: asterism_kernels::DType::F32,
-        hosts: hosts.map(|(name, role)| HostSpec { name, role, device: "cpu".into(), node: "here".into() }).collect(),
+        hosts: hosts
+            .map(|(name, role)| HostSpec {
+                name,
+                role,
+                device: "cpu".into(),
+                node: "here".into(),
+                memory_limit: None,
+                labels: Default::default(),
+            })
+            .collect(),
         method: serde_json::from_str(r#"{"star": {"block_tokens": 30}}"#).expect("a method"),
         heartbeat: seconds(0.5),
         suspect_after: 2,
@@ -31,6 +40,8 @@ fn config(contexts: usize) -> SupervisorConfig {
         max_running: 1,
         max_queue: 2,
         recovery: Recovery::Fail,
+        max_restarts: 0,
+        sessions: SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: None },
     }
 }
 
