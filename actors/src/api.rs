@@ -44,6 +44,9 @@ pub struct JobRequest {
     /// Whether the model's chat template is applied; it needs context and query as text.
     #[serde(default = "yes")]
     pub chat_template: bool,
+    /// How its shards lie over the hosts, and which hosts may have them.
+    #[serde(default)]
+    pub placement: PlacementPolicy,
     /// Seconds after which the job fails with `timeout`.
     #[serde(default)]
     pub timeout_s: Option<f64>,

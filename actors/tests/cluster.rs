@@ -9,7 +9,7 @@ use asterism_actors::{
     HostConfig, LoadedModel,
     api::{JobRequest, JobState, JobStatus, Prompt, Role},
     context_host, query_host,
-    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
+    supervisor::{HostSpec, ModelFront, PlacementPolicy, Recovery, SessionLimits, Supervisor, SupervisorConfig},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Sampling, Tokenizer};
@@ -37,8 +37,16 @@ async fn start(model: &'static str, contexts: usize) -> (Supervisor, Vec<Arc<dyn
     let network = LocalNetwork::new();
     let bind = || -> Arc<dyn Transport> { Arc::new(network.bind(ephemeral(), Arc::new(NoObserver)).expect("a port")) };
     let names = (0..contexts).map(|i| (format!("c{i}"), Role::Context)).chain([("q".to_string(), Role::Query)]);
-    let hosts: Vec<HostSpec> =
-        names.map(|(name, role)| HostSpec { name, role, device: "cpu".into(), node: "here".into() }).collect();
+    let hosts: Vec<HostSpec> = names
+        .map(|(name, role)| HostSpec {
+            name,
+            role,
+            device: "cpu".into(),
+            node: "here".into(),
+            memory_limit: None,
+            labels: Default::default(),
+        })
+        .collect();
     let config = SupervisorConfig {
         cluster: "test".into(),
         model: model.into(),
@@ -51,6 +59,8 @@ async fn start(model: &'static str, contexts: usize) -> (Supervisor, Vec<Arc<dyn
         max_running: 2,
         max_queue: 64,
         recovery: Recovery::Fail,
+        max_restarts: 0,
+        sessions: SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: None },
     };
     let transport = bind();
     let address = transport.local_address();
@@ -91,6 +101,7 @@ fn request(case: &Value, method: Value) -> JobRequest {
         chat_template: false,
         allow_idle_hosts: true,
         timeout_s: Some(120.0),
+        placement: PlacementPolicy::default(),
         labels: BTreeMap::new(),
     }
 }

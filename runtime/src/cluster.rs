@@ -3,11 +3,13 @@
 mod error;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use asterism_actors::supervisor::SessionLimits;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 
 use crate::cluster_file::{
@@ -16,8 +18,13 @@ use crate::cluster_file::{
 
 pub use error::ClusterError;
 
+use crate::size::Bytes;
+
 /// Version of `cluster.toml` that this program reads.
 pub const FILE_VERSION: u32 = 1;
+
+/// The least memory that can be meant for a host: below it a unit was forgotten.
+const LEAST_MEMORY: u64 = 1 << 20;
 
 /// A resolved cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +45,12 @@ pub struct Cluster {
     pub security: Security,
     /// When a silent host is suspect, and when dead.
     pub liveness: Liveness,
+    /// What happens to a job whose host died.
+    pub recovery: Recovery,
+    /// Times that a host's process is started again.
+    pub max_restarts: u32,
+    /// What pinned contexts may take.
+    pub sessions: SessionLimits,
     /// What is logged, and how.
     pub log: Log,
     /// Host processes in the order of the file.
@@ -112,6 +125,10 @@ pub struct Host {
     pub address: SocketAddr,
     /// Threads it computes with; `None`: a share of its node's cores, see [`Cluster::threads_of`].
     pub threads: Option<usize>,
+    /// Bytes that its weights and KV may take; `None`: unlimited.
+    pub memory_limit: Option<u64>,
+    /// What jobs may ask of their hosts.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl Cluster {
@@ -122,7 +139,6 @@ impl Cluster {
         }
         let (ControlTransport::Quic, DataTransport::Auto | DataTransport::Quic) =
             (file.transport.control, file.transport.data);
-        let Recovery::Fail = file.supervisor.recovery;
         check_name("cluster.name", &file.cluster.name)?;
         check_method(&file.attention)?;
         let data_dir = match &file.cluster.data_dir {
@@ -139,6 +155,9 @@ impl Cluster {
             method: file.attention.clone(),
             security: security(file, directory)?,
             liveness: liveness(file)?,
+            recovery: recovery(file)?,
+            max_restarts: file.supervisor.max_restarts,
+            sessions: sessions(file)?,
             log: Log { filter: file.observability.log.clone(), format: file.observability.log_format },
             hosts: hosts(file, listen)?,
         })
@@ -155,10 +174,12 @@ impl Cluster {
     }
 
     /// Threads `host` computes with on a machine of `cores`: context hosts share them, the query host, which works
-    /// while they idle, has all.
+    /// while they idle, has all. A spare takes the place of a context host.
     pub fn threads_of(&self, host: &Host, cores: usize) -> usize {
         let sharing = match host.role {
-            Role::Context => self.with_role(Role::Context).filter(|other| other.node == host.node).count(),
+            Role::Context | Role::Spare => {
+                self.with_role(Role::Context).filter(|other| other.node == host.node).count()
+            }
             Role::Query => 1,
         };
         host.threads.unwrap_or(cores / sharing.max(1)).max(1)
@@ -235,6 +256,30 @@ fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
     Ok(Liveness { heartbeat_ms, suspect_after: section.suspect_after, dead_after_ms: section.dead_after_ms })
 }
 
+fn recovery(file: &ClusterFile) -> Result<Recovery, ClusterError> {
+    let spares = file.hosts.iter().filter(|host| host.role == Role::Spare).count();
+    match file.supervisor.recovery {
+        Recovery::Spare if spares == 0 => Err(ClusterError::Value {
+            key: "supervisor.recovery",
+            got: "\"spare\"".into(),
+            expected: "needs at least 1 host with role = \"spare\", and the file has 0; or \"redistribute\"".into(),
+        }),
+        recovery => Ok(recovery),
+    }
+}
+
+fn sessions(file: &ClusterFile) -> Result<SessionLimits, ClusterError> {
+    let section = &file.sessions;
+    if section.default_ttl_s == 0 {
+        let expected = "at least 1 second".into();
+        return Err(ClusterError::Value { key: "sessions.default_ttl_s", got: "0".into(), expected });
+    }
+    Ok(SessionLimits {
+        default_ttl: Duration::from_secs(section.default_ttl_s),
+        max_pinned_bytes: section.max_pinned_bytes.map(|Bytes(bytes)| bytes),
+    })
+}
+
 fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterError> {
     let mut nodes = Vec::new();
     for node in &file.nodes {
@@ -255,8 +300,8 @@ fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterErr
     let count = |role| hosts.iter().filter(|host| host.role == role).count();
     match (count(Role::Context), count(Role::Query)) {
         (got @ 0, _) => Err(ClusterError::Hosts { role: "context", expected: "at least 1", got }),
-        (_, 1) => Ok(hosts),
-        (_, got) => Err(ClusterError::Hosts { role: "query", expected: "exactly 1", got }),
+        (_, got @ 0) => Err(ClusterError::Hosts { role: "query", expected: "at least 1", got }),
+        _ => Ok(hosts),
     }
 }
 
@@ -276,6 +321,12 @@ fn host(section: &HostSection, nodes: &[(&str, IpAddr)]) -> Result<Host, Cluster
     if section.threads == Some(0) {
         return Err(ClusterError::Value { key: "host.threads", got: "0".into(), expected: "at least 1".into() });
     }
+    let memory_limit = section.memory_limit.map(|Bytes(bytes)| bytes);
+    if let Some(got) = memory_limit.filter(|&bytes| bytes < LEAST_MEMORY) {
+        let expected = format!("at least 1 MiB ({LEAST_MEMORY} bytes); write a unit, such as \"8GiB\"");
+        return Err(ClusterError::Value { key: "host.memory_limit", got: got.to_string(), expected });
+    }
+    section.labels.iter().flat_map(|(key, value)| [key, value]).try_for_each(|part| check_name("host.labels", part))?;
     Ok(Host {
         name: section.name.clone(),
         node: (*node).to_owned(),
@@ -283,6 +334,8 @@ fn host(section: &HostSection, nodes: &[(&str, IpAddr)]) -> Result<Host, Cluster
         device: section.device,
         address: SocketAddr::new(*address, section.port),
         threads: section.threads,
+        memory_limit,
+        labels: section.labels.clone(),
     })
 }
 
@@ -357,7 +410,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 13] = [
+        let edits: [(&str, &str); 17] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -366,14 +419,39 @@ mod tests {
             ("name = \"context-1\"", "name = \"context-1\"\nport = 7400"),
             ("name = \"context-1\"", "name = \"context-1\"\nthreads = 0"),
             ("role = \"query\"", "role = \"context\""),
-            ("name = \"context-1\"\nrole = \"context\"", "name = \"context-1\"\nrole = \"query\""),
+            ("name = \"context-1\"", "name = \"context-1\"\nmemory_limit = 8"),
+            ("name = \"context-1\"", "name = \"context-1\"\nlabels = { rack = \"a b\" }"),
+            ("[api]", "[supervisor]\nrecovery = \"spare\"\n[api]"),
+            ("[api]", "[sessions]\ndefault_ttl_s = 0\n[api]"),
             ("[[node]]", "[[node]]\nname = \"other\"\naddress = \"10.0.0.1\"\n[[node]]"),
             ("mode = \"mtls\"", "ca = \"ca.pem\""),
             ("[attention.auto]", "[attention.star]\nblock_tokens = 4"),
             ("[api]", "[supervisor]\ndead_after_ms = 100\n[api]"),
+            ("role = \"context\"", "role = \"spare\""),
         ];
         let errors = edits.map(|(from, to)| resolve(&SAMPLE.replace(from, to)).unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(errors);
+    }
+
+    #[test]
+    fn limits_labels_and_recovery_are_resolved() {
+        let text = SAMPLE
+            .replace("[api]", "[supervisor]\nrecovery = \"spare\"\nmax_restarts = 0\n\n[sessions]\ndefault_ttl_s = 60\nmax_pinned_bytes = \"2GiB\"\n\n[api]")
+            .replace("name = \"context-1\"\nrole = \"context\"", "name = \"context-1\"\nrole = \"spare\"\nmemory_limit = \"8GiB\"\nlabels = { rack = \"a\" }");
+        let cluster = resolve(&text).unwrap();
+        assert_eq!((cluster.recovery, cluster.max_restarts), (Recovery::Spare, 0));
+        let limits = SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: Some(2 << 30) };
+        assert_eq!(cluster.sessions, limits);
+        let spare = cluster.host("context-1").unwrap();
+        assert_eq!((spare.role, spare.memory_limit), (Role::Spare, Some(8 << 30)));
+        assert_eq!(spare.labels, BTreeMap::from([("rack".into(), "a".into())]));
+        assert_eq!(cluster.threads_of(spare, 9), 3);
+        let two = SAMPLE.replace("name = \"context-1\"\nrole = \"context\"", "name = \"context-1\"\nrole = \"query\"");
+        assert_eq!(resolve(&two).unwrap().with_role(Role::Query).count(), 2);
+    }
+
+    #[test]
+    fn a_port_is_given_once() {
         let ports = SAMPLE.replace("role = \"context\"", "role = \"context\"\nport = 7410");
         insta::assert_snapshot!(resolve(&ports).unwrap_err().to_string());
     }

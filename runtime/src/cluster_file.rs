@@ -2,12 +2,14 @@
 
 mod read;
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
 pub use read::{FileError, parse};
+
+use crate::size::Bytes;
 
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +35,9 @@ pub struct ClusterFile {
     /// `[supervisor]`
     #[serde(default)]
     pub supervisor: SupervisorSection,
+    /// `[sessions]`
+    #[serde(default)]
+    pub sessions: SessionsSection,
     /// `[api]`
     #[serde(default)]
     pub api: ApiSection,
@@ -158,15 +163,32 @@ pub struct SupervisorSection {
     pub dead_after_ms: u64,
     /// What happens to a job whose host died.
     pub recovery: Recovery,
+    /// Times that a host's process is started again.
+    pub max_restarts: u32,
 }
 
 /// What happens to a job whose host died.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recovery {
-    /// It fails, with code `host_lost`.
+    /// Its shards are encoded anew on a spare; without one it fails.
+    Spare,
+    /// Its shards are encoded anew on a spare, or else on the other context hosts.
     #[default]
+    Redistribute,
+    /// It fails, with code `host_lost`.
     Fail,
+}
+
+/// `[sessions]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SessionsSection {
+    /// Seconds that a session lives which names no time.
+    pub default_ttl_s: u64,
+    /// Most KV that sessions may pin over the cluster. Absent: what the hosts' memory allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_pinned_bytes: Option<Bytes>,
 }
 
 /// `[api]`
@@ -217,7 +239,7 @@ pub struct HostSection {
     /// Node it runs on. May be absent when there is one node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// `context` or `query`.
+    /// `context`, `query` or `spare`.
     pub role: Role,
     /// `cpu`.
     #[serde(default)]
@@ -228,6 +250,12 @@ pub struct HostSection {
     /// Threads. Absent: the node's cores shared by its context hosts; all of them for the query host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// Most memory for weights and KV. Absent: unlimited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<Bytes>,
+    /// What jobs may ask of their hosts, such as a rack.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// What a host does.
@@ -238,6 +266,8 @@ pub enum Role {
     Context,
     /// Encodes the query and generates.
     Query,
+    /// Waits to take the place of a host that is lost.
+    Spare,
 }
 
 /// Where a host computes.
@@ -259,6 +289,7 @@ impl Default for ClusterFile {
             transport: TransportSection::default(),
             security: SecuritySection::default(),
             supervisor: SupervisorSection::default(),
+            sessions: SessionsSection::default(),
             api: ApiSection::default(),
             observability: ObservabilitySection::default(),
             nodes: Vec::new(),
@@ -281,7 +312,19 @@ impl Default for ModelSection {
 
 impl Default for SupervisorSection {
     fn default() -> Self {
-        Self { heartbeat_ms: 500, suspect_after: 3, dead_after_ms: 5000, recovery: Recovery::Fail }
+        Self {
+            heartbeat_ms: 500,
+            suspect_after: 3,
+            dead_after_ms: 5000,
+            recovery: Recovery::Redistribute,
+            max_restarts: 5,
+        }
+    }
+}
+
+impl Default for SessionsSection {
+    fn default() -> Self {
+        Self { default_ttl_s: 3600, max_pinned_bytes: None }
     }
 }
 

@@ -1,11 +1,13 @@
-//! Token counts as people type them: `4096`, `4k`, `1m`. Binary multiples, as context lengths are counted.
+//! Token counts and memory sizes as people type them: `4096`, `4k`, `1m`; `8GiB`, `500MB`. Counts no tokens itself.
 
 use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Smallest block that is meant: anything below is a `k` forgotten.
 pub const MIN_BLOCK_TOKENS: usize = 16;
 
-/// A number of tokens.
+/// A number of tokens; its multiples are binary, as context lengths are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tokens(pub usize);
 
@@ -31,6 +33,62 @@ fn refusal(text: &str) -> String {
 impl fmt::Display for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
+    }
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refusal = || format!("'{text}' is not a number of bytes; write 8GiB, 500MB or 1048576");
+        let digits = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit: u64 = match text.trim()[digits.len()..].to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "kib" => 1 << 10,
+            "mib" => 1 << 20,
+            "gib" => 1 << 30,
+            "tib" => 1 << 40,
+            "kb" => 1000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => return Err(refusal()),
+        };
+        let count: u64 = digits.trim_end().parse().map_err(|_| refusal())?;
+        // The most that a TOML integer holds.
+        count.checked_mul(unit).filter(|&bytes| bytes <= i64::MAX as u64).map(Self).ok_or_else(refusal)
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Typed;
+        impl de::Visitor<'_> for Typed {
+            type Value = Bytes;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"8GiB\", or a number of bytes")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
+                text.parse().map_err(E::custom)
+            }
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Bytes, E> {
+                Ok(Bytes(bytes))
+            }
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Bytes, E> {
+                u64::try_from(bytes).map(Bytes).map_err(|_| E::invalid_value(de::Unexpected::Signed(bytes), &self))
+            }
+        }
+        deserializer.deserialize_any(Typed)
     }
 }
 
@@ -70,6 +128,15 @@ mod tests {
         assert_eq!("17".parse(), Ok(Tokens(17)));
         for bad in ["", "k", "4kb", "-1", "4.5k", "99999999999999999999"] {
             assert!(bad.parse::<Tokens>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn bytes_have_binary_and_decimal_units() {
+        let sizes = ["8GiB", "500 MB", "1048576", "3kib", "7b"].map(|text| text.parse().map(|Bytes(bytes)| bytes));
+        assert_eq!(sizes, [8 << 30, 500_000_000, 1 << 20, 3 << 10, 7].map(Ok));
+        for bad in ["", "GiB", "8G", "-1", "1.5GiB", "9999999TiB", "8 GiBs"] {
+            assert!(bad.parse::<Bytes>().is_err(), "{bad}");
         }
     }
 

@@ -70,6 +70,8 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
         role: role(host.role),
         device: "cpu".into(),
         node: host.node.clone(),
+        memory_limit: host.memory_limit,
+        labels: host.labels.clone(),
     };
     SupervisorConfig {
         cluster: cluster.name.clone(),
@@ -82,7 +84,13 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
         dead_after: Duration::from_millis(cluster.liveness.dead_after_ms),
         max_running: MAX_RUNNING,
         max_queue: MAX_QUEUE,
-        recovery: Recovery::Fail,
+        recovery: match cluster.recovery {
+            cluster_file::Recovery::Spare => Recovery::Spare,
+            cluster_file::Recovery::Redistribute => Recovery::Redistribute,
+            cluster_file::Recovery::Fail => Recovery::Fail,
+        },
+        max_restarts: cluster.max_restarts,
+        sessions: cluster.sessions,
     }
 }
 
@@ -101,7 +109,7 @@ pub async fn run_host(cluster: &Cluster, host: &Host, supervisor: SocketAddr) ->
     tracing::info!(host = %host.name, address = %transport.local_address(), threads, "starting");
     let model = cluster.model.clone();
     let ended = match host.role {
-        cluster_file::Role::Context => {
+        cluster_file::Role::Context | cluster_file::Role::Spare => {
             context_host::run(config, transport, loader(model, threads, Parts::Context)).await
         }
         cluster_file::Role::Query => query_host::run(config, transport, loader(model, threads, Parts::Query)).await,
@@ -143,6 +151,7 @@ fn role(role: cluster_file::Role) -> Role {
     match role {
         cluster_file::Role::Context => Role::Context,
         cluster_file::Role::Query => Role::Query,
+        cluster_file::Role::Spare => Role::Spare,
     }
 }
 

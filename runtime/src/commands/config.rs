@@ -14,6 +14,35 @@ use crate::{
 /// The sample that `up` runs as it stands.
 pub const SAMPLE: &str = include_str!("../../../cluster.toml");
 
+/// Keys that have no default, as comments of a cluster file.
+const OPTIONAL: &str = "\
+# Keys without a default, with what their absence means:
+#
+# [cluster]
+# data_dir = \"/var/lib/asterism\"      # .asterism/NAME beside this file
+# [model]
+# path = \"Llama-3.1-8B-Instruct\"      # a Hugging Face folder; the embedded model
+# max_context_tokens = \"128k\"         # what the model was trained for
+# [security]
+# ca = \"ca.pem\"                       # ca, cert and key: made in data_dir
+# cert = \"host.pem\"
+# key = \"host.key\"
+# token_file = \"token\"                # its first line is the admin API's token; no token
+# [sessions]
+# max_pinned_bytes = \"64GiB\"          # KV that sessions may pin; what the hosts' memory allows
+# [[node]]
+# name = \"north\"
+# address = \"10.0.0.1\"
+# [[host]]
+# name = \"context-0\"
+# role = \"context\"                    # or \"query\", or \"spare\": takes the place of a lost host
+# node = \"north\"                      # the only node
+# port = 7410                         # chosen by the operating system
+# threads = 8                         # a share of the node's cores
+# memory_limit = \"16GiB\"              # for weights and KV; unlimited
+# labels = { rack = \"a\" }             # what jobs may ask for with --host-label; none
+";
+
 /// `asterism init`
 #[derive(Args, Debug)]
 pub struct InitArgs {
@@ -51,7 +80,11 @@ pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
         let mut table = Table::new(["HOST", "ROLE", "NODE", "DEVICE", "ADDRESS", "THREADS"]);
         for host in rows {
             let HostRow { name, role, node, address, threads } = host;
-            let role = if *role == Role::Context { "context" } else { "query" };
+            let role = match role {
+                Role::Context => "context",
+                Role::Query => "query",
+                Role::Spare => "spare",
+            };
             let threads = threads.map_or("auto".to_owned(), |threads| threads.to_string());
             table.row([name.clone(), role.into(), node.clone(), "cpu".into(), address.clone(), threads]);
         }
@@ -98,7 +131,7 @@ pub fn run(verb: ConfigVerb) -> Result<Exit, CliError> {
     let text = toml::to_string_pretty(&ClusterFile::default()).expect("the typed file is TOML");
     let tables =
         text.lines().filter(|line| *line != "node = []" && *line != "host = []").collect::<Vec<_>>().join("\n");
-    output::print(&(tables.trim_end().to_owned() + "\n"))?;
+    output::print(&format!("{}\n\n{OPTIONAL}", tables.trim_end()))?;
     Ok(Exit::Success)
 }
 
@@ -163,5 +196,14 @@ mod tests {
         let text = toml::to_string_pretty(&ClusterFile::default()).unwrap();
         assert_eq!(crate::cluster_file::parse(&text, []).unwrap(), ClusterFile::default());
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn every_key_without_a_default_is_valid() {
+        let lines = OPTIONAL.lines().skip(2).map(|line| line.trim_start_matches("# ").to_owned() + "\n");
+        let file = crate::cluster_file::parse(&format!("version = 1\n{}", lines.collect::<String>()), []).unwrap();
+        assert_eq!(file.hosts[0].memory_limit, Some(crate::size::Bytes(16 << 30)));
+        assert_eq!(file.hosts[0].labels["rack"], "a");
+        assert!(file.sessions.max_pinned_bytes.is_some() && file.security.token_file.is_some());
     }
 }

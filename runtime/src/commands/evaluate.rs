@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::api::JobRequest;
+use asterism_actors::{api::JobRequest, supervisor::PlacementPolicy};
 use asterism_models::Sampling;
 use asterism_plan::MethodConfig;
 use serde::Serialize;
@@ -240,6 +240,7 @@ pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize
         stop: Vec::new(),
         ignore_eos: false,
         chat_template: true,
+        placement: PlacementPolicy::default(),
         timeout_s: None,
         labels: [("task".to_owned(), record.task.clone())].into(),
     }

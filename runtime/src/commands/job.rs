@@ -16,7 +16,7 @@ use crate::{
     output::{self, Table},
     size::grouped,
 };
-pub use submit::{MethodArgs, SubmitArgs};
+pub use submit::{MethodArgs, PlacementArgs, SubmitArgs};
 pub use watch::{follow, outcome};
 
 /// `asterism job`

@@ -9,7 +9,10 @@ use asterism_plan::Cost;
 use clap::Args;
 use serde::Serialize;
 
-use super::{config::SAMPLE, job::MethodArgs};
+use super::{
+    config::SAMPLE,
+    job::{MethodArgs, PlacementArgs},
+};
 use crate::{
     cluster::Cluster,
     cluster_file::{self, ClusterFile, Role},
@@ -33,6 +36,9 @@ pub struct PlanArgs {
     /// Attention
     #[command(flatten)]
     pub method: MethodArgs,
+    /// Hosts
+    #[command(flatten)]
+    pub placement: PlacementArgs,
 }
 
 /// Plans a context of made-up tokens.
@@ -54,6 +60,7 @@ pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
         stop: Vec::new(),
         ignore_eos: false,
         chat_template: false,
+        placement: args.placement.policy(),
         timeout_s: None,
         labels: Default::default(),
     };

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use asterism_actors::{api::JobRequest, supervisor::ContextHosts};
+use asterism_actors::{
+    api::JobRequest,
+    supervisor::{ContextHosts, PlacementPolicy},
+};
 use asterism_kernels::DType;
 use asterism_models::Sampling;
 use asterism_plan::{MethodConfig, methods::DenseConfig};
@@ -59,6 +62,7 @@ impl TokenCounter {
             stop: Vec::new(),
             ignore_eos: false,
             chat_template: true,
+            placement: PlacementPolicy::default(),
             timeout_s: None,
             labels: Default::default(),
         };

@@ -2,13 +2,16 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use asterism_actors::api::{JobRequest, JobStatus};
+use asterism_actors::{
+    api::{JobRequest, JobStatus},
+    supervisor::{Arrangement, PlacementPolicy},
+};
 use asterism_models::Sampling;
 use asterism_plan::{
     MethodConfig,
     methods::{PulsarConfig, StarConfig},
 };
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{
     input::{self, Question},
@@ -40,6 +43,9 @@ pub struct SubmitArgs {
     /// Attention
     #[command(flatten)]
     pub method: MethodArgs,
+    /// Hosts
+    #[command(flatten)]
+    pub placement: PlacementArgs,
     /// Tokens
     #[command(flatten)]
     pub generation: GenerationArgs,
@@ -78,6 +84,38 @@ pub struct MethodArgs {
     /// Tokens of the anchor, such as 1k [default: a block]
     #[arg(long, value_name = "TOKENS")]
     pub anchor_size: Option<Tokens>,
+}
+
+/// Which hosts a job's shards go to.
+#[derive(Args, Clone, Debug, Default)]
+pub struct PlacementArgs {
+    /// Lay shards over many nodes, or on few
+    #[arg(long, value_enum, default_value_t)]
+    pub placement: PlacementChoice,
+    /// Only hosts with this label; several must all be there
+    #[arg(long = "host-label", value_name = "KEY=VALUE", value_parser = label)]
+    pub host_labels: Vec<(String, String)>,
+}
+
+/// How shards lie over nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PlacementChoice {
+    /// In turn over the nodes
+    #[default]
+    Spread,
+    /// All hosts of one node before the next
+    Pack,
+}
+
+impl PlacementArgs {
+    /// As a request has it.
+    pub fn policy(&self) -> PlacementPolicy {
+        let arrangement = match self.placement {
+            PlacementChoice::Spread => Arrangement::Spread,
+            PlacementChoice::Pack => Arrangement::Pack,
+        };
+        PlacementPolicy { arrangement, labels: self.host_labels.iter().cloned().collect() }
+    }
 }
 
 /// How tokens are chosen.
@@ -179,6 +217,7 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, question: Question)
         stop: generation.stop.clone(),
         ignore_eos: false,
         chat_template: true,
+        placement: args.placement.policy(),
         timeout_s: args.timeout.map(|timeout| timeout.as_secs_f64()),
         labels: args.labels.iter().cloned().collect(),
     }
