@@ -108,8 +108,10 @@ pub enum Verb {
     Demo(demo::DemoArgs),
     /// Show version and build
     Version,
-    /// Run the supervisor and this machine's hosts, for service managers; `up` without the table
+    /// Run the supervisor and its admin API alone, for service managers; `up` starts and keeps one
     Supervisor(process::SupervisorArgs),
+    /// Run the hosts of a node alone, for further machines; `up` does so for its own
+    Node(process::NodeArgs),
     /// Run one host; started by `up`
     #[command(hide = true)]
     Host(process::HostArgs),
@@ -144,6 +146,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Demo(args) => demo::run(globals, &args),
         Verb::Version => config::version(globals),
         Verb::Supervisor(args) => process::supervisor(globals, &args),
+        Verb::Node(args) => process::node(globals, &args),
         Verb::Host(args) => process::host(globals, &args),
     }
 }

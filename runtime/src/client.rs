@@ -36,7 +36,7 @@ impl Client {
         let cluster = if globals.server.is_some() { None } else { globals.cluster_if_any()? };
         let base = match (&globals.server, &cluster) {
             (Some(url), _) => url.clone(),
-            (None, Some(cluster)) => match data_dir::running(&cluster.data_dir) {
+            (None, Some(cluster)) => match data_dir::served(&cluster.data_dir) {
                 Some(record) => format!("http://{}", record.admin),
                 None => format!("http://{}", cluster.admin_listen),
             },
