@@ -1,7 +1,14 @@
 //! The admin API from the outside: what commands ask a running cluster. Blocking; prints nothing.
 
+mod following;
+
 use std::{
     io::{BufRead, BufReader},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -16,6 +23,7 @@ use crate::{
     globals::Globals,
     http::ErrorEnvelope,
 };
+pub use following::{Following, new_id};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer read into memory: a list of jobs with their answers.
@@ -28,6 +36,10 @@ pub struct Client {
     token: Option<String>,
     request_timeout: Duration,
     agent: Agent,
+    /// Whether it ever answered.
+    answered: Arc<AtomicBool>,
+    /// The data_dir of the `up` that starts the supervisor again, where one does.
+    kept_in: Option<PathBuf>,
 }
 
 impl Client {
@@ -48,7 +60,8 @@ impl Client {
             (None, Some(file)) => Some(crate::globals::read_token(file)?),
             (None, None) => None,
         };
-        Self::new(&base, token, globals.request_timeout)
+        let kept_in = cluster.map(|cluster| cluster.data_dir).filter(|folder| data_dir::keeper(folder).is_some());
+        Ok(Self { kept_in, ..Self::new(&base, token, globals.request_timeout)? })
     }
 
     /// The server at `url`.
@@ -60,7 +73,16 @@ impl Client {
                 .hint("write http://ADDRESS:PORT; across machines, tunnel it"));
         }
         let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIMEOUT));
-        Ok(Self { base, token, request_timeout, agent: config.build().into() })
+        let (agent, answered) = (config.build().into(), Arc::default());
+        Ok(Self { base, token, request_timeout, agent, answered, kept_in: None })
+    }
+
+    /// Whether a server that does not answer now may do so soon: `up` keeps it, or somebody else whom we do not know.
+    fn may_come_back(&self) -> bool {
+        match &self.kept_in {
+            Some(folder) => data_dir::keeper(folder).is_some(),
+            None => self.answered.load(Ordering::SeqCst),
+        }
     }
 
     /// Where it is.
@@ -110,7 +132,10 @@ impl Client {
         let lost = self.clone();
         let lines = BufReader::new(answer.into_body().into_with_config().limit(u64::MAX).reader()).lines();
         Ok(lines.map(move |line| match line {
-            Ok(line) => serde_json::from_str(&line).map_err(|error| lost.garbled(&error)),
+            // Asking again would bring the same.
+            Ok(line) => {
+                serde_json::from_str(&line).map_err(|error| CliError { exit: Exit::JobFailed, ..lost.garbled(&error) })
+            }
             Err(error) => Err(CliError::unreachable(format!("the connection to {} broke: {error}", lost.base))
                 .hint("the job goes on: `asterism job list`, if the supervisor still runs")),
         }))
@@ -142,6 +167,7 @@ impl Client {
     }
 
     fn checked(&self, mut answer: Response<Body>) -> Result<Response<Body>, CliError> {
+        self.answered.store(true, Ordering::SeqCst);
         if answer.status().is_success() {
             return Ok(answer);
         }

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 
 use crate::{
     cli::Format,
-    client::Client,
+    client::{Client, Following},
     error::{CliError, Exit},
     globals::Globals,
     logging,
@@ -63,7 +63,8 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
 }
 
 fn result(globals: &Globals, id: &str) -> Result<Exit, CliError> {
-    let status = follow(&Client::find(globals)?, globals, id, |_| Ok(()))?;
+    let client = Client::find(globals)?;
+    let status = follow(Following::of(&client, id, |text| globals.note(text))?, globals, |_| Ok(()))?;
     match globals.format {
         Format::Table if status.text.is_empty() => {}
         Format::Table => output::print(&(status.text.clone() + "\n"))?,

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     cli::{Format, seconds},
-    client::Client,
+    client::{Client, Following},
     commands::plan::Planner,
     error::{CliError, Exit},
     globals::Globals,
@@ -137,17 +137,18 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
     }
     let client = Client::find(globals)?;
     if args.no_wait {
-        for request in &requests {
-            output::print(&(client.submit(request)? + "\n"))?;
+        for request in requests {
+            let following = Following::submit(&client, request, |text| globals.note(text))?;
+            output::print(&format!("{}\n", following.id()))?;
         }
         return Ok(Exit::Success);
     }
     let interrupt = Interrupt::listen(&client, args.cancel_on_interrupt);
     let mut statuses = Vec::new();
-    for request in &requests {
-        let id = client.submit(request)?;
-        interrupt.following(&id);
-        let status = follow(&client, globals, &id, |text| match globals.format {
+    for request in requests {
+        let following = Following::submit(&client, request, |text| globals.note(text))?;
+        interrupt.following(following.id());
+        let status = follow(following, globals, |text| match globals.format {
             Format::Table => output::print(text),
             Format::Json | Format::Jsonl => Ok(()),
         })?;
