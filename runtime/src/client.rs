@@ -1,5 +1,6 @@
 //! The admin API from the outside: what commands ask a running cluster. Blocking; prints nothing.
 
+mod cluster;
 mod following;
 
 use std::{
@@ -23,7 +24,7 @@ use crate::{
     globals::Globals,
     http::ErrorEnvelope,
 };
-pub use following::{Following, new_id};
+pub use following::{Following, PATIENCE, new_id};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer read into memory: a list of jobs with their answers.
@@ -78,7 +79,7 @@ impl Client {
     }
 
     /// Whether a server that does not answer now may do so soon: `up` keeps it, or somebody else whom we do not know.
-    fn may_come_back(&self) -> bool {
+    pub fn may_come_back(&self) -> bool {
         match &self.kept_in {
             Some(folder) => data_dir::keeper(folder).is_some(),
             None => self.answered.load(Ordering::SeqCst),
@@ -159,6 +160,19 @@ impl Client {
         self.read(request.send_json(body).map_err(|error| self.failed(&error))?)
     }
 
+    fn delete(&self, path: &str) -> Result<(), CliError> {
+        let mut request = self
+            .agent
+            .delete(format!("{}{path}", self.base))
+            .config()
+            .timeout_global(Some(self.request_timeout))
+            .build();
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        self.checked(request.call().map_err(|error| self.failed(&error))?).map(drop)
+    }
+
     fn read<T: DeserializeOwned>(&self, answer: Response<Body>) -> Result<T, CliError> {
         let mut answer = self.checked(answer)?;
         let text = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
@@ -206,6 +220,13 @@ fn next_step(code: &str) -> &'static str {
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",
         "job_not_found" | "job_ended" => "`asterism job list` shows the jobs there are",
         "not_ready" | "stopping" => "`asterism status` shows which host is missing",
+        "session_not_found" | "session_expired" | "session_exists" => {
+            "`asterism session list` shows the sessions there are"
+        }
+        "session_failed" => "`asterism session show NAME` says why; drop it and create it anew",
+        "host_not_found" | "last_host" | "host_conflict" => "`asterism host list` shows the hosts there are",
+        "spare_busy" => "`asterism host list` shows which spare hosts are free",
+        "capacity_exhausted" => "`asterism session list` shows what is pinned; drop a session, or wait",
         "overloaded" => "try again when a job has ended: `asterism job list`",
         "context_too_long" => "shorten the context, or serve a model with a longer one ([model] path)",
         "placement_impossible" => "`asterism status` shows the hosts there are",

@@ -262,7 +262,7 @@ impl Keeper {
 
 fn arguments(host: &str, launch: &Launch, incarnation: u64) -> Vec<std::ffi::OsString> {
     vec![
-        "host".into(),
+        "run-host".into(),
         "--name".into(),
         host.into(),
         "--file".into(),

@@ -20,7 +20,7 @@ use crate::{
     globals::Globals,
     logging,
     node::signal,
-    output::{self, Table},
+    output::{self, Table, lower},
     size::bytes,
 };
 pub use up::up;
@@ -96,10 +96,6 @@ impl Readiness {
         }
         table
     }
-}
-
-fn lower(value: &impl std::fmt::Debug) -> String {
-    format!("{value:?}").to_lowercase()
 }
 
 /// Stops the cluster; nothing of it is left.
