@@ -163,7 +163,7 @@ fn a_host_of_another_certificate_authority_is_refused_and_counted() {
     let free = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port");
     let theirs = Cluster::start(BINARY, &ClusterSpec { listen: free.to_string(), ..tiny(1) });
     let ours = Cluster::start(BINARY, &tiny(1));
-    let stray = ours.run(&["host", "--name", "context-0", "--supervisor", &free.to_string()]);
+    let stray = ours.run(&["run-host", "--name", "context-0", "--supervisor", &free.to_string()]);
     assert_eq!(stray.status.code(), Some(6), "{}", String::from_utf8_lossy(&stray.stderr));
     let metrics = theirs.metrics();
     assert!(metrics.contains("asterism_transport_rejects_total{reason=\"certificate\"}"), "{metrics}");

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    commands::{bench, certificates, cluster, config, demo, evaluate, job, plan, process},
+    commands::{bench, certificates, cluster, config, demo, evaluate, host, job, plan, process, session},
     error::{CliError, Exit},
     globals::Globals,
     output,
@@ -91,6 +91,12 @@ pub enum Verb {
     /// Ask questions about documents
     #[command(subcommand)]
     Job(job::JobVerb),
+    /// Documents that are encoded once and asked many times
+    #[command(subcommand)]
+    Session(session::SessionVerb),
+    /// Hosts: look at them, keep work from them, move it, replace one
+    #[command(subcommand)]
+    Host(host::HostVerb),
     /// The cluster's certificates
     #[command(subcommand)]
     Cert(certificates::CertVerb),
@@ -108,11 +114,13 @@ pub enum Verb {
     Demo(demo::DemoArgs),
     /// Show version and build
     Version,
-    /// Run the supervisor and this machine's hosts, for service managers; `up` without the table
+    /// Run the supervisor and its admin API alone, for service managers; `up` starts and keeps one
     Supervisor(process::SupervisorArgs),
+    /// Run the hosts of a node alone, for further machines; `up` does so for its own
+    Node(process::NodeArgs),
     /// Run one host; started by `up`
     #[command(hide = true)]
-    Host(process::HostArgs),
+    RunHost(process::HostArgs),
 }
 
 /// Parses the process's arguments and runs the verb.
@@ -136,6 +144,8 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Down(args) => cluster::down(globals, &args),
         Verb::Status => cluster::status(globals),
         Verb::Job(verb) => job::run(globals, verb),
+        Verb::Session(verb) => session::run(globals, verb),
+        Verb::Host(verb) => host::run(globals, verb),
         Verb::Cert(verb) => certificates::run(globals, verb),
         Verb::Config(verb) => config::run(verb),
         Verb::Eval(args) => evaluate::run(globals, &args),
@@ -144,7 +154,8 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Demo(args) => demo::run(globals, &args),
         Verb::Version => config::version(globals),
         Verb::Supervisor(args) => process::supervisor(globals, &args),
-        Verb::Host(args) => process::host(globals, &args),
+        Verb::Node(args) => process::node(globals, &args),
+        Verb::RunHost(args) => process::host(globals, &args),
     }
 }
 

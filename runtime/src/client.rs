@@ -1,7 +1,15 @@
 //! The admin API from the outside: what commands ask a running cluster. Blocking; prints nothing.
 
+mod cluster;
+mod following;
+
 use std::{
     io::{BufRead, BufReader},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -16,6 +24,7 @@ use crate::{
     globals::Globals,
     http::ErrorEnvelope,
 };
+pub use following::{Following, PATIENCE, new_id};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer read into memory: a list of jobs with their answers.
@@ -28,6 +37,10 @@ pub struct Client {
     token: Option<String>,
     request_timeout: Duration,
     agent: Agent,
+    /// Whether it ever answered.
+    answered: Arc<AtomicBool>,
+    /// The data_dir of the `up` that starts the supervisor again, where one does.
+    kept_in: Option<PathBuf>,
 }
 
 impl Client {
@@ -36,7 +49,7 @@ impl Client {
         let cluster = if globals.server.is_some() { None } else { globals.cluster_if_any()? };
         let base = match (&globals.server, &cluster) {
             (Some(url), _) => url.clone(),
-            (None, Some(cluster)) => match data_dir::running(&cluster.data_dir) {
+            (None, Some(cluster)) => match data_dir::served(&cluster.data_dir) {
                 Some(record) => format!("http://{}", record.admin),
                 None => format!("http://{}", cluster.admin_listen),
             },
@@ -48,7 +61,8 @@ impl Client {
             (None, Some(file)) => Some(crate::globals::read_token(file)?),
             (None, None) => None,
         };
-        Self::new(&base, token, globals.request_timeout)
+        let kept_in = cluster.map(|cluster| cluster.data_dir).filter(|folder| data_dir::keeper(folder).is_some());
+        Ok(Self { kept_in, ..Self::new(&base, token, globals.request_timeout)? })
     }
 
     /// The server at `url`.
@@ -60,7 +74,16 @@ impl Client {
                 .hint("write http://ADDRESS:PORT; across machines, tunnel it"));
         }
         let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIMEOUT));
-        Ok(Self { base, token, request_timeout, agent: config.build().into() })
+        let (agent, answered) = (config.build().into(), Arc::default());
+        Ok(Self { base, token, request_timeout, agent, answered, kept_in: None })
+    }
+
+    /// Whether a server that does not answer now may do so soon: `up` keeps it, or somebody else whom we do not know.
+    pub fn may_come_back(&self) -> bool {
+        match &self.kept_in {
+            Some(folder) => data_dir::keeper(folder).is_some(),
+            None => self.answered.load(Ordering::SeqCst),
+        }
     }
 
     /// Where it is.
@@ -110,7 +133,10 @@ impl Client {
         let lost = self.clone();
         let lines = BufReader::new(answer.into_body().into_with_config().limit(u64::MAX).reader()).lines();
         Ok(lines.map(move |line| match line {
-            Ok(line) => serde_json::from_str(&line).map_err(|error| lost.garbled(&error)),
+            // Asking again would bring the same.
+            Ok(line) => {
+                serde_json::from_str(&line).map_err(|error| CliError { exit: Exit::JobFailed, ..lost.garbled(&error) })
+            }
             Err(error) => Err(CliError::unreachable(format!("the connection to {} broke: {error}", lost.base))
                 .hint("the job goes on: `asterism job list`, if the supervisor still runs")),
         }))
@@ -134,6 +160,19 @@ impl Client {
         self.read(request.send_json(body).map_err(|error| self.failed(&error))?)
     }
 
+    fn delete(&self, path: &str) -> Result<(), CliError> {
+        let mut request = self
+            .agent
+            .delete(format!("{}{path}", self.base))
+            .config()
+            .timeout_global(Some(self.request_timeout))
+            .build();
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        self.checked(request.call().map_err(|error| self.failed(&error))?).map(drop)
+    }
+
     fn read<T: DeserializeOwned>(&self, answer: Response<Body>) -> Result<T, CliError> {
         let mut answer = self.checked(answer)?;
         let text = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_string();
@@ -142,6 +181,7 @@ impl Client {
     }
 
     fn checked(&self, mut answer: Response<Body>) -> Result<Response<Body>, CliError> {
+        self.answered.store(true, Ordering::SeqCst);
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -180,6 +220,13 @@ fn next_step(code: &str) -> &'static str {
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",
         "job_not_found" | "job_ended" => "`asterism job list` shows the jobs there are",
         "not_ready" | "stopping" => "`asterism status` shows which host is missing",
+        "session_not_found" | "session_expired" | "session_exists" => {
+            "`asterism session list` shows the sessions there are"
+        }
+        "session_failed" => "`asterism session show NAME` says why; drop it and create it anew",
+        "host_not_found" | "last_host" | "host_conflict" => "`asterism host list` shows the hosts there are",
+        "spare_busy" => "`asterism host list` shows which spare hosts are free",
+        "capacity_exhausted" => "`asterism session list` shows what is pinned; drop a session, or wait",
         "overloaded" => "try again when a job has ended: `asterism job list`",
         "context_too_long" => "shorten the context, or serve a model with a longer one ([model] path)",
         "placement_impossible" => "`asterism status` shows the hosts there are",

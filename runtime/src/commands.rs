@@ -6,6 +6,8 @@ pub mod cluster;
 pub mod config;
 pub mod demo;
 pub mod evaluate;
+pub mod host;
 pub mod job;
 pub mod plan;
 pub mod process;
+pub mod session;

@@ -1,8 +1,8 @@
-//! What a running cluster keeps in its data_dir: the lock, the record of who serves it, logs. Certificates are apart.
+//! What a running cluster keeps in its data_dir: locks, the record of who serves it, logs. Certificates are apart.
 
 use std::{
     fs::{self, File, TryLockError},
-    io,
+    io::{self, Read, Seek, SeekFrom},
     net::SocketAddr,
     path::{Path, PathBuf},
     thread,
@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{CliError, Exit};
 
+/// Most of a log that is read to find out why a process ended.
+const TAIL_BYTES: u64 = 16 << 10;
+
 /// Who serves a cluster: what other commands need to find it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -20,66 +23,101 @@ pub struct Record {
     pub pid: u32,
     /// Its admin API.
     pub admin: SocketAddr,
+    /// Where hosts reach it.
+    pub listen: SocketAddr,
 }
 
-/// Held while a supervisor serves the cluster; the operating system frees it with the process, however that ends.
+/// What one process at a time may be for a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seat<'a> {
+    /// Its supervisor.
+    Supervisor,
+    /// `up`, which starts the supervisor and this machine's hosts.
+    Up,
+    /// The agent of a node.
+    Node(&'a str),
+}
+
+/// Held while a process has a seat; the operating system frees it with the process, however that ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
     record: PathBuf,
 }
 
-/// The log of a host, or of a detached supervisor.
+/// The log of a host, of a supervisor, or of a detached `up`.
 pub fn log_file(data_dir: &Path, name: &str) -> PathBuf {
     data_dir.join("logs").join(format!("{name}.log"))
 }
 
 /// The record of the supervisor that serves the cluster now, if one does.
 pub fn running(data_dir: &Path) -> Option<Record> {
-    let file = File::open(lock_path(data_dir)).ok()?;
-    match file.try_lock_shared() {
-        // Whoever wrote the record is gone.
-        Ok(()) => None,
-        Err(_) => read_record(data_dir),
-    }
+    occupied(data_dir, Seat::Supervisor).then(|| read_record(data_dir))?
 }
 
-/// Takes the lock, or says who holds it.
-pub fn lock(data_dir: &Path, cluster: &str) -> Result<Lock, CliError> {
-    let path = lock_path(data_dir);
+/// The record of the supervisor that serves the cluster, or of the one that `up` is about to start again.
+pub fn served(data_dir: &Path) -> Option<Record> {
+    running(data_dir).or_else(|| occupied(data_dir, Seat::Up).then(|| read_record(data_dir))?)
+}
+
+/// The process of the `up` that keeps the cluster running, if one does.
+pub fn keeper(data_dir: &Path) -> Option<u32> {
+    occupied(data_dir, Seat::Up).then(|| read_pid(data_dir, Seat::Up))?
+}
+
+/// Takes a seat, or says who has it.
+pub fn lock(data_dir: &Path, cluster: &str, seat: Seat) -> Result<Lock, CliError> {
     let failed = |error: io::Error| {
         CliError::usage(format!("cannot use data_dir {}: {error}", data_dir.display()))
             .hint("set [cluster] data_dir to a folder this user may write")
     };
     fs::create_dir_all(data_dir.join("logs")).map_err(failed)?;
-    let file = File::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
-    // `running` of another command holds the lock for a moment.
+    let path = path(data_dir, seat, "lock");
+    let file = File::options().create(true).write(true).truncate(false).open(path).map_err(failed)?;
+    // `occupied` of another command holds the lock for a moment.
     for attempt in (0..5).rev() {
         match file.try_lock() {
-            Ok(()) => return Ok(Lock { _file: file, record: record_path(data_dir) }),
+            Ok(()) => return Ok(Lock { _file: file, record: self::path(data_dir, seat, "json") }),
             Err(TryLockError::WouldBlock) if attempt > 0 => thread::sleep(Duration::from_millis(40)),
             Err(TryLockError::WouldBlock) => break,
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
     }
-    Err(taken(data_dir, cluster))
+    Err(taken(data_dir, cluster, seat))
 }
 
-fn taken(data_dir: &Path, cluster: &str) -> CliError {
-    let who = read_record(data_dir).map_or("another process".into(), |record| {
-        format!("process {} (admin API http://{})", record.pid, record.admin)
-    });
-    CliError::new(Exit::NotFound, format!("{who} already serves a cluster from data_dir {}", data_dir.display())).hint(
-        format!("`asterism down` stops it; to run '{cluster}' beside it, give one of them another name or data_dir"),
-    )
+fn taken(data_dir: &Path, cluster: &str, seat: Seat) -> CliError {
+    let who = read_pid(data_dir, seat).map_or("another process".into(), |pid| format!("process {pid}"));
+    if let Seat::Node(node) = seat {
+        let what = format!("{who} already runs the hosts of node '{node}' from data_dir {}", data_dir.display());
+        return CliError::new(Exit::NotFound, what).hint("end that process first");
+    }
+    let admin = read_record(data_dir).map_or(String::new(), |record| format!(" (admin API http://{})", record.admin));
+    CliError::new(Exit::NotFound, format!("{who}{admin} already serves a cluster from data_dir {}", data_dir.display()))
+        .hint(format!(
+            "`asterism down` stops it; to run '{cluster}' beside it, give one of them another name or data_dir"
+        ))
+}
+
+/// Whether a process has the seat.
+fn occupied(data_dir: &Path, seat: Seat) -> bool {
+    File::open(path(data_dir, seat, "lock")).is_ok_and(|file| file.try_lock_shared().is_err())
 }
 
 impl Lock {
-    /// Writes the record: from now on other commands find this process.
-    pub fn publish(&self, record: &Record) -> io::Result<()> {
+    /// Writes the record of who has the seat; it names at least a `pid`.
+    pub fn publish(&self, record: &impl Serialize) -> Result<(), CliError> {
         let partial = self.record.with_extension("partial");
-        fs::write(&partial, serde_json::to_vec(record)?)?;
-        fs::rename(partial, &self.record)
+        let text = serde_json::to_vec(record).expect("plain values are JSON");
+        fs::write(&partial, text).and_then(|()| fs::rename(partial, &self.record)).map_err(|error| {
+            CliError::usage(format!("cannot write {}: {error}", self.record.display()))
+                .hint("free some space, or set [cluster] data_dir to a folder this user may write")
+        })
+    }
+
+    /// Writes that this process has the seat.
+    pub fn publish_pid(&self) -> Result<(), CliError> {
+        self.publish(&Holder { pid: std::process::id() })
     }
 }
 
@@ -90,9 +128,9 @@ impl Drop for Lock {
     }
 }
 
-/// Why the process that wrote a log ended, if it said so: its last error, or what it panicked with.
-pub fn last_error(path: &Path) -> Option<String> {
-    let text = tail(path)?;
+/// Why the process that wrote a log from byte `from` on ended, if it said so: its last error, or what it panicked with.
+pub fn last_error(path: &Path, from: u64) -> Option<String> {
+    let text = tail(path, from)?;
     let error = text.lines().rev().find_map(|line| line.strip_prefix("error: ")).map(str::to_owned);
     let panicked = || {
         let mut lines =
@@ -104,24 +142,39 @@ pub fn last_error(path: &Path) -> Option<String> {
 
 /// The last line of a log with something on it.
 pub fn last_line(path: &Path) -> Option<String> {
-    tail(path)?.lines().rev().find(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
+    tail(path, 0)?.lines().rev().find(|line| !line.trim().is_empty()).map(|line| line.trim().to_owned())
 }
 
-fn tail(path: &Path) -> Option<String> {
-    let bytes = fs::read(path).ok()?;
-    Some(String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(16 << 10)..]).into_owned())
+fn tail(path: &Path, from: u64) -> Option<String> {
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(from.max(length.saturating_sub(TAIL_BYTES)))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What every record says.
+#[derive(Serialize, Deserialize)]
+struct Holder {
+    pid: u32,
 }
 
 fn read_record(data_dir: &Path) -> Option<Record> {
-    serde_json::from_slice(&fs::read(record_path(data_dir)).ok()?).ok()
+    serde_json::from_slice(&fs::read(path(data_dir, Seat::Supervisor, "json")).ok()?).ok()
 }
 
-fn lock_path(data_dir: &Path) -> PathBuf {
-    data_dir.join("lock")
+fn read_pid(data_dir: &Path, seat: Seat) -> Option<u32> {
+    let holder: Holder = serde_json::from_slice(&fs::read(path(data_dir, seat, "json")).ok()?).ok()?;
+    Some(holder.pid)
 }
 
-fn record_path(data_dir: &Path) -> PathBuf {
-    data_dir.join("supervisor.json")
+fn path(data_dir: &Path, seat: Seat, kind: &str) -> PathBuf {
+    data_dir.join(match seat {
+        Seat::Supervisor => format!("supervisor.{kind}"),
+        Seat::Up => format!("up.{kind}"),
+        Seat::Node(node) => format!("node-{node}.{kind}"),
+    })
 }
 
 #[cfg(test)]
@@ -133,29 +186,48 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let data_dir = folder.path().join("data");
         assert_eq!(running(&data_dir), None);
-        let record = Record { pid: 7, admin: "127.0.0.1:7401".parse().unwrap() };
-        let held = lock(&data_dir, "north").unwrap();
+        let record =
+            Record { pid: 7, admin: "127.0.0.1:7401".parse().unwrap(), listen: "127.0.0.1:7400".parse().unwrap() };
+        let held = lock(&data_dir, "north", Seat::Supervisor).unwrap();
         held.publish(&record).unwrap();
         assert_eq!(running(&data_dir), Some(record));
-        let refused = lock(&data_dir, "north").unwrap_err();
+        let refused = lock(&data_dir, "north", Seat::Supervisor).unwrap_err();
         assert_eq!(refused.exit, Exit::NotFound);
-        assert!(refused.message.contains("process 7"), "{}", refused.message);
+        assert!(refused.message.contains("process 7 (admin API http://127.0.0.1:7401)"), "{}", refused.message);
         drop(held);
         assert_eq!(running(&data_dir), None);
-        lock(&data_dir, "north").unwrap();
+        lock(&data_dir, "north", Seat::Supervisor).unwrap();
+    }
+
+    #[test]
+    fn a_killed_supervisor_is_still_served_while_up_lives() {
+        let folder = tempfile::tempdir().unwrap();
+        let data_dir = folder.path();
+        let up = lock(data_dir, "north", Seat::Up).unwrap();
+        up.publish_pid().unwrap();
+        assert_eq!((keeper(data_dir), served(data_dir)), (Some(std::process::id()), None));
+        let record =
+            Record { pid: 7, admin: "127.0.0.1:7401".parse().unwrap(), listen: "127.0.0.1:7400".parse().unwrap() };
+        // What a killed process leaves: its record, and a lock that nobody holds.
+        fs::write(path(data_dir, Seat::Supervisor, "json"), serde_json::to_vec(&record).unwrap()).unwrap();
+        assert_eq!((running(data_dir), served(data_dir)), (None, Some(record)));
+        drop(up);
+        assert_eq!((keeper(data_dir), served(data_dir)), (None, None));
     }
 
     #[test]
     fn the_last_error_of_a_log_is_its_cause() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.log");
-        assert_eq!(last_error(&path), None);
-        fs::write(&path, "INFO joined\nerror: no such tensor\nnext: look\n\n").unwrap();
-        assert_eq!(last_error(&path).as_deref(), Some("no such tensor"));
+        assert_eq!(last_error(&path, 0), None);
+        let first = "INFO joined\nerror: no such tensor\nnext: look\n\n";
+        fs::write(&path, first).unwrap();
+        assert_eq!(last_error(&path, 0).as_deref(), Some("no such tensor"));
+        assert_eq!(last_error(&path, first.len() as u64), None, "an earlier life");
         assert_eq!(last_line(&path).as_deref(), Some("next: look"));
         fs::write(&path, "INFO joined\nthread 'main' (7) panicked at a.rs:1:\nno room\nnote: more\n").unwrap();
-        assert_eq!(last_error(&path).as_deref(), Some("thread 'main' (7) panicked at a.rs:1: no room"));
+        assert_eq!(last_error(&path, 0).as_deref(), Some("thread 'main' (7) panicked at a.rs:1: no room"));
         fs::write(&path, "INFO joined\n").unwrap();
-        assert_eq!(last_error(&path), None);
+        assert_eq!(last_error(&path, 0), None);
     }
 }

@@ -78,10 +78,12 @@ impl CliError {
 pub fn exit_of_code(code: &str) -> Exit {
     match code {
         "invalid_request" | "context_too_long" | "empty_context" | "block_too_small" | "invalid_method"
-        | "sampling" | "chat_template" | "payload_too_large" | "retaining_heads" => Exit::Usage,
+        | "sampling" | "chat_template" | "payload_too_large" | "retaining_heads" | "store_damaged"
+        | "store_version" => Exit::Usage,
         "not_ready" | "stopping" => Exit::Unreachable,
-        "placement_impossible" | "overloaded" => Exit::Capacity,
-        "job_not_found" | "job_ended" | "not_found" => Exit::NotFound,
+        "placement_impossible" | "overloaded" | "capacity_exhausted" => Exit::Capacity,
+        "job_not_found" | "job_ended" | "not_found" | "session_exists" | "session_not_found" | "session_expired"
+        | "host_not_found" | "last_host" | "spare_busy" | "host_conflict" => Exit::NotFound,
         "unauthorized" => Exit::Authentication,
         "timeout" => Exit::TimedOut,
         _ => Exit::JobFailed,
@@ -98,5 +100,7 @@ mod tests {
         assert_eq!(exit_of_code("host_lost"), Exit::JobFailed);
         assert_eq!(exit_of_code("job_not_found"), Exit::NotFound);
         assert_eq!(exit_of_code("timeout") as u8, 7);
+        let codes = ["session_exists", "session_expired", "session_failed", "capacity_exhausted", "store_version"];
+        assert_eq!(codes.map(|code| exit_of_code(code) as u8), [5, 5, 1, 4, 2]);
     }
 }

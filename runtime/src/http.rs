@@ -1,5 +1,6 @@
 //! The admin API, health and metrics over HTTP, on an own listener. Every answer comes from the supervisor.
 
+mod bodies;
 mod cluster;
 mod error;
 mod health;
@@ -23,6 +24,7 @@ use subtle::ConstantTimeEq;
 use tokio::{sync::Notify, task::JoinHandle};
 
 use crate::error::CliError;
+pub use bodies::{Drain, Extension, Replacement};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
 pub use jobs::Submitted;

@@ -1,6 +1,5 @@
 //! The command line, the cluster file and the wiring of processes. What hosts say to each other is the actors' business.
 
-pub mod children;
 pub mod cli;
 pub mod client;
 pub mod cluster;
@@ -12,11 +11,14 @@ pub mod error;
 pub mod eval;
 pub mod globals;
 pub mod http;
+pub mod keeper;
 pub mod logging;
 pub mod method_spec;
 pub mod metrics;
+pub mod node;
 pub mod output;
 pub mod progress;
+pub mod readiness;
 pub mod service;
 pub mod size;
 pub mod temporary;

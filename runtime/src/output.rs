@@ -33,6 +33,17 @@ pub fn print_rows<T: Serialize>(rows: &[T], format: Format, table: impl FnOnce(&
     }
 }
 
+/// Prints names and what they have, a pair a line.
+pub fn print_pairs(pairs: &[(&str, String)]) -> Result<(), CliError> {
+    let text: String = pairs.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
+    print(&text)
+}
+
+/// A variant's name as tables have it.
+pub fn lower(value: &impl std::fmt::Debug) -> String {
+    format!("{value:?}").to_lowercase()
+}
+
 /// Says why the command failed and what to do next; returns its exit code.
 pub fn fail(error: &CliError, color: bool) -> Exit {
     let (red, plain) = if color { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };

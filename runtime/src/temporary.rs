@@ -6,23 +6,33 @@ use std::{
     time::Duration,
 };
 
+use asterism_actors::supervisor::Supervisor;
 use tempfile::TempDir;
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, sync::mpsc};
 
 use crate::{
     client::Client,
+    cluster::Cluster,
     cluster_file::ClusterFile,
     commands::process::runtime,
+    credentials,
     error::CliError,
     globals::{self, Globals},
     metrics,
+    node::{HostExit, Launch, NodeAgent, local_hosts},
+    readiness::Wait,
     service::Service,
 };
+
+/// How long hosts may take to end by themselves.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// A running temporary cluster. Dropping it without [`TemporaryCluster::stop`] ends its processes all the same.
 pub struct TemporaryCluster {
     runtime: Runtime,
+    cluster: Cluster,
     service: Service,
+    agent: NodeAgent,
     _folder: TempDir,
 }
 
@@ -36,34 +46,53 @@ impl TemporaryCluster {
         fs::write(&path, text).map_err(failed)?;
         let cluster = globals::load(&path)?;
         let runtime = runtime()?;
-        let service = runtime.block_on(async {
-            metrics::install();
-            let service = Service::start(cluster, path).await?;
-            match service.ready(limit, |_, _| ()).await {
-                Ok(_) => Ok(service),
-                Err(error) => {
-                    service.stop().await;
-                    Err(error)
-                }
-            }
-        })?;
-        Ok(Self { runtime, service, _folder: folder })
+        let (service, agent) = runtime.block_on(serve(&cluster, path, limit))?;
+        Ok(Self { runtime, cluster, service, agent, _folder: folder })
     }
 
     /// Its admin API.
     pub fn client(&self, globals: &Globals) -> Result<Client, CliError> {
-        let token = self.service.cluster.security.token_file.as_deref().map(globals::read_token).transpose()?;
+        let token = self.cluster.security.token_file.as_deref().map(globals::read_token).transpose()?;
         Client::new(&format!("http://{}", self.service.record.admin), token, globals.request_timeout)
     }
 
     /// Its processes: this one, then the hosts.
     pub fn pids(&self) -> Vec<u32> {
-        [std::process::id()].into_iter().chain(self.service.host_pids()).collect()
+        [std::process::id()].into_iter().chain(self.agent.pids().into_values()).collect()
     }
 
     /// Ends it.
     pub fn stop(self) {
-        self.runtime.block_on(self.service.stop());
+        self.runtime.block_on(stop(self.service, self.agent));
+    }
+}
+
+async fn serve(cluster: &Cluster, file: PathBuf, limit: Duration) -> Result<(Service, NodeAgent), CliError> {
+    metrics::install();
+    let service = Service::start(cluster).await?;
+    let hosts = local_hosts(cluster);
+    credentials::provide(cluster, hosts.iter().map(|host| host.name.as_str()))?;
+    let launch = Launch { file, supervisor: service.record.listen };
+    let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
+    tokio::spawn(tell_exits(service.supervisor.clone(), exits));
+    let look = async || service.supervisor.cluster().await.map_err(CliError::unreachable);
+    match (Wait { cluster, agent: &agent, limit }).ready(look, |_, _| ()).await {
+        Ok(_) => Ok((service, agent)),
+        Err(error) => {
+            stop(service, agent).await;
+            Err(error)
+        }
+    }
+}
+
+async fn stop(service: Service, agent: NodeAgent) {
+    service.stop().await;
+    agent.stop(GRACE).await;
+}
+
+async fn tell_exits(supervisor: Supervisor, mut exits: mpsc::UnboundedReceiver<HostExit>) {
+    while let Some(HostExit { host, cause, .. }) = exits.recv().await {
+        supervisor.host_exited(&host, &cause);
     }
 }
 

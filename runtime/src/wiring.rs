@@ -1,12 +1,6 @@
 //! From the resolved cluster to running actors: which model, which transport, which threads. Decides nothing at run time.
 
-use std::{
-    net::SocketAddr,
-    path::Path,
-    sync::Arc,
-    thread::available_parallelism,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{net::SocketAddr, path::Path, sync::Arc, thread::available_parallelism, time::Duration};
 
 use asterism_actors::{
     HostConfig, HostError, LoadedModel, ModelLoader,
@@ -94,19 +88,19 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
     }
 }
 
-/// Runs one host until its supervisor ends it or is gone.
-pub async fn run_host(cluster: &Cluster, host: &Host, supervisor: SocketAddr) -> Result<(), CliError> {
+/// Runs one host until its supervisor ends it or is gone; `incarnation` is larger at each of its starts.
+pub async fn run_host(
+    cluster: &Cluster,
+    host: &Host,
+    supervisor: SocketAddr,
+    incarnation: u64,
+) -> Result<(), CliError> {
     let security = credentials::load(cluster, &host.name)?;
     let transport = bind(host.address, security, cluster).map_err(|error| transport_refusal(&error))?;
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let config = HostConfig {
-        name: host.name.clone(),
-        supervisor,
-        incarnation: since_epoch.as_nanos().min(u64::MAX.into()) as u64,
-    };
+    let config = HostConfig { name: host.name.clone(), supervisor, incarnation };
     let cores = available_parallelism().map_or(1, |cores| cores.get());
     let threads = cluster.threads_of(host, cores);
-    tracing::info!(host = %host.name, address = %transport.local_address(), threads, "starting");
+    tracing::info!(host = %host.name, incarnation, address = %transport.local_address(), threads, "starting");
     let model = cluster.model.clone();
     let ended = match host.role {
         cluster_file::Role::Context | cluster_file::Role::Spare => {

@@ -1,6 +1,7 @@
 //! `up`, `down` and `status`: a whole cluster as one thing.
 
 mod detach;
+mod up;
 
 use std::{
     collections::HashSet,
@@ -9,20 +10,20 @@ use std::{
 
 use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus};
 use clap::Args;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use super::process::{Hangup, Signals, cluster_file, runtime};
 use crate::{
     cli::{Format, seconds},
     client::Client,
-    credentials, data_dir,
+    data_dir,
     error::{CliError, Exit},
     globals::Globals,
-    logging, metrics,
-    output::{self, Table},
-    service::Service,
+    logging,
+    node::signal,
+    output::{self, Table, lower},
     size::bytes,
 };
+pub use up::up;
 
 /// `asterism up`
 #[derive(Args, Debug)]
@@ -33,6 +34,9 @@ pub struct UpArgs {
     /// Give up when a host is not ready after so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
     pub timeout: Duration,
+    /// This is the background process of --detach
+    #[arg(long, hide = true, conflicts_with = "detach")]
+    pub in_background: bool,
 }
 
 /// `asterism down`
@@ -41,51 +45,6 @@ pub struct DownArgs {
     /// Seconds to wait for an orderly end before ending processes
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
     pub timeout: Duration,
-}
-
-/// Starts the cluster.
-pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
-    if args.detach {
-        logging::client(globals);
-        return detach::up(globals, args.timeout);
-    }
-    let cluster = globals.cluster()?;
-    let quieter = crate::cluster::Log { filter: "warn".into(), ..cluster.log.clone() };
-    logging::process(&quieter, globals)?;
-    let file = cluster_file(globals)?;
-    runtime()?.block_on(async {
-        metrics::install();
-        let mut signals = Signals::listen(Hangup::Ends)?;
-        let service = Service::start(cluster, file).await?;
-        if service.made_authority {
-            let folder = credentials::ca_folder(&service.cluster);
-            globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
-        }
-        let mut readiness = Readiness::default();
-        let ready = tokio::select! {
-            ready = service.ready(args.timeout, |status, age| readiness.see(globals, status, age)) => ready.map(Some),
-            () = service.stop_wanted() => Ok(None),
-            () = signals.next() => Ok(None),
-        };
-        let ready = match ready {
-            Ok(Some(status)) => readiness.show(globals, &status, &service.record),
-            Ok(None) => Err(interrupted()),
-            Err(error) => Err(error),
-        };
-        if ready.is_ok() {
-            globals.note("Ctrl-C stops the cluster");
-            tokio::select! {
-                () = service.stop_wanted() => globals.note("a client asked for the end"),
-                () = signals.next() => globals.note("stopping"),
-            }
-        }
-        service.stop().await;
-        ready.map(|()| Exit::Success)
-    })
-}
-
-fn interrupted() -> CliError {
-    CliError::new(Exit::Interrupted, "interrupted before the cluster was ready; nothing is left running")
 }
 
 /// When each host became ready.
@@ -139,10 +98,6 @@ impl Readiness {
     }
 }
 
-fn lower(value: &impl std::fmt::Debug) -> String {
-    format!("{value:?}").to_lowercase()
-}
-
 /// Stops the cluster; nothing of it is left.
 pub fn down(globals: &Globals, args: &DownArgs) -> Result<Exit, CliError> {
     logging::client(globals);
@@ -153,32 +108,30 @@ pub fn down(globals: &Globals, args: &DownArgs) -> Result<Exit, CliError> {
         return Ok(Exit::Success);
     }
     let cluster = globals.cluster()?;
-    let Some(record) = data_dir::running(&cluster.data_dir) else {
+    let (served, keeper) = (data_dir::running(&cluster.data_dir), data_dir::keeper(&cluster.data_dir));
+    let pids: Vec<u32> = keeper.into_iter().chain(served.iter().map(|record| record.pid)).collect();
+    let Some(first) = pids.first().copied() else {
         globals.note(format_args!("cluster '{}' is not running", cluster.name));
         return Ok(Exit::Success);
     };
     let asked = Client::find(globals).and_then(|client| client.shutdown());
     if let Err(error) = &asked {
-        tracing::warn!("{error}; ending process {} by signal", record.pid);
+        tracing::warn!("{error}; ending process {first} by signal");
     }
-    let gone = || data_dir::running(&cluster.data_dir).is_none();
+    let gone = || data_dir::running(&cluster.data_dir).is_none() && data_dir::keeper(&cluster.data_dir).is_none();
+    let killed = || pids.iter().filter(|pid| signal(**pid, Signal::KILL)).count() > 0;
     let ended = (asked.is_ok() && within(args.timeout, gone))
-        || (signal(record.pid, Signal::TERM) && within(Duration::from_secs(5), gone))
-        || (signal(record.pid, Signal::KILL) && within(Duration::from_secs(5), gone));
+        || (signal(first, Signal::TERM) && within(Duration::from_secs(10), gone))
+        || (killed() && within(Duration::from_secs(5), gone));
     if !ended {
         return Err(CliError::new(
             Exit::TimedOut,
-            format!("process {} of cluster '{}' does not end", record.pid, cluster.name),
+            format!("process {first} of cluster '{}' does not end", cluster.name),
         )
-        .hint(format!("look at it with `ps -p {}`", record.pid)));
+        .hint(format!("look at it with `ps -p {first}`")));
     }
     globals.note(format_args!("cluster '{}' is down", cluster.name));
     Ok(Exit::Success)
-}
-
-/// Whether the signal reached the process.
-fn signal(pid: u32, signal: Signal) -> bool {
-    i32::try_from(pid).ok().and_then(Pid::from_raw).is_some_and(|pid| kill_process(pid, signal).is_ok())
 }
 
 /// Whether `done` came true in time.
@@ -215,7 +168,7 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         status.jobs_pending,
     ));
     if !status.ready {
-        globals.note("next: `asterism down`, then `asterism up` starts every host anew");
+        globals.note("next: `asterism host list` shows who is missing, and why");
     }
     Ok(Exit::Success)
 }

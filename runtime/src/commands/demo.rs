@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     cli::Format,
+    client::Following,
     error::{CliError, Exit},
     eval::{self, Record, Task},
     globals::Globals,
@@ -92,8 +93,8 @@ fn ask_all(globals: &Globals, args: &DemoArgs, cluster: &TemporaryCluster) -> Re
     let mut asked = Vec::new();
     for (task, seed) in QUESTIONS {
         let record = counter.generate(task, args.tokens.0, seed, None)?;
-        let id = client.submit(&question(&record, None, MAX_ANSWER_TOKENS))?;
-        let status = follow(&client, globals, &id, |_| Ok(()))?;
+        let request = question(&record, None, MAX_ANSWER_TOKENS);
+        let status = follow(Following::submit(&client, request, |text| globals.note(text))?, globals, |_| Ok(()))?;
         outcome(&status)?;
         let question = asked_of(&record, status);
         if globals.format == Format::Table {

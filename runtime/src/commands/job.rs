@@ -4,19 +4,20 @@ mod input;
 mod submit;
 mod watch;
 
-use asterism_actors::api::{JobState, JobStatus};
+use asterism_actors::api::{JobState, JobStatus, RecoveryStatus};
 use clap::{Args, Subcommand};
 
 use crate::{
     cli::Format,
-    client::Client,
+    client::{Client, Following},
     error::{CliError, Exit},
     globals::Globals,
     logging,
     output::{self, Table},
     size::grouped,
 };
-pub use submit::{MethodArgs, PlacementArgs, SubmitArgs};
+pub use input::read_contexts;
+pub use submit::{GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs};
 pub use watch::{follow, outcome};
 
 /// `asterism job`
@@ -63,7 +64,8 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
 }
 
 fn result(globals: &Globals, id: &str) -> Result<Exit, CliError> {
-    let status = follow(&Client::find(globals)?, globals, id, |_| Ok(()))?;
+    let client = Client::find(globals)?;
+    let status = follow(Following::of(&client, id, |text| globals.note(text))?, globals, |_| Ok(()))?;
     match globals.format {
         Format::Table if status.text.is_empty() => {}
         Format::Table => output::print(&(status.text.clone() + "\n"))?,
@@ -86,16 +88,24 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         ("generated", format!("{} tokens", grouped(status.generated_tokens))),
         ("time", times(status)),
     ];
+    lines.extend(status.session.iter().map(|session| ("session", session.clone())));
     lines.extend(status.method_reason.iter().map(|reason| ("because", reason.clone())));
     let saved = |sparsity: f64| format!("{:.0}% of dense attention's pairs saved", 100.0 * sparsity);
     lines.extend(status.attention_sparsity.map(|sparsity| ("attention", saved(sparsity))));
+    lines.extend(status.recoveries.iter().map(|recovery| ("recovered", recovered(recovery))));
     lines.extend(status.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     lines.extend(status.error.iter().map(|error| ("error", format!("{} ({})", error.message, error.code))));
     if !status.text.is_empty() {
         lines.push(("answer", status.text.trim().to_owned()));
     }
-    let text: String = lines.iter().map(|(name, value)| format!("{name:<10} {value}\n")).collect();
-    output::print(&text)
+    output::print_pairs(&lines)
+}
+
+fn recovered(recovery: &RecoveryStatus) -> String {
+    let RecoveryStatus { host, reason, silent_s, shards, recovered_s, .. } = recovery;
+    let phase = output::lower(&recovery.phase);
+    let outcome = recovered_s.map_or("not yet".into(), |seconds| format!("after {seconds:.2} s"));
+    format!("{host} lost while {phase} ({reason}, silent for {silent_s:.1} s), {shards} shards, {outcome}")
 }
 
 /// Seconds by phase on one line.

@@ -1,24 +1,47 @@
-//! `supervisor` and `host`: one process a role, as service managers and `up` start them. They log; they print nothing.
+//! `supervisor`, `node` and `host`: one process a role, as service managers and `up` start them. They log and print nothing.
 
 use std::{io::Read, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Args;
 
 use crate::{
-    cli::seconds,
+    cluster::{Cluster, Host},
+    credentials,
+    data_dir::{self, Seat},
     error::{CliError, Exit},
     globals::{DEFAULT_FILE, Globals},
     logging, metrics,
+    node::{Launch, NodeAgent, local_hosts, log_exits, now_ns},
     service::Service,
     wiring,
 };
 
+/// How long hosts may take to end by themselves.
+pub const GRACE: Duration = Duration::from_secs(3);
+
 /// `asterism supervisor`
 #[derive(Args, Debug)]
 pub struct SupervisorArgs {
-    /// Give up when a host is not ready after so many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
-    pub timeout: Duration,
+    /// Where hosts reach it [default: cluster.listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
+    /// Where its admin API listens [default: api.admin_listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin_listen: Option<SocketAddr>,
+    /// End when standard input ends
+    #[arg(long, hide = true)]
+    pub end_with_stdin: bool,
+}
+
+/// `asterism node`
+#[derive(Args, Debug)]
+pub struct NodeArgs {
+    /// Where the supervisor listens
+    #[arg(long, value_name = "ADDRESS")]
+    pub join: SocketAddr,
+    /// Node of the cluster file [default: the one whose address this machine has]
+    #[arg(long, value_name = "NODE")]
+    pub name: Option<String>,
 }
 
 /// `asterism host`
@@ -30,6 +53,9 @@ pub struct HostArgs {
     /// Where the supervisor listens [default: cluster.listen]
     #[arg(long, value_name = "ADDRESS")]
     pub supervisor: Option<SocketAddr>,
+    /// Number of this start, larger than that of every earlier one [default: the time]
+    #[arg(long, value_name = "N")]
+    pub incarnation: Option<u64>,
     /// End when standard input ends
     #[arg(long)]
     pub end_with_stdin: bool,
@@ -37,28 +63,84 @@ pub struct HostArgs {
 
 /// Serves the cluster until asked to end.
 pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliError> {
-    let cluster = globals.cluster()?;
+    let mut cluster = globals.cluster()?;
     logging::process(&cluster.log, globals)?;
-    let file = cluster_file(globals)?;
+    cluster.listen = args.listen.unwrap_or(cluster.listen);
+    cluster.admin_listen = args.admin_listen.unwrap_or(cluster.admin_listen);
+    if args.end_with_stdin {
+        end_with_stdin();
+    }
     runtime()?.block_on(async {
         metrics::install();
         let mut signals = Signals::listen(Hangup::Ignored)?;
-        let service = Service::start(cluster, file).await?;
-        let ready = tokio::select! {
-            ready = service.ready(args.timeout, |_, _| ()) => ready.map(Some),
-            () = service.stop_wanted() => Ok(None),
-            () = signals.next() => Ok(None),
-        };
-        if let Ok(Some(status)) = &ready {
-            tracing::info!(cluster = %status.name, admin = %service.record.admin, "ready");
-            tokio::select! {
-                () = service.stop_wanted() => tracing::info!("a client asked for the end"),
-                () = signals.next() => tracing::info!("a signal asked for the end"),
-            }
+        let service = Service::start(&cluster).await?;
+        let (listen, admin) = (service.record.listen, service.record.admin);
+        tracing::info!(cluster = %cluster.name, %listen, %admin, "serving");
+        tokio::select! {
+            () = service.stop_wanted() => tracing::info!("a client asked for the end"),
+            () = signals.next() => tracing::info!("a signal asked for the end"),
         }
         service.stop().await;
-        ready.map(|_| Exit::Success)
+        Ok(Exit::Success)
     })
+}
+
+/// Runs the hosts of a node until told to end, or until all of them are done.
+pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
+    let cluster = globals.cluster()?;
+    logging::process(&cluster.log, globals)?;
+    let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
+    let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
+    credentials::provide(&cluster, hosts.iter().map(|host| host.name.as_str()))?;
+    let launch = Launch { file: cluster_file(globals)?, supervisor: args.join };
+    runtime()?.block_on(async {
+        let mut signals = Signals::listen(Hangup::Ignored)?;
+        let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
+        tokio::spawn(log_exits(exits));
+        tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
+        let done = tokio::select! {
+            () = agent.done() => true,
+            () = signals.next() => false,
+        };
+        let given_up = agent.given_up();
+        agent.stop(GRACE).await;
+        match given_up.first() {
+            Some(exit) if done => {
+                Err(CliError::unreachable(format!("host '{}' is not started again: {}", exit.host, exit.cause))
+                    .hint(format!("see {}", data_dir::log_file(&cluster.data_dir, &exit.host).display())))
+            }
+            _ => Ok(Exit::Success),
+        }
+    })
+}
+
+/// The node of that name, or the only one whose address this machine has, with its hosts.
+fn hosts_of<'a>(cluster: &'a Cluster, name: Option<&str>) -> Result<(&'a str, Vec<&'a Host>), CliError> {
+    let candidates = match name {
+        Some(_) => cluster.hosts.iter().collect(),
+        None => local_hosts(cluster),
+    };
+    let known = |hosts: &[&'a Host]| {
+        let mut nodes: Vec<&str> = hosts.iter().map(|host| host.node.as_str()).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    };
+    let nodes = known(&candidates);
+    let node = match (name, &nodes[..]) {
+        (Some(name), nodes) => nodes.iter().find(|node| **node == name).copied(),
+        (None, [only]) => Some(*only),
+        (None, _) => None,
+    };
+    let Some(node) = node else {
+        let message = match name {
+            Some(name) => format!("the cluster file has no hosts on a node '{name}'"),
+            None => format!("{} nodes of the cluster file have an address of this machine", nodes.len()),
+        };
+        let all: Vec<&Host> = cluster.hosts.iter().collect();
+        return Err(CliError::usage(message).hint(format!("name one with --name: {}", known(&all).join(", "))));
+    };
+    Ok((node, candidates.into_iter().filter(|host| host.node == node).collect()))
 }
 
 /// Runs one host until its supervisor ends it or is gone.
@@ -74,15 +156,15 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
         end_with_stdin();
     }
     let supervisor = args.supervisor.unwrap_or(cluster.listen);
+    let incarnation = args.incarnation.unwrap_or_else(now_ns);
     runtime()?.block_on(async {
         let mut signals = Signals::listen(Hangup::Ends)?;
         tokio::select! {
-            ended = wiring::run_host(&cluster, host, supervisor) => ended.map(|()| Exit::Success),
+            ended = wiring::run_host(&cluster, host, supervisor, incarnation) => ended.map(|()| Exit::Success),
             () = signals.next() => Ok(Exit::Success),
         }
     })
 }
-
 /// The cluster file as an absolute path, for host processes.
 pub fn cluster_file(globals: &Globals) -> Result<PathBuf, CliError> {
     let file = globals.file.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
@@ -151,7 +233,7 @@ fn end_with_stdin() {
         let mut stdin = std::io::stdin().lock();
         let mut byte = [0];
         while stdin.read(&mut byte).is_ok_and(|read| read > 0) {}
-        tracing::warn!("the supervisor is gone");
+        tracing::warn!("the parent process is gone");
         std::process::exit(Exit::Unreachable as i32);
     });
 }

@@ -76,7 +76,7 @@ impl ResponseError for Refusal {
     fn error_response(&self) -> HttpResponse {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
-            StatusCode::NOT_FOUND | StatusCode::CONFLICT => "not_found_error",
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::GONE => "not_found_error",
             StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
             status if status.is_client_error() => "invalid_request_error",
             _ => "server_error",
@@ -98,11 +98,12 @@ impl ResponseError for Refusal {
 
 fn status_of(code: &str) -> StatusCode {
     match code {
-        "job_not_found" => StatusCode::NOT_FOUND,
-        "job_ended" => StatusCode::CONFLICT,
+        "job_not_found" | "session_not_found" | "host_not_found" => StatusCode::NOT_FOUND,
+        "job_ended" | "session_exists" | "last_host" | "spare_busy" | "host_conflict" => StatusCode::CONFLICT,
+        "session_expired" => StatusCode::GONE,
         "context_too_long" => StatusCode::PAYLOAD_TOO_LARGE,
-        "not_ready" | "overloaded" | "stopping" => StatusCode::SERVICE_UNAVAILABLE,
-        "placement_impossible" => StatusCode::UNPROCESSABLE_ENTITY,
+        "not_ready" | "overloaded" | "stopping" | "capacity_exhausted" => StatusCode::SERVICE_UNAVAILABLE,
+        "placement_impossible" | "session_failed" => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::BAD_REQUEST,
     }
 }

@@ -1,16 +1,25 @@
 //! `/livez`, `/readyz` and `/metrics`: for probes and scrapers, without a token.
 
-use std::fmt::Write;
+use std::{fmt::Write, time::Duration};
 
 use actix_web::{HttpRequest, HttpResponse, Responder, get, http::header::ContentType, web::Data};
 use asterism_actors::{api::HostHealth, metric};
+use tokio::time::timeout;
 
 use super::AdminState;
 use crate::metrics;
 
+/// An actor that does not answer within this time hangs.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// The supervisor's actor answers: a listener alone proves nothing.
 #[get("/livez")]
-pub async fn live() -> impl Responder {
-    "ok\n"
+pub async fn live(state: Data<AdminState>) -> impl Responder {
+    match timeout(ALIVE_WITHIN, state.supervisor.cluster()).await {
+        Ok(Ok(_)) => HttpResponse::Ok().body("ok\n"),
+        Ok(Err(_)) => HttpResponse::ServiceUnavailable().body("supervisor stopping\n"),
+        Err(_) => HttpResponse::ServiceUnavailable().body("supervisor hangs\n"),
+    }
 }
 
 #[get("/readyz")]

@@ -1,46 +1,55 @@
-//! `up --detach`: the supervisor in the background, waited for until it is ready or has said why not.
+//! `up --detach`: `up` in the background, waited for until the cluster is ready or it has said why not.
 
 use std::{
     fs::File,
     os::unix::process::CommandExt,
+    path::Path,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use super::{Readiness, cluster_file, signal};
+use rustix::process::Signal;
+
+use super::Readiness;
 use crate::{
     client::Client,
     cluster::Cluster,
-    credentials, data_dir,
+    commands::process::cluster_file,
+    credentials,
+    data_dir::{self, Seat},
     error::{CliError, Exit},
     globals::Globals,
+    node::signal,
 };
-use rustix::process::Signal;
 
 const POLL: Duration = Duration::from_millis(50);
-/// What the supervisor gets beyond its own limit to name the host at fault and to stop.
-const MARGIN: Duration = Duration::from_secs(10);
+/// What the background process gets beyond its own limit to name the host at fault and to stop.
+const MARGIN: Duration = Duration::from_secs(15);
 
-/// Starts the supervisor in the background and waits until the cluster is ready.
+/// Starts `up` in the background and waits until the cluster is ready.
 pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
     // Refuses a second cluster on one data_dir here, where the person is, rather than in a log file.
-    drop(data_dir::lock(&cluster.data_dir, &cluster.name)?);
+    for seat in [Seat::Up, Seat::Supervisor] {
+        drop(data_dir::lock(&cluster.data_dir, &cluster.name, seat)?);
+    }
     if credentials::provide(&cluster, [])? {
         let folder = credentials::ca_folder(&cluster);
         globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
     }
+    let token = cluster.security.token_file.as_deref().map(crate::globals::read_token).transpose()?;
+    let log = data_dir::log_file(&cluster.data_dir, "up");
     let started = Instant::now();
-    let mut child = start(globals, &cluster, limit)?;
+    let mut child = start(globals, &cluster, &log, limit)?;
     let mut readiness = Readiness::default();
     loop {
-        if let Some(error) = ended(&mut child, &cluster) {
+        if let Some(error) = ended(&mut child, &log) {
             return Err(error);
         }
-        if let Some(record) = data_dir::running(&cluster.data_dir).filter(|record| record.pid == child.id()) {
-            let token = cluster.security.token_file.as_deref().map(crate::globals::read_token).transpose()?;
-            let client = Client::new(&format!("http://{}", record.admin), token, globals.request_timeout)?;
+        let ours = data_dir::keeper(&cluster.data_dir) == Some(child.id());
+        if let Some(record) = data_dir::running(&cluster.data_dir).filter(|_| ours) {
+            let client = Client::new(&format!("http://{}", record.admin), token.clone(), globals.request_timeout)?;
             if let Ok(status) = client.topology() {
                 readiness.see(globals, &status, started.elapsed());
                 if status.ready {
@@ -53,43 +62,36 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
         if started.elapsed() > limit + MARGIN {
             signal(child.id(), Signal::KILL);
             let _ = child.wait();
-            return Err(CliError::unreachable(format!(
-                "the supervisor was not ready after {:.0} s",
-                limit.as_secs_f64()
-            ))
-            .hint(format!("see {}", data_dir::log_file(&cluster.data_dir, "supervisor").display())));
+            let seconds = limit.as_secs_f64();
+            return Err(CliError::unreachable(format!("the cluster was not ready after {seconds:.0} s"))
+                .hint(format!("see {}", log.display())));
         }
         thread::sleep(POLL);
     }
 }
 
-fn start(globals: &Globals, cluster: &Cluster, limit: Duration) -> Result<Child, CliError> {
-    let log = data_dir::log_file(&cluster.data_dir, "supervisor");
-    let failed = |error: std::io::Error| CliError::unreachable(format!("cannot start the supervisor: {error}"));
-    let output = File::create(&log).map_err(failed)?;
+fn start(globals: &Globals, cluster: &Cluster, log: &Path, limit: Duration) -> Result<Child, CliError> {
+    let failed =
+        |error: std::io::Error| CliError::unreachable(format!("cluster '{}' cannot be started: {error}", cluster.name));
     Command::new(std::env::current_exe().map_err(failed)?)
-        .arg("supervisor")
+        .args(["up", "--in-background"])
         .arg("--file")
         .arg(cluster_file(globals)?)
         .args(["--timeout", &limit.as_secs_f64().to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(output)
+        .stderr(File::create(log).map_err(failed)?)
         .process_group(0)
         .spawn()
         .map_err(failed)
 }
 
-/// Why the supervisor ended, if it did.
-fn ended(child: &mut Child, cluster: &Cluster) -> Option<CliError> {
+/// Why the background process ended, if it did.
+fn ended(child: &mut Child, log: &Path) -> Option<CliError> {
     let status = child.try_wait().ok()??;
-    let log = data_dir::log_file(&cluster.data_dir, "supervisor");
-    let cause = data_dir::last_error(&log).unwrap_or_else(|| format!("the supervisor ended: {status}"));
-    let exit = match status.code() {
-        Some(code) if code == Exit::Usage as i32 => Exit::Usage,
-        Some(code) if code == Exit::NotFound as i32 => Exit::NotFound,
-        Some(code) if code == Exit::Authentication as i32 => Exit::Authentication,
-        _ => Exit::Unreachable,
-    };
-    Some(CliError::new(exit, cause).hint(format!("see the logs in {}", cluster.data_dir.join("logs").display())))
+    let cause = data_dir::last_error(log, 0).unwrap_or_else(|| format!("`up` ended: {status}"));
+    let known = [Exit::Usage, Exit::NotFound, Exit::Authentication, Exit::Capacity];
+    let exit = known.into_iter().find(|exit| status.code() == Some(*exit as i32)).unwrap_or(Exit::Unreachable);
+    let folder = log.parent().unwrap_or(log);
+    Some(CliError::new(exit, cause).hint(format!("see the logs in {}", folder.display())))
 }

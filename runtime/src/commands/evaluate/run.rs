@@ -20,7 +20,7 @@ use super::{
     questions::Questions,
 };
 use crate::{
-    client::Client,
+    client::{Client, Following},
     commands::job::follow,
     error::{CliError, Exit, exit_of_code},
     eval::{Answer, Question, Seconds},
@@ -104,6 +104,9 @@ pub struct Asking<'a> {
 struct Run<'a> {
     client: &'a Client,
     globals: Globals,
+    quiet: bool,
+    /// Whether the supervisor's absence was told.
+    noted: AtomicBool,
     contenders: &'a [Contender],
     questions: &'a Questions,
     /// Answers of an earlier run by their place in this one.
@@ -122,6 +125,8 @@ pub fn answer_all(
     let run = Run {
         client,
         globals: Globals { quiet: true, ..globals.clone() },
+        quiet: globals.quiet,
+        noted: AtomicBool::new(false),
         contenders,
         questions,
         known: placed(known, contenders, questions),
@@ -210,19 +215,27 @@ impl Run<'_> {
     fn ask(&self, work: &Work) -> Event {
         let (asked, contender) = (&*work.question, &self.contenders[work.contender]);
         let request = question(&asked.record, contender.config.clone(), asked.max_tokens);
-        let id = match self.client.submit(&request) {
-            Ok(id) => id,
+        let following = match Following::submit(self.client, request, |text| self.note(text)) {
+            Ok(following) => following,
             Err(error) => return event_of(error, asked, contender),
         };
+        let id = following.id().to_owned();
         self.in_flight().push(id.clone());
         if self.stopped() {
             self.cancel(&id);
         }
-        let followed = follow(self.client, &self.globals, &id, |_| Ok(()));
+        let followed = follow(following, &self.globals, |_| Ok(()));
         self.in_flight().retain(|other| *other != id);
         match followed {
             Ok(status) => judged(&status, asked, contender, work.place),
             Err(error) => event_of(error, asked, contender),
+        }
+    }
+
+    /// One line for an outage, however many questions it meets.
+    fn note(&self, text: &str) {
+        if !self.quiet && !self.noted.swap(true, Ordering::SeqCst) {
+            eprintln!("{text}");
         }
     }
 

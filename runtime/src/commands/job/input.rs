@@ -32,19 +32,30 @@ pub fn of_arguments(contexts: &[String], query: Option<&str>) -> Result<Question
         return Err(CliError::usage("a job needs a document and a question")
             .hint("asterism job submit --context FILE --query TEXT, or --input FILE.jsonl"));
     };
+    let context = read_contexts(contexts)?;
+    Ok(Question { context, query: read_query(query)? })
+}
+
+/// The documents of these files, joined.
+pub fn read_contexts(paths: &[String]) -> Result<String, CliError> {
     let mut context = String::new();
-    for path in contexts {
+    for path in paths {
         context += &text_of(path)?;
     }
     if context.trim().is_empty() {
-        let message = format!("the context is empty: there is no text in {}", contexts.join(", "));
+        let message = format!("the context is empty: there is no text in {}", paths.join(", "));
         return Err(CliError::usage(message).hint("give a document with --context FILE"));
     }
+    Ok(context)
+}
+
+/// The question as typed, or from standard input for `-`.
+pub fn read_query(query: &str) -> Result<String, CliError> {
     let query = if query == "-" { text_of("-")? } else { query.to_owned() };
     if query.trim().is_empty() {
         return Err(CliError::usage("the query is empty").hint("ask something with --query TEXT"));
     }
-    Ok(Question { context, query })
+    Ok(query)
 }
 
 /// The questions of a JSONL file; other fields of its lines are ignored.

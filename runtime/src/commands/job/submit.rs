@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     cli::{Format, seconds},
-    client::Client,
+    client::{Client, Following},
     commands::plan::Planner,
     error::{CliError, Exit},
     globals::Globals,
@@ -34,6 +34,9 @@ pub struct SubmitArgs {
     /// Document, or - for standard input; several are joined
     #[arg(long, value_name = "FILE")]
     pub context: Vec<String>,
+    /// Session to ask, instead of a document
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["context", "input", "method", "block_size", "anchor_size", "allow_idle_hosts", "dry_run"])]
+    pub session: Option<String>,
     /// Question, or - for standard input
     #[arg(long, value_name = "TEXT")]
     pub query: Option<String>,
@@ -164,28 +167,24 @@ impl MethodArgs {
 
 /// Submits, and waits unless told not to.
 pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
-    let questions = match &args.input {
-        Some(path) => input::of_lines(path)?,
-        None => vec![input::of_arguments(&args.context, args.query.as_deref())?],
-    };
-    let method = args.method.resolve()?;
-    let requests: Vec<_> = questions.into_iter().map(|question| request(args, &method, question)).collect();
+    let requests = requests(args)?;
     if args.dry_run {
         return dry_run(globals, requests);
     }
     let client = Client::find(globals)?;
     if args.no_wait {
-        for request in &requests {
-            output::print(&(client.submit(request)? + "\n"))?;
+        for request in requests {
+            let following = Following::submit(&client, request, |text| globals.note(text))?;
+            output::print(&format!("{}\n", following.id()))?;
         }
         return Ok(Exit::Success);
     }
     let interrupt = Interrupt::listen(&client, args.cancel_on_interrupt);
     let mut statuses = Vec::new();
-    for request in &requests {
-        let id = client.submit(request)?;
-        interrupt.following(&id);
-        let status = follow(&client, globals, &id, |text| match globals.format {
+    for request in requests {
+        let following = Following::submit(&client, request, |text| globals.note(text))?;
+        interrupt.following(following.id());
+        let status = follow(following, globals, |text| match globals.format {
             Format::Table => output::print(text),
             Format::Json | Format::Jsonl => Ok(()),
         })?;
@@ -203,13 +202,28 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
     statuses.iter().map(outcome).find(Result::is_err).unwrap_or(Ok(Exit::Success))
 }
 
-fn request(args: &SubmitArgs, method: &Option<MethodConfig>, question: Question) -> JobRequest {
+fn requests(args: &SubmitArgs) -> Result<Vec<JobRequest>, CliError> {
+    let questions = match (&args.session, &args.input, &args.query) {
+        (Some(_), _, Some(query)) => return Ok(vec![request(args, &None, (None, input::read_query(query)?))]),
+        (Some(name), _, None) => {
+            return Err(CliError::usage("a session is asked a question")
+                .hint(format!("asterism job submit --session {name} --query TEXT")));
+        }
+        (None, Some(path), _) => input::of_lines(path)?,
+        (None, None, query) => vec![input::of_arguments(&args.context, query.as_deref())?],
+    };
+    let method = args.method.resolve()?;
+    let asked = |Question { context, query }| request(args, &method, (Some(context), query));
+    Ok(questions.into_iter().map(asked).collect())
+}
+
+fn request(args: &SubmitArgs, method: &Option<MethodConfig>, (context, query): (Option<String>, String)) -> JobRequest {
     let generation = &args.generation;
     JobRequest {
         id: args.id.clone(),
-        context: Some(question.context.into()),
-        session: None,
-        query: question.query.into(),
+        context: context.map(Into::into),
+        session: args.session.clone(),
+        query: query.into(),
         method: method.clone(),
         allow_idle_hosts: args.allow_idle_hosts,
         max_tokens: generation.max_tokens.0,

@@ -8,7 +8,7 @@ use std::sync::{
 use asterism_actors::api::{JobEvent, JobState, JobStatus};
 
 use crate::{
-    client::Client,
+    client::{Client, Following},
     error::{CliError, Exit},
     globals::Globals,
     progress::Progress,
@@ -16,15 +16,15 @@ use crate::{
 
 /// Follows a job to its end; `token` hears of each piece of the answer.
 pub fn follow(
-    client: &Client,
+    following: Following<'_>,
     globals: &Globals,
-    id: &str,
     mut token: impl FnMut(&str) -> Result<(), CliError>,
 ) -> Result<JobStatus, CliError> {
     let mut progress = Progress::new(globals);
     let mut heard = 0;
-    for event in client.events(id)? {
-        match event? {
+    let id = following.id().to_owned();
+    for event in following {
+        match event.inspect_err(|_| progress.clear())? {
             JobEvent::Phase { phase } => progress.phase(phase),
             JobEvent::Progress { hosts } => progress.hosts(&hosts),
             JobEvent::Token { text, .. } => {
@@ -41,7 +41,7 @@ pub fn follow(
         }
     }
     progress.clear();
-    Err(CliError::unreachable(format!("{} closed the connection before job {id} ended", client.base()))
+    Err(CliError::unreachable(format!("the events of job {id} ended before it did"))
         .hint("`asterism status` shows whether the supervisor still runs"))
 }
 

@@ -1,0 +1,92 @@
+//! Hosts and sessions of a running cluster, as the admin API serves them.
+
+use std::time::Duration;
+
+use asterism_actors::api::{HostStatus, Scheduling, SessionRequest, SessionStatus};
+
+use super::Client;
+use crate::{
+    error::CliError,
+    http::{Drain, Extension, Replacement},
+};
+
+impl Client {
+    /// Every host, in the order of the cluster file.
+    pub fn hosts(&self) -> Result<Vec<HostStatus>, CliError> {
+        self.get("/api/v1/hosts")
+    }
+
+    /// One host.
+    pub fn host(&self, name: &str) -> Result<HostStatus, CliError> {
+        self.get(&format!("/api/v1/hosts/{}", segment(name)))
+    }
+
+    /// Sets whether a host takes work; `deadline` bounds a drain.
+    pub fn schedule_host(
+        &self,
+        name: &str,
+        scheduling: Scheduling,
+        deadline: Option<Duration>,
+    ) -> Result<HostStatus, CliError> {
+        let verb = match scheduling {
+            Scheduling::Open => "uncordon",
+            Scheduling::Cordoned => "cordon",
+            Scheduling::Draining => "drain",
+        };
+        let path = format!("/api/v1/hosts/{}/{verb}", segment(name));
+        self.post(&path, &Drain { deadline_s: deadline.map(|deadline| deadline.as_secs_f64()) })
+    }
+
+    /// Lets a spare take a dead host's place.
+    pub fn replace_host(&self, dead: &str, spare: &str) -> Result<HostStatus, CliError> {
+        let path = format!("/api/v1/hosts/{}/replace", segment(dead));
+        self.post(&path, &Replacement { spare: spare.to_owned() })
+    }
+
+    /// Begins to encode a context that stays.
+    pub fn create_session(&self, request: &SessionRequest) -> Result<SessionStatus, CliError> {
+        self.post("/api/v1/sessions", request)
+    }
+
+    /// Every session.
+    pub fn sessions(&self) -> Result<Vec<SessionStatus>, CliError> {
+        self.get("/api/v1/sessions")
+    }
+
+    /// One session.
+    pub fn session(&self, name: &str) -> Result<SessionStatus, CliError> {
+        self.get(&format!("/api/v1/sessions/{}", segment(name)))
+    }
+
+    /// Lets a session live so long from now on.
+    pub fn extend_session(&self, name: &str, ttl: Duration) -> Result<SessionStatus, CliError> {
+        let path = format!("/api/v1/sessions/{}/extend", segment(name));
+        self.post(&path, &Extension { ttl_s: ttl.as_secs_f64() })
+    }
+
+    /// Ends a session; its keys and values are freed.
+    pub fn drop_session(&self, name: &str) -> Result<(), CliError> {
+        self.delete(&format!("/api/v1/sessions/{}", segment(name)))
+    }
+}
+
+/// A name as one segment of a path.
+fn segment(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+    let escaped = name.bytes().map(|byte| match plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    });
+    escaped.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_one_segment_of_a_path() {
+        assert_eq!(segment("moby-dick_1.2"), "moby-dick_1.2");
+        assert_eq!(segment("a/b ?ü"), "a%2Fb%20%3F%C3%BC");
+    }
+}

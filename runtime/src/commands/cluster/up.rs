@@ -1,0 +1,128 @@
+//! `up`: the parent of a cluster's processes on this machine. Ends when it is told to, and takes them with it.
+
+use std::{path::PathBuf, time::Duration};
+
+use asterism_actors::api::ClusterStatus;
+
+use super::{Readiness, UpArgs, detach};
+use crate::{
+    client::Client,
+    cluster::Cluster,
+    commands::process::{GRACE, Hangup, Signals, cluster_file, runtime},
+    credentials,
+    data_dir::{self, Seat},
+    error::{CliError, Exit},
+    globals::Globals,
+    keeper::Keeper,
+    logging,
+    node::{Launch, NodeAgent, local_hosts, log_exits},
+    readiness::Wait,
+};
+
+/// Starts the cluster and stays, or leaves it in the background.
+pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
+    if args.detach {
+        logging::client(globals);
+        return detach::up(globals, args.timeout);
+    }
+    let cluster = globals.cluster()?;
+    let log = match args.in_background {
+        true => cluster.log.clone(),
+        false => crate::cluster::Log { filter: "warn".into(), ..cluster.log.clone() },
+    };
+    logging::process(&log, globals)?;
+    let file = cluster_file(globals)?;
+    let seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Up)?;
+    // A supervisor that somebody else started is not ours to keep.
+    drop(data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?);
+    seat.publish_pid()?;
+    let names = local_hosts(&cluster).into_iter().map(|host| host.name.as_str());
+    if credentials::provide(&cluster, names.chain([credentials::SUPERVISOR]))? {
+        let folder = credentials::ca_folder(&cluster);
+        globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
+    }
+    let hangup = if args.in_background { Hangup::Ignored } else { Hangup::Ends };
+    runtime()?.block_on(async {
+        let mut signals = Signals::listen(hangup)?;
+        let started = tokio::select! {
+            started = Running::start(&cluster, file) => started?,
+            () = signals.next() => return Err(interrupted()),
+        };
+        started.serve(globals, args.timeout, &mut signals).await
+    })
+}
+
+/// What `up` started.
+struct Running<'a> {
+    cluster: &'a Cluster,
+    keeper: Keeper,
+    agent: NodeAgent,
+}
+
+impl<'a> Running<'a> {
+    async fn start(cluster: &'a Cluster, file: PathBuf) -> Result<Self, CliError> {
+        let keeper = Keeper::start(cluster, file.clone()).await?;
+        let launch = Launch { file, supervisor: keeper.record.listen };
+        let (agent, exits) = NodeAgent::start(cluster, &local_hosts(cluster), &launch);
+        tokio::spawn(log_exits(exits));
+        Ok(Self { cluster, keeper, agent })
+    }
+
+    /// Waits for readiness, then for the end; nothing is left running after it.
+    async fn serve(mut self, globals: &Globals, limit: Duration, signals: &mut Signals) -> Result<Exit, CliError> {
+        let mut readiness = Readiness::default();
+        let wait = Wait { cluster: self.cluster, agent: &self.agent, limit };
+        let record = self.keeper.record.clone();
+        let look = topology(globals, self.cluster, &record)?;
+        let ready = tokio::select! {
+            ready = wait.ready(look, |status, age| readiness.see(globals, status, age)) => ready.map(Some),
+            ended = self.keeper.ended() => ended.map(|()| None),
+            () = signals.next() => Ok(None),
+        };
+        let outcome = match ready {
+            Ok(Some(status)) => readiness.show(globals, &status, &record),
+            Ok(None) => Err(interrupted()),
+            Err(error) => Err(error),
+        };
+        let outcome = match outcome {
+            Ok(()) => {
+                globals.note("Ctrl-C stops the cluster");
+                tokio::select! {
+                    ended = self.keeper.ended() => {
+                        if ended.is_ok() {
+                            globals.note("a client asked for the end");
+                        }
+                        ended
+                    }
+                    () = signals.next() => {
+                        globals.note("stopping");
+                        Ok(())
+                    }
+                }
+            }
+            Err(error) => Err(error),
+        };
+        self.keeper.stop().await;
+        self.agent.stop(GRACE).await;
+        outcome.map(|()| Exit::Success)
+    }
+}
+
+/// Asks the admin API for the cluster's status.
+fn topology(
+    globals: &Globals,
+    cluster: &Cluster,
+    record: &data_dir::Record,
+) -> Result<impl AsyncFnMut() -> Result<ClusterStatus, CliError>, CliError> {
+    let token = cluster.security.token_file.as_deref().map(crate::globals::read_token).transpose()?;
+    let client = Client::new(&format!("http://{}", record.admin), token, globals.request_timeout)?;
+    Ok(async move || {
+        let client = client.clone();
+        let asked = tokio::task::spawn_blocking(move || client.topology()).await;
+        asked.unwrap_or_else(|panic| Err(CliError::unreachable(panic)))
+    })
+}
+
+fn interrupted() -> CliError {
+    CliError::new(Exit::Interrupted, "interrupted before the cluster was ready; nothing is left running")
+}

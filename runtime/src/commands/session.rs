@@ -1,0 +1,296 @@
+//! `session create|list|show|ask|extend|drop`: contexts that are encoded once and asked many times.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use asterism_actors::api::{SessionRequest, SessionState, SessionStatus};
+use clap::{Args, Subcommand};
+
+use super::job::{self, GenerationArgs, MethodArgs, SubmitArgs, read_contexts};
+use crate::{
+    cli::{Format, seconds},
+    client::{Client, PATIENCE},
+    error::{CliError, Exit},
+    globals::Globals,
+    logging,
+    output::{self, Table, lower},
+    size::{bytes, grouped},
+};
+
+const POLL: Duration = Duration::from_millis(200);
+
+/// `asterism session`
+#[derive(Debug, Subcommand)]
+pub enum SessionVerb {
+    /// Encode a document that stays; waits until it is ready
+    Create(CreateArgs),
+    /// Show all sessions
+    List,
+    /// Show one session: hosts, bytes, questions asked
+    Show(SessionName),
+    /// Ask a session; waits for the answer and shows it as it comes
+    Ask(Box<AskArgs>),
+    /// Let a session live longer
+    Extend(ExtendArgs),
+    /// End a session and free what it holds
+    Drop(SessionName),
+}
+
+/// A session by its name.
+#[derive(Args, Debug)]
+pub struct SessionName {
+    /// Name of the session
+    pub name: String,
+}
+
+/// `asterism session create`
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    /// Document, or - for standard input; several are joined
+    #[arg(long, value_name = "FILE", required = true)]
+    pub context: Vec<String>,
+    /// Name of the session: letters, digits, -, _ and .
+    #[arg(long, value_name = "NAME")]
+    pub name: String,
+    /// How long it lives, such as 90s, 30m, 2h, 1d [default: the cluster's]
+    #[arg(long, value_name = "TIME", value_parser = lifetime)]
+    pub ttl: Option<Duration>,
+    /// Attention
+    #[command(flatten)]
+    pub method: MethodArgs,
+    /// Take a block size that leaves context hosts without a block
+    #[arg(long)]
+    pub allow_idle_hosts: bool,
+    /// Return while it is still being encoded
+    #[arg(long)]
+    pub no_wait: bool,
+}
+
+/// `asterism session ask`
+#[derive(Args, Debug)]
+pub struct AskArgs {
+    /// Name of the session
+    pub name: String,
+    /// Question, or - for standard input
+    pub query: String,
+    /// Tokens
+    #[command(flatten)]
+    pub generation: GenerationArgs,
+    /// Print the job's id and return
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Seconds after which the job fails
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
+    /// Idempotency key: the same id a second time is the same job
+    #[arg(long, value_name = "ID")]
+    pub id: Option<String>,
+}
+
+/// `asterism session extend`
+#[derive(Args, Debug)]
+pub struct ExtendArgs {
+    /// Name of the session
+    pub name: String,
+    /// How long it lives from now on, such as 90s, 30m, 2h, 1d
+    #[arg(long, value_name = "TIME", value_parser = lifetime)]
+    pub ttl: Duration,
+}
+
+/// Runs a verb of the group.
+pub fn run(globals: &Globals, verb: SessionVerb) -> Result<Exit, CliError> {
+    if let SessionVerb::Ask(args) = verb {
+        return ask(globals, *args);
+    }
+    logging::client(globals);
+    let client = Client::find(globals)?;
+    match verb {
+        SessionVerb::Create(args) => create(globals, &client, &args)?,
+        SessionVerb::List => {
+            let sessions = client.sessions()?;
+            output::print_rows(&sessions, globals.format, table)?;
+            globals.note(match sessions.first() {
+                Some(session) => format!("next: asterism session ask {} \"QUESTION\"", session.name),
+                None => "next: asterism session create --context FILE --name NAME".into(),
+            });
+        }
+        SessionVerb::Show(SessionName { name }) => show(globals, &client.session(&name)?)?,
+        SessionVerb::Ask(_) => {}
+        SessionVerb::Extend(ExtendArgs { name, ttl }) => show(globals, &client.extend_session(&name, ttl)?)?,
+        SessionVerb::Drop(SessionName { name }) => {
+            client.drop_session(&name)?;
+            globals.note(format_args!("session {name} is dropped; next: asterism session list"));
+        }
+    }
+    Ok(Exit::Success)
+}
+
+fn create(globals: &Globals, client: &Client, args: &CreateArgs) -> Result<(), CliError> {
+    let request = SessionRequest {
+        name: args.name.clone(),
+        context: read_contexts(&args.context)?.into(),
+        method: args.method.resolve()?,
+        allow_idle_hosts: args.allow_idle_hosts,
+        chat_template: true,
+        ttl_s: args.ttl.map(|ttl| ttl.as_secs_f64()),
+    };
+    let created = client.create_session(&request)?;
+    let status = if args.no_wait { created } else { encoded(globals, client, created)? };
+    if let (SessionState::Failed, Some(error)) = (status.state, &status.error) {
+        let message = format!("session {} could not be encoded: {}", status.name, error.message);
+        return Err(CliError::of_code(&error.code, message)
+            .hint(format!("`asterism session drop {}`, then create it anew", status.name)));
+    }
+    show(globals, &status)
+}
+
+/// Waits until the session can be asked, or has failed; a supervisor that is away for a while is waited for.
+fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Result<SessionStatus, CliError> {
+    let mut away: Option<Instant> = None;
+    while matches!(status.state, SessionState::Encoding | SessionState::Recovering) {
+        thread::sleep(POLL);
+        match client.session(&status.name) {
+            Ok(seen) => (status, away) = (seen, None),
+            Err(error) if error.exit != Exit::Unreachable || !client.may_come_back() => return Err(error),
+            Err(error) => match away {
+                None => {
+                    globals.note(format_args!("{} does not answer; waiting for it to come back", client.base()));
+                    away = Some(Instant::now());
+                }
+                Some(since) if since.elapsed() > PATIENCE => return Err(error),
+                Some(_) => {}
+            },
+        }
+    }
+    Ok(status)
+}
+
+fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
+    let AskArgs { name, query, generation, no_wait, timeout, id } = args;
+    let submit = SubmitArgs {
+        context: Vec::new(),
+        session: Some(name),
+        query: Some(query),
+        input: None,
+        method: MethodArgs::default(),
+        generation,
+        no_wait,
+        cancel_on_interrupt: false,
+        timeout,
+        id,
+        labels: Vec::new(),
+        allow_idle_hosts: false,
+        dry_run: false,
+    };
+    job::run(globals, job::JobVerb::Submit(Box::new(submit)))
+}
+
+fn show(globals: &Globals, status: &SessionStatus) -> Result<(), CliError> {
+    if globals.format != Format::Table {
+        return output::print_json(status, globals.format);
+    }
+    let mut lines = vec![
+        ("session", status.name.clone()),
+        ("state", lower(&status.state)),
+        ("method", status.method.clone()),
+        ("context", format!("{} tokens", grouped(status.context_tokens))),
+        ("kv", bytes(status.kv_bytes)),
+        ("asked", format!("{} times", status.hits)),
+        ("encoding", format!("{:.2} s", status.encode_s)),
+        ("ends in", remaining(status.expires_s)),
+    ];
+    lines.extend(status.error.iter().map(|error| ("error", format!("{} ({})", error.message, error.code))));
+    output::print_pairs(&lines)?;
+    if !status.hosts.is_empty() {
+        let mut table = Table::new(["HOST", "SHARDS", "TOKENS", "KV"]);
+        for host in &status.hosts {
+            table.row([host.host.clone(), host.shards.to_string(), grouped(host.kept_tokens), bytes(host.kv_bytes)]);
+        }
+        output::print(&format!("\n{table}"))?;
+    }
+    globals.note(match status.state {
+        SessionState::Failed => format!("next: asterism session drop {}", status.name),
+        _ => format!("next: asterism session ask {} \"QUESTION\"", status.name),
+    });
+    Ok(())
+}
+
+fn table(sessions: &[SessionStatus]) -> Table {
+    let mut table = Table::new(["SESSION", "STATE", "METHOD", "TOKENS", "KV", "ASKED", "ENCODE S", "ENDS IN"]);
+    for session in sessions {
+        table.row([
+            session.name.clone(),
+            lower(&session.state),
+            session.method.clone(),
+            grouped(session.context_tokens),
+            bytes(session.kv_bytes),
+            session.hits.to_string(),
+            format!("{:.2}", session.encode_s),
+            remaining(session.expires_s),
+        ]);
+    }
+    table
+}
+
+/// Seconds in the two largest units that say something.
+fn remaining(seconds: f64) -> String {
+    let seconds = seconds.max(0.0).round() as u64;
+    let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min {} s", seconds % 60),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+/// A duration typed with its unit; a bare number counts seconds.
+fn lifetime(text: &str) -> Result<Duration, String> {
+    let refusal = || format!("'{text}' is not a time; write 90s, 30m, 2h or 1d");
+    let (number, unit) = match text.find(|c: char| c.is_ascii_alphabetic()) {
+        Some(at) => text.split_at(at),
+        None => (text, "s"),
+    };
+    let seconds = match unit {
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86400.0,
+        _ => return Err(refusal()),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| refusal())?;
+    Duration::try_from_secs_f64(number * seconds).ok().filter(|time| !time.is_zero()).ok_or_else(refusal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lifetimes_have_units() {
+        let seconds = ["90s", "90", "1.5m", "2h", "1d"].map(|text| lifetime(text).unwrap().as_secs());
+        assert_eq!(seconds, [90, 90, 90, 7200, 86400]);
+        for wrong in ["", "h", "-2h", "2y", "0s", "1h30"] {
+            assert!(lifetime(wrong).is_err(), "{wrong}");
+        }
+        let shown = [59.6, 3599.0, 7260.0, 90000.0, -3.0].map(remaining);
+        assert_eq!(shown, ["1 min 0 s", "59 min 59 s", "2 h 1 min", "1 d 1 h", "0 s"]);
+    }
+
+    #[test]
+    fn the_list_fits_100_columns() {
+        let session: SessionStatus = serde_json::from_value(serde_json::json!({
+            "name": "moby-dick", "state": "recovering", "method": "pulsar", "context_tokens": 131_072, "hosts": [],
+            "kv_bytes": 987_654_321_u64, "hits": 1234, "encode_s": 12.345, "expires_s": 7100.0,
+        }))
+        .unwrap();
+        let text = table(&[session]).to_string();
+        insta::assert_snapshot!(text, @r"
+        SESSION    STATE       METHOD   TOKENS         KV  ASKED  ENCODE S     ENDS IN
+        moby-dick  recovering  pulsar  131,072  941.9 MiB   1234     12.35  1 h 58 min
+        ");
+        assert!(text.lines().all(|line| line.chars().count() <= 100));
+    }
+}

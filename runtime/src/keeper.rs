@@ -1,0 +1,187 @@
+//! The supervisor as a child of `up`: started, asked whether it lives, ended when it hangs, started again on the same ports.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use tokio::{sync::oneshot, task::JoinHandle};
+use ureq::Agent;
+
+use crate::{
+    cluster::Cluster,
+    data_dir::{self, Record, log_file},
+    error::{CliError, Exit},
+    node::{Ended, Fate, MAX_RESTARTS, Process, Restarts},
+};
+
+/// How long a supervisor may take from its start until it serves.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How often its start is looked at.
+const POLL: Duration = Duration::from_millis(20);
+/// How often it is asked whether it lives.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+/// Without an answer for so long it counts as hung.
+const HUNG_AFTER: Duration = Duration::from_secs(2);
+/// How long it may take to end by itself.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The name of its log.
+pub const LOG: &str = "supervisor";
+
+/// A supervisor that is kept running.
+pub struct Keeper {
+    /// Where it serves; a restart changes only the process id.
+    pub record: Record,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), CliError>>,
+}
+
+struct Kept {
+    process: Process,
+    file: PathBuf,
+    data_dir: PathBuf,
+    record: Record,
+}
+
+impl Keeper {
+    /// Starts the supervisor of `cluster`, whose file is `file`, and waits until it serves.
+    pub async fn start(cluster: &Cluster, file: PathBuf) -> Result<Self, CliError> {
+        let log = log_file(&cluster.data_dir, LOG);
+        // What earlier runs logged would be read as the cause of today's ends.
+        let _ = std::fs::remove_file(&log);
+        let failed = |error| CliError::unreachable(format!("the supervisor cannot be started: {error}"));
+        let mut process = Process::start(arguments(&file, None), &log).map_err(failed)?;
+        let record = serving(&mut process, &cluster.data_dir).await.map_err(|ended| refusal(&ended, &log))?;
+        let kept = Kept { process, file, data_dir: cluster.data_dir.clone(), record: record.clone() };
+        let (stop, stopped) = oneshot::channel();
+        Ok(Self { record, stop, task: tokio::spawn(kept.keep(stopped)) })
+    }
+
+    /// Completes when the supervisor ended as it was asked to, or is not started again.
+    pub async fn ended(&mut self) -> Result<(), CliError> {
+        (&mut self.task).await.unwrap_or_else(|panic| Err(CliError::unreachable(panic)))
+    }
+
+    /// Ends the supervisor, if it has not ended.
+    pub async fn stop(self) {
+        let _ = self.stop.send(());
+        if !self.task.is_finished() {
+            let _ = self.task.await;
+        }
+    }
+}
+
+impl Kept {
+    async fn keep(mut self, mut stopped: oneshot::Receiver<()>) -> Result<(), CliError> {
+        let origin = Instant::now();
+        let mut restarts = Restarts::new(MAX_RESTARTS);
+        loop {
+            restarts.started(origin.elapsed());
+            let mut ended = tokio::select! {
+                ended = self.end() => ended,
+                _ = &mut stopped => {
+                    self.process.stop(GRACE).await;
+                    return Ok(());
+                }
+            };
+            loop {
+                let after = match restarts.ended(origin.elapsed(), ended.ending) {
+                    Fate::Finished => return Ok(()),
+                    Fate::Restarting { after } => after,
+                    Fate::GivenUp { reason } => {
+                        let error = refusal(&ended, &log_file(&self.data_dir, LOG));
+                        return Err(CliError { message: format!("{}; {reason}", error.message), ..error });
+                    }
+                };
+                tracing::warn!(cause = ended.cause, wait_s = after.as_secs_f64(), "the supervisor is started again");
+                tokio::select! {
+                    () = tokio::time::sleep(after) => {}
+                    _ = &mut stopped => return Ok(()),
+                }
+                restarts.started(origin.elapsed());
+                match self.start_again().await {
+                    Ok(()) => break,
+                    Err(again) => ended = again,
+                }
+            }
+        }
+    }
+
+    /// Waits until the supervisor has ended; ends it when it hangs.
+    async fn end(&mut self) -> Ended {
+        let url = format!("http://{}/livez", self.record.admin);
+        let silence = tokio::select! {
+            ended = self.process.wait() => return ended,
+            silence = silent(url) => silence,
+        };
+        let cause = format!("it did not answer /livez for {:.1} s", silence.as_secs_f64());
+        tracing::warn!(pid = self.process.pid(), cause, "the supervisor hangs and is ended");
+        self.process.kill().await;
+        Ended::failed(cause)
+    }
+
+    async fn start_again(&mut self) -> Result<(), Ended> {
+        let log = log_file(&self.data_dir, LOG);
+        let started = Process::start(arguments(&self.file, Some(&self.record)), &log);
+        self.process = started.map_err(|error| Ended::failed(format!("it cannot be started: {error}")))?;
+        self.record = serving(&mut self.process, &self.data_dir).await?;
+        tracing::info!(pid = self.record.pid, "the supervisor serves again");
+        Ok(())
+    }
+}
+
+/// Waits until the process has published that it serves, or has ended.
+async fn serving(process: &mut Process, data_dir: &Path) -> Result<Record, Ended> {
+    let pid = process.pid();
+    let published = async {
+        loop {
+            match data_dir::running(data_dir).filter(|record| Some(record.pid) == pid) {
+                Some(record) => return record,
+                None => tokio::time::sleep(POLL).await,
+            }
+        }
+    };
+    tokio::select! {
+        ended = process.wait() => return Err(ended),
+        record = published => return Ok(record),
+        () = tokio::time::sleep(START_LIMIT) => {}
+    }
+    process.kill().await;
+    Err(Ended::failed(format!("it did not serve within {} s", START_LIMIT.as_secs())))
+}
+
+/// Completes when `url` has not answered for too long; returns for how long.
+async fn silent(url: String) -> Duration {
+    let agent: Agent = Agent::config_builder().timeout_global(Some(HUNG_AFTER)).build().into();
+    let mut heard = Instant::now();
+    loop {
+        tokio::time::sleep(ASK_EVERY).await;
+        let (agent, url) = (agent.clone(), url.clone());
+        let answered = tokio::task::spawn_blocking(move || agent.get(&url).call().is_ok()).await;
+        if answered.unwrap_or(false) {
+            heard = Instant::now();
+        } else if heard.elapsed() >= HUNG_AFTER {
+            return heard.elapsed();
+        }
+    }
+}
+
+fn arguments(file: &Path, ports: Option<&Record>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec!["supervisor".into(), "--file".into(), file.into()];
+    if let Some(record) = ports {
+        arguments.extend(["--listen".into(), record.listen.to_string().into()]);
+        arguments.extend(["--admin-listen".into(), record.admin.to_string().into()]);
+    }
+    arguments
+}
+
+/// A supervisor that ended before it served, or for good, as a command's error.
+pub fn refusal(ended: &Ended, log: &Path) -> CliError {
+    let cause = ended.error.clone().unwrap_or_else(|| format!("the supervisor: {}", ended.cause));
+    let known = [Exit::Usage, Exit::NotFound, Exit::Authentication, Exit::Capacity];
+    let exit = known.into_iter().find(|exit| ended.code == Some(*exit as i32)).unwrap_or(Exit::Unreachable);
+    let folder = log.parent().unwrap_or(log);
+    CliError::new(exit, cause).hint(format!("see the logs in {}", folder.display()))
+}

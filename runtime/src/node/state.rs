@@ -1,0 +1,137 @@
+//! When a process that ended is started again, after how long, and when no more. Knows no process and no clock.
+
+use std::{collections::VecDeque, time::Duration};
+
+/// Restarts counted against the limit are those of this span.
+pub const WINDOW: Duration = Duration::from_secs(300);
+/// Wait before the first restart; it doubles with each.
+pub const FIRST_WAIT: Duration = Duration::from_millis(200);
+/// Longest wait.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// A process that lived so long begins with the first wait again.
+pub const STEADY: Duration = Duration::from_secs(60);
+
+/// How a process ended, as far as starting it again is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Exit 0: it was told to end.
+    Finished,
+    /// It refused its configuration or its certificates: started again, it would do the same.
+    Unfit,
+    /// Anything else: an error, a signal, an order.
+    Failed,
+}
+
+/// What becomes of a process that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is done.
+    Finished,
+    /// It is started again.
+    Restarting {
+        /// After this wait.
+        after: Duration,
+    },
+    /// It is not started again.
+    GivenUp {
+        /// Why, in one clause.
+        reason: String,
+    },
+}
+
+/// The restarts of one process. Times count from any fixed moment.
+#[derive(Clone, Debug)]
+pub struct Restarts {
+    max: u32,
+    recent: VecDeque<Duration>,
+    wait: Duration,
+    started: Duration,
+}
+
+impl Restarts {
+    /// At most `max` restarts within [`WINDOW`].
+    pub fn new(max: u32) -> Self {
+        Self { max, recent: VecDeque::new(), wait: FIRST_WAIT, started: Duration::ZERO }
+    }
+
+    /// The process was started.
+    pub fn started(&mut self, now: Duration) {
+        self.started = now;
+    }
+
+    /// The process ended.
+    pub fn ended(&mut self, now: Duration, ending: Ending) -> Fate {
+        match ending {
+            Ending::Finished => return Fate::Finished,
+            Ending::Unfit => {
+                return Fate::GivenUp { reason: "started again it would end in the same way".into() };
+            }
+            Ending::Failed => {}
+        }
+        while self.recent.front().is_some_and(|restart| now.saturating_sub(*restart) >= WINDOW) {
+            self.recent.pop_front();
+        }
+        if self.recent.len() >= self.max as usize {
+            let (restarts, seconds) = (self.recent.len(), WINDOW.as_secs());
+            return Fate::GivenUp {
+                reason: format!("{restarts} restarts within {seconds} s, of at most {}", self.max),
+            };
+        }
+        if now.saturating_sub(self.started) >= STEADY {
+            self.wait = FIRST_WAIT;
+        }
+        let after = self.wait;
+        self.wait = (2 * self.wait).min(LONGEST_WAIT);
+        self.recent.push_back(now);
+        Fate::Restarting { after }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lives for `life` seconds from `now` on; moves `now` to the end of the wait.
+    fn live(restarts: &mut Restarts, now: &mut f64, life: f64) -> Option<f64> {
+        restarts.started(Duration::from_secs_f64(*now));
+        *now += life;
+        match restarts.ended(Duration::from_secs_f64(*now), Ending::Failed) {
+            Fate::Restarting { after } => {
+                *now += after.as_secs_f64();
+                Some(after.as_secs_f64())
+            }
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn waits_double_up_to_ten_seconds() {
+        let (mut restarts, mut now) = (Restarts::new(100), 0.0);
+        let waits: Vec<_> = (0..8).map(|_| live(&mut restarts, &mut now, 1.0).unwrap()).collect();
+        assert_eq!(waits, [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]);
+    }
+
+    #[test]
+    fn a_minute_of_life_begins_anew() {
+        let (mut restarts, mut now) = (Restarts::new(100), 0.0);
+        let waits: Vec<_> = [1.0, 1.0, 60.0, 1.0].map(|life| live(&mut restarts, &mut now, life).unwrap()).into();
+        assert_eq!(waits, [0.2, 0.4, 0.2, 0.4]);
+    }
+
+    #[test]
+    fn five_restarts_in_five_minutes_are_the_most() {
+        let (mut restarts, mut now) = (Restarts::new(5), 0.0);
+        assert!((0..5).all(|_| live(&mut restarts, &mut now, 1.0).is_some()));
+        assert_eq!(live(&mut restarts, &mut now, 1.0), None);
+        let (mut slow, mut now) = (Restarts::new(5), 0.0);
+        assert!((0..50).all(|_| live(&mut slow, &mut now, 61.0).is_some()), "one a minute goes on forever");
+    }
+
+    #[test]
+    fn no_restart_of_what_was_told_to_end_or_cannot_work() {
+        let mut restarts = Restarts::new(5);
+        assert_eq!(restarts.ended(Duration::ZERO, Ending::Finished), Fate::Finished);
+        assert!(matches!(restarts.ended(Duration::ZERO, Ending::Unfit), Fate::GivenUp { .. }));
+        assert!(matches!(Restarts::new(0).ended(Duration::ZERO, Ending::Failed), Fate::GivenUp { .. }));
+    }
+}
