@@ -53,9 +53,6 @@ pub struct JobRequest {
     /// Free labels, shown by `job list`.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Which hosts its shards may go to.
-    #[serde(default)]
-    pub placement: PlacementPolicy,
 }
 
 fn default_max_tokens() -> usize {

@@ -163,6 +163,11 @@ impl Cluster {
         })
     }
 
+    /// Where the hosts of a node are reached, without a port.
+    pub fn node_address(&self, name: &str) -> Option<IpAddr> {
+        self.hosts.iter().find(|host| host.node == name).map(|host| host.address.ip())
+    }
+
     /// The host called `name`.
     pub fn host(&self, name: &str) -> Option<&Host> {
         self.hosts.iter().find(|host| host.name == name)

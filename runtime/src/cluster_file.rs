@@ -313,9 +313,9 @@ impl Default for ModelSection {
 impl Default for SupervisorSection {
     fn default() -> Self {
         Self {
-            heartbeat_ms: 500,
+            heartbeat_ms: 250,
             suspect_after: 3,
-            dead_after_ms: 5000,
+            dead_after_ms: 1500,
             recovery: Recovery::Redistribute,
             max_restarts: 5,
         }

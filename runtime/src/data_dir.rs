@@ -45,6 +45,11 @@ pub struct Lock {
     record: PathBuf,
 }
 
+/// What the supervisor keeps over its restarts.
+pub fn journal(data_dir: &Path) -> PathBuf {
+    data_dir.join("journal.redb")
+}
+
 /// The log of a host, of a supervisor, or of a detached `up`.
 pub fn log_file(data_dir: &Path, name: &str) -> PathBuf {
     data_dir.join("logs").join(format!("{name}.log"))

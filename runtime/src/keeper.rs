@@ -13,7 +13,7 @@ use crate::{
     cluster::Cluster,
     data_dir::{self, Record, log_file},
     error::{CliError, Exit},
-    node::{Ended, Fate, MAX_RESTARTS, Process, Restarts},
+    node::{Ended, Fate, Process, Restarts},
 };
 
 /// How long a supervisor may take from its start until it serves.
@@ -43,6 +43,7 @@ struct Kept {
     file: PathBuf,
     data_dir: PathBuf,
     record: Record,
+    max_restarts: u32,
 }
 
 impl Keeper {
@@ -54,7 +55,8 @@ impl Keeper {
         let failed = |error| CliError::unreachable(format!("the supervisor cannot be started: {error}"));
         let mut process = Process::start(arguments(&file, None), &log).map_err(failed)?;
         let record = serving(&mut process, &cluster.data_dir).await.map_err(|ended| refusal(&ended, &log))?;
-        let kept = Kept { process, file, data_dir: cluster.data_dir.clone(), record: record.clone() };
+        let max_restarts = cluster.max_restarts;
+        let kept = Kept { process, file, data_dir: cluster.data_dir.clone(), record: record.clone(), max_restarts };
         let (stop, stopped) = oneshot::channel();
         Ok(Self { record, stop, task: tokio::spawn(kept.keep(stopped)) })
     }
@@ -76,7 +78,7 @@ impl Keeper {
 impl Kept {
     async fn keep(mut self, mut stopped: oneshot::Receiver<()>) -> Result<(), CliError> {
         let origin = Instant::now();
-        let mut restarts = Restarts::new(MAX_RESTARTS);
+        let mut restarts = Restarts::new(self.max_restarts);
         loop {
             restarts.started(origin.elapsed());
             let mut ended = tokio::select! {

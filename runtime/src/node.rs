@@ -2,6 +2,7 @@
 
 mod process;
 mod state;
+mod tie;
 
 use std::{
     collections::BTreeMap,
@@ -23,23 +24,7 @@ use crate::{
 };
 pub use process::{Ended, Process, signal};
 pub use state::{Ending, Fate, Restarts};
-
-/// Restarts of one process within five minutes.
-pub const MAX_RESTARTS: u32 = 5;
-
-/// What the agent is told to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// End a host's process with no warning, if it still is of this incarnation; the restart rules then apply.
-    Kill {
-        /// The host.
-        host: String,
-        /// Its incarnation.
-        incarnation: u64,
-    },
-    /// End every host, and start none again.
-    Shutdown,
-}
+pub use tie::Tie;
 
 /// A host process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +74,19 @@ enum Command {
     Stop { grace: Duration },
 }
 
+/// Where kills of an agent's hosts are ordered.
+pub struct Orders(BTreeMap<String, mpsc::UnboundedSender<Command>>);
+
+impl Orders {
+    /// Ends a host's process with no warning if it still is of this incarnation; the restart rules then apply.
+    pub fn kill(&self, host: &str, incarnation: u64) {
+        if let Some(orders) = self.0.get(host) {
+            // A host that is kept no more has no process.
+            let _ = orders.send(Command::Kill { incarnation });
+        }
+    }
+}
+
 /// Everything a host's keeper works with.
 struct Keeper {
     host: String,
@@ -125,9 +123,9 @@ impl NodeAgent {
                 exits: exits.clone(),
                 given_up: Arc::clone(&given_up),
             };
-            let running = running.clone();
+            let (running, max_restarts) = (running.clone(), cluster.max_restarts);
             let task = tokio::spawn(async move {
-                keeper.keep(MAX_RESTARTS).await;
+                keeper.keep(max_restarts).await;
                 running.send_modify(|running| *running -= 1);
             });
             kept.insert(host.name.clone(), Kept { orders, pid: seen, task });
@@ -135,22 +133,9 @@ impl NodeAgent {
         (Self { hosts: kept, given_up, running }, ended)
     }
 
-    /// Ends a host's process with no warning if it still is of this incarnation.
-    pub fn kill(&self, host: &str, incarnation: u64) {
-        if let Some(kept) = self.hosts.get(host) {
-            // A host that is kept no more has no process.
-            let _ = kept.orders.send(Command::Kill { incarnation });
-        }
-    }
-
-    /// Carries orders out until told to shut down, or until nobody can order any more.
-    pub async fn obey(&self, orders: &mut mpsc::UnboundedReceiver<Order>) {
-        while let Some(order) = orders.recv().await {
-            match order {
-                Order::Kill { host, incarnation } => self.kill(&host, incarnation),
-                Order::Shutdown => return,
-            }
-        }
+    /// Where kills are ordered.
+    pub fn orders(&self) -> Orders {
+        Orders(self.hosts.iter().map(|(host, kept)| (host.clone(), kept.orders.clone())).collect())
     }
 
     /// Process ids by host.
@@ -176,19 +161,6 @@ impl NodeAgent {
         }
         for kept in self.hosts.into_values() {
             let _ = kept.task.await;
-        }
-    }
-}
-
-/// Logs every end of a host.
-pub async fn log_exits(mut exits: mpsc::UnboundedReceiver<HostExit>) {
-    while let Some(HostExit { host, incarnation, cause, fate }) = exits.recv().await {
-        match fate {
-            Fate::Finished => tracing::info!(host, incarnation, cause, "host ended"),
-            Fate::Restarting { after } => {
-                tracing::warn!(host, incarnation, cause, wait_s = after.as_secs_f64(), "host is started again");
-            }
-            Fate::GivenUp { reason } => tracing::error!(host, incarnation, cause, reason, "host is not started again"),
         }
     }
 }

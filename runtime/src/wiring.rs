@@ -5,9 +5,11 @@ use std::{net::SocketAddr, path::Path, sync::Arc, thread::available_parallelism,
 use asterism_actors::{
     HostConfig, HostError, LoadedModel, ModelLoader,
     api::Role,
-    context_host,
+    host,
+    messages::HostRole,
     metric::TransportMetrics,
-    query_host,
+    node::{self, NodeLink},
+    store::RedbStore,
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
@@ -19,7 +21,7 @@ use asterism_transport::{
 
 use crate::{
     cluster::{Cluster, Host, Model},
-    cluster_file, credentials,
+    cluster_file, credentials, data_dir,
     error::{CliError, Exit},
 };
 
@@ -27,6 +29,10 @@ use crate::{
 const MAX_RUNNING: usize = 4;
 /// Jobs that may wait.
 const MAX_QUEUE: usize = 1024;
+/// How long a job waits for a host to take the work of one that is lost.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a restarted supervisor waits for its hosts.
+const REJOIN: Duration = Duration::from_secs(3);
 
 /// Opens the checkpoint a cluster serves.
 pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
@@ -52,8 +58,11 @@ pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAd
     let security = credentials::load(cluster, credentials::SUPERVISOR)?;
     let transport = bind(cluster.listen, security, cluster).map_err(|error| transport_refusal(&error))?;
     let address = transport.local_address();
-    let config = supervisor_config(cluster, &model.name);
-    let supervisor = Supervisor::start(config, model, transport).await.map_err(|error| host_refusal(&error))?;
+    let store = RedbStore::open(&data_dir::journal(&cluster.data_dir), &cluster.name)
+        .map_err(|error| host_refusal(&HostError::Journal(error)))?;
+    let mut config = supervisor_config(cluster, &model.name);
+    config.weight_bytes = model.weight_bytes;
+    let supervisor = Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
     Ok((supervisor, address))
 }
 
@@ -83,7 +92,9 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
             cluster_file::Recovery::Redistribute => Recovery::Redistribute,
             cluster_file::Recovery::Fail => Recovery::Fail,
         },
-        max_restarts: cluster.max_restarts,
+        patience: PATIENCE,
+        rejoin: REJOIN,
+        weight_bytes: 0,
         sessions: cluster.sessions,
     }
 }
@@ -97,18 +108,32 @@ pub async fn run_host(
 ) -> Result<(), CliError> {
     let security = credentials::load(cluster, &host.name)?;
     let transport = bind(host.address, security, cluster).map_err(|error| transport_refusal(&error))?;
-    let config = HostConfig { name: host.name.clone(), supervisor, incarnation };
+    let role = match host.role {
+        cluster_file::Role::Context => HostRole::Context,
+        cluster_file::Role::Query => HostRole::Query,
+        cluster_file::Role::Spare => HostRole::Spare,
+    };
+    let mut config = HostConfig::new(&host.name, role, supervisor, incarnation);
+    if cluster.recovery == cluster_file::Recovery::Redistribute {
+        (config.encodes, config.generates) = (true, true);
+    }
+    let parts = if config.generates { Parts::All } else { Parts::Context };
     let cores = available_parallelism().map_or(1, |cores| cores.get());
     let threads = cluster.threads_of(host, cores);
     tracing::info!(host = %host.name, incarnation, address = %transport.local_address(), threads, "starting");
     let model = cluster.model.clone();
-    let ended = match host.role {
-        cluster_file::Role::Context | cluster_file::Role::Spare => {
-            context_host::run(config, transport, loader(model, threads, Parts::Context)).await
-        }
-        cluster_file::Role::Query => query_host::run(config, transport, loader(model, threads, Parts::Query)).await,
-    };
+    let ended = host::run(config, transport, loader(model, threads, parts)).await;
     ended.map_err(|error| host_refusal(&error))
+}
+
+/// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever.
+pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr) -> Result<NodeLink, CliError> {
+    credentials::provide(cluster, [name])?;
+    let security = credentials::load(cluster, name)?;
+    let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
+    let transport = bind(address, security, cluster).map_err(|error| transport_refusal(&error))?;
+    let config = HostConfig::new(name, HostRole::Node, listen, 1);
+    Ok(node::start(config, transport))
 }
 
 /// The CPU backend with these threads.
@@ -152,6 +177,7 @@ fn role(role: cluster_file::Role) -> Role {
 fn host_refusal(error: &HostError) -> CliError {
     match error {
         HostError::Supervisor { cause, .. } => CliError { message: error.to_string(), ..transport_refusal(cause) },
+        HostError::Journal(_) => CliError::usage(error).hint("nothing was changed"),
         HostError::Model { .. } => CliError::usage(error).hint("correct [model] in the cluster file"),
         _ => CliError::unreachable(error).hint("`asterism status` shows the supervisor's view"),
     }

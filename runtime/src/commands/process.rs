@@ -11,7 +11,7 @@ use crate::{
     error::{CliError, Exit},
     globals::{DEFAULT_FILE, Globals},
     logging, metrics,
-    node::{Launch, NodeAgent, local_hosts, log_exits, now_ns},
+    node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
     service::Service,
     wiring,
 };
@@ -96,16 +96,17 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     runtime()?.block_on(async {
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
-        tokio::spawn(log_exits(exits));
+        let tie = Tie::new(&cluster, &hosts, args.join, (agent.orders(), exits))?;
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
         let done = tokio::select! {
-            () = agent.done() => true,
-            () = signals.next() => false,
+            () = agent.done() => Ok(true),
+            () = signals.next() => Ok(false),
+            ended = tie.hold() => ended.map(|()| false),
         };
         let given_up = agent.given_up();
         agent.stop(GRACE).await;
         match given_up.first() {
-            Some(exit) if done => {
+            Some(exit) if done? => {
                 Err(CliError::unreachable(format!("host '{}' is not started again: {}", exit.host, exit.cause))
                     .hint(format!("see {}", data_dir::log_file(&cluster.data_dir, &exit.host).display())))
             }

@@ -15,7 +15,7 @@ use crate::{
     globals::Globals,
     keeper::Keeper,
     logging,
-    node::{Launch, NodeAgent, local_hosts, log_exits},
+    node::{Launch, NodeAgent, Tie, local_hosts},
     readiness::Wait,
 };
 
@@ -63,8 +63,14 @@ impl<'a> Running<'a> {
     async fn start(cluster: &'a Cluster, file: PathBuf) -> Result<Self, CliError> {
         let keeper = Keeper::start(cluster, file.clone()).await?;
         let launch = Launch { file, supervisor: keeper.record.listen };
-        let (agent, exits) = NodeAgent::start(cluster, &local_hosts(cluster), &launch);
-        tokio::spawn(log_exits(exits));
+        let hosts = local_hosts(cluster);
+        let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
+        let tie = Tie::new(cluster, &hosts, launch.supervisor, (agent.orders(), exits))?;
+        tokio::spawn(async move {
+            if let Err(error) = tie.hold().await {
+                tracing::error!(%error, "this machine's hosts are on their own");
+            }
+        });
         Ok(Self { cluster, keeper, agent })
     }
 
