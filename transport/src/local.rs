@@ -40,6 +40,13 @@ impl LocalNetwork {
         Self::default()
     }
 
+    /// Where transports listen, in order.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        let mut addresses: Vec<_> = lock(&self.endpoints).keys().copied().collect();
+        addresses.sort();
+        addresses
+    }
+
     /// A transport at `address`, which need not exist outside this network; port 0 takes a free one.
     pub fn bind(&self, mut address: SocketAddr, observer: Arc<dyn Observer>) -> Result<LocalTransport, TransportError> {
         let mut endpoints = lock(&self.endpoints);

@@ -97,6 +97,11 @@ impl SimNetwork {
         Ok(SimTransport { network: self.shared.clone(), local, observer })
     }
 
+    /// Where transports listen, in order: the others of one that is to be partitioned from all.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.shared.local.addresses()
+    }
+
     /// From now on this goes wrong between peers that have no faults of their own.
     pub fn set_faults(&self, faults: Faults) {
         *lock(&self.shared.faults) = faults;

@@ -262,6 +262,9 @@ async fn faults_between_two_spare_the_others() {
     let faults = Faults { delay: ms(50)..=ms(50), ..Faults::default() };
     world.network.set_faults_between(world.far.local_address(), world.near.local_address(), Some(faults));
     world.network.partition(&[world.near.local_address()], &[third.local_address()]);
+    let mut all = [&world.near, &world.far, &third].map(|transport| transport.local_address());
+    all.sort();
+    assert_eq!(world.network.addresses(), all);
     let start = Instant::now();
     channel(&third_link, &far_link).await;
     assert_eq!(start.elapsed(), Duration::ZERO);

@@ -1,0 +1,177 @@
+//! What hosts may send each other, at random: reading it never panics or hangs, and what is read is a message.
+//!
+//! `ASTERISM_FUZZ_INPUTS` sets the number of inputs of all messages together; each is drawn from its own number, which a
+//! failure prints.
+
+use std::{
+    env,
+    fmt::Debug,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use asterism_actors::messages::{
+    Attach, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, Opening, ParcelMeta,
+    ParcelPart, PartialsMeta, ShardHolder, ShardKeys, StreamingMask, TokenChoice, WireMessage,
+};
+use asterism_plan::{ContextView, Exchange, LocalAttention, Shard};
+use asterism_transport::sim::Draw;
+use rkyv::util::AlignedVec;
+
+const DEFAULT_INPUTS: u64 = 300_000;
+const MESSAGES: u64 = 6;
+/// Far beyond what one input takes, even on a busy machine.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Damages archives of `samples`, and reads them and random bytes as `M`.
+fn fuzz<M: WireMessage + Debug>(samples: &[M]) {
+    let inputs = env::var("ASTERISM_FUZZ_INPUTS").ok();
+    let inputs = inputs.map_or(DEFAULT_INPUTS, |inputs| inputs.parse().expect("ASTERISM_FUZZ_INPUTS is a number"));
+    let archives: Vec<AlignedVec> = samples.iter().map(|sample| sample.archive()).collect();
+    for (sample, archive) in samples.iter().zip(&archives) {
+        assert_eq!(print(&M::read(archive, "peer").expect("it was just written")), print(sample));
+    }
+    let (start, mut read) = (Instant::now(), 0);
+    for input in 0..inputs / MESSAGES {
+        let began = Instant::now();
+        let mut draw = Draw::new(input);
+        let mut bytes = match draw.below(5) {
+            0 => {
+                let length = draw.below(300);
+                draw.bytes(length)
+            }
+            _ => archives[draw.below(archives.len())].to_vec(),
+        };
+        draw.damage(&mut bytes);
+        let mut archive = AlignedVec::with_capacity(bytes.len());
+        archive.extend_from_slice(&bytes);
+        if let Ok(message) = M::read(&archive, "peer") {
+            read += 1;
+            let again = M::read(&message.archive(), "peer").unwrap_or_else(|error| panic!("input {input}: {error}"));
+            assert_eq!(print(&again), print(&message), "input {input}");
+        }
+        assert!(began.elapsed() < LONGEST, "input {input} took {:?}", began.elapsed());
+    }
+    assert!(inputs < DEFAULT_INPUTS || read > 0, "no damaged archive is a message");
+    let rate = (inputs / MESSAGES) as f64 / start.elapsed().as_secs_f64();
+    println!("{}: {read} of {} inputs read, {rate:.0} a second", std::any::type_name::<M>(), inputs / MESSAGES);
+}
+
+/// Equal for equal messages, numbers that are none among them.
+fn print(message: &impl Debug) -> String {
+    format!("{message:?}")
+}
+
+fn holders() -> Vec<ShardHolder> {
+    let holder = |host: &str| ShardHolder { host: host.into(), address: "10.0.0.1:7400".into(), blocks: vec![0, 2, 4] };
+    vec![holder("context-0"), holder("a-context-host-with-a-longer-name")]
+}
+
+#[test]
+fn host_messages() {
+    fuzz(&[
+        HostMessage::Hello(Hello {
+            name: "context-0".into(),
+            role: HostRole::Context,
+            incarnation: 7,
+            pid: 4242,
+            address: "127.0.0.1:7402".into(),
+        }),
+        HostMessage::Encoded(Encoded {
+            job: 1,
+            block: 2,
+            kept_tokens: 4096,
+            kv_bytes: 1 << 30,
+            seconds: 0.25,
+            pairs: 1 << 40,
+            exchange_bytes: 0,
+        }),
+        HostMessage::Token { job: 3, id: 128_000, text: "an answer".into() },
+    ]);
+}
+
+#[test]
+fn host_commands() {
+    let shard = Shard {
+        block: 1,
+        host: 0,
+        input_ids: (0..20).collect(),
+        position_ids: (10..30).collect(),
+        prefix: 4,
+        keep_from: 4,
+        attention: LocalAttention::Causal,
+    };
+    let choice = TokenChoice {
+        max_tokens: 64,
+        temperature: 0.0,
+        top_p: 1.0,
+        seed: 0,
+        stop: vec!["\n".into(), "the end of the answer".into()],
+        ignore_eos: false,
+    };
+    fuzz(&[
+        HostCommand::Welcome { heartbeat_ms: 500 },
+        HostCommand::Encode(EncodeShards {
+            job: 1,
+            shards: vec![shard.clone(), shard],
+            blocks: 5,
+            exchange: Exchange::SharedPrefix { sink_rows: 4 },
+            peers: holders(),
+        }),
+        HostCommand::Generate(Generate {
+            job: 1,
+            query_ids: (0..9).collect(),
+            query_start: 1000,
+            context_keys: 1000,
+            view: ContextView::All,
+            holders: holders(),
+            choice,
+        }),
+    ]);
+}
+
+#[test]
+fn openings() {
+    fuzz(&[Opening::Attach(Attach { job: 9, blocks: vec![1, 2, 3] }), Opening::Pass { job: 4 }]);
+}
+
+#[test]
+fn parcels() {
+    fuzz(&[ParcelMeta { part: ParcelPart::Keys, from: 0, to: Some(3), shapes: vec![vec![8, 128, 64], vec![8, 128]] }]);
+}
+
+#[test]
+fn masks() {
+    fuzz(&[StreamingMask { sink: 4, window: 512, first_row: 1000, first_key: 0 }]);
+}
+
+#[test]
+fn partials() {
+    fuzz(&[
+        PartialsMeta::Shards((0..5).map(|block| ShardKeys { block, keys: 4096 }).collect()),
+        PartialsMeta::Failed { cause: "block 3 is not held here".into() },
+    ]);
+}
+
+/// Archives are validated before they are read: what reads them otherwise is unsafe, and this crate holds nothing of it.
+#[test]
+fn nothing_is_read_unchecked() {
+    fn search(folder: &Path, files: &mut usize) {
+        for entry in fs::read_dir(folder).expect("the folder is there").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                search(&path, files);
+            } else {
+                let text = fs::read_to_string(&path).expect("UTF-8 source");
+                for word in ["_unchecked", "unsafe "] {
+                    assert!(!text.contains(word), "{} contains `{word}`", path.display());
+                }
+                *files += 1;
+            }
+        }
+    }
+    let mut files = 0;
+    search(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    assert!(files > 0);
+}
