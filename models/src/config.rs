@@ -8,7 +8,7 @@ use asterism_kernels::{DType, Heads};
 use asterism_plan::ModelShape;
 use serde::Deserialize;
 
-use crate::ModelError;
+use crate::{ModelError, decoder::Parts};
 pub use rope::Rope;
 use rope::RopeKeys;
 
@@ -64,6 +64,27 @@ impl ModelConfig {
     /// Rotary frequencies `(dim / 2)`, in f32 as the reference computes them.
     pub fn inv_freq(&self) -> Vec<f32> {
         self.rope.inv_freq(self.heads.dim)
+    }
+
+    /// Bytes of the weights that `parts` of the model take, computed in `dtype`. A head that is the embedding table is
+    /// laid out once more.
+    pub fn weight_bytes(&self, parts: Parts, dtype: DType) -> u64 {
+        let &Self { hidden, intermediate, vocab, biases, heads, .. } = self;
+        let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
+        let bias = |has: bool, width: usize| if has { width } else { 0 };
+        let layer = 2 * hidden
+            + hidden * (query + 2 * kv)
+            + bias(biases.qkv, query + 2 * kv)
+            + query * hidden
+            + bias(biases.output, hidden)
+            + 3 * hidden * intermediate
+            + bias(biases.mlp, 2 * intermediate + hidden);
+        let head = match parts {
+            Parts::Context => 0,
+            Parts::Query | Parts::All => hidden + vocab * hidden,
+        };
+        let element = if dtype == DType::F32 { 4 } else { 2 };
+        (element * (vocab * hidden + self.layers * layer + head)) as u64
     }
 
     /// The sizes that a plan's cost depends on, with cached keys and values of type `kv`.
@@ -251,6 +272,15 @@ mod tests {
             config[key] = value.clone();
         }
         ModelConfig::from_json(config.to_string().as_bytes(), None)
+    }
+
+    #[test]
+    fn weights_of_the_embedded_model() {
+        let checkpoint = crate::Checkpoint::embedded().unwrap();
+        let bytes = |parts, dtype| checkpoint.config().weight_bytes(parts, dtype);
+        let (table, layer) = (4096 * 256, 256 * 512 + 256 * 256 + 3 * 256 * 768 + 2 * 256);
+        assert_eq!(bytes(Parts::Context, DType::F32), 4 * (table + 8 * layer));
+        assert_eq!(bytes(Parts::Query, DType::Bf16), 2 * (2 * table + 8 * layer + 256));
     }
 
     #[test]
