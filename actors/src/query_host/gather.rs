@@ -131,9 +131,9 @@ impl Gather {
                 self.finish(&mut commands);
             }
             Event::Answer { channel, step, layer, shards } => {
-                self.answered(now, channel, (step, layer), &shards, &mut commands);
+                return self.answered(now, channel, (step, layer), &shards);
             }
-            Event::Broke { channel, cause } => self.broke(now, channel, cause, &mut commands),
+            Event::Broke { channel, cause } => return self.broke(now, channel, cause),
             Event::Holders(holders) => self.moved(holders, &mut commands),
             Event::Tick => {
                 for Channel { holder, broken } in self.channels.values_mut() {
@@ -162,21 +162,16 @@ impl Gather {
         self.blocks.iter().filter(|block| !asked.answered.contains_key(block)).copied().collect()
     }
 
-    fn answered(
-        &mut self,
-        now: Duration,
-        channel: u64,
-        of: (u32, u32),
-        shards: &[ShardKeys],
-        commands: &mut Vec<Command>,
-    ) {
-        let Some(Channel { holder, broken: None }) = self.channels.get(&channel) else { return };
+    fn answered(&mut self, now: Duration, channel: u64, of: (u32, u32), shards: &[ShardKeys]) -> Vec<Command> {
+        let Some(Channel { holder, broken: None }) = self.channels.get(&channel) else { return Vec::new() };
         if shards.iter().map(|shard| shard.block).ne(holder.blocks.iter().copied()) {
             let cause = format!("it holds shards {:?} and answered for {shards:?}", holder.blocks);
-            return self.broke(now, channel, cause, commands);
+            return self.broke(now, channel, cause);
         }
         // What answers an earlier ask was not waited for.
-        let Some(asked) = self.asked.as_mut().filter(|asked| (asked.step, asked.layer) == of) else { return };
+        let Some(asked) = self.asked.as_mut().filter(|asked| (asked.step, asked.layer) == of) else {
+            return Vec::new();
+        };
         let mut blocks = Vec::new();
         for ShardKeys { block, keys } in shards {
             asked.answered.entry(*block).or_insert_with(|| {
@@ -184,8 +179,9 @@ impl Gather {
                 *keys
             });
         }
-        commands.push(Command::Take { blocks });
-        self.finish(commands);
+        let mut commands = vec![Command::Take { blocks }];
+        self.finish(&mut commands);
+        commands
     }
 
     fn finish(&mut self, commands: &mut Vec<Command>) {
@@ -194,11 +190,12 @@ impl Gather {
         }
     }
 
-    fn broke(&mut self, now: Duration, channel: u64, cause: String, commands: &mut Vec<Command>) {
-        let Some(Channel { holder, broken: broken @ None }) = self.channels.get_mut(&channel) else { return };
+    fn broke(&mut self, now: Duration, channel: u64, cause: String) -> Vec<Command> {
+        let Some(Channel { holder, broken: broken @ None }) = self.channels.get_mut(&channel) else {
+            return Vec::new();
+        };
         *broken = Some(Broken { told: now, cause: cause.clone() });
-        commands.push(Command::Drop { channel });
-        commands.push(Command::Stalled { host: holder.host.clone(), cause });
+        vec![Command::Drop { channel }, Command::Stalled { host: holder.host.clone(), cause }]
     }
 
     fn moved(&mut self, mut holders: Vec<ShardHolder>, commands: &mut Vec<Command>) {
