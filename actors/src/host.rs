@@ -25,6 +25,9 @@ use joining::{Backoff, Joined};
 /// How long a host works on without its supervisor, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Longest wait for the actor to end.
+const STOP_DEADLINE: Duration = Duration::from_secs(2);
+
 /// Who a process is and where its supervisor listens.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -99,7 +102,7 @@ pub async fn run<B: Backend>(
         result = host.live(first, loader) => result,
         _ = ended => Err(HostError::Actor { cause: "it ended before its host did".into() }),
     };
-    let _ = actor.stop_and_wait(None, None).await;
+    let _ = actor.stop_and_wait(None, Some(STOP_DEADLINE)).await;
     transport.close();
     transport.drained().await;
     result
@@ -116,7 +119,7 @@ impl<B: Backend> Host<B> {
     async fn live(mut self, first: Joined, loader: ModelLoader<B>) -> Result<(), HostError> {
         let mut joined = first;
         let mut beats = self.linked(&joined);
-        let model = self.load(&joined, loader).await?;
+        let model = self.load(&mut joined, loader).await?;
         self.tell(Message::Loaded(model));
         loop {
             joined.outbox.send(HostMessage::Ready);
@@ -149,7 +152,7 @@ impl<B: Backend> Host<B> {
     }
 
     /// Loads the model off the event loop; a failure is told to the supervisor, with its cause.
-    async fn load(&self, joined: &Joined, loader: ModelLoader<B>) -> Result<LoadedModel<B>, HostError> {
+    async fn load(&self, joined: &mut Joined, loader: ModelLoader<B>) -> Result<LoadedModel<B>, HostError> {
         let host = &self.config.name;
         let loaded = tokio::task::spawn_blocking(loader)
             .await

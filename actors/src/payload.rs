@@ -14,8 +14,7 @@ pub fn payload_type(dtype: DType) -> PayloadType {
 
 /// Reads exactly `count` values.
 pub fn read(bytes: &[u8], count: usize, kind: PayloadType) -> Result<Vec<f32>, String> {
-    let size = element_bytes(kind);
-    if bytes.len() != count * size {
+    if count.checked_mul(element_bytes(kind)) != Some(bytes.len()) {
         return Err(format!("expected a payload of {count} {kind:?} values, got {} bytes", bytes.len()));
     }
     Ok(match kind {
@@ -71,6 +70,7 @@ mod tests {
             assert!(read(&bytes, values.len() + 1, kind).is_err());
             read(&bytes, values.len(), kind).unwrap()
         };
+        assert!(read(&[0; 8], (1 << 62) + 2, PayloadType::F32).is_err(), "its bytes are more than can be counted");
         assert_eq!(back(PayloadType::F32), values);
         let rounded = back(PayloadType::Bf16);
         assert_eq!(rounded[..2], values[..2]);

@@ -10,7 +10,7 @@ use crate::{
     messages::{Hello, HostCommand, HostMessage},
 };
 
-/// Longest wait for a link, then for the answer to a hello.
+/// Longest wait for the answer to a hello.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// Waits between attempts to join again double from the first to the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(100);

@@ -131,9 +131,9 @@ impl Gather {
                 self.finish(&mut commands);
             }
             Event::Answer { channel, step, layer, shards } => {
-                self.answered(now, channel, (step, layer), &shards, &mut commands);
+                return self.answered(now, channel, (step, layer), &shards);
             }
-            Event::Broke { channel, cause } => self.broke(now, channel, cause, &mut commands),
+            Event::Broke { channel, cause } => return self.broke(now, channel, cause),
             Event::Holders(holders) => self.moved(holders, &mut commands),
             Event::Tick => {
                 for Channel { holder, broken } in self.channels.values_mut() {
@@ -162,21 +162,16 @@ impl Gather {
         self.blocks.iter().filter(|block| !asked.answered.contains_key(block)).copied().collect()
     }
 
-    fn answered(
-        &mut self,
-        now: Duration,
-        channel: u64,
-        of: (u32, u32),
-        shards: &[ShardKeys],
-        commands: &mut Vec<Command>,
-    ) {
-        let Some(Channel { holder, broken: None }) = self.channels.get(&channel) else { return };
+    fn answered(&mut self, now: Duration, channel: u64, of: (u32, u32), shards: &[ShardKeys]) -> Vec<Command> {
+        let Some(Channel { holder, broken: None }) = self.channels.get(&channel) else { return Vec::new() };
         if shards.iter().map(|shard| shard.block).ne(holder.blocks.iter().copied()) {
             let cause = format!("it holds shards {:?} and answered for {shards:?}", holder.blocks);
-            return self.broke(now, channel, cause, commands);
+            return self.broke(now, channel, cause);
         }
         // What answers an earlier ask was not waited for.
-        let Some(asked) = self.asked.as_mut().filter(|asked| (asked.step, asked.layer) == of) else { return };
+        let Some(asked) = self.asked.as_mut().filter(|asked| (asked.step, asked.layer) == of) else {
+            return Vec::new();
+        };
         let mut blocks = Vec::new();
         for ShardKeys { block, keys } in shards {
             asked.answered.entry(*block).or_insert_with(|| {
@@ -184,21 +179,24 @@ impl Gather {
                 *keys
             });
         }
-        commands.push(Command::Take { blocks });
-        self.finish(commands);
+        let mut commands = vec![Command::Take { blocks }];
+        self.finish(&mut commands);
+        commands
     }
 
     fn finish(&mut self, commands: &mut Vec<Command>) {
         if let Some(asked) = self.asked.take_if(|asked| asked.answered.len() == self.blocks.len()) {
-            commands.push(Command::Done { keys: asked.answered.values().sum() });
+            let keys = asked.answered.values().fold(0, |all: u64, keys| all.saturating_add(*keys));
+            commands.push(Command::Done { keys });
         }
     }
 
-    fn broke(&mut self, now: Duration, channel: u64, cause: String, commands: &mut Vec<Command>) {
-        let Some(Channel { holder, broken: broken @ None }) = self.channels.get_mut(&channel) else { return };
+    fn broke(&mut self, now: Duration, channel: u64, cause: String) -> Vec<Command> {
+        let Some(Channel { holder, broken: broken @ None }) = self.channels.get_mut(&channel) else {
+            return Vec::new();
+        };
         *broken = Some(Broken { told: now, cause: cause.clone() });
-        commands.push(Command::Drop { channel });
-        commands.push(Command::Stalled { host: holder.host.clone(), cause });
+        vec![Command::Drop { channel }, Command::Stalled { host: holder.host.clone(), cause }]
     }
 
     fn moved(&mut self, mut holders: Vec<ShardHolder>, commands: &mut Vec<Command>) {
@@ -369,5 +367,84 @@ mod tests {
             panic!("{commands:?}")
         };
         assert!(cause.contains("[0, 1]"), "{cause}");
+    }
+
+    /// The channels that a shell would have, and what came of the layer.
+    #[derive(Default)]
+    struct Shell {
+        open: BTreeMap<u64, Vec<u32>>,
+        owed: BTreeSet<u64>,
+        taken: Vec<u32>,
+        done: Vec<u64>,
+    }
+
+    impl Shell {
+        fn carry_out(&mut self, commands: Vec<Command>) {
+            for command in commands {
+                match command {
+                    Command::Open { channel, holder } => drop(self.open.insert(channel, holder.blocks)),
+                    Command::Drop { channel } => {
+                        assert!(self.open.remove(&channel).is_some(), "channel {channel} is not open");
+                        self.owed.remove(&channel);
+                    }
+                    Command::Send { channel } => {
+                        assert!(self.open.contains_key(&channel) && self.owed.insert(channel), "channel {channel}");
+                    }
+                    Command::Take { blocks } => self.taken.extend(blocks),
+                    Command::Done { keys } => self.done.push(keys),
+                    Command::Stalled { .. } => {}
+                }
+            }
+        }
+
+        fn answer(&mut self, driver: &mut Driver, channel: u64) {
+            self.owed.remove(&channel);
+            let blocks = self.open[&channel].clone();
+            self.carry_out(driver.answer(channel, 0, &blocks));
+        }
+    }
+
+    #[test]
+    fn a_layer_ends_once_with_every_shard_whatever_was_lost_and_moved_before() {
+        for seed in 0..500_u64 {
+            let mut state = seed;
+            let mut draw = |below: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) as usize % below
+            };
+            let (mut driver, mut shell) = (Driver(Gather::default(), Duration::ZERO), Shell::default());
+            shell.carry_out(driver.holders(&[holder("a", &[0, 1]), holder("b", &[2])]));
+            shell.carry_out(driver.ask(0));
+            for _ in 0..20 {
+                let at = |all: Vec<u64>, draw: &mut dyn FnMut(usize) -> usize| {
+                    (!all.is_empty()).then(|| all[draw(all.len())])
+                };
+                match draw(4) {
+                    0 => {
+                        let lost = at(shell.open.keys().copied().collect(), &mut draw);
+                        lost.into_iter().for_each(|channel| shell.carry_out(driver.broke(channel)));
+                    }
+                    1 => {
+                        let answers = at(shell.owed.iter().copied().collect(), &mut draw);
+                        answers.into_iter().for_each(|channel| shell.answer(&mut driver, channel));
+                    }
+                    2 => shell.carry_out(driver.on(Event::Tick)),
+                    _ => {
+                        let mut dealt = ["a", "b", "c"].map(|host| holder(host, &[]));
+                        // The fourth is nobody.
+                        for block in 0..3 {
+                            dealt.get_mut(draw(4)).into_iter().for_each(|holder| holder.blocks.push(block));
+                        }
+                        shell.carry_out(driver.holders(&dealt));
+                    }
+                }
+            }
+            shell.carry_out(driver.holders(&[holder("a", &[1]), holder("c", &[0, 2])]));
+            while let Some(channel) = shell.owed.first().copied() {
+                shell.answer(&mut driver, channel);
+            }
+            shell.taken.sort_unstable();
+            assert_eq!((shell.taken, shell.done), (vec![0, 1, 2], vec![30]), "seed {seed}");
+        }
     }
 }

@@ -63,6 +63,9 @@ struct Asked<B: Backend> {
     done: bool,
 }
 
+/// Shards that answered, and their answers if they are to the layer step under way.
+type Answers<B> = (Vec<ShardKeys>, Option<Vec<ShardPartial<B>>>);
+
 /// A channel to a holder, and the task that serves it.
 struct Line {
     address: Option<SocketAddr>,
@@ -174,12 +177,8 @@ impl<B: Backend> RemoteContext<B> {
         Ok(())
     }
 
-    /// The answers in a frame, if it answers the layer step under way; or what is wrong with it.
-    #[allow(clippy::type_complexity)]
-    fn read(
-        &self,
-        frame: &Frame,
-    ) -> Result<Result<(Vec<ShardKeys>, Option<Vec<ShardPartial<B>>>), String>, ModelError> {
+    /// What a frame answers, or what is wrong with it.
+    fn read(&self, frame: &Frame) -> Result<Result<Answers<B>, String>, ModelError> {
         let (header, asked) = (frame.header, self.asked.header);
         let shards = match PartialsMeta::read(&frame.meta, "the context host") {
             Ok(PartialsMeta::Shards(shards)) => shards,
