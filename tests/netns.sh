@@ -69,14 +69,17 @@ answer() { asterism job submit --input "$folder/question.jsonl" --max-tokens 48 
 ready
 wanted=$(answer)
 echo "undisturbed: $wanted"
-for name in first second third; do machine "$name" tc qdisc add dev eth0 root netem loss 1% delay 20ms || skip "tc has no netem here"; done
+weather="1% lost, 20 ms of delay"
+for name in first second third; do
+    machine "$name" tc qdisc add dev eth0 root netem loss 1% delay 20ms 2> /dev/null || weather="no loss and no delay: this kernel has no netem"
+done
 
 same() {
     if [ "$2" != "$wanted" ]; then echo "error: $1: $2"; exit 8; fi
     echo "$1: the same tokens"
 }
 
-same "1% lost, 20 ms of delay" "$(answer)"
+same "$weather" "$(answer)"
 answer > "$folder/cut.txt" &
 job=$!
 sleep 1
