@@ -134,14 +134,17 @@ fn a_killed_context_host_fails_the_job_and_nothing_else() {
     no_wait.extend(["--no-wait", "--id", "hit"]);
     assert_eq!(cluster.run(&no_wait).status.code(), Some(0));
     cluster.wait_for("the job to run", |status| status["jobs_running"] == 1);
+    let pid = cluster.pid("context-1");
     cluster.kill("context-1");
     let result = cluster.run(&["job", "result", "hit"]);
     let said = String::from_utf8_lossy(&result.stderr);
     assert_eq!(result.status.code(), Some(1), "{said}");
     assert!(said.contains("host_lost") && said.contains("context-1"), "{said}");
     let status = cluster.status();
-    let health: Vec<_> = status["hosts"].as_array().expect("hosts").iter().map(|host| &host["health"]).collect();
-    assert_eq!(health, ["ready", "dead", "ready"]);
+    assert_eq!([&status["hosts"][0]["health"], &status["hosts"][2]["health"]], ["ready", "ready"]);
+    cluster.wait_for("another process of the host", |status| {
+        status["ready"] == true && status["hosts"][1]["pid"].as_u64().is_some_and(|now| now != pid)
+    });
     let next = cluster.run(&ask);
     assert_eq!(next.status.code(), Some(0), "{}", String::from_utf8_lossy(&next.stderr));
     assert!(cluster.metrics().contains("asterism_host_failures_total"));

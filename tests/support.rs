@@ -48,10 +48,16 @@ pub struct Cluster {
 impl Cluster {
     /// Writes a cluster file and runs `up --detach`. Every port is the system's choice.
     pub fn start(binary: impl Into<PathBuf>, spec: &ClusterSpec) -> Self {
-        let cluster = Self { binary: binary.into(), folder: tempfile::tempdir().expect("a folder") };
-        fs::write(cluster.file(), cluster_file(cluster.folder.path(), spec)).expect("a cluster file");
+        let cluster = Self::written(binary, spec, |text| text);
         let up = cluster.run(&["up", "--detach"]);
         assert!(up.status.success(), "up failed:\n{}", String::from_utf8_lossy(&up.stderr));
+        cluster
+    }
+
+    /// Writes a cluster file, as `edit` leaves it, and starts nothing.
+    pub fn written(binary: impl Into<PathBuf>, spec: &ClusterSpec, edit: impl FnOnce(String) -> String) -> Self {
+        let cluster = Self { binary: binary.into(), folder: tempfile::tempdir().expect("a folder") };
+        fs::write(cluster.file(), edit(cluster_file(cluster.folder.path(), spec))).expect("a cluster file");
         cluster
     }
 
@@ -85,6 +91,11 @@ impl Cluster {
             .unwrap_or_else(|error| panic!("status is not JSON: {error}\n{}", String::from_utf8_lossy(&output.stderr)))
     }
 
+    /// `status`, as JSON, when the cluster answers.
+    pub fn try_status(&self) -> Option<Value> {
+        serde_json::from_slice(&self.run(&["status", "-o", "json"]).stdout).ok()
+    }
+
     /// Process id of a host.
     pub fn pid(&self, host: &str) -> u64 {
         let status = self.status();
@@ -103,20 +114,34 @@ impl Cluster {
     pub fn wait_for(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
         let started = Instant::now();
         loop {
-            let status = self.status();
-            if condition(&status) {
-                return status;
+            let status = self.try_status();
+            match status.filter(&condition) {
+                Some(status) => return status,
+                None => assert!(started.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}: {:#}", self.status()),
             }
-            assert!(started.elapsed() < DEADLINE, "waited {DEADLINE:?} for {what}; the cluster is {status:#}");
         }
     }
 
     /// Base address of the admin API.
     pub fn server(&self) -> String {
-        let record = self.folder.path().join("data/supervisor.json");
-        let record = fs::read(record).expect("a running cluster leaves a record");
-        let record: Value = serde_json::from_slice(&record).expect("JSON");
-        format!("http://{}", record["admin"].as_str().expect("an address"))
+        format!("http://{}", self.record()["admin"].as_str().expect("an address"))
+    }
+
+    /// The record of its supervisor.
+    pub fn record(&self) -> Value {
+        let record = fs::read(self.folder.path().join("data/supervisor.json"));
+        serde_json::from_slice(&record.expect("a running cluster leaves a record")).expect("JSON")
+    }
+
+    /// Process id of its supervisor.
+    pub fn supervisor(&self) -> u64 {
+        self.record()["pid"].as_u64().expect("a process")
+    }
+
+    /// Process id of its `up`.
+    pub fn parent(&self) -> u64 {
+        let record = fs::read(self.folder.path().join("data/up.json")).expect("`up` leaves a record");
+        serde_json::from_slice::<Value>(&record).expect("JSON")["pid"].as_u64().expect("a process")
     }
 
     /// Submits token ids and waits for the job's end.

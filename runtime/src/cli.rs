@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    commands::{bench, certificates, cluster, config, demo, evaluate, host, job, plan, process, session},
+    commands::{bench, certificates, chaos, cluster, config, demo, evaluate, host, job, plan, process, session},
     error::{CliError, Exit},
     globals::Globals,
     output,
@@ -112,6 +112,8 @@ pub enum Verb {
     Bench(bench::BenchVerb),
     /// Start the sample cluster, hide needles in a document, ask for them, show times, stop
     Demo(demo::DemoArgs),
+    /// Kill and stop processes of the running cluster at named points of jobs, and compare the answers
+    Chaos(chaos::ChaosArgs),
     /// Show version and build
     Version,
     /// Run the supervisor and its admin API alone, for service managers; `up` starts and keeps one
@@ -152,6 +154,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Plan(args) => plan::run(globals, &args),
         Verb::Bench(verb) => bench::run(globals, verb),
         Verb::Demo(args) => demo::run(globals, &args),
+        Verb::Chaos(args) => chaos::run(globals, &args),
         Verb::Version => config::version(globals),
         Verb::Supervisor(args) => process::supervisor(globals, &args),
         Verb::Node(args) => process::node(globals, &args),

@@ -86,6 +86,11 @@ impl Client {
         }
     }
 
+    /// The same server, asked with another patience.
+    pub fn with_request_timeout(&self, request_timeout: Duration) -> Self {
+        Self { request_timeout, ..self.clone() }
+    }
+
     /// Where it is.
     pub fn base(&self) -> &str {
         &self.base

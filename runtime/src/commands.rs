@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod certificates;
+pub mod chaos;
 pub mod cluster;
 pub mod config;
 pub mod demo;

@@ -156,7 +156,7 @@ async fn serving(process: &mut Process, data_dir: &Path) -> Result<Record, Ended
 
 /// Completes when `url` has not answered for too long; returns for how long.
 async fn silent(url: String) -> Duration {
-    let agent: Agent = Agent::config_builder().timeout_global(Some(HUNG_AFTER)).build().into();
+    let agent: Agent = Agent::config_builder().timeout_global(Some(HUNG_AFTER - ASK_EVERY)).build().into();
     let mut heard = Instant::now();
     loop {
         tokio::time::sleep(ASK_EVERY).await;

@@ -80,8 +80,9 @@ pub fn not_ready(cluster: &Cluster, host: &HostStatus, age: Duration) -> CliErro
     let cause = match &host.cause {
         Some(cause) => cause.clone(),
         None if !local => format!(
-            "nobody started it on its node; run `asterism node --join {} -f FILE` there",
-            data_dir::running(&cluster.data_dir).map_or(cluster.listen, |record| record.listen)
+            "nobody started it on its node; run `asterism node --join {} --name {} -f FILE` there",
+            data_dir::running(&cluster.data_dir).map_or(cluster.listen, |record| record.listen),
+            host.node
         ),
         None => match data_dir::last_line(&log) {
             Some(line) => format!("its log ends with: {line}"),

@@ -1,0 +1,234 @@
+//! Real processes killed and stopped: the supervisor comes back, hosts come back, jobs end with the same tokens.
+
+use std::{
+    fs,
+    process::{Child, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tests::{Cluster, ClusterSpec, golden};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
+/// More restarts than any scenario makes, and shards of a lost host spread over the rest.
+const SURVIVING: &str = "[supervisor]\nrecovery = \"redistribute\"\nmax_restarts = 1000\n\n[attention.star]";
+
+fn embedded(contexts: usize) -> ClusterSpec {
+    ClusterSpec { contexts, model: None, method: "[attention.star]", listen: "127.0.0.1:0".to_string() }
+}
+
+fn tiny(contexts: usize) -> ClusterSpec {
+    ClusterSpec { model: Some(golden().join("models/tiny-llama")), ..embedded(contexts) }
+}
+
+/// A process that ends with its scenario.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(cluster: &Cluster, arguments: &[&str]) -> Ending {
+    let log = fs::File::create(cluster.folder().join(format!("{}.txt", arguments.join("-").replace('/', "-"))));
+    let mut command = cluster.command(arguments);
+    command.stdout(Stdio::null()).stderr(log.expect("a log"));
+    Ending(command.spawn().expect("the binary under test"))
+}
+
+fn signal(name: &str, pid: u64) {
+    let sent = std::process::Command::new("kill").args([name, &pid.to_string()]).status().expect("kill");
+    assert!(sent.success(), "{name} {pid}");
+}
+
+fn lives(pid: u64) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    !status.is_empty() && !status.contains("\nState:\tZ")
+}
+
+/// Waits for `what` to come true.
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < tests::DEADLINE, "waited {:?} for {what}", tests::DEADLINE);
+        thread::yield_now();
+    }
+}
+
+fn ready(status: &Value) -> bool {
+    status["ready"] == true
+}
+
+#[test]
+fn a_job_outlives_its_supervisor_and_so_does_its_client() {
+    for blow in ["-KILL", "-STOP"] {
+        let cluster = Cluster::start(BINARY, &embedded(2));
+        let document = cluster.folder().join("document.txt");
+        fs::write(&document, "The grass is green. The sky is blue. The sun is yellow.\n".repeat(300)).expect("written");
+        let path = document.to_str().expect("UTF-8");
+        let ask = ["job", "submit", "--context", path, "--query", "What is the sun?", "--max-tokens", "16"];
+        let undisturbed = cluster.run(&ask);
+        assert_eq!(undisturbed.status.code(), Some(0), "{}", String::from_utf8_lossy(&undisturbed.stderr));
+        let (admin, pid) = (cluster.server(), cluster.supervisor());
+        let mut command = cluster.command(&ask);
+        let client = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary under test");
+        cluster.wait_for("the job to run", |status| status["jobs_running"] == 1);
+        signal(blow, pid);
+        let output = client.wait_with_output().expect("its end");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{blow}: {said}");
+        assert_eq!(output.stdout, undisturbed.stdout, "{blow}");
+        assert_eq!(said.matches("does not answer").count(), 1, "{blow}: {said}");
+        assert_eq!(cluster.server(), admin, "{blow}: the ports stay");
+        assert!(cluster.supervisor() != pid && !lives(pid), "{blow}");
+    }
+}
+
+#[test]
+fn a_killed_host_comes_back() {
+    let cluster = Cluster::start(BINARY, &tiny(2));
+    let pid = cluster.pid("context-1");
+    cluster.kill("context-1");
+    let status = cluster.wait_for("another process of the host", |status| {
+        ready(status) && status["hosts"][1]["pid"].as_u64().is_some_and(|now| now != pid)
+    });
+    assert_eq!(status["hosts"][1]["name"], "context-1", "{status:#}");
+}
+
+#[test]
+fn a_killed_parent_takes_everything_with_it() {
+    let cluster = Cluster::start(BINARY, &tiny(2));
+    let pids = ["context-0", "context-1", "query-0"].map(|host| cluster.pid(host));
+    let stopped = pids[1];
+    signal("-STOP", stopped);
+    let supervisor = cluster.supervisor();
+    signal("-KILL", cluster.parent());
+    eventually("every process to end", || !pids.iter().chain([&supervisor]).any(|pid| lives(*pid)));
+    let down = cluster.run(&["down"]);
+    assert!(String::from_utf8_lossy(&down.stderr).contains("is not running"));
+}
+
+#[test]
+fn a_supervisor_and_agents_of_two_nodes_make_a_cluster() {
+    let two = ["a", "b"].map(|node| format!("[[node]]\nname = \"{node}\"\naddress = \"127.0.0.1\"\n\n")).concat();
+    let cluster = Cluster::written(BINARY, &tiny(2), |text| {
+        let (head, hosts) = text.split_once("[[node]]").expect("nodes");
+        let (_, hosts) = hosts.split_once("[[host]]").expect("hosts");
+        let hosts = format!("[[host]]{hosts}").replace("role = \"context\"", "node = \"a\"\nrole = \"context\"");
+        format!("{head}{two}{}", hosts.replace("role = \"query\"", "node = \"b\"\nrole = \"query\""))
+    });
+    let _supervisor = start(&cluster, &["supervisor"]);
+    eventually("the supervisor to serve", || cluster.folder().join("data/supervisor.json").exists());
+    let listen = cluster.record()["listen"].as_str().expect("an address").to_owned();
+    let _agents = ["a", "b"].map(|node| start(&cluster, &["node", "--join", &listen, "--name", node]));
+    cluster.wait_for("all hosts", ready);
+    let taken = cluster.run(&["node", "--join", &listen, "--name", "a"]);
+    assert_eq!(taken.status.code(), Some(5), "{}", String::from_utf8_lossy(&taken.stderr));
+    let ambiguous = cluster.run(&["node", "--join", &listen]);
+    assert_eq!(ambiguous.status.code(), Some(2), "{}", String::from_utf8_lossy(&ambiguous.stderr));
+    let asked = cluster.run(&["down"]);
+    assert_eq!(asked.status.code(), Some(0), "{}", String::from_utf8_lossy(&asked.stderr));
+}
+
+/// Every phase, every role, both signals.
+#[test]
+fn every_fault_leaves_the_tokens_alone() {
+    let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(3) });
+    let chaos = cluster.run(&["chaos", "--rounds", "30", "--tokens", "4k", "-o", "json"]);
+    let said = String::from_utf8_lossy(&chaos.stderr);
+    assert_eq!(chaos.status.code(), Some(0), "{said}");
+    let report: Value = serde_json::from_slice(&chaos.stdout).expect("JSON");
+    let rounds = report["rounds"].as_array().expect("rounds");
+    assert_eq!(rounds.len(), 30, "{said}");
+    for round in rounds {
+        let detected = round["detected_s"].as_f64().expect("noticed");
+        // A hung supervisor is noticed after 2 s and has to start.
+        let bound = if round["role"] == "supervisor" { 5.0 } else { 2.5 };
+        assert!(detected < bound, "{round:#}");
+    }
+}
+
+const SESSIONS: usize = 20;
+const QUESTIONS: usize = 200;
+const ASKERS: usize = 4;
+const SOAK: Duration = Duration::from_secs(600);
+const SAMPLE_EVERY: Duration = Duration::from_secs(30);
+
+/// Ten minutes: `cargo test -p tests --release --test survival soak -- --ignored --nocapture`
+#[test]
+#[ignore = "takes ten minutes"]
+fn soak_of_sessions_with_a_host_killed_half_way() {
+    let cluster = Cluster::start(BINARY, &ClusterSpec { method: SURVIVING, ..embedded(3) });
+    for session in 0..SESSIONS {
+        let document = format!("The special magic number for oak-{session} is {}. ", 1000 + session).repeat(60);
+        fs::write(cluster.folder().join("document.txt"), document).expect("written");
+        let name = format!("book-{session}");
+        let made = cluster.run(&["session", "create", "--context", "document.txt", "--name", &name, "--ttl", "1h"]);
+        assert_eq!(made.status.code(), Some(0), "{}", String::from_utf8_lossy(&made.stderr));
+    }
+    let (asked, answers) = (AtomicUsize::new(0), Mutex::new(vec![None; SESSIONS]));
+    let started = Instant::now();
+    let mut samples = Vec::new();
+    thread::scope(|scope| {
+        let (done, ended) = mpsc::channel::<()>();
+        for _ in 0..ASKERS {
+            let (cluster, asked, answers, done) = (&cluster, &asked, &answers, done.clone());
+            scope.spawn(move || {
+                let _done = done;
+                // All questions, and then for as long as memory is watched.
+                while asked.load(Ordering::SeqCst) < QUESTIONS || started.elapsed() < SOAK {
+                    let number = asked.fetch_add(1, Ordering::SeqCst);
+                    if number == QUESTIONS / 2 {
+                        cluster.kill("context-1");
+                    }
+                    let tokens = ask(cluster, number % SESSIONS);
+                    let mut answers = answers.lock().expect("no asker panicked");
+                    let first = answers[number % SESSIONS].get_or_insert_with(|| tokens.clone());
+                    assert_eq!(*first, tokens, "question {number}");
+                }
+            });
+        }
+        drop(done);
+        while ended.recv_timeout(SAMPLE_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let resident = resident_kib(&cluster);
+            println!("{:4.0} s: {} KiB resident, {asked:?} questions", started.elapsed().as_secs_f64(), resident);
+            samples.push(resident);
+        }
+    });
+    assert!(asked.load(Ordering::SeqCst) >= QUESTIONS);
+    let settled = &samples[samples.len() / 2..];
+    let (least, most) = (settled.iter().min().expect("samples"), settled.iter().max().expect("samples"));
+    assert!(most - least < least / 10, "memory is not flat: {samples:?} KiB");
+}
+
+/// The tokens of a session's answer.
+fn ask(cluster: &Cluster, session: usize) -> Value {
+    let query = format!("What is the special magic number for oak-{session}?");
+    let name = format!("book-{session}");
+    let output = cluster.run(&["session", "ask", &name, &query, "--max-tokens", "8", "-o", "json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_ne!(status["tokens"], json!([]), "{status:#}");
+    status["tokens"].clone()
+}
+
+/// Resident memory of parent, supervisor and hosts; one that is being started counts nothing.
+fn resident_kib(cluster: &Cluster) -> u64 {
+    let hosts = cluster.try_status().map(|status| status["hosts"].as_array().cloned().unwrap_or_default());
+    let hosts = hosts.unwrap_or_default().iter().filter_map(|host| host["pid"].as_u64()).collect::<Vec<_>>();
+    let of = |pid: u64| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    [cluster.parent(), cluster.supervisor()].into_iter().chain(hosts).filter_map(of).sum()
+}
