@@ -61,7 +61,7 @@ pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAd
     let store = RedbStore::open(&data_dir::journal(&cluster.data_dir), &cluster.name)
         .map_err(|error| host_refusal(&HostError::Journal(error)))?;
     let mut config = supervisor_config(cluster, &model.name);
-    config.weight_bytes = model.weight_bytes;
+    config.weight_bytes = model.config.weight_bytes(Parts::All, dtype(cluster.model.dtype));
     let supervisor = Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
     Ok((supervisor, address))
 }
