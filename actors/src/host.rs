@@ -1,27 +1,74 @@
-//! What both working roles share: joining the supervisor, heartbeats, loading the model, the command loop.
+//! A host process: joins the supervisor, loads the model, does what it is told, and comes back to a supervisor it lost.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+mod actor;
+pub(crate) mod joining;
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, ModelError, Tokenizer};
-use asterism_transport::{Link, Transport};
-use tokio::sync::watch;
+use asterism_transport::Transport;
+use ractor::ActorRef;
+use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::{
     error::HostError,
-    link::{self, Inbox, Outbox},
     messages::{Hello, HostCommand, HostMessage, HostRole},
 };
+use actor::Message;
+use joining::{Backoff, Joined};
 
-/// Who a host process is and where its supervisor listens.
+/// How long a host works on without its supervisor, unless told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longest wait for the actor to end.
+const STOP_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Who a process is and where its supervisor listens.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Host name, as the cluster file has it.
+    /// Name, as the cluster file has it: the host's, or the node's.
     pub name: String,
+    /// What it is started as.
+    pub role: HostRole,
+    /// Whether it encodes shards and answers queries over them.
+    pub encodes: bool,
+    /// Whether it generates; the model it loads needs its head then.
+    pub generates: bool,
     /// Where the supervisor listens.
     pub supervisor: SocketAddr,
     /// Larger at each start of this host.
     pub incarnation: u64,
+    /// How long a host that lost its supervisor works on and tries to reach it.
+    pub patience: Duration,
+}
+
+impl HostConfig {
+    /// What the role needs: a context host encodes, a query host generates, a spare does both.
+    pub fn new(name: &str, role: HostRole, supervisor: SocketAddr, incarnation: u64) -> Self {
+        let (encodes, generates) = match role {
+            HostRole::Context => (true, false),
+            HostRole::Query => (false, true),
+            HostRole::Spare => (true, true),
+            HostRole::Node => (false, false),
+        };
+        Self { name: name.into(), role, encodes, generates, supervisor, incarnation, patience: PATIENCE }
+    }
+
+    pub(crate) fn hello(&self, transport: &dyn Transport) -> Hello {
+        Hello {
+            name: self.name.clone(),
+            role: self.role,
+            incarnation: self.incarnation,
+            pid: std::process::id(),
+            address: transport.local_address().to_string(),
+            ..Hello::default()
+        }
+    }
 }
 
 /// A loaded model: the layers a role needs, and the tokenizer.
@@ -35,77 +82,130 @@ pub struct LoadedModel<B: Backend> {
 /// Loads a model; runs on a thread of its own after the host has joined.
 pub type ModelLoader<B> = Box<dyn FnOnce() -> Result<LoadedModel<B>, ModelError> + Send>;
 
-/// A host that has joined its supervisor.
-pub(crate) struct Joined {
-    pub outbox: Outbox<HostMessage>,
-    pub inbox: Inbox,
-    pub kv_bytes: watch::Sender<u64>,
-    link: Arc<dyn Link>,
-}
+/// Where a side of the host reports what happens; may be called from any thread.
+pub(crate) type Post<E> = Arc<dyn Fn(E) + Send + Sync>;
 
-/// Says hello and starts heartbeats.
-pub(crate) async fn join(config: &HostConfig, role: HostRole, transport: &dyn Transport) -> Result<Joined, HostError> {
-    let unreachable =
-        |cause| HostError::Supervisor { host: config.name.clone(), address: config.supervisor.to_string(), cause };
-    let link = transport.connect(config.supervisor).await.map_err(unreachable)?;
-    let channel = link.open().await.map_err(unreachable)?;
-    let (outbox, mut inbox) = link::control(channel, "the supervisor".to_string());
-    outbox.send(HostMessage::Hello(Hello {
-        name: config.name.clone(),
-        role,
-        incarnation: config.incarnation,
-        pid: std::process::id(),
-        address: transport.local_address().to_string(),
-    }));
-    let heartbeat = match inbox.receive().await {
-        Ok(HostCommand::Welcome { heartbeat_ms }) => Duration::from_millis(heartbeat_ms.max(1)),
-        Ok(HostCommand::Refuse { reason }) => return Err(HostError::Refused { host: config.name.clone(), reason }),
-        Ok(other) => {
-            let reason = format!("it answered hello with {other:?}");
-            return Err(HostError::Refused { host: config.name.clone(), reason });
-        }
-        Err(cause) => return Err(HostError::Lost { host: config.name.clone(), cause }),
+/// Runs a host until its supervisor ends it, refuses it, or is gone for longer than the host's patience.
+///
+/// # Errors
+/// [`HostError::Supervisor`] when the supervisor cannot be reached at the start, [`HostError::Refused`] when it does not
+/// want this host, [`HostError::Model`] when the model does not load, [`HostError::Lost`] when patience ends.
+pub async fn run<B: Backend>(
+    config: HostConfig,
+    transport: Arc<dyn Transport>,
+    loader: ModelLoader<B>,
+) -> Result<(), HostError> {
+    let first = joining::join(config.hello(transport.as_ref()), config.supervisor, transport.as_ref()).await?;
+    let (actor, ended) = actor::spawn(&config, transport.clone()).await?;
+    let host = Host { config, transport: transport.clone(), actor: actor.clone(), cluster: first.cluster };
+    let result = tokio::select! {
+        result = host.live(first, loader) => result,
+        _ = ended => Err(HostError::Actor { cause: "it ended before its host did".into() }),
     };
-    let (kv_bytes, held) = watch::channel(0);
-    tokio::spawn(beat(heartbeat, outbox.clone(), held));
-    Ok(Joined { outbox, inbox, kv_bytes, link })
+    let _ = actor.stop_and_wait(None, Some(STOP_DEADLINE)).await;
+    transport.close();
+    transport.drained().await;
+    result
 }
 
-async fn beat(every: Duration, outbox: Outbox<HostMessage>, held: watch::Receiver<u64>) {
-    let mut ticks = tokio::time::interval(every);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    while outbox.is_open() && held.has_changed().is_ok() {
-        ticks.tick().await;
-        outbox.send(HostMessage::Heartbeat { kv_bytes: *held.borrow() });
+struct Host<B: Backend> {
+    config: HostConfig,
+    transport: Arc<dyn Transport>,
+    actor: ActorRef<Message<B>>,
+    cluster: u64,
+}
+
+impl<B: Backend> Host<B> {
+    async fn live(mut self, first: Joined, loader: ModelLoader<B>) -> Result<(), HostError> {
+        let mut joined = first;
+        let mut beats = self.linked(&joined);
+        let model = self.load(&mut joined, loader).await?;
+        self.tell(Message::Loaded(model));
+        loop {
+            joined.outbox.send(HostMessage::Ready);
+            let cause = loop {
+                match joined.inbox.receive().await {
+                    Ok(HostCommand::Shutdown) => return Ok(()),
+                    Ok(command) => self.tell(Message::Command(command)),
+                    Err(cause) => break cause,
+                }
+            };
+            beats.abort();
+            self.tell(Message::Unlinked);
+            tracing::warn!(host = %self.config.name, %cause, "the supervisor is lost; work goes on");
+            joined = self.rejoin(cause).await?;
+            self.cluster = joined.cluster;
+            tracing::info!(host = %self.config.name, "the supervisor is back");
+            beats = self.linked(&joined);
+        }
     }
-}
 
-impl Joined {
+    fn tell(&self, message: Message<B>) {
+        // An actor that ended ends the host too.
+        let _ = self.actor.cast(message);
+    }
+
+    /// Messages go to this supervisor from now on, heartbeats first.
+    fn linked(&self, joined: &Joined) -> JoinHandle<()> {
+        self.tell(Message::Linked(joined.outbox.clone()));
+        tokio::spawn(beat(self.actor.clone(), joined.heartbeat))
+    }
+
     /// Loads the model off the event loop; a failure is told to the supervisor, with its cause.
-    pub async fn load<B: Backend>(&mut self, name: &str, loader: ModelLoader<B>) -> Result<LoadedModel<B>, HostError> {
+    async fn load(&self, joined: &mut Joined, loader: ModelLoader<B>) -> Result<LoadedModel<B>, HostError> {
+        let host = &self.config.name;
         let loaded = tokio::task::spawn_blocking(loader)
             .await
-            .unwrap_or_else(|panic| Err(ModelError::Host { host: name.to_string(), cause: panic.to_string() }));
+            .unwrap_or_else(|panic| Err(ModelError::Host { host: host.clone(), cause: panic.to_string() }));
         match loaded {
             Ok(model) => Ok(model),
             Err(cause) => {
-                self.outbox.send(HostMessage::Unfit { cause: cause.to_string() });
+                joined.outbox.send(HostMessage::Unfit { cause: cause.to_string() });
                 // The supervisor closes the link once it has read the message above.
-                let _ = tokio::time::timeout(Duration::from_secs(2), self.link.closed()).await;
-                Err(HostError::Model { host: name.to_string(), cause })
+                let _ = tokio::time::timeout(Duration::from_secs(2), joined.link.closed()).await;
+                Err(HostError::Model { host: host.clone(), cause })
             }
         }
     }
 
-    /// Hands commands to `act` until the supervisor ends the host or is gone.
-    pub async fn serve(mut self, name: &str, mut act: impl FnMut(HostCommand)) -> Result<(), HostError> {
-        self.outbox.send(HostMessage::Ready);
+    /// Tries to reach the supervisor again until it is there or patience ends.
+    async fn rejoin(&self, mut cause: String) -> Result<Joined, HostError> {
+        let (lost, patience, mut backoff) = (Instant::now(), self.config.patience, Backoff::default());
         loop {
-            match self.inbox.receive().await {
-                Ok(HostCommand::Shutdown) => return Ok(()),
-                Ok(command) => act(command),
-                Err(cause) => return Err(HostError::Lost { host: name.to_string(), cause }),
+            let wait = backoff.next();
+            let Some(left) = patience.checked_sub(lost.elapsed() + wait) else {
+                let cause = format!("{cause}; it did not come back in {} s", patience.as_secs_f64());
+                return Err(HostError::Lost { host: self.config.name.clone(), cause });
+            };
+            tokio::time::sleep(wait).await;
+            let joining = joining::join(self.hello().await, self.config.supervisor, self.transport.as_ref());
+            match tokio::time::timeout(left, joining).await {
+                Ok(Ok(joined)) => return Ok(joined),
+                Ok(Err(error)) if joining::is_final(&error) => return Err(error),
+                Ok(Err(error)) => cause = error.to_string(),
+                Err(_) => cause = "it accepts no host".into(),
             }
+        }
+    }
+
+    /// Who this host is and what it has by now.
+    async fn hello(&self) -> Hello {
+        let (reply, held) = oneshot::channel();
+        self.tell(Message::Introduce(reply));
+        let (contexts, jobs) = held.await.unwrap_or_default();
+        Hello { cluster: self.cluster, contexts, jobs, ..self.config.hello(self.transport.as_ref()) }
+    }
+}
+
+/// Has the actor send heartbeats: they stop when it does. The next is due only after the last was handled.
+async fn beat<B: Backend>(actor: ActorRef<Message<B>>, every: Duration) {
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let (beaten, handled) = oneshot::channel();
+        if actor.cast(Message::Beat(beaten)).is_err() || handled.await.is_err() {
+            return;
         }
     }
 }

@@ -6,10 +6,11 @@
 pub mod api;
 pub mod context_host;
 mod error;
-mod host;
+pub mod host;
 mod link;
 pub mod messages;
 pub mod metric;
+pub mod node;
 mod payload;
 pub mod query_host;
 pub mod store;

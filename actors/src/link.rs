@@ -1,6 +1,10 @@
 //! Control channels as queues: an outbox that a task writes out, and typed reading; and links kept open. Decides nothing.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex as SyncMutex},
+};
 
 use asterism_transport::{Channel, FrameKind, FrameReceiver, FrameSender, Link, Transport, TransportError};
 use tokio::sync::{Mutex, mpsc};
@@ -38,11 +42,6 @@ impl<M: WireMessage + Send + 'static> Outbox<M> {
     pub fn send(&self, message: M) {
         let _ = self.queue.send(message);
     }
-
-    /// Whether the peer can still be written to.
-    pub fn is_open(&self) -> bool {
-        !self.queue.is_closed()
-    }
 }
 
 /// Typed messages from a peer.
@@ -75,29 +74,37 @@ pub fn control<M: WireMessage + Send + 'static>(channel: Channel, peer: String) 
     (Outbox::new(channel.sender), Inbox::new(channel.receiver, peer))
 }
 
-/// Links to context hosts, kept between jobs.
+/// A link that is open, or being opened by whoever holds the lock.
+type LinkSlot = Arc<Mutex<Option<Arc<dyn Link>>>>;
+
+/// Links to context hosts, kept between jobs. A host that does not answer keeps nobody from the others.
 pub struct Links {
     transport: Arc<dyn Transport>,
-    open: Mutex<HashMap<SocketAddr, Arc<dyn Link>>>,
+    open: SyncMutex<HashMap<SocketAddr, LinkSlot>>,
 }
 
 impl Links {
     /// None open yet.
     pub fn new(transport: Arc<dyn Transport>) -> Self {
-        Self { transport, open: Mutex::default() }
+        Self { transport, open: SyncMutex::default() }
     }
 
     /// A channel to a context host, over the link there is or a new one.
     pub async fn channel(&self, address: SocketAddr) -> Result<Channel, TransportError> {
-        let mut open = self.open.lock().await;
-        if let Some(link) = open.get(&address) {
-            match link.open().await {
-                Ok(channel) => return Ok(channel),
-                Err(_) => drop(open.remove(&address)),
-            }
+        let slot = self.open.lock().expect("no holder panics").entry(address).or_default().clone();
+        let mut open = slot.lock().await;
+        if let Some(link) = open.as_ref()
+            && let Ok(channel) = link.open().await
+        {
+            return Ok(channel);
         }
         let link = self.transport.connect(address).await?;
-        open.insert(address, link.clone());
+        *open = Some(link.clone());
         link.open().await
+    }
+
+    /// The next channel to `address` goes over a new link. Channels that are open keep theirs.
+    pub fn forget(&self, address: SocketAddr) {
+        self.open.lock().expect("no holder panics").remove(&address);
     }
 }

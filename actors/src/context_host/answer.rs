@@ -54,41 +54,51 @@ async fn serve_channel<B: Backend>(mut channel: Channel, desk: Desk<B>, peer: &s
     let Some(first) = channel.receiver.receive().await.map_err(said)? else { return Ok(()) };
     match Opening::read(&first.meta, peer).map_err(|error| error.to_string())? {
         Opening::Attach(attach) => answer_queries(channel, desk, first.header, attach).await,
-        Opening::Pass { job } => desk.mailroom.take_in(job, channel.receiver, peer).await,
+        Opening::Pass { context, attempt } => desk.mailroom.take_in((context, attempt), channel.receiver, peer).await,
     }
 }
 
 async fn answer_queries<B: Backend>(
     mut channel: Channel,
-    Desk { decoder, store, .. }: Desk<B>,
+    desk: Desk<B>,
     first: FrameHeader,
     attach: Attach,
 ) -> Result<(), String> {
-    let said = |error: TransportError| error.to_string();
-    let shards = match store.find(attach.job, &attach.blocks) {
-        Ok(shards) => shards,
-        Err(block) => {
-            let cause = format!("shard {block} of job {} is not here", attach.job);
-            let meta = PartialsMeta::Failed { cause: cause.clone() };
-            let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::None, ..first };
-            channel.sender.send(Frame::new(header, meta.archive(), Default::default())).await.map_err(said)?;
-            return Err(cause);
-        }
-    };
-    while let Some(frame) = channel.receiver.receive().await.map_err(said)? {
+    // Whoever asks for what is not here hears so before the first query, too.
+    if let Err(block) = desk.store.find(attach.context, &attach.blocks) {
+        return refuse(&mut channel, first, missing(attach.context, block)).await;
+    }
+    while let Some(frame) = channel.receiver.receive().await.map_err(|error| error.to_string())? {
         let header = frame.header;
-        let (decoder, shards) = (decoder.clone(), shards.clone());
+        let (decoder, found) = (desk.decoder.clone(), desk.store.find(attach.context, &attach.blocks));
+        let shards = match found {
+            Ok(shards) => shards,
+            Err(block) => return refuse(&mut channel, header, missing(attach.context, block)).await,
+        };
         let answer = tokio::task::spawn_blocking(move || answer(&decoder, &shards, &frame))
             .await
             .map_err(|panic| panic.to_string())?;
-        let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::F32, ..header };
-        let (meta, payload) = match answer {
-            Ok((keys, payload)) => (PartialsMeta::Shards(keys), payload),
-            Err(cause) => (PartialsMeta::Failed { cause }, Default::default()),
+        let (keys, payload) = match answer {
+            Ok(answer) => answer,
+            Err(cause) => return refuse(&mut channel, header, cause).await,
         };
-        channel.sender.send(Frame::new(header, meta.archive(), payload)).await.map_err(said)?;
+        let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::F32, ..header };
+        let answer = Frame::new(header, PartialsMeta::Shards(keys).archive(), payload);
+        channel.sender.send(answer).await.map_err(|error| error.to_string())?;
     }
     Ok(())
+}
+
+fn missing(context: u64, block: u32) -> String {
+    format!("shard {block} of context {context} is not here")
+}
+
+/// Says why there is no answer, and no further one on this channel.
+async fn refuse(channel: &mut Channel, asked: FrameHeader, cause: String) -> Result<(), String> {
+    let meta = PartialsMeta::Failed { cause: cause.clone() };
+    let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::None, ..asked };
+    let told = channel.sender.send(Frame::new(header, meta.archive(), Default::default())).await;
+    Err(told.map_or_else(|error| error.to_string(), |()| cause))
 }
 
 /// Attention of one frame's queries over every shard, in order.

@@ -1,11 +1,11 @@
 //! Parcels of phase 1 between the channels that bring them and the encoder that waits for them. Computes nothing.
+//!
+//! A parcel belongs to an attempt of its context: those of earlier attempts than the one expected are dropped, those of later
+//! ones wait until they are expected.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    sync::{
-        Condvar, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    collections::{BTreeMap, HashMap},
+    sync::{Condvar, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -13,14 +13,20 @@ use asterism_models::Parcel;
 use asterism_transport::{Frame, FrameKind, FrameReceiver};
 use tokio::sync::Notify;
 
+use super::stop::Stop;
 use crate::messages::{ParcelMeta, WireMessage};
 
 /// How often a waiting encoder looks whether it was told to stop.
 const STOP_CHECK: Duration = Duration::from_millis(20);
 /// Layers that a sender may be ahead of the encoder here; what comes later stays in the channel.
 const LAYERS_AHEAD: usize = 1;
-/// Ended jobs that are remembered, so that their late parcels are dropped.
-const ENDED_JOBS: usize = 256;
+/// Attempts that parcels may come for before the order does; those of others stay in their channels.
+const UNEXPECTED_ATTEMPTS: usize = 64;
+/// Contexts whose ended attempts are remembered, so that their late parcels are dropped.
+const REMEMBERED_CONTEXTS: usize = 1024;
+
+/// An attempt of a context.
+pub type Attempt = (u64, u32);
 
 /// Tensors of one parcel as they came.
 pub struct Arrived {
@@ -30,29 +36,36 @@ pub struct Arrived {
     pub frame: Frame,
 }
 
-/// Parcels of all jobs.
+/// Parcels of all contexts.
 #[derive(Default)]
 pub struct Mailroom {
-    jobs: Mutex<Jobs>,
+    rooms: Mutex<Rooms>,
     arrived: Condvar,
     moved: Notify,
 }
 
 #[derive(Default)]
-struct Jobs {
-    open: HashMap<u64, Pigeonholes>,
-    ended: BTreeSet<u64>,
+struct Rooms {
+    open: BTreeMap<Attempt, Pigeonholes>,
+    /// The earliest attempt of a context that parcels are taken for.
+    earliest: BTreeMap<u64, u32>,
 }
 
 #[derive(Default)]
 struct Pigeonholes {
+    expected: bool,
     layer: usize,
     parcels: HashMap<Parcel, Arrived>,
 }
 
 impl Mailroom {
-    /// Takes in what a peer sends for a job, until it closes the channel or the job ends here.
-    pub async fn take_in(&self, job: u64, mut receiver: Box<dyn FrameReceiver>, peer: &str) -> Result<(), String> {
+    /// Takes in what a peer sends for an attempt, until it closes the channel or the attempt ends here.
+    pub async fn take_in(
+        &self,
+        attempt: Attempt,
+        mut receiver: Box<dyn FrameReceiver>,
+        peer: &str,
+    ) -> Result<(), String> {
         while let Some(frame) = receiver.receive().await.map_err(|error| error.to_string())? {
             if frame.header.kind != FrameKind::Parcel {
                 return Err(format!("{peer} sent a {:?} frame among parcels", frame.header.kind));
@@ -63,7 +76,7 @@ impl Mailroom {
             let mut arrived = Some(Arrived { meta, frame });
             while arrived.is_some() {
                 let moved = self.moved.notified();
-                if !self.put(job, parcel, &mut arrived) {
+                if !self.put(attempt, parcel, &mut arrived) {
                     return Ok(());
                 }
                 if arrived.is_some() {
@@ -74,54 +87,148 @@ impl Mailroom {
         Ok(())
     }
 
-    /// Waits for a parcel; none when `stop` is set first.
-    pub fn wait(&self, job: u64, parcel: Parcel, stop: &AtomicBool) -> Option<Arrived> {
-        let mut jobs = self.jobs.lock().expect("no holder panics");
+    /// A parcel that has arrived.
+    pub fn find(&self, attempt: Attempt, parcel: Parcel) -> Option<Arrived> {
+        self.lock().open.get_mut(&attempt).and_then(|holes| holes.parcels.remove(&parcel))
+    }
+
+    /// Waits for a parcel; none when told to stop first.
+    pub fn wait(&self, attempt: Attempt, parcel: Parcel, stop: &Stop) -> Option<Arrived> {
+        let mut rooms = self.lock();
         loop {
-            if let Some(arrived) = jobs.open.get_mut(&job).and_then(|holes| holes.parcels.remove(&parcel)) {
+            if let Some(arrived) = rooms.open.get_mut(&attempt).and_then(|holes| holes.parcels.remove(&parcel)) {
                 return Some(arrived);
             }
-            if stop.load(Ordering::Relaxed) {
+            if stop.is_set() {
                 return None;
             }
-            jobs = self.arrived.wait_timeout(jobs, STOP_CHECK).expect("no holder panics").0;
+            rooms = self.arrived.wait_timeout(rooms, STOP_CHECK).expect("no holder panics").0;
         }
     }
 
     /// The encoder is done with a layer: room for another.
-    pub fn layer_done(&self, job: u64, layer: usize) {
-        let mut jobs = self.jobs.lock().expect("no holder panics");
-        if jobs.ended.contains(&job) {
-            return;
-        }
-        let holes = jobs.open.entry(job).or_default();
-        holes.layer = layer + 1;
-        holes.parcels.retain(|parcel, _| parcel.layer > layer);
-        self.moved.notify_waiters();
-    }
-
-    /// Drops everything of a job, also what is still to come.
-    pub fn forget(&self, job: u64) {
-        let mut jobs = self.jobs.lock().expect("no holder panics");
-        jobs.open.remove(&job);
-        jobs.ended.insert(job);
-        if jobs.ended.len() > ENDED_JOBS {
-            jobs.ended.pop_first();
+    pub fn layer_done(&self, attempt: Attempt, layer: usize) {
+        if let Some(holes) = self.lock().open.get_mut(&attempt) {
+            holes.layer = layer + 1;
+            holes.parcels.retain(|parcel, _| parcel.layer > layer);
         }
         self.moved.notify_waiters();
     }
 
-    /// Takes a parcel in if there is room for its layer. Whether its job goes on: nothing comes in for one that has ended.
-    fn put(&self, job: u64, parcel: Parcel, arrived: &mut Option<Arrived>) -> bool {
-        let mut jobs = self.jobs.lock().expect("no holder panics");
-        if jobs.ended.contains(&job) {
+    /// An attempt was ordered here: its parcels are wanted, those of earlier ones no longer.
+    pub fn expect(&self, (context, attempt): Attempt) {
+        let mut rooms = self.lock();
+        rooms.end_before(context, attempt);
+        rooms.open.entry((context, attempt)).or_default().expected = true;
+        self.moved.notify_waiters();
+    }
+
+    /// An attempt came to its end here.
+    pub fn end(&self, (context, attempt): Attempt) {
+        self.lock().end_before(context, attempt.saturating_add(1));
+        self.moved.notify_waiters();
+    }
+
+    /// Drops everything of a context, also what is still to come of the attempts known.
+    pub fn forget(&self, context: u64) {
+        let mut rooms = self.lock();
+        let latest = rooms.open.range((context, 0)..=(context, u32::MAX)).next_back().map(|((_, attempt), _)| *attempt);
+        if let Some(latest) = latest {
+            rooms.end_before(context, latest.saturating_add(1));
+        }
+        self.moved.notify_waiters();
+    }
+
+    /// Takes a parcel in if there is room for its layer. Whether its attempt goes on: nothing comes in for one that ended.
+    fn put(&self, attempt: Attempt, parcel: Parcel, arrived: &mut Option<Arrived>) -> bool {
+        let mut rooms = self.lock();
+        if rooms.earliest.get(&attempt.0).is_some_and(|earliest| attempt.1 < *earliest) {
             return false;
         }
-        let holes = jobs.open.entry(job).or_default();
+        let unexpected = rooms.open.values().filter(|holes| !holes.expected).count();
+        if !rooms.open.contains_key(&attempt) && unexpected >= UNEXPECTED_ATTEMPTS {
+            return true;
+        }
+        let holes = rooms.open.entry(attempt).or_default();
         if parcel.layer <= holes.layer + LAYERS_AHEAD {
             holes.parcels.extend(arrived.take().map(|arrived| (parcel, arrived)));
             self.arrived.notify_all();
         }
         true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rooms> {
+        self.rooms.lock().expect("no holder panics")
+    }
+}
+
+impl Rooms {
+    fn end_before(&mut self, context: u64, attempt: u32) {
+        self.open.retain(|(open, tried), _| *open != context || *tried >= attempt);
+        let earliest = self.earliest.entry(context).or_default();
+        *earliest = attempt.max(*earliest);
+        while self.earliest.len() > REMEMBERED_CONTEXTS {
+            self.earliest.pop_first();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_models::Part;
+    use asterism_transport::{FrameHeader, PayloadType};
+
+    use super::*;
+    use crate::messages::ParcelPart;
+
+    fn parcel(layer: usize) -> Parcel {
+        Parcel { layer, part: Part::Keys, from: 0, to: None }
+    }
+
+    fn arrived(layer: u32) -> Option<Arrived> {
+        let meta = ParcelMeta { part: ParcelPart::Keys, from: 0, to: None, shapes: Vec::new() };
+        let (kind, payload_type) = (FrameKind::Parcel, PayloadType::None);
+        let header = FrameHeader { kind, job: 1, shard_set: 0, layer, step: 0, rows: 0, payload_type };
+        Some(Arrived { frame: Frame::new(header, meta.archive(), Default::default()), meta })
+    }
+
+    #[test]
+    fn parcels_of_an_earlier_attempt_are_dropped_and_those_of_a_later_one_wait() {
+        let mailroom = Mailroom::default();
+        mailroom.expect((1, 2));
+        assert!(!mailroom.put((1, 1), parcel(0), &mut arrived(0)));
+        assert!(mailroom.put((1, 2), parcel(0), &mut arrived(0)));
+        assert!(mailroom.put((1, 3), parcel(0), &mut arrived(0)));
+        mailroom.expect((1, 3));
+        assert!(mailroom.find((1, 2), parcel(0)).is_none());
+        assert!(mailroom.find((1, 3), parcel(0)).is_some());
+        mailroom.end((1, 3));
+        assert!(!mailroom.put((1, 3), parcel(0), &mut arrived(0)));
+        assert!(mailroom.put((1, 4), parcel(0), &mut arrived(0)));
+        mailroom.forget(1);
+        assert!(!mailroom.put((1, 4), parcel(0), &mut arrived(0)));
+    }
+
+    #[test]
+    fn parcels_of_layers_far_ahead_and_of_many_unknown_attempts_stay_outside() {
+        let mailroom = Mailroom::default();
+        let mut far = arrived(2);
+        assert!(mailroom.put((1, 1), parcel(2), &mut far) && far.is_some());
+        mailroom.layer_done((1, 1), 0);
+        assert!(mailroom.put((1, 1), parcel(2), &mut far) && far.is_none());
+        for context in 2..=UNEXPECTED_ATTEMPTS as u64 {
+            assert!(mailroom.put((context, 1), parcel(0), &mut arrived(0)));
+        }
+        let mut unknown = arrived(0);
+        assert!(mailroom.put((1000, 1), parcel(0), &mut unknown) && unknown.is_some());
+        mailroom.expect((1000, 1));
+        assert!(mailroom.put((1000, 1), parcel(0), &mut unknown) && unknown.is_none());
+    }
+
+    #[test]
+    fn a_wait_ends_when_told_to_stop() {
+        let stop = Stop::default();
+        stop.set();
+        assert!(Mailroom::default().wait((1, 1), parcel(0), &stop).is_none());
     }
 }

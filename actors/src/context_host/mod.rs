@@ -1,11 +1,14 @@
 //! The context host: encodes shards (phase 1) and answers queries over those it holds (phase 2).
 
-mod actor;
 mod answer;
 mod mailroom;
 mod passing;
+mod side;
 mod state;
+mod stop;
 mod store;
+mod turns;
+mod work;
 
-pub use actor::run;
-pub use state::{Command, ContextHostState, Event};
+pub(crate) use side::ContextSide;
+pub use state::{Command, ContextHostState, Event, Failure, Work};

@@ -1,17 +1,26 @@
 //! What shards pass each other, when they are on different hosts: parcels as frames, one channel a peer. Decides nothing.
 
 use std::{
+    cell::RefCell,
     collections::HashMap,
+    future::{Future, poll_fn},
     net::SocketAddr,
-    sync::{Arc, atomic::AtomicBool},
+    pin::pin,
+    rc::Rc,
+    sync::Arc,
+    task::Poll,
 };
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, LocalPeers, ModelError, Parcel, Part, Peers};
-use asterism_transport::{Frame, FrameHeader, FrameKind, FrameSender};
+use asterism_transport::{Frame, FrameHeader, FrameKind, FrameSender, TransportError};
 use tokio::runtime::Handle;
 
-use super::mailroom::{Arrived, Mailroom};
+use super::{
+    mailroom::{Arrived, Attempt, Mailroom},
+    stop::Stop,
+    turns::Seat,
+};
 use crate::{
     link::Links,
     messages::{EncodeShards, Opening, ParcelMeta, ParcelPart, ShardHolder, WireMessage},
@@ -21,12 +30,14 @@ use crate::{
 /// Peers of the shards that this host encodes together.
 pub struct RemotePeers<B: Backend> {
     office: Office<B>,
-    job: u64,
+    seat: Rc<RefCell<Seat>>,
+    attempt: Attempt,
     own: Vec<usize>,
     peers: Vec<ShardHolder>,
     local: LocalPeers<B>,
     channels: HashMap<String, Box<dyn FrameSender>>,
     received_bytes: u64,
+    peer_lost: bool,
 }
 
 /// What parcels go through.
@@ -38,31 +49,51 @@ pub struct Office<B: Backend> {
     /// Where parcels arrive.
     pub mailroom: Arc<Mailroom>,
     /// Set when the work is to stop.
-    pub stop: Arc<AtomicBool>,
+    pub stop: Stop,
     /// Where channels live.
     pub runtime: Handle,
 }
 
+impl<B: Backend> Clone for Office<B> {
+    fn clone(&self) -> Self {
+        let Self { decoder, links, mailroom, stop, runtime } = self;
+        Self {
+            decoder: decoder.clone(),
+            links: links.clone(),
+            mailroom: mailroom.clone(),
+            stop: stop.clone(),
+            runtime: runtime.clone(),
+        }
+    }
+}
+
 impl<B: Backend> RemotePeers<B> {
-    /// For the shards of one order.
-    pub fn new(office: Office<B>, order: &EncodeShards) -> Self {
+    /// For the shards of one order, whose turn `seat` keeps.
+    pub fn new(office: Office<B>, seat: Rc<RefCell<Seat>>, order: &EncodeShards) -> Self {
         let own: Vec<usize> = order.shards.iter().map(|shard| shard.block).collect();
         let foreign = |peer: &&ShardHolder| peer.blocks.iter().all(|block| !own.contains(&(*block as usize)));
         let peers = order.peers.iter().filter(foreign).cloned().collect();
         Self {
             office,
-            job: order.job,
+            seat,
+            attempt: (order.context, order.attempt),
             own,
             peers,
             local: LocalPeers::default(),
             channels: HashMap::new(),
             received_bytes: 0,
+            peer_lost: false,
         }
     }
 
     /// Bytes of tensors that other hosts sent.
     pub fn received_bytes(&self) -> u64 {
         self.received_bytes
+    }
+
+    /// Whether another host could not be reached.
+    pub fn peer_lost(&self) -> bool {
+        self.peer_lost
     }
 
     fn frame(&self, parcel: Parcel, tensors: &[B::Tensor]) -> Result<Frame, ModelError> {
@@ -81,8 +112,8 @@ impl<B: Backend> RemotePeers<B> {
         };
         let header = FrameHeader {
             kind: FrameKind::Parcel,
-            job: self.job,
-            shard_set: 0,
+            job: self.attempt.0,
+            shard_set: self.attempt.1,
             layer: parcel.layer as u32,
             step: 0,
             rows: 0,
@@ -92,19 +123,31 @@ impl<B: Backend> RemotePeers<B> {
     }
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
-        let lost = |cause: String| ModelError::Host { host: peer.host.clone(), cause };
-        let Office { links, runtime, .. } = &self.office;
-        if !self.channels.contains_key(&peer.host) {
-            let address: SocketAddr = peer.address.parse().map_err(|error| lost(format!("{error}")))?;
-            let opened = runtime.block_on(async {
-                let mut channel = links.channel(address).await?;
-                channel.sender.send(Opening::Pass { job: self.job }.frame()).await?;
-                Ok::<_, asterism_transport::TransportError>(channel.sender)
-            });
-            self.channels.insert(peer.host.clone(), opened.map_err(|error| lost(error.to_string()))?);
-        }
-        let sender = self.channels.get_mut(&peer.host).expect("it was just put there");
-        runtime.block_on(sender.send(frame)).map_err(|error| lost(error.to_string()))
+        let mut sender = match self.channels.remove(&peer.host) {
+            Some(sender) => sender,
+            None => self.open(peer)?,
+        };
+        let sent = self.office.away(&self.seat, sender.send(frame)).ok_or(ModelError::Cancelled)?;
+        self.reached(peer, sent)?;
+        self.channels.insert(peer.host.clone(), sender);
+        Ok(())
+    }
+
+    fn open(&mut self, peer: &ShardHolder) -> Result<Box<dyn FrameSender>, ModelError> {
+        let address: SocketAddr = self.reached(peer, peer.address.parse())?;
+        let links = self.office.links.clone();
+        let (context, attempt) = self.attempt;
+        let opened = self.office.away(&self.seat, async move {
+            let mut channel = links.channel(address).await?;
+            channel.sender.send(Opening::Pass { context, attempt }.frame()).await?;
+            Ok::<_, TransportError>(channel.sender)
+        });
+        self.reached(peer, opened.ok_or(ModelError::Cancelled)?)
+    }
+
+    fn reached<T, E: ToString>(&mut self, peer: &ShardHolder, result: Result<T, E>) -> Result<T, ModelError> {
+        self.peer_lost |= result.is_err();
+        result.map_err(|error| ModelError::Host { host: peer.host.clone(), cause: error.to_string() })
     }
 
     fn read(&self, Arrived { meta, frame }: &Arrived) -> Result<Vec<B::Tensor>, ModelError> {
@@ -145,6 +188,26 @@ impl<B: Backend> RemotePeers<B> {
     }
 }
 
+impl<B: Backend> Office<B> {
+    /// Waits for `work` on the network, letting others compute meanwhile; none when told to stop first.
+    fn away<F: Future>(&self, seat: &RefCell<Seat>, work: F) -> Option<F::Output> {
+        let mut work = pin!(work);
+        let at_once = poll_fn(|context| Poll::Ready(work.as_mut().poll(context)));
+        if let Poll::Ready(done) = self.runtime.block_on(at_once) {
+            return Some(done);
+        }
+        seat.borrow_mut().give_up();
+        let done = self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                done = work => Some(done),
+                () = self.stop.wait() => None,
+            }
+        });
+        done.filter(|_| seat.borrow_mut().take())
+    }
+}
+
 impl<B: Backend> Peers<B> for RemotePeers<B> {
     fn send(&mut self, parcel: Parcel, tensors: Vec<B::Tensor>) -> Result<(), ModelError> {
         let wants = |block: usize| parcel.to.map_or(block > parcel.from, |to| block == to);
@@ -166,7 +229,15 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
         if self.own.contains(&parcel.from) {
             return Err(ModelError::NoParcel { parcel });
         }
-        let arrived = self.office.mailroom.wait(self.job, parcel, &self.office.stop).ok_or(ModelError::Cancelled)?;
+        let Office { mailroom, stop, .. } = &self.office;
+        let arrived = match mailroom.find(self.attempt, parcel) {
+            Some(arrived) => arrived,
+            None => {
+                self.seat.borrow_mut().give_up();
+                let arrived = mailroom.wait(self.attempt, parcel, stop);
+                arrived.filter(|_| self.seat.borrow_mut().take()).ok_or(ModelError::Cancelled)?
+            }
+        };
         self.received_bytes += arrived.frame.payload.len() as u64;
         let tensors = self.read(&arrived)?;
         // Another shard of this host may want it too.
@@ -176,7 +247,7 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
 
     fn layer_done(&mut self, layer: usize) {
         self.local.layer_done(layer);
-        self.office.mailroom.layer_done(self.job, layer);
+        self.office.mailroom.layer_done(self.attempt, layer);
     }
 }
 

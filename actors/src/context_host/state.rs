@@ -1,11 +1,19 @@
-//! The context host's rules: one shard at a time, in order; a released job leaves nothing. No I/O, no clock, no tensor.
+//! The context host's rules: which orders are under way and which shards are held. No I/O, no clock, no tensor.
+//!
+//! A shard is its context's and its block's, whichever attempt ordered it; only shards that pass each other something belong
+//! to an attempt, since they need the others of that attempt. What is held is reported again, never encoded again.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
+use asterism_plan::Exchange;
+
 use crate::messages::{EncodeShards, Encoded, HostCommand, HostMessage};
+
+/// Contexts whose orders are under way at once.
+const MOST_UNDER_WAY: usize = 4;
 
 /// What happens to a context host.
 #[derive(Debug)]
@@ -14,8 +22,8 @@ pub enum Event {
     Command(HostCommand),
     /// The encoder finished a layer.
     Layer {
-        /// Job.
-        job: u64,
+        /// Number of the work.
+        work: u64,
         /// Shard.
         block: u32,
         /// Layers done.
@@ -23,52 +31,111 @@ pub enum Event {
         /// Layers in all.
         of: u32,
     },
-    /// The encoder stored shards.
+    /// The encoder is done: shards lie ready to be kept or discarded.
     Encoded {
-        /// Job.
-        job: u64,
+        /// Number of the work.
+        work: u64,
         /// Those it encoded together.
         encoded: Vec<Encoded>,
+        /// Seconds of compute.
+        used: f64,
     },
-    /// The encoder stopped without a shard: cancelled, or with an error (code, message).
+    /// The encoder stopped without a shard.
     Stopped {
-        /// Job.
-        job: u64,
+        /// Number of the work.
+        work: u64,
         /// Why, unless it was told to.
-        error: Option<(String, String)>,
+        failure: Option<Failure>,
+        /// Seconds of compute.
+        used: f64,
     },
+}
+
+/// Why nothing was encoded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// Another host could not be reached.
+    pub peer_lost: bool,
+    /// Stable code.
+    pub code: String,
+    /// What failed, where, and what to do.
+    pub message: String,
 }
 
 /// What a context host wants done.
 #[derive(Debug, PartialEq)]
 pub enum Command {
-    /// Encode and store shards.
-    Encode(EncodeShards),
+    /// Encode shards; [`Event::Encoded`] or [`Event::Stopped`] follows.
+    Encode(Work),
     /// Stop encoding; [`Event::Stopped`] or [`Event::Encoded`] follows.
-    Stop,
-    /// Free a job's shards and what others sent for it.
+    Stop {
+        /// Number of the work.
+        work: u64,
+    },
+    /// Keep the shards that a work encoded: queries over them are answered from now on.
+    Keep {
+        /// Number of the work.
+        work: u64,
+        /// Their context.
+        context: u64,
+    },
+    /// Free the shards that a work encoded.
+    Discard {
+        /// Number of the work.
+        work: u64,
+    },
+    /// Parcels of this attempt are wanted, those of earlier ones are not.
+    Expect {
+        /// Context.
+        context: u64,
+        /// Attempt.
+        attempt: u32,
+    },
+    /// Free the shards of a context.
+    Free {
+        /// Context.
+        context: u64,
+    },
+    /// Free the shards of a context and what others sent for it.
     Forget {
-        /// Job.
-        job: u64,
+        /// Context.
+        context: u64,
     },
     /// Tell the supervisor.
     Tell(HostMessage),
-    /// Tell the supervisor with the next heartbeats how many bytes are held.
-    Held {
-        /// Bytes of KV.
-        bytes: u64,
-    },
+}
+
+/// An order, or what is left of it, on its way to the encoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Work {
+    /// Its number.
+    pub work: u64,
+    /// Seconds of compute that earlier works of its context used.
+    pub used: f64,
+    /// What to encode.
+    pub order: EncodeShards,
 }
 
 /// The state.
 #[derive(Default)]
 pub struct ContextHostState {
+    /// In order of arrival.
     waiting: VecDeque<EncodeShards>,
-    /// The job being encoded.
-    encoding: Option<u64>,
-    /// Whether the job being encoded was released meanwhile.
+    running: BTreeMap<u64, Running>,
+    held: BTreeMap<(u64, u32), Encoded>,
+    /// Latest attempts of contexts whose shards pass each other something, and how they failed.
+    tied: BTreeMap<u64, (u32, Option<Failure>)>,
+    /// Seconds of compute of contexts with orders.
+    used: BTreeMap<u64, f64>,
+    works: u64,
+}
+
+struct Running {
+    context: u64,
+    attempt: u32,
+    blocks: BTreeSet<u32>,
+    /// Nobody wants what it encodes.
     abandoned: bool,
-    held: BTreeMap<(u64, u32), u64>,
 }
 
 impl ContextHostState {
@@ -76,72 +143,168 @@ impl ContextHostState {
     pub fn handle(&mut self, _now: Duration, event: Event) -> Vec<Command> {
         let mut commands = Vec::new();
         match event {
-            Event::Command(HostCommand::Encode(order)) => self.waiting.push_back(order),
-            Event::Command(HostCommand::Release { job }) => self.release(job, &mut commands),
-            Event::Command(_) => {}
-            Event::Layer { job, block, layers, of } if !self.abandoned => {
-                commands.push(Command::Tell(HostMessage::Progress { job, block, layers, of }));
+            Event::Command(HostCommand::Encode(order)) if order.exchange == Exchange::None => {
+                self.take_independent(order, &mut commands);
             }
-            Event::Layer { .. } => {}
-            Event::Encoded { job, encoded } => self.stored(job, encoded, &mut commands),
-            Event::Stopped { job, error } => {
-                let told = self.abandoned;
-                self.idle();
-                if let Some((code, message)) = error.filter(|_| !told) {
-                    self.waiting.retain(|order| order.job != job);
-                    commands.push(Command::Tell(HostMessage::Failed { job, code, message }));
+            Event::Command(HostCommand::Encode(order)) => self.take_tied(order, &mut commands),
+            Event::Command(HostCommand::Release { context }) => self.release(context, &mut commands),
+            Event::Command(_) => {}
+            Event::Layer { work, block, layers, of } => {
+                if let Some(Running { context, .. }) = self.running.get(&work).filter(|running| !running.abandoned) {
+                    commands.push(Command::Tell(HostMessage::Progress { context: *context, block, layers, of }));
                 }
             }
+            Event::Encoded { work, encoded, used } => self.encoded(work, encoded, used, &mut commands),
+            Event::Stopped { work, failure, used } => self.stopped(work, failure, used, &mut commands),
         }
-        if self.encoding.is_none()
-            && let Some(next) = self.waiting.pop_front()
-        {
-            self.encoding = Some(next.job);
-            commands.push(Command::Encode(next));
-        }
+        self.admit(&mut commands);
         commands
     }
 
-    fn idle(&mut self) {
-        self.encoding = None;
-        self.abandoned = false;
+    /// Contexts that it holds shards of or encodes.
+    pub fn contexts(&self) -> Vec<u64> {
+        let running = self.running.values().filter(|running| !running.abandoned).map(|running| running.context);
+        let waiting = self.waiting.iter().map(|order| order.context);
+        let all: BTreeSet<u64> = self.held.keys().map(|(context, _)| *context).chain(running).chain(waiting).collect();
+        all.into_iter().collect()
     }
 
-    fn stored(&mut self, job: u64, encoded: Vec<Encoded>, commands: &mut Vec<Command>) {
-        let abandoned = self.abandoned;
-        self.idle();
-        if abandoned {
-            return commands.push(Command::Forget { job });
+    /// Bytes of KV held.
+    pub fn kv_bytes(&self) -> u64 {
+        self.held.values().map(|shard| shard.kv_bytes).sum()
+    }
+
+    fn take_independent(&mut self, mut order: EncodeShards, commands: &mut Vec<Command>) {
+        let (context, attempt) = (order.context, order.attempt);
+        order.shards.retain(|shard| {
+            let block = shard.block as u32;
+            if let Some(held) = self.held.get(&(context, block)) {
+                commands.push(Command::Tell(HostMessage::Encoded(held.clone())));
+                return false;
+            }
+            let mut coming = false;
+            let running = self.running.values_mut().filter(|running| !running.abandoned && running.context == context);
+            for running in running.filter(|running| running.blocks.contains(&block)) {
+                (running.attempt, coming) = (running.attempt.max(attempt), true);
+            }
+            let waiting = self.waiting.iter_mut().filter(|order| order.context == context);
+            for order in waiting.filter(|order| order.shards.iter().any(|other| other.block == shard.block)) {
+                (order.attempt, coming) = (order.attempt.max(attempt), true);
+            }
+            !coming
+        });
+        if !order.shards.is_empty() {
+            self.waiting.push_back(order);
         }
-        self.held.extend(encoded.iter().map(|shard| ((job, shard.block), shard.kv_bytes)));
-        commands.push(self.report());
-        commands.extend(encoded.into_iter().map(|shard| Command::Tell(HostMessage::Encoded(shard))));
     }
 
-    fn release(&mut self, job: u64, commands: &mut Vec<Command>) {
-        self.waiting.retain(|order| order.job != job);
-        if self.encoding == Some(job) && !self.abandoned {
-            self.abandoned = true;
-            commands.push(Command::Stop);
+    fn take_tied(&mut self, order: EncodeShards, commands: &mut Vec<Command>) {
+        let (context, attempt) = (order.context, order.attempt);
+        match self.tied.get(&context) {
+            Some((latest, _)) if attempt < *latest => return,
+            Some((latest, failure)) if attempt == *latest => {
+                let held = self.held.range((context, 0)..=(context, u32::MAX)).map(|(_, shard)| shard);
+                commands.extend(held.map(|shard| Command::Tell(HostMessage::Encoded(shard.clone()))));
+                commands.extend(failure.clone().map(|failure| not_encoded(context, attempt, failure)));
+                return;
+            }
+            _ => {}
         }
-        self.held.retain(|&(held, _), _| held != job);
-        commands.push(Command::Forget { job });
-        commands.push(self.report());
+        self.abandon(context, commands);
+        if self.drop_held(context) {
+            commands.push(Command::Free { context });
+        }
+        self.tied.insert(context, (attempt, None));
+        commands.push(Command::Expect { context, attempt });
+        self.waiting.push_back(order);
     }
 
-    fn report(&self) -> Command {
-        Command::Held { bytes: self.held.values().sum() }
+    fn release(&mut self, context: u64, commands: &mut Vec<Command>) {
+        self.abandon(context, commands);
+        self.drop_held(context);
+        self.tied.remove(&context);
+        self.used.remove(&context);
+        commands.push(Command::Forget { context });
     }
+
+    /// What is under way or waits for a context comes to nothing.
+    fn abandon(&mut self, context: u64, commands: &mut Vec<Command>) {
+        self.waiting.retain(|order| order.context != context);
+        for (work, running) in self.running.iter_mut().filter(|(_, running)| running.context == context) {
+            if !std::mem::replace(&mut running.abandoned, true) {
+                commands.push(Command::Stop { work: *work });
+            }
+        }
+    }
+
+    /// Whether there was something.
+    fn drop_held(&mut self, context: u64) -> bool {
+        let before = self.held.len();
+        self.held.retain(|(held, _), _| *held != context);
+        self.held.len() < before
+    }
+
+    fn encoded(&mut self, work: u64, encoded: Vec<Encoded>, used: f64, commands: &mut Vec<Command>) {
+        let Some(Running { context, abandoned: false, .. }) = self.ended(work, used) else {
+            return commands.push(Command::Discard { work });
+        };
+        commands.push(Command::Keep { work, context });
+        for shard in encoded {
+            self.held.insert((context, shard.block), shard.clone());
+            commands.push(Command::Tell(HostMessage::Encoded(shard)));
+        }
+    }
+
+    fn stopped(&mut self, work: u64, failure: Option<Failure>, used: f64, commands: &mut Vec<Command>) {
+        let Some(Running { context, attempt, abandoned: false, .. }) = self.ended(work, used) else { return };
+        let Some(failure) = failure else { return };
+        // The message names the attempt alone: whatever waits of it comes to nothing too.
+        self.waiting.retain(|order| order.context != context || order.attempt > attempt);
+        if let Some(tied) = self.tied.get_mut(&context) {
+            tied.1 = Some(failure.clone());
+        }
+        commands.push(not_encoded(context, attempt, failure));
+    }
+
+    fn ended(&mut self, work: u64, used: f64) -> Option<Running> {
+        let running = self.running.remove(&work)?;
+        if self.waiting.iter().any(|order| order.context == running.context) {
+            *self.used.entry(running.context).or_default() += used;
+        } else {
+            self.used.remove(&running.context);
+        }
+        Some(running)
+    }
+
+    /// Starts what waits, in order of arrival, one order a context: however many shards a long context has here, another
+    /// one gets its turn.
+    fn admit(&mut self, commands: &mut Vec<Command>) {
+        while self.running.len() < MOST_UNDER_WAY {
+            let idle = |order: &EncodeShards| self.running.values().all(|running| running.context != order.context);
+            let Some(order) = self.waiting.iter().position(idle).and_then(|at| self.waiting.remove(at)) else { return };
+            let (work, context, attempt) = (self.works, order.context, order.attempt);
+            let blocks = order.shards.iter().map(|shard| shard.block as u32).collect();
+            self.works += 1;
+            self.running.insert(work, Running { context, attempt, blocks, abandoned: false });
+            let used = self.used.get(&context).copied().unwrap_or(0.0);
+            commands.push(Command::Encode(Work { work, used, order }));
+        }
+    }
+}
+
+fn not_encoded(context: u64, attempt: u32, failure: Failure) -> Command {
+    let Failure { peer_lost, code, message } = failure;
+    Command::Tell(HostMessage::NotEncoded { context, attempt, peer_lost, code, message })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use asterism_plan::{Exchange, LocalAttention, Shard};
+    use asterism_plan::{LocalAttention, Shard};
 
-    fn shard(job: u64, block: u32) -> EncodeShards {
-        let shard = Shard {
-            block: block as usize,
+    fn order(context: u64, attempt: u32, blocks: &[usize], exchange: Exchange) -> EncodeShards {
+        let shard = |block| Shard {
+            block,
             host: 0,
             input_ids: vec![1, 2],
             position_ids: vec![0, 1],
@@ -149,50 +312,138 @@ mod tests {
             keep_from: 0,
             attention: LocalAttention::Causal,
         };
-        EncodeShards { job, shards: vec![shard], blocks: 2, exchange: Exchange::None, peers: Vec::new() }
+        let shards = blocks.iter().copied().map(shard).collect();
+        EncodeShards { context, attempt, shards, blocks: 8, exchange, peers: Vec::new() }
     }
 
-    fn encoded(job: u64, block: u32) -> Event {
+    fn report(context: u64, block: u32) -> Encoded {
         let (kept_tokens, kv_bytes, seconds) = (2, 8, 0.1);
-        let encoded = Encoded { job, block, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0 };
-        Event::Encoded { job, encoded: vec![encoded] }
+        Encoded { context, block, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0 }
     }
 
-    fn order(state: &mut ContextHostState, command: HostCommand) -> Vec<Command> {
-        state.handle(Duration::ZERO, Event::Command(command))
+    fn told(context: u64, block: u32) -> Command {
+        Command::Tell(HostMessage::Encoded(report(context, block)))
+    }
+
+    struct Host(ContextHostState);
+
+    impl Host {
+        fn new() -> Self {
+            Self(ContextHostState::default())
+        }
+
+        fn hears(&mut self, command: HostCommand) -> Vec<Command> {
+            self.0.handle(Duration::ZERO, Event::Command(command))
+        }
+
+        fn alone(&mut self, context: u64, attempt: u32, block: usize) -> Vec<Command> {
+            self.hears(HostCommand::Encode(order(context, attempt, &[block], Exchange::None)))
+        }
+
+        fn ring(&mut self, context: u64, attempt: u32) -> Vec<Command> {
+            self.hears(HostCommand::Encode(order(context, attempt, &[1], Exchange::Ring)))
+        }
+
+        fn encoded(&mut self, work: u64, context: u64, block: u32) -> Vec<Command> {
+            let encoded = vec![report(context, block)];
+            self.0.handle(Duration::ZERO, Event::Encoded { work, encoded, used: 1.5 })
+        }
+
+        fn failed(&mut self, work: u64) -> Vec<Command> {
+            let failure = Failure { peer_lost: true, code: "host_lost".into(), message: "no".into() };
+            self.0.handle(Duration::ZERO, Event::Stopped { work, failure: Some(failure), used: 0.5 })
+        }
+
+        fn stopped(&mut self, work: u64) -> Vec<Command> {
+            self.0.handle(Duration::ZERO, Event::Stopped { work, failure: None, used: 0.5 })
+        }
+    }
+
+    fn work(work: u64, used: f64, order: EncodeShards) -> Command {
+        Command::Encode(Work { work, used, order })
+    }
+
+    fn not_encoded_of(commands: &[Command]) -> Vec<(u64, u32)> {
+        let told = commands.iter().filter_map(|command| match command {
+            Command::Tell(HostMessage::NotEncoded { context, attempt, .. }) => Some((*context, *attempt)),
+            _ => None,
+        });
+        told.collect()
     }
 
     #[test]
-    fn encodes_one_shard_at_a_time_in_order() {
-        let mut state = ContextHostState::default();
-        assert_eq!(order(&mut state, HostCommand::Encode(shard(1, 0))), [Command::Encode(shard(1, 0))]);
-        assert_eq!(order(&mut state, HostCommand::Encode(shard(1, 1))), []);
-        let commands = state.handle(Duration::ZERO, encoded(1, 0));
-        assert!(commands.contains(&Command::Encode(shard(1, 1))), "{commands:?}");
-        assert!(commands.contains(&Command::Held { bytes: 8 }), "{commands:?}");
+    fn one_order_a_context_and_four_contexts_are_under_way() {
+        let mut host = Host::new();
+        let alone = |context, block| order(context, 1, &[block], Exchange::None);
+        assert_eq!(host.alone(1, 1, 0), [work(0, 0.0, alone(1, 0))]);
+        assert_eq!(host.alone(1, 1, 1), []);
+        for context in 2..=4 {
+            assert_eq!(host.alone(context, 1, 0), [work(context - 1, 0.0, alone(context, 0))]);
+        }
+        assert_eq!(host.alone(5, 1, 0), []);
+        let next = work(4, 1.5, alone(1, 1));
+        assert_eq!(host.encoded(0, 1, 0), [Command::Keep { work: 0, context: 1 }, told(1, 0), next]);
+        assert_eq!((host.0.contexts(), host.0.kv_bytes()), (vec![1, 2, 3, 4, 5], 8));
     }
 
     #[test]
-    fn a_release_stops_the_shard_being_encoded_and_keeps_nothing() {
-        let mut state = ContextHostState::default();
-        order(&mut state, HostCommand::Encode(shard(1, 0)));
-        order(&mut state, HostCommand::Encode(shard(1, 1)));
-        order(&mut state, HostCommand::Encode(shard(2, 0)));
-        let commands = order(&mut state, HostCommand::Release { job: 1 });
-        assert!(commands.contains(&Command::Stop), "{commands:?}");
-        // The encoder was past its last check: the shard comes all the same and must not stay.
-        let commands = state.handle(Duration::ZERO, encoded(1, 0));
-        assert_eq!(commands, [Command::Forget { job: 1 }, Command::Encode(shard(2, 0))]);
+    fn a_shard_held_is_reported_again_and_one_under_way_not_begun_anew() {
+        let mut host = Host::new();
+        host.alone(1, 1, 0);
+        host.alone(1, 1, 1);
+        assert_eq!(host.alone(1, 2, 0), []);
+        assert_eq!(host.alone(1, 2, 1), []);
+        host.encoded(0, 1, 0);
+        assert_eq!(host.alone(1, 3, 0), [told(1, 0)]);
+        // The order was repeated under a later attempt: that one failed.
+        assert_eq!(not_encoded_of(&host.failed(1)), [(1, 2)]);
+        // It may be ordered once more.
+        assert_eq!(host.alone(1, 2, 1), [work(2, 0.0, order(1, 2, &[1], Exchange::None))]);
     }
 
     #[test]
-    fn a_failed_shard_drops_the_rest_of_its_job() {
-        let mut state = ContextHostState::default();
-        order(&mut state, HostCommand::Encode(shard(1, 0)));
-        order(&mut state, HostCommand::Encode(shard(1, 1)));
-        let error = Some(("kernel".to_string(), "out of memory".to_string()));
-        let commands = state.handle(Duration::ZERO, Event::Stopped { job: 1, error });
-        let [Command::Tell(HostMessage::Failed { job: 1, code, .. })] = &commands[..] else { panic!("{commands:?}") };
-        assert_eq!(code, "kernel");
+    fn a_later_attempt_ends_an_earlier_one_whose_shards_pass_each_other_something() {
+        let mut host = Host::new();
+        let ring = |attempt| order(1, attempt, &[1], Exchange::Ring);
+        let expect = |attempt| Command::Expect { context: 1, attempt };
+        assert_eq!(host.ring(1, 1), [expect(1), work(0, 0.0, ring(1))]);
+        assert_eq!(host.ring(1, 1), []);
+        assert_eq!(host.ring(1, 3), [Command::Stop { work: 0 }, expect(3)]);
+        assert_eq!(host.ring(1, 2), [], "an order that was overtaken");
+        // Its error is nobody's concern any more.
+        assert_eq!(host.failed(0), [work(1, 0.5, ring(3))]);
+        assert_eq!(host.encoded(1, 1, 1), [Command::Keep { work: 1, context: 1 }, told(1, 1)]);
+        assert_eq!(host.ring(1, 3), [told(1, 1)]);
+        assert_eq!(host.ring(1, 4), [Command::Free { context: 1 }, expect(4), work(2, 0.0, ring(4))]);
+        assert_eq!(not_encoded_of(&host.failed(2)), [(1, 4)]);
+        assert_eq!(not_encoded_of(&host.ring(1, 4)), [(1, 4)], "said again");
+    }
+
+    #[test]
+    fn a_release_stops_what_is_under_way_and_keeps_nothing() {
+        let mut host = Host::new();
+        host.alone(1, 1, 0);
+        host.alone(1, 1, 1);
+        let released = host.hears(HostCommand::Release { context: 1 });
+        assert_eq!(released, [Command::Stop { work: 0 }, Command::Forget { context: 1 }]);
+        assert!(host.0.contexts().is_empty());
+        // Ordered again while the encoder has not stopped yet: its shard comes all the same and must not stay.
+        assert_eq!(host.alone(1, 2, 0), []);
+        let again = work(1, 1.5, order(1, 2, &[0], Exchange::None));
+        assert_eq!(host.encoded(0, 1, 0), [Command::Discard { work: 0 }, again]);
+        host.hears(HostCommand::Release { context: 1 });
+        assert_eq!(host.stopped(1), []);
+        assert_eq!(host.0.kv_bytes(), 0);
+    }
+
+    #[test]
+    fn a_failure_drops_what_waits_of_its_attempt() {
+        let mut host = Host::new();
+        for (attempt, block) in [(1, 0), (1, 1), (2, 2)] {
+            host.alone(1, attempt, block);
+        }
+        let commands = host.failed(0);
+        assert_eq!(not_encoded_of(&commands), [(1, 1)]);
+        assert_eq!(commands[1..], [work(1, 0.5, order(1, 2, &[2], Exchange::None))]);
     }
 }

@@ -2,49 +2,69 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use asterism_kernels::Backend;
 use asterism_models::EncodedShard;
 
-/// One job's shards by block.
-type JobShards<B> = BTreeMap<u32, Arc<EncodedShard<B>>>;
-
-/// Shards by job and block; clones share them.
+/// Shards by context and block; clones share them.
 pub struct ShardStore<B: Backend> {
-    jobs: Arc<Mutex<HashMap<u64, JobShards<B>>>>,
+    shards: Arc<Mutex<Shards<B>>>,
+}
+
+struct Shards<B: Backend> {
+    kept: HashMap<u64, BTreeMap<u32, Arc<EncodedShard<B>>>>,
+    /// Encoded, and nobody has said yet whether they are wanted; by work.
+    ready: HashMap<u64, Vec<EncodedShard<B>>>,
 }
 
 impl<B: Backend> Clone for ShardStore<B> {
     fn clone(&self) -> Self {
-        Self { jobs: self.jobs.clone() }
+        Self { shards: self.shards.clone() }
     }
 }
 
 impl<B: Backend> Default for ShardStore<B> {
     fn default() -> Self {
-        Self { jobs: Arc::default() }
+        Self { shards: Arc::new(Mutex::new(Shards { kept: HashMap::new(), ready: HashMap::new() })) }
     }
 }
 
 impl<B: Backend> ShardStore<B> {
-    /// Keeps a shard.
-    pub fn insert(&self, job: u64, shard: EncodedShard<B>) {
-        let mut jobs = self.jobs.lock().expect("no holder panics");
-        jobs.entry(job).or_default().insert(shard.block as u32, Arc::new(shard));
+    /// Lays the shards of a work ready.
+    pub fn lay_ready(&self, work: u64, shards: Vec<EncodedShard<B>>) {
+        self.lock().ready.insert(work, shards);
     }
 
-    /// Frees a job's shards, once nobody reads them.
-    pub fn forget(&self, job: u64) {
-        let shards = self.jobs.lock().expect("no holder panics").remove(&job);
+    /// Keeps the shards of a work.
+    pub fn keep(&self, work: u64, context: u64) {
+        let mut shards = self.lock();
+        let ready = shards.ready.remove(&work).unwrap_or_default();
+        let ready = ready.into_iter().map(|shard| (shard.block as u32, Arc::new(shard)));
+        shards.kept.entry(context).or_default().extend(ready);
+    }
+
+    /// Frees the shards of a work.
+    pub fn discard(&self, work: u64) {
+        let shards = self.lock().ready.remove(&work);
         drop(shards);
     }
 
-    /// The named shards of a job, in the order named; the first one missing is the error.
-    pub fn find(&self, job: u64, blocks: &[u32]) -> Result<Vec<Arc<EncodedShard<B>>>, u32> {
-        let jobs = self.jobs.lock().expect("no holder panics");
-        let held = jobs.get(&job);
+    /// Frees a context's shards, once nobody reads them.
+    pub fn free(&self, context: u64) {
+        let shards = self.lock().kept.remove(&context);
+        drop(shards);
+    }
+
+    /// The named shards of a context, in the order named; the first one missing is the error.
+    pub fn find(&self, context: u64, blocks: &[u32]) -> Result<Vec<Arc<EncodedShard<B>>>, u32> {
+        let shards = self.lock();
+        let held = shards.kept.get(&context);
         blocks.iter().map(|block| held.and_then(|held| held.get(block)).cloned().ok_or(*block)).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shards<B>> {
+        self.shards.lock().expect("no holder panics")
     }
 }

@@ -4,36 +4,36 @@ use asterism_kernels::Backend;
 use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, TextStream};
 
 use crate::{
-    host::LoadedModel,
-    link::Outbox,
-    messages::{Generate, HostMessage},
-    query_host::{remote::RemoteContext, state::GenerationEnd},
+    host::{LoadedModel, Post},
+    messages::Generate,
+    query_host::{
+        remote::RemoteContext,
+        state::{Event, GenerationEnd},
+    },
 };
 
-/// Generates until the end of sequence, a stop string or the token limit, telling each token as it comes.
+/// Generates until the end of sequence, a stop string or the token limit, posting each token as it comes.
+///
+/// Tokens that another host generated are gone through one step at a time, as they were the first time, so that what
+/// follows them is the same to the last bit: the sampler draws, and is overruled.
 pub fn generate<B: Backend>(
     model: &LoadedModel<B>,
     generate: &Generate,
     mut context: RemoteContext<B>,
-    outbox: &Outbox<HostMessage>,
+    post: &Post<Event>,
 ) -> GenerationEnd {
-    match run(model, generate, &mut context, outbox) {
+    match run(model, generate, &mut context, post) {
         Ok(end) => end,
         Err(ModelError::Cancelled) => GenerationEnd::Stopped,
-        Err(error) => failed(&error),
+        Err(error) => GenerationEnd::Failed { code: error.code().to_string(), message: error.to_string() },
     }
-}
-
-/// A generation that an error ended.
-pub fn failed(error: &ModelError) -> GenerationEnd {
-    GenerationEnd::Failed { code: error.code().to_string(), message: error.to_string() }
 }
 
 fn run<B: Backend>(
     model: &LoadedModel<B>,
     generate: &Generate,
     context: &mut RemoteContext<B>,
-    outbox: &Outbox<HostMessage>,
+    post: &Post<Event>,
 ) -> Result<GenerationEnd, ModelError> {
     let (decoder, choice, job) = (model.decoder.as_ref(), &generate.choice, generate.job);
     let keys = ContextKeys { count: generate.context_keys as usize, view: generate.view };
@@ -42,14 +42,16 @@ fn run<B: Backend>(
     let mut sampler = Sampler::new(Sampling { temperature, top_p, seed });
     let mut text = TextStream::new(model.tokenizer.clone(), choice.stop.clone());
     let mut ids = generate.query_ids.clone();
-    for _ in 0..choice.max_tokens {
+    for index in 0..choice.max_tokens as usize {
         let x = generator.step(decoder, &ids, context)?;
-        let id = sampler.next(&decoder.logits(&x)?);
-        if !choice.ignore_eos && decoder.config().eos.contains(&id) {
+        let drawn = sampler.next(&decoder.logits(&x)?);
+        let given = generate.generated.get(index).copied();
+        if given.is_none() && !choice.ignore_eos && decoder.config().eos.contains(&drawn) {
             return Ok(GenerationEnd::Answered { stopped: true, text: text.finish()? });
         }
+        let id = given.unwrap_or(drawn);
         let piece = text.push(id)?;
-        outbox.send(HostMessage::Token { job, id, text: piece });
+        post(Event::Token { job, id, text: piece });
         if text.stopped() {
             return Ok(GenerationEnd::Answered { stopped: true, text: String::new() });
         }

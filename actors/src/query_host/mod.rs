@@ -1,9 +1,10 @@
 //! The query host: encodes the query and generates, asking every context host layer by layer (phase 2).
 
-mod actor;
+pub mod gather;
 mod generation;
 mod remote;
+mod side;
 mod state;
 
-pub use actor::run;
-pub use state::{Command, Event, QueryHostState};
+pub(crate) use side::QuerySide;
+pub use state::{Command, Event, GenerationEnd, QueryHostState};

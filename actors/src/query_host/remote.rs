@@ -1,146 +1,244 @@
-//! The context as the query host sees it: shards behind channels. Sends queries, collects partials, merges nothing.
+//! The context as the query host sees it: shards behind channels. Carries out what [`Gather`] decides; merges nothing.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use asterism_kernels::{Backend, Heads, Mask, Partial};
 use asterism_models::{ContextAttention, Decoder, ModelError, ShardPartial};
-use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, PayloadType};
+use asterism_transport::{Frame, FrameHeader, FrameKind, PayloadType};
 use rkyv::util::AlignedVec;
-use tokio::{runtime::Handle, sync::mpsc, time::Duration};
+use tokio::{runtime::Handle, sync::mpsc};
 
+use super::{
+    gather::{self, Command, Gather},
+    state::Event,
+};
 use crate::{
+    host::Post,
     link::Links,
-    messages::{Attach, Generate, Opening, PartialsMeta, ShardHolder, StreamingMask, WireMessage},
+    messages::{Attach, Generate, Opening, PartialsMeta, ShardHolder, ShardKeys, StreamingMask, WireMessage},
     payload,
 };
 
 /// Longest wait for a context host to accept a channel.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What arrives while a step is under way: an answer, or why there will be none.
-pub type Arrival = Result<(usize, Frame), ModelError>;
+/// What reaches a generation while it runs.
+pub enum Arrival {
+    /// A frame came over a channel.
+    Frame(u64, Frame),
+    /// A channel is of no use any more.
+    Broke(u64, String),
+    /// Where shards are from now on.
+    Holders(Vec<ShardHolder>),
+    /// The order to stop.
+    Stop,
+}
 
 /// The shards of one job on their hosts.
 pub struct RemoteContext<B: Backend> {
     decoder: Arc<Decoder<B>>,
+    links: Arc<Links>,
     runtime: Handle,
+    started: Instant,
     job: u64,
-    holders: Vec<Holder>,
+    context: u64,
+    gather: Gather,
+    channels: HashMap<u64, Line>,
+    arrived: mpsc::UnboundedSender<Arrival>,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
-    step: u32,
-    rows: usize,
-    layer: usize,
+    asked: Asked<B>,
+    post: Post<Event>,
 }
 
-struct Holder {
-    host: String,
-    blocks: Vec<u32>,
-    sender: Box<dyn FrameSender>,
-    reader: tokio::task::JoinHandle<()>,
+/// The layer step under way.
+struct Asked<B: Backend> {
+    header: FrameHeader,
+    query: Option<Frame>,
+    answers: Vec<ShardPartial<B>>,
+    done: bool,
 }
 
-impl Drop for Holder {
+/// Shards that answered, and their answers if they are to the layer step under way.
+type Answers<B> = (Vec<ShardKeys>, Option<Vec<ShardPartial<B>>>);
+
+/// A channel to a holder, and the task that serves it.
+struct Line {
+    address: Option<SocketAddr>,
+    queries: mpsc::UnboundedSender<Frame>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Line {
     fn drop(&mut self) {
-        self.reader.abort();
+        self.task.abort();
     }
-}
-
-fn lost(host: &str, cause: impl ToString) -> ModelError {
-    ModelError::Host { host: host.to_string(), cause: cause.to_string() }
 }
 
 impl<B: Backend> RemoteContext<B> {
-    /// Opens a channel to every holder of a shard. `arrivals` also brings the supervisor's order to stop.
-    pub async fn open(
+    /// Begins to open a channel to every holder of a shard. Returns where arrivals go, too; what stalls goes to `post`.
+    pub fn open(
         decoder: Arc<Decoder<B>>,
-        links: &Links,
+        links: Arc<Links>,
         generate: &Generate,
-        (arrived, arrivals): (mpsc::UnboundedSender<Arrival>, mpsc::UnboundedReceiver<Arrival>),
-    ) -> Result<Self, ModelError> {
-        let mut holders = Vec::with_capacity(generate.holders.len());
-        for (at, holder) in generate.holders.iter().enumerate() {
-            let address: SocketAddr = holder.address.parse().map_err(|error| lost(&holder.host, error))?;
-            let channel = tokio::time::timeout(CONNECT_DEADLINE, links.channel(address))
-                .await
-                .map_err(|_| lost(&holder.host, format!("no answer from {} in 5 s", holder.address)))?
-                .map_err(|cause| lost(&holder.host, cause))?;
-            holders.push(attach(at, holder, generate.job, channel, arrived.clone()).await?);
-        }
-        let (runtime, job) = (Handle::current(), generate.job);
-        Ok(Self { decoder, runtime, job, holders, arrivals, step: 0, rows: 0, layer: 0 })
+        post: Post<Event>,
+    ) -> (mpsc::UnboundedSender<Arrival>, Self) {
+        let (arrived, arrivals) = mpsc::unbounded_channel();
+        let header = FrameHeader {
+            kind: FrameKind::Query,
+            job: generate.job,
+            shard_set: 0,
+            layer: 0,
+            step: 0,
+            rows: 0,
+            payload_type: payload::payload_type(decoder.backend().dtype()),
+        };
+        let mut context = Self {
+            decoder,
+            links,
+            runtime: Handle::current(),
+            started: Instant::now(),
+            job: generate.job,
+            context: generate.context,
+            gather: Gather::default(),
+            channels: HashMap::new(),
+            arrived: arrived.clone(),
+            arrivals,
+            asked: Asked { header, query: None, answers: Vec::new(), done: false },
+            post,
+        };
+        context.apply(gather::Event::Holders(generate.holders.clone()), None);
+        (arrived, context)
     }
 
-    fn read(&self, at: usize, frame: &Frame) -> Result<Vec<ShardPartial<B>>, ModelError> {
-        let holder = &self.holders[at];
-        let wrong = |cause: String| lost(&holder.host, cause);
-        let header = frame.header;
-        let shards = match PartialsMeta::read(&frame.meta, &holder.host).map_err(|error| wrong(error.to_string()))? {
-            PartialsMeta::Shards(shards) => shards,
-            PartialsMeta::Failed { cause } => return Err(wrong(cause)),
+    /// Applies an event; `answers` are those that came with it.
+    fn apply(&mut self, event: gather::Event, mut answers: Option<Vec<ShardPartial<B>>>) {
+        for command in self.gather.handle(self.started.elapsed(), event) {
+            match command {
+                Command::Open { channel, holder } => self.connect(channel, holder),
+                Command::Drop { channel } => {
+                    let line = self.channels.remove(&channel);
+                    line.and_then(|line| line.address).into_iter().for_each(|address| self.links.forget(address));
+                }
+                Command::Send { channel } => {
+                    let (Some(line), Some(query)) = (self.channels.get(&channel), &self.asked.query) else { continue };
+                    let _ = line.queries.send(query.clone());
+                }
+                Command::Take { blocks } => {
+                    let taken = answers.take().into_iter().flatten();
+                    self.asked.answers.extend(taken.filter(|answer| blocks.contains(&(answer.block as u32))));
+                }
+                Command::Done { .. } => self.asked.done = true,
+                Command::Stalled { host, cause } => {
+                    tracing::warn!(job = self.job, %host, %cause, "shards do not answer");
+                    (self.post)(Event::Stalled { job: self.job, host, cause });
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, channel: u64, holder: ShardHolder) {
+        let (queries, asked) = mpsc::unbounded_channel();
+        let (links, context, arrived) = (self.links.clone(), self.context, self.arrived.clone());
+        let address = holder.address.parse().ok();
+        let task = self.runtime.spawn(async move {
+            let Err(cause) = serve(channel, &holder, (&links, context), asked, &arrived).await else { return };
+            let _ = arrived.send(Arrival::Broke(channel, cause));
+        });
+        self.channels.insert(channel, Line { address, queries, task });
+    }
+
+    /// Waits for the next arrival; none when it is time to tell a loss again.
+    fn next(&mut self) -> Result<Option<Arrival>, ModelError> {
+        let arrivals = &mut self.arrivals;
+        let Some(deadline) = self.gather.deadline() else {
+            return arrivals.blocking_recv().ok_or(ModelError::Cancelled).map(Some);
         };
-        let asked = (self.step, self.layer as u32, self.rows as u32);
-        if header.kind != FrameKind::Partials || (header.step, header.layer, header.rows) != asked {
-            return Err(wrong(format!("asked for (step, layer, rows) {asked:?}, it answered {header:?}")));
+        let left = deadline.saturating_sub(self.started.elapsed());
+        match self.runtime.block_on(async { tokio::time::timeout(left, arrivals.recv()).await }) {
+            Ok(arrival) => arrival.ok_or(ModelError::Cancelled).map(Some),
+            Err(_) => Ok(None),
         }
-        if shards.iter().map(|shard| shard.block).ne(holder.blocks.iter().copied()) {
-            return Err(wrong(format!("it holds shards {:?} and answered for {shards:?}", holder.blocks)));
+    }
+
+    fn heard(&mut self, channel: u64, frame: &Frame) -> Result<(), ModelError> {
+        let broke = |cause| gather::Event::Broke { channel, cause };
+        match self.read(frame)? {
+            Ok((shards, answers)) => {
+                let (step, layer) = (frame.header.step, frame.header.layer);
+                self.apply(gather::Event::Answer { channel, step, layer, shards }, answers);
+            }
+            Err(cause) => self.apply(broke(cause), None),
         }
-        let backend = self.decoder.backend();
+        Ok(())
+    }
+
+    /// What a frame answers, or what is wrong with it.
+    fn read(&self, frame: &Frame) -> Result<Result<Answers<B>, String>, ModelError> {
+        let (header, asked) = (frame.header, self.asked.header);
+        let shards = match PartialsMeta::read(&frame.meta, "the context host") {
+            Ok(PartialsMeta::Shards(shards)) => shards,
+            Ok(PartialsMeta::Failed { cause }) => return Ok(Err(cause)),
+            Err(invalid) => return Ok(Err(invalid.to_string())),
+        };
+        if header.kind != FrameKind::Partials {
+            return Ok(Err(format!("asked for partials, it sent {header:?}")));
+        }
+        if (header.step, header.layer) != (asked.step, asked.layer) {
+            return Ok(Ok((shards, None)));
+        }
+        let (backend, rows) = (self.decoder.backend(), asked.rows as usize);
         let Heads { query, dim, .. } = self.decoder.config().heads;
-        let (outputs, lses) = (query * self.rows * dim, query * self.rows);
-        let values = payload::read(&frame.payload, shards.len() * (outputs + lses), PayloadType::F32).map_err(wrong)?;
-        let partial = |values: &[f32]| -> Result<_, ModelError> {
-            let (output, lse) = values.split_at(outputs);
-            Ok(Partial {
-                output: backend.upload(&[query, self.rows, dim], output)?,
-                lse: backend.upload(&[query, self.rows], lse)?,
-            })
+        let (outputs, lses) = (query * rows * dim, query * rows);
+        let values = match payload::read(&frame.payload, shards.len() * (outputs + lses), PayloadType::F32) {
+            Ok(values) if header.rows == asked.rows => values,
+            Ok(_) => return Ok(Err(format!("asked for {} rows, it answered {header:?}", asked.rows))),
+            Err(cause) => return Ok(Err(cause)),
         };
-        let answers = shards.iter().zip(values.chunks(outputs + lses));
-        answers
-            .map(|(shard, values)| {
-                let (block, keys) = (shard.block as usize, shard.keys as usize);
-                Ok(ShardPartial { block, keys, partial: partial(values)? })
-            })
-            .collect()
+        let answer = |(shard, values): (&ShardKeys, &[f32])| -> Result<_, ModelError> {
+            let (output, lse) = values.split_at(outputs);
+            let partial = Partial {
+                output: backend.upload(&[query, rows, dim], output)?,
+                lse: backend.upload(&[query, rows], lse)?,
+            };
+            Ok(ShardPartial { block: shard.block as usize, keys: shard.keys as usize, partial })
+        };
+        let answers = shards.iter().zip(values.chunks(outputs + lses)).map(answer).collect::<Result<_, _>>()?;
+        Ok(Ok((shards, Some(answers))))
     }
 }
 
 impl<B: Backend> ContextAttention<B> for RemoteContext<B> {
     fn ask(&mut self, layer: usize, q: &B::Tensor, mask: Mask) -> Result<(), ModelError> {
-        let backend = self.decoder.backend();
+        let (backend, asked) = (self.decoder.backend(), &mut self.asked);
         if layer == 0 {
-            self.step += u32::from(self.rows > 0);
+            asked.header.step += u32::from(asked.header.rows > 0);
         }
-        (self.layer, self.rows) = (layer, backend.shape(q)[1]);
+        (asked.header.layer, asked.header.rows) = (layer as u32, backend.shape(q)[1] as u32);
         let mut bytes = Vec::new();
-        let payload_type = payload::payload_type(backend.dtype());
-        payload::write(&mut bytes, &backend.download(q)?, payload_type);
-        let payload = bytes::Bytes::from(bytes);
-        let meta = archived(mask);
-        let header = FrameHeader {
-            kind: FrameKind::Query,
-            job: self.job,
-            shard_set: 0,
-            layer: layer as u32,
-            step: self.step,
-            rows: self.rows as u32,
-            payload_type,
-        };
-        for holder in &mut self.holders {
-            let frame = Frame::new(header, meta.clone(), payload.clone());
-            self.runtime.block_on(holder.sender.send(frame)).map_err(|cause| lost(&holder.host, cause))?;
-        }
+        payload::write(&mut bytes, &backend.download(q)?, asked.header.payload_type);
+        asked.query = Some(Frame::new(asked.header, archived(mask), bytes.into()));
+        (asked.answers, asked.done) = (Vec::new(), false);
+        let (step, layer) = (asked.header.step, asked.header.layer);
+        self.apply(gather::Event::Ask { step, layer }, None);
         Ok(())
     }
 
     fn collect(&mut self) -> Result<Vec<ShardPartial<B>>, ModelError> {
-        let mut answers = Vec::new();
-        for _ in 0..self.holders.len() {
-            let (at, frame) = self.arrivals.blocking_recv().ok_or(ModelError::Cancelled)??;
-            answers.extend(self.read(at, &frame)?);
+        while !self.asked.done {
+            match self.next()? {
+                Some(Arrival::Frame(channel, frame)) => self.heard(channel, &frame)?,
+                Some(Arrival::Broke(channel, cause)) => self.apply(gather::Event::Broke { channel, cause }, None),
+                Some(Arrival::Holders(holders)) => self.apply(gather::Event::Holders(holders), None),
+                Some(Arrival::Stop) => return Err(ModelError::Cancelled),
+                None => self.apply(gather::Event::Tick, None),
+            }
         }
-        Ok(answers)
+        Ok(std::mem::take(&mut self.asked.answers))
     }
 }
 
@@ -155,34 +253,32 @@ fn archived(mask: Mask) -> AlignedVec {
     }
 }
 
-async fn attach(
-    at: usize,
+/// Opens a channel, sends queries and hands answers over until nobody asks any more; the error is why it ended before.
+async fn serve(
+    number: u64,
     holder: &ShardHolder,
-    job: u64,
-    mut channel: Channel,
-    arrived: mpsc::UnboundedSender<Arrival>,
-) -> Result<Holder, ModelError> {
-    let opening = Opening::Attach(Attach { job, blocks: holder.blocks.clone() });
-    channel.sender.send(opening.frame()).await.map_err(|cause| lost(&holder.host, cause))?;
-    let reader = tokio::spawn(read_all(at, holder.host.clone(), channel.receiver, arrived));
-    Ok(Holder { host: holder.host.clone(), blocks: holder.blocks.clone(), sender: channel.sender, reader })
-}
-
-async fn read_all(
-    at: usize,
-    host: String,
-    mut receiver: Box<dyn FrameReceiver>,
-    arrived: mpsc::UnboundedSender<Arrival>,
-) {
+    (links, context): (&Links, u64),
+    mut queries: mpsc::UnboundedReceiver<Frame>,
+    arrived: &mpsc::UnboundedSender<Arrival>,
+) -> Result<(), String> {
+    let address: SocketAddr =
+        holder.address.parse().map_err(|error| format!("its address {}: {error}", holder.address))?;
+    let mut channel = tokio::time::timeout(CONNECT_DEADLINE, links.channel(address))
+        .await
+        .map_err(|_| format!("no answer from {address} in {} s", CONNECT_DEADLINE.as_secs()))?
+        .map_err(|error| error.to_string())?;
+    let opening = Opening::Attach(Attach { context, blocks: holder.blocks.clone() });
+    channel.sender.send(opening.frame()).await.map_err(|error| error.to_string())?;
     loop {
-        let arrival = match receiver.receive().await {
-            Ok(Some(frame)) => Ok((at, frame)),
-            Ok(None) => Err(lost(&host, "it closed the channel")),
-            Err(cause) => Err(lost(&host, cause)),
-        };
-        let ended = arrival.is_err();
-        if arrived.send(arrival).is_err() || ended {
-            return;
+        tokio::select! {
+            query = queries.recv() => {
+                let Some(query) = query else { return Ok(()) };
+                channel.sender.send(query).await.map_err(|error| error.to_string())?;
+            }
+            answer = channel.receiver.receive() => {
+                let answer = answer.map_err(|error| error.to_string())?.ok_or("it closed the channel")?;
+                let _ = arrived.send(Arrival::Frame(number, answer));
+            }
         }
     }
 }

@@ -1,15 +1,35 @@
-//! The query host's rules: one generation at a time, in order. No I/O, no clock, no tensor.
+//! The query host's rules: which generations run, and what was said of each. No I/O, no clock, no tensor.
+//!
+//! What was said is kept until the supervisor stops the job, and said again whenever it orders the job again.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
-use crate::messages::{Generate, HostCommand, HostMessage};
+use crate::messages::{Generate, HostCommand, HostMessage, ShardHolder};
 
 /// What happens to a query host.
 #[derive(Debug)]
 pub enum Event {
     /// The supervisor wants something.
     Command(HostCommand),
-    /// The generation running ended.
+    /// A generation made its next token, or went through one that another host made.
+    Token {
+        /// Job.
+        job: u64,
+        /// Token id.
+        id: u32,
+        /// Text it completes.
+        text: String,
+    },
+    /// A generation waits: shards of a host do not answer.
+    Stalled {
+        /// Job.
+        job: u64,
+        /// Host.
+        host: String,
+        /// What was observed.
+        cause: String,
+    },
+    /// A generation ended.
     Ended {
         /// Job.
         job: u64,
@@ -44,8 +64,18 @@ pub enum GenerationEnd {
 pub enum Command {
     /// Generate; [`Event::Ended`] follows.
     Generate(Generate),
-    /// Stop the generation running; [`Event::Ended`] follows.
-    Stop,
+    /// Stop a generation; [`Event::Ended`] follows.
+    Stop {
+        /// Job.
+        job: u64,
+    },
+    /// Tell a generation where shards are.
+    Holders {
+        /// Job.
+        job: u64,
+        /// Who holds which shards.
+        holders: Vec<ShardHolder>,
+    },
     /// Tell the supervisor.
     Tell(HostMessage),
 }
@@ -53,8 +83,26 @@ pub enum Command {
 /// The state.
 #[derive(Default)]
 pub struct QueryHostState {
-    waiting: VecDeque<Generate>,
-    running: Option<u64>,
+    jobs: BTreeMap<u64, Job>,
+}
+
+/// A generation that runs or has ended.
+#[derive(Default)]
+struct Job {
+    /// Tokens of the answer that the supervisor had with the order.
+    known: usize,
+    tokens: Vec<(u32, String)>,
+    phase: Phase,
+}
+
+#[derive(Default)]
+enum Phase {
+    #[default]
+    Running,
+    /// Told to stop; what was ordered meanwhile begins when it has.
+    Stopping(Option<Box<Generate>>),
+    /// Ended, having said this.
+    Ended(HostMessage),
 }
 
 impl QueryHostState {
@@ -62,34 +110,95 @@ impl QueryHostState {
     pub fn handle(&mut self, _now: Duration, event: Event) -> Vec<Command> {
         let mut commands = Vec::new();
         match event {
-            Event::Command(HostCommand::Generate(generate)) => self.waiting.push_back(generate),
-            Event::Command(HostCommand::Release { job }) => {
-                self.waiting.retain(|generate| generate.job != job);
-                if self.running == Some(job) {
-                    commands.push(Command::Stop);
-                }
+            Event::Command(HostCommand::Generate(generate)) => self.order(generate, &mut commands),
+            Event::Command(HostCommand::Holders { job, holders }) => {
+                let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, Phase::Running));
+                commands.extend(running.then_some(Command::Holders { job, holders }));
             }
+            Event::Command(HostCommand::Stop { job }) => self.stop(job, &mut commands),
             Event::Command(_) => {}
-            Event::Ended { job, end } => {
-                self.running = None;
-                commands.extend(match end {
-                    GenerationEnd::Answered { stopped, text } => {
-                        Some(Command::Tell(HostMessage::Generated { job, stopped, text }))
-                    }
-                    GenerationEnd::Stopped => None,
-                    GenerationEnd::Failed { code, message } => {
-                        Some(Command::Tell(HostMessage::Failed { job, code, message }))
-                    }
-                });
+            Event::Token { job, id, text } => self.token(job, id, text, &mut commands),
+            Event::Stalled { job, host, cause } => {
+                let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, Phase::Running));
+                commands.extend(running.then_some(Command::Tell(HostMessage::Stalled { job, host, cause })));
             }
-        }
-        if self.running.is_none()
-            && let Some(next) = self.waiting.pop_front()
-        {
-            self.running = Some(next.job);
-            commands.push(Command::Generate(next));
+            Event::Ended { job, end } => self.ended(job, end, &mut commands),
         }
         commands
+    }
+
+    /// Jobs it generates for or has an answer of.
+    pub fn jobs(&self) -> Vec<u64> {
+        let wanted = |(job, record): (&u64, &Job)| (!matches!(record.phase, Phase::Stopping(None))).then_some(*job);
+        self.jobs.iter().filter_map(wanted).collect()
+    }
+
+    fn order(&mut self, generate: Generate, commands: &mut Vec<Command>) {
+        let (job, known) = (generate.job, generate.generated.len());
+        let Some(record) = self.jobs.get_mut(&job) else {
+            self.jobs.insert(job, Job { known, ..Job::default() });
+            return commands.push(Command::Generate(generate));
+        };
+        if let Phase::Stopping(next) = &mut record.phase {
+            *next = Some(Box::new(generate));
+            return;
+        }
+        // A supervisor that came back may know less than the one that ordered it first.
+        record.known = record.known.min(known);
+        commands.extend((record.known..record.tokens.len()).map(|index| Command::Tell(record.said(job, index))));
+        match &record.phase {
+            Phase::Ended(said) => commands.push(Command::Tell(said.clone())),
+            _ => commands.push(Command::Holders { job, holders: generate.holders }),
+        }
+    }
+
+    fn stop(&mut self, job: u64, commands: &mut Vec<Command>) {
+        let Some(record) = self.jobs.get_mut(&job) else { return };
+        match &mut record.phase {
+            Phase::Running => {
+                record.phase = Phase::Stopping(None);
+                commands.push(Command::Stop { job });
+            }
+            Phase::Stopping(next) => *next = None,
+            Phase::Ended(_) => drop(self.jobs.remove(&job)),
+        }
+    }
+
+    fn token(&mut self, job: u64, id: u32, text: String, commands: &mut Vec<Command>) {
+        let Some(record) = self.jobs.get_mut(&job).filter(|record| matches!(record.phase, Phase::Running)) else {
+            return;
+        };
+        let index = record.tokens.len();
+        record.tokens.push((id, text));
+        if index >= record.known {
+            commands.push(Command::Tell(record.said(job, index)));
+        }
+    }
+
+    fn ended(&mut self, job: u64, end: GenerationEnd, commands: &mut Vec<Command>) {
+        let Some(record) = self.jobs.get_mut(&job) else { return };
+        let said = match (&mut record.phase, end) {
+            (Phase::Stopping(next), _) => {
+                let next = next.take();
+                self.jobs.remove(&job);
+                return next.into_iter().for_each(|next| self.order(*next, commands));
+            }
+            (_, GenerationEnd::Answered { stopped, text }) => {
+                let tokens = record.tokens.len() as u32;
+                HostMessage::Generated { job, tokens, stopped, text }
+            }
+            (_, GenerationEnd::Failed { code, message }) => HostMessage::Failed { job, code, message },
+            (_, GenerationEnd::Stopped) => return drop(self.jobs.remove(&job)),
+        };
+        commands.push(Command::Tell(said.clone()));
+        record.phase = Phase::Ended(said);
+    }
+}
+
+impl Job {
+    fn said(&self, job: u64, index: usize) -> HostMessage {
+        let (id, text) = self.tokens[index].clone();
+        HostMessage::Token { job, index: index as u32, id, text }
     }
 }
 
@@ -98,10 +207,12 @@ mod tests {
     use super::*;
     use crate::messages::TokenChoice;
 
-    fn generate(job: u64) -> Generate {
+    fn generate(job: u64, generated: &[u32]) -> Generate {
         Generate {
             job,
+            context: 9,
             query_ids: vec![7],
+            generated: generated.to_vec(),
             query_start: 3,
             context_keys: 3,
             view: Default::default(),
@@ -117,28 +228,75 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_second_job_waits_for_the_first() {
-        let mut state = QueryHostState::default();
-        let order = |job| Event::Command(HostCommand::Generate(generate(job)));
-        assert_eq!(state.handle(Duration::ZERO, order(1)), [Command::Generate(generate(1))]);
-        assert_eq!(state.handle(Duration::ZERO, order(2)), []);
-        let end = GenerationEnd::Answered { stopped: true, text: "x".into() };
-        let told = HostMessage::Generated { job: 1, stopped: true, text: "x".into() };
-        let ended = Event::Ended { job: 1, end };
-        assert_eq!(state.handle(Duration::ZERO, ended), [Command::Tell(told), Command::Generate(generate(2))]);
+    fn order(state: &mut QueryHostState, job: u64, generated: &[u32]) -> Vec<Command> {
+        state.handle(Duration::ZERO, Event::Command(HostCommand::Generate(generate(job, generated))))
+    }
+
+    fn stop(state: &mut QueryHostState, job: u64) -> Vec<Command> {
+        state.handle(Duration::ZERO, Event::Command(HostCommand::Stop { job }))
+    }
+
+    fn token(state: &mut QueryHostState, job: u64, id: u32) -> Vec<Command> {
+        state.handle(Duration::ZERO, Event::Token { job, id, text: id.to_string() })
+    }
+
+    fn said(job: u64, index: u32, id: u32) -> Command {
+        Command::Tell(HostMessage::Token { job, index, id, text: id.to_string() })
+    }
+
+    fn ended(state: &mut QueryHostState, job: u64, end: GenerationEnd) -> Vec<Command> {
+        state.handle(Duration::ZERO, Event::Ended { job, end })
+    }
+
+    fn answered() -> GenerationEnd {
+        GenerationEnd::Answered { stopped: true, text: "x".into() }
+    }
+
+    fn try_holders(job: u64) -> Command {
+        Command::Holders { job, holders: Vec::new() }
     }
 
     #[test]
-    fn a_release_stops_the_job_running_and_drops_one_waiting() {
+    fn generations_run_side_by_side_and_repeat_what_they_said() {
         let mut state = QueryHostState::default();
-        for job in [1, 2] {
-            state.handle(Duration::ZERO, Event::Command(HostCommand::Generate(generate(job))));
-        }
-        let release = |job| Event::Command(HostCommand::Release { job });
-        assert_eq!(state.handle(Duration::ZERO, release(2)), []);
-        assert_eq!(state.handle(Duration::ZERO, release(1)), [Command::Stop]);
-        let ended = Event::Ended { job: 1, end: GenerationEnd::Stopped };
-        assert_eq!(state.handle(Duration::ZERO, ended), []);
+        assert_eq!(order(&mut state, 1, &[]), [Command::Generate(generate(1, &[]))]);
+        assert_eq!(order(&mut state, 2, &[]), [Command::Generate(generate(2, &[]))]);
+        assert_eq!(token(&mut state, 1, 5), [said(1, 0, 5)]);
+        assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), try_holders(1)]);
+        let end = Command::Tell(HostMessage::Generated { job: 1, tokens: 2, stopped: true, text: "x".into() });
+        token(&mut state, 1, 6);
+        assert_eq!(ended(&mut state, 1, answered()), [end]);
+        let end = Command::Tell(HostMessage::Generated { job: 1, tokens: 2, stopped: true, text: "x".into() });
+        assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), said(1, 1, 6), end]);
+        assert_eq!(state.jobs(), [1, 2]);
+        assert_eq!(stop(&mut state, 1), []);
+        assert_eq!(state.jobs(), [2]);
+    }
+
+    #[test]
+    fn tokens_of_another_host_are_told_only_to_a_supervisor_that_lacks_them() {
+        let mut state = QueryHostState::default();
+        order(&mut state, 1, &[5, 6]);
+        assert_eq!(token(&mut state, 1, 5), []);
+        assert_eq!(token(&mut state, 1, 6), []);
+        assert_eq!(token(&mut state, 1, 7), [said(1, 2, 7)]);
+        assert_eq!(order(&mut state, 1, &[5, 6]), [said(1, 2, 7), try_holders(1)]);
+        assert_eq!(order(&mut state, 1, &[5]), [said(1, 1, 6), said(1, 2, 7), try_holders(1)]);
+    }
+
+    #[test]
+    fn a_stopped_job_says_nothing_more_and_may_begin_anew() {
+        let mut state = QueryHostState::default();
+        order(&mut state, 1, &[]);
+        assert_eq!(stop(&mut state, 1), [Command::Stop { job: 1 }]);
+        assert_eq!(token(&mut state, 1, 5), []);
+        assert!(state.jobs().is_empty());
+        assert_eq!(order(&mut state, 1, &[]), []);
+        assert_eq!(ended(&mut state, 1, GenerationEnd::Stopped), [Command::Generate(generate(1, &[]))]);
+        assert_eq!(token(&mut state, 1, 5), [said(1, 0, 5)]);
+        let failed = GenerationEnd::Failed { code: "kernel".into(), message: "no".into() };
+        let told = || Command::Tell(HostMessage::Failed { job: 1, code: "kernel".into(), message: "no".into() });
+        assert_eq!(ended(&mut state, 1, failed), [told()]);
+        assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), told()]);
     }
 }

@@ -1,0 +1,107 @@
+//! The context host's side of a host process: carries out what its state decides.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use asterism_kernels::Backend;
+use asterism_models::Decoder;
+use asterism_transport::Transport;
+use tokio::runtime::Handle;
+
+use super::{
+    answer::{self, Desk},
+    passing::Office,
+    state::{Command, ContextHostState, Event, Failure, Work},
+    stop::Stop,
+    store::ShardStore,
+    turns::Turns,
+    work::{Bench, HeadsCache},
+};
+use crate::{host::Post, link::Links, messages::HostMessage};
+
+/// Encodes shards and answers queries over them.
+pub struct ContextSide<B: Backend> {
+    /// The rules.
+    pub state: ContextHostState,
+    desk: Desk<B>,
+    links: Arc<Links>,
+    heads: HeadsCache<B>,
+    turns: Turns,
+    running: HashMap<u64, Stop>,
+    post: Post<Event>,
+}
+
+impl<B: Backend> ContextSide<B> {
+    /// Starts answering whoever connects to `transport`; what happens goes to `post`.
+    pub fn start(transport: Arc<dyn Transport>, decoder: Arc<Decoder<B>>, post: Post<Event>) -> Self {
+        let desk = Desk { decoder, store: ShardStore::default(), mailroom: Arc::default() };
+        tokio::spawn(answer::serve(transport.clone(), desk.clone()));
+        Self {
+            state: ContextHostState::default(),
+            desk,
+            links: Arc::new(Links::new(transport)),
+            heads: Arc::default(),
+            turns: Turns::default(),
+            running: HashMap::new(),
+            post,
+        }
+    }
+
+    /// Applies an event; what the supervisor is to hear goes to `tell`.
+    pub fn handle(&mut self, now: Duration, event: Event, tell: &mut dyn FnMut(HostMessage)) {
+        if let Event::Encoded { work, .. } | Event::Stopped { work, .. } = &event {
+            self.running.remove(work);
+        }
+        for command in self.state.handle(now, event) {
+            match command {
+                Command::Encode(work) => self.encode(work),
+                Command::Stop { work } => {
+                    if let Some(stop) = self.running.get(&work) {
+                        stop.set();
+                    }
+                }
+                Command::Keep { work, context } => self.desk.store.keep(work, context),
+                Command::Discard { work } => self.desk.store.discard(work),
+                Command::Expect { context, attempt } => self.desk.mailroom.expect((context, attempt)),
+                Command::Free { context } => self.desk.store.free(context),
+                Command::Forget { context } => {
+                    self.desk.store.free(context);
+                    self.desk.mailroom.forget(context);
+                }
+                Command::Tell(message) => tell(message),
+            }
+        }
+    }
+
+    fn encode(&mut self, work: Work) {
+        let stop = Stop::default();
+        self.running.insert(work.work, stop.clone());
+        let bench = Bench {
+            office: Office {
+                decoder: self.desk.decoder.clone(),
+                links: self.links.clone(),
+                mailroom: self.desk.mailroom.clone(),
+                stop,
+                runtime: Handle::current(),
+            },
+            store: self.desk.store.clone(),
+            heads: self.heads.clone(),
+            turns: self.turns.clone(),
+            post: self.post.clone(),
+        };
+        let (number, post) = (work.work, self.post.clone());
+        let thread = tokio::task::spawn_blocking(move || bench.run(&work));
+        tokio::spawn(async move {
+            if let Err(panic) = thread.await {
+                let (code, message) = ("internal".to_string(), format!("the encoder panicked: {panic}"));
+                let failure = Some(Failure { peer_lost: false, code, message });
+                post(Event::Stopped { work: number, failure, used: 0.0 });
+            }
+        });
+    }
+}
+
+impl<B: Backend> Drop for ContextSide<B> {
+    fn drop(&mut self) {
+        self.running.values().for_each(Stop::set);
+    }
+}

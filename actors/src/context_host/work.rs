@@ -1,0 +1,143 @@
+//! One order on its way through the encoder, on a thread of its own. Decides nothing.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    path::Path,
+    rc::Rc,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use asterism_kernels::Backend;
+use asterism_models::{EncodedShard, ModelError, Phase1, RetainingHeads, Watch};
+use asterism_plan::Exchange;
+
+use super::{
+    passing::{Office, RemotePeers},
+    state::{Event, Failure, Work},
+    store::ShardStore,
+    turns::{Seat, Turns},
+};
+use crate::{
+    host::Post,
+    messages::{EncodeShards, Encoded},
+};
+
+/// The retaining heads used last, with their file.
+pub type HeadsCache<B> = Arc<Mutex<Option<(String, Arc<RetainingHeads<B>>)>>>;
+
+/// What an order needs on its way.
+pub struct Bench<B: Backend> {
+    /// What parcels go through.
+    pub office: Office<B>,
+    /// Where shards are laid.
+    pub store: ShardStore<B>,
+    /// Heads read already.
+    pub heads: HeadsCache<B>,
+    /// Whose turn it is.
+    pub turns: Turns,
+    /// Where events go.
+    pub post: Post<Event>,
+}
+
+impl<B: Backend> Bench<B> {
+    /// Encodes, lays the shards ready and says how it ended.
+    pub fn run(self, Work { work, used, order }: &Work) {
+        let seat = Rc::new(RefCell::new(self.turns.seat(*used, self.office.stop.clone())));
+        let attempt = (order.context, order.attempt);
+        let (post, store, mailroom) = (self.post.clone(), self.store.clone(), self.office.mailroom.clone());
+        let mut peers = RemotePeers::new(self.office.clone(), seat.clone(), order);
+        let encoded = self.encode(*work, order, &mut peers, &seat);
+        let used = seat.borrow().used() - used;
+        if order.exchange != Exchange::None {
+            mailroom.end(attempt);
+        }
+        post(match encoded {
+            Ok((shards, encoded)) => {
+                store.lay_ready(*work, shards);
+                Event::Encoded { work: *work, encoded, used }
+            }
+            Err(ModelError::Cancelled) => Event::Stopped { work: *work, failure: None, used },
+            Err(error) => {
+                let (peer_lost, code, message) = (peers.peer_lost(), error.code().to_string(), error.to_string());
+                Event::Stopped { work: *work, failure: Some(Failure { peer_lost, code, message }), used }
+            }
+        });
+    }
+
+    fn encode(
+        self,
+        work: u64,
+        order: &EncodeShards,
+        peers: &mut RemotePeers<B>,
+        seat: &Rc<RefCell<Seat>>,
+    ) -> Result<(Vec<EncodedShard<B>>, Vec<Encoded>), ModelError> {
+        if !seat.borrow_mut().take() {
+            return Err(ModelError::Cancelled);
+        }
+        let (started, decoder) = (Instant::now(), self.office.decoder.clone());
+        let heads = self.heads(order)?;
+        let mut watch = Reporter {
+            work,
+            of: decoder.config().layers as u32,
+            post: self.post,
+            seat: seat.clone(),
+            pairs: HashMap::new(),
+        };
+        let phase = Phase1 {
+            decoder: &decoder,
+            shards: &order.shards,
+            blocks: order.blocks as usize,
+            exchange: &order.exchange,
+            heads: heads.as_deref(),
+        };
+        let encoded = phase.encode(peers, &mut watch)?;
+        let seconds = started.elapsed().as_secs_f64() / encoded.len() as f64;
+        let mut exchange_bytes = peers.received_bytes();
+        let report = |shard: &EncodedShard<B>| Encoded {
+            context: order.context,
+            block: shard.block as u32,
+            kept_tokens: shard.tokens as u64,
+            kv_bytes: shard.bytes(decoder.backend()) as u64,
+            seconds,
+            pairs: watch.pairs.get(&shard.block).copied().unwrap_or(0),
+            exchange_bytes: std::mem::take(&mut exchange_bytes),
+        };
+        let reports = encoded.iter().map(report).collect();
+        Ok((encoded, reports))
+    }
+
+    /// The retaining heads that the exchange scores by, read once for as long as orders name the same file.
+    fn heads(&self, order: &EncodeShards) -> Result<Option<Arc<RetainingHeads<B>>>, ModelError> {
+        let Some(path) = order.exchange.retaining_heads() else { return Ok(None) };
+        let mut cached = self.heads.lock().expect("no holder panics");
+        if let Some((_, heads)) = cached.as_ref().filter(|(file, _)| file == path) {
+            return Ok(Some(heads.clone()));
+        }
+        let decoder = &self.office.decoder;
+        let heads = Arc::new(RetainingHeads::load(decoder.backend(), Path::new(path), decoder.config())?);
+        *cached = Some((path.to_owned(), heads.clone()));
+        Ok(Some(heads))
+    }
+}
+
+/// Reports layers, counts pairs, and lets others compute between layers.
+struct Reporter {
+    work: u64,
+    of: u32,
+    post: Post<Event>,
+    seat: Rc<RefCell<Seat>>,
+    pairs: HashMap<usize, u64>,
+}
+
+impl Watch for Reporter {
+    fn layer(&mut self, block: usize, done: usize) -> bool {
+        (self.post)(Event::Layer { work: self.work, block: block as u32, layers: done as u32, of: self.of });
+        self.seat.borrow_mut().pass()
+    }
+
+    fn pairs(&mut self, block: usize, pairs: u64) {
+        *self.pairs.entry(block).or_default() += pairs;
+    }
+}

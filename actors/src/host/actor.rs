@@ -1,0 +1,188 @@
+//! The shell of a host: a ractor actor that hands each event to the side it belongs to, and says what they want said.
+
+use std::{sync::Arc, time::Instant};
+
+use asterism_kernels::Backend;
+use asterism_transport::Transport;
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::{sync::oneshot, task::JoinHandle};
+
+use super::{HostConfig, LoadedModel, Post};
+use crate::{
+    context_host::{self, ContextSide},
+    error::HostError,
+    link::Outbox,
+    messages::{EncodeShards, Generate, HostCommand, HostMessage},
+    query_host::{self, QuerySide},
+};
+
+/// What reaches the actor.
+pub enum Message<B: Backend> {
+    /// The model is there; work can begin.
+    Loaded(LoadedModel<B>),
+    /// A supervisor listens here.
+    Linked(Outbox<HostMessage>),
+    /// Nobody listens.
+    Unlinked,
+    /// The supervisor wants something.
+    Command(HostCommand),
+    /// Something happened on the context host's side.
+    Context(context_host::Event),
+    /// Something happened on the query host's side.
+    Query(query_host::Event),
+    /// Time for a heartbeat.
+    Beat(oneshot::Sender<()>),
+    /// Somebody wants to know which contexts and which jobs are here.
+    Introduce(oneshot::Sender<(Vec<u64>, Vec<u64>)>),
+}
+
+/// Starts the actor; the handle completes when it ends.
+pub async fn spawn<B: Backend>(
+    config: &HostConfig,
+    transport: Arc<dyn Transport>,
+) -> Result<(ActorRef<Message<B>>, JoinHandle<()>), HostError> {
+    let shell =
+        Shell { config: config.clone(), transport, started: Instant::now(), context: None, query: None, outbox: None };
+    Actor::spawn(None, HostActor(std::marker::PhantomData), shell)
+        .await
+        .map_err(|error| HostError::Actor { cause: error.to_string() })
+}
+
+/// The actor.
+pub struct HostActor<B>(std::marker::PhantomData<fn() -> B>);
+
+/// Its state.
+pub struct Shell<B: Backend> {
+    config: HostConfig,
+    transport: Arc<dyn Transport>,
+    started: Instant,
+    context: Option<ContextSide<B>>,
+    query: Option<QuerySide<B>>,
+    outbox: Option<Outbox<HostMessage>>,
+}
+
+impl<B: Backend> Actor for HostActor<B> {
+    type Msg = Message<B>;
+    type State = Shell<B>;
+    type Arguments = Shell<B>;
+
+    async fn pre_start(&self, _: ActorRef<Message<B>>, shell: Shell<B>) -> Result<Shell<B>, ActorProcessingErr> {
+        Ok(shell)
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<Message<B>>,
+        message: Message<B>,
+        shell: &mut Shell<B>,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            Message::Loaded(model) => shell.loaded(model, &myself),
+            Message::Linked(outbox) => shell.outbox = Some(outbox),
+            Message::Unlinked => shell.outbox = None,
+            Message::Command(command) => shell.command(command),
+            Message::Context(event) => shell.context(event),
+            Message::Query(event) => shell.query(event),
+            Message::Beat(handled) => {
+                let kv_bytes = shell.context.as_ref().map_or(0, |side| side.state.kv_bytes());
+                shell.tell(HostMessage::Heartbeat { kv_bytes });
+                let _ = handled.send(());
+            }
+            Message::Introduce(reply) => {
+                let contexts = shell.context.as_ref().map(|side| side.state.contexts());
+                let jobs = shell.query.as_ref().map(|side| side.state.jobs());
+                let _ = reply.send((contexts.unwrap_or_default(), jobs.unwrap_or_default()));
+            }
+        }
+        Ok(())
+    }
+
+    async fn post_stop(&self, _: ActorRef<Message<B>>, shell: &mut Shell<B>) -> Result<(), ActorProcessingErr> {
+        (shell.context, shell.query) = (None, None);
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<Message<B>>,
+        event: SupervisionEvent,
+        _: &mut Shell<B>,
+    ) -> Result<(), ActorProcessingErr> {
+        tracing::debug!(?event, "supervision");
+        Ok(())
+    }
+}
+
+impl<B: Backend> Shell<B> {
+    fn loaded(&mut self, model: LoadedModel<B>, myself: &ActorRef<Message<B>>) {
+        if self.config.encodes {
+            let actor = myself.clone();
+            let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Context(event))));
+            self.context = Some(ContextSide::start(self.transport.clone(), model.decoder.clone(), post));
+        }
+        if self.config.generates {
+            let actor = myself.clone();
+            let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Query(event))));
+            self.query = Some(QuerySide::new(self.transport.clone(), Arc::new(model), post));
+        }
+    }
+
+    /// Orders go to the side that they are for; all else concerns whom it concerns.
+    fn command(&mut self, command: HostCommand) {
+        match command {
+            HostCommand::Encode(order) if self.context.is_none() => self.cannot_encode(&order),
+            HostCommand::Generate(order) if self.query.is_none() => self.cannot_generate(&order),
+            HostCommand::Encode(_) | HostCommand::Release { .. } => {
+                self.context(context_host::Event::Command(command));
+            }
+            HostCommand::Generate(_) | HostCommand::Holders { .. } | HostCommand::Stop { .. } => {
+                self.query(query_host::Event::Command(command));
+            }
+            HostCommand::Welcome { .. }
+            | HostCommand::Refuse { .. }
+            | HostCommand::Kill { .. }
+            | HostCommand::Shutdown => tracing::warn!(?command, "a command that is not for a working host"),
+        }
+    }
+
+    fn context(&mut self, event: context_host::Event) {
+        let (now, outbox) = (self.started.elapsed(), &self.outbox);
+        if let Some(side) = &mut self.context {
+            side.handle(now, event, &mut |message| send(outbox, message));
+        }
+    }
+
+    fn query(&mut self, event: query_host::Event) {
+        let (now, outbox) = (self.started.elapsed(), &self.outbox);
+        if let Some(side) = &mut self.query {
+            side.handle(now, event, &mut |message| send(outbox, message));
+        }
+    }
+
+    fn tell(&self, message: HostMessage) {
+        send(&self.outbox, message);
+    }
+
+    fn cannot_encode(&self, order: &EncodeShards) {
+        let (context, attempt, peer_lost) = (order.context, order.attempt, false);
+        let (code, message) = self.wrong_role("encode");
+        self.tell(HostMessage::NotEncoded { context, attempt, peer_lost, code, message });
+    }
+
+    fn cannot_generate(&self, order: &Generate) {
+        let (code, message) = self.wrong_role("generate");
+        self.tell(HostMessage::Failed { job: order.job, code, message });
+    }
+
+    fn wrong_role(&self, what: &str) -> (String, String) {
+        let HostConfig { name, role, .. } = &self.config;
+        ("wrong_role".into(), format!("host {name} was started as {role:?} and does not {what}; ask another host"))
+    }
+}
+
+/// What nobody hears is not kept: what matters is said again when the supervisor repeats its orders.
+fn send(outbox: &Option<Outbox<HostMessage>>, message: HostMessage) {
+    if let Some(outbox) = outbox {
+        outbox.send(message);
+    }
+}

@@ -1,0 +1,87 @@
+//! How a process joins its supervisor: a link, a hello, a welcome. Decides nothing about what it is told later.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use asterism_transport::{Link, Transport, TransportError};
+
+use crate::{
+    error::HostError,
+    link::{self, Inbox, Outbox},
+    messages::{Hello, HostCommand, HostMessage},
+};
+
+/// Longest wait for the answer to a hello.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+/// Waits between attempts to join again double from the first to the longest.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// A supervisor that said welcome.
+pub struct Joined {
+    /// Where messages to it go.
+    pub outbox: Outbox<HostMessage>,
+    /// Where its commands come from.
+    pub inbox: Inbox,
+    /// The link to it.
+    pub link: Arc<dyn Link>,
+    /// Time between heartbeats.
+    pub heartbeat: Duration,
+    /// Which cluster it is of.
+    pub cluster: u64,
+}
+
+/// Says hello and waits for the welcome.
+pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transport) -> Result<Joined, HostError> {
+    let host = hello.name.clone();
+    let unreachable = |cause| HostError::Supervisor { host: host.clone(), address: supervisor.to_string(), cause };
+    let link = transport.connect(supervisor).await.map_err(unreachable)?;
+    let channel = link.open().await.map_err(unreachable)?;
+    let (outbox, mut inbox) = link::control(channel, "the supervisor".to_string());
+    outbox.send(HostMessage::Hello(hello));
+    let answer = tokio::time::timeout(ANSWER_DEADLINE, inbox.receive()).await;
+    match answer.unwrap_or_else(|_| Err(format!("no answer to hello in {} s", ANSWER_DEADLINE.as_secs()))) {
+        Ok(HostCommand::Welcome { heartbeat_ms, cluster }) => {
+            let heartbeat = Duration::from_millis(heartbeat_ms.max(1));
+            Ok(Joined { outbox, inbox, link, heartbeat, cluster })
+        }
+        Ok(HostCommand::Refuse { reason }) => Err(HostError::Refused { host, reason }),
+        Ok(other) => Err(HostError::Refused { host, reason: format!("it answered hello with {other:?}") }),
+        Err(cause) => Err(HostError::Lost { host, cause }),
+    }
+}
+
+/// Whether it is of no use to try again.
+pub fn is_final(error: &HostError) -> bool {
+    match error {
+        HostError::Supervisor { cause, .. } => matches!(cause, TransportError::TransportClosed),
+        HostError::Lost { .. } => false,
+        _ => true,
+    }
+}
+
+/// How long to wait before the next attempt.
+#[derive(Default)]
+pub struct Backoff {
+    waited: Option<Duration>,
+}
+
+impl Backoff {
+    /// The next wait.
+    pub fn next(&mut self) -> Duration {
+        let wait = self.waited.map_or(FIRST_WAIT, |waited| (2 * waited).min(LONGEST_WAIT));
+        self.waited = Some(wait);
+        wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_second() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<u128> = (0..6).map(|_| backoff.next().as_millis()).collect();
+        assert_eq!(waits, [100, 200, 400, 800, 1000, 1000]);
+    }
+}

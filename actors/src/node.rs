@@ -1,0 +1,130 @@
+//! The link of a node agent to its supervisor: heartbeats and exits up, orders down. Starts and ends no process.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use asterism_transport::Transport;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+
+use crate::{
+    error::HostError,
+    host::{
+        HostConfig,
+        joining::{self, Backoff, Joined},
+    },
+    messages::{Hello, HostCommand, HostMessage},
+};
+
+/// An exit that was said so long before a link ended was heard.
+const HEARD_AFTER: Duration = Duration::from_secs(5);
+
+/// What the supervisor wants of a node agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeOrder {
+    /// End a host's process at once; it was declared dead.
+    Kill {
+        /// Host.
+        host: String,
+        /// Incarnation; a later one is left alone.
+        incarnation: u64,
+    },
+    /// End all hosts and the agent. The link is closed.
+    Shutdown,
+    /// The supervisor does not want this node. The link is closed.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A node agent's end of the link. Dropping `orders` closes the link.
+pub struct NodeLink {
+    /// What the supervisor wants; ends after [`NodeOrder::Shutdown`] and [`NodeOrder::Refused`].
+    pub orders: UnboundedReceiver<NodeOrder>,
+    /// Where the agent puts [`HostMessage::Exited`]; said once the supervisor listens.
+    pub exits: UnboundedSender<HostMessage>,
+}
+
+/// Joins the supervisor as the node that `config` names, and joins again for as long as it takes whenever it is lost.
+pub fn start(config: HostConfig, transport: Arc<dyn Transport>) -> NodeLink {
+    let (ordered, orders) = mpsc::unbounded_channel();
+    let (exits, exited) = mpsc::unbounded_channel();
+    let wanted = ordered.clone();
+    let agent = Agent { config, transport, ordered, exited, said: VecDeque::new(), cluster: 0 };
+    tokio::spawn(async move {
+        tokio::select! {
+            () = agent.run() => {}
+            () = wanted.closed() => {}
+        }
+    });
+    NodeLink { orders, exits }
+}
+
+struct Agent {
+    config: HostConfig,
+    transport: Arc<dyn Transport>,
+    ordered: UnboundedSender<NodeOrder>,
+    exited: UnboundedReceiver<HostMessage>,
+    /// Exits that the supervisor may not have heard of, the oldest first, and when they were said.
+    said: VecDeque<(Instant, HostMessage)>,
+    cluster: u64,
+}
+
+impl Agent {
+    async fn run(mut self) {
+        let mut backoff = Backoff::default();
+        loop {
+            let hello = Hello { cluster: self.cluster, ..self.config.hello(self.transport.as_ref()) };
+            match joining::join(hello, self.config.supervisor, self.transport.as_ref()).await {
+                Ok(joined) => {
+                    (self.cluster, backoff) = (joined.cluster, Backoff::default());
+                    let Some(cause) = self.serve(joined).await else { return };
+                    tracing::warn!(node = %self.config.name, %cause, "the supervisor is lost");
+                }
+                Err(HostError::Refused { reason, .. }) => {
+                    let _ = self.ordered.send(NodeOrder::Refused { reason });
+                    return;
+                }
+                Err(error) => tracing::debug!(node = %self.config.name, %error, "the supervisor is not there"),
+            }
+            tokio::time::sleep(backoff.next()).await;
+        }
+    }
+
+    /// Serves one link; returns why it ended, or nothing when the agent is to end.
+    async fn serve(&mut self, mut joined: Joined) -> Option<String> {
+        let mut ticks = tokio::time::interval(joined.heartbeat);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        for (said, exit) in &mut self.said {
+            *said = Instant::now();
+            joined.outbox.send(exit.clone());
+        }
+        loop {
+            tokio::select! {
+                command = joined.inbox.receive() => match command {
+                    Ok(HostCommand::Kill { host, incarnation }) => {
+                        self.ordered.send(NodeOrder::Kill { host, incarnation }).ok()?;
+                    }
+                    Ok(HostCommand::Shutdown) => {
+                        let _ = self.ordered.send(NodeOrder::Shutdown);
+                        return None;
+                    }
+                    Ok(other) => tracing::warn!(command = ?other, "a command that is not for a node"),
+                    Err(cause) => return Some(cause),
+                },
+                exit = self.exited.recv() => {
+                    let exit = exit?;
+                    joined.outbox.send(exit.clone());
+                    self.said.push_back((Instant::now(), exit));
+                }
+                _ = ticks.tick() => {
+                    joined.outbox.send(HostMessage::Heartbeat { kv_bytes: 0 });
+                    self.said.retain(|(said, _)| said.elapsed() < HEARD_AFTER);
+                }
+            }
+        }
+    }
+}

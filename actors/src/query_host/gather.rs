@@ -1,0 +1,370 @@
+//! Which shards have answered the layer step under way, and whom to ask for the others. No I/O, no clock, no tensor.
+//!
+//! A step ends when every shard has answered it once. Answers stay when their host is lost: only what is missing is asked for
+//! again, of whoever holds it by then. Nobody's silence ends a generation; the supervisor decides what to do about it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use crate::messages::{ShardHolder, ShardKeys};
+
+/// After how long a loss that nothing was done about is told again.
+const TELL_AGAIN: Duration = Duration::from_secs(1);
+
+/// What happens to a generation's view of its context.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A layer of a step asks every shard.
+    Ask {
+        /// Step.
+        step: u32,
+        /// Layer.
+        layer: u32,
+    },
+    /// A channel brought answers.
+    Answer {
+        /// Channel.
+        channel: u64,
+        /// Step they answer.
+        step: u32,
+        /// Layer they answer.
+        layer: u32,
+        /// Shards and their key counts.
+        shards: Vec<ShardKeys>,
+    },
+    /// A channel could not be opened, ended, or brought a refusal or nonsense.
+    Broke {
+        /// Channel.
+        channel: u64,
+        /// What was observed.
+        cause: String,
+    },
+    /// Where shards are from now on. The same again means: try again. Shards that are not named have no holder.
+    Holders(Vec<ShardHolder>),
+    /// Time passed.
+    Tick,
+}
+
+/// What a generation wants done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Open a channel to a holder, for the blocks it names. What is sent on it waits until it is open.
+    Open {
+        /// Channel; never used again.
+        channel: u64,
+        /// Whom to open it to.
+        holder: ShardHolder,
+    },
+    /// Close a channel; the next one to its host goes over a new link.
+    Drop {
+        /// Channel.
+        channel: u64,
+    },
+    /// Send the query of the layer step under way.
+    Send {
+        /// Channel.
+        channel: u64,
+    },
+    /// Of the answers just handed in, use those of these blocks.
+    Take {
+        /// Blocks.
+        blocks: Vec<u32>,
+    },
+    /// Every shard has answered.
+    Done {
+        /// Keys they attended to.
+        keys: u64,
+    },
+    /// Tell the supervisor that a host's shards do not answer.
+    Stalled {
+        /// Host.
+        host: String,
+        /// What was observed.
+        cause: String,
+    },
+}
+
+/// The state.
+#[derive(Default)]
+pub struct Gather {
+    channels: BTreeMap<u64, Channel>,
+    opened: u64,
+    /// Every block that was ever named.
+    blocks: BTreeSet<u32>,
+    asked: Option<Asked>,
+}
+
+struct Channel {
+    holder: ShardHolder,
+    broken: Option<Broken>,
+}
+
+struct Broken {
+    told: Duration,
+    cause: String,
+}
+
+struct Asked {
+    step: u32,
+    layer: u32,
+    /// Blocks that have answered, with their keys.
+    answered: BTreeMap<u32, u64>,
+}
+
+impl Asked {
+    fn lacks(&self, holder: &ShardHolder) -> bool {
+        holder.blocks.iter().any(|block| !self.answered.contains_key(block))
+    }
+}
+
+impl Gather {
+    /// Applies one event.
+    pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Command> {
+        let mut commands = Vec::new();
+        match event {
+            Event::Ask { step, layer } => {
+                self.asked = Some(Asked { step, layer, answered: BTreeMap::new() });
+                let live = self.channels.iter().filter(|(_, channel)| channel.broken.is_none());
+                commands.extend(live.map(|(&channel, _)| Command::Send { channel }));
+                self.finish(&mut commands);
+            }
+            Event::Answer { channel, step, layer, shards } => {
+                return self.answered(now, channel, (step, layer), &shards);
+            }
+            Event::Broke { channel, cause } => return self.broke(now, channel, cause),
+            Event::Holders(holders) => self.moved(holders, &mut commands),
+            Event::Tick => {
+                for Channel { holder, broken } in self.channels.values_mut() {
+                    if let Some(broken) = broken.as_mut().filter(|broken| now >= broken.told + TELL_AGAIN) {
+                        broken.told = now;
+                        commands.push(Command::Stalled { host: holder.host.clone(), cause: broken.cause.clone() });
+                    }
+                }
+            }
+        }
+        commands
+    }
+
+    /// When it wants the next [`Event::Tick`].
+    pub fn deadline(&self) -> Option<Duration> {
+        self.channels
+            .values()
+            .filter_map(|channel| channel.broken.as_ref())
+            .map(|broken| broken.told + TELL_AGAIN)
+            .min()
+    }
+
+    /// Blocks that have not answered the layer step under way.
+    pub fn missing(&self) -> Vec<u32> {
+        let Some(asked) = &self.asked else { return Vec::new() };
+        self.blocks.iter().filter(|block| !asked.answered.contains_key(block)).copied().collect()
+    }
+
+    fn answered(&mut self, now: Duration, channel: u64, of: (u32, u32), shards: &[ShardKeys]) -> Vec<Command> {
+        let Some(Channel { holder, broken: None }) = self.channels.get(&channel) else { return Vec::new() };
+        if shards.iter().map(|shard| shard.block).ne(holder.blocks.iter().copied()) {
+            let cause = format!("it holds shards {:?} and answered for {shards:?}", holder.blocks);
+            return self.broke(now, channel, cause);
+        }
+        // What answers an earlier ask was not waited for.
+        let Some(asked) = self.asked.as_mut().filter(|asked| (asked.step, asked.layer) == of) else {
+            return Vec::new();
+        };
+        let mut blocks = Vec::new();
+        for ShardKeys { block, keys } in shards {
+            asked.answered.entry(*block).or_insert_with(|| {
+                blocks.push(*block);
+                *keys
+            });
+        }
+        let mut commands = vec![Command::Take { blocks }];
+        self.finish(&mut commands);
+        commands
+    }
+
+    fn finish(&mut self, commands: &mut Vec<Command>) {
+        if let Some(asked) = self.asked.take_if(|asked| asked.answered.len() == self.blocks.len()) {
+            commands.push(Command::Done { keys: asked.answered.values().sum() });
+        }
+    }
+
+    fn broke(&mut self, now: Duration, channel: u64, cause: String) -> Vec<Command> {
+        let Some(Channel { holder, broken: broken @ None }) = self.channels.get_mut(&channel) else {
+            return Vec::new();
+        };
+        *broken = Some(Broken { told: now, cause: cause.clone() });
+        vec![Command::Drop { channel }, Command::Stalled { host: holder.host.clone(), cause }]
+    }
+
+    fn moved(&mut self, mut holders: Vec<ShardHolder>, commands: &mut Vec<Command>) {
+        let mut named = BTreeSet::new();
+        for holder in &mut holders {
+            holder.blocks.retain(|block| named.insert(*block));
+        }
+        self.blocks.extend(named);
+        let asked = self.asked.as_ref();
+        self.channels.retain(|id, Channel { holder, broken }| {
+            let place = |other: &&mut ShardHolder| (&other.host, &other.address) == (&holder.host, &holder.address);
+            let now = holders.iter_mut().find(place);
+            // Who owes an answer is asked anew: its channel may lead to a process that is no more.
+            let owes = asked.is_some_and(|asked| asked.lacks(holder));
+            match now.filter(|now| !owes && holder.blocks.iter().all(|block| now.blocks.contains(block))) {
+                Some(now) if broken.is_none() => {
+                    now.blocks.retain(|block| !holder.blocks.contains(block));
+                    true
+                }
+                _ => {
+                    commands.extend(broken.is_none().then_some(Command::Drop { channel: *id }));
+                    false
+                }
+            }
+        });
+        for holder in holders.into_iter().filter(|holder| !holder.blocks.is_empty()) {
+            let channel = self.opened;
+            self.opened += 1;
+            commands.push(Command::Open { channel, holder: holder.clone() });
+            if self.asked.as_ref().is_some_and(|asked| asked.lacks(&holder)) {
+                commands.push(Command::Send { channel });
+            }
+            self.channels.insert(channel, Channel { holder, broken: None });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(host: &str, blocks: &[u32]) -> ShardHolder {
+        ShardHolder { host: host.into(), address: format!("{host}:1"), blocks: blocks.to_vec() }
+    }
+
+    fn open(channel: u64, host: &str, blocks: &[u32]) -> Command {
+        Command::Open { channel, holder: holder(host, blocks) }
+    }
+
+    fn send(channel: u64) -> Command {
+        Command::Send { channel }
+    }
+
+    fn take(blocks: &[u32]) -> Command {
+        Command::Take { blocks: blocks.to_vec() }
+    }
+
+    fn stalled(host: &str) -> Command {
+        Command::Stalled { host: host.into(), cause: "it is gone".into() }
+    }
+
+    struct Driver(Gather, Duration);
+
+    impl Driver {
+        /// Shards 0 and 1 on a, 2 on b; asked for the first layer.
+        fn asked() -> Self {
+            let mut driver = Self(Gather::default(), Duration::ZERO);
+            assert_eq!(
+                driver.holders(&[holder("a", &[0, 1]), holder("b", &[2])]),
+                [open(0, "a", &[0, 1]), open(1, "b", &[2])]
+            );
+            assert_eq!(driver.ask(0), [send(0), send(1)]);
+            driver
+        }
+
+        fn on(&mut self, event: Event) -> Vec<Command> {
+            self.0.handle(self.1, event)
+        }
+
+        fn holders(&mut self, holders: &[ShardHolder]) -> Vec<Command> {
+            self.on(Event::Holders(holders.to_vec()))
+        }
+
+        fn ask(&mut self, layer: u32) -> Vec<Command> {
+            self.on(Event::Ask { step: 0, layer })
+        }
+
+        fn answer(&mut self, channel: u64, layer: u32, blocks: &[u32]) -> Vec<Command> {
+            let shards = blocks.iter().map(|&block| ShardKeys { block, keys: 10 }).collect();
+            self.on(Event::Answer { channel, step: 0, layer, shards })
+        }
+
+        fn broke(&mut self, channel: u64) -> Vec<Command> {
+            self.on(Event::Broke { channel, cause: "it is gone".into() })
+        }
+    }
+
+    #[test]
+    fn a_layer_is_done_when_every_shard_has_answered() {
+        let mut driver = Driver::asked();
+        assert_eq!(driver.answer(1, 0, &[2]), [take(&[2])]);
+        assert_eq!(driver.0.missing(), [0, 1]);
+        assert_eq!(driver.answer(0, 0, &[0, 1]), [take(&[0, 1]), Command::Done { keys: 30 }]);
+        assert_eq!(driver.ask(1), [send(0), send(1)]);
+        assert_eq!(driver.answer(1, 0, &[2]), [], "an answer to an earlier ask");
+    }
+
+    #[test]
+    fn a_lost_host_costs_its_missing_answers_only() {
+        let mut driver = Driver::asked();
+        driver.answer(1, 0, &[2]);
+        assert_eq!(driver.broke(0), [Command::Drop { channel: 0 }, stalled("a")]);
+        assert_eq!(driver.broke(0), [], "one loss is one observation");
+        // One of its shards goes to b, which has answered already, the other to c.
+        let moved = driver.holders(&[holder("b", &[1, 2]), holder("c", &[0])]);
+        assert_eq!(moved, [open(2, "b", &[1]), send(2), open(3, "c", &[0]), send(3)]);
+        assert_eq!(driver.answer(2, 0, &[1]), [take(&[1])]);
+        assert_eq!(driver.answer(3, 0, &[0]), [take(&[0]), Command::Done { keys: 30 }]);
+        assert_eq!(driver.ask(1), [send(1), send(2), send(3)]);
+    }
+
+    #[test]
+    fn answers_stay_when_their_host_is_lost_before_the_layer_is_done() {
+        let mut driver = Driver::asked();
+        driver.answer(0, 0, &[0, 1]);
+        driver.broke(0);
+        assert_eq!(driver.holders(&[holder("b", &[0, 1, 2])])[1..], [open(2, "b", &[0, 1, 2]), send(2)]);
+        assert_eq!(driver.answer(2, 0, &[0, 1, 2]), [take(&[2]), Command::Done { keys: 30 }]);
+    }
+
+    #[test]
+    fn the_same_holders_again_mean_try_again() {
+        let mut driver = Driver::asked();
+        driver.answer(1, 0, &[2]);
+        driver.broke(0);
+        let same = [holder("a", &[0, 1]), holder("b", &[2])];
+        assert_eq!(driver.holders(&same), [open(2, "a", &[0, 1]), send(2)]);
+        // A host that owes an answer is asked anew, as its channel may lead nowhere.
+        assert_eq!(driver.holders(&same), [Command::Drop { channel: 2 }, open(3, "a", &[0, 1]), send(3)]);
+        assert_eq!(driver.answer(2, 0, &[0, 1]), []);
+        assert_eq!(driver.answer(3, 0, &[0, 1]), [take(&[0, 1]), Command::Done { keys: 30 }]);
+        assert_eq!(driver.holders(&same), [], "nobody owes anything");
+    }
+
+    #[test]
+    fn a_loss_is_told_again_every_second_until_something_is_done() {
+        let mut driver = Driver::asked();
+        assert_eq!(driver.0.deadline(), None);
+        driver.broke(0);
+        assert_eq!(driver.0.deadline(), Some(TELL_AGAIN));
+        driver.1 = TELL_AGAIN - Duration::from_millis(1);
+        assert_eq!(driver.on(Event::Tick), []);
+        driver.1 = TELL_AGAIN;
+        assert_eq!(driver.on(Event::Tick), [stalled("a")]);
+        assert_eq!(driver.0.deadline(), Some(2 * TELL_AGAIN));
+        // Its shards have no holder for now: they are waited for, quietly.
+        assert_eq!(driver.holders(&[holder("b", &[2])]), [Command::Drop { channel: 1 }, open(2, "b", &[2]), send(2)]);
+        assert_eq!(driver.0.deadline(), None);
+        assert_eq!(driver.answer(2, 0, &[2]), [take(&[2])]);
+        assert_eq!(driver.0.missing(), [0, 1]);
+    }
+
+    #[test]
+    fn an_answer_for_other_shards_is_a_fault_of_its_host() {
+        let mut driver = Driver::asked();
+        let commands = driver.answer(0, 0, &[0]);
+        let [Command::Drop { channel: 0 }, Command::Stalled { cause, .. }] = &commands[..] else {
+            panic!("{commands:?}")
+        };
+        assert!(cause.contains("[0, 1]"), "{cause}");
+    }
+}
