@@ -134,6 +134,8 @@ struct Running {
     context: u64,
     attempt: u32,
     blocks: BTreeSet<u32>,
+    /// Whether it needs parcels of others.
+    tied: bool,
     /// Nobody wants what it encodes.
     abandoned: bool,
 }
@@ -176,6 +178,7 @@ impl ContextHostState {
 
     fn take_independent(&mut self, mut order: EncodeShards, commands: &mut Vec<Command>) {
         let (context, attempt) = (order.context, order.attempt);
+        self.untie(context, attempt, commands);
         order.shards.retain(|shard| {
             let block = shard.block as u32;
             if let Some(held) = self.held.get(&(context, block)) {
@@ -195,6 +198,18 @@ impl ContextHostState {
         });
         if !order.shards.is_empty() {
             self.waiting.push_back(order);
+        }
+    }
+
+    /// Shards ordered alone are to be encoded alone: an earlier attempt at them may wait for parcels that nobody sends.
+    fn untie(&mut self, context: u64, attempt: u32, commands: &mut Vec<Command>) {
+        let tied = |order: &EncodeShards| order.exchange != Exchange::None;
+        self.waiting.retain(|order| order.context != context || order.attempt >= attempt || !tied(order));
+        let earlier = |running: &Running| running.context == context && running.attempt < attempt && running.tied;
+        for (work, running) in self.running.iter_mut().filter(|(_, running)| earlier(running)) {
+            if !std::mem::replace(&mut running.abandoned, true) {
+                commands.push(Command::Stop { work: *work });
+            }
         }
     }
 
@@ -285,7 +300,8 @@ impl ContextHostState {
             let (work, context, attempt) = (self.works, order.context, order.attempt);
             let blocks = order.shards.iter().map(|shard| shard.block as u32).collect();
             self.works += 1;
-            self.running.insert(work, Running { context, attempt, blocks, abandoned: false });
+            let tied = order.exchange != Exchange::None;
+            self.running.insert(work, Running { context, attempt, blocks, tied, abandoned: false });
             let used = self.used.get(&context).copied().unwrap_or(0.0);
             commands.push(Command::Encode(Work { work, used, order }));
         }

@@ -46,11 +46,12 @@ impl SupervisorState {
             let here = |block: &usize| context.places[*block].host == Some(host);
             let missing = |block: &usize| here(block) && context.places[*block].encoded.is_none();
             let all = 0..context.places.len();
-            if !all.clone().any(|block| missing(&block)) {
-                continue;
-            }
-            let blocks: Vec<usize> =
-                if context.is_entangled() { all.filter(here).collect() } else { all.filter(missing).collect() };
+            // Encoded together, others may wait for what this host passes on, even if it has reported an earlier attempt.
+            let blocks: Vec<usize> = match context.together {
+                true if context.is_ready() => continue,
+                true => all.filter(here).collect(),
+                false => all.filter(missing).collect(),
+            };
             orders.extend(context.orders(&blocks, &addresses));
         }
         for (host, order) in orders {

@@ -84,6 +84,9 @@ impl SupervisorState {
                 Ok(earlier) => {
                     commands.extend(earlier.filter(|&earlier| earlier != from).map(close));
                     commands.push(reply(welcome));
+                    // The agent may have been out of reach when they were declared dead.
+                    let kill = |(host, incarnation)| reply(HostCommand::Kill { host, incarnation });
+                    commands.extend(self.hosts.fenced_of(&hello.name).into_iter().map(kill));
                 }
                 Err(reason) => commands.push(reply(HostCommand::Refuse { reason })),
             };

@@ -115,6 +115,8 @@ impl HostRecord {
 pub struct Hosts {
     records: Vec<HostRecord>,
     nodes: BTreeMap<String, u64>,
+    /// When silence was last judged.
+    judged: Duration,
 }
 
 impl Hosts {
@@ -131,7 +133,7 @@ impl Hosts {
             kept: KeptHost::default(),
             drain_at: None,
         };
-        Self { records: specs.iter().map(record).collect(), nodes: BTreeMap::new() }
+        Self { records: specs.iter().map(record).collect(), nodes: BTreeMap::new(), judged: Duration::MAX }
     }
 
     /// All records.
@@ -247,8 +249,13 @@ impl Hosts {
         record.cause = Some(cause);
     }
 
-    /// Marks hosts silent for `suspect` and returns those silent for `dead`.
+    /// Marks hosts silent for `suspect` and returns those silent for `dead`. While the supervisor itself did nothing, it
+    /// could hear nobody: such a time is no silence of theirs.
     pub fn silent(&mut self, now: Duration, suspect: Duration, dead: Duration) -> Vec<usize> {
+        let absent = now.saturating_sub(std::mem::replace(&mut self.judged, now));
+        if absent > suspect {
+            self.records.iter_mut().for_each(|host| host.last_heard = (host.last_heard + absent).min(now));
+        }
         for record in self.records.iter_mut().filter(|host| host.health == HostHealth::Ready) {
             if record.silence(now) > suspect {
                 record.health = HostHealth::Suspect;
@@ -279,6 +286,17 @@ impl Hosts {
     /// Whether a connection is a node agent's.
     pub fn is_node(&self, connection: u64) -> bool {
         self.nodes.values().any(|&node| node == connection)
+    }
+
+    /// Hosts of a node whose last process was declared dead, and its incarnation.
+    pub fn fenced_of(&self, node: &str) -> Vec<(String, u64)> {
+        let fenced = |host: &&HostRecord| {
+            host.spec.node == node
+                && host.connection.is_none()
+                && host.kept.fenced > 0
+                && host.kept.fenced == host.kept.incarnation
+        };
+        self.records.iter().filter(fenced).map(|host| (host.spec.name.clone(), host.kept.fenced)).collect()
     }
 
     /// A node agent's connection ended.
