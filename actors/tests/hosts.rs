@@ -391,6 +391,31 @@ async fn another_query_host_goes_on_with_the_same_tokens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn generations_run_side_by_side() {
+    let (mut bench, case, holders) = two_and_two().await;
+    let golden = case.golden_tokens();
+    for job in 0..6 {
+        bench.generate("q0", Generate { job, ..case.generate(&holders, golden.len() as u32, 0.0) }).await;
+    }
+    let mut said: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    let mut ended = 0;
+    while ended < 6 {
+        match bench.line("q0").next().await {
+            HostMessage::Token { job, index, id, .. } => {
+                let tokens = said.entry(job).or_default();
+                assert_eq!(index as usize, tokens.len());
+                tokens.push(id);
+            }
+            HostMessage::Generated { .. } => ended += 1,
+            HostMessage::Failed { message, .. } => panic!("{message}"),
+            _ => {}
+        }
+    }
+    assert_eq!(said, (0..6).map(|job| (job, golden.clone())).collect());
+    bench.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_later_attempt_of_shards_that_pass_each_other_something() {
     let mut bench = Bench::of(&[("c0", HostRole::Context), ("c1", HostRole::Spare)]).await;
     let case = Case::of("ring", 4);
