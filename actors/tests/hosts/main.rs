@@ -1,268 +1,20 @@
 //! Hosts and node links before a supervisor that is driven by hand: what they do when others are lost, and that no token
 //! changes by it.
 
-#[path = "../../tests/golden/cases.rs"]
+mod bench;
+#[path = "../../../tests/golden/cases.rs"]
 mod cases;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
-    HostConfig, HostError, LoadedModel, host,
-    messages::{
-        EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, TokenChoice, WireMessage,
-    },
+    HostConfig, host,
+    messages::{Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, WireMessage},
     node::{self, NodeOrder},
 };
-use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
-use asterism_plan::{Exchange, Method, Plan, PlanRequest};
-use asterism_transport::{Channel, Link, NoObserver, Transport, local::LocalNetwork};
-use serde_json::Value;
-use tokio::task::JoinHandle;
-
-const MODEL: &str = "tiny-llama";
-/// Nothing here takes so long, whatever else the machine does.
-const DEADLINE: Duration = Duration::from_secs(120);
-const CONTEXT: u64 = 7;
-const JOB: u64 = 3;
-
-fn golden() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
-}
-
-fn load(parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
-    let checkpoint = Checkpoint::open(&golden().join("models").join(MODEL))?;
-    let backend = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?);
-    let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
-    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)? })
-}
-
-/// A golden case with its plan.
-struct Case {
-    case: Value,
-    plan: Plan,
-}
-
-impl Case {
-    /// The first case of a method with so many shards.
-    fn of(method: &str, shards: usize) -> Self {
-        let text = std::fs::read_to_string(golden().join("public/goldens.json")).expect("the fixtures");
-        let all: Value = serde_json::from_str(&text).expect("JSON");
-        let wanted = |case: &&Value| case["model"] == MODEL && case["method"] == method && case["kind"] == "model";
-        let cases = all["cases"].as_array().expect("cases").iter().filter(wanted);
-        let mut planned = cases.map(|case| Self::plan(case.clone()));
-        planned.find(|case| case.plan.shards.len() == shards).expect("a case of so many shards")
-    }
-
-    fn plan(case: Value) -> Self {
-        let folder = golden().join("models").join(MODEL);
-        let heads = folder.join("retaining_heads.safetensors");
-        let ids = |key: &str| serde_json::from_value::<Vec<u32>>(case[key].clone()).expect("token ids");
-        let (context, query) = (ids("context_ids"), ids("query_ids"));
-        let name = case["method"].as_str().expect("a name");
-        let (method, hosts) = cases::method(name, &case["params"], context.len(), heads.to_str().expect("UTF-8"));
-        let shape = Checkpoint::open(&folder).expect("a model").config().shape(DType::F32);
-        let asked = PlanRequest { context: &context, query: &query, hosts, one_machine: false, shape: &shape };
-        Self { plan: method.plan(&asked).expect("a plan"), case }
-    }
-
-    fn encode(&self, attempt: u32, blocks: &[usize], peers: &[ShardHolder]) -> HostCommand {
-        HostCommand::Encode(EncodeShards {
-            context: CONTEXT,
-            attempt,
-            shards: blocks.iter().map(|block| self.plan.shards[*block].clone()).collect(),
-            blocks: self.plan.shards.len() as u32,
-            exchange: self.plan.exchange.clone(),
-            peers: peers.to_vec(),
-        })
-    }
-
-    fn generate(&self, holders: &[ShardHolder], max_tokens: u32, temperature: f32) -> Generate {
-        Generate {
-            job: JOB,
-            context: CONTEXT,
-            query_ids: cases::list(&self.case["query_ids"]),
-            generated: Vec::new(),
-            query_start: self.plan.query_start,
-            context_keys: self.plan.kept_tokens() as u64,
-            view: self.plan.view,
-            holders: holders.to_vec(),
-            choice: TokenChoice { max_tokens, temperature, top_p: 0.95, seed: 11, stop: Vec::new(), ignore_eos: true },
-        }
-    }
-
-    fn golden_tokens(&self) -> Vec<u32> {
-        cases::list(&self.case["expected"]["greedy_tokens"])
-    }
-}
-
-/// The supervisor's side of a link.
-struct Line {
-    hello: Hello,
-    channel: Channel,
-    link: Arc<dyn Link>,
-}
-
-impl Line {
-    async fn order(&mut self, command: HostCommand) {
-        self.channel.sender.send(command.frame()).await.expect("the host listens");
-    }
-
-    async fn next(&mut self) -> HostMessage {
-        let frame = tokio::time::timeout(DEADLINE, self.channel.receiver.receive()).await;
-        let frame = frame.expect("a message in time").expect("a link").expect("an open channel");
-        HostMessage::read(&frame.meta, "host").expect("a message")
-    }
-
-    /// The next message that `wanted` makes something of.
-    async fn hear<T>(&mut self, wanted: impl Fn(HostMessage) -> Option<T>) -> T {
-        loop {
-            if let Some(heard) = wanted(self.next().await) {
-                return heard;
-            }
-        }
-    }
-
-    async fn ready(&mut self) {
-        self.hear(|message| (message == HostMessage::Ready).then_some(())).await;
-    }
-
-    /// Waits until all these blocks are encoded.
-    async fn encoded(&mut self, blocks: &[usize]) {
-        for _ in blocks {
-            let block = self.hear(|message| match message {
-                HostMessage::Encoded(encoded) => Some(encoded.block as usize),
-                HostMessage::NotEncoded { message, .. } => panic!("{message}"),
-                _ => None,
-            });
-            assert!(blocks.contains(&block.await));
-        }
-    }
-
-    /// Waits for the token of this index.
-    async fn token(&mut self, wanted: u32) -> u32 {
-        self.hear(|message| match message {
-            HostMessage::Token { index, id, .. } => {
-                assert!(index <= wanted, "token {index} before {wanted}");
-                (index == wanted).then_some(id)
-            }
-            HostMessage::Failed { message, .. } => panic!("{message}"),
-            _ => None,
-        })
-        .await
-    }
-
-    /// Tokens from `first` to the end.
-    async fn tokens(&mut self, first: u32) -> Vec<u32> {
-        let mut tokens = Vec::new();
-        loop {
-            let next = first + tokens.len() as u32;
-            let heard = self.hear(|message| match message {
-                HostMessage::Token { index, id, .. } => {
-                    assert_eq!(index, next);
-                    Some(Some(id))
-                }
-                HostMessage::Generated { tokens, .. } => {
-                    assert_eq!(tokens, next);
-                    Some(None)
-                }
-                HostMessage::Failed { message, .. } => panic!("{message}"),
-                _ => None,
-            });
-            match heard.await {
-                Some(id) => tokens.push(id),
-                None => return tokens,
-            }
-        }
-    }
-}
-
-/// A supervisor without rules, and the hosts that have joined it.
-struct Bench {
-    network: LocalNetwork,
-    transport: Arc<dyn Transport>,
-    lines: BTreeMap<String, Line>,
-    transports: BTreeMap<String, Arc<dyn Transport>>,
-    hosts: BTreeMap<String, JoinHandle<Result<(), HostError>>>,
-}
-
-impl Bench {
-    async fn of(hosts: &[(&str, HostRole)]) -> Self {
-        let network = LocalNetwork::new();
-        let transport = bind(&network);
-        let (lines, transports, handles) = Default::default();
-        let mut bench = Self { network, transport, lines, transports, hosts: handles };
-        for (name, role) in hosts {
-            bench.start(name, *role).await;
-        }
-        bench
-    }
-
-    async fn start(&mut self, name: &str, role: HostRole) {
-        let transport = bind(&self.network);
-        let parts = if role == HostRole::Context { Parts::Context } else { Parts::Query };
-        let mut config = HostConfig::new(name, role, self.transport.local_address(), 1);
-        config.patience = DEADLINE;
-        let running = host::run(config, transport.clone(), Box::new(move || load(parts)));
-        self.hosts.insert(name.into(), tokio::spawn(running));
-        self.transports.insert(name.into(), transport);
-        let mut line = self.accept().await;
-        assert_eq!((line.hello.name.as_str(), line.hello.role, line.hello.cluster), (name, role, 0));
-        line.ready().await;
-        self.lines.insert(name.into(), line);
-    }
-
-    /// Welcomes whoever joins next.
-    async fn accept(&self) -> Line {
-        let joining = async {
-            let link = self.transport.accept().await.expect("open");
-            let mut channel = link.accept().await.expect("a channel");
-            let frame = channel.receiver.receive().await.expect("a link").expect("a hello");
-            let hello = match HostMessage::read(&frame.meta, "host").expect("a message") {
-                HostMessage::Hello(hello) => hello,
-                other => panic!("{other:?}"),
-            };
-            channel.sender.send(HostCommand::Welcome { heartbeat_ms: 50, cluster: 42 }.frame()).await.expect("a host");
-            Line { hello, channel, link }
-        };
-        tokio::time::timeout(DEADLINE, joining).await.expect("somebody joins")
-    }
-
-    fn line(&mut self, name: &str) -> &mut Line {
-        self.lines.get_mut(name).expect("it joined")
-    }
-
-    fn holder(&self, name: &str, blocks: &[usize]) -> ShardHolder {
-        let address = self.transports[name].local_address().to_string();
-        ShardHolder { host: name.into(), address, blocks: blocks.iter().map(|block| *block as u32).collect() }
-    }
-
-    /// Encodes shards that pass nothing.
-    async fn encode(&mut self, case: &Case, name: &str, blocks: &[usize]) -> ShardHolder {
-        assert_eq!(case.plan.exchange, Exchange::None);
-        for block in blocks {
-            self.line(name).order(case.encode(1, &[*block], &[])).await;
-        }
-        self.line(name).encoded(blocks).await;
-        self.holder(name, blocks)
-    }
-
-    async fn generate(&mut self, name: &str, order: Generate) {
-        self.line(name).order(HostCommand::Generate(order)).await;
-    }
-
-    async fn shutdown(mut self) {
-        for (name, host) in self.hosts {
-            self.lines.get_mut(&name).expect("it joined").order(HostCommand::Shutdown).await;
-            let ended = tokio::time::timeout(DEADLINE, host).await.expect("it ends").expect("no panic");
-            assert!(ended.is_ok(), "{name}: {ended:?}");
-        }
-    }
-}
-
-fn bind(network: &LocalNetwork) -> Arc<dyn Transport> {
-    Arc::new(network.bind("127.0.0.1:0".parse().expect("an address"), Arc::new(NoObserver)).expect("a port"))
-}
+use asterism_models::Parts;
+use asterism_plan::Exchange;
+use bench::{Bench, CONTEXT, Case, DEADLINE, JOB, bind, load};
 
 /// Two context hosts and two query hosts over a case of four shards; 1 on c1, the others on c0.
 async fn two_and_two() -> (Bench, Case, Vec<ShardHolder>) {
@@ -387,6 +139,31 @@ async fn another_query_host_goes_on_with_the_same_tokens() {
         bench.generate("q1", Generate { generated: tokens[..25].to_vec(), ..order }).await;
         assert_eq!(bench.line("q1").tokens(25).await, tokens[25..], "temperature {temperature}");
     }
+    bench.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn generations_run_side_by_side() {
+    let (mut bench, case, holders) = two_and_two().await;
+    let golden = case.golden_tokens();
+    for job in 0..6 {
+        bench.generate("q0", Generate { job, ..case.generate(&holders, golden.len() as u32, 0.0) }).await;
+    }
+    let mut said: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    let mut ended = 0;
+    while ended < 6 {
+        match bench.line("q0").next().await {
+            HostMessage::Token { job, index, id, .. } => {
+                let tokens = said.entry(job).or_default();
+                assert_eq!(index as usize, tokens.len());
+                tokens.push(id);
+            }
+            HostMessage::Generated { .. } => ended += 1,
+            HostMessage::Failed { message, .. } => panic!("{message}"),
+            _ => {}
+        }
+    }
+    assert_eq!(said, (0..6).map(|job| (job, golden.clone())).collect());
     bench.shutdown().await;
 }
 
