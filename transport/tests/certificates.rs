@@ -99,6 +99,9 @@ fn keys_are_their_owners_only() {
                 _ => Credentials::load(folder.path()).expect_err("the key is exposed"),
             };
             assert_eq!(error, CertificateError::Exposed { path: path.clone(), mode: exposed });
+            for part in [path.to_str().expect("the path is UTF-8"), &format!("mode {exposed:o}"), "chmod 600"] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
         }
     }
 }
