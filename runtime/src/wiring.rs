@@ -62,7 +62,8 @@ pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAd
         .map_err(|error| host_refusal(&HostError::Journal(error)))?;
     let mut config = supervisor_config(cluster, &model.name);
     config.weight_bytes = model.config.weight_bytes(Parts::All, dtype(cluster.model.dtype));
-    let supervisor = Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
+    let supervisor =
+        Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
     Ok((supervisor, address))
 }
 

@@ -100,11 +100,16 @@ impl Host {
     fn pass_on(&mut self, core: &mut Core, work: u64) {
         let Some(running) = self.encoder.running.get_mut(&work) else { return };
         let order = &running.order;
-        let foreign = order.peers.iter().filter(|peer| peer.blocks.iter().all(|block| !running.shards.contains_key(block)));
+        let foreign =
+            order.peers.iter().filter(|peer| peer.blocks.iter().all(|block| !running.shards.contains_key(block)));
         for peer in foreign {
             let wanted = |from: u32| peer.blocks.iter().any(|block| toy::needs(&order.exchange, *block, from));
-            let parcels: Vec<(u32, u64)> =
-                running.shards.iter().filter(|(block, _)| wanted(**block)).map(|(block, value)| (*block, *value)).collect();
+            let parcels: Vec<(u32, u64)> = running
+                .shards
+                .iter()
+                .filter(|(block, _)| wanted(**block))
+                .map(|(block, value)| (*block, *value))
+                .collect();
             if parcels.is_empty() {
                 continue;
             }

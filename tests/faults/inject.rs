@@ -148,9 +148,7 @@ impl World {
         let name = |host: usize| self.scenario.config.hosts[host].name.clone();
         let now = unix(&self.core);
         let done = match self.scenario.operations[number].1 {
-            Operation::Schedule(host, scheduling) => {
-                supervisor.state.schedule_host(now, &name(host), scheduling, None)
-            }
+            Operation::Schedule(host, scheduling) => supervisor.state.schedule_host(now, &name(host), scheduling, None),
             Operation::Replace(old, new) => supervisor.state.replace_host(now, &name(old), &name(new)),
         };
         match done {

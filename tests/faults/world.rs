@@ -2,11 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use asterism_actors::{
-    api::JobPhase,
-    store::MemoryStore,
-    supervisor::Recovery,
-};
+use asterism_actors::{api::JobPhase, store::MemoryStore, supervisor::Recovery};
 
 use crate::{
     checks::Course,
@@ -166,7 +162,8 @@ impl World {
                 self.start_host(host, incarnation);
             } else if let Some((host, incarnation)) = self.core.kills.pop() {
                 let name = &self.scenario.config.hosts[host].name;
-                let killed = self.hosts.values().find(|h| h.config.name == *name && h.config.incarnation == incarnation);
+                let killed =
+                    self.hosts.values().find(|h| h.config.name == *name && h.config.incarnation == incarnation);
                 if let Some(pid) = killed.map(|host| host.pid) {
                     self.end_host(pid, "killed by its node");
                 }

@@ -222,9 +222,8 @@ impl Context {
         };
         let placed = blocks.iter().filter_map(|&block| Some((self.places[block].host?, &plan.shards[block])));
         if !self.together {
-            return placed
-                .map(|(host, shard)| (host, order(vec![shard.clone()], Exchange::None, Vec::new())))
-                .collect();
+            let alone = |shard: &Shard| order(vec![plan.alone(shard.block)], Exchange::None, Vec::new());
+            return placed.map(|(host, shard)| (host, alone(shard))).collect();
         }
         let mut together: BTreeMap<usize, Vec<Shard>> = BTreeMap::new();
         placed.for_each(|(host, shard)| together.entry(host).or_default().push(shard.clone()));

@@ -120,6 +120,24 @@ impl Plan {
         Ok(())
     }
 
+    /// A shard as it is encoded without the others, to the same keys and values: behind a shared prefix with all of it in
+    /// front. Where shards depend on each other otherwise, it is not meant for that.
+    pub fn alone(&self, block: usize) -> Shard {
+        let shard = &self.shards[block];
+        let Exchange::SharedPrefix { sink_rows } = self.exchange else { return shard.clone() };
+        let sink =
+            self.shards.first().filter(|_| block > 0).map(|first| (first, first.prefix..first.prefix + sink_rows));
+        let summaries = self.shards[..block].iter().map(|earlier| (earlier, 0..earlier.prefix));
+        let own = (shard, shard.prefix..shard.input_ids.len());
+        let parts: Vec<_> = sink.into_iter().chain(summaries).chain([own]).collect();
+        let rows = |of: fn(&Shard) -> &[u32]| {
+            parts.iter().flat_map(|(shard, rows)| of(shard)[rows.clone()].to_vec()).collect()
+        };
+        let (input_ids, position_ids): (Vec<u32>, Vec<u32>) = (rows(|s| &s.input_ids), rows(|s| &s.position_ids));
+        let prefix = input_ids.len() - shard.block_tokens();
+        Shard { input_ids, position_ids, prefix, keep_from: prefix, ..shard.clone() }
+    }
+
     /// Keys that phase 2 must find over all shards: the context, and prefixes where they are kept.
     pub fn kept_tokens(&self) -> usize {
         self.shards.iter().map(Shard::kept_tokens).sum()
@@ -173,5 +191,37 @@ impl Shard {
             return broken("position of a block token", positions[at] as usize + 1, positions[at + 1] as usize);
         }
         self.attention.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Method, MethodConfig};
+
+    proptest! {
+        /// A shard encoded alone is the one of the plan that shares nothing.
+        #[test]
+        fn alone_a_shard_has_all_of_its_prefix(tokens in 64_usize..400, hosts in 1_usize..6, size in 0_usize..40) {
+            let context: Vec<u32> = (0..tokens as u32).map(|i| i * 37 % 90).collect();
+            let star = |shared: bool| json!({"star": {"anchor_tokens": size, "shared_prefix": shared}});
+            let pulsar = |shared: bool| {
+                json!({"pulsar": {"sink_tokens": size, "summary_fraction": 0.25, "chunk_tokens": 4, "shared_prefix": shared}})
+            };
+            for method in [&star as &dyn Fn(bool) -> serde_json::Value, &pulsar] {
+                let plan = |shared: bool| {
+                    let shape = &ModelShape::TINY;
+                    let request = PlanRequest { context: &context, query: &[3, 5], hosts, one_machine: true, shape };
+                    let method: MethodConfig = serde_json::from_value(method(shared)).expect("a method");
+                    method.plan(&request).expect("a plan")
+                };
+                let (shared, apart) = (plan(true), plan(false));
+                let alone: Vec<Shard> = (0..shared.shards.len()).map(|block| shared.alone(block)).collect();
+                prop_assert_eq!(alone, apart.shards);
+            }
+        }
     }
 }
