@@ -188,9 +188,10 @@ impl World {
                 ));
             }
         }
-        let unended = self.clients.iter().filter(|client| {
-            client.done.is_none_or(|state| matches!(state, JobState::Pending | JobState::Running))
-        });
+        let unended = self
+            .clients
+            .iter()
+            .filter(|client| client.done.is_none_or(|state| matches!(state, JobState::Pending | JobState::Running)));
         match unended.count() {
             0 => Ok(()),
             count => Err(format!("{count} jobs have not ended")),

@@ -55,8 +55,7 @@ impl Supervisor {
     pub fn new(pid: Pid, core: &Core, config: SupervisorConfig, journal: &MemoryStore) -> Result<Self, String> {
         let mut journal = journal.clone();
         let entries = journal.load().map_err(|error| error.to_string())?;
-        let state =
-            SupervisorState::restore(config, unix(core), pid, &entries).map_err(|error| error.to_string())?;
+        let state = SupervisorState::restore(config, unix(core), pid, &entries).map_err(|error| error.to_string())?;
         Ok(Self {
             pid,
             state,
@@ -79,9 +78,7 @@ impl Supervisor {
                 Event::Tick
             }
             What::Accepted { link } => return drop(self.connections.insert(link as u64 + 1, link)),
-            What::Frame { link, frame: Frame::Up(message) } => {
-                Event::Message { connection: link as u64 + 1, message }
-            }
+            What::Frame { link, frame: Frame::Up(message) } => Event::Message { connection: link as u64 + 1, message },
             What::Closed { link, cause, .. } => {
                 self.connections.remove(&(link as u64 + 1));
                 Event::Disconnected { connection: link as u64 + 1, cause }
@@ -129,12 +126,12 @@ impl Supervisor {
             Command::Persist(_) | Command::Observe(_) => {}
             Command::Send { connection, command } => {
                 if let Some(link) = self.connections.get(&connection) {
-                    core.send(self.pid, *link, Frame::Down(command));
+                    core.send(*link, Frame::Down(command));
                 }
             }
             Command::Disconnect { connection, reason } => {
                 if let Some(link) = self.connections.remove(&connection) {
-                    core.close(self.pid, link, &reason);
+                    core.close(link, &reason);
                     core.timer(self.pid, 100, What::Closed { link, cause: reason, lost: false });
                 }
             }

@@ -2,11 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use asterism_actors::{
-    api::JobPhase,
-    store::MemoryStore,
-    supervisor::Recovery,
-};
+use asterism_actors::{api::JobPhase, store::MemoryStore, supervisor::Recovery};
 
 use crate::{
     checks::Course,
@@ -22,7 +18,7 @@ use crate::{
 };
 
 /// Events of a trace that are kept.
-const KEPT_EVENTS: usize = 400;
+const KEPT_EVENTS: usize = 20_000;
 const LIMIT: Time = 400_000_000;
 
 /// A simulated cluster.
@@ -37,7 +33,7 @@ pub struct World {
     pub clients: Vec<Client>,
     pub sessions_made: BTreeSet<usize>,
     pub planned_faults: BTreeSet<usize>,
-    /// When the last fault is over.
+    /// When the last fault and the operator's last deed are over.
     pub calm: Time,
     pub course: Course,
     trace: Option<VecDeque<String>>,
@@ -80,6 +76,7 @@ impl World {
             core.at(client.spec.at, Happening::Client(number));
         }
         core.at(0, Happening::Check);
+        let operated = scenario.operations.iter().map(|(at, _)| *at).max().unwrap_or(0);
         Self {
             seed,
             scenario,
@@ -91,7 +88,7 @@ impl World {
             clients,
             sessions_made: BTreeSet::new(),
             planned_faults: BTreeSet::new(),
-            calm: 0,
+            calm: operated,
             course: Course::Faults,
             trace: traced.then(VecDeque::new),
         }
@@ -166,7 +163,8 @@ impl World {
                 self.start_host(host, incarnation);
             } else if let Some((host, incarnation)) = self.core.kills.pop() {
                 let name = &self.scenario.config.hosts[host].name;
-                let killed = self.hosts.values().find(|h| h.config.name == *name && h.config.incarnation == incarnation);
+                let killed =
+                    self.hosts.values().find(|h| h.config.name == *name && h.config.incarnation == incarnation);
                 if let Some(pid) = killed.map(|host| host.pid) {
                     self.end_host(pid, "killed by its node");
                 }
