@@ -69,8 +69,8 @@ impl Host {
     }
 
     pub(super) fn refuse(&mut self, core: &mut Core, link: LinkId, cause: &str) {
-        core.send(self.pid, link, Frame::Refused { cause: cause.to_string() });
-        core.close(self.pid, link, cause);
+        core.send(link, Frame::Refused { cause: cause.to_string() });
+        core.close(link, cause);
         self.uses.remove(&link);
     }
 
@@ -84,6 +84,6 @@ impl Host {
         let held: Vec<(u32, Shard)> = blocks.iter().map(shard).collect();
         let shards = held.iter().map(|(block, (_, keys))| ShardKeys { block: *block, keys: *keys }).collect();
         let values = held.iter().map(|(_, (value, _))| toy::attend(*value, layer, query)).collect();
-        core.send(self.pid, link, Frame::Answers { step, layer, shards, values });
+        core.send(link, Frame::Answers { step, layer, shards, values });
     }
 }

@@ -116,13 +116,13 @@ impl Host {
             let (link, _) = *running.links.entry(peer.host.clone()).or_insert_with(|| {
                 let link = core.connect(self.pid, &peer.address);
                 let (context, attempt) = (order.context, order.attempt);
-                core.send(self.pid, link, Frame::Pass { context, attempt });
+                core.send(link, Frame::Pass { context, attempt });
                 self.uses.insert(link, Use::Parcels { work });
                 (link, false)
             });
             for (from, value) in parcels {
                 let layer = running.layer;
-                if !core.send(self.pid, link, Frame::Parcel { layer, from, value }) {
+                if !core.send(link, Frame::Parcel { layer, from, value }) {
                     running.failure = Some(format!("host {} is out of reach", peer.host));
                 }
             }
@@ -198,7 +198,7 @@ impl Host {
         let Some(running) = self.encoder.running.remove(&work) else { return };
         for (link, _) in running.links.into_values() {
             self.uses.remove(&link);
-            core.close(self.pid, link, "that was all");
+            core.close(link, "that was all");
         }
         if !matches!(running.order.exchange, asterism_plan::Exchange::None) {
             self.encoder.end_before(running.order.context, running.order.attempt + 1);
@@ -208,7 +208,7 @@ impl Host {
     pub(super) fn parcel(&mut self, core: &mut Core, link: LinkId, attempt: Attempt, parcel: (u32, u32, u64)) {
         if self.encoder.earliest.get(&attempt.0).is_some_and(|earliest| attempt.1 < *earliest) {
             self.uses.remove(&link);
-            return core.close(self.pid, link, "the attempt ended");
+            return core.close(link, "the attempt ended");
         }
         let (layer, from, value) = parcel;
         self.encoder.rooms.entry(attempt).or_default().insert((layer, from), value);

@@ -92,21 +92,21 @@ impl Host {
             match command {
                 gather::Command::Open { channel, holder } => {
                     let link = core.connect(self.pid, &holder.address);
-                    core.send(self.pid, link, Frame::Attach { context, blocks: holder.blocks });
+                    core.send(link, Frame::Attach { context, blocks: holder.blocks });
                     self.uses.insert(link, Use::Channel { job, life, channel });
                     generation.links.insert(channel, link);
                 }
                 gather::Command::Drop { channel } => {
                     if let Some(link) = generation.links.remove(&channel) {
                         self.uses.remove(&link);
-                        core.close(self.pid, link, "of no use any more");
+                        core.close(link, "of no use any more");
                     }
                 }
                 gather::Command::Send { channel } => {
                     let (step, layer, query) =
                         (generation.step, generation.layer, generation.decoder.query(generation.layer));
                     if let Some(link) = generation.links.get(&channel) {
-                        core.send(self.pid, *link, Frame::Query { step, layer, query });
+                        core.send(*link, Frame::Query { step, layer, query });
                     }
                 }
                 gather::Command::Take { blocks } => {
@@ -225,7 +225,7 @@ impl Host {
         if let Some(generation) = self.generations.remove(&job) {
             for link in generation.links.into_values() {
                 self.uses.remove(&link);
-                core.close(self.pid, link, "the generation ended");
+                core.close(link, "the generation ended");
             }
         }
         self.on_query(core, Event::Ended { job, end });

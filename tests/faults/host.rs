@@ -114,16 +114,16 @@ impl Host {
                 self.ready(core);
             }
             What::JoinDeadline { link } if self.supervisor == Some((link, false)) => {
-                core.close(self.pid, link, "no answer to hello");
+                core.close(link, "no answer to hello");
                 self.lost(core, "no answer to hello");
             }
             What::Beat { link } if self.supervisor == Some((link, true)) => {
                 let kv_bytes = self.context.kv_bytes();
-                core.send(self.pid, link, Frame::Up(HostMessage::Heartbeat { kv_bytes }));
+                core.send(link, Frame::Up(HostMessage::Heartbeat { kv_bytes }));
                 core.timer(self.pid, 500_000, What::Beat { link });
             }
             What::Opened { link } if self.supervisor.is_some_and(|(ours, _)| ours == link) => {
-                core.send(self.pid, link, Frame::Up(HostMessage::Hello(self.hello.clone())));
+                core.send(link, Frame::Up(HostMessage::Hello(self.hello.clone())));
                 core.timer(self.pid, ANSWER_DEADLINE, What::JoinDeadline { link });
             }
             What::Failed { link, cause } | What::Closed { link, cause, .. }
@@ -153,7 +153,7 @@ impl Host {
             self.said.pop_front();
         }
         self.said.push_back(message.clone());
-        core.send(self.pid, link, Frame::Up(message));
+        core.send(link, Frame::Up(message));
     }
 
     /// Applies an event of the context host's side.

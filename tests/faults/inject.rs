@@ -126,7 +126,8 @@ impl World {
     /// A host loses its link, and what it said last comes twice: late on the old link, and again on the new one.
     fn echo(&mut self, host: usize) -> bool {
         let Some(host) = self.process(host).and_then(|pid| self.hosts.get_mut(&pid)) else { return false };
-        let Some((link, true)) = host.supervisor else { return false };
+        let Some((end, true)) = host.supervisor else { return false };
+        let link = end / 2;
         host.echoes = true;
         for _ in 0..2 {
             let late = self.core.draw.below(2_000_000);

@@ -35,7 +35,7 @@ pub enum Frame {
     Bye { cause: String },
 }
 
-/// Number of a link.
+/// An end of a link: twice the link's number, and one more for the end that was opened to. A host has links to itself.
 pub type LinkId = usize;
 
 /// A link between two processes; end 0 opened it.
@@ -61,13 +61,13 @@ impl Link {
 #[derive(Clone, Debug)]
 pub enum NetEvent {
     /// Time to see whether the link can be opened.
-    Try(LinkId),
+    Try(usize),
     /// The oldest frame for an end arrives.
-    Deliver(LinkId, usize),
+    Deliver(usize, usize),
     /// Time to see whether both ends were silent too long.
-    Idle(LinkId),
+    Idle(usize),
     /// An end learns that the link is gone.
-    Gone(LinkId, usize, String),
+    Gone(usize, usize, String),
 }
 
 /// Who cannot reach whom.
@@ -136,12 +136,12 @@ impl Core {
             last: [0; 2],
         });
         self.after(latency, Happening::Net(NetEvent::Try(link)));
-        link
+        2 * link
     }
 
     /// Sends on a link, unless its own end is closed. Whether it was sent.
-    pub fn send(&mut self, from: Pid, link: LinkId, frame: Frame) -> bool {
-        let end = usize::from(self.net.links[link].ends[0] != Some(from));
+    pub fn send(&mut self, end: LinkId, frame: Frame) -> bool {
+        let (link, end) = (end / 2, end % 2);
         if !self.net.links[link].open[end] {
             return false;
         }
@@ -154,10 +154,9 @@ impl Core {
     }
 
     /// Closes an end; the other one learns after what was sent.
-    pub fn close(&mut self, from: Pid, link: LinkId, cause: &str) {
-        self.send(from, link, Frame::Bye { cause: cause.to_string() });
-        let end = usize::from(self.net.links[link].ends[0] != Some(from));
-        self.net.links[link].open[end] = false;
+    pub fn close(&mut self, end: LinkId, cause: &str) {
+        self.send(end, Frame::Bye { cause: cause.to_string() });
+        self.net.links[end / 2].open[end % 2] = false;
     }
 
     /// A process is no more: its ends fall silent.
@@ -177,7 +176,7 @@ impl Core {
     }
 
     /// A link is lost with all that is on its way.
-    pub fn break_link(&mut self, link: LinkId, cause: &str) {
+    pub fn break_link(&mut self, link: usize, cause: &str) {
         self.net.links[link].queues = Default::default();
         for end in 0..2 {
             let after = self.draw.between(100, 20_000);
@@ -185,8 +184,8 @@ impl Core {
         }
     }
 
-    /// Links that a process has an open end of.
-    pub fn links_of(&self, pid: Pid) -> Vec<LinkId> {
+    /// Numbers of the links that a process has an open end of.
+    pub fn links_of(&self, pid: Pid) -> Vec<usize> {
         let links = self.net.links.iter().enumerate();
         let open = |link: &Link| (0..2).any(|end| link.ends[end] == Some(pid) && link.open[end]);
         links.filter(|(_, link)| open(link)).map(|(number, _)| number).collect()
@@ -194,7 +193,7 @@ impl Core {
 
     /// After a partition or a hang began: links that stay silent are given up.
     pub fn watch_silence(&mut self) {
-        let open: Vec<LinkId> =
+        let open: Vec<usize> =
             (0..self.net.links.len()).filter(|&link| self.net.links[link].open.contains(&true)).collect();
         for link in open {
             self.after(IDLE, Happening::Net(NetEvent::Idle(link)));
@@ -219,13 +218,13 @@ impl Core {
                 let link_end = &mut self.net.links[link];
                 if let Some(pid) = link_end.ends[end].filter(|_| link_end.open[end]) {
                     link_end.open[end] = false;
-                    self.hand(pid, What::Closed { link, cause, lost: true });
+                    self.hand(pid, What::Closed { link: 2 * link + end, cause, lost: true });
                 }
             }
         }
     }
 
-    fn try_link(&mut self, link: LinkId) {
+    fn try_link(&mut self, link: usize) {
         let Link { ends, open, address, deadline, .. } = &self.net.links[link];
         let (Some(from), true, deadline) = (ends[0], open[0], *deadline) else { return };
         let to = self.net.addresses.get(address).copied();
@@ -235,8 +234,8 @@ impl Core {
                 let link_now = &mut self.net.links[link];
                 (link_now.ends[1], link_now.open[1]) = (Some(to), true);
                 let waiting = link_now.queues[1].len();
-                self.hand(to, What::Accepted { link });
-                self.hand(from, What::Opened { link });
+                self.hand(to, What::Accepted { link: 2 * link + 1 });
+                self.hand(from, What::Opened { link: 2 * link });
                 (0..waiting).for_each(|_| self.carry(link, 1));
             }
             None if self.quick_refusal => self.fail(link, from, "nobody listens there"),
@@ -245,19 +244,19 @@ impl Core {
         }
     }
 
-    fn fail(&mut self, link: LinkId, from: Pid, cause: &str) {
+    fn fail(&mut self, link: usize, from: Pid, cause: &str) {
         self.net.links[link].open[0] = false;
-        self.hand(from, What::Failed { link, cause: cause.to_string() });
+        self.hand(from, What::Failed { link: 2 * link, cause: cause.to_string() });
     }
 
-    fn carry(&mut self, link: LinkId, to: usize) {
+    fn carry(&mut self, link: usize, to: usize) {
         let [Some(a), Some(b)] = self.net.links[link].ends else { return };
         let at = (self.now + self.latency(a, Some(b))).max(self.net.links[link].last[to]);
         self.net.links[link].last[to] = at;
         self.at(at, Happening::Net(NetEvent::Deliver(link, to)));
     }
 
-    fn deliver(&mut self, link: LinkId, end: usize) {
+    fn deliver(&mut self, link: usize, end: usize) {
         if let Some((_, until)) = self.blocked_on_the_way(link) {
             return self.at(until + 1_000, Happening::Net(NetEvent::Deliver(link, end)));
         }
@@ -266,18 +265,18 @@ impl Core {
         let Some(pid) = link_now.ends[end].filter(|_| link_now.open[end]) else { return };
         if let Frame::Bye { cause } = frame {
             link_now.open[end] = false;
-            return self.hand(pid, What::Closed { link, cause, lost: false });
+            return self.hand(pid, What::Closed { link: 2 * link + end, cause, lost: false });
         }
-        self.hand(pid, What::Frame { link, frame });
+        self.hand(pid, What::Frame { link: 2 * link + end, frame });
     }
 
     /// Since and until when nothing passes, by a partition or because an end hangs.
-    fn blocked(&self, link: LinkId) -> Option<(Time, Time)> {
+    fn blocked(&self, link: usize) -> Option<(Time, Time)> {
         let hung = self.net.links[link].ends.iter().flatten().filter_map(|pid| self.hung(*pid));
         hung.chain(self.blocked_on_the_way(link)).min()
     }
 
-    fn blocked_on_the_way(&self, link: LinkId) -> Option<(Time, Time)> {
+    fn blocked_on_the_way(&self, link: usize) -> Option<(Time, Time)> {
         let [Some(a), Some(b)] = self.net.links[link].ends else { return None };
         self.apart(a, b)
     }

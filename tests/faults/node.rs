@@ -61,7 +61,7 @@ impl Node {
             What::Opened { link } => {
                 let hello =
                     Hello { name: self.name.clone(), role: HostRole::Node, cluster: self.cluster, ..Hello::default() };
-                core.send(self.pid, link, Frame::Up(HostMessage::Hello(hello)));
+                core.send(link, Frame::Up(HostMessage::Hello(hello)));
             }
             What::Failed { link, .. } | What::Closed { link, .. } if self.supervisor.is_some_and(|s| s.0 == link) => {
                 self.supervisor = None;
@@ -69,9 +69,9 @@ impl Node {
             }
             What::Frame { link, frame: Frame::Down(HostCommand::Welcome { cluster, .. }) } => {
                 (self.supervisor, self.cluster) = (Some((link, true)), cluster);
-                core.send(self.pid, link, Frame::Up(HostMessage::Ready));
+                core.send(link, Frame::Up(HostMessage::Ready));
                 for exit in &self.unsaid {
-                    core.send(self.pid, link, Frame::Up(exit.clone()));
+                    core.send(link, Frame::Up(exit.clone()));
                 }
             }
             What::Frame { frame: Frame::Down(HostCommand::Kill { host, incarnation }), .. } => {
@@ -106,7 +106,7 @@ impl Node {
         }
         let exit = HostMessage::Exited { host: slot.name.clone(), incarnation, cause, restarting };
         if let Some((link, true)) = self.supervisor {
-            core.send(self.pid, link, Frame::Up(exit.clone()));
+            core.send(link, Frame::Up(exit.clone()));
         }
         self.unsaid.push(exit);
     }

@@ -248,17 +248,27 @@ fn operations(draw: &mut Draw, hosts: &[HostSpec]) -> Vec<(Time, Operation)> {
 }
 
 fn faults(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> Vec<Fault> {
-    let count = draw.between(1, 2);
-    let one = |draw: &mut Draw, second: bool| {
-        let phases = [JobPhase::Encoding, JobPhase::Querying, JobPhase::Decoding, JobPhase::Recovering];
-        let trigger = match draw.below(if second { 6 } else { 4 }) {
-            0 => Trigger::At(draw.below(4 * SECOND)),
-            number @ 1..=3 => Trigger::Phase(phases[number as usize - 1], draw.below(300_000)),
-            _ => Trigger::Phase(JobPhase::Recovering, draw.below(2 * SECOND)),
+    let phases = [JobPhase::Encoding, JobPhase::Querying, JobPhase::Decoding];
+    let any = |draw: &mut Draw| {
+        let trigger = match draw.one_in(4) {
+            true => Trigger::At(draw.below(4 * SECOND)),
+            false => Trigger::Phase(draw.pick(&phases), draw.below(300_000)),
         };
         Fault { kind: kind(draw, hosts, nodes), trigger }
     };
-    (0..count).map(|number| one(draw, number > 0)).collect()
+    match draw.below(4) {
+        0 => vec![any(draw)],
+        1 => vec![any(draw), any(draw)],
+        _ => {
+            // One that costs work, and another while that is repaired.
+            let those: Vec<usize> = (0..hosts.len()).filter(|&host| hosts[host].role != Role::Spare).collect();
+            let host = draw.pick(&those);
+            let kind_of = if draw.one_in(3) { FaultKind::Hang(host, Time::MAX / 2) } else { FaultKind::Kill(host) };
+            let trigger = Trigger::Phase(draw.pick(&phases), draw.below(200_000));
+            let second = Trigger::Phase(JobPhase::Recovering, draw.below(500_000));
+            vec![Fault { kind: kind_of, trigger }, Fault { kind: kind(draw, hosts, nodes), trigger: second }]
+        }
+    }
 }
 
 fn kind(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> FaultKind {
@@ -270,19 +280,19 @@ fn kind(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> FaultKind {
     let host = draw.pick(&those);
     let time = draw.between(300_000, 8 * SECOND);
     let stage = draw.pick(&[None, Some(Stage::BeforeKept), Some(Stage::AfterKept), Some(Stage::Midway)]);
-    match draw.below(16) {
+    match draw.below(24) {
         0..=2 => FaultKind::Kill(host),
         3 => FaultKind::KillSupervisor(stage),
         4..=6 => FaultKind::Hang(host, if draw.one_in(3) { Time::MAX / 2 } else { time }),
         7 => FaultKind::HangSupervisor(time),
         8 => FaultKind::Cut(Cut::Node(draw.pick(nodes)), time),
-        9 => FaultKind::Cut(Cut::Pair(Place::Host(host), Place::Supervisor), time),
-        10..=11 => {
+        9..=11 => FaultKind::Cut(Cut::Pair(Place::Host(host), Place::Supervisor), time),
+        12..=14 => {
             let other = draw.below(hosts.len() as u64) as usize;
             FaultKind::Cut(Cut::Pair(Place::Host(host), Place::Host(other)), time)
         }
-        12 => FaultKind::Slow(host, time, draw.between(50_000, 600_000)),
-        13..=14 => FaultKind::Corrupt(host),
+        15..=17 => FaultKind::Slow(host, time, draw.between(50_000, 600_000)),
+        18..=20 => FaultKind::Corrupt(host),
         _ => FaultKind::Echo(host),
     }
 }

@@ -126,12 +126,12 @@ impl Supervisor {
             Command::Persist(_) | Command::Observe(_) => {}
             Command::Send { connection, command } => {
                 if let Some(link) = self.connections.get(&connection) {
-                    core.send(self.pid, *link, Frame::Down(command));
+                    core.send(*link, Frame::Down(command));
                 }
             }
             Command::Disconnect { connection, reason } => {
                 if let Some(link) = self.connections.remove(&connection) {
-                    core.close(self.pid, link, &reason);
+                    core.close(link, &reason);
                     core.timer(self.pid, 100, What::Closed { link, cause: reason, lost: false });
                 }
             }

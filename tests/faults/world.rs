@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Events of a trace that are kept.
-const KEPT_EVENTS: usize = 400;
+const KEPT_EVENTS: usize = 20_000;
 const LIMIT: Time = 400_000_000;
 
 /// A simulated cluster.
@@ -33,7 +33,7 @@ pub struct World {
     pub clients: Vec<Client>,
     pub sessions_made: BTreeSet<usize>,
     pub planned_faults: BTreeSet<usize>,
-    /// When the last fault is over.
+    /// When the last fault and the operator's last deed are over.
     pub calm: Time,
     pub course: Course,
     trace: Option<VecDeque<String>>,
@@ -76,6 +76,7 @@ impl World {
             core.at(client.spec.at, Happening::Client(number));
         }
         core.at(0, Happening::Check);
+        let operated = scenario.operations.iter().map(|(at, _)| *at).max().unwrap_or(0);
         Self {
             seed,
             scenario,
@@ -87,7 +88,7 @@ impl World {
             clients,
             sessions_made: BTreeSet::new(),
             planned_faults: BTreeSet::new(),
-            calm: 0,
+            calm: operated,
             course: Course::Faults,
             trace: traced.then(VecDeque::new),
         }

@@ -403,6 +403,15 @@ mod tests {
     }
 
     #[test]
+    fn a_shard_ordered_alone_waits_for_no_parcels_of_an_earlier_attempt() {
+        let mut host = Host::new();
+        host.ring(1, 1);
+        assert_eq!(host.alone(1, 2, 1), [Command::Stop { work: 0 }]);
+        assert_eq!(host.alone(1, 2, 1), [], "the order again");
+        assert_eq!(host.stopped(0), [work(1, 0.5, order(1, 2, &[1], Exchange::None))]);
+    }
+
+    #[test]
     fn a_shard_held_is_reported_again_and_one_under_way_not_begun_anew() {
         let mut host = Host::new();
         host.alone(1, 1, 0);

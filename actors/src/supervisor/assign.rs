@@ -103,15 +103,17 @@ impl SupervisorState {
             let (node, labels) = (record.spec.node.as_str(), &record.spec.labels);
             Some(Candidate { host, node, labels, rank, free_bytes, busy })
         };
-        let wanted = |host: &usize| fit(*host) && !context.avoid.contains(host);
-        (0..self.config.hosts.len()).filter(wanted).filter_map(candidate).collect()
+        (0..self.config.hosts.len()).filter(|&host| fit(host)).filter_map(candidate).collect()
     }
 
-    /// Hosts for `blocks` of a context now, or why there are none.
+    /// Hosts for `blocks` of a context now, or why there are none. Those that others could not reach are better than none.
     fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
         let others: Vec<&Context> = self.contexts.values().collect();
-        let candidates = self.candidates(&others, context, |host| self.hosts.at(host).takes_work());
-        place(&demands(context, blocks), &candidates, &context.prepared.placement)
+        let find = |fit: &dyn Fn(usize) -> bool| {
+            let candidates = self.candidates(&others, context, |host| self.hosts.at(host).takes_work() && fit(host));
+            place(&demands(context, blocks), &candidates, &context.prepared.placement)
+        };
+        find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
 
     /// Gives shards without a host a new one, and encodes with them again what was under way with them.

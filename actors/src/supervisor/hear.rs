@@ -105,7 +105,9 @@ impl SupervisorState {
         let fresh = hello.cluster == 0;
         let host = self.hosts.admit(now, from, hello);
         if fresh {
-            // A process that just started has nothing of what its predecessor had.
+            // A process that just started has nothing of what its predecessor had, and nobody has failed to reach it.
+            self.contexts.values_mut().for_each(|context| drop(context.avoid.remove(&host)));
+            self.jobs.values_mut().for_each(|job| drop(job.avoid.remove(&host)));
             self.vacate(now, host, ("exited", "its process was started again".into()), commands);
         }
         let record = self.hosts.at(host);

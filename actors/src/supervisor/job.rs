@@ -37,8 +37,8 @@ pub struct Job {
     pub query_host: Option<usize>,
     /// Attempt of the context whose holders the query host was told.
     pub told_attempt: u32,
-    /// Hosts that the query host got no answer from since the last token, and how often.
-    pub stalls: (BTreeSet<usize>, u32),
+    /// Hosts that the query host got no answer from since the last token, how often that was acted upon, and when last.
+    pub stalls: (BTreeSet<usize>, u32, Duration),
     /// Hosts that could reach nobody when they generated for it.
     pub avoid: BTreeSet<usize>,
     /// Since when there is no host to generate, if there is none.

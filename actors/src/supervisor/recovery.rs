@@ -22,6 +22,8 @@ const ATTEMPTS: u32 = 8;
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 /// Times that a query host may ask the same hosts again before shards or the query host move.
 const STALLS: u32 = 3;
+/// Stalls sooner after one that was acted upon are none of their own: query hosts tell a loss again each second.
+const STALL_PAUSE: Duration = Duration::from_millis(500);
 /// Stalls without a token between them after which a job fails.
 const MOST_STALLS: u32 = 60;
 
@@ -151,7 +153,10 @@ impl SupervisorState {
         }
         let job = self.jobs.get_mut(&number).expect("it runs");
         job.stalls.0.insert(host);
-        job.stalls.1 += 1;
+        if now.saturating_sub(job.stalls.2) < STALL_PAUSE {
+            return;
+        }
+        (job.stalls.1, job.stalls.2) = (job.stalls.1 + 1, now);
         let (silent_hosts, stalls) = (job.stalls.0.len(), job.stalls.1);
         if stalls > MOST_STALLS {
             let message = format!("{silent} does not answer the query host: {cause}; waited in vain {stalls} times");
