@@ -1,5 +1,6 @@
 //! The command line, the cluster file and the wiring of processes. What hosts say to each other is the actors' business.
 
+mod calibration;
 pub mod cli;
 pub mod client;
 pub mod cluster;

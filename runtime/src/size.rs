@@ -117,6 +117,15 @@ pub fn bytes(count: u64) -> String {
     if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
+/// Seconds with a fitting unit, for tables.
+pub fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 0.1 => format!("{:.1} ms", 1e3 * s),
+        s if s < 120.0 => format!("{s:.2} s"),
+        s => format!("{:.1} min", s / 60.0),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,5 +157,6 @@ mod tests {
         assert_eq!(grouped(1234567), "1,234,567");
         assert_eq!(bytes(512), "512 B");
         assert_eq!(bytes(3 << 20), "3.0 MiB");
+        assert_eq!([0.0123, 1.5, 300.0].map(duration), ["12.3 ms", "1.50 s", "5.0 min"]);
     }
 }

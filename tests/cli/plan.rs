@@ -40,6 +40,48 @@ fn methods_whose_sizes_make_no_plan() {
 }
 
 #[test]
+fn what_no_host_can_hold_is_refused_before_anything_starts() {
+    let tight = |edits: &[(&str, &str)]| {
+        let mut text = SMALL.to_string() + "[[host]]\nname = \"context-1\"\nrole = \"context\"\n";
+        for (host, line) in edits {
+            let name = format!("name = \"{host}\"\n");
+            text = text.replace(&name, &format!("{name}{line}\n"));
+        }
+        Place::new(&text)
+    };
+    let plan =
+        |place: &Place, more: &[&str]| place.says(&[&["plan", "--tokens", "4000", "--method", "star"], more].concat());
+    let full = tight(&[("context-0", "memory_limit = \"32MiB\""), ("context-1", "memory_limit = \"40MiB\"")]);
+    let roomy = tight(&[("context-0", "memory_limit = \"64MiB\""), ("context-1", "labels = { rack = \"a\" }")]);
+    let query = tight(&[("query-0", "memory_limit = \"16MiB\"")]);
+    let said = [
+        plan(&full, &[]),
+        plan(&roomy, &[]),
+        plan(&roomy, &["--host-label", "rack=a"]),
+        plan(&roomy, &["--host-label", "rack=b", "--placement", "pack"]),
+        plan(&query, &[]),
+    ];
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
+fn a_calibrated_machine_tells_times() {
+    let place = wide();
+    let measured = place.run(&["bench", "calibrate", "-o", "json"]);
+    assert!(measured.status.success(), "{}", String::from_utf8_lossy(&measured.stderr));
+    let measured: serde_json::Value = serde_json::from_slice(&measured.stdout).expect("JSON");
+    for speed in ["linear_s_per_flop", "attention_s_per_pair", "wire_bytes_per_s", "round_trip_s"] {
+        assert!(measured["speeds"][speed].as_f64().is_some_and(|speed| speed > 0.0), "{speed}: {measured}");
+    }
+    let planned = place.run(&["plan", "--tokens", "4k", "--method", "star", "-o", "json"]);
+    let hosts: Vec<serde_json::Value> = serde_json::from_slice(&planned.stdout).expect("JSON");
+    let encode = |host: &serde_json::Value| host["encode_s"].as_f64();
+    assert!(hosts[..3].iter().all(|host| encode(host).is_some_and(|seconds| seconds > 0.0)), "{hosts:?}");
+    assert!(hosts[3]["token_s"].as_f64() < hosts[3]["query_s"].as_f64(), "{hosts:?}");
+    assert!(String::from_utf8_lossy(&planned.stderr).contains("expected: phase 1 in"));
+}
+
+#[test]
 fn retaining_heads_of_another_shape() {
     let place = wide();
     let heads = golden().join("models/tiny-qwen2/retaining_heads.safetensors");

@@ -1,4 +1,6 @@
-//! `bench prefill|decode`: the encoder and generator that hosts run, timed in this process, without a cluster.
+//! `bench prefill|decode|calibrate`: the encoder and generator that hosts run, timed in this process, without a cluster.
+
+mod calibrate;
 
 use std::{
     fs,
@@ -35,6 +37,8 @@ pub enum BenchVerb {
     Prefill(BenchArgs),
     /// Time the tokens after a prompt
     Decode(DecodeArgs),
+    /// Measure this machine for the cluster's model and hosts, so that `plan` can tell times
+    Calibrate,
 }
 
 /// What is timed.
@@ -85,6 +89,7 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
     logging::client(globals);
     let (args, phase, generated) = match &verb {
         BenchVerb::Prefill(args) => (args, "prefill", 1),
+        BenchVerb::Calibrate => return calibrate::run(globals),
         BenchVerb::Decode(args) => (&args.prompt, "decode", args.max_tokens.0 + 1),
     };
     let bench = Bench::load(args)?;

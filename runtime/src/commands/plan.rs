@@ -1,26 +1,30 @@
-//! `plan`: what a job would cost each host, before anything runs.
+//! `plan`: what a job would cost each host, whether it fits, and when it would be done, before anything runs.
+
+mod placed;
 
 use asterism_actors::{
     api::{JobRequest, Prompt},
     supervisor::ModelFront,
 };
 use asterism_models::Sampling;
-use asterism_plan::Cost;
+use asterism_plan::{Conditions, Cost, Forecast, HostCost, Plan};
 use clap::Args;
 use serde::Serialize;
 
+use self::placed::{Holders, query_memory};
 use super::{
     config::SAMPLE,
     job::{MethodArgs, PlacementArgs},
 };
 use crate::{
-    cluster::Cluster,
+    calibration,
+    cluster::{Cluster, Host},
     cluster_file::{self, ClusterFile, Role},
     error::{CliError, Exit},
     globals::Globals,
     logging,
     output::{self, Table},
-    size::{Tokens, bytes, grouped},
+    size::{Tokens, bytes, duration, grouped},
     wiring,
 };
 
@@ -78,14 +82,52 @@ pub struct Planner {
 #[derive(Serialize)]
 struct PlannedHost {
     host: String,
+    role: Role,
+    /// Bytes of weights.
+    weights_bytes: u64,
+    /// Bytes that weights and KV leave of the memory limit; absent without one.
+    headroom_bytes: Option<u64>,
+    /// Phase 1 on it, seconds; absent when not calibrated.
+    encode_s: Option<f64>,
+    /// The query step, seconds; on the query host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    query_s: Option<f64>,
+    /// A token after the first, seconds; on the query host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_s: Option<f64>,
     shards: usize,
     linear_tokens: u64,
     attention_pairs: u64,
     gflops: f64,
     kept_tokens: u64,
     kv_bytes: u64,
+    input_bytes: u64,
     exchange_bytes: u64,
     step_bytes_per_token: u64,
+}
+
+impl PlannedHost {
+    fn new(host: &Host, weights_bytes: u64, cost: &HostCost) -> Self {
+        let taken = weights_bytes + cost.kv_bytes;
+        Self {
+            host: host.name.clone(),
+            role: host.role,
+            weights_bytes,
+            headroom_bytes: host.memory_limit.map(|limit| limit.saturating_sub(taken)),
+            encode_s: None,
+            query_s: None,
+            token_s: None,
+            shards: cost.shards,
+            linear_tokens: cost.linear_tokens,
+            attention_pairs: cost.attention_pairs,
+            gflops: cost.flops as f64 / 1e9,
+            kept_tokens: cost.kept_tokens,
+            kv_bytes: cost.kv_bytes,
+            input_bytes: cost.input_bytes,
+            exchange_bytes: cost.exchange_bytes,
+            step_bytes_per_token: cost.step_bytes_per_token,
+        }
+    }
 }
 
 impl Planner {
@@ -101,55 +143,97 @@ impl Planner {
         Ok(Self { model: wiring::model_front(&cluster.model)?, cluster })
     }
 
-    /// Prints what `request` would cost.
+    /// Prints what `request` would cost, or refuses what does not fit.
     pub fn show(&self, globals: &Globals, request: JobRequest) -> Result<(), CliError> {
-        let (hosts, dtype) = (wiring::supervisor_config(&self.cluster, &self.model.name), self.cluster.model.dtype);
-        let job = self.model.prepare(request, &self.cluster.method, &hosts.context_hosts());
-        let job = job.map_err(|error| CliError::of_code(error.code(), &error).hint("nothing was started"))?;
-        let cost = Cost::of(&job.plan, &self.model.config.shape(wiring::dtype(dtype)));
-        let names: Vec<_> = self.cluster.with_role(Role::Context).map(|host| host.name.clone()).collect();
-        let planned = cost.hosts.iter().map(|cost| PlannedHost {
-            host: names[cost.host].clone(),
-            shards: cost.shards,
-            linear_tokens: cost.linear_tokens,
-            attention_pairs: cost.attention_pairs,
-            gflops: cost.flops as f64 / 1e9,
-            kept_tokens: cost.kept_tokens,
-            kv_bytes: cost.kv_bytes,
-            exchange_bytes: cost.exchange_bytes,
-            step_bytes_per_token: cost.step_bytes_per_token,
-        });
-        output::print_rows(&planned.collect::<Vec<_>>(), globals.format, table)?;
-        let most = if cost.at_most { "at least " } else { "" };
-        globals.note(format_args!(
-            "{}: {} context tokens in {} shards, {} query tokens; {most}{:.0}% of dense attention's pairs saved",
-            job.plan.method.name,
-            grouped(job.plan.context_tokens),
-            job.plan.shards.len(),
-            grouped(job.query_ids.len()),
-            100.0 * cost.sparsity(),
-        ));
+        let config = wiring::supervisor_config(&self.cluster, &self.model.name);
+        let (policy, answer_tokens) = (request.placement.clone(), request.max_tokens);
+        let job = self.model.prepare(request, &self.cluster.method, &config.context_hosts());
+        let mut job = job.map_err(|error| CliError::of_code(error.code(), &error).hint("nothing was started"))?;
+        let holders = Holders::of(&self.cluster, &self.model.config);
+        holders.place(&mut job.plan, &policy)?;
+        let shape = self.model.config.shape(config.dtype);
+        let (cost, query_tokens) = (Cost::of(&job.plan, &shape), job.query_ids.len());
+        let row = |(host, cost): (&&Host, &HostCost)| PlannedHost::new(host, holders.weights(), cost);
+        let mut rows: Vec<PlannedHost> = holders.hosts().iter().zip(&cost.hosts).map(row).collect();
+        rows.push(self.query_row(query_tokens + answer_tokens)?);
+        let on = Conditions { shape: &shape, machines: &holders.machines(), query_tokens };
+        let timing = match calibration::find(&self.cluster, &self.model.name) {
+            Ok(speeds) => timed(&mut rows, &Forecast::of(&cost, &on, &speeds)),
+            Err(missing) => missing,
+        };
+        rows.retain(|row| row.shards > 0 || row.role == Role::Query);
+        output::print_rows(&rows, globals.format, table)?;
+        globals.note(summary(&job.plan, query_tokens, &cost));
         if let Some(reason) = &job.plan.method.reason {
             globals.note(format_args!("auto took {}: {reason}", job.plan.method.name));
         }
+        globals.note(timing);
         Ok(())
+    }
+
+    /// The first query host, which holds the KV of query and answer.
+    fn query_row(&self, tokens: usize) -> Result<PlannedHost, CliError> {
+        let host = self.cluster.with_role(Role::Query).next().expect("a resolved cluster has a query host");
+        let (weights, kv_bytes) = query_memory(host, &self.model.config, &self.cluster, tokens)?;
+        Ok(PlannedHost::new(host, weights, &HostCost { kv_bytes, ..HostCost::default() }))
     }
 }
 
+/// Fills the expected times in; returns them in one line.
+fn timed(rows: &mut [PlannedHost], forecast: &Forecast) -> String {
+    let mut slowest = (0.0, "no host");
+    for (row, &seconds) in rows.iter_mut().zip(&forecast.hosts).filter(|(row, _)| row.shards > 0) {
+        row.encode_s = Some(seconds);
+        if seconds > slowest.0 {
+            slowest = (seconds, &row.host);
+        }
+    }
+    let timing = format!(
+        "expected: phase 1 in {} (the slowest is {}), the query step in {}, then {} a token",
+        duration(forecast.encode_s),
+        slowest.1,
+        duration(forecast.query_s),
+        duration(forecast.token_s),
+    );
+    if let Some(query) = rows.last_mut() {
+        (query.query_s, query.token_s) = (Some(forecast.query_s), Some(forecast.token_s));
+    }
+    timing
+}
+
+fn summary(plan: &Plan, query_tokens: usize, cost: &Cost) -> String {
+    format!(
+        "{}: {} context tokens in {} shards, {} query tokens; {}{:.0}% of dense attention's pairs saved",
+        plan.method.name,
+        grouped(plan.context_tokens),
+        plan.shards.len(),
+        grouped(query_tokens),
+        if cost.at_most { "at least " } else { "" },
+        100.0 * cost.sparsity(),
+    )
+}
+
 fn table(hosts: &[PlannedHost]) -> Table {
-    let columns = ["HOST", "SHARDS", "TOKENS", "PAIRS", "GFLOP", "KEPT", "KV", "RECEIVED", "PER STEP"];
+    let columns = [
+        "HOST", "SHARDS", "TOKENS", "PAIRS", "GFLOP", "KEPT", "KV", "WEIGHTS", "HEADROOM", "RECEIVED", "PER STEP",
+        "ENCODE",
+    ];
     let mut table = Table::new(columns);
     for host in hosts {
+        let in_phase_1 = |cell: String| if host.shards > 0 { cell } else { "-".into() };
         table.row([
             host.host.clone(),
             host.shards.to_string(),
-            grouped(host.linear_tokens as usize),
-            format!("{:.2e}", host.attention_pairs as f64),
-            format!("{:.1}", host.gflops),
-            grouped(host.kept_tokens as usize),
+            in_phase_1(grouped(host.linear_tokens as usize)),
+            in_phase_1(format!("{:.2e}", host.attention_pairs as f64)),
+            in_phase_1(format!("{:.1}", host.gflops)),
+            in_phase_1(grouped(host.kept_tokens as usize)),
             bytes(host.kv_bytes),
-            bytes(host.exchange_bytes),
-            bytes(host.step_bytes_per_token),
+            bytes(host.weights_bytes),
+            host.headroom_bytes.map_or("-".into(), bytes),
+            in_phase_1(bytes(host.exchange_bytes)),
+            in_phase_1(bytes(host.step_bytes_per_token)),
+            host.encode_s.map_or("-".into(), duration),
         ]);
     }
     table

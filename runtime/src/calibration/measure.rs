@@ -1,0 +1,220 @@
+//! How fast this machine is at what a plan's cost counts, measured as a cluster runs it. Writes no file.
+
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+    time::{Duration, Instant},
+};
+
+use asterism_kernels::{Backend, Cpu, KernelChoice, Mask};
+use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, ModelError, Parts, encode_plan, synthetic_prompt};
+use asterism_plan::{Calibration, Cost, Method, MethodConfig, Plan, PlanRequest, StepSeconds};
+
+use super::{
+    Setup,
+    wire::{self, Wire},
+};
+use crate::{error::CliError, wiring};
+
+/// Rounds of each measurement. The best counts: whatever else the machine does only adds time.
+const ROUNDS: usize = 5;
+/// Seconds that a host computes in a round.
+const ROUND: Duration = Duration::from_millis(600);
+/// A measured call is made longer until it takes this.
+const LONG_ENOUGH: Duration = Duration::from_millis(300);
+/// Tokens of a shard too short to compute much: what it takes is overhead.
+const FEW_TOKENS: usize = 16;
+const MOST_TOKENS: usize = 8192;
+/// Rows of a query step.
+const QUERY_ROWS: usize = 64;
+
+/// Measures; `progress` hears what comes next.
+pub fn measure(setup: &Setup, checkpoint: &Checkpoint, progress: &dyn Fn(&str)) -> Result<Calibration, CliError> {
+    progress("1/4 loading the model once a context host");
+    let load = |threads, parts| -> Result<Decoder<Cpu>, ModelError> {
+        let backend = wiring::cpu(setup.dtype, threads, KernelChoice::Auto)?;
+        Decoder::load(Arc::new(backend), checkpoint, parts)
+    };
+    let contexts = (0..setup.context_hosts).map(|_| load(setup.threads, Parts::Context));
+    let contexts: Vec<_> = contexts.collect::<Result<_, _>>().map_err(unusable)?;
+    let query = load(setup.query_threads, Parts::Query).map_err(unusable)?;
+    progress("2/4 phase 1, one host alone and all of this machine at once");
+    let Phase1Speeds { linear_s_per_flop, attention_s_per_pair, layer_s, full_speed_hosts } =
+        phase1(&contexts).map_err(unusable)?;
+    progress("3/4 phase 2");
+    let step = step(&query).map_err(unusable)?;
+    let key = keys(&contexts[0]).map_err(unusable)?;
+    progress("4/4 transport");
+    let heads = query.config().heads;
+    let sizes = [heads.query * heads.dim * 4, heads.query * (heads.dim + 1) * 4];
+    let Wire { round_trip_s, bytes_per_s: wire_bytes_per_s } = wire::measure(setup.context_hosts, sizes)?;
+    Ok(Calibration {
+        linear_s_per_flop,
+        attention_s_per_pair,
+        layer_s,
+        full_speed_hosts,
+        step,
+        key,
+        wire_bytes_per_s,
+        round_trip_s,
+    })
+}
+
+fn unusable(error: ModelError) -> CliError {
+    CliError::usage(error).hint("correct [model] in the cluster file")
+}
+
+struct Phase1Speeds {
+    linear_s_per_flop: f64,
+    attention_s_per_pair: f64,
+    layer_s: f64,
+    full_speed_hosts: f64,
+}
+
+fn phase1(contexts: &[Decoder<Cpu>]) -> Result<Phase1Speeds, ModelError> {
+    let alone = &contexts[0];
+    let shape = alone.config().shape(alone.backend().dtype());
+    let tokens = long_enough(alone, |tokens| seconds(|| Shard::of(alone, tokens)?.encode(alone)))?;
+    let rows = long_enough(alone, |rows| {
+        let layer = Layer::of(alone, rows)?;
+        seconds(|| layer.attend(alone, &layer, Mask::Causal))
+    })?;
+    let (short, long) = (Shard::of(alone, FEW_TOKENS)?, Shard::of(alone, tokens)?);
+    let layer = Layer::of(alone, rows)?;
+    let (mut shorts, mut attentions, mut ones, mut all) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        shorts.push(seconds(|| short.encode(alone))?);
+        attentions.push(seconds(|| layer.attend(alone, &layer, Mask::Causal))?);
+        ones.push(1.0 / rate(&contexts[..1], &long)?);
+        all.push(1.0 / rate(contexts, &long)?);
+    }
+    let (one, all) = (best(ones), best(all));
+    let attention_s_per_pair = best(attentions) / (shape.query_heads * rows * (rows + 1) / 2) as f64;
+    // What a shard takes but for its attention: overhead, and linear layers in proportion to its tokens.
+    let [few, many] = [(&short, best(shorts)), (&long, one)].map(|(shard, taken)| {
+        let host = &Cost::of(&shard.plan, &shape).hosts[0];
+        let pairs = host.attention_pairs as f64;
+        (host.flops as f64 - pairs * shape.attention_flops_per_pair() as f64, taken - pairs * attention_s_per_pair)
+    });
+    // Times that contradict each other on a busy machine must not make anything free.
+    let slope = (many.1 - few.1) / (many.0 - few.0);
+    let linear_s_per_flop = if slope > 0.0 { slope } else { many.1.max(f64::MIN_POSITIVE) / many.0 };
+    let layer_s = ((few.1 - few.0 * linear_s_per_flop) / shape.layers as f64).max(0.0);
+    let full_speed_hosts = (one / all).clamp(1.0, contexts.len() as f64);
+    Ok(Phase1Speeds { linear_s_per_flop, attention_s_per_pair, layer_s, full_speed_hosts })
+}
+
+/// Shards that these hosts encode in a second when all do at once.
+fn rate(hosts: &[Decoder<Cpu>], shard: &Shard) -> Result<f64, ModelError> {
+    let start = &Barrier::new(hosts.len());
+    let work = |host| -> Result<f64, ModelError> {
+        start.wait();
+        let (started, mut done) = (Instant::now(), 0.0);
+        while done == 0.0 || started.elapsed() < ROUND {
+            shard.encode(host)?;
+            done += 1.0;
+        }
+        Ok(done / started.elapsed().as_secs_f64())
+    };
+    thread::scope(|scope| {
+        let working: Vec<_> = hosts.iter().map(|host| scope.spawn(move || work(host))).collect();
+        let rates = working.into_iter().map(|host| host.join().expect("encoding does not panic"));
+        rates.sum()
+    })
+}
+
+/// One shard without prefix.
+struct Shard {
+    plan: Plan,
+}
+
+impl Shard {
+    fn of(decoder: &Decoder<Cpu>, tokens: usize) -> Result<Self, ModelError> {
+        let shape = decoder.config().shape(decoder.backend().dtype());
+        let context = synthetic_prompt(tokens, decoder.config().vocab);
+        let request = PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: true, shape: &shape };
+        let dense: MethodConfig = "dense".parse().expect("a method of this name");
+        let plan = dense.plan(&request).map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
+        Ok(Self { plan })
+    }
+
+    fn encode(&self, decoder: &Decoder<Cpu>) -> Result<(), ModelError> {
+        encode_plan(decoder, &self.plan, None, &mut |_: usize, _: usize| true).map(drop)
+    }
+}
+
+/// Queries and keys of one layer.
+struct Layer {
+    q: <Cpu as Backend>::Tensor,
+    kv: <Cpu as Backend>::Kv,
+}
+
+impl Layer {
+    fn of(decoder: &Decoder<Cpu>, rows: usize) -> Result<Self, ModelError> {
+        let ids = synthetic_prompt(rows, decoder.config().vocab);
+        let positions: Vec<u32> = (0..rows as u32).collect();
+        let projected = decoder.rotate(&decoder.project(0, &decoder.embed(&ids)?)?, &positions)?;
+        Ok(Self { kv: decoder.backend().kv(&projected.k, &projected.v)?, q: projected.q })
+    }
+
+    /// Its queries over the keys of `keys`.
+    fn attend(&self, decoder: &Decoder<Cpu>, keys: &Self, mask: Mask) -> Result<(), ModelError> {
+        decoder.backend().attention(&self.q, &keys.kv, mask)?;
+        Ok(())
+    }
+}
+
+/// Tokens for which `run` takes long enough to be timed, found by doubling.
+fn long_enough(
+    decoder: &Decoder<Cpu>,
+    mut run: impl FnMut(usize) -> Result<f64, ModelError>,
+) -> Result<usize, ModelError> {
+    let most = MOST_TOKENS.min(decoder.config().max_position);
+    let mut tokens = 8 * FEW_TOKENS;
+    while tokens * 2 <= most && run(tokens)? < LONG_ENOUGH.as_secs_f64() {
+        tokens *= 2;
+    }
+    Ok(tokens)
+}
+
+fn seconds(run: impl FnOnce() -> Result<(), ModelError>) -> Result<f64, ModelError> {
+    let started = Instant::now();
+    run()?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+fn best(seconds: Vec<f64>) -> f64 {
+    seconds.into_iter().fold(f64::INFINITY, f64::min)
+}
+
+/// The query host's part of a step: next to no context.
+fn step(query: &Decoder<Cpu>) -> Result<StepSeconds, ModelError> {
+    let context = Shard::of(query, FEW_TOKENS)?;
+    let shards = encode_plan(query, &context.plan, None, &mut |_: usize, _: usize| true)?;
+    let ids = synthetic_prompt(QUERY_ROWS, query.config().vocab);
+    let (mut many, mut one) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let mut held = LocalContext::new(query.backend(), &shards);
+        let mut generator = Generator::of(&context.plan);
+        let mut step = |ids: &[u32]| seconds(|| query.logits(&generator.step(query, ids, &mut held)?).map(drop));
+        many.push(step(&ids)?);
+        for _ in 0..ROUNDS {
+            one.push(step(&ids[1..2])?);
+        }
+    }
+    Ok(StepSeconds::between(best(one), QUERY_ROWS, best(many)))
+}
+
+/// A context host's part of a step, a key.
+fn keys(context: &Decoder<Cpu>) -> Result<StepSeconds, ModelError> {
+    let keys = long_enough(context, |keys| seconds(|| Layer::of(context, keys).map(drop)))?;
+    let held = Layer::of(context, keys)?;
+    let taken = |rows| -> Result<f64, ModelError> {
+        let asked = Layer::of(context, rows)?;
+        let times = (0..4 * ROUNDS).map(|_| seconds(|| asked.attend(context, &held, Mask::None)));
+        let layers = context.config().layers as f64;
+        Ok(best(times.collect::<Result<_, _>>()?) * layers / keys as f64)
+    };
+    let one = taken(1)?;
+    Ok(StepSeconds::between(one, QUERY_ROWS, taken(QUERY_ROWS)?))
+}
