@@ -8,9 +8,9 @@ use std::{
 use asterism_actors::api::{SessionRequest, SessionState, SessionStatus};
 use clap::{Args, Subcommand};
 
-use super::job::{self, GenerationArgs, MethodArgs, SubmitArgs, read_contexts};
+use super::job::{self, GenerationArgs, MethodArgs, SubmitArgs, WaitArgs, read_contexts};
 use crate::{
-    cli::{Format, seconds},
+    cli::Format,
     client::{Client, PATIENCE},
     error::{CliError, Exit},
     globals::Globals,
@@ -78,12 +78,9 @@ pub struct AskArgs {
     /// Tokens
     #[command(flatten)]
     pub generation: GenerationArgs,
-    /// Print the job's id and return
-    #[arg(long)]
-    pub no_wait: bool,
-    /// Seconds after which the job fails
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub timeout: Option<Duration>,
+    /// Waiting
+    #[command(flatten)]
+    pub wait: WaitArgs,
     /// Idempotency key: the same id a second time is the same job
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,
@@ -168,7 +165,7 @@ fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Res
 }
 
 fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
-    let AskArgs { name, query, generation, no_wait, timeout, id } = args;
+    let AskArgs { name, query, generation, wait, id } = args;
     let submit = SubmitArgs {
         context: Vec::new(),
         session: Some(name),
@@ -176,9 +173,7 @@ fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
         input: None,
         method: MethodArgs::default(),
         generation,
-        no_wait,
-        cancel_on_interrupt: false,
-        timeout,
+        wait,
         id,
         labels: Vec::new(),
         allow_idle_hosts: false,
