@@ -129,7 +129,7 @@ fn a_supervisor_and_agents_of_two_nodes_make_a_cluster() {
     let _supervisor = start(&cluster, &["supervisor"]);
     eventually("the supervisor to serve", || cluster.folder().join("data/supervisor.json").exists());
     let listen = cluster.record()["listen"].as_str().expect("an address").to_owned();
-    let _agents = ["a", "b"].map(|node| start(&cluster, &["node", "--join", &listen, "--name", node]));
+    let agents = ["a", "b"].map(|node| start(&cluster, &["node", "--join", &listen, "--name", node]));
     cluster.wait_for("all hosts", ready);
     let taken = cluster.run(&["node", "--join", &listen, "--name", "a"]);
     assert_eq!(taken.status.code(), Some(5), "{}", String::from_utf8_lossy(&taken.stderr));
@@ -137,6 +137,10 @@ fn a_supervisor_and_agents_of_two_nodes_make_a_cluster() {
     assert_eq!(ambiguous.status.code(), Some(2), "{}", String::from_utf8_lossy(&ambiguous.stderr));
     let asked = cluster.run(&["down"]);
     assert_eq!(asked.status.code(), Some(0), "{}", String::from_utf8_lossy(&asked.stderr));
+    for mut agent in agents {
+        // Its hosts were told to end.
+        eventually("the agents to end", || agent.0.try_wait().expect("a child").is_some_and(|status| status.success()));
+    }
 }
 
 /// Every phase, every role, both signals.

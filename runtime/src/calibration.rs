@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 pub use measure::measure;
 
 use crate::{
-    children::local_hosts,
     cluster::{Cluster, Host},
     cluster_file::{DType, Role},
+    node::local_hosts,
 };
 
 /// Version of the file.

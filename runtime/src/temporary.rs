@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::supervisor::Supervisor;
 use tempfile::TempDir;
-use tokio::{runtime::Runtime, sync::mpsc};
+use tokio::runtime::Runtime;
 
 use crate::{
     client::Client,
@@ -19,7 +18,7 @@ use crate::{
     error::CliError,
     globals::{self, Globals},
     metrics,
-    node::{HostExit, Launch, NodeAgent, local_hosts},
+    node::{Launch, NodeAgent, Tie, local_hosts},
     readiness::Wait,
     service::Service,
 };
@@ -74,7 +73,7 @@ async fn serve(cluster: &Cluster, file: PathBuf, limit: Duration) -> Result<(Ser
     credentials::provide(cluster, hosts.iter().map(|host| host.name.as_str()))?;
     let launch = Launch { file, supervisor: service.record.listen };
     let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
-    tokio::spawn(tell_exits(service.supervisor.clone(), exits));
+    tokio::spawn(Tie::new(cluster, &hosts, launch.supervisor, (agent.orders(), exits))?.hold());
     let look = async || service.supervisor.cluster().await.map_err(CliError::unreachable);
     match (Wait { cluster, agent: &agent, limit }).ready(look, |_, _| ()).await {
         Ok(_) => Ok((service, agent)),
@@ -88,12 +87,6 @@ async fn serve(cluster: &Cluster, file: PathBuf, limit: Duration) -> Result<(Ser
 async fn stop(service: Service, agent: NodeAgent) {
     service.stop().await;
     agent.stop(GRACE).await;
-}
-
-async fn tell_exits(supervisor: Supervisor, mut exits: mpsc::UnboundedReceiver<HostExit>) {
-    while let Some(HostExit { host, cause, .. }) = exits.recv().await {
-        supervisor.host_exited(&host, &cause);
-    }
 }
 
 /// Sections whose relative paths were meant for another folder have absolute ones already.

@@ -58,7 +58,7 @@ pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAd
     let security = credentials::load(cluster, credentials::SUPERVISOR)?;
     let transport = bind(cluster.listen, security, cluster).map_err(|error| transport_refusal(&error))?;
     let address = transport.local_address();
-    let store = RedbStore::open(&data_dir::journal(&cluster.data_dir), &cluster.name)
+    let store = RedbStore::open(data_dir::journal(&cluster.data_dir), &cluster.name)
         .map_err(|error| host_refusal(&HostError::Journal(error)))?;
     let mut config = supervisor_config(cluster, &model.name);
     config.weight_bytes = model.config.weight_bytes(Parts::All, dtype(cluster.model.dtype));

@@ -90,6 +90,20 @@ impl ModelFront {
         Ok(PreparedJob { id: request.id, source, question, labels: request.labels })
     }
 
+    /// What a request over a context of its own comes to: its plan and how many tokens its query has.
+    pub fn preview(
+        &self,
+        request: JobRequest,
+        default_method: &MethodConfig,
+        hosts: &ContextHosts,
+    ) -> Result<(Plan, usize), JobError> {
+        let PreparedJob { source, question, .. } = self.prepare(request, default_method, hosts, None)?;
+        match source {
+            Source::Context(prepared) => Ok((Arc::unwrap_or_clone(prepared.plan), question.query_ids.len())),
+            Source::Session(_) => Err(invalid("session", "a session's context is planned already")),
+        }
+    }
+
     /// Tokenises and plans a session's context: the query is not known yet.
     pub fn prepare_session(
         &self,

@@ -167,9 +167,10 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         status.jobs_running,
         status.jobs_pending,
     ));
-    if !status.ready {
-        globals.note("next: `asterism host list` shows who is missing, and why");
-    }
+    globals.note(match status.ready {
+        true => "next: asterism job submit --context FILE --query TEXT",
+        false => "next: asterism host list shows who is missing, and why",
+    });
     Ok(Exit::Success)
 }
 

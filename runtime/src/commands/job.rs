@@ -17,7 +17,7 @@ use crate::{
     size::grouped,
 };
 pub use input::read_contexts;
-pub use submit::{GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs};
+pub use submit::{GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs, WaitArgs};
 pub use watch::{follow, outcome};
 
 /// `asterism job`
@@ -48,15 +48,26 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
     match verb {
         JobVerb::Submit(args) => submit::run(globals, &args),
         JobVerb::List => {
-            output::print_rows(&Client::find(globals)?.jobs()?, globals.format, table)?;
+            let jobs = Client::find(globals)?.jobs()?;
+            output::print_rows(&jobs, globals.format, table)?;
+            globals.note(match jobs.last() {
+                Some(job) => format!("next: asterism job status {}", job.id),
+                None => "next: asterism job submit --context FILE --query TEXT".into(),
+            });
             Ok(Exit::Success)
         }
         JobVerb::Status(JobId { id }) => {
-            show(globals, &Client::find(globals)?.job(&id)?)?;
+            let status = Client::find(globals)?.job(&id)?;
+            show(globals, &status)?;
+            globals.note(match status.phase {
+                Some(_) => format!("next: asterism job result {id} waits for it"),
+                None => format!("next: asterism job result {id} prints its answer"),
+            });
             Ok(Exit::Success)
         }
         JobVerb::Cancel(JobId { id }) => {
             show(globals, &Client::find(globals)?.cancel(&id)?)?;
+            globals.note("next: asterism job list");
             Ok(Exit::Success)
         }
         JobVerb::Result(JobId { id }) => result(globals, &id),

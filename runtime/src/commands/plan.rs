@@ -147,12 +147,13 @@ impl Planner {
     pub fn show(&self, globals: &Globals, request: JobRequest) -> Result<(), CliError> {
         let config = wiring::supervisor_config(&self.cluster, &self.model.name);
         let (policy, answer_tokens) = (request.placement.clone(), request.max_tokens);
-        let job = self.model.prepare(request, &self.cluster.method, &config.context_hosts());
-        let mut job = job.map_err(|error| CliError::of_code(error.code(), &error).hint("nothing was started"))?;
+        let planned = self.model.preview(request, &self.cluster.method, &config.context_hosts());
+        let (mut plan, query_tokens) =
+            planned.map_err(|error| CliError::of_code(error.code(), &error).hint("nothing was started"))?;
         let holders = Holders::of(&self.cluster, &self.model.config);
-        holders.place(&mut job.plan, &policy)?;
+        holders.place(&mut plan, &policy)?;
         let shape = self.model.config.shape(config.dtype);
-        let (cost, query_tokens) = (Cost::of(&job.plan, &shape), job.query_ids.len());
+        let cost = Cost::of(&plan, &shape);
         let row = |(host, cost): (&&Host, &HostCost)| PlannedHost::new(host, holders.weights(), cost);
         let mut rows: Vec<PlannedHost> = holders.hosts().iter().zip(&cost.hosts).map(row).collect();
         rows.push(self.query_row(query_tokens + answer_tokens)?);
@@ -163,9 +164,9 @@ impl Planner {
         };
         rows.retain(|row| row.shards > 0 || row.role == Role::Query);
         output::print_rows(&rows, globals.format, table)?;
-        globals.note(summary(&job.plan, query_tokens, &cost));
-        if let Some(reason) = &job.plan.method.reason {
-            globals.note(format_args!("auto took {}: {reason}", job.plan.method.name));
+        globals.note(summary(&plan, query_tokens, &cost));
+        if let Some(reason) = &plan.method.reason {
+            globals.note(format_args!("auto took {}: {reason}", plan.method.name));
         }
         globals.note(timing);
         Ok(())

@@ -8,9 +8,9 @@ use std::{
 use asterism_actors::api::{SessionRequest, SessionState, SessionStatus};
 use clap::{Args, Subcommand};
 
-use super::job::{self, GenerationArgs, MethodArgs, SubmitArgs, read_contexts};
+use super::job::{self, GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs, WaitArgs, read_contexts};
 use crate::{
-    cli::{Format, seconds},
+    cli::Format,
     client::{Client, PATIENCE},
     error::{CliError, Exit},
     globals::Globals,
@@ -60,6 +60,9 @@ pub struct CreateArgs {
     /// Attention
     #[command(flatten)]
     pub method: MethodArgs,
+    /// Where shards go
+    #[command(flatten)]
+    pub placement: PlacementArgs,
     /// Take a block size that leaves context hosts without a block
     #[arg(long)]
     pub allow_idle_hosts: bool,
@@ -78,12 +81,9 @@ pub struct AskArgs {
     /// Tokens
     #[command(flatten)]
     pub generation: GenerationArgs,
-    /// Print the job's id and return
-    #[arg(long)]
-    pub no_wait: bool,
-    /// Seconds after which the job fails
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub timeout: Option<Duration>,
+    /// Waiting
+    #[command(flatten)]
+    pub wait: WaitArgs,
     /// Idempotency key: the same id a second time is the same job
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,
@@ -135,6 +135,7 @@ fn create(globals: &Globals, client: &Client, args: &CreateArgs) -> Result<(), C
         allow_idle_hosts: args.allow_idle_hosts,
         chat_template: true,
         ttl_s: args.ttl.map(|ttl| ttl.as_secs_f64()),
+        placement: args.placement.policy(),
     };
     let created = client.create_session(&request)?;
     let status = if args.no_wait { created } else { encoded(globals, client, created)? };
@@ -168,7 +169,7 @@ fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Res
 }
 
 fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
-    let AskArgs { name, query, generation, no_wait, timeout, id } = args;
+    let AskArgs { name, query, generation, wait, id } = args;
     let submit = SubmitArgs {
         context: Vec::new(),
         session: Some(name),
@@ -176,11 +177,10 @@ fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
         input: None,
         method: MethodArgs::default(),
         generation,
-        no_wait,
-        cancel_on_interrupt: false,
-        timeout,
+        wait,
         id,
         labels: Vec::new(),
+        placement: PlacementArgs::default(),
         allow_idle_hosts: false,
         dry_run: false,
     };

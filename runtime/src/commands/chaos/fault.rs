@@ -135,8 +135,7 @@ mod tests {
         let token = || JobEvent::Token { id: 1, text: String::new() };
         let at = |moment| {
             let mut trigger = Trigger::new(moment, 64);
-            let pulled: Vec<usize> = (1..=64).filter(|_| trigger.pulled_by(&token())).map(|_| trigger.heard).collect();
-            pulled
+            (1..=64).filter(|_| trigger.pulled_by(&token())).collect::<Vec<usize>>()
         };
         assert_eq!([Moment::FirstToken, Moment::MiddleToken, Moment::LastToken].map(at), [[1], [32], [63]]);
         let mut trigger = Trigger::new(Moment::Encoding, 64);

@@ -66,9 +66,9 @@ impl TokenCounter {
             timeout_s: None,
             labels: Default::default(),
         };
-        let job = self.0.prepare(request, &MethodConfig::Dense(DenseConfig {}), &ONE_HOST);
-        let job = job.map_err(|error| CliError::of_code(error.code(), &error))?;
-        Ok((job.plan.context_tokens + job.query_ids.len()).saturating_sub(2 * self.count("a")))
+        let planned = self.0.preview(request, &MethodConfig::Dense(DenseConfig {}), &ONE_HOST);
+        let (plan, query_tokens) = planned.map_err(|error| CliError::of_code(error.code(), &error))?;
+        Ok((plan.context_tokens + query_tokens).saturating_sub(2 * self.count("a")))
     }
 }
 

@@ -52,15 +52,9 @@ pub struct SubmitArgs {
     /// Tokens
     #[command(flatten)]
     pub generation: GenerationArgs,
-    /// Print the id and return
-    #[arg(long)]
-    pub no_wait: bool,
-    /// Cancel the job on Ctrl-C instead of leaving it to go on
-    #[arg(long, conflicts_with = "no_wait")]
-    pub cancel_on_interrupt: bool,
-    /// Seconds after which the job fails
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub timeout: Option<Duration>,
+    /// Waiting
+    #[command(flatten)]
+    pub wait: WaitArgs,
     /// Idempotency key: the same id a second time is the same job
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,
@@ -73,6 +67,20 @@ pub struct SubmitArgs {
     /// Print what the plan costs each host, and submit nothing
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// How long an answer is waited for.
+#[derive(Args, Clone, Debug)]
+pub struct WaitArgs {
+    /// Print the id and return
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Cancel the job on Ctrl-C instead of leaving it to go on
+    #[arg(long, conflicts_with = "no_wait")]
+    pub cancel_on_interrupt: bool,
+    /// Seconds after which the job fails
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<Duration>,
 }
 
 /// Attention of a job.
@@ -172,14 +180,14 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
         return dry_run(globals, requests);
     }
     let client = Client::find(globals)?;
-    if args.no_wait {
+    if args.wait.no_wait {
         for request in requests {
             let following = Following::submit(&client, request, |text| globals.note(text))?;
             output::print(&format!("{}\n", following.id()))?;
         }
         return Ok(Exit::Success);
     }
-    let interrupt = Interrupt::listen(&client, args.cancel_on_interrupt);
+    let interrupt = Interrupt::listen(&client, args.wait.cancel_on_interrupt);
     let mut statuses = Vec::new();
     for request in requests {
         let following = Following::submit(&client, request, |text| globals.note(text))?;
@@ -232,7 +240,7 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, (context, query): (
         ignore_eos: false,
         chat_template: true,
         placement: args.placement.policy(),
-        timeout_s: args.timeout.map(|timeout| timeout.as_secs_f64()),
+        timeout_s: args.wait.timeout.map(|timeout| timeout.as_secs_f64()),
         labels: args.labels.iter().cloned().collect(),
     }
 }
