@@ -69,7 +69,7 @@ impl SupervisorState {
     /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
     pub(super) fn check_room(&self, context: &Context) -> Result<(), JobError> {
         let pinned: Vec<&Context> = self.pinned().collect();
-        let candidates = self.candidates(&pinned, context, |_| true);
+        let candidates = self.candidates(&pinned, |_| true);
         let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
         place(&demands(context, &blocks), &candidates, &context.prepared.placement)
             .map(drop)
@@ -87,8 +87,8 @@ impl SupervisorState {
         (0..self.config.hosts.len()).map(|host| (self.hosts.name(host).to_string(), address(host))).collect()
     }
 
-    /// Hosts that could take shards of a context, beside what `others` hold.
-    fn candidates(&self, others: &[&Context], context: &Context, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
+    /// Hosts that could take shards, beside what `others` hold.
+    fn candidates(&self, others: &[&Context], fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
@@ -110,7 +110,7 @@ impl SupervisorState {
     fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
         let others: Vec<&Context> = self.contexts.values().collect();
         let find = |fit: &dyn Fn(usize) -> bool| {
-            let candidates = self.candidates(&others, context, |host| self.hosts.at(host).takes_work() && fit(host));
+            let candidates = self.candidates(&others, |host| self.hosts.at(host).takes_work() && fit(host));
             place(&demands(context, blocks), &candidates, &context.prepared.placement)
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))

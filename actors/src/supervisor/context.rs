@@ -152,11 +152,6 @@ impl Context {
         (0..self.places.len()).filter(|&block| self.places[block].host.is_none()).collect()
     }
 
-    /// Whether shards depend on each other's keys and values, so that all are encoded again when one is.
-    pub fn is_entangled(&self) -> bool {
-        !matches!(self.plan().exchange, Exchange::None | Exchange::SharedPrefix { .. })
-    }
-
     /// When it would be done, had it begun when it came; in whole microseconds, so that it can be compared.
     pub fn due(&self, token_seconds: f64) -> (u128, u64) {
         let tokens: usize = self.plan().shards.iter().map(|shard| shard.input_ids.len()).sum();
