@@ -1,15 +1,12 @@
 //! Carries faults and operations out, and notes what they met.
 
-use asterism_actors::{
-    api::{JobPhase, Role},
-    messages::HostMessage,
-};
+use asterism_actors::{api::JobPhase, messages::HostMessage};
 
 use crate::{
     clock::{Happening, Pid, Time},
     network::{Cut, Frame, NetEvent, Partition, Place, Slow},
     scenario::{FaultKind, Operation, Trigger, role_name},
-    supervisor::unix,
+    supervisor::{Supervisor, unix},
     world::World,
 };
 
@@ -143,9 +140,12 @@ impl World {
 
     /// An operator does something; what is refused is not done.
     pub(super) fn operate(&mut self, number: usize) {
-        let Some(supervisor) = self.supervisor.as_mut().filter(|s| !s.dead && !self.core.is_hung(s.pid)) else {
+        let ready = |supervisor: &&mut Supervisor| !supervisor.dead && !self.core.is_hung(supervisor.pid);
+        let Some(supervisor) = self.supervisor.as_mut().filter(ready).filter(|_| number == self.operated) else {
             return self.core.after(500_000, Happening::Operator(number));
         };
+        self.operated += 1;
+        self.calm = self.calm.max(self.core.now);
         let name = |host: usize| self.scenario.config.hosts[host].name.clone();
         let now = unix(&self.core);
         let done = match self.scenario.operations[number].1 {
@@ -163,11 +163,6 @@ impl World {
 
     /// Whether the faults are over: what has not happened by now does not happen any more.
     pub(super) fn is_calm(&self) -> bool {
-        self.core.now >= self.calm + 500_000
-    }
-
-    /// The role of a host, as configured.
-    pub fn roles(&self) -> Vec<Role> {
-        self.scenario.config.hosts.iter().map(|host| host.role).collect()
+        self.core.now >= self.calm + 500_000 && self.operated == self.scenario.operations.len()
     }
 }
