@@ -10,6 +10,9 @@ use crate::{
     world::World,
 };
 
+/// Longest hang of a process that has not said hello.
+const UNKNOWN_HANG: Time = 8_000_000;
+
 impl World {
     /// Plans the faults that wait for a phase which a job just entered.
     pub(super) fn phase_entered(&mut self, phase: JobPhase) {
@@ -47,7 +50,9 @@ impl World {
                 ("kill", "supervisor")
             }),
             FaultKind::Hang(host, time) => self.process(host).map(|pid| {
-                self.core.hang(pid, time);
+                // Nobody knows of a process that has not said hello, so that nobody would end it.
+                let known = self.hosts.get(&pid).is_some_and(|host| host.is_known());
+                self.core.hang(pid, if known { time } else { time.min(UNKNOWN_HANG) });
                 ("hang", self.role(host))
             }),
             FaultKind::HangSupervisor(time) => self.supervisor.as_ref().map(|supervisor| {

@@ -255,8 +255,8 @@ fn faults(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> Vec<Fault> {
         _ => Trigger::Phase(JobPhase::Decoding, draw.below(300_000)),
     };
     let any = |draw: &mut Draw| {
-        let trigger = match draw.one_in(4) {
-            true => Trigger::At(draw.below(4 * SECOND)),
+        let trigger = match draw.one_in(3) {
+            true => Trigger::At(draw.below(3 * SECOND)),
             false => soon(draw),
         };
         Fault { kind: kind(draw, hosts, nodes), trigger }
@@ -293,7 +293,7 @@ fn kind(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> FaultKind {
         8 => FaultKind::Cut(Cut::Node(draw.pick(nodes)), time),
         9..=11 => FaultKind::Cut(Cut::Pair(Place::Host(host), Place::Supervisor), time),
         12..=14 => {
-            let other = draw.below(hosts.len() as u64) as usize;
+            let other = (host + 1 + draw.below(hosts.len() as u64 - 1) as usize) % hosts.len();
             FaultKind::Cut(Cut::Pair(Place::Host(host), Place::Host(other)), time)
         }
         15..=17 => FaultKind::Slow(host, time, draw.between(50_000, 600_000)),
