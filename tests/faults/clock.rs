@@ -235,9 +235,4 @@ impl Core {
     pub fn is_hung(&self, pid: Pid) -> bool {
         self.hung(pid).is_some()
     }
-
-    /// Whether a process is there, be it hung.
-    pub fn is_alive(&self, pid: Pid) -> bool {
-        self.processes.get(&pid).is_some_and(|process| process.alive)
-    }
 }

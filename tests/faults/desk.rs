@@ -69,7 +69,7 @@ impl Host {
     }
 
     pub(super) fn refuse(&mut self, core: &mut Core, link: LinkId, cause: &str) {
-        core.send(link, Frame::Refused { cause: cause.to_string() });
+        core.send(link, Frame::Refused);
         core.close(link, cause);
         self.uses.remove(&link);
     }

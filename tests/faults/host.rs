@@ -105,6 +105,11 @@ impl Host {
         }
     }
 
+    /// Whether the supervisor has said welcome to it.
+    pub fn is_known(&self) -> bool {
+        self.cluster != 0
+    }
+
     /// What reached it.
     pub fn handle(&mut self, core: &mut Core, what: What) {
         match what {

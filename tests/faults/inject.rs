@@ -1,17 +1,17 @@
 //! Carries faults and operations out, and notes what they met.
 
-use asterism_actors::{
-    api::{JobPhase, Role},
-    messages::HostMessage,
-};
+use asterism_actors::{api::JobPhase, messages::HostMessage};
 
 use crate::{
     clock::{Happening, Pid, Time},
     network::{Cut, Frame, NetEvent, Partition, Place, Slow},
     scenario::{FaultKind, Operation, Trigger, role_name},
-    supervisor::unix,
+    supervisor::{Supervisor, unix},
     world::World,
 };
+
+/// Longest hang of a process that has not said hello.
+const UNKNOWN_HANG: Time = 8_000_000;
 
 impl World {
     /// Plans the faults that wait for a phase which a job just entered.
@@ -50,7 +50,9 @@ impl World {
                 ("kill", "supervisor")
             }),
             FaultKind::Hang(host, time) => self.process(host).map(|pid| {
-                self.core.hang(pid, time);
+                // Nobody knows of a process that has not said hello, so that nobody would end it.
+                let known = self.hosts.get(&pid).is_some_and(|host| host.is_known());
+                self.core.hang(pid, if known { time } else { time.min(UNKNOWN_HANG) });
                 ("hang", self.role(host))
             }),
             FaultKind::HangSupervisor(time) => self.supervisor.as_ref().map(|supervisor| {
@@ -143,9 +145,12 @@ impl World {
 
     /// An operator does something; what is refused is not done.
     pub(super) fn operate(&mut self, number: usize) {
-        let Some(supervisor) = self.supervisor.as_mut().filter(|s| !s.dead && !self.core.is_hung(s.pid)) else {
+        let ready = |supervisor: &&mut Supervisor| !supervisor.dead && !self.core.is_hung(supervisor.pid);
+        let Some(supervisor) = self.supervisor.as_mut().filter(ready).filter(|_| number == self.operated) else {
             return self.core.after(500_000, Happening::Operator(number));
         };
+        self.operated += 1;
+        self.calm = self.calm.max(self.core.now);
         let name = |host: usize| self.scenario.config.hosts[host].name.clone();
         let now = unix(&self.core);
         let done = match self.scenario.operations[number].1 {
@@ -163,11 +168,6 @@ impl World {
 
     /// Whether the faults are over: what has not happened by now does not happen any more.
     pub(super) fn is_calm(&self) -> bool {
-        self.core.now >= self.calm + 500_000
-    }
-
-    /// The role of a host, as configured.
-    pub fn roles(&self) -> Vec<Role> {
-        self.scenario.config.hosts.iter().map(|host| host.role).collect()
+        self.core.now >= self.calm + 500_000 && self.operated == self.scenario.operations.len()
     }
 }

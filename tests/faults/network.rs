@@ -26,7 +26,7 @@ pub enum Frame {
     /// Answers to it.
     Answers { step: u32, layer: u32, shards: Vec<ShardKeys>, values: Vec<u64> },
     /// No answer.
-    Refused { cause: String },
+    Refused,
     /// Parcels of an attempt follow.
     Pass { context: u64, attempt: u32 },
     /// What a shard passes in a layer.

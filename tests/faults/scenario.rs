@@ -248,11 +248,16 @@ fn operations(draw: &mut Draw, hosts: &[HostSpec]) -> Vec<(Time, Operation)> {
 }
 
 fn faults(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> Vec<Fault> {
-    let phases = [JobPhase::Encoding, JobPhase::Querying, JobPhase::Decoding];
+    // The query step is short: more faults have to aim at it.
+    let soon = |draw: &mut Draw| match draw.below(5) {
+        0 => Trigger::Phase(JobPhase::Encoding, draw.below(300_000)),
+        1..=3 => Trigger::Phase(JobPhase::Querying, draw.below(30_000)),
+        _ => Trigger::Phase(JobPhase::Decoding, draw.below(300_000)),
+    };
     let any = |draw: &mut Draw| {
-        let trigger = match draw.one_in(4) {
-            true => Trigger::At(draw.below(4 * SECOND)),
-            false => Trigger::Phase(draw.pick(&phases), draw.below(300_000)),
+        let trigger = match draw.one_in(3) {
+            true => Trigger::At(draw.below(3 * SECOND)),
+            false => soon(draw),
         };
         Fault { kind: kind(draw, hosts, nodes), trigger }
     };
@@ -264,7 +269,7 @@ fn faults(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> Vec<Fault> {
             let those: Vec<usize> = (0..hosts.len()).filter(|&host| hosts[host].role != Role::Spare).collect();
             let host = draw.pick(&those);
             let kind_of = if draw.one_in(3) { FaultKind::Hang(host, Time::MAX / 2) } else { FaultKind::Kill(host) };
-            let trigger = Trigger::Phase(draw.pick(&phases), draw.below(200_000));
+            let trigger = soon(draw);
             let second = Trigger::Phase(JobPhase::Recovering, draw.below(500_000));
             vec![Fault { kind: kind_of, trigger }, Fault { kind: kind(draw, hosts, nodes), trigger: second }]
         }
@@ -288,7 +293,7 @@ fn kind(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> FaultKind {
         8 => FaultKind::Cut(Cut::Node(draw.pick(nodes)), time),
         9..=11 => FaultKind::Cut(Cut::Pair(Place::Host(host), Place::Supervisor), time),
         12..=14 => {
-            let other = draw.below(hosts.len() as u64) as usize;
+            let other = (host + 1 + draw.below(hosts.len() as u64 - 1) as usize) % hosts.len();
             FaultKind::Cut(Cut::Pair(Place::Host(host), Place::Host(other)), time)
         }
         15..=17 => FaultKind::Slow(host, time, draw.between(50_000, 600_000)),

@@ -77,7 +77,10 @@ impl Supervisor {
                 core.timer(self.pid, TICK, What::Tick);
                 Event::Tick
             }
-            What::Accepted { link } => return drop(self.connections.insert(link as u64 + 1, link)),
+            What::Accepted { link } => {
+                self.connections.insert(link as u64 + 1, link);
+                return;
+            }
             What::Frame { link, frame: Frame::Up(message) } => Event::Message { connection: link as u64 + 1, message },
             What::Closed { link, cause, .. } => {
                 self.connections.remove(&(link as u64 + 1));

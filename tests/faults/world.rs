@@ -33,6 +33,8 @@ pub struct World {
     pub clients: Vec<Client>,
     pub sessions_made: BTreeSet<usize>,
     pub planned_faults: BTreeSet<usize>,
+    /// Deeds of the operator that are done: each follows the one before.
+    pub operated: usize,
     /// When the last fault and the operator's last deed are over.
     pub calm: Time,
     pub course: Course,
@@ -88,6 +90,7 @@ impl World {
             clients,
             sessions_made: BTreeSet::new(),
             planned_faults: BTreeSet::new(),
+            operated: 0,
             calm: operated,
             course: Course::Faults,
             trace: traced.then(VecDeque::new),

@@ -87,7 +87,7 @@ impl SupervisorState {
         (0..self.config.hosts.len()).map(|host| (self.hosts.name(host).to_string(), address(host))).collect()
     }
 
-    /// Hosts that could take shards of a context, beside what `others` hold.
+    /// Hosts that could take shards, beside what `others` hold.
     fn candidates(&self, others: &[&Context], fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);

@@ -106,8 +106,12 @@ impl SupervisorState {
         let host = self.hosts.admit(now, from, hello);
         if fresh {
             // A process that just started has nothing of what its predecessor had, and nobody has failed to reach it.
-            self.contexts.values_mut().for_each(|context| context.avoid.retain(|&avoided| avoided != host));
-            self.jobs.values_mut().for_each(|job| job.avoid.retain(|&avoided| avoided != host));
+            for context in self.contexts.values_mut() {
+                context.avoid.remove(&host);
+            }
+            for job in self.jobs.values_mut() {
+                job.avoid.remove(&host);
+            }
             self.vacate(now, host, ("exited", "its process was started again".into()), commands);
         }
         let record = self.hosts.at(host);
@@ -116,8 +120,8 @@ impl SupervisorState {
         }
         commands.push(Command::Persist(record::host(record)));
         commands.push(reply(welcome));
-        let unwanted = |number: &u64| self.contexts.get(number).is_none_or(|context| context.shards_on(host) == 0);
-        let stale = contexts.into_iter().filter(unwanted);
+        let stale =
+            contexts.into_iter().filter(|number| self.contexts.get(number).is_none_or(|c| c.shards_on(host) == 0));
         commands.extend(stale.map(|context| reply(HostCommand::Release { context })));
         for number in jobs {
             match self.jobs.get_mut(&number).filter(|job| !job.has_ended() && job.query_host.is_none_or(|h| h == host))
