@@ -169,7 +169,6 @@ fn assert_cost(case: &Value, status: &JobStatus, hosts: usize) {
         assert_eq!(planned.linear_tokens, done.encoded_tokens as u64, "{id}");
         assert_eq!(planned.kept_tokens, done.kept_tokens as u64, "{id}");
         assert_eq!(planned.exchange_bytes, done.exchange_bytes, "{id}");
-        assert_eq!(planned.kv_bytes, done.kv_bytes, "{id}");
         match cost.at_most {
             true => assert!(planned.attention_pairs >= done.attention_pairs && done.attention_pairs > 0, "{id}"),
             false => assert_eq!(planned.attention_pairs, done.attention_pairs, "{id}"),

@@ -69,6 +69,11 @@ impl Machine {
             cores: available_parallelism().map_or(1, |cores| cores.get()),
         }
     }
+
+    /// Processes that wanted to run in the last minute, on average, where the system tells.
+    pub fn load() -> Option<f64> {
+        fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
+    }
 }
 
 impl Setup {

@@ -3,8 +3,7 @@
 use crate::{
     calibration::{self, Calibrated, Machine, Setup},
     cli::Format,
-    error::CliError,
-    error::Exit,
+    error::{CliError, Exit},
     globals::Globals,
     output,
     size::{bytes, duration},
@@ -19,6 +18,12 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     })?;
     let machine = Machine::here();
     let setup = Setup::of(&cluster, model.name(), &machine);
+    if let Some(load) = Machine::load().filter(|load| *load > machine.cores as f64 / 4.0) {
+        globals.note(format_args!(
+            "this machine is busy (load {load:.1} on {} cores): times will be too long; calibrate again when it is idle",
+            machine.cores
+        ));
+    }
     let speeds = calibration::measure(&setup, &model, &|next| globals.note(next))?;
     let calibrated = Calibrated::new(machine, setup, speeds);
     calibrated.save(&cluster.data_dir).map_err(|error| {

@@ -115,8 +115,9 @@ impl<'a> Holders<'a> {
         let unlimited = self.places(plan, policy, |_| None).unwrap_or_default();
         unlimited.iter().zip(self.demands(plan)).for_each(|(&host, demand)| taken[host] += demand.kv_bytes);
         let most = self.weights + taken.into_iter().max().unwrap_or(0);
-        let tokens: u64 = free.iter().map(|(_, free)| free / self.kv_bytes_per_token).sum();
-        let shorter = match tokens {
+        // Blocks are of about one size, so the host with the least room decides.
+        let least = free.iter().map(|(_, free)| free / self.kv_bytes_per_token).min();
+        let shorter = match least.unwrap_or(0) * free.len() as u64 {
             0 => String::new(),
             tokens => format!(", or shorten the context to about {} tokens", grouped(tokens as usize)),
         };
