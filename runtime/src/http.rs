@@ -4,7 +4,9 @@ mod bodies;
 mod cluster;
 mod error;
 mod health;
+mod hosts;
 mod jobs;
+mod sessions;
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -96,7 +98,17 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(jobs::events)
         .service(jobs::delete)
         .service(jobs::cancel)
-        .service(cluster::hosts)
+        .service(hosts::list)
+        .service(hosts::show)
+        .service(hosts::cordon)
+        .service(hosts::uncordon)
+        .service(hosts::drain)
+        .service(hosts::replace)
+        .service(sessions::create)
+        .service(sessions::list)
+        .service(sessions::show)
+        .service(sessions::extend)
+        .service(sessions::end)
         .service(cluster::topology)
         .service(cluster::version)
         .service(cluster::shutdown);

@@ -1,4 +1,4 @@
-//! `/api/v1`: hosts, topology, version, and the end.
+//! `/api/v1`: topology, version, and the end.
 
 use actix_web::{
     HttpResponse, Responder, get, post,
@@ -7,11 +7,6 @@ use actix_web::{
 
 use super::{AdminState, error::Refusal};
 use crate::commands::config::Version;
-
-#[get("/hosts")]
-pub async fn hosts(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.cluster().await?.hosts))
-}
 
 #[get("/topology")]
 pub async fn topology(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
