@@ -30,6 +30,7 @@ cleanup() {
     rm -rf "$folder"
 }
 trap cleanup EXIT
+trap 'exit 130' INT TERM
 
 ip link add "$bridge" type bridge 2> /dev/null || skip "this machine lets nobody make a bridge"
 ip link set "$bridge" up
@@ -46,10 +47,12 @@ done
 
 cp tests/netns.toml "$folder/cluster.toml"
 asterism cert init > /dev/null
-asterism up --timeout 60 > "$folder/up.txt" 2>&1 &
+# Started without a function, so that $! is the process itself.
+ip netns exec "$prefix-first" "$binary" up --timeout 60 -f "$folder/cluster.toml" > "$folder/up.txt" 2>&1 &
 agents+=($!)
 for name in second third; do
-    machine "$name" "$binary" node --join 10.77.0.1:7400 --name "$name" -f "$folder/cluster.toml" > "$folder/$name.txt" 2>&1 &
+    ip netns exec "$prefix-$name" "$binary" node --join 10.77.0.1:7400 --name "$name" -f "$folder/cluster.toml" \
+        > "$folder/$name.txt" 2>&1 &
     agents+=($!)
 done
 

@@ -6,13 +6,12 @@ use actix_web::{
     Responder, get, post,
     web::{Data, Json, Path},
 };
-use asterism_actors::api::Scheduling;
-
-use super::{
-    AdminState,
-    bodies::{Drain, Replacement},
-    error::Refusal,
+use asterism_actors::{
+    JobError,
+    api::{HostStatus, Scheduling},
 };
+
+use super::{AdminState, Drain, Replacement, error::Refusal};
 
 #[get("/hosts")]
 pub async fn list(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
@@ -26,20 +25,26 @@ pub async fn show(state: Data<AdminState>, name: Path<String>) -> Result<impl Re
 
 #[post("/hosts/{name}/cordon")]
 pub async fn cordon(state: Data<AdminState>, name: Path<String>) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.schedule_host(&name, Scheduling::Cordoned, None).await?))
+    schedule(&state, &name, Scheduling::Cordoned, None).await
 }
 
 #[post("/hosts/{name}/uncordon")]
 pub async fn uncordon(state: Data<AdminState>, name: Path<String>) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.schedule_host(&name, Scheduling::Open, None).await?))
+    schedule(&state, &name, Scheduling::Open, None).await
 }
 
 #[post("/hosts/{name}/drain")]
-pub async fn drain(state: Data<AdminState>, name: Path<String>, body: Json<Drain>) -> Result<impl Responder, Refusal> {
-    let deadline = body.deadline_s.map(Duration::try_from_secs_f64).transpose().map_err(|error| {
-        Refusal::invalid("deadline_s", format!("deadline_s must be a number of seconds from 0: {error}"))
+pub async fn drain(
+    state: Data<AdminState>,
+    name: Path<String>,
+    body: Option<Json<Drain>>,
+) -> Result<impl Responder, Refusal> {
+    let seconds = body.and_then(|body| body.deadline_s);
+    let deadline = seconds.map(Duration::try_from_secs_f64).transpose().map_err(|error| JobError::Invalid {
+        param: "deadline_s",
+        message: format!("deadline_s is no number of seconds: {error}"),
     })?;
-    Ok(Json(state.supervisor.schedule_host(&name, Scheduling::Draining, deadline).await?))
+    schedule(&state, &name, Scheduling::Draining, deadline).await
 }
 
 #[post("/hosts/{name}/replace")]
@@ -49,4 +54,13 @@ pub async fn replace(
     body: Json<Replacement>,
 ) -> Result<impl Responder, Refusal> {
     Ok(Json(state.supervisor.replace_host(&name, &body.spare).await?))
+}
+
+async fn schedule(
+    state: &AdminState,
+    name: &str,
+    scheduling: Scheduling,
+    deadline: Option<Duration>,
+) -> Result<Json<HostStatus>, Refusal> {
+    Ok(Json(state.supervisor.schedule_host(name, scheduling, deadline).await?))
 }

@@ -1,12 +1,12 @@
-//! `/api/v1/sessions`: create, list, look, extend, drop.
+//! `/api/v1/sessions`: create, list, look, extend, drop. A session is asked through `/api/v1/jobs`.
 
 use actix_web::{
     HttpResponse, Responder, delete, get, post,
     web::{Data, Json, Path},
 };
-use asterism_actors::api::SessionRequest;
+use asterism_actors::{JobError, api::SessionRequest};
 
-use super::{AdminState, bodies::Extension, error::Refusal};
+use super::{AdminState, Extension, error::Refusal};
 
 #[post("/sessions")]
 pub async fn create(state: Data<AdminState>, request: Json<SessionRequest>) -> Result<impl Responder, Refusal> {
@@ -29,11 +29,15 @@ pub async fn extend(
     name: Path<String>,
     body: Json<Extension>,
 ) -> Result<impl Responder, Refusal> {
+    if !(body.ttl_s.is_finite() && body.ttl_s > 0.0) {
+        let message = format!("ttl_s = {} is no time to live; give seconds above 0", body.ttl_s);
+        return Err(JobError::Invalid { param: "ttl_s", message }.into());
+    }
     Ok(Json(state.supervisor.extend_session(&name, body.ttl_s).await?))
 }
 
 #[delete("/sessions/{name}")]
-pub async fn drop(state: Data<AdminState>, name: Path<String>) -> Result<impl Responder, Refusal> {
+pub async fn end(state: Data<AdminState>, name: Path<String>) -> Result<impl Responder, Refusal> {
     state.supervisor.drop_session(&name).await?;
-    Ok(Json(serde_json::json!({ "dropped": name.as_str() })))
+    Ok(HttpResponse::NoContent())
 }
