@@ -77,9 +77,12 @@ fn host_messages() {
             incarnation: 7,
             pid: 4242,
             address: "127.0.0.1:7402".into(),
+            cluster: 5,
+            contexts: vec![3, 4],
+            jobs: vec![5],
         }),
         HostMessage::Encoded(Encoded {
-            job: 1,
+            context: 1,
             block: 2,
             kept_tokens: 4096,
             kv_bytes: 1 << 30,
@@ -87,7 +90,7 @@ fn host_messages() {
             pairs: 1 << 40,
             exchange_bytes: 0,
         }),
-        HostMessage::Token { job: 3, id: 128_000, text: "an answer".into() },
+        HostMessage::Token { job: 3, index: 8, id: 128_000, text: "an answer".into() },
     ]);
 }
 
@@ -111,9 +114,10 @@ fn host_commands() {
         ignore_eos: false,
     };
     fuzz(&[
-        HostCommand::Welcome { heartbeat_ms: 500 },
+        HostCommand::Welcome { heartbeat_ms: 500, cluster: 5 },
         HostCommand::Encode(EncodeShards {
-            job: 1,
+            context: 1,
+            attempt: 2,
             shards: vec![shard.clone(), shard],
             blocks: 5,
             exchange: Exchange::SharedPrefix { sink_rows: 4 },
@@ -121,7 +125,9 @@ fn host_commands() {
         }),
         HostCommand::Generate(Generate {
             job: 1,
+            context: 1,
             query_ids: (0..9).collect(),
+            generated: vec![4, 5],
             query_start: 1000,
             context_keys: 1000,
             view: ContextView::All,
@@ -133,7 +139,7 @@ fn host_commands() {
 
 #[test]
 fn openings() {
-    fuzz(&[Opening::Attach(Attach { job: 9, blocks: vec![1, 2, 3] }), Opening::Pass { job: 4 }]);
+    fuzz(&[Opening::Attach(Attach { context: 9, blocks: vec![1, 2, 3] }), Opening::Pass { context: 4, attempt: 1 }]);
 }
 
 #[test]

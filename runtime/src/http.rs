@@ -22,6 +22,7 @@ use actix_web::{
     web,
 };
 use asterism_actors::supervisor::Supervisor;
+use subtle::ConstantTimeEq;
 use tokio::{sync::Notify, task::JoinHandle};
 
 use crate::error::CliError;
@@ -123,7 +124,9 @@ async fn authenticate(
     let state = request.app_data::<web::Data<AdminState>>().expect("every app of this module has its state");
     if let Some(token) = &state.token {
         let borne = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        if borne.and_then(|value| value.strip_prefix("Bearer ")) != Some(token) {
+        let borne = borne.and_then(|value| value.strip_prefix("Bearer "));
+        // The time this takes tells nothing of the token but its length.
+        if !borne.is_some_and(|borne| borne.as_bytes().ct_eq(token.as_bytes()).into()) {
             return Err(Refusal::unauthorized().into());
         }
     }

@@ -50,11 +50,6 @@ impl Refusal {
         )
     }
 
-    /// A field that cannot be what it is.
-    pub fn invalid(param: &str, message: String) -> Self {
-        Self { param: Some(param.to_owned()), ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", message) }
-    }
-
     fn new(status: StatusCode, code: &str, message: impl fmt::Display) -> Self {
         Self { status, code: code.to_owned(), message: message.to_string(), param: None }
     }
