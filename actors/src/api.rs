@@ -1,10 +1,16 @@
 //! What a client says to the supervisor and hears from it: plain values, JSON on the admin API.
 
+mod host;
+mod session;
+
 use std::collections::BTreeMap;
 
 use asterism_models::Sampling;
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
+
+pub use host::{ClusterStatus, HostHealth, HostStatus, Role, Scheduling};
+pub use session::{SessionHost, SessionRequest, SessionState, SessionStatus};
 
 use crate::supervisor::PlacementPolicy;
 
@@ -298,179 +304,4 @@ pub enum JobEvent {
         /// The final status.
         status: Box<JobStatus>,
     },
-}
-
-/// A host's role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Encodes shards and answers phase-2 queries over them.
-    Context,
-    /// Encodes the query and generates.
-    Query,
-    /// Waits to take a lost host's place.
-    Spare,
-}
-
-/// How a host is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum HostHealth {
-    /// Its process has not connected yet.
-    Starting,
-    /// Connected, loading the model.
-    Loading,
-    /// Ready for work.
-    Ready,
-    /// Heartbeats are late.
-    Suspect,
-    /// Declared dead.
-    Dead,
-}
-
-/// Whether a host takes new work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scheduling {
-    /// It does.
-    #[default]
-    Open,
-    /// It keeps what it has and takes nothing new.
-    Cordoned,
-    /// What it has moves to others.
-    Draining,
-}
-
-/// A host as `status` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct HostStatus {
-    /// Name.
-    pub name: String,
-    /// Role.
-    pub role: Role,
-    /// Machine it runs on.
-    #[serde(default)]
-    pub node: String,
-    /// Whether it takes new work.
-    #[serde(default)]
-    pub scheduling: Scheduling,
-    /// Times that its process was started again.
-    #[serde(default)]
-    pub restarts: u32,
-    /// Shards it holds or encodes.
-    #[serde(default)]
-    pub shards: usize,
-    /// Device, such as `cpu`.
-    pub device: String,
-    /// Health.
-    pub health: HostHealth,
-    /// Process id, once connected.
-    pub pid: Option<u32>,
-    /// Address peers reach it at, once connected.
-    pub address: Option<String>,
-    /// Seconds since its last heartbeat.
-    pub heartbeat_age_s: Option<f64>,
-    /// KV bytes held.
-    pub kv_bytes: u64,
-    /// Why it is dead or not ready, in one line.
-    pub cause: Option<String>,
-}
-
-/// The cluster as `status` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ClusterStatus {
-    /// Cluster name.
-    pub name: String,
-    /// Model by name.
-    pub model: String,
-    /// Default method by name.
-    pub method: String,
-    /// Runtime version.
-    pub version: String,
-    /// Whether every host is ready.
-    pub ready: bool,
-    /// Hosts in the order of the cluster file.
-    pub hosts: Vec<HostStatus>,
-    /// Jobs waiting.
-    pub jobs_pending: usize,
-    /// Jobs running.
-    pub jobs_running: usize,
-}
-
-/// A context to encode once and ask many times.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SessionRequest {
-    /// Its name: letters, digits, `-`, `_` and `.`, at most 64.
-    pub name: String,
-    /// The document.
-    pub context: Prompt,
-    /// Attention method and its sizes; absent: the cluster's default.
-    #[serde(default)]
-    pub method: Option<MethodConfig>,
-    /// Whether the method's block size may leave context hosts without work.
-    #[serde(default)]
-    pub allow_idle_hosts: bool,
-    /// Whether the model's chat template is applied.
-    #[serde(default = "yes")]
-    pub chat_template: bool,
-    /// Seconds until it ends by itself; absent: the cluster's default.
-    #[serde(default)]
-    pub ttl_s: Option<f64>,
-    /// Which hosts its shards may go to.
-    #[serde(default)]
-    pub placement: PlacementPolicy,
-}
-
-/// How a session is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum SessionState {
-    /// Its context waits for its turn or is being encoded.
-    Encoding,
-    /// Questions are answered at once.
-    Ready,
-    /// Shards of a lost host are encoded anew; questions wait.
-    Recovering,
-    /// Its context could not be encoded.
-    Failed,
-}
-
-/// A session as `session show` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SessionStatus {
-    /// Name.
-    pub name: String,
-    /// State.
-    pub state: SessionState,
-    /// Method by name.
-    pub method: String,
-    /// Context tokens.
-    pub context_tokens: usize,
-    /// Who holds what.
-    pub hosts: Vec<SessionHost>,
-    /// Bytes of KV over all hosts.
-    pub kv_bytes: u64,
-    /// Questions asked.
-    pub hits: u64,
-    /// Seconds that encoding took.
-    pub encode_s: f64,
-    /// Seconds until it ends by itself.
-    pub expires_s: f64,
-    /// Why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<ErrorBody>,
-}
-
-/// A host's part of a session.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct SessionHost {
-    /// Host name.
-    pub host: String,
-    /// Shards it holds.
-    pub shards: usize,
-    /// Context tokens it keeps.
-    pub kept_tokens: usize,
-    /// Bytes of KV it keeps.
-    pub kv_bytes: u64,
 }

@@ -5,10 +5,12 @@
 // The archived twins that rkyv derives carry no docs of their own.
 #![allow(missing_docs)]
 
+mod wire;
+
 use asterism_plan::{ContextView, Exchange, Shard};
-use asterism_transport::Frame;
-use rkyv::{Archive, Deserialize, Serialize, rancor, util::AlignedVec};
-use thiserror::Error;
+use rkyv::{Archive, Deserialize, Serialize};
+
+pub use wire::{InvalidMessage, WireMessage};
 
 use crate::api::Role;
 
@@ -373,54 +375,3 @@ pub struct ShardKeys {
     /// Keys attended to.
     pub keys: u64,
 }
-
-/// Bytes that are not the message they should be.
-#[derive(Debug, Error)]
-#[error("{peer} sent bytes that are not a valid {expected} message: {cause}")]
-pub struct InvalidMessage {
-    /// Who sent them.
-    pub peer: String,
-    /// What was expected.
-    pub expected: &'static str,
-    /// What the validator says.
-    pub cause: String,
-}
-
-macro_rules! wire_message {
-    ($($type:ty = $name:literal),+ $(,)?) => {$(
-        impl WireMessage for $type {
-            fn archive(&self) -> AlignedVec {
-                rkyv::to_bytes::<rancor::Error>(self).expect("plain values archive without failing")
-            }
-
-            fn read(bytes: &AlignedVec, peer: &str) -> Result<Self, InvalidMessage> {
-                rkyv::from_bytes::<Self, rancor::Error>(bytes).map_err(|cause| InvalidMessage {
-                    peer: peer.to_string(),
-                    expected: $name,
-                    cause: cause.to_string(),
-                })
-            }
-        }
-    )+};
-}
-
-/// A value that travels as a validated archive.
-pub trait WireMessage: Sized {
-    /// Its archive.
-    fn archive(&self) -> AlignedVec;
-    /// Reads an archive of `peer`, validating it first.
-    fn read(bytes: &AlignedVec, peer: &str) -> Result<Self, InvalidMessage>;
-    /// Its archive in a control frame.
-    fn frame(&self) -> Frame {
-        Frame::control(self.archive())
-    }
-}
-
-wire_message!(
-    HostMessage = "host",
-    HostCommand = "supervisor",
-    Opening = "opening",
-    ParcelMeta = "parcel",
-    StreamingMask = "query",
-    PartialsMeta = "partials",
-);

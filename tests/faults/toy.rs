@@ -15,10 +15,12 @@ const VOCABULARY: u64 = 997;
 /// Ids that this divides end a sequence.
 const END_EVERY: u32 = 29;
 
-/// A shard before its first layer.
+/// A shard before its first layer: its block, which is the same whether others share its prefix or it stands alone. That the
+/// prefix then is the same too, the plan's own tests show.
 pub fn embed(shard: &Shard) -> u64 {
-    let ids = shard.input_ids.iter().zip(&shard.position_ids).flat_map(|(id, at)| [u64::from(*id), u64::from(*at)]);
-    hash([shard.block as u64, shard.keep_from as u64].into_iter().chain(ids))
+    let rows = shard.input_ids.iter().zip(&shard.position_ids).skip(shard.prefix);
+    let ids = rows.flat_map(|(id, at)| [u64::from(*id), u64::from(*at)]);
+    hash([shard.block as u64, shard.kept_tokens() as u64].into_iter().chain(ids))
 }
 
 /// Whether `block` waits in every layer for what `from` passes it.
@@ -30,7 +32,7 @@ pub fn needs(exchange: &Exchange, block: u32, from: u32) -> bool {
     }
 }
 
-/// A shard after a layer. `passed`: what it needs of others, by block. A shared prefix is in its own input, too.
+/// A shard after a layer. `passed`: what it needs of others, by block. A shared prefix changes nothing here.
 pub fn encode_layer(exchange: &Exchange, layer: u32, shard: u64, passed: &[u64]) -> u64 {
     let mixed = if matches!(exchange, Exchange::SharedPrefix { .. }) { &[] } else { passed };
     hash([u64::from(layer), shard].into_iter().chain(mixed.iter().copied()))

@@ -56,16 +56,25 @@ struct Pigeonholes {
     expected: bool,
     layer: usize,
     parcels: HashMap<Parcel, Arrived>,
+    /// A peer whose channel ended early, and why.
+    broken: Option<(String, String)>,
 }
 
 impl Mailroom {
-    /// Takes in what a peer sends for an attempt, until it closes the channel or the attempt ends here.
-    pub async fn take_in(
-        &self,
-        attempt: Attempt,
-        mut receiver: Box<dyn FrameReceiver>,
-        peer: &str,
-    ) -> Result<(), String> {
+    /// Takes in what a peer sends for an attempt, until it closes the channel or the attempt ends here. Whoever waits for what
+    /// a broken channel would have brought hears so.
+    pub async fn take_in(&self, attempt: Attempt, receiver: Box<dyn FrameReceiver>, peer: &str) -> Result<(), String> {
+        let taken = self.take_all(attempt, receiver, peer).await;
+        if let Err(cause) = &taken
+            && let Some(holes) = self.lock().open.get_mut(&attempt)
+        {
+            holes.broken.get_or_insert_with(|| (peer.to_string(), cause.clone()));
+            self.arrived.notify_all();
+        }
+        taken
+    }
+
+    async fn take_all(&self, attempt: Attempt, mut receiver: Box<dyn FrameReceiver>, peer: &str) -> Result<(), String> {
         while let Some(frame) = receiver.receive().await.map_err(|error| error.to_string())? {
             if frame.header.kind != FrameKind::Parcel {
                 return Err(format!("{peer} sent a {:?} frame among parcels", frame.header.kind));
@@ -93,14 +102,22 @@ impl Mailroom {
     }
 
     /// Waits for a parcel; none when told to stop first.
-    pub fn wait(&self, attempt: Attempt, parcel: Parcel, stop: &Stop) -> Option<Arrived> {
+    ///
+    /// # Errors
+    /// A peer whose channel for this attempt broke, and why, when the parcel has not come.
+    pub fn wait(&self, attempt: Attempt, parcel: Parcel, stop: &Stop) -> Result<Option<Arrived>, (String, String)> {
         let mut rooms = self.lock();
         loop {
-            if let Some(arrived) = rooms.open.get_mut(&attempt).and_then(|holes| holes.parcels.remove(&parcel)) {
-                return Some(arrived);
+            if let Some(holes) = rooms.open.get_mut(&attempt) {
+                if let Some(arrived) = holes.parcels.remove(&parcel) {
+                    return Ok(Some(arrived));
+                }
+                if let Some(broken) = &holes.broken {
+                    return Err(broken.clone());
+                }
             }
             if stop.is_set() {
-                return None;
+                return Ok(None);
             }
             rooms = self.arrived.wait_timeout(rooms, STOP_CHECK).expect("no holder panics").0;
         }
@@ -176,7 +193,8 @@ impl Rooms {
 #[cfg(test)]
 mod tests {
     use asterism_models::Part;
-    use asterism_transport::{FrameHeader, PayloadType};
+    use asterism_transport::{FrameHeader, PayloadType, TransportError};
+    use futures_util::future::BoxFuture;
 
     use super::*;
     use crate::messages::ParcelPart;
@@ -229,6 +247,26 @@ mod tests {
     fn a_wait_ends_when_told_to_stop() {
         let stop = Stop::default();
         stop.set();
-        assert!(Mailroom::default().wait((1, 1), parcel(0), &stop).is_none());
+        assert!(matches!(Mailroom::default().wait((1, 1), parcel(0), &stop), Ok(None)));
+    }
+
+    /// A channel that breaks at its first frame.
+    struct Breaking;
+
+    impl FrameReceiver for Breaking {
+        fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
+            Box::pin(async { Err(TransportError::TransportClosed) })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_broken_channel_is_heard_by_whoever_waits_for_what_it_would_have_brought() {
+        let (mailroom, stop) = (Mailroom::default(), Stop::default());
+        mailroom.expect((1, 1));
+        assert!(mailroom.put((1, 1), parcel(0), &mut arrived(0)));
+        assert!(mailroom.take_in((1, 1), Box::new(Breaking), "c1").await.is_err());
+        assert!(matches!(mailroom.wait((1, 1), parcel(0), &stop), Ok(Some(_))), "it had come before");
+        let Err((peer, _)) = mailroom.wait((1, 1), parcel(1), &stop) else { panic!("it never comes") };
+        assert_eq!(peer, "c1");
     }
 }

@@ -234,7 +234,10 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
             Some(arrived) => arrived,
             None => {
                 self.seat.borrow_mut().give_up();
-                let arrived = mailroom.wait(self.attempt, parcel, stop);
+                let arrived = mailroom.wait(self.attempt, parcel, stop).map_err(|(host, cause)| {
+                    self.peer_lost = true;
+                    ModelError::Host { host, cause }
+                })?;
                 arrived.filter(|_| self.seat.borrow_mut().take()).ok_or(ModelError::Cancelled)?
             }
         };

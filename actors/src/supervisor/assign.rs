@@ -10,9 +10,10 @@ use crate::{
     metric::Observation,
     supervisor::{
         context::{Context, Owner},
+        job::Outcome,
         placement::{Candidate, Demand, PlacementRefusal, place},
         record,
-        state::{Command, Outcome, SupervisorState},
+        state::{Command, SupervisorState},
     },
 };
 

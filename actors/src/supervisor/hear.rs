@@ -8,8 +8,9 @@ use crate::{
     metric::Observation,
     supervisor::{
         hosts::Admission,
+        job::Outcome,
         record,
-        state::{Command, Outcome, SupervisorState},
+        state::{Command, SupervisorState},
     },
 };
 

@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{FinishReason, JobPhase, JobState, JobStatus, RecoveryStatus, Timings},
+    api::{ErrorBody, FinishReason, JobPhase, JobState, JobStatus, RecoveryStatus, Timings},
     messages::TokenChoice,
     metric::Observation,
-    supervisor::state::{Outcome, PreparedJob},
+    supervisor::state::PreparedJob,
 };
 
 /// What a query host needs beside the context.
@@ -215,5 +215,36 @@ impl Job {
             });
         }
         observations
+    }
+}
+
+/// How a job ends.
+#[derive(Debug)]
+pub enum Outcome {
+    /// With an answer; `stopped` by an end of sequence or stop string rather than the token limit.
+    Answered {
+        /// See above.
+        stopped: bool,
+    },
+    /// With an error.
+    Failed {
+        /// Stable code.
+        code: String,
+        /// What, where, what to do.
+        message: String,
+    },
+    /// By its user.
+    Cancelled,
+}
+
+impl Outcome {
+    /// The error, if it is one.
+    pub fn error(&self) -> Option<ErrorBody> {
+        match self {
+            Self::Failed { code, message } => {
+                Some(ErrorBody { message: message.clone(), code: code.clone(), param: None })
+            }
+            _ => None,
+        }
     }
 }

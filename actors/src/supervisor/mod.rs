@@ -12,6 +12,7 @@ mod prepare;
 mod record;
 mod recovery;
 mod session;
+mod shell;
 mod state;
 
 #[cfg(test)]
@@ -20,7 +21,7 @@ mod tests;
 pub use actor::Supervisor;
 pub use config::{ContextHosts, HostSpec, Recovery, SessionLimits, SupervisorConfig};
 pub use context::PreparedContext;
-pub use job::Question;
+pub use job::{Outcome, Question};
 pub use placement::{Arrangement, Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
 pub use prepare::{AskedSession, ModelFront};
-pub use state::{Command, Event, Outcome, PreparedJob, Source, SupervisorState};
+pub use state::{Command, Event, PreparedJob, Source, SupervisorState};

@@ -11,8 +11,9 @@ use crate::{
     supervisor::{
         config::Recovery,
         context::Owner,
+        job::Outcome,
         record,
-        state::{Command, Outcome, SupervisorState},
+        state::{Command, SupervisorState},
     },
 };
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    api::{ClusterStatus, ErrorBody, HostHealth, HostStatus, JobEvent, JobPhase, JobState, JobStatus},
+    api::{ClusterStatus, HostHealth, HostStatus, JobEvent, JobPhase, JobState, JobStatus},
     error::JobError,
     messages::{HostCommand, HostMessage},
     metric::Observation,
@@ -18,7 +18,7 @@ use crate::{
         config::SupervisorConfig,
         context::{Context, Owner, PreparedContext},
         hosts::Hosts,
-        job::{Job, Question},
+        job::{Job, Outcome, Question},
         record,
         session::Sessions,
     },
@@ -369,36 +369,5 @@ impl SupervisorState {
         self.contexts.remove(&number);
         self.waiting.retain(|&waiting| waiting != number);
         commands.extend(record::no_context(number).map(Command::Persist));
-    }
-}
-
-/// How a job ends.
-#[derive(Debug)]
-pub enum Outcome {
-    /// With an answer; `stopped` by an end of sequence or stop string rather than the token limit.
-    Answered {
-        /// See above.
-        stopped: bool,
-    },
-    /// With an error.
-    Failed {
-        /// Stable code.
-        code: String,
-        /// What, where, what to do.
-        message: String,
-    },
-    /// By its user.
-    Cancelled,
-}
-
-impl Outcome {
-    /// The error, if it is one.
-    pub fn error(&self) -> Option<ErrorBody> {
-        match self {
-            Self::Failed { code, message } => {
-                Some(ErrorBody { message: message.clone(), code: code.clone(), param: None })
-            }
-            _ => None,
-        }
     }
 }

@@ -596,6 +596,7 @@ fn a_spare_replaces_a_dead_host_for_good() {
 fn a_query_host_that_gets_no_answer_tries_again_then_shards_move() {
     let (mut cluster, job) = decoding();
     let stalled = |cluster: &mut Cluster, host: &str| {
+        cluster.now += 1.0;
         cluster.say(3, HostMessage::Stalled { job, host: host.into(), cause: "reset".into() });
         cluster.take_sent()
     };

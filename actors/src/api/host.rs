@@ -1,0 +1,100 @@
+//! Hosts and the cluster as clients see them: plain values.
+
+use serde::{Deserialize, Serialize};
+
+/// A host's role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Encodes shards and answers phase-2 queries over them.
+    Context,
+    /// Encodes the query and generates.
+    Query,
+    /// Waits to take a lost host's place.
+    Spare,
+}
+
+/// How a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostHealth {
+    /// Its process has not connected yet.
+    Starting,
+    /// Connected, loading the model.
+    Loading,
+    /// Ready for work.
+    Ready,
+    /// Heartbeats are late.
+    Suspect,
+    /// Declared dead.
+    Dead,
+}
+
+/// Whether a host takes new work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheduling {
+    /// It does.
+    #[default]
+    Open,
+    /// It keeps what it has and takes nothing new.
+    Cordoned,
+    /// What it has moves to others.
+    Draining,
+}
+
+/// A host as `status` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// Name.
+    pub name: String,
+    /// Role.
+    pub role: Role,
+    /// Machine it runs on.
+    #[serde(default)]
+    pub node: String,
+    /// Whether it takes new work.
+    #[serde(default)]
+    pub scheduling: Scheduling,
+    /// Times that its process was started again.
+    #[serde(default)]
+    pub restarts: u32,
+    /// Shards it holds or encodes.
+    #[serde(default)]
+    pub shards: usize,
+    /// Device, such as `cpu`.
+    pub device: String,
+    /// Health.
+    pub health: HostHealth,
+    /// Process id, once connected.
+    pub pid: Option<u32>,
+    /// Address peers reach it at, once connected.
+    pub address: Option<String>,
+    /// Seconds since its last heartbeat.
+    pub heartbeat_age_s: Option<f64>,
+    /// KV bytes held.
+    pub kv_bytes: u64,
+    /// Why it is dead or not ready, in one line.
+    pub cause: Option<String>,
+}
+
+/// The cluster as `status` shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClusterStatus {
+    /// Cluster name.
+    pub name: String,
+    /// Model by name.
+    pub model: String,
+    /// Default method by name.
+    pub method: String,
+    /// Runtime version.
+    pub version: String,
+    /// Whether every host is ready.
+    pub ready: bool,
+    /// Hosts in the order of the cluster file.
+    pub hosts: Vec<HostStatus>,
+    /// Jobs waiting.
+    pub jobs_pending: usize,
+    /// Jobs running.
+    pub jobs_running: usize,
+}

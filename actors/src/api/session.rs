@@ -1,0 +1,85 @@
+//! Sessions as clients see them: plain values.
+
+use asterism_plan::MethodConfig;
+use serde::{Deserialize, Serialize};
+
+use super::{ErrorBody, Prompt};
+use crate::supervisor::PlacementPolicy;
+
+/// A context to encode once and ask many times.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SessionRequest {
+    /// Its name: letters, digits, `-`, `_` and `.`, at most 64.
+    pub name: String,
+    /// The document.
+    pub context: Prompt,
+    /// Attention method and its sizes; absent: the cluster's default.
+    #[serde(default)]
+    pub method: Option<MethodConfig>,
+    /// Whether the method's block size may leave context hosts without work.
+    #[serde(default)]
+    pub allow_idle_hosts: bool,
+    /// Whether the model's chat template is applied.
+    #[serde(default = "super::yes")]
+    pub chat_template: bool,
+    /// Seconds until it ends by itself; absent: the cluster's default.
+    #[serde(default)]
+    pub ttl_s: Option<f64>,
+    /// Which hosts its shards may go to.
+    #[serde(default)]
+    pub placement: PlacementPolicy,
+}
+
+/// How a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SessionState {
+    /// Its context waits for its turn or is being encoded.
+    Encoding,
+    /// Questions are answered at once.
+    Ready,
+    /// Shards of a lost host are encoded anew; questions wait.
+    Recovering,
+    /// Its context could not be encoded.
+    Failed,
+}
+
+/// A session as `session show` shows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Name.
+    pub name: String,
+    /// State.
+    pub state: SessionState,
+    /// Method by name.
+    pub method: String,
+    /// Context tokens.
+    pub context_tokens: usize,
+    /// Who holds what.
+    pub hosts: Vec<SessionHost>,
+    /// Bytes of KV over all hosts.
+    pub kv_bytes: u64,
+    /// Questions asked.
+    pub hits: u64,
+    /// Seconds that encoding took.
+    pub encode_s: f64,
+    /// Seconds until it ends by itself.
+    pub expires_s: f64,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ErrorBody>,
+}
+
+/// A host's part of a session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionHost {
+    /// Host name.
+    pub host: String,
+    /// Shards it holds.
+    pub shards: usize,
+    /// Context tokens it keeps.
+    pub kept_tokens: usize,
+    /// Bytes of KV it keeps.
+    pub kv_bytes: u64,
+}

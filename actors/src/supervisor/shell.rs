@@ -1,0 +1,300 @@
+//! The supervisor's shell: a ractor actor that feeds events to the state, keeps its changes in the journal, and carries its
+//! commands out. Decides nothing.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use asterism_transport::{Link, Transport};
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::sync::mpsc;
+
+use crate::{
+    api::{ClusterStatus, HostStatus, JobEvent},
+    error::{HostError, JobError},
+    link::{self, Outbox},
+    messages::HostCommand,
+    metric,
+    store::{Change, StateStore, StoreError},
+    supervisor::{
+        config::SupervisorConfig,
+        state::{Command, Event, PreparedJob, SupervisorState},
+    },
+};
+
+/// What the actor is told.
+pub enum Message {
+    Connected { connection: u64, link: Arc<dyn Link>, outbox: Outbox<HostCommand> },
+    Event(Event),
+    Ask(Box<dyn FnOnce(&mut Shell) + Send>),
+}
+
+/// The actor.
+pub struct SupervisorActor;
+
+/// The state and what it acts through.
+pub struct Shell {
+    state: SupervisorState,
+    store: Box<dyn StateStore>,
+    /// Changes that the store has not taken yet.
+    unsaved: Vec<Change>,
+    /// Unix time at the start, and the clock that runs on from there.
+    clock: (Duration, Instant),
+    transport: Arc<dyn Transport>,
+    connections: HashMap<u64, (Arc<dyn Link>, Outbox<HostCommand>)>,
+    watchers: HashMap<u64, Vec<mpsc::UnboundedSender<JobEvent>>>,
+    /// Tokens of each job that has not ended, for watchers that come late.
+    tokens: HashMap<u64, Vec<JobEvent>>,
+}
+
+impl Actor for SupervisorActor {
+    type Msg = Message;
+    type State = Shell;
+    type Arguments = Shell;
+
+    async fn pre_start(&self, myself: ActorRef<Message>, shell: Shell) -> Result<Shell, ActorProcessingErr> {
+        tokio::spawn(accept_hosts(shell.transport.clone(), myself.clone()));
+        myself.send_interval(shell.state.config().heartbeat / 2, || Message::Event(Event::Tick));
+        Ok(shell)
+    }
+
+    async fn handle(
+        &self,
+        _myself: ActorRef<Message>,
+        message: Message,
+        shell: &mut Shell,
+    ) -> Result<(), ActorProcessingErr> {
+        shell.handle(message);
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _myself: ActorRef<Message>,
+        event: SupervisionEvent,
+        _shell: &mut Shell,
+    ) -> Result<(), ActorProcessingErr> {
+        tracing::debug!(?event, "supervision");
+        Ok(())
+    }
+}
+
+impl Shell {
+    /// With what `store` has, before any host connected.
+    pub fn restore(
+        config: SupervisorConfig,
+        transport: Arc<dyn Transport>,
+        mut store: Box<dyn StateStore>,
+    ) -> Result<Self, HostError> {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let fresh = unix.as_nanos() as u64 | 1;
+        let state = SupervisorState::restore(config, unix, fresh, &store.load()?)?;
+        Ok(Self {
+            state,
+            store,
+            unsaved: Vec::new(),
+            clock: (unix, Instant::now()),
+            transport,
+            connections: HashMap::new(),
+            watchers: HashMap::new(),
+            tokens: HashMap::new(),
+        })
+    }
+
+    /// The state, to look at.
+    pub fn state(&self) -> &SupervisorState {
+        &self.state
+    }
+
+    /// Tells every host and node to end.
+    pub fn end_hosts(&self) {
+        self.connections.values().for_each(|(_, host)| host.send(HostCommand::Shutdown));
+    }
+
+    /// Unix time at the start, running on with a clock that does not jump.
+    pub fn now(&self) -> Duration {
+        self.clock.0 + self.clock.1.elapsed()
+    }
+
+    fn handle(&mut self, message: Message) {
+        match message {
+            Message::Connected { connection, link, outbox } => {
+                self.connections.insert(connection, (link, outbox));
+            }
+            Message::Event(event) => {
+                if let Event::Disconnected { connection, .. } = &event {
+                    self.connections.remove(connection);
+                }
+                let ticked = matches!(event, Event::Tick);
+                let commands = self.state.handle(self.now(), event);
+                if let Err(error) = self.carry_out(commands) {
+                    tracing::error!(%error, "the journal lags behind; what is missing is written with the next change");
+                }
+                if ticked {
+                    metric::record_cluster(&self.cluster());
+                    metric::record_sessions(&self.state.session_statuses(self.now()));
+                }
+            }
+            Message::Ask(question) => question(self),
+        }
+    }
+
+    /// Takes a request in that is only taken when the journal has it.
+    pub fn change(
+        &mut self,
+        request: impl FnOnce(&mut SupervisorState, Duration) -> Result<Vec<Command>, JobError>,
+    ) -> Result<(), JobError> {
+        self.save(Vec::new())?;
+        let now = self.now();
+        let commands = request(&mut self.state, now)?;
+        Ok(self.carry_out(commands)?)
+    }
+
+    /// Takes a job in once the journal has it; returns its id.
+    pub fn submit(&mut self, prepared: PreparedJob) -> Result<String, JobError> {
+        self.save(Vec::new())?;
+        let now = self.now();
+        let (number, commands) = self.state.submit(now, prepared)?;
+        if let Err(error) = self.carry_out(commands) {
+            let cancelled = self.state.handle(now, Event::Cancel { job: number });
+            let _ = self.carry_out(cancelled);
+            return Err(error.into());
+        }
+        Ok(self.state.job_status(now, number).expect("just submitted").id)
+    }
+
+    /// One host by name.
+    pub fn host(&self, name: &str) -> Result<HostStatus, JobError> {
+        let hosts = self.cluster().hosts;
+        hosts.into_iter().find(|host| host.name == name).ok_or_else(|| JobError::NoHost { name: name.to_string() })
+    }
+
+    /// Writes changes, and those that could not be written before.
+    fn save(&mut self, changes: Vec<Change>) -> Result<(), StoreError> {
+        self.unsaved.extend(changes);
+        if !self.unsaved.is_empty() {
+            self.store.apply(&self.unsaved)?;
+            self.unsaved.clear();
+        }
+        Ok(())
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> ClusterStatus {
+        self.state.cluster_status(self.now(), env!("CARGO_PKG_VERSION"))
+    }
+
+    /// A job's number.
+    pub fn find(&self, id: &str) -> Result<u64, JobError> {
+        self.state.job_number(id).ok_or_else(|| JobError::NotFound { id: id.to_string() })
+    }
+
+    /// Cancels a job that has not ended.
+    pub fn cancel(&mut self, id: &str) -> Result<(), JobError> {
+        let (now, job) = (self.now(), self.find(id)?);
+        let status = self.state.job_status(now, job).expect("found by its id");
+        if status.phase.is_none() {
+            return Err(JobError::Ended { id: id.to_string(), state: format!("{:?}", status.state).to_uppercase() });
+        }
+        let commands = self.state.handle(now, Event::Cancel { job });
+        Ok(self.carry_out(commands)?)
+    }
+
+    /// What a job has said so far and will say.
+    pub fn watch(&mut self, job: u64) -> mpsc::UnboundedReceiver<JobEvent> {
+        let (watcher, events) = mpsc::unbounded_channel();
+        let status = self.state.job_status(self.now(), job).expect("found by its id");
+        let phase = status.phase.map(|phase| JobEvent::Phase { phase });
+        for event in phase.into_iter().chain(self.tokens.get(&job).into_iter().flatten().cloned()) {
+            let _ = watcher.send(event);
+        }
+        match status.phase {
+            None => drop(watcher.send(JobEvent::Finished { status: Box::new(status) })),
+            Some(_) => self.watchers.entry(job).or_default().push(watcher),
+        }
+        events
+    }
+
+    /// Keeps what is to be kept, then does the rest, also when the journal fails.
+    fn carry_out(&mut self, commands: Vec<Command>) -> Result<(), StoreError> {
+        let mut changes = Vec::new();
+        let mut others = Vec::with_capacity(commands.len());
+        for command in commands {
+            match command {
+                Command::Persist(change) => changes.push(change),
+                other => others.push(other),
+            }
+        }
+        let saved = self.save(changes);
+        others.into_iter().for_each(|command| self.act(command));
+        saved
+    }
+
+    fn act(&mut self, command: Command) {
+        match command {
+            Command::Persist(_) => {}
+            Command::Send { connection, command } => {
+                if let Some((_, outbox)) = self.connections.get(&connection) {
+                    outbox.send(command);
+                }
+            }
+            Command::Disconnect { connection, reason } => {
+                if let Some((link, _)) = self.connections.remove(&connection) {
+                    link.close(&reason);
+                }
+            }
+            Command::Publish { job, event } => self.publish(job, event),
+            Command::Observe(observation) => observation.record(),
+        }
+    }
+
+    fn publish(&mut self, job: u64, event: JobEvent) {
+        let ended = matches!(event, JobEvent::Finished { .. });
+        if let JobEvent::Token { .. } = &event {
+            self.tokens.entry(job).or_default().push(event.clone());
+        }
+        if let Some(watchers) = self.watchers.get_mut(&job) {
+            watchers.retain(|watcher| watcher.send(event.clone()).is_ok());
+        }
+        if ended {
+            self.watchers.remove(&job);
+            self.tokens.remove(&job);
+        }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        self.transport.close();
+    }
+}
+
+/// Takes host connections in and turns what they say into events.
+async fn accept_hosts(transport: Arc<dyn Transport>, actor: ActorRef<Message>) {
+    let mut connection = 0;
+    while let Some(link) = transport.accept().await {
+        connection += 1;
+        tokio::spawn(serve_host(connection, link, actor.clone()));
+    }
+}
+
+async fn serve_host(connection: u64, link: Arc<dyn Link>, actor: ActorRef<Message>) {
+    let peer = link.peer_address().to_string();
+    let Ok(channel) = link.accept().await else { return };
+    let (outbox, mut inbox) = link::control::<HostCommand>(channel, peer);
+    let _ = actor.cast(Message::Connected { connection, link: link.clone(), outbox });
+    let cause = loop {
+        match inbox.receive().await {
+            Ok(message) => {
+                if actor.cast(Message::Event(Event::Message { connection, message })).is_err() {
+                    break "the supervisor ended".to_string();
+                }
+            }
+            Err(cause) => break cause,
+        }
+    };
+    link.close(&cause);
+    let _ = actor.cast(Message::Event(Event::Disconnected { connection, cause }));
+}
