@@ -123,8 +123,9 @@ fn in_process(case: &Value, method: &Value, hosts: usize) -> Vec<u32> {
 }
 
 #[test]
-fn a_killed_context_host_fails_the_job_and_nothing_else() {
-    let cluster = Cluster::start(BINARY, &embedded(2));
+fn without_recovery_a_killed_context_host_fails_the_job_and_nothing_else() {
+    let method = "[supervisor]\nrecovery = \"fail\"\n\n[attention.star]";
+    let cluster = Cluster::start(BINARY, &ClusterSpec { method, ..embedded(2) });
     let document = cluster.folder().join("document.txt");
     fs::write(&document, "The grass is green. The sky is blue. The sun is yellow.\n".repeat(700)).expect("a document");
     let path = document.to_str().expect("UTF-8");

@@ -317,7 +317,7 @@ impl Default for SupervisorSection {
             suspect_after: 3,
             dead_after_ms: 1500,
             recovery: Recovery::Redistribute,
-            max_restarts: 5,
+            max_restarts: 20,
         }
     }
 }

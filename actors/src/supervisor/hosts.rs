@@ -27,6 +27,8 @@ pub struct HostRecord {
     pub kv_bytes: u64,
     /// Why it is dead or not ready.
     pub cause: Option<String>,
+    /// Whether it said itself that it cannot work.
+    pub unfit: bool,
     /// What survives the supervisor.
     pub kept: KeptHost,
     /// When a draining host's work moves.
@@ -130,6 +132,7 @@ impl Hosts {
             last_heard: Duration::ZERO,
             kv_bytes: 0,
             cause: None,
+            unfit: false,
             kept: KeptHost::default(),
             drain_at: None,
         };

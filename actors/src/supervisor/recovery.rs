@@ -43,10 +43,12 @@ impl SupervisorState {
         let (reason, cause) = why;
         let incarnation = self.hosts.at(host).kept.incarnation;
         let connection = self.hosts.bury(host, cause.clone());
+        self.hosts.at_mut(host).unfit = reason == "unfit";
         commands.push(Command::Persist(record::host(self.hosts.at(host))));
         commands.push(Command::Observe(Observation::HostFailed { reason }));
         commands.extend(connection.map(|connection| Command::Disconnect { connection, reason: cause.clone() }));
-        if reason != "exited"
+        // A process that has ended or said that it is about to needs no help; what it logs last is the cause.
+        if !matches!(reason, "exited" | "unfit")
             && let Some(connection) = self.hosts.node_of(host)
         {
             let command = HostCommand::Kill { host: self.hosts.name(host).to_string(), incarnation };
@@ -68,9 +70,11 @@ impl SupervisorState {
         if incarnation < self.hosts.at(host).kept.incarnation {
             return;
         }
-        let cause = if restarting { cause } else { format!("{cause}; it is not started again") };
-        self.lose(now, host, ("exited", cause.clone()), commands);
-        self.hosts.at_mut(host).cause = Some(cause);
+        self.lose(now, host, ("exited", cause), commands);
+        let record = self.hosts.at_mut(host);
+        if let Some(cause) = record.cause.as_mut().filter(|_| !restarting && !record.unfit) {
+            cause.push_str("; it is not started again");
+        }
     }
 
     /// Takes all work from a host, dead or alive, and notes that with the jobs that need it.
