@@ -349,6 +349,23 @@ fn methods_answer_the_same_questions() {
 }
 
 #[test]
+fn a_damaged_journal_ends_up_at_once() {
+    let place = Place::new(SMALL);
+    fs::create_dir(place.path().join("data")).expect("a folder");
+    place.write("data/journal.redb", &[0x5a; 4096]);
+    let output = place.run(&["up"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("data/journal.redb is damaged") && said.contains("move it away"), "{said}");
+    let left = place.run(&["down"]);
+    assert!(String::from_utf8_lossy(&left.stderr).contains("is not running"));
+    let log = fs::read_to_string(place.path().join("data/logs/supervisor.log")).expect("a log");
+    assert_eq!(log.matches("error: ").count(), 1, "one start:\n{log}");
+    let kept = fs::read(place.path().join("data/journal.redb")).expect("as it was");
+    assert_eq!(kept, [0x5a; 4096]);
+}
+
+#[test]
 fn ctrl_c_prints_what_there_is() {
     let place = Place::new(SMALL);
     let mut command = Command::new(BINARY);

@@ -143,6 +143,59 @@ fn a_supervisor_and_agents_of_two_nodes_make_a_cluster() {
     }
 }
 
+/// `tiny(1)` with its query host on a node `b`, and nodes joining by token.
+fn of_two_nodes() -> Cluster {
+    Cluster::written(BINARY, &tiny(1), |text| {
+        let text = text.replace("[api]", "[security]\njoin_listen = \"127.0.0.1:0\"\n\n[api]");
+        let text = text.replace("[[node]]", "[[node]]\nname = \"b\"\naddress = \"127.0.0.1\"\n\n[[node]]");
+        text.replace("role = \"context\"", "node = \"local\"\nrole = \"context\"")
+            .replace("role = \"query\"", "node = \"b\"\nrole = \"query\"")
+    })
+}
+
+#[test]
+fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
+    let head = of_two_nodes();
+    let _supervisor = start(&head, &["supervisor"]);
+    eventually("the supervisor to serve", || head.folder().join("data/supervisor.json").exists());
+    let listen = head.record()["listen"].as_str().expect("an address").to_owned();
+    let _local = start(&head, &["node", "--join", &listen, "--name", "local"]);
+    let made = head.run(&["cert", "token", "--ttl", "10m"]);
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert_eq!(made.status.code(), Some(0), "{said}");
+    let token = String::from_utf8(made.stdout).expect("UTF-8");
+    assert_eq!(token.lines().count(), 1, "{token}");
+    let from = said.split("--token-from ").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("an address");
+    assert!(said.contains(&format!("asterism node --join {listen} ")), "{said}");
+
+    let join = |token: &str| {
+        let node = of_two_nodes();
+        fs::write(node.folder().join("join-token"), token).expect("written");
+        node
+    };
+    let arguments = ["node", "--join", &listen, "--token-file", "join-token", "--token-from", from, "--name", "b"];
+    let other = join(&token);
+    let agent = start(&other, &arguments);
+    head.wait_for("all hosts", ready);
+    assert!(!other.folder().join("data/certificates/ca-key.pem").exists());
+    assert!(!fs::read_to_string(head.folder().join("data/join-tokens.json")).expect("kept").contains(token.trim()));
+
+    let altered = token.replace("asterism-join-1.", "asterism-join-1.0");
+    for (token, cause) in [(token.as_str(), "spent by node \"b\""), (altered.as_str(), "not a join token")] {
+        let refused = join(token).run(&arguments);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(6), "{said}");
+        assert!(said.contains(cause), "{said}");
+    }
+
+    // With its certificates it needs no token.
+    drop(agent);
+    fs::remove_file(other.folder().join("join-token")).expect("it was there");
+    head.wait_for("the node to be missed", |status| !ready(status));
+    let _agent = start(&other, &arguments);
+    head.wait_for("all hosts again", ready);
+}
+
 /// Every phase, every role, both signals.
 #[test]
 fn every_fault_leaves_the_tokens_alone() {

@@ -35,7 +35,7 @@ pub struct GlobalArgs {
     /// Admin API to talk to [env: ASTERISM_SERVER] [default: the running cluster of the cluster file]
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
-    /// File whose first line is the admin API's token
+    /// File whose first line is the admin API's token; for `node`, its join token
     #[arg(long, global = true, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Only results and errors
@@ -128,10 +128,7 @@ pub enum Verb {
 /// Parses the process's arguments and runs the verb.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let globals = match Globals::resolve(&cli.global) {
-        Ok(globals) => globals,
-        Err(error) => return output::fail(&error, false).into(),
-    };
+    let globals = Globals::resolve(&cli.global);
     match run(&globals, cli.verb) {
         Ok(exit) => exit.into(),
         Err(error) => output::fail(&error, globals.color_stderr).into(),

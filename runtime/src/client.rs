@@ -56,11 +56,7 @@ impl Client {
             (None, None) => format!("http://{}", ApiSection::default().admin_listen),
         };
         let token_file = cluster.as_ref().and_then(|cluster| cluster.security.token_file.as_deref());
-        let token = match (&globals.token, token_file) {
-            (Some(token), _) => Some(token.clone()),
-            (None, Some(file)) => Some(crate::globals::read_token(file)?),
-            (None, None) => None,
-        };
+        let token = globals.token_file.as_deref().or(token_file).map(crate::globals::read_token).transpose()?;
         let kept_in = cluster.map(|cluster| cluster.data_dir).filter(|folder| data_dir::keeper(folder).is_some());
         Ok(Self { kept_in, ..Self::new(&base, token, globals.request_timeout)? })
     }
@@ -222,6 +218,7 @@ impl Client {
 
 fn next_step(code: &str) -> &'static str {
     match code {
+        "joining_closed" => "set [security] join_listen in the cluster file, then start the supervisor again",
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",
         "job_not_found" | "job_ended" => "`asterism job list` shows the jobs there are",
         "not_ready" | "stopping" => "`asterism status` shows which host is missing",

@@ -1,6 +1,7 @@
 //! The cluster as it will run: every default filled in, every name resolved, contradictions refused. Starts nothing.
 
 mod error;
+mod security;
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,10 +14,11 @@ use asterism_actors::supervisor::SessionLimits;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 
 use crate::cluster_file::{
-    ClusterFile, ControlTransport, DType, DataTransport, Device, HostSection, LogFormat, Recovery, Role, SecurityMode,
+    ClusterFile, ControlTransport, DType, DataTransport, Device, HostSection, LogFormat, Recovery, Role,
 };
 
 pub use error::ClusterError;
+pub use security::{CertificateFiles, Security};
 
 use crate::size::Bytes;
 
@@ -66,28 +68,6 @@ pub struct Model {
     pub dtype: DType,
     /// Longest context accepted, when shorter than the model's own.
     pub max_context_tokens: Option<usize>,
-}
-
-/// Who may join and who may ask.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Security {
-    /// Whether hosts prove who they are.
-    pub mode: SecurityMode,
-    /// Certificates named by the file; `None`: made in data_dir.
-    pub files: Option<CertificateFiles>,
-    /// File with the token that admin requests bear.
-    pub token_file: Option<PathBuf>,
-}
-
-/// Certificates named by the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CertificateFiles {
-    /// The CA's certificate.
-    pub ca: PathBuf,
-    /// This machine's certificate chain.
-    pub cert: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
 }
 
 /// When a silent host is suspect, and when dead.
@@ -153,7 +133,7 @@ impl Cluster {
             admin_listen: socket_address("api.admin_listen", &file.api.admin_listen)?,
             model: model(file, directory)?,
             method: file.attention.clone(),
-            security: security(file, directory)?,
+            security: security::resolve(&file.security, directory, listen)?,
             liveness: liveness(file)?,
             recovery: recovery(file)?,
             max_restarts: file.supervisor.max_restarts,
@@ -222,24 +202,6 @@ fn model(file: &ClusterFile, directory: &Path) -> Result<Model, ClusterError> {
         dtype: section.dtype,
         max_context_tokens: section.max_context_tokens,
     })
-}
-
-fn security(file: &ClusterFile, directory: &Path) -> Result<Security, ClusterError> {
-    let section = &file.security;
-    let (named, missing): (Vec<_>, Vec<_>) = [("ca", &section.ca), ("cert", &section.cert), ("key", &section.key)]
-        .into_iter()
-        .partition(|(_, path)| path.is_some());
-    let files = match (&section.ca, &section.cert, &section.key) {
-        (Some(ca), Some(cert), Some(key)) => {
-            Some(CertificateFiles { ca: directory.join(ca), cert: directory.join(cert), key: directory.join(key) })
-        }
-        (None, None, None) => None,
-        _ => {
-            let join = |keys: Vec<(&str, _)>| keys.into_iter().map(|(key, _)| key).collect::<Vec<_>>().join(", ");
-            return Err(ClusterError::PartialCertificates { named: join(named), missing: join(missing) });
-        }
-    };
-    Ok(Security { mode: section.mode, files, token_file: section.token_file.as_ref().map(|path| directory.join(path)) })
 }
 
 fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
@@ -415,7 +377,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 17] = [
+        let edits: [(&str, &str); 20] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -433,6 +395,9 @@ mod tests {
             ("[attention.auto]", "[attention.star]\nblock_tokens = 4"),
             ("[api]", "[supervisor]\ndead_after_ms = 100\n[api]"),
             ("role = \"context\"", "role = \"spare\""),
+            ("mode = \"mtls\"", "join_listen = \"127.0.0.1:7400\""),
+            ("mode = \"mtls\"", "mode = \"insecure\"\njoin_listen = \"127.0.0.1:7402\""),
+            ("mode = \"mtls\"", "ca = \"a\"\ncert = \"b\"\nkey = \"c\"\njoin_listen = \"127.0.0.1:7402\""),
         ];
         let errors = edits.map(|(from, to)| resolve(&SAMPLE.replace(from, to)).unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(errors);

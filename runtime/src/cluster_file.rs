@@ -138,6 +138,9 @@ pub struct SecuritySection {
     /// A file whose first line every admin request must bear as its token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// Where the supervisor gives certificates to nodes with a join token. Absent: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub join_listen: Option<String>,
 }
 
 /// Whether hosts prove who they are.

@@ -68,10 +68,46 @@ pub fn provide<'a>(cluster: &Cluster, names: impl IntoIterator<Item = &'a str>) 
     Ok(made)
 }
 
+/// Renews what `provide` would, of every process of the cluster file that has a certificate here.
+pub fn renew(cluster: &Cluster) -> Result<(), CliError> {
+    // Not a folder's names: a host that is no more in the file needs no certificate.
+    let processes = cluster.hosts.iter().flat_map(|host| [host.name.as_str(), host.node.as_str()]).chain([SUPERVISOR]);
+    let here = processes.filter(|name| identity_folder(cluster, name).join(HOST_FILE).exists());
+    match ca_folder(cluster).join(CA_KEY_FILE).exists() {
+        true => provide(cluster, here).map(drop),
+        false => Ok(()),
+    }
+}
+
+/// Whether one of `names` has no certificate that is good now, and none can be made here.
+pub fn are_wanting(cluster: &Cluster, names: &[String]) -> bool {
+    let now = SystemTime::now();
+    cluster.security.mode == SecurityMode::Mtls
+        && cluster.security.files.is_none()
+        && !ca_folder(cluster).join(CA_KEY_FILE).exists()
+        && names.iter().any(|name| ends_by(&identity_folder(cluster, name), now))
+}
+
+/// Keeps what `name` got from where the CA's key is, and the CA's certificate, so that no other CA is made here.
+pub fn save(cluster: &Cluster, name: &str, credentials: &Credentials) -> Result<(), CliError> {
+    let file = ca_folder(cluster).join(CA_FILE);
+    let kept = std::fs::create_dir_all(ca_folder(cluster)).and_then(|()| std::fs::write(&file, &credentials.ca));
+    kept.map_err(|error| {
+        CliError::usage(format!("cannot write {}: {error}", file.display()))
+            .hint("set [cluster] data_dir to a folder this user may write; a token that was used is spent")
+    })?;
+    credentials.save(&identity_folder(cluster, name)).map_err(refusal)
+}
+
 /// Whether the certificate in `folder` is missing, unreadable or soon over.
 fn runs_out(folder: &Path, now: SystemTime) -> bool {
+    ends_by(folder, now + RENEWAL)
+}
+
+/// Whether the certificate in `folder` is missing, unreadable or over at `time`.
+fn ends_by(folder: &Path, time: SystemTime) -> bool {
     let Ok(pem) = std::fs::read_to_string(folder.join(HOST_FILE)) else { return true };
-    CertificateInfo::from_pem(&pem).map_or(true, |info| info.validity.not_after < now + RENEWAL)
+    CertificateInfo::from_pem(&pem).map_or(true, |info| info.validity.not_after < time)
 }
 
 /// Makes the cluster's CA in `folder`; one that is there is never replaced.

@@ -79,7 +79,7 @@ pub fn exit_of_code(code: &str) -> Exit {
     match code {
         "invalid_request" | "context_too_long" | "empty_context" | "block_too_small" | "invalid_method"
         | "sampling" | "chat_template" | "payload_too_large" | "retaining_heads" | "store_damaged"
-        | "store_version" => Exit::Usage,
+        | "store_version" | "joining_closed" => Exit::Usage,
         "not_ready" | "stopping" => Exit::Unreachable,
         "placement_impossible" | "overloaded" | "capacity_exhausted" => Exit::Capacity,
         "job_not_found" | "job_ended" | "not_found" | "session_exists" | "session_not_found" | "session_expired"

@@ -27,8 +27,8 @@ pub struct Globals {
     pub format: Format,
     /// The admin API named with `--server` or `ASTERISM_SERVER`.
     pub server: Option<String>,
-    /// The admin API's token.
-    pub token: Option<String>,
+    /// The file of the admin API's token, or of a node's join token.
+    pub token_file: Option<PathBuf>,
     /// Only results and errors.
     pub quiet: bool,
     /// 0 to 2.
@@ -40,24 +40,24 @@ pub struct Globals {
 }
 
 impl Globals {
-    /// Reads the token and looks at the terminal.
-    pub fn resolve(args: &GlobalArgs) -> Result<Self, CliError> {
+    /// Looks at the environment and the terminal.
+    pub fn resolve(args: &GlobalArgs) -> Self {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let color_stderr = match args.color {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
             ColorChoice::Auto => io::stderr().is_terminal() && !no_color,
         };
-        Ok(Self {
+        Self {
             file: args.file.clone(),
             format: args.output,
             server: args.server.clone().or_else(|| std::env::var("ASTERISM_SERVER").ok().filter(|url| !url.is_empty())),
-            token: args.token_file.as_deref().map(read_token).transpose()?,
+            token_file: args.token_file.clone(),
             quiet: args.quiet,
             verbose: args.verbose,
             color_stderr,
             request_timeout: args.request_timeout,
-        })
+        }
     }
 
     /// The cluster file of this call, which must exist.

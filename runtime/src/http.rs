@@ -6,6 +6,7 @@ mod error;
 mod health;
 mod hosts;
 mod jobs;
+mod joining;
 mod sessions;
 
 use std::{
@@ -22,11 +23,12 @@ use actix_web::{
     web,
 };
 use asterism_actors::supervisor::Supervisor;
+use asterism_transport::join::JoinListener;
 use subtle::ConstantTimeEq;
 use tokio::{sync::Notify, task::JoinHandle};
 
 use crate::error::CliError;
-pub use bodies::{Drain, Extension, Replacement};
+pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
 pub use jobs::Submitted;
@@ -43,6 +45,10 @@ pub struct AdminState {
     pub supervisor: Supervisor,
     /// What requests must bear, if anything.
     pub token: Option<String>,
+    /// Where hosts reach the supervisor.
+    pub listen: SocketAddr,
+    /// Where nodes use join tokens, if anywhere.
+    pub joins: Option<Arc<JoinListener>>,
     /// Told when a client asks for the end.
     pub stop_wanted: Arc<Notify>,
 }
@@ -110,6 +116,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(sessions::show)
         .service(sessions::extend)
         .service(sessions::end)
+        .service(joining::create_token)
         .service(cluster::topology)
         .service(cluster::version)
         .service(cluster::shutdown);
@@ -152,8 +159,9 @@ mod tests {
     async fn start() -> AdminServer {
         let text = SAMPLE.replace("\"mtls\"", "\"insecure\"").replace(":7400", ":0").replace(":7401", ":0");
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new(".")).unwrap();
-        let (supervisor, _) = wiring::start_supervisor(&cluster).await.unwrap();
-        let state = AdminState { supervisor, token: Some("moon".into()), stop_wanted: Arc::default() };
+        let (supervisor, listen) = wiring::start_supervisor(&cluster).await.unwrap();
+        let state =
+            AdminState { supervisor, listen, token: Some("moon".into()), joins: None, stop_wanted: Arc::default() };
         serve(cluster.admin_listen, state).unwrap()
     }
 
@@ -172,6 +180,7 @@ mod tests {
         let client = client("moon");
         assert!(!client.topology().unwrap().ready);
         assert!(client.jobs().unwrap().is_empty());
+        assert_eq!(client.create_join_token(Duration::from_secs(60)).unwrap_err().exit, Exit::Usage);
         assert_eq!(client.job("job-9").unwrap_err().exit, Exit::NotFound);
         assert_eq!(client.cancel("job-9").unwrap_err().exit, Exit::NotFound);
         assert_eq!(client.events("job-9").err().unwrap().exit, Exit::NotFound);

@@ -12,7 +12,7 @@ use crate::{
     error::CliError,
     globals,
     http::{self, AdminServer, AdminState},
-    wiring,
+    joining, rotation, wiring,
 };
 
 /// A running supervisor.
@@ -33,8 +33,11 @@ impl Service {
         credentials::provide(cluster, [credentials::SUPERVISOR])?;
         let token = cluster.security.token_file.as_deref().map(globals::read_token).transpose()?;
         let (supervisor, listen) = wiring::start_supervisor(cluster).await?;
+        let joins = joining::open(cluster)?.map(Arc::new);
+        rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
-        let state = AdminState { supervisor: supervisor.clone(), token, stop_wanted: stop_wanted.clone() };
+        let state =
+            AdminState { supervisor: supervisor.clone(), listen, token, joins, stop_wanted: stop_wanted.clone() };
         let admin = http::serve(cluster.admin_listen, state)?;
         let record = data_dir::Record { pid: std::process::id(), admin: admin.address, listen };
         lock.publish(&record)?;

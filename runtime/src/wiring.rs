@@ -9,20 +9,21 @@ use asterism_actors::{
     messages::HostRole,
     metric::TransportMetrics,
     node::{self, NodeLink},
-    store::RedbStore,
+    store::{RedbStore, StoreError},
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
 use asterism_transport::{
     Transport, TransportError,
-    quic::{QuicConfig, QuicTransport, Security},
+    quic::{QuicConfig, QuicTransport},
 };
 
 use crate::{
     cluster::{Cluster, Host, Model},
     cluster_file, credentials, data_dir,
     error::{CliError, Exit},
+    rotation::Rotation,
 };
 
 /// Jobs that run at once: while one generates, context hosts encode the next.
@@ -55,8 +56,7 @@ pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
 /// Starts the supervisor's actor. Returns it with the address hosts reach it at.
 pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAddr), CliError> {
     let model = Arc::new(model_front(&cluster.model)?);
-    let security = credentials::load(cluster, credentials::SUPERVISOR)?;
-    let transport = bind(cluster.listen, security, cluster).map_err(|error| transport_refusal(&error))?;
+    let transport = bind(cluster, credentials::SUPERVISOR, cluster.listen)?;
     let address = transport.local_address();
     let store = RedbStore::open(data_dir::journal(&cluster.data_dir), &cluster.name)
         .map_err(|error| host_refusal(&HostError::Journal(error)))?;
@@ -107,8 +107,7 @@ pub async fn run_host(
     supervisor: SocketAddr,
     incarnation: u64,
 ) -> Result<(), CliError> {
-    let security = credentials::load(cluster, &host.name)?;
-    let transport = bind(host.address, security, cluster).map_err(|error| transport_refusal(&error))?;
+    let transport = bind(cluster, &host.name, host.address)?;
     let role = match host.role {
         cluster_file::Role::Context => HostRole::Context,
         cluster_file::Role::Query => HostRole::Query,
@@ -130,9 +129,8 @@ pub async fn run_host(
 /// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever.
 pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr) -> Result<NodeLink, CliError> {
     credentials::provide(cluster, [name])?;
-    let security = credentials::load(cluster, name)?;
     let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
-    let transport = bind(address, security, cluster).map_err(|error| transport_refusal(&error))?;
+    let transport = bind(cluster, name, address)?;
     let config = HostConfig::new(name, HostRole::Node, listen, 1);
     Ok(node::start(config, transport))
 }
@@ -160,11 +158,18 @@ fn loader(model: Model, threads: usize, parts: Parts) -> ModelLoader<Cpu> {
     })
 }
 
-fn bind(listen: SocketAddr, security: Security, cluster: &Cluster) -> Result<Arc<dyn Transport>, TransportError> {
-    let mut config = QuicConfig::new(listen, security);
+/// Listens as `name`, whose certificates are followed from then on.
+fn bind(cluster: &Cluster, name: &str, listen: SocketAddr) -> Result<Arc<dyn Transport>, CliError> {
+    let rotation = Rotation::new(cluster, name);
+    let mut config = QuicConfig::new(listen, credentials::load(cluster, name)?);
     config.idle_timeout = Duration::from_millis(cluster.liveness.dead_after_ms);
     config.keep_alive = config.idle_timeout / 5;
-    Ok(Arc::new(QuicTransport::bind(config, Arc::new(TransportMetrics { transport: "quic" }))?))
+    let observer = Arc::new(TransportMetrics { transport: "quic" });
+    let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);
+    if let Some(rotation) = rotation {
+        rotation.follow(&transport);
+    }
+    Ok(transport)
 }
 
 fn role(role: cluster_file::Role) -> Role {
@@ -178,7 +183,14 @@ fn role(role: cluster_file::Role) -> Role {
 fn host_refusal(error: &HostError) -> CliError {
     match error {
         HostError::Supervisor { cause, .. } => CliError { message: error.to_string(), ..transport_refusal(cause) },
-        HostError::Journal(_) => CliError::usage(error).hint("nothing was changed"),
+        // The same file would be refused again, so that exit 2 keeps the supervisor from being started again.
+        HostError::Journal(
+            StoreError::Damaged { .. }
+            | StoreError::Record { .. }
+            | StoreError::OtherVersion { .. }
+            | StoreError::OtherCluster { .. },
+        ) => CliError::usage(error).hint("nothing was changed"),
+        HostError::Journal(_) => CliError::unreachable(error).hint("nothing was changed"),
         HostError::Model { .. } => CliError::usage(error).hint("correct [model] in the cluster file"),
         _ => CliError::unreachable(error).hint("`asterism status` shows the supervisor's view"),
     }

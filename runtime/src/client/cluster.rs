@@ -7,10 +7,15 @@ use asterism_actors::api::{HostStatus, Scheduling, SessionRequest, SessionStatus
 use super::Client;
 use crate::{
     error::CliError,
-    http::{Drain, Extension, Replacement},
+    http::{Drain, Extension, Joining, Replacement, Token},
 };
 
 impl Client {
+    /// A token with which one node can join within `ttl`.
+    pub fn create_join_token(&self, ttl: Duration) -> Result<Token, CliError> {
+        self.post("/api/v1/join-tokens", &Joining { ttl_s: ttl.as_secs_f64() })
+    }
+
     /// Every host, in the order of the cluster file.
     pub fn hosts(&self) -> Result<Vec<HostStatus>, CliError> {
         self.get("/api/v1/hosts")

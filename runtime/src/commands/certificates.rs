@@ -1,17 +1,22 @@
-//! `cert init|show`: the cluster's own CA and the certificates it issued. Starts nothing.
+//! `cert init|show|token`: the cluster's own CA, the certificates it issued, and tokens to get more. Starts nothing.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, time::Duration};
 
 use asterism_transport::certificates::{CA_FILE, CertificateInfo, HOST_FILE};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use super::session::lifetime;
 use crate::{
+    cli::Format,
+    client::Client,
     cluster::Cluster,
     cluster_file::SecurityMode,
     credentials,
     error::{CliError, Exit},
     globals::Globals,
+    http::Token,
+    logging,
     output::{self, Table},
 };
 
@@ -22,18 +27,36 @@ pub enum CertVerb {
     Init,
     /// Show the cluster's certificates
     Show,
+    /// Make a token with which one further node gets certificates from the running supervisor
+    Token(TokenArgs),
+}
+
+/// `asterism cert token`
+#[derive(Args, Debug)]
+pub struct TokenArgs {
+    /// How long it can be used, such as 90s, 30m, 2h, 1d
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = lifetime)]
+    pub ttl: Duration,
 }
 
 /// Runs a verb of the group.
 pub fn run(globals: &Globals, verb: CertVerb) -> Result<Exit, CliError> {
-    let cluster = globals.cluster()?;
-    if cluster.security.mode == SecurityMode::Insecure {
-        return Err(CliError::usage("the cluster file says mode = \"insecure\": it uses no certificates")
-            .hint("set [security] mode = \"mtls\""));
-    }
     match verb {
-        CertVerb::Init => init(globals, &cluster),
-        CertVerb::Show => show(globals, &cluster),
+        CertVerb::Init => init(globals, &certified(globals)?),
+        CertVerb::Show => show(globals, &certified(globals)?),
+        CertVerb::Token(args) => token(globals, &args),
+    }
+}
+
+/// The cluster of this call, which must use certificates.
+fn certified(globals: &Globals) -> Result<Cluster, CliError> {
+    let cluster = globals.cluster()?;
+    match cluster.security.mode {
+        SecurityMode::Mtls => Ok(cluster),
+        SecurityMode::Insecure => {
+            Err(CliError::usage("the cluster file says mode = \"insecure\": it uses no certificates")
+                .hint("set [security] mode = \"mtls\""))
+        }
     }
 }
 
@@ -53,6 +76,24 @@ fn init(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
         folder.display()
     ));
     show(globals, cluster)
+}
+
+/// Prints a token alone, and beside it what to do with it.
+fn token(globals: &Globals, args: &TokenArgs) -> Result<Exit, CliError> {
+    logging::client(globals);
+    let made = Client::find(globals)?.create_join_token(args.ttl)?;
+    match globals.format {
+        Format::Table => output::print(&format!("{}\n", made.token))?,
+        format => output::print_json(&made, format)?,
+    }
+    let Token { join, supervisor, .. } = made;
+    globals.note(
+        "put the token into a file on the node, say join-token, beside the cluster file; within the time, there:",
+    );
+    globals.note(format_args!(
+        "asterism node --join {supervisor} --token-file join-token --token-from {join} -f cluster.toml --name NODE"
+    ));
+    Ok(Exit::Success)
 }
 
 /// One certificate.

@@ -28,6 +28,7 @@ const OPTIONAL: &str = "\
 # cert = \"host.pem\"
 # key = \"host.key\"
 # token_file = \"token\"                # its first line is the admin API's token; no token
+# join_listen = \"10.0.0.1:7402\"       # nodes get certificates here (`cert token`); nowhere
 # [sessions]
 # max_pinned_bytes = \"64GiB\"          # KV that sessions may pin; what the hosts' memory allows
 # [[node]]

@@ -10,7 +10,7 @@ use crate::{
     data_dir::{self, Seat},
     error::{CliError, Exit},
     globals::{DEFAULT_FILE, Globals},
-    logging, metrics,
+    joining, logging, metrics,
     node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
     service::Service,
     wiring,
@@ -42,6 +42,9 @@ pub struct NodeArgs {
     /// Node of the cluster file [default: the one whose address this machine has]
     #[arg(long, value_name = "NODE")]
     pub name: Option<String>,
+    /// Where the join token of --token-file is used [default: security.join_listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub token_from: Option<SocketAddr>,
 }
 
 /// `asterism host`
@@ -91,9 +94,13 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     logging::process(&cluster.log, globals)?;
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
     let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
-    credentials::provide(&cluster, hosts.iter().map(|host| host.name.as_str()))?;
+    let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     let launch = Launch { file: cluster_file(globals)?, supervisor: args.join };
     runtime()?.block_on(async {
+        if let Some(token_file) = &globals.token_file {
+            joining::join(&cluster, (name, &names), token_file, args.token_from).await?;
+        }
+        credentials::provide(&cluster, names)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
         let tie = Tie::new(&cluster, &hosts, args.join, (agent.orders(), exits))?;

@@ -247,7 +247,7 @@ fn remaining(seconds: f64) -> String {
 }
 
 /// A duration typed with its unit; a bare number counts seconds.
-fn lifetime(text: &str) -> Result<Duration, String> {
+pub fn lifetime(text: &str) -> Result<Duration, String> {
     let refusal = || format!("'{text}' is not a time; write 90s, 30m, 2h or 1d");
     let (number, unit) = match text.find(|c: char| c.is_ascii_alphabetic()) {
         Some(at) => text.split_at(at),

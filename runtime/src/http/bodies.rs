@@ -1,4 +1,4 @@
-//! Bodies of requests about hosts and sessions that the API of jobs has no type for.
+//! Bodies of requests about hosts, sessions and joining that the API of jobs has no type for.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,4 +25,25 @@ pub struct Replacement {
 pub struct Extension {
     /// Seconds from now until the session ends.
     pub ttl_s: f64,
+}
+
+/// `POST /api/v1/join-tokens`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Joining {
+    /// Seconds until the token is refused.
+    pub ttl_s: f64,
+}
+
+/// A join token, and where it can be used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Token {
+    /// The token: a secret.
+    pub token: String,
+    /// Address that gives certificates for it.
+    pub join: String,
+    /// Address at which the node's hosts then find the supervisor.
+    pub supervisor: String,
+    /// Seconds until it is refused.
+    pub expires_s: f64,
 }

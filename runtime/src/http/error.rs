@@ -50,6 +50,25 @@ impl Refusal {
         )
     }
 
+    /// The cluster gives no certificates to nodes.
+    pub fn joining_closed() -> Self {
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "joining_closed",
+            "this cluster takes no nodes by token: its cluster file has no [security] join_listen",
+        )
+    }
+
+    /// A field out of range.
+    pub fn invalid(message: impl fmt::Display) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// The supervisor's machine failed.
+    pub fn failed(code: &str, cause: impl fmt::Display) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, code, cause)
+    }
+
     fn new(status: StatusCode, code: &str, message: impl fmt::Display) -> Self {
         Self { status, code: code.to_owned(), message: message.to_string(), param: None }
     }

@@ -1,0 +1,75 @@
+//! `[security]` resolved: who proves what to whom, and with which files. Reads none of them.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use super::{ClusterError, socket_address};
+use crate::cluster_file::{SecurityMode, SecuritySection};
+
+/// Who may join and who may ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Security {
+    /// Whether hosts prove who they are.
+    pub mode: SecurityMode,
+    /// Certificates named by the file; `None`: made in data_dir.
+    pub files: Option<CertificateFiles>,
+    /// File with the token that admin requests bear.
+    pub token_file: Option<PathBuf>,
+    /// Where nodes get certificates for a join token; `None`: nowhere.
+    pub join_listen: Option<SocketAddr>,
+}
+
+/// Certificates named by the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// The CA's certificate.
+    pub ca: PathBuf,
+    /// This machine's certificate chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Relative paths are taken from `directory`; hosts reach the supervisor at `listen`.
+pub(super) fn resolve(
+    section: &SecuritySection,
+    directory: &Path,
+    listen: SocketAddr,
+) -> Result<Security, ClusterError> {
+    let (named, missing): (Vec<_>, Vec<_>) = [("ca", &section.ca), ("cert", &section.cert), ("key", &section.key)]
+        .into_iter()
+        .partition(|(_, path)| path.is_some());
+    let files = match (&section.ca, &section.cert, &section.key) {
+        (Some(ca), Some(cert), Some(key)) => {
+            Some(CertificateFiles { ca: directory.join(ca), cert: directory.join(cert), key: directory.join(key) })
+        }
+        (None, None, None) => None,
+        _ => {
+            let join = |keys: Vec<(&str, _)>| keys.into_iter().map(|(key, _)| key).collect::<Vec<_>>().join(", ");
+            return Err(ClusterError::PartialCertificates { named: join(named), missing: join(missing) });
+        }
+    };
+    let join_listen = section.join_listen.as_deref().map(|text| join_listen(text, section, listen)).transpose()?;
+    let token_file = section.token_file.as_ref().map(|path| directory.join(path));
+    Ok(Security { mode: section.mode, files, token_file, join_listen })
+}
+
+fn join_listen(text: &str, section: &SecuritySection, listen: SocketAddr) -> Result<SocketAddr, ClusterError> {
+    const KEY: &str = "security.join_listen";
+    let address = socket_address(KEY, text)?;
+    let refused = |expected: &str| {
+        Err(ClusterError::Value { key: KEY, got: format!("\"{text}\""), expected: expected.to_owned() })
+    };
+    if section.mode == SecurityMode::Insecure {
+        return refused("nodes join by certificates, and mode = \"insecure\" has none; set mode = \"mtls\"");
+    }
+    if section.ca.is_some() {
+        return refused("tokens need the CA of data_dir; take ca, cert and key out of [security], or this key");
+    }
+    if address.port() != 0 && address == listen {
+        return refused("cluster.listen has this address; choose another port");
+    }
+    Ok(address)
+}

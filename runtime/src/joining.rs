@@ -1,0 +1,198 @@
+//! How nodes get certificates for a one-time token: the desk beside the CA's key, and what a joining node does. The
+//! exchange itself is the transport's.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use asterism_transport::{
+    certificates::CertificateAuthority,
+    join::{self, JoinConfig, JoinDesk, JoinError, JoinListener, JoinToken, TokenRecord},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    cluster::Cluster,
+    credentials,
+    error::{CliError, Exit},
+    globals,
+};
+
+/// Listens where the cluster file says that nodes join, if it does.
+///
+/// # Errors
+/// Where the CA's key is not here, or the address or the file of tokens cannot be used.
+pub fn open(cluster: &Cluster) -> Result<Option<JoinListener>, CliError> {
+    let Some(listen) = cluster.security.join_listen else { return Ok(None) };
+    let authority = CertificateAuthority::load(&credentials::ca_folder(cluster)).map_err(|error| {
+        credentials::refusal(error).hint("the CA's key must be in data_dir; or take join_listen out of [security]")
+    })?;
+    let file = cluster.data_dir.join("join-tokens.json");
+    let tokens = read(&file)?;
+    let desk = Desk { cluster: cluster.clone(), file };
+    let listener = JoinListener::bind(JoinConfig::new(listen, authority), tokens, std::sync::Arc::new(desk));
+    let listener = listener.map_err(refusal)?;
+    tracing::info!(address = %listener.local_address(), "nodes join here");
+    Ok(Some(listener))
+}
+
+/// Gets certificates for the node called `node` and for `hosts` at `from`, with the token of `token_file`, unless all of
+/// them are here or can be made here.
+pub async fn join(
+    cluster: &Cluster,
+    (node, hosts): (&str, &[&str]),
+    token_file: &Path,
+    from: Option<SocketAddr>,
+) -> Result<(), CliError> {
+    let names: Vec<String> = hosts.iter().chain([&node]).map(|name| (*name).to_owned()).collect();
+    if !credentials::are_wanting(cluster, &names) {
+        return Ok(());
+    }
+    let Some(address) = from.or(cluster.security.join_listen).filter(|address| address.port() != 0) else {
+        return Err(CliError::usage("it is not known where to use the join token")
+            .hint("add --token-from ADDRESS, as `asterism cert token` printed it"));
+    };
+    let token: JoinToken = globals::read_token(token_file)?.parse().map_err(refusal)?;
+    for (name, issued) in join::join(address, &token, node, &names).await.map_err(refusal)? {
+        credentials::save(cluster, &name, &issued)?;
+    }
+    tracing::info!(node, certificates = names.len(), %address, "joined by token");
+    Ok(())
+}
+
+/// A token or a node that is refused ends a command with exit 6; an address that does not answer, with 3.
+fn refusal(error: JoinError) -> CliError {
+    let exit = match &error {
+        JoinError::Unreachable { .. }
+        | JoinError::Unavailable { .. }
+        | JoinError::Bind { .. }
+        | JoinError::Store { .. } => Exit::Unreachable,
+        _ => Exit::Authentication,
+    };
+    CliError::new(exit, error).hint("where the supervisor runs, `asterism cert token` makes a token")
+}
+
+/// Knows the hosts of each node, and keeps tokens in a file.
+struct Desk {
+    cluster: Cluster,
+    file: PathBuf,
+}
+
+impl JoinDesk for Desk {
+    fn now(&self) -> SystemTime {
+        SystemTime::now()
+    }
+
+    fn allows(&self, node: &str, host: &str) -> bool {
+        let hosts = &self.cluster.hosts;
+        match self.cluster.host(host) {
+            Some(known) => known.node == node,
+            // The certificate of the node's agent.
+            None => host == node && host != credentials::SUPERVISOR && hosts.iter().any(|host| host.node == node),
+        }
+    }
+
+    fn store(&self, tokens: &[TokenRecord]) -> Result<(), String> {
+        write(&self.file, tokens).map_err(|error| format!("{}: {error}", self.file.display()))
+    }
+}
+
+/// A token as kept.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    /// SHA-256 of its secret.
+    hash: [u8; 32],
+    /// Seconds since 1970.
+    expires_s: u64,
+    spent_by: Option<String>,
+}
+
+fn read(file: &Path) -> Result<Vec<TokenRecord>, CliError> {
+    let bytes = match fs::read(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(|error| error.to_string()),
+    };
+    let kept = bytes.and_then(|bytes| serde_json::from_slice::<Vec<Kept>>(&bytes).map_err(|error| error.to_string()));
+    let kept = kept.map_err(|cause| {
+        CliError::usage(format!("the join tokens in {} cannot be read: {cause}", file.display()))
+            .hint("move the file away; tokens made before are then not known any more")
+    })?;
+    let record = |kept: Kept| TokenRecord {
+        hash: kept.hash,
+        expires: UNIX_EPOCH + Duration::from_secs(kept.expires_s),
+        spent_by: kept.spent_by,
+    };
+    Ok(kept.into_iter().map(record).collect())
+}
+
+/// Replaces the file as a whole, readable by its owner only.
+fn write(file: &Path, tokens: &[TokenRecord]) -> io::Result<()> {
+    let kept = |token: &TokenRecord| Kept {
+        hash: token.hash,
+        expires_s: token.expires.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        spent_by: token.spent_by.clone(),
+    };
+    let text = serde_json::to_vec(&tokens.iter().map(kept).collect::<Vec<_>>())?;
+    let partial = file.with_extension("partial");
+    match fs::remove_file(&partial) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut options = File::options();
+    std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600);
+    let mut partly = options.open(&partial)?;
+    partly.write_all(&text)?;
+    partly.sync_all()?;
+    fs::rename(partial, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::{cluster_file, commands::config::SAMPLE};
+
+    #[test]
+    fn a_node_gets_its_own_hosts_and_itself() {
+        let text = SAMPLE.replace("[[node]]", "[[node]]\nname = \"b\"\naddress = \"10.0.0.2\"\n\n[[node]]");
+        let text = text.replace("role =", "node = \"local\"\nrole =");
+        let text = text.replacen("node = \"local\"", "node = \"b\"", 1);
+        let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new("/")).unwrap();
+        let desk = Desk { cluster, file: PathBuf::new() };
+        let asked = [
+            ("b", "context-0"),
+            ("b", "b"),
+            ("local", "context-1"),
+            ("local", "context-0"),
+            ("b", "local"),
+            ("b", "supervisor"),
+            ("supervisor", "supervisor"),
+            ("c", "c"),
+        ];
+        let allowed = asked.map(|(node, host)| desk.allows(node, host));
+        assert_eq!(allowed, [true, true, true, false, false, false, false, false]);
+    }
+
+    #[test]
+    fn tokens_are_read_as_they_were_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("join-tokens.json");
+        assert_eq!(read(&file).unwrap(), []);
+        let expires = UNIX_EPOCH + Duration::from_secs(2_000_000_000);
+        let tokens = [None, Some("b".to_owned())].map(|spent_by| TokenRecord { hash: [7; 32], expires, spent_by });
+        for _ in 0..2 {
+            write(&file, &tokens).unwrap();
+            assert_eq!(read(&file).unwrap(), tokens);
+        }
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::write(&file, "tokens").unwrap();
+        let damaged = read(&file).unwrap_err();
+        assert_eq!(damaged.exit, Exit::Usage);
+        assert!(damaged.message.contains("join-tokens.json"), "{}", damaged.message);
+    }
+}
