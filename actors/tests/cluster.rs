@@ -3,14 +3,23 @@
 #[path = "../../tests/golden/cases.rs"]
 mod cases;
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use asterism_actors::{
     HostConfig, LoadedModel,
     api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, SessionRequest, SessionState},
     host,
     messages::HostRole,
-    store::MemoryStore,
+    store::{Change, Entry, MemoryStore, StateStore, StoreError},
     supervisor::{HostSpec, ModelFront, PlacementPolicy, Recovery, SessionLimits, Supervisor, SupervisorConfig},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
@@ -36,6 +45,15 @@ fn load(model: &str, parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
 
 /// Starts a supervisor, `contexts` context hosts and a query host. Returns the supervisor and each host's transport.
 async fn start(model: &'static str, contexts: usize) -> (Supervisor, Vec<Arc<dyn Transport>>) {
+    start_on(Box::new(MemoryStore::default()), model, contexts).await
+}
+
+/// The same with a journal that is given.
+async fn start_on(
+    store: Box<dyn StateStore>,
+    model: &'static str,
+    contexts: usize,
+) -> (Supervisor, Vec<Arc<dyn Transport>>) {
     let network = LocalNetwork::new();
     let bind = || -> Arc<dyn Transport> { Arc::new(network.bind(ephemeral(), Arc::new(NoObserver)).expect("a port")) };
     let names = (0..contexts).map(|i| (format!("c{i}"), Role::Context)).chain([("q".to_string(), Role::Query)]);
@@ -71,7 +89,7 @@ async fn start(model: &'static str, contexts: usize) -> (Supervisor, Vec<Arc<dyn
     let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
     let front = Arc::new(ModelFront::load(&checkpoint, None).expect("a tokenizer"));
     let supervisor =
-        Supervisor::start(config, front, transport, Box::new(MemoryStore::default())).await.expect("a supervisor");
+        Supervisor::start(config, front, transport, store).await.expect("a supervisor");
     let mut transports = Vec::new();
     for host in hosts {
         let transport = bind();
@@ -168,6 +186,7 @@ fn assert_cost(case: &Value, status: &JobStatus, hosts: usize) {
         let id = format!("{} {}: {planned:?} {done:?}", case["id"], done.host);
         assert_eq!(planned.linear_tokens, done.encoded_tokens as u64, "{id}");
         assert_eq!(planned.kept_tokens, done.kept_tokens as u64, "{id}");
+        assert_eq!(planned.kv_bytes, done.kv_bytes, "{id}");
         assert_eq!(planned.exchange_bytes, done.exchange_bytes, "{id}");
         match cost.at_most {
             true => assert!(planned.attention_pairs >= done.attention_pairs && done.attention_pairs > 0, "{id}"),
@@ -294,5 +313,49 @@ async fn a_session_answers_as_a_job_does_and_survives_a_lost_host() {
     assert_eq!((status.state, status.hits), (SessionState::Ready, 9));
     supervisor.drop_session("book").await.expect("there");
     assert_eq!(supervisor.submit(question).await.expect_err("gone").code(), "session_not_found");
+    supervisor.shutdown().await;
+}
+
+/// A journal whose disk is full while `full` says so.
+struct FullDisk {
+    store: MemoryStore,
+    full: Arc<AtomicBool>,
+}
+
+impl StateStore for FullDisk {
+    fn load(&mut self) -> Result<Vec<Entry>, StoreError> {
+        self.store.load()
+    }
+
+    fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+        match self.full.load(Ordering::SeqCst) {
+            true => Err(StoreError::DiskFull { path: "journal.redb".into(), cause: "no space left".into() }),
+            false => self.store.apply(changes),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_refuses_new_jobs_and_loses_none() {
+    let full = Arc::new(AtomicBool::new(false));
+    let journal = MemoryStore::default();
+    let store = FullDisk { store: journal.clone(), full: full.clone() };
+    let (supervisor, _transports) = start_on(Box::new(store), "tiny-llama", 2).await;
+    let case = &golden_cases("tiny-llama", "star")[0];
+    let job = request(case, method(case).0);
+    let running = supervisor.submit(job.clone()).await.expect("taken");
+    full.store(true, Ordering::SeqCst);
+    let refused = supervisor.submit(job.clone()).await.expect_err("it could not be kept");
+    assert_eq!(refused.code(), "disk_full");
+    let mut events = supervisor.watch(&running).await.expect("known");
+    while events.recv().await.is_some() {}
+    let status = supervisor.status(&running).await.expect("known");
+    assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "the job under way goes on");
+    full.store(false, Ordering::SeqCst);
+    let again = finish(&supervisor, job).await;
+    assert_eq!(json!(again.tokens), case["expected"]["greedy_tokens"]);
+    let kept = journal.clone().load().expect("a journal");
+    let ended = kept.iter().filter(|entry| String::from_utf8_lossy(&entry.value).contains("SUCCEEDED")).count();
+    assert_eq!(ended, 2, "what could not be written then was written later");
     supervisor.shutdown().await;
 }

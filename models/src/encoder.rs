@@ -9,7 +9,7 @@ mod peers;
 mod ring;
 mod shared_prefix;
 
-use asterism_kernels::{Backend, KeySets};
+use asterism_kernels::{Backend, DType, Heads, KeySets};
 use asterism_plan::{Exchange, Plan, Shard};
 
 pub use max_pool::max_pool;
@@ -29,9 +29,12 @@ pub struct EncodedShard<B: Backend> {
 }
 
 impl<B: Backend> EncodedShard<B> {
-    /// Bytes of KV held.
-    pub fn bytes(&self, backend: &B) -> usize {
-        self.layers.iter().map(|kv| backend.kv_bytes(kv)).sum()
+    /// Bytes of the keys and values kept. Memory is allotted in whole blocks of tokens, so that up to one block more of each
+    /// head is taken.
+    pub fn bytes(&self, decoder: &Decoder<B>) -> u64 {
+        let (backend, Heads { kv, dim, .. }) = (decoder.backend(), decoder.config().heads);
+        let element = if backend.dtype() == DType::F32 { 4 } else { 2 };
+        self.layers.iter().map(|layer| (2 * backend.kv_len(layer) * kv * dim * element) as u64).sum()
     }
 }
 

@@ -122,6 +122,7 @@ fn status_of(code: &str) -> StatusCode {
         "session_expired" => StatusCode::GONE,
         "context_too_long" => StatusCode::PAYLOAD_TOO_LARGE,
         "not_ready" | "overloaded" | "stopping" | "capacity_exhausted" => StatusCode::SERVICE_UNAVAILABLE,
+        "disk_full" | "journal_io" => StatusCode::INSUFFICIENT_STORAGE,
         "placement_impossible" | "session_failed" => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::BAD_REQUEST,
     }
