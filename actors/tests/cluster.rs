@@ -88,8 +88,7 @@ async fn start_on(
     let address = transport.local_address();
     let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
     let front = Arc::new(ModelFront::load(&checkpoint, None).expect("a tokenizer"));
-    let supervisor =
-        Supervisor::start(config, front, transport, store).await.expect("a supervisor");
+    let supervisor = Supervisor::start(config, front, transport, store).await.expect("a supervisor");
     let mut transports = Vec::new();
     for host in hosts {
         let transport = bind();

@@ -77,9 +77,19 @@ impl CliError {
 /// Which exit code a stable error code ends in; an unknown code is a failed job.
 pub fn exit_of_code(code: &str) -> Exit {
     match code {
-        "invalid_request" | "context_too_long" | "empty_context" | "block_too_small" | "invalid_method"
-        | "sampling" | "chat_template" | "payload_too_large" | "retaining_heads"
-        | "journal_damaged" | "journal_other_version" | "journal_other_cluster" | "joining_closed" => Exit::Usage,
+        "invalid_request"
+        | "context_too_long"
+        | "empty_context"
+        | "block_too_small"
+        | "invalid_method"
+        | "sampling"
+        | "chat_template"
+        | "payload_too_large"
+        | "retaining_heads"
+        | "journal_damaged"
+        | "journal_other_version"
+        | "journal_other_cluster"
+        | "joining_closed" => Exit::Usage,
         "not_ready" | "stopping" | "journal_in_use" | "journal_io" => Exit::Unreachable,
         "placement_impossible" | "overloaded" | "capacity_exhausted" | "disk_full" => Exit::Capacity,
         "job_not_found" | "job_ended" | "not_found" | "session_exists" | "session_not_found" | "session_expired"
@@ -100,7 +110,14 @@ mod tests {
         assert_eq!(exit_of_code("host_lost"), Exit::JobFailed);
         assert_eq!(exit_of_code("job_not_found"), Exit::NotFound);
         assert_eq!(exit_of_code("timeout") as u8, 7);
-        let codes = ["session_exists", "session_expired", "session_failed", "capacity_exhausted", "journal_damaged", "disk_full"];
+        let codes = [
+            "session_exists",
+            "session_expired",
+            "session_failed",
+            "capacity_exhausted",
+            "journal_damaged",
+            "disk_full",
+        ];
         assert_eq!(codes.map(|code| exit_of_code(code) as u8), [5, 5, 1, 4, 2, 4]);
     }
 }

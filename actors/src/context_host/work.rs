@@ -99,7 +99,7 @@ impl<B: Backend> Bench<B> {
             context: order.context,
             block: shard.block as u32,
             kept_tokens: shard.tokens as u64,
-            kv_bytes: shard.bytes(decoder),
+            kv_bytes: shard.bytes(&decoder),
             seconds,
             pairs: watch.pairs.get(&shard.block).copied().unwrap_or(0),
             exchange_bytes: std::mem::take(&mut exchange_bytes),
