@@ -156,9 +156,10 @@ mod tests {
     };
 
     /// A supervisor without hosts behind a listener that wants the token `moon`.
-    async fn start() -> AdminServer {
+    async fn start(folder: &Path) -> AdminServer {
         let text = SAMPLE.replace("\"mtls\"", "\"insecure\"").replace(":7400", ":0").replace(":7401", ":0");
-        let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new(".")).unwrap();
+        let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), folder).unwrap();
+        std::fs::create_dir_all(&cluster.data_dir).unwrap();
         let (supervisor, listen) = wiring::start_supervisor(&cluster).await.unwrap();
         let state =
             AdminState { supervisor, listen, token: Some("moon".into()), joins: None, stop_wanted: Arc::default() };
@@ -172,8 +173,9 @@ mod tests {
 
     #[test]
     fn refusals_end_in_the_documented_exits() {
+        let folder = tempfile::tempdir().unwrap();
         let runtime = runtime().unwrap();
-        let server = runtime.block_on(start());
+        let server = runtime.block_on(start(folder.path()));
         let url = format!("http://{}", server.address);
         let client = |token: &str| Client::new(&url, Some(token.into()), Duration::from_secs(20)).unwrap();
         assert_eq!(client("sun").jobs().unwrap_err().exit, Exit::Authentication);
