@@ -9,7 +9,7 @@ use crate::{
     messages::{Generate, HostCommand},
     metric::Observation,
     supervisor::{
-        context::{Context, Owner},
+        context::{Context, Owner, PreparedContext},
         job::Outcome,
         placement::{Candidate, Demand, PlacementRefusal, place},
         record,
@@ -68,13 +68,11 @@ impl SupervisorState {
     ///
     /// # Errors
     /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
-    pub(super) fn check_room(&self, context: &Context) -> Result<(), JobError> {
+    pub(super) fn check_room(&self, prepared: &PreparedContext) -> Result<(), JobError> {
         let pinned: Vec<&Context> = self.pinned().collect();
         let candidates = self.candidates(&pinned, |_| true);
-        let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
-        place(&demands(context, &blocks), &candidates, &context.prepared.placement)
-            .map(drop)
-            .map_err(JobError::Placement)
+        let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
+        place(&demands(prepared, &blocks), &candidates, &prepared.placement).map(drop).map_err(JobError::Placement)
     }
 
     /// Contexts of sessions.
@@ -95,7 +93,7 @@ impl SupervisorState {
             let rank = record.rank(Role::Context, self.config.recovery)?;
             let held = |context: &&Context| -> u64 {
                 let here = |block: &usize| context.places[*block].host == Some(host);
-                (0..context.places.len()).filter(here).map(|block| context.kv_bytes(block)).sum()
+                (0..context.places.len()).filter(here).map(|block| context.prepared.kv_bytes(block)).sum()
             };
             let taken = self.config.weight_bytes + others.iter().map(held).sum::<u64>();
             let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
@@ -112,7 +110,7 @@ impl SupervisorState {
         let others: Vec<&Context> = self.contexts.values().collect();
         let find = |fit: &dyn Fn(usize) -> bool| {
             let candidates = self.candidates(&others, |host| self.hosts.at(host).takes_work() && fit(host));
-            place(&demands(context, blocks), &candidates, &context.prepared.placement)
+            place(&demands(&context.prepared, blocks), &candidates, &context.prepared.placement)
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
@@ -322,11 +320,11 @@ impl SupervisorState {
     }
 }
 
-fn demands(context: &Context, blocks: &[usize]) -> Vec<Demand> {
+fn demands(prepared: &PreparedContext, blocks: &[usize]) -> Vec<Demand> {
     let demand = |&block: &usize| Demand {
         block,
-        logical: context.plan().shards[block].host,
-        kv_bytes: context.kv_bytes(block),
+        logical: prepared.plan.shards[block].host,
+        kv_bytes: prepared.kv_bytes(block),
     };
     blocks.iter().map(demand).collect()
 }

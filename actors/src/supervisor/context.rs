@@ -31,6 +31,18 @@ pub struct PreparedContext {
     pub placement: PlacementPolicy,
 }
 
+impl PreparedContext {
+    /// Bytes that a shard keeps.
+    pub fn kv_bytes(&self, block: usize) -> u64 {
+        self.plan.shards[block].kept_tokens() as u64 * self.kv_bytes_per_token
+    }
+
+    /// Bytes that all shards keep.
+    pub fn all_kv_bytes(&self) -> u64 {
+        self.plan.kept_tokens() as u64 * self.kv_bytes_per_token
+    }
+}
+
 fn plan_to<S: Serializer>(plan: &Arc<Plan>, serializer: S) -> Result<S::Ok, S::Error> {
     plan.as_ref().serialize(serializer)
 }
@@ -125,16 +137,6 @@ impl Context {
     /// Whether every shard was encoded once.
     pub fn was_ready(&self) -> bool {
         self.clock.1.is_some()
-    }
-
-    /// Bytes that a shard keeps.
-    pub fn kv_bytes(&self, block: usize) -> u64 {
-        self.plan().shards[block].kept_tokens() as u64 * self.prepared.kv_bytes_per_token
-    }
-
-    /// Bytes that all shards keep.
-    pub fn all_kv_bytes(&self) -> u64 {
-        self.plan().kept_tokens() as u64 * self.prepared.kv_bytes_per_token
     }
 
     /// Shards that a host holds or encodes.

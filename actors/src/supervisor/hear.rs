@@ -79,11 +79,10 @@ impl SupervisorState {
         let heartbeat_ms = self.config.heartbeat.as_millis() as u64;
         let welcome = HostCommand::Welcome { heartbeat_ms, cluster: self.cluster };
         let reply = |command| Command::Send { connection: from, command };
-        let close = |connection| Command::Disconnect { connection, reason: "it connected anew".to_string() };
         if hello.role.role().is_none() {
             return match self.hosts.admit_node(&hello.name, from) {
                 Ok(earlier) => {
-                    commands.extend(earlier.filter(|&earlier| earlier != from).map(close));
+                    commands.extend(replaced(earlier, from));
                     commands.push(reply(welcome));
                     // The agent may have been out of reach when they were declared dead.
                     let kill = |(host, incarnation)| reply(HostCommand::Kill { host, incarnation });
@@ -95,7 +94,7 @@ impl SupervisorState {
         match self.hosts.judge(&hello, self.cluster) {
             Admission::Refused(reason) => return commands.push(reply(HostCommand::Refuse { reason })),
             Admission::New => {}
-            Admission::Back(earlier) => commands.extend(earlier.filter(|&earlier| earlier != from).map(close)),
+            Admission::Back(earlier) => commands.extend(replaced(earlier, from)),
             Admission::Successor => {
                 let host = self.hosts.by_name(&hello.name).expect("it was judged good");
                 let cause = format!("a later process of it connected, incarnation {}", hello.incarnation);
@@ -121,9 +120,21 @@ impl SupervisorState {
         }
         commands.push(Command::Persist(record::host(record)));
         commands.push(reply(welcome));
+        self.take_stock(now, host, (contexts, jobs), commands);
+    }
+
+    /// A host says what it has: what nobody wants it forgets, a generation that has no host is its own.
+    fn take_stock(
+        &mut self,
+        now: Duration,
+        host: usize,
+        (contexts, jobs): (Vec<u64>, Vec<u64>),
+        commands: &mut Vec<Command>,
+    ) {
         let stale =
             contexts.into_iter().filter(|number| self.contexts.get(number).is_none_or(|c| c.shards_on(host) == 0));
-        commands.extend(stale.map(|context| reply(HostCommand::Release { context })));
+        let stale: Vec<u64> = stale.collect();
+        stale.into_iter().for_each(|context| self.send(host, HostCommand::Release { context }, commands));
         for number in jobs {
             match self.jobs.get_mut(&number).filter(|job| !job.has_ended() && job.query_host.is_none_or(|h| h == host))
             {
@@ -131,7 +142,7 @@ impl SupervisorState {
                     job.query_host = Some(host);
                     job.enter(now, JobPhase::Querying);
                 }
-                None => commands.push(reply(HostCommand::Stop { job: number })),
+                None => self.send(host, HostCommand::Stop { job: number }, commands),
             }
         }
     }
@@ -217,4 +228,10 @@ impl SupervisorState {
         self.goes_on(now, number, commands);
         self.end(now, number, Outcome::Answered { stopped }, commands);
     }
+}
+
+/// Closes the connection that a peer had before it connected anew.
+fn replaced(earlier: Option<u64>, now: u64) -> Option<Command> {
+    let connection = earlier.filter(|&earlier| earlier != now)?;
+    Some(Command::Disconnect { connection, reason: "it connected anew".to_string() })
 }

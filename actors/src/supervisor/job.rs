@@ -38,7 +38,7 @@ pub struct Job {
     /// Attempt of the context whose holders the query host was told.
     pub told_attempt: u32,
     /// Hosts that the query host got no answer from since the last token, how often that was acted upon, and when last.
-    pub stalls: (BTreeSet<usize>, u32, Duration),
+    pub stalls: Stalls,
     /// Hosts that could reach nobody when they generated for it.
     pub avoid: BTreeSet<usize>,
     /// Since when there is no host to generate, if there is none.
@@ -49,6 +49,17 @@ pub struct Job {
     open: Vec<(usize, Duration)>,
     /// The phase that it goes back to.
     phase: JobPhase,
+}
+
+/// What a query host did not get answers from, since the last token.
+#[derive(Debug, Default)]
+pub struct Stalls {
+    /// Hosts that did not answer.
+    pub hosts: BTreeSet<usize>,
+    /// How often that was acted upon.
+    pub count: u32,
+    /// When it was, last.
+    pub last: Duration,
 }
 
 /// When a job entered each phase.

@@ -62,7 +62,7 @@ pub fn host(record: &HostRecord) -> Change {
 /// A context that was taken in.
 pub fn context(context: &Context, now: Duration) -> Change {
     let (owner, prepared) = (context.owner.clone(), context.prepared.clone());
-    put(Table::Contexts, plan_key(context.number), &ContextEntry { owner, prepared, taken: now })
+    put(Table::Contexts, number_key(context.number), &ContextEntry { owner, prepared, taken: now })
 }
 
 /// Where a context's shards are, by host name.
@@ -75,7 +75,7 @@ pub fn places(context: &Context, names: &[(String, String)]) -> Change {
 
 /// A context is gone.
 pub fn no_context(number: u64) -> [Change; 2] {
-    [plan_key(number), places_key(number)].map(|key| Change::Remove { table: Table::Contexts, key })
+    [number_key(number), places_key(number)].map(|key| Change::Remove { table: Table::Contexts, key })
 }
 
 /// A job; one that has ended without its question.
@@ -200,10 +200,6 @@ fn parse(entry: &Entry, number: &str) -> Result<u64, StoreError> {
 
 fn unreadable(entry: &Entry, cause: impl ToString) -> StoreError {
     StoreError::Record { table: entry.table.name(), key: entry.key.clone(), cause: cause.to_string() }
-}
-
-fn plan_key(number: u64) -> String {
-    number_key(number)
 }
 
 fn places_key(number: u64) -> String {

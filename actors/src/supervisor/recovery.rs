@@ -87,13 +87,7 @@ impl SupervisorState {
                 self.fail_context(now, number, ("host_lost", message), commands);
                 continue;
             }
-            let context = self.contexts.get_mut(&number).expect("it was there");
-            let entangled = context.entangled().len();
-            let shards = context.lose(host).max(entangled);
-            if alive {
-                self.send(host, HostCommand::Release { context: number }, commands);
-            }
-            self.note_loss(now, number, (host, Role::Context, shards), why.0, commands);
+            self.take_shards(now, number, (host, why.0), commands);
         }
         let asked: Vec<u64> = self.running().filter(|job| job.query_host == Some(host)).map(|job| job.number).collect();
         for number in asked {
@@ -102,12 +96,35 @@ impl SupervisorState {
                 self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
                 continue;
             }
-            if alive {
-                self.send(host, HostCommand::Stop { job: number }, commands);
-            }
-            self.note(now, number, (host, Role::Query, 0), why.0, commands);
-            self.jobs.get_mut(&number).expect("it was there").query_host = None;
+            self.take_generation(now, number, (host, why.0), commands);
         }
+    }
+
+    /// A host has a context's shards no more; one that is up is told.
+    fn take_shards(&mut self, now: Duration, number: u64, (host, reason): (usize, &str), commands: &mut Vec<Command>) {
+        let context = self.contexts.get_mut(&number).expect("it holds shards");
+        let entangled = context.entangled().len();
+        let shards = context.lose(host).max(entangled);
+        if self.hosts.at(host).is_up() {
+            self.send(host, HostCommand::Release { context: number }, commands);
+        }
+        let asking: Vec<u64> = self.running().filter(|job| job.context == number).map(|job| job.number).collect();
+        asking.into_iter().for_each(|job| self.note(now, job, (host, Role::Context, shards), reason, commands));
+    }
+
+    /// A host generates for a job no more; one that is up is told.
+    fn take_generation(
+        &mut self,
+        now: Duration,
+        number: u64,
+        (host, reason): (usize, &str),
+        commands: &mut Vec<Command>,
+    ) {
+        if self.hosts.at(host).is_up() {
+            self.send(host, HostCommand::Stop { job: number }, commands);
+        }
+        self.note(now, number, (host, Role::Query, 0), reason, commands);
+        self.jobs.get_mut(&number).expect("it runs").query_host = None;
     }
 
     /// An order to encode came to nothing.
@@ -157,12 +174,12 @@ impl SupervisorState {
             return;
         }
         let job = self.jobs.get_mut(&number).expect("it runs");
-        job.stalls.0.insert(host);
-        if now.saturating_sub(job.stalls.2) < STALL_PAUSE {
+        job.stalls.hosts.insert(host);
+        if now.saturating_sub(job.stalls.last) < STALL_PAUSE {
             return;
         }
-        (job.stalls.1, job.stalls.2) = (job.stalls.1 + 1, now);
-        let (silent_hosts, stalls) = (job.stalls.0.len(), job.stalls.1);
+        (job.stalls.count, job.stalls.last) = (job.stalls.count + 1, now);
+        let (silent_hosts, stalls) = (job.stalls.hosts.len(), job.stalls.count);
         if stalls > MOST_STALLS {
             let message = format!("{silent} does not answer the query host: {cause}; waited in vain {stalls} times");
             return self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
@@ -171,19 +188,11 @@ impl SupervisorState {
             return self.tell_holders(number, query_host, commands);
         }
         if silent_hosts > 1 {
-            self.send(query_host, HostCommand::Stop { job: number }, commands);
-            self.note(now, number, (query_host, Role::Query, 0), "stalled", commands);
-            let job = self.jobs.get_mut(&number).expect("it runs");
             job.avoid.insert(query_host);
-            job.query_host = None;
-            return;
+            return self.take_generation(now, number, (query_host, "stalled"), commands);
         }
-        let context = self.contexts.get_mut(&context).expect("it is held");
-        context.avoid.insert(host);
-        let number = context.number;
-        let shards = context.lose(host).max(context.entangled().len());
-        self.send(host, HostCommand::Release { context: number }, commands);
-        self.note_loss(now, number, (host, Role::Context, shards), "stalled", commands);
+        self.contexts.get_mut(&context).expect("it is held").avoid.insert(host);
+        self.take_shards(now, context, (host, "stalled"), commands);
     }
 
     /// A context comes to nothing, and with it whoever asks it.
@@ -321,18 +330,6 @@ impl SupervisorState {
             let cause = "it did not come back to the supervisor after that was started again".to_string();
             self.lose(now, host, ("disconnected", cause), commands);
         }
-    }
-
-    fn note_loss(
-        &mut self,
-        now: Duration,
-        context: u64,
-        loss: (usize, Role, usize),
-        reason: &str,
-        commands: &mut Vec<Command>,
-    ) {
-        let asking: Vec<u64> = self.running().filter(|job| job.context == context).map(|job| job.number).collect();
-        asking.into_iter().for_each(|job| self.note(now, job, loss, reason, commands));
     }
 
     fn note(

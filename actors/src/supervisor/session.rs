@@ -96,18 +96,18 @@ impl SupervisorState {
         if self.sessions.open.contains_key(name) {
             return Err(JobError::SessionExists { name: name.to_string() });
         }
-        let context = Context::new(self.peek_number(), Owner::Session(name.to_string()), prepared);
-        let pinned: u64 = self.pinned().map(Context::all_kv_bytes).sum();
+        let (pinned, needed): (u64, u64) =
+            (self.pinned().map(|context| context.prepared.all_kv_bytes()).sum(), prepared.all_kv_bytes());
         if let Some(most) = self.config.sessions.max_pinned_bytes
-            && pinned + context.all_kv_bytes() > most
+            && pinned + needed > most
         {
             return Err(JobError::Capacity {
-                needed: context.all_kv_bytes(),
+                needed,
                 free: most.saturating_sub(pinned),
                 cause: format!("sessions.max_pinned_bytes is {most}, sessions hold {pinned}"),
             });
         }
-        self.check_room(&context)?;
+        self.check_room(&prepared)?;
         let ttl = ttl.unwrap_or(self.config.sessions.default_ttl);
         let mut commands = Vec::new();
         let number = self.take_number(&mut commands);
@@ -117,6 +117,7 @@ impl SupervisorState {
         self.sessions.expired.retain(|expired| expired != name);
         commands.push(Command::Persist(record::session(&session)));
         self.sessions.open.insert(name.to_string(), session);
+        let context = Context::new(number, Owner::Session(name.to_string()), prepared);
         self.take_context(now, context, &mut commands);
         self.advance(now, &mut commands);
         Ok(commands)

@@ -173,7 +173,7 @@ impl SupervisorState {
             }
             Source::Context(context) => {
                 let status = self.first_status(&prepared, context);
-                self.check_room(&Context::new(0, Owner::Job(0), context.clone()))?;
+                self.check_room(context)?;
                 let number = self.take_number(&mut commands);
                 self.take_context(now, Context::new(number, Owner::Job(number), context.clone()), &mut commands);
                 Job::new((number, number), now, status, &prepared)
@@ -257,11 +257,6 @@ impl SupervisorState {
 
     pub(super) fn running_job(&mut self, number: u64) -> Option<&mut Job> {
         self.jobs.get_mut(&number).filter(|job| job.is_running())
-    }
-
-    /// The number that the next context or job gets.
-    pub(super) fn peek_number(&self) -> u64 {
-        self.last_number + 1
     }
 
     pub(super) fn take_number(&mut self, commands: &mut Vec<Command>) -> u64 {
