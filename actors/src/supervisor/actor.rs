@@ -18,6 +18,9 @@ use crate::{
     },
 };
 
+/// Longest wait for hosts and nodes that were told to end.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// A running supervisor; clones talk to the same one.
 #[derive(Clone)]
 pub struct Supervisor {
@@ -176,7 +179,15 @@ impl Supervisor {
 
     /// Tells every host to end, and ends.
     pub async fn shutdown(&self) {
-        let _ = self.ask(|shell| shell.end_hosts()).await;
+        // Who hears the close before the order would wait for a supervisor that does not come back.
+        if let Ok(links) = self.ask(|shell| shell.end_hosts()).await {
+            let ended = async {
+                for link in links {
+                    link.closed().await;
+                }
+            };
+            let _ = tokio::time::timeout(FAREWELL, ended).await;
+        }
         let _ = self.actor.stop_and_wait(None, None).await;
     }
 

@@ -108,9 +108,13 @@ impl Shell {
         &self.state
     }
 
-    /// Tells every host and node to end.
-    pub fn end_hosts(&self) {
-        self.connections.values().for_each(|(_, host)| host.send(HostCommand::Shutdown));
+    /// Tells every host and node to end. Returns their links, which they close then.
+    pub fn end_hosts(&self) -> Vec<Arc<dyn Link>> {
+        let tell = |(link, host): &(Arc<dyn Link>, Outbox<HostCommand>)| {
+            host.send(HostCommand::Shutdown);
+            link.clone()
+        };
+        self.connections.values().map(tell).collect()
     }
 
     /// Unix time at the start, running on with a clock that does not jump.
