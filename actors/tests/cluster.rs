@@ -20,7 +20,9 @@ use asterism_actors::{
     host,
     messages::HostRole,
     store::{Change, Entry, MemoryStore, StateStore, StoreError},
-    supervisor::{HostSpec, ModelFront, PlacementPolicy, Recovery, SessionLimits, Supervisor, SupervisorConfig},
+    supervisor::{
+        HostSpec, Liveness, ModelFront, PlacementPolicy, Recovery, SessionLimits, Supervisor, SupervisorConfig,
+    },
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Sampling, Tokenizer};
@@ -73,14 +75,16 @@ async fn start_on(
         dtype: DType::F32,
         hosts: hosts.clone(),
         method: serde_json::from_value(json!({"dense": {}})).expect("a method"),
-        heartbeat: Duration::from_millis(200),
-        suspect_after: 3,
-        dead_after: Duration::from_secs(2),
+        liveness: Liveness {
+            heartbeat: Duration::from_millis(200),
+            suspect_after: 3,
+            dead_after: Duration::from_secs(2),
+            rejoin: Duration::from_secs(1),
+        },
         max_running: 2,
         max_queue: 64,
         recovery: Recovery::Redistribute,
         patience: Duration::from_secs(30),
-        rejoin: Duration::from_secs(1),
         weight_bytes: 0,
         sessions: SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: None },
     };
@@ -344,14 +348,16 @@ async fn a_full_disk_refuses_new_jobs_and_loses_none() {
     let job = request(case, method(case).0);
     let running = supervisor.submit(job.clone()).await.expect("taken");
     full.store(true, Ordering::SeqCst);
-    let refused = supervisor.submit(job.clone()).await.expect_err("it could not be kept");
+    let named = JobRequest { id: Some("mine".into()), ..job.clone() };
+    let refused = supervisor.submit(named.clone()).await.expect_err("it could not be kept");
     assert_eq!(refused.code(), "disk_full");
+    assert_eq!(supervisor.status("mine").await.expect_err("it was refused").code(), "job_not_found");
     let mut events = supervisor.watch(&running).await.expect("known");
     while events.recv().await.is_some() {}
     let status = supervisor.status(&running).await.expect("known");
     assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "the job under way goes on");
     full.store(false, Ordering::SeqCst);
-    let again = finish(&supervisor, job).await;
+    let again = finish(&supervisor, named).await;
     assert_eq!(json!(again.tokens), case["expected"]["greedy_tokens"]);
     let kept = journal.clone().load().expect("a journal");
     let ended = kept.iter().filter(|entry| String::from_utf8_lossy(&entry.value).contains("SUCCEEDED")).count();

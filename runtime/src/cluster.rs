@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::supervisor::SessionLimits;
+use asterism_actors::supervisor::{Liveness, SessionLimits};
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 
 use crate::cluster_file::{
@@ -27,6 +27,9 @@ pub const FILE_VERSION: u32 = 1;
 
 /// The least memory that can be meant for a host: below it a unit was forgotten.
 const LEAST_MEMORY: u64 = 1 << 20;
+
+/// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
+const REJOIN: Duration = Duration::from_secs(3);
 
 /// A resolved cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,17 +71,6 @@ pub struct Model {
     pub dtype: DType,
     /// Longest context accepted, when shorter than the model's own.
     pub max_context_tokens: Option<usize>,
-}
-
-/// When a silent host is suspect, and when dead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Liveness {
-    /// Milliseconds between heartbeats.
-    pub heartbeat_ms: u64,
-    /// Missed heartbeats after which a host is suspect.
-    pub suspect_after: u32,
-    /// Milliseconds of silence after which a host is dead.
-    pub dead_after_ms: u64,
 }
 
 /// What is logged, and how.
@@ -220,7 +212,12 @@ fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
             expected: format!("more than heartbeat_ms x suspect_after = {suspect_after_ms}"),
         });
     }
-    Ok(Liveness { heartbeat_ms, suspect_after: section.suspect_after, dead_after_ms: section.dead_after_ms })
+    Ok(Liveness {
+        heartbeat: Duration::from_millis(heartbeat_ms),
+        suspect_after: section.suspect_after,
+        dead_after: Duration::from_millis(section.dead_after_ms),
+        rejoin: REJOIN,
+    })
 }
 
 fn recovery(file: &ClusterFile) -> Result<Recovery, ClusterError> {

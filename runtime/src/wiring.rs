@@ -32,8 +32,6 @@ const MAX_RUNNING: usize = 4;
 const MAX_QUEUE: usize = 1024;
 /// How long a job waits for a host to take the work of one that is lost.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a restarted supervisor waits for its hosts.
-const REJOIN: Duration = Duration::from_secs(3);
 
 /// Opens the checkpoint a cluster serves.
 pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
@@ -83,9 +81,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
         dtype: dtype(cluster.model.dtype),
         hosts: cluster.hosts.iter().map(spec).collect(),
         method: cluster.method.clone(),
-        heartbeat: Duration::from_millis(cluster.liveness.heartbeat_ms),
-        suspect_after: cluster.liveness.suspect_after,
-        dead_after: Duration::from_millis(cluster.liveness.dead_after_ms),
+        liveness: cluster.liveness,
         max_running: MAX_RUNNING,
         max_queue: MAX_QUEUE,
         recovery: match cluster.recovery {
@@ -94,7 +90,6 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
             cluster_file::Recovery::Fail => Recovery::Fail,
         },
         patience: PATIENCE,
-        rejoin: REJOIN,
         weight_bytes: 0,
         sessions: cluster.sessions,
     }
@@ -162,7 +157,7 @@ fn loader(model: Model, threads: usize, parts: Parts) -> ModelLoader<Cpu> {
 fn bind(cluster: &Cluster, name: &str, listen: SocketAddr) -> Result<Arc<dyn Transport>, CliError> {
     let rotation = Rotation::new(cluster, name);
     let mut config = QuicConfig::new(listen, credentials::load(cluster, name)?);
-    config.idle_timeout = Duration::from_millis(cluster.liveness.dead_after_ms);
+    config.idle_timeout = cluster.liveness.dead_after;
     config.keep_alive = config.idle_timeout / 5;
     let observer = Arc::new(TransportMetrics { transport: "quic" });
     let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);

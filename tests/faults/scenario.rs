@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use asterism_actors::{
     api::{JobPhase, Role, Scheduling},
     messages::{HostRole, TokenChoice},
-    supervisor::{HostSpec, PlacementPolicy, PreparedContext, Question, Recovery, SessionLimits, SupervisorConfig},
+    supervisor::{
+        HostSpec, Liveness, PlacementPolicy, PreparedContext, Question, Recovery, SessionLimits, SupervisorConfig,
+    },
 };
 use asterism_kernels::DType;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
@@ -165,14 +167,16 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         dtype: DType::F32,
         hosts: Vec::new(),
         method: "dense".parse().expect("a method"),
-        heartbeat: Duration::from_millis(500),
-        suspect_after: 2,
-        dead_after: Duration::from_secs(2),
+        liveness: Liveness {
+            heartbeat: Duration::from_millis(500),
+            suspect_after: 2,
+            dead_after: Duration::from_secs(2),
+            rejoin: Duration::from_secs(3),
+        },
         max_running,
         max_queue: 16,
         recovery,
         patience: Duration::from_secs(60),
-        rejoin: Duration::from_secs(3),
         weight_bytes: 1000,
         sessions: SessionLimits { default_ttl: Duration::from_secs(3600), max_pinned_bytes: None },
     }

@@ -20,12 +20,8 @@ pub struct SupervisorConfig {
     pub hosts: Vec<HostSpec>,
     /// Method of a job that names none.
     pub method: MethodConfig,
-    /// Time between heartbeats.
-    pub heartbeat: Duration,
-    /// Missed heartbeats after which a host is suspect.
-    pub suspect_after: u32,
-    /// Silence after which a host is dead.
-    pub dead_after: Duration,
+    /// When a host that says nothing is given up.
+    pub liveness: Liveness,
     /// Jobs that run at once.
     pub max_running: usize,
     /// Jobs that may wait.
@@ -34,12 +30,23 @@ pub struct SupervisorConfig {
     pub recovery: Recovery,
     /// How long a job waits for a host to take lost work.
     pub patience: Duration,
-    /// How long a restarted supervisor waits for hosts to come back, beyond `dead_after`.
-    pub rejoin: Duration,
     /// Bytes of weights that a host holds.
     pub weight_bytes: u64,
     /// Limits of sessions.
     pub sessions: SessionLimits,
+}
+
+/// When a host that says nothing is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liveness {
+    /// Time between heartbeats.
+    pub heartbeat: Duration,
+    /// Missed heartbeats after which a host is suspect.
+    pub suspect_after: u32,
+    /// Silence after which a host is dead.
+    pub dead_after: Duration,
+    /// How long a restarted supervisor waits for hosts to come back, beyond `dead_after`.
+    pub rejoin: Duration,
 }
 
 /// Limits of sessions.

@@ -76,7 +76,7 @@ impl SupervisorState {
     }
 
     fn on_hello(&mut self, now: Duration, from: u64, hello: Hello, commands: &mut Vec<Command>) {
-        let heartbeat_ms = self.config.heartbeat.as_millis() as u64;
+        let heartbeat_ms = self.config.liveness.heartbeat.as_millis() as u64;
         let welcome = HostCommand::Welcome { heartbeat_ms, cluster: self.cluster };
         let reply = |command| Command::Send { connection: from, command };
         if hello.role.role().is_none() {

@@ -19,7 +19,7 @@ mod state;
 mod tests;
 
 pub use actor::Supervisor;
-pub use config::{ContextHosts, HostSpec, Recovery, SessionLimits, SupervisorConfig};
+pub use config::{ContextHosts, HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig};
 pub use context::PreparedContext;
 pub use job::{Outcome, Question};
 pub use placement::{Arrangement, Candidate, Demand, PlacementPolicy, PlacementRefusal, place};

@@ -322,7 +322,7 @@ impl SupervisorState {
 
     /// Hosts that held shards for an earlier supervisor and have not come back to this one.
     pub(super) fn give_up_absent(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        if now.saturating_sub(self.began) <= self.config.dead_after + self.config.rejoin {
+        if now.saturating_sub(self.began) <= self.config.liveness.dead_after + self.config.liveness.rejoin {
             return;
         }
         let absent = self.hosts.that(|host| host.health == HostHealth::Starting && host.kept.incarnation > 0);

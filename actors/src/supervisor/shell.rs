@@ -56,7 +56,7 @@ impl Actor for SupervisorActor {
 
     async fn pre_start(&self, myself: ActorRef<Message>, shell: Shell) -> Result<Shell, ActorProcessingErr> {
         tokio::spawn(accept_hosts(shell.transport.clone(), myself.clone()));
-        myself.send_interval(shell.state.config().heartbeat / 2, || Message::Event(Event::Tick));
+        myself.send_interval(shell.state.config().liveness.heartbeat / 2, || Message::Event(Event::Tick));
         Ok(shell)
     }
 
@@ -162,8 +162,8 @@ impl Shell {
         let now = self.now();
         let (number, commands) = self.state.submit(now, prepared)?;
         if let Err(error) = self.carry_out(commands) {
-            let cancelled = self.state.handle(now, Event::Cancel { job: number });
-            let _ = self.carry_out(cancelled);
+            let withdrawn = self.state.withdraw(now, number);
+            let _ = self.carry_out(withdrawn);
             return Err(error.into());
         }
         Ok(self.state.job_status(now, number).expect("just submitted").id)

@@ -15,7 +15,7 @@ use crate::{
     metric::Observation,
     store::Change,
     supervisor::{
-        config::SupervisorConfig,
+        config::{Liveness, SupervisorConfig},
         context::{Context, Owner, PreparedContext},
         hosts::Hosts,
         job::{Job, Outcome, Question},
@@ -216,6 +216,15 @@ impl SupervisorState {
         commands
     }
 
+    /// Undoes a submission that the journal could not take: nobody was told of it, and its id is free again.
+    pub fn withdraw(&mut self, now: Duration, number: u64) -> Vec<Command> {
+        let mut commands = self.handle(now, Event::Cancel { job: number });
+        self.jobs.remove(&number);
+        self.ended.retain(|&ended| ended != number);
+        commands.push(Command::Persist(record::no_job(number)));
+        commands
+    }
+
     /// A job's number by its id.
     pub fn job_number(&self, id: &str) -> Option<u64> {
         self.jobs.values().find(|job| job.status.id == id).map(|job| job.number)
@@ -305,8 +314,8 @@ impl SupervisorState {
     }
 
     fn on_tick(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let suspect = self.config.heartbeat * self.config.suspect_after;
-        for host in self.hosts.silent(now, suspect, self.config.dead_after) {
+        let Liveness { heartbeat, suspect_after, dead_after, .. } = self.config.liveness;
+        for host in self.hosts.silent(now, heartbeat * suspect_after, dead_after) {
             let record = self.hosts.at(host);
             let silence = record.silence(now).as_secs_f64();
             let link = record.cause.clone().filter(|_| record.connection.is_none());

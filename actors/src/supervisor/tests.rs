@@ -6,8 +6,8 @@ use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 use serde_json::json;
 
 use super::{
-    Command, Event, HostSpec, PlacementPolicy, PreparedContext, PreparedJob, Question, Recovery, SessionLimits, Source,
-    SupervisorConfig, SupervisorState,
+    Command, Event, HostSpec, Liveness, PlacementPolicy, PreparedContext, PreparedJob, Question, Recovery,
+    SessionLimits, Source, SupervisorConfig, SupervisorState,
 };
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobState, Role, Scheduling, SessionState},
@@ -42,14 +42,16 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         dtype: asterism_kernels::DType::F32,
         hosts: hosts.map(spec).collect(),
         method: serde_json::from_value(json!({"star": {"block_tokens": 30}})).expect("a method"),
-        heartbeat: seconds(0.5),
-        suspect_after: 2,
-        dead_after: seconds(2.0),
+        liveness: Liveness {
+            heartbeat: seconds(0.5),
+            suspect_after: 2,
+            dead_after: seconds(2.0),
+            rejoin: seconds(5.0),
+        },
         max_running: 1,
         max_queue: 3,
         recovery: Recovery::Redistribute,
         patience: seconds(60.0),
-        rejoin: seconds(5.0),
         weight_bytes: 0,
         sessions: SessionLimits { default_ttl: seconds(100.0), max_pinned_bytes: None },
     }
