@@ -61,6 +61,28 @@ pub struct JobRequest {
     pub labels: BTreeMap<String, String>,
 }
 
+impl JobRequest {
+    /// A question about a context, or about a session named later, with every default.
+    pub fn new(context: Option<Prompt>, query: Prompt) -> Self {
+        Self {
+            id: None,
+            context,
+            session: None,
+            query,
+            method: None,
+            allow_idle_hosts: false,
+            max_tokens: default_max_tokens(),
+            sampling: Sampling::default(),
+            stop: Vec::new(),
+            ignore_eos: false,
+            chat_template: yes(),
+            placement: PlacementPolicy::default(),
+            timeout_s: None,
+            labels: BTreeMap::new(),
+        }
+    }
+}
+
 fn default_max_tokens() -> usize {
     128
 }

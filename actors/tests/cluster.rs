@@ -4,7 +4,6 @@
 mod cases;
 
 use std::{
-    collections::BTreeMap,
     net::SocketAddr,
     path::PathBuf,
     sync::{
@@ -25,7 +24,7 @@ use asterism_actors::{
     },
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Sampling, Tokenizer};
+use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
 use asterism_plan::{Cost, Method, MethodConfig, PlanRequest};
 use asterism_transport::{NoObserver, Transport, local::LocalNetwork};
 use serde_json::{Value, json};
@@ -107,20 +106,13 @@ async fn start_on(
 fn request(case: &Value, method: Value) -> JobRequest {
     let ids = |key: &str| serde_json::from_value(case[key].clone()).map(Prompt::Tokens).expect("token ids");
     JobRequest {
-        id: None,
-        context: Some(ids("context_ids")),
-        session: None,
-        query: ids("query_ids"),
         method: Some(serde_json::from_value(method).expect("a method")),
         max_tokens: case["max_new_tokens"].as_u64().expect("a number") as usize,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
         ignore_eos: true,
         chat_template: false,
         allow_idle_hosts: true,
         timeout_s: Some(120.0),
-        placement: PlacementPolicy::default(),
-        labels: BTreeMap::new(),
+        ..JobRequest::new(Some(ids("context_ids")), ids("query_ids"))
     }
 }
 

@@ -13,8 +13,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::{api::JobRequest, supervisor::PlacementPolicy};
-use asterism_models::Sampling;
+use asterism_actors::api::JobRequest;
 use asterism_plan::MethodConfig;
 use serde::Serialize;
 
@@ -228,22 +227,9 @@ fn refusal(error: eval::EvalError) -> CliError {
 
 /// A record as a greedy job.
 pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize) -> JobRequest {
-    JobRequest {
-        id: None,
-        context: Some(record.input_context.clone().into()),
-        session: None,
-        query: record.input_query.clone().into(),
-        method,
-        allow_idle_hosts: true,
-        max_tokens,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-        ignore_eos: false,
-        chat_template: true,
-        placement: PlacementPolicy::default(),
-        timeout_s: None,
-        labels: [("task".to_owned(), record.task.clone())].into(),
-    }
+    let (context, query) = (record.input_context.clone().into(), record.input_query.clone().into());
+    let labels = [("task".to_owned(), record.task.clone())].into();
+    JobRequest { method, allow_idle_hosts: true, max_tokens, labels, ..JobRequest::new(Some(context), query) }
 }
 
 /// The running cluster, or one for the length of this command.

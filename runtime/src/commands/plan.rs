@@ -6,7 +6,6 @@ use asterism_actors::{
     api::{JobRequest, Prompt},
     supervisor::ModelFront,
 };
-use asterism_models::Sampling;
 use asterism_plan::{Conditions, Cost, Forecast, HostCost, Plan};
 use clap::Args;
 use serde::Serialize;
@@ -53,20 +52,11 @@ pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
     // Spread over the vocabulary, so that chunks differ.
     let ids = |count: usize| Prompt::Tokens((0..count as u64).map(|i| (i * 2_654_435_761 % vocab) as u32).collect());
     let request = JobRequest {
-        id: None,
-        context: Some(ids(args.tokens.0)),
-        session: None,
-        query: ids(args.query_tokens.0),
         method: args.method.resolve()?,
-        allow_idle_hosts: false,
         max_tokens: 1,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-        ignore_eos: false,
         chat_template: false,
         placement: args.placement.policy(),
-        timeout_s: None,
-        labels: Default::default(),
+        ..JobRequest::new(Some(ids(args.tokens.0)), ids(args.query_tokens.0))
     };
     planner.show(globals, request)?;
     Ok(Exit::Success)

@@ -2,12 +2,8 @@
 
 use std::path::PathBuf;
 
-use asterism_actors::{
-    api::JobRequest,
-    supervisor::{ContextHosts, PlacementPolicy},
-};
+use asterism_actors::{api::JobRequest, supervisor::ContextHosts};
 use asterism_kernels::DType;
-use asterism_models::Sampling;
 use asterism_plan::{MethodConfig, methods::DenseConfig};
 
 use super::{EMBEDDED, InfiniteArgs, NiahArgs, RulerArgs, RunArgs, SizeArgs, SuiteArgs, refusal};
@@ -50,22 +46,7 @@ impl TokenCounter {
 
     /// Tokens that the chat template and BOS add to a question.
     fn overhead(&self) -> Result<usize, CliError> {
-        let request = JobRequest {
-            id: None,
-            context: Some("a".into()),
-            session: None,
-            query: "a".into(),
-            method: None,
-            allow_idle_hosts: false,
-            max_tokens: 1,
-            sampling: Sampling::default(),
-            stop: Vec::new(),
-            ignore_eos: false,
-            chat_template: true,
-            placement: PlacementPolicy::default(),
-            timeout_s: None,
-            labels: Default::default(),
-        };
+        let request = JobRequest { max_tokens: 1, ..JobRequest::new(Some("a".into()), "a".into()) };
         let planned = self.0.preview(request, &MethodConfig::Dense(DenseConfig {}), &ONE_HOST);
         let (plan, query_tokens) = planned.map_err(|error| CliError::of_code(error.code(), &error))?;
         Ok((plan.context_tokens + query_tokens).saturating_sub(2 * self.count("a")))

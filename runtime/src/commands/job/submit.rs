@@ -229,19 +229,16 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, (context, query): (
     let generation = &args.generation;
     JobRequest {
         id: args.id.clone(),
-        context: context.map(Into::into),
         session: args.session.clone(),
-        query: query.into(),
         method: method.clone(),
         allow_idle_hosts: args.allow_idle_hosts,
         max_tokens: generation.max_tokens.0,
         sampling: Sampling { temperature: generation.temperature, top_p: generation.top_p, seed: generation.seed },
         stop: generation.stop.clone(),
-        ignore_eos: false,
-        chat_template: true,
         placement: args.placement.policy(),
         timeout_s: args.wait.timeout.map(|timeout| timeout.as_secs_f64()),
         labels: args.labels.iter().cloned().collect(),
+        ..JobRequest::new(context.map(Into::into), query.into())
     }
 }
 
