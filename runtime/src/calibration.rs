@@ -1,6 +1,7 @@
 //! What `bench calibrate` measured, as a file of data_dir: for which machine, model and hosts. Measures nothing.
 
 mod measure;
+mod steps;
 mod wire;
 
 use std::{
@@ -21,7 +22,7 @@ use crate::{
 };
 
 /// Version of the file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What was measured, and on what.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -160,6 +161,7 @@ mod tests {
         attention_s_per_pair: 1e-9,
         layer_s: 1e-5,
         full_speed_hosts: 2.0,
+        start_s: 1e-3,
         step: StepSeconds { one_row: 1e-3, further_row: 1e-4 },
         key: StepSeconds { one_row: 1e-7, further_row: 1e-8 },
         wire_bytes_per_s: 1e9,

@@ -15,6 +15,8 @@ pub struct Calibration {
     pub layer_s: f64,
     /// Context hosts of one machine that compute at once without slowing each other down, at least 1.
     pub full_speed_hosts: f64,
+    /// Seconds from the end of phase 1 to the query step.
+    pub start_s: f64,
     /// The query host's part of a step of phase 2, through all layers and the head.
     pub step: StepSeconds,
     /// A context host's part, for each key it holds, through all layers.
@@ -35,11 +37,6 @@ pub struct StepSeconds {
 }
 
 impl StepSeconds {
-    /// From the seconds of a step of one row and of one of `rows`, at least 2.
-    pub fn between(one: f64, rows: usize, many: f64) -> Self {
-        Self { one_row: one, further_row: ((many - one) / (rows - 1) as f64).max(0.0) }
-    }
-
     /// With so many rows, at least 1.
     pub fn of(&self, rows: usize) -> f64 {
         self.one_row + self.further_row * (rows - 1) as f64
@@ -81,7 +78,7 @@ impl Forecast {
         let step = |rows| calibration.step_s(cost, on, rows);
         Self {
             encode_s: hosts.iter().copied().fold(0.0, f64::max),
-            query_s: step(on.query_tokens),
+            query_s: calibration.start_s + step(on.query_tokens),
             token_s: step(1),
             hosts,
         }
@@ -139,6 +136,7 @@ mod tests {
         attention_s_per_pair: 0.0,
         layer_s: 0.0,
         full_speed_hosts: 4.0,
+        start_s: 0.0,
         step: StepSeconds { one_row: 0.0, further_row: 0.0 },
         key: StepSeconds { one_row: 0.0, further_row: 0.0 },
         wire_bytes_per_s: f64::INFINITY,
@@ -178,7 +176,9 @@ mod tests {
         near(wire.query_s, 16.0 * host.step_bytes_per_token as f64 / 10.0);
         let trips = forecast(&dense, &[0], Calibration { round_trip_s: 1.0, ..FREE });
         assert_eq!((trips.encode_s, trips.query_s, trips.token_s), (1.0, 4.0, 4.0));
-        let step = StepSeconds::between(1.0, 16, 31.0);
+        let start = forecast(&dense, &[0], Calibration { start_s: 5.0, ..FREE });
+        assert_eq!((start.encode_s, start.query_s, start.token_s), (0.0, 5.0, 0.0));
+        let step = StepSeconds { one_row: 1.0, further_row: 2.0 };
         let steps = forecast(&dense, &[0], Calibration { step, key: StepSeconds { one_row: 0.5, ..step }, ..FREE });
         assert_eq!((steps.encode_s, steps.token_s), (0.0, 1.0 + 0.5 * 1000.0));
         near(steps.query_s, 31.0 + (0.5 + 30.0) * 1000.0);

@@ -7,14 +7,15 @@ use std::{
 };
 
 use asterism_kernels::{Backend, Cpu, KernelChoice, Mask};
-use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, ModelError, Parts, encode_plan, synthetic_prompt};
-use asterism_plan::{Calibration, Cost, Method, MethodConfig, Plan, PlanRequest, StepSeconds};
+use asterism_models::{Checkpoint, Decoder, ModelError, Parts, encode_plan, synthetic_prompt};
+use asterism_plan::{Calibration, Cost, Method, MethodConfig, Plan, PlanRequest};
 
 use super::{
     Setup,
+    steps::{self, Known, Steps},
     wire::{self, Wire},
 };
-use crate::{error::CliError, wiring};
+use crate::{error::CliError, globals::Globals, wiring};
 
 /// Rounds of each measurement. The best counts: whatever else the machine does only adds time.
 const ROUNDS: usize = 5;
@@ -25,34 +26,39 @@ const LONG_ENOUGH: Duration = Duration::from_millis(300);
 /// Tokens of a shard too short to compute much: what it takes is overhead.
 const FEW_TOKENS: usize = 16;
 const MOST_TOKENS: usize = 8192;
-/// Rows of a query step.
-const QUERY_ROWS: usize = 64;
 
-/// Measures; `progress` hears what comes next.
-pub fn measure(setup: &Setup, checkpoint: &Checkpoint, progress: &dyn Fn(&str)) -> Result<Calibration, CliError> {
+/// Measures, and says what comes next.
+pub fn measure(globals: &Globals, setup: &Setup, checkpoint: &Checkpoint) -> Result<Calibration, CliError> {
+    let progress = |next| globals.note(next);
     progress("1/4 loading the model once a context host");
-    let load = |threads, parts| -> Result<Decoder<Cpu>, ModelError> {
-        let backend = wiring::cpu(setup.dtype, threads, KernelChoice::Auto)?;
-        Decoder::load(Arc::new(backend), checkpoint, parts)
+    let load = |_| -> Result<Decoder<Cpu>, ModelError> {
+        let backend = wiring::cpu(setup.dtype, setup.threads, KernelChoice::Auto)?;
+        Decoder::load(Arc::new(backend), checkpoint, Parts::Context)
     };
-    let contexts = (0..setup.context_hosts).map(|_| load(setup.threads, Parts::Context));
-    let contexts: Vec<_> = contexts.collect::<Result<_, _>>().map_err(unusable)?;
-    let query = load(setup.query_threads, Parts::Query).map_err(unusable)?;
+    let contexts: Vec<_> = (0..setup.context_hosts).map(load).collect::<Result<_, _>>().map_err(unusable)?;
     progress("2/4 phase 1, one host alone and all of this machine at once");
     let Phase1Speeds { linear_s_per_flop, attention_s_per_pair, layer_s, full_speed_hosts } =
         phase1(&contexts).map_err(unusable)?;
-    progress("3/4 phase 2");
-    let step = step(&query).map_err(unusable)?;
-    let key = keys(&contexts[0]).map_err(unusable)?;
-    progress("4/4 transport");
-    let heads = query.config().heads;
-    let sizes = [heads.query * heads.dim * 4, heads.query * (heads.dim + 1) * 4];
-    let Wire { round_trip_s, bytes_per_s: wire_bytes_per_s } = wire::measure(setup.context_hosts, sizes)?;
+    drop(contexts);
+    progress("3/4 transport");
+    let config = checkpoint.config();
+    let [question, answer] =
+        [config.heads.query * config.heads.dim * 4, config.heads.query * (config.heads.dim + 1) * 4];
+    let Wire { round_trip_s, bytes_per_s: wire_bytes_per_s } = wire::measure(setup.context_hosts, [question, answer])?;
+    progress("4/4 phase 2, jobs of a cluster of these hosts");
+    let row_bytes = config.layers * setup.context_hosts * (question + answer);
+    let known = Known {
+        trips_s: config.layers as f64 * round_trip_s,
+        row_s: row_bytes as f64 / wire_bytes_per_s,
+        crowd: (setup.context_hosts as f64 / full_speed_hosts).max(1.0),
+    };
+    let Steps { start_s, step, key } = steps::measure(globals, setup, (config.vocab, config.max_position), known)?;
     Ok(Calibration {
         linear_s_per_flop,
         attention_s_per_pair,
         layer_s,
         full_speed_hosts,
+        start_s,
         step,
         key,
         wire_bytes_per_s,
@@ -77,14 +83,14 @@ fn phase1(contexts: &[Decoder<Cpu>]) -> Result<Phase1Speeds, ModelError> {
     let tokens = long_enough(alone, |tokens| seconds(|| Shard::of(alone, tokens)?.encode(alone)))?;
     let rows = long_enough(alone, |rows| {
         let layer = Layer::of(alone, rows)?;
-        seconds(|| layer.attend(alone, &layer, Mask::Causal))
+        seconds(|| layer.attend(alone))
     })?;
     let (short, long) = (Shard::of(alone, FEW_TOKENS)?, Shard::of(alone, tokens)?);
     let layer = Layer::of(alone, rows)?;
     let (mut shorts, mut attentions, mut ones, mut all) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         shorts.push(seconds(|| short.encode(alone))?);
-        attentions.push(seconds(|| layer.attend(alone, &layer, Mask::Causal))?);
+        attentions.push(seconds(|| layer.attend(alone))?);
         ones.push(1.0 / rate(&contexts[..1], &long)?);
         all.push(1.0 / rate(contexts, &long)?);
     }
@@ -157,9 +163,9 @@ impl Layer {
         Ok(Self { kv: decoder.backend().kv(&projected.k, &projected.v)?, q: projected.q })
     }
 
-    /// Its queries over the keys of `keys`.
-    fn attend(&self, decoder: &Decoder<Cpu>, keys: &Self, mask: Mask) -> Result<(), ModelError> {
-        decoder.backend().attention(&self.q, &keys.kv, mask)?;
+    /// Its queries over its keys.
+    fn attend(&self, decoder: &Decoder<Cpu>) -> Result<(), ModelError> {
+        decoder.backend().attention(&self.q, &self.kv, Mask::Causal)?;
         Ok(())
     }
 }
@@ -185,36 +191,4 @@ fn seconds(run: impl FnOnce() -> Result<(), ModelError>) -> Result<f64, ModelErr
 
 fn best(seconds: Vec<f64>) -> f64 {
     seconds.into_iter().fold(f64::INFINITY, f64::min)
-}
-
-/// The query host's part of a step: next to no context.
-fn step(query: &Decoder<Cpu>) -> Result<StepSeconds, ModelError> {
-    let context = Shard::of(query, FEW_TOKENS)?;
-    let shards = encode_plan(query, &context.plan, None, &mut |_: usize, _: usize| true)?;
-    let ids = synthetic_prompt(QUERY_ROWS, query.config().vocab);
-    let (mut many, mut one) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        let mut held = LocalContext::new(query.backend(), &shards);
-        let mut generator = Generator::of(&context.plan);
-        let mut step = |ids: &[u32]| seconds(|| query.logits(&generator.step(query, ids, &mut held)?).map(drop));
-        many.push(step(&ids)?);
-        for _ in 0..ROUNDS {
-            one.push(step(&ids[1..2])?);
-        }
-    }
-    Ok(StepSeconds::between(best(one), QUERY_ROWS, best(many)))
-}
-
-/// A context host's part of a step, a key.
-fn keys(context: &Decoder<Cpu>) -> Result<StepSeconds, ModelError> {
-    let keys = long_enough(context, |keys| seconds(|| Layer::of(context, keys).map(drop)))?;
-    let held = Layer::of(context, keys)?;
-    let taken = |rows| -> Result<f64, ModelError> {
-        let asked = Layer::of(context, rows)?;
-        let times = (0..4 * ROUNDS).map(|_| seconds(|| asked.attend(context, &held, Mask::None)));
-        let layers = context.config().layers as f64;
-        Ok(best(times.collect::<Result<_, _>>()?) * layers / keys as f64)
-    };
-    let one = taken(1)?;
-    Ok(StepSeconds::between(one, QUERY_ROWS, taken(QUERY_ROWS)?))
 }

@@ -24,7 +24,7 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
             machine.cores
         ));
     }
-    let speeds = calibration::measure(&setup, &model, &|next| globals.note(next))?;
+    let speeds = calibration::measure(globals, &setup, &model)?;
     let calibrated = Calibrated::new(machine, setup, speeds);
     calibrated.save(&cluster.data_dir).map_err(|error| {
         CliError::usage(format!("cannot write to data_dir {}: {error}", cluster.data_dir.display()))
@@ -51,6 +51,7 @@ fn table(Calibrated { machine, setup, speeds, .. }: &Calibrated, head_dim: usize
         ("attention", gflops(speeds.attention_s_per_pair / (4 * head_dim) as f64)),
         ("layer", format!("{} more for each layer of a shard", duration(speeds.layer_s))),
         ("at once", format!("{:.2} hosts at full speed", speeds.full_speed_hosts)),
+        ("start", format!("{} from phase 1 to phase 2", duration(speeds.start_s))),
         (
             "step",
             format!("{}, and {} for each row more", duration(speeds.step.one_row), duration(speeds.step.further_row)),
