@@ -39,7 +39,8 @@ network() { echo "$*" >&"${network[1]}"; }
 number=0
 for name in first second third; do
     number=$((number + 1))
-    ip netns add "$prefix-$name" 2> /dev/null || skip "this machine lets nobody make a network namespace"
+    { ip netns add "$prefix-$name" && machine "$name" true; } 2> /dev/null ||
+        skip "this machine lets nobody make a network namespace"
     ip link set "$prefix$number" netns "$prefix-$name"
     machine "$name" ip link set lo up
     machine "$name" ip addr add "10.77.0.$number/24" dev "$prefix$number"

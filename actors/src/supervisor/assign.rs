@@ -1,7 +1,7 @@
 //! Who works on what: looks at how things are and orders what is missing. It is run after every event that may change it, and
 //! asks for nothing twice.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, Role},
@@ -47,6 +47,8 @@ impl SupervisorState {
             let here = |block: &usize| context.places[*block].host == Some(host);
             let missing = |block: &usize| here(block) && context.places[*block].encoded.is_none();
             let all = 0..context.places.len();
+            let coming = context.heirs.iter().filter(|(_, heir)| **heir == host);
+            orders.extend(coming.map(|(block, _)| (host, context.order_alone(*block))));
             // Encoded together, others may wait for what this host passes on, even if it has reported an earlier attempt.
             let blocks: Vec<usize> = match context.together {
                 true if context.is_ready() => continue,
@@ -91,11 +93,8 @@ impl SupervisorState {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
-            let held = |context: &&Context| -> u64 {
-                let here = |block: &usize| context.places[*block].host == Some(host);
-                (0..context.places.len()).filter(here).map(|block| context.prepared.kv_bytes(block)).sum()
-            };
-            let taken = self.config.weight_bytes + others.iter().map(held).sum::<u64>();
+            let held: u64 = others.iter().map(|context| context.kv_bytes_on(host)).sum();
+            let taken = self.config.weight_bytes + held;
             let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
             let busy =
                 self.contexts.values().filter(|other| !other.is_ready()).map(|other| other.shards_on(host)).sum();
@@ -106,7 +105,7 @@ impl SupervisorState {
     }
 
     /// Hosts for `blocks` of a context now, or why there are none. Those that others could not reach are better than none.
-    fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
+    pub(super) fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
         let others: Vec<&Context> = self.contexts.values().collect();
         let find = |fit: &dyn Fn(usize) -> bool| {
             let candidates = self.candidates(&others, |host| self.hosts.at(host).takes_work() && fit(host));
@@ -121,7 +120,8 @@ impl SupervisorState {
         if context.retry.1 > now {
             return;
         }
-        let homeless = context.homeless();
+        let (inherited, homeless): (Vec<usize>, Vec<usize>) =
+            context.homeless().into_iter().partition(|block| context.heirs.contains_key(block));
         let found = match homeless.is_empty() {
             true => Ok(Vec::new()),
             false => self.find_hosts(context, &homeless),
@@ -138,14 +138,14 @@ impl SupervisorState {
                 return;
             }
         };
-        let mut blocks = context.entangled();
-        blocks.extend(homeless.iter().filter(|block| !blocks.contains(block)).copied().collect::<Vec<_>>());
-        blocks.sort_unstable();
+        let blocks: BTreeSet<usize> = [context.entangled(), inherited, homeless.clone()].concat().into_iter().collect();
         let at = |block: &usize| match homeless.iter().position(|homeless| homeless == block) {
             Some(at) => found[at],
-            None => context.places[*block].host.expect("it has a home"),
+            None => {
+                context.places[*block].host.or(context.heirs.get(block).copied()).expect("it has a home or an heir")
+            }
         };
-        let hosts: Vec<usize> = blocks.iter().map(at).collect();
+        let (blocks, hosts): (Vec<usize>, Vec<usize>) = blocks.iter().map(|block| (*block, at(block))).unzip();
         commands.push(Command::Observe(Observation::ShardsReencoded { shards: blocks.len() }));
         self.settle(number, &blocks, &hosts, commands);
     }

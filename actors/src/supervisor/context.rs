@@ -82,6 +82,8 @@ pub struct Context {
     pub attempt: u32,
     /// Where shards are, in plan order; empty until its turn has come.
     pub places: Vec<Place>,
+    /// Hosts that encode a shard which another holds, to hold it instead, by block.
+    pub heirs: BTreeMap<usize, usize>,
     /// Whether the shards of the last attempt are encoded together, passing each other something.
     pub together: bool,
     /// Whether shards that have a host are to be encoded anew with others.
@@ -111,6 +113,7 @@ impl Context {
             redo: false,
             taken: Duration::ZERO,
             places: Vec::new(),
+            heirs: BTreeMap::new(),
             avoid: BTreeSet::new(),
             retry: (0, Duration::ZERO),
             homeless_since: None,
@@ -139,23 +142,60 @@ impl Context {
         self.clock.1.is_some()
     }
 
-    /// Shards that a host holds or encodes.
+    /// Shards that a host holds or encodes, those that move to it included.
     pub fn shards_on(&self, host: usize) -> usize {
-        self.places.iter().filter(|place| place.host == Some(host)).count()
+        self.blocks_on(host).count()
+    }
+
+    /// Bytes that these shards keep.
+    pub fn kv_bytes_on(&self, host: usize) -> u64 {
+        self.blocks_on(host).map(|block| self.prepared.kv_bytes(block)).sum()
+    }
+
+    fn blocks_on(&self, host: usize) -> impl Iterator<Item = usize> {
+        let coming = self.heirs.iter().filter(move |(_, heir)| **heir == host).map(|(block, _)| *block);
+        self.held_by(host).into_iter().chain(coming)
+    }
+
+    /// Shards whose place is a host.
+    pub fn held_by(&self, host: usize) -> Vec<usize> {
+        (0..self.places.len()).filter(|&block| self.places[block].host == Some(host)).collect()
     }
 
     /// The hosts that hold or encode shards, each once.
     pub fn hosts(&self) -> BTreeSet<usize> {
-        self.places.iter().filter_map(|place| place.host).collect()
+        self.places.iter().filter_map(|place| place.host).chain(self.heirs.values().copied()).collect()
     }
 
-    /// A host has its shards no more. Returns how many there were.
+    /// A host has its shards no more. Returns how many it had.
     pub fn lose(&mut self, host: usize) -> usize {
-        let lost = self.shards_on(host);
-        for place in self.places.iter_mut().filter(|place| place.host == Some(host)) {
-            *place = Place::default();
-        }
-        lost
+        let lost = self.held_by(host);
+        lost.iter().for_each(|&block| self.places[block] = Place::default());
+        self.heirs.retain(|_, heir| *heir != host);
+        lost.len()
+    }
+
+    /// Whether a shard can be encoded elsewhere while it is held: alone, from its input.
+    pub fn moves_alone(&self) -> bool {
+        matches!(self.plan().exchange, Exchange::None | Exchange::SharedPrefix { .. })
+    }
+
+    /// A shard is held by its heir. Returns the host that had it, if it has none any more.
+    pub fn inherit(&mut self, block: usize, heir: usize, encoded: Encoded) -> Option<usize> {
+        self.heirs.remove(&block);
+        let old = self.places[block].host;
+        self.places[block] = Place { host: Some(heir), encoded: Some(encoded) };
+        self.attempt += 1;
+        old.filter(|&old| self.held_by(old).is_empty())
+    }
+
+    /// A host is nobody's heir any more. Returns the hosts whose shards it was to have.
+    pub fn disinherit(&mut self, heir: usize) -> BTreeSet<usize> {
+        let places = &self.places;
+        let old = self.heirs.iter().filter(|(_, host)| **host == heir).filter_map(|(block, _)| places[*block].host);
+        let old = old.collect();
+        self.heirs.retain(|_, host| *host != heir);
+        old
     }
 
     /// Shards without a host.
@@ -186,6 +226,7 @@ impl Context {
         self.places.resize_with(self.prepared.plan.shards.len(), Place::default);
         for (&block, &host) in blocks.iter().zip(hosts) {
             self.places[block] = Place { host: Some(host), encoded: None };
+            self.heirs.remove(&block);
             self.layers_done.remove(&(block as u32));
         }
         self.attempt += 1;
@@ -208,25 +249,25 @@ impl Context {
     /// The orders for `blocks`, host by host. Shards that depend on nothing go one by one. A shared prefix is passed on when
     /// all are encoded together, and encoded by each when only some are encoded again: to the same bits.
     pub fn orders(&self, blocks: &[usize], addresses: &[(String, String)]) -> Vec<(usize, EncodeShards)> {
-        let plan = self.plan();
-        let order = |shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>| EncodeShards {
-            context: self.number,
-            attempt: self.attempt,
-            shards,
-            blocks: plan.shards.len() as u32,
-            exchange,
-            peers,
-        };
-        let placed = blocks.iter().filter_map(|&block| Some((self.places[block].host?, &plan.shards[block])));
+        let placed = blocks.iter().filter_map(|&block| Some((self.places[block].host?, block)));
         if !self.together {
-            let alone = |shard: &Shard| order(vec![plan.alone(shard.block)], Exchange::None, Vec::new());
-            return placed.map(|(host, shard)| (host, alone(shard))).collect();
+            return placed.map(|(host, block)| (host, self.order_alone(block))).collect();
         }
         let mut together: BTreeMap<usize, Vec<Shard>> = BTreeMap::new();
-        placed.for_each(|(host, shard)| together.entry(host).or_default().push(shard.clone()));
+        placed.for_each(|(host, block)| together.entry(host).or_default().push(self.plan().shards[block].clone()));
         let peers = self.holders(addresses);
-        let ordered = |(host, shards)| (host, order(shards, plan.exchange.clone(), peers.clone()));
+        let ordered = |(host, shards)| (host, self.order(shards, self.plan().exchange.clone(), peers.clone()));
         together.into_iter().map(ordered).collect()
+    }
+
+    /// The order for one shard that waits for no other.
+    pub fn order_alone(&self, block: usize) -> EncodeShards {
+        self.order(vec![self.plan().alone(block)], Exchange::None, Vec::new())
+    }
+
+    fn order(&self, shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>) -> EncodeShards {
+        let (context, attempt, blocks) = (self.number, self.attempt, self.plan().shards.len() as u32);
+        EncodeShards { context, attempt, shards, blocks, exchange, peers }
     }
 
     /// Notes a layer.

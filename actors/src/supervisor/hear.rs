@@ -161,7 +161,8 @@ impl SupervisorState {
         let (number, block) = (encoded.context, encoded.block as usize);
         let Some(context) = self.contexts.get_mut(&number) else { return };
         let here = context.places.get(block).is_some_and(|place| place.host == Some(host) && place.encoded.is_none());
-        if !here {
+        let moves = context.heirs.get(&block) == Some(&host);
+        if !here && !moves {
             return;
         }
         let shard = &context.prepared.plan.shards[block];
@@ -173,8 +174,11 @@ impl SupervisorState {
         }
         let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);
         self.token_seconds += 0.2 * (seconds / tokens.max(1) as f64 - self.token_seconds);
-        context.places[block].encoded = Some(encoded);
         commands.push(Command::Observe(Observation::ShardEncoded { host: name, method, seconds, tokens }));
+        match moves {
+            true => self.moved(now, host, encoded, commands),
+            false => context.places[block].encoded = Some(encoded),
+        }
     }
 
     fn on_token(

@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
     messages::Hello,
-    supervisor::config::{HostSpec, Recovery},
+    supervisor::{
+        config::{HostSpec, Recovery},
+        moving::Drain,
+    },
 };
 
 /// A configured host and what is known of its process.
@@ -31,8 +34,10 @@ pub struct HostRecord {
     pub unfit: bool,
     /// What survives the supervisor.
     pub kept: KeptHost,
-    /// When a draining host's work moves.
-    pub drain_at: Option<Duration>,
+    /// While it drains.
+    pub drain: Option<Drain>,
+    /// Contexts whose shards have moved away from it and that it does not know of yet, and since when.
+    pub moved_away: Vec<(u64, Duration)>,
 }
 
 /// What the journal keeps of a host.
@@ -134,7 +139,8 @@ impl Hosts {
             cause: None,
             unfit: false,
             kept: KeptHost::default(),
-            drain_at: None,
+            drain: None,
+            moved_away: Vec::new(),
         };
         Self { records: specs.iter().map(record).collect(), nodes: BTreeMap::new(), judged: Duration::MAX }
     }
@@ -178,6 +184,7 @@ impl Hosts {
     pub fn restore(&mut self, name: &str, kept: KeptHost) {
         if let Some(record) = self.records.iter_mut().find(|host| host.spec.name == name) {
             record.spec.role = kept.role.unwrap_or(record.spec.role);
+            record.drain = (kept.scheduling == Scheduling::Draining).then(Drain::default);
             record.kept = kept;
         }
     }

@@ -7,6 +7,7 @@ mod context;
 mod hear;
 mod hosts;
 mod job;
+mod moving;
 mod placement;
 mod prepare;
 mod record;

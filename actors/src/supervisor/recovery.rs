@@ -1,11 +1,10 @@
-//! What a loss means: a host dead, drained or out of reach, an order that came to nothing. What is then missing, `assign.rs`
+//! What a loss means: a host dead or out of reach, an order that came to nothing. What is then missing, `assign.rs`
 //! orders anew.
 
 use std::time::Duration;
 
 use crate::{
-    api::{ErrorBody, HostHealth, JobEvent, JobPhase, RecoveryStatus, Role, Scheduling},
-    error::JobError,
+    api::{ErrorBody, HostHealth, JobEvent, JobPhase, RecoveryStatus, Role},
     messages::HostCommand,
     metric::Observation,
     supervisor::{
@@ -82,7 +81,8 @@ impl SupervisorState {
         let alive = self.hosts.at(host).is_up();
         let touched: Vec<u64> = self.contexts.values().filter(|c| c.shards_on(host) > 0).map(|c| c.number).collect();
         for number in touched {
-            if self.config.recovery == Recovery::Fail && !alive {
+            let held = !self.contexts[&number].held_by(host).is_empty();
+            if self.config.recovery == Recovery::Fail && !alive && held {
                 let message = self.loss_message(host, "context", &why.1);
                 self.fail_context(now, number, ("host_lost", message), commands);
                 continue;
@@ -101,19 +101,29 @@ impl SupervisorState {
     }
 
     /// A host has a context's shards no more; one that is up is told.
-    fn take_shards(&mut self, now: Duration, number: u64, (host, reason): (usize, &str), commands: &mut Vec<Command>) {
+    pub(super) fn take_shards(
+        &mut self,
+        now: Duration,
+        number: u64,
+        (host, reason): (usize, &str),
+        commands: &mut Vec<Command>,
+    ) {
         let context = self.contexts.get_mut(&number).expect("it holds shards");
         let entangled = context.entangled().len();
-        let shards = context.lose(host).max(entangled);
+        let lost = context.lose(host);
         if self.hosts.at(host).is_up() {
             self.send(host, HostCommand::Release { context: number }, commands);
         }
+        if lost == 0 {
+            return;
+        }
+        let loss = (host, Role::Context, lost.max(entangled));
         let asking: Vec<u64> = self.running().filter(|job| job.context == number).map(|job| job.number).collect();
-        asking.into_iter().for_each(|job| self.note(now, job, (host, Role::Context, shards), reason, commands));
+        asking.into_iter().for_each(|job| self.note(now, job, loss, reason, commands));
     }
 
     /// A host generates for a job no more; one that is up is told.
-    fn take_generation(
+    pub(super) fn take_generation(
         &mut self,
         now: Duration,
         number: u64,
@@ -136,6 +146,13 @@ impl SupervisorState {
         (peer_lost, code, message): (bool, String, String),
         commands: &mut Vec<Command>,
     ) {
+        let Some(context) = self.contexts.get_mut(&number) else { return };
+        let given_up = context.disinherit(host);
+        if !given_up.is_empty() {
+            // Where a shard cannot move to before it leaves, it is lost to its host first, with retries and their end.
+            let leave = |old| self.take_shards(now, number, (old, "drained"), commands);
+            return given_up.into_iter().for_each(leave);
+        }
         let Some(context) = self.contexts.get_mut(&number) else { return };
         if attempt != context.attempt || context.redo {
             return;
@@ -231,93 +248,6 @@ impl SupervisorState {
             commands.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
         }
         commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
-    }
-
-    /// Has a host take new work again, or none, or moves what it has after `deadline`.
-    ///
-    /// # Errors
-    /// [`JobError::LastHost`] when nobody else could take its work.
-    pub fn schedule_host(
-        &mut self,
-        now: Duration,
-        name: &str,
-        scheduling: Scheduling,
-        deadline: Option<Duration>,
-    ) -> Result<Vec<Command>, JobError> {
-        let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
-        let role = self.hosts.at(host).spec.role;
-        let heir = |other: &crate::supervisor::hosts::HostRecord| {
-            other.spec.name != name
-                && other.takes_work()
-                && (other.spec.role == role || other.spec.role == Role::Spare)
-                && other.rank(role, Recovery::Redistribute).is_some()
-        };
-        if scheduling == Scheduling::Draining && role != Role::Spare && self.hosts.that(heir).is_empty() {
-            return Err(JobError::LastHost { name: name.to_string(), role: format!("{role:?}").to_lowercase() });
-        }
-        let record = self.hosts.at_mut(host);
-        record.kept.scheduling = scheduling;
-        record.drain_at = (scheduling == Scheduling::Draining).then(|| now + deadline.unwrap_or_default());
-        let mut commands = vec![Command::Persist(record::host(record))];
-        self.drain_due(now, &mut commands);
-        self.advance(now, &mut commands);
-        Ok(commands)
-    }
-
-    /// Gives the place of a host that is dead or takes no work to a spare, for good.
-    ///
-    /// # Errors
-    /// When one is not there, the spare is no spare or has work, or the host is at work.
-    pub fn replace_host(&mut self, now: Duration, dead: &str, spare: &str) -> Result<Vec<Command>, JobError> {
-        let find = |name: &str| self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() });
-        let (old, new) = (find(dead)?, find(spare)?);
-        let conflict = |message: String| Err(JobError::HostConflict { message });
-        let (leaver, heir) = (self.hosts.at(old), self.hosts.at(new));
-        if heir.spec.role != Role::Spare {
-            return conflict(format!("{spare} is a {:?} host, not a spare", heir.spec.role).to_lowercase());
-        }
-        if !heir.takes_work() {
-            return conflict(format!("{spare} is not ready ({:?}); `asterism host show {spare}`", heir.health));
-        }
-        if leaver.spec.role == Role::Spare {
-            return conflict(format!("{dead} is a spare itself; nothing is to be replaced"));
-        }
-        if leaver.takes_work() {
-            return conflict(format!("{dead} is at work; `asterism host drain {dead}` first"));
-        }
-        let shards: usize = self.contexts.values().map(|context| context.shards_on(new)).sum();
-        let jobs = self.jobs.values().filter(|job| job.query_host == Some(new)).count();
-        if shards + jobs > 0 {
-            return Err(JobError::SpareBusy { name: spare.to_string(), shards, jobs });
-        }
-        let role = leaver.spec.role;
-        let mut commands = Vec::new();
-        for (host, role) in [(new, role), (old, Role::Spare)] {
-            let record = self.hosts.at_mut(host);
-            (record.spec.role, record.kept.role) = (role, Some(role));
-            commands.push(Command::Persist(record::host(record)));
-        }
-        if self.hosts.at(old).is_up() {
-            self.vacate(now, old, ("drained", "a spare took its place".into()), &mut commands);
-        }
-        self.advance(now, &mut commands);
-        Ok(commands)
-    }
-
-    /// Moves the work of hosts whose time to drain has come, or that have none any more.
-    pub(super) fn drain_due(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        for host in self.hosts.that(|host| host.drain_at.is_some()) {
-            let busy = self.contexts.values().any(|context| context.shards_on(host) > 0)
-                || self.jobs.values().any(|job| job.query_host == Some(host));
-            let due = self.hosts.at(host).drain_at.is_some_and(|at| at <= now);
-            if !busy || due {
-                self.vacate(now, host, ("drained", "it was drained".into()), commands);
-                let record = self.hosts.at_mut(host);
-                record.drain_at = None;
-                record.kept.scheduling = Scheduling::Cordoned;
-                commands.push(Command::Persist(record::host(record)));
-            }
-        }
     }
 
     /// Hosts that held shards for an earlier supervisor and have not come back to this one.

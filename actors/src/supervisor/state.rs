@@ -323,7 +323,7 @@ impl SupervisorState {
             self.lose(now, host, ("heartbeat", format!("no heartbeat for {silence:.1} s; {why}")), commands);
         }
         self.give_up_absent(now, commands);
-        self.drain_due(now, commands);
+        self.move_out(now, commands);
         self.expire_sessions(now, commands);
         let late: Vec<u64> =
             self.jobs.values().filter(|job| !job.has_ended() && job.is_late(now)).map(|job| job.number).collect();

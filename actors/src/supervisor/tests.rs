@@ -1,5 +1,7 @@
 //! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated elsewhere.
 
+mod moving;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
@@ -10,7 +12,7 @@ use super::{
     SessionLimits, Source, SupervisorConfig, SupervisorState,
 };
 use crate::{
-    api::{HostHealth, JobEvent, JobPhase, JobState, Role, Scheduling, SessionState},
+    api::{HostHealth, JobEvent, JobPhase, JobState, Role, SessionState},
     messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
     store::{Change, Entry},
 };
@@ -556,42 +558,6 @@ fn sessions_keep_what_they_have_and_admission_says_no() {
     assert!(refused.to_string().contains("800") && refused.to_string().contains("200"), "{refused}");
     let refused = cluster.state.submit(Duration::ZERO, job(Source::Context(context), None)).expect_err("no room");
     assert_eq!(refused.code(), "placement_impossible");
-}
-
-#[test]
-fn a_drained_host_gives_its_shards_away_and_the_last_one_stays() {
-    let (mut cluster, job) = decoding();
-    let drain = |cluster: &mut Cluster, name: &str| {
-        cluster.state.schedule_host(seconds(cluster.now), name, Scheduling::Draining, None)
-    };
-    assert_eq!(drain(&mut cluster, "q0").expect_err("the only one").code(), "last_host");
-    let commands = drain(&mut cluster, "c0").expect("there is another");
-    cluster.note(commands);
-    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
-    let orders = cluster.encode();
-    assert!(orders.iter().all(|(to, _)| *to == 2), "{orders:?}");
-    assert_eq!(cluster.status(job).recoveries[0].reason, "drained");
-    assert_eq!(drain(&mut cluster, "c1").expect_err("the only one left").code(), "last_host");
-    let commands = cluster.state.schedule_host(seconds(1.0), "c0", Scheduling::Open, None).expect("it is there");
-    cluster.note(commands);
-    assert!(drain(&mut cluster, "c1").is_ok());
-}
-
-#[test]
-fn a_spare_replaces_a_dead_host_for_good() {
-    let mut cluster = Cluster::ready(config(2, 2));
-    let replace = |cluster: &mut Cluster, dead: &str, spare: &str| {
-        cluster.state.replace_host(seconds(cluster.now), dead, spare).map(|commands| cluster.note(commands))
-    };
-    assert_eq!(replace(&mut cluster, "c1", "s0").expect_err("at work").code(), "host_conflict");
-    let exited = HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "signal 9".into(), restarting: false };
-    cluster.say(NODE, exited);
-    assert_eq!(replace(&mut cluster, "c1", "c0").expect_err("no spare").code(), "host_conflict");
-    assert_eq!(replace(&mut cluster, "c1", "s9").expect_err("unknown").code(), "host_not_found");
-    replace(&mut cluster, "c1", "s0").expect("idle");
-    cluster.restart();
-    let roles: Vec<Role> = (0..5).map(|at| cluster.state.host_status(Duration::ZERO, at).role).collect();
-    assert_eq!(roles, [Role::Context, Role::Spare, Role::Query, Role::Context, Role::Spare]);
 }
 
 #[test]

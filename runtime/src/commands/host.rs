@@ -51,7 +51,7 @@ pub struct HostName {
 pub struct DrainArgs {
     /// Host of the cluster file
     pub name: String,
-    /// Seconds until what has not moved is encoded anew elsewhere [default: no limit]
+    /// Seconds until what has not moved is taken away all the same, and jobs wait for it [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub deadline: Option<Duration>,
 }
@@ -120,7 +120,11 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
             .hint(format!("asterism host show {}", host.name)));
         }
         thread::sleep(POLL);
+        let before = host.shards;
         host = client.host(&args.name)?;
+        if host.shards < before {
+            globals.note(format_args!("{}: {} of {first} shards are elsewhere", host.name, first - host.shards));
+        }
         if host.scheduling == Scheduling::Open {
             return Err(CliError::new(Exit::NotFound, format!("host '{}' was opened for work meanwhile", host.name))
                 .hint(format!("asterism host drain {}", host.name)));

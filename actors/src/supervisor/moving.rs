@@ -1,0 +1,184 @@
+//! Work that leaves a host which lives: a shard is encoded elsewhere first, and given up only when it is held there. What
+//! cannot be encoded alone is taken away, as if the host were lost. Hosts that died are `recovery.rs`.
+
+use std::time::Duration;
+
+use crate::{
+    api::{Role, Scheduling},
+    error::JobError,
+    messages::{Encoded, HostCommand},
+    supervisor::{
+        config::Recovery,
+        context::Place,
+        hosts::HostRecord,
+        record,
+        state::{Command, SupervisorState},
+    },
+};
+
+/// A host that gives its work to others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drain {
+    /// When what has not left by itself is taken away. None: what cannot move is taken at once, the rest moves in its time.
+    pub deadline: Option<Duration>,
+}
+
+impl Drain {
+    /// Whether a shard that could move is taken away all the same.
+    fn is_over(self, now: Duration) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Whether what cannot move is taken away.
+    fn takes(self, now: Duration) -> bool {
+        self.deadline.is_none_or(|deadline| deadline <= now)
+    }
+}
+
+impl SupervisorState {
+    /// Has a host take new work again, or none, or give what it has to others, by `deadline` if there is one.
+    ///
+    /// # Errors
+    /// [`JobError::LastHost`] when nobody else could take its work.
+    pub fn schedule_host(
+        &mut self,
+        now: Duration,
+        name: &str,
+        scheduling: Scheduling,
+        deadline: Option<Duration>,
+    ) -> Result<Vec<Command>, JobError> {
+        let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
+        let role = self.hosts.at(host).spec.role;
+        let heir = |other: &HostRecord| {
+            other.spec.name != name
+                && other.takes_work()
+                && (other.spec.role == role || other.spec.role == Role::Spare)
+                && other.rank(role, Recovery::Redistribute).is_some()
+        };
+        if scheduling == Scheduling::Draining && role != Role::Spare && self.hosts.that(heir).is_empty() {
+            return Err(JobError::LastHost { name: name.to_string(), role: format!("{role:?}").to_lowercase() });
+        }
+        let mut commands = Vec::new();
+        self.set_scheduling(host, scheduling, deadline.map(|deadline| now + deadline), &mut commands);
+        self.move_out(now, &mut commands);
+        self.advance(now, &mut commands);
+        Ok(commands)
+    }
+
+    /// Gives the place of a host that is dead or takes no work to a spare, for good.
+    ///
+    /// # Errors
+    /// When one is not there, the spare is no spare or has work, or the host is at work.
+    pub fn replace_host(&mut self, now: Duration, dead: &str, spare: &str) -> Result<Vec<Command>, JobError> {
+        let find = |name: &str| self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() });
+        let (old, new) = (find(dead)?, find(spare)?);
+        let conflict = |message: String| Err(JobError::HostConflict { message });
+        let (leaver, heir) = (self.hosts.at(old), self.hosts.at(new));
+        if heir.spec.role != Role::Spare {
+            return conflict(format!("{spare} is a {:?} host, not a spare", heir.spec.role).to_lowercase());
+        }
+        if !heir.takes_work() {
+            return conflict(format!("{spare} is not ready ({:?}); `asterism host show {spare}`", heir.health));
+        }
+        if leaver.spec.role == Role::Spare {
+            return conflict(format!("{dead} is a spare itself; nothing is to be replaced"));
+        }
+        if leaver.takes_work() {
+            return conflict(format!("{dead} is at work; `asterism host drain {dead}` first"));
+        }
+        let shards: usize = self.contexts.values().map(|context| context.shards_on(new)).sum();
+        let jobs = self.jobs.values().filter(|job| job.query_host == Some(new)).count();
+        if shards + jobs > 0 {
+            return Err(JobError::SpareBusy { name: spare.to_string(), shards, jobs });
+        }
+        let role = leaver.spec.role;
+        let mut commands = Vec::new();
+        for (host, role) in [(new, role), (old, Role::Spare)] {
+            let record = self.hosts.at_mut(host);
+            (record.spec.role, record.kept.role) = (role, Some(role));
+            commands.push(Command::Persist(record::host(record)));
+        }
+        if self.hosts.at(old).is_up() {
+            self.set_scheduling(old, Scheduling::Draining, None, &mut commands);
+            self.move_out(now, &mut commands);
+        }
+        self.advance(now, &mut commands);
+        Ok(commands)
+    }
+
+    /// Goes on with moving the work of hosts that drain, and has hosts forget what has moved away from them.
+    pub(super) fn move_out(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        for host in self.hosts.that(|host| host.drain.is_some()) {
+            let drain = self.hosts.at(host).drain.expect("it drains");
+            let held = self.contexts.values().filter(|context| context.shards_on(host) > 0).map(|c| c.number);
+            for number in held.collect::<Vec<_>>() {
+                let context = &self.contexts[&number];
+                // Hosts that held it for an earlier supervisor may still come back to this one.
+                let away = |place: &Place| place.host.is_some_and(|host| !self.hosts.at(host).is_up());
+                let awaited = context.places.iter().any(|place| place.encoded.is_none() && away(place));
+                match context.moves_alone() && !drain.is_over(now) {
+                    true if context.is_ready() => self.begin_move(number, host, commands),
+                    true => {}
+                    false if drain.takes(now) && !awaited => self.take_shards(now, number, (host, "drained"), commands),
+                    false => {}
+                }
+            }
+            let asked = self.running().filter(|job| drain.takes(now) && job.query_host == Some(host));
+            for number in asked.map(|job| job.number).collect::<Vec<_>>() {
+                self.take_generation(now, number, (host, "drained"), commands);
+            }
+            let busy = self.contexts.values().any(|context| context.shards_on(host) > 0)
+                || self.jobs.values().any(|job| job.query_host == Some(host));
+            if !busy {
+                self.set_scheduling(host, Scheduling::Cordoned, None, commands);
+            }
+        }
+        let pause = self.config.liveness.heartbeat;
+        for host in self.hosts.that(|host| host.moved_away.iter().any(|(_, since)| *since + pause <= now)) {
+            let moved = std::mem::take(&mut self.hosts.at_mut(host).moved_away);
+            let forgotten = moved.into_iter().map(|(context, _)| context);
+            let gone = |number: &u64| self.contexts.get(number).is_none_or(|context| context.shards_on(host) == 0);
+            for context in forgotten.filter(gone).collect::<Vec<_>>() {
+                self.send(host, HostCommand::Release { context }, commands);
+            }
+        }
+    }
+
+    /// Has others encode what a host holds of a context, as far as there is room; the rest stays until there is.
+    fn begin_move(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
+        let context = &self.contexts[&number];
+        let mut blocks = context.held_by(host);
+        blocks.retain(|block| !context.heirs.contains_key(block));
+        let Ok(heirs) = self.find_hosts(context, &blocks) else { return };
+        let context = self.contexts.get_mut(&number).expect("it was there");
+        context.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));
+        for (block, heir) in blocks.into_iter().zip(heirs) {
+            let order = self.contexts[&number].order_alone(block);
+            self.send(heir, HostCommand::Encode(order), commands);
+        }
+    }
+
+    /// A shard is where it moved to: whoever asks it hears so, and its old host soon forgets it.
+    pub(super) fn moved(&mut self, now: Duration, host: usize, encoded: Encoded, commands: &mut Vec<Command>) {
+        let (number, block, addresses) = (encoded.context, encoded.block as usize, self.addresses());
+        let Some(context) = self.contexts.get_mut(&number) else { return };
+        let old = context.inherit(block, host, encoded);
+        commands.push(Command::Persist(record::places(context, &addresses)));
+        if let Some(old) = old {
+            self.hosts.at_mut(old).moved_away.push((number, now));
+        }
+    }
+
+    fn set_scheduling(
+        &mut self,
+        host: usize,
+        scheduling: Scheduling,
+        deadline: Option<Duration>,
+        commands: &mut Vec<Command>,
+    ) {
+        let record = self.hosts.at_mut(host);
+        record.kept.scheduling = scheduling;
+        record.drain = (scheduling == Scheduling::Draining).then_some(Drain { deadline });
+        commands.push(Command::Persist(record::host(record)));
+    }
+}

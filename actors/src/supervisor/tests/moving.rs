@@ -1,0 +1,154 @@
+//! Hosts that drain and hosts that are replaced, with a fake clock.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{CLUSTER, Cluster, NODE, config, connection, decoding, seconds};
+use crate::{
+    api::{Role, Scheduling},
+    error::JobError,
+    messages::{EncodeShards, HostCommand, HostMessage},
+    supervisor::SupervisorConfig,
+};
+
+impl Cluster {
+    fn drain(&mut self, name: &str, deadline: Option<f64>) -> Result<(), JobError> {
+        let deadline = deadline.map(seconds);
+        let commands = self.state.schedule_host(seconds(self.now), name, Scheduling::Draining, deadline)?;
+        self.note(commands);
+        Ok(())
+    }
+
+    fn scheduling(&self, at: usize) -> Scheduling {
+        self.state.host_status(seconds(self.now), at).scheduling
+    }
+}
+
+#[test]
+fn shards_of_a_drained_host_are_held_elsewhere_before_they_leave_it() {
+    let (mut cluster, job) = decoding();
+    assert_eq!(cluster.drain("q0", None).expect_err("the only one").code(), "last_host");
+    cluster.drain("c0", None).expect("there is another");
+    assert!(!cluster.sent.contains(&(1, HostCommand::Release { context: job })), "it goes on answering");
+    let orders = cluster.encode();
+    assert_eq!(orders.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [2, 2]);
+    let told = cluster.take_sent();
+    let Some((3, HostCommand::Holders { holders, .. })) = told.last() else { panic!("{told:?}") };
+    assert_eq!((holders.len(), &holders[0].blocks[..]), (1, &[0, 1, 2, 3][..]));
+    assert!(!told.contains(&(1, HostCommand::Release { context: job })), "the query host has to hear it first");
+    cluster.tick(1.0, &[1, 2, 3]);
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    assert_eq!(cluster.scheduling(0), Scheduling::Cordoned);
+    assert!(cluster.status(job).recoveries.is_empty(), "nobody waited");
+    assert_eq!(cluster.drain("c1", None).expect_err("the only one left").code(), "last_host");
+    let commands = cluster.state.schedule_host(seconds(1.0), "c0", Scheduling::Open, None).expect("it is there");
+    cluster.note(commands);
+    cluster.drain("c1", None).expect("there is another again");
+}
+
+#[test]
+fn a_host_that_dies_while_it_drains_leaves_its_shards_to_their_heirs() {
+    let (mut cluster, job) = decoding();
+    cluster.drain("c0", None).expect("there is another");
+    let first = cluster.take_sent();
+    cluster.say(NODE, HostMessage::Exited { host: "c0".into(), incarnation: 1, cause: "9".into(), restarting: false });
+    let again = cluster.encode();
+    let blocks = |orders: &[(u64, EncodeShards)]| -> Vec<usize> {
+        orders.iter().flat_map(|(_, order)| &order.shards).map(|shard| shard.block).collect()
+    };
+    assert_eq!((blocks(&again), again.iter().all(|(to, _)| *to == 2)), (vec![0, 1], true), "after {first:?}");
+    assert_eq!(cluster.status(job).recoveries[0].shards, 2);
+    assert!(
+        cluster
+            .take_sent()
+            .iter()
+            .any(|(to, command)| (*to, matches!(command, HostCommand::Holders { .. })) == (3, true))
+    );
+}
+
+#[test]
+fn a_move_whose_heir_dies_begins_again_and_one_that_fails_takes_the_shards_away() {
+    let mut cluster = Cluster::ready(config(3, 0));
+    let job = cluster.submit(None);
+    cluster.encode();
+    cluster.drain("c0", None).expect("there are others");
+    cluster.take_sent();
+    cluster.say(NODE, HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "9".into(), restarting: false });
+    assert!(
+        !cluster.sent.contains(&(1, HostCommand::Release { context: job })),
+        "what it has stays until the rest is whole"
+    );
+    assert!(cluster.encode().iter().all(|(to, _)| *to == 3));
+    cluster.tick(0.5, &[1, 3, 4]);
+    assert_eq!(cluster.scheduling(0), Scheduling::Draining);
+    let orders: Vec<u64> = cluster
+        .take_sent()
+        .into_iter()
+        .filter(|(_, c)| matches!(c, HostCommand::Encode(_)))
+        .map(|(to, _)| to)
+        .collect();
+    assert!(!orders.is_empty() && orders.iter().all(|to| *to == 3), "{orders:?}");
+    let failed = HostMessage::NotEncoded {
+        context: job,
+        attempt: 1,
+        peer_lost: false,
+        code: "out_of_memory".into(),
+        message: "no room".into(),
+    };
+    cluster.say(3, failed);
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })), "{:?}", cluster.sent);
+}
+
+#[test]
+fn what_cannot_move_is_taken_away_and_so_is_all_when_the_time_is_over() {
+    let ring = serde_json::from_value(json!({"ring": {"layout": "contiguous"}})).expect("a method");
+    let mut cluster = Cluster::ready(SupervisorConfig { method: ring, ..config(2, 0) });
+    let job = cluster.submit(None);
+    cluster.encode();
+    cluster.drain("c0", Some(10.0)).expect("there is another");
+    assert!(!cluster.sent.contains(&(1, HostCommand::Release { context: job })), "its job may end before");
+    cluster.drain("c0", None).expect("there is another");
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })), "its shards need each other");
+    let (mut cluster, job) = decoding();
+    cluster.drain("c0", Some(10.0)).expect("there is another");
+    cluster.sent.clear();
+    cluster.tick(9.0, &[1, 2, 3]);
+    assert!(cluster.sent.is_empty(), "{:?}", cluster.sent);
+    cluster.tick(10.0, &[1, 2, 3]);
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    assert_eq!(cluster.status(job).recoveries[0].reason, "drained");
+}
+
+#[test]
+fn a_restarted_supervisor_goes_on_draining() {
+    let (mut cluster, job) = decoding();
+    cluster.drain("c0", None).expect("there is another");
+    cluster.restart();
+    cluster.tick(0.5, &[]);
+    for at in [0, 1] {
+        cluster.hello(at, 1, CLUSTER, (&[job], &[]));
+        cluster.say(connection(at, 1), HostMessage::Ready);
+        cluster.encode();
+    }
+    cluster.tick(1.0, &[1, 2]);
+    assert!(cluster.encode().iter().all(|(to, _)| *to == 2));
+    assert_eq!(cluster.state.host_status(seconds(1.0), 0).shards, 0);
+}
+
+#[test]
+fn a_spare_replaces_a_dead_host_for_good() {
+    let mut cluster = Cluster::ready(config(2, 2));
+    let replace = |cluster: &mut Cluster, dead: &str, spare: &str| {
+        cluster.state.replace_host(seconds(cluster.now), dead, spare).map(|commands| cluster.note(commands))
+    };
+    assert_eq!(replace(&mut cluster, "c1", "s0").expect_err("at work").code(), "host_conflict");
+    let exited = HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "signal 9".into(), restarting: false };
+    cluster.say(NODE, exited);
+    assert_eq!(replace(&mut cluster, "c1", "c0").expect_err("no spare").code(), "host_conflict");
+    assert_eq!(replace(&mut cluster, "c1", "s9").expect_err("unknown").code(), "host_not_found");
+    replace(&mut cluster, "c1", "s0").expect("idle");
+    cluster.restart();
+    let roles: Vec<Role> = (0..5).map(|at| cluster.state.host_status(Duration::ZERO, at).role).collect();
+    assert_eq!(roles, [Role::Context, Role::Spare, Role::Query, Role::Context, Role::Spare]);
+}
