@@ -1,6 +1,11 @@
 //! `supervisor`, `node` and `host`: one process a role, as service managers and `up` start them. They log and print nothing.
 
-use std::{io::Read, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::Args;
 
@@ -59,7 +64,7 @@ pub struct HostArgs {
     /// Number of this start, larger than that of every earlier one [default: the time]
     #[arg(long, value_name = "N")]
     pub incarnation: Option<u64>,
-    /// End when standard input ends
+    /// End when standard input ends, and tell standard output of having joined
     #[arg(long)]
     pub end_with_stdin: bool,
 }
@@ -95,7 +100,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
     let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
-    let launch = Launch { file: cluster_file(globals)?, supervisor: args.join };
+    let launch = Launch::new(cluster_file(globals)?, args.join)?;
     runtime()?.block_on(async {
         if let Some(token_file) = &globals.token_file {
             joining::join(&cluster, (name, &names), token_file, args.token_from).await?;
@@ -165,10 +170,16 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
     }
     let supervisor = args.supervisor.unwrap_or(cluster.listen);
     let incarnation = args.incarnation.unwrap_or_else(now_ns);
+    let has_parent = args.end_with_stdin;
+    let joined = move || {
+        if has_parent {
+            report();
+        }
+    };
     runtime()?.block_on(async {
         let mut signals = Signals::listen(Hangup::Ends)?;
         tokio::select! {
-            ended = wiring::run_host(&cluster, host, supervisor, incarnation) => ended.map(|()| Exit::Success),
+            ended = wiring::run_host(&cluster, host, (supervisor, incarnation), joined) => ended.map(|()| Exit::Success),
             () = signals.next() => Ok(Exit::Success),
         }
     })
@@ -233,6 +244,12 @@ impl Signals {
             }
         }
     }
+}
+
+/// Tells the parent process that this one's start succeeded.
+fn report() {
+    // A parent that is gone ends this process anyway.
+    let _ = std::io::stdout().write_all(b"joined\n").and_then(|()| std::io::stdout().flush());
 }
 
 /// Ends this process when the other end of its standard input does, whatever it is doing.

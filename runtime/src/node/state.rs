@@ -1,4 +1,5 @@
-//! When a process that ended is started again, after how long, and when no more. Knows no process and no clock.
+//! When a process that ended is started again, after how long, and when no more; when one that says nothing is to be
+//! ended. Knows no process and no clock.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -46,17 +47,29 @@ pub struct Restarts {
     recent: VecDeque<Duration>,
     wait: Duration,
     started: Duration,
+    reported: Option<Duration>,
 }
 
 impl Restarts {
     /// At most `max` restarts within [`WINDOW`].
     pub fn new(max: u32) -> Self {
-        Self { max, recent: VecDeque::new(), wait: FIRST_WAIT, started: Duration::ZERO }
+        Self { max, recent: VecDeque::new(), wait: FIRST_WAIT, started: Duration::ZERO, reported: None }
     }
 
     /// The process was started.
     pub fn started(&mut self, now: Duration) {
         self.started = now;
+        self.reported = None;
+    }
+
+    /// The process said that its start succeeded.
+    pub fn reported(&mut self, now: Duration) {
+        self.reported = Some(now);
+    }
+
+    /// When the process is to be ended unless it reports: `limit` after its start. `None` once it has reported.
+    pub fn report_due(&self, limit: Duration) -> Option<Duration> {
+        self.reported.is_none().then_some(self.started + limit)
     }
 
     /// The process ended.
@@ -125,6 +138,20 @@ mod tests {
         assert_eq!(live(&mut restarts, &mut now, 1.0), None);
         let (mut slow, mut now) = (Restarts::new(5), 0.0);
         assert!((0..50).all(|_| live(&mut slow, &mut now, 61.0).is_some()), "one a minute goes on forever");
+    }
+
+    #[test]
+    fn each_start_has_its_own_time_to_report() {
+        let limit = Duration::from_secs(30);
+        let at = Duration::from_secs;
+        let mut restarts = Restarts::new(5);
+        restarts.started(at(100));
+        assert_eq!(restarts.report_due(limit), Some(at(130)));
+        restarts.reported(at(120));
+        assert_eq!(restarts.report_due(limit), None);
+        restarts.ended(at(500), Ending::Failed);
+        restarts.started(at(501));
+        assert_eq!(restarts.report_due(limit), Some(at(531)));
     }
 
     #[test]
