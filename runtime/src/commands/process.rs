@@ -17,6 +17,7 @@ use crate::{
     globals::{DEFAULT_FILE, Globals},
     joining, logging, metrics,
     node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
+    renewal,
     service::Service,
     wiring,
 };
@@ -47,7 +48,7 @@ pub struct NodeArgs {
     /// Node of the cluster file [default: the one whose address this machine has]
     #[arg(long, value_name = "NODE")]
     pub name: Option<String>,
-    /// Where the join token of --token-file is used [default: security.join_listen]
+    /// Where this node gets its certificates [default: security.join_listen]
     #[arg(long, value_name = "ADDRESS")]
     pub token_from: Option<SocketAddr>,
 }
@@ -105,6 +106,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         if let Some(token_file) = &globals.token_file {
             joining::join(&cluster, (name, &names), token_file, args.token_from).await?;
         }
+        renewal::keep(&cluster, (name, &names), args.token_from);
         credentials::provide(&cluster, names)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
