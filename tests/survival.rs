@@ -9,9 +9,10 @@ use std::{
         mpsc,
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
+use asterism_transport::certificates::{CertificateAuthority, Credentials, HOST_FILE, Validity};
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
 
@@ -188,11 +189,22 @@ fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
         assert!(said.contains(cause), "{said}");
     }
 
-    // With its certificates it needs no token.
+    // With its certificates it needs no token, and it renews those that end soon.
     drop(agent);
     fs::remove_file(other.folder().join("join-token")).expect("it was there");
     head.wait_for("the node to be missed", |status| !ready(status));
+    let authority = CertificateAuthority::load(&head.folder().join("data/certificates")).expect("its own");
+    let soon = Validity::starting(SystemTime::now(), Duration::from_secs(1200));
+    let places = ["b", "query-0"].map(|name| other.folder().join("data/certificates/hosts").join(name));
+    for place in &places {
+        let name = place.file_name().and_then(|name| name.to_str()).expect("a name");
+        let ending = Credentials::issue(&authority, name, soon).expect("issued");
+        ending.save(place).expect("saved");
+    }
+    let read = || places.each_ref().map(|place| fs::read(place.join(HOST_FILE)).expect("a certificate"));
+    let ending = read();
     let _agent = start(&other, &arguments);
+    eventually("new certificates", || read().iter().zip(&ending).all(|(now, before)| now != before));
     head.wait_for("all hosts again", ready);
 }
 

@@ -88,6 +88,21 @@ pub fn are_wanting(cluster: &Cluster, names: &[String]) -> bool {
         && names.iter().any(|name| ends_by(&identity_folder(cluster, name), now))
 }
 
+/// Those of `names` whose certificates here came from elsewhere and have at most a third of their time left at `now`.
+pub fn due<'a>(cluster: &Cluster, names: &'a [String], now: SystemTime) -> Vec<&'a str> {
+    let brought = cluster.security.mode == SecurityMode::Mtls
+        && cluster.security.files.is_none()
+        && !ca_folder(cluster).join(CA_KEY_FILE).exists();
+    let is_due = |name: &&str| {
+        let pem = std::fs::read_to_string(identity_folder(cluster, name).join(HOST_FILE)).unwrap_or_default();
+        CertificateInfo::from_pem(&pem).is_ok_and(|info| {
+            let Validity { not_before, not_after } = info.validity;
+            now >= not_after - (not_after - not_before) / 3
+        })
+    };
+    names.iter().map(String::as_str).filter(|_| brought).filter(is_due).collect()
+}
+
 /// Keeps what `name` got from where the CA's key is, and the CA's certificate, so that no other CA is made here.
 pub fn save(cluster: &Cluster, name: &str, credentials: &Credentials) -> Result<(), CliError> {
     let file = ca_folder(cluster).join(CA_FILE);

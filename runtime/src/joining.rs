@@ -1,5 +1,5 @@
-//! How nodes get certificates for a one-time token: the desk beside the CA's key, and what a joining node does. The
-//! exchange itself is the transport's.
+//! How nodes get certificates: the desk beside the CA's key, and what a node with a one-time token does. The exchange
+//! itself is the transport's.
 
 use std::{
     fs::{self, File},
@@ -52,10 +52,7 @@ pub async fn join(
     if !credentials::are_wanting(cluster, &names) {
         return Ok(());
     }
-    let Some(address) = from.or(cluster.security.join_listen).filter(|address| address.port() != 0) else {
-        return Err(CliError::usage("it is not known where to use the join token")
-            .hint("add --token-from ADDRESS, as `asterism cert token` printed it"));
-    };
+    let address = desk_at(cluster, from)?;
     let token: JoinToken = globals::read_token(token_file)?.parse().map_err(refusal)?;
     for (name, issued) in join::join(address, &token, node, &names).await.map_err(refusal)? {
         credentials::save(cluster, &name, &issued)?;
@@ -64,8 +61,16 @@ pub async fn join(
     Ok(())
 }
 
+/// Where certificates are given out: at `from`, or where the cluster file says.
+pub fn desk_at(cluster: &Cluster, from: Option<SocketAddr>) -> Result<SocketAddr, CliError> {
+    from.or(cluster.security.join_listen).filter(|address| address.port() != 0).ok_or_else(|| {
+        CliError::usage("it is not known where nodes get certificates")
+            .hint("add --token-from ADDRESS, as `asterism cert token` printed it, or [security] join_listen")
+    })
+}
+
 /// A token or a node that is refused ends a command with exit 6; an address that does not answer, with 3.
-fn refusal(error: JoinError) -> CliError {
+pub fn refusal(error: JoinError) -> CliError {
     let exit = match &error {
         JoinError::Unreachable { .. }
         | JoinError::Unavailable { .. }
@@ -89,6 +94,10 @@ impl JoinDesk for Desk {
 
     fn allows(&self, node: &str, host: &str) -> bool {
         let hosts = &self.cluster.hosts;
+        // Whoever shows the certificate of a host is not the node that has that host's name.
+        if self.cluster.host(node).is_some_and(|named| named.node != node) {
+            return false;
+        }
         match self.cluster.host(host) {
             Some(known) => known.node == node,
             // The certificate of the node's agent.
@@ -176,6 +185,10 @@ mod tests {
         ];
         let allowed = asked.map(|(node, host)| desk.allows(node, host));
         assert_eq!(allowed, [true, true, true, false, false, false, false, false]);
+        let mut cluster = desk.cluster;
+        cluster.hosts.iter_mut().find(|host| host.name == "context-1").unwrap().name = "b".into();
+        let desk = Desk { cluster, ..desk };
+        assert!(!desk.allows("b", "context-0") && desk.allows("local", "b"), "b is a host of another node");
     }
 
     #[test]

@@ -80,7 +80,8 @@ impl Kept {
         let origin = Instant::now();
         let mut restarts = Restarts::new(self.max_restarts);
         loop {
-            restarts.started(origin.elapsed());
+            // It serves: that is its report.
+            restarts.reported(origin.elapsed());
             let mut ended = tokio::select! {
                 ended = self.end() => ended,
                 _ = &mut stopped => {

@@ -21,6 +21,7 @@ pub mod node;
 pub mod output;
 pub mod progress;
 pub mod readiness;
+pub mod renewal;
 pub mod rotation;
 pub mod service;
 pub mod size;

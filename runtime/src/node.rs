@@ -7,6 +7,7 @@ mod tie;
 use std::{
     collections::BTreeMap,
     fs,
+    future::pending,
     net::{SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -21,10 +22,14 @@ use tokio::{
 use crate::{
     cluster::{Cluster, Host},
     data_dir,
+    error::CliError,
 };
 pub use process::{Ended, Process, signal};
 pub use state::{Ending, Fate, Restarts};
 pub use tie::Tie;
+
+/// A host joins before it loads its model: its attempts to join end by themselves after ten seconds.
+const JOIN_WITHIN: Duration = Duration::from_secs(30);
 
 /// A host process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,10 +54,26 @@ impl HostExit {
 /// Where hosts find their configuration and their supervisor.
 #[derive(Clone, Debug)]
 pub struct Launch {
+    /// The program that hosts run.
+    pub program: PathBuf,
     /// The cluster file.
     pub file: PathBuf,
     /// Where the supervisor listens.
     pub supervisor: SocketAddr,
+    /// A host that has not joined so long after its start is ended.
+    pub join_within: Duration,
+}
+
+impl Launch {
+    /// Hosts run this program.
+    ///
+    /// # Errors
+    /// When the system does not say where this program lies.
+    pub fn new(file: PathBuf, supervisor: SocketAddr) -> Result<Self, CliError> {
+        let program = std::env::current_exe()
+            .map_err(|error| CliError::unreachable(format!("the path of this program is not known: {error}")))?;
+        Ok(Self { program, file, supervisor, join_within: JOIN_WITHIN })
+    }
 }
 
 /// The running hosts of a node.
@@ -97,6 +118,8 @@ struct Keeper {
     pid: watch::Sender<Option<u32>>,
     exits: mpsc::UnboundedSender<HostExit>,
     given_up: Arc<Mutex<Vec<HostExit>>>,
+    origin: Instant,
+    restarts: Restarts,
 }
 
 impl NodeAgent {
@@ -122,10 +145,12 @@ impl NodeAgent {
                 pid,
                 exits: exits.clone(),
                 given_up: Arc::clone(&given_up),
+                origin: Instant::now(),
+                restarts: Restarts::new(cluster.max_restarts),
             };
-            let (running, max_restarts) = (running.clone(), cluster.max_restarts);
+            let running = running.clone();
             let task = tokio::spawn(async move {
-                keeper.keep(max_restarts).await;
+                keeper.keep().await;
                 running.send_modify(|running| *running -= 1);
             });
             kept.insert(host.name.clone(), Kept { orders, pid: seen, task });
@@ -173,15 +198,16 @@ pub fn local_hosts(cluster: &Cluster) -> Vec<&Host> {
 
 impl Keeper {
     /// Starts the host again and again until it is done, given up, or told to stop.
-    async fn keep(mut self, max_restarts: u32) {
-        let origin = Instant::now();
-        let mut restarts = Restarts::new(max_restarts);
+    async fn keep(mut self) {
         loop {
             let incarnation = self.incarnations.next();
-            restarts.started(origin.elapsed());
+            self.restarts.started(self.origin.elapsed());
             let (ended, stopped) = self.live(incarnation).await;
             self.pid.send_replace(None);
-            let fate = if stopped { Fate::Finished } else { restarts.ended(origin.elapsed(), ended.ending) };
+            let fate = match stopped {
+                true => Fate::Finished,
+                false => self.restarts.ended(self.origin.elapsed(), ended.ending),
+            };
             let exit = HostExit { host: self.host.clone(), incarnation, cause: ended.cause, fate: fate.clone() };
             if let Fate::GivenUp { .. } = &fate {
                 self.given_up.lock().unwrap_or_else(PoisonError::into_inner).push(exit.clone());
@@ -198,15 +224,23 @@ impl Keeper {
     /// One life of the host; true when it ended because it was told to stop.
     async fn live(&mut self, incarnation: u64) -> (Ended, bool) {
         let arguments = arguments(&self.host, &self.launch, incarnation);
-        let mut process = match Process::start(arguments, &self.log) {
+        let mut process = match Process::start_program(&self.launch.program, arguments, &self.log) {
             Ok(process) => process,
             Err(error) => return (Ended::failed(format!("its process cannot be started: {error}")), false),
         };
         self.pid.send_replace(process.pid());
         tracing::debug!(host = self.host, incarnation, pid = process.pid(), "started");
+        let (mut report, limit) = (process.report(), self.launch.join_within);
         loop {
+            let due = self.restarts.report_due(limit);
             tokio::select! {
                 ended = process.wait() => return (ended, false),
+                () = report.given(), if due.is_some() => self.restarts.reported(self.origin.elapsed()),
+                () = moment(due.map(|due| self.origin + due)) => {
+                    let ended = process.kill().await;
+                    let cause = format!("it had not joined the supervisor within {} s", limit.as_secs_f64());
+                    return (Ended::failed(format!("{cause}; {}", ended.cause)), false);
+                }
                 command = self.orders.recv() => match command {
                     Some(Command::Kill { incarnation: wanted }) if wanted == incarnation => {
                         return (process.kill().await, false);
@@ -229,6 +263,14 @@ impl Keeper {
                 Ok(Some(Command::Stop { .. }) | None) => return true,
             }
         }
+    }
+}
+
+/// Completes at `time`; never where there is none.
+async fn moment(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => pending().await,
     }
 }
 
@@ -277,7 +319,10 @@ pub fn now_ns() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs::Permissions, os::unix::fs::PermissionsExt};
+
     use super::*;
+    use crate::{cluster_file, commands::config::SAMPLE};
 
     #[test]
     fn incarnations_grow_though_the_clock_goes_back() {
@@ -287,5 +332,38 @@ mod tests {
         let incarnations = Incarnations::load(folder.path());
         assert_eq!([incarnations.next(), incarnations.next()], [future + 1, future + 2]);
         assert_eq!(Incarnations::load(folder.path()).next(), future + 3);
+    }
+
+    /// A program that joins at once unless it is `context-1`, and then lives for as long as its parent.
+    const PROGRAM: &str = "#!/bin/sh\n[ \"$3\" = context-1 ] || echo joined\nread line\n";
+
+    #[tokio::test]
+    async fn a_host_that_never_joins_is_ended_and_started_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("host");
+        fs::write(&program, PROGRAM).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(0o700)).unwrap();
+        let file = cluster_file::parse(SAMPLE, []).unwrap();
+        let mut cluster = Cluster::resolve(&file, folder.path()).unwrap();
+        (cluster.data_dir, cluster.max_restarts) = (folder.path().to_owned(), 1);
+        let log = data_dir::log_file(&cluster.data_dir, "context-1");
+        fs::create_dir_all(log.parent().unwrap()).unwrap();
+        let hosts: Vec<_> = ["context-0", "context-1"].map(|name| cluster.host(name).unwrap()).into();
+        let launch = Launch {
+            program,
+            join_within: Duration::from_secs(1),
+            ..Launch::new(PathBuf::new(), cluster.listen).unwrap()
+        };
+
+        let (agent, mut exits) = NodeAgent::start(&cluster, &hosts, &launch);
+        let [first, second] = [exits.recv().await.unwrap(), exits.recv().await.unwrap()];
+        assert_eq!([first.host.as_str(), second.host.as_str()], ["context-1"; 2], "the other one joined: {first:?}");
+        assert!(first.cause.starts_with("it had not joined the supervisor within 1 s"), "{}", first.cause);
+        assert!(first.cause.contains("signal: 9"), "{}", first.cause);
+        assert!(first.restarting() && second.incarnation > first.incarnation, "{second:?}");
+        assert_eq!(agent.given_up(), [second], "the restart limit holds");
+        assert_eq!(agent.pids().into_keys().collect::<Vec<_>>(), ["context-0"]);
+        agent.stop(Duration::from_secs(60)).await;
+        assert_eq!(exits.recv().await.map(|exit| (exit.host, exit.fate)), Some(("context-0".into(), Fate::Finished)));
     }
 }

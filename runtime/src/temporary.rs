@@ -71,7 +71,7 @@ async fn serve(cluster: &Cluster, file: PathBuf, limit: Duration) -> Result<(Ser
     let service = Service::start(cluster).await?;
     let hosts = local_hosts(cluster);
     credentials::provide(cluster, hosts.iter().map(|host| host.name.as_str()))?;
-    let launch = Launch { file, supervisor: service.record.listen };
+    let launch = Launch::new(file, service.record.listen)?;
     let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
     tokio::spawn(Tie::new(cluster, &hosts, launch.supervisor, (agent.orders(), exits))?.hold());
     let look = async || service.supervisor.cluster().await.map_err(CliError::unreachable);

@@ -95,12 +95,13 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
     }
 }
 
-/// Runs one host until its supervisor ends it or is gone; `incarnation` is larger at each of its starts.
+/// Runs one host until its supervisor ends it or is gone; `incarnation` is larger at each of its starts. Calls `joined` when
+/// the supervisor has welcomed it for the first time.
 pub async fn run_host(
     cluster: &Cluster,
     host: &Host,
-    supervisor: SocketAddr,
-    incarnation: u64,
+    (supervisor, incarnation): (SocketAddr, u64),
+    joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
     let transport = bind(cluster, &host.name, host.address)?;
     let role = match host.role {
@@ -117,7 +118,13 @@ pub async fn run_host(
     let threads = cluster.threads_of(host, cores);
     tracing::info!(host = %host.name, incarnation, address = %transport.local_address(), threads, "starting");
     let model = cluster.model.clone();
-    let ended = host::run(config, transport, loader(model, threads, parts)).await;
+    let load = loader(model, threads, parts);
+    // A host loads its model once it has joined.
+    let load = Box::new(move || {
+        joined();
+        load()
+    });
+    let ended = host::run(config, transport, load).await;
     ended.map_err(|error| host_refusal(&error))
 }
 

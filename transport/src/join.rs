@@ -1,10 +1,12 @@
 //! How a node without certificates gets them: a one-time token, handed over by whoever set up the cluster, against
-//! certificates of the cluster's CA. It decides neither who gets tokens nor which hosts a node may be.
+//! certificates of the cluster's CA; and how it gets new ones before those end. It decides neither who gets tokens nor which
+//! hosts a node may be.
 //!
 //! A [`JoinToken`] names the CA by the SHA-256 of its certificate and holds a random secret. The node connects to a
 //! [`JoinListener`], which proves by a certificate for [`JOIN_DNS_NAME`] that it has the CA's key; no host's certificate
 //! carries that name, so a host cannot collect tokens. The node sends secret, names and public keys, and gets
-//! certificates; private keys never travel. Every message is bounded in size and time.
+//! certificates; private keys never travel. To renew, it shows the certificate that it has instead of a token: TLS checks
+//! that it is of this CA and not over, and its name says which node asks. Every message is bounded in size and time.
 
 mod client;
 mod error;
@@ -13,10 +15,10 @@ mod message;
 mod tls;
 mod token;
 
-pub use client::join;
+pub use client::{join, renew};
 pub use error::JoinError;
 pub use listener::{JoinConfig, JoinDesk, JoinListener};
-pub use message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, WantedHost};
+pub use message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost};
 pub use token::{JoinToken, TokenRecord};
 
 /// The DNS name in the listener's certificate.

@@ -4,7 +4,7 @@
 //! stream. The protocol version is the TLS application protocol (`asterism/1`), so that a peer of another version is
 //! refused before a byte of it is read.
 
-mod cause;
+pub(crate) mod cause;
 mod channel;
 pub(crate) mod tls;
 mod tuning;

@@ -44,6 +44,30 @@ fn a_reloaded_authority_issues_as_before() {
 }
 
 #[test]
+fn a_replacement_that_is_cut_off_leaves_the_old_or_the_new() {
+    let authority = authority();
+    let [old, new] = [0, 1].map(|_| Credentials::issue(&authority, "host", an_hour()).expect("the name is valid"));
+    let folders = [0, 1].map(|_| tempfile::tempdir().expect("a temporary folder can be made"));
+    let [place, elsewhere] = folders.each_ref().map(|folder| folder.path());
+    old.save(place).expect("the folder is writable");
+    new.save(elsewhere).expect("the folder is writable");
+    let loaded = || Credentials::load(place).expect("something whole is there").identity.key;
+    let take = |from: &str, to: &str| {
+        fs::copy(elsewhere.join(from), place.join(to)).expect("the folder is writable");
+    };
+
+    take(HOST_FILE, "host.pem.partial");
+    assert_eq!(loaded(), old.identity.key, "the key is not yet replaced");
+    take(HOST_KEY_FILE, HOST_KEY_FILE);
+    assert_eq!(loaded(), new.identity.key);
+    let certificate = Credentials::load(place).expect("something whole is there").identity.certificate;
+    assert_eq!(certificate, new.identity.certificate);
+    new.save(place).expect("what was left over is in nobody's way");
+    assert_eq!(loaded(), new.identity.key);
+    assert!(!place.join("host.pem.partial").exists());
+}
+
+#[test]
 fn wrong_names_are_refused() {
     for name in ["", "two\nlines", &"x".repeat(65)] {
         let error = authority().issue(name, an_hour()).expect_err("the name is invalid");

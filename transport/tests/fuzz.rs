@@ -8,7 +8,7 @@ use asterism_transport::{
     Frame, FrameError, FrameHeader, FrameKind, PayloadType,
     certificates::{CertificateAuthority, CertificateInfo, Validity},
     codec::{self, FIRST_RESERVATION, FrameDecoder, HEADER_BYTES, RESERVATION_GROWTH},
-    join::{JoinAnswer, JoinRequest, JoinToken, Refusal, WantedHost},
+    join::{JoinAnswer, JoinRequest, JoinToken, Refusal, RenewRequest, WantedHost},
     sim::Draw,
 };
 use bytes::Bytes;
@@ -130,6 +130,7 @@ fn join_messages() {
         node: "node-1".into(),
         hosts: (0..3).map(|host| WantedHost { name: format!("context-{host}"), public_key: vec![4; 65] }).collect(),
     };
+    let renewal = RenewRequest { hosts: request.hosts.clone() };
     let answers = [
         JoinAnswer::Issued { ca: "-----BEGIN".repeat(9), certificates: vec!["one".into(), "two".repeat(40)] },
         JoinAnswer::Refused(Refusal::UnknownToken),
@@ -138,9 +139,10 @@ fn join_messages() {
     ];
     let mut read = [0u64; 2];
     each("join messages", inputs() / 4, |draw, input| {
-        let mut bytes = match draw.below(3) {
+        let mut bytes = match draw.below(4) {
             0 => request.to_bytes().to_vec(),
-            1 => answers[draw.below(answers.len())].to_bytes().to_vec(),
+            1 => renewal.to_bytes().to_vec(),
+            2 => answers[draw.below(answers.len())].to_bytes().to_vec(),
             _ => {
                 let length = draw.below(400);
                 draw.bytes(length)
@@ -152,11 +154,15 @@ fn join_messages() {
             let again = JoinRequest::from_bytes(&request.to_bytes());
             assert!(again.as_ref() == Ok(request), "input {input}: a request changes as it is written again");
         }
+        let renewal = RenewRequest::from_bytes(&bytes);
+        if let Ok(renewal) = &renewal {
+            assert_eq!(RenewRequest::from_bytes(&renewal.to_bytes()).as_ref(), Ok(renewal), "input {input}");
+        }
         let answer = JoinAnswer::from_bytes(&bytes);
         if let Ok(answer) = &answer {
             assert_eq!(JoinAnswer::from_bytes(&answer.to_bytes()).as_ref(), Ok(answer), "input {input}");
         }
-        read[usize::from(request.is_ok() || answer.is_ok())] += 1;
+        read[usize::from(request.is_ok() || renewal.is_ok() || answer.is_ok())] += 1;
     });
     assert!(read.iter().all(|seen| *seen > 0), "refused and read: {read:?}");
 }

@@ -1,4 +1,4 @@
-//! Nodes that join with a token, and what keeps others from it.
+//! Nodes that join with a token and renew what they got, and what keeps others from it.
 
 mod common;
 
@@ -11,10 +11,10 @@ use std::{
 
 use asterism_transport::{
     NoObserver,
-    certificates::{CertificateAuthority, CertificateInfo, Credentials},
+    certificates::{CertificateAuthority, CertificateInfo, Credentials, Validity},
     join::{
         JOIN_DNS_NAME, JoinAnswer, JoinConfig, JoinDesk, JoinError, JoinListener, JoinRequest, JoinToken,
-        MAX_JOIN_BYTES, Refusal, TokenRecord, WantedHost, join,
+        MAX_JOIN_BYTES, Refusal, TokenRecord, WantedHost, join, renew,
     },
     quic::{QuicConfig, QuicTransport, Security},
 };
@@ -267,12 +267,95 @@ async fn a_request_that_is_too_long_or_none_at_all_is_refused() {
     assert!(cause.contains("P-256"), "{cause}");
 }
 
+/// What `node` has of `authority`, from an hour before `begin` for two hours.
+fn issued(authority: &CertificateAuthority, node: &str, begin: SystemTime) -> Credentials {
+    Credentials::issue(authority, node, Validity::starting(begin, HOUR)).expect("the name is valid")
+}
+
+#[tokio::test]
+async fn a_node_renews_its_own_certificates_without_a_token() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (ours, desk) = (authority(), desk());
+    let listener = listener(copy(&ours, &folder), &desk);
+    let nearly_over = issued(&ours, "node-1", SystemTime::now() - HOUR + Duration::from_secs(600));
+    let hosts = names(&["context-0", "context-1"]);
+    let renewed = within(renew(listener.local_address(), &nearly_over, &hosts)).await.expect("all is well");
+    assert_eq!(renewed.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), hosts);
+    for (name, credentials) in &renewed {
+        let info = CertificateInfo::from_pem(&credentials.identity.certificate).expect("it is a certificate");
+        assert_eq!((&info.name, info.issuer.as_str()), (name, "test"));
+        assert!(info.validity.not_after > SystemTime::now() + 300 * 24 * HOUR, "{info:?}");
+        assert_eq!(credentials.ca, ours.certificate());
+    }
+    assert_eq!(listener.tokens(), [], "it takes none");
+
+    let bind = |security| {
+        let transport = QuicTransport::bind(QuicConfig::new(loopback(), security), Arc::new(NoObserver));
+        Arc::new(transport.expect("the certificates are good")) as Arc<_>
+    };
+    let new = bind(Security::Mutual(renewed[0].1.clone()));
+    let (_, link) = meet(&new, &bind(common::mutual(&ours, "query"))).await;
+    assert_eq!(link.peer_name().as_deref(), Some("context-0"));
+}
+
+#[tokio::test]
+async fn a_node_renews_no_host_of_another_node() {
+    let (ours, desk) = (authority(), desk());
+    let (node, host) = (issued(&ours, "node-1", SystemTime::now()), issued(&ours, "context-0", SystemTime::now()));
+    let listener = listener(ours, &desk);
+    let refused = async |current: &Credentials, hosts: &[&str]| {
+        within(renew(listener.local_address(), current, &names(hosts))).await.expect_err("the node is refused")
+    };
+    let not_allowed = |node: &str, host: &str| JoinError::HostNotAllowed { node: node.into(), host: host.into() };
+    assert_eq!(refused(&node, &["context-0", "query"]).await, not_allowed("node-1", "query"));
+    assert_eq!(refused(&host, &["context-0"]).await, not_allowed("context-0", "context-0"));
+    assert_eq!(refused(&host, &["context-1"]).await, not_allowed("context-0", "context-1"));
+    assert_eq!(refused(&node, &[]).await.code(), "join_request");
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_over_or_of_another_authority_renews_nothing() {
+    let (ours, theirs, desk) = (authority(), authority(), desk());
+    let over = issued(&ours, "node-1", SystemTime::now() - 2 * HOUR);
+    let ca = ours.certificate().to_owned();
+    let listener = listener(ours, &desk);
+    let hosts = names(&["context-0"]);
+    let refused = async |current: &Credentials| {
+        within(renew(listener.local_address(), current, &hosts)).await.expect_err("the node is refused")
+    };
+    let error = refused(&over).await;
+    assert_eq!(error.code(), "join_certificate_refused", "{error}");
+    assert!(error.to_string().contains("node \"node-1\""), "{error}");
+    let foreign = issued(&theirs, "node-1", SystemTime::now());
+    assert_eq!(refused(&foreign).await.code(), "join_wrong_authority", "nor does it show itself there");
+    let posing = Credentials { ca: ca.clone(), ..foreign };
+    assert_eq!(refused(&posing).await.code(), "join_certificate_refused");
+
+    let nobody = stranger_speaking(b"asterism-renew/1", &ca, listener.local_address()).await;
+    let end = within(nobody.closed()).await;
+    assert!(end.to_string().contains("show one"), "{end}");
+}
+
+#[tokio::test]
+async fn a_node_renews_at_whichever_authority_it_trusts() {
+    let (old, new, desk) = (authority(), authority(), desk());
+    let both = old.certificate().to_owned() + new.certificate();
+    let current = Credentials { ca: both.clone(), ..issued(&new, "node-1", SystemTime::now()) };
+    let listener = listener(new, &desk);
+    let renewed = within(renew(listener.local_address(), &current, &names(&["context-0"]))).await;
+    assert_eq!(renewed.expect("all is well")[0].1.ca, both, "whom it trusts does not change");
+}
+
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// A connection to the listener by somebody who then does as he likes.
 async fn stranger(ca: &str, address: SocketAddr) -> quinn::Connection {
+    stranger_speaking(b"asterism-join/1", ca, address).await
+}
+
+async fn stranger_speaking(protocol: &[u8], ca: &str, address: SocketAddr) -> quinn::Connection {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).expect("it was just made")).expect("it was just made");
     let mut client = rustls::ClientConfig::builder_with_provider(provider())
@@ -280,7 +363,7 @@ async fn stranger(ca: &str, address: SocketAddr) -> quinn::Connection {
         .expect("ring supports TLS 1.3")
         .with_root_certificates(roots)
         .with_no_client_auth();
-    client.alpn_protocols = vec![b"asterism-join/1".to_vec()];
+    client.alpn_protocols = vec![protocol.to_vec()];
     let client = QuicClientConfig::try_from(client).expect("ring has the initial suite");
     let endpoint = quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("loopback has a free port");
     let config = quinn::ClientConfig::new(Arc::new(client));

@@ -1,6 +1,11 @@
 //! `supervisor`, `node` and `host`: one process a role, as service managers and `up` start them. They log and print nothing.
 
-use std::{io::Read, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::Args;
 
@@ -12,6 +17,7 @@ use crate::{
     globals::{DEFAULT_FILE, Globals},
     joining, logging, metrics,
     node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
+    renewal,
     service::Service,
     wiring,
 };
@@ -42,7 +48,7 @@ pub struct NodeArgs {
     /// Node of the cluster file [default: the one whose address this machine has]
     #[arg(long, value_name = "NODE")]
     pub name: Option<String>,
-    /// Where the join token of --token-file is used [default: security.join_listen]
+    /// Where this node gets its certificates [default: security.join_listen]
     #[arg(long, value_name = "ADDRESS")]
     pub token_from: Option<SocketAddr>,
 }
@@ -59,7 +65,7 @@ pub struct HostArgs {
     /// Number of this start, larger than that of every earlier one [default: the time]
     #[arg(long, value_name = "N")]
     pub incarnation: Option<u64>,
-    /// End when standard input ends
+    /// End when standard input ends, and tell standard output of having joined
     #[arg(long)]
     pub end_with_stdin: bool,
 }
@@ -95,11 +101,12 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
     let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
-    let launch = Launch { file: cluster_file(globals)?, supervisor: args.join };
+    let launch = Launch::new(cluster_file(globals)?, args.join)?;
     runtime()?.block_on(async {
         if let Some(token_file) = &globals.token_file {
             joining::join(&cluster, (name, &names), token_file, args.token_from).await?;
         }
+        renewal::keep(&cluster, (name, &names), args.token_from);
         credentials::provide(&cluster, names)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
@@ -165,10 +172,16 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
     }
     let supervisor = args.supervisor.unwrap_or(cluster.listen);
     let incarnation = args.incarnation.unwrap_or_else(now_ns);
+    let has_parent = args.end_with_stdin;
+    let joined = move || {
+        if has_parent {
+            report();
+        }
+    };
     runtime()?.block_on(async {
         let mut signals = Signals::listen(Hangup::Ends)?;
         tokio::select! {
-            ended = wiring::run_host(&cluster, host, supervisor, incarnation) => ended.map(|()| Exit::Success),
+            ended = wiring::run_host(&cluster, host, (supervisor, incarnation), joined) => ended.map(|()| Exit::Success),
             () = signals.next() => Ok(Exit::Success),
         }
     })
@@ -233,6 +246,12 @@ impl Signals {
             }
         }
     }
+}
+
+/// Tells the parent process that this one's start succeeded.
+fn report() {
+    // A parent that is gone ends this process anyway.
+    let _ = std::io::stdout().write_all(b"joined\n").and_then(|()| std::io::stdout().flush());
 }
 
 /// Ends this process when the other end of its standard input does, whatever it is doing.

@@ -1,10 +1,12 @@
 //! A process of this program as a child: started, waited for, ended. Decides nothing.
 //!
-//! A child holds the reading end of a pipe whose writing end is ours: however we end, it reads the end and ends too.
+//! A child holds the reading end of a pipe whose writing end is ours: however we end, it reads the end and ends too. What it
+//! writes to its standard output is its report that its start succeeded; a child that hangs writes none.
 
 use std::{
     ffi::OsString,
     fs::File,
+    future::pending,
     io,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -13,7 +15,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
-    process::{Child, ChildStdin, Command},
+    io::AsyncReadExt,
+    process::{Child, ChildStdin, ChildStdout, Command},
     time::timeout,
 };
 
@@ -30,7 +33,11 @@ pub struct Process {
     /// Where this life begins in the log.
     from: u64,
     _pipe: Option<ChildStdin>,
+    report: Report,
 }
+
+/// Where a child reports.
+pub struct Report(Option<ChildStdout>);
 
 /// How a child ended.
 #[derive(Clone, Debug)]
@@ -48,21 +55,35 @@ pub struct Ended {
 impl Process {
     /// Starts this program with `arguments` and `--end-with-stdin`; what it logs is added to `log`.
     pub fn start(arguments: impl IntoIterator<Item = OsString>, log: &Path) -> io::Result<Self> {
+        Self::start_program(&std::env::current_exe()?, arguments, log)
+    }
+
+    /// Starts another program in the same way.
+    pub fn start_program(
+        program: &Path,
+        arguments: impl IntoIterator<Item = OsString>,
+        log: &Path,
+    ) -> io::Result<Self> {
         let output = File::options().create(true).append(true).open(log)?;
         let from = output.metadata()?.len();
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut child = Command::new(program)
             .args(arguments)
             .arg("--end-with-stdin")
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(output)
             .kill_on_drop(true)
             // Ctrl-C reaches the parent alone, which then ends its children in order.
             .process_group(0)
             .spawn()?;
         // Waiting for a child would close a pipe that it still has.
-        let pipe = child.stdin.take();
-        Ok(Self { child, log: log.to_owned(), from, _pipe: pipe })
+        let (pipe, report) = (child.stdin.take(), Report(child.stdout.take()));
+        Ok(Self { child, log: log.to_owned(), from, _pipe: pipe, report })
+    }
+
+    /// Takes out where it reports; to be kept for as long as it lives.
+    pub fn report(&mut self) -> Report {
+        Report(self.report.0.take())
     }
 
     /// Its process id; none once it has been waited for.
@@ -111,6 +132,20 @@ impl Process {
             None => format!("its process ended ({status})"),
         };
         Ended { ending, code: status.code(), error, cause }
+    }
+}
+
+impl Report {
+    /// Completes when the child has reported; may be asked again when abandoned.
+    pub async fn given(&mut self) {
+        let mut byte = [0];
+        if let Some(output) = &mut self.0
+            && matches!(output.read(&mut byte).await, Ok(1..))
+        {
+            return;
+        }
+        // The child closed its output and said nothing: it will not report any more.
+        pending().await
     }
 }
 

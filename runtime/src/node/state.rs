@@ -1,15 +1,15 @@
-//! When a process that ended is started again, after how long, and when no more. Knows no process and no clock.
+//! When a process that ended is started again, after how long, and when no more; when one that says nothing is to be
+//! ended. Knows no process and no clock.
 
 use std::{collections::VecDeque, time::Duration};
 
 /// Restarts counted against the limit are those of this span.
 pub const WINDOW: Duration = Duration::from_secs(300);
-/// Wait before the first restart; it doubles with each.
+/// Wait before the first restart. It doubles with each, until a process works for as long as the next wait would be: faults
+/// that are far apart cost the first wait each, and what fails at once costs little. The limit is on how often it may.
 pub const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// Longest wait.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// A process that lived so long begins with the first wait again.
-pub const STEADY: Duration = Duration::from_secs(60);
 
 /// How a process ended, as far as starting it again is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,17 +46,29 @@ pub struct Restarts {
     recent: VecDeque<Duration>,
     wait: Duration,
     started: Duration,
+    reported: Option<Duration>,
 }
 
 impl Restarts {
     /// At most `max` restarts within [`WINDOW`].
     pub fn new(max: u32) -> Self {
-        Self { max, recent: VecDeque::new(), wait: FIRST_WAIT, started: Duration::ZERO }
+        Self { max, recent: VecDeque::new(), wait: FIRST_WAIT, started: Duration::ZERO, reported: None }
     }
 
     /// The process was started.
     pub fn started(&mut self, now: Duration) {
         self.started = now;
+        self.reported = None;
+    }
+
+    /// The process said that its start succeeded.
+    pub fn reported(&mut self, now: Duration) {
+        self.reported = Some(now);
+    }
+
+    /// When the process is to be ended unless it reports: `limit` after its start. `None` once it has reported.
+    pub fn report_due(&self, limit: Duration) -> Option<Duration> {
+        self.reported.is_none().then_some(self.started + limit)
     }
 
     /// The process ended.
@@ -77,7 +89,7 @@ impl Restarts {
                 reason: format!("{restarts} restarts within {seconds} s, of at most {}", self.max),
             };
         }
-        if now.saturating_sub(self.started) >= STEADY {
+        if self.reported.is_some_and(|reported| now.saturating_sub(reported) >= self.wait) {
             self.wait = FIRST_WAIT;
         }
         let after = self.wait;
@@ -91,10 +103,11 @@ impl Restarts {
 mod tests {
     use super::*;
 
-    /// Lives for `life` seconds from `now` on; moves `now` to the end of the wait.
+    /// Starts for ten seconds, reports, and works for `life` seconds; moves `now` to the end of the wait.
     fn live(restarts: &mut Restarts, now: &mut f64, life: f64) -> Option<f64> {
         restarts.started(Duration::from_secs_f64(*now));
-        *now += life;
+        restarts.reported(Duration::from_secs_f64(*now + 10.0));
+        *now += 10.0 + life;
         match restarts.ended(Duration::from_secs_f64(*now), Ending::Failed) {
             Fate::Restarting { after } => {
                 *now += after.as_secs_f64();
@@ -107,15 +120,27 @@ mod tests {
     #[test]
     fn waits_double_up_to_ten_seconds() {
         let (mut restarts, mut now) = (Restarts::new(100), 0.0);
-        let waits: Vec<_> = (0..8).map(|_| live(&mut restarts, &mut now, 1.0).unwrap()).collect();
+        let waits: Vec<_> = (0..8).map(|_| live(&mut restarts, &mut now, 0.1).unwrap()).collect();
         assert_eq!(waits, [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]);
     }
 
     #[test]
-    fn a_minute_of_life_begins_anew() {
+    fn a_process_that_works_as_long_as_it_would_wait_begins_anew() {
         let (mut restarts, mut now) = (Restarts::new(100), 0.0);
-        let waits: Vec<_> = [1.0, 1.0, 60.0, 1.0].map(|life| live(&mut restarts, &mut now, life).unwrap()).into();
-        assert_eq!(waits, [0.2, 0.4, 0.2, 0.4]);
+        let lives = [0.1, 0.3, 0.9, 0.3, 0.1, 5.0];
+        let waits = lives.map(|life| live(&mut restarts, &mut now, life).unwrap());
+        assert_eq!(waits, [0.2, 0.4, 0.2, 0.4, 0.8, 0.2]);
+    }
+
+    #[test]
+    fn a_start_that_never_succeeds_is_no_work() {
+        let (mut restarts, at) = (Restarts::new(100), Duration::from_secs);
+        let waits = [100, 200].map(|second| {
+            restarts.started(at(second));
+            restarts.ended(at(second + 30), Ending::Failed)
+        });
+        let first = Fate::Restarting { after: FIRST_WAIT };
+        assert_eq!(waits, [first, Fate::Restarting { after: 2 * FIRST_WAIT }]);
     }
 
     #[test]
@@ -125,6 +150,20 @@ mod tests {
         assert_eq!(live(&mut restarts, &mut now, 1.0), None);
         let (mut slow, mut now) = (Restarts::new(5), 0.0);
         assert!((0..50).all(|_| live(&mut slow, &mut now, 61.0).is_some()), "one a minute goes on forever");
+    }
+
+    #[test]
+    fn each_start_has_its_own_time_to_report() {
+        let limit = Duration::from_secs(30);
+        let at = Duration::from_secs;
+        let mut restarts = Restarts::new(5);
+        restarts.started(at(100));
+        assert_eq!(restarts.report_due(limit), Some(at(130)));
+        restarts.reported(at(120));
+        assert_eq!(restarts.report_due(limit), None);
+        restarts.ended(at(500), Ending::Failed);
+        restarts.started(at(501));
+        assert_eq!(restarts.report_due(limit), Some(at(531)));
     }
 
     #[test]

@@ -6,7 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{CertificateAuthority, CertificateError, Credentials, Identity, certificate_chain, private_key};
+use rcgen::KeyPair;
+
+use super::{
+    CertificateAuthority, CertificateError, CertificateInfo, Credentials, Identity, certificate_chain, private_key,
+};
 
 /// The CA's certificate within a folder.
 pub const CA_FILE: &str = "ca.pem";
@@ -39,16 +43,31 @@ impl CertificateAuthority {
 }
 
 impl Credentials {
-    /// Writes `ca.pem`, `host.pem` and `host-key.pem` into `folder`, which is made if need be; replaces older ones.
+    /// Writes `ca.pem`, `host.pem` and `host-key.pem` into `folder`, which is made if need be; replaces older ones. Whenever
+    /// it is cut off, [`Self::load`] gets the old ones or the new: the new certificate is complete beside its place before
+    /// the key is replaced.
     pub fn save(&self, folder: &Path) -> Result<(), CertificateError> {
+        let (key, certificate) = (folder.join(HOST_KEY_FILE), folder.join(HOST_FILE));
         write(&folder.join(CA_FILE), &self.ca, Secrecy::Public)?;
-        write(&folder.join(HOST_KEY_FILE), &self.identity.key, Secrecy::Private)?;
-        write(&folder.join(HOST_FILE), &self.identity.certificate, Secrecy::Public)
+        write_beside(&key, &self.identity.key, Secrecy::Private)?;
+        write_beside(&certificate, &self.identity.certificate, Secrecy::Public)?;
+        put_in_place(&key)?;
+        put_in_place(&certificate)
     }
 
     /// Reads `ca.pem`, `host.pem` and `host-key.pem` of `folder`.
     pub fn load(folder: &Path) -> Result<Self, CertificateError> {
-        Self::load_files(&folder.join(CA_FILE), &folder.join(HOST_FILE), &folder.join(HOST_KEY_FILE))
+        let (key, certificate) = (folder.join(HOST_KEY_FILE), folder.join(HOST_FILE));
+        let mut loaded = Self::load_files(&folder.join(CA_FILE), &certificate, &key)?;
+        if !loaded.identity.is_of_one_key() {
+            // A replacement of both is under way, or was cut off: the key's certificate is about to come, or just came.
+            let candidates = [beside(&certificate), certificate].into_iter().filter_map(|path| read(&path).ok());
+            let key = &loaded.identity.key;
+            let mut identities = candidates.map(|certificate| Identity { certificate, key: key.clone() });
+            let whole = identities.find(Identity::is_of_one_key);
+            loaded.identity = whole.unwrap_or(loaded.identity);
+        }
+        Ok(loaded)
     }
 
     /// Reads the CA's certificate, the host's certificate chain and the host's key.
@@ -62,6 +81,14 @@ impl Credentials {
     }
 }
 
+impl Identity {
+    /// Whether the certificate is for the holder of the key.
+    fn is_of_one_key(&self) -> bool {
+        let key = KeyPair::from_pem(&self.key).ok();
+        key.zip(CertificateInfo::from_pem(&self.certificate).ok()).is_some_and(|(key, info)| info.is_of_key(&key))
+    }
+}
+
 #[derive(Clone, Copy)]
 enum Secrecy {
     Public,
@@ -70,13 +97,27 @@ enum Secrecy {
 
 /// Replaces `path` as a whole, so that a reader sees the old content or the new.
 fn write(path: &Path, content: &str, secrecy: Secrecy) -> Result<(), CertificateError> {
-    let failed = |error: io::Error| CertificateError::Write { path: path.into(), cause: error.to_string() };
+    write_beside(path, content, secrecy)?;
+    put_in_place(path)
+}
+
+/// Where the new content of `path` waits.
+fn beside(path: &Path) -> PathBuf {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    PathBuf::from(partial)
+}
+
+fn put_in_place(path: &Path) -> Result<(), CertificateError> {
+    fs::rename(beside(path), path).map_err(|error| unwritable(path, &error))
+}
+
+fn write_beside(path: &Path, content: &str, secrecy: Secrecy) -> Result<(), CertificateError> {
+    let failed = |error: io::Error| unwritable(path, &error);
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(failed)?;
     }
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
+    let partial = beside(path);
     match fs::remove_file(&partial) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
@@ -90,8 +131,11 @@ fn write(path: &Path, content: &str, secrecy: Secrecy) -> Result<(), Certificate
     #[cfg(not(unix))]
     let _ = secrecy;
     let mut file = options.open(&partial).map_err(failed)?;
-    file.write_all(content.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
-    fs::rename(&partial, path).map_err(failed)
+    file.write_all(content.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> CertificateError {
+    CertificateError::Write { path: path.into(), cause: error.to_string() }
 }
 
 fn read(path: &Path) -> Result<String, CertificateError> {

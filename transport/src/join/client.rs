@@ -1,4 +1,5 @@
-//! The joining node's side: makes keys, sends their public halves with the token, checks what comes back. Stores nothing.
+//! The node's side: makes keys, sends their public halves with the token or by the certificate it has, checks what comes
+//! back. Stores nothing.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -12,11 +13,14 @@ use rcgen::{KeyPair, PublicKeyData};
 use super::{
     JOIN_DNS_NAME,
     error::JoinError,
-    message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, WantedHost},
+    message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, RenewRequest, WantedHost},
     tls::{self, Pinned},
-    token::{JoinToken, authority_hash, hex},
+    token::{JoinToken, authority_hashes, hex},
 };
-use crate::certificates::{CertificateError, CertificateInfo, Credentials, Identity};
+use crate::{
+    certificates::{CertificateError, CertificateInfo, Credentials, Identity},
+    quic::cause,
+};
 
 /// Longest wait for the whole exchange.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -29,63 +33,142 @@ pub async fn join(
     node: &str,
     hosts: &[String],
 ) -> Result<Vec<(String, Credentials)>, JoinError> {
-    let keys = hosts.iter().map(|_| KeyPair::generate().map_err(CertificateError::generate));
-    let keys = keys.collect::<Result<Vec<_>, _>>()?;
-    let wanted = hosts.iter().zip(&keys);
-    let wanted = wanted.map(|(name, key)| WantedHost { name: name.clone(), public_key: key.der_bytes().to_vec() });
-    let request = JoinRequest { secret: token.secret, node: node.into(), hosts: wanted.collect() };
-    let answer = match tokio::time::timeout(TIME_LIMIT, ask(address, token, &request)).await {
-        Ok(answer) => answer?,
-        Err(_) => return Err(JoinError::Unreachable { address, cause: format!("no answer within {TIME_LIMIT:?}") }),
-    };
-    match answer {
-        JoinAnswer::Refused(refusal) => Err(JoinError::refused(refusal, address, node)),
-        JoinAnswer::Issued { ca, certificates } => {
-            let wrong = |cause: &str| JoinError::Answer { address, cause: cause.into() };
-            if authority_hash(&ca)? != token.authority {
-                return Err(wrong("its CA certificate is not the token's"));
-            }
-            if certificates.len() != hosts.len() {
-                return Err(wrong("it holds another number of certificates than hosts were named"));
-            }
-            let issued = hosts.iter().zip(&keys).zip(certificates);
-            issued
-                .map(|((host, key), certificate)| {
-                    let info = CertificateInfo::from_pem(&certificate)?;
-                    if info.name != *host || !info.is_of_key(key) {
-                        return Err(wrong("a certificate is for another host or key"));
-                    }
-                    let identity = Identity { certificate, key: key.serialize_pem() };
-                    Ok((host.clone(), Credentials { ca: ca.clone(), identity }))
-                })
-                .collect()
-        }
+    let wanted = Wanted::new(hosts)?;
+    let request = JoinRequest { secret: token.secret, node: node.into(), hosts: wanted.hosts() };
+    let listener = Listener { address, authorities: vec![token.authority], node, identity: None };
+    let (ca, certificates) = listener.ask(&request.to_bytes()).await?;
+    listener.check(wanted, &ca, certificates)
+}
+
+/// Exchanges certificates of a node, which must not be over, for new ones of `hosts`, which run on that node: in their
+/// order, each with a new key that was made here. `current` is the node's own; its CA certificates stay trusted, and the
+/// listener must be of one of them.
+pub async fn renew(
+    address: SocketAddr,
+    current: &Credentials,
+    hosts: &[String],
+) -> Result<Vec<(String, Credentials)>, JoinError> {
+    let node = CertificateInfo::from_pem(&current.identity.certificate)?.name;
+    let wanted = Wanted::new(hosts)?;
+    let request = RenewRequest { hosts: wanted.hosts() };
+    let authorities = authority_hashes(&current.ca)?;
+    let listener = Listener { address, authorities, node: &node, identity: Some(&current.identity) };
+    let (_, certificates) = listener.ask(&request.to_bytes()).await?;
+    listener.check(wanted, &current.ca, certificates)
+}
+
+/// Hosts and the keys made for them.
+struct Wanted<'a>(Vec<(&'a String, KeyPair)>);
+
+impl<'a> Wanted<'a> {
+    fn new(hosts: &'a [String]) -> Result<Self, CertificateError> {
+        let keys = hosts.iter().map(|host| Ok((host, KeyPair::generate().map_err(CertificateError::generate)?)));
+        keys.collect::<Result<_, _>>().map(Self)
+    }
+
+    fn hosts(&self) -> Vec<WantedHost> {
+        let wanted = |(name, key): &(&String, KeyPair)| WantedHost {
+            name: (*name).clone(),
+            public_key: key.der_bytes().to_vec(),
+        };
+        self.0.iter().map(wanted).collect()
     }
 }
 
-async fn ask(address: SocketAddr, token: &JoinToken, request: &JoinRequest) -> Result<JoinAnswer, JoinError> {
-    let unreachable = |cause: String| JoinError::Unreachable { address, cause };
-    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let endpoint = Endpoint::client((any, 0).into()).map_err(|error| unreachable(error.to_string()))?;
-    let pinned = Arc::new(Pinned::new(token.authority));
-    let client = ClientConfig::new(tls::client(pinned.clone()));
-    let connecting = endpoint.connect_with(client, address, JOIN_DNS_NAME);
-    let connecting = connecting.map_err(|error| unreachable(error.to_string()))?;
-    let connection = connecting.await.map_err(|error| match pinned.refusal() {
-        Some(cause) => JoinError::WrongAuthority { address, expected: hex(&token.authority), cause: cause.into() },
-        None => unreachable(words(error)),
-    })?;
-    let answer = exchange(&connection, request).await;
-    let answer = answer.map_err(|cause| unreachable(connection.close_reason().map_or(cause, words)));
-    connection.close(VarInt::from_u32(0), b"done");
-    // The listener waits for the close; this sees it off.
-    endpoint.wait_idle().await;
-    JoinAnswer::from_bytes(&answer?).map_err(|cause| JoinError::Answer { address, cause })
+/// Who is asked, by whom.
+struct Listener<'a> {
+    address: SocketAddr,
+    /// SHA-256 of the CA certificates of which it must have one's key.
+    authorities: Vec<[u8; 32]>,
+    node: &'a str,
+    /// What it is shown.
+    identity: Option<&'a Identity>,
 }
 
-async fn exchange(connection: &Connection, request: &JoinRequest) -> Result<Vec<u8>, String> {
+impl Listener<'_> {
+    /// The CA's certificate and the certificates that it gives for a request.
+    async fn ask(&self, request: &[u8]) -> Result<(String, Vec<String>), JoinError> {
+        let asked = tokio::time::timeout(TIME_LIMIT, self.answer(request)).await;
+        match asked.unwrap_or_else(|_| Err(self.unreachable(format!("no answer within {TIME_LIMIT:?}"))))? {
+            JoinAnswer::Refused(refusal) => Err(JoinError::refused(refusal, self.address, self.node)),
+            JoinAnswer::Issued { ca, certificates } => match authority_hashes(&ca)?.first() {
+                Some(hash) if self.authorities.contains(hash) => Ok((ca, certificates)),
+                _ => Err(self.wrong("its CA certificate is not the one expected")),
+            },
+        }
+    }
+
+    async fn answer(&self, request: &[u8]) -> Result<JoinAnswer, JoinError> {
+        let address = self.address;
+        let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let endpoint = Endpoint::client((any, 0).into()).map_err(|error| self.unreachable(error.to_string()))?;
+        let pinned = Arc::new(Pinned::new(self.authorities.clone()));
+        let client = ClientConfig::new(tls::client(pinned.clone(), self.identity)?);
+        let connecting = endpoint.connect_with(client, address, JOIN_DNS_NAME);
+        let connecting = connecting.map_err(|error| self.unreachable(error.to_string()))?;
+        let connection = connecting.await.map_err(|error| match pinned.refusal() {
+            Some(cause) => {
+                let expected = self.authorities.iter().map(|hash| hex(hash)).collect::<Vec<_>>().join(" or ");
+                JoinError::WrongAuthority { address, expected, cause: cause.into() }
+            }
+            None => self.lost(error),
+        })?;
+        let answer = exchange(&connection, request).await;
+        let answer = answer.map_err(|cause| match connection.close_reason() {
+            Some(error) => self.lost(error),
+            None => self.unreachable(cause),
+        });
+        connection.close(VarInt::from_u32(0), b"done");
+        // The listener waits for the close; this sees it off.
+        endpoint.wait_idle().await;
+        JoinAnswer::from_bytes(&answer?).map_err(|cause| JoinError::Answer { address, cause })
+    }
+
+    /// Each certificate with its key, if it is for the host and key that were named.
+    fn check(
+        &self,
+        Wanted(wanted): Wanted<'_>,
+        ca: &str,
+        certificates: Vec<String>,
+    ) -> Result<Vec<(String, Credentials)>, JoinError> {
+        if certificates.len() != wanted.len() {
+            return Err(self.wrong("it holds another number of certificates than hosts were named"));
+        }
+        let issued = wanted.into_iter().zip(certificates).map(|((host, key), certificate)| {
+            let info = CertificateInfo::from_pem(&certificate)?;
+            if info.name != *host || !info.is_of_key(&key) {
+                return Err(self.wrong("a certificate is for another host or key"));
+            }
+            let identity = Identity { certificate, key: key.serialize_pem() };
+            Ok((host.clone(), Credentials { ca: ca.into(), identity }))
+        });
+        issued.collect()
+    }
+
+    /// TLS refuses the certificate of a client only once the client thinks that it is connected.
+    fn lost(&self, error: ConnectionError) -> JoinError {
+        match self.identity {
+            Some(_) if cause::rejection(&error) == "certificate" => JoinError::CertificateRefused {
+                address: self.address,
+                node: self.node.into(),
+                cause: cause::words(error),
+            },
+            _ => self.unreachable(words(error)),
+        }
+    }
+
+    fn unreachable(&self, cause: String) -> JoinError {
+        JoinError::Unreachable { address: self.address, cause }
+    }
+
+    fn wrong(&self, cause: &str) -> JoinError {
+        JoinError::Answer { address: self.address, cause: cause.into() }
+    }
+}
+
+async fn exchange(connection: &Connection, request: &[u8]) -> Result<Vec<u8>, String> {
     let (mut send, mut receive) = connection.open_bi().await.map_err(|error| error.to_string())?;
-    send.write_all(&request.to_bytes()).await.map_err(|error| error.to_string())?;
+    send.write_all(request).await.map_err(|error| error.to_string())?;
     send.finish().map_err(|error| error.to_string())?;
     receive.read_to_end(MAX_JOIN_BYTES).await.map_err(|error| error.to_string())
 }

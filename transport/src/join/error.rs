@@ -16,15 +16,15 @@ pub enum JoinError {
         /// What is wrong with it.
         cause: &'static str,
     },
-    /// The peer cannot prove that it has the key of the CA that the token names.
+    /// The peer cannot prove that it has the key of the CA that the token names, or that the node trusts.
     #[error(
-        "{address} does not prove that it is of the cluster of this token, with the CA certificate of SHA-256 {expected}: \
-         {cause}; check the address and this machine's clock, and that the token is of the cluster's present CA"
+        "{address} does not prove that it is of this cluster, with the CA certificate of SHA-256 {expected}: {cause}; check \
+         the address and this machine's clock, and that the token is of the cluster's present CA"
     )]
     WrongAuthority {
         /// The address asked.
         address: SocketAddr,
-        /// Hash named by the token, hexadecimal.
+        /// Hash that was expected, hexadecimal.
         expected: String,
         /// What TLS objected to.
         cause: String,
@@ -34,6 +34,18 @@ pub enum JoinError {
     UnknownToken {
         /// The address asked.
         address: SocketAddr,
+    },
+    /// The listener does not take the certificate that the node showed.
+    #[error(
+        "{address} does not renew certificates of node {node:?}: {cause}; join with a new token, made where the CA's key is"
+    )]
+    CertificateRefused {
+        /// The address asked.
+        address: SocketAddr,
+        /// The name in the certificate.
+        node: String,
+        /// What TLS objected to.
+        cause: String,
     },
     /// The token was used before.
     #[error("this token was spent by node {node:?}; tokens work once: make a new one where the CA's key is")]
@@ -113,6 +125,7 @@ impl JoinError {
             Self::Malformed { .. } => "join_token_malformed",
             Self::WrongAuthority { .. } => "join_wrong_authority",
             Self::UnknownToken { .. } => "join_token_unknown",
+            Self::CertificateRefused { .. } => "join_certificate_refused",
             Self::SpentToken { .. } => "join_token_spent",
             Self::ExpiredToken { .. } => "join_token_expired",
             Self::HostNotAllowed { .. } => "join_host_not_allowed",

@@ -1,4 +1,4 @@
-//! Where tokens are exchanged for certificates: beside the CA's key. Decides nothing that its caller should decide.
+//! Where tokens and old certificates are exchanged for new certificates: beside the CA's key. Decides nothing that its caller should decide.
 
 use std::{
     net::SocketAddr,
@@ -6,17 +6,21 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use quinn::{Connection, Endpoint, IdleTimeout, Incoming, ReadToEndError, ServerConfig, TransportConfig, VarInt};
+use quinn::{
+    Connection, Endpoint, IdleTimeout, Incoming, ReadToEndError, ServerConfig, TransportConfig, VarInt,
+    crypto::rustls::HandshakeData,
+};
+use rustls_pki_types::CertificateDer;
 use tokio::sync::Semaphore;
 
 use super::{
     error::JoinError,
-    message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal},
+    message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost},
     tls,
     token::{JoinToken, TokenBook, TokenRecord},
 };
 use crate::{
-    certificates::{CertificateAuthority, CertificateError, Validity},
+    certificates::{CertificateAuthority, CertificateError, CertificateInfo, Validity},
     local::lock,
 };
 
@@ -35,7 +39,7 @@ const REFUSED: VarInt = VarInt::from_u32(1);
 pub trait JoinDesk: Send + Sync + 'static {
     /// The time by which tokens expire and certificates begin.
     fn now(&self) -> SystemTime;
-    /// Whether `node` may have a certificate for `host`.
+    /// Whether `node` may have a certificate for `host`. To renew, `node` is the name in the certificate that was shown.
     fn allows(&self, node: &str, host: &str) -> bool;
     /// Stores every token there is; a token is spent once this has succeeded. The error's words reach the node.
     fn store(&self, tokens: &[TokenRecord]) -> Result<(), String>;
@@ -60,7 +64,7 @@ impl JoinConfig {
     }
 }
 
-/// Exchanges tokens for certificates. Dropping it closes it.
+/// Exchanges tokens, and certificates that are not over, for new certificates. Dropping it closes it.
 pub struct JoinListener {
     endpoint: Endpoint,
     address: SocketAddr,
@@ -155,15 +159,35 @@ async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Durati
     }
 }
 
+/// How a node shows who it is.
+enum Proof {
+    /// By a token, in its request.
+    Token,
+    /// By the certificate of a node of this name, in TLS.
+    Certificate(String),
+}
+
+/// What the handshake settled; the error says what is missing.
+fn proof(connection: &Connection) -> Result<Proof, &'static str> {
+    let settled = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
+    if settled.and_then(|data| data.protocol).as_deref() != Some(tls::RENEW) {
+        return Ok(Proof::Token);
+    }
+    let shown = connection.peer_identity().and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
+    let shown = shown.and_then(|chain| CertificateInfo::from_der(chain.first()?).ok());
+    shown.map(|info| Proof::Certificate(info.name)).ok_or("to renew certificates, show one; to join, use a token")
+}
+
 /// One node, from its first packet until it has its answer. Dropping the future drops the node.
 async fn serve(incoming: Incoming, counter: Arc<Counter>) -> Result<(), String> {
     let connection = incoming.await.map_err(|error| error.to_string())?;
+    let proof = proof(&connection).inspect_err(|cause| connection.close(REFUSED, cause.as_bytes()))?;
     let (mut send, mut receive) = connection.accept_bi().await.map_err(|error| error.to_string())?;
     let bytes = match receive.read_to_end(MAX_JOIN_BYTES).await {
         Ok(bytes) => bytes,
         Err(error) => return Err(refuse_unread(&connection, &error)),
     };
-    let answering = tokio::task::spawn_blocking(move || counter.answer(&bytes));
+    let answering = tokio::task::spawn_blocking(move || counter.answer(&proof, &bytes));
     let answer = answering.await.map_err(|error| error.to_string())?;
     send.write_all(&answer.to_bytes()).await.map_err(|error| error.to_string())?;
     // Fails only where the node is gone, which the next line waits for anyway.
@@ -190,32 +214,49 @@ struct Counter {
 }
 
 impl Counter {
-    fn answer(&self, bytes: &[u8]) -> JoinAnswer {
-        let request = JoinRequest::from_bytes(bytes).map_err(|cause| Refusal::Request { cause });
-        request.and_then(|request| self.issue(&request)).unwrap_or_else(JoinAnswer::Refused)
+    fn answer(&self, proof: &Proof, bytes: &[u8]) -> JoinAnswer {
+        let unreadable = |cause| Refusal::Request { cause };
+        let answer = match proof {
+            Proof::Token => JoinRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.issue(&request)),
+            Proof::Certificate(node) => {
+                RenewRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.renew(node, &request))
+            }
+        };
+        answer.unwrap_or_else(JoinAnswer::Refused)
+    }
+
+    /// Gives nothing but names that are this node's now, whatever the node had before.
+    fn renew(&self, node: &str, request: &RenewRequest) -> Result<JoinAnswer, Refusal> {
+        let certificates = self.certify(node, &request.hosts)?;
+        tracing::info!(node, certificates = certificates.len(), "renewed certificates");
+        Ok(JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates })
     }
 
     /// Holds the book throughout, so that of two nodes with one token one gets certificates.
     fn issue(&self, request: &JoinRequest) -> Result<JoinAnswer, Refusal> {
         let mut book = lock(&self.book);
-        let now = self.desk.now();
-        let token = book.find(&request.secret, now)?;
-        let asked = request.hosts.len();
-        if !(1..=MAX_JOIN_HOSTS).contains(&asked) {
-            return Err(Refusal::Request { cause: format!("{asked} hosts, expected 1 to {MAX_JOIN_HOSTS}") });
-        }
-        if let Some(host) = request.hosts.iter().find(|host| !self.desk.allows(&request.node, &host.name)) {
-            return Err(Refusal::HostNotAllowed { host: host.name.clone() });
-        }
-        let validity = Validity::starting(now, self.lifetime);
-        let certify = |host: &super::WantedHost| self.authority.certify(&host.name, &host.public_key, validity);
-        let certificates = request.hosts.iter().map(certify).collect::<Result<_, CertificateError>>();
-        let certificates = certificates.map_err(|error| Refusal::Request { cause: error.to_string() })?;
+        let token = book.find(&request.secret, self.desk.now())?;
+        let certificates = self.certify(&request.node, &request.hosts)?;
         book.records[token].spent_by = Some(request.node.clone());
         if let Err(cause) = self.desk.store(&book.records) {
             book.records[token].spent_by = None;
             return Err(Refusal::Unavailable { cause });
         }
         Ok(JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates })
+    }
+
+    /// A certificate for each of `hosts` if `node` may have them all.
+    fn certify(&self, node: &str, hosts: &[WantedHost]) -> Result<Vec<String>, Refusal> {
+        let asked = hosts.len();
+        if !(1..=MAX_JOIN_HOSTS).contains(&asked) {
+            return Err(Refusal::Request { cause: format!("{asked} hosts, expected 1 to {MAX_JOIN_HOSTS}") });
+        }
+        if let Some(host) = hosts.iter().find(|host| !self.desk.allows(node, &host.name)) {
+            return Err(Refusal::HostNotAllowed { host: host.name.clone() });
+        }
+        let validity = Validity::starting(self.desk.now(), self.lifetime);
+        let certify = |host: &WantedHost| self.authority.certify(&host.name, &host.public_key, validity);
+        let certificates = hosts.iter().map(certify).collect::<Result<_, CertificateError>>();
+        certificates.map_err(|error| Refusal::Request { cause: error.to_string() })
     }
 }

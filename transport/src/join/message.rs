@@ -21,6 +21,13 @@ pub struct JoinRequest {
     pub hosts: Vec<WantedHost>,
 }
 
+/// What a node asks that has certificates already; which node it is, the one that it shows in TLS says.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct RenewRequest {
+    /// Its hosts, with new keys.
+    pub hosts: Vec<WantedHost>,
+}
+
 /// A host that wants a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub struct WantedHost {
@@ -33,7 +40,7 @@ pub struct WantedHost {
 /// What the listener answers.
 #[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub enum JoinAnswer {
-    /// The token was good and is spent.
+    /// The token was good and is spent, or the certificate shown was.
     Issued {
         /// The CA's certificate, PEM.
         ca: String,
@@ -97,4 +104,4 @@ macro_rules! archived {
     )+};
 }
 
-archived!(JoinRequest, JoinAnswer);
+archived!(JoinRequest, RenewRequest, JoinAnswer);

@@ -121,6 +121,11 @@ impl TokenBook {
     }
 }
 
+/// SHA-256 of each certificate of a PEM text.
+pub(super) fn authority_hashes(ca_certificates: &str) -> Result<Vec<[u8; 32]>, CertificateError> {
+    Ok(certificates::certificate_chain(ca_certificates)?.iter().map(|certificate| sha256(certificate)).collect())
+}
+
 /// SHA-256 of the first certificate of a PEM text.
 pub(super) fn authority_hash(ca_certificate: &str) -> Result<[u8; 32], CertificateError> {
     Ok(sha256(&certificates::certificate_chain(ca_certificate)?[0]))

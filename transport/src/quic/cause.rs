@@ -43,7 +43,7 @@ pub(super) fn of_loss(error: ConnectionError, peer: SocketAddr, closing: &str) -
 }
 
 /// The label under which a failed handshake is counted.
-pub(super) fn rejection(error: &ConnectionError) -> &'static str {
+pub(crate) fn rejection(error: &ConnectionError) -> &'static str {
     match alert(error) {
         Some(NO_APPLICATION_PROTOCOL) => "protocol_version",
         Some(alert) if CERTIFICATE_ALERTS.contains(&alert) => "certificate",
@@ -63,7 +63,7 @@ fn alert(error: &ConnectionError) -> Option<u64> {
 }
 
 /// The part of the error that says what happened, without the codes around it.
-fn words(error: ConnectionError) -> String {
+pub(crate) fn words(error: ConnectionError) -> String {
     let said = match &error {
         ConnectionError::TransportError(error) => error.reason.clone(),
         ConnectionError::ConnectionClosed(close) => String::from_utf8_lossy(&close.reason).into_owned(),

@@ -62,7 +62,7 @@ struct Running<'a> {
 impl<'a> Running<'a> {
     async fn start(cluster: &'a Cluster, file: PathBuf) -> Result<Self, CliError> {
         let keeper = Keeper::start(cluster, file.clone()).await?;
-        let launch = Launch { file, supervisor: keeper.record.listen };
+        let launch = Launch::new(file, keeper.record.listen)?;
         let hosts = local_hosts(cluster);
         let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
         let tie = Tie::new(cluster, &hosts, launch.supervisor, (agent.orders(), exits))?;
