@@ -57,7 +57,7 @@ pub enum SummaryBudget {
     Tokens(usize),
     /// This share of the block's tokens, rounded down.
     Fraction(f64),
-    /// The same, but at least so many tokens.
+    /// The same, but so much that all blocks but the last have at least so many tokens together.
     FractionAtLeast(f64, usize),
 }
 
@@ -114,7 +114,7 @@ impl SummaryRule {
     /// What keeps most of what answers depend on (figures in `summary/query.rs`): the same share of the context as the
     /// published rule, in small chunks wherever the query leads.
     pub fn query_aware() -> Self {
-        Self { heuristic: Heuristic::QueryAware, chunk_tokens: 8, spread: BudgetSpread::Shared, ..Self::default() }
+        Self { heuristic: Heuristic::QueryAware, chunk_tokens: 16, spread: BudgetSpread::Shared, ..Self::default() }
     }
 
     /// Whether the sizes make sense.
@@ -138,12 +138,14 @@ impl SummaryRule {
 }
 
 impl SummaryBudget {
-    /// Tokens of the summary of a block of `block` tokens.
-    pub fn tokens(self, block: usize) -> usize {
+    /// Tokens of the summary of a block of `block` tokens, one of `read` blocks whose summaries are read.
+    pub fn tokens(self, block: usize, read: usize) -> usize {
         match self {
             Self::Tokens(tokens) => tokens,
             Self::Fraction(share) => (share * block as f64).floor() as usize,
-            Self::FractionAtLeast(share, least) => Self::Fraction(share).tokens(block).max(least),
+            Self::FractionAtLeast(share, least) => {
+                Self::Fraction(share).tokens(block, read).max(least.div_ceil(read.max(1)))
+            }
         }
     }
 }
@@ -152,7 +154,8 @@ impl SummaryBudget {
 /// [`Heuristic::QueryAware`] reads the `query`; without one it goes by rarity. The rule must pass [`SummaryRule::check`].
 pub fn summarize(context: &[u32], query: &[u32], blocks: &[Range<usize>], rule: &SummaryRule) -> Vec<Summary> {
     let chunks = Chunks::cut(blocks, rule.chunk_tokens);
-    let whole_chunks = |block: &Range<usize>| rule.budget.tokens(block.len()) / rule.chunk_tokens;
+    let whole_chunks =
+        |block: &Range<usize>| rule.budget.tokens(block.len(), blocks.len().saturating_sub(1)) / rule.chunk_tokens;
     let quotas: Vec<_> = blocks.iter().map(whole_chunks).collect();
     if rule.heuristic == Heuristic::EvenSpaced {
         let sizes = quotas.iter().map(|chunks| chunks.saturating_mul(rule.chunk_tokens));

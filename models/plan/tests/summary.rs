@@ -176,7 +176,9 @@ proptest! {
             shares.push(match rule.budget {
                 SummaryBudget::Tokens(tokens) => tokens,
                 SummaryBudget::Fraction(share) => (share * block.len() as f64) as usize,
-                SummaryBudget::FractionAtLeast(share, least) => least.max((share * block.len() as f64) as usize),
+                SummaryBudget::FractionAtLeast(share, least) => {
+                    least.div_ceil((blocks.len() - 1).max(1)).max((share * block.len() as f64) as usize)
+                }
             });
         }
         let lengths = lengths(&summaries);

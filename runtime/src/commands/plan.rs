@@ -194,13 +194,13 @@ fn timed(rows: &mut [PlannedHost], forecast: &Forecast) -> String {
 
 fn summary(plan: &Plan, query_tokens: usize, cost: &Cost) -> String {
     format!(
-        "{}: {} context tokens in {} shards, {} query tokens; {}{:.0}% of dense attention's pairs saved",
+        "{}: {} context tokens in {} shards, {} query tokens; {}{:.0}% of dense attention's pairs",
         plan.method.name,
         grouped(plan.context_tokens),
         plan.shards.len(),
         grouped(query_tokens),
-        if cost.at_most { "at least " } else { "" },
-        100.0 * cost.sparsity(),
+        if cost.at_most { "at most " } else { "" },
+        100.0 * (1.0 - cost.sparsity()),
     )
 }
 

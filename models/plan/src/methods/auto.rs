@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::{DenseConfig, Method, PulsarConfig};
 use crate::{Choice, Plan, PlanError, PlanRequest};
 
-/// Context tokens from which several hosts answer before one does: with the embedded model in f32 and four hosts of four
-/// threads, dense and Pulsar took 0.10 and 0.11 s for a question at 1,024 tokens, 0.17 and 0.14 at 2,048, 0.41 and 0.20 at
-/// 4,096, 3.56 and 0.71 at 16,384.
+/// Context tokens from which several hosts answer before one does: with the embedded model in f32 and four hosts of one thread
+/// on two cores, dense and Pulsar took 0.32 and 0.30 s for a question at 1,024 tokens, 0.60 and 0.58 at 2,048, 1.05 and 0.73
+/// at 3,072, 1.51 and 0.87 at 4,096.
 const DENSE_BELOW_TOKENS: usize = 2048;
 
 /// Where to change over.
