@@ -75,13 +75,13 @@ names! {
     SESSIONS = "sessions";
     /// Questions to sessions.
     SESSION_HITS = "session_hits_total";
-    /// Bytes of frames, by direction.
+    /// Bytes of frames that the supervisor's process sent and received, by direction.
     TRANSPORT_BYTES = "transport_bytes_total";
     /// Smoothed round trip of a link, as the host at its near end last told it; NaN while there is no link.
     TRANSPORT_RTT = "transport_rtt_seconds";
     /// Links that a host opened in the place of one it had lost, since its process started.
     TRANSPORT_RECONNECTS = "transport_reconnects_total";
-    /// Peers refused, by reason.
+    /// Peers that the supervisor's process refused, by reason.
     TRANSPORT_REJECTS = "transport_rejects_total";
     /// Always 1; its labels say what runs.
     BUILD_INFO = "build_info";
