@@ -43,6 +43,39 @@ fn star_over_quic_gives_the_golden_tokens_on_any_number_of_hosts() {
 }
 
 #[test]
+fn the_supervisor_serves_what_its_hosts_measure() {
+    const LAYERS: f64 = 4.0;
+    let cluster = Cluster::start(BINARY, &tiny(2));
+    let case = &golden_cases("tiny-llama", "star")[0];
+    let status = cluster.answer_tokens(case, method(case).0);
+    let tokens = status["tokens"].as_array().expect("an answer").len() as f64;
+    let metrics = cluster.metrics();
+    let value = |name: &str| -> f64 {
+        let series = format!("asterism_phase2_{name}{{host=\"query-0\",method=\"star\"}} ");
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&series));
+        line.unwrap_or_else(|| panic!("{series}\n{metrics}")).parse().expect("a number")
+    };
+    assert_eq!(value("step_seconds_count"), tokens);
+    assert_eq!([value("layer_wait_seconds_count"), value("merge_seconds_count")], [tokens * LAYERS; 2]);
+    let [step, wait, merge] = ["step", "layer_wait", "merge"].map(|name| value(&format!("{name}_seconds_sum")));
+    assert!(wait > 0.0 && merge > 0.0 && wait + merge < step, "{wait} {merge} {step}");
+    assert!(metrics.contains("asterism_config_info{cluster=\"scenario\",dtype=\"f32\",method=\"star\""), "{metrics}");
+    assert!(metrics.contains("asterism_transport_reconnects_total{host=\"query-0\"} "), "{metrics}");
+    // A link's round trip comes with the next heartbeat.
+    for peer in ["supervisor\"", "context-"] {
+        let series = format!("asterism_transport_rtt_seconds{{host=\"query-0\",peer=\"{peer}");
+        cluster.wait_for(&series, |_| {
+            let metrics = cluster.metrics();
+            let mut links = metrics.lines().filter(|line| line.starts_with(&series));
+            links.any(|line| {
+                let rtt = line.rsplit_once(' ').and_then(|(_, rtt)| rtt.parse::<f64>().ok());
+                line.contains("transport=\"quic\"} ") && rtt.is_some_and(|rtt| rtt > 0.0 && rtt < 5.0)
+            })
+        });
+    }
+}
+
+#[test]
 fn every_method_over_quic_gives_the_golden_tokens() {
     for model in ["tiny-llama", "tiny-qwen2"] {
         for contexts in 1..=5 {

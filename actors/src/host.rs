@@ -147,7 +147,7 @@ impl<B: Backend> Host<B> {
 
     /// Messages go to this supervisor from now on, heartbeats first.
     fn linked(&self, joined: &Joined) -> JoinHandle<()> {
-        self.tell(Message::Linked(joined.outbox.clone()));
+        self.tell(Message::Linked(joined.outbox.clone(), joined.link.clone()));
         tokio::spawn(beat(self.actor.clone(), joined.heartbeat))
     }
 

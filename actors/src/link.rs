@@ -1,15 +1,16 @@
-//! Control channels as queues: an outbox that a task writes out, and typed reading; and links kept open. Decides nothing.
+//! Control channels as queues: an outbox that a task writes out, and typed reading; links kept open, and what is known of
+//! them. Decides nothing.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::SocketAddr,
-    sync::{Arc, Mutex as SyncMutex},
+    sync::{Arc, Mutex as SyncMutex, Weak},
 };
 
 use asterism_transport::{Channel, FrameKind, FrameReceiver, FrameSender, Link, Transport, TransportError};
 use tokio::sync::{Mutex, mpsc};
 
-use crate::messages::WireMessage;
+use crate::messages::{LinkReading, LinkReport, WireMessage};
 
 /// Where messages for one peer are queued; clones write to the same peer, in order. Sending never blocks, and a message
 /// for a peer that is gone is dropped: its link's end is reported where it is read.
@@ -81,16 +82,17 @@ type LinkSlot = Arc<Mutex<Option<Arc<dyn Link>>>>;
 pub struct Links {
     transport: Arc<dyn Transport>,
     open: SyncMutex<HashMap<SocketAddr, LinkSlot>>,
+    book: SyncMutex<LinkBook>,
 }
 
 impl Links {
     /// None open yet.
     pub fn new(transport: Arc<dyn Transport>) -> Self {
-        Self { transport, open: SyncMutex::default() }
+        Self { transport, open: SyncMutex::default(), book: SyncMutex::default() }
     }
 
-    /// A channel to a context host, over the link there is or a new one.
-    pub async fn channel(&self, address: SocketAddr) -> Result<Channel, TransportError> {
+    /// A channel to the context host of this name, over the link there is or a new one.
+    pub async fn channel(&self, host: &str, address: SocketAddr) -> Result<Channel, TransportError> {
         let slot = self.open.lock().expect("no holder panics").entry(address).or_default().clone();
         let mut open = slot.lock().await;
         if let Some(link) = open.as_ref()
@@ -99,12 +101,83 @@ impl Links {
             return Ok(channel);
         }
         let link = self.transport.connect(address).await?;
+        self.book.lock().expect("no holder panics").opened(host, &link);
         *open = Some(link.clone());
         link.open().await
+    }
+
+    /// Adds what is known of them.
+    pub fn report(&self, report: &mut LinkReport) {
+        self.book.lock().expect("no holder panics").report(report);
     }
 
     /// The next channel to `address` goes over a new link. Channels that are open keep theirs.
     pub fn forget(&self, address: SocketAddr) {
         self.open.lock().expect("no holder panics").remove(&address);
+    }
+}
+
+/// Whom links were opened to, and how often again. Keeps no link open.
+#[derive(Default)]
+pub struct LinkBook {
+    links: BTreeMap<String, Weak<dyn Link>>,
+    reconnects: u64,
+}
+
+impl LinkBook {
+    /// A link to `peer` was opened, in the place of any before.
+    pub fn opened(&mut self, peer: &str, link: &Arc<dyn Link>) {
+        let earlier = self.links.insert(peer.to_string(), Arc::downgrade(link));
+        self.reconnects += u64::from(earlier.is_some());
+    }
+
+    /// Adds its links; a peer that is there already keeps its round trip if it has one.
+    pub fn report(&self, report: &mut LinkReport) {
+        report.reconnects += self.reconnects;
+        for (peer, link) in &self.links {
+            let rtt_s = link.upgrade().and_then(|link| link.rtt()).map(|rtt| rtt.as_secs_f64());
+            match report.links.iter_mut().find(|reading| reading.peer == *peer) {
+                Some(known) => known.rtt_s = known.rtt_s.or(rtt_s),
+                None => report.links.push(LinkReading { peer: peer.clone(), rtt_s }),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_transport::{NoObserver, local::LocalNetwork};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_link_in_the_place_of_another_is_a_reconnect() {
+        let network = LocalNetwork::new();
+        let bind = || {
+            let address = "127.0.0.1:0".parse().expect("an address");
+            Arc::new(network.bind(address, Arc::new(NoObserver)).expect("a port"))
+        };
+        let (near, far, other) = (bind(), bind(), bind());
+        let links = Links::new(near);
+        let report = || {
+            let mut report = LinkReport::default();
+            links.report(&mut report);
+            let peers: Vec<String> = report.links.into_iter().map(|reading| reading.peer).collect();
+            (peers, report.reconnects)
+        };
+        assert_eq!(report(), (vec![], 0));
+        let far_address = far.local_address();
+        let first = links.channel("c1", far_address).await.expect("it listens");
+        links.channel("c1", far_address).await.expect("it listens");
+        links.channel("c0", other.local_address()).await.expect("it listens");
+        assert_eq!(report(), (vec!["c0".to_string(), "c1".to_string()], 0), "the same link carries both channels");
+        links.forget(far_address);
+        links.channel("c1", far_address).await.expect("it listens");
+        assert_eq!(report().1, 1);
+        drop(first);
+        far.accept().await.expect("a link").close("enough");
+        far.accept().await.expect("a link").close("enough");
+        links.channel("c1", far_address).await.expect("it listens");
+        assert_eq!(report().1, 2);
     }
 }

@@ -5,11 +5,13 @@
 // The archived twins that rkyv derives carry no docs of their own.
 #![allow(missing_docs)]
 
+mod measured;
 mod wire;
 
 use asterism_plan::{ContextView, Exchange, Shard};
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use measured::{LinkReading, LinkReport, Phase2Times, SPREAD_SECONDS, Spread};
 pub use wire::{InvalidMessage, WireMessage};
 
 use crate::api::Role;
@@ -78,6 +80,8 @@ pub enum HostMessage {
         /// KV bytes held.
         kv_bytes: u64,
     },
+    /// What the host measures of its links; said with every heartbeat, and the latest stands.
+    Links(LinkReport),
     /// A shard moved on by a layer.
     Progress {
         /// Context.
@@ -125,6 +129,8 @@ pub enum HostMessage {
         stopped: bool,
         /// Text held back while it could have begun a stop string.
         text: String,
+        /// Where its seconds went.
+        times: Box<Phase2Times>,
     },
     /// Phase 2 waits: shards of a host do not answer. It goes on with the next [`HostCommand::Holders`].
     Stalled {

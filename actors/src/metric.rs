@@ -3,7 +3,11 @@
 use asterism_transport::Observer;
 use metrics::{counter, gauge, histogram};
 
-use crate::api::{ClusterStatus, FinishReason, HostHealth, SessionState, SessionStatus, Timings};
+use crate::{
+    api::{ClusterStatus, FinishReason, HostHealth, SessionState, SessionStatus, Timings},
+    messages::{LinkReport, Phase2Times, SPREAD_SECONDS, Spread},
+    supervisor::SupervisorConfig,
+};
 
 /// Declares a metric name with its help text.
 macro_rules! names {
@@ -45,6 +49,12 @@ names! {
     PHASE1_SHARD_ENCODE = "phase1_shard_encode_seconds";
     /// Tokens run through the model in phase 1, prefixes included.
     PHASE1_TOKENS = "phase1_tokens_total";
+    /// Seconds of a step of phase 2 on the query host: the query or a token through every layer, to the next token's choice.
+    PHASE2_STEP = "phase2_step_seconds";
+    /// Seconds that the query host waits in a layer of phase 2 for the slowest context host, its own attention being done.
+    PHASE2_LAYER_WAIT = "phase2_layer_wait_seconds";
+    /// Seconds that the query host merges partials in a layer of phase 2.
+    PHASE2_MERGE = "phase2_merge_seconds";
     /// Share of dense attention's pairs that phase 1 of the latest job did not compute, by method.
     ATTENTION_SPARSITY = "attention_sparsity_ratio";
     /// Bytes of keys and values a host holds.
@@ -65,13 +75,22 @@ names! {
     SESSIONS = "sessions";
     /// Questions to sessions.
     SESSION_HITS = "session_hits_total";
-    /// Bytes of frames, by direction.
+    /// Bytes of frames that the supervisor's process sent and received, by direction.
     TRANSPORT_BYTES = "transport_bytes_total";
-    /// Peers refused, by reason.
+    /// Smoothed round trip of a link, as the host at its near end last told it; NaN while there is no link.
+    TRANSPORT_RTT = "transport_rtt_seconds";
+    /// Links that a host opened in the place of one it had lost, since its process started.
+    TRANSPORT_RECONNECTS = "transport_reconnects_total";
+    /// Peers that the supervisor's process refused, by reason.
     TRANSPORT_REJECTS = "transport_rejects_total";
     /// Always 1; its labels say what runs.
     BUILD_INFO = "build_info";
+    /// Always 1; its labels say what the supervisor was told to run.
+    CONFIG_INFO = "config_info";
 }
+
+/// Buckets of phase 2's times: the ones that hosts count by, so that nothing is lost on the way.
+pub const PHASE2_SECONDS: &[f64] = &SPREAD_SECONDS;
 
 /// Something worth counting or timing, as state machines report it.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,6 +135,22 @@ pub enum Observation {
         method: String,
         /// Share of dense attention's pairs that were not computed.
         sparsity: f64,
+    },
+    /// A generation ended with an answer.
+    Phase2 {
+        /// Query host.
+        host: String,
+        /// Method by name.
+        method: String,
+        /// Where its seconds went.
+        times: Box<Phase2Times>,
+    },
+    /// A host told of its links; the latest stands.
+    Links {
+        /// Host.
+        host: String,
+        /// What it told.
+        report: LinkReport,
     },
     /// A session was asked.
     SessionHit,
@@ -177,6 +212,17 @@ impl Observation {
             Self::JobEncoded { method, sparsity } => {
                 gauge!(ATTENTION_SPARSITY, "method" => method.clone()).set(*sparsity);
             }
+            Self::Phase2 { host, method, times } => {
+                let labels = [("host", host.clone()), ("method", method.clone())];
+                let spread = |name: &'static str, spread: &Spread| {
+                    let histogram = histogram!(name, &labels);
+                    spread.buckets().for_each(|(count, seconds)| histogram.record_many(seconds, count));
+                };
+                spread(PHASE2_STEP, &times.step);
+                spread(PHASE2_LAYER_WAIT, &times.layer_wait);
+                spread(PHASE2_MERGE, &times.merge);
+            }
+            Self::Links { host, report } => record_links(host, report),
             Self::SessionHit => counter!(SESSION_HITS).increment(1),
             Self::ShardsReencoded { shards } => counter!(SHARD_REENCODES).increment(*shards as u64),
             Self::Recovered { seconds } => histogram!(RECOVERY_DURATION).record(*seconds),
@@ -184,6 +230,27 @@ impl Observation {
             Self::HostFailed { reason } => counter!(HOST_FAILURES, "reason" => *reason).increment(1),
         }
     }
+}
+
+fn record_links(host: &str, report: &LinkReport) {
+    counter!(TRANSPORT_RECONNECTS, "host" => host.to_string()).absolute(report.reconnects);
+    for reading in &report.links {
+        let (transport, peer) = (report.transport.clone(), reading.peer.clone());
+        let labels = [("transport", transport), ("host", host.to_string()), ("peer", peer)];
+        gauge!(TRANSPORT_RTT, &labels).set(reading.rtt_s.unwrap_or(f64::NAN));
+    }
+}
+
+/// Says what a supervisor runs.
+pub fn record_config(config: &SupervisorConfig) {
+    let labels = [
+        ("cluster", config.cluster.clone()),
+        ("model", config.model.clone()),
+        ("dtype", format!("{:?}", config.dtype).to_lowercase()),
+        ("method", config.method.name().to_string()),
+        ("recovery", format!("{:?}", config.recovery).to_lowercase()),
+    ];
+    gauge!(CONFIG_INFO, &labels).set(1.0);
 }
 
 /// Sets the gauges that describe the cluster as it is now.

@@ -12,8 +12,9 @@ use std::{
 };
 
 use asterism_actors::messages::{
-    Attach, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, Opening, ParcelMeta,
-    ParcelPart, PartialsMeta, ShardHolder, ShardKeys, StreamingMask, TokenChoice, WireMessage,
+    Attach, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading, LinkReport,
+    Opening, ParcelMeta, ParcelPart, PartialsMeta, Phase2Times, ShardHolder, ShardKeys, StreamingMask, TokenChoice,
+    WireMessage,
 };
 use asterism_plan::{ContextView, Exchange, LocalAttention, Shard};
 use asterism_transport::sim::Draw;
@@ -70,6 +71,9 @@ fn holders() -> Vec<ShardHolder> {
 
 #[test]
 fn host_messages() {
+    let mut times = Phase2Times::default();
+    times.step.add(Duration::from_millis(30));
+    times.layer_wait.add(Duration::from_millis(1));
     fuzz(&[
         HostMessage::Hello(Hello {
             name: "context-0".into(),
@@ -91,6 +95,15 @@ fn host_messages() {
             exchange_bytes: 0,
         }),
         HostMessage::Token { job: 3, index: 8, id: 128_000, text: "an answer".into() },
+        HostMessage::Generated { job: 3, tokens: 9, stopped: true, text: ".".into(), times: Box::new(times) },
+        HostMessage::Links(LinkReport {
+            transport: "quic".into(),
+            links: vec![
+                LinkReading { peer: "supervisor".into(), rtt_s: Some(0.0002) },
+                LinkReading { peer: "context-0".into(), rtt_s: None },
+            ],
+            reconnects: 1,
+        }),
     ]);
 }
 

@@ -22,6 +22,9 @@ pub trait ContextAttention<B: Backend> {
     fn ask(&mut self, layer: usize, q: &B::Tensor, mask: Mask) -> Result<(), ModelError>;
     /// The answers to the last `ask`, one a shard, in any order.
     fn collect(&mut self) -> Result<Vec<ShardPartial<B>>, ModelError>;
+    /// The answers last collected are merged with the query host's own part, or handed to the device to be. For whoever takes
+    /// the time; does nothing unless told otherwise.
+    fn merged(&mut self) {}
 }
 
 /// The state of phase 2 on the query host: its own keys and values and the next position.
@@ -84,7 +87,9 @@ impl<B: Backend> Generator<B> {
             }
             answers.sort_by_key(|a| a.block);
             let partials: Vec<_> = answers.into_iter().map(|a| a.partial).chain([own]).collect();
-            x = decoder.finish(layer, x, &backend.merge(&partials)?.output)?;
+            let merged = backend.merge(&partials)?;
+            context.merged();
+            x = decoder.finish(layer, x, &merged.output)?;
         }
         self.next_position += ids.len() as u32;
         self.rows += ids.len();

@@ -29,6 +29,10 @@ const HISTOGRAMS: &[(&str, &[&str], &[f64])] = &[
     (metric::INTER_TOKEN_LATENCY, &["method", "model"], TOKEN_SECONDS),
     (metric::REQUEST_PROMPT_TOKENS, &["method", "model"], TOKENS),
     (metric::PHASE1_SHARD_ENCODE, &["host", "method"], LONG_SECONDS),
+    (metric::PHASE2_STEP, &["host", "method"], metric::PHASE2_SECONDS),
+    (metric::PHASE2_LAYER_WAIT, &["host", "method"], metric::PHASE2_SECONDS),
+    (metric::PHASE2_MERGE, &["host", "method"], metric::PHASE2_SECONDS),
+    (metric::RECOVERY_DURATION, &[], LONG_SECONDS),
 ];
 
 static REGISTRY: OnceLock<Registry> = OnceLock::new();
@@ -82,7 +86,13 @@ fn help(name: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use asterism_actors::{api::Timings, metric::Observation};
+    use std::time::Duration;
+
+    use asterism_actors::{
+        api::Timings,
+        messages::{LinkReading, LinkReport, Phase2Times},
+        metric::Observation,
+    };
 
     use super::*;
 
@@ -103,5 +113,58 @@ mod tests {
         assert!(text.contains(bucket), "{text}");
         assert!(text.contains("asterism_prompt_tokens_total{method=\"star\",model=\"m\"} 16000"), "{text}");
         assert!(text.contains("asterism_build_info{"), "{text}");
+    }
+
+    #[test]
+    fn what_hosts_measured_is_rendered_as_they_counted_it() {
+        install();
+        let mut times = Box::<Phase2Times>::default();
+        [3, 3, 4, 700].map(Duration::from_millis).into_iter().for_each(|took| times.step.add(took));
+        times.layer_wait.add(Duration::from_micros(40));
+        times.merge.add(Duration::from_secs(60));
+        Observation::Phase2 { host: "query-0".into(), method: "star".into(), times }.record();
+        Observation::Recovered { seconds: 1.5 }.record();
+        let text = render();
+        let labels = "{host=\"query-0\",method=\"star\"";
+        for line in [
+            "# TYPE asterism_phase2_step_seconds histogram".to_string(),
+            "# HELP asterism_phase2_step_seconds Seconds".to_string(),
+            format!("asterism_phase2_step_seconds_bucket{labels},le=\"0.0025\"}} 0\n"),
+            format!("asterism_phase2_step_seconds_bucket{labels},le=\"0.005\"}} 3\n"),
+            format!("asterism_phase2_step_seconds_count{labels}}} 4\n"),
+            format!("asterism_phase2_step_seconds_sum{labels}}} 0.71"),
+            format!("asterism_phase2_layer_wait_seconds_bucket{labels},le=\"0.00005\"}} 1\n"),
+            format!("asterism_phase2_merge_seconds_bucket{labels},le=\"25\"}} 0\n"),
+            format!("asterism_phase2_merge_seconds_count{labels}}} 1\n"),
+            "asterism_recovery_duration_seconds_bucket{le=\"2.5\"} 1\n".to_string(),
+        ] {
+            assert!(text.contains(&line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_report_of_links_that_comes_again_changes_nothing() {
+        install();
+        let link = |peer: &str, rtt_s| LinkReading { peer: peer.into(), rtt_s };
+        let report = |reconnects, rtt_s| Observation::Links {
+            host: "query-1".into(),
+            report: LinkReport {
+                transport: "quic".into(),
+                links: vec![link("supervisor", Some(0.002)), link("context-0", rtt_s)],
+                reconnects,
+            },
+        };
+        let line = |name: &str, rest: &str| format!("asterism_transport_{name}{rest}\n");
+        for (reconnects, rtt, shown) in [(2, Some(0.25), "0.25"), (2, Some(0.25), "0.25"), (3, None, "NaN")] {
+            report(reconnects, rtt).record();
+            let text = render();
+            for line in [
+                line("reconnects_total", &format!("{{host=\"query-1\"}} {reconnects}")),
+                line("rtt_seconds", "{host=\"query-1\",peer=\"supervisor\",transport=\"quic\"} 0.002"),
+                line("rtt_seconds", &format!("{{host=\"query-1\",peer=\"context-0\",transport=\"quic\"}} {shown}")),
+            ] {
+                assert!(text.contains(&line), "{line}\n{text}");
+            }
+        }
     }
 }

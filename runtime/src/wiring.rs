@@ -7,7 +7,7 @@ use asterism_actors::{
     api::Role,
     host,
     messages::HostRole,
-    metric::TransportMetrics,
+    metric::{self, TransportMetrics},
     node::{self, NodeLink},
     store::{RedbStore, StoreError},
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
@@ -60,6 +60,7 @@ pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAd
         .map_err(|error| host_refusal(&HostError::Journal(error)))?;
     let mut config = supervisor_config(cluster, &model.name);
     config.weight_bytes = model.config.weight_bytes(Parts::All, dtype(cluster.model.dtype));
+    metric::record_config(&config);
     let supervisor =
         Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
     Ok((supervisor, address))

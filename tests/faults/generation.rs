@@ -202,7 +202,7 @@ impl Host {
         let drawn = generation.decoder.draw((choice.seed, choice.temperature == 0.0));
         let given = generation.order.generated.get(generation.tokens as usize).copied();
         if given.is_none() && !choice.ignore_eos && toy::ends(drawn) {
-            let end = GenerationEnd::Answered { stopped: true, text: toy::TAIL.into() };
+            let end = GenerationEnd::Answered { stopped: true, text: toy::TAIL.into(), times: Box::default() };
             return self.end_generation(core, job, end);
         }
         let id = given.unwrap_or(drawn);
@@ -214,7 +214,7 @@ impl Host {
         self.on_query(core, Event::Token { job, id, text: toy::text(id) });
         match over {
             true => {
-                let end = GenerationEnd::Answered { stopped: false, text: toy::TAIL.into() };
+                let end = GenerationEnd::Answered { stopped: false, text: toy::TAIL.into(), times: Box::default() };
                 self.end_generation(core, job, end);
             }
             false => core.timer(self.pid, time, What::Computed { job, life }),

@@ -14,7 +14,7 @@ pub mod local;
 pub mod quic;
 pub mod sim;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 pub use error::TransportError;
 pub use frame::{
@@ -25,6 +25,8 @@ use futures_util::future::BoxFuture;
 
 /// Listens for peers and connects to them.
 pub trait Transport: Send + Sync + 'static {
+    /// What it is called in metrics: `quic`, `local` or `sim`.
+    fn name(&self) -> &'static str;
     /// Where peers reach this process.
     fn local_address(&self) -> SocketAddr;
     /// Connects to a peer and authenticates both sides.
@@ -45,6 +47,8 @@ pub trait Link: Send + Sync + 'static {
     fn peer_address(&self) -> SocketAddr;
     /// The name in the peer's certificate; `None` where the transport has no certificates.
     fn peer_name(&self) -> Option<String>;
+    /// Smoothed round trip to the peer; `None` once the link is gone, and where the transport measures none.
+    fn rtt(&self) -> Option<Duration>;
     /// Opens a channel. Nothing reaches the peer before the first frame.
     fn open(&self) -> BoxFuture<'_, Result<Channel, TransportError>>;
     /// The next channel the peer opened.

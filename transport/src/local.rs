@@ -10,6 +10,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
@@ -113,6 +114,10 @@ impl LocalTransport {
 }
 
 impl Transport for LocalTransport {
+    fn name(&self) -> &'static str {
+        "local"
+    }
+
     fn local_address(&self) -> SocketAddr {
         self.endpoint.address
     }
@@ -285,6 +290,10 @@ impl Link for LocalLink {
     }
 
     fn peer_name(&self) -> Option<String> {
+        None
+    }
+
+    fn rtt(&self) -> Option<Duration> {
         None
     }
 

@@ -165,6 +165,10 @@ impl QuicTransport {
 }
 
 impl Transport for QuicTransport {
+    fn name(&self) -> &'static str {
+        "quic"
+    }
+
     fn local_address(&self) -> SocketAddr {
         self.address
     }
@@ -293,6 +297,11 @@ impl Link for QuicLink {
 
     fn peer_name(&self) -> Option<String> {
         self.name.clone()
+    }
+
+    fn rtt(&self) -> Option<Duration> {
+        let connection = &self.peer.connection;
+        connection.close_reason().is_none().then(|| connection.rtt())
     }
 
     fn open(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {

@@ -218,6 +218,10 @@ impl SimTransport {
 }
 
 impl Transport for SimTransport {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
     fn local_address(&self) -> SocketAddr {
         self.local.local_address()
     }

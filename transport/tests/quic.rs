@@ -266,6 +266,20 @@ async fn a_cluster_changes_its_ca_without_a_restart() {
 }
 
 #[tokio::test]
+async fn a_link_knows_its_round_trip_until_it_is_gone() {
+    let authority = authority();
+    let ((near, _), (far, _)) = (bind(mutual(&authority, "near")), bind(mutual(&authority, "far")));
+    let (near_link, far_link): (Arc<dyn Link>, _) = meet(&near, &far).await;
+    for link in [&near_link, &far_link] {
+        let rtt = link.rtt().expect("it is up");
+        assert!(rtt > Duration::ZERO && rtt < Duration::from_secs(5), "{rtt:?}");
+    }
+    near_link.close("enough");
+    within(far_link.closed()).await;
+    assert_eq!((near_link.rtt(), far_link.rtt()), (None, None));
+}
+
+#[tokio::test]
 async fn a_silent_address_is_given_up() {
     let silent = UdpSocket::bind(loopback()).expect("loopback has a free port");
     let address = silent.local_addr().expect("the socket is bound");

@@ -135,10 +135,10 @@ impl<B: Backend> RemotePeers<B> {
 
     fn open(&mut self, peer: &ShardHolder) -> Result<Box<dyn FrameSender>, ModelError> {
         let address: SocketAddr = self.reached(peer, peer.address.parse())?;
-        let links = self.office.links.clone();
+        let (links, host) = (self.office.links.clone(), peer.host.clone());
         let (context, attempt) = self.attempt;
         let opened = self.office.away(&self.seat, async move {
-            let mut channel = links.channel(address).await?;
+            let mut channel = links.channel(&host, address).await?;
             channel.sender.send(Opening::Pass { context, attempt }.frame()).await?;
             Ok::<_, TransportError>(channel.sender)
         });

@@ -16,7 +16,11 @@ use super::{
     turns::Turns,
     work::{Bench, HeadsCache},
 };
-use crate::{host::Post, link::Links, messages::HostMessage};
+use crate::{
+    host::Post,
+    link::Links,
+    messages::{HostMessage, LinkReport},
+};
 
 /// Encodes shards and answers queries over them.
 pub struct ContextSide<B: Backend> {
@@ -44,6 +48,11 @@ impl<B: Backend> ContextSide<B> {
             running: HashMap::new(),
             post,
         }
+    }
+
+    /// Adds what is known of its links.
+    pub fn report(&self, report: &mut LinkReport) {
+        self.links.report(report);
     }
 
     /// Applies an event; what the supervisor is to hear goes to `tell`.

@@ -1,5 +1,9 @@
-//! Whose turn it is to compute: one work at a time, given up at every layer and while waiting for others. Next is whoever
-//! has used the least so far, so that a short context is not stuck behind a long one. Computes nothing.
+//! Whose turn it is to compute: one work at a time, given up at every layer and while waiting for others. Computes nothing.
+//!
+//! Next is whoever has used the least so far, so that a short context is not stuck behind a long one, unless somebody is due:
+//! one that others have passed, since it asked, with [`PATIENCE`] times as much work as its own longest turn. Of those that
+//! are due it is who asked first. So a wait is over once others have computed [`PATIENCE`] times that turn and one turn each
+//! at most, however many short contexts come; and while others have used less, a long one takes a fifth of the host at most.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard},
@@ -10,6 +14,10 @@ use super::stop::Stop;
 
 /// How often somebody who waits looks whether it was told to stop.
 const STOP_CHECK: Duration = Duration::from_millis(20);
+
+/// How many times its own longest turn others may compute before a work is due. As many as work at once, so that equals
+/// take their turns by what they have used.
+const PATIENCE: f64 = 4.0;
 
 /// The turnstile of a host; clones are the same.
 #[derive(Clone, Default)]
@@ -25,7 +33,7 @@ impl Turns {
     /// A seat for a work whose context has used so many seconds.
     pub fn seat(&self, used: f64, stop: Stop) -> Seat {
         let seat = self.lock().seat();
-        Seat { turns: self.clone(), seat, stop, used, since: None }
+        Seat { turns: self.clone(), seat, stop, used, longest: 0.0, since: None }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -39,6 +47,8 @@ pub struct Seat {
     seat: u64,
     stop: Stop,
     used: f64,
+    /// Seconds of its longest turn.
+    longest: f64,
     since: Option<Instant>,
 }
 
@@ -48,41 +58,47 @@ impl Seat {
         if self.since.is_some() {
             return true;
         }
-        self.since = self.wait();
-        self.since.is_some()
-    }
-
-    /// Asks, and waits until the turn comes.
-    fn wait(&self) -> Option<Instant> {
-        let shared = &self.turns.0;
-        let mut queue = self.turns.lock();
-        queue.ask(self.seat, self.used);
-        shared.moved.notify_all();
-        while queue.holder != Some(self.seat) {
-            if self.stop.is_set() {
-                queue.leave(self.seat);
-                shared.moved.notify_all();
-                return None;
-            }
-            queue = shared.moved.wait_timeout(queue, STOP_CHECK).expect("no holder panics").0;
-        }
-        Some(Instant::now())
+        self.wait(0.0)
     }
 
     /// Lets others compute.
     pub fn give_up(&mut self) {
-        if let Some(since) = self.since.take() {
-            self.used += since.elapsed().as_secs_f64();
-            self.turns.lock().leave(self.seat);
+        if self.since.is_some() {
+            let took = self.turn();
+            self.turns.lock().leave(self.seat, took);
             self.turns.0.moved.notify_all();
         }
     }
 
-    /// Lets whoever has used less go first; `false` when told to stop.
+    /// Lets whoever is next go first; `false` when told to stop.
     pub fn pass(&mut self) -> bool {
-        self.used = self.used();
-        self.since = self.wait();
-        self.since.is_some() && !self.stop.is_set()
+        let took = self.turn();
+        self.wait(took) && !self.stop.is_set()
+    }
+
+    /// Ends the turn, as far as this seat is concerned; returns its seconds.
+    fn turn(&mut self) -> f64 {
+        let took = self.since.take().map_or(0.0, |since| since.elapsed().as_secs_f64());
+        (self.used, self.longest) = (self.used + took, self.longest.max(took));
+        took
+    }
+
+    /// Asks, after a turn of so many seconds, and waits until the next one comes; `false` when told to stop first.
+    fn wait(&mut self, took: f64) -> bool {
+        let shared = &self.turns.0;
+        let mut queue = self.turns.lock();
+        queue.ask(self.seat, took, (self.used, self.longest));
+        shared.moved.notify_all();
+        while queue.holder != Some(self.seat) {
+            if self.stop.is_set() {
+                queue.leave(self.seat, 0.0);
+                shared.moved.notify_all();
+                return false;
+            }
+            queue = shared.moved.wait_timeout(queue, STOP_CHECK).expect("no holder panics").0;
+        }
+        self.since = Some(Instant::now());
+        true
     }
 
     /// Seconds used, by earlier works of the context too.
@@ -97,13 +113,24 @@ impl Drop for Seat {
     }
 }
 
-/// The rule: the turn goes to the least used, of equals to the one that came first.
+/// The rule. Time passes only by turns.
 #[derive(Default)]
 struct Queue {
     seats: u64,
     holder: Option<u64>,
-    /// Seat and seconds used.
-    waiting: Vec<(u64, f64)>,
+    /// In the order in which they asked.
+    waiting: Vec<Waiting>,
+    /// Seconds of all turns.
+    done: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Waiting {
+    seat: u64,
+    used: f64,
+    longest: f64,
+    /// Seconds of all turns when it asked.
+    asked: f64,
 }
 
 impl Queue {
@@ -112,53 +139,161 @@ impl Queue {
         self.seats
     }
 
-    /// Waits for a turn; one that is held already is up for others too.
-    fn ask(&mut self, seat: u64, used: f64) {
-        self.holder = self.holder.filter(|holder| *holder != seat);
-        self.waiting.push((seat, used));
+    /// Waits for a turn, with seconds used and of the longest turn; one held already is over and took so many seconds.
+    fn ask(&mut self, seat: u64, took: f64, (used, longest): (f64, f64)) {
+        self.end(seat, took);
+        self.waiting.push(Waiting { seat, used, longest, asked: self.done });
         self.next();
     }
 
-    /// Gives up a turn, or no longer waits for one.
-    fn leave(&mut self, seat: u64) {
-        self.waiting.retain(|(waiting, _)| *waiting != seat);
-        self.holder = self.holder.filter(|holder| *holder != seat);
+    /// Gives up a turn that took so many seconds, or no longer waits for one.
+    fn leave(&mut self, seat: u64, took: f64) {
+        self.waiting.retain(|waiting| waiting.seat != seat);
+        self.end(seat, took);
         self.next();
+    }
+
+    fn end(&mut self, seat: u64, took: f64) {
+        self.holder = self.holder.filter(|holder| *holder != seat);
+        self.done += took;
     }
 
     fn next(&mut self) {
         if self.holder.is_none() {
-            let least = self.waiting.iter().min_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0))).copied();
-            self.holder = least.map(|(seat, _)| seat);
-            self.waiting.retain(|(waiting, _)| Some(*waiting) != self.holder);
+            let due = |waiting: &&Waiting| self.done - waiting.asked >= PATIENCE * waiting.longest;
+            let least = || self.waiting.iter().min_by(|a, b| a.used.total_cmp(&b.used));
+            self.holder = self.waiting.iter().find(due).or_else(least).map(|waiting| waiting.seat);
+            self.waiting.retain(|waiting| Some(waiting.seat) != self.holder);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
+
+    /// Works at the turnstile, by seat: what they have used, their longest turn, and how many more there are.
+    #[derive(Default)]
+    struct Host {
+        queue: Queue,
+        works: BTreeMap<u64, (f64, f64, usize)>,
+        /// Who computed how long, in order.
+        log: Vec<(u64, f64)>,
+    }
+
+    impl Host {
+        fn comes(&mut self, turns: usize) -> u64 {
+            let seat = self.queue.seat();
+            self.works.insert(seat, (0.0, 0.0, turns));
+            self.queue.ask(seat, 0.0, (0.0, 0.0));
+            seat
+        }
+
+        /// Whoever has the turn computes; returns it if that was its last.
+        fn compute(&mut self, took: f64) -> Option<u64> {
+            let seat = self.queue.holder.expect("somebody waits");
+            let (used, longest, left) = self.works.get_mut(&seat).expect("it came");
+            (*used, *longest, *left) = (*used + took, longest.max(took), *left - 1);
+            self.log.push((seat, took));
+            if *left == 0 {
+                self.queue.leave(seat, took);
+                self.works.remove(&seat);
+                return Some(seat);
+            }
+            self.queue.ask(seat, took, (*used, *longest));
+            None
+        }
+
+        /// The longest wait of a work between its first turn and its last, in seconds of others.
+        fn longest_wait(&self, seat: u64) -> f64 {
+            let own = |(at, turn): (usize, &(u64, f64))| (turn.0 == seat).then_some(at);
+            let turns: Vec<usize> = self.log.iter().enumerate().filter_map(own).collect();
+            let others = |pair: &[usize]| self.log[pair[0] + 1..pair[1]].iter().map(|turn| turn.1).sum();
+            turns.windows(2).map(others).fold(0.0, f64::max)
+        }
+    }
 
     #[test]
     fn a_short_work_is_done_before_a_long_one_goes_on() {
-        let mut queue = Queue::default();
-        let (long, short) = (queue.seat(), queue.seat());
-        // Layers of 10 s and of 1 s; the short work has 4 and comes after the first layer of the long one.
-        let (mut used, mut layers) = ([0.0, 0.0], Vec::new());
-        queue.ask(long, 0.0);
-        queue.ask(short, 0.0);
-        while layers.len() < 7 {
-            let turn = queue.holder.expect("somebody waits");
-            let at = usize::from(turn == short);
-            layers.push(turn);
-            used[at] += [10.0, 1.0][at];
-            let done = layers.iter().filter(|layer| **layer == short).count() == 4;
-            match turn == short && done {
-                true => queue.leave(turn),
-                false => queue.ask(turn, used[at]),
+        let mut host = Host::default();
+        let (long, short) = (host.comes(3), host.comes(4));
+        // Layers of 10 s and of 1 s; the short work comes in the first layer of the long one.
+        while let Some(turn) = host.queue.holder {
+            host.compute(if turn == long { 10.0 } else { 1.0 });
+        }
+        let layers: Vec<u64> = host.log.iter().map(|turn| turn.0).collect();
+        assert_eq!(layers, [long, short, short, short, short, long, long]);
+    }
+
+    #[test]
+    fn a_short_work_is_not_stuck_behind_many_long_ones() {
+        let mut host = Host::default();
+        let longs: Vec<u64> = (0..3).map(|_| host.comes(32)).collect();
+        for _ in 0..20 {
+            host.compute(10.0);
+        }
+        let (short, before) = (host.comes(4), host.log.len());
+        while host.compute(if host.queue.holder == Some(short) { 1.0 } else { 10.0 }) != Some(short) {}
+        let others: f64 = host.log[before..].iter().filter(|turn| turn.0 != short).map(|turn| turn.1).sum();
+        assert_eq!(others, 10.0, "the turn under way");
+        // A fourth of the host each, whatever they have used.
+        while host.log.len() < 60 {
+            host.compute(10.0);
+        }
+        assert!(longs.iter().all(|long| host.longest_wait(*long) <= 30.0));
+    }
+
+    #[test]
+    fn a_long_work_gets_its_turns_in_an_endless_stream_of_short_ones() {
+        let mut host = Host::default();
+        let long = host.comes(32);
+        for _ in 0..3 {
+            host.comes(2);
+        }
+        loop {
+            match host.compute(if host.queue.holder == Some(long) { 10.0 } else { 1.0 }) {
+                Some(ended) if ended == long => break,
+                Some(_) => host.comes(2),
+                None => long,
+            };
+        }
+        assert_eq!(host.longest_wait(long), 40.0);
+    }
+
+    proptest! {
+        /// Turns of any length, up to four works at once, and another one for each that ends.
+        #[test]
+        fn every_wait_is_bounded(works in vec((1..20_usize, 0..4_u32), 4..60), turns in vec(1..50_u32, 300)) {
+            let (mut host, mut works) = (Host::default(), works.into_iter());
+            let mut sizes = BTreeMap::new();
+            let mut comes = |host: &mut Host, sizes: &mut BTreeMap<u64, f64>| {
+                let Some((turns, size)) = works.next() else { return };
+                sizes.insert(host.comes(turns), f64::from(10_u32.pow(size)));
+            };
+            (0..4).for_each(|_| comes(&mut host, &mut sizes));
+            for turn in turns {
+                let Some(seat) = host.queue.holder else { break };
+                if host.compute(f64::from(turn) * sizes[&seat]).is_some() {
+                    comes(&mut host, &mut sizes);
+                }
+            }
+            let longest = |turns: &[(u64, f64)]| turns.iter().map(|turn| turn.1).fold(0.0, f64::max);
+            for seat in sizes.keys() {
+                let own: Vec<usize> = (0..host.log.len()).filter(|at| host.log[*at].0 == *seat).collect();
+                for pair in own.windows(2) {
+                    let mut before = host.log[..=pair[0]].to_vec();
+                    before.retain(|turn| turn.0 == *seat);
+                    let others = &host.log[pair[0] + 1..pair[1]];
+                    let waited: f64 = others.iter().map(|turn| turn.1).sum();
+                    let bound = PATIENCE * longest(&before) + 3.0 * longest(others);
+                    prop_assert!(waited <= bound, "{waited} s of others, at most {bound} s");
+                }
             }
         }
-        assert_eq!(layers, [long, short, short, short, short, long, long]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use asterism_kernels::Backend;
-use asterism_transport::Transport;
+use asterism_transport::{Link, Transport};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -11,17 +11,20 @@ use super::{HostConfig, LoadedModel, Post};
 use crate::{
     context_host::{self, ContextSide},
     error::HostError,
-    link::Outbox,
-    messages::{EncodeShards, Generate, HostCommand, HostMessage},
+    link::{LinkBook, Outbox},
+    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkReport},
     query_host::{self, QuerySide},
 };
+
+/// The supervisor's name among peers.
+const SUPERVISOR: &str = "supervisor";
 
 /// What reaches the actor.
 pub enum Message<B: Backend> {
     /// The model is there; work can begin.
     Loaded(LoadedModel<B>),
     /// A supervisor listens here.
-    Linked(Outbox<HostMessage>),
+    Linked(Outbox<HostMessage>, Arc<dyn Link>),
     /// Nobody listens.
     Unlinked,
     /// The supervisor wants something.
@@ -41,8 +44,15 @@ pub async fn spawn<B: Backend>(
     config: &HostConfig,
     transport: Arc<dyn Transport>,
 ) -> Result<(ActorRef<Message<B>>, JoinHandle<()>), HostError> {
-    let shell =
-        Shell { config: config.clone(), transport, started: Instant::now(), context: None, query: None, outbox: None };
+    let shell = Shell {
+        config: config.clone(),
+        transport,
+        started: Instant::now(),
+        context: None,
+        query: None,
+        outbox: None,
+        supervisor: LinkBook::default(),
+    };
     Actor::spawn(None, HostActor(std::marker::PhantomData), shell)
         .await
         .map_err(|error| HostError::Actor { cause: error.to_string() })
@@ -59,6 +69,8 @@ pub struct Shell<B: Backend> {
     context: Option<ContextSide<B>>,
     query: Option<QuerySide<B>>,
     outbox: Option<Outbox<HostMessage>>,
+    /// The link to the supervisor.
+    supervisor: LinkBook,
 }
 
 impl<B: Backend> Actor for HostActor<B> {
@@ -78,7 +90,10 @@ impl<B: Backend> Actor for HostActor<B> {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             Message::Loaded(model) => shell.loaded(model, &myself),
-            Message::Linked(outbox) => shell.outbox = Some(outbox),
+            Message::Linked(outbox, link) => {
+                shell.supervisor.opened(SUPERVISOR, &link);
+                shell.outbox = Some(outbox);
+            }
             Message::Unlinked => shell.outbox = None,
             Message::Command(command) => shell.command(command),
             Message::Context(event) => shell.context(event),
@@ -86,6 +101,7 @@ impl<B: Backend> Actor for HostActor<B> {
             Message::Beat(handled) => {
                 let kv_bytes = shell.context.as_ref().map_or(0, |side| side.state.kv_bytes());
                 shell.tell(HostMessage::Heartbeat { kv_bytes });
+                shell.tell(HostMessage::Links(shell.links()));
                 let _ = handled.send(());
             }
             Message::Introduce(reply) => {
@@ -157,6 +173,14 @@ impl<B: Backend> Shell<B> {
         if let Some(side) = &mut self.query {
             side.handle(now, event, &mut |message| send(outbox, message));
         }
+    }
+
+    fn links(&self) -> LinkReport {
+        let mut report = LinkReport { transport: self.transport.name().into(), ..LinkReport::default() };
+        self.supervisor.report(&mut report);
+        self.query.iter().for_each(|side| side.report(&mut report));
+        self.context.iter().for_each(|side| side.report(&mut report));
+        report
     }
 
     fn tell(&self, message: HostMessage) {

@@ -20,7 +20,9 @@ use super::{
 use crate::{
     host::Post,
     link::Links,
-    messages::{Attach, Generate, Opening, PartialsMeta, ShardHolder, ShardKeys, StreamingMask, WireMessage},
+    messages::{
+        Attach, Generate, Opening, PartialsMeta, Phase2Times, ShardHolder, ShardKeys, StreamingMask, WireMessage,
+    },
     payload,
 };
 
@@ -44,7 +46,7 @@ pub struct RemoteContext<B: Backend> {
     decoder: Arc<Decoder<B>>,
     links: Arc<Links>,
     runtime: Handle,
-    started: Instant,
+    clock: Clock,
     job: u64,
     context: u64,
     gather: Gather,
@@ -53,6 +55,14 @@ pub struct RemoteContext<B: Backend> {
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     asked: Asked<B>,
     post: Post<Event>,
+}
+
+/// When things happen, and how long they take.
+struct Clock {
+    started: Instant,
+    /// When the last answers were all there.
+    collected: Instant,
+    times: Box<Phase2Times>,
 }
 
 /// The layer step under way.
@@ -87,7 +97,7 @@ impl<B: Backend> RemoteContext<B> {
         generate: &Generate,
         post: Post<Event>,
     ) -> (mpsc::UnboundedSender<Arrival>, Self) {
-        let (arrived, arrivals) = mpsc::unbounded_channel();
+        let (started, (arrived, arrivals)) = (Instant::now(), mpsc::unbounded_channel());
         let header = FrameHeader {
             kind: FrameKind::Query,
             job: generate.job,
@@ -101,7 +111,7 @@ impl<B: Backend> RemoteContext<B> {
             decoder,
             links,
             runtime: Handle::current(),
-            started: Instant::now(),
+            clock: Clock { started, collected: started, times: Box::default() },
             job: generate.job,
             context: generate.context,
             gather: Gather::default(),
@@ -115,9 +125,19 @@ impl<B: Backend> RemoteContext<B> {
         (arrived, context)
     }
 
+    /// A step is over, its token chosen.
+    pub fn stepped(&mut self, took: Duration) {
+        self.clock.times.step.add(took);
+    }
+
+    /// Where the seconds went.
+    pub fn times(self) -> Box<Phase2Times> {
+        self.clock.times
+    }
+
     /// Applies an event; `answers` are those that came with it.
     fn apply(&mut self, event: gather::Event, mut answers: Option<Vec<ShardPartial<B>>>) {
-        for command in self.gather.handle(self.started.elapsed(), event) {
+        for command in self.gather.handle(self.clock.started.elapsed(), event) {
             match command {
                 Command::Open { channel, holder } => self.connect(channel, holder),
                 Command::Drop { channel } => {
@@ -158,7 +178,7 @@ impl<B: Backend> RemoteContext<B> {
         let Some(deadline) = self.gather.deadline() else {
             return arrivals.blocking_recv().ok_or(ModelError::Cancelled).map(Some);
         };
-        let left = deadline.saturating_sub(self.started.elapsed());
+        let left = deadline.saturating_sub(self.clock.started.elapsed());
         match self.runtime.block_on(async { tokio::time::timeout(left, arrivals.recv()).await }) {
             Ok(arrival) => arrival.ok_or(ModelError::Cancelled).map(Some),
             Err(_) => Ok(None),
@@ -229,6 +249,7 @@ impl<B: Backend> ContextAttention<B> for RemoteContext<B> {
     }
 
     fn collect(&mut self) -> Result<Vec<ShardPartial<B>>, ModelError> {
+        let began = Instant::now();
         while !self.asked.done {
             match self.next()? {
                 Some(Arrival::Frame(channel, frame)) => self.heard(channel, &frame)?,
@@ -238,7 +259,13 @@ impl<B: Backend> ContextAttention<B> for RemoteContext<B> {
                 None => self.apply(gather::Event::Tick, None),
             }
         }
+        self.clock.collected = Instant::now();
+        self.clock.times.layer_wait.add(self.clock.collected - began);
         Ok(std::mem::take(&mut self.asked.answers))
+    }
+
+    fn merged(&mut self) {
+        self.clock.times.merge.add(self.clock.collected.elapsed());
     }
 }
 
@@ -263,7 +290,7 @@ async fn serve(
 ) -> Result<(), String> {
     let address: SocketAddr =
         holder.address.parse().map_err(|error| format!("its address {}: {error}", holder.address))?;
-    let mut channel = tokio::time::timeout(CONNECT_DEADLINE, links.channel(address))
+    let mut channel = tokio::time::timeout(CONNECT_DEADLINE, links.channel(&holder.host, address))
         .await
         .map_err(|_| format!("no answer from {address} in {} s", CONNECT_DEADLINE.as_secs()))?
         .map_err(|error| error.to_string())?;

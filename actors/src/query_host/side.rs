@@ -14,7 +14,7 @@ use super::{
 use crate::{
     host::{LoadedModel, Post},
     link::Links,
-    messages::{Generate, HostMessage},
+    messages::{Generate, HostMessage, LinkReport},
 };
 
 /// Generates over shards that context hosts hold.
@@ -33,6 +33,11 @@ impl<B: Backend> QuerySide<B> {
     pub fn new(transport: Arc<dyn Transport>, model: Arc<LoadedModel<B>>, post: Post<Event>) -> Self {
         let (state, links) = (QueryHostState::default(), Arc::new(Links::new(transport)));
         Self { state, model, links, running: HashMap::new(), post }
+    }
+
+    /// Adds what is known of its links.
+    pub fn report(&self, report: &mut LinkReport) {
+        self.links.report(report);
     }
 
     /// Applies an event; what the supervisor is to hear goes to `tell`.

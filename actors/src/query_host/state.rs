@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::messages::{Generate, HostCommand, HostMessage, ShardHolder};
+use crate::messages::{Generate, HostCommand, HostMessage, Phase2Times, ShardHolder};
 
 /// What happens to a query host.
 #[derive(Debug)]
@@ -47,6 +47,8 @@ pub enum GenerationEnd {
         stopped: bool,
         /// Text not yet told.
         text: String,
+        /// Where its seconds went.
+        times: Box<Phase2Times>,
     },
     /// It was told to stop.
     Stopped,
@@ -183,9 +185,9 @@ impl QueryHostState {
                 self.jobs.remove(&job);
                 return next.into_iter().for_each(|next| self.order(*next, commands));
             }
-            (_, GenerationEnd::Answered { stopped, text }) => {
+            (_, GenerationEnd::Answered { stopped, text, times }) => {
                 let tokens = record.tokens.len() as u32;
-                HostMessage::Generated { job, tokens, stopped, text }
+                HostMessage::Generated { job, tokens, stopped, text, times }
             }
             (_, GenerationEnd::Failed { code, message }) => HostMessage::Failed { job, code, message },
             (_, GenerationEnd::Stopped) => return drop(self.jobs.remove(&job)),
@@ -248,8 +250,15 @@ mod tests {
         state.handle(Duration::ZERO, Event::Ended { job, end })
     }
 
+    /// Of one step.
+    fn times() -> Box<Phase2Times> {
+        let mut times = Box::<Phase2Times>::default();
+        times.step.add(Duration::from_millis(3));
+        times
+    }
+
     fn answered() -> GenerationEnd {
-        GenerationEnd::Answered { stopped: true, text: "x".into() }
+        GenerationEnd::Answered { stopped: true, text: "x".into(), times: times() }
     }
 
     fn try_holders(job: u64) -> Command {
@@ -263,10 +272,22 @@ mod tests {
         assert_eq!(order(&mut state, 2, &[]), [Command::Generate(generate(2, &[]))]);
         assert_eq!(token(&mut state, 1, 5), [said(1, 0, 5)]);
         assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), try_holders(1)]);
-        let end = Command::Tell(HostMessage::Generated { job: 1, tokens: 2, stopped: true, text: "x".into() });
+        let end = Command::Tell(HostMessage::Generated {
+            job: 1,
+            tokens: 2,
+            stopped: true,
+            text: "x".into(),
+            times: times(),
+        });
         token(&mut state, 1, 6);
         assert_eq!(ended(&mut state, 1, answered()), [end]);
-        let end = Command::Tell(HostMessage::Generated { job: 1, tokens: 2, stopped: true, text: "x".into() });
+        let end = Command::Tell(HostMessage::Generated {
+            job: 1,
+            tokens: 2,
+            stopped: true,
+            text: "x".into(),
+            times: times(),
+        });
         assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), said(1, 1, 6), end]);
         assert_eq!(state.jobs(), [1, 2]);
         assert_eq!(stop(&mut state, 1), []);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     api::{HostHealth, JobEvent, JobPhase},
-    messages::{Encoded, Hello, HostCommand, HostMessage},
+    messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times},
     metric::Observation,
     supervisor::{
         hosts::Admission,
@@ -44,6 +44,11 @@ impl SupervisorState {
                 self.hosts.at_mut(host).kv_bytes = kv_bytes;
                 return false;
             }
+            HostMessage::Links(report) => {
+                let host = self.hosts.name(host).to_string();
+                commands.push(Command::Observe(Observation::Links { host, report }));
+                return false;
+            }
             HostMessage::Ready => {
                 self.hosts.at_mut(host).health = HostHealth::Ready;
                 self.remind(host, commands);
@@ -61,8 +66,8 @@ impl SupervisorState {
                 self.on_token(now, host, job, (index, id, text), commands);
                 return false;
             }
-            HostMessage::Generated { job, tokens, stopped, text } => {
-                self.on_generated(now, host, job, (tokens, stopped, text), commands);
+            HostMessage::Generated { job, tokens, stopped, text, times } => {
+                self.on_generated(now, host, job, (tokens, stopped, text, times), commands);
             }
             HostMessage::Stalled { job, host: silent, cause } => self.on_stalled(now, job, (silent, cause), commands),
             HostMessage::Failed { job, code, message } => {
@@ -220,15 +225,19 @@ impl SupervisorState {
         now: Duration,
         host: usize,
         number: u64,
-        end: (u32, bool, String),
+        end: (u32, bool, String, Box<Phase2Times>),
         commands: &mut Vec<Command>,
     ) {
-        let (tokens, stopped, text) = end;
+        let (tokens, stopped, text, times) = end;
         let Some(job) = self.running_job(number).filter(|job| job.query_host == Some(host)) else { return };
         if job.status.tokens.len() != tokens as usize {
             return self.remind(host, commands);
         }
         job.status.text.push_str(&text);
+        if times.are_of(tokens) {
+            let (method, host) = (job.status.method.clone(), self.hosts.name(host).to_string());
+            commands.push(Command::Observe(Observation::Phase2 { host, method, times }));
+        }
         self.goes_on(now, number, commands);
         self.end(now, number, Outcome::Answered { stopped }, commands);
     }

@@ -260,7 +260,8 @@ fn a_job_goes_through_its_phases() {
     cluster.now = 2.0;
     cluster.token(query, job, 0, 5);
     cluster.now = 3.0;
-    cluster.say(query, HostMessage::Generated { job, tokens: 1, stopped: true, text: ".".into() });
+    cluster
+        .say(query, HostMessage::Generated { job, tokens: 1, stopped: true, text: ".".into(), times: Box::default() });
     let freed = cluster.take_sent();
     let released = freed.iter().filter(|(_, command)| matches!(command, HostCommand::Release { .. })).count();
     assert_eq!((released, freed.contains(&(query, HostCommand::Stop { job }))), (2, true), "{freed:?}");
@@ -434,7 +435,8 @@ fn a_restarted_supervisor_finds_shards_and_generations_again() {
     for (index, id) in [7, 8, 9].into_iter().enumerate() {
         cluster.token(3, job, index as u32, id);
     }
-    cluster.say(3, HostMessage::Generated { job, tokens: 3, stopped: false, text: String::new() });
+    cluster
+        .say(3, HostMessage::Generated { job, tokens: 3, stopped: false, text: String::new(), times: Box::default() });
     let status = cluster.status(job);
     assert_eq!((status.state, status.text.as_str()), (JobState::Succeeded, "7 8 9 "));
     assert_eq!(cluster.state.job_number("job-1"), Some(job));
@@ -529,7 +531,10 @@ fn a_session_is_encoded_once_and_asked_until_its_time_has_passed() {
     assert!(cluster.encode().is_empty(), "nothing is encoded again");
     for job in [first, second] {
         cluster.token(3, job, 0, 7);
-        cluster.say(3, HostMessage::Generated { job, tokens: 1, stopped: true, text: String::new() });
+        cluster.say(
+            3,
+            HostMessage::Generated { job, tokens: 1, stopped: true, text: String::new(), times: Box::default() },
+        );
         assert_eq!(cluster.status(job).state, JobState::Succeeded);
     }
     assert!(!cluster.sent.iter().any(|(_, command)| matches!(command, HostCommand::Release { .. })));

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
     HostConfig, host,
-    messages::{Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, WireMessage},
+    messages::{Generate, Hello, HostCommand, HostMessage, HostRole, Phase2Times, ShardHolder, WireMessage},
     node::{self, NodeOrder},
 };
 use asterism_models::Parts;
@@ -76,6 +76,55 @@ async fn a_context_host_lost_in_the_middle_of_decoding_changes_no_token() {
     heard.extend(rest);
     assert_eq!(heard, undisturbed);
     bench.hosts.remove("c1");
+    bench.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_comes_with_the_times_of_all_its_steps() {
+    const LAYERS: u64 = 4;
+    let (mut bench, case, holders) = two_and_two().await;
+    let heard = |message| match message {
+        HostMessage::Generated { tokens, times, .. } => Some((tokens, times)),
+        HostMessage::Failed { message, .. } => panic!("{message}"),
+        _ => None,
+    };
+    let assert_all = |times: &Phase2Times| {
+        assert!(times.are_of(40), "{times:?}");
+        assert_eq!([times.step.count(), times.layer_wait.count(), times.merge.count()], [40, 40 * LAYERS, 40 * LAYERS]);
+        let [step, wait, merge] = [&times.step, &times.layer_wait, &times.merge].map(|spread| spread.sum());
+        assert!(wait > 0.0 && merge > 0.0 && wait + merge < step, "{wait} {merge} {step}");
+    };
+    let order = case.generate(&holders, 40, 0.0);
+    bench.generate("q0", order.clone()).await;
+    let (tokens, times) = bench.line("q0").hear(heard).await;
+    assert_eq!(tokens, 40);
+    assert_all(&times);
+    // The order again brings the same report, not another one.
+    bench.generate("q0", order.clone()).await;
+    assert_eq!(bench.line("q0").hear(heard).await, (40, times));
+    // Who goes through the tokens of another host takes time for these as well.
+    let golden = case.golden_tokens();
+    bench.generate("q1", Generate { generated: golden[..2].to_vec(), ..order }).await;
+    assert_all(&bench.line("q1").hear(heard).await.1);
+    bench.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_heartbeat_comes_with_the_links_there_are() {
+    let (mut bench, case, holders) = two_and_two().await;
+    let report = |message| match message {
+        HostMessage::Links(report) => Some(report),
+        _ => None,
+    };
+    bench.generate("q0", case.generate(&holders, 3, 0.0)).await;
+    bench.line("q0").tokens(0).await;
+    let links = bench.line("q0").hear(report).await;
+    let peers: Vec<&str> = links.links.iter().map(|link| link.peer.as_str()).collect();
+    assert_eq!((links.transport.as_str(), peers, links.reconnects), ("local", vec!["supervisor", "c0", "c1"], 0));
+    bench.line("q0").link.close("the supervisor was killed");
+    let mut line = bench.accept().await;
+    assert_eq!(line.hear(report).await.reconnects, 1);
+    bench.lines.insert("q0".into(), line);
     bench.shutdown().await;
 }
 

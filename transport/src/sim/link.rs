@@ -261,6 +261,10 @@ impl Link for SimLink {
         None
     }
 
+    fn rtt(&self) -> Option<Duration> {
+        None
+    }
+
     fn open(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
         Box::pin(async {
             tokio::select! {
