@@ -1,13 +1,13 @@
 //! The command line as typed, and the way from it to one verb. What a verb does stands in `commands/`.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 
 use crate::{
     commands::{bench, certificates, chaos, cluster, config, demo, evaluate, host, job, plan, process, session},
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{GlobalArgs, Globals},
     output,
 };
 
@@ -21,58 +21,6 @@ pub struct Cli {
     /// The verb.
     #[command(subcommand)]
     pub verb: Verb,
-}
-
-/// Options of every verb.
-#[derive(Args, Clone, Debug)]
-pub struct GlobalArgs {
-    /// Cluster file [default: cluster.toml here, if there is one]
-    #[arg(short = 'f', long = "file", global = true, value_name = "FILE")]
-    pub file: Option<PathBuf>,
-    /// What goes to standard output
-    #[arg(short = 'o', long = "output", global = true, value_enum, default_value_t = Format::Table)]
-    pub output: Format,
-    /// Admin API to talk to [env: ASTERISM_SERVER] [default: the running cluster of the cluster file]
-    #[arg(long, global = true, value_name = "URL")]
-    pub server: Option<String>,
-    /// File whose first line is the admin API's token; for `node`, its join token
-    #[arg(long, global = true, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
-    /// Only results and errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    pub quiet: bool,
-    /// More of what happens, on standard error; twice for debugging
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    pub verbose: u8,
-    /// Colour on terminals; NO_COLOR is honoured
-    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
-    pub color: ColorChoice,
-    /// Seconds to wait for an answer of the admin API
-    #[arg(long, global = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
-    pub request_timeout: Duration,
-}
-
-/// What goes to standard output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// For people
-    #[value(alias = "text")]
-    Table,
-    /// One JSON value
-    Json,
-    /// One JSON value a line
-    Jsonl,
-}
-
-/// When to colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ColorChoice {
-    /// On terminals
-    Auto,
-    /// Always
-    Always,
-    /// Never
-    Never,
 }
 
 /// The verbs.
@@ -159,15 +107,10 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
     }
 }
 
-/// A duration typed in seconds.
-pub fn seconds(text: &str) -> Result<Duration, String> {
-    let value: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
-    Duration::try_from_secs_f64(value).map_err(|_| format!("'{text}' is not a number of seconds"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::globals::Format;
 
     #[test]
     fn the_command_line_is_consistent() {

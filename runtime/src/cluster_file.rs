@@ -2,7 +2,10 @@
 
 mod read;
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
@@ -280,6 +283,17 @@ pub enum Device {
     /// The processor.
     #[default]
     Cpu,
+}
+
+/// `file` with the paths that are relative to `directory` made absolute.
+pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
+    let security = &mut file.security;
+    let paths =
+        [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
+    for path in paths.into_iter().flatten() {
+        *path = directory.join(&*path);
+    }
+    file
 }
 
 impl Default for ClusterFile {

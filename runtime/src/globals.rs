@@ -7,16 +7,69 @@ use std::{
     time::Duration,
 };
 
+use clap::{Args, ValueEnum};
+
 use crate::{
-    cli::{ColorChoice, Format, GlobalArgs},
     cluster::Cluster,
-    cluster_file::{self, ClusterFile},
+    cluster_file::{self, ClusterFile, anchored},
     error::CliError,
-    temporary::anchored,
+    size::seconds,
 };
 
 /// The cluster file looked for when none is named.
 pub const DEFAULT_FILE: &str = "cluster.toml";
+
+/// Options of every verb.
+#[derive(Args, Clone, Debug)]
+pub struct GlobalArgs {
+    /// Cluster file [default: cluster.toml here, if there is one]
+    #[arg(short = 'f', long = "file", global = true, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// What goes to standard output
+    #[arg(short = 'o', long = "output", global = true, value_enum, default_value_t = Format::Table)]
+    pub output: Format,
+    /// Admin API to talk to [env: ASTERISM_SERVER] [default: the running cluster of the cluster file]
+    #[arg(long, global = true, value_name = "URL")]
+    pub server: Option<String>,
+    /// File whose first line is the admin API's token; for `node`, its join token
+    #[arg(long, global = true, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Only results and errors
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// More of what happens, on standard error; twice for debugging
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Colour on terminals; NO_COLOR is honoured
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
+    pub color: ColorChoice,
+    /// Seconds to wait for an answer of the admin API
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub request_timeout: Duration,
+}
+
+/// What goes to standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    #[value(alias = "text")]
+    Table,
+    /// One JSON value
+    Json,
+    /// One JSON value a line
+    Jsonl,
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ColorChoice {
+    /// On terminals
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
 
 /// The options of every verb, resolved.
 #[derive(Clone, Debug)]

@@ -144,16 +144,10 @@ async fn authenticate(
 mod tests {
     use std::{path::Path, time::Duration};
 
+    use asterism_actors::api::JobRequest;
+
     use super::*;
-    use crate::{
-        client::Client,
-        cluster::Cluster,
-        cluster_file,
-        commands::{config::SAMPLE, evaluate::question, process::runtime},
-        error::Exit,
-        eval::Record,
-        wiring,
-    };
+    use crate::{client::Client, cluster::Cluster, cluster_file, error::Exit, sample::SAMPLE, wiring, wiring::runtime};
 
     /// A supervisor without hosts behind a listener that wants the token `moon`.
     async fn start(folder: &Path) -> AdminServer {
@@ -166,9 +160,8 @@ mod tests {
         serve(cluster.admin_listen, state).unwrap()
     }
 
-    fn record(context: &str) -> Record {
-        serde_json::from_value(serde_json::json!({"input_context": context, "input_query": "q", "answer": "a"}))
-            .unwrap()
+    fn about(context: &str) -> JobRequest {
+        JobRequest::new(Some(context.into()), "q".into())
     }
 
     #[test]
@@ -186,12 +179,12 @@ mod tests {
         assert_eq!(client.job("job-9").unwrap_err().exit, Exit::NotFound);
         assert_eq!(client.cancel("job-9").unwrap_err().exit, Exit::NotFound);
         assert_eq!(client.events("job-9").err().unwrap().exit, Exit::NotFound);
-        assert_eq!(client.submit(&question(&record(" "), None, 8)).unwrap_err().exit, Exit::Usage);
-        let long = client.submit(&question(&record(&"word ".repeat(20_000)), None, 8)).unwrap_err();
+        assert_eq!(client.submit(&about(" ")).unwrap_err().exit, Exit::Usage);
+        let long = client.submit(&about(&"word ".repeat(20_000))).unwrap_err();
         assert_eq!(long.exit, Exit::Usage);
         assert!(long.message.contains("16384"), "{}", long.message);
         let star = serde_json::from_str(r#"{"star": {"block_tokens": 4}}"#).unwrap();
-        let small = client.submit(&question(&record(&"word ".repeat(100)), Some(star), 8)).unwrap_err();
+        let small = client.submit(&JobRequest { method: Some(star), ..about(&"word ".repeat(100)) }).unwrap_err();
         assert_eq!((small.exit, small.message.contains("4k")), (Exit::Usage, true));
         runtime.block_on(server.stop());
         assert_eq!(client.topology().unwrap_err().exit, Exit::Unreachable);

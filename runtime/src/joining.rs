@@ -164,7 +164,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::{cluster_file, commands::config::SAMPLE};
+    use crate::{cluster_file, sample::SAMPLE};
 
     #[test]
     fn a_node_gets_its_own_hosts_and_itself() {

@@ -7,7 +7,7 @@ use metrics::{SharedString, Unit};
 use metrics_prometheus::failure::strategy;
 use prometheus::{HistogramOpts, HistogramVec, Registry, TextEncoder};
 
-use crate::commands::config::Version;
+use crate::version::Version;
 
 /// Buckets of waits and of whole requests: a very long context takes most of an hour to its first token.
 const LONG_SECONDS: &[f64] =

@@ -322,7 +322,7 @@ mod tests {
     use std::{fs::Permissions, os::unix::fs::PermissionsExt};
 
     use super::*;
-    use crate::{cluster_file, commands::config::SAMPLE};
+    use crate::{cluster_file, sample::SAMPLE};
 
     #[test]
     fn incarnations_grow_though_the_clock_goes_back() {

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use crate::{
-    cli::Format,
     error::{CliError, Exit},
+    globals::Format,
 };
 
 /// Prints text as it is, newline included where the caller has one.

@@ -63,7 +63,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{cluster_file, commands::config::SAMPLE, error::Exit};
+    use crate::{cluster_file, error::Exit, sample::SAMPLE};
 
     const MINUTE: Duration = Duration::from_secs(60);
 

@@ -123,7 +123,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{cluster_file, commands::config::SAMPLE};
+    use crate::{cluster_file, sample::SAMPLE};
 
     fn validity(lifetime: Duration) -> Validity {
         Validity::starting(SystemTime::now(), lifetime)

@@ -1,6 +1,7 @@
-//! Token counts and memory sizes as people type them: `4096`, `4k`, `1m`; `8GiB`, `500MB`. Counts no tokens itself.
+//! Token counts, memory sizes and times as people type and read them: `4096`, `4k`, `1m`; `8GiB`, `500MB`. Counts no tokens
+//! itself.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -124,6 +125,12 @@ pub fn duration(seconds: f64) -> String {
         s if s < 120.0 => format!("{s:.2} s"),
         s => format!("{:.1} min", s / 60.0),
     }
+}
+
+/// A duration typed in seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let value: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
+    Duration::try_from_secs_f64(value).map_err(|_| format!("'{text}' is not a number of seconds"))
 }
 
 #[cfg(test)]

@@ -1,10 +1,6 @@
 //! A cluster for the length of one command: ports chosen by the operating system, its data in a folder that goes with it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{fs, path::PathBuf, time::Duration};
 
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -13,7 +9,6 @@ use crate::{
     client::Client,
     cluster::Cluster,
     cluster_file::ClusterFile,
-    commands::process::runtime,
     credentials,
     error::CliError,
     globals::{self, Globals},
@@ -21,6 +16,7 @@ use crate::{
     node::{Launch, NodeAgent, Tie, local_hosts},
     readiness::Wait,
     service::Service,
+    wiring::runtime,
 };
 
 /// How long hosts may take to end by themselves.
@@ -95,16 +91,5 @@ fn relocated(mut file: ClusterFile) -> ClusterFile {
     file.cluster.listen = "127.0.0.1:0".into();
     file.api.admin_listen = "127.0.0.1:0".into();
     file.hosts.iter_mut().for_each(|host| host.port = 0);
-    file
-}
-
-/// `file` with the paths that are relative to `directory` made absolute.
-pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
-    let security = &mut file.security;
-    let paths =
-        [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
-    for path in paths.into_iter().flatten() {
-        *path = directory.join(&*path);
-    }
     file
 }

@@ -96,6 +96,15 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
     }
 }
 
+/// The runtime of a process that serves.
+pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .worker_threads(2)
+        .build()
+        .map_err(|error| CliError::unreachable(format!("no threads can be started: {error}")))
+}
+
 /// Runs one host until its supervisor ends it or is gone; `incarnation` is larger at each of its starts. Calls `joined` when
 /// the supervisor has welcomed it for the first time.
 pub async fn run_host(

@@ -7,10 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
     messages::Hello,
-    supervisor::{
-        config::{HostSpec, Recovery},
-        moving::Drain,
-    },
+    supervisor::config::{HostSpec, Recovery},
 };
 
 /// A configured host and what is known of its process.
@@ -38,6 +35,25 @@ pub struct HostRecord {
     pub drain: Option<Drain>,
     /// Contexts whose shards have moved away from it and that it does not know of yet, and since when.
     pub moved_away: Vec<(u64, Duration)>,
+}
+
+/// A host that gives its work to others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drain {
+    /// When what has not left by itself is taken away. None: what cannot move is taken at once, the rest moves in its time.
+    pub deadline: Option<Duration>,
+}
+
+impl Drain {
+    /// Whether a shard that could move is taken away all the same.
+    pub fn is_over(self, now: Duration) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Whether what cannot move is taken away.
+    pub fn takes(self, now: Duration) -> bool {
+        self.deadline.is_none_or(|deadline| deadline <= now)
+    }
 }
 
 /// What the journal keeps of a host.

@@ -10,30 +10,11 @@ use crate::{
     supervisor::{
         config::Recovery,
         context::Place,
-        hosts::HostRecord,
+        hosts::{Drain, HostRecord},
         record,
         state::{Command, SupervisorState},
     },
 };
-
-/// A host that gives its work to others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drain {
-    /// When what has not left by itself is taken away. None: what cannot move is taken at once, the rest moves in its time.
-    pub deadline: Option<Duration>,
-}
-
-impl Drain {
-    /// Whether a shard that could move is taken away all the same.
-    fn is_over(self, now: Duration) -> bool {
-        self.deadline.is_some_and(|deadline| deadline <= now)
-    }
-
-    /// Whether what cannot move is taken away.
-    fn takes(self, now: Duration) -> bool {
-        self.deadline.is_none_or(|deadline| deadline <= now)
-    }
-}
 
 impl SupervisorState {
     /// Has a host take new work again, or none, or give what it has to others, by `deadline` if there is one.

@@ -11,9 +11,9 @@ use super::Setup;
 use crate::{
     client::{Client, Following},
     cluster_file::{ClusterFile, HostSection, ModelSection, Role},
-    commands::evaluate::sample,
     error::CliError,
     globals::Globals,
+    sample::sample,
     temporary::TemporaryCluster,
 };
 

@@ -14,7 +14,7 @@ use asterism_transport::{
 use bytes::Bytes;
 use tokio::{runtime::Runtime, sync::mpsc};
 
-use crate::{commands::process::runtime, error::CliError};
+use crate::{error::CliError, wiring::runtime};
 
 const ROUND_TRIPS: usize = 300;
 const BULK_FRAME: usize = 1 << 20;

@@ -197,7 +197,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::commands::evaluate::question;
 
     const TOKENS: [&str; 3] = [
         r#"{"event":"token","id":1,"text":"a"}"#,
@@ -251,9 +250,7 @@ mod tests {
             script.map(|(status, body, whole)| answer(&mut listener.accept().unwrap().0, status, &body, whole))
         });
         let client = Client::new(&url, None, Duration::from_secs(10)).unwrap();
-        let record =
-            serde_json::from_value(serde_json::json!({"input_context": "c", "input_query": "q", "answer": "a"}));
-        let request = JobRequest { id: Some("j".into()), ..question(&record.unwrap(), None, 3) };
+        let request = JobRequest { id: Some("j".into()), ..JobRequest::new(Some("c".into()), "q".into()) };
         let notes = RefCell::new(0);
         let following = Following::submit(&client, request, |_| *notes.borrow_mut() += 1).unwrap();
         let text: String = following

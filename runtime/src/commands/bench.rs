@@ -20,10 +20,9 @@ use serde::Serialize;
 
 use super::job::MethodArgs;
 use crate::{
-    cli::Format,
     cluster_file::DType,
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     logging,
     output::{self, Table},
     size::{Tokens, grouped},

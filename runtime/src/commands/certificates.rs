@@ -8,13 +8,12 @@ use serde::Serialize;
 
 use super::session::lifetime;
 use crate::{
-    cli::Format,
     client::Client,
     cluster::Cluster,
     cluster_file::SecurityMode,
     credentials,
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     http::Token,
     logging,
     output::{self, Table},

@@ -13,14 +13,13 @@ use self::{
 };
 use super::evaluate::{TokenCounter, question};
 use crate::{
-    cli::Format,
     client::Client,
     cluster::Cluster,
     cluster_file::Role,
     data_dir,
     error::{CliError, Exit},
     eval::Task,
-    globals::Globals,
+    globals::{Format, Globals},
     logging,
     node::local_hosts,
     output::{self, Table},

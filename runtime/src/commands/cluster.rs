@@ -13,15 +13,14 @@ use clap::Args;
 use rustix::process::Signal;
 
 use crate::{
-    cli::{Format, seconds},
     client::Client,
     data_dir,
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     logging,
     node::signal,
     output::{self, Table, lower},
-    size::bytes,
+    size::{bytes, seconds},
 };
 pub use up::up;
 

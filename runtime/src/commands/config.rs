@@ -9,10 +9,9 @@ use crate::{
     error::{CliError, Exit},
     globals::Globals,
     output::{self, Table},
+    sample::SAMPLE,
+    version::Version,
 };
-
-/// The sample that `up` runs as it stands.
-pub const SAMPLE: &str = include_str!("../../../cluster.toml");
 
 /// Keys that have no default, as comments of a cluster file.
 const OPTIONAL: &str = "\
@@ -140,44 +139,13 @@ pub fn run(verb: ConfigVerb) -> Result<Exit, CliError> {
 pub fn version(globals: &Globals) -> Result<Exit, CliError> {
     let version = Version::current();
     match globals.format {
-        crate::cli::Format::Table => {
+        crate::globals::Format::Table => {
             let Version { version, protocol, target, profile } = version;
             output::print(&format!("asterism {version} (protocol {protocol}, {target}, {profile})\n"))?;
         }
         format => output::print_json(&version, format)?,
     }
     Ok(Exit::Success)
-}
-
-/// What this program is, also served at `/api/v1/version`.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Version {
-    /// Of the program.
-    pub version: &'static str,
-    /// Of frames and messages between hosts.
-    pub protocol: u16,
-    /// Processor and system it was built for.
-    pub target: &'static str,
-    /// `release` or `debug`.
-    pub profile: &'static str,
-}
-
-impl Version {
-    /// This program's.
-    pub fn current() -> Self {
-        let target = match (std::env::consts::ARCH, std::env::consts::OS) {
-            ("x86_64", "linux") => "x86_64-linux",
-            ("aarch64", "linux") => "aarch64-linux",
-            ("aarch64", "macos") => "aarch64-macos",
-            _ => "another platform",
-        };
-        Self {
-            version: env!("CARGO_PKG_VERSION"),
-            protocol: asterism_transport::PROTOCOL_VERSION,
-            target,
-            profile: if cfg!(debug_assertions) { "debug" } else { "release" },
-        }
-    }
 }
 
 #[cfg(test)]

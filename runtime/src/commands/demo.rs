@@ -10,17 +10,17 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    evaluate::{TokenCounter, question, sample},
+    evaluate::{TokenCounter, question},
     job::{follow, outcome},
 };
 use crate::{
-    cli::Format,
     client::Following,
     error::{CliError, Exit},
     eval::{self, Record, Task},
-    globals::Globals,
+    globals::{Format, Globals},
     logging,
     output::{self, Table},
+    sample::sample,
     size::{Tokens, bytes, grouped},
     temporary::TemporaryCluster,
 };

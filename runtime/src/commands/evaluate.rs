@@ -26,23 +26,22 @@ use self::{
     questions::Questions,
     run::{Asking, Contender, Failure, Outcome, answer_all},
 };
-use super::config::SAMPLE;
 use crate::{
-    cli::Format,
     client::Client,
     cluster::Model,
-    cluster_file::{self, ClusterFile},
+    cluster_file::DType,
     error::{CliError, Exit},
     eval::{self, Answer, Record, Results, Scoring, Task},
-    globals::Globals,
+    globals::{Format, Globals},
     logging, method_spec, output,
+    sample::sample,
     temporary::TemporaryCluster,
 };
 
 /// How long a temporary cluster may take to start.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
-const EMBEDDED: Model = Model { path: None, dtype: cluster_file::DType::F32, max_context_tokens: None };
+const EMBEDDED: Model = Model { path: None, dtype: DType::F32, max_context_tokens: None };
 
 /// Makes, asks or reports.
 pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
@@ -246,9 +245,4 @@ fn cluster(globals: &Globals) -> Result<(Client, Option<TemporaryCluster>), CliE
     };
     let temporary = TemporaryCluster::start(file, START_LIMIT)?;
     Ok((temporary.client(globals)?, Some(temporary)))
-}
-
-/// The sample cluster file.
-pub fn sample() -> ClusterFile {
-    cluster_file::parse(SAMPLE, []).expect("the sample is checked by tests")
 }

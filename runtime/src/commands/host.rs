@@ -9,13 +9,12 @@ use asterism_actors::api::{HostHealth, HostStatus, Scheduling};
 use clap::{Args, Subcommand};
 
 use crate::{
-    cli::{Format, seconds},
     client::Client,
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     logging,
     output::{self, Table, lower},
-    size::bytes,
+    size::{bytes, seconds},
 };
 
 const POLL: Duration = Duration::from_millis(200);

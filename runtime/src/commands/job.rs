@@ -8,10 +8,9 @@ use asterism_actors::api::{JobState, JobStatus, RecoveryStatus};
 use clap::{Args, Subcommand};
 
 use crate::{
-    cli::Format,
     client::{Client, Following},
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     logging,
     output::{self, Table},
     size::grouped,

@@ -11,18 +11,16 @@ use clap::Args;
 use serde::Serialize;
 
 use self::placed::{Holders, query_memory};
-use super::{
-    config::SAMPLE,
-    job::{MethodArgs, PlacementArgs},
-};
+use super::job::{MethodArgs, PlacementArgs};
 use crate::{
     calibration,
     cluster::{Cluster, Host},
-    cluster_file::{self, ClusterFile, Role},
+    cluster_file::Role,
     error::{CliError, Exit},
     globals::Globals,
     logging,
     output::{self, Table},
+    sample::sample,
     size::{Tokens, bytes, duration, grouped},
     wiring,
 };
@@ -125,10 +123,7 @@ impl Planner {
     pub fn of(globals: &Globals) -> Result<Self, CliError> {
         let cluster = match globals.cluster_if_any()? {
             Some(cluster) => cluster,
-            None => {
-                let file: ClusterFile = cluster_file::parse(SAMPLE, []).map_err(CliError::usage)?;
-                Cluster::resolve(&file, std::path::Path::new(".")).map_err(CliError::usage)?
-            }
+            None => Cluster::resolve(&sample(), std::path::Path::new(".")).map_err(CliError::usage)?,
         };
         Ok(Self { model: wiring::model_front(&cluster.model)?, cluster })
     }

@@ -19,7 +19,7 @@ use crate::{
     node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
     renewal,
     service::Service,
-    wiring,
+    wiring::{self, runtime},
 };
 
 /// How long hosts may take to end by themselves.
@@ -190,15 +190,6 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
 pub fn cluster_file(globals: &Globals) -> Result<PathBuf, CliError> {
     let file = globals.file.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
     std::path::absolute(&file).map_err(|error| CliError::usage(format!("{}: {error}", file.display())))
-}
-
-/// The runtime of a process that serves.
-pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .worker_threads(2)
-        .build()
-        .map_err(|error| CliError::unreachable(format!("no threads can be started: {error}")))
 }
 
 /// What a closed terminal means.

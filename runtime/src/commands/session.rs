@@ -10,10 +10,9 @@ use clap::{Args, Subcommand};
 
 use super::job::{self, GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs, WaitArgs, read_contexts};
 use crate::{
-    cli::Format,
     client::{Client, PATIENCE},
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     logging,
     output::{self, Table, lower},
     size::{bytes, grouped},

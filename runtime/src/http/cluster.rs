@@ -6,7 +6,7 @@ use actix_web::{
 };
 
 use super::{AdminState, error::Refusal};
-use crate::commands::config::Version;
+use crate::version::Version;
 
 #[get("/topology")]
 pub async fn topology(state: Data<AdminState>) -> Result<impl Responder, Refusal> {

@@ -2,9 +2,8 @@
 
 use crate::{
     calibration::{self, Calibrated, Machine, Setup},
-    cli::Format,
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     output,
     size::{bytes, duration},
     wiring,

@@ -8,7 +8,7 @@ use super::{Readiness, UpArgs, detach};
 use crate::{
     client::Client,
     cluster::Cluster,
-    commands::process::{GRACE, Hangup, Signals, cluster_file, runtime},
+    commands::process::{GRACE, Hangup, Signals, cluster_file},
     credentials,
     data_dir::{self, Seat},
     error::{CliError, Exit},
@@ -17,6 +17,7 @@ use crate::{
     logging,
     node::{Launch, NodeAgent, Tie, local_hosts},
     readiness::Wait,
+    wiring::runtime,
 };
 
 /// Starts the cluster and stays, or leaves it in the background.

@@ -19,13 +19,12 @@ use super::{
     watch::{Interrupt, follow, outcome},
 };
 use crate::{
-    cli::{Format, seconds},
     client::{Client, Following},
     commands::plan::Planner,
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     method_spec, output,
-    size::{Tokens, grouped},
+    size::{Tokens, grouped, seconds},
 };
 
 /// `asterism job submit`
