@@ -9,7 +9,7 @@ use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan};
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use serde_json::{Value, json};
-use tests::{Cluster, ClusterSpec, golden, golden_cases};
+use tests::{Cluster, ClusterSpec, golden, golden_cases, kill};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 
@@ -164,12 +164,12 @@ fn without_recovery_a_killed_context_host_fails_the_job_and_nothing_else() {
     let path = document.to_str().expect("UTF-8");
     let question = "What is the special magic number for sky-blue?";
     let ask = ["job", "submit", "--context", path, "--query", question, "--max-tokens", "2"];
+    let pid = cluster.pid("context-1");
     let mut no_wait = ask.to_vec();
     no_wait.extend(["--no-wait", "--id", "hit"]);
     assert_eq!(cluster.run(&no_wait).status.code(), Some(0));
     cluster.wait_for("the job to run", |status| status["jobs_running"] == 1);
-    let pid = cluster.pid("context-1");
-    cluster.kill("context-1");
+    kill(pid);
     let result = cluster.run(&["job", "result", "hit"]);
     let said = String::from_utf8_lossy(&result.stderr);
     assert_eq!(result.status.code(), Some(1), "{said}");
@@ -202,6 +202,7 @@ fn a_host_of_another_certificate_authority_is_refused_and_counted() {
     let ours = Cluster::start(BINARY, &tiny(1));
     let stray = ours.run(&["run-host", "--name", "context-0", "--supervisor", &free.to_string()]);
     assert_eq!(stray.status.code(), Some(6), "{}", String::from_utf8_lossy(&stray.stderr));
-    let metrics = theirs.metrics();
-    assert!(metrics.contains("asterism_transport_rejects_total{reason=\"certificate\"}"), "{metrics}");
+    // The stray may end before the refused side has counted it.
+    let counted = || theirs.metrics().contains("asterism_transport_rejects_total{reason=\"certificate\"}");
+    theirs.wait_for("the refusal to be counted", |_| counted());
 }

@@ -106,8 +106,7 @@ impl Cluster {
 
     /// Ends a host's process with no warning.
     pub fn kill(&self, host: &str) {
-        let killed = Command::new("kill").args(["-9", &self.pid(host).to_string()]).status().expect("kill");
-        assert!(killed.success());
+        kill(self.pid(host));
     }
 
     /// Waits until `status` satisfies a condition.
@@ -131,6 +130,14 @@ impl Cluster {
     pub fn record(&self) -> Value {
         let record = fs::read(self.folder.path().join("data/supervisor.json"));
         serde_json::from_slice(&record.expect("a running cluster leaves a record")).expect("JSON")
+    }
+
+    /// What its processes logged: the cause of a failed test, where it has one.
+    fn logs(&self) -> String {
+        let folder = fs::read_dir(self.folder.path().join("data/logs"));
+        let files = folder.into_iter().flatten().flatten().map(|entry| entry.path());
+        let log = |path: PathBuf| format!("{}:\n{}", path.display(), fs::read_to_string(&path).unwrap_or_default());
+        files.map(log).collect::<Vec<_>>().join("\n")
     }
 
     /// Process id of its supervisor.
@@ -175,7 +182,16 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.run(&["down"]);
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
     }
+}
+
+/// Ends a process with no warning.
+pub fn kill(pid: u64) {
+    let killed = Command::new("kill").args(["-9", &pid.to_string()]).status().expect("kill");
+    assert!(killed.success());
 }
 
 fn cluster_file(folder: &Path, spec: &ClusterSpec) -> String {

@@ -7,8 +7,9 @@ use std::{
     net::SocketAddr,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::Duration,
 };
@@ -308,6 +309,48 @@ async fn a_session_answers_as_a_job_does_and_survives_a_lost_host() {
     assert_eq!((status.state, status.hits), (SessionState::Ready, 9));
     supervisor.drop_session("book").await.expect("there");
     assert_eq!(supervisor.submit(question).await.expect_err("gone").code(), "session_not_found");
+    supervisor.shutdown().await;
+}
+
+/// A journal whose disk takes its time: as long as somebody holds `gate`.
+struct SlowDisk {
+    store: MemoryStore,
+    gate: Arc<Mutex<()>>,
+}
+
+impl StateStore for SlowDisk {
+    fn load(&mut self) -> Result<Vec<Entry>, StoreError> {
+        self.store.load()
+    }
+
+    fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
+        let _open = self.gate.lock().expect("no holder panics");
+        self.store.apply(changes)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_supervisor_that_waits_for_its_disk_says_so_and_goes_on() {
+    let gate = Arc::new(Mutex::new(()));
+    let store = SlowDisk { store: MemoryStore::default(), gate: gate.clone() };
+    let (supervisor, _transports) = start_on(Box::new(store), "tiny-llama", 1).await;
+    let case = &golden_cases("tiny-llama", "star")[0];
+    let (asked, job) = (supervisor.clone(), request(case, method(case).0));
+    let (closed, closing) = mpsc::channel();
+    let (open, opened) = mpsc::channel::<()>();
+    let disk = std::thread::spawn(move || {
+        let _shut = gate.lock().expect("no holder panics");
+        closed.send(()).expect("the test waits");
+        let _ = opened.recv();
+    });
+    closing.recv().expect("the disk is slow now");
+    let answer = tokio::spawn(async move { finish(&asked, job).await });
+    while !supervisor.waits_for_disk() {
+        tokio::task::yield_now().await;
+    }
+    drop(open);
+    disk.join().expect("it only waits");
+    assert_eq!(json!(answer.await.expect("an answer").tokens), case["expected"]["greedy_tokens"]);
     supervisor.shutdown().await;
 }
 

@@ -13,7 +13,7 @@ use crate::{
     cluster::Cluster,
     data_dir::{self, Record, log_file},
     error::{CliError, Exit},
-    node::{Ended, Fate, Process, Restarts},
+    node::{Ended, Fate, Process, Restarts, is_stopped},
 };
 
 /// How long a supervisor may take from its start until it serves.
@@ -22,8 +22,10 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 /// How often it is asked whether it lives.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// Without an answer for so long it counts as hung.
-const HUNG_AFTER: Duration = Duration::from_secs(2);
+/// Without an answer for so long it counts as hung if its process is stopped.
+const STOPPED_AFTER: Duration = Duration::from_secs(2);
+/// And for so long if it is not: on a busy machine it may only wait for a core.
+const HUNG_AFTER: Duration = Duration::from_secs(10);
 /// How long it may take to end by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -114,10 +116,10 @@ impl Kept {
 
     /// Waits until the supervisor has ended; ends it when it hangs.
     async fn end(&mut self) -> Ended {
-        let url = format!("http://{}/livez", self.record.admin);
+        let (url, pid) = (format!("http://{}/livez", self.record.admin), self.record.pid);
         let silence = tokio::select! {
             ended = self.process.wait() => return ended,
-            silence = silent(url) => silence,
+            silence = silent(url, pid) => silence,
         };
         let cause = format!("it did not answer /livez for {:.1} s", silence.as_secs_f64());
         tracing::warn!(pid = self.process.pid(), cause, "the supervisor hangs and is ended");
@@ -155,9 +157,9 @@ async fn serving(process: &mut Process, data_dir: &Path) -> Result<Record, Ended
     Err(Ended::failed(format!("it did not serve within {} s", START_LIMIT.as_secs())))
 }
 
-/// Completes when `url` has not answered for too long; returns for how long.
-async fn silent(url: String) -> Duration {
-    let agent: Agent = Agent::config_builder().timeout_global(Some(HUNG_AFTER - ASK_EVERY)).build().into();
+/// Completes when `url`, served by the process `pid`, has not answered for too long; returns for how long.
+async fn silent(url: String, pid: u32) -> Duration {
+    let agent: Agent = Agent::config_builder().timeout_global(Some(STOPPED_AFTER - ASK_EVERY)).build().into();
     let mut heard = Instant::now();
     loop {
         tokio::time::sleep(ASK_EVERY).await;
@@ -165,7 +167,7 @@ async fn silent(url: String) -> Duration {
         let answered = tokio::task::spawn_blocking(move || agent.get(&url).call().is_ok()).await;
         if answered.unwrap_or(false) {
             heard = Instant::now();
-        } else if heard.elapsed() >= HUNG_AFTER {
+        } else if heard.elapsed() >= if is_stopped(pid) { STOPPED_AFTER } else { HUNG_AFTER } {
             return heard.elapsed();
         }
     }

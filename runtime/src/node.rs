@@ -24,7 +24,7 @@ use crate::{
     data_dir,
     error::CliError,
 };
-pub use process::{Ended, Process, signal};
+pub use process::{Ended, Process, is_stopped, signal};
 pub use state::{Ending, Fate, Restarts};
 pub use tie::Tie;
 

@@ -1,6 +1,12 @@
 //! The supervisor as the rest of the process talks to it: requests in, answers and events out. Decides nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use asterism_plan::MethodConfig;
 use asterism_transport::Transport;
@@ -28,6 +34,7 @@ pub struct Supervisor {
     model: Arc<ModelFront>,
     method: MethodConfig,
     context_hosts: ContextHosts,
+    writing: Arc<AtomicBool>,
 }
 
 impl Supervisor {
@@ -41,10 +48,16 @@ impl Supervisor {
         let method = config.method.clone();
         let context_hosts = config.context_hosts();
         let shell = Shell::restore(config, transport, store)?;
+        let writing = shell.writing();
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
-        Ok(Self { actor, model, method, context_hosts })
+        Ok(Self { actor, model, method, context_hosts, writing })
+    }
+
+    /// Whether it waits for the disk of its journal right now, and answers when that is done.
+    pub fn waits_for_disk(&self) -> bool {
+        self.writing.load(Ordering::Relaxed)
     }
 
     /// The model as the supervisor knows it.

@@ -3,13 +3,19 @@
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use asterism_transport::{Link, Transport};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::sync::mpsc;
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::mpsc,
+};
 
 use crate::{
     api::{ClusterStatus, HostStatus, JobEvent},
@@ -40,6 +46,8 @@ pub struct Shell {
     store: Box<dyn StateStore>,
     /// Changes that the store has not taken yet.
     unsaved: Vec<Change>,
+    /// Whether the store is at work, which on a slow disk takes seconds in which nobody else is answered.
+    writing: Arc<AtomicBool>,
     /// Unix time at the start, and the clock that runs on from there.
     clock: (Duration, Instant),
     transport: Arc<dyn Transport>,
@@ -95,12 +103,18 @@ impl Shell {
             state,
             store,
             unsaved: Vec::new(),
+            writing: Arc::default(),
             clock: (unix, Instant::now()),
             transport,
             connections: HashMap::new(),
             watchers: HashMap::new(),
             tokens: HashMap::new(),
         })
+    }
+
+    /// Set while the store is at work.
+    pub fn writing(&self) -> Arc<AtomicBool> {
+        self.writing.clone()
     }
 
     /// The state, to look at.
@@ -179,7 +193,10 @@ impl Shell {
     fn save(&mut self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.unsaved.extend(changes);
         if !self.unsaved.is_empty() {
-            self.store.apply(&self.unsaved)?;
+            self.writing.store(true, Ordering::Relaxed);
+            let applied = beside_others(|| self.store.apply(&self.unsaved));
+            self.writing.store(false, Ordering::Relaxed);
+            applied?;
             self.unsaved.clear();
         }
         Ok(())
@@ -272,6 +289,14 @@ impl Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         self.transport.close();
+    }
+}
+
+/// Runs what blocks without holding up what else this thread would run, where the runtime can do that.
+fn beside_others<T>(blocking: impl FnOnce() -> T) -> T {
+    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(blocking),
+        _ => blocking(),
     }
 }
 

@@ -12,12 +12,13 @@ use crate::metrics;
 /// An actor that does not answer within this time hangs.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// The supervisor's actor answers: a listener alone proves nothing.
+/// The supervisor's actor answers, or will once the disk has its journal: a listener alone proves nothing.
 #[get("/livez")]
 pub async fn live(state: Data<AdminState>) -> impl Responder {
     match timeout(ALIVE_WITHIN, state.supervisor.cluster()).await {
         Ok(Ok(_)) => HttpResponse::Ok().body("ok\n"),
         Ok(Err(_)) => HttpResponse::ServiceUnavailable().body("supervisor stopping\n"),
+        Err(_) if state.supervisor.waits_for_disk() => HttpResponse::Ok().body("ok, waits for the journal's disk\n"),
         Err(_) => HttpResponse::ServiceUnavailable().body("supervisor hangs\n"),
     }
 }
