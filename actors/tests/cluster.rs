@@ -2,6 +2,8 @@
 
 #[path = "../../tests/golden/cases.rs"]
 mod cases;
+#[path = "cluster/disk.rs"]
+mod disk;
 
 use std::{
     net::SocketAddr,
@@ -19,7 +21,7 @@ use asterism_actors::{
     api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, SessionRequest, SessionState},
     host,
     messages::HostRole,
-    store::{Change, Entry, MemoryStore, StateStore, StoreError},
+    store::{MemoryStore, StateStore},
     supervisor::{
         HostSpec, Liveness, ModelFront, PlacementPolicy, Recovery, SessionLimits, Supervisor, SupervisorConfig,
     },
@@ -29,6 +31,8 @@ use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
 use asterism_plan::{Cost, Method, MethodConfig, PlanRequest};
 use asterism_transport::{NoObserver, Transport, local::LocalNetwork};
 use serde_json::{Value, json};
+
+use disk::{FullDisk, SlowDisk};
 
 fn golden() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
@@ -312,23 +316,6 @@ async fn a_session_answers_as_a_job_does_and_survives_a_lost_host() {
     supervisor.shutdown().await;
 }
 
-/// A journal whose disk takes its time: as long as somebody holds `gate`.
-struct SlowDisk {
-    store: MemoryStore,
-    gate: Arc<Mutex<()>>,
-}
-
-impl StateStore for SlowDisk {
-    fn load(&mut self) -> Result<Vec<Entry>, StoreError> {
-        self.store.load()
-    }
-
-    fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
-        let _open = self.gate.lock().expect("no holder panics");
-        self.store.apply(changes)
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_supervisor_that_waits_for_its_disk_says_so_and_goes_on() {
     let gate = Arc::new(Mutex::new(()));
@@ -352,25 +339,6 @@ async fn a_supervisor_that_waits_for_its_disk_says_so_and_goes_on() {
     disk.join().expect("it only waits");
     assert_eq!(json!(answer.await.expect("an answer").tokens), case["expected"]["greedy_tokens"]);
     supervisor.shutdown().await;
-}
-
-/// A journal whose disk is full while `full` says so.
-struct FullDisk {
-    store: MemoryStore,
-    full: Arc<AtomicBool>,
-}
-
-impl StateStore for FullDisk {
-    fn load(&mut self) -> Result<Vec<Entry>, StoreError> {
-        self.store.load()
-    }
-
-    fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
-        match self.full.load(Ordering::SeqCst) {
-            true => Err(StoreError::DiskFull { path: "journal.redb".into(), cause: "no space left".into() }),
-            false => self.store.apply(changes),
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
