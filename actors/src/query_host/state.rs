@@ -272,23 +272,11 @@ mod tests {
         assert_eq!(order(&mut state, 2, &[]), [Command::Generate(generate(2, &[]))]);
         assert_eq!(token(&mut state, 1, 5), [said(1, 0, 5)]);
         assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), try_holders(1)]);
-        let end = Command::Tell(HostMessage::Generated {
-            job: 1,
-            tokens: 2,
-            stopped: true,
-            text: "x".into(),
-            times: times(),
-        });
+        let (text, stopped) = ("x".to_string(), true);
+        let said_all = HostMessage::Generated { job: 1, tokens: 2, stopped, text, times: times() };
         token(&mut state, 1, 6);
-        assert_eq!(ended(&mut state, 1, answered()), [end]);
-        let end = Command::Tell(HostMessage::Generated {
-            job: 1,
-            tokens: 2,
-            stopped: true,
-            text: "x".into(),
-            times: times(),
-        });
-        assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), said(1, 1, 6), end]);
+        assert_eq!(ended(&mut state, 1, answered()), [Command::Tell(said_all.clone())]);
+        assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), said(1, 1, 6), Command::Tell(said_all)]);
         assert_eq!(state.jobs(), [1, 2]);
         assert_eq!(stop(&mut state, 1), []);
         assert_eq!(state.jobs(), [2]);

@@ -9,7 +9,7 @@ use crate::{
     messages::{Encoded, HostCommand},
     supervisor::{
         config::Recovery,
-        context::Place,
+        context::{Context, Place},
         hosts::{Drain, HostRecord},
         record,
         state::{Command, SupervisorState},
@@ -90,39 +90,49 @@ impl SupervisorState {
     /// Goes on with moving the work of hosts that drain, and has hosts forget what has moved away from them.
     pub(super) fn move_out(&mut self, now: Duration, commands: &mut Vec<Command>) {
         for host in self.hosts.that(|host| host.drain.is_some()) {
-            let drain = self.hosts.at(host).drain.expect("it drains");
-            let held = self.contexts.values().filter(|context| context.shards_on(host) > 0).map(|c| c.number);
-            for number in held.collect::<Vec<_>>() {
-                let context = &self.contexts[&number];
-                // Hosts that held it for an earlier supervisor may still come back to this one.
-                let away = |place: &Place| place.host.is_some_and(|host| !self.hosts.at(host).is_up());
-                let awaited = context.places.iter().any(|place| place.encoded.is_none() && away(place));
-                match context.moves_alone() && !drain.is_over(now) {
-                    true if context.is_ready() => self.begin_move(number, host, commands),
-                    true => {}
-                    false if drain.takes(now) && !awaited => self.take_shards(now, number, (host, "drained"), commands),
-                    false => {}
-                }
-            }
-            let asked = self.running().filter(|job| drain.takes(now) && job.query_host == Some(host));
-            for number in asked.map(|job| job.number).collect::<Vec<_>>() {
-                self.take_generation(now, number, (host, "drained"), commands);
-            }
-            let busy = self.contexts.values().any(|context| context.shards_on(host) > 0)
-                || self.jobs.values().any(|job| job.query_host == Some(host));
-            if !busy {
-                self.set_scheduling(host, Scheduling::Cordoned, None, commands);
-            }
+            self.move_work_of(now, host, commands);
         }
         let pause = self.config.liveness.heartbeat;
-        for host in self.hosts.that(|host| host.moved_away.iter().any(|(_, since)| *since + pause <= now)) {
+        for host in self.hosts.that(|host| !host.moved_away.is_empty()) {
             let moved = std::mem::take(&mut self.hosts.at_mut(host).moved_away);
-            let forgotten = moved.into_iter().map(|(context, _)| context);
+            let (due, later): (Vec<_>, Vec<_>) = moved.into_iter().partition(|(_, since)| *since + pause <= now);
+            self.hosts.at_mut(host).moved_away = later;
             let gone = |number: &u64| self.contexts.get(number).is_none_or(|context| context.shards_on(host) == 0);
-            for context in forgotten.filter(gone).collect::<Vec<_>>() {
+            for context in due.into_iter().map(|(context, _)| context).filter(gone) {
                 self.send(host, HostCommand::Release { context }, commands);
             }
         }
+    }
+
+    /// Moves what one host has, or takes it away; it is cordoned once it has nothing.
+    fn move_work_of(&mut self, now: Duration, host: usize, commands: &mut Vec<Command>) {
+        let Some(drain) = self.hosts.at(host).drain else { return };
+        let held = self.contexts.values().filter(|context| context.shards_on(host) > 0).map(|c| c.number);
+        for number in held.collect::<Vec<_>>() {
+            let context = &self.contexts[&number];
+            if context.moves_alone() && !drain.is_over(now) {
+                if context.is_ready() {
+                    self.begin_move(number, host, commands);
+                }
+            } else if drain.takes(now) && !self.is_awaited(context) {
+                self.take_shards(now, number, (host, "drained"), commands);
+            }
+        }
+        let asked = self.running().filter(|job| drain.takes(now) && job.query_host == Some(host));
+        for number in asked.map(|job| job.number).collect::<Vec<_>>() {
+            self.take_generation(now, number, (host, "drained"), commands);
+        }
+        let busy = self.contexts.values().any(|context| context.shards_on(host) > 0)
+            || self.jobs.values().any(|job| job.query_host == Some(host));
+        if !busy {
+            self.set_scheduling(host, Scheduling::Cordoned, None, commands);
+        }
+    }
+
+    /// Whether hosts that held it for an earlier supervisor may still come back to this one.
+    fn is_awaited(&self, context: &Context) -> bool {
+        let away = |place: &Place| place.host.is_some_and(|host| !self.hosts.at(host).is_up());
+        context.places.iter().any(|place| place.encoded.is_none() && away(place))
     }
 
     /// Has others encode what a host holds of a context, as far as there is room; the rest stays until there is.
@@ -130,6 +140,9 @@ impl SupervisorState {
         let context = &self.contexts[&number];
         let mut blocks = context.held_by(host);
         blocks.retain(|block| !context.heirs.contains_key(block));
+        if blocks.is_empty() {
+            return;
+        }
         let Ok(heirs) = self.find_hosts(context, &blocks) else { return };
         let context = self.contexts.get_mut(&number).expect("it was there");
         context.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));

@@ -72,7 +72,10 @@ pub fn measure(
     let model = globals.typed_cluster_if_any()?.map(|file| file.model).unwrap_or_default();
     let cluster = TemporaryCluster::start(hosts_of(setup, model), START_LIMIT)?;
     let client = cluster.client(globals)?;
-    let keys = KEYS.map(|keys| keys.min((most - QUERY_ROWS - ANSWER_TOKENS) / setup.context_hosts));
+    let room = most.saturating_sub(QUERY_ROWS + ANSWER_TOKENS) / setup.context_hosts;
+    let many = KEYS[1].min(room);
+    // Fewer than those, however few positions the model has: their difference tells what a key costs.
+    let keys = [KEYS[0].min(many / 2), many];
     let timed = |keys: usize, rows: usize| -> Result<[f64; 2], CliError> {
         let mut best = [f64::INFINITY; 2];
         for _ in 0..ROUNDS {

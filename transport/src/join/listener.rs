@@ -1,4 +1,5 @@
-//! Where tokens and old certificates are exchanged for new certificates: beside the CA's key. Decides nothing that its caller should decide.
+//! Where tokens and old certificates are exchanged for new certificates: beside the CA's key. Decides nothing that its
+//! caller should decide.
 
 use std::{
     net::SocketAddr,
