@@ -1,0 +1,12 @@
+//! What clients, members and files that mean harm cannot do: over real processes, TLS and HTTP.
+
+#[path = "hostile/disk.rs"]
+mod disk;
+#[path = "hostile/edges.rs"]
+mod edges;
+#[path = "hostile/identity.rs"]
+mod identity;
+#[path = "hostile/queue.rs"]
+mod queue;
+#[path = "hostile/requests.rs"]
+mod requests;

@@ -1,0 +1,1 @@
+//! Models, templates, cluster files and connections that are wrong on purpose.

@@ -1,0 +1,1 @@
+//! Members that claim to be somebody else, and what each role may say to whom.

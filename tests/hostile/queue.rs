@@ -1,0 +1,1 @@
+//! More work than the cluster can do at once.
