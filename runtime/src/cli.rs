@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::{
-    commands::{bench, certificates, chaos, cluster, config, demo, evaluate, host, job, plan, process, session},
+    commands::{
+        bench, certificates, chaos, cluster, completions, config, demo, evaluate, host, job, plan, process, session,
+    },
     error::{CliError, Exit},
     globals::{GlobalArgs, Globals},
     output,
@@ -64,6 +66,10 @@ pub enum Verb {
     Chaos(chaos::ChaosArgs),
     /// Show version and build
     Version,
+    /// Print a shell's completion script
+    Completions(completions::CompletionsArgs),
+    /// Write manual pages, one a command
+    Man(completions::ManArgs),
     /// Run the supervisor and its admin API alone, for service managers; `up` starts and keeps one
     Supervisor(process::SupervisorArgs),
     /// Run the hosts of a node alone, for further machines; `up` does so for its own
@@ -101,6 +107,8 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Demo(args) => demo::run(globals, &args),
         Verb::Chaos(args) => chaos::run(globals, &args),
         Verb::Version => config::version(globals),
+        Verb::Completions(args) => completions::completions(&args),
+        Verb::Man(args) => completions::man(globals, &args),
         Verb::Supervisor(args) => process::supervisor(globals, &args),
         Verb::Node(args) => process::node(globals, &args),
         Verb::RunHost(args) => process::host(globals, &args),

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod certificates;
 pub mod chaos;
 pub mod cluster;
+pub mod completions;
 pub mod config;
 pub mod demo;
 pub mod evaluate;

@@ -19,32 +19,33 @@ use crate::{
 /// The cluster file looked for when none is named.
 pub const DEFAULT_FILE: &str = "cluster.toml";
 
-/// Options of every verb.
+/// Options of every verb, which `-h` leaves to `--help`.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Options of every command")]
 pub struct GlobalArgs {
     /// Cluster file [default: cluster.toml here, if there is one]
-    #[arg(short = 'f', long = "file", global = true, value_name = "FILE")]
+    #[arg(short = 'f', long = "file", global = true, hide_short_help = true, value_name = "FILE")]
     pub file: Option<PathBuf>,
     /// What goes to standard output
-    #[arg(short = 'o', long = "output", global = true, value_enum, default_value_t = Format::Table)]
+    #[arg(short = 'o', long = "output", global = true, hide_short_help = true, value_enum, default_value_t = Format::Table)]
     pub output: Format,
     /// Admin API to talk to [env: ASTERISM_SERVER] [default: the running cluster of the cluster file]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, hide_short_help = true, value_name = "URL")]
     pub server: Option<String>,
     /// File whose first line is the admin API's token; for `node`, its join token
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, hide_short_help = true, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// Only results and errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, hide_short_help = true, conflicts_with = "verbose")]
     pub quiet: bool,
     /// More of what happens, on standard error; twice for debugging
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, hide_short_help = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Colour on terminals; NO_COLOR is honoured
-    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
+    #[arg(long, global = true, hide_short_help = true, value_enum, default_value_t = ColorChoice::Auto)]
     pub color: ColorChoice,
     /// Seconds to wait for an answer of the admin API
-    #[arg(long, global = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    #[arg(long, global = true, hide_short_help = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub request_timeout: Duration,
 }
 
