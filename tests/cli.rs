@@ -10,6 +10,8 @@ use std::{
 
 use tests::golden;
 
+#[path = "cli/about.rs"]
+mod about;
 #[path = "cli/plan.rs"]
 mod plan;
 

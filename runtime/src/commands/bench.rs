@@ -20,7 +20,8 @@ use serde::Serialize;
 
 use super::job::MethodArgs;
 use crate::{
-    cluster_file::DType,
+    cluster::Cluster,
+    cluster_file::{DType, Role},
     error::{CliError, Exit},
     globals::{Format, Globals},
     logging,
@@ -46,15 +47,15 @@ pub struct BenchArgs {
     /// Tokens of the prompt
     #[arg(long, value_name = "TOKENS", default_value = "8k")]
     pub tokens: Tokens,
-    /// Attention; dense unless named
+    /// Attention; the cluster file's unless named, dense without one
     #[command(flatten)]
     pub method: MethodArgs,
-    /// Context hosts to plan for; their shards run one after another
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    pub hosts: usize,
-    /// Element type of weights and products
-    #[arg(long, value_enum, default_value_t = DType::F32)]
-    pub dtype: DType,
+    /// Context hosts to plan for; their shards run one after another [default: the cluster file's, 4 without one]
+    #[arg(long, value_name = "N")]
+    pub hosts: Option<usize>,
+    /// Element type of weights and products [default: the cluster file's, f32 without one]
+    #[arg(long, value_enum)]
+    pub dtype: Option<DType>,
     /// Threads [default: every core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -64,7 +65,7 @@ pub struct BenchArgs {
     /// Timed repetitions, after one that is not timed
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pub repeat: u16,
-    /// A Hugging Face folder [default: the embedded model]
+    /// A Hugging Face folder [default: the cluster file's model, the embedded one without a file]
     #[arg(long, value_name = "FOLDER")]
     pub model: Option<PathBuf>,
     /// Token ids of the prompt, a JSON array; sets --tokens
@@ -91,7 +92,14 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
         BenchVerb::Calibrate => return calibrate::run(globals),
         BenchVerb::Decode(args) => (&args.prompt, "decode", args.max_tokens.0 + 1),
     };
-    let bench = Bench::load(args)?;
+    let bench = Bench::load(args, globals.cluster_if_any()?.as_ref())?;
+    globals.note(format_args!(
+        "{phase} of {} with {}, {} hosts, {} threads",
+        bench.model,
+        bench.method.name(),
+        bench.hosts,
+        bench.threads
+    ));
     let mut reference = None;
     let mut seconds = Vec::new();
     for round in 0..=args.repeat {
@@ -112,7 +120,7 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
     let setup = Setup {
         model: bench.model.clone(),
         method: bench.method.name(),
-        dtype: if args.dtype == DType::F32 { "f32" } else { "bf16" },
+        dtype: if bench.dtype == DType::F32 { "f32" } else { "bf16" },
         kernels: args.kernels.name(),
         threads: bench.threads,
         prompt_tokens: bench.ids.len(),
@@ -187,6 +195,7 @@ struct Bench {
     decoder: Decoder<Cpu>,
     model: String,
     method: MethodConfig,
+    dtype: DType,
     hosts: usize,
     threads: usize,
     ids: Vec<u32>,
@@ -199,16 +208,22 @@ struct Round {
 }
 
 impl Bench {
-    fn load(args: &BenchArgs) -> Result<Self, CliError> {
+    /// What the command line does not name is the cluster file's, where there is one.
+    fn load(args: &BenchArgs, cluster: Option<&Cluster>) -> Result<Self, CliError> {
         let unusable = |error: ModelError| CliError::usage(error).hint("`asterism bench prefill --help`");
-        let method = match args.method.resolve()? {
-            Some(method) => method,
-            None => "dense".parse().map_err(CliError::usage)?,
+        let method = match (args.method.resolve()?, cluster) {
+            (Some(method), _) => method,
+            (None, Some(cluster)) => cluster.method.clone(),
+            (None, None) => "dense".parse().map_err(CliError::usage)?,
         };
+        let dtype = args.dtype.or(cluster.map(|cluster| cluster.model.dtype)).unwrap_or(DType::F32);
+        let of_role = |cluster: &Cluster| cluster.hosts.iter().filter(|host| host.role == Role::Context).count();
+        let hosts = args.hosts.or(cluster.map(of_role)).unwrap_or(4);
+        let model = args.model.as_deref().or(cluster.and_then(|cluster| cluster.model.path.as_deref()));
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let threads = args.threads.unwrap_or(cores);
-        let checkpoint = wiring::checkpoint(args.model.as_deref()).map_err(unusable)?;
-        let backend = Arc::new(wiring::cpu(args.dtype, threads, args.kernels).map_err(unusable)?);
+        let checkpoint = wiring::checkpoint(model).map_err(unusable)?;
+        let backend = Arc::new(wiring::cpu(dtype, threads, args.kernels).map_err(unusable)?);
         let config = checkpoint.config();
         let ids = match &args.prompt_ids {
             Some(path) => read_ids(path)?,
@@ -229,7 +244,8 @@ impl Bench {
             model: checkpoint.name().to_owned(),
             decoder: Decoder::load(backend, &checkpoint, Parts::All).map_err(unusable)?,
             method,
-            hosts: args.hosts.max(1),
+            dtype,
+            hosts: hosts.max(1),
             threads,
             ids,
         })

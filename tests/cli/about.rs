@@ -1,0 +1,39 @@
+//! What the command line says of itself, and whose model, type and method `bench` times.
+
+use super::{Place, SMALL};
+
+#[test]
+fn shells_and_manual_readers_learn_every_command() {
+    let place = Place::new(SMALL);
+    for shell in ["bash", "zsh", "fish"] {
+        let script = place.says(&["completions", shell]);
+        assert!(script.starts_with("exit 0") && script.contains("allow-idle-hosts"), "{script:.400}");
+    }
+    let man = place.says(&["man", "pages"]);
+    assert!(man.starts_with("exit 0") && man.contains("man pages/asterism.1"), "{man}");
+    for page in ["asterism.1", "asterism-job-submit.1", "asterism-session-ask.1"] {
+        let text = std::fs::read_to_string(place.path().join("pages").join(page)).expect("a page");
+        assert!(text.contains(".SH SYNOPSIS"), "{page}: {text:.200}");
+    }
+}
+
+#[test]
+fn short_help_leaves_the_options_of_every_command_to_long_help() {
+    let place = Place::new(SMALL);
+    let (short, long) = (place.says(&["status", "-h"]), place.says(&["status", "--help"]));
+    assert!(!short.contains("--request-timeout"), "{short}");
+    assert!(long.contains("Options of every command:") && long.contains("--request-timeout"), "{long}");
+}
+
+#[test]
+fn bench_times_what_the_cluster_file_names() {
+    let short = ["bench", "prefill", "--tokens", "600", "--repeat", "1"];
+    let place = Place::new(&SMALL.replace("[attention.star]", "[model]\ndtype = \"bf16\"\n[attention.star]"));
+    let file = place.says(&short);
+    assert!(file.contains("prefill of asterism-7m with star, 1 hosts"), "{file}");
+    assert!(file.contains("bf16"), "{file}");
+    let named = place.says(&[&short[..], &["--method", "dense", "--dtype", "f32", "--hosts", "2"]].concat());
+    assert!(named.contains("with dense, 2 hosts") && named.contains("f32"), "{named}");
+    let absent = Place::new(&SMALL.replace("[attention.star]", "[model]\npath = \"nowhere\"\n[attention.star]"));
+    assert!(absent.says(&short).starts_with("exit 2"), "a model of the file that is not there");
+}
