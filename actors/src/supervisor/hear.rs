@@ -85,7 +85,7 @@ impl SupervisorState {
         let welcome = HostCommand::Welcome { heartbeat_ms, cluster: self.cluster };
         let reply = |command| Command::Send { connection: from, command };
         if hello.role.role().is_none() {
-            return match self.hosts.admit_node(&hello.name, from) {
+            return match self.hosts.admit_node(now, &hello.name, from) {
                 Ok(earlier) => {
                     commands.extend(replaced(earlier, from));
                     commands.push(reply(welcome));

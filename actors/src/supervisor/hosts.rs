@@ -21,7 +21,7 @@ pub struct HostRecord {
     pub connection: Option<u64>,
     /// Its last hello; kept after death.
     pub hello: Option<Hello>,
-    /// When it last said anything.
+    /// When it last said anything to this supervisor, or when that began.
     pub last_heard: Duration,
     /// KV bytes held, says its heartbeat.
     pub kv_bytes: u64,
@@ -137,20 +137,21 @@ impl HostRecord {
 #[derive(Debug)]
 pub struct Hosts {
     records: Vec<HostRecord>,
-    nodes: BTreeMap<String, u64>,
+    /// Connection of each node agent, and since when.
+    nodes: BTreeMap<String, (u64, Duration)>,
     /// When silence was last judged.
     judged: Duration,
 }
 
 impl Hosts {
-    /// None connected yet.
-    pub fn new(specs: &[HostSpec]) -> Self {
+    /// None connected yet; `now` is when they begin to be silent.
+    pub fn new(specs: &[HostSpec], now: Duration) -> Self {
         let record = |spec: &HostSpec| HostRecord {
             spec: spec.clone(),
             health: HostHealth::Starting,
             connection: None,
             hello: None,
-            last_heard: Duration::ZERO,
+            last_heard: now,
             kv_bytes: 0,
             cause: None,
             unfit: false,
@@ -302,16 +303,16 @@ impl Hosts {
     }
 
     /// A node agent said hello. Returns its earlier connection.
-    pub fn admit_node(&mut self, name: &str, connection: u64) -> Result<Option<u64>, String> {
+    pub fn admit_node(&mut self, now: Duration, name: &str, connection: u64) -> Result<Option<u64>, String> {
         if !self.records.iter().any(|host| host.spec.node == name) {
             return Err(format!("no host of a node named {name} is in the cluster file"));
         }
-        Ok(self.nodes.insert(name.to_string(), connection))
+        Ok(self.nodes.insert(name.to_string(), (connection, now)).map(|(earlier, _)| earlier))
     }
 
     /// Whether a connection is a node agent's.
     pub fn is_node(&self, connection: u64) -> bool {
-        self.nodes.values().any(|&node| node == connection)
+        self.nodes.values().any(|&(node, _)| node == connection)
     }
 
     /// Hosts of a node whose last process was declared dead, and its incarnation.
@@ -327,11 +328,16 @@ impl Hosts {
 
     /// A node agent's connection ended.
     pub fn node_gone(&mut self, connection: u64) {
-        self.nodes.retain(|_, node| *node != connection);
+        self.nodes.retain(|_, (node, _)| *node != connection);
     }
 
     /// The agent that starts a host's process.
     pub fn node_of(&self, host: usize) -> Option<u64> {
-        self.nodes.get(&self.records[host].spec.node).copied()
+        self.nodes.get(&self.records[host].spec.node).map(|(connection, _)| *connection)
+    }
+
+    /// Since when that agent is connected.
+    pub fn node_since(&self, host: &HostRecord) -> Option<Duration> {
+        self.nodes.get(&host.spec.node).map(|(_, since)| *since)
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     messages::HostCommand,
     metric::Observation,
     supervisor::{
-        config::Recovery,
+        config::{Liveness, Recovery},
         context::Owner,
         job::Outcome,
         record,
@@ -250,12 +250,17 @@ impl SupervisorState {
         commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
     }
 
-    /// Hosts that held shards for an earlier supervisor and have not come back to this one.
+    /// Hosts that held shards for an earlier supervisor and have not come back to this one. They dial as the agent of their
+    /// node does: when that is back for as long as a host may be silent, so would they be.
     pub(super) fn give_up_absent(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        if now.saturating_sub(self.began) <= self.config.liveness.dead_after + self.config.liveness.rejoin {
-            return;
-        }
-        let absent = self.hosts.that(|host| host.health == HostHealth::Starting && host.kept.incarnation > 0);
+        let Liveness { dead_after, rejoin, .. } = self.config.liveness;
+        let over = |since: Duration, most: Duration| now.saturating_sub(since) > most;
+        let all_over = over(self.began, dead_after + rejoin);
+        let absent = self.hosts.that(|host| {
+            host.health == HostHealth::Starting
+                && host.kept.incarnation > 0
+                && (all_over || self.hosts.node_since(host).is_some_and(|since| over(since, dead_after)))
+        });
         for host in absent {
             let cause = "it did not come back to the supervisor after that was started again".to_string();
             self.lose(now, host, ("disconnected", cause), commands);

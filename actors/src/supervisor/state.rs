@@ -126,7 +126,7 @@ pub struct SupervisorState {
 impl SupervisorState {
     /// Before any host connected. `cluster` is any number but 0, another one for each journal.
     pub fn new(config: SupervisorConfig, now: Duration, cluster: u64) -> Self {
-        let hosts = Hosts::new(&config.hosts);
+        let hosts = Hosts::new(&config.hosts, now);
         Self {
             config,
             hosts,

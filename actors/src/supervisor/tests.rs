@@ -460,6 +460,30 @@ fn hosts_that_do_not_come_back_to_a_restarted_supervisor_are_lost() {
 }
 
 #[test]
+fn a_host_that_stopped_with_its_supervisor_is_missed_once_its_node_is_back() {
+    let (mut cluster, job) = decoding();
+    cluster.now = 1_800_000_000.0;
+    cluster.restart();
+    let hello = Hello { name: "here".into(), role: HostRole::Node, incarnation: 1, ..Hello::default() };
+    cluster.now += 1.0;
+    cluster.say(NODE, HostMessage::Hello(hello));
+    for at in [0, 2] {
+        cluster.hello(at, 1, CLUSTER, (&[job], &[]));
+        cluster.say(connection(at, 1), HostMessage::Ready);
+    }
+    let again = cluster.now;
+    cluster.tick(again + 1.9, &[1, 3]);
+    assert_eq!(cluster.health(1), HostHealth::Starting);
+    cluster.tick(again + 2.1, &[1, 3]);
+    assert_eq!(cluster.health(1), HostHealth::Dead);
+    let [.., recovery] = &cluster.status(job).recoveries[..] else { panic!("it lost shards") };
+    assert_eq!(recovery.host, "c1");
+    assert!((recovery.silent_s - 3.1).abs() < 1e-6, "no longer than the supervisor lives: {}", recovery.silent_s);
+    let kill = HostCommand::Kill { host: "c1".into(), incarnation: 1 };
+    assert!(cluster.sent.contains(&(NODE, kill)), "the node ends the process that hangs");
+}
+
+#[test]
 fn a_cancelled_job_frees_its_hosts_and_late_messages_change_nothing() {
     let mut cluster = Cluster::ready(config(1, 0));
     let job = cluster.submit(None);
