@@ -68,6 +68,18 @@ pub enum Change {
 }
 
 impl Change {
+    /// The table that it changes.
+    pub fn table(&self) -> Table {
+        let (Self::Put { table, .. } | Self::Remove { table, .. }) = self;
+        *table
+    }
+
+    /// The key whose value it changes.
+    pub fn key(&self) -> &str {
+        let (Self::Put { key, .. } | Self::Remove { key, .. }) = self;
+        key
+    }
+
     fn check(&self) -> Result<(), StoreError> {
         let (table, key, value) = match self {
             Self::Put { table, key, value } => (*table, key, value.len()),

@@ -18,7 +18,7 @@ use std::{
 
 use asterism_actors::{
     HostConfig, LoadedModel,
-    api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, SessionRequest, SessionState},
+    api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, Scheduling, SessionRequest, SessionState},
     host,
     messages::HostRole,
     store::{MemoryStore, StateStore},
@@ -365,5 +365,52 @@ async fn a_full_disk_refuses_new_jobs_and_loses_none() {
     let kept = journal.clone().load().expect("a journal");
     let ended = kept.iter().filter(|entry| String::from_utf8_lossy(&entry.value).contains("SUCCEEDED")).count();
     assert_eq!(ended, 2, "what could not be written then was written later");
+    supervisor.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_takes_no_change_and_leaves_nothing_of_one() {
+    let full = Arc::new(AtomicBool::new(false));
+    let journal = MemoryStore::default();
+    let store = FullDisk { store: journal.clone(), full: full.clone() };
+    let (supervisor, _transports) = start_on(Box::new(store), "tiny-llama", 2).await;
+    let case = &golden_cases("tiny-llama", "star")[0];
+    let job = request(case, method(case).0);
+    let session = |name: &str| SessionRequest {
+        name: name.into(),
+        context: job.context.clone().expect("a context"),
+        method: job.method.clone(),
+        allow_idle_hosts: true,
+        chat_template: false,
+        ttl_s: None,
+        placement: PlacementPolicy::default(),
+    };
+    supervisor.create_session(session("book")).await.expect("a new name");
+    let long = JobRequest { id: Some("long".into()), max_tokens: 400, ..job.clone() };
+    supervisor.submit(long).await.expect("taken");
+    let before = supervisor.session("book").await.expect("there");
+    full.store(true, Ordering::SeqCst);
+    let question = JobRequest { context: None, session: Some("book".into()), method: None, ..job.clone() };
+    let refused = [
+        supervisor.create_session(session("other")).await.map(drop),
+        supervisor.extend_session("book", 1e6).await.map(drop),
+        supervisor.drop_session("book").await,
+        supervisor.submit(question.clone()).await.map(drop),
+        supervisor.cancel("long").await,
+        supervisor.schedule_host("c0", Scheduling::Cordoned, None).await.map(drop),
+    ];
+    assert_eq!(refused.map(|refused| refused.expect_err("it cannot be kept").code().to_string()), ["disk_full"; 6]);
+    let after = supervisor.session("book").await.expect("it was not dropped");
+    assert_eq!((after.hits, after.expires_s <= before.expires_s), (0, true), "{after:?}");
+    assert_eq!(supervisor.sessions().await.expect("a list").len(), 1);
+    assert_eq!(supervisor.jobs().await.expect("a list").len(), 1);
+    assert_ne!(supervisor.status("long").await.expect("known").state, JobState::Cancelled);
+    assert_eq!(supervisor.host("c0").await.expect("known").scheduling, Scheduling::Open);
+    full.store(false, Ordering::SeqCst);
+    supervisor.create_session(session("other")).await.expect("its name is free");
+    let kept: Vec<_> = journal.clone().load().expect("a journal").into_iter().map(|entry| entry.key).collect();
+    assert_eq!(kept.iter().filter(|key| *key == "book" || *key == "other").count(), 2, "{kept:?}");
+    let status = finish(&supervisor, question).await;
+    assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "{:?}", status.error);
     supervisor.shutdown().await;
 }

@@ -116,8 +116,8 @@ impl World {
         let status = supervisor.state.cluster_status(now, "");
         for host in status.hosts.iter().filter(|host| host.scheduling != Scheduling::Open) {
             let opened = supervisor.state.schedule_host(now, &host.name, Scheduling::Open, None);
-            let commands = opened.map_err(|error| error.to_string())?;
-            supervisor.carry_out(&mut self.core, commands);
+            let decided = opened.map_err(|error| error.to_string())?;
+            supervisor.change(&mut self.core, decided);
         }
         let given_up = |name: &str| {
             let host = self.scenario.config.hosts.iter().position(|host| host.name == name);
@@ -157,8 +157,8 @@ impl World {
         let Some(supervisor) = &mut self.supervisor else { return Ok(()) };
         for (name, _) in &self.scenario.sessions {
             let dropped = supervisor.state.drop_session(unix(&self.core), name);
-            let commands = dropped.map_err(|error| format!("session {name} was lost: {error}"))?;
-            supervisor.carry_out(&mut self.core, commands);
+            let decided = dropped.map_err(|error| format!("session {name} was lost: {error}"))?;
+            supervisor.change(&mut self.core, decided);
         }
         Ok(())
     }

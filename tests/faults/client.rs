@@ -2,7 +2,7 @@
 
 use asterism_actors::{
     api::{JobEvent, JobState, JobStatus},
-    supervisor::{Event, PreparedJob, Recovery, Source},
+    supervisor::{PreparedJob, Recovery, Source},
 };
 
 use crate::{
@@ -104,9 +104,10 @@ impl World {
             None => Source::Context(spec.context),
         };
         let job = PreparedJob { id: Some(spec.id), source, question: spec.question, labels: Default::default() };
-        match supervisor.state.submit(now, job) {
-            Ok((job, commands)) => {
-                if supervisor.carry_out(&mut self.core, commands) {
+        let fresh = supervisor.state.number();
+        match supervisor.state.submit(now, fresh, job) {
+            Ok((job, decided)) => {
+                if supervisor.change(&mut self.core, decided) {
                     let client = &mut self.clients[number];
                     (client.watches, client.seen) = (Some(pid), Vec::new());
                     supervisor.watch(&mut self.core, number, job);
@@ -126,10 +127,13 @@ impl World {
         let client = &mut self.clients[number];
         let due = client.spec.cancel.is_some_and(|at| at <= self.core.now);
         let Some(supervisor) = self.supervisor.as_mut().filter(|_| due && !client.cancelled) else { return Ok(()) };
-        let Some(job) = supervisor.state.job_number(&client.spec.id) else { return Ok(()) };
+        if supervisor.state.job_number(&client.spec.id).is_none() {
+            return Ok(());
+        }
         client.cancelled = true;
-        let commands = supervisor.state.handle(unix(&self.core), Event::Cancel { job });
-        supervisor.carry_out(&mut self.core, commands);
+        if let Ok(decided) = supervisor.state.cancel(unix(&self.core), &client.spec.id) {
+            supervisor.change(&mut self.core, decided);
+        }
         Ok(())
     }
 
@@ -143,8 +147,9 @@ impl World {
                 continue;
             }
             let (name, context) = self.scenario.sessions[number].clone();
-            let made = match supervisor.state.create_session(unix(&self.core), &name, context, None) {
-                Ok(commands) => supervisor.carry_out(&mut self.core, commands),
+            let fresh = supervisor.state.number();
+            let made = match supervisor.state.create_session((unix(&self.core), fresh), &name, context, None) {
+                Ok(decided) => supervisor.change(&mut self.core, decided),
                 Err(error) if error.code() == "session_exists" => true,
                 Err(error) => return Err(format!("session {name} was refused: {error}")),
             };

@@ -158,8 +158,8 @@ impl World {
             Operation::Replace(old, new) => supervisor.state.replace_host(now, &name(old), &name(new)),
         };
         match done {
-            Ok(commands) => {
-                supervisor.carry_out(&mut self.core, commands);
+            Ok(decided) => {
+                supervisor.change(&mut self.core, decided);
                 self.note(|| format!("OPERATOR {number}"));
             }
             Err(error) => self.note(|| format!("OPERATOR {number} refused: {error}")),

@@ -7,7 +7,7 @@ use asterism_actors::{
     api::{JobEvent, JobPhase},
     messages::HostMessage,
     store::{Change, MemoryStore, StateStore},
-    supervisor::{Command, Event, SupervisorConfig, SupervisorState},
+    supervisor::{Command, Decided, Event, SupervisorConfig, SupervisorState},
 };
 
 use crate::{
@@ -94,6 +94,24 @@ impl Supervisor {
         }
         let commands = self.state.handle(unix(core), event);
         self.carry_out(core, commands);
+    }
+
+    /// Keeps what a client or operator changes, then brings it into force. Whether it survived.
+    pub fn change(&mut self, core: &mut Core, decided: Decided) -> bool {
+        if self.dead {
+            return false;
+        }
+        let dies = self.dies.filter(|_| !decided.changes.is_empty() && core.draw.below(2) == 0);
+        if dies != Some(Stage::BeforeKept) {
+            self.journal.apply(&decided.changes).expect("memory takes all");
+        }
+        if dies.is_some() {
+            self.dead = true;
+            core.exits.push((self.pid, "killed before a change was in force".into()));
+            return false;
+        }
+        let commands = self.state.adopt(unix(core), decided);
+        self.carry_out(core, commands)
     }
 
     /// Keeps what is to be kept, then does the rest. Whether it survived.

@@ -105,7 +105,7 @@ impl Supervisor {
     /// Cancels a job that has not ended.
     pub async fn cancel(&self, id: &str) -> Result<(), JobError> {
         let id = id.to_string();
-        self.ask(move |shell| shell.cancel(&id)).await?
+        self.ask(move |shell| shell.change(|state, now| state.cancel(now, &id))).await?
     }
 
     /// The cluster.
@@ -120,12 +120,7 @@ impl Supervisor {
         let prepared = tokio::task::spawn_blocking(move || model.prepare_session(request, &method, &hosts))
             .await
             .map_err(|_| JobError::Stopping)??;
-        self.ask(move |shell| {
-            let ttl = ttl.map(Duration::from_secs_f64);
-            shell.change(|state, now| state.create_session(now, &name, prepared, ttl))?;
-            shell.state().session_status(shell.now(), &name)
-        })
-        .await?
+        self.ask(move |shell| shell.create_session(&name, prepared, ttl.map(Duration::from_secs_f64))).await?
     }
 
     /// Every session.
@@ -147,7 +142,8 @@ impl Supervisor {
         }
         let name = name.to_string();
         self.ask(move |shell| {
-            shell.change(|state, now| state.extend_session(now, &name, Duration::from_secs_f64(ttl_s)))?;
+            let ttl = Duration::from_secs_f64(ttl_s);
+            shell.change(|state, now| state.extend_session(now, &name, ttl))?;
             shell.state().session_status(shell.now(), &name)
         })
         .await?

@@ -102,8 +102,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// One whose turn has not come.
-    pub fn new(number: u64, owner: Owner, prepared: PreparedContext) -> Self {
+    /// One taken in, whose turn has not come.
+    pub fn new((number, taken): (u64, Duration), owner: Owner, prepared: PreparedContext) -> Self {
         Self {
             number,
             prepared,
@@ -111,7 +111,7 @@ impl Context {
             attempt: 0,
             together: false,
             redo: false,
-            taken: Duration::ZERO,
+            taken,
             places: Vec::new(),
             heirs: BTreeMap::new(),
             avoid: BTreeSet::new(),

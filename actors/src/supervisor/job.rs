@@ -23,7 +23,7 @@ pub struct Question {
 }
 
 /// One job.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Job {
     /// Number, unique for the life of the journal.
     pub number: u64,
@@ -52,7 +52,7 @@ pub struct Job {
 }
 
 /// What a query host did not get answers from, since the last token.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Stalls {
     /// Hosts that did not answer.
     pub hosts: BTreeSet<usize>,

@@ -2,6 +2,7 @@
 
 mod actor;
 mod assign;
+mod change;
 mod config;
 mod context;
 mod hear;
@@ -20,6 +21,7 @@ mod state;
 mod tests;
 
 pub use actor::Supervisor;
+pub use change::Decided;
 pub use config::{ContextHosts, HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig};
 pub use context::PreparedContext;
 pub use job::{Outcome, Question};

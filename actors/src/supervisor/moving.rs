@@ -8,26 +8,27 @@ use crate::{
     error::JobError,
     messages::{Encoded, HostCommand},
     supervisor::{
+        change::{Decided, Effect},
         config::Recovery,
         context::{Context, Place},
-        hosts::{Drain, HostRecord},
+        hosts::{Drain, HostRecord, KeptHost},
         record,
         state::{Command, SupervisorState},
     },
 };
 
 impl SupervisorState {
-    /// Has a host take new work again, or none, or give what it has to others, by `deadline` if there is one.
+    /// What changes when a host takes new work again, or none, or gives what it has to others, by `deadline` if there is one.
     ///
     /// # Errors
     /// [`JobError::LastHost`] when nobody else could take its work.
     pub fn schedule_host(
-        &mut self,
+        &self,
         now: Duration,
         name: &str,
         scheduling: Scheduling,
         deadline: Option<Duration>,
-    ) -> Result<Vec<Command>, JobError> {
+    ) -> Result<Decided, JobError> {
         let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
         let role = self.hosts.at(host).spec.role;
         let heir = |other: &HostRecord| {
@@ -39,18 +40,17 @@ impl SupervisorState {
         if scheduling == Scheduling::Draining && role != Role::Spare && self.hosts.that(heir).is_empty() {
             return Err(JobError::LastHost { name: name.to_string(), role: format!("{role:?}").to_lowercase() });
         }
-        let mut commands = Vec::new();
-        self.set_scheduling(host, scheduling, deadline.map(|deadline| now + deadline), &mut commands);
-        self.move_out(now, &mut commands);
-        self.advance(now, &mut commands);
-        Ok(commands)
+        let record = self.hosts.at(host);
+        let change = record::kept(record, &KeptHost { scheduling, ..record.kept.clone() });
+        let deadline = deadline.map(|deadline| now + deadline);
+        Ok(Decided::new(now, vec![change], Effect::Schedule(host, scheduling, deadline)))
     }
 
-    /// Gives the place of a host that is dead or takes no work to a spare, for good.
+    /// What changes when a spare gets the place of a host that is dead or takes no work, for good.
     ///
     /// # Errors
     /// When one is not there, the spare is no spare or has work, or the host is at work.
-    pub fn replace_host(&mut self, now: Duration, dead: &str, spare: &str) -> Result<Vec<Command>, JobError> {
+    pub fn replace_host(&self, now: Duration, dead: &str, spare: &str) -> Result<Decided, JobError> {
         let find = |name: &str| self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() });
         let (old, new) = (find(dead)?, find(spare)?);
         let conflict = |message: String| Err(JobError::HostConflict { message });
@@ -72,19 +72,27 @@ impl SupervisorState {
         if shards + jobs > 0 {
             return Err(JobError::SpareBusy { name: spare.to_string(), shards, jobs });
         }
-        let role = leaver.spec.role;
-        let mut commands = Vec::new();
+        let taking = KeptHost { role: Some(leaver.spec.role), ..heir.kept.clone() };
+        let mut leaving = KeptHost { role: Some(Role::Spare), ..leaver.kept.clone() };
+        if leaver.is_up() {
+            leaving.scheduling = Scheduling::Draining;
+        }
+        let changes = vec![record::kept(heir, &taking), record::kept(leaver, &leaving)];
+        Ok(Decided::new(now, changes, Effect::Replace(old, new)))
+    }
+
+    /// A host and a spare exchange their roles.
+    pub(super) fn exchange(&mut self, now: Duration, old: usize, new: usize, commands: &mut Vec<Command>) {
+        let role = self.hosts.at(old).spec.role;
         for (host, role) in [(new, role), (old, Role::Spare)] {
             let record = self.hosts.at_mut(host);
             (record.spec.role, record.kept.role) = (role, Some(role));
             commands.push(Command::Persist(record::host(record)));
         }
         if self.hosts.at(old).is_up() {
-            self.set_scheduling(old, Scheduling::Draining, None, &mut commands);
-            self.move_out(now, &mut commands);
+            self.set_scheduling(old, Scheduling::Draining, None, commands);
+            self.move_out(now, commands);
         }
-        self.advance(now, &mut commands);
-        Ok(commands)
     }
 
     /// Goes on with moving the work of hosts that drain, and has hosts forget what has moved away from them.
@@ -163,7 +171,7 @@ impl SupervisorState {
         }
     }
 
-    fn set_scheduling(
+    pub(super) fn set_scheduling(
         &mut self,
         host: usize,
         scheduling: Scheduling,

@@ -56,13 +56,18 @@ pub fn cluster(cluster: u64, last_number: u64) -> Change {
 
 /// A host.
 pub fn host(record: &HostRecord) -> Change {
-    put(Table::Hosts, record.spec.name.clone(), &record.kept)
+    kept(record, &record.kept)
+}
+
+/// A host with what is to be kept of it.
+pub fn kept(record: &HostRecord, kept: &KeptHost) -> Change {
+    put(Table::Hosts, record.spec.name.clone(), kept)
 }
 
 /// A context that was taken in.
-pub fn context(context: &Context, now: Duration) -> Change {
-    let (owner, prepared) = (context.owner.clone(), context.prepared.clone());
-    put(Table::Contexts, number_key(context.number), &ContextEntry { owner, prepared, taken: now })
+pub fn context(context: &Context) -> Change {
+    let (owner, prepared, taken) = (context.owner.clone(), context.prepared.clone(), context.taken);
+    put(Table::Contexts, number_key(context.number), &ContextEntry { owner, prepared, taken })
 }
 
 /// Where a context's shards are, by host name.
@@ -150,8 +155,7 @@ impl SupervisorState {
             }
         }
         for (number, ContextEntry { owner, prepared, taken }) in contexts {
-            let mut context = Context::new(number, owner, prepared);
-            context.taken = taken;
+            let mut context = Context::new((number, taken), owner, prepared);
             match places.remove(&number) {
                 Some(entry) => state.put_back(&mut context, entry),
                 None => state.waiting.push(number),
@@ -167,6 +171,27 @@ impl SupervisorState {
         ended.sort_unstable();
         state.ended.extend(ended);
         Ok(state)
+    }
+
+    /// What the journal should have in place of `changes` that are not in force: how things are.
+    pub fn restated(&self, changes: &[Change]) -> Vec<Change> {
+        changes.iter().map(|change| self.as_it_is(change.table(), change.key())).collect()
+    }
+
+    fn as_it_is(&self, table: Table, key: &str) -> Change {
+        let (number, places) = key.split_once('/').map_or((key, false), |(number, _)| (number, true));
+        let number = number.parse().unwrap_or_default();
+        let is = match table {
+            Table::Cluster => Some(cluster(self.cluster, self.last_number)),
+            Table::Hosts => self.hosts.by_name(key).map(|at| host(self.hosts.at(at))),
+            Table::Contexts => self.contexts.get(&number).and_then(|context| match places {
+                true => context.is_placed().then(|| self::places(context, &self.addresses())),
+                false => Some(self::context(context)),
+            }),
+            Table::Jobs => self.jobs.get(&number).map(job),
+            Table::Sessions => self.sessions.open.get(key).map(session),
+        };
+        is.unwrap_or_else(|| Change::Remove { table, key: key.to_string() })
     }
 
     fn put_back(&self, context: &mut Context, entry: PlacesEntry) {

@@ -8,6 +8,7 @@ use crate::{
     api::{ErrorBody, SessionHost, SessionState, SessionStatus},
     error::JobError,
     supervisor::{
+        change::{Decided, Effect},
         context::{Context, Owner, PreparedContext},
         prepare::AskedSession,
         record,
@@ -36,6 +37,13 @@ pub struct Session {
     pub error: Option<ErrorBody>,
 }
 
+impl Session {
+    /// The session with one question more.
+    pub fn asked(&self) -> Self {
+        Self { hits: self.hits + 1, ..self.clone() }
+    }
+}
+
 /// Every session, and the names of those that expired lately.
 #[derive(Debug, Default)]
 pub struct Sessions {
@@ -62,6 +70,12 @@ impl Sessions {
         }
     }
 
+    /// Takes one in, in place of an expired one of its name.
+    pub fn take(&mut self, session: Session) {
+        self.expired.retain(|expired| *expired != session.name);
+        self.open.insert(session.name.clone(), session);
+    }
+
     fn forget(&mut self, name: &str, expired: bool) -> Option<Session> {
         let session = self.open.remove(name)?;
         if expired {
@@ -74,17 +88,18 @@ impl Sessions {
 }
 
 impl SupervisorState {
-    /// Takes a session in; its context waits for its turn. `ttl`: the cluster's default where none is given.
+    /// What taking a session in under `number` changes; its context then waits for its turn. `ttl`: the cluster's default
+    /// where none is given.
     ///
     /// # Errors
     /// When the name is taken or is none, or its keys and values have no room.
     pub fn create_session(
-        &mut self,
-        now: Duration,
+        &self,
+        (now, number): (Duration, u64),
         name: &str,
         prepared: PreparedContext,
         ttl: Option<Duration>,
-    ) -> Result<Vec<Command>, JobError> {
+    ) -> Result<Decided, JobError> {
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > NAME_LENGTH || !name.chars().all(fits) {
             let message = format!(
@@ -109,18 +124,11 @@ impl SupervisorState {
         }
         self.check_room(&prepared)?;
         let ttl = ttl.unwrap_or(self.config.sessions.default_ttl);
-        let mut commands = Vec::new();
-        let number = self.take_number(&mut commands);
         let session =
             Session { name: name.to_string(), context: number, ttl, expires: now + ttl, hits: 0, error: None };
-        self.sessions.forget(name, false);
-        self.sessions.expired.retain(|expired| expired != name);
-        commands.push(Command::Persist(record::session(&session)));
-        self.sessions.open.insert(name.to_string(), session);
-        let context = Context::new(number, Owner::Session(name.to_string()), prepared);
-        self.take_context(now, context, &mut commands);
-        self.advance(now, &mut commands);
-        Ok(commands)
+        let context = Context::new((number, now), Owner::Session(name.to_string()), prepared);
+        let changes = vec![record::cluster(self.cluster, number), record::session(&session), record::context(&context)];
+        Ok(Decided::new(now, changes, Effect::Create(session, Box::new(context))))
     }
 
     /// What a question to a session is prepared for.
@@ -129,23 +137,29 @@ impl SupervisorState {
         Ok(AskedSession { context_tokens: prepared.plan.context_tokens, chat_template: prepared.chat_template })
     }
 
-    /// Lets a session live `ttl` from now on.
-    pub fn extend_session(&mut self, now: Duration, name: &str, ttl: Duration) -> Result<Vec<Command>, JobError> {
-        self.sessions.find(name)?;
-        let session = self.sessions.open.get_mut(name).expect("just found");
-        (session.ttl, session.expires) = (ttl, now + ttl);
-        Ok(vec![Command::Persist(record::session(session))])
+    /// What changes when a session lives `ttl` from now on.
+    ///
+    /// # Errors
+    /// When there is none of that name, it expired, or it failed.
+    pub fn extend_session(&self, now: Duration, name: &str, ttl: Duration) -> Result<Decided, JobError> {
+        let session = Session { ttl, expires: now + ttl, ..self.sessions.find(name)?.clone() };
+        Ok(Decided::new(now, vec![record::session(&session)], Effect::Extend(session)))
     }
 
-    /// Ends a session. Questions under way are answered still.
-    pub fn drop_session(&mut self, now: Duration, name: &str) -> Result<Vec<Command>, JobError> {
-        if !self.sessions.open.contains_key(name) {
-            self.sessions.find(name)?;
+    /// What ending a session changes. Questions under way are answered still.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn drop_session(&self, now: Duration, name: &str) -> Result<Decided, JobError> {
+        let session = match self.sessions.open.get(name) {
+            Some(session) => session,
+            None => self.sessions.find(name)?,
+        };
+        let mut changes = vec![record::no_session(name)];
+        if !self.is_asked_beside(session.context, None) {
+            changes.extend(record::no_context(session.context));
         }
-        let mut commands = Vec::new();
-        self.end_session(name, false, &mut commands);
-        self.advance(now, &mut commands);
-        Ok(commands)
+        Ok(Decided::new(now, changes, Effect::Drop(name.to_string())))
     }
 
     /// Every session.
@@ -175,7 +189,23 @@ impl SupervisorState {
         commands.push(Command::Persist(record::session(session)));
     }
 
-    fn end_session(&mut self, name: &str, expired: bool, commands: &mut Vec<Command>) {
+    /// A session's new end comes into force, unless it is over.
+    pub(super) fn renew_session(&mut self, kept: Session, commands: &mut Vec<Command>) {
+        if let Some(open) = self.sessions.open.get(&kept.name) {
+            let renewed = Session { ttl: kept.ttl, expires: kept.expires, ..open.clone() };
+            self.put_session(renewed, &kept, commands);
+        }
+    }
+
+    /// Puts a session in place of what it was; the journal has it as `kept`.
+    pub(super) fn put_session(&mut self, session: Session, kept: &Session, commands: &mut Vec<Command>) {
+        if session != *kept {
+            commands.push(Command::Persist(record::session(&session)));
+        }
+        self.sessions.open.insert(session.name.clone(), session);
+    }
+
+    pub(super) fn end_session(&mut self, name: &str, expired: bool, commands: &mut Vec<Command>) {
         let Some(session) = self.sessions.forget(name, expired) else { return };
         commands.push(Command::Persist(record::no_session(name)));
         self.release_unused(session.context, commands);

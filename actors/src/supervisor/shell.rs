@@ -18,14 +18,16 @@ use tokio::{
 };
 
 use crate::{
-    api::{ClusterStatus, HostStatus, JobEvent},
+    api::{ClusterStatus, HostStatus, JobEvent, SessionStatus},
     error::{HostError, JobError},
     link::{self, Outbox},
     messages::HostCommand,
     metric,
     store::{Change, StateStore, StoreError},
     supervisor::{
+        change::Decided,
         config::SupervisorConfig,
+        context::PreparedContext,
         state::{Command, Event, PreparedJob, SupervisorState},
     },
 };
@@ -147,9 +149,7 @@ impl Shell {
                 }
                 let ticked = matches!(event, Event::Tick);
                 let commands = self.state.handle(self.now(), event);
-                if let Err(error) = self.carry_out(commands) {
-                    tracing::error!(%error, "the journal lags behind; what is missing is written with the next change");
-                }
+                self.carry_out(commands);
                 if ticked {
                     metric::record_cluster(&self.cluster());
                     metric::record_sessions(&self.state.session_statuses(self.now()));
@@ -159,28 +159,45 @@ impl Shell {
         }
     }
 
-    /// Takes a request in that is only taken when the journal has it.
+    /// Brings a change that a client asks for into force once the journal has it; what the journal cannot take is not.
     pub fn change(
         &mut self,
-        request: impl FnOnce(&mut SupervisorState, Duration) -> Result<Vec<Command>, JobError>,
+        decide: impl FnOnce(&SupervisorState, Duration) -> Result<Decided, JobError>,
     ) -> Result<(), JobError> {
-        self.save(Vec::new())?;
-        let now = self.now();
-        let commands = request(&mut self.state, now)?;
-        Ok(self.carry_out(commands)?)
+        let decided = decide(&self.state, self.now())?;
+        let lagging = self.unsaved.len();
+        if let Err(error) = self.save(decided.changes.iter().cloned()) {
+            // A disk that failed while it confirmed may have it all the same.
+            self.unsaved.truncate(lagging);
+            self.unsaved.extend(self.state.restated(&decided.changes));
+            return Err(error.into());
+        }
+        let commands = self.state.adopt(self.now(), decided);
+        self.carry_out(commands);
+        Ok(())
     }
 
     /// Takes a job in once the journal has it; returns its id.
     pub fn submit(&mut self, prepared: PreparedJob) -> Result<String, JobError> {
-        self.save(Vec::new())?;
-        let now = self.now();
-        let (number, commands) = self.state.submit(now, prepared)?;
-        if let Err(error) = self.carry_out(commands) {
-            let withdrawn = self.state.withdraw(now, number);
-            let _ = self.carry_out(withdrawn);
-            return Err(error.into());
-        }
-        Ok(self.state.job_status(now, number).expect("just submitted").id)
+        let mut number = self.state.number();
+        self.change(|state, now| {
+            let (known, decided) = state.submit(now, number, prepared)?;
+            number = known;
+            Ok(decided)
+        })?;
+        Ok(self.state.job_status(self.now(), number).expect("just submitted").id)
+    }
+
+    /// Takes a session in once the journal has it.
+    pub fn create_session(
+        &mut self,
+        name: &str,
+        prepared: PreparedContext,
+        ttl: Option<Duration>,
+    ) -> Result<SessionStatus, JobError> {
+        let number = self.state.number();
+        self.change(|state, now| state.create_session((now, number), name, prepared, ttl))?;
+        self.state.session_status(self.now(), name)
     }
 
     /// One host by name.
@@ -190,7 +207,7 @@ impl Shell {
     }
 
     /// Writes changes, and those that could not be written before.
-    fn save(&mut self, changes: Vec<Change>) -> Result<(), StoreError> {
+    fn save(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<(), StoreError> {
         self.unsaved.extend(changes);
         if !self.unsaved.is_empty() {
             self.writing.store(true, Ordering::Relaxed);
@@ -212,17 +229,6 @@ impl Shell {
         self.state.job_number(id).ok_or_else(|| JobError::NotFound { id: id.to_string() })
     }
 
-    /// Cancels a job that has not ended.
-    pub fn cancel(&mut self, id: &str) -> Result<(), JobError> {
-        let (now, job) = (self.now(), self.find(id)?);
-        let status = self.state.job_status(now, job).expect("found by its id");
-        if status.phase.is_none() {
-            return Err(JobError::Ended { id: id.to_string(), state: format!("{:?}", status.state).to_uppercase() });
-        }
-        let commands = self.state.handle(now, Event::Cancel { job });
-        Ok(self.carry_out(commands)?)
-    }
-
     /// What a job has said so far and will say.
     pub fn watch(&mut self, job: u64) -> mpsc::UnboundedReceiver<JobEvent> {
         let (watcher, events) = mpsc::unbounded_channel();
@@ -238,8 +244,8 @@ impl Shell {
         events
     }
 
-    /// Keeps what is to be kept, then does the rest, also when the journal fails.
-    fn carry_out(&mut self, commands: Vec<Command>) -> Result<(), StoreError> {
+    /// Keeps what is to be kept, then does the rest, also when the journal fails: it lags behind then.
+    fn carry_out(&mut self, commands: Vec<Command>) {
         let mut changes = Vec::new();
         let mut others = Vec::with_capacity(commands.len());
         for command in commands {
@@ -248,9 +254,10 @@ impl Shell {
                 other => others.push(other),
             }
         }
-        let saved = self.save(changes);
+        if let Err(error) = self.save(changes) {
+            tracing::error!(%error, "the journal lags behind; what is missing is written with the next change");
+        }
         others.into_iter().for_each(|command| self.act(command));
-        saved
     }
 
     fn act(&mut self, command: Command) {

@@ -9,14 +9,13 @@ use std::{
 };
 
 use crate::{
-    api::{ClusterStatus, HostHealth, HostStatus, JobEvent, JobPhase, JobState, JobStatus},
-    error::JobError,
+    api::{ClusterStatus, HostHealth, HostStatus, JobEvent, JobState, JobStatus},
     messages::{HostCommand, HostMessage},
     metric::Observation,
     store::Change,
     supervisor::{
         config::{Liveness, SupervisorConfig},
-        context::{Context, Owner, PreparedContext},
+        context::{Context, PreparedContext},
         hosts::Hosts,
         job::{Job, Outcome, Question},
         record,
@@ -49,7 +48,7 @@ pub enum Source {
     Session(String),
 }
 
-/// What happens to the supervisor.
+/// What happens to the supervisor; what clients change is [`Decided`](super::Decided).
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A message on a host or node connection.
@@ -65,11 +64,6 @@ pub enum Event {
         connection: u64,
         /// Why.
         cause: String,
-    },
-    /// A client cancels a job.
-    Cancel {
-        /// Job number.
-        job: u64,
     },
     /// Time passed.
     Tick,
@@ -147,48 +141,6 @@ impl SupervisorState {
         &self.config
     }
 
-    /// Takes a job in and starts it when there is room. Returns its number; the same id twice returns the first job.
-    ///
-    /// # Errors
-    /// When the queue is full, the context has no room, or the session is not there.
-    pub fn submit(&mut self, now: Duration, prepared: PreparedJob) -> Result<(u64, Vec<Command>), JobError> {
-        if let Some(job) = prepared.id.as_deref().and_then(|id| self.job_number(id)) {
-            return Ok((job, Vec::new()));
-        }
-        let pending = self.jobs.values().filter(|job| job.status.state == JobState::Pending).count();
-        if pending >= self.config.max_queue {
-            return Err(JobError::Overloaded { waiting: pending });
-        }
-        let mut commands = Vec::new();
-        let job = match &prepared.source {
-            Source::Session(name) => {
-                let context = self.sessions.find(name)?.context;
-                let status = self.first_status(&prepared, &self.contexts[&context].prepared);
-                let number = self.take_number(&mut commands);
-                let session = self.sessions.open.get_mut(name).expect("just found");
-                session.hits += 1;
-                commands.push(Command::Persist(record::session(session)));
-                commands.push(Command::Observe(Observation::SessionHit));
-                Job::new((number, context), now, status, &prepared)
-            }
-            Source::Context(context) => {
-                let status = self.first_status(&prepared, context);
-                self.check_room(context)?;
-                let number = self.take_number(&mut commands);
-                self.take_context(now, Context::new(number, Owner::Job(number), context.clone()), &mut commands);
-                Job::new((number, number), now, status, &prepared)
-            }
-        };
-        let number = job.number;
-        let job = self.jobs.entry(number).or_insert(job);
-        if job.status.id.is_empty() {
-            job.status.id = format!("job-{number}");
-        }
-        commands.push(Command::Persist(record::job(job)));
-        self.advance(now, &mut commands);
-        Ok((number, commands))
-    }
-
     /// Applies one event.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Command> {
         let mut commands = Vec::new();
@@ -201,10 +153,6 @@ impl SupervisorState {
                 }
                 false
             }
-            Event::Cancel { job } => {
-                self.end(now, job, Outcome::Cancelled, &mut commands);
-                true
-            }
             Event::Tick => {
                 self.on_tick(now, &mut commands);
                 true
@@ -213,15 +161,6 @@ impl SupervisorState {
         if stirs {
             self.advance(now, &mut commands);
         }
-        commands
-    }
-
-    /// Undoes a submission that the journal could not take: nobody was told of it, and its id is free again.
-    pub fn withdraw(&mut self, now: Duration, number: u64) -> Vec<Command> {
-        let mut commands = self.handle(now, Event::Cancel { job: number });
-        self.jobs.remove(&number);
-        self.ended.retain(|&ended| ended != number);
-        commands.push(Command::Persist(record::no_job(number)));
         commands
     }
 
@@ -268,49 +207,9 @@ impl SupervisorState {
         self.jobs.get_mut(&number).filter(|job| job.is_running())
     }
 
-    pub(super) fn take_number(&mut self, commands: &mut Vec<Command>) -> u64 {
-        self.last_number += 1;
-        commands.push(Command::Persist(record::cluster(self.cluster, self.last_number)));
-        self.last_number
-    }
-
-    /// A context waits for its turn.
-    pub(super) fn take_context(&mut self, now: Duration, mut context: Context, commands: &mut Vec<Command>) {
-        context.taken = now;
-        commands.push(Command::Persist(record::context(&context, now)));
-        self.waiting.push(context.number);
-        self.contexts.insert(context.number, context);
-    }
-
     pub(super) fn send(&self, host: usize, command: HostCommand, commands: &mut Vec<Command>) {
         let connection = self.hosts.at(host).connection;
         commands.extend(connection.map(|connection| Command::Send { connection, command }));
-    }
-
-    fn first_status(&self, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
-        JobStatus {
-            id: prepared.id.clone().unwrap_or_default(),
-            state: JobState::Pending,
-            phase: Some(JobPhase::Queued),
-            method: context.plan.method.name.clone(),
-            method_reason: context.plan.method.reason.clone(),
-            model: self.config.model.clone(),
-            session: match &prepared.source {
-                Source::Session(name) => Some(name.clone()),
-                Source::Context(_) => None,
-            },
-            context_tokens: context.plan.context_tokens,
-            query_tokens: prepared.question.query_ids.len(),
-            generated_tokens: 0,
-            text: String::new(),
-            tokens: Vec::new(),
-            finish_reason: None,
-            error: None,
-            labels: prepared.labels.clone(),
-            attention_sparsity: None,
-            recoveries: Vec::new(),
-            timings: Default::default(),
-        }
     }
 
     fn on_tick(&mut self, now: Duration, commands: &mut Vec<Command>) {
@@ -357,14 +256,7 @@ impl SupervisorState {
     /// Frees a context that neither a session nor a job that goes on has a use for.
     pub(super) fn release_unused(&mut self, number: u64, commands: &mut Vec<Command>) {
         let Some(context) = self.contexts.get(&number) else { return };
-        let kept = match &context.owner {
-            Owner::Session(name) => {
-                let open = self.sessions.open.get(name);
-                open.is_some_and(|session| session.context == number && session.error.is_none())
-            }
-            Owner::Job(_) => false,
-        };
-        if kept || self.jobs.values().any(|job| job.context == number && !job.has_ended()) {
+        if self.is_of_session(number) || self.is_asked_beside(number, None) {
             return;
         }
         for host in context.hosts() {

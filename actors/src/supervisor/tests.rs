@@ -1,5 +1,6 @@
 //! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated elsewhere.
 
+mod change;
 mod moving;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -8,7 +9,7 @@ use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 use serde_json::json;
 
 use super::{
-    Command, Event, HostSpec, Liveness, PlacementPolicy, PreparedContext, PreparedJob, Question, Recovery,
+    Command, Decided, Event, HostSpec, Liveness, PlacementPolicy, PreparedContext, PreparedJob, Question, Recovery,
     SessionLimits, Source, SupervisorConfig, SupervisorState,
 };
 use crate::{
@@ -115,6 +116,13 @@ impl Cluster {
         self.note(commands);
     }
 
+    /// A change is kept and comes into force.
+    fn adopt(&mut self, decided: Decided) {
+        decided.changes.iter().cloned().for_each(|change| self.keep(change));
+        let commands = self.state.adopt(seconds(self.now), decided);
+        self.note(commands);
+    }
+
     fn note(&mut self, commands: Vec<Command>) {
         for command in commands {
             match command {
@@ -148,8 +156,9 @@ impl Cluster {
     }
 
     fn ask(&mut self, source: Source, timeout: Option<f64>) -> u64 {
-        let (number, commands) = self.state.submit(seconds(self.now), job(source, timeout)).expect("taken");
-        self.note(commands);
+        let fresh = self.state.number();
+        let (number, decided) = self.state.submit(seconds(self.now), fresh, job(source, timeout)).expect("taken");
+        self.adopt(decided);
         number
     }
 
@@ -487,7 +496,8 @@ fn a_host_that_stopped_with_its_supervisor_is_missed_once_its_node_is_back() {
 fn a_cancelled_job_frees_its_hosts_and_late_messages_change_nothing() {
     let mut cluster = Cluster::ready(config(1, 0));
     let job = cluster.submit(None);
-    cluster.event(Event::Cancel { job });
+    let decided = cluster.state.cancel(seconds(0.0), "job-1").expect("it runs");
+    cluster.adopt(decided);
     assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
     cluster.encode();
     assert!(cluster.generation().is_none());
@@ -510,13 +520,14 @@ fn a_full_queue_refuses_and_an_id_names_one_job() {
     let method = cluster.state.config().method.clone();
     let mut named = job(Source::Context(prepared(&method, 1)), None);
     named.id = Some("mine".into());
-    let (first, _) = cluster.state.submit(Duration::ZERO, named.clone()).expect("taken");
-    let (again, commands) = cluster.state.submit(Duration::ZERO, named).expect("taken");
-    assert_eq!((first, commands.len()), (again, 0));
+    let (first, decided) = cluster.state.submit(Duration::ZERO, 1, named.clone()).expect("taken");
+    cluster.adopt(decided);
+    let (again, decided) = cluster.state.submit(Duration::ZERO, 2, named).expect("taken");
+    assert_eq!((first, decided.changes.len()), (again, 0));
     for _ in 0..3 {
         cluster.submit(None);
     }
-    let refused = cluster.state.submit(Duration::ZERO, job(Source::Context(prepared(&method, 1)), None));
+    let refused = cluster.state.submit(Duration::ZERO, 9, job(Source::Context(prepared(&method, 1)), None));
     assert_eq!(refused.expect_err("three wait already").code(), "overloaded");
 }
 
@@ -543,10 +554,12 @@ fn a_replay_that_differs_is_an_error_not_an_answer() {
 fn a_session_is_encoded_once_and_asked_until_its_time_has_passed() {
     let mut cluster = Cluster::ready(config(2, 0));
     let context = prepared(&cluster.state.config().method.clone(), 2);
-    let create =
-        |cluster: &mut Cluster| cluster.state.create_session(seconds(cluster.now), "moby", context.clone(), None);
-    let commands = create(&mut cluster).expect("a new name");
-    cluster.note(commands);
+    let create = |cluster: &mut Cluster| {
+        let number = cluster.state.number();
+        cluster.state.create_session((seconds(cluster.now), number), "moby", context.clone(), None)
+    };
+    let decided = create(&mut cluster).expect("a new name");
+    cluster.adopt(decided);
     assert_eq!(create(&mut cluster).expect_err("taken").code(), "session_exists");
     let first = cluster.ask(Source::Session("moby".into()), None);
     assert_eq!(cluster.status(first).state, JobState::Pending);
@@ -580,12 +593,15 @@ fn sessions_keep_what_they_have_and_admission_says_no() {
     limited.recovery = Recovery::Spare;
     let mut cluster = Cluster::ready(limited);
     let context = prepared(&cluster.state.config().method.clone(), 2);
-    let commands = cluster.state.create_session(Duration::ZERO, "a", context.clone(), None).expect("800 bytes");
-    cluster.note(commands);
-    let refused = cluster.state.create_session(Duration::ZERO, "b", context.clone(), None).expect_err("200 bytes left");
+    let create = |cluster: &Cluster, number, name| {
+        cluster.state.create_session((Duration::ZERO, number), name, context.clone(), None)
+    };
+    let decided = create(&cluster, 1, "a").expect("800 bytes");
+    cluster.adopt(decided);
+    let refused = create(&cluster, 2, "b").expect_err("200 bytes left");
     assert_eq!(refused.code(), "capacity_exhausted");
     assert!(refused.to_string().contains("800") && refused.to_string().contains("200"), "{refused}");
-    let refused = cluster.state.submit(Duration::ZERO, job(Source::Context(context), None)).expect_err("no room");
+    let refused = cluster.state.submit(Duration::ZERO, 9, job(Source::Context(context), None)).expect_err("no room");
     assert_eq!(refused.code(), "placement_impossible");
 }
 

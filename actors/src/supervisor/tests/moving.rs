@@ -15,8 +15,8 @@ use crate::{
 impl Cluster {
     fn drain(&mut self, name: &str, deadline: Option<f64>) -> Result<(), JobError> {
         let deadline = deadline.map(seconds);
-        let commands = self.state.schedule_host(seconds(self.now), name, Scheduling::Draining, deadline)?;
-        self.note(commands);
+        let decided = self.state.schedule_host(seconds(self.now), name, Scheduling::Draining, deadline)?;
+        self.adopt(decided);
         Ok(())
     }
 
@@ -42,8 +42,8 @@ fn shards_of_a_drained_host_are_held_elsewhere_before_they_leave_it() {
     assert_eq!(cluster.scheduling(0), Scheduling::Cordoned);
     assert!(cluster.status(job).recoveries.is_empty(), "nobody waited");
     assert_eq!(cluster.drain("c1", None).expect_err("the only one left").code(), "last_host");
-    let commands = cluster.state.schedule_host(seconds(1.0), "c0", Scheduling::Open, None).expect("it is there");
-    cluster.note(commands);
+    let decided = cluster.state.schedule_host(seconds(1.0), "c0", Scheduling::Open, None).expect("it is there");
+    cluster.adopt(decided);
     cluster.drain("c1", None).expect("there is another again");
 }
 
@@ -140,7 +140,7 @@ fn a_restarted_supervisor_goes_on_draining() {
 fn a_spare_replaces_a_dead_host_for_good() {
     let mut cluster = Cluster::ready(config(2, 2));
     let replace = |cluster: &mut Cluster, dead: &str, spare: &str| {
-        cluster.state.replace_host(seconds(cluster.now), dead, spare).map(|commands| cluster.note(commands))
+        cluster.state.replace_host(seconds(cluster.now), dead, spare).map(|decided| cluster.adopt(decided))
     };
     assert_eq!(replace(&mut cluster, "c1", "s0").expect_err("at work").code(), "host_conflict");
     let exited = HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "signal 9".into(), restarting: false };

@@ -1,0 +1,221 @@
+//! What clients change, in one way: decided by looking, kept by the journal, and only then in force. Until it is in force
+//! nothing of it is in the state, so that a change that the journal cannot take leaves nothing to undo.
+//!
+//! Between the two, hosts may go on saying things; another change of the same job, session or hosts waits for its turn.
+
+use std::time::Duration;
+
+use crate::{
+    api::{JobPhase, JobState, JobStatus, Scheduling},
+    error::JobError,
+    metric::Observation,
+    store::Change,
+    supervisor::{
+        context::{Context, Owner, PreparedContext},
+        job::{Job, Outcome},
+        record,
+        session::Session,
+        state::{Command, PreparedJob, Source, SupervisorState},
+    },
+};
+
+/// A change that is not in force.
+#[derive(Debug)]
+pub struct Decided {
+    /// What the journal is to take, as one transaction, before anybody is told.
+    pub changes: Vec<Change>,
+    effect: Effect,
+    at: Duration,
+}
+
+/// What a change does once it is kept.
+#[derive(Debug)]
+pub(super) enum Effect {
+    /// It was in force already.
+    Nothing,
+    /// A job is taken in.
+    Submit(Box<Submission>),
+    /// A job is given up.
+    Cancel(u64),
+    /// A session is taken in.
+    Create(Session, Box<Context>),
+    /// A session lives on, as it is here.
+    Extend(Session),
+    /// A session ends.
+    Drop(String),
+    /// A host takes new work or none, or gives what it has to others by a deadline.
+    Schedule(usize, Scheduling, Option<Duration>),
+    /// A host's place goes to a spare.
+    Replace(usize, usize),
+}
+
+/// A job, and what it is about.
+#[derive(Debug)]
+pub(super) struct Submission {
+    job: Job,
+    /// A context of its own.
+    context: Option<Context>,
+    /// The session that it asks, as the journal has it then.
+    session: Option<Session>,
+}
+
+impl Decided {
+    pub(super) fn new(at: Duration, changes: Vec<Change>, effect: Effect) -> Self {
+        Self { changes, effect, at }
+    }
+}
+
+impl SupervisorState {
+    /// A number that no job and no session has had. It is spent, whether or not its change comes into force.
+    pub fn number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+
+    /// What taking a job in under `number` changes, and the number that it has: the same id twice is the first job.
+    ///
+    /// # Errors
+    /// When the queue is full, the context has no room, or the session is not there.
+    pub fn submit(&self, now: Duration, number: u64, prepared: PreparedJob) -> Result<(u64, Decided), JobError> {
+        if let Some(job) = prepared.id.as_deref().and_then(|id| self.job_number(id)) {
+            return Ok((job, Decided::new(now, Vec::new(), Effect::Nothing)));
+        }
+        let pending = self.jobs.values().filter(|job| job.status.state == JobState::Pending).count();
+        if pending >= self.config.max_queue {
+            return Err(JobError::Overloaded { waiting: pending });
+        }
+        let mut changes = vec![record::cluster(self.cluster, number)];
+        let mut submission = match &prepared.source {
+            Source::Session(name) => {
+                let session = self.sessions.find(name)?.asked();
+                changes.push(record::session(&session));
+                let status = self.first_status(&prepared, &self.contexts[&session.context].prepared);
+                let job = Job::new((number, session.context), now, status, &prepared);
+                Submission { job, context: None, session: Some(session) }
+            }
+            Source::Context(context) => {
+                self.check_room(context)?;
+                let status = self.first_status(&prepared, context);
+                let context = Context::new((number, now), Owner::Job(number), context.clone());
+                changes.push(record::context(&context));
+                let job = Job::new((number, number), now, status, &prepared);
+                Submission { job, context: Some(context), session: None }
+            }
+        };
+        if submission.job.status.id.is_empty() {
+            submission.job.status.id = format!("job-{number}");
+        }
+        changes.push(record::job(&submission.job));
+        Ok((number, Decided::new(now, changes, Effect::Submit(Box::new(submission)))))
+    }
+
+    /// What cancelling a job changes.
+    ///
+    /// # Errors
+    /// When there is none, or it has ended.
+    pub fn cancel(&self, now: Duration, id: &str) -> Result<Decided, JobError> {
+        let number = self.job_number(id).ok_or_else(|| JobError::NotFound { id: id.to_string() })?;
+        let mut job = self.jobs[&number].clone();
+        if job.has_ended() {
+            return Err(JobError::Ended {
+                id: id.to_string(),
+                state: format!("{:?}", job.status.state).to_uppercase(),
+            });
+        }
+        job.finish(now, Outcome::Cancelled);
+        let mut changes = vec![record::job(&job)];
+        if !self.is_of_session(job.context) && !self.is_asked_beside(job.context, Some(number)) {
+            changes.extend(record::no_context(job.context));
+        }
+        Ok(Decided::new(now, changes, Effect::Cancel(number)))
+    }
+
+    /// Brings a change into force that the journal has.
+    pub fn adopt(&mut self, now: Duration, decided: Decided) -> Vec<Command> {
+        let mut commands = Vec::new();
+        match decided.effect {
+            Effect::Nothing => return commands,
+            Effect::Submit(submission) => self.take_job(now, *submission, &mut commands),
+            Effect::Cancel(job) => self.end(decided.at, job, Outcome::Cancelled, &mut commands),
+            Effect::Create(session, context) => {
+                self.sessions.take(session);
+                self.take_context(*context);
+            }
+            Effect::Extend(session) => self.renew_session(session, &mut commands),
+            Effect::Drop(name) => self.end_session(&name, false, &mut commands),
+            Effect::Schedule(host, scheduling, deadline) => {
+                self.set_scheduling(host, scheduling, deadline, &mut commands);
+                self.move_out(now, &mut commands);
+            }
+            Effect::Replace(dead, spare) => self.exchange(now, dead, spare, &mut commands),
+        }
+        self.advance(now, &mut commands);
+        commands
+    }
+
+    fn take_job(&mut self, now: Duration, submission: Submission, commands: &mut Vec<Command>) {
+        let Submission { job, context, session } = submission;
+        let number = job.number;
+        self.last_number = self.last_number.max(number);
+        self.jobs.insert(number, job);
+        context.into_iter().for_each(|context| self.take_context(context));
+        let Some(kept) = session else { return };
+        match self.sessions.find(&kept.name).map(Session::asked) {
+            Ok(asked) => {
+                commands.push(Command::Observe(Observation::SessionHit));
+                self.put_session(asked, &kept, commands);
+            }
+            // It ended while the journal was written.
+            Err(error) => {
+                let outcome = Outcome::Failed { code: error.code().into(), message: error.to_string() };
+                self.end(now, number, outcome, commands);
+            }
+        }
+    }
+
+    /// A context waits for its turn.
+    fn take_context(&mut self, context: Context) {
+        self.last_number = self.last_number.max(context.number);
+        self.waiting.push(context.number);
+        self.contexts.insert(context.number, context);
+    }
+
+    /// Whether a session that can be asked has the context.
+    pub(super) fn is_of_session(&self, context: u64) -> bool {
+        let Some(Owner::Session(name)) = self.contexts.get(&context).map(|context| &context.owner) else {
+            return false;
+        };
+        self.sessions.open.get(name).is_some_and(|session| session.context == context && session.error.is_none())
+    }
+
+    /// Whether a job that has not ended asks the context, other than one.
+    pub(super) fn is_asked_beside(&self, context: u64, one: Option<u64>) -> bool {
+        self.jobs.values().any(|job| job.context == context && Some(job.number) != one && !job.has_ended())
+    }
+
+    fn first_status(&self, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
+        JobStatus {
+            id: prepared.id.clone().unwrap_or_default(),
+            state: JobState::Pending,
+            phase: Some(JobPhase::Queued),
+            method: context.plan.method.name.clone(),
+            method_reason: context.plan.method.reason.clone(),
+            model: self.config.model.clone(),
+            session: match &prepared.source {
+                Source::Session(name) => Some(name.clone()),
+                Source::Context(_) => None,
+            },
+            context_tokens: context.plan.context_tokens,
+            query_tokens: prepared.question.query_ids.len(),
+            generated_tokens: 0,
+            text: String::new(),
+            tokens: Vec::new(),
+            finish_reason: None,
+            error: None,
+            labels: prepared.labels.clone(),
+            attention_sparsity: None,
+            recoveries: Vec::new(),
+            timings: Default::default(),
+        }
+    }
+}
