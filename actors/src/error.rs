@@ -52,6 +52,18 @@ pub enum JobError {
         /// Jobs waiting.
         waiting: usize,
     },
+    /// What is accepted takes as much memory as it may.
+    #[error(
+        "what is accepted already takes {held} of {limit} bytes here, {waiting} jobs waiting; try again later, or raise [api] max_queue_bytes"
+    )]
+    Full {
+        /// Bytes held.
+        held: u64,
+        /// Bytes that may be.
+        limit: u64,
+        /// Jobs waiting.
+        waiting: usize,
+    },
     /// No such job.
     #[error("there is no job {id}; `asterism job list` shows those there are")]
     NotFound {
@@ -154,7 +166,7 @@ impl JobError {
             Self::Plan(error) => error.code(),
             Self::Model(error) => error.code(),
             Self::NotReady { .. } => "not_ready",
-            Self::Overloaded { .. } => "overloaded",
+            Self::Overloaded { .. } | Self::Full { .. } => "overloaded",
             Self::NotFound { .. } => "job_not_found",
             Self::Ended { .. } => "job_ended",
             Self::Placement(_) => "placement_impossible",

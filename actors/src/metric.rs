@@ -4,7 +4,7 @@ use asterism_transport::Observer;
 use metrics::{counter, gauge, histogram};
 
 use crate::{
-    api::{ClusterStatus, FinishReason, HostHealth, SessionState, SessionStatus, Timings},
+    api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
     messages::{LinkReport, Phase2Times, SPREAD_SECONDS, Spread},
     supervisor::SupervisorConfig,
 };
@@ -268,11 +268,10 @@ pub fn record_cluster(status: &ClusterStatus) {
     }
 }
 
-/// Sets the gauges that describe the sessions there are now.
-pub fn record_sessions(sessions: &[SessionStatus]) {
-    for state in [SessionState::Encoding, SessionState::Ready, SessionState::Recovering, SessionState::Failed] {
-        let count = sessions.iter().filter(|session| session.state == state).count();
-        gauge!(SESSIONS, "state" => format!("{state:?}").to_lowercase()).set(count as f64);
+/// Sets the gauges that count the sessions there are now.
+pub fn record_sessions(counts: &[(SessionState, usize)]) {
+    for (state, count) in counts {
+        gauge!(SESSIONS, "state" => format!("{state:?}").to_lowercase()).set(*count as f64);
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::api::{ClusterStatus, JobEvent, JobRequest, JobStatus};
+use asterism_actors::api::{ClusterStatus, JobEvent, JobRequest, JobState, JobStatus};
 use serde::{Serialize, de::DeserializeOwned};
 use ureq::{Agent, Body, http::Response};
 
@@ -22,7 +22,7 @@ use crate::{
     data_dir,
     error::{CliError, Exit},
     globals::Globals,
-    http::ErrorEnvelope,
+    http::{ErrorEnvelope, MAX_LISTED},
 };
 pub use following::{Following, PATIENCE, new_id};
 
@@ -97,9 +97,21 @@ impl Client {
         self.get("/api/v1/topology")
     }
 
-    /// Every job, oldest first.
-    pub fn jobs(&self) -> Result<Vec<JobStatus>, CliError> {
-        self.get("/api/v1/jobs")
+    /// Jobs in some states, or in any, oldest first; at most `most`.
+    pub fn jobs(&self, states: &[JobState], most: usize) -> Result<Vec<JobStatus>, CliError> {
+        let states: Vec<String> = states.iter().map(|state| format!("{state:?}").to_lowercase()).collect();
+        let mut jobs: Vec<JobStatus> = Vec::new();
+        loop {
+            let limit = MAX_LISTED.min(most - jobs.len());
+            let after = jobs.last().map_or(String::new(), |job| format!("&after={}", job.id));
+            let path = format!("/api/v1/jobs?limit={limit}&state={}{after}", states.join(","));
+            let part: Vec<JobStatus> = if limit > 0 { self.get(&path)? } else { Vec::new() };
+            let last = part.len() < limit;
+            jobs.extend(part);
+            if last || jobs.len() >= most {
+                return Ok(jobs);
+            }
+        }
     }
 
     /// One job.

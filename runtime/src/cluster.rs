@@ -28,6 +28,9 @@ pub const FILE_VERSION: u32 = 1;
 /// The least memory that can be meant for a host: below it a unit was forgotten.
 const LEAST_MEMORY: u64 = 1 << 20;
 
+/// Jobs that a supervisor has been seen to hold.
+const MOST_QUEUED: usize = 100_000;
+
 /// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
 const REJOIN: Duration = Duration::from_secs(3);
 
@@ -56,6 +59,8 @@ pub struct Cluster {
     pub max_restarts: u32,
     /// What pinned contexts may take.
     pub sessions: SessionLimits,
+    /// What may wait.
+    pub queue: QueueLimits,
     /// What is logged, and how.
     pub log: Log,
     /// Host processes in the order of the file.
@@ -71,6 +76,15 @@ pub struct Model {
     pub dtype: DType,
     /// Longest context accepted, when shorter than the model's own.
     pub max_context_tokens: Option<usize>,
+}
+
+/// What may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Jobs, and sessions that there may be.
+    pub jobs: usize,
+    /// Bytes of their contexts and questions.
+    pub bytes: u64,
 }
 
 /// What is logged, and how.
@@ -130,6 +144,7 @@ impl Cluster {
             recovery: recovery(file)?,
             max_restarts: file.supervisor.max_restarts,
             sessions: sessions(file)?,
+            queue: queue(file)?,
             log: Log { filter: file.observability.log.clone(), format: file.observability.log_format },
             hosts: hosts(file, listen)?,
         })
@@ -242,6 +257,19 @@ fn sessions(file: &ClusterFile) -> Result<SessionLimits, ClusterError> {
         default_ttl: Duration::from_secs(section.default_ttl_s),
         max_pinned_bytes: section.max_pinned_bytes.map(|Bytes(bytes)| bytes),
     })
+}
+
+fn queue(file: &ClusterFile) -> Result<QueueLimits, ClusterError> {
+    let refused =
+        |key, got: u64, expected: &str| ClusterError::Value { key, got: got.to_string(), expected: expected.into() };
+    let (jobs, Bytes(bytes)) = (file.api.max_queue, file.api.max_queue_bytes);
+    if !(1..=MOST_QUEUED).contains(&jobs) {
+        return Err(refused("api.max_queue", jobs as u64, "1 to 100000 jobs"));
+    }
+    if bytes < LEAST_MEMORY {
+        return Err(refused("api.max_queue_bytes", bytes, "at least 1 MiB; write a unit, such as \"512MiB\""));
+    }
+    Ok(QueueLimits { jobs, bytes })
 }
 
 fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterError> {

@@ -203,6 +203,10 @@ pub struct SessionsSection {
 pub struct ApiSection {
     /// Address of the admin API and of /metrics.
     pub admin_listen: String,
+    /// Jobs that may wait, and sessions that there may be; more are told to come again later.
+    pub max_queue: usize,
+    /// Memory that the contexts and questions of all jobs and sessions may take in the supervisor.
+    pub max_queue_bytes: Bytes,
 }
 
 /// `[observability]`
@@ -347,7 +351,7 @@ impl Default for SessionsSection {
 
 impl Default for ApiSection {
     fn default() -> Self {
-        Self { admin_listen: "127.0.0.1:7401".into() }
+        Self { admin_listen: "127.0.0.1:7401".into(), max_queue: 1024, max_queue_bytes: Bytes(512 << 20) }
     }
 }
 

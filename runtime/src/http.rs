@@ -31,7 +31,7 @@ use crate::error::CliError;
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
-pub use jobs::Submitted;
+pub use jobs::{MAX_LISTED, Submitted};
 
 /// Largest request body: a context of millions of tokens.
 const MAX_BODY_BYTES: usize = 64 << 20;
@@ -171,10 +171,10 @@ mod tests {
         let server = runtime.block_on(start(folder.path()));
         let url = format!("http://{}", server.address);
         let client = |token: &str| Client::new(&url, Some(token.into()), Duration::from_secs(20)).unwrap();
-        assert_eq!(client("sun").jobs().unwrap_err().exit, Exit::Authentication);
+        assert_eq!(client("sun").jobs(&[], 9).unwrap_err().exit, Exit::Authentication);
         let client = client("moon");
         assert!(!client.topology().unwrap().ready);
-        assert!(client.jobs().unwrap().is_empty());
+        assert!(client.jobs(&[], 9).unwrap().is_empty());
         assert_eq!(client.create_join_token(Duration::from_secs(60)).unwrap_err().exit, Exit::Usage);
         assert_eq!(client.job("job-9").unwrap_err().exit, Exit::NotFound);
         assert_eq!(client.cancel("job-9").unwrap_err().exit, Exit::NotFound);

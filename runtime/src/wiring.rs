@@ -28,8 +28,6 @@ use crate::{
 
 /// Jobs that run at once: while one generates, context hosts encode the next.
 const MAX_RUNNING: usize = 4;
-/// Jobs that may wait.
-const MAX_QUEUE: usize = 1024;
 /// How long a job waits for a host to take the work of one that is lost.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -84,7 +82,8 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
         method: cluster.method.clone(),
         liveness: cluster.liveness,
         max_running: MAX_RUNNING,
-        max_queue: MAX_QUEUE,
+        max_queue: cluster.queue.jobs,
+        max_queue_bytes: cluster.queue.bytes,
         recovery: match cluster.recovery {
             cluster_file::Recovery::Spare => Recovery::Spare,
             cluster_file::Recovery::Redistribute => Recovery::Redistribute,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use asterism_actors::{
     api::{HostHealth, JobState, Scheduling, SessionState},
     store::{StateStore, Table},
-    supervisor::Recovery,
+    supervisor::{JobFilter, Recovery},
 };
 
 use crate::{
@@ -20,6 +20,11 @@ const BOUND: Time = 150_000_000;
 /// For hosts to come back, and for what was freed to be freed.
 const HEALING: Time = 60_000_000;
 const SETTLING: Time = 3_000_000;
+
+/// All of them.
+pub fn every_job() -> JobFilter {
+    JobFilter { limit: usize::MAX, ..JobFilter::default() }
+}
 
 /// How far a schedule is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +47,9 @@ impl World {
     /// Goes on to the next part when this one is done.
     pub(super) fn check(&mut self) -> Result<(), String> {
         let now = self.core.now;
+        if self.supervisor.as_ref().is_some_and(|supervisor| !supervisor.state.indexes_agree()) {
+            return Err("an index of the supervisor is not what counting gives".to_string());
+        }
         match self.course {
             Course::Faults => {
                 let done = self.clients.iter().all(|client| client.done.is_some());
@@ -94,7 +102,7 @@ impl World {
                     host.name, host.health, host.scheduling, host.shards, host.cause
                 ));
             }
-            for job in supervisor.state.job_statuses(now) {
+            for job in supervisor.state.job_statuses(now, &every_job()).into_iter().flatten() {
                 let tokens = job.tokens.len();
                 lines.push(format!("  {} {:?} {:?} {tokens} tokens {:?}", job.id, job.state, job.phase, job.error));
             }

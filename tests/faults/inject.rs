@@ -3,6 +3,7 @@
 use asterism_actors::{api::JobPhase, messages::HostMessage};
 
 use crate::{
+    checks::every_job,
     clock::{Happening, Pid, Time},
     network::{Cut, Frame, NetEvent, Partition, Place, Slow},
     scenario::{FaultKind, Operation, Trigger, role_name},
@@ -77,7 +78,7 @@ impl World {
     /// What the jobs are doing.
     fn phase(&self) -> &'static str {
         let Some(supervisor) = &self.supervisor else { return "recovering" };
-        let statuses = supervisor.state.job_statuses(unix(&self.core));
+        let statuses = supervisor.state.job_statuses(unix(&self.core), &every_job()).unwrap_or_default();
         let rank = |phase: Option<JobPhase>| match phase {
             Some(JobPhase::Recovering) => 4,
             Some(JobPhase::Decoding) => 3,

@@ -175,6 +175,7 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         },
         max_running,
         max_queue: 16,
+        max_queue_bytes: 64 << 20,
         recovery,
         patience: Duration::from_secs(60),
         weight_bytes: 1000,

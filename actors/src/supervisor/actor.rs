@@ -21,6 +21,7 @@ use crate::{
         config::{ContextHosts, SupervisorConfig},
         prepare::ModelFront,
         shell::{Message, Shell, SupervisorActor},
+        view::JobFilter,
     },
 };
 
@@ -97,9 +98,9 @@ impl Supervisor {
         .await?
     }
 
-    /// Every job, oldest first.
-    pub async fn jobs(&self) -> Result<Vec<JobStatus>, JobError> {
-        self.ask(|shell| shell.state().job_statuses(shell.now())).await
+    /// Jobs, oldest first.
+    pub async fn jobs(&self, filter: JobFilter) -> Result<Vec<JobStatus>, JobError> {
+        self.ask(move |shell| shell.state().job_statuses(shell.now(), &filter)).await?
     }
 
     /// Cancels a job that has not ended.

@@ -10,6 +10,8 @@ use crate::{
     metric::Observation,
     supervisor::{
         context::{Context, Owner, PreparedContext},
+        contexts::Load,
+        hosts::HostRecord,
         job::Outcome,
         placement::{Candidate, Demand, PlacementRefusal, place},
         record,
@@ -21,29 +23,35 @@ use crate::{
 const GENERATIONS: usize = 8;
 
 impl SupervisorState {
-    /// Orders what is missing.
-    pub(super) fn advance(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let incomplete = |context: &&Context| context.is_placed() && (context.redo || !context.homeless().is_empty());
-        let numbers: Vec<u64> = self.contexts.values().filter(incomplete).map(|context| context.number).collect();
-        for number in numbers {
+    /// Orders what is missing where something changed; with `all`, as after a change of hosts, also where something was missing
+    /// before.
+    pub(super) fn advance(&mut self, now: Duration, all: bool, commands: &mut Vec<Command>) {
+        let (changed, freed) = (self.contexts.take_changed(), self.contexts.take_freed());
+        let incomplete = self.contexts.incomplete();
+        let missing: Vec<u64> = match all || freed {
+            true => incomplete.iter().copied().collect(),
+            false => changed.intersection(incomplete).copied().collect(),
+        };
+        for number in missing {
             self.rehouse(now, number, commands);
         }
         self.dispatch(now, commands);
-        let ready: Vec<u64> = self.contexts.values().filter(|c| c.is_ready()).map(|c| c.number).collect();
-        for number in ready {
-            self.on_ready(now, number, commands);
+        for number in changed {
+            match self.contexts.get(number).map(Context::is_ready) {
+                Some(true) => self.on_ready(now, number, commands),
+                Some(false) => self.on_unready(number),
+                None => {}
+            }
         }
-        let unfinished: Vec<u64> = self.jobs.values().filter(|job| !job.has_ended()).map(|job| job.number).collect();
-        for number in unfinished {
-            self.generate(now, number, commands);
-        }
+        self.generate(now, commands);
     }
 
     /// A host came, or came back: tells it again all that it is to do.
     pub(super) fn remind(&mut self, host: usize, commands: &mut Vec<Command>) {
         let addresses = self.addresses();
         let mut orders = Vec::new();
-        for context in self.contexts.values() {
+        for number in self.contexts.on_host(host) {
+            let context = &self.contexts[number];
             let here = |block: &usize| context.places[*block].host == Some(host);
             let missing = |block: &usize| here(block) && context.places[*block].encoded.is_none();
             let all = 0..context.places.len();
@@ -60,8 +68,7 @@ impl SupervisorState {
         for (host, order) in orders {
             self.send(host, HostCommand::Encode(order), commands);
         }
-        let asked = self.running().filter(|job| job.query_host == Some(host)).map(|job| job.number);
-        for number in asked.collect::<Vec<_>>() {
+        for number in self.jobs.on_host(host) {
             self.order_generation(number, host, commands);
         }
     }
@@ -71,15 +78,9 @@ impl SupervisorState {
     /// # Errors
     /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
     pub(super) fn check_room(&self, prepared: &PreparedContext) -> Result<(), JobError> {
-        let pinned: Vec<&Context> = self.pinned().collect();
-        let candidates = self.candidates(&pinned, |_| true);
+        let candidates = self.candidates(|load| load.pinned_bytes, |_| true);
         let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
         place(&demands(prepared, &blocks), &candidates, &prepared.placement).map(drop).map_err(JobError::Placement)
-    }
-
-    /// Contexts of sessions.
-    pub(super) fn pinned(&self) -> impl Iterator<Item = &Context> {
-        self.contexts.values().filter(|context| matches!(context.owner, Owner::Session(_)))
     }
 
     /// Name and address of every host.
@@ -88,27 +89,25 @@ impl SupervisorState {
         (0..self.config.hosts.len()).map(|host| (self.hosts.name(host).to_string(), address(host))).collect()
     }
 
-    /// Hosts that could take shards, beside what `others` hold.
-    fn candidates(&self, others: &[&Context], fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
+    /// Hosts that could take shards, beside what is `held` of what they have.
+    fn candidates(&self, held: impl Fn(&Load) -> u64, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
-            let held: u64 = others.iter().map(|context| context.kv_bytes_on(host)).sum();
-            let taken = self.config.weight_bytes + held;
+            let load = self.contexts.load(host);
+            let taken = self.config.weight_bytes + held(&load);
             let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
-            let busy =
-                self.contexts.values().filter(|other| !other.is_ready()).map(|other| other.shards_on(host)).sum();
             let (node, labels) = (record.spec.node.as_str(), &record.spec.labels);
-            Some(Candidate { host, node, labels, rank, free_bytes, busy })
+            Some(Candidate { host, node, labels, rank, free_bytes, busy: load.unready })
         };
         (0..self.config.hosts.len()).filter(|&host| fit(host)).filter_map(candidate).collect()
     }
 
     /// Hosts for `blocks` of a context now, or why there are none. Those that others could not reach are better than none.
     pub(super) fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
-        let others: Vec<&Context> = self.contexts.values().collect();
         let find = |fit: &dyn Fn(usize) -> bool| {
-            let candidates = self.candidates(&others, |host| self.hosts.at(host).takes_work() && fit(host));
+            let takes = |host| self.hosts.at(host).takes_work() && fit(host);
+            let candidates = self.candidates(|load| load.kv_bytes, takes);
             place(&demands(&context.prepared, blocks), &candidates, &context.prepared.placement)
         };
         find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
@@ -116,7 +115,7 @@ impl SupervisorState {
 
     /// Gives shards without a host a new one, and encodes with them again what was under way with them.
     fn rehouse(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
-        let context = &self.contexts[&number];
+        let context = &self.contexts[number];
         if context.retry.1 > now {
             return;
         }
@@ -129,8 +128,7 @@ impl SupervisorState {
         let found = match found {
             Ok(found) => found,
             Err(refusal) => {
-                let context = self.contexts.get_mut(&number).expect("it was there");
-                let since = *context.homeless_since.get_or_insert(now);
+                let since = self.homeless_since(now, number);
                 if now.saturating_sub(since) > self.config.patience {
                     let message = format!("{refusal}; waited {:.0} s", self.config.patience.as_secs_f64());
                     self.fail_context(now, number, ("host_lost", message), commands);
@@ -153,36 +151,43 @@ impl SupervisorState {
     /// Deals shards to hosts and orders them.
     fn settle(&mut self, number: u64, blocks: &[usize], hosts: &[usize], commands: &mut Vec<Command>) {
         let addresses = self.addresses();
-        let context = self.contexts.get_mut(&number).expect("it was there");
+        let mut context = self.contexts.get_mut(number).expect("it was there");
         context.settle(blocks, hosts);
-        commands.push(Command::Persist(record::places(context, &addresses)));
+        commands.push(Command::Persist(record::places(&context, &addresses)));
         let orders = context.orders(blocks, &addresses);
+        drop(context);
         for (host, order) in orders {
             self.send(host, HostCommand::Encode(order), commands);
         }
     }
 
+    /// Since when a context has had no hosts.
+    fn homeless_since(&mut self, now: Duration, number: u64) -> Duration {
+        let mut context = self.contexts.get_mut(number).expect("it was there");
+        *context.homeless_since.get_or_insert(now)
+    }
+
+    /// Contexts whose turn has come and that no query host has yet: they are encoded, or wait for one. Those of jobs that are
+    /// generated are as few as query hosts take.
+    fn running_contexts(&self) -> usize {
+        self.contexts.begun().saturating_sub(self.jobs.generating_own())
+    }
+
     /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came.
     fn dispatch(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        while self.contexts.values().filter(|c| c.is_placed() && !c.was_ready()).count() < self.config.max_running {
-            if self.is_booting(now) {
-                return;
-            }
-            let due = |number: &&u64| self.contexts[*number].due(self.token_seconds);
-            let Some(&number) = self.waiting.iter().min_by_key(due) else { return };
-            let context = &self.contexts[&number];
+        while self.running_contexts() < self.config.max_running && !self.is_booting(now) {
+            let Some(number) = self.contexts.next(self.token_seconds) else { return };
+            let context = &self.contexts[number];
             let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
             match self.find_hosts(context, &blocks) {
                 Ok(hosts) => {
-                    self.waiting.retain(|&waiting| waiting != number);
-                    self.contexts.get_mut(&number).expect("it was there").clock.0 = Some(now);
+                    self.contexts.get_mut(number).expect("it was there").clock.0 = Some(now);
                     self.settle(number, &blocks, &hosts, commands);
                     self.enter_phase(now, number, JobPhase::Encoding, commands);
                 }
                 Err(refusal) => {
                     let waits = matches!(refusal, PlacementRefusal::NotEnoughMemory { .. });
-                    let context = self.contexts.get_mut(&number).expect("it was there");
-                    let since = *context.homeless_since.get_or_insert(now);
+                    let since = self.homeless_since(now, number);
                     if waits || now.saturating_sub(since) <= self.config.patience {
                         return;
                     }
@@ -203,76 +208,89 @@ impl SupervisorState {
         coming && now.saturating_sub(self.began) < self.config.patience
     }
 
-    /// Every shard is encoded: what waited for that goes on.
+    /// Every shard is encoded and held: what waited for that goes on, and who asks others hears who holds them.
     fn on_ready(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
         let names: Vec<String> = self.hosts.iter().map(|host| host.spec.name.clone()).collect();
-        let context = self.contexts.get_mut(&number).expect("it was there");
+        let mut context = self.contexts.get_mut(number).expect("it was there");
         let first = context.clock.1.is_none();
         context.clock.1.get_or_insert(now);
         context.retry.0 = 0;
-        let sparsity = context.sparsity();
+        let (sparsity, attempt) = (context.sparsity(), context.attempt);
         let timings = context.timings(&|host| names[host].clone());
         let method = context.plan().method.name.clone();
+        drop(context);
         if first {
             commands.push(Command::Observe(Observation::JobEncoded { method, sparsity }));
         }
-        let mut recovered = Vec::new();
-        for job in self.jobs.values_mut().filter(|job| job.context == number && !job.has_ended()) {
+        for asking in self.jobs.of_context(number) {
+            let mut job = self.jobs.get_mut(asking).expect("an index names those there are");
+            job.ready_since.get_or_insert(now);
             if job.status.session.is_none() {
                 job.status.attention_sparsity = Some(sparsity);
                 job.status.timings.hosts = timings.clone();
             }
-            if job.phase() == JobPhase::Encoding && job.is_recovering() {
-                recovered.push(job.number);
+            let recovered = job.phase() == JobPhase::Encoding && job.is_recovering();
+            let told = job.query_host.filter(|_| job.told_attempt != attempt);
+            drop(job);
+            if recovered {
+                self.goes_on(now, asking, commands);
+            }
+            if let Some(host) = told.filter(|&host| self.hosts.at(host).is_up()) {
+                self.tell_holders(asking, host, commands);
             }
         }
-        recovered.into_iter().for_each(|job| self.goes_on(now, job, commands));
     }
 
-    /// Has a job generate once its context is ready, and tells its query host when shards moved.
-    fn generate(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
-        let job = &self.jobs[&number];
-        let Some(context) = self.contexts.get(&job.context).filter(|context| context.is_ready()) else { return };
-        let attempt = context.attempt;
-        if let Some(host) = job.query_host {
-            if job.told_attempt != attempt && self.hosts.at(host).is_up() {
-                self.tell_holders(number, host, commands);
+    /// Nobody is asked about a context of which shards are missing.
+    fn on_unready(&mut self, number: u64) {
+        for asking in self.jobs.of_context(number) {
+            self.jobs.get_mut(asking).expect("an index names those there are").ready_since = None;
+        }
+    }
+
+    /// Has jobs generate whose contexts are ready, the one that waits for the longest first, while query hosts take them.
+    fn generate(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        self.note_query_hosts(now);
+        while let Some((_, number)) = self.jobs.first_unhoused().filter(|_| !self.is_booting(now)) {
+            let Some(host) = self.find_query_host(number) else { return self.give_up_unhoused(now, commands) };
+            let mut job = self.jobs.get_mut(number).expect("an index names those there are");
+            job.query_host = Some(host);
+            job.clock.encoding.get_or_insert(now);
+            let enters = job.clock.querying.is_none() && job.enter(now, JobPhase::Querying);
+            drop(job);
+            self.order_generation(number, host, commands);
+            if enters {
+                let event = JobEvent::Phase { phase: JobPhase::Querying };
+                commands.push(Command::Publish { job: number, event });
             }
-            return;
         }
-        if self.is_booting(now) {
-            return;
+    }
+
+    /// Notes since when there is no query host at all, if there is none.
+    fn note_query_hosts(&mut self, now: Duration) {
+        let capable = |host: &HostRecord| host.rank(Role::Query, self.config.recovery).is_some() && host.takes_work();
+        match self.hosts.iter().any(capable) {
+            true => self.no_query_host_since = None,
+            false => drop(self.no_query_host_since.get_or_insert(now)),
         }
-        let Some(host) = self.find_query_host(number) else {
-            let capable = |host: usize| self.hosts.at(host).rank(Role::Query, self.config.recovery).is_some();
-            let any = (0..self.config.hosts.len()).any(|host| capable(host) && self.hosts.at(host).takes_work());
-            let job = self.jobs.get_mut(&number).expect("it was there");
-            let since = *job.homeless_since.get_or_insert(now);
-            if any {
-                job.homeless_since = None;
-            } else if now.saturating_sub(since) > self.config.patience {
-                let seconds = self.config.patience.as_secs_f64();
-                let message = format!("no query host is alive, and none came within {seconds:.0} s");
-                self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+    }
+
+    /// Fails jobs that have waited too long for there to be a query host.
+    fn give_up_unhoused(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let patience = self.config.patience;
+        let Some(gone) = self.no_query_host_since else { return };
+        while let Some((ready, number)) = self.jobs.first_unhoused() {
+            if now.saturating_sub(gone.max(ready)) <= patience {
+                return;
             }
-            return;
-        };
-        let job = self.jobs.get_mut(&number).expect("it was there");
-        (job.query_host, job.homeless_since) = (Some(host), None);
-        self.order_generation(number, host, commands);
-        let job = self.jobs.get_mut(&number).expect("it was there");
-        if job.clock.encoding.is_none() {
-            job.clock.encoding = Some(now);
-        }
-        if job.clock.querying.is_none() && job.enter(now, JobPhase::Querying) {
-            let event = JobEvent::Phase { phase: JobPhase::Querying };
-            commands.push(Command::Publish { job: number, event });
+            let message = format!("no query host is alive, and none came within {:.0} s", patience.as_secs_f64());
+            self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
         }
     }
 
     fn find_query_host(&self, number: u64) -> Option<usize> {
-        let job = &self.jobs[&number];
-        let generations = |host: usize| self.jobs.values().filter(|job| job.query_host == Some(host)).count();
+        let job = self.jobs.get(number)?;
+        let generations = |host: usize| self.jobs.count_on(host);
         let fits = |&host: &usize| self.hosts.at(host).takes_work() && generations(host) < GENERATIONS;
         let rank = |host: usize| self.hosts.at(host).rank(Role::Query, self.config.recovery);
         let ranked = (0..self.config.hosts.len()).filter(fits).filter_map(|host| Some((rank(host)?, host)));
@@ -283,8 +301,8 @@ impl SupervisorState {
 
     fn order_generation(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
         let addresses = self.addresses();
-        let Some(job) = self.jobs.get_mut(&number) else { return };
-        let Some(context) = self.contexts.get(&job.context) else { return };
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
+        let Some(context) = self.contexts.get(job.context) else { return };
         job.told_attempt = context.attempt;
         let generate = Generate {
             job: number,
@@ -297,22 +315,24 @@ impl SupervisorState {
             holders: context.holders(&addresses),
             choice: job.question.choice.clone(),
         };
+        drop(job);
         self.send(host, HostCommand::Generate(generate), commands);
     }
 
     pub(super) fn tell_holders(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
         let addresses = self.addresses();
-        let Some(job) = self.jobs.get_mut(&number) else { return };
-        let Some(context) = self.contexts.get(&job.context) else { return };
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
+        let Some(context) = self.contexts.get(job.context) else { return };
         job.told_attempt = context.attempt;
         let holders = context.holders(&addresses);
+        drop(job);
         self.send(host, HostCommand::Holders { job: number, holders }, commands);
     }
 
     /// The jobs that a context is encoded for move on.
     fn enter_phase(&mut self, now: Duration, context: u64, phase: JobPhase, commands: &mut Vec<Command>) {
-        let Owner::Job(number) = self.contexts[&context].owner else { return };
-        if let Some(job) = self.jobs.get_mut(&number)
+        let Owner::Job(number) = self.contexts[context].owner else { return };
+        if let Some(mut job) = self.jobs.get_mut(number)
             && job.enter(now, phase)
         {
             commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });

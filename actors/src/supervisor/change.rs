@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use crate::{
-    api::{JobPhase, JobState, JobStatus, Scheduling},
+    api::Scheduling,
     error::JobError,
     metric::Observation,
     store::Change,
     supervisor::{
-        context::{Context, Owner, PreparedContext},
+        context::{Context, Owner},
         job::{Job, Outcome},
         record,
         session::Session,
@@ -80,16 +80,13 @@ impl SupervisorState {
         if let Some(job) = prepared.id.as_deref().and_then(|id| self.job_number(id)) {
             return Ok((job, Decided::new(now, Vec::new(), Effect::Nothing)));
         }
-        let pending = self.jobs.values().filter(|job| job.status.state == JobState::Pending).count();
-        if pending >= self.config.max_queue {
-            return Err(JobError::Overloaded { waiting: pending });
-        }
+        self.check_queue(&prepared)?;
         let mut changes = vec![record::cluster(self.cluster, number)];
         let mut submission = match &prepared.source {
             Source::Session(name) => {
                 let session = self.sessions.find(name)?.asked();
                 changes.push(record::session(&session));
-                let status = self.first_status(&prepared, &self.contexts[&session.context].prepared);
+                let status = self.first_status(&prepared, &self.contexts[session.context].prepared);
                 let job = Job::new((number, session.context), now, status, &prepared);
                 Submission { job, context: None, session: Some(session) }
             }
@@ -115,7 +112,7 @@ impl SupervisorState {
     /// When there is none, or it has ended.
     pub fn cancel(&self, now: Duration, id: &str) -> Result<Decided, JobError> {
         let number = self.job_number(id).ok_or_else(|| JobError::NotFound { id: id.to_string() })?;
-        let mut job = self.jobs[&number].clone();
+        let mut job = self.jobs.get(number).expect("found by its id").clone();
         if job.has_ended() {
             return Err(JobError::Ended {
                 id: id.to_string(),
@@ -133,6 +130,7 @@ impl SupervisorState {
     /// Brings a change into force that the journal has.
     pub fn adopt(&mut self, now: Duration, decided: Decided) -> Vec<Command> {
         let mut commands = Vec::new();
+        let of_hosts = matches!(decided.effect, Effect::Schedule(..) | Effect::Replace(..));
         match decided.effect {
             Effect::Nothing => return commands,
             Effect::Submit(submission) => self.take_job(now, *submission, &mut commands),
@@ -149,15 +147,16 @@ impl SupervisorState {
             }
             Effect::Replace(dead, spare) => self.exchange(now, dead, spare, &mut commands),
         }
-        self.advance(now, &mut commands);
+        self.advance(now, of_hosts, &mut commands);
         commands
     }
 
     fn take_job(&mut self, now: Duration, submission: Submission, commands: &mut Vec<Command>) {
-        let Submission { job, context, session } = submission;
+        let Submission { mut job, context, session } = submission;
         let number = job.number;
+        job.ready_since = self.contexts.get(job.context).is_some_and(Context::is_ready).then_some(now);
         self.last_number = self.last_number.max(number);
-        self.jobs.insert(number, job);
+        self.jobs.insert(job);
         context.into_iter().for_each(|context| self.take_context(context));
         let Some(kept) = session else { return };
         match self.sessions.find(&kept.name).map(Session::asked) {
@@ -176,46 +175,19 @@ impl SupervisorState {
     /// A context waits for its turn.
     fn take_context(&mut self, context: Context) {
         self.last_number = self.last_number.max(context.number);
-        self.waiting.push(context.number);
-        self.contexts.insert(context.number, context);
+        self.contexts.insert(context);
     }
 
     /// Whether a session that can be asked has the context.
     pub(super) fn is_of_session(&self, context: u64) -> bool {
-        let Some(Owner::Session(name)) = self.contexts.get(&context).map(|context| &context.owner) else {
+        let Some(Owner::Session(name)) = self.contexts.get(context).map(|context| &context.owner) else {
             return false;
         };
-        self.sessions.open.get(name).is_some_and(|session| session.context == context && session.error.is_none())
+        self.sessions.get(name).is_some_and(|session| session.context == context && session.error.is_none())
     }
 
     /// Whether a job that has not ended asks the context, other than one.
     pub(super) fn is_asked_beside(&self, context: u64, one: Option<u64>) -> bool {
-        self.jobs.values().any(|job| job.context == context && Some(job.number) != one && !job.has_ended())
-    }
-
-    fn first_status(&self, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
-        JobStatus {
-            id: prepared.id.clone().unwrap_or_default(),
-            state: JobState::Pending,
-            phase: Some(JobPhase::Queued),
-            method: context.plan.method.name.clone(),
-            method_reason: context.plan.method.reason.clone(),
-            model: self.config.model.clone(),
-            session: match &prepared.source {
-                Source::Session(name) => Some(name.clone()),
-                Source::Context(_) => None,
-            },
-            context_tokens: context.plan.context_tokens,
-            query_tokens: prepared.question.query_ids.len(),
-            generated_tokens: 0,
-            text: String::new(),
-            tokens: Vec::new(),
-            finish_reason: None,
-            error: None,
-            labels: prepared.labels.clone(),
-            attention_sparsity: None,
-            recoveries: Vec::new(),
-            timings: Default::default(),
-        }
+        self.jobs.ask(context, one)
     }
 }

@@ -24,8 +24,10 @@ pub struct SupervisorConfig {
     pub liveness: Liveness,
     /// Jobs that run at once.
     pub max_running: usize,
-    /// Jobs that may wait.
+    /// Jobs that may wait, and sessions that there may be.
     pub max_queue: usize,
+    /// Bytes that the contexts and questions of all jobs and sessions may take here.
+    pub max_queue_bytes: u64,
     /// Who takes the work of a host that is lost.
     pub recovery: Recovery,
     /// How long a job waits for a host to take lost work.

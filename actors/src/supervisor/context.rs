@@ -15,6 +15,9 @@ use crate::{
     supervisor::placement::PlacementPolicy,
 };
 
+/// Bytes that a shard or a context takes beside its tokens, about.
+const OVERHEAD: u64 = 256;
+
 /// A context planned, before hosts are chosen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PreparedContext {
@@ -35,6 +38,12 @@ impl PreparedContext {
     /// Bytes that a shard keeps.
     pub fn kv_bytes(&self, block: usize) -> u64 {
         self.plan.shards[block].kept_tokens() as u64 * self.kv_bytes_per_token
+    }
+
+    /// Bytes that its plan takes here.
+    pub fn bytes(&self) -> u64 {
+        let ids = |shard: &Shard| 8 * shard.input_ids.len() as u64 + OVERHEAD;
+        self.plan.shards.iter().map(ids).sum::<u64>() + OVERHEAD
     }
 
     /// Bytes that all shards keep.
@@ -144,17 +153,20 @@ impl Context {
 
     /// Shards that a host holds or encodes, those that move to it included.
     pub fn shards_on(&self, host: usize) -> usize {
-        self.blocks_on(host).count()
+        let coming = self.heirs.values().filter(|heir| **heir == host);
+        self.places.iter().filter(|place| place.host == Some(host)).count() + coming.count()
     }
 
-    /// Bytes that these shards keep.
-    pub fn kv_bytes_on(&self, host: usize) -> u64 {
-        self.blocks_on(host).map(|block| self.prepared.kv_bytes(block)).sum()
-    }
-
-    fn blocks_on(&self, host: usize) -> impl Iterator<Item = usize> {
-        let coming = self.heirs.iter().filter(move |(_, heir)| **heir == host).map(|(block, _)| *block);
-        self.held_by(host).into_iter().chain(coming)
+    /// How many shards each host holds or encodes, those that move to it included, and the bytes that they keep.
+    pub fn loads(&self) -> BTreeMap<usize, (usize, u64)> {
+        let held = self.places.iter().enumerate().filter_map(|(block, place)| Some((place.host?, block)));
+        let coming = self.heirs.iter().map(|(block, heir)| (*heir, *block));
+        let mut loads: BTreeMap<usize, (usize, u64)> = BTreeMap::new();
+        for (host, block) in held.chain(coming) {
+            let (shards, bytes) = loads.entry(host).or_default();
+            (*shards, *bytes) = (*shards + 1, *bytes + self.prepared.kv_bytes(block));
+        }
+        loads
     }
 
     /// Shards whose place is a host.
@@ -203,11 +215,10 @@ impl Context {
         (0..self.places.len()).filter(|&block| self.places[block].host.is_none()).collect()
     }
 
-    /// When it would be done, had it begun when it came; in whole microseconds, so that it can be compared.
-    pub fn due(&self, token_seconds: f64) -> (u128, u64) {
+    /// Tokens that a host runs through the model for it, about.
+    pub fn work(&self) -> u64 {
         let tokens: usize = self.plan().shards.iter().map(|shard| shard.input_ids.len()).sum();
-        let seconds = tokens as f64 * token_seconds / self.plan().hosts.max(1) as f64;
-        ((self.taken + Duration::from_secs_f64(seconds)).as_micros(), self.number)
+        tokens.div_ceil(self.plan().hosts.max(1)) as u64
     }
 
     /// Shards that go on in the same pass as others and so begin again with them: with shards that depend on each other, all;

@@ -3,60 +3,65 @@
 use std::time::Duration;
 
 use crate::{
-    api::{HostHealth, JobEvent, JobPhase},
+    api::{HostHealth, JobEvent, JobPhase, JobState},
     messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times},
     metric::Observation,
     supervisor::{
         hosts::Admission,
         job::Outcome,
+        jobs::Edit,
         record,
-        state::{Command, SupervisorState},
+        state::{Command, Stir, SupervisorState},
     },
 };
 
 impl SupervisorState {
-    /// Applies a message. Whether who works on what may change.
+    /// Applies a message. Says what it may change of who works on what.
     pub(super) fn on_message(
         &mut self,
         now: Duration,
         from: u64,
         message: HostMessage,
         commands: &mut Vec<Command>,
-    ) -> bool {
+    ) -> Stir {
         if let HostMessage::Hello(hello) = message {
             self.on_hello(now, from, hello, commands);
-            return true;
+            return Stir::Everything;
         }
         if self.hosts.is_node(from) {
             if let HostMessage::Exited { host, incarnation, cause, restarting } = message {
                 self.on_exited(now, (&host, incarnation), cause, restarting, commands);
             }
-            return true;
+            return Stir::Everything;
         }
         let Some(host) = self.hosts.by_connection(from) else {
             let reason = "this host was declared dead or never said hello".to_string();
             commands.push(Command::Disconnect { connection: from, reason });
-            return false;
+            return Stir::Nothing;
         };
         self.hosts.heard(now, host);
         match message {
             HostMessage::Heartbeat { kv_bytes } => {
                 self.hosts.at_mut(host).kv_bytes = kv_bytes;
-                return false;
+                return Stir::Nothing;
             }
             HostMessage::Links(report) => {
                 let host = self.hosts.name(host).to_string();
                 commands.push(Command::Observe(Observation::Links { host, report }));
-                return false;
+                return Stir::Nothing;
             }
             HostMessage::Ready => {
                 self.hosts.at_mut(host).health = HostHealth::Ready;
                 self.remind(host, commands);
+                return Stir::Everything;
             }
-            HostMessage::Unfit { cause } => self.lose(now, host, ("unfit", cause), commands),
+            HostMessage::Unfit { cause } => {
+                self.lose(now, host, ("unfit", cause), commands);
+                return Stir::Everything;
+            }
             HostMessage::Progress { context, block, layers, of } => {
                 self.on_progress(context, block, (layers, of), commands);
-                return false;
+                return Stir::Nothing;
             }
             HostMessage::Encoded(encoded) => self.on_encoded(now, host, encoded, commands),
             HostMessage::NotEncoded { context, attempt, peer_lost, code, message } => {
@@ -64,7 +69,7 @@ impl SupervisorState {
             }
             HostMessage::Token { job, index, id, text } => {
                 self.on_token(now, host, job, (index, id, text), commands);
-                return false;
+                return Stir::Nothing;
             }
             HostMessage::Generated { job, tokens, stopped, text, times } => {
                 self.on_generated(now, host, job, (tokens, stopped, text, times), commands);
@@ -75,9 +80,9 @@ impl SupervisorState {
                     self.end(now, job, Outcome::Failed { code, message }, commands);
                 }
             }
-            HostMessage::Hello(_) | HostMessage::Exited { .. } => return false,
+            HostMessage::Hello(_) | HostMessage::Exited { .. } => return Stir::Nothing,
         }
-        true
+        Stir::Touched
     }
 
     fn on_hello(&mut self, now: Duration, from: u64, hello: Hello, commands: &mut Vec<Command>) {
@@ -111,11 +116,9 @@ impl SupervisorState {
         let host = self.hosts.admit(now, from, hello);
         if fresh {
             // A process that just started has nothing of what its predecessor had, and nobody has failed to reach it.
-            for context in self.contexts.values_mut() {
-                context.avoid.remove(&host);
-            }
-            for job in self.jobs.values_mut() {
-                job.avoid.remove(&host);
+            self.contexts.reachable(host);
+            for number in self.jobs.in_state(JobState::Running).collect::<Vec<_>>() {
+                self.jobs.get_mut(number).expect("an index names those there are").avoid.remove(&host);
             }
             self.vacate(now, host, ("exited", "its process was started again".into()), commands);
         }
@@ -137,34 +140,35 @@ impl SupervisorState {
         commands: &mut Vec<Command>,
     ) {
         let stale =
-            contexts.into_iter().filter(|number| self.contexts.get(number).is_none_or(|c| c.shards_on(host) == 0));
+            contexts.into_iter().filter(|number| self.contexts.get(*number).is_none_or(|c| c.shards_on(host) == 0));
         let stale: Vec<u64> = stale.collect();
         stale.into_iter().for_each(|context| self.send(host, HostCommand::Release { context }, commands));
         for number in jobs {
-            match self.jobs.get_mut(&number).filter(|job| !job.has_ended() && job.query_host.is_none_or(|h| h == host))
-            {
-                Some(job) => {
-                    job.query_host = Some(host);
-                    job.enter(now, JobPhase::Querying);
-                }
-                None => self.send(host, HostCommand::Stop { job: number }, commands),
+            let free = |job: &Edit| job.query_host.is_none_or(|other| other == host);
+            if let Some(mut job) = self.jobs.open_mut(number).filter(free) {
+                job.query_host = Some(host);
+                job.enter(now, JobPhase::Querying);
+                continue;
             }
+            self.send(host, HostCommand::Stop { job: number }, commands);
         }
     }
 
     fn on_progress(&mut self, number: u64, block: u32, layers: (u32, u32), commands: &mut Vec<Command>) {
-        let Some(context) = self.contexts.get_mut(&number) else { return };
-        context.progressed(block, layers);
-        let hosts = context.progress(&|host| self.hosts.name(host).to_string());
-        let asked = self.jobs.values().filter(|job| job.context == number && !job.has_ended());
-        commands.extend(
-            asked.map(|job| Command::Publish { job: job.number, event: JobEvent::Progress { hosts: hosts.clone() } }),
-        );
+        self.contexts.progressed(number, block, layers);
+        let (Some(context), mut watched) = (self.contexts.get(number), self.jobs.watched_of(number).peekable()) else {
+            return;
+        };
+        if watched.peek().is_some() {
+            let hosts = context.progress(&|host| self.hosts.name(host).to_string());
+            let event = |job| Command::Publish { job, event: JobEvent::Progress { hosts: hosts.clone() } };
+            commands.extend(watched.map(event));
+        }
     }
 
     fn on_encoded(&mut self, now: Duration, host: usize, encoded: Encoded, commands: &mut Vec<Command>) {
         let (number, block) = (encoded.context, encoded.block as usize);
-        let Some(context) = self.contexts.get_mut(&number) else { return };
+        let Some(mut context) = self.contexts.get_mut(number) else { return };
         let here = context.places.get(block).is_some_and(|place| place.host == Some(host) && place.encoded.is_none());
         let moves = context.heirs.get(&block) == Some(&host);
         if !here && !moves {
@@ -174,16 +178,18 @@ impl SupervisorState {
         let (tokens, expected, got) = (shard.input_ids.len(), shard.kept_tokens() as u64, encoded.kept_tokens);
         let name = self.hosts.name(host).to_string();
         if expected != got {
+            drop(context);
             let message = format!("host {name} kept {got} tokens of shard {block}, not the {expected} planned");
             return self.fail_context(now, number, ("shard_mismatch", message), commands);
         }
         let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);
         self.token_seconds += 0.2 * (seconds / tokens.max(1) as f64 - self.token_seconds);
         commands.push(Command::Observe(Observation::ShardEncoded { host: name, method, seconds, tokens }));
-        match moves {
-            true => self.moved(now, host, encoded, commands),
-            false => context.places[block].encoded = Some(encoded),
+        if moves {
+            drop(context);
+            return self.moved(now, host, encoded, commands);
         }
+        context.places[block].encoded = Some(encoded);
     }
 
     fn on_token(
@@ -198,6 +204,7 @@ impl SupervisorState {
         let Some(job) = self.running_job(number).filter(|job| job.query_host == Some(host)) else { return };
         match job.status.tokens.get(index as usize) {
             Some(&known) if known != id => {
+                drop(job);
                 let message =
                     format!("gone through again, token {index} of the answer is {id} and was {known}; submit it again");
                 return self.end(now, number, Outcome::Failed { code: "replay_mismatch".into(), message }, commands);
@@ -207,8 +214,9 @@ impl SupervisorState {
             None if job.status.tokens.len() != index as usize => return,
             None => {}
         }
+        drop(job);
         self.goes_on(now, number, commands);
-        let Some(job) = self.jobs.get_mut(&number) else { return };
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
         job.stalls = Default::default();
         if job.enter(now, JobPhase::Decoding) {
             let event = JobEvent::Phase { phase: JobPhase::Decoding };
@@ -229,13 +237,16 @@ impl SupervisorState {
         commands: &mut Vec<Command>,
     ) {
         let (tokens, stopped, text, times) = end;
-        let Some(job) = self.running_job(number).filter(|job| job.query_host == Some(host)) else { return };
+        let Some(mut job) = self.running_job(number).filter(|job| job.query_host == Some(host)) else { return };
         if job.status.tokens.len() != tokens as usize {
+            drop(job);
             return self.remind(host, commands);
         }
         job.status.text.push_str(&text);
+        let method = job.status.method.clone();
+        drop(job);
         if times.are_of(tokens) {
-            let (method, host) = (job.status.method.clone(), self.hosts.name(host).to_string());
+            let host = self.hosts.name(host).to_string();
             commands.push(Command::Observe(Observation::Phase2 { host, method, times }));
         }
         self.goes_on(now, number, commands);

@@ -11,6 +11,9 @@ use crate::{
     supervisor::state::PreparedJob,
 };
 
+/// Bytes that a job takes beside its texts and tokens, about.
+const OVERHEAD: u64 = 1024;
+
 /// What a query host needs beside the context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Question {
@@ -41,8 +44,10 @@ pub struct Job {
     pub stalls: Stalls,
     /// Hosts that could reach nobody when they generated for it.
     pub avoid: BTreeSet<usize>,
-    /// Since when there is no host to generate, if there is none.
-    pub homeless_since: Option<Duration>,
+    /// Since when its context is ready, if it is.
+    pub ready_since: Option<Duration>,
+    /// Whether somebody wants to hear how it goes on.
+    pub watched: bool,
     /// When it was submitted and entered each phase.
     pub clock: Clock,
     /// Recoveries under way: place in the status, and when the loss was declared.
@@ -100,7 +105,8 @@ impl Job {
             told_attempt: 0,
             stalls: Default::default(),
             avoid: BTreeSet::new(),
-            homeless_since: None,
+            ready_since: None,
+            watched: false,
             clock,
             open: Vec::new(),
             phase,
@@ -115,11 +121,6 @@ impl Job {
     /// Whether it is over.
     pub fn has_ended(&self) -> bool {
         self.clock.ended.is_some()
-    }
-
-    /// Whether its time limit has passed.
-    pub fn is_late(&self, now: Duration) -> bool {
-        self.question.timeout.is_some_and(|limit| now.saturating_sub(self.clock.submitted) > limit)
     }
 
     /// Moves on. Whether that is news.
@@ -171,9 +172,23 @@ impl Job {
         !self.open.is_empty()
     }
 
+    /// Bytes that are held for it: of what it asks, and once it has ended of what it answers.
+    pub fn bytes(&self) -> u64 {
+        let labels = self.status.labels.iter().map(|(key, value)| key.len() + value.len());
+        let text: usize = self.status.id.len() + labels.sum::<usize>();
+        let part = match self.has_ended() {
+            false => {
+                4 * self.question.query_ids.len() + self.question.choice.stop.iter().map(String::len).sum::<usize>()
+            }
+            true => 4 * self.status.tokens.len() + self.status.text.len(),
+        };
+        OVERHEAD + (text + part) as u64
+    }
+
     /// Marks the end.
     pub fn finish(&mut self, now: Duration, outcome: Outcome) {
         self.clock.ended = Some(now);
+        self.question = Question::default();
         self.open.clear();
         self.status.phase = None;
         self.status.error = outcome.error();

@@ -5,9 +5,11 @@ mod assign;
 mod change;
 mod config;
 mod context;
+mod contexts;
 mod hear;
 mod hosts;
 mod job;
+mod jobs;
 mod moving;
 mod placement;
 mod prepare;
@@ -16,6 +18,7 @@ mod recovery;
 mod session;
 mod shell;
 mod state;
+mod view;
 
 #[cfg(test)]
 mod tests;
@@ -28,3 +31,4 @@ pub use job::{Outcome, Question};
 pub use placement::{Arrangement, Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
 pub use prepare::{AskedSession, ModelFront};
 pub use state::{Command, Event, PreparedJob, Source, SupervisorState};
+pub use view::JobFilter;

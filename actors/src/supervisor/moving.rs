@@ -67,8 +67,7 @@ impl SupervisorState {
         if leaver.takes_work() {
             return conflict(format!("{dead} is at work; `asterism host drain {dead}` first"));
         }
-        let shards: usize = self.contexts.values().map(|context| context.shards_on(new)).sum();
-        let jobs = self.jobs.values().filter(|job| job.query_host == Some(new)).count();
+        let (shards, jobs) = (self.contexts.load(new).shards, self.jobs.count_on(new));
         if shards + jobs > 0 {
             return Err(JobError::SpareBusy { name: spare.to_string(), shards, jobs });
         }
@@ -105,7 +104,7 @@ impl SupervisorState {
             let moved = std::mem::take(&mut self.hosts.at_mut(host).moved_away);
             let (due, later): (Vec<_>, Vec<_>) = moved.into_iter().partition(|(_, since)| *since + pause <= now);
             self.hosts.at_mut(host).moved_away = later;
-            let gone = |number: &u64| self.contexts.get(number).is_none_or(|context| context.shards_on(host) == 0);
+            let gone = |number: &u64| self.contexts.get(*number).is_none_or(|context| context.shards_on(host) == 0);
             for context in due.into_iter().map(|(context, _)| context).filter(gone) {
                 self.send(host, HostCommand::Release { context }, commands);
             }
@@ -115,9 +114,8 @@ impl SupervisorState {
     /// Moves what one host has, or takes it away; it is cordoned once it has nothing.
     fn move_work_of(&mut self, now: Duration, host: usize, commands: &mut Vec<Command>) {
         let Some(drain) = self.hosts.at(host).drain else { return };
-        let held = self.contexts.values().filter(|context| context.shards_on(host) > 0).map(|c| c.number);
-        for number in held.collect::<Vec<_>>() {
-            let context = &self.contexts[&number];
+        for number in self.contexts.on_host(host) {
+            let context = &self.contexts[number];
             if context.moves_alone() && !drain.is_over(now) {
                 if context.is_ready() {
                     self.begin_move(number, host, commands);
@@ -126,13 +124,11 @@ impl SupervisorState {
                 self.take_shards(now, number, (host, "drained"), commands);
             }
         }
-        let asked = self.running().filter(|job| drain.takes(now) && job.query_host == Some(host));
-        for number in asked.map(|job| job.number).collect::<Vec<_>>() {
+        let asked = if drain.takes(now) { self.jobs.on_host(host) } else { Vec::new() };
+        for number in asked {
             self.take_generation(now, number, (host, "drained"), commands);
         }
-        let busy = self.contexts.values().any(|context| context.shards_on(host) > 0)
-            || self.jobs.values().any(|job| job.query_host == Some(host));
-        if !busy {
+        if self.contexts.load(host).shards + self.jobs.count_on(host) == 0 {
             self.set_scheduling(host, Scheduling::Cordoned, None, commands);
         }
     }
@@ -145,17 +141,18 @@ impl SupervisorState {
 
     /// Has others encode what a host holds of a context, as far as there is room; the rest stays until there is.
     fn begin_move(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
-        let context = &self.contexts[&number];
+        let context = &self.contexts[number];
         let mut blocks = context.held_by(host);
         blocks.retain(|block| !context.heirs.contains_key(block));
         if blocks.is_empty() {
             return;
         }
         let Ok(heirs) = self.find_hosts(context, &blocks) else { return };
-        let context = self.contexts.get_mut(&number).expect("it was there");
+        let mut context = self.contexts.get_mut(number).expect("it was there");
         context.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));
+        drop(context);
         for (block, heir) in blocks.into_iter().zip(heirs) {
-            let order = self.contexts[&number].order_alone(block);
+            let order = self.contexts[number].order_alone(block);
             self.send(heir, HostCommand::Encode(order), commands);
         }
     }
@@ -163,9 +160,10 @@ impl SupervisorState {
     /// A shard is where it moved to: whoever asks it hears so, and its old host soon forgets it.
     pub(super) fn moved(&mut self, now: Duration, host: usize, encoded: Encoded, commands: &mut Vec<Command>) {
         let (number, block, addresses) = (encoded.context, encoded.block as usize, self.addresses());
-        let Some(context) = self.contexts.get_mut(&number) else { return };
+        let Some(mut context) = self.contexts.get_mut(number) else { return };
         let old = context.inherit(block, host, encoded);
-        commands.push(Command::Persist(record::places(context, &addresses)));
+        commands.push(Command::Persist(record::places(&context, &addresses)));
+        drop(context);
         if let Some(old) = old {
             self.hosts.at_mut(old).moved_away.push((number, now));
         }

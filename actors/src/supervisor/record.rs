@@ -127,6 +127,7 @@ impl SupervisorState {
         let mut state = Self::new(config, now, cluster);
         let mut contexts = BTreeMap::new();
         let mut places = BTreeMap::new();
+        let mut jobs = Vec::new();
         for entry in entries {
             match entry.table {
                 Table::Cluster => {
@@ -140,36 +141,29 @@ impl SupervisorState {
                 },
                 Table::Jobs => {
                     let number = parse(entry, &entry.key)?;
-                    let job = read::<JobEntry>(entry)?.restore(number);
-                    if job.has_ended() {
-                        state.ended.push_back(number);
-                    }
-                    state.jobs.insert(number, job);
+                    jobs.push(read::<JobEntry>(entry)?.restore(number));
                 }
                 Table::Sessions => {
                     let mut session: Session = read(entry)?;
                     // A wall clock that was set back must not let it live longer than it may.
                     session.expires = session.expires.min(now + session.ttl);
-                    state.sessions.open.insert(session.name.clone(), session);
+                    state.sessions.insert(session);
                 }
             }
         }
         for (number, ContextEntry { owner, prepared, taken }) in contexts {
             let mut context = Context::new((number, taken), owner, prepared);
-            match places.remove(&number) {
-                Some(entry) => state.put_back(&mut context, entry),
-                None => state.waiting.push(number),
+            if let Some(entry) = places.remove(&number) {
+                state.put_back(&mut context, entry);
             }
-            state.contexts.insert(number, context);
+            state.contexts.insert(context);
         }
-        for job in state.jobs.values_mut().filter(|job| !job.has_ended()) {
-            if state.contexts.get(&job.context).is_some_and(Context::is_placed) {
+        for mut job in jobs {
+            if !job.has_ended() && state.contexts.get(job.context).is_some_and(Context::is_placed) {
                 job.enter(now, JobPhase::Encoding);
             }
+            state.jobs.insert(job);
         }
-        let mut ended: Vec<u64> = state.ended.drain(..).collect();
-        ended.sort_unstable();
-        state.ended.extend(ended);
         Ok(state)
     }
 
@@ -184,12 +178,12 @@ impl SupervisorState {
         let is = match table {
             Table::Cluster => Some(cluster(self.cluster, self.last_number)),
             Table::Hosts => self.hosts.by_name(key).map(|at| host(self.hosts.at(at))),
-            Table::Contexts => self.contexts.get(&number).and_then(|context| match places {
+            Table::Contexts => self.contexts.get(number).and_then(|context| match places {
                 true => context.is_placed().then(|| self::places(context, &self.addresses())),
                 false => Some(self::context(context)),
             }),
-            Table::Jobs => self.jobs.get(&number).map(job),
-            Table::Sessions => self.sessions.open.get(key).map(session),
+            Table::Jobs => self.jobs.get(number).map(job),
+            Table::Sessions => self.sessions.get(key).map(session),
         };
         is.unwrap_or_else(|| Change::Remove { table, key: key.to_string() })
     }

@@ -79,9 +79,8 @@ impl SupervisorState {
     /// Takes all work from a host, dead or alive, and notes that with the jobs that need it.
     pub(super) fn vacate(&mut self, now: Duration, host: usize, why: (&str, String), commands: &mut Vec<Command>) {
         let alive = self.hosts.at(host).is_up();
-        let touched: Vec<u64> = self.contexts.values().filter(|c| c.shards_on(host) > 0).map(|c| c.number).collect();
-        for number in touched {
-            let held = !self.contexts[&number].held_by(host).is_empty();
+        for number in self.contexts.on_host(host) {
+            let held = !self.contexts[number].held_by(host).is_empty();
             if self.config.recovery == Recovery::Fail && !alive && held {
                 let message = self.loss_message(host, "context", &why.1);
                 self.fail_context(now, number, ("host_lost", message), commands);
@@ -89,8 +88,7 @@ impl SupervisorState {
             }
             self.take_shards(now, number, (host, why.0), commands);
         }
-        let asked: Vec<u64> = self.running().filter(|job| job.query_host == Some(host)).map(|job| job.number).collect();
-        for number in asked {
+        for number in self.jobs.on_host(host) {
             if self.config.recovery == Recovery::Fail && !alive {
                 let message = self.loss_message(host, "query", &why.1);
                 self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
@@ -108,9 +106,10 @@ impl SupervisorState {
         (host, reason): (usize, &str),
         commands: &mut Vec<Command>,
     ) {
-        let context = self.contexts.get_mut(&number).expect("it holds shards");
+        let mut context = self.contexts.get_mut(number).expect("it holds shards");
         let entangled = context.entangled().len();
         let lost = context.lose(host);
+        drop(context);
         if self.hosts.at(host).is_up() {
             self.send(host, HostCommand::Release { context: number }, commands);
         }
@@ -118,8 +117,7 @@ impl SupervisorState {
             return;
         }
         let loss = (host, Role::Context, lost.max(entangled));
-        let asking: Vec<u64> = self.running().filter(|job| job.context == number).map(|job| job.number).collect();
-        asking.into_iter().for_each(|job| self.note(now, job, loss, reason, commands));
+        self.jobs.of_context(number).into_iter().for_each(|job| self.note(now, job, loss, reason, commands));
     }
 
     /// A host generates for a job no more; one that is up is told.
@@ -134,7 +132,7 @@ impl SupervisorState {
             self.send(host, HostCommand::Stop { job: number }, commands);
         }
         self.note(now, number, (host, Role::Query, 0), reason, commands);
-        self.jobs.get_mut(&number).expect("it runs").query_host = None;
+        self.jobs.get_mut(number).expect("it runs").query_host = None;
     }
 
     /// An order to encode came to nothing.
@@ -146,19 +144,21 @@ impl SupervisorState {
         (peer_lost, code, message): (bool, String, String),
         commands: &mut Vec<Command>,
     ) {
-        let Some(context) = self.contexts.get_mut(&number) else { return };
+        let Some(mut context) = self.contexts.get_mut(number) else { return };
         let given_up = context.disinherit(host);
+        drop(context);
         if !given_up.is_empty() {
             // Where a shard cannot move to before it leaves, it is lost to its host first, with retries and their end.
             let leave = |old| self.take_shards(now, number, (old, "drained"), commands);
             return given_up.into_iter().for_each(leave);
         }
-        let Some(context) = self.contexts.get_mut(&number) else { return };
+        let Some(mut context) = self.contexts.get_mut(number) else { return };
         if attempt != context.attempt || context.redo {
             return;
         }
         let (attempts, _) = context.retry;
         if !peer_lost || attempts >= ATTEMPTS {
+            drop(context);
             let name = self.hosts.name(host).to_string();
             let tried = if attempts > 0 { format!(" ({} attempts)", attempts + 1) } else { String::new() };
             let message = format!("{name}: {message}{tried}");
@@ -180,23 +180,28 @@ impl SupervisorState {
         let Some(host) = self.hosts.by_name(&silent) else { return };
         let Some(job) = self.running_job(number) else { return };
         let (Some(query_host), context) = (job.query_host, job.context) else { return };
+        drop(job);
         let held =
-            self.contexts.get(&context).is_some_and(|c| c.is_ready() && c.places.iter().any(|p| p.host == Some(host)));
+            self.contexts.get(context).is_some_and(|c| c.is_ready() && c.places.iter().any(|p| p.host == Some(host)));
         if !held {
             // Its shards are under way elsewhere, or there already: holders follow when all are.
-            let ready = self.contexts.get(&context).is_some_and(|context| context.is_ready());
+            let ready = self.contexts.get(context).is_some_and(|context| context.is_ready());
             if ready {
                 self.tell_holders(number, query_host, commands);
             }
             return;
         }
-        let job = self.jobs.get_mut(&number).expect("it runs");
+        let mut job = self.jobs.get_mut(number).expect("it runs");
         job.stalls.hosts.insert(host);
         if now.saturating_sub(job.stalls.last) < STALL_PAUSE {
             return;
         }
         (job.stalls.count, job.stalls.last) = (job.stalls.count + 1, now);
         let (silent_hosts, stalls) = (job.stalls.hosts.len(), job.stalls.count);
+        if stalls.is_multiple_of(STALLS) && silent_hosts > 1 && stalls <= MOST_STALLS {
+            job.avoid.insert(query_host);
+        }
+        drop(job);
         if stalls > MOST_STALLS {
             let message = format!("{silent} does not answer the query host: {cause}; waited in vain {stalls} times");
             return self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
@@ -205,10 +210,9 @@ impl SupervisorState {
             return self.tell_holders(number, query_host, commands);
         }
         if silent_hosts > 1 {
-            job.avoid.insert(query_host);
             return self.take_generation(now, number, (query_host, "stalled"), commands);
         }
-        self.contexts.get_mut(&context).expect("it is held").avoid.insert(host);
+        self.contexts.get_mut(context).expect("it is held").avoid.insert(host);
         self.take_shards(now, context, (host, "stalled"), commands);
     }
 
@@ -221,14 +225,12 @@ impl SupervisorState {
         commands: &mut Vec<Command>,
     ) {
         let (code, message) = why;
-        let Some(context) = self.contexts.get(&number) else { return };
+        let Some(context) = self.contexts.get(number) else { return };
         if let Owner::Session(name) = context.owner.clone() {
             let error = ErrorBody { message: message.clone(), code: code.to_string(), param: None };
             self.fail_session(&name, error, commands);
         }
-        let asking = |job: &&crate::supervisor::job::Job| job.context == number && !job.has_ended();
-        let jobs: Vec<u64> = self.jobs.values().filter(asking).map(|job| job.number).collect();
-        for job in jobs {
+        for job in self.jobs.of_context(number) {
             self.end(now, job, Outcome::Failed { code: code.to_string(), message: message.clone() }, commands);
         }
         self.release_unused(number, commands);
@@ -236,12 +238,12 @@ impl SupervisorState {
 
     /// A job goes on: its recoveries are over.
     pub(super) fn goes_on(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
-        let Some(job) = self.jobs.get_mut(&number) else { return };
-        let recovered = job.recovered(now);
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
+        let (recovered, phase) = (job.recovered(now), job.phase());
+        drop(job);
         if recovered.is_empty() {
             return;
         }
-        let phase = job.phase();
         for recovery in recovered {
             let seconds = recovery.recovered_s.unwrap_or_default();
             commands.push(Command::Observe(Observation::Recovered { seconds }));
@@ -279,7 +281,7 @@ impl SupervisorState {
         let record = self.hosts.at(host);
         let silent_s = record.silence(now).as_secs_f64();
         let host = record.spec.name.clone();
-        let Some(job) = self.running_job(number) else { return };
+        let Some(mut job) = self.running_job(number) else { return };
         let (phase, reason) = (job.phase(), reason.to_string());
         let recovery = RecoveryStatus { host, role, reason, phase, silent_s, shards, recovered_s: None };
         job.lost(now, recovery.clone());

@@ -1,6 +1,9 @@
 //! Sessions: contexts that are encoded once, kept, and asked many times. Chooses no host.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -47,12 +50,48 @@ impl Session {
 /// Every session, and the names of those that expired lately.
 #[derive(Debug, Default)]
 pub struct Sessions {
-    /// By name.
-    pub open: BTreeMap<String, Session>,
+    open: BTreeMap<String, Session>,
+    /// By when they end.
+    ends: BTreeSet<(Duration, String)>,
+    failed: usize,
     expired: Vec<String>,
 }
 
 impl Sessions {
+    /// Takes one in, in place of what it was.
+    pub fn insert(&mut self, session: Session) {
+        self.forget(&session.name, false);
+        self.ends.insert((session.expires, session.name.clone()));
+        self.failed += usize::from(session.error.is_some());
+        self.open.insert(session.name.clone(), session);
+    }
+
+    /// One that has not ended.
+    pub fn get(&self, name: &str) -> Option<&Session> {
+        self.open.get(name)
+    }
+
+    /// How many have not ended.
+    pub fn count(&self) -> usize {
+        self.open.len()
+    }
+
+    /// How many of them failed.
+    pub fn failed(&self) -> usize {
+        self.failed
+    }
+
+    fn fail(&mut self, name: &str, error: ErrorBody) -> Option<&Session> {
+        let session = self.open.get_mut(name)?;
+        self.failed += usize::from(session.error.is_none());
+        session.error = Some(error);
+        Some(session)
+    }
+
+    fn first_expired(&self, now: Duration) -> Option<String> {
+        self.ends.first().filter(|(ends, _)| *ends <= now).map(|(_, name)| name.clone())
+    }
+
     /// A session that can be asked.
     ///
     /// # Errors
@@ -73,11 +112,13 @@ impl Sessions {
     /// Takes one in, in place of an expired one of its name.
     pub fn take(&mut self, session: Session) {
         self.expired.retain(|expired| *expired != session.name);
-        self.open.insert(session.name.clone(), session);
+        self.insert(session);
     }
 
     fn forget(&mut self, name: &str, expired: bool) -> Option<Session> {
         let session = self.open.remove(name)?;
+        self.ends.remove(&(session.expires, session.name.clone()));
+        self.failed -= usize::from(session.error.is_some());
         if expired {
             self.expired.push(name.to_string());
             let surplus = self.expired.len().saturating_sub(EXPIRED_NAMES);
@@ -111,8 +152,11 @@ impl SupervisorState {
         if self.sessions.open.contains_key(name) {
             return Err(JobError::SessionExists { name: name.to_string() });
         }
-        let (pinned, needed): (u64, u64) =
-            (self.pinned().map(|context| context.prepared.all_kv_bytes()).sum(), prepared.all_kv_bytes());
+        if self.sessions.count() >= self.config.max_queue {
+            return Err(JobError::Overloaded { waiting: self.sessions.count() });
+        }
+        self.check_bytes(prepared.bytes())?;
+        let (pinned, needed) = (self.contexts.pinned_bytes(), prepared.all_kv_bytes());
         if let Some(most) = self.config.sessions.max_pinned_bytes
             && pinned + needed > most
         {
@@ -133,7 +177,7 @@ impl SupervisorState {
 
     /// What a question to a session is prepared for.
     pub fn asked_session(&self, name: &str) -> Result<AskedSession, JobError> {
-        let prepared = &self.contexts[&self.sessions.find(name)?.context].prepared;
+        let prepared = &self.contexts[self.sessions.find(name)?.context].prepared;
         Ok(AskedSession { context_tokens: prepared.plan.context_tokens, chat_template: prepared.chat_template })
     }
 
@@ -177,15 +221,14 @@ impl SupervisorState {
 
     /// Ends the sessions whose time has passed.
     pub(super) fn expire_sessions(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let over = |session: &&Session| session.expires <= now;
-        let expired: Vec<String> = self.sessions.open.values().filter(over).map(|over| over.name.clone()).collect();
-        expired.iter().for_each(|name| self.end_session(name, true, commands));
+        while let Some(name) = self.sessions.first_expired(now) {
+            self.end_session(&name, true, commands);
+        }
     }
 
     /// A session's context came to nothing.
     pub(super) fn fail_session(&mut self, name: &str, error: ErrorBody, commands: &mut Vec<Command>) {
-        let Some(session) = self.sessions.open.get_mut(name) else { return };
-        session.error = Some(error);
+        let Some(session) = self.sessions.fail(name, error) else { return };
         commands.push(Command::Persist(record::session(session)));
     }
 
@@ -202,7 +245,7 @@ impl SupervisorState {
         if session != *kept {
             commands.push(Command::Persist(record::session(&session)));
         }
-        self.sessions.open.insert(session.name.clone(), session);
+        self.sessions.insert(session);
     }
 
     pub(super) fn end_session(&mut self, name: &str, expired: bool, commands: &mut Vec<Command>) {
@@ -212,7 +255,7 @@ impl SupervisorState {
     }
 
     fn describe(&self, now: Duration, session: &Session) -> SessionStatus {
-        let context = self.contexts.get(&session.context);
+        let context = self.contexts.get(session.context);
         let timings = context.map(|context| context.timings(&|host| self.hosts.name(host).to_string()));
         let hosts: Vec<SessionHost> = timings
             .unwrap_or_default()

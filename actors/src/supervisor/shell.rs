@@ -152,7 +152,7 @@ impl Shell {
                 self.carry_out(commands);
                 if ticked {
                     metric::record_cluster(&self.cluster());
-                    metric::record_sessions(&self.state.session_statuses(self.now()));
+                    metric::record_sessions(&self.state.session_counts());
                 }
             }
             Message::Ask(question) => question(self),

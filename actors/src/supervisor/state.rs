@@ -3,28 +3,29 @@
 //!
 //! Time is a duration since the Unix epoch at the supervisor's start, running on with a clock that does not jump.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    api::{ClusterStatus, HostHealth, HostStatus, JobEvent, JobState, JobStatus},
+    api::{JobEvent, JobState},
+    error::JobError,
     messages::{HostCommand, HostMessage},
     metric::Observation,
     store::Change,
     supervisor::{
         config::{Liveness, SupervisorConfig},
-        context::{Context, PreparedContext},
+        context::PreparedContext,
+        contexts::Contexts,
         hosts::Hosts,
-        job::{Job, Outcome, Question},
+        job::{Outcome, Question},
+        jobs::{Edit, Jobs},
         record,
         session::Sessions,
     },
 };
 
-/// Ended jobs that are remembered.
-const ENDED_JOBS: usize = 1000;
+/// Ended jobs that are remembered, and bytes of their answers.
+const ENDED_JOBS: usize = 16_384;
+const ENDED_BYTES: u64 = 64 << 20;
 
 /// A request tokenised and planned.
 #[derive(Clone, Debug)]
@@ -99,20 +100,31 @@ pub enum Command {
     Observe(Observation),
 }
 
+/// What an event may have changed of who works on what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stir {
+    /// Nothing.
+    Nothing,
+    /// What it touched.
+    Touched,
+    /// Hosts or the time: what could not be placed before may find room.
+    Everything,
+}
+
 /// The state.
 pub struct SupervisorState {
     pub(super) config: SupervisorConfig,
     pub(super) hosts: Hosts,
-    pub(super) contexts: BTreeMap<u64, Context>,
-    pub(super) jobs: BTreeMap<u64, Job>,
+    pub(super) contexts: Contexts,
+    pub(super) jobs: Jobs,
     pub(super) sessions: Sessions,
-    pub(super) waiting: Vec<u64>,
-    pub(super) ended: VecDeque<u64>,
     /// The cluster's number in hellos: the same for the life of the journal.
     pub(super) cluster: u64,
     pub(super) last_number: u64,
     /// When this supervisor began, for hosts that do not come back to it.
     pub(super) began: Duration,
+    /// Since when there is no query host at all, if there is none.
+    pub(super) no_query_host_since: Option<Duration>,
     /// Seconds that a token of phase 1 takes, learnt from those that were encoded.
     pub(super) token_seconds: f64,
 }
@@ -124,14 +136,13 @@ impl SupervisorState {
         Self {
             config,
             hosts,
-            contexts: BTreeMap::new(),
-            jobs: BTreeMap::new(),
+            contexts: Contexts::default(),
+            jobs: Jobs::default(),
             sessions: Sessions::default(),
-            waiting: Vec::new(),
-            ended: VecDeque::new(),
             cluster,
             last_number: 0,
             began: now,
+            no_query_host_since: None,
             token_seconds: 1e-4,
         }
     }
@@ -141,70 +152,55 @@ impl SupervisorState {
         &self.config
     }
 
+    /// Whether the queue takes one more.
+    pub(super) fn check_queue(&self, prepared: &PreparedJob) -> Result<(), JobError> {
+        let waiting = self.jobs.count(JobState::Pending);
+        if waiting >= self.config.max_queue {
+            return Err(JobError::Overloaded { waiting });
+        }
+        let context = match &prepared.source {
+            Source::Context(context) => context.bytes(),
+            Source::Session(_) => 0,
+        };
+        self.check_bytes(context + 4 * prepared.question.query_ids.len() as u64)
+    }
+
+    /// Whether what is accepted may take so many bytes more.
+    pub(super) fn check_bytes(&self, more: u64) -> Result<(), JobError> {
+        let (held, limit) = (self.contexts.bytes() + self.jobs.open_bytes(), self.config.max_queue_bytes);
+        match held.saturating_add(more) > limit {
+            true => Err(JobError::Full { held, limit, waiting: self.jobs.count(JobState::Pending) }),
+            false => Ok(()),
+        }
+    }
+
     /// Applies one event.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Command> {
         let mut commands = Vec::new();
-        let stirs = match event {
+        let stir = match event {
             Event::Message { connection, message } => self.on_message(now, connection, message, &mut commands),
             Event::Disconnected { connection, cause } => {
                 self.hosts.node_gone(connection);
                 if let Some(host) = self.hosts.by_connection(connection) {
                     self.hosts.disconnected(host, cause);
                 }
-                false
+                Stir::Nothing
             }
             Event::Tick => {
                 self.on_tick(now, &mut commands);
-                true
+                Stir::Everything
             }
         };
-        if stirs {
-            self.advance(now, &mut commands);
+        match stir {
+            Stir::Nothing => {}
+            Stir::Touched => self.advance(now, false, &mut commands),
+            Stir::Everything => self.advance(now, true, &mut commands),
         }
         commands
     }
 
-    /// A job's number by its id.
-    pub fn job_number(&self, id: &str) -> Option<u64> {
-        self.jobs.values().find(|job| job.status.id == id).map(|job| job.number)
-    }
-
-    /// A job's status with its timings up to `now`.
-    pub fn job_status(&self, now: Duration, number: u64) -> Option<JobStatus> {
-        self.jobs.get(&number).map(|job| job.status_at(now))
-    }
-
-    /// Every job, oldest first.
-    pub fn job_statuses(&self, now: Duration) -> Vec<JobStatus> {
-        self.jobs.values().map(|job| job.status_at(now)).collect()
-    }
-
-    /// The cluster for `status`.
-    pub fn cluster_status(&self, now: Duration, version: &str) -> ClusterStatus {
-        ClusterStatus {
-            name: self.config.cluster.clone(),
-            model: self.config.model.clone(),
-            method: self.config.method.name().to_string(),
-            version: version.to_string(),
-            ready: self.hosts.iter().all(|host| host.health == HostHealth::Ready),
-            hosts: (0..self.config.hosts.len()).map(|host| self.host_status(now, host)).collect(),
-            jobs_pending: self.jobs.values().filter(|job| job.status.state == JobState::Pending).count(),
-            jobs_running: self.running().count(),
-        }
-    }
-
-    /// One host for `status`.
-    pub fn host_status(&self, now: Duration, host: usize) -> HostStatus {
-        let shards = self.contexts.values().map(|context| context.shards_on(host)).sum();
-        self.hosts.at(host).status(now, shards)
-    }
-
-    pub(super) fn running(&self) -> impl Iterator<Item = &Job> {
-        self.jobs.values().filter(|job| job.is_running())
-    }
-
-    pub(super) fn running_job(&mut self, number: u64) -> Option<&mut Job> {
-        self.jobs.get_mut(&number).filter(|job| job.is_running())
+    pub(super) fn running_job(&mut self, number: u64) -> Option<Edit<'_>> {
+        self.jobs.get_mut(number).filter(|job| job.is_running())
     }
 
     pub(super) fn send(&self, host: usize, command: HostCommand, commands: &mut Vec<Command>) {
@@ -224,9 +220,7 @@ impl SupervisorState {
         self.give_up_absent(now, commands);
         self.move_out(now, commands);
         self.expire_sessions(now, commands);
-        let late: Vec<u64> =
-            self.jobs.values().filter(|job| !job.has_ended() && job.is_late(now)).map(|job| job.number).collect();
-        for job in late {
+        for job in self.jobs.late(now) {
             let message = "the job reached its time limit; raise --timeout or shorten the context".to_string();
             self.end(now, job, Outcome::Failed { code: "timeout".into(), message }, commands);
         }
@@ -234,36 +228,34 @@ impl SupervisorState {
 
     /// Ends a job that has not ended, tells its watchers and frees what hosts hold for it.
     pub(super) fn end(&mut self, now: Duration, number: u64, outcome: Outcome, commands: &mut Vec<Command>) {
-        let Some(job) = self.jobs.get_mut(&number).filter(|job| !job.has_ended()) else { return };
+        let Some(mut job) = self.jobs.open_mut(number) else { return };
         job.finish(now, outcome);
         let (context, query_host) = (job.context, job.query_host.take());
-        commands.push(Command::Persist(record::job(job)));
+        commands.push(Command::Persist(record::job(&job)));
         commands.extend(job.ended_observations().into_iter().map(Command::Observe));
         let event = JobEvent::Finished { status: Box::new(job.status_at(now)) };
+        drop(job);
         commands.push(Command::Publish { job: number, event });
         if let Some(host) = query_host {
             self.send(host, HostCommand::Stop { job: number }, commands);
         }
         self.release_unused(context, commands);
-        self.ended.push_back(number);
-        while self.ended.len() > ENDED_JOBS {
-            let oldest = self.ended.pop_front().expect("there are more than none");
-            self.jobs.remove(&oldest);
+        while let Some(oldest) = self.jobs.surplus(ENDED_JOBS, ENDED_BYTES) {
+            self.jobs.remove(oldest);
             commands.push(Command::Persist(record::no_job(oldest)));
         }
     }
 
     /// Frees a context that neither a session nor a job that goes on has a use for.
     pub(super) fn release_unused(&mut self, number: u64, commands: &mut Vec<Command>) {
-        let Some(context) = self.contexts.get(&number) else { return };
+        let Some(context) = self.contexts.get(number) else { return };
         if self.is_of_session(number) || self.is_asked_beside(number, None) {
             return;
         }
         for host in context.hosts() {
             self.send(host, HostCommand::Release { context: number }, commands);
         }
-        self.contexts.remove(&number);
-        self.waiting.retain(|&waiting| waiting != number);
+        self.contexts.remove(number);
         commands.extend(record::no_context(number).map(Command::Persist));
     }
 }

@@ -2,6 +2,7 @@
 
 mod change;
 mod moving;
+mod queue;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -9,8 +10,8 @@ use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 use serde_json::json;
 
 use super::{
-    Command, Decided, Event, HostSpec, Liveness, PlacementPolicy, PreparedContext, PreparedJob, Question, Recovery,
-    SessionLimits, Source, SupervisorConfig, SupervisorState,
+    Command, Decided, Event, HostSpec, JobFilter, Liveness, PlacementPolicy, PreparedContext, PreparedJob, Question,
+    Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
 };
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobState, Role, SessionState},
@@ -53,6 +54,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         },
         max_running: 1,
         max_queue: 3,
+        max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,
         patience: seconds(60.0),
         weight_bytes: 0,
@@ -124,6 +126,7 @@ impl Cluster {
     }
 
     fn note(&mut self, commands: Vec<Command>) {
+        assert!(self.state.indexes_agree());
         for command in commands {
             match command {
                 Command::Persist(change) => self.keep(change),
@@ -217,6 +220,11 @@ impl Cluster {
         self.state = SupervisorState::restore(config, seconds(self.now), 1, &self.journal).expect("a good journal");
         self.sent.clear();
     }
+}
+
+/// A list of all jobs.
+fn every_job() -> JobFilter {
+    JobFilter { limit: usize::MAX, ..JobFilter::default() }
 }
 
 fn connection(at: usize, incarnation: u64) -> u64 {

@@ -24,8 +24,8 @@ pub use watch::{follow, outcome};
 pub enum JobVerb {
     /// Ask a question about a document; waits for the answer and shows it as it comes
     Submit(Box<SubmitArgs>),
-    /// Show all jobs
-    List,
+    /// Show jobs, oldest first
+    List(ListArgs),
     /// Show one job
     Status(JobId),
     /// Cancel a job
@@ -41,13 +41,29 @@ pub struct JobId {
     pub id: String,
 }
 
+/// Which jobs to show.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Only those in this state; may be given again [default: any]
+    #[arg(long, value_name = "STATE", value_parser = job_state)]
+    pub state: Vec<JobState>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub limit: usize,
+}
+
+fn job_state(name: &str) -> Result<JobState, String> {
+    serde_json::from_value(name.to_uppercase().into())
+        .map_err(|_| "expected pending, running, succeeded, failed or cancelled".into())
+}
+
 /// Runs a verb of the group.
 pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
     logging::client(globals);
     match verb {
         JobVerb::Submit(args) => submit::run(globals, &args),
-        JobVerb::List => {
-            let jobs = Client::find(globals)?.jobs()?;
+        JobVerb::List(ListArgs { state, limit }) => {
+            let jobs = Client::find(globals)?.jobs(&state, limit)?;
             output::print_rows(&jobs, globals.format, table)?;
             globals.note(match jobs.last() {
                 Some(job) => format!("next: asterism job status {}", job.id),

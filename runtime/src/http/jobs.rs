@@ -2,15 +2,21 @@
 
 use actix_web::{
     HttpResponse, Responder, delete, get, post,
-    web::{Data, Json, Path},
+    web::{Data, Json, Path, Query},
 };
-use asterism_actors::api::{JobEvent, JobRequest};
+use asterism_actors::{
+    api::{JobEvent, JobRequest, JobState},
+    supervisor::JobFilter,
+};
 use bytes::Bytes;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{AdminState, error::Refusal};
+
+/// Most jobs of one list.
+pub const MAX_LISTED: usize = 500;
 
 /// The answer to a submission.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -25,9 +31,35 @@ pub async fn submit(state: Data<AdminState>, request: Json<JobRequest>) -> Resul
     Ok(HttpResponse::Accepted().json(Submitted { id }))
 }
 
+/// The query of a list.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listing {
+    /// States, parted by commas; absent: any.
+    state: Option<String>,
+    /// Jobs submitted after the one of this id.
+    after: Option<String>,
+    /// At most so many.
+    limit: Option<usize>,
+}
+
 #[get("/jobs")]
-pub async fn list(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.jobs().await?))
+pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
+    let Listing { state: states, after, limit } = listing.into_inner();
+    let one = |name: &str| {
+        let known = serde_json::from_value::<JobState>(name.to_uppercase().into());
+        known.map_err(|_| {
+            let known = "pending, running, succeeded, failed or cancelled";
+            Refusal::invalid(format!("state is {}, expected {known}", name.escape_debug()))
+        })
+    };
+    let states = states.as_deref().unwrap_or_default().split(',').filter(|name| !name.is_empty());
+    let states = states.take(MAX_LISTED).map(one).collect::<Result<Vec<_>, _>>()?;
+    let limit = limit.unwrap_or(MAX_LISTED);
+    if !(1..=MAX_LISTED).contains(&limit) {
+        return Err(Refusal::invalid(format!("limit is {limit}, expected 1 to {MAX_LISTED}; give after=ID for more")));
+    }
+    Ok(Json(state.supervisor.jobs(JobFilter { states, after, limit }).await?))
 }
 
 #[get("/jobs/{id}")]

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{CLUSTER, Cluster, NODE, config, connection, job, prepared, seconds};
+use super::{CLUSTER, Cluster, NODE, config, connection, every_job, job, prepared, seconds};
 use crate::{
     api::Scheduling,
     error::JobError,
@@ -72,7 +72,12 @@ impl World {
                 state.submit(now, number, job(Source::Session(name(session)), None)).map(|(_, decided)| decided)
             }
             Step::Cancel(job) => {
-                let ids: Vec<String> = state.job_statuses(now).into_iter().map(|status| status.id).collect();
+                let ids: Vec<String> = state
+                    .job_statuses(now, &every_job())
+                    .expect("no id is asked for")
+                    .into_iter()
+                    .map(|status| status.id)
+                    .collect();
                 state.cancel(now, ids.get(job as usize).map_or("none", |id| id))
             }
             Step::Create(session) => state.create_session((now, number), &name(session), context, None),
@@ -123,7 +128,12 @@ impl World {
     /// What clients see.
     fn seen(&self) -> String {
         let (state, now) = (&self.cluster.state, seconds(self.cluster.now));
-        format!("{:?} {:?} {:?}", state.job_statuses(now), state.session_statuses(now), state.cluster_status(now, ""))
+        format!(
+            "{:?} {:?} {:?}",
+            state.job_statuses(now, &every_job()),
+            state.session_statuses(now),
+            state.cluster_status(now, "")
+        )
     }
 
     /// The journal says of everything what the state says of it; of what goes on it says less.
@@ -149,7 +159,7 @@ impl World {
         }
         let of = |table| self.cluster.journal.iter().filter(move |entry| entry.table == table).count();
         let now = seconds(self.cluster.now);
-        prop_assert_eq!(of(Table::Jobs), state.job_statuses(now).len());
+        prop_assert_eq!(of(Table::Jobs), state.job_statuses(now, &every_job()).expect("no id is asked for").len());
         prop_assert_eq!(of(Table::Sessions), state.session_statuses(now).len());
         Ok(())
     }

@@ -1,0 +1,115 @@
+//! What clients see of the state: jobs, hosts, the cluster. Changes nothing but who is told.
+
+use std::time::Duration;
+
+use crate::{
+    api::{ClusterStatus, HostHealth, HostStatus, JobPhase, JobState, JobStatus, SessionState},
+    error::JobError,
+    supervisor::{
+        context::PreparedContext,
+        contexts::SessionContexts,
+        state::{PreparedJob, Source, SupervisorState},
+    },
+};
+
+/// Which jobs to list, oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobFilter {
+    /// In these states; empty: in any.
+    pub states: Vec<JobState>,
+    /// Those submitted after the job of this id.
+    pub after: Option<String>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+impl SupervisorState {
+    /// A job's number by its id.
+    pub fn job_number(&self, id: &str) -> Option<u64> {
+        self.jobs.number(id)
+    }
+
+    /// A job's status with its timings up to `now`.
+    pub fn job_status(&self, now: Duration, number: u64) -> Option<JobStatus> {
+        self.jobs.get(number).map(|job| job.status_at(now))
+    }
+
+    /// Jobs, oldest first.
+    ///
+    /// # Errors
+    /// [`JobError::NotFound`] when the one that they come after is not known.
+    pub fn job_statuses(&self, now: Duration, filter: &JobFilter) -> Result<Vec<JobStatus>, JobError> {
+        let number = |id: &String| self.job_number(id).ok_or_else(|| JobError::NotFound { id: id.clone() });
+        let after = filter.after.as_ref().map(number).transpose()?.unwrap_or(0);
+        let jobs = self.jobs.after(after, &filter.states, filter.limit);
+        Ok(jobs.into_iter().map(|job| job.status_at(now)).collect())
+    }
+
+    /// From now on somebody wants to hear how a job goes on, or nobody does any more.
+    pub fn set_watched(&mut self, number: u64, watched: bool) {
+        if let Some(mut job) = self.jobs.open_mut(number) {
+            job.watched = watched;
+        }
+    }
+
+    /// How many sessions are in each state.
+    pub fn session_counts(&self) -> [(SessionState, usize); 4] {
+        let SessionContexts { encoding, ready, recovering } = self.contexts.sessions();
+        [
+            (SessionState::Encoding, encoding),
+            (SessionState::Ready, ready),
+            (SessionState::Recovering, recovering),
+            (SessionState::Failed, self.sessions.failed()),
+        ]
+    }
+
+    /// Whether every index is what counting anew gives; for tests, as it looks at everything.
+    pub fn indexes_agree(&self) -> bool {
+        self.jobs.agree() && self.contexts.agree()
+    }
+
+    /// The cluster for `status`.
+    pub fn cluster_status(&self, now: Duration, version: &str) -> ClusterStatus {
+        ClusterStatus {
+            name: self.config.cluster.clone(),
+            model: self.config.model.clone(),
+            method: self.config.method.name().to_string(),
+            version: version.to_string(),
+            ready: self.hosts.iter().all(|host| host.health == HostHealth::Ready),
+            hosts: (0..self.config.hosts.len()).map(|host| self.host_status(now, host)).collect(),
+            jobs_pending: self.jobs.count(JobState::Pending),
+            jobs_running: self.jobs.count(JobState::Running),
+        }
+    }
+
+    /// One host for `status`.
+    pub fn host_status(&self, now: Duration, host: usize) -> HostStatus {
+        self.hosts.at(host).status(now, self.contexts.load(host).shards)
+    }
+
+    pub(super) fn first_status(&self, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
+        JobStatus {
+            id: prepared.id.clone().unwrap_or_default(),
+            state: JobState::Pending,
+            phase: Some(JobPhase::Queued),
+            method: context.plan.method.name.clone(),
+            method_reason: context.plan.method.reason.clone(),
+            model: self.config.model.clone(),
+            session: match &prepared.source {
+                Source::Session(name) => Some(name.clone()),
+                Source::Context(_) => None,
+            },
+            context_tokens: context.plan.context_tokens,
+            query_tokens: prepared.question.query_ids.len(),
+            generated_tokens: 0,
+            text: String::new(),
+            tokens: Vec::new(),
+            finish_reason: None,
+            error: None,
+            labels: prepared.labels.clone(),
+            attention_sparsity: None,
+            recoveries: Vec::new(),
+            timings: Default::default(),
+        }
+    }
+}
