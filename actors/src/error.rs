@@ -64,6 +64,14 @@ pub enum JobError {
         /// Jobs waiting.
         waiting: usize,
     },
+    /// Too many connections follow jobs.
+    #[error(
+        "{listeners} connections follow jobs already, which is the most; try again later, or ask for the job's status"
+    )]
+    Crowded {
+        /// Connections.
+        listeners: usize,
+    },
     /// No such job.
     #[error("there is no job {id}; `asterism job list` shows those there are")]
     NotFound {
@@ -166,7 +174,7 @@ impl JobError {
             Self::Plan(error) => error.code(),
             Self::Model(error) => error.code(),
             Self::NotReady { .. } => "not_ready",
-            Self::Overloaded { .. } | Self::Full { .. } => "overloaded",
+            Self::Overloaded { .. } | Self::Full { .. } | Self::Crowded { .. } => "overloaded",
             Self::NotFound { .. } => "job_not_found",
             Self::Ended { .. } => "job_ended",
             Self::Placement(_) => "placement_impossible",

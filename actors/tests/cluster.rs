@@ -126,7 +126,7 @@ fn request(case: &Value, method: Value) -> JobRequest {
 async fn finish(supervisor: &Supervisor, request: JobRequest) -> JobStatus {
     let id = supervisor.submit(request).await.expect("taken");
     let mut events = supervisor.watch(&id).await.expect("known");
-    while let Some(event) = events.recv().await {
+    while let Some(event) = events.next().await {
         if let JobEvent::Finished { status } = event {
             return *status;
         }
@@ -249,7 +249,7 @@ async fn lose(supervisor: &Supervisor, request: JobRequest, victim: &Arc<dyn Tra
     let id = supervisor.submit(request).await.expect("taken");
     let mut events = supervisor.watch(&id).await.expect("known");
     let mut heard = 0;
-    while let Some(event) = events.recv().await {
+    while let Some(event) = events.next().await {
         match event {
             JobEvent::Token { .. } => {
                 heard += 1;
@@ -358,7 +358,7 @@ async fn a_full_disk_refuses_new_jobs_and_loses_none() {
     assert_eq!(refused.code(), "disk_full");
     assert_eq!(supervisor.status("mine").await.expect_err("it was refused").code(), "job_not_found");
     let mut events = supervisor.watch(&running).await.expect("known");
-    while events.recv().await.is_some() {}
+    while events.next().await.is_some() {}
     let status = supervisor.status(&running).await.expect("known");
     assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "the job under way goes on");
     full.store(false, Ordering::SeqCst);

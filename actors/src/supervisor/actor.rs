@@ -11,16 +11,16 @@ use std::{
 use asterism_plan::MethodConfig;
 use asterism_transport::Transport;
 use ractor::{Actor, ActorRef};
-use tokio::sync::mpsc;
 
 use crate::{
-    api::{ClusterStatus, HostStatus, JobEvent, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus},
+    api::{ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus},
     error::{HostError, JobError},
     store::StateStore,
     supervisor::{
         config::{ContextHosts, SupervisorConfig},
+        feed::Listener,
         prepare::ModelFront,
-        shell::{Message, Shell, SupervisorActor},
+        shell::{Message, Pulse, Shell, SupervisorActor},
         view::JobFilter,
     },
 };
@@ -36,6 +36,7 @@ pub struct Supervisor {
     method: MethodConfig,
     context_hosts: ContextHosts,
     writing: Arc<AtomicBool>,
+    pulse: Arc<Pulse>,
 }
 
 impl Supervisor {
@@ -49,16 +50,22 @@ impl Supervisor {
         let method = config.method.clone();
         let context_hosts = config.context_hosts();
         let shell = Shell::restore(config, transport, store)?;
-        let writing = shell.writing();
+        let (writing, pulse) = (shell.writing(), shell.pulse());
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
-        Ok(Self { actor, model, method, context_hosts, writing })
+        Ok(Self { actor, model, method, context_hosts, writing, pulse })
     }
 
     /// Whether it waits for the disk of its journal right now, and answers when that is done.
     pub fn waits_for_disk(&self) -> bool {
         self.writing.load(Ordering::Relaxed)
+    }
+
+    /// For how long its actor has done nothing, or one thing, if that is too long. Asks the actor nothing, so that a queue
+    /// before it is no silence.
+    pub fn silence(&self) -> Option<Duration> {
+        self.pulse.silence()
     }
 
     /// The model as the supervisor knows it.
@@ -83,9 +90,9 @@ impl Supervisor {
     }
 
     /// Everything that happens to a job from now on, after what it has said so far; ends with `Finished`.
-    pub async fn watch(&self, id: &str) -> Result<mpsc::UnboundedReceiver<JobEvent>, JobError> {
+    pub async fn watch(&self, id: &str) -> Result<Listener, JobError> {
         let id = id.to_string();
-        self.ask(move |shell| shell.find(&id).map(|number| shell.watch(number))).await?
+        self.ask(move |shell| shell.find(&id).and_then(|number| shell.watch(number))).await?
     }
 
     /// A job's status.

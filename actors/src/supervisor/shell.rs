@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -14,7 +14,7 @@ use asterism_transport::{Link, Transport};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
-    sync::mpsc,
+    sync::Semaphore,
 };
 
 use crate::{
@@ -28,9 +28,15 @@ use crate::{
         change::Decided,
         config::SupervisorConfig,
         context::PreparedContext,
+        feed::{Feed, Listener},
         state::{Command, Event, PreparedJob, SupervisorState},
     },
 };
+
+/// An actor that does nothing for so long hangs.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+/// Listeners to jobs at once: each holds a connection.
+const MAX_LISTENERS: usize = 4096;
 
 /// What the actor is told.
 pub enum Message {
@@ -54,9 +60,31 @@ pub struct Shell {
     clock: (Duration, Instant),
     transport: Arc<dyn Transport>,
     connections: HashMap<u64, (Arc<dyn Link>, Outbox<HostCommand>)>,
-    watchers: HashMap<u64, Vec<mpsc::UnboundedSender<JobEvent>>>,
-    /// Tokens of each job that has not ended, for watchers that come late.
-    tokens: HashMap<u64, Vec<JobEvent>>,
+    /// What jobs that have not ended said, where they said anything or somebody listens.
+    feeds: HashMap<u64, Feed>,
+    listeners: Arc<Semaphore>,
+    pulse: Arc<Pulse>,
+}
+
+/// When the actor last did something: it is told the time often, so that it is never long idle.
+pub struct Pulse {
+    origin: Instant,
+    /// The longest that it is idle while it goes on.
+    limit: Duration,
+    /// Milliseconds from the origin.
+    last: AtomicU64,
+}
+
+impl Pulse {
+    fn beat(&self) {
+        self.last.store(self.origin.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// For how long the actor has done nothing, or one thing, if that is too long.
+    pub fn silence(&self) -> Option<Duration> {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        Some(self.origin.elapsed().saturating_sub(last)).filter(|silence| *silence > self.limit)
+    }
 }
 
 impl Actor for SupervisorActor {
@@ -77,6 +105,7 @@ impl Actor for SupervisorActor {
         shell: &mut Shell,
     ) -> Result<(), ActorProcessingErr> {
         shell.handle(message);
+        shell.pulse.beat();
         Ok(())
     }
 
@@ -99,6 +128,7 @@ impl Shell {
         mut store: Box<dyn StateStore>,
     ) -> Result<Self, HostError> {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let limit = ALIVE_WITHIN.max(2 * config.liveness.heartbeat);
         let fresh = unix.as_nanos() as u64 | 1;
         let state = SupervisorState::restore(config, unix, fresh, &store.load()?)?;
         Ok(Self {
@@ -109,14 +139,20 @@ impl Shell {
             clock: (unix, Instant::now()),
             transport,
             connections: HashMap::new(),
-            watchers: HashMap::new(),
-            tokens: HashMap::new(),
+            feeds: HashMap::new(),
+            listeners: Arc::new(Semaphore::new(MAX_LISTENERS)),
+            pulse: Arc::new(Pulse { origin: Instant::now(), limit, last: AtomicU64::new(0) }),
         })
     }
 
     /// Set while the store is at work.
     pub fn writing(&self) -> Arc<AtomicBool> {
         self.writing.clone()
+    }
+
+    /// When it last did something.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        self.pulse.clone()
     }
 
     /// The state, to look at.
@@ -230,18 +266,18 @@ impl Shell {
     }
 
     /// What a job has said so far and will say.
-    pub fn watch(&mut self, job: u64) -> mpsc::UnboundedReceiver<JobEvent> {
-        let (watcher, events) = mpsc::unbounded_channel();
+    pub fn watch(&mut self, job: u64) -> Result<Listener, JobError> {
+        let place = self.listeners.clone().try_acquire_owned();
+        let place = place.map_err(|_| JobError::Crowded { listeners: MAX_LISTENERS })?;
         let status = self.state.job_status(self.now(), job).expect("found by its id");
-        let phase = status.phase.map(|phase| JobEvent::Phase { phase });
-        for event in phase.into_iter().chain(self.tokens.get(&job).into_iter().flatten().cloned()) {
-            let _ = watcher.send(event);
+        if status.phase.is_none() {
+            let feed = Feed::default();
+            let listener = feed.listen(None, place);
+            feed.say(JobEvent::Finished { status: Box::new(status) });
+            return Ok(listener);
         }
-        match status.phase {
-            None => drop(watcher.send(JobEvent::Finished { status: Box::new(status) })),
-            Some(_) => self.watchers.entry(job).or_default().push(watcher),
-        }
-        events
+        self.state.set_watched(job, true);
+        Ok(self.feeds.entry(job).or_default().listen(status.phase, place))
     }
 
     /// Keeps what is to be kept, then does the rest, also when the journal fails: it lags behind then.
@@ -279,16 +315,18 @@ impl Shell {
     }
 
     fn publish(&mut self, job: u64, event: JobEvent) {
-        let ended = matches!(event, JobEvent::Finished { .. });
-        if let JobEvent::Token { .. } = &event {
-            self.tokens.entry(job).or_default().push(event.clone());
+        let (ended, progress) =
+            (matches!(event, JobEvent::Finished { .. }), matches!(event, JobEvent::Progress { .. }));
+        let feed = match ended || progress {
+            true => self.feeds.get(&job),
+            false => Some(&*self.feeds.entry(job).or_default()),
+        };
+        if progress && !feed.is_some_and(Feed::is_heard) {
+            return self.state.set_watched(job, false);
         }
-        if let Some(watchers) = self.watchers.get_mut(&job) {
-            watchers.retain(|watcher| watcher.send(event.clone()).is_ok());
-        }
+        feed.into_iter().for_each(|feed| feed.say(event.clone()));
         if ended {
-            self.watchers.remove(&job);
-            self.tokens.remove(&job);
+            self.feeds.remove(&job);
         }
     }
 }

@@ -5,13 +5,12 @@ use actix_web::{
     web::{Data, Json, Path, Query},
 };
 use asterism_actors::{
-    api::{JobEvent, JobRequest, JobState},
-    supervisor::JobFilter,
+    api::{JobRequest, JobState},
+    supervisor::{JobFilter, Listener},
 };
 use bytes::Bytes;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{AdminState, error::Refusal};
 
@@ -90,8 +89,8 @@ async fn cancelled(state: &AdminState, id: &str) -> Result<impl Responder + use<
 
 type Line = Result<Bytes, std::convert::Infallible>;
 
-async fn next_line(mut source: UnboundedReceiver<JobEvent>) -> Option<(Line, UnboundedReceiver<JobEvent>)> {
-    let event = source.recv().await?;
+async fn next_line(mut source: Listener) -> Option<(Line, Listener)> {
+    let event = source.next().await?;
     let mut line = serde_json::to_vec(&event).expect("an event is plain values");
     line.push(b'\n');
     Some((Ok(Bytes::from(line)), source))
