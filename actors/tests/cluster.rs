@@ -28,7 +28,7 @@ use asterism_actors::{
     },
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
+use asterism_models::{Checkpoint, Decoder, ModelError, Parts, TemplateSource, Tokenizer};
 use asterism_plan::{Cost, Method, MethodConfig, PlanRequest};
 use asterism_transport::{NoObserver, Transport, local::LocalNetwork};
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ async fn start_on(
     let transport = bind();
     let address = transport.local_address();
     let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
-    let front = Arc::new(ModelFront::load(&checkpoint, None).expect("a tokenizer"));
+    let front = Arc::new(ModelFront::load(&checkpoint, None, TemplateSource::frame).expect("a tokenizer"));
     let supervisor = Supervisor::start(config, front, transport, store).await.expect("a supervisor");
     let mut transports = Vec::new();
     for host in hosts {

@@ -1,119 +1,83 @@
-//! The checkpoint's chat template, rendered into the two strings of a long-context prompt. Tokenises nothing.
+//! The checkpoint's chat template as the two strings of a long-context prompt. Tokenises nothing.
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value;
-use minijinja::{Environment, ErrorKind, context};
-use serde::Deserialize;
+mod frame;
+mod source;
+
+use serde::{Deserialize, Serialize};
 
 use crate::config::parse;
 use crate::{Checkpoint, ModelError, Tokenizer};
+pub use frame::Frame;
+pub use source::TemplateSource;
 
 /// Puts a context and a query into the form the model was trained on.
 pub struct ChatTemplate {
-    template: Option<String>,
     bos: String,
-    eos: String,
+    /// What its template does; nothing without one.
+    frame: Option<Result<Frame, TemplateRefusal>>,
+}
+
+/// Why a template cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TemplateRefusal {
+    /// It does not render, or does not keep context and query apart.
+    Unfit(String),
+    /// It takes more instructions, bytes or memory than a template may.
+    Limit(String),
+}
+
+impl From<TemplateRefusal> for ModelError {
+    fn from(refusal: TemplateRefusal) -> Self {
+        match refusal {
+            TemplateRefusal::Unfit(cause) => Self::Template { cause },
+            TemplateRefusal::Limit(cause) => Self::TemplateLimit { cause },
+        }
+    }
 }
 
 impl ChatTemplate {
-    /// Reads chat_template.jinja or tokenizer_config.json. A base model has no template.
-    pub fn from_checkpoint(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, ModelError> {
-        let typed: Option<TokenizerConfig> =
-            checkpoint.tokenizer_config_json().map(|json| parse("tokenizer_config.json", json)).transpose()?;
-        let Some(typed) = typed else {
-            let text = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
-            let config = checkpoint.config();
-            let template = checkpoint.chat_template_file().map(str::to_owned);
-            return Ok(Self { template, bos: text(config.bos), eos: text(config.eos.first().copied()) });
-        };
-        let template = checkpoint.chat_template_file().map(str::to_owned);
-        Ok(Self {
-            template: template.or(typed.chat_template.and_then(Templates::default_template)),
-            bos: typed.bos_token.map(Token::into_text).unwrap_or_default(),
-            eos: typed.eos_token.map(Token::into_text).unwrap_or_default(),
-        })
+    /// Reads chat_template.jinja or tokenizer_config.json, and asks the template what it does through `ask`, such as
+    /// [`TemplateSource::frame`]. A base model has no template; one that cannot be used refuses each question.
+    pub fn from_checkpoint(
+        checkpoint: &Checkpoint,
+        tokenizer: &Tokenizer,
+        ask: impl FnOnce(&TemplateSource) -> Result<Frame, TemplateRefusal>,
+    ) -> Result<Self, ModelError> {
+        let (template, bos, eos) = texts(checkpoint, tokenizer)?;
+        let frame = template.map(|text| ask(&TemplateSource { text, bos: bos.clone(), eos }));
+        Ok(Self { bos, frame })
     }
 
     /// The checkpoint has a template of its own.
     pub fn is_chat(&self) -> bool {
-        self.template.is_some()
+        self.frame.is_some()
     }
 
     /// The context string, which begins with BOS, header and task text and ends where the context does, and the query
     /// string, which ends where the answer begins (Star Attention's split). They are tokenised apart. Without a template:
     /// BOS and the context, the query.
     pub fn split(&self, context: &str, query: &str) -> Result<(String, String), ModelError> {
-        let Some(template) = &self.template else {
-            return Ok((format!("{}{context}", self.bos), query.to_owned()));
-        };
-        let boundary = boundary(context, query);
-        let rendered = self.render(template, &format!("{context}{boundary}{query}"))?;
-        let parts: Vec<&str> = rendered.split(boundary.as_str()).collect();
-        match parts[..] {
-            // Templates trim a message; nothing else may happen to it.
-            [head, tail] if head.ends_with(context.trim_start()) && tail.starts_with(query.trim_end()) => {
-                Ok((head.to_owned(), tail.to_owned()))
-            }
-            [_, _] => Err(ModelError::Template { cause: "it changes the text of the user's message".to_owned() }),
-            _ => Err(ModelError::Template {
-                cause: format!("it writes the user's message {} times instead of once", parts.len() - 1),
-            }),
+        match &self.frame {
+            Some(Ok(frame)) => Ok(frame.split(context, query)?),
+            Some(Err(refusal)) => Err(refusal.clone().into()),
+            None => Ok((format!("{}{context}", self.bos), query.to_owned())),
         }
     }
-
-    /// One user message, then the header of the answer.
-    fn render(&self, template: &str, content: &str) -> Result<String, ModelError> {
-        let refused = |error: minijinja::Error| ModelError::Template { cause: error.to_string() };
-        let mut environment = Environment::new();
-        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(refused)?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        environment
-            .render_str(
-                &plain_tags(template),
-                context! {
-                    messages => [context! { role => "user", content => content }],
-                    bos_token => self.bos.as_str(),
-                    eos_token => self.eos.as_str(),
-                    add_generation_prompt => true,
-                    tools => (),
-                    documents => (),
-                },
-            )
-            .map_err(refused)
-    }
 }
 
-/// The template with `generation` blocks, a tag of transformers that marks what to train on, written as blocks that always
-/// render.
-fn plain_tags(template: &str) -> String {
-    let mut pieces = template.split("{%");
-    let mut plain = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        plain.push_str("{%");
-        let (tag, rest) = piece.split_once("%}").unwrap_or((piece, ""));
-        let end = &piece[tag.len()..piece.len() - rest.len()];
-        plain.push_str(&match tag.trim_matches(['-', '+', ' ', '\n', '\t']) {
-            "generation" => tag.replace("generation", "if true"),
-            "endgeneration" => tag.replace("endgeneration", "endif"),
-            _ => tag.to_owned(),
-        });
-        plain.push_str(end);
-        plain.push_str(rest);
-    }
-    plain
-}
-
-/// Text that occurs in neither string, from the private-use area so that no template treats it as space.
-fn boundary(context: &str, query: &str) -> String {
-    let mut boundary = String::from('\u{f8ff}');
-    while context.contains(&boundary) || query.contains(&boundary) {
-        boundary.push('\u{e000}');
-        boundary.push('\u{f8ff}');
-    }
-    boundary
+/// The template, BOS and EOS.
+fn texts(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<(Option<String>, String, String), ModelError> {
+    let typed: Option<TokenizerConfig> =
+        checkpoint.tokenizer_config_json().map(|json| parse("tokenizer_config.json", json)).transpose()?;
+    let template = checkpoint.chat_template_file().map(str::to_owned);
+    let Some(typed) = typed else {
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
+        let config = checkpoint.config();
+        return Ok((template, text(config.bos), text(config.eos.first().copied())));
+    };
+    let text = |token: Option<Token>| token.map(Token::into_text).unwrap_or_default();
+    let template = template.or(typed.chat_template.and_then(Templates::default_template));
+    Ok((template, text(typed.bos_token), text(typed.eos_token)))
 }
 
 /// tokenizer_config.json as typed.
@@ -167,11 +131,13 @@ mod tests {
 
     fn embedded() -> ChatTemplate {
         let checkpoint = Checkpoint::embedded().unwrap();
-        ChatTemplate::from_checkpoint(&checkpoint, &Tokenizer::from_checkpoint(&checkpoint).unwrap()).unwrap()
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();
+        ChatTemplate::from_checkpoint(&checkpoint, &tokenizer, TemplateSource::frame).unwrap()
     }
 
     fn chat(template: &str) -> ChatTemplate {
-        ChatTemplate { template: Some(template.to_owned()), bos: "<|begin_of_text|>".into(), eos: "<|eot_id|>".into() }
+        let (bos, eos) = ("<|begin_of_text|>".to_owned(), "<|eot_id|>".to_owned());
+        ChatTemplate { frame: Some(TemplateSource { text: template.to_owned(), bos: bos.clone(), eos }.frame()), bos }
     }
 
     /// Headers as Llama 3 has them, a default system message, and Python string methods as templates use them.
@@ -207,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_base_model_gets_bos_and_both_strings() {
-        let base = ChatTemplate { template: None, bos: "<s>".into(), eos: String::new() };
+        let base = ChatTemplate { bos: "<s>".into(), frame: None };
         assert_eq!(base.split("context", " query").unwrap(), ("<s>context".to_owned(), " query".to_owned()));
     }
 
@@ -232,9 +198,35 @@ mod tests {
     }
 
     #[test]
+    fn a_template_that_looks_into_a_message_is_asked_by_no_message_that_it_would_change() {
+        let thinks = "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}\
+                      {% set c = c.split('</think>')[-1] %}{% endif %}<|user|>{{ c.strip('\\n') }}<|end|>{% endfor %}";
+        let chat = chat(thinks);
+        let split = chat.split("\n\n a context\n", "\na query \n").unwrap();
+        assert_eq!(split, ("<|user|> a context\n".to_owned(), "\na query <|end|>".to_owned()));
+        let error = chat.split("thought</think> a context", "a query").unwrap_err();
+        assert!(error.code() == "chat_template" && error.to_string().contains("</think>"), "{error}");
+    }
+
+    #[test]
+    fn a_template_that_takes_too_much_is_refused() {
+        let content = "{{ messages[0].content }}";
+        for (template, cause) in [
+            ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "instructions"),
+            ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
+            ("{{ 'x' * 9999999 }}", "adds more than"),
+            ("{% for a in range(3000) %}{{ 'x' * 9999 }}{% endfor %}", "adds more than"),
+        ] {
+            let error = chat(&format!("{template}{content}")).split("a context", "a query").unwrap_err();
+            assert!(error.to_string().contains(cause), "{error}");
+        }
+        let error = chat(&"x".repeat(source::MOST_TEXT + 1)).split("a context", "a query").unwrap_err();
+        assert_eq!(error.code(), "template_limit");
+    }
+
+    #[test]
     fn blocks_that_mark_training_text_render_as_they_are() {
         let template = "{{ bos_token }}{% generation %}{{ messages[0].content }} {%- endgeneration -%} {{ '.' }}{% if";
-        assert_eq!(plain_tags(template), template.replace("endgeneration", "endif").replace("generation", "if true"));
         let (context, query) = chat(&template[..template.len() - 5]).split("a", "b").unwrap();
         assert_eq!((context.as_str(), query.as_str()), ("<|begin_of_text|>a", "b."));
     }

@@ -17,7 +17,8 @@ use weights::{Entry, WeightFile};
 pub struct Checkpoint {
     name: String,
     config: ModelConfig,
-    files: Vec<WeightFile>,
+    /// Files of weights, with their paths.
+    files: Vec<(String, WeightFile)>,
     /// Tensor name to the file that holds it, and where.
     tensors: BTreeMap<String, (usize, Entry)>,
     tokenizer: Vec<u8>,
@@ -66,7 +67,7 @@ impl Checkpoint {
         Ok(Self {
             name: EMBEDDED_NAME.to_owned(),
             config: ModelConfig::from_json(embedded::CONFIG, None)?,
-            files: vec![file],
+            files: vec![(EMBEDDED_NAME.to_owned(), file)],
             tensors,
             tokenizer: embedded::TOKENIZER.to_vec(),
             tokenizer_config: Some(embedded::TOKENIZER_CONFIG.to_vec()),
@@ -91,7 +92,7 @@ impl Checkpoint {
 
     /// Bytes of all weight files.
     pub fn weight_bytes(&self) -> usize {
-        self.files.iter().map(|file| file.bytes().len()).sum()
+        self.files.iter().map(|(_, file)| file.bytes().len()).sum()
     }
 
     /// A tensor of the shape that config.json implies.
@@ -114,8 +115,20 @@ impl Checkpoint {
         Ok(HostTensor {
             dtype: entry.dtype(name)?,
             shape: &entry.shape,
-            bytes: &self.files[*file].bytes()[entry.bytes.clone()],
+            bytes: &self.files[*file].1.bytes()[entry.bytes.clone()],
         })
+    }
+
+    /// [`Checkpoint::tensor`], every element of which is a finite number: one pass over its bytes.
+    pub(crate) fn finite_tensor(&self, name: &str, expected: &[usize]) -> Result<HostTensor<'_>, ModelError> {
+        let tensor = self.tensor(name, expected)?;
+        match weights::first_not_finite(tensor.dtype, tensor.bytes) {
+            None => Ok(tensor),
+            Some((element, got)) => {
+                let file = self.files[self.tensors[name].0].0.clone();
+                Err(ModelError::WeightNotFinite { file, tensor: name.to_owned(), element, got })
+            }
+        }
     }
 
     pub(crate) fn tokenizer_json(&self) -> &[u8] {
@@ -136,7 +149,7 @@ impl Checkpoint {
     }
 }
 
-type Weights = (Vec<WeightFile>, BTreeMap<String, (usize, Entry)>);
+type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, Entry)>);
 
 fn open_weights(folder: &Path) -> Result<Weights, ModelError> {
     let mut names = vec!["model.safetensors".to_owned()];
@@ -154,10 +167,12 @@ fn open_weights(folder: &Path) -> Result<Weights, ModelError> {
         if !path.exists() {
             return Err(missing(folder, name, "fetch the weights as safetensors, all shards of them"));
         }
+        regular(&path, u64::MAX)?;
         let file = WeightFile::map(&path)?;
-        let entries = file.entries(&path.display().to_string())?;
+        let path = path.display().to_string();
+        let entries = file.entries(&path)?;
         tensors.extend(entries.into_iter().map(|(name, entry)| (name, (number, entry))));
-        files.push(file);
+        files.push((path, file));
     }
     Ok((files, tensors))
 }
@@ -170,13 +185,28 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// Longest text file of a model folder.
+const MOST_TEXT: u64 = 256 << 20;
+
 fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, ModelError> {
     let path = folder.join(file);
-    match std::fs::read(&path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(cause) => Err(ModelError::Unreadable { path: path.display().to_string(), cause }),
+    if matches!(std::fs::metadata(&path), Err(error) if error.kind() == std::io::ErrorKind::NotFound) {
+        return Ok(None);
     }
+    regular(&path, MOST_TEXT)?;
+    std::fs::read(&path).map(Some).map_err(|cause| ModelError::Unreadable { path: path.display().to_string(), cause })
+}
+
+/// Refuses what is no file, whose reading might never end, and what is longer than `most` bytes.
+fn regular(path: &Path, most: u64) -> Result<(), ModelError> {
+    let shown = || path.display().to_string();
+    let metadata = std::fs::metadata(path).map_err(|cause| ModelError::Unreadable { path: shown(), cause })?;
+    let (got, expected) = match metadata.len() {
+        _ if !metadata.is_file() => ("no regular file".to_owned(), "one, or a link to one".to_owned()),
+        length if length > most => (format!("{length} bytes long"), format!("at most {most}")),
+        _ => return Ok(()),
+    };
+    Err(ModelError::Unfit { path: shown(), got, expected })
 }
 
 fn missing(folder: &Path, file: &str, remedy: &'static str) -> ModelError {

@@ -180,13 +180,13 @@ impl Keys {
             mlp: options.mlp_bias.unwrap_or(false) && family == Family::Llama,
         };
         Ok(ModelConfig {
-            layers: positive("num_hidden_layers", self.num_hidden_layers)?,
+            layers: counted("num_hidden_layers", self.num_hidden_layers, 1 << 12)?,
             heads: self.heads()?,
-            hidden: positive("hidden_size", self.hidden_size)?,
-            intermediate: positive("intermediate_size", self.intermediate_size)?,
-            vocab: positive("vocab_size", self.vocab_size)?,
-            max_position: positive("max_position_embeddings", self.max_position_embeddings)?,
-            eps: self.rms_norm_eps.unwrap_or(1e-6) as f32,
+            hidden: counted("hidden_size", self.hidden_size, 1 << 18)?,
+            intermediate: counted("intermediate_size", self.intermediate_size, 1 << 20)?,
+            vocab: counted("vocab_size", self.vocab_size, 1 << 24)?,
+            max_position: counted("max_position_embeddings", self.max_position_embeddings, 1 << 28)?,
+            eps: self.eps()?,
             rope: self.rope.resolve(self.max_position_embeddings)?,
             biases,
             tied: options.tie_word_embeddings.unwrap_or(false),
@@ -206,15 +206,30 @@ impl Keys {
         }
     }
 
+    fn eps(&self) -> Result<f32, ModelError> {
+        let eps = self.rms_norm_eps.unwrap_or(1e-6);
+        match eps as f32 {
+            small if small > 0.0 && small < 1.0 => Ok(small),
+            _ => Err(refused("rms_norm_eps", eps, "expected a number above 0 and below 1")),
+        }
+    }
+
     fn heads(&self) -> Result<Heads, ModelError> {
-        let query = positive("num_attention_heads", self.num_attention_heads)?;
-        let kv = positive("num_key_value_heads", self.num_key_value_heads.unwrap_or(query))?;
+        let query = counted("num_attention_heads", self.num_attention_heads, 1 << 12)?;
+        let kv = counted("num_key_value_heads", self.num_key_value_heads.unwrap_or(query), 1 << 12)?;
         if !query.is_multiple_of(kv) {
             return Err(refused("num_key_value_heads", kv, "it must divide num_attention_heads"));
         }
-        let dim = self.head_dim.unwrap_or(self.hidden_size / query);
-        if dim == 0 || !dim.is_multiple_of(2) {
-            return Err(refused("head_dim", dim, "it must be even and above 0"));
+        if self.head_dim.is_none() && !self.hidden_size.is_multiple_of(query) {
+            return Err(refused(
+                "hidden_size",
+                self.hidden_size,
+                "without head_dim, num_attention_heads must divide it",
+            ));
+        }
+        let dim = counted("head_dim", self.head_dim.unwrap_or(self.hidden_size / query), 1 << 12)?;
+        if !dim.is_multiple_of(2) {
+            return Err(refused("head_dim", dim, "it must be even"));
         }
         Ok(Heads { query, kv, dim })
     }
@@ -244,12 +259,13 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(path: &str, bytes: &'a [u8]) -> Resu
         .map_err(|error| ModelError::Malformed { path: path.to_owned(), cause: error.to_string() })
 }
 
-fn refused(key: &'static str, got: impl ToString, supported: &'static str) -> ModelError {
-    ModelError::Config { key, got: got.to_string(), supported }
+fn refused(key: &'static str, got: impl ToString, supported: impl Into<String>) -> ModelError {
+    ModelError::Config { key, got: got.to_string(), supported: supported.into() }
 }
 
-fn positive(key: &'static str, value: usize) -> Result<usize, ModelError> {
-    if value == 0 { Err(refused(key, value, "it must be above 0")) } else { Ok(value) }
+/// Far above any model that is, and low enough that no product of these sizes is more than a 64-bit integer holds.
+fn counted(key: &'static str, value: usize, most: usize) -> Result<usize, ModelError> {
+    if (1..=most).contains(&value) { Ok(value) } else { Err(refused(key, value, format!("expected 1 to {most}"))) }
 }
 
 #[cfg(test)]
@@ -326,6 +342,27 @@ mod tests {
             json!({"model_type": "mistral", "sliding_window": 1024}),
             json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 1024}),
             json!({"layer_types": ["full_attention", "sliding_attention"]}),
+            json!({"rope_theta": 0.0}),
+            json!({"rope_theta": -10000.0}),
+            json!({"rope_scaling": {"rope_type": "linear", "factor": 1e39}}),
+            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}}),
+            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": -1.0}}),
+            json!({"rms_norm_eps": -1e-5}),
+            json!({"rms_norm_eps": 0.0}),
+            json!({"rms_norm_eps": 1e-60}),
+            json!({"rms_norm_eps": 1e60}),
+            json!({"num_attention_heads": 0}),
+            json!({"num_key_value_heads": 0}),
+            json!({"num_attention_heads": 5}),
+            json!({"head_dim": 0}),
+            json!({"head_dim": usize::MAX - 1}),
+            json!({"hidden_size": 1usize << 62}),
+            json!({"vocab_size": usize::MAX}),
+            json!({"intermediate_size": usize::MAX}),
+            json!({"num_hidden_layers": usize::MAX}),
+            json!({"max_position_embeddings": 0}),
+            json!({"max_position_embeddings": usize::MAX}),
         ];
         for case in cases {
             assert_eq!(with(case.clone()).unwrap_err().code(), "model_config_unsupported", "{case}");

@@ -116,10 +116,19 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Logits `(t, vocab)` of every row of `x (t, e)`.
+    ///
+    /// # Errors
+    /// [`ModelError::LogitsNotFinite`] when one of them is infinite or no number.
     pub fn all_logits(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
         let Head { norm, linear } = self.head.as_ref().ok_or(ModelError::NoHead)?;
         let x = self.backend.rms_norm(x, norm, self.config.eps)?;
-        Ok(self.backend.download(&self.backend.linear(&x, linear)?)?)
+        let logits = self.backend.download(&self.backend.linear(&x, linear)?)?;
+        // One pass over what took a product with `hidden` rows each to make.
+        if logits.iter().fold(true, |finite, logit| finite & logit.is_finite()) {
+            return Ok(logits);
+        }
+        let at = logits.iter().position(|logit| !logit.is_finite()).expect("one is not");
+        Err(ModelError::LogitsNotFinite { token: at % self.config.vocab, got: logits[at] })
     }
 }
 
@@ -158,17 +167,18 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
-        self.checkpoint.tensor(name, &[self.config.vocab, self.config.hidden])
+        self.checkpoint.finite_tensor(name, &[self.config.vocab, self.config.hidden])
     }
 
     fn norm(&self, name: &str) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.weight(self.checkpoint.tensor(&format!("{name}.weight"), &[self.config.hidden])?)?)
+        Ok(self.backend.weight(self.checkpoint.finite_tensor(&format!("{name}.weight"), &[self.config.hidden])?)?)
     }
 
     /// Linear layers that share their input `(t, k)`, fused into one with their outputs side by side.
     fn linear(&self, parts: &[(String, usize)], k: usize, biased: bool) -> Result<B::Linear, ModelError> {
-        let tensor =
-            |suffix: &str, name: &str, shape: &[usize]| self.checkpoint.tensor(&format!("{name}.{suffix}"), shape);
+        let tensor = |suffix: &str, name: &str, shape: &[usize]| {
+            self.checkpoint.finite_tensor(&format!("{name}.{suffix}"), shape)
+        };
         let weights: Vec<_> =
             parts.iter().map(|(name, n)| tensor("weight", name, &[*n, k])).collect::<Result<_, _>>()?;
         let biases: Vec<_> = match biased {

@@ -41,7 +41,7 @@ pub enum ModelError {
         /// Its value.
         got: String,
         /// What would be.
-        supported: &'static str,
+        supported: String,
     },
     /// A weight file shorter or longer than its header says.
     #[error("{path} is truncated or damaged: its header says {expected} bytes, it has {got}; fetch the file again")]
@@ -94,6 +94,30 @@ pub enum ModelError {
         /// Its type.
         got: String,
     },
+    /// A weight that is no number.
+    #[error(
+        "{file}: tensor {tensor} has {got} at element {element}; expected finite numbers: fetch the file again, or train on"
+    )]
+    WeightNotFinite {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// Which of its elements, counted from 0 as they lie in the file.
+        element: usize,
+        /// What it is.
+        got: f32,
+    },
+    /// A folder's file that is none, or too large to be what its name says.
+    #[error("{path} is {got}; expected {expected}")]
+    Unfit {
+        /// The file.
+        path: String,
+        /// What it is.
+        got: String,
+        /// What it should be.
+        expected: String,
+    },
     /// Text that the tokenizer cannot encode, or ids it cannot decode.
     #[error("tokenizer: {cause}")]
     Tokenizer {
@@ -104,6 +128,12 @@ pub enum ModelError {
     #[error("chat template: {cause}")]
     Template {
         /// Why.
+        cause: String,
+    },
+    /// A chat template that takes more than a template may.
+    #[error("chat template: {cause}; correct the model's template, or ask without it (\"chat_template\": false)")]
+    TemplateLimit {
+        /// Which limit, and what was met.
         cause: String,
     },
     /// A token id outside the vocabulary.
@@ -146,6 +176,28 @@ pub enum ModelError {
         /// Keys answered for.
         got: usize,
     },
+    /// Logits that choose no token.
+    #[error(
+        "the step's logits are not finite (token {token} has {got}), so that no token was chosen; the model's weights or its dtype are unfit for this input"
+    )]
+    LogitsNotFinite {
+        /// The first such token.
+        token: usize,
+        /// Its logit.
+        got: f32,
+    },
+    /// A shard's answer that no merge survives.
+    #[error(
+        "host {host} answered for shard {block} in layer {layer} with numbers that are not finite; the step is refused. If its memory is sound, the model's weights or its dtype are unfit for this input"
+    )]
+    PartialNotFinite {
+        /// The host.
+        host: String,
+        /// The shard.
+        block: usize,
+        /// The layer.
+        layer: usize,
+    },
     /// Retaining heads that cannot be used.
     #[error("retaining heads {}: {cause}; give the heads that were trained for this model", path.display())]
     RetainingHeads {
@@ -186,8 +238,13 @@ impl ModelError {
             Self::MissingTensor { .. } => "tensor_missing",
             Self::TensorShape { .. } => "tensor_shape",
             Self::TensorType { .. } => "tensor_type",
+            Self::WeightNotFinite { .. } => "weights_not_finite",
+            Self::Unfit { .. } => "model_file_unfit",
+            Self::LogitsNotFinite { .. } => "not_finite_logits",
+            Self::PartialNotFinite { .. } => "not_finite_partial",
             Self::Tokenizer { .. } => "tokenizer",
             Self::Template { .. } => "chat_template",
+            Self::TemplateLimit { .. } => "template_limit",
             Self::TokenId { .. } => "token_id",
             Self::Sampling { .. } => "sampling",
             Self::NoHead => "no_head",

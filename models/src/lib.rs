@@ -15,7 +15,7 @@ mod sampling;
 mod synthetic;
 mod tokenizer;
 
-pub use chat::ChatTemplate;
+pub use chat::{ChatTemplate, Frame, TemplateRefusal, TemplateSource};
 pub use checkpoint::Checkpoint;
 pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Parts, Projected};

@@ -10,7 +10,7 @@ use crate::{
     },
     error::{CliError, Exit},
     globals::{GlobalArgs, Globals},
-    output,
+    output, template,
 };
 
 /// Inference over very long contexts on a cluster of hosts.
@@ -77,6 +77,9 @@ pub enum Verb {
     /// Run one host; started by `up`
     #[command(hide = true)]
     RunHost(process::HostArgs),
+    /// Say what a chat template does; started by whoever loads a model
+    #[command(hide = true)]
+    AskTemplate,
 }
 
 /// Parses the process's arguments and runs the verb.
@@ -112,6 +115,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Supervisor(args) => process::supervisor(globals, &args),
         Verb::Node(args) => process::node(globals, &args),
         Verb::RunHost(args) => process::host(globals, &args),
+        Verb::AskTemplate => template::answer(),
     }
 }
 

@@ -84,6 +84,7 @@ pub fn exit_of_code(code: &str) -> Exit {
         | "invalid_method"
         | "sampling"
         | "chat_template"
+        | "template_limit"
         | "payload_too_large"
         | "retaining_heads"
         | "journal_damaged"

@@ -26,6 +26,7 @@ pub mod rotation;
 pub mod sample;
 pub mod service;
 pub mod size;
+pub mod template;
 pub mod temporary;
 pub mod version;
 pub mod wiring;

@@ -13,7 +13,7 @@ use asterism_actors::{
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
-use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
+use asterism_models::{Checkpoint, Decoder, ModelError, Parts, TemplateSource, Tokenizer};
 use asterism_transport::{
     Transport, TransportError,
     quic::{QuicConfig, QuicTransport},
@@ -24,6 +24,7 @@ use crate::{
     cluster_file, credentials, data_dir,
     error::{CliError, Exit},
     rotation::Rotation,
+    template,
 };
 
 /// Jobs that run at once: while one generates, context hosts encode the next.
@@ -41,8 +42,12 @@ pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
 
 /// The model as clients and the supervisor know it: tokenizer, template and limits, no weights.
 pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
+    let ask = |source: &TemplateSource| match &model.path {
+        Some(_) => template::frame(source),
+        None => source.frame(),
+    };
     let front = checkpoint(model.path.as_deref())
-        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens));
+        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, ask));
     front.map_err(|error| {
         CliError::usage(format!("the model cannot be used: {error}"))
             .hint("set [model] path to a Hugging Face folder, or leave it out for the embedded model")

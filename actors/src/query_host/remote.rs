@@ -78,6 +78,7 @@ type Answers<B> = (Vec<ShardKeys>, Option<Vec<ShardPartial<B>>>);
 
 /// A channel to a holder, and the task that serves it.
 struct Line {
+    host: String,
     address: Option<SocketAddr>,
     queries: mpsc::UnboundedSender<Frame>,
     task: tokio::task::JoinHandle<()>,
@@ -164,12 +165,12 @@ impl<B: Backend> RemoteContext<B> {
     fn connect(&mut self, channel: u64, holder: ShardHolder) {
         let (queries, asked) = mpsc::unbounded_channel();
         let (links, context, arrived) = (self.links.clone(), self.context, self.arrived.clone());
-        let address = holder.address.parse().ok();
+        let (host, address) = (holder.host.clone(), holder.address.parse().ok());
         let task = self.runtime.spawn(async move {
             let Err(cause) = serve(channel, &holder, (&links, context), asked, &arrived).await else { return };
             let _ = arrived.send(Arrival::Broke(channel, cause));
         });
-        self.channels.insert(channel, Line { address, queries, task });
+        self.channels.insert(channel, Line { host, address, queries, task });
     }
 
     /// Waits for the next arrival; none when it is time to tell a loss again.
@@ -187,7 +188,7 @@ impl<B: Backend> RemoteContext<B> {
 
     fn heard(&mut self, channel: u64, frame: &Frame) -> Result<(), ModelError> {
         let broke = |cause| gather::Event::Broke { channel, cause };
-        match self.read(frame)? {
+        match self.read(channel, frame)? {
             Ok((shards, answers)) => {
                 let (step, layer) = (frame.header.step, frame.header.layer);
                 self.apply(gather::Event::Answer { channel, step, layer, shards }, answers);
@@ -198,7 +199,7 @@ impl<B: Backend> RemoteContext<B> {
     }
 
     /// What a frame answers, or what is wrong with it.
-    fn read(&self, frame: &Frame) -> Result<Result<Answers<B>, String>, ModelError> {
+    fn read(&self, channel: u64, frame: &Frame) -> Result<Result<Answers<B>, String>, ModelError> {
         let (header, asked) = (frame.header, self.asked.header);
         let shards = match PartialsMeta::read(&frame.meta, "the context host") {
             Ok(PartialsMeta::Shards(shards)) => shards,
@@ -221,6 +222,11 @@ impl<B: Backend> RemoteContext<B> {
         };
         let answer = |(shard, values): (&ShardKeys, &[f32])| -> Result<_, ModelError> {
             let (output, lse) = values.split_at(outputs);
+            if !are_numbers(output, lse) {
+                let host = self.channels.get(&channel).map_or_else(String::new, |line| line.host.clone());
+                let (block, layer) = (shard.block as usize, header.layer as usize);
+                return Err(ModelError::PartialNotFinite { host, block, layer });
+            }
             let partial = Partial {
                 output: backend.upload(&[query, rows, dim], output)?,
                 lse: backend.upload(&[query, rows], lse)?,
@@ -267,6 +273,12 @@ impl<B: Backend> ContextAttention<B> for RemoteContext<B> {
     fn merged(&mut self) {
         self.clock.times.merge.add(self.clock.collected.elapsed());
     }
+}
+
+/// Whether a partial can be merged. A row that sees none of a shard's keys has a log-sum-exp of minus infinity.
+fn are_numbers(output: &[f32], lse: &[f32]) -> bool {
+    output.iter().fold(true, |all, value| all & value.is_finite())
+        && lse.iter().fold(true, |all, &value| all & (value < f32::INFINITY))
 }
 
 /// The mask for a query's meta; nothing when every key is seen.

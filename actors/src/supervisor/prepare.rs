@@ -2,7 +2,10 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use asterism_models::{ChatTemplate, Checkpoint, ModelConfig, ModelError, Tokenizer, check_retaining_heads};
+use asterism_models::{
+    ChatTemplate, Checkpoint, Frame, ModelConfig, ModelError, TemplateRefusal, TemplateSource, Tokenizer,
+    check_retaining_heads,
+};
 use asterism_plan::{Method, MethodConfig, Plan, PlanError, PlanRequest};
 
 use crate::{
@@ -31,8 +34,13 @@ pub struct ModelFront {
 }
 
 impl ModelFront {
-    /// Reads what it needs of a checkpoint. `max_context_tokens` lowers the model's own limit.
-    pub fn load(checkpoint: &Checkpoint, max_context_tokens: Option<usize>) -> Result<Self, ModelError> {
+    /// Reads what it needs of a checkpoint. `max_context_tokens` lowers the model's own limit; `ask` tells what its chat
+    /// template does, such as [`TemplateSource::frame`].
+    pub fn load(
+        checkpoint: &Checkpoint,
+        max_context_tokens: Option<usize>,
+        ask: impl FnOnce(&TemplateSource) -> Result<Frame, TemplateRefusal>,
+    ) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
         let own = config.max_position;
         let tokenizer = Tokenizer::from_checkpoint(checkpoint)?;
@@ -40,7 +48,7 @@ impl ModelFront {
             name: checkpoint.name().to_string(),
             max_tokens: max_context_tokens.map_or(own, |limit| limit.min(own)),
             config,
-            template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer)?,
+            template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, ask)?,
             tokenizer,
         })
     }

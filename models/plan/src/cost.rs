@@ -89,13 +89,14 @@ impl ModelShape {
     /// Pairs that dense attention over `tokens` computes in phase 1, over all query heads and all layers but the last, whose
     /// rows feed nothing.
     pub fn computed_dense_pairs(&self, tokens: usize) -> u64 {
-        (self.query_heads * (self.layers - 1)) as u64 * causal_pairs(tokens)
+        causal_pairs(tokens).saturating_mul((self.query_heads * (self.layers - 1)) as u64)
     }
 
     /// Floating-point operations of `tokens` through all layers with `pairs` (row, key) pairs a head.
     pub fn flops(&self, tokens: usize, pairs: u64) -> u64 {
-        let pairs = (self.layers * self.query_heads) as u64 * pairs;
-        tokens as u64 * self.linear_flops_per_token() + pairs * self.attention_flops_per_pair()
+        let pairs = pairs.saturating_mul((self.layers * self.query_heads) as u64);
+        let linear = self.linear_flops_per_token().saturating_mul(tokens as u64);
+        linear.saturating_add(pairs.saturating_mul(self.attention_flops_per_pair()))
     }
 
     /// Floating-point operations of one (query row, key) pair of one head: score and weighted value.
@@ -207,11 +208,12 @@ impl HostCost {
 
     fn finish(&mut self, shape: &ModelShape) {
         let computed = shape.layers as u64 - 1;
-        self.attention_pairs = computed * self.layer_pairs;
+        self.attention_pairs = self.layer_pairs.saturating_mul(computed);
         self.exchange_bytes = computed * self.layer_exchange_bytes;
         let linear =
             shape.linear_flops_per_token() / shape.layers as u64 * computed + shape.projection_flops_per_token();
-        self.flops = self.linear_tokens * linear + self.attention_pairs * shape.attention_flops_per_pair();
+        let attention = self.attention_pairs.saturating_mul(shape.attention_flops_per_pair());
+        self.flops = self.linear_tokens.saturating_mul(linear).saturating_add(attention);
     }
 }
 

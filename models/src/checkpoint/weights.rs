@@ -79,6 +79,34 @@ const LENGTH_BYTES: usize = 8;
 /// Longest header the format allows.
 const MAX_HEADER: u64 = 100_000_000;
 
+/// The first element that is infinite or no number, and what it is.
+pub(super) fn first_not_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f32)> {
+    // An exponent of ones alone is looked for, in pieces that the compiler turns into wide instructions.
+    const PIECE: usize = 16 << 10;
+    match dtype {
+        DType::F32 => find(bytes, PIECE, |bits: [u8; 4]| f32::from_le_bytes(bits)),
+        DType::Bf16 => find(bytes, PIECE, |[low, high]: [u8; 2]| f32::from_le_bytes([0, 0, low, high])),
+        DType::F16 => find(bytes, PIECE, |bits: [u8; 2]| half(u16::from_le_bytes(bits))),
+    }
+}
+
+fn find<const N: usize>(bytes: &[u8], piece: usize, value: impl Fn([u8; N]) -> f32) -> Option<(usize, f32)> {
+    let suspect = |piece: &[u8]| piece.as_chunks::<N>().0.iter().fold(false, |any, bits| any | !value(*bits).is_finite());
+    let at = bytes.chunks(piece).position(suspect)? * piece;
+    let rest = bytes[at..].as_chunks::<N>().0;
+    let element = rest.iter().position(|bits| !value(*bits).is_finite())?;
+    Some((at / N + element, value(rest[element])))
+}
+
+/// An f16 as f32, as far as finiteness goes: a finite one is 0.
+fn half(bits: u16) -> f32 {
+    match (bits & 0x7c00 == 0x7c00, bits & 0x03ff) {
+        (false, _) => 0.0,
+        (true, 0) => f32::INFINITY,
+        (true, _) => f32::NAN,
+    }
+}
+
 /// Tells a file that lacks its end from one of another format.
 fn refusal(path: &str, bytes: &[u8], error: SafeTensorError) -> ModelError {
     let (path, got) = (path.to_owned(), bytes.len() as u64);
@@ -104,4 +132,24 @@ fn data_length(header: &[u8]) -> u64 {
     let tensors: serde_json::Map<String, Value> = serde_json::from_slice(header).unwrap_or_default();
     let end = |value: Value| serde_json::from_value::<Offsets>(value).ok().map(|offsets| offsets.data_offsets.1);
     tensors.into_values().filter_map(end).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_element_that_is_no_number_is_found() {
+        let mut f32s: Vec<f32> = (0..9000).map(|at| at as f32 - 4000.0).collect();
+        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(first_not_finite(DType::F32, &bytes(&f32s)), None);
+        (f32s[8500], f32s[8501]) = (f32::NEG_INFINITY, f32::NAN);
+        assert_eq!(first_not_finite(DType::F32, &bytes(&f32s)), Some((8500, f32::NEG_INFINITY)));
+        let halves = |values: &[u16]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(first_not_finite(DType::Bf16, &halves(&[0x7f7f, 0xff7f, 0x0001])), None);
+        assert_eq!(first_not_finite(DType::Bf16, &halves(&[0x7f7f, 0x7f80])), Some((1, f32::INFINITY)));
+        assert_eq!(first_not_finite(DType::F16, &halves(&[0x7bff, 0xfbff, 0x0001])), None);
+        let (element, got) = first_not_finite(DType::F16, &halves(&[0x7bff, 0x3c00, 0x7e00])).unwrap();
+        assert!(element == 2 && got.is_nan());
+    }
 }

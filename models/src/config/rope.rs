@@ -85,25 +85,37 @@ impl RopeKeys {
     pub(super) fn resolve(&self, max_position: usize) -> Result<Rope, ModelError> {
         let scaling = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref()).cloned().unwrap_or_default();
         let theta = scaling.rope_theta.or(self.rope_theta).unwrap_or(10_000.0);
+        if !(theta > 0.0 && theta.is_finite()) {
+            return Err(refused("rope_theta", theta, "expected a finite number above 0"));
+        }
         let rotary = scaling.partial_rotary_factor.or(self.partial_rotary_factor).unwrap_or(1.0);
         if rotary != 1.0 {
             return Err(refused("partial_rotary_factor", rotary, "the whole head is rotated"));
         }
         let needed = |key: &'static str, value: Option<f32>| match value {
-            Some(value) if value > 0.0 => Ok(value),
-            Some(value) => Err(refused(key, value, "it must be above 0")),
+            Some(value) if value > 0.0 && value.is_finite() => Ok(value),
+            Some(value) => Err(refused(key, value, "expected a finite number above 0")),
             None => Err(refused(key, "(none)", "this rope_type needs it")),
         };
         match scaling.rope_type.or(scaling.r#type).as_deref() {
             None | Some("default") => Ok(Rope::Plain { theta }),
             Some("linear") => Ok(Rope::Linear { theta, factor: needed("rope_scaling.factor", scaling.factor)? }),
-            Some("llama3") => Ok(Rope::Llama3 {
-                theta,
-                factor: needed("rope_scaling.factor", scaling.factor)?,
-                low: needed("rope_scaling.low_freq_factor", scaling.low_freq_factor)?,
-                high: needed("rope_scaling.high_freq_factor", scaling.high_freq_factor)?,
-                original: scaling.original_max_position_embeddings.unwrap_or(max_position as f32),
-            }),
+            Some("llama3") => {
+                let original = scaling.original_max_position_embeddings.unwrap_or(max_position as f32);
+                let low = needed("rope_scaling.low_freq_factor", scaling.low_freq_factor)?;
+                let high = needed("rope_scaling.high_freq_factor", scaling.high_freq_factor)?;
+                if low >= high {
+                    let expected = format!("expected more than low_freq_factor = {low}");
+                    return Err(refused("rope_scaling.high_freq_factor", high, expected));
+                }
+                Ok(Rope::Llama3 {
+                    theta,
+                    factor: needed("rope_scaling.factor", scaling.factor)?,
+                    low,
+                    high,
+                    original: needed("rope_scaling.original_max_position_embeddings", Some(original))?,
+                })
+            }
             Some(other) => Err(refused("rope_scaling.rope_type", other, "default, linear and llama3 are supported")),
         }
     }
