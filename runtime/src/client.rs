@@ -145,6 +145,8 @@ impl Client {
         let answer = self.checked(request.call().map_err(|error| self.failed(&error))?)?;
         let lost = self.clone();
         let lines = BufReader::new(answer.into_body().into_with_config().limit(u64::MAX).reader()).lines();
+        // An empty line says that the stream lives.
+        let lines = lines.filter(|line| !line.as_ref().is_ok_and(String::is_empty));
         Ok(lines.map(move |line| match line {
             // Asking again would bring the same.
             Ok(line) => {

@@ -1,10 +1,11 @@
 //! The cluster as it will run: every default filled in, every name resolved, contradictions refused. Starts nothing.
 
+mod clashes;
 mod error;
 mod security;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
@@ -17,6 +18,7 @@ use crate::cluster_file::{
     ClusterFile, ControlTransport, DType, DataTransport, Device, HostSection, LogFormat, Recovery, Role,
 };
 
+use clashes::{check_free, check_name, check_ports, check_tcp_ports, check_unique};
 pub use error::ClusterError;
 pub use security::{CertificateFiles, Security};
 
@@ -30,6 +32,9 @@ const LEAST_MEMORY: u64 = 1 << 20;
 
 /// Jobs that a supervisor has been seen to hold.
 const MOST_QUEUED: usize = 100_000;
+
+/// More threads than machines have cores.
+const MOST_THREADS: usize = 1024;
 
 /// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
 const REJOIN: Duration = Duration::from_secs(3);
@@ -132,14 +137,18 @@ impl Cluster {
             None => directory.join(".asterism").join(&file.cluster.name),
         };
         let listen = socket_address("cluster.listen", &file.cluster.listen)?;
+        let admin_listen = socket_address("api.admin_listen", &file.api.admin_listen)?;
+        let security = security::resolve(&file.security, directory, listen)?;
+        security.check_admin(admin_listen)?;
+        check_tcp_ports(admin_listen, security.join_listen)?;
         Ok(Self {
             name: file.cluster.name.clone(),
             data_dir,
             listen,
-            admin_listen: socket_address("api.admin_listen", &file.api.admin_listen)?,
+            admin_listen,
             model: model(file, directory)?,
             method: file.attention.clone(),
-            security: security::resolve(&file.security, directory, listen)?,
+            security,
             liveness: liveness(file)?,
             recovery: recovery(file)?,
             max_restarts: file.supervisor.max_restarts,
@@ -276,6 +285,7 @@ fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterErr
     let mut nodes = Vec::new();
     for node in &file.nodes {
         check_name("node.name", &node.name)?;
+        check_free("node", &node.name)?;
         if nodes.iter().any(|(name, _)| *name == node.name) {
             return Err(ClusterError::Duplicate { kind: "node", name: node.name.clone() });
         }
@@ -310,8 +320,13 @@ fn host(section: &HostSection, nodes: &[(&str, IpAddr)]) -> Result<Host, Cluster
             _ => return Err(ClusterError::NoNode { host: section.name.clone(), nodes: nodes.len() }),
         },
     };
-    if section.threads == Some(0) {
-        return Err(ClusterError::Value { key: "host.threads", got: "0".into(), expected: "at least 1".into() });
+    check_free("host", &section.name)?;
+    if nodes.iter().any(|(name, _)| *name == section.name) {
+        return Err(ClusterError::TakenName { kind: "host", name: section.name.clone(), owner: "a node" });
+    }
+    if let Some(got) = section.threads.filter(|threads| !(1..=MOST_THREADS).contains(threads)) {
+        let expected = format!("expected 1 to {MOST_THREADS}");
+        return Err(ClusterError::Value { key: "host.threads", got: got.to_string(), expected });
     }
     let memory_limit = section.memory_limit.map(|Bytes(bytes)| bytes);
     if let Some(got) = memory_limit.filter(|&bytes| bytes < LEAST_MEMORY) {
@@ -328,45 +343,6 @@ fn host(section: &HostSection, nodes: &[(&str, IpAddr)]) -> Result<Host, Cluster
         threads: section.threads,
         memory_limit,
         labels: section.labels.clone(),
-    })
-}
-
-fn check_unique(hosts: &[Host]) -> Result<(), ClusterError> {
-    let mut seen = HashSet::new();
-    match hosts.iter().find(|host| !seen.insert(host.name.as_str())) {
-        Some(host) => Err(ClusterError::Duplicate { kind: "host", name: host.name.clone() }),
-        None => Ok(()),
-    }
-}
-
-fn check_ports(hosts: &[Host], listen: SocketAddr) -> Result<(), ClusterError> {
-    let mut taken = vec![("cluster.listen", listen)];
-    for host in hosts.iter().filter(|host| host.address.port() != 0) {
-        if let Some((first, address)) = taken.iter().find(|(_, address)| *address == host.address) {
-            return Err(ClusterError::PortTaken {
-                first: (*first).to_owned(),
-                second: host.name.clone(),
-                address: *address,
-            });
-        }
-        taken.push((&host.name, host.address));
-    }
-    Ok(())
-}
-
-/// Names become file names, certificate names and metric labels.
-fn check_name(key: &'static str, name: &str) -> Result<(), ClusterError> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if name.bytes().all(plain)
-        && name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
-        && name.len() < 64
-    {
-        return Ok(());
-    }
-    Err(ClusterError::Value {
-        key,
-        got: format!("{name:?}"),
-        expected: "up to 63 letters, digits, '-', '_' and '.', beginning with a letter or digit".into(),
     })
 }
 
@@ -402,7 +378,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 20] = [
+        let edits: [(&str, &str); 27] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -423,6 +399,13 @@ mod tests {
             ("mode = \"mtls\"", "join_listen = \"127.0.0.1:7400\""),
             ("mode = \"mtls\"", "mode = \"insecure\"\njoin_listen = \"127.0.0.1:7402\""),
             ("mode = \"mtls\"", "ca = \"a\"\ncert = \"b\"\nkey = \"c\"\njoin_listen = \"127.0.0.1:7402\""),
+            ("name = \"context-1\"", "name = \"context-1\"\nthreads = 1000000"),
+            ("name = \"context-1\"", "name = \"supervisor\""),
+            ("name = \"context-1\"", "name = \"up\""),
+            ("name = \"context-1\"", "name = \"local\""),
+            ("[[node]]\nname = \"local\"", "[[node]]\nname = \"supervisor\""),
+            ("127.0.0.1:7401", "0.0.0.0:7401"),
+            ("mode = \"mtls\"", "mode = \"mtls\"\njoin_listen = \"0.0.0.0:7401\""),
         ];
         let errors = edits.map(|(from, to)| resolve(&SAMPLE.replace(from, to)).unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(errors);

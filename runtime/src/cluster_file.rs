@@ -144,6 +144,8 @@ pub struct SecuritySection {
     /// Where the supervisor gives certificates to nodes with a join token. Absent: nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub join_listen: Option<String>,
+    /// The admin API may listen beyond this machine without a token: for a closed network only.
+    pub allow_open_admin: bool,
 }
 
 /// Whether hosts prove who they are.

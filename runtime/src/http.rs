@@ -7,11 +7,13 @@ mod health;
 mod hosts;
 mod jobs;
 mod joining;
+mod pace;
 mod sessions;
 
 use std::{
     net::{SocketAddr, TcpListener},
     sync::Arc,
+    time::Duration,
 };
 
 use actix_web::{
@@ -27,7 +29,7 @@ use asterism_transport::join::JoinListener;
 use subtle::ConstantTimeEq;
 use tokio::{sync::Notify, task::JoinHandle};
 
-use crate::error::CliError;
+use crate::{error::CliError, limits};
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
@@ -37,6 +39,12 @@ pub use jobs::{MAX_LISTED, Submitted};
 const MAX_BODY_BYTES: usize = 64 << 20;
 /// Threads that answer requests.
 const WORKERS: usize = 2;
+/// Time for the head of a request.
+const HEAD_WITHIN: Duration = Duration::from_secs(5);
+/// Time between requests of one connection.
+const KEPT_IDLE: Duration = Duration::from_secs(5);
+/// Most connections at a time; where fewer files can be open, half of those.
+const MOST_CONNECTIONS: usize = 16_384;
 
 /// What handlers work with.
 #[derive(Clone)]
@@ -84,9 +92,13 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliE
             .app_data(web::JsonConfig::default().limit(MAX_BODY_BYTES).error_handler(error::of_json))
             .configure(routes)
             .default_service(web::to(error::no_such_path))
+            .wrap(from_fn(pace::keep))
     };
     let server = HttpServer::new(app)
         .workers(WORKERS)
+        .client_request_timeout(HEAD_WITHIN)
+        .keep_alive(KEPT_IDLE)
+        .max_connections(MOST_CONNECTIONS.min(limits::raise_open_files() / 2) / WORKERS)
         .shutdown_timeout(1)
         .disable_signals()
         .listen(listener)
@@ -131,7 +143,7 @@ async fn authenticate(
     let state = request.app_data::<web::Data<AdminState>>().expect("every app of this module has its state");
     if let Some(token) = &state.token {
         let borne = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let borne = borne.and_then(|value| value.strip_prefix("Bearer "));
+        let borne = borne.and_then(bearer_token);
         // The time this takes tells nothing of the token but its length.
         if !borne.is_some_and(|borne| borne.as_bytes().ct_eq(token.as_bytes()).into()) {
             return Err(Refusal::unauthorized().into());
@@ -140,9 +152,15 @@ async fn authenticate(
     next.call(request).await
 }
 
+/// The token of `Bearer TOKEN`; the scheme's name is the same in lower case (RFC 9110, section 11.1).
+fn bearer_token(value: &str) -> Option<&str> {
+    let (scheme, token) = value.trim().split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{path::Path, time::Duration};
+    use std::path::Path;
 
     use asterism_actors::api::JobRequest;
 
@@ -162,6 +180,14 @@ mod tests {
 
     fn about(context: &str) -> JobRequest {
         JobRequest::new(Some(context.into()), "q".into())
+    }
+
+    #[test]
+    fn a_token_is_borne_in_any_case() {
+        for value in ["Bearer moon", "bearer moon", "BEARER   moon ", " Bearer moon"] {
+            assert_eq!(bearer_token(value), Some("moon"), "{value:?}");
+        }
+        assert_eq!(["moon", "Basic moon", "Bearer", "Bearermoon"].map(bearer_token), [None; 4]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The command line, the cluster file and the wiring of processes. What hosts say to each other is the actors' business.
 
 mod calibration;
+mod check;
 pub mod cli;
 pub mod client;
 pub mod cluster;
@@ -14,6 +15,7 @@ pub mod globals;
 pub mod http;
 pub mod joining;
 pub mod keeper;
+mod limits;
 pub mod logging;
 pub mod method_spec;
 pub mod metrics;

@@ -27,7 +27,9 @@ pub fn process(log: &Log, globals: &Globals) -> Result<(), CliError> {
         CliError::usage(format!("observability.log = \"{filter}\" is not a log filter: {error}"))
             .hint("write a level such as \"info\", or \"warn,asterism_actors=debug\"")
     })?;
-    install(filter, log.format, globals.color_stderr);
+    // It tells every malformed request as an error of its own, which a stranger could fill the disk with.
+    let quiet = filter.add_directive("actix_http::h1=off".parse().expect("a directive"));
+    install(quiet, log.format, globals.color_stderr);
     Ok(())
 }
 

@@ -6,11 +6,11 @@ use asterism_actors::supervisor::Supervisor;
 use tokio::sync::Notify;
 
 use crate::{
+    check,
     cluster::Cluster,
     credentials,
     data_dir::{self, Seat},
     error::CliError,
-    globals,
     http::{self, AdminServer, AdminState},
     joining, rotation, wiring,
 };
@@ -31,7 +31,7 @@ impl Service {
     pub async fn start(cluster: &Cluster) -> Result<Self, CliError> {
         let lock = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?;
         credentials::provide(cluster, [credentials::SUPERVISOR])?;
-        let token = cluster.security.token_file.as_deref().map(globals::read_token).transpose()?;
+        let token = check::admin_token(cluster)?;
         let (supervisor, listen) = wiring::start_supervisor(cluster).await?;
         let joins = joining::open(cluster)?.map(Arc::new);
         rotation::renew_daily(cluster);

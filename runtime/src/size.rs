@@ -8,6 +8,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// Smallest block that is meant: anything below is a `k` forgotten.
 pub const MIN_BLOCK_TOKENS: usize = 16;
 
+/// More tokens than any model takes, and few enough to be added and multiplied.
+const MOST_TOKENS: usize = 1 << 28;
+
 /// A number of tokens; its multiples are binary, as context lengths are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tokens(pub usize);
@@ -23,12 +26,21 @@ impl FromStr for Tokens {
             _ => (lower.as_str(), 1),
         };
         let count: usize = digits.parse().map_err(|_| refusal(text))?;
-        count.checked_mul(unit).map(Self).ok_or_else(|| refusal(text))
+        match count.checked_mul(unit) {
+            Some(tokens) if tokens <= MOST_TOKENS => Ok(Self(tokens)),
+            _ => Err(format!("'{text}' is more than {MOST_TOKENS} tokens, which no model takes")),
+        }
     }
 }
 
 fn refusal(text: &str) -> String {
     format!("'{text}' is not a number of tokens; write 4096, 4k or 1m (k = 1024)")
+}
+
+/// Between 1 and `MOST`, as an option's value.
+pub fn up_to<const MOST: usize>(text: &str) -> Result<usize, String> {
+    let refused = || format!("'{text}' is not a whole number from 1 to {MOST}");
+    text.parse().ok().filter(|count| (1..=MOST).contains(count)).ok_or_else(refused)
 }
 
 impl fmt::Display for Tokens {
@@ -127,10 +139,14 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// Some thirty years: what clocks can be asked to wait.
+const MOST_SECONDS: u64 = 1_000_000_000;
+
 /// A duration typed in seconds.
 pub fn seconds(text: &str) -> Result<Duration, String> {
-    let value: f64 = text.parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
-    Duration::try_from_secs_f64(value).map_err(|_| format!("'{text}' is not a number of seconds"))
+    let refused = || format!("'{text}' is not a number of seconds from 0 to {MOST_SECONDS}");
+    let value: f64 = text.parse().map_err(|_| refused())?;
+    Duration::try_from_secs_f64(value).ok().filter(|time| time.as_secs() <= MOST_SECONDS).ok_or_else(refused)
 }
 
 #[cfg(test)]
@@ -153,6 +169,14 @@ mod tests {
         assert_eq!(sizes, [8 << 30, 500_000_000, 1 << 20, 3 << 10, 7].map(Ok));
         for bad in ["", "GiB", "8G", "-1", "1.5GiB", "9999999TiB", "8 GiBs"] {
             assert!(bad.parse::<Bytes>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn seconds_are_such_as_clocks_can_wait() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for bad in ["", "-1", "nan", "inf", "1e300", "1e10", "soon"] {
+            assert!(seconds(bad).is_err(), "{bad}");
         }
     }
 

@@ -91,7 +91,8 @@ pub(super) fn first_not_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f32
 }
 
 fn find<const N: usize>(bytes: &[u8], piece: usize, value: impl Fn([u8; N]) -> f32) -> Option<(usize, f32)> {
-    let suspect = |piece: &[u8]| piece.as_chunks::<N>().0.iter().fold(false, |any, bits| any | !value(*bits).is_finite());
+    let suspect =
+        |piece: &[u8]| piece.as_chunks::<N>().0.iter().fold(false, |any, bits| any | !value(*bits).is_finite());
     let at = bytes.chunks(piece).position(suspect)? * piece;
     let rest = bytes[at..].as_chunks::<N>().0;
     let element = rest.iter().position(|bits| !value(*bits).is_finite())?;

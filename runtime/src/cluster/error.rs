@@ -89,6 +89,24 @@ pub enum ClusterError {
         /// How many there are.
         got: usize,
     },
+    /// A name that a process of the cluster has.
+    #[error("{kind} '{name}' has the name of {owner}; choose another")]
+    TakenName {
+        /// `host` or `node`.
+        kind: &'static str,
+        /// The name.
+        name: String,
+        /// Whose it is.
+        owner: &'static str,
+    },
+    /// An admin API open to the network.
+    #[error(
+        "api.admin_listen = \"{listen}\" lets everybody who reaches this machine submit jobs and end the cluster; expected 127.0.0.1, or a token: set [security] token_file, or allow_open_admin = true where the network is closed"
+    )]
+    OpenAdmin {
+        /// Where it would listen.
+        listen: SocketAddr,
+    },
     /// Some, not all, of ca, cert and key.
     #[error("[security] names {named} but not {missing}; name ca, cert and key, or none to have them made")]
     PartialCertificates {

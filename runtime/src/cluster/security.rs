@@ -19,6 +19,18 @@ pub struct Security {
     pub token_file: Option<PathBuf>,
     /// Where nodes get certificates for a join token; `None`: nowhere.
     pub join_listen: Option<SocketAddr>,
+    /// The admin API may listen beyond this machine without a token.
+    pub allow_open_admin: bool,
+}
+
+impl Security {
+    /// Refuses an admin API that anybody on the network could use, where nobody said that it is meant.
+    pub fn check_admin(&self, listen: SocketAddr) -> Result<(), ClusterError> {
+        if listen.ip().is_loopback() || self.token_file.is_some() || self.allow_open_admin {
+            return Ok(());
+        }
+        Err(ClusterError::OpenAdmin { listen })
+    }
 }
 
 /// Certificates named by the file.
@@ -53,7 +65,7 @@ pub(super) fn resolve(
     };
     let join_listen = section.join_listen.as_deref().map(|text| join_listen(text, section, listen)).transpose()?;
     let token_file = section.token_file.as_ref().map(|path| directory.join(path));
-    Ok(Security { mode: section.mode, files, token_file, join_listen })
+    Ok(Security { mode: section.mode, files, token_file, join_listen, allow_open_admin: section.allow_open_admin })
 }
 
 fn join_listen(text: &str, section: &SecuritySection, listen: SocketAddr) -> Result<SocketAddr, ClusterError> {

@@ -26,7 +26,7 @@ use crate::{
     globals::{Format, Globals},
     logging,
     output::{self, Table},
-    size::{Tokens, grouped},
+    size::{Tokens, grouped, up_to},
     wiring,
 };
 
@@ -51,13 +51,13 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub method: MethodArgs,
     /// Context hosts to plan for; their shards run one after another [default: the cluster file's, 4 without one]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to::<1024>)]
     pub hosts: Option<usize>,
     /// Element type of weights and products [default: the cluster file's, f32 without one]
     #[arg(long, value_enum)]
     pub dtype: Option<DType>,
     /// Threads [default: every core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to::<1024>)]
     pub threads: Option<usize>,
     /// Instructions: auto, portable, avx2, avx512 or amx
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = kernels)]

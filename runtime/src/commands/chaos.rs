@@ -35,7 +35,7 @@ const QUESTION_TOKENS: usize = 192;
 #[derive(Args, Debug)]
 pub struct ChaosArgs {
     /// Faults; 30 are one of every kind
-    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub rounds: u32,
     /// Only this signal [default: each in turn]
     #[arg(long, value_enum, ignore_case = true)]

@@ -4,6 +4,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::{
+    check,
     cluster::Cluster,
     cluster_file::{ClusterFile, Role},
     error::{CliError, Exit},
@@ -75,6 +76,7 @@ fn sample(context_hosts: u16) -> String {
 /// Checks a cluster file and shows what it resolves to.
 pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
+    check::cluster(&cluster)?;
     let rows = host_rows(&cluster);
     output::print_rows(&rows, globals.format, |rows| {
         let mut table = Table::new(["HOST", "ROLE", "NODE", "DEVICE", "ADDRESS", "THREADS"]);

@@ -3,6 +3,7 @@
 mod placed;
 
 use asterism_actors::{
+    JobError,
     api::{JobRequest, Prompt},
     supervisor::ModelFront,
 };
@@ -46,6 +47,7 @@ pub struct PlanArgs {
 pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
     logging::client(globals);
     let planner = Planner::of(globals)?;
+    planner.refuse_too_long(args.tokens, args.query_tokens)?;
     let vocab = planner.model.config.vocab as u64;
     // Spread over the vocabulary, so that chunks differ.
     let ids = |count: usize| Prompt::Tokens((0..count as u64).map(|i| (i * 2_654_435_761 % vocab) as u32).collect());
@@ -126,6 +128,16 @@ impl Planner {
             None => Cluster::resolve(&sample(), std::path::Path::new(".")).map_err(CliError::usage)?,
         };
         Ok(Self { model: wiring::model_front(&cluster.model)?, cluster })
+    }
+
+    /// Refuses what the model does not take before it costs anything.
+    fn refuse_too_long(&self, Tokens(context): Tokens, Tokens(query): Tokens) -> Result<(), CliError> {
+        let (maximum, model) = (self.model.max_tokens, self.model.name.clone());
+        if context + query < maximum {
+            return Ok(());
+        }
+        let error = JobError::TooLong { context, query, generated: 1, maximum, model };
+        Err(CliError::of_code(error.code(), &error).hint("nothing was started"))
     }
 
     /// Prints what `request` would cost, or refuses what does not fit.

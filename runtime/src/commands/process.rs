@@ -76,6 +76,7 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
     logging::process(&cluster.log, globals)?;
     cluster.listen = args.listen.unwrap_or(cluster.listen);
     cluster.admin_listen = args.admin_listen.unwrap_or(cluster.admin_listen);
+    cluster.security.check_admin(cluster.admin_listen).map_err(CliError::usage)?;
     if args.end_with_stdin {
         end_with_stdin();
     }

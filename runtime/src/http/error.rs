@@ -10,6 +10,8 @@ use actix_web::{
 use asterism_actors::JobError;
 use serde::{Deserialize, Serialize};
 
+use super::pace;
+
 /// The body of every answer that is no success.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ErrorEnvelope {
@@ -104,6 +106,9 @@ impl ResponseError for Refusal {
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response.insert_header((header::RETRY_AFTER, "1"));
         }
+        if [StatusCode::REQUEST_TIMEOUT, StatusCode::UNAUTHORIZED].contains(&self.status) {
+            response.force_close();
+        }
         response.json(ErrorEnvelope {
             error: ErrorObject {
                 message: self.message.clone(),
@@ -135,6 +140,11 @@ pub fn of_json(error: JsonPayloadError, _: &HttpRequest) -> actix_web::Error {
             StatusCode::PAYLOAD_TOO_LARGE,
             "payload_too_large",
             format!("the request body is larger than {} MiB", limit >> 20),
+        ),
+        JsonPayloadError::Payload(cause) if pace::was_cut(cause) => Refusal::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "request_timeout",
+            "the request body came too slowly; send it in one go, at 64 KiB a second at least",
         ),
         _ => Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", format!("the request body is no job: {error}")),
     };

@@ -1,5 +1,7 @@
 //! `/api/v1/jobs`: submit, list, look, watch, cancel.
 
+use std::time::Duration;
+
 use actix_web::{
     HttpResponse, Responder, delete, get, post,
     web::{Data, Json, Path, Query},
@@ -11,6 +13,7 @@ use asterism_actors::{
 use bytes::Bytes;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 
 use super::{AdminState, error::Refusal};
 
@@ -89,9 +92,14 @@ async fn cancelled(state: &AdminState, id: &str) -> Result<impl Responder + use<
 
 type Line = Result<Bytes, std::convert::Infallible>;
 
+/// After how long without an event an empty line says that the stream lives.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
 async fn next_line(mut source: Listener) -> Option<(Line, Listener)> {
-    let event = source.next().await?;
-    let mut line = serde_json::to_vec(&event).expect("an event is plain values");
+    let mut line = match timeout(HEARTBEAT, source.next()).await {
+        Ok(event) => serde_json::to_vec(&event?).expect("an event is plain values"),
+        Err(_) => Vec::new(),
+    };
     line.push(b'\n');
     Some((Ok(Bytes::from(line)), source))
 }

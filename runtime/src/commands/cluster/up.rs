@@ -6,6 +6,7 @@ use asterism_actors::api::ClusterStatus;
 
 use super::{Readiness, UpArgs, detach};
 use crate::{
+    check,
     client::Client,
     cluster::Cluster,
     commands::process::{GRACE, Hangup, Signals, cluster_file},
@@ -27,6 +28,7 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
         return detach::up(globals, args.timeout);
     }
     let cluster = globals.cluster()?;
+    check::cluster(&cluster)?;
     let log = match args.in_background {
         true => cluster.log.clone(),
         false => crate::cluster::Log { filter: "warn".into(), ..cluster.log.clone() },

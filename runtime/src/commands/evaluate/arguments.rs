@@ -85,10 +85,10 @@ pub struct SizeArgs {
     #[arg(long, value_name = "TOKENS,...", value_delimiter = ',', default_value = "4k")]
     pub lengths: Vec<Tokens>,
     /// Questions of each task and length
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub samples: u64,
     /// Seed of the first question; the others count on from it
-    #[arg(long, value_name = "N", default_value_t = 42)]
+    #[arg(long, value_name = "N", default_value_t = 42, value_parser = clap::value_parser!(u64).range(..=1 << 53))]
     pub seed: u64,
     /// Prose to hide facts in; without it, prose is generated
     #[arg(long, value_name = "FILE")]
@@ -168,10 +168,10 @@ pub struct MakeArgs {
     #[arg(long, value_name = "TOKENS", default_value = "4k")]
     pub tokens: Tokens,
     /// The same seed makes the same questions
-    #[arg(long, value_name = "N", default_value_t = 42)]
+    #[arg(long, value_name = "N", default_value_t = 42, value_parser = clap::value_parser!(u64).range(..=1 << 53))]
     pub seed: u64,
     /// Questions of each task
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub samples: u64,
     /// A text to hide facts in; without one, prose is generated
     #[arg(long, value_name = "FILE")]

@@ -1,0 +1,59 @@
+//! What a cluster needs of this machine before its processes start: a model, certificates, a token. `validate`, `up` and the
+//! supervisor ask the same here. Starts nothing.
+
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+use crate::{cluster::Cluster, credentials, error::CliError, globals, wiring};
+
+/// Refuses a cluster that could not start here, with everything that is wrong at once.
+pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
+    let model = wiring::model_front(&cluster.model).map(drop);
+    let certificates = match &cluster.security.files {
+        Some(_) => credentials::load(cluster, credentials::SUPERVISOR).map(drop),
+        None => Ok(()),
+    };
+    let token = admin_token(cluster).map(drop);
+    let mut problems = [model, certificates, token].into_iter().filter_map(Result::err);
+    let Some(first) = problems.next() else { return Ok(()) };
+    Err(problems
+        .fold(first, |all, next| CliError { message: format!("{}\nerror: {}", all.message, next.message), ..all }))
+}
+
+/// The token that admin requests bear, if any: of a file that nobody else can read or write.
+pub fn admin_token(cluster: &Cluster) -> Result<Option<String>, CliError> {
+    let Some(path) = &cluster.security.token_file else { return Ok(None) };
+    let token = globals::read_token(path)?;
+    refuse_exposed(path)?;
+    Ok(Some(token))
+}
+
+/// A group may read a secret, as service managers hand them out, and nobody else.
+fn refuse_exposed(path: &Path) -> Result<(), CliError> {
+    let metadata =
+        fs::metadata(path).map_err(|error| CliError::usage(format!("cannot look at {}: {error}", path.display())))?;
+    let mode = metadata.permissions().mode() & 0o777;
+    if mode & 0o027 == 0 {
+        return Ok(());
+    }
+    Err(CliError::usage(format!(
+        "the token file {0} has mode {mode:04o}, so that others on this machine can use it; expected 0600: `chmod 600 {0}`",
+        path.display()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_its_owners_or_their_groups() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (mode, fits) in
+            [(0o600, true), (0o400, true), (0o640, true), (0o644, false), (0o660, false), (0o602, false)]
+        {
+            fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let refused = refuse_exposed(file.path());
+            assert_eq!(refused.is_ok(), fits, "{mode:o}: {refused:?}");
+        }
+    }
+}

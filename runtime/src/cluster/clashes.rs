@@ -1,0 +1,72 @@
+//! Names and ports of a cluster file: which are free, and which two would meet.
+
+use std::{collections::HashSet, net::SocketAddr};
+
+use super::{ClusterError, Host};
+
+/// Certificates and logs are found by name, so that these two are the supervisor's and `up`'s own.
+pub(super) fn check_free(kind: &'static str, name: &str) -> Result<(), ClusterError> {
+    let owner = match name {
+        "supervisor" => "the supervisor",
+        "up" => "what `asterism up` logs to",
+        _ => return Ok(()),
+    };
+    Err(ClusterError::TakenName { kind, name: name.to_owned(), owner })
+}
+
+pub(super) fn check_tcp_ports(admin: SocketAddr, join: Option<SocketAddr>) -> Result<(), ClusterError> {
+    match join.filter(|join| overlap(*join, admin)) {
+        Some(address) => {
+            let [first, second] = ["api.admin_listen", "security.join_listen"].map(str::to_owned);
+            Err(ClusterError::PortTaken { first, second, address })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether two processes of one machine could not listen at both.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let [a, b] = [one.ip(), other.ip()];
+    let wide =
+        (a.is_unspecified() && (b.is_loopback() || b.is_unspecified())) || (b.is_unspecified() && a.is_loopback());
+    one.port() != 0 && one.port() == other.port() && (a == b || wide)
+}
+
+pub(super) fn check_unique(hosts: &[Host]) -> Result<(), ClusterError> {
+    let mut seen = HashSet::new();
+    match hosts.iter().find(|host| !seen.insert(host.name.as_str())) {
+        Some(host) => Err(ClusterError::Duplicate { kind: "host", name: host.name.clone() }),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn check_ports(hosts: &[Host], listen: SocketAddr) -> Result<(), ClusterError> {
+    let mut taken = vec![("cluster.listen", listen)];
+    for host in hosts.iter().filter(|host| host.address.port() != 0) {
+        if let Some((first, address)) = taken.iter().find(|(_, address)| overlap(*address, host.address)) {
+            return Err(ClusterError::PortTaken {
+                first: (*first).to_owned(),
+                second: host.name.clone(),
+                address: *address,
+            });
+        }
+        taken.push((&host.name, host.address));
+    }
+    Ok(())
+}
+
+/// Names become file names, certificate names and metric labels.
+pub(super) fn check_name(key: &'static str, name: &str) -> Result<(), ClusterError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.bytes().all(plain)
+        && name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && name.len() < 64
+    {
+        return Ok(());
+    }
+    Err(ClusterError::Value {
+        key,
+        got: format!("{name:?}"),
+        expected: "up to 63 letters, digits, '-', '_' and '.', beginning with a letter or digit".into(),
+    })
+}
