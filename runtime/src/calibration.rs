@@ -19,6 +19,7 @@ use crate::{
     cluster::{Cluster, Host},
     cluster_file::{DType, Role},
     node::local_hosts,
+    private,
 };
 
 /// Version of the file.
@@ -109,10 +110,8 @@ impl Calibrated {
 
     /// Writes the file of `data_dir`, whole or not at all.
     pub fn save(&self, data_dir: &Path) -> io::Result<()> {
-        fs::create_dir_all(data_dir)?;
-        let partial = path(data_dir).with_extension("partial");
-        fs::write(&partial, serde_json::to_vec_pretty(self)?)?;
-        fs::rename(partial, path(data_dir))
+        private::make(data_dir)?;
+        private::replace(&path(data_dir), &serde_json::to_vec_pretty(self)?)
     }
 }
 

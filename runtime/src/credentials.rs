@@ -1,6 +1,7 @@
 //! Who a process of the cluster is: certificates from the files that are named, or from the CA in data_dir.
 
 use std::{
+    fs::File,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -16,6 +17,7 @@ use crate::{
     cluster::Cluster,
     cluster_file::SecurityMode,
     error::{CliError, Exit},
+    private,
 };
 
 /// The supervisor's name in its certificate.
@@ -51,17 +53,22 @@ pub fn provide<'a>(cluster: &Cluster, names: impl IntoIterator<Item = &'a str>) 
     if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
         return Ok(false);
     }
-    let folder = ca_folder(cluster);
+    let (folder, names, now) = (ca_folder(cluster), names.into_iter().collect::<Vec<_>>(), SystemTime::now());
+    let wanting = |name: &&&str| runs_out(&identity_folder(cluster, name), now);
+    // A full disk is in nobody's way when there is nothing to be made.
+    if folder.join(CA_FILE).exists() && !names.iter().any(|name| wanting(&name)) {
+        return Ok(false);
+    }
+    let _alone = alone(cluster)?;
     let made = !folder.join(CA_FILE).exists();
     if made {
-        create_authority(cluster, &folder)?;
+        make_authority(cluster)?;
     }
     if !folder.join(CA_KEY_FILE).exists() {
         return Ok(false);
     }
     let authority = CertificateAuthority::load(&folder).map_err(refusal)?;
-    let now = SystemTime::now();
-    for name in names.into_iter().filter(|name| runs_out(&identity_folder(cluster, name), now)) {
+    for name in names.iter().filter(wanting) {
         let issued = Credentials::issue(&authority, name, Validity::starting(now, HOST_LIFETIME));
         issued.and_then(|credentials| credentials.save(&identity_folder(cluster, name))).map_err(refusal)?;
     }
@@ -106,7 +113,7 @@ pub fn due<'a>(cluster: &Cluster, names: &'a [String], now: SystemTime) -> Vec<&
 /// Keeps what `name` got from where the CA's key is, and the CA's certificate, so that no other CA is made here.
 pub fn save(cluster: &Cluster, name: &str, credentials: &Credentials) -> Result<(), CliError> {
     let file = ca_folder(cluster).join(CA_FILE);
-    let kept = std::fs::create_dir_all(ca_folder(cluster)).and_then(|()| std::fs::write(&file, &credentials.ca));
+    let kept = private::make(&ca_folder(cluster)).and_then(|()| private::replace(&file, credentials.ca.as_bytes()));
     kept.map_err(|error| {
         CliError::usage(format!("cannot write {}: {error}", file.display()))
             .hint("set [cluster] data_dir to a folder this user may write; a token that was used is spent")
@@ -125,16 +132,36 @@ fn ends_by(folder: &Path, time: SystemTime) -> bool {
     CertificateInfo::from_pem(&pem).map_or(true, |info| info.validity.not_after < time)
 }
 
-/// Makes the cluster's CA in `folder`; one that is there is never replaced.
-pub fn create_authority(cluster: &Cluster, folder: &Path) -> Result<CertificateAuthority, CliError> {
+/// Makes the cluster's CA; one that is there is never replaced.
+pub fn create_authority(cluster: &Cluster) -> Result<CertificateAuthority, CliError> {
+    let _alone = alone(cluster)?;
+    make_authority(cluster)
+}
+
+/// Held while certificates are made: another process would make the same ones at the same time.
+fn alone(cluster: &Cluster) -> Result<File, CliError> {
+    private::folder(&cluster.data_dir)?;
+    let (folder, file) = (ca_folder(cluster), ca_folder(cluster).join("lock"));
+    private::make(&folder).map_err(|error| private::refused(&folder, "make", &error))?;
+    let opened = private::options().create(true).truncate(false).write(true).open(&file);
+    let held = opened.and_then(|lock| lock.lock().map(|()| lock));
+    held.map_err(|error| private::refused(&file, "hold", &error))
+}
+
+fn make_authority(cluster: &Cluster) -> Result<CertificateAuthority, CliError> {
     let authority = CertificateAuthority::create(&cluster.name, Validity::starting(SystemTime::now(), CA_LIFETIME));
     let authority = authority.map_err(refusal)?;
-    authority.save(folder).map_err(refusal)?;
+    authority.save(&ca_folder(cluster)).map_err(refusal)?;
     Ok(authority)
 }
 
 /// Certificates that cannot be used end a command with exit 6; one that is there already, with 5.
 pub fn refusal(error: CertificateError) -> CliError {
+    if let CertificateError::Write { kind, .. } = &error
+        && private::may_pass(*kind)
+    {
+        return CliError::no_room(error);
+    }
     let exit = match error {
         CertificateError::Exists { .. } => Exit::NotFound,
         _ => Exit::Authentication,

@@ -11,7 +11,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{CliError, Exit};
+use crate::{
+    error::{CliError, Exit},
+    private,
+};
 
 /// Most of a log that is read to find out why a process ended.
 const TAIL_BYTES: u64 = 16 << 10;
@@ -72,13 +75,12 @@ pub fn keeper(data_dir: &Path) -> Option<u32> {
 
 /// Takes a seat, or says who has it.
 pub fn lock(data_dir: &Path, cluster: &str, seat: Seat) -> Result<Lock, CliError> {
-    let failed = |error: io::Error| {
-        CliError::usage(format!("cannot use data_dir {}: {error}", data_dir.display()))
-            .hint("set [cluster] data_dir to a folder this user may write")
-    };
-    fs::create_dir_all(data_dir.join("logs")).map_err(failed)?;
+    private::folder(data_dir)?;
+    let logs = data_dir.join("logs");
+    private::make(&logs).map_err(|error| private::refused(&logs, "make", &error))?;
     let path = path(data_dir, seat, "lock");
-    let file = File::options().create(true).write(true).truncate(false).open(path).map_err(failed)?;
+    let failed = |error: io::Error| private::refused(&path, "hold", &error);
+    let file = private::options().create(true).write(true).truncate(false).open(&path).map_err(failed)?;
     // `occupied` of another command holds the lock for a moment.
     for attempt in (0..5).rev() {
         match file.try_lock() {
@@ -112,12 +114,8 @@ fn occupied(data_dir: &Path, seat: Seat) -> bool {
 impl Lock {
     /// Writes the record of who has the seat; it names at least a `pid`.
     pub fn publish(&self, record: &impl Serialize) -> Result<(), CliError> {
-        let partial = self.record.with_extension("partial");
         let text = serde_json::to_vec(record).expect("plain values are JSON");
-        fs::write(&partial, text).and_then(|()| fs::rename(partial, &self.record)).map_err(|error| {
-            CliError::usage(format!("cannot write {}: {error}", self.record.display()))
-                .hint("free some space, or set [cluster] data_dir to a folder this user may write")
-        })
+        private::replace(&self.record, &text).map_err(|error| private::refused(&self.record, "write", &error))
     }
 
     /// Writes that this process has the seat.

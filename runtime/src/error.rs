@@ -44,12 +44,14 @@ pub struct CliError {
     pub message: String,
     /// What to do next.
     pub hint: Option<String>,
+    /// Whether it may pass by itself, so that a process that is to serve waits for that.
+    pub may_pass: bool,
 }
 
 impl CliError {
     /// An error that ends the process with `exit`.
     pub fn new(exit: Exit, message: impl fmt::Display) -> Self {
-        Self { exit, message: message.to_string(), hint: None }
+        Self { exit, message: message.to_string(), hint: None, may_pass: false }
     }
 
     /// Invalid usage, input or cluster file: exit 2.
@@ -60,6 +62,12 @@ impl CliError {
     /// A cluster that cannot be reached or is not ready: exit 3.
     pub fn unreachable(message: impl fmt::Display) -> Self {
         Self::new(Exit::Unreachable, message)
+    }
+
+    /// A disk that takes nothing now: exit 4.
+    pub fn no_room(message: impl fmt::Display) -> Self {
+        let hint = "free some space on its disk, or see that it can be written".to_string();
+        Self { hint: Some(hint), may_pass: true, ..Self::new(Exit::Capacity, message) }
     }
 
     /// Adds what to do next.

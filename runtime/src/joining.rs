@@ -2,8 +2,7 @@
 //! itself is the transport's.
 
 use std::{
-    fs::{self, File},
-    io::{self, Write},
+    fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -19,7 +18,7 @@ use crate::{
     cluster::Cluster,
     credentials,
     error::{CliError, Exit},
-    globals,
+    globals, private,
 };
 
 /// Listens where the cluster file says that nodes join, if it does.
@@ -146,17 +145,7 @@ fn write(file: &Path, tokens: &[TokenRecord]) -> io::Result<()> {
         spent_by: token.spent_by.clone(),
     };
     let text = serde_json::to_vec(&tokens.iter().map(kept).collect::<Vec<_>>())?;
-    let partial = file.with_extension("partial");
-    match fs::remove_file(&partial) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut options = File::options();
-    std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), 0o600);
-    let mut partly = options.open(&partial)?;
-    partly.write_all(&text)?;
-    partly.sync_all()?;
-    fs::rename(partial, file)
+    private::replace(file, &text)
 }
 
 #[cfg(test)]

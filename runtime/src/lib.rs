@@ -21,6 +21,7 @@ pub mod method_spec;
 pub mod metrics;
 pub mod node;
 pub mod output;
+pub mod private;
 pub mod progress;
 pub mod readiness;
 pub mod renewal;

@@ -23,6 +23,7 @@ use crate::{
     cluster::{Cluster, Host},
     data_dir,
     error::CliError,
+    private,
 };
 pub use process::{Ended, Process, is_stopped, signal};
 pub use state::{Ending, Fate, Restarts};
@@ -304,7 +305,7 @@ impl Incarnations {
     fn next(&self) -> u64 {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         *last = now_ns().max(last.saturating_add(1));
-        if let Err(error) = fs::write(&self.file, last.to_string()) {
+        if let Err(error) = private::replace(&self.file, last.to_string().as_bytes()) {
             tracing::warn!(file = %self.file.display(), %error, "the last incarnation cannot be kept");
         }
         *last

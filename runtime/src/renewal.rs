@@ -80,7 +80,7 @@ mod tests {
     fn desk(folder: &Path) -> (CertificateAuthority, JoinListener) {
         let mut cluster = cluster(folder);
         cluster.security.join_listen = Some("127.0.0.1:0".parse().unwrap());
-        let authority = credentials::create_authority(&cluster, &credentials::ca_folder(&cluster)).unwrap();
+        let authority = credentials::create_authority(&cluster).unwrap();
         (authority, joining::open(&cluster).unwrap().unwrap())
     }
 

@@ -170,7 +170,7 @@ mod tests {
     fn what_ends_soon_is_renewed_and_nothing_else_is_made() {
         let folder = tempfile::tempdir().unwrap();
         let cluster = cluster(folder.path());
-        let authority = credentials::create_authority(&cluster, &credentials::ca_folder(&cluster)).unwrap();
+        let authority = credentials::create_authority(&cluster).unwrap();
         let file = |name: &str| credentials::identity_folder(&cluster, name).join(HOST_FILE);
         for (name, days) in [("context-0", 3), ("context-1", 300), ("stranger", 3)] {
             let issued = Credentials::issue(&authority, name, validity(DAY * days)).unwrap();

@@ -82,6 +82,10 @@ impl RedbStore {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause.into()),
             _ => {}
         }
+        let mut options = File::options();
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        drop(options.write(true).create_new(true).open(&partial)?);
         let database = builder().create(&partial)?;
         let mut transaction = database.begin_write()?;
         transaction.set_two_phase_commit(true);

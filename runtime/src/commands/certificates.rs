@@ -65,7 +65,7 @@ fn init(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
             .hint("take them out of [security] to have them made in data_dir"));
     }
     let folder = credentials::ca_folder(cluster);
-    credentials::create_authority(cluster, &folder)?;
+    credentials::create_authority(cluster)?;
     let names = cluster.hosts.iter().map(|host| host.name.as_str()).chain([credentials::SUPERVISOR]);
     credentials::provide(cluster, names)?;
     globals.note(format_args!(

@@ -1,6 +1,6 @@
 //! What can be wrong with certificates and their files. It names the remedy; it repairs nothing.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, io, path::PathBuf};
 
 use thiserror::Error;
 
@@ -20,6 +20,8 @@ pub enum CertificateError {
     Write {
         /// The file.
         path: PathBuf,
+        /// What kind of failure.
+        kind: io::ErrorKind,
         /// The system's words.
         cause: String,
     },

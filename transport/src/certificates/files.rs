@@ -1,7 +1,7 @@
-//! Certificates and keys on disk: keys are readable by their owner only, and refused where they are not.
+//! Certificates and keys on disk, readable by their owner only; a key that others can read is refused.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Write},
     path::{Path, PathBuf},
 };
@@ -30,8 +30,10 @@ impl CertificateAuthority {
                 return Err(CertificateError::Exists { path: path.clone() });
             }
         }
-        write(&key, &self.key.serialize_pem(), Secrecy::Private)?;
-        write(&certificate, self.certificate(), Secrecy::Public)
+        write_beside(&key, &self.key.serialize_pem())?;
+        write_beside(&certificate, self.certificate())?;
+        put_in_place(&key)?;
+        put_in_place(&certificate)
     }
 
     /// Reads `ca.pem` and `ca-key.pem` of `folder`.
@@ -48,9 +50,9 @@ impl Credentials {
     /// the key is replaced.
     pub fn save(&self, folder: &Path) -> Result<(), CertificateError> {
         let (key, certificate) = (folder.join(HOST_KEY_FILE), folder.join(HOST_FILE));
-        write(&folder.join(CA_FILE), &self.ca, Secrecy::Public)?;
-        write_beside(&key, &self.identity.key, Secrecy::Private)?;
-        write_beside(&certificate, &self.identity.certificate, Secrecy::Public)?;
+        write(&folder.join(CA_FILE), &self.ca)?;
+        write_beside(&key, &self.identity.key)?;
+        write_beside(&certificate, &self.identity.certificate)?;
         put_in_place(&key)?;
         put_in_place(&certificate)
     }
@@ -89,15 +91,9 @@ impl Identity {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Secrecy {
-    Public,
-    Private,
-}
-
 /// Replaces `path` as a whole, so that a reader sees the old content or the new.
-fn write(path: &Path, content: &str, secrecy: Secrecy) -> Result<(), CertificateError> {
-    write_beside(path, content, secrecy)?;
+fn write(path: &Path, content: &str) -> Result<(), CertificateError> {
+    write_beside(path, content)?;
     put_in_place(path)
 }
 
@@ -112,10 +108,13 @@ fn put_in_place(path: &Path) -> Result<(), CertificateError> {
     fs::rename(beside(path), path).map_err(|error| unwritable(path, &error))
 }
 
-fn write_beside(path: &Path, content: &str, secrecy: Secrecy) -> Result<(), CertificateError> {
+fn write_beside(path: &Path, content: &str) -> Result<(), CertificateError> {
     let failed = |error: io::Error| unwritable(path, &error);
     if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failed)?;
+        let mut builder = DirBuilder::new();
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.recursive(true).create(folder).map_err(failed)?;
     }
     let partial = beside(path);
     match fs::remove_file(&partial) {
@@ -125,17 +124,13 @@ fn write_beside(path: &Path, content: &str, secrecy: Secrecy) -> Result<(), Cert
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
-    if let Secrecy::Private = secrecy {
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    }
-    #[cfg(not(unix))]
-    let _ = secrecy;
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut file = options.open(&partial).map_err(failed)?;
     file.write_all(content.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> CertificateError {
-    CertificateError::Write { path: path.into(), cause: error.to_string() }
+    CertificateError::Write { path: path.into(), kind: error.kind(), cause: error.to_string() }
 }
 
 fn read(path: &Path) -> Result<String, CertificateError> {

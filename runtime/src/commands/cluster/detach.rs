@@ -1,7 +1,6 @@
 //! `up --detach`: `up` in the background, waited for until the cluster is ready or it has said why not.
 
 use std::{
-    fs::File,
     os::unix::process::CommandExt,
     path::Path,
     process::{Child, Command, Stdio},
@@ -21,6 +20,7 @@ use crate::{
     error::{CliError, Exit},
     globals::Globals,
     node::signal,
+    private,
 };
 
 const POLL: Duration = Duration::from_millis(50);
@@ -80,7 +80,7 @@ fn start(globals: &Globals, cluster: &Cluster, log: &Path, limit: Duration) -> R
         .args(["--timeout", &limit.as_secs_f64().to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(File::create(log).map_err(failed)?)
+        .stderr(private::options().create(true).truncate(true).write(true).open(log).map_err(failed)?)
         .process_group(0)
         .spawn()
         .map_err(failed)
