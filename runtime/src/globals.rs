@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{self, IsTerminal},
+    io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -139,7 +139,8 @@ impl Globals {
     /// A line for the person at the terminal, on standard error.
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
-            eprintln!("{text}");
+            // Nobody reads it on a full disk.
+            let _ = writeln!(io::stderr(), "{text}");
         }
     }
 }

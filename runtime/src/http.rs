@@ -9,6 +9,7 @@ mod jobs;
 mod joining;
 mod pace;
 mod sessions;
+mod waiting;
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -34,6 +35,7 @@ pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
 pub use jobs::{MAX_LISTED, Submitted};
+pub use waiting::{Cause, wait};
 
 /// Largest request body: a context of millions of tokens.
 const MAX_BODY_BYTES: usize = 64 << 20;
@@ -172,7 +174,8 @@ mod tests {
         let text = SAMPLE.replace("\"mtls\"", "\"insecure\"").replace(":7400", ":0").replace(":7401", ":0");
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), folder).unwrap();
         std::fs::create_dir_all(&cluster.data_dir).unwrap();
-        let (supervisor, listen) = wiring::start_supervisor(&cluster).await.unwrap();
+        let journal = wiring::journal(&cluster).unwrap();
+        let (supervisor, listen) = wiring::start_supervisor(&cluster, journal).await.unwrap();
         let state =
             AdminState { supervisor, listen, token: Some("moon".into()), joins: None, stop_wanted: Arc::default() };
         serve(cluster.admin_listen, state).unwrap()

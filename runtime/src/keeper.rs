@@ -11,15 +11,13 @@ use ureq::Agent;
 
 use crate::{
     cluster::Cluster,
-    data_dir::{self, Record, log_file},
+    data_dir::{Record, log_file},
     error::{CliError, Exit},
     node::{Ended, Fate, Process, Restarts, is_stopped},
 };
 
-/// How long a supervisor may take from its start until it serves.
+/// How long a supervisor may say nothing from its start until it serves; while it waits for its disk it says so.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How often its start is looked at.
-const POLL: Duration = Duration::from_millis(20);
 /// How often it is asked whether it lives.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// Without an answer for so long it counts as hung if its process is stopped.
@@ -49,14 +47,14 @@ struct Kept {
 }
 
 impl Keeper {
-    /// Starts the supervisor of `cluster`, whose file is `file`, and waits until it serves.
-    pub async fn start(cluster: &Cluster, file: PathBuf) -> Result<Self, CliError> {
+    /// Starts the supervisor of `cluster`, whose file is `file`, and waits until it serves; `waits` hears why it does not yet.
+    pub async fn start(cluster: &Cluster, file: PathBuf, waits: impl Fn(&str)) -> Result<Self, CliError> {
         let log = log_file(&cluster.data_dir, LOG);
         // What earlier runs logged would be read as the cause of today's ends.
         let _ = std::fs::remove_file(&log);
         let failed = |error| CliError::unreachable(format!("the supervisor cannot be started: {error}"));
         let mut process = Process::start(arguments(&file, None), &log).map_err(failed)?;
-        let record = serving(&mut process, &cluster.data_dir).await.map_err(|ended| refusal(&ended, &log))?;
+        let record = serving(&mut process, waits).await.map_err(|ended| refusal(&ended, &log))?;
         let max_restarts = cluster.max_restarts;
         let kept = Kept { process, file, data_dir: cluster.data_dir.clone(), record: record.clone(), max_restarts };
         let (stop, stopped) = oneshot::channel();
@@ -131,30 +129,38 @@ impl Kept {
         let log = log_file(&self.data_dir, LOG);
         let started = Process::start(arguments(&self.file, Some(&self.record)), &log);
         self.process = started.map_err(|error| Ended::failed(format!("it cannot be started: {error}")))?;
-        self.record = serving(&mut self.process, &self.data_dir).await?;
+        let waits = |cause: &str| tracing::error!(cause, "the supervisor waits");
+        self.record = serving(&mut self.process, waits).await?;
         tracing::info!(pid = self.record.pid, "the supervisor serves again");
         Ok(())
     }
 }
 
-/// Waits until the process has published that it serves, or has ended.
-async fn serving(process: &mut Process, data_dir: &Path) -> Result<Record, Ended> {
-    let pid = process.pid();
-    let published = async {
-        loop {
-            match data_dir::running(data_dir).filter(|record| Some(record.pid) == pid) {
-                Some(record) => return record,
-                None => tokio::time::sleep(POLL).await,
+/// Waits until the process says that it serves, or has ended; `waits` hears each new cause why it does not yet.
+async fn serving(process: &mut Process, waits: impl Fn(&str)) -> Result<Record, Ended> {
+    let (mut report, mut heard) = (process.report(), String::new());
+    loop {
+        let line = tokio::select! {
+            ended = process.wait() => return Err(ended),
+            line = report.line() => line,
+            () = tokio::time::sleep(START_LIMIT) => {
+                process.kill().await;
+                return Err(Ended::failed(format!("it said nothing for {} s and does not serve", START_LIMIT.as_secs())));
             }
+        };
+        match line.split_once(' ') {
+            Some(("serving", record)) => {
+                process.listen(report);
+                let unknown = |error| Ended::failed(format!("it said that it serves, and not where: {error}"));
+                return serde_json::from_str(record).map_err(unknown);
+            }
+            Some(("waiting", cause)) if cause != heard => {
+                waits(cause);
+                heard = cause.to_owned();
+            }
+            _ => {}
         }
-    };
-    tokio::select! {
-        ended = process.wait() => return Err(ended),
-        record = published => return Ok(record),
-        () = tokio::time::sleep(START_LIMIT) => {}
     }
-    process.kill().await;
-    Err(Ended::failed(format!("it did not serve within {} s", START_LIMIT.as_secs())))
 }
 
 /// Completes when `url`, served by the process `pid`, has not answered for too long; returns for how long.

@@ -35,7 +35,9 @@ pub fn process(log: &Log, globals: &Globals) -> Result<(), CliError> {
 
 /// A second call, as tests in one process make, changes nothing.
 fn install(filter: EnvFilter, format: LogFormat, ansi: bool) {
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi);
+    // A log on a full disk takes no line, and no word about that either, which would be a panic.
+    let builder = tracing_subscriber::fmt().log_internal_errors(false).with_env_filter(filter);
+    let builder = builder.with_writer(std::io::stderr).with_ansi(ansi);
     let _ = match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),

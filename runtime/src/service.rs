@@ -1,8 +1,11 @@
 //! The supervisor and its admin API in this process: the lock, the actor, the listener. Starts no host and prints nothing.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
-use asterism_actors::supervisor::Supervisor;
+use asterism_actors::{store::RedbStore, supervisor::Supervisor};
 use tokio::sync::Notify;
 
 use crate::{
@@ -11,9 +14,12 @@ use crate::{
     credentials,
     data_dir::{self, Seat},
     error::CliError,
-    http::{self, AdminServer, AdminState},
+    http::{self, AdminServer, AdminState, Cause},
     joining, rotation, wiring,
 };
+
+/// How often a disk that takes nothing is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A running supervisor.
 pub struct Service {
@@ -23,16 +29,22 @@ pub struct Service {
     pub record: data_dir::Record,
     admin: AdminServer,
     stop_wanted: Arc<Notify>,
+    lock: Arc<data_dir::Lock>,
+}
+
+/// What must be on the disk before anything is served.
+struct Ground {
     lock: data_dir::Lock,
+    store: RedbStore,
 }
 
 impl Service {
-    /// Takes the cluster's data_dir, starts the supervisor and its admin API, and publishes where they are.
-    pub async fn start(cluster: &Cluster) -> Result<Self, CliError> {
-        let lock = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?;
-        credentials::provide(cluster, [credentials::SUPERVISOR])?;
+    /// Takes the cluster's data_dir, starts the supervisor and its admin API, and publishes where they are. While the disk
+    /// takes nothing it waits for it, and calls `waits` with the cause every second.
+    pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
         let token = check::admin_token(cluster)?;
-        let (supervisor, listen) = wiring::start_supervisor(cluster).await?;
+        let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
+        let (supervisor, listen) = wiring::start_supervisor(cluster, store).await?;
         let joins = joining::open(cluster)?.map(Arc::new);
         rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
@@ -40,7 +52,8 @@ impl Service {
             AdminState { supervisor: supervisor.clone(), listen, token, joins, stop_wanted: stop_wanted.clone() };
         let admin = http::serve(cluster.admin_listen, state)?;
         let record = data_dir::Record { pid: std::process::id(), admin: admin.address, listen };
-        lock.publish(&record)?;
+        let lock = Arc::new(lock);
+        publish(&lock, record.clone())?;
         Ok(Self { supervisor, record, admin, stop_wanted, lock })
     }
 
@@ -55,4 +68,62 @@ impl Service {
         self.admin.stop().await;
         drop(self.lock);
     }
+}
+
+impl Ground {
+    fn take(cluster: &Cluster) -> Result<Self, CliError> {
+        let lock = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?;
+        credentials::provide(cluster, [credentials::SUPERVISOR])?;
+        let store = wiring::journal(cluster)?;
+        Ok(Self { lock, store })
+    }
+
+    async fn awaited(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
+        let mut listener = None;
+        let said = Cause::default();
+        let taken = loop {
+            let error = match Self::take(cluster) {
+                Err(error) if error.may_pass => error,
+                taken => break taken,
+            };
+            let news = {
+                let mut said = said.write().unwrap_or_else(PoisonError::into_inner);
+                std::mem::replace(&mut *said, error.message.clone()) != error.message
+            };
+            if news {
+                tracing::error!(%error, "waits for the disk");
+            }
+            if listener.is_none() {
+                // An address that is taken is told when it is needed.
+                listener = http::wait(cluster.admin_listen, said.clone()).ok();
+            }
+            waits(&error);
+            tokio::time::sleep(LOOK_EVERY).await;
+        };
+        if let Some(listener) = listener {
+            listener.stop().await;
+            tracing::info!("the disk takes what is written again");
+        }
+        taken
+    }
+}
+
+/// Publishes who serves, now or as soon as there is room for it: it serves all the same.
+fn publish(lock: &Arc<data_dir::Lock>, record: data_dir::Record) -> Result<(), CliError> {
+    let lock = match lock.publish(&record) {
+        Err(error) if error.may_pass => {
+            tracing::error!(%error, "other commands may not find this supervisor until there is room");
+            Arc::downgrade(lock)
+        }
+        published => return published,
+    };
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if lock.upgrade().is_none_or(|lock| lock.publish(&record).is_ok()) {
+                return;
+            }
+        }
+    });
+    Ok(())
 }

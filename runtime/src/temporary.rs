@@ -64,7 +64,7 @@ impl TemporaryCluster {
 
 async fn serve(cluster: &Cluster, file: PathBuf, limit: Duration) -> Result<(Service, NodeAgent), CliError> {
     metrics::install();
-    let service = Service::start(cluster).await?;
+    let service = Service::start(cluster, |error| tracing::error!(%error, "waits")).await?;
     let hosts = local_hosts(cluster);
     credentials::provide(cluster, hosts.iter().map(|host| host.name.as_str()))?;
     let launch = Launch::new(file, service.record.listen)?;

@@ -23,6 +23,7 @@ use crate::{
     cluster::{Cluster, Host, Model},
     cluster_file, credentials, data_dir,
     error::{CliError, Exit},
+    private,
     rotation::Rotation,
     template,
 };
@@ -54,13 +55,17 @@ pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
     })
 }
 
-/// Starts the supervisor's actor. Returns it with the address hosts reach it at.
-pub async fn start_supervisor(cluster: &Cluster) -> Result<(Supervisor, SocketAddr), CliError> {
+/// Opens the journal of `cluster`, or begins it.
+pub fn journal(cluster: &Cluster) -> Result<RedbStore, CliError> {
+    RedbStore::open(data_dir::journal(&cluster.data_dir), &cluster.name)
+        .map_err(|error| host_refusal(&HostError::Journal(error)))
+}
+
+/// Starts the supervisor's actor with what its journal has. Returns it with the address hosts reach it at.
+pub async fn start_supervisor(cluster: &Cluster, store: RedbStore) -> Result<(Supervisor, SocketAddr), CliError> {
     let model = Arc::new(model_front(&cluster.model)?);
     let transport = bind(cluster, credentials::SUPERVISOR, cluster.listen)?;
     let address = transport.local_address();
-    let store = RedbStore::open(data_dir::journal(&cluster.data_dir), &cluster.name)
-        .map_err(|error| host_refusal(&HostError::Journal(error)))?;
     let mut config = supervisor_config(cluster, &model.name);
     config.weight_bytes = model.config.weight_bytes(Parts::All, dtype(cluster.model.dtype));
     metric::record_config(&config);
@@ -206,6 +211,8 @@ fn host_refusal(error: &HostError) -> CliError {
             | StoreError::OtherVersion { .. }
             | StoreError::OtherCluster { .. },
         ) => CliError::usage(error).hint("nothing was changed"),
+        HostError::Journal(StoreError::DiskFull { .. }) => CliError::no_room(error),
+        HostError::Journal(StoreError::Io { cause, .. }) if private::may_pass(cause.kind()) => CliError::no_room(error),
         HostError::Journal(_) => CliError::unreachable(error).hint("nothing was changed"),
         HostError::Model { .. } => CliError::usage(error).hint("correct [model] in the cluster file"),
         _ => CliError::unreachable(error).hint("`asterism status` shows the supervisor's view"),

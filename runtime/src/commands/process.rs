@@ -83,8 +83,17 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
     runtime()?.block_on(async {
         metrics::install();
         let mut signals = Signals::listen(Hangup::Ignored)?;
-        let service = Service::start(&cluster).await?;
+        let tell = |line: String| {
+            if args.end_with_stdin {
+                report(&line);
+            }
+        };
+        let service = tokio::select! {
+            service = Service::start(&cluster, |error| tell(format!("waiting {}", one_line(&error.message)))) => service?,
+            () = signals.next() => return Ok(Exit::Success),
+        };
         let (listen, admin) = (service.record.listen, service.record.admin);
+        tell(format!("serving {}", serde_json::to_string(&service.record).expect("plain values are JSON")));
         tracing::info!(cluster = %cluster.name, %listen, %admin, "serving");
         tokio::select! {
             () = service.stop_wanted() => tracing::info!("a client asked for the end"),
@@ -176,7 +185,7 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
     let has_parent = args.end_with_stdin;
     let joined = move || {
         if has_parent {
-            report();
+            report("joined");
         }
     };
     runtime()?.block_on(async {
@@ -240,10 +249,14 @@ impl Signals {
     }
 }
 
-/// Tells the parent process that this one's start succeeded.
-fn report() {
+/// Tells the parent process how this one's start goes.
+fn report(line: &str) {
     // A parent that is gone ends this process anyway.
-    let _ = std::io::stdout().write_all(b"joined\n").and_then(|()| std::io::stdout().flush());
+    let _ = writeln!(std::io::stdout(), "{line}").and_then(|()| std::io::stdout().flush());
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Ends this process when the other end of its standard input does, whatever it is doing.

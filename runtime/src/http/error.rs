@@ -71,6 +71,12 @@ impl Refusal {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, code, cause)
     }
 
+    /// The supervisor cannot start yet.
+    pub fn waiting(cause: impl fmt::Display) -> Self {
+        let what = format!("the supervisor waits and goes on by itself: {cause}");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "disk_full", what)
+    }
+
     fn new(status: StatusCode, code: &str, message: impl fmt::Display) -> Self {
         Self { status, code: code.to_owned(), message: message.to_string(), param: None }
     }

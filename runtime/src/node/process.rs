@@ -5,7 +5,6 @@
 
 use std::{
     ffi::OsString,
-    fs::File,
     future::pending,
     io,
     path::{Path, PathBuf},
@@ -15,13 +14,13 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
-    io::AsyncReadExt,
+    io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
     time::timeout,
 };
 
 use super::state::Ending;
-use crate::{data_dir, error::Exit};
+use crate::{data_dir, error::Exit, private};
 
 /// How long a killed process may take to be gone.
 const KILLED: Duration = Duration::from_secs(5);
@@ -37,7 +36,7 @@ pub struct Process {
 }
 
 /// Where a child reports.
-pub struct Report(Option<ChildStdout>);
+pub struct Report(Option<Lines<BufReader<ChildStdout>>>);
 
 /// How a child ended.
 #[derive(Clone, Debug)]
@@ -64,8 +63,13 @@ impl Process {
         arguments: impl IntoIterator<Item = OsString>,
         log: &Path,
     ) -> io::Result<Self> {
-        let output = File::options().create(true).append(true).open(log)?;
-        let from = output.metadata()?.len();
+        let opened = private::options().create(true).append(true).open(log);
+        let opened = opened.and_then(|output| Ok((output.metadata()?.len(), Stdio::from(output))));
+        let (from, output) = opened.unwrap_or_else(|error| {
+            // It is of more use without a log than not at all.
+            tracing::error!(log = %log.display(), %error, "a process is started that cannot log");
+            (0, Stdio::null())
+        });
         let mut child = Command::new(program)
             .args(arguments)
             .arg("--end-with-stdin")
@@ -77,13 +81,19 @@ impl Process {
             .process_group(0)
             .spawn()?;
         // Waiting for a child would close a pipe that it still has.
-        let (pipe, report) = (child.stdin.take(), Report(child.stdout.take()));
+        let (pipe, report) =
+            (child.stdin.take(), Report(child.stdout.take().map(|output| BufReader::new(output).lines())));
         Ok(Self { child, log: log.to_owned(), from, _pipe: pipe, report })
     }
 
     /// Takes out where it reports; to be kept for as long as it lives.
     pub fn report(&mut self) -> Report {
         Report(self.report.0.take())
+    }
+
+    /// Goes on holding where it reports: a child that writes when nobody does would fail.
+    pub fn listen(&mut self, report: Report) {
+        self.report = report;
     }
 
     /// Its process id; none once it has been waited for.
@@ -138,11 +148,15 @@ impl Process {
 impl Report {
     /// Completes when the child has reported; may be asked again when abandoned.
     pub async fn given(&mut self) {
-        let mut byte = [0];
+        self.line().await;
+    }
+
+    /// What the child says next; may be asked again when abandoned.
+    pub async fn line(&mut self) -> String {
         if let Some(output) = &mut self.0
-            && matches!(output.read(&mut byte).await, Ok(1..))
+            && let Ok(Some(line)) = output.next_line().await
         {
-            return;
+            return line;
         }
         // The child closed its output and said nothing: it will not report any more.
         pending().await

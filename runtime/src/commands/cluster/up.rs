@@ -48,7 +48,7 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
     runtime()?.block_on(async {
         let mut signals = Signals::listen(hangup)?;
         let started = tokio::select! {
-            started = Running::start(&cluster, file) => started?,
+            started = Running::start(globals, &cluster, file) => started?,
             () = signals.next() => return Err(interrupted()),
         };
         started.serve(globals, args.timeout, &mut signals).await
@@ -63,8 +63,9 @@ struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    async fn start(cluster: &'a Cluster, file: PathBuf) -> Result<Self, CliError> {
-        let keeper = Keeper::start(cluster, file.clone()).await?;
+    async fn start(globals: &Globals, cluster: &'a Cluster, file: PathBuf) -> Result<Self, CliError> {
+        let waits = |cause: &str| globals.note(format_args!("the supervisor waits: {cause}"));
+        let keeper = Keeper::start(cluster, file.clone(), waits).await?;
         let launch = Launch::new(file, keeper.record.listen)?;
         let hosts = local_hosts(cluster);
         let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);

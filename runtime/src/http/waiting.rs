@@ -1,0 +1,44 @@
+//! What the admin listener says while the supervisor cannot start yet: that it lives, that it is not ready, and why.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use actix_web::{App, HttpResponse, HttpServer, get, web};
+
+use super::{AdminServer, error::Refusal};
+use crate::error::CliError;
+
+/// Why the supervisor waits.
+pub type Cause = Arc<RwLock<String>>;
+
+/// Listens at `address` until the supervisor can.
+pub fn wait(address: SocketAddr, cause: Cause) -> Result<AdminServer, CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
+            .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
+    };
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let data = web::Data::new(cause);
+    let app = move || App::new().app_data(data.clone()).service(live).default_service(web::to(refuse));
+    let server = HttpServer::new(app).workers(1).shutdown_timeout(1).disable_signals().listen(listener);
+    let server = server.map_err(failed)?.run();
+    let handle = server.handle();
+    Ok(AdminServer { address, handle, serving: tokio::spawn(server) })
+}
+
+/// A restart would not help.
+#[get("/livez")]
+async fn live(cause: web::Data<Cause>) -> HttpResponse {
+    HttpResponse::Ok().body(format!("ok, waits: {}\n", said(&cause)))
+}
+
+async fn refuse(cause: web::Data<Cause>) -> Result<HttpResponse, Refusal> {
+    Err(Refusal::waiting(said(&cause)))
+}
+
+fn said(cause: &Cause) -> String {
+    cause.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
