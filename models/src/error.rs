@@ -206,6 +206,36 @@ pub enum ModelError {
         /// What is wrong with it.
         cause: String,
     },
+    /// Retaining heads that this process has no file for.
+    #[error(
+        "no retaining heads called {name} are loaded; [models.heads.{name}] of this host's cluster file names them"
+    )]
+    NoRetainingHeads {
+        /// The name asked for.
+        name: String,
+    },
+    /// A text that cannot fit, by its bytes alone.
+    #[error("{bytes} bytes of text, expected at most {most}: no model of this length takes more")]
+    TooManyBytes {
+        /// Bytes of the text.
+        bytes: usize,
+        /// Most bytes.
+        most: usize,
+    },
+    /// A text of more tokens than wanted; the rest was not looked at.
+    #[error("the text has more than {most} tokens")]
+    TooManyTokens {
+        /// Most tokens.
+        most: usize,
+    },
+    /// A stretch of text that can only be tokenised in one piece, and is too long for that.
+    #[error(
+        "{most} bytes of text without a place to cut it, such as one letter or spaces over and over; break them up with words or lines"
+    )]
+    Uncut {
+        /// Most bytes of such a stretch.
+        most: usize,
+    },
     /// A shard waits for something that nobody sent.
     #[error("{parcel:?} was never sent; encode all shards of a plan that pass each other something, in block order")]
     NoParcel {
@@ -251,7 +281,8 @@ impl ModelError {
             Self::Cancelled => "cancelled",
             Self::Unsupported { .. } => "unsupported",
             Self::KeyCount { .. } => "key_count",
-            Self::RetainingHeads { .. } => "retaining_heads",
+            Self::RetainingHeads { .. } | Self::NoRetainingHeads { .. } => "retaining_heads",
+            Self::TooManyBytes { .. } | Self::TooManyTokens { .. } | Self::Uncut { .. } => "context_too_long",
             Self::NoParcel { .. } => "parcel_missing",
             Self::Host { .. } => "host_lost",
             Self::Kernel(_) => "kernel",

@@ -1,6 +1,10 @@
 //! tokenizer.json: text to ids and back, whole or token by token. Adds no special token of its own accord.
 
+mod cuts;
+
 use std::sync::Arc;
+
+use cuts::Cuts;
 
 use crate::{Checkpoint, ModelError};
 
@@ -8,15 +12,66 @@ use crate::{Checkpoint, ModelError};
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
+    /// Where texts can be cut, if anywhere.
+    cuts: Option<Arc<Cuts>>,
+    /// Most bytes of text that a token stands for.
+    token_bytes: usize,
 }
+
+/// Most bytes of a text that can only be tokenised whole.
+const WHOLE_BYTES: usize = 2 << 20;
 
 impl Tokenizer {
     /// Reads the checkpoint's tokenizer.json.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
-        let inner = tokenizers::Tokenizer::from_bytes(checkpoint.tokenizer_json()).map_err(|error| {
-            ModelError::Malformed { path: format!("{}/tokenizer.json", checkpoint.name()), cause: error.to_string() }
-        })?;
-        Ok(Self { inner: Arc::new(inner) })
+        Self::from_json(checkpoint.tokenizer_json(), checkpoint.name())
+    }
+
+    fn from_json(json: &[u8], name: &str) -> Result<Self, ModelError> {
+        let malformed = |error: tokenizers::Error| ModelError::Malformed {
+            path: format!("{name}/tokenizer.json"),
+            cause: error.to_string(),
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(malformed)?;
+        // A context is never cut short or filled up unasked.
+        inner.with_padding(None).with_truncation(None).map_err(malformed)?;
+        let cuts = Cuts::of(json).map(Arc::new);
+        // A character of a byte-level vocabulary is a byte.
+        let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(1);
+        let token_bytes = cuts.as_ref().map_or(longest, |cuts| cuts.token_bytes(longest));
+        Ok(Self { inner: Arc::new(inner), cuts, token_bytes })
+    }
+
+    /// Most bytes of text that can come to `tokens` tokens, or that are tokenised at all.
+    pub fn most_bytes(&self, tokens: usize) -> usize {
+        match self.cuts {
+            Some(_) => self.token_bytes.saturating_mul(tokens),
+            None => WHOLE_BYTES,
+        }
+    }
+
+    /// As [`Tokenizer::encode`], in slices and no further than to `most` tokens, so that a text that does not fit costs little.
+    ///
+    /// # Errors
+    /// [`ModelError::TooManyBytes`], [`ModelError::TooManyTokens`] or [`ModelError::Uncut`], all with code
+    /// `context_too_long`.
+    pub fn encode_most(&self, text: &str, most: usize) -> Result<Vec<u32>, ModelError> {
+        if text.len() > self.most_bytes(most) {
+            return Err(ModelError::TooManyBytes { bytes: text.len(), most: self.most_bytes(most) });
+        }
+        let (mut ids, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            let part = match &self.cuts {
+                Some(cuts) => cuts.part(rest).map_err(|most| ModelError::Uncut { most })?,
+                None => rest,
+            };
+            ids.extend_from_slice(self.inner.encode_fast(part, false).map_err(refused)?.get_ids());
+            if ids.len() > most {
+                return Err(ModelError::TooManyTokens { most });
+            }
+            rest = &rest[part.len()..];
+        }
+        Ok(ids)
     }
 
     /// Ids of `text`. Special tokens written out in it are recognised; none is added.
