@@ -13,6 +13,7 @@ use crate::{
     cluster::Cluster,
     cluster_file::{self, ClusterFile, anchored},
     error::CliError,
+    output::printable,
     size::seconds,
 };
 
@@ -140,7 +141,7 @@ impl Globals {
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {
             // Nobody reads it on a full disk.
-            let _ = writeln!(io::stderr(), "{text}");
+            let _ = writeln!(io::stderr(), "{}", printable(&text.to_string()));
         }
     }
 }

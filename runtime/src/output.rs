@@ -1,6 +1,9 @@
 //! Standard output holds the result and nothing else; errors, notes and progress go to standard error.
 
-use std::io::{self, Write};
+use std::{
+    borrow::Cow,
+    io::{self, IsTerminal, Write},
+};
 
 use serde::Serialize;
 
@@ -9,10 +12,27 @@ use crate::{
     globals::Format,
 };
 
-/// Prints text as it is, newline included where the caller has one.
+/// Prints text, newline included where the caller has one: as it is, but on a terminal without what would control it.
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
+    let text = if out.is_terminal() { printable(text) } else { Cow::Borrowed(text) };
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// Text whose control characters, and those that turn the direction of others, are written out as `\u001b`; lines and tabs stay.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let controls = |c: char| {
+        c.is_control() && c != '\n' && c != '\t'
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(controls) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = |c: char| match controls(c) {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.to_string(),
+    };
+    Cow::Owned(text.chars().map(escaped).collect())
 }
 
 /// Prints one JSON value: indented for `json`, on one line for `jsonl`.
@@ -48,9 +68,9 @@ pub fn lower(value: &impl std::fmt::Debug) -> String {
 pub fn fail(error: &CliError, color: bool) -> Exit {
     let (red, plain) = if color { ("\x1b[1;31m", "\x1b[0m") } else { ("", "") };
     let mut err = io::stderr().lock();
-    let mut text = format!("{red}error:{plain} {}\n", error.message.trim_end());
+    let mut text = format!("{red}error:{plain} {}\n", printable(error.message.trim_end()));
     if let Some(hint) = &error.hint {
-        text += &format!("next: {hint}\n");
+        text += &format!("next: {}\n", printable(hint));
     }
     // A standard error that is gone leaves only the exit code.
     let _ = err.write_all(text.as_bytes());
@@ -109,6 +129,12 @@ impl std::fmt::Display for Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn terminals_are_not_controlled() {
+        assert_eq!(printable("a\x1b[2J\u{9b}\r\u{202e}b\n\tc"), "a\\u001b[2J\\u009b\\u000d\\u202eb\n\tc");
+        assert!(matches!(printable("naïve 你好 😀\n"), Cow::Borrowed(_)));
+    }
 
     #[test]
     fn tables_align_numbers_to_the_right() {

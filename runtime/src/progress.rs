@@ -8,7 +8,7 @@ use std::{
 use asterism_actors::api::{HostProgress, JobPhase, RecoveryStatus};
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
-use crate::{globals::Globals, size::grouped};
+use crate::{globals::Globals, output::printable, size::grouped};
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -64,7 +64,7 @@ impl Progress {
             Sink::Lines { last } => {
                 if last.elapsed() >= LINE_EVERY {
                     *last = Instant::now();
-                    eprintln!("{}", line(hosts, self.started.elapsed()));
+                    eprintln!("{}", printable(&line(hosts, self.started.elapsed())));
                 }
             }
         }
@@ -79,8 +79,8 @@ impl Progress {
         };
         match &self.sink {
             Sink::Silent => {}
-            Sink::Bars { all, .. } => drop(all.println(text)),
-            Sink::Lines { .. } => eprintln!("{text}"),
+            Sink::Bars { all, .. } => drop(all.println(printable(&text))),
+            Sink::Lines { .. } => eprintln!("{}", printable(&text)),
         }
     }
 
@@ -102,7 +102,7 @@ fn bar(host: &HostProgress) -> ProgressBar {
         // Writing to indicatif's own buffer cannot fail.
         let _ = write!(text, "{}", grouped(state.per_sec() as usize));
     });
-    ProgressBar::new(host.total_tokens as u64).with_style(style).with_prefix(host.host.clone())
+    ProgressBar::new(host.total_tokens as u64).with_style(style).with_prefix(printable(&host.host).into_owned())
 }
 
 fn line(hosts: &[HostProgress], elapsed: Duration) -> String {

@@ -23,7 +23,7 @@ impl Client {
 
     /// One host.
     pub fn host(&self, name: &str) -> Result<HostStatus, CliError> {
-        self.get(&format!("/api/v1/hosts/{}", segment(name)))
+        self.get(&format!("/api/v1/hosts/{}", segment(name)?))
     }
 
     /// Sets whether a host takes work; `deadline` bounds a drain.
@@ -38,13 +38,13 @@ impl Client {
             Scheduling::Cordoned => "cordon",
             Scheduling::Draining => "drain",
         };
-        let path = format!("/api/v1/hosts/{}/{verb}", segment(name));
+        let path = format!("/api/v1/hosts/{}/{verb}", segment(name)?);
         self.post(&path, &Drain { deadline_s: deadline.map(|deadline| deadline.as_secs_f64()) })
     }
 
     /// Lets a spare take a dead host's place.
     pub fn replace_host(&self, dead: &str, spare: &str) -> Result<HostStatus, CliError> {
-        let path = format!("/api/v1/hosts/{}/replace", segment(dead));
+        let path = format!("/api/v1/hosts/{}/replace", segment(dead)?);
         self.post(&path, &Replacement { spare: spare.to_owned() })
     }
 
@@ -60,29 +60,34 @@ impl Client {
 
     /// One session.
     pub fn session(&self, name: &str) -> Result<SessionStatus, CliError> {
-        self.get(&format!("/api/v1/sessions/{}", segment(name)))
+        self.get(&format!("/api/v1/sessions/{}", segment(name)?))
     }
 
     /// Lets a session live so long from now on.
     pub fn extend_session(&self, name: &str, ttl: Duration) -> Result<SessionStatus, CliError> {
-        let path = format!("/api/v1/sessions/{}/extend", segment(name));
+        let path = format!("/api/v1/sessions/{}/extend", segment(name)?);
         self.post(&path, &Extension { ttl_s: ttl.as_secs_f64() })
     }
 
     /// Ends a session; its keys and values are freed.
     pub fn drop_session(&self, name: &str) -> Result<(), CliError> {
-        self.delete(&format!("/api/v1/sessions/{}", segment(name)))
+        self.delete(&format!("/api/v1/sessions/{}", segment(name)?))
     }
 }
 
-/// A name as one segment of a path.
-fn segment(name: &str) -> String {
+/// A name as one segment of a path; none that would be another path.
+pub(super) fn segment(name: &str) -> Result<String, CliError> {
+    if matches!(name, "" | "." | "..") {
+        return Err(
+            CliError::usage(format!("'{name}' is no name")).hint("names have letters, digits, '-', '_' and '.'")
+        );
+    }
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
     let escaped = name.bytes().map(|byte| match plain(byte) {
         true => char::from(byte).to_string(),
         false => format!("%{byte:02X}"),
     });
-    escaped.collect()
+    Ok(escaped.collect())
 }
 
 #[cfg(test)]
@@ -91,7 +96,10 @@ mod tests {
 
     #[test]
     fn names_are_one_segment_of_a_path() {
-        assert_eq!(segment("moby-dick_1.2"), "moby-dick_1.2");
-        assert_eq!(segment("a/b ?ü"), "a%2Fb%20%3F%C3%BC");
+        assert_eq!(segment("moby-dick_1.2").unwrap(), "moby-dick_1.2");
+        assert_eq!(segment("a/b ?ü").unwrap(), "a%2Fb%20%3F%C3%BC");
+        for path in ["", ".", ".."] {
+            assert_eq!(segment(path).unwrap_err().exit as u8, 2);
+        }
     }
 }

@@ -11,6 +11,7 @@ use crate::{
     client::{Client, Following},
     error::{CliError, Exit},
     globals::Globals,
+    output::printable,
     progress::Progress,
 };
 
@@ -88,7 +89,7 @@ impl Interrupt {
                     Some(id) if cancel => {
                         eprintln!("\ncancelling job {id}");
                         if let Err(error) = client.cancel(&id) {
-                            eprintln!("error: {error}");
+                            eprintln!("error: {}", printable(&error.to_string()));
                         }
                     }
                     Some(id) => eprintln!(
