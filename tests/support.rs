@@ -31,7 +31,7 @@ pub fn golden_cases(model: &str, method: &str) -> Vec<Value> {
 pub struct ClusterSpec {
     /// Context hosts.
     pub contexts: usize,
-    /// Model folder; absent: the embedded model.
+    /// Model folder, whose retaining heads are called `trained`; absent: the embedded model.
     pub model: Option<PathBuf>,
     /// Method table, such as `[attention.star]` with its keys.
     pub method: &'static str,
@@ -202,6 +202,10 @@ fn cluster_file(folder: &Path, spec: &ClusterSpec) -> String {
     );
     if let Some(model) = &spec.model {
         write!(text, "[model]\npath = \"{}\"\n\n", model.display()).expect("text");
+        let heads = model.join("retaining_heads.safetensors");
+        if heads.exists() {
+            write!(text, "[models.heads.trained]\npath = \"{}\"\n\n", heads.display()).expect("text");
+        }
     }
     write!(text, "{}\n\n[api]\nadmin_listen = \"127.0.0.1:0\"\n\n", spec.method).expect("text");
     text.push_str("[[node]]\nname = \"local\"\naddress = \"127.0.0.1\"\n\n");

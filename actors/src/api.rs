@@ -1,13 +1,17 @@
 //! What a client says to the supervisor and hears from it: plain values, JSON on the admin API.
 
+pub mod bounds;
 mod host;
 mod session;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use asterism_models::Sampling;
 use asterism_plan::MethodConfig;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{SeqAccess, Visitor},
+};
 
 pub use host::{ClusterStatus, HostHealth, HostStatus, Role, Scheduling};
 pub use session::{SessionHost, SessionRequest, SessionState, SessionStatus};
@@ -18,7 +22,8 @@ use crate::supervisor::PlacementPolicy;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobRequest {
-    /// Idempotency key: a second submission with the same id returns the first job. Absent: the supervisor makes one.
+    /// Idempotency key: the same request with the same id again returns the first job, another request is refused. Absent:
+    /// the supervisor makes an id.
     #[serde(default)]
     pub id: Option<String>,
     /// The document. Tokenised apart from the query; BOS belongs to it. Absent when a session is named.
@@ -92,13 +97,44 @@ fn yes() -> bool {
 }
 
 /// Text, or token ids that are taken as they are: no template, nothing added.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Prompt {
     /// UTF-8 text.
     Text(String),
     /// Token ids of the cluster's model.
     Tokens(Vec<u32>),
+}
+
+/// By hand, since serde would hold every token of an untagged list several times over.
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrTokens;
+        impl<'de> Visitor<'de> for TextOrTokens {
+            type Value = Prompt;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, or a list of token ids")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Prompt, E> {
+                Ok(Prompt::Text(text.to_string()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Prompt, E> {
+                Ok(Prompt::Text(text))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompt, A::Error> {
+                let mut ids = Vec::new();
+                while let Some(id) = list.next_element()? {
+                    ids.push(id);
+                }
+                Ok(Prompt::Tokens(ids))
+            }
+        }
+        deserializer.deserialize_any(TextOrTokens)
+    }
 }
 
 impl From<String> for Prompt {

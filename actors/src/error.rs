@@ -20,7 +20,7 @@ pub enum JobError {
     /// The context does not fit the model.
     #[error(
         "the context has {context} tokens and the query {query}; with {generated} tokens to generate that is {} and {model} takes at most {maximum}. Shorten the context or lower --max-tokens",
-        context + query + generated
+        context.saturating_add(*query).saturating_add(*generated)
     )]
     TooLong {
         /// Context tokens.
@@ -33,6 +33,35 @@ pub enum JobError {
         maximum: usize,
         /// The model.
         model: String,
+    },
+    /// A text too long to look at in full.
+    #[error(
+        "{param}: {cause}; {model} takes at most {maximum} tokens of context, query and answer together. Shorten it"
+    )]
+    TooLarge {
+        /// The request field at fault.
+        param: &'static str,
+        /// What is too much of it.
+        cause: ModelError,
+        /// The model's maximum.
+        maximum: usize,
+        /// The model.
+        model: String,
+    },
+    /// The id names a job that was asked for otherwise.
+    #[error("there is a job {id} already, and its request was another; choose another id, or none")]
+    IdTaken {
+        /// The id.
+        id: String,
+    },
+    /// Too many requests are looked at already.
+    #[error("the supervisor is busy with other requests; try again")]
+    Busy,
+    /// A bug of ours.
+    #[error("the supervisor failed at this request: {cause}; please report it")]
+    Internal {
+        /// What panicked.
+        cause: String,
     },
     /// The method cannot plan this.
     #[error(transparent)]
@@ -170,7 +199,10 @@ impl JobError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Invalid { .. } => "invalid_request",
-            Self::TooLong { .. } => "context_too_long",
+            Self::TooLong { .. } | Self::TooLarge { .. } => "context_too_long",
+            Self::IdTaken { .. } => "job_exists",
+            Self::Busy => "overloaded",
+            Self::Internal { .. } => "internal",
             Self::Plan(error) => error.code(),
             Self::Model(error) => error.code(),
             Self::NotReady { .. } => "not_ready",
@@ -197,6 +229,8 @@ impl JobError {
         let param = match self {
             Self::Invalid { param, .. } => Some(param.to_string()),
             Self::TooLong { .. } => Some("context".to_string()),
+            Self::TooLarge { param, .. } => Some(param.to_string()),
+            Self::IdTaken { .. } => Some("id".to_string()),
             _ => None,
         };
         ErrorBody { message: self.to_string(), code: self.code().to_string(), param }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use asterism_kernels::Backend;
-use asterism_models::{Decoder, ModelError, Tokenizer};
+use asterism_models::{Decoder, HeadsFiles, ModelError, Tokenizer};
 use asterism_transport::Transport;
 use ractor::ActorRef;
 use tokio::{sync::oneshot, task::JoinHandle};
@@ -77,6 +77,8 @@ pub struct LoadedModel<B: Backend> {
     pub decoder: Arc<Decoder<B>>,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
+    /// Where this host finds retaining heads, by the names that orders use.
+    pub heads: HeadsFiles,
 }
 
 /// Loads a model; runs on a thread of its own after the host has joined.

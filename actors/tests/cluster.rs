@@ -28,12 +28,15 @@ use asterism_actors::{
     },
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, ModelError, Parts, TemplateSource, Tokenizer};
+use asterism_models::{Checkpoint, Decoder, HeadsFiles, ModelError, Parts, TemplateSource, Tokenizer};
 use asterism_plan::{Cost, Method, MethodConfig, PlanRequest};
 use asterism_transport::{NoObserver, Transport, local::LocalNetwork};
 use serde_json::{Value, json};
 
 use disk::{FullDisk, SlowDisk};
+
+/// What retaining heads are called here.
+const HEADS: &str = "trained";
 
 fn golden() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
@@ -47,7 +50,12 @@ fn load(model: &str, parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
     let checkpoint = Checkpoint::open(&golden().join("models").join(model))?;
     let backend = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?);
     let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
-    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)? })
+    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads: heads(model) })
+}
+
+/// The model's retaining heads by the name that requests use.
+fn heads(model: &str) -> HeadsFiles {
+    [(HEADS.to_string(), golden().join("models").join(model).join("retaining_heads.safetensors"))].into()
 }
 
 /// Starts a supervisor, `contexts` context hosts and a query host. Returns the supervisor and each host's transport.
@@ -97,7 +105,8 @@ async fn start_on(
     let transport = bind();
     let address = transport.local_address();
     let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
-    let front = Arc::new(ModelFront::load(&checkpoint, None, TemplateSource::frame).expect("a tokenizer"));
+    let front = ModelFront::load(&checkpoint, None, TemplateSource::frame);
+    let front = Arc::new(front.and_then(|front| front.with_heads(&heads(model))).expect("a tokenizer and heads"));
     let supervisor = Supervisor::start(config, front, transport, store).await.expect("a supervisor");
     let mut transports = Vec::new();
     for host in hosts {
@@ -143,10 +152,9 @@ fn golden_cases(model: &str, method: &str) -> Vec<Value> {
 
 /// A case's method as clients write it, and the hosts its plan is for.
 fn method(case: &Value) -> (Value, usize) {
-    let heads = golden().join("models").join(case["model"].as_str().unwrap()).join("retaining_heads.safetensors");
     let context = case["context_ids"].as_array().unwrap().len();
     let name = case["method"].as_str().unwrap();
-    let (method, hosts) = cases::method(name, &case["params"], context, heads.to_str().unwrap());
+    let (method, hosts) = cases::method(name, &case["params"], context, HEADS);
     (serde_json::to_value(method).unwrap(), hosts)
 }
 

@@ -23,7 +23,7 @@ pub use embedded::EMBEDDED_NAME;
 pub use encoder::{Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_plan, max_pool};
 pub use error::ModelError;
 pub use generator::{ContextAttention, ContextKeys, Generator, LocalContext, ShardPartial};
-pub use retaining::{RetainingHeads, check_retaining_heads};
+pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};
 pub use synthetic::synthetic_prompt;
 pub use tokenizer::{TextStream, Tokenizer};

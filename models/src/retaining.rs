@@ -1,11 +1,18 @@
 //! APB's retaining heads (Locret, Huang et al., 2025): a small trained MLP a layer that says what a token's key is worth.
 
-use std::{fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use asterism_kernels::{Backend, DType, HostTensor};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{ModelConfig, ModelError};
+
+/// Files of retaining heads by the names that requests use.
+pub type HeadsFiles = BTreeMap<String, PathBuf>;
 
 /// The heads of all layers on a device.
 pub struct RetainingHeads<B: Backend> {
@@ -50,12 +57,19 @@ pub fn check_retaining_heads(path: &Path, config: &ModelConfig) -> Result<(), Mo
     read(path, config, |_, _| Ok(())).map(drop)
 }
 
+/// Far beyond the heads of any model.
+const MOST_BYTES: u64 = 4 << 30;
+
 fn read<T>(
     path: &Path,
     config: &ModelConfig,
     each: impl Fn(HostTensor<'_>, HostTensor<'_>) -> Result<T, ModelError>,
 ) -> Result<Vec<T>, ModelError> {
     let wrong = |cause: String| ModelError::RetainingHeads { path: path.to_owned(), cause };
+    let about = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
+    if !about.is_file() || about.len() > MOST_BYTES {
+        return Err(wrong(format!("it is no file of at most {MOST_BYTES} bytes")));
+    }
     let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| wrong(error.to_string()))?;
     let heads = config.heads;

@@ -24,12 +24,15 @@ impl Default for Sampling {
     }
 }
 
+/// Above it every draw is as good as blind.
+const HOTTEST: f32 = 100.0;
+
 impl Sampling {
     /// Refuses parameters out of range.
     pub fn validate(&self) -> Result<(), ModelError> {
         let refused = |field, allowed, got| Err(ModelError::Sampling { field, allowed, got });
-        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return refused("temperature", "0 (greedy) or above", self.temperature);
+        if !(0.0..=HOTTEST).contains(&self.temperature) {
+            return refused("temperature", "from 0 (greedy) to 100", self.temperature);
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return refused("top_p", "above 0 and at most 1", self.top_p);

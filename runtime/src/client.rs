@@ -17,6 +17,8 @@ use asterism_actors::api::{ClusterStatus, JobEvent, JobRequest, JobState, JobSta
 use serde::{Serialize, de::DeserializeOwned};
 use ureq::{Agent, Body, http::Response};
 
+use cluster::segment;
+
 use crate::{
     cluster_file::ApiSection,
     data_dir,
@@ -116,7 +118,7 @@ impl Client {
 
     /// One job.
     pub fn job(&self, id: &str) -> Result<JobStatus, CliError> {
-        self.get(&format!("/api/v1/jobs/{id}"))
+        self.get(&format!("/api/v1/jobs/{}", segment(id)?))
     }
 
     /// Submits a job; returns its id.
@@ -127,7 +129,7 @@ impl Client {
 
     /// Cancels a job.
     pub fn cancel(&self, id: &str) -> Result<JobStatus, CliError> {
-        self.post(&format!("/api/v1/jobs/{id}/cancel"), &())
+        self.post(&format!("/api/v1/jobs/{}/cancel", segment(id)?), &())
     }
 
     /// Asks the supervisor to end the cluster.
@@ -137,7 +139,7 @@ impl Client {
 
     /// What happens to a job, from its beginning to `Finished`.
     pub fn events(&self, id: &str) -> Result<impl Iterator<Item = Result<JobEvent, CliError>> + use<>, CliError> {
-        let url = format!("{}/api/v1/jobs/{id}/events", self.base);
+        let url = format!("{}/api/v1/jobs/{}/events", self.base, segment(id)?);
         let mut request = self.agent.get(&url);
         if let Some(token) = &self.token {
             request = request.header("Authorization", format!("Bearer {token}"));
@@ -235,6 +237,7 @@ fn next_step(code: &str) -> &'static str {
         "joining_closed" => "set [security] join_listen in the cluster file, then start the supervisor again",
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",
         "job_not_found" | "job_ended" => "`asterism job list` shows the jobs there are",
+        "job_exists" => "give another --id, or none",
         "not_ready" | "stopping" => "`asterism status` shows which host is missing",
         "session_not_found" | "session_expired" | "session_exists" => {
             "`asterism session list` shows the sessions there are"

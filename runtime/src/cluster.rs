@@ -12,6 +12,7 @@ use std::{
 };
 
 use asterism_actors::supervisor::{Liveness, SessionLimits};
+use asterism_models::HeadsFiles;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 
 use crate::cluster_file::{
@@ -81,6 +82,8 @@ pub struct Model {
     pub dtype: DType,
     /// Longest context accepted, when shorter than the model's own.
     pub max_context_tokens: Option<usize>,
+    /// Files of APB's retaining heads, by the names that requests use.
+    pub heads: HeadsFiles,
 }
 
 /// What may wait.
@@ -217,7 +220,22 @@ fn model(file: &ClusterFile, directory: &Path) -> Result<Model, ClusterError> {
         path: section.path.as_ref().map(|path| directory.join(path)),
         dtype: section.dtype,
         max_context_tokens: section.max_context_tokens,
+        heads: heads(file, directory)?,
     })
+}
+
+fn heads(file: &ClusterFile, directory: &Path) -> Result<HeadsFiles, ClusterError> {
+    let named = &file.models.heads;
+    named.keys().try_for_each(|name| check_name("models.heads", name))?;
+    if let Some(wanted) = file.attention.retaining_heads().filter(|wanted| !named.contains_key(*wanted)) {
+        let known: Vec<&str> = named.keys().map(String::as_str).collect();
+        return Err(ClusterError::Value {
+            key: "attention.apb.retaining_heads",
+            got: format!("{wanted:?}"),
+            expected: format!("a NAME of [models.heads.NAME]; the file has: {}", known.join(", ")),
+        });
+    }
+    Ok(named.iter().map(|(name, heads)| (name.clone(), directory.join(&heads.path))).collect())
 }
 
 fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {

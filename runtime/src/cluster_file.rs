@@ -26,6 +26,9 @@ pub struct ClusterFile {
     /// `[model]`
     #[serde(default)]
     pub model: ModelSection,
+    /// `[models]`: what goes with the model.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub models: ModelsSection,
     /// `[attention.METHOD]`: exactly one table.
     #[serde(default)]
     pub attention: MethodConfig,
@@ -80,6 +83,22 @@ pub struct ModelSection {
     /// Longest context accepted. Absent: what the model was trained for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_context_tokens: Option<usize>,
+}
+
+/// `[models]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelsSection {
+    /// `[models.heads.NAME]`: APB's retaining heads, which requests name NAME.
+    pub heads: BTreeMap<String, HeadsSection>,
+}
+
+/// `[models.heads.NAME]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadsSection {
+    /// A safetensors file, relative to the cluster file.
+    pub path: PathBuf,
 }
 
 /// Element types a model computes in.
@@ -296,10 +315,15 @@ pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
     let security = &mut file.security;
     let paths =
         [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
-    for path in paths.into_iter().flatten() {
+    let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
+    for path in paths.into_iter().flatten().chain(heads) {
         *path = directory.join(&*path);
     }
     file
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Default for ClusterFile {
@@ -308,6 +332,7 @@ impl Default for ClusterFile {
             version: 1,
             cluster: ClusterSection::default(),
             model: ModelSection::default(),
+            models: ModelsSection::default(),
             attention: MethodConfig::default(),
             transport: TransportSection::default(),
             security: SecuritySection::default(),

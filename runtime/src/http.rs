@@ -5,6 +5,7 @@ mod cluster;
 mod error;
 mod health;
 mod hosts;
+mod intake;
 mod jobs;
 mod joining;
 mod pace;
@@ -34,11 +35,12 @@ use crate::{error::CliError, limits};
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
+use intake::Intake;
 pub use jobs::{MAX_LISTED, Submitted};
 pub use waiting::{Cause, wait};
 
-/// Largest request body: a context of millions of tokens.
-const MAX_BODY_BYTES: usize = 64 << 20;
+/// Largest body of a request that brings no text.
+const MAX_BODY_BYTES: usize = 16 << 10;
 /// Threads that answer requests.
 const WORKERS: usize = 2;
 /// Time for the head of a request.
@@ -87,11 +89,14 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliE
     };
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
+    let intake = web::Data::new(Intake::new(state.supervisor.model()));
     let data = web::Data::new(state);
     let app = move || {
         App::new()
             .app_data(data.clone())
+            .app_data(intake.clone())
             .app_data(web::JsonConfig::default().limit(MAX_BODY_BYTES).error_handler(error::of_json))
+            .app_data(web::PathConfig::default().error_handler(error::of_path))
             .configure(routes)
             .default_service(web::to(error::no_such_path))
             .wrap(from_fn(pace::keep))

@@ -48,10 +48,14 @@ pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
         None => source.frame(),
     };
     let front = checkpoint(model.path.as_deref())
-        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, ask));
+        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, ask))
+        .and_then(|front| front.with_heads(&model.heads));
     front.map_err(|error| {
-        CliError::usage(format!("the model cannot be used: {error}"))
-            .hint("set [model] path to a Hugging Face folder, or leave it out for the embedded model")
+        let hint = match error {
+            ModelError::RetainingHeads { .. } => "correct [models.heads] in the cluster file",
+            _ => "set [model] path to a Hugging Face folder, or leave it out for the embedded model",
+        };
+        CliError::usage(format!("the model cannot be used: {error}")).hint(hint)
     })
 }
 
@@ -175,7 +179,7 @@ fn loader(model: Model, threads: usize, parts: Parts) -> ModelLoader<Cpu> {
         let checkpoint = checkpoint(model.path.as_deref())?;
         let backend = Arc::new(cpu(model.dtype, threads, KernelChoice::Auto)?);
         let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
-        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)? })
+        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads: model.heads })
     })
 }
 

@@ -25,7 +25,7 @@ fn methods_whose_sizes_make_no_plan() {
         "star:block_tokens=1500",
         "apb:anchor_tokens=63",
         "apb:anchor_tokens=1001",
-        "apb:retaining_heads=none.safetensors",
+        "apb:retaining_heads=/dev/zero",
         "ulysses",
         "apb:embed_query=false",
         "anchor:theta=nan",
@@ -83,11 +83,11 @@ fn a_calibrated_machine_tells_times() {
 
 #[test]
 fn retaining_heads_of_another_shape() {
-    let place = wide();
+    let heads = "[models.heads.trained]\npath = \"heads.safetensors\"\n";
+    let place = Place::new(&(SMALL.to_string() + heads));
     let heads = golden().join("models/tiny-qwen2/retaining_heads.safetensors");
     place.write("heads.safetensors", &fs::read(heads).expect("the fixture"));
-    let method = "apb:retaining_heads=heads.safetensors";
-    insta::assert_snapshot!(place.says(&["plan", "--tokens", "2000", "--method", method]));
+    insta::assert_snapshot!(place.says(&["plan", "--tokens", "2000"]));
 }
 
 #[test]

@@ -103,7 +103,8 @@ impl World {
             Some(session) => Source::Session(self.scenario.sessions[session].0.clone()),
             None => Source::Context(spec.context),
         };
-        let job = PreparedJob { id: Some(spec.id), source, question: spec.question, labels: Default::default() };
+        let job =
+            PreparedJob { id: spec.id, fingerprint: None, source, question: spec.question, labels: Default::default() };
         let fresh = supervisor.state.number();
         match supervisor.state.submit(now, fresh, job) {
             Ok((job, decided)) => {

@@ -15,8 +15,8 @@ fn size(params: &Value, name: &str) -> Option<usize> {
     params[name].as_u64().map(|tokens| tokens as usize)
 }
 
-/// A method by its name and parameters in the fixtures, and the hosts it plans for. `heads` is where the model's retaining
-/// heads are.
+/// A method by its name and parameters in the fixtures, and the hosts it plans for. `heads` is what the model's retaining
+/// heads are called.
 pub fn method(name: &str, params: &Value, context: usize, heads: &str) -> (MethodConfig, usize) {
     let blocks = size(params, "block_size").map_or(1, |block| context.div_ceil(block));
     (config(name, params, heads), size(params, "hosts").unwrap_or(blocks))

@@ -3,7 +3,6 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
-use asterism_models::Decoder;
 use asterism_transport::Transport;
 use tokio::runtime::Handle;
 
@@ -14,10 +13,10 @@ use super::{
     stop::Stop,
     store::ShardStore,
     turns::Turns,
-    work::{Bench, HeadsCache},
+    work::{Bench, HeadsShelf},
 };
 use crate::{
-    host::Post,
+    host::{LoadedModel, Post},
     link::Links,
     messages::{HostMessage, LinkReport},
 };
@@ -28,7 +27,7 @@ pub struct ContextSide<B: Backend> {
     pub state: ContextHostState,
     desk: Desk<B>,
     links: Arc<Links>,
-    heads: HeadsCache<B>,
+    heads: Arc<HeadsShelf<B>>,
     turns: Turns,
     running: HashMap<u64, Stop>,
     post: Post<Event>,
@@ -36,14 +35,14 @@ pub struct ContextSide<B: Backend> {
 
 impl<B: Backend> ContextSide<B> {
     /// Starts answering whoever connects to `transport`; what happens goes to `post`.
-    pub fn start(transport: Arc<dyn Transport>, decoder: Arc<Decoder<B>>, post: Post<Event>) -> Self {
-        let desk = Desk { decoder, store: ShardStore::default(), mailroom: Arc::default() };
+    pub fn start(transport: Arc<dyn Transport>, model: &LoadedModel<B>, post: Post<Event>) -> Self {
+        let desk = Desk { decoder: model.decoder.clone(), store: ShardStore::default(), mailroom: Arc::default() };
         tokio::spawn(answer::serve(transport.clone(), desk.clone()));
         Self {
             state: ContextHostState::default(),
             desk,
             links: Arc::new(Links::new(transport)),
-            heads: Arc::default(),
+            heads: Arc::new(HeadsShelf::new(model.heads.clone())),
             turns: Turns::default(),
             running: HashMap::new(),
             post,

@@ -3,14 +3,13 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
-    path::Path,
     rc::Rc,
     sync::{Arc, Mutex},
     time::Instant,
 };
 
 use asterism_kernels::Backend;
-use asterism_models::{EncodedShard, ModelError, Phase1, RetainingHeads, Watch};
+use asterism_models::{Decoder, EncodedShard, HeadsFiles, ModelError, Phase1, RetainingHeads, Watch};
 use asterism_plan::Exchange;
 
 use super::{
@@ -24,8 +23,30 @@ use crate::{
     messages::{EncodeShards, Encoded},
 };
 
-/// The retaining heads used last, with their file.
-pub type HeadsCache<B> = Arc<Mutex<Option<(String, Arc<RetainingHeads<B>>)>>>;
+/// Retaining heads by name: where their files are, and those used last.
+pub struct HeadsShelf<B: Backend> {
+    files: HeadsFiles,
+    last: Mutex<Option<(String, Arc<RetainingHeads<B>>)>>,
+}
+
+impl<B: Backend> HeadsShelf<B> {
+    /// Heads that are read when they are first used.
+    pub fn new(files: HeadsFiles) -> Self {
+        Self { files, last: Mutex::new(None) }
+    }
+
+    /// The heads of this name, read once for as long as orders name the same.
+    fn take(&self, name: &str, decoder: &Decoder<B>) -> Result<Arc<RetainingHeads<B>>, ModelError> {
+        let mut last = self.last.lock().expect("no holder panics");
+        if let Some((_, heads)) = last.as_ref().filter(|(known, _)| known == name) {
+            return Ok(heads.clone());
+        }
+        let path = self.files.get(name).ok_or_else(|| ModelError::NoRetainingHeads { name: name.to_string() })?;
+        let heads = Arc::new(RetainingHeads::load(decoder.backend(), path, decoder.config())?);
+        *last = Some((name.to_owned(), heads.clone()));
+        Ok(heads)
+    }
+}
 
 /// What an order needs on its way.
 pub struct Bench<B: Backend> {
@@ -33,8 +54,8 @@ pub struct Bench<B: Backend> {
     pub office: Office<B>,
     /// Where shards are laid.
     pub store: ShardStore<B>,
-    /// Heads read already.
-    pub heads: HeadsCache<B>,
+    /// Retaining heads.
+    pub heads: Arc<HeadsShelf<B>>,
     /// Whose turn it is.
     pub turns: Turns,
     /// Where events go.
@@ -77,7 +98,7 @@ impl<B: Backend> Bench<B> {
             return Err(ModelError::Cancelled);
         }
         let (started, decoder) = (Instant::now(), self.office.decoder.clone());
-        let heads = self.heads(order)?;
+        let heads = order.exchange.retaining_heads().map(|name| self.heads.take(name, &decoder)).transpose()?;
         let mut watch = Reporter {
             work,
             of: decoder.config().layers as u32,
@@ -106,19 +127,6 @@ impl<B: Backend> Bench<B> {
         };
         let reports = encoded.iter().map(report).collect();
         Ok((encoded, reports))
-    }
-
-    /// The retaining heads that the exchange scores by, read once for as long as orders name the same file.
-    fn heads(&self, order: &EncodeShards) -> Result<Option<Arc<RetainingHeads<B>>>, ModelError> {
-        let Some(path) = order.exchange.retaining_heads() else { return Ok(None) };
-        let mut cached = self.heads.lock().expect("no holder panics");
-        if let Some((_, heads)) = cached.as_ref().filter(|(file, _)| file == path) {
-            return Ok(Some(heads.clone()));
-        }
-        let decoder = &self.office.decoder;
-        let heads = Arc::new(RetainingHeads::load(decoder.backend(), Path::new(path), decoder.config())?);
-        *cached = Some((path.to_owned(), heads.clone()));
-        Ok(Some(heads))
     }
 }
 

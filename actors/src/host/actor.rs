@@ -134,7 +134,7 @@ impl<B: Backend> Shell<B> {
         if self.config.encodes {
             let actor = myself.clone();
             let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Context(event))));
-            self.context = Some(ContextSide::start(self.transport.clone(), model.decoder.clone(), post));
+            self.context = Some(ContextSide::start(self.transport.clone(), &model, post));
         }
         if self.config.generates {
             let actor = myself.clone();

@@ -11,22 +11,30 @@ use std::{
 use asterism_plan::MethodConfig;
 use asterism_transport::Transport;
 use ractor::{Actor, ActorRef};
+use tokio::sync::Semaphore;
 
 use crate::{
-    api::{ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus},
+    api::{ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus, bounds},
     error::{HostError, JobError},
     store::StateStore,
     supervisor::{
         config::{ContextHosts, SupervisorConfig},
         feed::Listener,
+        fingerprint::{Fingerprint, own_id, random},
         prepare::ModelFront,
         shell::{Message, Pulse, Shell, SupervisorActor},
+        state::PreparedJob,
         view::JobFilter,
     },
 };
 
 /// Longest wait for hosts and nodes that were told to end.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Requests that are tokenised and planned at once; others wait.
+const PREPARED_AT_ONCE: usize = 2;
+/// Longest that one waits for that.
+const PREPARED_WITHIN: Duration = Duration::from_secs(20);
 
 /// A running supervisor; clones talk to the same one.
 #[derive(Clone)]
@@ -36,6 +44,7 @@ pub struct Supervisor {
     method: MethodConfig,
     context_hosts: ContextHosts,
     writing: Arc<AtomicBool>,
+    desk: Arc<Semaphore>,
     pulse: Arc<Pulse>,
 }
 
@@ -54,7 +63,8 @@ impl Supervisor {
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
-        Ok(Self { actor, model, method, context_hosts, writing, pulse })
+        let desk = Arc::new(Semaphore::new(PREPARED_AT_ONCE));
+        Ok(Self { actor, model, method, context_hosts, writing, desk, pulse })
     }
 
     /// Whether it waits for the disk of its journal right now, and answers when that is done.
@@ -73,8 +83,24 @@ impl Supervisor {
         &self.model
     }
 
-    /// Tokenises, plans and queues a job; returns its id.
-    pub async fn submit(&self, request: JobRequest) -> Result<String, JobError> {
+    /// Tokenises, plans and queues a job; returns its id. The same request with the same id is the same job.
+    pub async fn submit(&self, mut request: JobRequest) -> Result<String, JobError> {
+        let (id, fingerprint) = match request.id.take() {
+            Some(id) => {
+                let id = bounds::client_id(&id)?;
+                let (print, back) = self.prepared(move || Ok((Fingerprint::of(&request), request))).await?;
+                request = back;
+                let asked = id.clone();
+                if self.ask(move |shell| shell.state().repeated(&asked, Some(print))).await??.is_some() {
+                    return Ok(id);
+                }
+                (id, Some(print))
+            }
+            None => (own_id(random()), None),
+        };
+        if let Some(session) = &request.session {
+            bounds::name("session", session)?;
+        }
         let session = match &request.session {
             Some(name) => {
                 let name = name.clone();
@@ -83,21 +109,34 @@ impl Supervisor {
             None => None,
         };
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
-        let prepared = tokio::task::spawn_blocking(move || model.prepare(request, &method, &hosts, session.as_ref()))
-            .await
-            .map_err(|_| JobError::Stopping)??;
-        self.ask(move |shell| shell.submit(prepared)).await?
+        let prepared = self.prepared(move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
+        self.ask(move |shell| shell.submit(PreparedJob { id, fingerprint, ..prepared })).await?
+    }
+
+    /// Does what takes long on a thread of its own, few at a time.
+    async fn prepared<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
+    ) -> Result<T, JobError> {
+        let seat = tokio::time::timeout(PREPARED_WITHIN, self.desk.clone().acquire_owned()).await;
+        let seat = seat.map_err(|_| JobError::Busy)?.map_err(|_| JobError::Stopping)?;
+        // The seat goes with the work, also when nobody waits for it any more.
+        let done = tokio::task::spawn_blocking(move || {
+            let _seat = seat;
+            work()
+        });
+        done.await.map_err(|panic| JobError::Internal { cause: panic.to_string() })?
     }
 
     /// Everything that happens to a job from now on, after what it has said so far; ends with `Finished`.
     pub async fn watch(&self, id: &str) -> Result<Listener, JobError> {
-        let id = id.to_string();
+        let id = bounds::name("id", id)?;
         self.ask(move |shell| shell.find(&id).and_then(|number| shell.watch(number))).await?
     }
 
     /// A job's status.
     pub async fn status(&self, id: &str) -> Result<JobStatus, JobError> {
-        let id = id.to_string();
+        let id = bounds::name("id", id)?;
         self.ask(move |shell| {
             let number = shell.find(&id)?;
             Ok(shell.state().job_status(shell.now(), number).expect("found by its id"))
@@ -112,7 +151,7 @@ impl Supervisor {
 
     /// Cancels a job that has not ended.
     pub async fn cancel(&self, id: &str) -> Result<(), JobError> {
-        let id = id.to_string();
+        let id = bounds::name("id", id)?;
         self.ask(move |shell| shell.change(|state, now| state.cancel(now, &id))).await?
     }
 
@@ -125,10 +164,10 @@ impl Supervisor {
     pub async fn create_session(&self, request: SessionRequest) -> Result<SessionStatus, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
         let (name, ttl) = (request.name.clone(), request.ttl_s);
-        let prepared = tokio::task::spawn_blocking(move || model.prepare_session(request, &method, &hosts))
-            .await
-            .map_err(|_| JobError::Stopping)??;
-        self.ask(move |shell| shell.create_session(&name, prepared, ttl.map(Duration::from_secs_f64))).await?
+        let name = bounds::name("name", &name)?;
+        let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
+        let prepared = self.prepared(move || model.prepare_session(request, &method, &hosts)).await?;
+        self.ask(move |shell| shell.create_session(&name, prepared, ttl)).await?
     }
 
     /// Every session.
@@ -138,19 +177,14 @@ impl Supervisor {
 
     /// One session.
     pub async fn session(&self, name: &str) -> Result<SessionStatus, JobError> {
-        let name = name.to_string();
+        let name = bounds::name("name", name)?;
         self.ask(move |shell| shell.state().session_status(shell.now(), &name)).await?
     }
 
     /// Lets a session live so many seconds from now on.
     pub async fn extend_session(&self, name: &str, ttl_s: f64) -> Result<SessionStatus, JobError> {
-        if !(ttl_s > 0.0 && ttl_s < 1e9) {
-            let message = format!("ttl_s must be a positive number of seconds; got {ttl_s}");
-            return Err(JobError::Invalid { param: "ttl_s", message });
-        }
-        let name = name.to_string();
+        let (name, ttl) = (bounds::name("name", name)?, bounds::seconds("ttl_s", ttl_s)?);
         self.ask(move |shell| {
-            let ttl = Duration::from_secs_f64(ttl_s);
             shell.change(|state, now| state.extend_session(now, &name, ttl))?;
             shell.state().session_status(shell.now(), &name)
         })
@@ -159,13 +193,13 @@ impl Supervisor {
 
     /// Ends a session and frees its keys and values.
     pub async fn drop_session(&self, name: &str) -> Result<(), JobError> {
-        let name = name.to_string();
+        let name = bounds::name("name", name)?;
         self.ask(move |shell| shell.change(|state, now| state.drop_session(now, &name))).await?
     }
 
     /// One host.
     pub async fn host(&self, name: &str) -> Result<HostStatus, JobError> {
-        let name = name.to_string();
+        let name = bounds::name("name", name)?;
         self.ask(move |shell| shell.host(&name)).await?
     }
 
@@ -176,7 +210,7 @@ impl Supervisor {
         scheduling: Scheduling,
         deadline: Option<Duration>,
     ) -> Result<HostStatus, JobError> {
-        let name = name.to_string();
+        let name = bounds::name("name", name)?;
         self.ask(move |shell| {
             shell.change(|state, now| state.schedule_host(now, &name, scheduling, deadline))?;
             shell.host(&name)
@@ -186,7 +220,7 @@ impl Supervisor {
 
     /// Gives the place of a host that is dead or takes no work to a spare.
     pub async fn replace_host(&self, dead: &str, spare: &str) -> Result<HostStatus, JobError> {
-        let (dead, spare) = (dead.to_string(), spare.to_string());
+        let (dead, spare) = (bounds::name("name", dead)?, bounds::name("spare", spare)?);
         self.ask(move |shell| {
             shell.change(|state, now| state.replace_host(now, &dead, &spare))?;
             shell.host(&spare)

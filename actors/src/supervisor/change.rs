@@ -72,17 +72,18 @@ impl SupervisorState {
         self.last_number
     }
 
-    /// What taking a job in under `number` changes, and the number that it has: the same id twice is the first job.
+    /// What taking a job in under `number` changes, and the number that it has: the same request with the same
+    /// id is the first job.
     ///
     /// # Errors
-    /// When the queue is full, the context has no room, or the session is not there.
+    /// When the id is another job's, the queue is full, the context has no room, or the session is not there.
     pub fn submit(&self, now: Duration, number: u64, prepared: PreparedJob) -> Result<(u64, Decided), JobError> {
-        if let Some(job) = prepared.id.as_deref().and_then(|id| self.job_number(id)) {
+        if let Some(job) = self.repeated(&prepared.id, prepared.fingerprint)? {
             return Ok((job, Decided::new(now, Vec::new(), Effect::Nothing)));
         }
         self.check_queue(&prepared)?;
         let mut changes = vec![record::cluster(self.cluster, number)];
-        let mut submission = match &prepared.source {
+        let submission = match &prepared.source {
             Source::Session(name) => {
                 let session = self.sessions.find(name)?.asked();
                 changes.push(record::session(&session));
@@ -99,9 +100,6 @@ impl SupervisorState {
                 Submission { job, context: Some(context), session: None }
             }
         };
-        if submission.job.status.id.is_empty() {
-            submission.job.status.id = format!("job-{number}");
-        }
         changes.push(record::job(&submission.job));
         Ok((number, Decided::new(now, changes, Effect::Submit(Box::new(submission)))))
     }

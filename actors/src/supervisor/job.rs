@@ -8,7 +8,7 @@ use crate::{
     api::{ErrorBody, FinishReason, JobPhase, JobState, JobStatus, RecoveryStatus, Timings},
     messages::TokenChoice,
     metric::Observation,
-    supervisor::state::PreparedJob,
+    supervisor::{fingerprint::Fingerprint, state::PreparedJob},
 };
 
 /// Bytes that a job takes beside its texts and tokens, about.
@@ -32,6 +32,8 @@ pub struct Job {
     pub number: u64,
     /// What clients see; timings are filled in when asked for.
     pub status: JobStatus,
+    /// What its request was, where its client chose the id.
+    pub fingerprint: Option<Fingerprint>,
     /// The context it asks.
     pub context: u64,
     /// What it asks.
@@ -85,12 +87,11 @@ pub struct Clock {
 impl Job {
     /// A waiting job over a context with this method and so many tokens.
     pub fn new((number, context): (u64, u64), now: Duration, status: JobStatus, prepared: &PreparedJob) -> Self {
-        Self::restored(
-            (number, context),
-            status,
-            prepared.question.clone(),
-            Clock { submitted: now, ..Clock::default() },
-        )
+        let clock = Clock { submitted: now, ..Clock::default() };
+        Self {
+            fingerprint: prepared.fingerprint,
+            ..Self::restored((number, context), status, prepared.question.clone(), clock)
+        }
     }
 
     /// A job as the journal has it. Tokens come from its query host again.
@@ -99,6 +100,7 @@ impl Job {
         Self {
             number,
             status,
+            fingerprint: None,
             context,
             question,
             query_host: None,

@@ -1,15 +1,15 @@
 //! From a request to a prepared job: template, tokens, plan. Pure, but slow enough to run off the event loop.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
-    ChatTemplate, Checkpoint, Frame, ModelConfig, ModelError, TemplateRefusal, TemplateSource, Tokenizer,
+    ChatTemplate, Checkpoint, Frame, HeadsFiles, ModelConfig, ModelError, TemplateRefusal, TemplateSource, Tokenizer,
     check_retaining_heads,
 };
 use asterism_plan::{Method, MethodConfig, Plan, PlanError, PlanRequest};
 
 use crate::{
-    api::{JobRequest, Prompt, SessionRequest},
+    api::{JobRequest, Prompt, SessionRequest, bounds},
     error::JobError,
     messages::TokenChoice,
     supervisor::{
@@ -31,6 +31,8 @@ pub struct ModelFront {
     pub max_tokens: usize,
     tokenizer: Tokenizer,
     template: ChatTemplate,
+    /// Names of the retaining heads that hosts have.
+    heads: BTreeSet<String>,
 }
 
 impl ModelFront {
@@ -50,7 +52,20 @@ impl ModelFront {
             config,
             template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, ask)?,
             tokenizer,
+            heads: BTreeSet::new(),
         })
+    }
+
+    /// With retaining heads that requests may name. Reads their files once, so that hosts find them as they must be.
+    pub fn with_heads(mut self, files: &HeadsFiles) -> Result<Self, ModelError> {
+        files.values().try_for_each(|path| check_retaining_heads(path, &self.config))?;
+        self.heads = files.keys().cloned().collect();
+        Ok(self)
+    }
+
+    /// Most bytes of text that can be a context or query here.
+    pub fn most_text_bytes(&self) -> usize {
+        self.tokenizer.most_bytes(self.max_tokens)
     }
 
     /// Tokens of a text, without specials.
@@ -66,7 +81,7 @@ impl ModelFront {
         hosts: &ContextHosts,
         session: Option<&AskedSession>,
     ) -> Result<PreparedJob, JobError> {
-        check(&request)?;
+        let limits = self.check(&request)?;
         let template = session.map_or(request.chat_template, |session| session.chat_template);
         let (source, query_ids, context_tokens) = match (request.context, request.session, session) {
             (None, Some(name), Some(session)) => {
@@ -77,25 +92,25 @@ impl ModelFront {
                 let context = context.unwrap_or(Prompt::Text(String::new()));
                 let (context, query) = self.tokens(context, request.query, template)?;
                 let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
-                let most = (context.len(), query.len(), request.max_tokens);
+                let most = (context.len(), query.len(), limits.max_tokens);
                 self.check_length(most)?;
                 let mut prepared = self.plan((&context, &query), method, hosts)?;
                 prepared.placement = request.placement;
                 (Source::Context(prepared), query, context.len())
             }
         };
-        self.check_length((context_tokens, query_ids.len(), request.max_tokens))?;
+        self.check_length((context_tokens, query_ids.len(), limits.max_tokens))?;
         let choice = TokenChoice {
-            max_tokens: request.max_tokens as u32,
+            max_tokens: limits.max_tokens,
             temperature: request.sampling.temperature,
             top_p: request.sampling.top_p,
             seed: request.sampling.seed,
             stop: request.stop,
             ignore_eos: request.ignore_eos,
         };
-        let timeout = request.timeout_s.map(Duration::from_secs_f64);
-        let question = Question { query_ids, choice, timeout };
-        Ok(PreparedJob { id: request.id, source, question, labels: request.labels })
+        let question = Question { query_ids, choice, timeout: limits.timeout };
+        let (id, labels) = (request.id.unwrap_or_default(), request.labels);
+        Ok(PreparedJob { id, fingerprint: None, source, question, labels })
     }
 
     /// What a request over a context of its own comes to: its plan and how many tokens its query has.
@@ -122,9 +137,9 @@ impl ModelFront {
         if request.context.is_blank() {
             return Err(empty_context());
         }
-        if request.ttl_s.is_some_and(|seconds| !is_duration(seconds)) {
-            return Err(invalid("ttl_s", "ttl_s must be a positive number of seconds"));
-        }
+        bounds::name("name", &request.name)?;
+        bounds::labels("placement", &request.placement.labels)?;
+        request.ttl_s.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
         let template = request.chat_template && matches!(request.context, Prompt::Text(_));
         let stand_in = match request.context {
             Prompt::Text(_) => STAND_IN.into(),
@@ -153,8 +168,9 @@ pub struct AskedSession {
 const STAND_IN: &str = "x";
 
 impl ModelFront {
-    fn check_length(&self, (context, query, generated): (usize, usize, usize)) -> Result<(), JobError> {
-        if context + query + generated > self.max_tokens {
+    fn check_length(&self, (context, query, generated): (usize, usize, u32)) -> Result<(), JobError> {
+        let generated = generated as usize;
+        if context.saturating_add(query).saturating_add(generated) > self.max_tokens {
             let (maximum, model) = (self.max_tokens, self.name.clone());
             return Err(JobError::TooLong { context, query, generated, maximum, model });
         }
@@ -168,6 +184,7 @@ impl ModelFront {
         hosts: &ContextHosts,
     ) -> Result<PreparedContext, JobError> {
         let method = asked.unwrap_or(default);
+        method.retaining_heads().map(|wanted| self.check_heads(wanted)).transpose()?;
         let shape = self.config.shape(hosts.dtype);
         let request = PlanRequest { context, query, hosts: hosts.count, one_machine: hosts.one_machine, shape: &shape };
         method.review(&request)?;
@@ -176,9 +193,8 @@ impl ModelFront {
         if asked.is_some() && !allow_idle_hosts {
             refuse_idle_hosts(method, &plan)?;
         }
-        if let Some(path) = plan.exchange.retaining_heads() {
-            check_retaining_heads(Path::new(path), &self.config)?;
-        }
+        let ids = plan.shards.iter().flat_map(|shard| &shard.input_ids);
+        self.check_ids("method", ids)?;
         Ok(PreparedContext {
             dense_pairs: shape.computed_dense_pairs(context.len()),
             kv_bytes_per_token: shape.kv_bytes_per_token(),
@@ -189,6 +205,8 @@ impl ModelFront {
     }
 
     fn tokens(&self, context: Prompt, query: Prompt, chat_template: bool) -> Result<(Vec<u32>, Vec<u32>), JobError> {
+        self.check_bytes("context", &context)?;
+        self.check_bytes("query", &query)?;
         let (context, query) = match (context, query) {
             (Prompt::Text(context), Prompt::Text(query)) if chat_template => {
                 let (context, query) = self.template.split(&context, &query)?;
@@ -200,19 +218,90 @@ impl ModelFront {
     }
 
     fn encode(&self, param: &'static str, prompt: Prompt) -> Result<Vec<u32>, JobError> {
-        let ids = match prompt {
-            Prompt::Text(text) => return Ok(self.tokenizer.encode(&text)?),
-            Prompt::Tokens(ids) => ids,
-        };
+        match prompt {
+            Prompt::Text(text) => {
+                let ids = self.tokenizer.encode_most(&text, self.max_tokens);
+                ids.map_err(|error| self.too_large(param, error))
+            }
+            Prompt::Tokens(ids) if ids.len() > self.max_tokens => {
+                Err(self.too_large(param, ModelError::TooManyTokens { most: self.max_tokens }))
+            }
+            Prompt::Tokens(ids) => self.check_ids(param, &ids).map(|()| ids),
+        }
+    }
+
+    fn check_ids<'a>(&self, param: &'static str, ids: impl IntoIterator<Item = &'a u32>) -> Result<(), JobError> {
         let vocab = self.config.vocab;
-        match ids.iter().find(|&&id| id as usize >= vocab) {
+        match ids.into_iter().find(|&&id| id as usize >= vocab) {
             Some(id) => {
                 let message = format!("{param} has token id {id}; {} has ids below {vocab}", self.name);
                 Err(JobError::Invalid { param, message })
             }
-            None => Ok(ids),
+            None => Ok(()),
         }
     }
+
+    /// Refuses by its bytes a text that cannot fit, before its template is rendered.
+    fn check_bytes(&self, param: &'static str, prompt: &Prompt) -> Result<(), JobError> {
+        match prompt {
+            Prompt::Text(text) if text.len() > self.most_text_bytes() => {
+                let error = ModelError::TooManyBytes { bytes: text.len(), most: self.most_text_bytes() };
+                Err(self.too_large(param, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn too_large(&self, param: &'static str, cause: ModelError) -> JobError {
+        match cause.code() {
+            "context_too_long" => {
+                JobError::TooLarge { param, cause, maximum: self.max_tokens, model: self.name.clone() }
+            }
+            _ => cause.into(),
+        }
+    }
+
+    fn check_heads(&self, wanted: &str) -> Result<(), JobError> {
+        if self.heads.contains(wanted) {
+            return Ok(());
+        }
+        let known = match self.heads.is_empty() {
+            true => "the cluster file names none, see [models.heads.NAME]".to_string(),
+            false => format!("known are {}", self.heads.iter().cloned().collect::<Vec<_>>().join(", ")),
+        };
+        let message = format!("no retaining heads are called '{}'; {known}", bounds::shown(wanted));
+        Err(JobError::Invalid { param: "method", message })
+    }
+
+    /// The numbers, names and lists of a request, before its texts are looked at.
+    fn check(&self, request: &JobRequest) -> Result<Limits, JobError> {
+        check_subject(request)?;
+        request.id.as_deref().map(bounds::client_id).transpose()?;
+        request.session.as_deref().map(|session| bounds::name("session", session)).transpose()?;
+        bounds::labels("labels", &request.labels)?;
+        bounds::labels("placement", &request.placement.labels)?;
+        bounds::stops(&request.stop)?;
+        request.sampling.validate()?;
+        if request.max_tokens == 0 {
+            return Err(invalid("max_tokens", "max_tokens is 0; ask for at least 1 token"));
+        }
+        let max_tokens = u32::try_from(request.max_tokens).ok().filter(|&most| most as usize <= self.max_tokens);
+        let max_tokens = max_tokens.ok_or_else(|| {
+            let (got, most, model) = (request.max_tokens, self.max_tokens, &self.name);
+            let message = format!(
+                "max_tokens is {got}; {model} takes at most {most} tokens of context, query and answer together"
+            );
+            JobError::Invalid { param: "max_tokens", message }
+        })?;
+        let timeout = request.timeout_s.map(|timeout| bounds::seconds("timeout_s", timeout)).transpose()?;
+        Ok(Limits { max_tokens, timeout })
+    }
+}
+
+/// The numbers of a request, each within its bounds.
+struct Limits {
+    max_tokens: u32,
+    timeout: Option<Duration>,
 }
 
 /// A block size that somebody typed for this very job and that leaves hosts without work was not meant.
@@ -228,7 +317,7 @@ fn refuse_idle_hosts(method: &MethodConfig, plan: &Plan) -> Result<(), PlanError
     }
 }
 
-fn check(request: &JobRequest) -> Result<(), JobError> {
+fn check_subject(request: &JobRequest) -> Result<(), JobError> {
     match (&request.context, &request.session) {
         (Some(_), Some(_)) => return Err(invalid("session", "give a context or a session, not both")),
         (None, Some(_)) if request.method.is_some() => {
@@ -241,18 +330,7 @@ fn check(request: &JobRequest) -> Result<(), JobError> {
     if request.query.is_blank() {
         return Err(invalid("query", "the query is empty; ask something with --query TEXT"));
     }
-    if request.max_tokens == 0 {
-        return Err(invalid("max_tokens", "max_tokens is 0; ask for at least 1 token"));
-    }
-    if request.timeout_s.is_some_and(|seconds| !is_duration(seconds)) {
-        return Err(invalid("timeout_s", "timeout_s must be a positive number of seconds"));
-    }
-    request.sampling.validate()?;
     Ok(())
-}
-
-fn is_duration(seconds: f64) -> bool {
-    seconds > 0.0 && seconds < 1e9
 }
 
 fn invalid(param: &'static str, message: &str) -> JobError {

@@ -10,6 +10,7 @@ use crate::{
     supervisor::{
         config::SupervisorConfig,
         context::{Context, Owner, Place, PreparedContext},
+        fingerprint::Fingerprint,
         hosts::{HostRecord, KeptHost},
         job::{Clock, Job, Question},
         session::Session,
@@ -44,6 +45,7 @@ struct PlacesEntry {
 #[derive(Serialize, Deserialize)]
 struct JobEntry {
     status: JobStatus,
+    fingerprint: Option<Fingerprint>,
     context: u64,
     question: Option<Question>,
     clock: Clock,
@@ -94,7 +96,7 @@ pub fn job(job: &Job) -> Change {
     put(
         Table::Jobs,
         number_key(job.number),
-        &JobEntry { status, context: job.context, question, clock: job.clock.clone() },
+        &JobEntry { status, fingerprint: job.fingerprint, context: job.context, question, clock: job.clock.clone() },
     )
 }
 
@@ -200,7 +202,9 @@ impl JobEntry {
     fn restore(self, number: u64) -> Job {
         let ended = !matches!(self.status.state, JobState::Pending | JobState::Running);
         let clock = Clock { ended: self.clock.ended.filter(|_| ended), ..self.clock };
-        Job::restored((number, self.context), self.status, self.question.unwrap_or_default(), clock)
+        let mut job = Job::restored((number, self.context), self.status, self.question.unwrap_or_default(), clock);
+        job.fingerprint = self.fingerprint;
+        job
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{ErrorBody, SessionHost, SessionState, SessionStatus},
+    api::{ErrorBody, SessionHost, SessionState, SessionStatus, bounds},
     error::JobError,
     supervisor::{
         change::{Decided, Effect},
@@ -21,7 +21,6 @@ use crate::{
 
 /// Sessions that ended by themselves and are still known by name.
 const EXPIRED_NAMES: usize = 256;
-const NAME_LENGTH: usize = 64;
 
 /// One session, as the journal keeps it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -141,14 +140,7 @@ impl SupervisorState {
         prepared: PreparedContext,
         ttl: Option<Duration>,
     ) -> Result<Decided, JobError> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if name.is_empty() || name.len() > NAME_LENGTH || !name.chars().all(fits) {
-            let message = format!(
-                "a session's name has 1 to {NAME_LENGTH} letters, digits, '-', '_' or '.'; got '{}'",
-                name.escape_debug()
-            );
-            return Err(JobError::Invalid { param: "name", message });
-        }
+        bounds::name("name", name)?;
         if self.sessions.open.contains_key(name) {
             return Err(JobError::SessionExists { name: name.to_string() });
         }
@@ -158,7 +150,7 @@ impl SupervisorState {
         self.check_bytes(prepared.bytes())?;
         let (pinned, needed) = (self.contexts.pinned_bytes(), prepared.all_kv_bytes());
         if let Some(most) = self.config.sessions.max_pinned_bytes
-            && pinned + needed > most
+            && pinned.saturating_add(needed) > most
         {
             return Err(JobError::Capacity {
                 needed,

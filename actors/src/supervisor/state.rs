@@ -15,6 +15,7 @@ use crate::{
         config::{Liveness, SupervisorConfig},
         context::PreparedContext,
         contexts::Contexts,
+        fingerprint::Fingerprint,
         hosts::Hosts,
         job::{Outcome, Question},
         jobs::{Edit, Jobs},
@@ -30,8 +31,10 @@ const ENDED_BYTES: u64 = 64 << 20;
 /// A request tokenised and planned.
 #[derive(Clone, Debug)]
 pub struct PreparedJob {
-    /// Client id; absent: the supervisor makes one.
-    pub id: Option<String>,
+    /// Its id: its client's, or one that nobody guesses.
+    pub id: String,
+    /// What was asked, where the client chose the id.
+    pub fingerprint: Option<Fingerprint>,
     /// What is asked about.
     pub source: Source,
     /// What is asked.
@@ -150,6 +153,18 @@ impl SupervisorState {
     /// The configuration.
     pub fn config(&self) -> &SupervisorConfig {
         &self.config
+    }
+
+    /// The job of this id, when the request was the same.
+    ///
+    /// # Errors
+    /// [`JobError::IdTaken`] when it was another.
+    pub fn repeated(&self, id: &str, fingerprint: Option<Fingerprint>) -> Result<Option<u64>, JobError> {
+        match self.job_number(id).and_then(|number| self.jobs.get(number)) {
+            Some(job) if job.fingerprint == fingerprint => Ok(Some(job.number)),
+            Some(_) => Err(JobError::IdTaken { id: id.to_string() }),
+            None => Ok(None),
+        }
     }
 
     /// Whether the queue takes one more.

@@ -4,17 +4,24 @@ mod change;
 mod moving;
 mod queue;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 use serde_json::json;
 
 use super::{
-    Command, Decided, Event, HostSpec, JobFilter, Liveness, PlacementPolicy, PreparedContext, PreparedJob, Question,
-    Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
+    Command, Decided, Event, Fingerprint, HostSpec, JobFilter, Liveness, PlacementPolicy, PreparedContext, PreparedJob,
+    Question, Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
 };
 use crate::{
-    api::{HostHealth, JobEvent, JobPhase, JobState, Role, SessionState},
+    api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},
     messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
     store::{Change, Entry},
 };
@@ -247,10 +254,17 @@ fn prepared(method: &MethodConfig, hosts: usize) -> PreparedContext {
     }
 }
 
+fn fingerprint(query: &str) -> Fingerprint {
+    Fingerprint::of(&JobRequest::new(Some("a context".into()), query.into()))
+}
+
+/// A job with an id of its own.
 fn job(source: Source, timeout: Option<f64>) -> PreparedJob {
+    static JOBS: AtomicU64 = AtomicU64::new(0);
+    let id = format!("job-{:032x}", JOBS.fetch_add(1, Ordering::Relaxed));
     let choice = TokenChoice { max_tokens: 4, ..TokenChoice::default() };
     let question = Question { query_ids: vec![1], choice, timeout: timeout.map(seconds) };
-    PreparedJob { id: None, source, question, labels: BTreeMap::new() }
+    PreparedJob { id, fingerprint: None, source, question, labels: BTreeMap::new() }
 }
 
 /// A cluster of two context hosts whose job has generated tokens 7 and 8.
@@ -456,7 +470,7 @@ fn a_restarted_supervisor_finds_shards_and_generations_again() {
         .say(3, HostMessage::Generated { job, tokens: 3, stopped: false, text: String::new(), times: Box::default() });
     let status = cluster.status(job);
     assert_eq!((status.state, status.text.as_str()), (JobState::Succeeded, "7 8 9 "));
-    assert_eq!(cluster.state.job_number("job-1"), Some(job));
+    assert_eq!(cluster.state.job_number(&status.id), Some(job));
 }
 
 #[test]
@@ -504,7 +518,8 @@ fn a_host_that_stopped_with_its_supervisor_is_missed_once_its_node_is_back() {
 fn a_cancelled_job_frees_its_hosts_and_late_messages_change_nothing() {
     let mut cluster = Cluster::ready(config(1, 0));
     let job = cluster.submit(None);
-    let decided = cluster.state.cancel(seconds(0.0), "job-1").expect("it runs");
+    let id = cluster.status(job).id;
+    let decided = cluster.state.cancel(seconds(0.0), &id).expect("it runs");
     cluster.adopt(decided);
     assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
     cluster.encode();
@@ -523,15 +538,19 @@ fn a_job_past_its_time_limit_fails_waiting_or_running() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_an_id_names_one_job() {
+fn a_full_queue_refuses_and_an_id_names_one_job_and_one_request() {
     let mut cluster = Cluster::ready(config(1, 0));
     let method = cluster.state.config().method.clone();
     let mut named = job(Source::Context(prepared(&method, 1)), None);
-    named.id = Some("mine".into());
+    (named.id, named.fingerprint) = ("mine".into(), Some(fingerprint("what")));
     let (first, decided) = cluster.state.submit(Duration::ZERO, 1, named.clone()).expect("taken");
     cluster.adopt(decided);
-    let (again, decided) = cluster.state.submit(Duration::ZERO, 2, named).expect("taken");
+    let (again, decided) = cluster.state.submit(Duration::ZERO, 2, named.clone()).expect("taken");
     assert_eq!((first, decided.changes.len()), (again, 0));
+    for other in [Some(fingerprint("something else")), None] {
+        let taken = PreparedJob { fingerprint: other, ..named.clone() };
+        assert_eq!(cluster.state.submit(Duration::ZERO, 3, taken).expect_err("another request").code(), "job_exists");
+    }
     for _ in 0..3 {
         cluster.submit(None);
     }

@@ -89,7 +89,7 @@ impl SupervisorState {
 
     pub(super) fn first_status(&self, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
         JobStatus {
-            id: prepared.id.clone().unwrap_or_default(),
+            id: prepared.id.clone(),
             state: JobState::Pending,
             phase: Some(JobPhase::Queued),
             method: context.plan.method.name.clone(),

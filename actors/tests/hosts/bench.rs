@@ -18,6 +18,8 @@ use tokio::task::JoinHandle;
 use crate::cases;
 
 const MODEL: &str = "tiny-llama";
+/// What its retaining heads are called.
+const HEADS: &str = "trained";
 /// Nothing here takes so long, whatever else the machine does.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 pub const CONTEXT: u64 = 7;
@@ -31,7 +33,9 @@ pub fn load(parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
     let checkpoint = Checkpoint::open(&golden().join("models").join(MODEL))?;
     let backend = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?);
     let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
-    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)? })
+    let heads = golden().join("models").join(MODEL).join("retaining_heads.safetensors");
+    let heads = [(HEADS.to_string(), heads)].into();
+    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads })
 }
 
 /// A golden case with its plan.
@@ -53,11 +57,10 @@ impl Case {
 
     pub fn plan(case: Value) -> Self {
         let folder = golden().join("models").join(MODEL);
-        let heads = folder.join("retaining_heads.safetensors");
         let ids = |key: &str| serde_json::from_value::<Vec<u32>>(case[key].clone()).expect("token ids");
         let (context, query) = (ids("context_ids"), ids("query_ids"));
         let name = case["method"].as_str().expect("a name");
-        let (method, hosts) = cases::method(name, &case["params"], context.len(), heads.to_str().expect("UTF-8"));
+        let (method, hosts) = cases::method(name, &case["params"], context.len(), HEADS);
         let shape = Checkpoint::open(&folder).expect("a model").config().shape(DType::F32);
         let asked = PlanRequest { context: &context, query: &query, hosts, one_machine: false, shape: &shape };
         Self { plan: method.plan(&asked).expect("a plan"), case }

@@ -32,8 +32,10 @@ pub enum LocalAttention {
 #[serde(default, deny_unknown_fields)]
 pub struct Streaming {
     /// First tokens, seen by every row after them.
+    #[serde(deserialize_with = "crate::size::size")]
     pub sink_tokens: usize,
     /// Latest tokens a row sees, itself included; at least 1.
+    #[serde(deserialize_with = "crate::size::size")]
     pub window_tokens: usize,
 }
 
@@ -50,10 +52,13 @@ pub struct Stripes {
     /// A key is selected when its pooled score is at most this far below the anchor's, in natural-log units.
     pub theta: f32,
     /// Query blocks that share their stripes.
+    #[serde(deserialize_with = "crate::size::size")]
     pub step: usize,
     /// Rows of a query block.
+    #[serde(deserialize_with = "crate::size::size")]
     pub block_q: usize,
     /// First keys, seen by every row after them.
+    #[serde(deserialize_with = "crate::size::size")]
     pub block_kv: usize,
 }
 
@@ -68,8 +73,10 @@ impl Default for Stripes {
 #[serde(default, deny_unknown_fields)]
 pub struct VerticalSlash {
     /// Columns.
+    #[serde(deserialize_with = "crate::size::size")]
     pub vertical: usize,
     /// Diagonals.
+    #[serde(deserialize_with = "crate::size::size")]
     pub slash: usize,
 }
 
@@ -88,6 +95,7 @@ pub struct Flex {
     /// Largest distance (root of the Jensen-Shannon divergence) at which a head follows its pooled scores.
     pub tau: f32,
     /// Least tokens of each pattern.
+    #[serde(deserialize_with = "crate::size::size")]
     pub min_budget: usize,
 }
 

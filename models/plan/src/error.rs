@@ -88,6 +88,18 @@ pub enum PlanError {
         /// Tokens of a block.
         block: usize,
     },
+    /// Prefixes that cost more than any block saves.
+    #[error(
+        "blocks and their summaries add up to {rows} rows for a context of {context}, expected at most {most}; raise block_tokens or shorten the summaries"
+    )]
+    TooManyRows {
+        /// Rows of all shards.
+        rows: usize,
+        /// Tokens of the context.
+        context: usize,
+        /// Most rows.
+        most: usize,
+    },
     /// The anchor has to hold the query.
     #[error(
         "a query of {query} tokens behind {before} does not fit an anchor of {anchor}; raise anchor_tokens to at least {least}, shorten the query, or set embed_query to false"
@@ -173,6 +185,7 @@ impl PlanError {
             Self::AnchorTooLong { .. }
             | Self::Size { .. }
             | Self::BudgetBelowChunk { .. }
+            | Self::TooManyRows { .. }
             | Self::QueryTooLong { .. }
             | Self::NothingToScoreBy
             | Self::Conflict { .. }

@@ -43,10 +43,10 @@ pub struct Passing {
 }
 
 impl Exchange {
-    /// The file of retaining heads that shards score by.
+    /// The retaining heads that shards score by, by name.
     pub fn retaining_heads(&self) -> Option<&str> {
         match self {
-            Self::PassCompressed(Passing { score: PassingScore::Heads { path }, .. }) => Some(path),
+            Self::PassCompressed(Passing { score: PassingScore::Heads { name }, .. }) => Some(name),
             _ => None,
         }
     }
@@ -78,10 +78,10 @@ impl Passing {
 /// How APB scores tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub enum PassingScore {
-    /// Trained retaining heads (Locret), read from a safetensors file by every host.
+    /// Trained retaining heads (Locret), which every host has.
     Heads {
-        /// The file.
-        path: String,
+        /// What the cluster file calls them.
+        name: String,
     },
     /// The mean score of the query that the anchor embeds. The first shard has no anchor: the second lends it its
     /// query vectors.

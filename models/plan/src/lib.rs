@@ -11,6 +11,7 @@ mod exchange;
 mod forecast;
 pub mod methods;
 mod plan;
+mod size;
 mod summary;
 
 pub use attention::LocalAttention;

@@ -35,7 +35,7 @@ fn every_case_agrees_exactly() {
         let Some(name) = case["method"].as_str() else { continue };
         let (context, query): (Vec<u32>, Vec<u32>) = (list(&case["context_ids"]), list(&case["query_ids"]));
         let expected = &case["expected"];
-        let (method, hosts) = cases::method(name, &case["params"], context.len(), "retaining_heads.safetensors");
+        let (method, hosts) = cases::method(name, &case["params"], context.len(), "trained");
         let shape = shape(case["model"].as_str().unwrap());
         let request = PlanRequest { context: &context, query: &query, hosts, one_machine: false, shape: &shape };
         let plan = method.plan(&request).unwrap();

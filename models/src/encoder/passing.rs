@@ -65,8 +65,8 @@ impl<B: Backend> Layer<'_, B> {
     ) -> Result<Vec<Vec<u32>>, ModelError> {
         let (backend, rows, first) = (self.backend(), pass.shard.input_ids.len(), passing.first_row(pass.shard));
         let scores = match &passing.score {
-            PassingScore::Heads { path } => {
-                let missing = || ModelError::RetainingHeads { path: path.into(), cause: "they were not loaded".into() };
+            PassingScore::Heads { name } => {
+                let missing = || ModelError::NoRetainingHeads { name: name.clone() };
                 let heads = self.phase.heads.ok_or_else(missing)?;
                 let raw = pass.raw.as_ref().expect("it is kept where there are heads");
                 let scores = heads.scores(backend, self.index, raw)?;

@@ -184,8 +184,7 @@ impl Iterator for Following<'_> {
 
 /// An id that no other client chooses.
 pub fn new_id() -> String {
-    let random = uuid::Uuid::new_v4().simple().to_string();
-    format!("job-{}", &random[..12])
+    format!("cli-{}", uuid::Uuid::new_v4().simple())
 }
 
 #[cfg(test)]

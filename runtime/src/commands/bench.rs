@@ -11,7 +11,7 @@ use std::{
 
 use asterism_kernels::{Backend, Cpu, KernelChoice};
 use asterism_models::{
-    Decoder, Generator, LocalContext, ModelError, Parts, RetainingHeads, Sampler, Sampling, encode_plan,
+    Decoder, Generator, HeadsFiles, LocalContext, ModelError, Parts, RetainingHeads, Sampler, Sampling, encode_plan,
     synthetic_prompt,
 };
 use asterism_plan::{Method, MethodConfig, PlanRequest};
@@ -199,6 +199,7 @@ struct Bench {
     hosts: usize,
     threads: usize,
     ids: Vec<u32>,
+    heads: HeadsFiles,
 }
 
 struct Round {
@@ -248,6 +249,7 @@ impl Bench {
             hosts: hosts.max(1),
             threads,
             ids,
+            heads: cluster.map(|cluster| cluster.model.heads.clone()).unwrap_or_default(),
         })
     }
 
@@ -260,7 +262,10 @@ impl Bench {
         let request = PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &shape };
         let plan = self.method.review(&request).and_then(|()| self.method.plan(&request));
         let plan = plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
-        let load = |path| RetainingHeads::load(backend, Path::new(path), self.decoder.config());
+        let load = |name: &str| {
+            let path = self.heads.get(name).ok_or_else(|| ModelError::NoRetainingHeads { name: name.into() })?;
+            RetainingHeads::load(backend, path, self.decoder.config())
+        };
         let heads = plan.exchange.retaining_heads().map(load).transpose()?;
         let started = Instant::now();
         let shards = encode_plan(&self.decoder, &plan, heads.as_ref(), &mut |_, _| true)?;

@@ -23,6 +23,8 @@ const OPTIONAL: &str = "\
 # [model]
 # path = \"Llama-3.1-8B-Instruct\"      # a Hugging Face folder; the embedded model
 # max_context_tokens = \"128k\"         # what the model was trained for
+# [models.heads.trained]              # APB's retaining heads, which requests call `trained`
+# path = \"heads.safetensors\"
 # [security]
 # ca = \"ca.pem\"                       # ca, cert and key: made in data_dir
 # cert = \"host.pem\"

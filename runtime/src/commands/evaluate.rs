@@ -6,7 +6,7 @@ mod questions;
 mod run;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{File, OpenOptions},
     io::Write,
     path::Path,
@@ -41,7 +41,7 @@ use crate::{
 /// How long a temporary cluster may take to start.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
-const EMBEDDED: Model = Model { path: None, dtype: DType::F32, max_context_tokens: None };
+const EMBEDDED: Model = Model { path: None, dtype: DType::F32, max_context_tokens: None, heads: BTreeMap::new() };
 
 /// Makes, asks or reports.
 pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {

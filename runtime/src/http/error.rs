@@ -7,10 +7,13 @@ use actix_web::{
     error::JsonPayloadError,
     http::{StatusCode, header},
 };
-use asterism_actors::JobError;
+use asterism_actors::{JobError, api::bounds};
 use serde::{Deserialize, Serialize};
 
 use super::pace;
+
+/// Characters of a parser's message that a refusal repeats.
+const CAUSE_CHARS: usize = 300;
 
 /// The body of every answer that is no success.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -64,6 +67,11 @@ impl Refusal {
     /// A field out of range.
     pub fn invalid(message: impl fmt::Display) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// A refusal of HTTP's own making.
+    pub fn of(status: StatusCode, code: &str, message: impl fmt::Display) -> Self {
+        Self::new(status, code, message)
     }
 
     /// The supervisor's machine failed.
@@ -129,10 +137,13 @@ impl ResponseError for Refusal {
 fn status_of(code: &str) -> StatusCode {
     match code {
         "job_not_found" | "session_not_found" | "host_not_found" => StatusCode::NOT_FOUND,
-        "job_ended" | "session_exists" | "last_host" | "spare_busy" | "host_conflict" => StatusCode::CONFLICT,
+        "job_exists" | "job_ended" | "session_exists" | "last_host" | "spare_busy" | "host_conflict" => {
+            StatusCode::CONFLICT
+        }
         "session_expired" => StatusCode::GONE,
         "context_too_long" => StatusCode::PAYLOAD_TOO_LARGE,
         "not_ready" | "overloaded" | "stopping" | "capacity_exhausted" => StatusCode::SERVICE_UNAVAILABLE,
+        "internal" => StatusCode::INTERNAL_SERVER_ERROR,
         "disk_full" | "journal_io" => StatusCode::INSUFFICIENT_STORAGE,
         "placement_impossible" | "session_failed" => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::BAD_REQUEST,
@@ -145,21 +156,38 @@ pub fn of_json(error: JsonPayloadError, _: &HttpRequest) -> actix_web::Error {
         JsonPayloadError::Overflow { limit } | JsonPayloadError::OverflowKnownLength { limit, .. } => Refusal::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "payload_too_large",
-            format!("the request body is larger than {} MiB", limit >> 20),
+            format!("the request body is larger than {limit} bytes"),
         ),
-        JsonPayloadError::Payload(cause) if pace::was_cut(cause) => Refusal::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "request_timeout",
-            "the request body came too slowly; send it in one go, at 64 KiB a second at least",
-        ),
-        _ => Refusal::new(StatusCode::BAD_REQUEST, "invalid_request", format!("the request body is no job: {error}")),
+        JsonPayloadError::Payload(cause) if pace::was_cut(cause) => too_slow(),
+        _ => no_request(error.to_string()),
     };
     refusal.into()
 }
 
+/// The answer to a body that comes too slowly.
+pub fn too_slow() -> Refusal {
+    let message = "the request body came too slowly; send it in one go, at 64 KiB a second at least";
+    Refusal::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+}
+
+/// The answer to a body that cannot be read: parsers repeat what they read, however long it is.
+pub fn no_request(cause: String) -> Refusal {
+    let cause: String = cause.chars().take(CAUSE_CHARS).flat_map(char::escape_debug).collect();
+    Refusal::invalid(format!("the request body is not what is wanted here: {cause}"))
+}
+
+/// The answer to a path that cannot be read.
+pub fn of_path(_: actix_web::error::PathError, _: &HttpRequest) -> actix_web::Error {
+    Refusal::invalid("a part of the path is not UTF-8 text").into()
+}
+
 /// The answer to a path that is not there.
 pub async fn no_such_path(request: HttpRequest) -> Refusal {
-    Refusal::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {} {}", request.method(), request.path()))
+    Refusal::new(
+        StatusCode::NOT_FOUND,
+        "not_found",
+        format!("there is no {} {}", request.method(), bounds::shown(request.path())),
+    )
 }
 
 impl actix_web::Responder for Refusal {

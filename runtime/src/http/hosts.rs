@@ -6,10 +6,7 @@ use actix_web::{
     Responder, get, post,
     web::{Data, Json, Path},
 };
-use asterism_actors::{
-    JobError,
-    api::{HostStatus, Scheduling},
-};
+use asterism_actors::api::{HostStatus, Scheduling, bounds};
 
 use super::{AdminState, Drain, Replacement, error::Refusal};
 
@@ -40,10 +37,7 @@ pub async fn drain(
     body: Option<Json<Drain>>,
 ) -> Result<impl Responder, Refusal> {
     let seconds = body.and_then(|body| body.deadline_s);
-    let deadline = seconds.map(Duration::try_from_secs_f64).transpose().map_err(|error| JobError::Invalid {
-        param: "deadline_s",
-        message: format!("deadline_s is no number of seconds: {error}"),
-    })?;
+    let deadline = seconds.map(|seconds| bounds::seconds_or_none("deadline_s", seconds)).transpose()?;
     schedule(&state, &name, Scheduling::Draining, deadline).await
 }
 

@@ -15,7 +15,7 @@ use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use super::{AdminState, error::Refusal};
+use super::{AdminState, error::Refusal, intake::Taken};
 
 /// Most jobs of one list.
 pub const MAX_LISTED: usize = 500;
@@ -28,8 +28,9 @@ pub struct Submitted {
 }
 
 #[post("/jobs")]
-pub async fn submit(state: Data<AdminState>, request: Json<JobRequest>) -> Result<impl Responder, Refusal> {
-    let id = state.supervisor.submit(request.into_inner()).await?;
+pub async fn submit(state: Data<AdminState>, taken: Taken<JobRequest>) -> Result<impl Responder, Refusal> {
+    let (request, _share) = taken.into_parts();
+    let id = state.supervisor.submit(request).await?;
     Ok(HttpResponse::Accepted().json(Submitted { id }))
 }
 

@@ -4,13 +4,14 @@ use actix_web::{
     HttpResponse, Responder, delete, get, post,
     web::{Data, Json, Path},
 };
-use asterism_actors::{JobError, api::SessionRequest};
+use asterism_actors::api::SessionRequest;
 
-use super::{AdminState, Extension, error::Refusal};
+use super::{AdminState, Extension, error::Refusal, intake::Taken};
 
 #[post("/sessions")]
-pub async fn create(state: Data<AdminState>, request: Json<SessionRequest>) -> Result<impl Responder, Refusal> {
-    Ok(HttpResponse::Accepted().json(state.supervisor.create_session(request.into_inner()).await?))
+pub async fn create(state: Data<AdminState>, taken: Taken<SessionRequest>) -> Result<impl Responder, Refusal> {
+    let (request, _share) = taken.into_parts();
+    Ok(HttpResponse::Accepted().json(state.supervisor.create_session(request).await?))
 }
 
 #[get("/sessions")]
@@ -29,10 +30,6 @@ pub async fn extend(
     name: Path<String>,
     body: Json<Extension>,
 ) -> Result<impl Responder, Refusal> {
-    if !(body.ttl_s.is_finite() && body.ttl_s > 0.0) {
-        let message = format!("ttl_s = {} is no time to live; give seconds above 0", body.ttl_s);
-        return Err(JobError::Invalid { param: "ttl_s", message }.into());
-    }
     Ok(Json(state.supervisor.extend_session(&name, body.ttl_s).await?))
 }
 

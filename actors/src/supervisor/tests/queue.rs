@@ -232,18 +232,18 @@ fn what_is_accepted_takes_bounded_memory() {
     let mut cluster = Cluster::ready(limits);
     let context = prepared(&cluster.state.config().method.clone(), 2);
     let taken = (1..1000).take_while(|&number| {
-        let submitted = cluster.state.submit(Duration::ZERO, number, job(Source::Context(context.clone()), None));
-        match submitted {
+        let named = PreparedJob { id: format!("n-{number}"), ..job(Source::Context(context.clone()), None) };
+        match cluster.state.submit(Duration::ZERO, number, named) {
             Ok((_, decided)) => cluster.adopt(decided),
             Err(error) => assert_eq!(error.code(), "overloaded"),
         }
-        cluster.state.job_number(&format!("job-{number}")).is_some()
+        cluster.state.job_number(&format!("n-{number}")).is_some()
     });
     let taken = taken.count();
     assert!((20..60).contains(&taken), "{taken} jobs of some 3 KB each");
     let created = cluster.state.create_session((Duration::ZERO, 1000), "s", context, None);
     assert_eq!(created.expect_err("full").code(), "overloaded");
-    let cancelled = cluster.state.cancel(Duration::ZERO, "job-1").expect("it is there");
+    let cancelled = cluster.state.cancel(Duration::ZERO, "n-1").expect("it is there");
     cluster.adopt(cancelled);
     cluster.submit(None);
 }

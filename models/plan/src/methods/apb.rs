@@ -12,21 +12,25 @@ use crate::{Exchange, LocalAttention, Passing, PassingScore, Plan, PlanError, Pl
 pub struct ApbConfig {
     /// Tokens of the anchor, 0 for none. Absent: a quarter of a block, and room for the query.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub anchor_tokens: Option<usize>,
     /// Tokens a host passes on. Absent: an eighth of a block.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub passing_tokens: Option<usize>,
     /// Whether the anchor holds a copy of the query.
     pub embed_query: bool,
     /// Context tokens of the anchor in front of the query's copy.
+    #[serde(deserialize_with = "crate::size::size")]
     pub query_insert_at: usize,
     /// Whether `anchor_tokens` counts the query's copy.
     pub anchor_includes_query: bool,
     /// Width of the maximum taken over neighbouring scores; 1 for none.
+    #[serde(deserialize_with = "crate::size::size")]
     pub score_pool: usize,
     /// Leading tokens of the first block that are not passed on.
     pub first_skip: FirstSkip,
-    /// Retaining heads (Locret layout), a safetensors file that every host can read. Absent: tokens are scored by the
+    /// Retaining heads (Locret layout), by the name that the cluster file gives them. Absent: tokens are scored by the
     /// embedded query.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retaining_heads: Option<String>,
@@ -85,6 +89,10 @@ impl Method for ApbConfig {
             Some(anchor) if anchor > block && request.hosts > 1 => Err(PlanError::AnchorTooLong { anchor, block }),
             _ => Ok(()),
         }
+    }
+
+    fn retaining_heads(&self) -> Option<&str> {
+        self.retaining_heads.as_deref()
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
@@ -152,7 +160,7 @@ impl ApbConfig {
         let rows = anchor.query_at..anchor.query_at + request.query.len();
         let embedded = self.embed_query && !request.query.is_empty() && !anchor.ids.is_empty();
         let score = match &self.retaining_heads {
-            Some(path) => PassingScore::Heads { path: path.clone() },
+            Some(name) => PassingScore::Heads { name: name.clone() },
             None if embedded => PassingScore::Query { rows },
             None => return Err(PlanError::NothingToScoreBy),
         };

@@ -16,6 +16,7 @@ const DENSE_BELOW_TOKENS: usize = 2048;
 pub struct AutoConfig {
     /// Contexts with fewer tokens are encoded dense.
     #[serde(skip_serializing_if = "is_default")]
+    #[serde(deserialize_with = "crate::size::size")]
     pub dense_below_tokens: usize,
 }
 

@@ -49,6 +49,11 @@ pub trait Method {
         None
     }
 
+    /// The retaining heads that it scores by, by name.
+    fn retaining_heads(&self) -> Option<&str> {
+        None
+    }
+
     /// Shards, positions, kept KV and exchange for `request`.
     ///
     /// # Errors
@@ -132,6 +137,10 @@ impl Method for MethodConfig {
 
     fn block_tokens(&self) -> Option<usize> {
         self.method().block_tokens()
+    }
+
+    fn retaining_heads(&self) -> Option<&str> {
+        self.method().retaining_heads()
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {

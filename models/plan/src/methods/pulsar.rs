@@ -18,25 +18,34 @@ use crate::{
 /// with 576 in chunks of 8 (33 answers differ, 23 of them better), 0.1 less than with dense attention.
 const LEAST_SUMMARY_TOKENS: usize = 1152;
 
+/// Most rows that shards may add up to, for each token of the context and beyond: many small blocks, each behind summaries
+/// of all before it, would need memory as the square of the context.
+const MOST_ROWS: (usize, usize) = (64, 1 << 16);
+
 /// Sizes of Pulsar Attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PulsarConfig {
     /// Tokens of a block. Absent: the context spread evenly, one block a host.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub block_tokens: Option<usize>,
     /// First tokens of the context, seen by every block.
+    #[serde(deserialize_with = "crate::size::size")]
     pub sink_tokens: usize,
     /// Tokens of a chunk. Absent: 16 when a query chooses, 32 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub chunk_tokens: Option<usize>,
     /// Tokens of a block's summary, 0 for none. Absent: `summary_fraction`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub summary_tokens: Option<usize>,
     /// Share of a block that its summary holds.
     pub summary_fraction: f64,
     /// Least tokens of all summaries by share that the last block sees. Absent: 1,152 when a query chooses, 0 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub least_summary_tokens: Option<usize>,
     /// What makes a chunk worth keeping.
     pub heuristic: Heuristic,
@@ -122,6 +131,9 @@ impl Method for PulsarConfig {
         let blocks = self.blocks(request, shared)?;
         let summaries = self.summaries(context, request.query, &blocks);
         let sink = self.sink_tokens.min(blocks[0].len());
+        if !shared {
+            check_rows(context.len(), sink, &summaries)?;
+        }
         let hosts = host_of_blocks(blocks.len(), request.hosts);
         let mut shards = Vec::with_capacity(blocks.len());
         for (block, host) in hosts.into_iter().enumerate() {
@@ -162,6 +174,19 @@ impl Method for PulsarConfig {
             },
             view: ContextView::All,
         })
+    }
+}
+
+fn check_rows(context: usize, sink: usize, summaries: &[Summary]) -> Result<(), PlanError> {
+    let (mut before, mut rows) = (sink, context);
+    for summary in summaries {
+        rows = rows.saturating_add(before);
+        before = before.saturating_add(summary.indices.len());
+    }
+    let most = context.saturating_mul(MOST_ROWS.0).saturating_add(MOST_ROWS.1);
+    match rows > most {
+        true => Err(PlanError::TooManyRows { rows, context, most }),
+        false => Ok(()),
     }
 }
 

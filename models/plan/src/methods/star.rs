@@ -21,9 +21,11 @@ use crate::{
 pub struct StarConfig {
     /// Tokens of a block. Absent: the context spread evenly, one block a host.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub block_tokens: Option<usize>,
     /// Tokens of the anchor, 0 for none. Absent: a whole block. At most a block; clamped to the first block.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "crate::size::optional")]
     pub anchor_tokens: Option<usize>,
     /// Position ids of the anchor.
     #[serde(skip_serializing_if = "is_default")]

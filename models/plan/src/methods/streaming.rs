@@ -10,8 +10,10 @@ use crate::{ContextView, LocalAttention, Plan, PlanError, PlanRequest, attention
 #[serde(default, deny_unknown_fields)]
 pub struct StreamingConfig {
     /// First tokens, seen by every row after them.
+    #[serde(deserialize_with = "crate::size::size")]
     pub sink_tokens: usize,
     /// Latest tokens a row sees, itself included.
+    #[serde(deserialize_with = "crate::size::size")]
     pub window_tokens: usize,
     /// What the query and the generated tokens see.
     pub phase2: Phase2,

@@ -1,0 +1,140 @@
+//! What names, numbers and lists of requests may be. Checked where they enter, before anything of a request costs.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::error::JobError;
+
+/// Longest name, in characters.
+const NAME_LENGTH: usize = 64;
+/// What the supervisor's own job ids begin with; clients choose others, so that the two never meet.
+pub const OWN_ID: &str = "job-";
+/// Longest time that a request may ask for.
+pub const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+/// Most labels of a job, and of the hosts that it asks for.
+const LABELS: usize = 32;
+/// Most stop strings of a job, and bytes of each.
+const STOPS: (usize, usize) = (16, 512);
+/// Characters of a refused text that its refusal repeats.
+const SHOWN: usize = 80;
+
+/// A name of a job, session, host or label.
+///
+/// # Errors
+/// [`JobError::Invalid`] unless it is 1 to 64 letters, digits, `-`, `_` or `.`, and neither `.` nor `..`.
+pub fn name(param: &'static str, name: &str) -> Result<String, JobError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if (1..=NAME_LENGTH).contains(&name.len()) && name.bytes().all(plain) && name != "." && name != ".." {
+        return Ok(name.to_string());
+    }
+    let expected = format!("1 to {NAME_LENGTH} letters, digits, '-', '_' or '.', and neither '.' nor '..'");
+    Err(JobError::Invalid { param, message: format!("{param} is '{}', expected {expected}", shown(name)) })
+}
+
+/// An id that a client chose for a job.
+///
+/// # Errors
+/// [`JobError::Invalid`] when it is no name, or could be one of the supervisor's own.
+pub fn client_id(id: &str) -> Result<String, JobError> {
+    let id = name("id", id)?;
+    if id.starts_with(OWN_ID) {
+        let message = format!("id is '{id}'; ids that begin with '{OWN_ID}' are the supervisor's own, choose another");
+        return Err(JobError::Invalid { param: "id", message });
+    }
+    Ok(id)
+}
+
+/// Keys and values of labels.
+///
+/// # Errors
+/// [`JobError::Invalid`] when there are too many, or one is no name.
+pub fn labels(param: &'static str, labels: &BTreeMap<String, String>) -> Result<(), JobError> {
+    if labels.len() > LABELS {
+        let message = format!("{param} has {} entries, expected at most {LABELS}", labels.len());
+        return Err(JobError::Invalid { param, message });
+    }
+    labels.iter().flat_map(|(key, value)| [key, value]).try_for_each(|part| name(param, part).map(drop))
+}
+
+/// Strings that end an answer.
+///
+/// # Errors
+/// [`JobError::Invalid`] when there are too many, or one is too long.
+pub fn stops(stop: &[String]) -> Result<(), JobError> {
+    let (most, bytes) = STOPS;
+    if stop.len() > most || stop.iter().any(|stop| stop.len() > bytes) {
+        let longest = stop.iter().map(String::len).max().unwrap_or(0);
+        let message = format!(
+            "stop has {} strings, the longest of {longest} bytes; expected at most {most} of at most {bytes}",
+            stop.len()
+        );
+        return Err(JobError::Invalid { param: "stop", message });
+    }
+    Ok(())
+}
+
+/// A number of seconds above 0.
+///
+/// # Errors
+/// [`JobError::Invalid`] unless it is a millisecond to a year.
+pub fn seconds(param: &'static str, seconds: f64) -> Result<Duration, JobError> {
+    let (least, most) = (0.001, LONGEST.as_secs_f64());
+    if (least..=most).contains(&seconds) {
+        return Ok(Duration::from_secs_f64(seconds));
+    }
+    Err(JobError::Invalid { param, message: format!("{param} is {seconds}, expected {least} to {most} seconds") })
+}
+
+/// A number of seconds, 0 for at once.
+///
+/// # Errors
+/// As [`seconds`].
+pub fn seconds_or_none(param: &'static str, value: f64) -> Result<Duration, JobError> {
+    if value == 0.0 { Ok(Duration::ZERO) } else { seconds(param, value) }
+}
+
+/// The beginning of a text that was refused, without characters that a terminal would obey.
+pub fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain() {
+        for good in ["a", "moby-dick_1.2", "-", "...", &"x".repeat(64)] {
+            assert_eq!(name("id", good).unwrap(), good);
+        }
+        for bad in ["", ".", "..", "a b", "a/b", "a%2f", "\u{1b}[2J", "é", "a\n", &"x".repeat(65)] {
+            let refused = name("id", bad).unwrap_err();
+            assert_eq!(refused.code(), "invalid_request");
+            assert!(refused.to_string().chars().all(|c| !c.is_control()), "{refused}");
+        }
+        assert!(client_id("mine").is_ok() && client_id("job-37").is_err());
+        assert!(name("id", &"x".repeat(1 << 20)).unwrap_err().to_string().len() < 300);
+    }
+
+    #[test]
+    fn seconds_are_a_duration() {
+        assert_eq!(seconds("ttl_s", 1.5).unwrap(), Duration::from_millis(1500));
+        assert_eq!(seconds_or_none("deadline_s", 0.0).unwrap(), Duration::ZERO);
+        for bad in [0.0, -0.0, -1.0, 1e-320, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 1e308, 3.2e7] {
+            assert!(seconds("ttl_s", bad).is_err(), "{bad}");
+        }
+        assert!(seconds_or_none("deadline_s", f64::NAN).is_err());
+    }
+
+    #[test]
+    fn lists_are_short() {
+        let many = |count: usize| (0..count).map(|i| (format!("k{i}"), "v".to_string())).collect();
+        assert!(labels("labels", &many(32)).is_ok() && labels("labels", &many(33)).is_err());
+        assert!(labels("labels", &BTreeMap::from([("k".into(), "\u{7}".into())])).is_err());
+        assert!(stops(&vec!["x".repeat(512); 16]).is_ok());
+        assert!(stops(&vec![String::new(); 17]).is_err() && stops(&["x".repeat(513)]).is_err());
+    }
+}

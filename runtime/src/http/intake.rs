@@ -1,0 +1,149 @@
+//! Bodies of jobs and sessions on their way in: bounded before they are read, read within a time, and few bytes of all at once.
+//! Knows no request.
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use actix_web::{
+    FromRequest, HttpMessage, HttpRequest,
+    dev::Payload,
+    http::{StatusCode, header::CONTENT_LENGTH},
+    web::{self, Data},
+};
+use asterism_actors::{JobError, supervisor::ModelFront};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use serde::de::DeserializeOwned;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
+};
+
+use super::{
+    error::{self, Refusal},
+    pace,
+};
+
+/// Bytes of bodies that are read, parsed and tokenised at once.
+const ALL_BYTES: usize = 64 << 20;
+/// Largest body, whatever the model takes.
+const MOST_BYTES: usize = 32 << 20;
+/// Bytes of a body beside its texts.
+const REST_BYTES: usize = 64 << 10;
+/// Longest wait for others to be done.
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
+/// Longest wait for more of a body, and for all of it.
+const MORE_WITHIN: Duration = Duration::from_secs(10);
+const READ_WITHIN: Duration = Duration::from_secs(60);
+/// How much of a refused body is thrown away, and how long, so that its sender hears why: who cannot send on looks for no answer.
+const DRAINED_BYTES: usize = 256 << 20;
+const DRAINED_WITHIN: Duration = Duration::from_secs(3);
+const DRAINED_PAUSE: Duration = Duration::from_millis(250);
+/// A larger body is parsed beside those who answer.
+const PARSED_HERE: usize = 64 << 10;
+
+/// What bodies may take.
+pub struct Intake {
+    most: usize,
+    room: Arc<Semaphore>,
+    /// What the most comes from, for refusals.
+    model: String,
+}
+
+impl Intake {
+    /// For requests that `model` can take.
+    pub fn new(model: &ModelFront) -> Self {
+        // JSON writes a byte of text as three where it escapes what is not ASCII, and a token id as eleven at most.
+        let texts = model.most_text_bytes().saturating_mul(3);
+        let most = texts.saturating_add(model.max_tokens.saturating_mul(22)).saturating_add(REST_BYTES);
+        let (most, room) = (most.min(MOST_BYTES), Arc::new(Semaphore::new(ALL_BYTES)));
+        Self { most, room, model: format!("{} takes at most {} tokens", model.name, model.max_tokens) }
+    }
+
+    /// Reads a body, or says why not.
+    async fn read(
+        &self,
+        declared: Option<usize>,
+        body: &mut Payload,
+    ) -> Result<(Vec<u8>, OwnedSemaphorePermit), Refusal> {
+        if declared.is_some_and(|length| length > self.most) {
+            return Err(self.too_large(declared, body).await);
+        }
+        let (mut bytes, mut share, due) = (Vec::new(), self.room(0).await?, Instant::now() + READ_WITHIN);
+        while let Some(chunk) = next(body, due).await? {
+            if bytes.len() + chunk.len() > self.most {
+                drop((bytes, share));
+                return Err(self.too_large(declared, body).await);
+            }
+            share.merge(self.room(chunk.len()).await?);
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok((bytes, share))
+    }
+
+    async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Refusal> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let room = timeout(ROOM_WITHIN, self.room.clone().acquire_many_owned(bytes)).await;
+        room.ok().and_then(Result::ok).ok_or_else(|| JobError::Busy.into())
+    }
+
+    async fn too_large(&self, declared: Option<usize>, body: &mut Payload) -> Refusal {
+        let (due, mut thrown) = (Instant::now() + DRAINED_WITHIN, 0);
+        while let Ok(Some(Ok(chunk))) = timeout(DRAINED_PAUSE, body.next()).await {
+            thrown += chunk.len();
+            if thrown > DRAINED_BYTES || Instant::now() > due {
+                break;
+            }
+        }
+        let got = declared.map_or("more".to_string(), |length| format!("{length} bytes"));
+        let message = format!("the request body has {got}, expected at most {} bytes: {}", self.most, self.model);
+        Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message)
+    }
+}
+
+async fn next(body: &mut Payload, due: Instant) -> Result<Option<Bytes>, Refusal> {
+    let wait = MORE_WITHIN.min(due.saturating_duration_since(Instant::now()));
+    match timeout(wait, body.next()).await {
+        Ok(None) => Ok(None),
+        Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
+        Ok(Some(Err(error))) if pace::was_cut(&error) => Err(error::too_slow()),
+        Ok(Some(Err(error))) => Err(Refusal::invalid(format!("the request body broke off: {error}"))),
+        Err(_) => Err(error::too_slow()),
+    }
+}
+
+/// A request out of its body, and its share of the room, which it has until it is dropped.
+pub struct Taken<T> {
+    request: T,
+    share: OwnedSemaphorePermit,
+}
+
+impl<T> Taken<T> {
+    /// The request, and what is to be dropped when it has been answered.
+    pub fn into_parts(self) -> (T, OwnedSemaphorePermit) {
+        (self.request, self.share)
+    }
+}
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest for Taken<T> {
+    type Error = actix_web::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, Self::Error>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let intake = request.app_data::<Data<Intake>>().expect("every app of this module has its intake").clone();
+        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let json = request.content_type().eq_ignore_ascii_case("application/json");
+        let mut payload = payload.take();
+        Box::pin(async move {
+            if !json {
+                return Err(Refusal::invalid("the request body is no JSON; send Content-Type: application/json").into());
+            }
+            let (bytes, share) = intake.read(length, &mut payload).await?;
+            let parse = move || serde_json::from_slice(&bytes).map_err(|error| error.to_string());
+            let parsed = match share.num_permits() {
+                0..=PARSED_HERE => parse(),
+                _ => web::block(parse).await?,
+            };
+            Ok(Self { request: parsed.map_err(error::no_request)?, share })
+        })
+    }
+}
