@@ -10,3 +10,5 @@ mod identity;
 mod queue;
 #[path = "hostile/requests.rs"]
 mod requests;
+#[path = "hostile/roles.rs"]
+mod roles;

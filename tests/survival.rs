@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use asterism_transport::certificates::{CertificateAuthority, Credentials, HOST_FILE, Validity};
+use asterism_transport::certificates::{CertificateAuthority, Credentials, HOST_FILE, MemberRole, Validity};
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
 
@@ -198,7 +198,12 @@ fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
     let places = ["b", "query-0"].map(|name| other.folder().join("data/certificates/hosts").join(name));
     for place in &places {
         let name = place.file_name().and_then(|name| name.to_str()).expect("a name");
-        let ending = Credentials::issue(&authority, name, soon).expect("issued");
+        let ending = Credentials::issue(
+            &authority,
+            (if name == "b" { MemberRole::Node } else { MemberRole::Query }, name),
+            soon,
+        )
+        .expect("issued");
         ending.save(place).expect("saved");
     }
     let read = || places.each_ref().map(|place| fs::read(place.join(HOST_FILE)).expect("a certificate"));

@@ -256,6 +256,18 @@ pub enum HostError {
         /// What the transport says.
         cause: asterism_transport::TransportError,
     },
+    /// Who listens at the supervisor's address is no supervisor.
+    #[error(
+        "host {host} expected a supervisor at {address} and found {got}; see who listens there, and who has that certificate"
+    )]
+    Impostor {
+        /// This host.
+        host: String,
+        /// Where it looked.
+        address: String,
+        /// Who listens there.
+        got: String,
+    },
     /// The supervisor refused this host.
     #[error("the supervisor refused host {host}: {reason}")]
     Refused {
@@ -291,6 +303,7 @@ impl HostError {
         match self {
             Self::Actor { .. } => "actor",
             Self::Supervisor { cause, .. } => cause.code(),
+            Self::Impostor { .. } => "impostor",
             Self::Refused { .. } => "refused",
             Self::Journal(error) => error.code(),
             Self::Lost { .. } => "supervisor_lost",

@@ -41,29 +41,29 @@ pub struct HostConfig {
     pub generates: bool,
     /// Where the supervisor listens.
     pub supervisor: SocketAddr,
-    /// Larger at each start of this host.
-    pub incarnation: u64,
+    /// The node's number of this process: larger at each start of this host.
+    pub start: u64,
     /// How long a host that lost its supervisor works on and tries to reach it.
     pub patience: Duration,
 }
 
 impl HostConfig {
     /// What the role needs: a context host encodes, a query host generates, a spare does both.
-    pub fn new(name: &str, role: HostRole, supervisor: SocketAddr, incarnation: u64) -> Self {
+    pub fn new(name: &str, role: HostRole, supervisor: SocketAddr, start: u64) -> Self {
         let (encodes, generates) = match role {
             HostRole::Context => (true, false),
             HostRole::Query => (false, true),
             HostRole::Spare => (true, true),
             HostRole::Node => (false, false),
         };
-        Self { name: name.into(), role, encodes, generates, supervisor, incarnation, patience: PATIENCE }
+        Self { name: name.into(), role, encodes, generates, supervisor, start, patience: PATIENCE }
     }
 
     pub(crate) fn hello(&self, transport: &dyn Transport) -> Hello {
         Hello {
             name: self.name.clone(),
             role: self.role,
-            incarnation: self.incarnation,
+            start: self.start,
             pid: std::process::id(),
             address: transport.local_address().to_string(),
             ..Hello::default()
@@ -97,9 +97,19 @@ pub async fn run<B: Backend>(
     transport: Arc<dyn Transport>,
     loader: ModelLoader<B>,
 ) -> Result<(), HostError> {
-    let first = joining::join(config.hello(transport.as_ref()), config.supervisor, transport.as_ref()).await?;
+    let joining = joining::join(config.hello(transport.as_ref()), config.supervisor, transport.as_ref()).await;
+    let first = match joining {
+        Ok(joined) => joined,
+        Err(error) => {
+            // Whoever was refused here is to hear why.
+            transport.close();
+            let _ = tokio::time::timeout(STOP_DEADLINE, transport.drained()).await;
+            return Err(error);
+        }
+    };
     let (actor, ended) = actor::spawn(&config, transport.clone()).await?;
-    let host = Host { config, transport: transport.clone(), actor: actor.clone(), cluster: first.cluster };
+    let host =
+        Host { config, transport: transport.clone(), actor: actor.clone(), life: (first.cluster, first.incarnation) };
     let result = tokio::select! {
         result = host.live(first, loader) => result,
         _ = ended => Err(HostError::Actor { cause: "it ended before its host did".into() }),
@@ -114,7 +124,8 @@ struct Host<B: Backend> {
     config: HostConfig,
     transport: Arc<dyn Transport>,
     actor: ActorRef<Message<B>>,
-    cluster: u64,
+    /// Cluster and incarnation, as the welcome said.
+    life: (u64, u64),
 }
 
 impl<B: Backend> Host<B> {
@@ -136,7 +147,7 @@ impl<B: Backend> Host<B> {
             self.tell(Message::Unlinked);
             tracing::warn!(host = %self.config.name, %cause, "the supervisor is lost; work goes on");
             joined = self.rejoin(cause).await?;
-            self.cluster = joined.cluster;
+            self.life = (joined.cluster, joined.incarnation);
             tracing::info!(host = %self.config.name, "the supervisor is back");
             beats = self.linked(&joined);
         }
@@ -195,7 +206,8 @@ impl<B: Backend> Host<B> {
         let (reply, held) = oneshot::channel();
         self.tell(Message::Introduce(reply));
         let (contexts, jobs) = held.await.unwrap_or_default();
-        Hello { cluster: self.cluster, contexts, jobs, ..self.config.hello(self.transport.as_ref()) }
+        let (cluster, incarnation) = self.life;
+        Hello { cluster, incarnation, contexts, jobs, ..self.config.hello(self.transport.as_ref()) }
     }
 }
 

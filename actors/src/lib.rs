@@ -4,6 +4,7 @@
 //! carries commands out. Knows no CLI, no cluster file and no HTTP.
 
 pub mod api;
+pub mod authority;
 pub mod context_host;
 mod error;
 pub mod host;
@@ -15,6 +16,7 @@ mod payload;
 pub mod query_host;
 pub mod store;
 pub mod supervisor;
+pub mod ticket;
 
 pub use error::{HostError, JobError};
 pub use host::{HostConfig, LoadedModel, ModelLoader};

@@ -10,7 +10,11 @@ use std::{
 use asterism_transport::{Channel, FrameKind, FrameReceiver, FrameSender, Link, Transport, TransportError};
 use tokio::sync::{Mutex, mpsc};
 
-use crate::messages::{LinkReading, LinkReport, WireMessage};
+use crate::{
+    authority::{self, Party, Spoken},
+    messages::{LinkReading, LinkReport, WireMessage},
+    metric,
+};
 
 /// Where messages for one peer are queued; clones write to the same peer, in order. Sending never blocks, and a message
 /// for a peer that is gone is dropped: its link's end is reported where it is read.
@@ -45,34 +49,45 @@ impl<M: WireMessage + Send + 'static> Outbox<M> {
     }
 }
 
-/// Typed messages from a peer.
+/// Typed messages from a peer, who may say them.
 pub struct Inbox {
     receiver: Box<dyn FrameReceiver>,
-    peer: String,
+    link: Arc<dyn Link>,
+    /// What a peer without a certificate says that it is.
+    claimed: Option<Party>,
 }
 
 impl Inbox {
-    /// Reads from `receiver`; `peer` is named in errors.
-    pub fn new(receiver: Box<dyn FrameReceiver>, peer: String) -> Self {
-        Self { receiver, peer }
-    }
-
     /// The next message, or why there is none.
-    pub async fn receive<M: WireMessage>(&mut self) -> Result<M, String> {
-        match self.receiver.receive().await {
+    pub async fn receive<M: WireMessage + Spoken>(&mut self) -> Result<M, String> {
+        let peer = peer_name(self.link.as_ref());
+        let message = match self.receiver.receive().await {
             Ok(Some(frame)) if frame.header.kind == FrameKind::Control => {
-                M::read(&frame.meta, &self.peer).map_err(|error| error.to_string())
+                M::read(&frame.meta, &peer).map_err(|error| error.to_string())?
             }
-            Ok(Some(frame)) => Err(format!("{} sent a {:?} frame on a control channel", self.peer, frame.header.kind)),
-            Ok(None) => Err(format!("{} closed its channel", self.peer)),
-            Err(error) => Err(error.to_string()),
-        }
+            Ok(Some(frame)) => return Err(format!("{peer} sent a {:?} frame on a control channel", frame.header.kind)),
+            Ok(None) => return Err(format!("{peer} closed its channel")),
+            Err(error) => return Err(error.to_string()),
+        };
+        let admitted = authority::admit(self.link.peer(), &mut self.claimed, &message);
+        admitted.map_err(|denied| {
+            metric::refused(denied.code(), &peer, &denied);
+            denied.to_string()
+        })?;
+        Ok(message)
     }
 }
 
-/// Splits a control channel.
-pub fn control<M: WireMessage + Send + 'static>(channel: Channel, peer: String) -> (Outbox<M>, Inbox) {
-    (Outbox::new(channel.sender), Inbox::new(channel.receiver, peer))
+/// Splits a control channel of a link.
+pub fn control<M: WireMessage + Send + 'static>(channel: Channel, link: &Arc<dyn Link>) -> (Outbox<M>, Inbox) {
+    let inbox = Inbox { receiver: channel.receiver, link: link.clone(), claimed: None };
+    (Outbox::new(channel.sender), inbox)
+}
+
+/// A peer for logs: who it is, as far as that is known, and where.
+pub fn peer_name(link: &dyn Link) -> String {
+    let address = link.peer_address();
+    link.peer().map_or_else(|| address.to_string(), |member| format!("{member} at {address}"))
 }
 
 /// A link that is open, or being opened by whoever holds the lock.
@@ -96,11 +111,17 @@ impl Links {
         let slot = self.open.lock().expect("no holder panics").entry(address).or_default().clone();
         let mut open = slot.lock().await;
         if let Some(link) = open.as_ref()
+            && authority::is_host(link.peer(), host).is_ok()
             && let Ok(channel) = link.open().await
         {
             return Ok(channel);
         }
         let link = self.transport.connect(address).await?;
+        authority::is_host(link.peer(), host).map_err(|denied| {
+            metric::refused(denied.code(), &peer_name(link.as_ref()), &denied);
+            link.close(&denied.to_string());
+            TransportError::Handshake { peer: address, cause: denied.to_string() }
+        })?;
         self.book.lock().expect("no holder panics").opened(host, &link);
         *open = Some(link.clone());
         link.open().await

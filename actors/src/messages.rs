@@ -14,7 +14,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub use measured::{LinkReading, LinkReport, Phase2Times, SPREAD_SECONDS, Spread};
 pub use wire::{InvalidMessage, WireMessage};
 
-use crate::api::Role;
+use crate::{api::Role, ticket::Ticket};
 
 /// First words of a host on its supervisor link, at its start and whenever it comes back to a supervisor.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
@@ -23,8 +23,10 @@ pub struct Hello {
     pub name: String,
     /// What it is started as.
     pub role: HostRole,
-    /// Larger at each start of the process: a message of an earlier life is refused.
+    /// Which of the host's lives it is, as its `Welcome` said; 0 before the first.
     pub incarnation: u64,
+    /// The node's own number of this process.
+    pub start: u64,
     /// Process id.
     pub pid: u32,
     /// Where other hosts reach it.
@@ -154,8 +156,8 @@ pub enum HostMessage {
     Exited {
         /// Host.
         host: String,
-        /// Incarnation that ended.
-        incarnation: u64,
+        /// The node's number of the process that ended.
+        start: u64,
         /// How.
         cause: String,
         /// Whether it will be started again.
@@ -191,6 +193,8 @@ pub enum HostCommand {
         heartbeat_ms: u64,
         /// The cluster, for later hellos.
         cluster: u64,
+        /// Which of the host's lives this is, for later hellos; larger than that of every earlier one.
+        incarnation: u64,
     },
     /// Refuses a hello; the host ends.
     Refuse {
@@ -223,8 +227,8 @@ pub enum HostCommand {
     Kill {
         /// Host.
         host: String,
-        /// Incarnation; a later one is left alone.
-        incarnation: u64,
+        /// The node's number of the process; another one is left alone.
+        start: u64,
     },
     /// End the process.
     Shutdown,
@@ -246,6 +250,8 @@ pub struct EncodeShards {
     pub exchange: Exchange,
     /// Who has which shards; empty when they pass nothing.
     pub peers: Vec<ShardHolder>,
+    /// What whoever asks these shards, or passes them something, must show.
+    pub ticket: Ticket,
 }
 
 /// Phase 2 of one job.
@@ -269,6 +275,8 @@ pub struct Generate {
     pub holders: Vec<ShardHolder>,
     /// How tokens are chosen.
     pub choice: TokenChoice,
+    /// What opens the shards of the context.
+    pub ticket: Ticket,
 }
 
 /// A context host that holds shards of a context.
@@ -310,6 +318,8 @@ pub enum Opening {
         context: u64,
         /// Attempt of the sender's order; parcels of another one are not taken.
         attempt: u32,
+        /// The context's.
+        ticket: Ticket,
     },
 }
 
@@ -359,6 +369,8 @@ pub struct Attach {
     pub context: u64,
     /// Shards the query host expects there.
     pub blocks: Vec<u32>,
+    /// The context's.
+    pub ticket: Ticket,
 }
 
 /// Meta of a `Partials` frame: whose partials the payload holds, in order, each `output` then `lse`, f32.

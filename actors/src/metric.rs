@@ -169,6 +169,15 @@ pub enum Observation {
         /// Host.
         host: String,
     },
+    /// A member was refused what it wanted.
+    Refused {
+        /// From a short list.
+        reason: &'static str,
+        /// Who wanted it.
+        who: String,
+        /// What was expected, and what came.
+        cause: String,
+    },
     /// A host was declared dead.
     HostFailed {
         /// Why, from a short list.
@@ -227,6 +236,7 @@ impl Observation {
             Self::ShardsReencoded { shards } => counter!(SHARD_REENCODES).increment(*shards as u64),
             Self::Recovered { seconds } => histogram!(RECOVERY_DURATION).record(*seconds),
             Self::HostRestarted { host } => counter!(HOST_RESTARTS, "host" => host.clone()).increment(1),
+            Self::Refused { reason, who, cause } => refused(reason, who, cause),
             Self::HostFailed { reason } => counter!(HOST_FAILURES, "reason" => *reason).increment(1),
         }
     }
@@ -273,6 +283,12 @@ pub fn record_sessions(counts: &[(SessionState, usize)]) {
     for (state, count) in counts {
         gauge!(SESSIONS, "state" => format!("{state:?}").to_lowercase()).set(*count as f64);
     }
+}
+
+/// Counts somebody who was refused, and says so with who and why.
+pub fn refused(reason: &'static str, who: &str, cause: &dyn std::fmt::Display) {
+    counter!(TRANSPORT_REJECTS, "reason" => reason).increment(1);
+    tracing::warn!(who, reason, %cause, "refused a peer");
 }
 
 /// Counts what a transport does.

@@ -28,8 +28,8 @@ pub enum NodeOrder {
     Kill {
         /// Host.
         host: String,
-        /// Incarnation; a later one is left alone.
-        incarnation: u64,
+        /// Number of its process; another one is left alone.
+        start: u64,
     },
     /// End all hosts and the agent. The link is closed.
     Shutdown,
@@ -105,8 +105,8 @@ impl Agent {
         loop {
             tokio::select! {
                 command = joined.inbox.receive() => match command {
-                    Ok(HostCommand::Kill { host, incarnation }) => {
-                        self.ordered.send(NodeOrder::Kill { host, incarnation }).ok()?;
+                    Ok(HostCommand::Kill { host, start }) => {
+                        self.ordered.send(NodeOrder::Kill { host, start }).ok()?;
                     }
                     Ok(HostCommand::Shutdown) => {
                         let _ = self.ordered.send(NodeOrder::Shutdown);

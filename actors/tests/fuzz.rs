@@ -11,10 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::messages::{
-    Attach, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading, LinkReport,
-    Opening, ParcelMeta, ParcelPart, PartialsMeta, Phase2Times, ShardHolder, ShardKeys, StreamingMask, TokenChoice,
-    WireMessage,
+use asterism_actors::{
+    messages::{
+        Attach, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading, LinkReport,
+        Opening, ParcelMeta, ParcelPart, PartialsMeta, Phase2Times, ShardHolder, ShardKeys, StreamingMask, TokenChoice,
+        WireMessage,
+    },
+    ticket::Secret,
 };
 use asterism_plan::{ContextView, Exchange, LocalAttention, Shard};
 use asterism_transport::sim::Draw;
@@ -79,6 +82,7 @@ fn host_messages() {
             name: "context-0".into(),
             role: HostRole::Context,
             incarnation: 7,
+            start: 9,
             pid: 4242,
             address: "127.0.0.1:7402".into(),
             cluster: 5,
@@ -126,8 +130,9 @@ fn host_commands() {
         stop: vec!["\n".into(), "the end of the answer".into()],
         ignore_eos: false,
     };
+    let ticket = Secret::new([7; 32]).ticket(1);
     fuzz(&[
-        HostCommand::Welcome { heartbeat_ms: 500, cluster: 5 },
+        HostCommand::Welcome { heartbeat_ms: 500, cluster: 5, incarnation: 2 },
         HostCommand::Encode(EncodeShards {
             context: 1,
             attempt: 2,
@@ -135,6 +140,7 @@ fn host_commands() {
             blocks: 5,
             exchange: Exchange::SharedPrefix { sink_rows: 4 },
             peers: holders(),
+            ticket,
         }),
         HostCommand::Generate(Generate {
             job: 1,
@@ -146,13 +152,18 @@ fn host_commands() {
             view: ContextView::All,
             holders: holders(),
             choice,
+            ticket,
         }),
     ]);
 }
 
 #[test]
 fn openings() {
-    fuzz(&[Opening::Attach(Attach { context: 9, blocks: vec![1, 2, 3] }), Opening::Pass { context: 4, attempt: 1 }]);
+    let ticket = Secret::new([7; 32]).ticket(9);
+    fuzz(&[
+        Opening::Attach(Attach { context: 9, blocks: vec![1, 2, 3], ticket }),
+        Opening::Pass { context: 4, attempt: 1, ticket },
+    ]);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::{
 use asterism_actors::supervisor::{Liveness, SessionLimits};
 use asterism_models::HeadsFiles;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
+use asterism_transport::certificates::MemberRole;
 
 use crate::cluster_file::{
     ClusterFile, ControlTransport, DType, DataTransport, Device, HostSection, LogFormat, Recovery, Role,
@@ -123,6 +124,18 @@ pub struct Host {
     pub memory_limit: Option<u64>,
     /// What jobs may ask of their hosts.
     pub labels: BTreeMap<String, String>,
+}
+
+impl Host {
+    /// Who its process is, as its certificate says.
+    pub fn member(&self) -> (MemberRole, &str) {
+        let role = match self.role {
+            Role::Context => MemberRole::Context,
+            Role::Query => MemberRole::Query,
+            Role::Spare => MemberRole::Spare,
+        };
+        (role, &self.name)
+    }
 }
 
 impl Cluster {

@@ -151,10 +151,10 @@ pub struct SecuritySection {
     /// The cluster's CA certificate (PEM). Absent: made in data_dir by the first `up`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
-    /// This machine's certificate chain (PEM).
+    /// Each process's certificate chain (PEM), with its name in the place of `{name}`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cert: Option<PathBuf>,
-    /// This machine's private key (PEM).
+    /// Each process's private key (PEM), likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
     /// A file whose first line every admin request must bear as its token.

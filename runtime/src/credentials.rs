@@ -2,13 +2,14 @@
 
 use std::{
     fs::File,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, SystemTime},
 };
 
 use asterism_transport::{
     certificates::{
-        CA_FILE, CA_KEY_FILE, CertificateAuthority, CertificateError, CertificateInfo, Credentials, HOST_FILE, Validity,
+        CA_FILE, CA_KEY_FILE, CertificateAuthority, CertificateError, CertificateInfo, Credentials, HOST_FILE, Member,
+        MemberRole, Validity,
     },
     quic::Security,
 };
@@ -20,8 +21,11 @@ use crate::{
     private,
 };
 
-/// The supervisor's name in its certificate.
-pub const SUPERVISOR: &str = "supervisor";
+/// A member of the cluster at hand: what it is there for, and its name.
+pub type Named<'a> = (MemberRole, &'a str);
+
+/// The supervisor, as its certificate says.
+pub const SUPERVISOR: Named<'static> = (MemberRole::Supervisor, "supervisor");
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86400);
 /// Certificates are renewed this long before they end.
 const RENEWAL: Duration = Duration::from_secs(30 * 86400);
@@ -38,25 +42,41 @@ pub fn identity_folder(cluster: &Cluster, name: &str) -> PathBuf {
 }
 
 /// What this process shows its peers and whom it trusts.
-pub fn load(cluster: &Cluster, name: &str) -> Result<Security, CliError> {
-    let credentials = match (&cluster.security.mode, &cluster.security.files) {
+///
+/// # Errors
+/// Also where the certificate is another member's.
+pub fn load(cluster: &Cluster, member: Named<'_>) -> Result<Security, CliError> {
+    let (role, name) = member;
+    let (credentials, file) = match (&cluster.security.mode, &cluster.security.files) {
         (SecurityMode::Insecure, _) => return Ok(Security::Insecure),
-        (SecurityMode::Mtls, Some(files)) => Credentials::load_files(&files.ca, &files.cert, &files.key),
-        (SecurityMode::Mtls, None) => Credentials::load(&identity_folder(cluster, name)),
+        (SecurityMode::Mtls, Some(files)) => {
+            let files = files.of(name);
+            (Credentials::load_files(&files.ca, &files.cert, &files.key), files.cert)
+        }
+        (SecurityMode::Mtls, None) => {
+            let folder = identity_folder(cluster, name);
+            (Credentials::load(&folder), folder.join(HOST_FILE))
+        }
     };
-    credentials.map(Security::Mutual).map_err(refusal)
+    let credentials = credentials.map_err(refusal)?;
+    let expected = Member::new(&cluster.name, role, name);
+    let wrong = |error| refusal(CertificateError::File { path: file.clone(), error: Box::new(error) });
+    match credentials.member().map_err(wrong)? {
+        got if got == expected => Ok(Security::Mutual(credentials)),
+        got => Err(wrong(CertificateError::OtherMember { expected, got })),
+    }
 }
 
-/// Makes the CA if there is none, and a certificate for each of `names` that has none or whose runs out. Returns whether a
-/// CA was made. Where the CA's key is elsewhere, the certificates must have been brought here.
-pub fn provide<'a>(cluster: &Cluster, names: impl IntoIterator<Item = &'a str>) -> Result<bool, CliError> {
+/// Makes the CA if there is none, and a certificate for each of `members` that has none of its own or whose runs out.
+/// Returns whether a CA was made. Where the CA's key is elsewhere, the certificates must have been brought here.
+pub fn provide<'a>(cluster: &Cluster, members: impl IntoIterator<Item = Named<'a>>) -> Result<bool, CliError> {
     if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
         return Ok(false);
     }
-    let (folder, names, now) = (ca_folder(cluster), names.into_iter().collect::<Vec<_>>(), SystemTime::now());
-    let wanting = |name: &&&str| runs_out(&identity_folder(cluster, name), now);
+    let (folder, members, now) = (ca_folder(cluster), members.into_iter().collect::<Vec<_>>(), SystemTime::now());
+    let wanting = |member: &&Named<'_>| ends_by(cluster, **member, now + RENEWAL);
     // A full disk is in nobody's way when there is nothing to be made.
-    if folder.join(CA_FILE).exists() && !names.iter().any(|name| wanting(&name)) {
+    if folder.join(CA_FILE).exists() && !members.iter().any(|member| wanting(&member)) {
         return Ok(false);
     }
     let _alone = alone(cluster)?;
@@ -68,9 +88,9 @@ pub fn provide<'a>(cluster: &Cluster, names: impl IntoIterator<Item = &'a str>) 
         return Ok(false);
     }
     let authority = CertificateAuthority::load(&folder).map_err(refusal)?;
-    for name in names.iter().filter(wanting) {
-        let issued = Credentials::issue(&authority, name, Validity::starting(now, HOST_LIFETIME));
-        issued.and_then(|credentials| credentials.save(&identity_folder(cluster, name))).map_err(refusal)?;
+    for member in members.iter().filter(wanting) {
+        let issued = Credentials::issue(&authority, *member, Validity::starting(now, HOST_LIFETIME));
+        issued.and_then(|credentials| credentials.save(&identity_folder(cluster, member.1))).map_err(refusal)?;
     }
     Ok(made)
 }
@@ -78,21 +98,22 @@ pub fn provide<'a>(cluster: &Cluster, names: impl IntoIterator<Item = &'a str>) 
 /// Renews what `provide` would, of every process of the cluster file that has a certificate here.
 pub fn renew(cluster: &Cluster) -> Result<(), CliError> {
     // Not a folder's names: a host that is no more in the file needs no certificate.
-    let processes = cluster.hosts.iter().flat_map(|host| [host.name.as_str(), host.node.as_str()]).chain([SUPERVISOR]);
-    let here = processes.filter(|name| identity_folder(cluster, name).join(HOST_FILE).exists());
+    let processes = cluster.hosts.iter().flat_map(|host| [host.member(), (MemberRole::Node, host.node.as_str())]);
+    let here =
+        processes.chain([SUPERVISOR]).filter(|(_, name)| identity_folder(cluster, name).join(HOST_FILE).exists());
     match ca_folder(cluster).join(CA_KEY_FILE).exists() {
         true => provide(cluster, here).map(drop),
         false => Ok(()),
     }
 }
 
-/// Whether one of `names` has no certificate that is good now, and none can be made here.
-pub fn are_wanting(cluster: &Cluster, names: &[String]) -> bool {
+/// Whether one of `members` has no certificate that is good now, and none can be made here.
+pub fn are_wanting(cluster: &Cluster, members: &[Named<'_>]) -> bool {
     let now = SystemTime::now();
     cluster.security.mode == SecurityMode::Mtls
         && cluster.security.files.is_none()
         && !ca_folder(cluster).join(CA_KEY_FILE).exists()
-        && names.iter().any(|name| ends_by(&identity_folder(cluster, name), now))
+        && members.iter().any(|member| ends_by(cluster, *member, now))
 }
 
 /// Those of `names` whose certificates here came from elsewhere and have at most a third of their time left at `now`.
@@ -121,15 +142,11 @@ pub fn save(cluster: &Cluster, name: &str, credentials: &Credentials) -> Result<
     credentials.save(&identity_folder(cluster, name)).map_err(refusal)
 }
 
-/// Whether the certificate in `folder` is missing, unreadable or soon over.
-fn runs_out(folder: &Path, now: SystemTime) -> bool {
-    ends_by(folder, now + RENEWAL)
-}
-
-/// Whether the certificate in `folder` is missing, unreadable or over at `time`.
-fn ends_by(folder: &Path, time: SystemTime) -> bool {
-    let Ok(pem) = std::fs::read_to_string(folder.join(HOST_FILE)) else { return true };
-    CertificateInfo::from_pem(&pem).map_or(true, |info| info.validity.not_after < time)
+/// Whether the certificate of a member is missing, unreadable, another's or over at `time`.
+fn ends_by(cluster: &Cluster, (role, name): Named<'_>, time: SystemTime) -> bool {
+    let Ok(pem) = std::fs::read_to_string(identity_folder(cluster, name).join(HOST_FILE)) else { return true };
+    let own = Some(Member::new(&cluster.name, role, name));
+    CertificateInfo::from_pem(&pem).map_or(true, |info| info.member != own || info.validity.not_after < time)
 }
 
 /// Makes the cluster's CA; one that is there is never replaced.

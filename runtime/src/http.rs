@@ -26,7 +26,10 @@ use actix_web::{
     middleware::{Next, from_fn},
     web,
 };
-use asterism_actors::supervisor::Supervisor;
+use asterism_actors::{
+    authority::{self, Party},
+    supervisor::Supervisor,
+};
 use asterism_transport::join::JoinListener;
 use subtle::ConstantTimeEq;
 use tokio::{sync::Notify, task::JoinHandle};
@@ -93,6 +96,7 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliE
     let data = web::Data::new(state);
     let app = move || {
         App::new()
+            .wrap(from_fn(authorize))
             .app_data(data.clone())
             .app_data(intake.clone())
             .app_data(web::JsonConfig::default().limit(MAX_BODY_BYTES).error_handler(error::of_json))
@@ -117,7 +121,6 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliE
 
 fn routes(app: &mut web::ServiceConfig) {
     let api = web::scope("/api/v1")
-        .wrap(from_fn(authenticate))
         .service(jobs::submit)
         .service(jobs::list)
         .service(jobs::status)
@@ -142,19 +145,22 @@ fn routes(app: &mut web::ServiceConfig) {
     app.service(api).service(health::live).service(health::ready).service(health::scrape);
 }
 
-/// Refuses a request without the token, where one is wanted.
-async fn authenticate(
+/// Refuses a request of who may not make it: whoever bears the token is a client, and everybody is where none is wanted.
+async fn authorize(
     request: ServiceRequest,
     next: Next<impl MessageBody>,
 ) -> Result<ServiceResponse<impl MessageBody>, Error> {
     let state = request.app_data::<web::Data<AdminState>>().expect("every app of this module has its state");
-    if let Some(token) = &state.token {
-        let borne = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let borne = borne.and_then(bearer_token);
-        // The time this takes tells nothing of the token but its length.
-        if !borne.is_some_and(|borne| borne.as_bytes().ct_eq(token.as_bytes()).into()) {
-            return Err(Refusal::unauthorized().into());
-        }
+    let party = match &state.token {
+        Some(token) if !bears(&request, token) => Party::Stranger,
+        _ => Party::Client,
+    };
+    let pattern = request.match_pattern().unwrap_or_default();
+    match authority::endpoint(request.method().as_str(), &pattern) {
+        Some(act) if authority::allows(party, act) => {}
+        // What is not in the table nobody may ask for; that it is not there, a client may know.
+        None if party == Party::Client => return Err(error::nothing_at(request.request()).into()),
+        _ => return Err(Refusal::unauthorized().into()),
     }
     next.call(request).await
 }
@@ -163,6 +169,13 @@ async fn authenticate(
 fn bearer_token(value: &str) -> Option<&str> {
     let (scheme, token) = value.trim().split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
+}
+
+fn bears(request: &ServiceRequest, token: &str) -> bool {
+    let borne = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let borne = borne.and_then(bearer_token);
+    // The time this takes tells nothing of the token but its length.
+    borne.is_some_and(|borne| borne.as_bytes().ct_eq(token.as_bytes()).into())
 }
 
 #[cfg(test)]

@@ -8,15 +8,16 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use asterism_actors::authority::{self, Act, Party};
 use asterism_transport::{
-    certificates::CertificateAuthority,
+    certificates::{CertificateAuthority, Member, MemberRole},
     join::{self, JoinConfig, JoinDesk, JoinError, JoinListener, JoinToken, TokenRecord},
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     cluster::Cluster,
-    credentials,
+    credentials::{self, Named},
     error::{CliError, Exit},
     globals, private,
 };
@@ -39,18 +40,19 @@ pub fn open(cluster: &Cluster) -> Result<Option<JoinListener>, CliError> {
     Ok(Some(listener))
 }
 
-/// Gets certificates for the node called `node` and for `hosts` at `from`, with the token of `token_file`, unless all of
+/// Gets certificates for the node called `node` and for its `hosts` at `from`, with the token of `token_file`, unless all of
 /// them are here or can be made here.
 pub async fn join(
     cluster: &Cluster,
-    (node, hosts): (&str, &[&str]),
+    (node, hosts): (&str, &[Named<'_>]),
     token_file: &Path,
     from: Option<SocketAddr>,
 ) -> Result<(), CliError> {
-    let names: Vec<String> = hosts.iter().chain([&node]).map(|name| (*name).to_owned()).collect();
-    if !credentials::are_wanting(cluster, &names) {
+    let members: Vec<Named<'_>> = hosts.iter().copied().chain([(MemberRole::Node, node)]).collect();
+    if !credentials::are_wanting(cluster, &members) {
         return Ok(());
     }
+    let names: Vec<String> = members.iter().map(|(_, name)| (*name).to_owned()).collect();
     let address = desk_at(cluster, from)?;
     let token: JoinToken = globals::read_token(token_file)?.parse().map_err(refusal)?;
     for (name, issued) in join::join(address, &token, node, &names).await.map_err(refusal)? {
@@ -91,17 +93,17 @@ impl JoinDesk for Desk {
         SystemTime::now()
     }
 
-    fn allows(&self, node: &str, host: &str) -> bool {
+    fn role(&self, node: &str, host: &str) -> Option<MemberRole> {
         let hosts = &self.cluster.hosts;
-        // Whoever shows the certificate of a host is not the node that has that host's name.
-        if self.cluster.host(node).is_some_and(|named| named.node != node) {
-            return false;
-        }
         match self.cluster.host(host) {
-            Some(known) => known.node == node,
+            Some(known) => (known.node == node).then(|| known.member().0),
             // The certificate of the node's agent.
-            None => host == node && host != credentials::SUPERVISOR && hosts.iter().any(|host| host.node == node),
+            None => (host == node && hosts.iter().any(|host| host.node == node)).then_some(MemberRole::Node),
         }
+    }
+
+    fn may_renew(&self, member: &Member) -> bool {
+        authority::allows(Party::Member(member.role), Act::Renew)
     }
 
     fn store(&self, tokens: &[TokenRecord]) -> Result<(), String> {
@@ -172,12 +174,16 @@ mod tests {
             ("supervisor", "supervisor"),
             ("c", "c"),
         ];
-        let allowed = asked.map(|(node, host)| desk.allows(node, host));
-        assert_eq!(allowed, [true, true, true, false, false, false, false, false]);
+        let allowed = asked.map(|(node, host)| desk.role(node, host));
+        let (context, node) = (Some(MemberRole::Context), Some(MemberRole::Node));
+        assert_eq!(allowed, [context, node, context, None, None, None, None, None]);
         let mut cluster = desk.cluster;
         cluster.hosts.iter_mut().find(|host| host.name == "context-1").unwrap().name = "b".into();
         let desk = Desk { cluster, ..desk };
-        assert!(!desk.allows("b", "context-0") && desk.allows("local", "b"), "b is a host of another node");
+        assert_eq!(desk.role("local", "b"), context, "b is a host of another node");
+        assert_eq!(desk.role("b", "b"), None);
+        let renewing = MemberRole::ALL.map(|role| desk.may_renew(&Member::new("sample", role, "b")));
+        assert_eq!(renewing, [false, true, false, false, false]);
     }
 
     #[test]

@@ -37,8 +37,8 @@ const JOIN_WITHIN: Duration = Duration::from_secs(30);
 pub struct HostExit {
     /// The host.
     pub host: String,
-    /// Which of its lives.
-    pub incarnation: u64,
+    /// Number of the process.
+    pub start: u64,
     /// Exit status and the last error of its log.
     pub cause: String,
     /// What the agent does about it.
@@ -92,7 +92,7 @@ struct Kept {
 }
 
 enum Command {
-    Kill { incarnation: u64 },
+    Kill { start: u64 },
     Stop { grace: Duration },
 }
 
@@ -100,11 +100,11 @@ enum Command {
 pub struct Orders(BTreeMap<String, mpsc::UnboundedSender<Command>>);
 
 impl Orders {
-    /// Ends a host's process with no warning if it still is of this incarnation; the restart rules then apply.
-    pub fn kill(&self, host: &str, incarnation: u64) {
+    /// Ends a host's process with no warning if it still is the one of this number; the restart rules then apply.
+    pub fn kill(&self, host: &str, start: u64) {
         if let Some(orders) = self.0.get(host) {
             // A host that is kept no more has no process.
-            let _ = orders.send(Command::Kill { incarnation });
+            let _ = orders.send(Command::Kill { start });
         }
     }
 }
@@ -114,7 +114,7 @@ struct Keeper {
     host: String,
     log: PathBuf,
     launch: Launch,
-    incarnations: Arc<Incarnations>,
+    starts: Arc<Starts>,
     orders: mpsc::UnboundedReceiver<Command>,
     pid: watch::Sender<Option<u32>>,
     exits: mpsc::UnboundedSender<HostExit>,
@@ -127,7 +127,7 @@ impl NodeAgent {
     /// Starts `hosts`. Every end of one comes out of the receiver.
     pub fn start(cluster: &Cluster, hosts: &[&Host], launch: &Launch) -> (Self, mpsc::UnboundedReceiver<HostExit>) {
         let (exits, ended) = mpsc::unbounded_channel();
-        let incarnations = Arc::new(Incarnations::load(&cluster.data_dir));
+        let starts = Arc::new(Starts::load(&cluster.data_dir));
         let given_up = Arc::default();
         let (running, _) = watch::channel(hosts.len());
         let mut kept = BTreeMap::new();
@@ -141,7 +141,7 @@ impl NodeAgent {
                 host: host.name.clone(),
                 log,
                 launch: launch.clone(),
-                incarnations: incarnations.clone(),
+                starts: starts.clone(),
                 orders: ordered,
                 pid,
                 exits: exits.clone(),
@@ -201,15 +201,15 @@ impl Keeper {
     /// Starts the host again and again until it is done, given up, or told to stop.
     async fn keep(mut self) {
         loop {
-            let incarnation = self.incarnations.next();
+            let start = self.starts.next();
             self.restarts.started(self.origin.elapsed());
-            let (ended, stopped) = self.live(incarnation).await;
+            let (ended, stopped) = self.live(start).await;
             self.pid.send_replace(None);
             let fate = match stopped {
                 true => Fate::Finished,
                 false => self.restarts.ended(self.origin.elapsed(), ended.ending),
             };
-            let exit = HostExit { host: self.host.clone(), incarnation, cause: ended.cause, fate: fate.clone() };
+            let exit = HostExit { host: self.host.clone(), start, cause: ended.cause, fate: fate.clone() };
             if let Fate::GivenUp { .. } = &fate {
                 self.given_up.lock().unwrap_or_else(PoisonError::into_inner).push(exit.clone());
             }
@@ -223,14 +223,14 @@ impl Keeper {
     }
 
     /// One life of the host; true when it ended because it was told to stop.
-    async fn live(&mut self, incarnation: u64) -> (Ended, bool) {
-        let arguments = arguments(&self.host, &self.launch, incarnation);
+    async fn live(&mut self, start: u64) -> (Ended, bool) {
+        let arguments = arguments(&self.host, &self.launch, start);
         let mut process = match Process::start_program(&self.launch.program, arguments, &self.log) {
             Ok(process) => process,
             Err(error) => return (Ended::failed(format!("its process cannot be started: {error}")), false),
         };
         self.pid.send_replace(process.pid());
-        tracing::debug!(host = self.host, incarnation, pid = process.pid(), "started");
+        tracing::debug!(host = self.host, start, pid = process.pid(), "started");
         let (mut report, limit) = (process.report(), self.launch.join_within);
         loop {
             let due = self.restarts.report_due(limit);
@@ -243,7 +243,7 @@ impl Keeper {
                     return (Ended::failed(format!("{cause}; {}", ended.cause)), false);
                 }
                 command = self.orders.recv() => match command {
-                    Some(Command::Kill { incarnation: wanted }) if wanted == incarnation => {
+                    Some(Command::Kill { start: wanted }) if wanted == start => {
                         return (process.kill().await, false);
                     }
                     Some(Command::Kill { .. }) => {}
@@ -275,7 +275,7 @@ async fn moment(time: Option<Instant>) {
     }
 }
 
-fn arguments(host: &str, launch: &Launch, incarnation: u64) -> Vec<std::ffi::OsString> {
+fn arguments(host: &str, launch: &Launch, start: u64) -> Vec<std::ffi::OsString> {
     vec![
         "run-host".into(),
         "--name".into(),
@@ -284,20 +284,20 @@ fn arguments(host: &str, launch: &Launch, incarnation: u64) -> Vec<std::ffi::OsS
         launch.file.clone().into(),
         "--supervisor".into(),
         launch.supervisor.to_string().into(),
-        "--incarnation".into(),
-        incarnation.to_string().into(),
+        "--start".into(),
+        start.to_string().into(),
     ]
 }
 
 /// Numbers that grow from start to start, whatever the clock does: the last one is kept in a file.
-struct Incarnations {
+struct Starts {
     last: Mutex<u64>,
     file: PathBuf,
 }
 
-impl Incarnations {
+impl Starts {
     fn load(data_dir: &Path) -> Self {
-        let file = data_dir.join("incarnation");
+        let file = data_dir.join("starts");
         let last = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
         Self { last: Mutex::new(last), file }
     }
@@ -306,7 +306,7 @@ impl Incarnations {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         *last = now_ns().max(last.saturating_add(1));
         if let Err(error) = private::replace(&self.file, last.to_string().as_bytes()) {
-            tracing::warn!(file = %self.file.display(), %error, "the last incarnation cannot be kept");
+            tracing::warn!(file = %self.file.display(), %error, "the last number of a start cannot be kept");
         }
         *last
     }
@@ -326,13 +326,13 @@ mod tests {
     use crate::{cluster_file, sample::SAMPLE};
 
     #[test]
-    fn incarnations_grow_though_the_clock_goes_back() {
+    fn starts_grow_though_the_clock_goes_back() {
         let folder = tempfile::tempdir().unwrap();
         let future = now_ns() + (1 << 60);
-        fs::write(folder.path().join("incarnation"), future.to_string()).unwrap();
-        let incarnations = Incarnations::load(folder.path());
-        assert_eq!([incarnations.next(), incarnations.next()], [future + 1, future + 2]);
-        assert_eq!(Incarnations::load(folder.path()).next(), future + 3);
+        fs::write(folder.path().join("starts"), future.to_string()).unwrap();
+        let starts = Starts::load(folder.path());
+        assert_eq!([starts.next(), starts.next()], [future + 1, future + 2]);
+        assert_eq!(Starts::load(folder.path()).next(), future + 3);
     }
 
     /// A program that joins at once unless it is `context-1`, and then lives for as long as its parent.
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!([first.host.as_str(), second.host.as_str()], ["context-1"; 2], "the other one joined: {first:?}");
         assert!(first.cause.starts_with("it had not joined the supervisor within 1 s"), "{}", first.cause);
         assert!(first.cause.contains("signal: 9"), "{}", first.cause);
-        assert!(first.restarting() && second.incarnation > first.incarnation, "{second:?}");
+        assert!(first.restarting() && second.start > first.start, "{second:?}");
         assert_eq!(agent.given_up(), [second], "the restart limit holds");
         assert_eq!(agent.pids().into_keys().collect::<Vec<_>>(), ["context-0"]);
         agent.stop(Duration::from_secs(60)).await;

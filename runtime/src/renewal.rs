@@ -58,7 +58,7 @@ mod tests {
     use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
     use asterism_transport::{
-        certificates::{CertificateAuthority, CertificateInfo, HOST_FILE, HOST_KEY_FILE, Validity},
+        certificates::{CertificateAuthority, CertificateInfo, HOST_FILE, HOST_KEY_FILE, MemberRole, Validity},
         join::JoinListener,
     };
 
@@ -84,6 +84,10 @@ mod tests {
         (authority, joining::open(&cluster).unwrap().unwrap())
     }
 
+    fn role(name: &str) -> MemberRole {
+        if name == "b" { MemberRole::Node } else { MemberRole::Context }
+    }
+
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
@@ -96,7 +100,8 @@ mod tests {
         let now = SystemTime::now();
         // An hour before now until half an hour after now, and a host of another node that was here once.
         for name in ["context-0", "b", "context-1"] {
-            let issued = Credentials::issue(&authority, name, Validity::starting(now, 30 * MINUTE)).unwrap();
+            let issued =
+                Credentials::issue(&authority, (role(name), name), Validity::starting(now, 30 * MINUTE)).unwrap();
             credentials::save(&cluster, name, &issued).unwrap();
         }
         let file = |name: &str, file| credentials::identity_folder(&cluster, name).join(file);

@@ -9,12 +9,17 @@ use std::{
 };
 
 use asterism_transport::{
-    certificates::{CA_FILE, HOST_FILE, HOST_KEY_FILE},
+    certificates::{CA_FILE, HOST_FILE, HOST_KEY_FILE, MemberRole},
     quic::QuicTransport,
 };
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::{cluster::Cluster, cluster_file::SecurityMode, credentials, error::CliError};
+use crate::{
+    cluster::Cluster,
+    cluster_file::SecurityMode,
+    credentials::{self, Named},
+    error::CliError,
+};
 
 /// How often the files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -23,20 +28,24 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// Follows the certificates of one process of a cluster.
 pub struct Rotation {
     cluster: Cluster,
+    role: MemberRole,
     name: String,
     watch: Watch,
 }
 
 impl Rotation {
-    /// Of the process called `name`, from what its files are now on; `None` where there are no certificates.
-    pub fn new(cluster: &Cluster, name: &str) -> Option<Self> {
+    /// Of a member, from what its files are now on; `None` where there are no certificates.
+    pub fn new(cluster: &Cluster, (role, name): Named<'_>) -> Option<Self> {
         let folder = credentials::identity_folder(cluster, name);
         let files = match (&cluster.security.mode, &cluster.security.files) {
             (SecurityMode::Insecure, _) => return None,
-            (SecurityMode::Mtls, Some(named)) => [named.ca.clone(), named.cert.clone(), named.key.clone()],
+            (SecurityMode::Mtls, Some(files)) => {
+                let named = files.of(name);
+                [named.ca, named.cert, named.key]
+            }
             (SecurityMode::Mtls, None) => [CA_FILE, HOST_FILE, HOST_KEY_FILE].map(|file| folder.join(file)),
         };
-        Some(Self { cluster: cluster.clone(), name: name.to_owned(), watch: Watch::new(files) })
+        Some(Self { cluster: cluster.clone(), role, name: name.to_owned(), watch: Watch::new(files) })
     }
 
     /// Looks at the files every few seconds for as long as `transport` lives.
@@ -62,7 +71,7 @@ impl Rotation {
         if !self.watch.changed() {
             return Ok(false);
         }
-        let security = credentials::load(&self.cluster, &self.name)?;
+        let security = credentials::load(&self.cluster, (self.role, &self.name))?;
         transport.rotate(&security).map_err(CliError::unreachable)?;
         Ok(true)
     }
@@ -144,16 +153,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cluster = cluster(folder.path());
         let place = credentials::identity_folder(&cluster, "context-0");
-        let [old, new] = ["old", "new"].map(|name| CertificateAuthority::create(name, validity(DAY)).unwrap());
-        let issue = |authority, name| Credentials::issue(authority, name, validity(DAY)).unwrap();
-        issue(&old, "context-0").save(&place).unwrap();
-        let host = transport(credentials::load(&cluster, "context-0").unwrap());
-        let peer = transport(Security::Mutual(issue(&new, "query-0")));
-        let mut rotation = Rotation::new(&cluster, "context-0").unwrap();
+        let [old, new] = [(); 2].map(|()| CertificateAuthority::create(&cluster.name, validity(DAY)).unwrap());
+        let issue = |authority, member| Credentials::issue(authority, member, validity(DAY)).unwrap();
+        let member = (MemberRole::Context, "context-0");
+        issue(&old, member).save(&place).unwrap();
+        let host = transport(credentials::load(&cluster, member).unwrap());
+        let peer = transport(Security::Mutual(issue(&new, (MemberRole::Query, "query-0"))));
+        let mut rotation = Rotation::new(&cluster, member).unwrap();
         assert!(!rotation.look(&host).unwrap());
         assert!(peer.connect(host.local_address()).await.is_err());
 
-        issue(&new, "context-0").save(&place).unwrap();
+        issue(&new, member).save(&place).unwrap();
         assert!(!rotation.look(&host).unwrap(), "they may still be changing");
         assert!(rotation.look(&host).unwrap());
         assert!(!rotation.look(&host).unwrap(), "once");
@@ -173,7 +183,7 @@ mod tests {
         let authority = credentials::create_authority(&cluster).unwrap();
         let file = |name: &str| credentials::identity_folder(&cluster, name).join(HOST_FILE);
         for (name, days) in [("context-0", 3), ("context-1", 300), ("stranger", 3)] {
-            let issued = Credentials::issue(&authority, name, validity(DAY * days)).unwrap();
+            let issued = Credentials::issue(&authority, (MemberRole::Context, name), validity(DAY * days)).unwrap();
             issued.save(&credentials::identity_folder(&cluster, name)).unwrap();
         }
         let read = |name: &str| fs::read_to_string(file(name)).unwrap();

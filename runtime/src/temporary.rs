@@ -66,7 +66,7 @@ async fn serve(cluster: &Cluster, file: PathBuf, limit: Duration) -> Result<(Ser
     metrics::install();
     let service = Service::start(cluster, |error| tracing::error!(%error, "waits")).await?;
     let hosts = local_hosts(cluster);
-    credentials::provide(cluster, hosts.iter().map(|host| host.name.as_str()))?;
+    credentials::provide(cluster, hosts.iter().map(|host| host.member()))?;
     let launch = Launch::new(file, service.record.listen)?;
     let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
     tokio::spawn(Tie::new(cluster, &hosts, launch.supervisor, (agent.orders(), exits))?.hold());

@@ -16,12 +16,15 @@ use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, TemplateSource, Tokenizer};
 use asterism_transport::{
     Transport, TransportError,
+    certificates::MemberRole,
     quic::{QuicConfig, QuicTransport},
 };
 
 use crate::{
     cluster::{Cluster, Host, Model},
-    cluster_file, credentials, data_dir,
+    cluster_file,
+    credentials::{self, Named},
+    data_dir,
     error::{CliError, Exit},
     private,
     rotation::Rotation,
@@ -118,28 +121,28 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
         .map_err(|error| CliError::unreachable(format!("no threads can be started: {error}")))
 }
 
-/// Runs one host until its supervisor ends it or is gone; `incarnation` is larger at each of its starts. Calls `joined` when
+/// Runs one host until its supervisor ends it or is gone; `start` is larger at each of its starts. Calls `joined` when
 /// the supervisor has welcomed it for the first time.
 pub async fn run_host(
     cluster: &Cluster,
     host: &Host,
-    (supervisor, incarnation): (SocketAddr, u64),
+    (supervisor, start): (SocketAddr, u64),
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
-    let transport = bind(cluster, &host.name, host.address)?;
+    let transport = bind(cluster, host.member(), host.address)?;
     let role = match host.role {
         cluster_file::Role::Context => HostRole::Context,
         cluster_file::Role::Query => HostRole::Query,
         cluster_file::Role::Spare => HostRole::Spare,
     };
-    let mut config = HostConfig::new(&host.name, role, supervisor, incarnation);
+    let mut config = HostConfig::new(&host.name, role, supervisor, start);
     if cluster.recovery == cluster_file::Recovery::Redistribute {
         (config.encodes, config.generates) = (true, true);
     }
     let parts = if config.generates { Parts::All } else { Parts::Context };
     let cores = available_parallelism().map_or(1, |cores| cores.get());
     let threads = cluster.threads_of(host, cores);
-    tracing::info!(host = %host.name, incarnation, address = %transport.local_address(), threads, "starting");
+    tracing::info!(host = %host.name, start, address = %transport.local_address(), threads, "starting");
     let model = cluster.model.clone();
     let load = loader(model, threads, parts);
     // A host loads its model once it has joined.
@@ -153,9 +156,10 @@ pub async fn run_host(
 
 /// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever.
 pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr) -> Result<NodeLink, CliError> {
-    credentials::provide(cluster, [name])?;
+    let member = (MemberRole::Node, name);
+    credentials::provide(cluster, [member])?;
     let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
-    let transport = bind(cluster, name, address)?;
+    let transport = bind(cluster, member, address)?;
     let config = HostConfig::new(name, HostRole::Node, listen, 1);
     Ok(node::start(config, transport))
 }
@@ -183,10 +187,10 @@ fn loader(model: Model, threads: usize, parts: Parts) -> ModelLoader<Cpu> {
     })
 }
 
-/// Listens as `name`, whose certificates are followed from then on.
-fn bind(cluster: &Cluster, name: &str, listen: SocketAddr) -> Result<Arc<dyn Transport>, CliError> {
-    let rotation = Rotation::new(cluster, name);
-    let mut config = QuicConfig::new(listen, credentials::load(cluster, name)?);
+/// Listens as a member, whose certificates are followed from then on.
+fn bind(cluster: &Cluster, member: Named<'_>, listen: SocketAddr) -> Result<Arc<dyn Transport>, CliError> {
+    let rotation = Rotation::new(cluster, member);
+    let mut config = QuicConfig::new(listen, credentials::load(cluster, member)?);
     config.idle_timeout = cluster.liveness.dead_after;
     config.keep_alive = config.idle_timeout / 5;
     let observer = Arc::new(TransportMetrics { transport: "quic" });

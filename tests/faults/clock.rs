@@ -53,7 +53,7 @@ pub enum What {
     /// A generation wanted to be woken.
     GatherTick { job: u64, life: u64 },
     /// A node: a process ended.
-    Ended { host: usize, incarnation: u64, cause: String },
+    Ended { host: usize, start: u64, cause: String },
     /// A node: time to start a host.
     Start { host: usize },
     /// Says again what it said last.
@@ -107,7 +107,7 @@ pub struct Core {
     pub told: Vec<(usize, JobEvent)>,
     /// Processes that end themselves, with the cause.
     pub exits: Vec<(Pid, String)>,
-    /// Host processes to be started: host, incarnation.
+    /// Host processes to be started: host, start.
     pub starts: Vec<(usize, u64)>,
     /// Host processes to be killed by their node.
     pub kills: Vec<(usize, u64)>,

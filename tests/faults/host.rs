@@ -32,7 +32,7 @@ pub struct HostConfig {
     pub name: String,
     pub address: String,
     pub role: HostRole,
-    pub incarnation: u64,
+    pub start: u64,
     pub encodes: bool,
     pub generates: bool,
     /// Time to load the model.
@@ -70,7 +70,8 @@ pub struct Host {
     /// The link to the supervisor, and whether it said welcome.
     pub supervisor: Option<(LinkId, bool)>,
     hello: Hello,
-    cluster: u64,
+    /// Cluster and incarnation, as the welcome said.
+    life: (u64, u64),
     loaded: bool,
     unheard: Vec<HostCommand>,
     wait: Time,
@@ -95,7 +96,7 @@ impl Host {
             lives: 0,
             supervisor: None,
             hello: Hello::default(),
-            cluster: 0,
+            life: (0, 0),
             loaded: false,
             unheard: Vec::new(),
             wait: 0,
@@ -107,7 +108,7 @@ impl Host {
 
     /// Whether the supervisor has said welcome to it.
     pub fn is_known(&self) -> bool {
-        self.cluster != 0
+        self.life.0 != 0
     }
 
     /// What reached it.
@@ -188,16 +189,16 @@ impl Host {
         if self.lost.is_some_and(|lost| core.now - lost > PATIENCE) {
             return core.exits.push((self.pid, "the supervisor did not come back".into()));
         }
-        let HostConfig { name, address, role, incarnation, .. } = self.config.clone();
+        let HostConfig { name, address, role, start, .. } = self.config.clone();
         let (contexts, jobs) = (self.context.contexts(), self.query.jobs());
-        let (pid, cluster) = (self.pid as u32, self.cluster);
-        self.hello = Hello { name, role, incarnation, pid, address, cluster, contexts, jobs };
+        let (pid, (cluster, incarnation)) = (self.pid as u32, self.life);
+        self.hello = Hello { name, role, incarnation, start, pid, address, cluster, contexts, jobs };
         self.supervisor = Some((core.connect(self.pid, "supervisor"), false));
     }
 
     fn lost(&mut self, core: &mut Core, cause: &str) {
         self.supervisor = None;
-        if self.cluster == 0 {
+        if self.life.0 == 0 {
             return core.exits.push((self.pid, cause.to_string()));
         }
         if !self.loaded {
@@ -220,9 +221,9 @@ impl Host {
 
     fn told(&mut self, core: &mut Core, link: LinkId, command: HostCommand) {
         match (command, self.supervisor) {
-            (HostCommand::Welcome { cluster, .. }, Some((ours, false))) if ours == link => {
-                let first = self.cluster == 0;
-                (self.supervisor, self.cluster) = (Some((link, true)), cluster);
+            (HostCommand::Welcome { cluster, incarnation, .. }, Some((ours, false))) if ours == link => {
+                let first = self.life.0 == 0;
+                (self.supervisor, self.life) = (Some((link, true)), (cluster, incarnation));
                 (self.wait, self.lost) = (0, None);
                 core.timer(self.pid, 0, What::Beat { link });
                 match first {

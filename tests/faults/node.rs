@@ -29,7 +29,7 @@ pub struct Node {
 
 struct Slot {
     name: String,
-    incarnation: u64,
+    start: u64,
     wait: Time,
     recent: VecDeque<Time>,
 }
@@ -38,7 +38,7 @@ impl Node {
     /// An agent for these hosts.
     pub fn new(pid: Pid, name: String, hosts: &[(usize, String)]) -> Self {
         let slot = |(host, name): &(usize, String)| {
-            (*host, Slot { name: name.clone(), incarnation: 0, wait: FIRST_WAIT, recent: VecDeque::new() })
+            (*host, Slot { name: name.clone(), start: 0, wait: FIRST_WAIT, recent: VecDeque::new() })
         };
         let hosts = hosts.iter().map(slot).collect();
         Self { pid, name, supervisor: None, cluster: 0, hosts, unsaid: Vec::new(), given_up: Vec::new() }
@@ -74,25 +74,25 @@ impl Node {
                     core.send(link, Frame::Up(exit.clone()));
                 }
             }
-            What::Frame { frame: Frame::Down(HostCommand::Kill { host, incarnation }), .. } => {
+            What::Frame { frame: Frame::Down(HostCommand::Kill { host, start }), .. } => {
                 let slot = self.hosts.iter().find(|(_, slot)| slot.name == host);
-                if let Some((&host, slot)) = slot.filter(|(_, slot)| slot.incarnation <= incarnation) {
-                    core.kills.push((host, slot.incarnation));
+                if let Some((&host, slot)) = slot.filter(|(_, slot)| slot.start <= start) {
+                    core.kills.push((host, slot.start));
                 }
             }
             What::Start { host } => self.start(core, host),
-            What::Ended { host, incarnation, cause } => self.ended(core, host, incarnation, cause),
+            What::Ended { host, start, cause } => self.ended(core, host, start, cause),
             _ => {}
         }
     }
 
     fn start(&mut self, core: &mut Core, host: usize) {
         let Some(slot) = self.hosts.get_mut(&host) else { return };
-        slot.incarnation += 1;
-        core.starts.push((host, slot.incarnation));
+        slot.start += 1;
+        core.starts.push((host, slot.start));
     }
 
-    fn ended(&mut self, core: &mut Core, host: usize, incarnation: u64, cause: String) {
+    fn ended(&mut self, core: &mut Core, host: usize, start: u64, cause: String) {
         let Some(slot) = self.hosts.get_mut(&host) else { return };
         slot.recent.retain(|at| core.now - at < WINDOW);
         let restarting = slot.recent.len() < MOST_RESTARTS;
@@ -104,7 +104,7 @@ impl Node {
             }
             false => self.given_up.push(host),
         }
-        let exit = HostMessage::Exited { host: slot.name.clone(), incarnation, cause, restarting };
+        let exit = HostMessage::Exited { host: slot.name.clone(), start, cause, restarting };
         if let Some((link, true)) = self.supervisor {
             core.send(link, Frame::Up(exit.clone()));
         }

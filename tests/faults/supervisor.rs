@@ -7,7 +7,8 @@ use asterism_actors::{
     api::{JobEvent, JobPhase},
     messages::HostMessage,
     store::{Change, MemoryStore, StateStore},
-    supervisor::{Command, Decided, Event, SupervisorConfig, SupervisorState},
+    supervisor::{Command, Decided, Event, Origin, SupervisorConfig, SupervisorState},
+    ticket::Secret,
 };
 
 use crate::{
@@ -55,7 +56,9 @@ impl Supervisor {
     pub fn new(pid: Pid, core: &Core, config: SupervisorConfig, journal: &MemoryStore) -> Result<Self, String> {
         let mut journal = journal.clone();
         let entries = journal.load().map_err(|error| error.to_string())?;
-        let state = SupervisorState::restore(config, unix(core), pid, &entries).map_err(|error| error.to_string())?;
+        let origin = Origin { cluster: pid, secret: Secret::new([pid as u8; 32]) };
+        let state =
+            SupervisorState::restore(config, unix(core), origin, &entries).map_err(|error| error.to_string())?;
         Ok(Self {
             pid,
             state,

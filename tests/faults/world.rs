@@ -162,12 +162,11 @@ impl World {
                 self.clients[client].hear(event, recovery)?;
             } else if let Some((pid, cause)) = self.core.exits.pop() {
                 self.end_process(pid, &cause);
-            } else if let Some((host, incarnation)) = self.core.starts.pop() {
-                self.start_host(host, incarnation);
-            } else if let Some((host, incarnation)) = self.core.kills.pop() {
+            } else if let Some((host, start)) = self.core.starts.pop() {
+                self.start_host(host, start);
+            } else if let Some((host, start)) = self.core.kills.pop() {
                 let name = &self.scenario.config.hosts[host].name;
-                let killed =
-                    self.hosts.values().find(|h| h.config.name == *name && h.config.incarnation == incarnation);
+                let killed = self.hosts.values().find(|h| h.config.name == *name && h.config.start == start);
                 if let Some(pid) = killed.map(|host| host.pid) {
                     self.end_host(pid, "killed by its node");
                 }
@@ -213,11 +212,11 @@ impl World {
         Ok(())
     }
 
-    fn start_host(&mut self, host: usize, incarnation: u64) {
+    fn start_host(&mut self, host: usize, start: u64) {
         let (name, node) = (self.scenario.config.hosts[host].name.clone(), self.scenario.nodes[host]);
         let address = match self.scenario.fixed_ports {
             true => name.clone(),
-            false => format!("{name}:{incarnation}"),
+            false => format!("{name}:{start}"),
         };
         let pid = self.core.spawn(node, Place::Host(host), &address);
         let role = self.scenario.started_as(host);
@@ -226,7 +225,7 @@ impl World {
         let encodes = all || spare || role == asterism_actors::messages::HostRole::Context;
         let generates = all || spare || role == asterism_actors::messages::HostRole::Query;
         let (load, layer) = self.scenario.times[host];
-        let config = HostConfig { name, address, role, incarnation, encodes, generates, load, layer };
+        let config = HostConfig { name, address, role, start, encodes, generates, load, layer };
         self.hosts.insert(pid, Host::new(pid, config));
     }
 
@@ -255,9 +254,9 @@ impl World {
         let number = self.scenario.config.hosts.iter().position(|spec| spec.name == host.config.name);
         let Some(number) = number else { return };
         let node = self.nodes[self.scenario.nodes[number]].pid;
-        let (incarnation, cause) = (host.config.incarnation, cause.to_string());
+        let (start, cause) = (host.config.start, cause.to_string());
         let soon = self.core.draw.between(1_000, 50_000);
-        self.core.timer(node, soon, What::Ended { host: number, incarnation, cause });
+        self.core.timer(node, soon, What::Ended { host: number, start, cause });
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use asterism_transport::{
     Channel, Frame, FrameHeader, FrameKind, Link, NoObserver, PayloadType, Transport,
-    certificates::{CertificateAuthority, Credentials, Validity},
+    certificates::{CertificateAuthority, Credentials, MemberRole, Validity},
     local::LocalNetwork,
     quic::{QuicConfig, QuicTransport, Security},
 };
@@ -32,7 +32,7 @@ async fn main() -> Result<()> {
     let validity = Validity::starting(SystemTime::now(), Duration::from_secs(3600));
     let authority = CertificateAuthority::create("ping", validity)?;
     let quic = |host| -> Result<Arc<dyn Transport>> {
-        let security = Security::Mutual(Credentials::issue(&authority, host, validity)?);
+        let security = Security::Mutual(Credentials::issue(&authority, (MemberRole::Context, host), validity)?);
         Ok(Arc::new(QuicTransport::bind(QuicConfig::new(address, security), Arc::new(NoObserver))?))
     };
     measure("quic", [quic("near")?, quic("far")?]).await

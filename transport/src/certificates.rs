@@ -1,10 +1,11 @@
 //! The cluster's own certificate authority and the certificates it issues to hosts. It speaks no TLS itself.
 //!
-//! Every host certificate carries the DNS name [`CLUSTER_DNS_NAME`], which peers verify, and the host's own name as its
-//! common name, which [`crate::Link::peer_name`] reports. Keys are P-256.
+//! Every member's certificate carries the DNS name [`CLUSTER_DNS_NAME`], which peers verify, and a URI with its cluster, role
+//! and name, which [`crate::Link::peer`] reports. Its name is its common name, too. Keys are P-256.
 
 mod error;
 mod files;
+mod member;
 
 use std::{
     fmt,
@@ -13,13 +14,14 @@ use std::{
 
 pub use error::CertificateError;
 pub use files::{CA_FILE, CA_KEY_FILE, HOST_FILE, HOST_KEY_FILE};
+pub use member::{MAX_NAME_BYTES, Member, MemberRole};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
     PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm,
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use time::OffsetDateTime;
-use x509_parser::{certificate::X509Certificate, prelude::FromDer};
+use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer};
 
 use crate::join::JOIN_DNS_NAME;
 
@@ -27,8 +29,6 @@ use crate::join::JOIN_DNS_NAME;
 /// CA says of which one.
 pub const CLUSTER_DNS_NAME: &str = "asterism";
 
-/// Longest host or cluster name: X.520's bound of a common name, in bytes.
-const MAX_NAME_BYTES: usize = 64;
 /// How far a peer's clock may lag behind the issuer's.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 /// An uncompressed point of P-256 and its first byte (SEC 1, section 2.3.3).
@@ -91,9 +91,13 @@ impl CertificateAuthority {
         &self.certificate
     }
 
-    /// A new key and certificate for one host, good for accepting and for connecting.
-    pub fn issue(&self, host_name: &str, validity: Validity) -> Result<Identity, CertificateError> {
-        self.issue_as(host_parameters(host_name, CLUSTER_DNS_NAME, validity)?)
+    /// A new key and certificate for one member, good for accepting and for connecting.
+    pub fn issue(&self, role: MemberRole, name: &str, validity: Validity) -> Result<Identity, CertificateError> {
+        self.issue_as(member_parameters(&self.member(role, name), validity)?)
+    }
+
+    fn member(&self, role: MemberRole, name: &str) -> Member {
+        Member::new(&self.cluster_name, role, name)
     }
 
     /// A new key and certificate for whoever accepts joins.
@@ -101,17 +105,17 @@ impl CertificateAuthority {
         self.issue_as(host_parameters(&self.cluster_name, JOIN_DNS_NAME, validity)?)
     }
 
-    /// A certificate, PEM, for a host that made its own key; `public_key` is an uncompressed point of P-256.
+    /// A certificate, PEM, for a member that made its own key; `public_key` is an uncompressed point of P-256.
     pub(crate) fn certify(
         &self,
-        host_name: &str,
+        (role, name): (MemberRole, &str),
         public_key: &[u8],
         validity: Validity,
     ) -> Result<String, CertificateError> {
         if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
             return Err(CertificateError::invalid("public key", "it is no uncompressed point of P-256"));
         }
-        let parameters = host_parameters(host_name, CLUSTER_DNS_NAME, validity)?;
+        let parameters = member_parameters(&self.member(role, name), validity)?;
         self.sign(&parameters, &PublicKey(public_key))
     }
 
@@ -184,13 +188,22 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// A newly issued host of `authority`.
+    /// A newly issued member of `authority`.
     pub fn issue(
         authority: &CertificateAuthority,
-        host_name: &str,
+        (role, name): (MemberRole, &str),
         validity: Validity,
     ) -> Result<Self, CertificateError> {
-        Ok(Self { ca: authority.certificate().into(), identity: authority.issue(host_name, validity)? })
+        Ok(Self { ca: authority.certificate().into(), identity: authority.issue(role, name, validity)? })
+    }
+
+    /// Whose they are.
+    ///
+    /// # Errors
+    /// [`CertificateError::NoMember`] when the certificate names nobody of a cluster, as one of another authority may.
+    pub fn member(&self) -> Result<Member, CertificateError> {
+        let info = CertificateInfo::from_pem(&self.identity.certificate)?;
+        info.member.ok_or(CertificateError::NoMember { name: info.name })
     }
 }
 
@@ -199,6 +212,8 @@ impl Credentials {
 pub struct CertificateInfo {
     /// Common name: a host, or the cluster for a CA.
     pub name: String,
+    /// Which member of which cluster it is for; none for a CA.
+    pub member: Option<Member>,
     /// Common name of who signed it.
     pub issuer: String,
     /// When it is accepted.
@@ -227,6 +242,7 @@ impl CertificateInfo {
         let validity = certificate.validity();
         Ok(Self {
             name: common_name(certificate.subject())?,
+            member: member_of(&certificate)?,
             issuer: common_name(certificate.issuer())?,
             validity: Validity {
                 not_before: validity.not_before.to_datetime(),
@@ -242,6 +258,22 @@ impl CertificateInfo {
     /// Whether the certificate is for the holder of `key`.
     pub(crate) fn is_of_key(&self, key: &KeyPair) -> bool {
         self.public_key == key.subject_public_key_info()
+    }
+}
+
+/// The only member that a certificate names, if it names one.
+fn member_of(certificate: &X509Certificate<'_>) -> Result<Option<Member>, CertificateError> {
+    let invalid = |cause: String| CertificateError::invalid("certificate", cause);
+    let names = certificate.subject_alternative_name().map_err(|error| invalid(error.to_string()))?;
+    let names = names.iter().flat_map(|extension| &extension.value.general_names);
+    let mut members = names.filter_map(|name| match name {
+        GeneralName::URI(uri) if uri.starts_with(member::SCHEME) => Some(uri.parse::<Member>()),
+        _ => None,
+    });
+    let first = members.next().transpose().map_err(invalid)?;
+    match members.next() {
+        None => Ok(first),
+        Some(_) => Err(invalid("it names several members".into())),
     }
 }
 
@@ -269,8 +301,15 @@ fn host_parameters(host_name: &str, dns_name: &str, validity: Validity) -> Resul
     Ok(parameters)
 }
 
+fn member_parameters(member: &Member, validity: Validity) -> Result<CertificateParams, CertificateError> {
+    let mut parameters = host_parameters(&member.name, CLUSTER_DNS_NAME, validity)?;
+    let uri = member.to_string().try_into().expect("its names are ASCII");
+    parameters.subject_alt_names.push(rcgen::SanType::URI(uri));
+    Ok(parameters)
+}
+
 fn parameters(name: &str, validity: Validity) -> Result<CertificateParams, CertificateError> {
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+    if !member::is_name(name) {
         return Err(CertificateError::Name { name: name.into(), max_bytes: MAX_NAME_BYTES });
     }
     let mut parameters = CertificateParams::default();

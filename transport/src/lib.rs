@@ -16,6 +16,7 @@ pub mod sim;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use certificates::Member;
 pub use error::TransportError;
 pub use frame::{
     Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT, PROTOCOL_VERSION,
@@ -45,8 +46,8 @@ pub trait Transport: Send + Sync + 'static {
 pub trait Link: Send + Sync + 'static {
     /// The peer's address.
     fn peer_address(&self) -> SocketAddr;
-    /// The name in the peer's certificate; `None` where the transport has no certificates.
-    fn peer_name(&self) -> Option<String>;
+    /// Who the peer is, by its certificate; `None` where the transport has no certificates, and never where it has.
+    fn peer(&self) -> Option<&Member>;
     /// Smoothed round trip to the peer; `None` once the link is gone, and where the transport measures none.
     fn rtt(&self) -> Option<Duration>;
     /// Opens a channel. Nothing reaches the peer before the first frame.
@@ -87,7 +88,8 @@ pub trait Observer: Send + Sync + 'static {
     fn bytes(&self, sent: bool, bytes: usize) {
         let _ = (sent, bytes);
     }
-    /// A peer was refused: `reason` is one of `certificate`, `protocol_version`, `handshake`, `frame`.
+    /// A peer was refused: `reason` is one of `certificate`, `identity`, `protocol_version`, `handshake`,
+    /// `frame`; or a word of whoever looks at what peers say.
     fn rejected(&self, reason: &'static str) {
         let _ = reason;
     }

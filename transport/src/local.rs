@@ -16,7 +16,9 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
 
-use crate::{Channel, Frame, FrameReceiver, FrameSender, Link, Observer, Transport, TransportError, codec};
+use crate::{
+    Channel, Frame, FrameReceiver, FrameSender, Link, Observer, Transport, TransportError, certificates::Member, codec,
+};
 
 /// Frames that wait in one direction of a channel before `send` waits.
 const FRAMES_IN_FLIGHT: usize = 16;
@@ -289,7 +291,7 @@ impl Link for LocalLink {
         self.side.peer
     }
 
-    fn peer_name(&self) -> Option<String> {
+    fn peer(&self) -> Option<&Member> {
         None
     }
 

@@ -21,7 +21,7 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use crate::{
     Channel, Link, Observer, PROTOCOL_VERSION, Transport, TransportError,
-    certificates::{CLUSTER_DNS_NAME, CertificateInfo, Credentials},
+    certificates::{CLUSTER_DNS_NAME, CertificateInfo, Credentials, Member},
 };
 
 /// Links that have shaken hands but wait for `accept`.
@@ -98,7 +98,8 @@ struct Paths {
 struct Trust {
     loopback: Sides,
     network: Sides,
-    has_names: bool,
+    /// Who this process is; none where there are no certificates.
+    own: Option<Member>,
 }
 
 /// The configurations of both roles for one kind of path.
@@ -158,7 +159,12 @@ impl QuicTransport {
             }
             cause::of_handshake(error, address)
         })?;
-        let link = QuicLink::new(connection, trust.has_names, &self.settings);
+        let peer = trust.identify(&connection).map_err(|cause| {
+            self.settings.observer.rejected(cause::IDENTITY);
+            connection.close(cause::WRONG_IDENTITY, cause.as_bytes());
+            TransportError::Certificate { peer: address, cause }
+        })?;
+        let link = QuicLink::new(connection, peer, &self.settings);
         link.await_welcome().await?;
         Ok(Arc::new(link))
     }
@@ -206,11 +212,30 @@ impl Settings {
 impl Trust {
     fn new(security: &Security, paths: &Paths) -> Result<Self, TransportError> {
         let tls = tls::configure(security)?;
-        Ok(Self {
-            loopback: tuning::sides(&tls, &paths.loopback),
-            network: tuning::sides(&tls, &paths.network),
-            has_names: matches!(security, Security::Mutual(_)),
-        })
+        let own = match security {
+            Security::Mutual(credentials) => Some(credentials.member()?),
+            Security::Insecure => None,
+        };
+        Ok(Self { loopback: tuning::sides(&tls, &paths.loopback), network: tuning::sides(&tls, &paths.network), own })
+    }
+
+    /// Who the peer is, whose certificate TLS has verified; nobody where there are no certificates. The error says why it
+    /// is not of this cluster.
+    fn identify(&self, connection: &Connection) -> Result<Option<Member>, String> {
+        let Some(own) = &self.own else { return Ok(None) };
+        let shown = connection.peer_identity();
+        let chain = shown.and_then(|shown| shown.downcast::<Vec<rustls_pki_types::CertificateDer<'static>>>().ok());
+        let chain = chain.ok_or("a peer showed no certificate")?;
+        let first = chain.first().ok_or("a peer showed no certificate")?;
+        let info = CertificateInfo::from_der(first).map_err(|error| error.to_string())?;
+        match info.member {
+            Some(member) if member.cluster == own.cluster => Ok(Some(member)),
+            Some(member) => Err(format!("a peer is {member}, expected a member of cluster {}", own.cluster)),
+            None => Err(format!(
+                "the certificate of {:?} names no member, expected a URI asterism://{}/ROLE/NAME in it",
+                info.name, own.cluster
+            )),
+        }
     }
 
     fn sides(&self, peer: SocketAddr) -> &Sides {
@@ -227,25 +252,40 @@ async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sen
             match welcome(incoming, &settings).await {
                 // A receiver that is gone means a closed transport; the link closes with it.
                 Ok(link) => drop(accepted.send(link).await),
-                Err(error) => {
-                    let reason = cause::rejection(&error);
+                Err(Rejected { reason, cause }) => {
                     settings.observer.rejected(reason);
-                    tracing::warn!(%peer, reason, %error, "refused a peer");
+                    tracing::warn!(%peer, reason, cause, "refused a peer");
                 }
             }
         });
     }
 }
 
-async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Arc<dyn Link>, quinn::ConnectionError> {
+/// A peer that does not get a link.
+struct Rejected {
+    reason: &'static str,
+    cause: String,
+}
+
+impl From<quinn::ConnectionError> for Rejected {
+    fn from(error: quinn::ConnectionError) -> Self {
+        Self { reason: cause::rejection(&error), cause: error.to_string() }
+    }
+}
+
+async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Arc<dyn Link>, Rejected> {
     let trust = settings.trust();
     let server = trust.sides(incoming.remote_address()).server.clone();
     let connection = incoming.accept_with(server)?.await?;
+    let peer = trust.identify(&connection).map_err(|cause| {
+        connection.close(cause::WRONG_IDENTITY, cause.as_bytes());
+        Rejected { reason: cause::IDENTITY, cause }
+    })?;
     // In TLS 1.3 a client is done before its certificate is looked at; this tells it that it was let in.
     let mut greeting = connection.open_uni().await?;
     // A lost connection shows in the link's first use.
     let _ = greeting.write_all(&PROTOCOL_VERSION.to_le_bytes()).await;
-    Ok(Arc::new(QuicLink::new(connection, trust.has_names, settings)))
+    Ok(Arc::new(QuicLink::new(connection, peer, settings)))
 }
 
 /// What a link and its channels share.
@@ -266,15 +306,14 @@ impl Peer {
 
 struct QuicLink {
     peer: Arc<Peer>,
-    name: Option<String>,
+    member: Option<Member>,
 }
 
 impl QuicLink {
-    fn new(connection: Connection, has_names: bool, settings: &Settings) -> Self {
-        let name = if has_names { certificate_name(&connection) } else { None };
+    fn new(connection: Connection, member: Option<Member>, settings: &Settings) -> Self {
         let address = connection.remote_address();
         let observer = settings.observer.clone();
-        Self { peer: Arc::new(Peer { connection, address, closing: OnceLock::new(), observer }), name }
+        Self { peer: Arc::new(Peer { connection, address, closing: OnceLock::new(), observer }), member }
     }
 
     async fn await_welcome(&self) -> Result<(), TransportError> {
@@ -295,8 +334,8 @@ impl Link for QuicLink {
         self.peer.address
     }
 
-    fn peer_name(&self) -> Option<String> {
-        self.name.clone()
+    fn peer(&self) -> Option<&Member> {
+        self.member.as_ref()
     }
 
     fn rtt(&self) -> Option<Duration> {
@@ -326,10 +365,4 @@ impl Link for QuicLink {
     fn closed(&self) -> BoxFuture<'_, TransportError> {
         Box::pin(async { self.peer.lost(self.peer.connection.closed().await) })
     }
-}
-
-/// The common name of the peer's certificate, which TLS has verified.
-fn certificate_name(connection: &Connection) -> Option<String> {
-    let chain = connection.peer_identity()?.downcast::<Vec<rustls_pki_types::CertificateDer<'static>>>().ok()?;
-    CertificateInfo::from_der(chain.first()?).ok().map(|info| info.name)
 }

@@ -6,6 +6,7 @@ use std::{fs, path::Path, time::Duration};
 
 use asterism_transport::certificates::{
     CA_KEY_FILE, CertificateAuthority, CertificateError, CertificateInfo, Credentials, HOST_FILE, HOST_KEY_FILE,
+    MAX_NAME_BYTES, Member, MemberRole,
 };
 use common::{an_hour, authority};
 
@@ -13,14 +14,16 @@ use common::{an_hour, authority};
 fn a_certificate_says_who_holds_it() {
     let authority = authority();
     let validity = an_hour();
-    let host = authority.issue("context-0 (Rack Ω)", validity).expect("the name is valid");
+    let host = authority.issue(MemberRole::Context, "context-0_rack.7", validity).expect("the name is valid");
     let info = CertificateInfo::from_pem(&host.certificate).expect("it was just made");
-    assert_eq!((info.name.as_str(), info.issuer.as_str()), ("context-0 (Rack Ω)", "test"));
+    assert_eq!((info.name.as_str(), info.issuer.as_str()), ("context-0_rack.7", "test"));
+    assert_eq!(info.member, Some(Member::new("test", MemberRole::Context, "context-0_rack.7")));
     assert!(!info.is_authority);
     assert_eq!(info.validity.not_after - info.validity.not_before, Duration::from_secs(7200));
     assert!((info.validity.not_after - validity.not_after).abs() < Duration::from_secs(1));
     let info = CertificateInfo::from_pem(authority.certificate()).expect("it was just made");
     assert_eq!((info.name.as_str(), info.is_authority), ("test", true));
+    assert_eq!(info.member, None);
 }
 
 #[test]
@@ -30,7 +33,8 @@ fn a_reloaded_authority_issues_as_before() {
     authority().save(&folder).expect("the folder is writable");
     let authority = CertificateAuthority::load(&folder).expect("it was just written");
     assert_eq!(authority.cluster_name(), "test");
-    let credentials = Credentials::issue(&authority, "host", an_hour()).expect("the name is valid");
+    let credentials =
+        Credentials::issue(&authority, (MemberRole::Context, "host"), an_hour()).expect("the name is valid");
     credentials.save(&folder).expect("the folder is writable");
     credentials.save(&folder).expect("a host's certificate may be replaced");
     let loaded = Credentials::load(&folder).expect("it was just written");
@@ -46,7 +50,8 @@ fn a_reloaded_authority_issues_as_before() {
 #[test]
 fn a_replacement_that_is_cut_off_leaves_the_old_or_the_new() {
     let authority = authority();
-    let [old, new] = [0, 1].map(|_| Credentials::issue(&authority, "host", an_hour()).expect("the name is valid"));
+    let [old, new] = [0, 1]
+        .map(|_| Credentials::issue(&authority, (MemberRole::Context, "host"), an_hour()).expect("the name is valid"));
     let folders = [0, 1].map(|_| tempfile::tempdir().expect("a temporary folder can be made"));
     let [place, elsewhere] = folders.each_ref().map(|folder| folder.path());
     old.save(place).expect("the folder is writable");
@@ -69,9 +74,9 @@ fn a_replacement_that_is_cut_off_leaves_the_old_or_the_new() {
 
 #[test]
 fn wrong_names_are_refused() {
-    for name in ["", "two\nlines", &"x".repeat(65)] {
-        let error = authority().issue(name, an_hour()).expect_err("the name is invalid");
-        assert_eq!(error, CertificateError::Name { name: name.into(), max_bytes: 64 });
+    for name in ["", "two\nlines", "a/b", "Ω", &"x".repeat(64)] {
+        let error = authority().issue(MemberRole::Context, name, an_hour()).expect_err("the name is invalid");
+        assert_eq!(error, CertificateError::Name { name: name.into(), max_bytes: MAX_NAME_BYTES });
     }
 }
 
@@ -84,7 +89,8 @@ fn unusable_files_name_path_cause_and_remedy() {
         assert!(missing.to_string().contains(part), "{missing}");
     }
 
-    let credentials = Credentials::issue(&authority(), "host", an_hour()).expect("the name is valid");
+    let credentials =
+        Credentials::issue(&authority(), (MemberRole::Context, "host"), an_hour()).expect("the name is valid");
     credentials.save(folder.path()).expect("the folder is writable");
     fs::write(folder.path().join(HOST_FILE), "not a certificate").expect("the folder is writable");
     let error = Credentials::load(folder.path()).expect_err("the file is damaged");
@@ -111,7 +117,8 @@ fn keys_are_their_owners_only() {
     let mode = |path: &Path| fs::metadata(path).expect("the file is there").permissions().mode() & 0o777;
     let authority = authority();
     authority.save(folder.path()).expect("the folder is writable");
-    let credentials = Credentials::issue(&authority, "host", an_hour()).expect("the name is valid");
+    let credentials =
+        Credentials::issue(&authority, (MemberRole::Context, "host"), an_hour()).expect("the name is valid");
     credentials.save(folder.path()).expect("the folder is writable");
     for key in [CA_KEY_FILE, HOST_KEY_FILE] {
         let path = folder.path().join(key);

@@ -6,7 +6,7 @@ use std::{env, time::Instant};
 
 use asterism_transport::{
     Frame, FrameError, FrameHeader, FrameKind, PayloadType,
-    certificates::{CertificateAuthority, CertificateInfo, Validity},
+    certificates::{CertificateAuthority, CertificateInfo, MemberRole, Validity},
     codec::{self, FIRST_RESERVATION, FrameDecoder, HEADER_BYTES, RESERVATION_GROWTH},
     join::{JoinAnswer, JoinRequest, JoinToken, Refusal, RenewRequest, WantedHost},
     sim::Draw,
@@ -172,7 +172,7 @@ fn certificates_and_tokens() {
     let start = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_800_000_000);
     let validity = Validity::starting(start, std::time::Duration::from_secs(3600));
     let authority = CertificateAuthority::create("test", validity).expect("the name is valid");
-    let host = authority.issue("host", validity).expect("the name is valid");
+    let host = authority.issue(MemberRole::Context, "host", validity).expect("the name is valid");
     let der = der(&host.certificate);
     let token = JoinToken::create(authority.certificate()).expect("it is a CA certificate").reveal();
     each("certificates", inputs() / CERTIFICATES_EACH, |draw, _| {

@@ -11,7 +11,7 @@ use std::{
 
 use asterism_transport::{
     NoObserver,
-    certificates::{CertificateAuthority, CertificateInfo, Credentials, Validity},
+    certificates::{CertificateAuthority, CertificateInfo, Credentials, Member, MemberRole, Validity},
     join::{
         JOIN_DNS_NAME, JoinAnswer, JoinConfig, JoinDesk, JoinError, JoinListener, JoinRequest, JoinToken,
         MAX_JOIN_BYTES, Refusal, TokenRecord, WantedHost, join, renew,
@@ -37,8 +37,13 @@ impl JoinDesk for Desk {
         *self.now.lock().expect("no test panics here")
     }
 
-    fn allows(&self, node: &str, host: &str) -> bool {
-        self.hosts.get(node).is_some_and(|hosts| hosts.contains(&host))
+    fn role(&self, node: &str, host: &str) -> Option<MemberRole> {
+        let known = self.hosts.get(node).is_some_and(|hosts| hosts.contains(&host));
+        known.then_some(if host == "query" { MemberRole::Query } else { MemberRole::Context })
+    }
+
+    fn may_renew(&self, member: &Member) -> bool {
+        member.role == MemberRole::Node
     }
 
     fn store(&self, tokens: &[TokenRecord]) -> Result<(), String> {
@@ -93,6 +98,7 @@ async fn a_token_buys_certificates_for_the_hosts_of_its_node() {
     for (name, credentials) in &joined {
         let info = CertificateInfo::from_pem(&credentials.identity.certificate).expect("it is a certificate");
         assert_eq!((&info.name, info.issuer.as_str()), (name, "test"));
+        assert_eq!(info.member, Some(Member::new("test", MemberRole::Context, name)));
         assert_eq!(credentials.ca, ours.certificate());
     }
     assert_eq!(desk.stored.lock().expect("no test panics here")[0].spent_by.as_deref(), Some("node-1"));
@@ -103,7 +109,7 @@ async fn a_token_buys_certificates_for_the_hosts_of_its_node() {
     };
     let (near, far) = (bind(&joined[0].1), bind(&joined[1].1));
     let (near_link, far_link) = meet(&near, &far).await;
-    assert_eq!(near_link.peer_name().as_deref(), Some("context-0"));
+    assert_eq!(near_link.peer().map(|member| member.name.as_str()), Some("context-0"));
     channel(&near_link, &far_link).await;
 }
 
@@ -189,7 +195,7 @@ async fn nobody_there_is_named() {
 async fn a_host_cannot_collect_tokens() {
     let ours = authority();
     // A host's certificate of the very same CA, shown by somebody who speaks the join protocol.
-    let host = ours.issue("context-0", an_hour()).expect("the name is valid");
+    let host = ours.issue(MemberRole::Context, "context-0", an_hour()).expect("the name is valid");
     let pem = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("it was just made");
     let key = PrivateKeyDer::from_pem_slice(host.key.as_bytes()).expect("it was just made");
     let mut server = rustls::ServerConfig::builder_with_provider(provider())
@@ -269,7 +275,7 @@ async fn a_request_that_is_too_long_or_none_at_all_is_refused() {
 
 /// What `node` has of `authority`, from an hour before `begin` for two hours.
 fn issued(authority: &CertificateAuthority, node: &str, begin: SystemTime) -> Credentials {
-    Credentials::issue(authority, node, Validity::starting(begin, HOUR)).expect("the name is valid")
+    Credentials::issue(authority, (MemberRole::Node, node), Validity::starting(begin, HOUR)).expect("the name is valid")
 }
 
 #[tokio::test]
@@ -295,14 +301,15 @@ async fn a_node_renews_its_own_certificates_without_a_token() {
     };
     let new = bind(Security::Mutual(renewed[0].1.clone()));
     let (_, link) = meet(&new, &bind(common::mutual(&ours, "query"))).await;
-    assert_eq!(link.peer_name().as_deref(), Some("context-0"));
+    assert_eq!(link.peer().map(|member| member.name.as_str()), Some("context-0"));
 }
 
 #[tokio::test]
 async fn a_node_renews_no_host_of_another_node() {
     let (ours, desk) = (authority(), desk());
     let (node, host) = (issued(&ours, "node-1", SystemTime::now()), issued(&ours, "context-0", SystemTime::now()));
-    let listener = listener(ours, &desk);
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let listener = listener(copy(&ours, &folder), &desk);
     let refused = async |current: &Credentials, hosts: &[&str]| {
         within(renew(listener.local_address(), current, &names(hosts))).await.expect_err("the node is refused")
     };
@@ -311,6 +318,10 @@ async fn a_node_renews_no_host_of_another_node() {
     assert_eq!(refused(&host, &["context-0"]).await, not_allowed("context-0", "context-0"));
     assert_eq!(refused(&host, &["context-1"]).await, not_allowed("context-0", "context-1"));
     assert_eq!(refused(&node, &[]).await.code(), "join_request");
+    let host = Credentials::issue(&ours, (MemberRole::Context, "node-1"), an_hour()).expect("the name is valid");
+    let error = refused(&host, &["context-0"]).await;
+    assert_eq!(error.code(), "join_certificate_refused");
+    assert!(error.to_string().contains("asterism://test/context/node-1"), "{error}");
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::{
 
 use asterism_transport::{
     FrameError, Link, NoObserver, Transport, TransportError,
-    certificates::{CertificateAuthority, Credentials, Validity},
+    certificates::{CertificateAuthority, Credentials, Identity, MemberRole, Validity},
     quic::{QuicConfig, QuicTransport, Security},
 };
 use common::{Counts, an_hour, authority, frame, loopback, meet, mutual, receive, send, within};
@@ -45,7 +45,7 @@ async fn a_guest_that_trusts_the_host_is_refused_all_the_same() {
     let ours = authority();
     let theirs = authority();
     // The host's certificate satisfies the guest; the guest's own is of another CA.
-    let mut guest = Credentials::issue(&theirs, "guest", an_hour()).expect("the name is valid");
+    let mut guest = Credentials::issue(&theirs, (MemberRole::Context, "guest"), an_hour()).expect("the name is valid");
     guest.ca = ours.certificate().into();
     refused(mutual(&ours, "host"), Security::Mutual(guest), "certificate").await;
 }
@@ -53,7 +53,8 @@ async fn a_guest_that_trusts_the_host_is_refused_all_the_same() {
 #[tokio::test]
 async fn an_impostor_is_refused_by_its_guest() {
     let ours = authority();
-    let mut host = Credentials::issue(&authority(), "host", an_hour()).expect("the name is valid");
+    let mut host =
+        Credentials::issue(&authority(), (MemberRole::Context, "host"), an_hour()).expect("the name is valid");
     host.ca = ours.certificate().into();
     let (host, _) = bind(Security::Mutual(host));
     let (guest, counts) = bind(mutual(&ours, "guest"));
@@ -67,7 +68,8 @@ async fn an_expired_or_future_certificate_is_refused_and_counted() {
     let ours = authority();
     let day = Duration::from_secs(86_400);
     for start in [SystemTime::now() - 2 * day, SystemTime::now() + 2 * day] {
-        let guest = Credentials::issue(&ours, "guest", Validity::starting(start, day)).expect("the name is valid");
+        let guest = Credentials::issue(&ours, (MemberRole::Context, "guest"), Validity::starting(start, day))
+            .expect("the name is valid");
         refused(mutual(&ours, "host"), Security::Mutual(guest), "certificate").await;
     }
 }
@@ -76,6 +78,35 @@ async fn an_expired_or_future_certificate_is_refused_and_counted() {
 async fn a_guest_without_security_is_refused_by_a_host_with() {
     refused(mutual(&authority(), "host"), Security::Insecure, "certificate").await;
     refused(Security::Insecure, mutual(&authority(), "guest"), "certificate").await;
+}
+
+#[tokio::test]
+async fn a_member_of_another_cluster_is_refused_by_both_sides_though_they_trust_its_authority() {
+    let (ours, theirs) = (authority(), CertificateAuthority::create("other", an_hour()).expect("the name is valid"));
+    let ca = ours.certificate().to_owned() + theirs.certificate();
+    let member = |authority: &CertificateAuthority, name| {
+        let issued = Credentials::issue(authority, (MemberRole::Context, name), an_hour()).expect("the name is valid");
+        bind(Security::Mutual(Credentials { ca: ca.clone(), ..issued }))
+    };
+    let ((host, counts), (guest, guest_counts)) = (member(&ours, "host"), member(&theirs, "guest"));
+    let error = within(guest.connect(host.local_address())).await.err().expect("the guest is refused");
+    assert_eq!(error.code(), "certificate");
+    let words = ["asterism://test/context/host", "expected a member of cluster other"];
+    assert!(words.iter().all(|words| error.to_string().contains(words)), "{error}");
+    guest_counts.wait_for_rejections("identity", 1).await;
+    let error = within(host.connect(guest.local_address())).await.err().expect("the host refuses it, too");
+    assert!(error.to_string().contains("asterism://other/context/guest"), "{error}");
+    assert!(counts.rejections() > 0);
+}
+
+#[tokio::test]
+async fn a_certificate_that_names_no_member_is_refused_before_listening() {
+    let identity = Identity::self_signed("host", an_hour()).expect("the name is valid");
+    let credentials = Credentials { ca: identity.certificate.clone(), identity };
+    let config = QuicConfig::new(loopback(), Security::Mutual(credentials));
+    let error = QuicTransport::bind(config, Arc::new(NoObserver)).err().expect("it names nobody");
+    assert_eq!(error.code(), "certificate_member", "{error}");
+    assert!(error.to_string().contains("URI:asterism://CLUSTER/ROLE/NAME"), "{error}");
 }
 
 #[tokio::test]
@@ -111,8 +142,8 @@ async fn refusals_keep_nobody_else_out() {
         counts.wait_for_rejections("certificate", count).await;
     }
     let (near, far) = meet(&guest, &host).await;
-    assert_eq!(near.peer_name().as_deref(), Some("host"));
-    assert_eq!(far.peer_name().as_deref(), Some("guest"));
+    assert_eq!(near.peer().map(|member| member.name.as_str()), Some("host"));
+    assert_eq!(far.peer().map(|member| member.name.as_str()), Some("guest"));
 }
 
 #[tokio::test]
@@ -195,8 +226,9 @@ async fn an_address_in_use_is_named() {
 #[tokio::test]
 async fn unusable_credentials_are_refused_before_listening() {
     let ours = authority();
-    let mut credentials = Credentials::issue(&ours, "host", an_hour()).expect("the name is valid");
-    credentials.identity.key = ours.issue("other", an_hour()).expect("the name is valid").key;
+    let mut credentials =
+        Credentials::issue(&ours, (MemberRole::Context, "host"), an_hour()).expect("the name is valid");
+    credentials.identity.key = ours.issue(MemberRole::Context, "other", an_hour()).expect("the name is valid").key;
     let config = QuicConfig::new(loopback(), Security::Mutual(credentials));
     let error = QuicTransport::bind(config, Arc::new(NoObserver)).err().expect("the key is another's");
     assert_eq!(error.code(), "certificate_invalid", "{error}");
@@ -219,21 +251,25 @@ async fn certificates_rotate_under_a_live_link() {
 
     quic.rotate(&mutual(&ours, "near-renewed")).expect("the certificate is good");
     let (_, accepted) = meet(&near, &far).await;
-    assert_eq!(accepted.peer_name().as_deref(), Some("near-renewed"), "as a guest");
+    assert_eq!(accepted.peer().map(|member| member.name.as_str()), Some("near-renewed"), "as a guest");
     let (connected, _) = meet(&far, &near).await;
-    assert_eq!(connected.peer_name().as_deref(), Some("near-renewed"), "as a host");
-    assert_eq!(far_link.peer_name().as_deref(), Some("near"), "a link keeps the name it was made under");
+    assert_eq!(connected.peer().map(|member| member.name.as_str()), Some("near-renewed"), "as a host");
+    assert_eq!(
+        far_link.peer().map(|member| member.name.as_str()),
+        Some("near"),
+        "a link keeps the name it was made under"
+    );
     send(&mut out, frame(1, 2, 4)).await;
     receive(&mut back).await;
     send(&mut back, frame(2, 2, 4)).await;
     receive(&mut out).await;
 
-    let mut wrong = Credentials::issue(&ours, "near", an_hour()).expect("the name is valid");
-    wrong.identity.key = ours.issue("other", an_hour()).expect("the name is valid").key;
+    let mut wrong = Credentials::issue(&ours, (MemberRole::Context, "near"), an_hour()).expect("the name is valid");
+    wrong.identity.key = ours.issue(MemberRole::Context, "other", an_hour()).expect("the name is valid").key;
     let error = quic.rotate(&Security::Mutual(wrong)).expect_err("the key is another's");
     assert_eq!(error.code(), "certificate_invalid", "{error}");
     let (_, accepted) = meet(&near, &far).await;
-    assert_eq!(accepted.peer_name().as_deref(), Some("near-renewed"), "what was there stays");
+    assert_eq!(accepted.peer().map(|member| member.name.as_str()), Some("near-renewed"), "what was there stays");
 }
 
 #[tokio::test]
@@ -248,7 +284,8 @@ async fn a_cluster_changes_its_ca_without_a_restart() {
     let steps = [(&old, both.as_str()), (&new, both.as_str()), (&new, new.certificate())];
     for (step, (authority, ca)) in steps.into_iter().enumerate() {
         for (name, (quic, _)) in &hosts {
-            let mut credentials = Credentials::issue(authority, name, an_hour()).expect("the name is valid");
+            let mut credentials =
+                Credentials::issue(authority, (MemberRole::Context, name), an_hour()).expect("the name is valid");
             credentials.ca = ca.into();
             quic.rotate(&Security::Mutual(credentials)).expect("the certificate is good");
             // Hosts that are a step apart still meet, both ways.
@@ -320,7 +357,7 @@ impl Stranger {
         let mut roots = rustls::RootCertStore::empty();
         let pem = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("it was just made");
         roots.add(pem(authority.certificate())).expect("it was just made");
-        let identity = authority.issue("stranger", an_hour()).expect("the name is valid");
+        let identity = authority.issue(MemberRole::Context, "stranger", an_hour()).expect("the name is valid");
         let key = || PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).expect("it was just made");
         let client = rustls::ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])

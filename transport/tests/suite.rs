@@ -170,8 +170,8 @@ async fn connects_both_ways(rig: impl Rig) {
 
 async fn names_its_peer(rig: impl Rig) {
     let pair = pair(&rig).await;
-    assert_eq!(pair.near_link.peer_name().as_deref(), rig.name());
-    assert_eq!(pair.far_link.peer_name().as_deref(), rig.name());
+    assert_eq!(pair.near_link.peer().map(|member| member.name.as_str()), rig.name());
+    assert_eq!(pair.far_link.peer().map(|member| member.name.as_str()), rig.name());
 }
 
 async fn says_why_it_closed(rig: impl Rig) {

@@ -1,18 +1,26 @@
 //! What a context host answers: phase-2 queries with partial attention over its shards, keeping nothing of them. Parcels of
 //! phase 1 go to the mailroom.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, Heads, Mask};
 use asterism_models::{Decoder, EncodedShard, ModelError};
 use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, Link, PayloadType, Transport, TransportError};
 use bytes::Bytes;
 
-use super::{mailroom::Mailroom, store::ShardStore};
+use tokio::sync::Semaphore;
+
+use super::{mailroom::Mailroom, store::ShardStore, tickets::Tickets};
 use crate::{
+    authority, link,
     messages::{Attach, Opening, PartialsMeta, ShardKeys, StreamingMask, WireMessage},
-    payload,
+    metric, payload,
 };
+
+/// Channels of one link that are served at a time: a peer has one for each job or context that it works on here.
+const CHANNELS: usize = 256;
+/// Longest wait of another host's parcels for the order that they belong to.
+const ORDER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Answers every channel that a query host opens, until the transport closes.
 pub async fn serve<B: Backend>(transport: Arc<dyn Transport>, desk: Desk<B>) {
@@ -29,33 +37,78 @@ pub struct Desk<B: Backend> {
     pub store: ShardStore<B>,
     /// Parcels on their way to the encoder.
     pub mailroom: Arc<Mailroom>,
+    /// What opens the contexts ordered here.
+    pub tickets: Arc<Tickets>,
 }
 
 impl<B: Backend> Clone for Desk<B> {
     fn clone(&self) -> Self {
-        Self { decoder: self.decoder.clone(), store: self.store.clone(), mailroom: self.mailroom.clone() }
+        let Self { decoder, store, mailroom, tickets } = self;
+        Self { decoder: decoder.clone(), store: store.clone(), mailroom: mailroom.clone(), tickets: tickets.clone() }
     }
 }
 
 async fn serve_link<B: Backend>(link: Arc<dyn Link>, desk: Desk<B>) {
-    let peer = link.peer_address().to_string();
+    let peer = link::peer_name(link.as_ref());
+    let places = Arc::new(Semaphore::new(CHANNELS));
     while let Ok(channel) = link.accept().await {
-        let (desk, peer) = (desk.clone(), peer.clone());
+        // A channel that finds no place is dropped, which its opener sees.
+        let Ok(place) = places.clone().try_acquire_owned() else { continue };
+        let (desk, peer, link) = (desk.clone(), peer.clone(), link.clone());
         tokio::spawn(async move {
-            if let Err(cause) = serve_channel(channel, desk, &peer).await {
+            let _place = place;
+            if let Err(cause) = serve_channel(channel, desk, (&link, &peer)).await {
                 tracing::warn!(%peer, %cause, "a channel ended early");
             }
         });
     }
 }
 
-async fn serve_channel<B: Backend>(mut channel: Channel, desk: Desk<B>, peer: &str) -> Result<(), String> {
+async fn serve_channel<B: Backend>(
+    mut channel: Channel,
+    desk: Desk<B>,
+    (link, peer): (&Arc<dyn Link>, &str),
+) -> Result<(), String> {
     let said = |error: TransportError| error.to_string();
     let Some(first) = channel.receiver.receive().await.map_err(said)? else { return Ok(()) };
-    match Opening::read(&first.meta, peer).map_err(|error| error.to_string())? {
-        Opening::Attach(attach) => answer_queries(channel, desk, first.header, attach).await,
-        Opening::Pass { context, attempt } => desk.mailroom.take_in((context, attempt), channel.receiver, peer).await,
+    let opening = Opening::read(&first.meta, peer).map_err(|error| error.to_string())?;
+    let admitted = authority::admit(link.peer(), &mut None, &opening);
+    if let Err(denied) = admitted {
+        metric::refused(denied.code(), peer, &denied);
+        link.close(&denied.to_string());
+        return Err(denied.to_string());
     }
+    match opening {
+        Opening::Attach(attach) => {
+            let (context, block) = (attach.context, attach.blocks.first().copied().unwrap_or_default());
+            match desk.tickets.find(context) {
+                Some(ticket) if ticket == attach.ticket => answer_queries(channel, desk, first.header, attach).await,
+                Some(_) => refuse(&mut channel, first.header, wrong_ticket(context, peer)).await,
+                None => refuse(&mut channel, first.header, missing(context, block)).await,
+            }
+        }
+        Opening::Pass { context, attempt, ticket } => {
+            // Parcels may come before the order does; until then they stay in their channel.
+            let known = tokio::select! {
+                known = desk.tickets.wait(context) => known,
+                error = link.closed() => return Err(error.to_string()),
+                () = tokio::time::sleep(ORDER_DEADLINE) => {
+                    return Err(format!("context {context} was not ordered here in {} s", ORDER_DEADLINE.as_secs()));
+                }
+            };
+            if known != ticket {
+                return refuse(&mut channel, first.header, wrong_ticket(context, peer)).await;
+            }
+            desk.mailroom.take_in((context, attempt), channel.receiver, peer).await
+        }
+    }
+}
+
+/// Counts and says that somebody has no business with a context.
+fn wrong_ticket(context: u64, peer: &str) -> String {
+    let cause = format!("context {context} opens to its ticket only, and another one was shown");
+    metric::refused("ticket", peer, &cause);
+    cause
 }
 
 async fn answer_queries<B: Backend>(

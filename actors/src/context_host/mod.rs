@@ -7,6 +7,7 @@ mod side;
 mod state;
 mod stop;
 mod store;
+mod tickets;
 mod turns;
 mod work;
 

@@ -25,6 +25,7 @@ use crate::{
     link::Links,
     messages::{EncodeShards, Opening, ParcelMeta, ParcelPart, ShardHolder, WireMessage},
     payload,
+    ticket::Ticket,
 };
 
 /// Peers of the shards that this host encodes together.
@@ -32,6 +33,7 @@ pub struct RemotePeers<B: Backend> {
     office: Office<B>,
     seat: Rc<RefCell<Seat>>,
     attempt: Attempt,
+    ticket: Ticket,
     own: Vec<usize>,
     peers: Vec<ShardHolder>,
     local: LocalPeers<B>,
@@ -77,6 +79,7 @@ impl<B: Backend> RemotePeers<B> {
             office,
             seat,
             attempt: (order.context, order.attempt),
+            ticket: order.ticket,
             own,
             peers,
             local: LocalPeers::default(),
@@ -136,10 +139,10 @@ impl<B: Backend> RemotePeers<B> {
     fn open(&mut self, peer: &ShardHolder) -> Result<Box<dyn FrameSender>, ModelError> {
         let address: SocketAddr = self.reached(peer, peer.address.parse())?;
         let (links, host) = (self.office.links.clone(), peer.host.clone());
-        let (context, attempt) = self.attempt;
+        let ((context, attempt), ticket) = (self.attempt, self.ticket);
         let opened = self.office.away(&self.seat, async move {
             let mut channel = links.channel(&host, address).await?;
-            channel.sender.send(Opening::Pass { context, attempt }.frame()).await?;
+            channel.sender.send(Opening::Pass { context, attempt, ticket }.frame()).await?;
             Ok::<_, TransportError>(channel.sender)
         });
         self.reached(peer, opened.ok_or(ModelError::Cancelled)?)

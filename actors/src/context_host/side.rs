@@ -18,7 +18,7 @@ use super::{
 use crate::{
     host::{LoadedModel, Post},
     link::Links,
-    messages::{HostMessage, LinkReport},
+    messages::{HostCommand, HostMessage, LinkReport},
 };
 
 /// Encodes shards and answers queries over them.
@@ -36,7 +36,8 @@ pub struct ContextSide<B: Backend> {
 impl<B: Backend> ContextSide<B> {
     /// Starts answering whoever connects to `transport`; what happens goes to `post`.
     pub fn start(transport: Arc<dyn Transport>, model: &LoadedModel<B>, post: Post<Event>) -> Self {
-        let desk = Desk { decoder: model.decoder.clone(), store: ShardStore::default(), mailroom: Arc::default() };
+        let (decoder, tickets) = (model.decoder.clone(), Arc::default());
+        let desk = Desk { decoder, store: ShardStore::default(), mailroom: Arc::default(), tickets };
         tokio::spawn(answer::serve(transport.clone(), desk.clone()));
         Self {
             state: ContextHostState::default(),
@@ -58,6 +59,11 @@ impl<B: Backend> ContextSide<B> {
     pub fn handle(&mut self, now: Duration, event: Event, tell: &mut dyn FnMut(HostMessage)) {
         if let Event::Encoded { work, .. } | Event::Stopped { work, .. } = &event {
             self.running.remove(work);
+        }
+        match &event {
+            Event::Command(HostCommand::Encode(order)) => self.desk.tickets.keep(order.context, order.ticket),
+            Event::Command(HostCommand::Release { context }) => self.desk.tickets.forget(*context),
+            _ => {}
         }
         for command in self.state.handle(now, event) {
             match command {

@@ -329,7 +329,7 @@ mod tests {
             attention: LocalAttention::Causal,
         };
         let shards = blocks.iter().copied().map(shard).collect();
-        EncodeShards { context, attempt, shards, blocks: 8, exchange, peers: Vec::new() }
+        EncodeShards { context, attempt, shards, blocks: 8, exchange, peers: Vec::new(), ticket: Default::default() }
     }
 
     fn report(context: u64, block: u32) -> Encoded {

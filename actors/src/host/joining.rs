@@ -2,12 +2,14 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use asterism_transport::{Link, Transport, TransportError};
+use asterism_transport::{Link, Transport, TransportError, certificates::MemberRole};
 
 use crate::{
+    authority::{self, Act, Party},
     error::HostError,
     link::{self, Inbox, Outbox},
     messages::{Hello, HostCommand, HostMessage},
+    metric,
 };
 
 /// Longest wait for the answer to a hello.
@@ -28,21 +30,30 @@ pub struct Joined {
     pub heartbeat: Duration,
     /// Which cluster it is of.
     pub cluster: u64,
+    /// Which of its host's lives the process is.
+    pub incarnation: u64,
 }
 
-/// Says hello and waits for the welcome.
+/// Says hello and waits for the welcome. Who has no certificate of a supervisor hears nothing.
 pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transport) -> Result<Joined, HostError> {
     let host = hello.name.clone();
     let unreachable = |cause| HostError::Supervisor { host: host.clone(), address: supervisor.to_string(), cause };
     let link = transport.connect(supervisor).await.map_err(unreachable)?;
+    let party = authority::party(link.peer(), Party::Member(MemberRole::Supervisor));
+    if let Err(denied) = authority::check(party, Act::Welcome) {
+        let got = link::peer_name(link.as_ref());
+        metric::refused(denied.code(), &got, &denied);
+        link.close(&denied.to_string());
+        return Err(HostError::Impostor { host, address: supervisor.to_string(), got });
+    }
     let channel = link.open().await.map_err(unreachable)?;
-    let (outbox, mut inbox) = link::control(channel, "the supervisor".to_string());
+    let (outbox, mut inbox) = link::control(channel, &link);
     outbox.send(HostMessage::Hello(hello));
     let answer = tokio::time::timeout(ANSWER_DEADLINE, inbox.receive()).await;
     match answer.unwrap_or_else(|_| Err(format!("no answer to hello in {} s", ANSWER_DEADLINE.as_secs()))) {
-        Ok(HostCommand::Welcome { heartbeat_ms, cluster }) => {
+        Ok(HostCommand::Welcome { heartbeat_ms, cluster, incarnation }) => {
             let heartbeat = Duration::from_millis(heartbeat_ms.max(1));
-            Ok(Joined { outbox, inbox, link, heartbeat, cluster })
+            Ok(Joined { outbox, inbox, link, heartbeat, cluster, incarnation })
         }
         Ok(HostCommand::Refuse { reason }) => Err(HostError::Refused { host, reason }),
         Ok(other) => Err(HostError::Refused { host, reason: format!("it answered hello with {other:?}") }),
@@ -54,7 +65,7 @@ pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transpor
 pub fn is_final(error: &HostError) -> bool {
     match error {
         HostError::Supervisor { cause, .. } => matches!(cause, TransportError::TransportClosed),
-        HostError::Lost { .. } => false,
+        HostError::Lost { .. } | HostError::Impostor { .. } => false,
         _ => true,
     }
 }

@@ -24,6 +24,7 @@ use crate::{
         Attach, Generate, Opening, PartialsMeta, Phase2Times, ShardHolder, ShardKeys, StreamingMask, WireMessage,
     },
     payload,
+    ticket::Ticket,
 };
 
 /// Longest wait for a context host to accept a channel.
@@ -49,6 +50,7 @@ pub struct RemoteContext<B: Backend> {
     clock: Clock,
     job: u64,
     context: u64,
+    ticket: Ticket,
     gather: Gather,
     channels: HashMap<u64, Line>,
     arrived: mpsc::UnboundedSender<Arrival>,
@@ -115,6 +117,7 @@ impl<B: Backend> RemoteContext<B> {
             clock: Clock { started, collected: started, times: Box::default() },
             job: generate.job,
             context: generate.context,
+            ticket: generate.ticket,
             gather: Gather::default(),
             channels: HashMap::new(),
             arrived: arrived.clone(),
@@ -164,10 +167,13 @@ impl<B: Backend> RemoteContext<B> {
 
     fn connect(&mut self, channel: u64, holder: ShardHolder) {
         let (queries, asked) = mpsc::unbounded_channel();
-        let (links, context, arrived) = (self.links.clone(), self.context, self.arrived.clone());
+        let (links, arrived) = (self.links.clone(), self.arrived.clone());
+        let (context, ticket) = (self.context, self.ticket);
         let (host, address) = (holder.host.clone(), holder.address.parse().ok());
         let task = self.runtime.spawn(async move {
-            let Err(cause) = serve(channel, &holder, (&links, context), asked, &arrived).await else { return };
+            let Err(cause) = serve(channel, &holder, (&links, (context, ticket)), asked, &arrived).await else {
+                return;
+            };
             let _ = arrived.send(Arrival::Broke(channel, cause));
         });
         self.channels.insert(channel, Line { host, address, queries, task });
@@ -296,7 +302,7 @@ fn archived(mask: Mask) -> AlignedVec {
 async fn serve(
     number: u64,
     holder: &ShardHolder,
-    (links, context): (&Links, u64),
+    (links, (context, ticket)): (&Links, (u64, Ticket)),
     mut queries: mpsc::UnboundedReceiver<Frame>,
     arrived: &mpsc::UnboundedSender<Arrival>,
 ) -> Result<(), String> {
@@ -306,7 +312,7 @@ async fn serve(
         .await
         .map_err(|_| format!("no answer from {address} in {} s", CONNECT_DEADLINE.as_secs()))?
         .map_err(|error| error.to_string())?;
-    let opening = Opening::Attach(Attach { context, blocks: holder.blocks.clone() });
+    let opening = Opening::Attach(Attach { context, blocks: holder.blocks.clone(), ticket });
     channel.sender.send(opening.frame()).await.map_err(|error| error.to_string())?;
     loop {
         tokio::select! {

@@ -227,6 +227,7 @@ mod tests {
                 stop: Vec::new(),
                 ignore_eos: false,
             },
+            ticket: Default::default(),
         }
     }
 

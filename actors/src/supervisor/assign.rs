@@ -314,6 +314,7 @@ impl SupervisorState {
             view: context.plan().view,
             holders: context.holders(&addresses),
             choice: job.question.choice.clone(),
+            ticket: context.ticket,
         };
         drop(job);
         self.send(host, HostCommand::Generate(generate), commands);

@@ -82,7 +82,7 @@ impl SupervisorState {
             return Ok((job, Decided::new(now, Vec::new(), Effect::Nothing)));
         }
         self.check_queue(&prepared)?;
-        let mut changes = vec![record::cluster(self.cluster, number)];
+        let mut changes = vec![record::cluster(&self.origin, number)];
         let submission = match &prepared.source {
             Source::Session(name) => {
                 let session = self.sessions.find(name)?.asked();
@@ -171,7 +171,8 @@ impl SupervisorState {
     }
 
     /// A context waits for its turn.
-    fn take_context(&mut self, context: Context) {
+    fn take_context(&mut self, mut context: Context) {
+        context.ticket = self.origin.secret.ticket(context.number);
         self.last_number = self.last_number.max(context.number);
         self.contexts.insert(context);
     }

@@ -13,6 +13,7 @@ use crate::{
     api::{HostProgress, HostTiming},
     messages::{EncodeShards, Encoded, ShardHolder},
     supervisor::placement::PlacementPolicy,
+    ticket::Ticket,
 };
 
 /// Bytes that a shard or a context takes beside its tokens, about.
@@ -107,6 +108,8 @@ pub struct Context {
     pub taken: Duration,
     /// When its turn came, and when every shard was encoded for the first time.
     pub clock: (Option<Duration>, Option<Duration>),
+    /// What opens it on its hosts.
+    pub ticket: Ticket,
     layers_done: BTreeMap<u32, (u32, u32)>,
 }
 
@@ -117,6 +120,7 @@ impl Context {
             number,
             prepared,
             owner,
+            ticket: Ticket::default(),
             attempt: 0,
             together: false,
             redo: false,
@@ -278,7 +282,18 @@ impl Context {
 
     fn order(&self, shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>) -> EncodeShards {
         let (context, attempt, blocks) = (self.number, self.attempt, self.plan().shards.len() as u32);
-        EncodeShards { context, attempt, shards, blocks, exchange, peers }
+        EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket: self.ticket }
+    }
+
+    /// Whether a host has been ordered to encode a shard.
+    pub fn is_ordered(&self, block: usize, host: usize) -> bool {
+        let placed = self.places.get(block).is_some_and(|place| place.host == Some(host));
+        placed || self.heirs.get(&block) == Some(&host)
+    }
+
+    /// Whether a host has been ordered to encode any shard.
+    pub fn is_ordered_any(&self, host: usize) -> bool {
+        (0..self.places.len()).any(|block| self.is_ordered(block, host))
     }
 
     /// Notes a layer.

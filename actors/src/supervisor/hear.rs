@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    api::{HostHealth, JobEvent, JobPhase, JobState},
+    api::{HostHealth, JobEvent, JobPhase, JobState, Role},
     messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times},
     metric::Observation,
     supervisor::{
@@ -14,6 +14,9 @@ use crate::{
         state::{Command, Stir, SupervisorState},
     },
 };
+
+/// What hosts may say that they speak over.
+const TRANSPORTS: [&str; 3] = ["quic", "local", "sim"];
 
 impl SupervisorState {
     /// Applies a message. Says what it may change of who works on what.
@@ -29,8 +32,8 @@ impl SupervisorState {
             return Stir::Everything;
         }
         if self.hosts.is_node(from) {
-            if let HostMessage::Exited { host, incarnation, cause, restarting } = message {
-                self.on_exited(now, (&host, incarnation), cause, restarting, commands);
+            if let HostMessage::Exited { host, start, cause, restarting } = message {
+                self.on_exited(now, from, (&host, start), (cause, restarting), commands);
             }
             return Stir::Everything;
         }
@@ -45,7 +48,12 @@ impl SupervisorState {
                 self.hosts.at_mut(host).kv_bytes = kv_bytes;
                 return Stir::Nothing;
             }
-            HostMessage::Links(report) => {
+            HostMessage::Links(mut report) => {
+                // What stands in labels is of this cluster, or not counted.
+                report.links.retain(|link| link.peer == "supervisor" || self.hosts.by_name(&link.peer).is_some());
+                if !TRANSPORTS.contains(&report.transport.as_str()) {
+                    return Stir::Nothing;
+                }
                 let host = self.hosts.name(host).to_string();
                 commands.push(Command::Observe(Observation::Links { host, report }));
                 return Stir::Nothing;
@@ -60,7 +68,7 @@ impl SupervisorState {
                 return Stir::Everything;
             }
             HostMessage::Progress { context, block, layers, of } => {
-                self.on_progress(context, block, (layers, of), commands);
+                self.on_progress(host, context, block, (layers, of), commands);
                 return Stir::Nothing;
             }
             HostMessage::Encoded(encoded) => self.on_encoded(now, host, encoded, commands),
@@ -74,7 +82,9 @@ impl SupervisorState {
             HostMessage::Generated { job, tokens, stopped, text, times } => {
                 self.on_generated(now, host, job, (tokens, stopped, text, times), commands);
             }
-            HostMessage::Stalled { job, host: silent, cause } => self.on_stalled(now, job, (silent, cause), commands),
+            HostMessage::Stalled { job, host: silent, cause } => {
+                self.on_stalled(now, host, job, (silent, cause), commands);
+            }
             HostMessage::Failed { job, code, message } => {
                 if self.running_job(job).is_some_and(|job| job.query_host == Some(host)) {
                     self.end(now, job, Outcome::Failed { code, message }, commands);
@@ -87,27 +97,38 @@ impl SupervisorState {
 
     fn on_hello(&mut self, now: Duration, from: u64, hello: Hello, commands: &mut Vec<Command>) {
         let heartbeat_ms = self.config.liveness.heartbeat.as_millis() as u64;
-        let welcome = HostCommand::Welcome { heartbeat_ms, cluster: self.cluster };
+        let cluster = self.origin.cluster;
+        let welcome = |incarnation| HostCommand::Welcome { heartbeat_ms, cluster, incarnation };
+        let refused = |who: &str, reason: &str| {
+            let (who, cause) = (who.to_string(), reason.to_string());
+            Command::Observe(Observation::Refused { reason: "hello", who, cause })
+        };
         let reply = |command| Command::Send { connection: from, command };
         if hello.role.role().is_none() {
             return match self.hosts.admit_node(now, &hello.name, from) {
                 Ok(earlier) => {
                     commands.extend(replaced(earlier, from));
-                    commands.push(reply(welcome));
+                    commands.push(reply(welcome(0)));
                     // The agent may have been out of reach when they were declared dead.
-                    let kill = |(host, incarnation)| reply(HostCommand::Kill { host, incarnation });
+                    let kill = |(host, start)| reply(HostCommand::Kill { host, start });
                     commands.extend(self.hosts.fenced_of(&hello.name).into_iter().map(kill));
                 }
-                Err(reason) => commands.push(reply(HostCommand::Refuse { reason })),
+                Err(reason) => {
+                    commands.push(refused(&hello.name, &reason));
+                    commands.push(reply(HostCommand::Refuse { reason }));
+                }
             };
         }
-        match self.hosts.judge(&hello, self.cluster) {
-            Admission::Refused(reason) => return commands.push(reply(HostCommand::Refuse { reason })),
+        match self.hosts.judge(&hello, cluster) {
+            Admission::Refused(reason) => {
+                commands.push(refused(&hello.name, &reason));
+                return commands.push(reply(HostCommand::Refuse { reason }));
+            }
             Admission::New => {}
             Admission::Back(earlier) => commands.extend(replaced(earlier, from)),
             Admission::Successor => {
                 let host = self.hosts.by_name(&hello.name).expect("it was judged good");
-                let cause = format!("a later process of it connected, incarnation {}", hello.incarnation);
+                let cause = "a later process of it connected".to_string();
                 self.lose(now, host, ("exited", cause), commands);
             }
         }
@@ -126,8 +147,10 @@ impl SupervisorState {
         if fresh && record.kept.restarts > 0 {
             commands.push(Command::Observe(Observation::HostRestarted { host: record.spec.name.clone() }));
         }
+        let incarnation = record.kept.incarnation;
         commands.push(Command::Persist(record::host(record)));
-        commands.push(reply(welcome));
+        commands.push(Command::Persist(record::cluster(&self.origin, self.last_number)));
+        commands.push(reply(welcome(incarnation)));
         self.take_stock(now, host, (contexts, jobs), commands);
     }
 
@@ -144,7 +167,8 @@ impl SupervisorState {
         let stale: Vec<u64> = stale.collect();
         stale.into_iter().for_each(|context| self.send(host, HostCommand::Release { context }, commands));
         for number in jobs {
-            let free = |job: &Edit| job.query_host.is_none_or(|other| other == host);
+            let able = self.hosts.at(host).rank(Role::Query, self.config.recovery).is_some();
+            let free = |job: &Edit| job.query_host.map_or(able, |other| other == host);
             if let Some(mut job) = self.jobs.open_mut(number).filter(free) {
                 job.query_host = Some(host);
                 job.enter(now, JobPhase::Querying);
@@ -154,7 +178,10 @@ impl SupervisorState {
         }
     }
 
-    fn on_progress(&mut self, number: u64, block: u32, layers: (u32, u32), commands: &mut Vec<Command>) {
+    fn on_progress(&mut self, host: usize, number: u64, block: u32, layers: (u32, u32), commands: &mut Vec<Command>) {
+        if !self.contexts.get(number).is_some_and(|context| context.is_ordered(block as usize, host)) {
+            return;
+        }
         self.contexts.progressed(number, block, layers);
         let (Some(context), mut watched) = (self.contexts.get(number), self.jobs.watched_of(number).peekable()) else {
             return;
@@ -212,6 +239,7 @@ impl SupervisorState {
             Some(_) => return,
             // Tokens in between were said while nobody listened: all are said again when the host is reminded.
             None if job.status.tokens.len() != index as usize => return,
+            None if index >= job.question.choice.max_tokens => return,
             None => {}
         }
         drop(job);

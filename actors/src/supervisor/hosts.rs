@@ -10,6 +10,9 @@ use crate::{
     supervisor::config::{HostSpec, Recovery},
 };
 
+/// More lives than a host can have.
+const MOST_INCARNATIONS: u64 = 1 << 48;
+
 /// A configured host and what is known of its process.
 #[derive(Debug)]
 pub struct HostRecord {
@@ -59,16 +62,29 @@ impl Drain {
 /// What the journal keeps of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KeptHost {
-    /// Latest incarnation that said hello.
+    /// Latest incarnation given to a process.
     pub incarnation: u64,
     /// No incarnation up to this one may come back.
     pub fenced: u64,
+    /// The node's number of the latest process, as that says. No other host's end hangs on it.
+    pub start: u64,
     /// Times that its process was started again.
     pub restarts: u32,
     /// Whether it takes new work.
     pub scheduling: Scheduling,
     /// Its role, where it is no longer the configured one.
     pub role: Option<Role>,
+}
+
+impl KeptHost {
+    /// Numbers that no supervisor of this cluster gave, such as an attacker's of the time when hosts chose them, count as
+    /// those of a process that is gone.
+    fn mended(self) -> Self {
+        match self.incarnation <= MOST_INCARNATIONS && self.fenced <= self.incarnation {
+            true => self,
+            false => Self { incarnation: 1, fenced: 1, ..self },
+        }
+    }
 }
 
 /// What a hello means.
@@ -137,6 +153,8 @@ impl HostRecord {
 #[derive(Debug)]
 pub struct Hosts {
     records: Vec<HostRecord>,
+    /// What each is started as, whatever role it has taken since.
+    started_as: Vec<Role>,
     /// Connection of each node agent, and since when.
     nodes: BTreeMap<String, (u64, Duration)>,
     /// When silence was last judged.
@@ -159,7 +177,9 @@ impl Hosts {
             drain: None,
             moved_away: Vec::new(),
         };
-        Self { records: specs.iter().map(record).collect(), nodes: BTreeMap::new(), judged: Duration::MAX }
+        let records = specs.iter().map(record).collect();
+        let started_as = specs.iter().map(|spec| spec.role).collect();
+        Self { records, started_as, nodes: BTreeMap::new(), judged: Duration::MAX }
     }
 
     /// All records.
@@ -202,52 +222,62 @@ impl Hosts {
         if let Some(record) = self.records.iter_mut().find(|host| host.spec.name == name) {
             record.spec.role = kept.role.unwrap_or(record.spec.role);
             record.drain = (kept.scheduling == Scheduling::Draining).then(Drain::default);
-            record.kept = kept;
+            record.kept = kept.mended();
         }
     }
 
-    /// Judges a hello. A process declared dead does not come back; only a later one of its host does.
+    /// Judges a hello. A process declared dead does not come back; only a new one of its host does, and gets another number.
     pub fn judge(&self, hello: &Hello, cluster: u64) -> Admission {
-        let Some(record) = self.by_name(&hello.name).map(|host| self.at(host)) else {
-            return Admission::Refused(format!("no host named {} is in the cluster file", hello.name));
+        let name = &hello.name;
+        let Some(host) = self.by_name(name) else {
+            return Admission::Refused(format!("no host named {name} is in the cluster file"));
         };
-        if hello.role.role().is_none() {
-            return Admission::Refused(format!("{} is a host in the cluster file, not a node", hello.name));
+        let (record, role) = (self.at(host), self.started_as[host]);
+        let is_new = hello.cluster == 0 && hello.incarnation == 0;
+        let refused = if hello.role.role() != Some(role) {
+            format!("{name} is a {role:?} host in the cluster file, expected that and got {:?}", hello.role)
+        } else if hello.cluster != cluster && !is_new {
+            format!("{name} worked for another cluster or an earlier journal of it")
+        } else {
+            return self.judge_process(record, hello, is_new);
+        };
+        Admission::Refused(refused)
+    }
+
+    fn judge_process(&self, record: &HostRecord, hello: &Hello, is_new: bool) -> Admission {
+        let (name, got) = (&hello.name, hello.incarnation);
+        let KeptHost { incarnation, fenced, start, .. } = record.kept;
+        if !is_new {
+            return match got {
+                _ if got > incarnation => Admission::Refused(format!(
+                    "incarnation {got} of {name} was never given, expected at most {incarnation}"
+                )),
+                _ if got <= fenced || got < incarnation => Admission::Refused(format!(
+                    "incarnation {got} of {name} was declared dead or replaced; only one after {} is taken",
+                    fenced.max(incarnation - 1)
+                )),
+                _ => Admission::Back(record.connection),
+            };
         }
-        let KeptHost { incarnation, fenced, .. } = record.kept;
-        if hello.cluster != 0 && hello.cluster != cluster {
-            return Admission::Refused(format!(
-                "{} worked for another cluster or an earlier journal of it",
-                hello.name
-            ));
-        }
-        if hello.incarnation <= fenced || hello.incarnation < incarnation {
-            return Admission::Refused(format!(
-                "incarnation {} of {} was declared dead or replaced; only one after {} is taken",
-                hello.incarnation,
-                hello.name,
-                fenced.max(incarnation)
-            ));
-        }
-        match hello.incarnation == incarnation {
-            // The same number without a memory of this cluster is another process that was given it by mistake.
-            true if hello.cluster == 0 && record.hello.is_some() => Admission::Refused(format!(
-                "{} has connected already as incarnation {incarnation}; start it with a later one",
-                hello.name
-            )),
-            true if hello.cluster != 0 => Admission::Back(record.connection),
+        match record.connection {
+            // What an earlier process said on its way to the end came late.
+            Some(_) if hello.start < start => {
+                Admission::Refused(format!("process {} of {name} is followed by {start} already", hello.start))
+            }
             _ if record.hello.is_some() && record.health != HostHealth::Dead => Admission::Successor,
             _ => Admission::New,
         }
     }
 
-    /// Takes a hello in that was judged good.
+    /// Takes a hello in that was judged good. A new process gets the next incarnation.
     pub fn admit(&mut self, now: Duration, connection: u64, hello: Hello) -> usize {
         let host = self.by_name(&hello.name).expect("it was judged good");
         let record = &mut self.records[host];
-        let again = hello.incarnation > record.kept.incarnation && record.kept.incarnation > 0;
-        record.kept.restarts += u32::from(again);
-        record.kept.incarnation = hello.incarnation;
+        if hello.incarnation == 0 {
+            record.kept.restarts = record.kept.restarts.saturating_add(u32::from(record.kept.incarnation > 0));
+            record.kept.incarnation += 1;
+            record.kept.start = hello.start;
+        }
         record.health = HostHealth::Loading;
         record.connection = Some(connection);
         record.hello = Some(hello);
@@ -315,7 +345,12 @@ impl Hosts {
         self.nodes.values().any(|&(node, _)| node == connection)
     }
 
-    /// Hosts of a node whose last process was declared dead, and its incarnation.
+    /// The node whose agent is on a connection.
+    pub fn node_name(&self, connection: u64) -> Option<&str> {
+        self.nodes.iter().find(|(_, (node, _))| *node == connection).map(|(name, _)| name.as_str())
+    }
+
+    /// Hosts of a node whose last process was declared dead, and the node's number of that.
     pub fn fenced_of(&self, node: &str) -> Vec<(String, u64)> {
         let fenced = |host: &&HostRecord| {
             host.spec.node == node
@@ -323,7 +358,7 @@ impl Hosts {
                 && host.kept.fenced > 0
                 && host.kept.fenced == host.kept.incarnation
         };
-        self.records.iter().filter(fenced).map(|host| (host.spec.name.clone(), host.kept.fenced)).collect()
+        self.records.iter().filter(fenced).map(|host| (host.spec.name.clone(), host.kept.start)).collect()
     }
 
     /// A node agent's connection ended.

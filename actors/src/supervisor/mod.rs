@@ -34,5 +34,5 @@ pub use fingerprint::Fingerprint;
 pub use job::{Outcome, Question};
 pub use placement::{Arrangement, Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
 pub use prepare::{AskedSession, ModelFront};
-pub use state::{Command, Event, PreparedJob, Source, SupervisorState};
+pub use state::{Command, Event, Origin, PreparedJob, Source, SupervisorState};
 pub use view::JobFilter;

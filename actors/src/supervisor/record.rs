@@ -14,8 +14,9 @@ use crate::{
         hosts::{HostRecord, KeptHost},
         job::{Clock, Job, Question},
         session::Session,
-        state::SupervisorState,
+        state::{Origin, SupervisorState},
     },
+    ticket::Secret,
 };
 
 const CLUSTER_KEY: &str = "cluster";
@@ -23,6 +24,7 @@ const CLUSTER_KEY: &str = "cluster";
 #[derive(Serialize, Deserialize)]
 struct ClusterEntry {
     cluster: u64,
+    secret: Secret,
     last_number: u64,
 }
 
@@ -51,9 +53,10 @@ struct JobEntry {
     clock: Clock,
 }
 
-/// The cluster's number and the last number given away.
-pub fn cluster(cluster: u64, last_number: u64) -> Change {
-    put(Table::Cluster, CLUSTER_KEY.to_string(), &ClusterEntry { cluster, last_number })
+/// What was drawn once for this journal, and the last number given away.
+pub fn cluster(origin: &Origin, last_number: u64) -> Change {
+    let Origin { cluster, secret } = origin.clone();
+    put(Table::Cluster, CLUSTER_KEY.to_string(), &ClusterEntry { cluster, secret, last_number })
 }
 
 /// A host.
@@ -116,25 +119,26 @@ pub fn no_session(name: &str) -> Change {
 }
 
 impl SupervisorState {
-    /// The state that `entries` of the journal describe, before any host came back. `cluster` numbers a journal that is empty.
+    /// The state that `entries` of the journal describe, before any host came back. `origin` is that of a journal that is
+    /// empty.
     ///
     /// # Errors
     /// [`StoreError::Record`] with the entry that cannot be read.
     pub fn restore(
         config: SupervisorConfig,
         now: Duration,
-        cluster: u64,
+        origin: Origin,
         entries: &[Entry],
     ) -> Result<Self, StoreError> {
-        let mut state = Self::new(config, now, cluster);
+        let mut state = Self::new(config, now, origin);
         let mut contexts = BTreeMap::new();
         let mut places = BTreeMap::new();
         let mut jobs = Vec::new();
         for entry in entries {
             match entry.table {
                 Table::Cluster => {
-                    let ClusterEntry { cluster, last_number } = read(entry)?;
-                    (state.cluster, state.last_number) = (cluster, last_number);
+                    let ClusterEntry { cluster, secret, last_number } = read(entry)?;
+                    (state.origin, state.last_number) = (Origin { cluster, secret }, last_number);
                 }
                 Table::Hosts => state.hosts.restore(&entry.key, read::<KeptHost>(entry)?),
                 Table::Contexts => match entry.key.split_once('/') {
@@ -155,6 +159,7 @@ impl SupervisorState {
         }
         for (number, ContextEntry { owner, prepared, taken }) in contexts {
             let mut context = Context::new((number, taken), owner, prepared);
+            context.ticket = state.origin.secret.ticket(number);
             if let Some(entry) = places.remove(&number) {
                 state.put_back(&mut context, entry);
             }
@@ -178,7 +183,7 @@ impl SupervisorState {
         let (number, places) = key.split_once('/').map_or((key, false), |(number, _)| (number, true));
         let number = number.parse().unwrap_or_default();
         let is = match table {
-            Table::Cluster => Some(cluster(self.cluster, self.last_number)),
+            Table::Cluster => Some(cluster(&self.origin, self.last_number)),
             Table::Hosts => self.hosts.by_name(key).map(|at| host(self.hosts.at(at))),
             Table::Contexts => self.contexts.get(number).and_then(|context| match places {
                 true => context.is_placed().then(|| self::places(context, &self.addresses())),

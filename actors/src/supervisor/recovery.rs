@@ -40,7 +40,7 @@ impl SupervisorState {
             return;
         }
         let (reason, cause) = why;
-        let incarnation = self.hosts.at(host).kept.incarnation;
+        let start = self.hosts.at(host).kept.start;
         let connection = self.hosts.bury(host, cause.clone());
         self.hosts.at_mut(host).unfit = reason == "unfit";
         commands.push(Command::Persist(record::host(self.hosts.at(host))));
@@ -50,23 +50,30 @@ impl SupervisorState {
         if !matches!(reason, "exited" | "unfit")
             && let Some(connection) = self.hosts.node_of(host)
         {
-            let command = HostCommand::Kill { host: self.hosts.name(host).to_string(), incarnation };
+            let command = HostCommand::Kill { host: self.hosts.name(host).to_string(), start };
             commands.push(Command::Send { connection, command });
         }
         self.vacate(now, host, (reason, cause), commands);
     }
 
-    /// A node says that a process of a host ended.
+    /// A node says that a process of a host ended. It speaks for its own hosts only.
     pub(super) fn on_exited(
         &mut self,
         now: Duration,
-        (name, incarnation): (&str, u64),
-        cause: String,
-        restarting: bool,
+        from: u64,
+        (name, start): (&str, u64),
+        (cause, restarting): (String, bool),
         commands: &mut Vec<Command>,
     ) {
         let Some(host) = self.hosts.by_name(name) else { return };
-        if incarnation < self.hosts.at(host).kept.incarnation {
+        let (node, speaker) = (self.hosts.at(host).spec.node.clone(), self.hosts.node_name(from).unwrap_or_default());
+        if node != speaker {
+            let cause = format!("node {speaker} speaks for host {name}, expected its own node {node}");
+            let refused = Observation::Refused { reason: "node", who: speaker.to_string(), cause: cause.clone() };
+            commands.push(Command::Observe(refused));
+            return commands.push(Command::Disconnect { connection: from, reason: cause });
+        }
+        if start < self.hosts.at(host).kept.start {
             return;
         }
         self.lose(now, host, ("exited", cause), commands);
@@ -144,7 +151,7 @@ impl SupervisorState {
         (peer_lost, code, message): (bool, String, String),
         commands: &mut Vec<Command>,
     ) {
-        let Some(mut context) = self.contexts.get_mut(number) else { return };
+        let Some(mut context) = self.contexts.get_mut(number).filter(|c| c.is_ordered_any(host)) else { return };
         let given_up = context.disinherit(host);
         drop(context);
         if !given_up.is_empty() {
@@ -173,12 +180,13 @@ impl SupervisorState {
     pub(super) fn on_stalled(
         &mut self,
         now: Duration,
+        from: usize,
         number: u64,
         (silent, cause): (String, String),
         commands: &mut Vec<Command>,
     ) {
         let Some(host) = self.hosts.by_name(&silent) else { return };
-        let Some(job) = self.running_job(number) else { return };
+        let Some(job) = self.running_job(number).filter(|job| job.query_host == Some(from)) else { return };
         let (Some(query_host), context) = (job.query_host, job.context) else { return };
         drop(job);
         let held =

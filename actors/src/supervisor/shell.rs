@@ -12,6 +12,7 @@ use std::{
 
 use asterism_transport::{Link, Transport};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ring::rand::{SecureRandom, SystemRandom};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::Semaphore,
@@ -29,8 +30,9 @@ use crate::{
         config::SupervisorConfig,
         context::PreparedContext,
         feed::{Feed, Listener},
-        state::{Command, Event, PreparedJob, SupervisorState},
+        state::{Command, Event, Origin, PreparedJob, SupervisorState},
     },
+    ticket::Secret,
 };
 
 /// An actor that does nothing for so long hangs.
@@ -129,7 +131,11 @@ impl Shell {
     ) -> Result<Self, HostError> {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let limit = ALIVE_WITHIN.max(2 * config.liveness.heartbeat);
-        let fresh = unix.as_nanos() as u64 | 1;
+        let mut secret = [0; 32];
+        SystemRandom::new()
+            .fill(&mut secret)
+            .map_err(|_| HostError::Actor { cause: "the system gives no random numbers".into() })?;
+        let fresh = Origin { cluster: unix.as_nanos() as u64 | 1, secret: Secret::new(secret) };
         let state = SupervisorState::restore(config, unix, fresh, &store.load()?)?;
         Ok(Self {
             state,
@@ -355,9 +361,8 @@ async fn accept_hosts(transport: Arc<dyn Transport>, actor: ActorRef<Message>) {
 }
 
 async fn serve_host(connection: u64, link: Arc<dyn Link>, actor: ActorRef<Message>) {
-    let peer = link.peer_address().to_string();
     let Ok(channel) = link.accept().await else { return };
-    let (outbox, mut inbox) = link::control::<HostCommand>(channel, peer);
+    let (outbox, mut inbox) = link::control::<HostCommand>(channel, &link);
     let _ = actor.cast(Message::Connected { connection, link: link.clone(), outbox });
     let cause = loop {
         match inbox.receive().await {

@@ -22,6 +22,7 @@ use crate::{
         record,
         session::Sessions,
     },
+    ticket::Secret,
 };
 
 /// Ended jobs that are remembered, and bytes of their answers.
@@ -114,6 +115,15 @@ pub(super) enum Stir {
     Everything,
 }
 
+/// What is drawn once for the life of a journal.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// The cluster's number in hellos: any but 0.
+    pub cluster: u64,
+    /// What tickets are made from.
+    pub secret: Secret,
+}
+
 /// The state.
 pub struct SupervisorState {
     pub(super) config: SupervisorConfig,
@@ -121,8 +131,8 @@ pub struct SupervisorState {
     pub(super) contexts: Contexts,
     pub(super) jobs: Jobs,
     pub(super) sessions: Sessions,
-    /// The cluster's number in hellos: the same for the life of the journal.
-    pub(super) cluster: u64,
+    /// What is drawn once for the life of the journal.
+    pub(super) origin: Origin,
     pub(super) last_number: u64,
     /// When this supervisor began, for hosts that do not come back to it.
     pub(super) began: Duration,
@@ -133,8 +143,8 @@ pub struct SupervisorState {
 }
 
 impl SupervisorState {
-    /// Before any host connected. `cluster` is any number but 0, another one for each journal.
-    pub fn new(config: SupervisorConfig, now: Duration, cluster: u64) -> Self {
+    /// Before any host connected. `origin` is another one for each journal.
+    pub fn new(config: SupervisorConfig, now: Duration, origin: Origin) -> Self {
         let hosts = Hosts::new(&config.hosts, now);
         Self {
             config,
@@ -142,7 +152,7 @@ impl SupervisorState {
             contexts: Contexts::default(),
             jobs: Jobs::default(),
             sessions: Sessions::default(),
-            cluster,
+            origin,
             last_number: 0,
             began: now,
             no_query_host_since: None,

@@ -1,6 +1,7 @@
 //! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated elsewhere.
 
 mod change;
+mod members;
 mod moving;
 mod queue;
 
@@ -17,13 +18,14 @@ use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 use serde_json::json;
 
 use super::{
-    Command, Decided, Event, Fingerprint, HostSpec, JobFilter, Liveness, PlacementPolicy, PreparedContext, PreparedJob,
-    Question, Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
+    Command, Decided, Event, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PlacementPolicy, PreparedContext,
+    PreparedJob, Question, Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
 };
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},
     messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
     store::{Change, Entry},
+    ticket::Secret,
 };
 
 const CONTEXT: u32 = 100;
@@ -81,14 +83,14 @@ struct Cluster {
 
 impl Cluster {
     fn starting(config: SupervisorConfig) -> Self {
-        let state = SupervisorState::new(config, Duration::ZERO, CLUSTER);
+        let state = SupervisorState::new(config, Duration::ZERO, origin(CLUSTER));
         Self { state, now: 0.0, journal: Vec::new(), events: Vec::new(), sent: Vec::new(), closed: Vec::new() }
     }
 
     /// All hosts and the node are there.
     fn ready(config: SupervisorConfig) -> Self {
         let mut cluster = Self::starting(config);
-        let hello = Hello { name: "here".into(), role: HostRole::Node, incarnation: 1, ..Hello::default() };
+        let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
         cluster.say(NODE, HostMessage::Hello(hello));
         for at in 0..cluster.state.config().hosts.len() {
             cluster.join(at, 1);
@@ -97,13 +99,14 @@ impl Cluster {
         cluster
     }
 
-    /// A new process of host `at` joins.
-    fn join(&mut self, at: usize, incarnation: u64) {
-        self.hello(at, incarnation, 0, (&[], &[]));
-        self.say(connection(at, incarnation), HostMessage::Ready);
+    /// A new process of host `at` joins, the `start`th of its node.
+    fn join(&mut self, at: usize, start: u64) {
+        self.hello(at, start, 0, (&[], &[]));
+        self.say(connection(at, start), HostMessage::Ready);
     }
 
-    fn hello(&mut self, at: usize, incarnation: u64, cluster: u64, (contexts, jobs): (&[u64], &[u64])) {
+    /// Every process was given its number of starts as its incarnation; a new one does not know it.
+    fn hello(&mut self, at: usize, start: u64, cluster: u64, (contexts, jobs): (&[u64], &[u64])) {
         let spec = self.state.config().hosts[at].clone();
         let role = match spec.role {
             Role::Context => HostRole::Context,
@@ -112,8 +115,9 @@ impl Cluster {
         };
         let (contexts, jobs) = (contexts.to_vec(), jobs.to_vec());
         let (name, address) = (spec.name, format!("127.0.0.1:{at}"));
-        let hello = Hello { name, role, incarnation, pid: 1, address, cluster, contexts, jobs };
-        self.say(connection(at, incarnation), HostMessage::Hello(hello));
+        let incarnation = if cluster == 0 { 0 } else { start };
+        let hello = Hello { name, role, incarnation, start, pid: 1, address, cluster, contexts, jobs };
+        self.say(connection(at, start), HostMessage::Hello(hello));
     }
 
     fn say(&mut self, connection: u64, message: HostMessage) {
@@ -224,7 +228,8 @@ impl Cluster {
     /// The supervisor's process ends and another one reads the journal.
     fn restart(&mut self) {
         let config = self.state.config().clone();
-        self.state = SupervisorState::restore(config, seconds(self.now), 1, &self.journal).expect("a good journal");
+        self.state =
+            SupervisorState::restore(config, seconds(self.now), origin(1), &self.journal).expect("a good journal");
         self.sent.clear();
     }
 }
@@ -234,8 +239,12 @@ fn every_job() -> JobFilter {
     JobFilter { limit: usize::MAX, ..JobFilter::default() }
 }
 
-fn connection(at: usize, incarnation: u64) -> u64 {
-    at as u64 + 1 + 100 * (incarnation - 1)
+fn origin(cluster: u64) -> Origin {
+    Origin { cluster, secret: Secret::new([9; 32]) }
+}
+
+fn connection(at: usize, start: u64) -> u64 {
+    at as u64 + 1 + 100 * (start - 1)
 }
 
 fn encoded(context: u64, block: u32, kept_tokens: u64) -> Encoded {
@@ -310,7 +319,7 @@ fn a_silent_host_is_suspect_then_dead_and_its_shards_go_to_the_other() {
     cluster.tick(2.5, &[1, 3]);
     assert_eq!(cluster.health(1), HostHealth::Dead);
     assert!(cluster.closed.contains(&2));
-    let kill = HostCommand::Kill { host: "c1".into(), incarnation: 1 };
+    let kill = HostCommand::Kill { host: "c1".into(), start: 1 };
     assert!(cluster.sent.contains(&(NODE, kill)), "the node ends the process that hangs");
     assert_eq!(cluster.status(job).phase, Some(JobPhase::Recovering));
     cluster.now = 2.75;
@@ -331,7 +340,7 @@ fn a_silent_host_is_suspect_then_dead_and_its_shards_go_to_the_other() {
 #[test]
 fn a_lost_query_host_is_replaced_and_goes_through_the_tokens_again() {
     let (mut cluster, job) = decoding();
-    let exited = HostMessage::Exited { host: "q0".into(), incarnation: 1, cause: "signal 9".into(), restarting: true };
+    let exited = HostMessage::Exited { host: "q0".into(), start: 1, cause: "signal 9".into(), restarting: true };
     cluster.say(NODE, exited);
     let (heir, generate) = cluster.generation().expect("a context host takes the role");
     assert_eq!((heir, generate.generated.as_slice()), (1, &[7, 8][..]));
@@ -347,8 +356,7 @@ fn a_spare_takes_over_before_others_and_only_spares_do_if_so_configured() {
         cluster.submit(None);
         cluster.encode();
         cluster.generation().expect("asked");
-        let exited =
-            HostMessage::Exited { host: "q0".into(), incarnation: 1, cause: "signal 9".into(), restarting: true };
+        let exited = HostMessage::Exited { host: "q0".into(), start: 1, cause: "signal 9".into(), restarting: true };
         cluster.say(NODE, exited);
         assert_eq!(cluster.generation().map(|(to, _)| to), expected);
         if expected.is_none() {
@@ -371,16 +379,19 @@ fn without_recovery_the_jobs_of_a_lost_host_fail() {
 }
 
 #[test]
-fn a_dead_host_is_fenced_until_a_later_incarnation() {
+fn a_dead_process_is_fenced_and_a_new_one_gets_another_incarnation() {
     let mut cluster = Cluster::ready(config(1, 0));
     cluster.tick(2.5, &[2]);
     cluster.say(1, HostMessage::Heartbeat { kv_bytes: 0 });
     assert!(cluster.closed.contains(&1));
-    for (incarnation, cluster_id, welcome) in [(1, CLUSTER, false), (1, 0, false), (2, 5, false), (2, 0, true)] {
+    for (start, cluster_id, given) in [(1, CLUSTER, None), (2, CLUSTER, None), (2, 5, None), (2, 0, Some(2))] {
         cluster.sent.clear();
-        cluster.hello(0, incarnation, cluster_id, (&[], &[]));
-        let welcomed = matches!(cluster.sent[0].1, HostCommand::Welcome { .. });
-        assert_eq!(welcomed, welcome, "incarnation {incarnation} of cluster {cluster_id}: {:?}", cluster.sent);
+        cluster.hello(0, start, cluster_id, (&[], &[]));
+        let welcomed = match cluster.sent[0].1 {
+            HostCommand::Welcome { incarnation, .. } => Some(incarnation),
+            _ => None,
+        };
+        assert_eq!(welcomed, given, "process {start} of cluster {cluster_id}: {:?}", cluster.sent);
     }
     assert_eq!(cluster.state.host_status(seconds(3.0), 0).restarts, 1);
 }
@@ -418,8 +429,7 @@ fn two_losses_one_after_the_other_are_both_repaired() {
     cluster.encode();
     cluster.generation().expect("asked");
     for host in ["c1", "c2"] {
-        let exited =
-            HostMessage::Exited { host: host.into(), incarnation: 1, cause: "signal 9".into(), restarting: true };
+        let exited = HostMessage::Exited { host: host.into(), start: 1, cause: "signal 9".into(), restarting: true };
         cluster.say(NODE, exited);
     }
     let orders = cluster.encode();
@@ -434,8 +444,7 @@ fn two_losses_one_after_the_other_are_both_repaired() {
 fn a_job_without_a_host_waits_and_fails_in_the_end() {
     let mut cluster = Cluster::ready(config(1, 0));
     for host in ["c0", "q0"] {
-        let exited =
-            HostMessage::Exited { host: host.into(), incarnation: 1, cause: "signal 9".into(), restarting: false };
+        let exited = HostMessage::Exited { host: host.into(), start: 1, cause: "signal 9".into(), restarting: false };
         cluster.say(NODE, exited);
     }
     let job = cluster.submit(None);
@@ -495,7 +504,7 @@ fn a_host_that_stopped_with_its_supervisor_is_missed_once_its_node_is_back() {
     let (mut cluster, job) = decoding();
     cluster.now = 1_800_000_000.0;
     cluster.restart();
-    let hello = Hello { name: "here".into(), role: HostRole::Node, incarnation: 1, ..Hello::default() };
+    let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
     cluster.now += 1.0;
     cluster.say(NODE, HostMessage::Hello(hello));
     for at in [0, 2] {
@@ -510,7 +519,7 @@ fn a_host_that_stopped_with_its_supervisor_is_missed_once_its_node_is_back() {
     let [.., recovery] = &cluster.status(job).recoveries[..] else { panic!("it lost shards") };
     assert_eq!(recovery.host, "c1");
     assert!((recovery.silent_s - 3.1).abs() < 1e-6, "no longer than the supervisor lives: {}", recovery.silent_s);
-    let kill = HostCommand::Kill { host: "c1".into(), incarnation: 1 };
+    let kill = HostCommand::Kill { host: "c1".into(), start: 1 };
     assert!(cluster.sent.contains(&(NODE, kill)), "the node ends the process that hangs");
 }
 
@@ -659,7 +668,7 @@ fn shards_that_depend_on_each_other_are_all_encoded_again() {
     let first = cluster.encode();
     assert_eq!((first.len(), first[0].1.peers.len()), (3, 3));
     cluster.generation().expect("asked");
-    let exited = HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "signal 9".into(), restarting: true };
+    let exited = HostMessage::Exited { host: "c1".into(), start: 1, cause: "signal 9".into(), restarting: true };
     cluster.say(NODE, exited);
     let again = cluster.encode();
     let blocks: usize = again.iter().map(|(_, order)| order.shards.len()).sum();

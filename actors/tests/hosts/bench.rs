@@ -7,6 +7,7 @@ use asterism_actors::{
     messages::{
         EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, TokenChoice, WireMessage,
     },
+    ticket::{Secret, Ticket},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
@@ -36,6 +37,11 @@ pub fn load(parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
     let heads = golden().join("models").join(MODEL).join("retaining_heads.safetensors");
     let heads = [(HEADS.to_string(), heads)].into();
     Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads })
+}
+
+/// What opens the context.
+pub fn ticket() -> Ticket {
+    Secret::new([5; 32]).ticket(CONTEXT)
 }
 
 /// A golden case with its plan.
@@ -74,6 +80,7 @@ impl Case {
             blocks: self.plan.shards.len() as u32,
             exchange: self.plan.exchange.clone(),
             peers: peers.to_vec(),
+            ticket: ticket(),
         })
     }
 
@@ -88,6 +95,7 @@ impl Case {
             view: self.plan.view,
             holders: holders.to_vec(),
             choice: TokenChoice { max_tokens, temperature, top_p: 0.95, seed: 11, stop: Vec::new(), ignore_eos: true },
+            ticket: ticket(),
         }
     }
 
@@ -222,7 +230,11 @@ impl Bench {
                 HostMessage::Hello(hello) => hello,
                 other => panic!("{other:?}"),
             };
-            channel.sender.send(HostCommand::Welcome { heartbeat_ms: 50, cluster: 42 }.frame()).await.expect("a host");
+            channel
+                .sender
+                .send(HostCommand::Welcome { heartbeat_ms: 50, cluster: 42, incarnation: 1 }.frame())
+                .await
+                .expect("a host");
             Line { hello, channel, link }
         };
         tokio::time::timeout(DEADLINE, joining).await.expect("somebody joins")

@@ -287,22 +287,18 @@ async fn a_node_says_what_ended_also_after_its_supervisor_was_lost() {
     let config = HostConfig::new("left", HostRole::Node, bench.transport.local_address(), 5);
     let transport = bind(&bench.network);
     let mut link = node::start(config, transport);
-    let exit = |host: &str| HostMessage::Exited {
-        host: host.into(),
-        incarnation: 9,
-        cause: "signal 9".into(),
-        restarting: true,
-    };
+    let exit =
+        |host: &str| HostMessage::Exited { host: host.into(), start: 9, cause: "signal 9".into(), restarting: true };
     let exited = |message: HostMessage| match message {
         HostMessage::Exited { host, .. } => Some(host),
         _ => None,
     };
     let mut line = bench.accept().await;
-    assert_eq!((line.hello.name.as_str(), line.hello.role, line.hello.incarnation), ("left", HostRole::Node, 5));
+    assert_eq!((line.hello.name.as_str(), line.hello.role, line.hello.start), ("left", HostRole::Node, 5));
     line.hear(|message| matches!(message, HostMessage::Heartbeat { .. }).then_some(())).await;
-    line.order(HostCommand::Kill { host: "c0".into(), incarnation: 9 }).await;
+    line.order(HostCommand::Kill { host: "c0".into(), start: 9 }).await;
     let kill = tokio::time::timeout(DEADLINE, link.orders.recv()).await.expect("in time");
-    assert_eq!(kill, Some(NodeOrder::Kill { host: "c0".into(), incarnation: 9 }));
+    assert_eq!(kill, Some(NodeOrder::Kill { host: "c0".into(), start: 9 }));
     link.exits.send(exit("c0")).expect("the link is there");
     assert_eq!(line.hear(exited).await, "c0");
     line.link.close("killed");

@@ -38,10 +38,18 @@ impl Security {
 pub struct CertificateFiles {
     /// The CA's certificate.
     pub ca: PathBuf,
-    /// This machine's certificate chain.
+    /// The certificate chain of each process, with its name in the place of `{name}`.
     pub cert: PathBuf,
-    /// Its private key.
+    /// Its private key, likewise.
     pub key: PathBuf,
+}
+
+impl CertificateFiles {
+    /// Those of the process called `name`.
+    pub fn of(&self, name: &str) -> Self {
+        let named = |path: &Path| path.to_str().map_or_else(|| path.into(), |text| text.replace("{name}", name).into());
+        Self { ca: named(&self.ca), cert: named(&self.cert), key: named(&self.key) }
+    }
 }
 
 /// Relative paths are taken from `directory`; hosts reach the supervisor at `listen`.

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use asterism_transport::certificates::{CA_FILE, CertificateInfo, HOST_FILE};
+use asterism_transport::certificates::{CA_FILE, CertificateInfo, HOST_FILE, MemberRole};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -66,8 +66,8 @@ fn init(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
     }
     let folder = credentials::ca_folder(cluster);
     credentials::create_authority(cluster)?;
-    let names = cluster.hosts.iter().map(|host| host.name.as_str()).chain([credentials::SUPERVISOR]);
-    credentials::provide(cluster, names)?;
+    let members = cluster.hosts.iter().map(|host| host.member()).chain([credentials::SUPERVISOR]);
+    credentials::provide(cluster, members)?;
     globals.note(format_args!(
         "made the certificate authority of '{}' and {} certificates in {}; keep ca-key.pem to yourself",
         cluster.name,
@@ -101,18 +101,28 @@ struct Row {
     name: String,
     issuer: String,
     authority: bool,
+    #[serde(serialize_with = "word")]
+    role: Option<MemberRole>,
     not_after: String,
     file: PathBuf,
+}
+
+fn word<S: serde::Serializer>(role: &Option<MemberRole>, serializer: S) -> Result<S::Ok, S::Error> {
+    role.map(MemberRole::word).serialize(serializer)
 }
 
 fn show(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
     let mut files = Vec::new();
     match &cluster.security.files {
-        Some(named) => files.extend([named.ca.clone(), named.cert.clone()]),
+        Some(named) => {
+            files.push(named.ca.clone());
+            let names = members(cluster).map(|(_, name)| named.of(name).cert);
+            files.extend(names.filter(|file| file.exists()));
+            files.dedup();
+        }
         None => {
             files.push(credentials::ca_folder(cluster).join(CA_FILE));
-            let names = cluster.hosts.iter().map(|host| host.name.as_str()).chain([credentials::SUPERVISOR]);
-            let issued = names.map(|name| credentials::identity_folder(cluster, name).join(HOST_FILE));
+            let issued = members(cluster).map(|(_, name)| credentials::identity_folder(cluster, name).join(HOST_FILE));
             files.extend(issued.filter(|file| file.exists()));
         }
     }
@@ -120,13 +130,21 @@ fn show(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
     output::print_rows(&rows, globals.format, |rows| {
         let mut table = Table::new(["NAME", "ISSUER", "KIND", "NOT AFTER", "FILE"]);
         for row in rows {
-            let kind = if row.authority { "authority" } else { "host" };
+            let kind = match (row.authority, row.role) {
+                (true, _) => "authority",
+                (false, role) => role.map_or("-", MemberRole::word),
+            };
             let file = row.file.display().to_string();
             table.row([row.name.clone(), row.issuer.clone(), kind.into(), row.not_after.clone(), file]);
         }
         table
     })?;
     Ok(Exit::Success)
+}
+
+/// Every process that shows a certificate, but the agents of nodes.
+fn members(cluster: &Cluster) -> impl Iterator<Item = credentials::Named<'_>> {
+    cluster.hosts.iter().map(|host| host.member()).chain([credentials::SUPERVISOR])
 }
 
 fn row(file: PathBuf) -> Result<Row, CliError> {
@@ -140,6 +158,7 @@ fn row(file: PathBuf) -> Result<Row, CliError> {
         name: info.name,
         issuer: info.issuer,
         authority: info.is_authority,
+        role: info.member.map(|member| member.role),
         not_after: info.validity.not_after.date().to_string(),
         file,
     })

@@ -27,8 +27,8 @@ const OPTIONAL: &str = "\
 # path = \"heads.safetensors\"
 # [security]
 # ca = \"ca.pem\"                       # ca, cert and key: made in data_dir
-# cert = \"host.pem\"
-# key = \"host.key\"
+# cert = \"{name}.pem\"                # of each process: {name} is its host, its node or supervisor;
+# key = \"{name}.key\"                 # with URI:asterism://CLUSTER/ROLE/NAME as an alternative name
 # token_file = \"token\"                # its first line is the admin API's token; no token
 # join_listen = \"10.0.0.1:7402\"       # nodes get certificates here (`cert token`); nowhere
 # [sessions]

@@ -62,9 +62,9 @@ pub struct HostArgs {
     /// Where the supervisor listens [default: cluster.listen]
     #[arg(long, value_name = "ADDRESS")]
     pub supervisor: Option<SocketAddr>,
-    /// Number of this start, larger than that of every earlier one [default: the time]
+    /// Its node's number of this start, larger than that of every earlier one [default: the time]
     #[arg(long, value_name = "N")]
-    pub incarnation: Option<u64>,
+    pub start: Option<u64>,
     /// End when standard input ends, and tell standard output of having joined
     #[arg(long)]
     pub end_with_stdin: bool,
@@ -111,13 +111,14 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
     let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();
     let launch = Launch::new(cluster_file(globals)?, args.join)?;
     runtime()?.block_on(async {
         if let Some(token_file) = &globals.token_file {
-            joining::join(&cluster, (name, &names), token_file, args.token_from).await?;
+            joining::join(&cluster, (name, &members), token_file, args.token_from).await?;
         }
         renewal::keep(&cluster, (name, &names), args.token_from);
-        credentials::provide(&cluster, names)?;
+        credentials::provide(&cluster, members)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
         let tie = Tie::new(&cluster, &hosts, args.join, (agent.orders(), exits))?;
@@ -181,7 +182,7 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
         end_with_stdin();
     }
     let supervisor = args.supervisor.unwrap_or(cluster.listen);
-    let incarnation = args.incarnation.unwrap_or_else(now_ns);
+    let start = args.start.unwrap_or_else(now_ns);
     let has_parent = args.end_with_stdin;
     let joined = move || {
         if has_parent {
@@ -191,7 +192,7 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
     runtime()?.block_on(async {
         let mut signals = Signals::listen(Hangup::Ends)?;
         tokio::select! {
-            ended = wiring::run_host(&cluster, host, (supervisor, incarnation), joined) => ended.map(|()| Exit::Success),
+            ended = wiring::run_host(&cluster, host, (supervisor, start), joined) => ended.map(|()| Exit::Success),
             () = signals.next() => Ok(Exit::Success),
         }
     })

@@ -183,6 +183,11 @@ pub fn of_path(_: actix_web::error::PathError, _: &HttpRequest) -> actix_web::Er
 
 /// The answer to a path that is not there.
 pub async fn no_such_path(request: HttpRequest) -> Refusal {
+    nothing_at(&request)
+}
+
+/// The same, for a request that has not reached a handler.
+pub fn nothing_at(request: &HttpRequest) -> Refusal {
     Refusal::new(
         StatusCode::NOT_FOUND,
         "not_found",

@@ -62,7 +62,7 @@ impl Tie {
             tokio::select! {
                 Some(exit) = self.exits.recv() => self.tell(exit),
                 order = self.ordered.recv() => match order {
-                    Some(NodeOrder::Kill { host, incarnation }) => self.orders.kill(&host, incarnation),
+                    Some(NodeOrder::Kill { host, start }) => self.orders.kill(&host, start),
                     Some(NodeOrder::Refused { reason }) => {
                         return Err(CliError::unreachable(format!("the supervisor refuses this node: {reason}"))
                             .hint("give supervisor and node the same cluster file"));
@@ -76,23 +76,23 @@ impl Tie {
     fn tell(&self, exit: HostExit) {
         log(&exit);
         let restarting = exit.restarting();
-        let HostExit { host, incarnation, mut cause, fate } = exit;
+        let HostExit { host, start, mut cause, fate } = exit;
         if let Fate::GivenUp { reason } = fate {
             cause = format!("{cause} ({reason})");
         }
         if let Some(up) = self.up.get(&host) {
             // A link that has ended was told to: nobody wants the news.
-            let _ = up.send(HostMessage::Exited { host, incarnation, cause, restarting });
+            let _ = up.send(HostMessage::Exited { host, start, cause, restarting });
         }
     }
 }
 
-fn log(HostExit { host, incarnation, cause, fate }: &HostExit) {
+fn log(HostExit { host, start, cause, fate }: &HostExit) {
     match fate {
-        Fate::Finished => tracing::info!(host, incarnation, cause, "host ended"),
+        Fate::Finished => tracing::info!(host, start, cause, "host ended"),
         Fate::Restarting { after } => {
-            tracing::warn!(host, incarnation, cause, wait_s = after.as_secs_f64(), "host is started again");
+            tracing::warn!(host, start, cause, wait_s = after.as_secs_f64(), "host is started again");
         }
-        Fate::GivenUp { reason } => tracing::error!(host, incarnation, cause, reason, "host is not started again"),
+        Fate::GivenUp { reason } => tracing::error!(host, start, cause, reason, "host is not started again"),
     }
 }

@@ -4,6 +4,8 @@ use std::{fmt, io, path::PathBuf};
 
 use thiserror::Error;
 
+use super::Member;
+
 /// Why certificates cannot be made, read or written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CertificateError {
@@ -58,8 +60,25 @@ pub enum CertificateError {
         /// What is wrong with it.
         cause: String,
     },
+    /// A certificate that says nothing of which member of which cluster it is for.
+    #[error(
+        "the certificate of {name:?} does not say who of which cluster its holder is: expected a URI among its alternative \
+         names; have it issued with URI:asterism://CLUSTER/ROLE/NAME, where ROLE is supervisor, node, context, query or spare"
+    )]
+    NoMember {
+        /// Its common name.
+        name: String,
+    },
+    /// A certificate for another member than the one that is to show it.
+    #[error("the certificate is for {got}, expected {expected}; have one issued with URI:{expected}")]
+    OtherMember {
+        /// Who is to show it.
+        expected: Member,
+        /// Whom it is for.
+        got: Member,
+    },
     /// A name that does not fit into a certificate.
-    #[error("{name:?} cannot stand in a certificate; use 1 to {max_bytes} bytes without control characters")]
+    #[error("{name:?} cannot stand in a certificate; use 1 to {max_bytes} letters, digits, '-', '_' and '.'")]
     Name {
         /// The host's or cluster's name.
         name: String,
@@ -84,6 +103,7 @@ impl CertificateError {
             Self::Exposed { .. } => "certificate_exposed",
             Self::File { error, .. } => error.code(),
             Self::Invalid { .. } => "certificate_invalid",
+            Self::NoMember { .. } | Self::OtherMember { .. } => "certificate_member",
             Self::Name { .. } => "certificate_name",
             Self::Generate { .. } => "certificate_generate",
         }

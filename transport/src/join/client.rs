@@ -136,7 +136,7 @@ impl Listener<'_> {
         }
         let issued = wanted.into_iter().zip(certificates).map(|((host, key), certificate)| {
             let info = CertificateInfo::from_pem(&certificate)?;
-            if info.name != *host || !info.is_of_key(&key) {
+            if info.member.as_ref().is_none_or(|member| member.name != *host) || !info.is_of_key(&key) {
                 return Err(self.wrong("a certificate is for another host or key"));
             }
             let identity = Identity { certificate, key: key.serialize_pem() };

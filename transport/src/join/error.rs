@@ -145,6 +145,10 @@ impl JoinError {
             Refusal::SpentToken { node } => Self::SpentToken { node },
             Refusal::ExpiredToken { seconds } => Self::ExpiredToken { seconds },
             Refusal::HostNotAllowed { host } => Self::HostNotAllowed { node: node.into(), host },
+            Refusal::NotANode { member } => {
+                let cause = format!("it showed the certificate of {member}, expected a node's of this cluster");
+                Self::CertificateRefused { address, node: node.into(), cause }
+            }
             Refusal::Request { cause } => Self::Request { cause },
             Refusal::Unavailable { cause } => Self::Unavailable { cause },
         }

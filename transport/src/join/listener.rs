@@ -21,7 +21,7 @@ use super::{
     token::{JoinToken, TokenBook, TokenRecord},
 };
 use crate::{
-    certificates::{CertificateAuthority, CertificateError, CertificateInfo, Validity},
+    certificates::{CertificateAuthority, CertificateError, CertificateInfo, Member, MemberRole, Validity},
     local::lock,
 };
 
@@ -40,8 +40,10 @@ const REFUSED: VarInt = VarInt::from_u32(1);
 pub trait JoinDesk: Send + Sync + 'static {
     /// The time by which tokens expire and certificates begin.
     fn now(&self) -> SystemTime;
-    /// Whether `node` may have a certificate for `host`. To renew, `node` is the name in the certificate that was shown.
-    fn allows(&self, node: &str, host: &str) -> bool;
+    /// As what `node` may have a certificate for `host`; none when it may not.
+    fn role(&self, node: &str, host: &str) -> Option<MemberRole>;
+    /// Whether the holder of a good certificate may renew. What it may have then, [`Self::role`] says by its name.
+    fn may_renew(&self, member: &Member) -> bool;
     /// Stores every token there is; a token is spent once this has succeeded. The error's words reach the node.
     fn store(&self, tokens: &[TokenRecord]) -> Result<(), String>;
 }
@@ -164,8 +166,8 @@ async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Durati
 enum Proof {
     /// By a token, in its request.
     Token,
-    /// By the certificate of a node of this name, in TLS.
-    Certificate(String),
+    /// By the certificate of this member, in TLS.
+    Certificate(Member),
 }
 
 /// What the handshake settled; the error says what is missing.
@@ -176,7 +178,10 @@ fn proof(connection: &Connection) -> Result<Proof, &'static str> {
     }
     let shown = connection.peer_identity().and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
     let shown = shown.and_then(|chain| CertificateInfo::from_der(chain.first()?).ok());
-    shown.map(|info| Proof::Certificate(info.name)).ok_or("to renew certificates, show one; to join, use a token")
+    shown
+        .and_then(|info| info.member)
+        .map(Proof::Certificate)
+        .ok_or("to renew certificates, show one; to join, use a token")
 }
 
 /// One node, from its first packet until it has its answer. Dropping the future drops the node.
@@ -219,17 +224,20 @@ impl Counter {
         let unreadable = |cause| Refusal::Request { cause };
         let answer = match proof {
             Proof::Token => JoinRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.issue(&request)),
-            Proof::Certificate(node) => {
-                RenewRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.renew(node, &request))
+            Proof::Certificate(member) => {
+                RenewRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.renew(member, &request))
             }
         };
         answer.unwrap_or_else(JoinAnswer::Refused)
     }
 
     /// Gives nothing but names that are this node's now, whatever the node had before.
-    fn renew(&self, node: &str, request: &RenewRequest) -> Result<JoinAnswer, Refusal> {
-        let certificates = self.certify(node, &request.hosts)?;
-        tracing::info!(node, certificates = certificates.len(), "renewed certificates");
+    fn renew(&self, member: &Member, request: &RenewRequest) -> Result<JoinAnswer, Refusal> {
+        if member.cluster != self.authority.cluster_name() || !self.desk.may_renew(member) {
+            return Err(Refusal::NotANode { member: member.to_string() });
+        }
+        let certificates = self.certify(&member.name, &request.hosts)?;
+        tracing::info!(node = member.name, certificates = certificates.len(), "renewed certificates");
         Ok(JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates })
     }
 
@@ -252,12 +260,16 @@ impl Counter {
         if !(1..=MAX_JOIN_HOSTS).contains(&asked) {
             return Err(Refusal::Request { cause: format!("{asked} hosts, expected 1 to {MAX_JOIN_HOSTS}") });
         }
-        if let Some(host) = hosts.iter().find(|host| !self.desk.allows(node, &host.name)) {
-            return Err(Refusal::HostNotAllowed { host: host.name.clone() });
-        }
+        let role = |host: &WantedHost| {
+            let role = self.desk.role(node, &host.name);
+            role.ok_or_else(|| Refusal::HostNotAllowed { host: host.name.clone() })
+        };
+        let roles = hosts.iter().map(role).collect::<Result<Vec<_>, _>>()?;
         let validity = Validity::starting(self.desk.now(), self.lifetime);
-        let certify = |host: &WantedHost| self.authority.certify(&host.name, &host.public_key, validity);
-        let certificates = hosts.iter().map(certify).collect::<Result<_, CertificateError>>();
+        let certify = |(host, role): (&WantedHost, MemberRole)| {
+            self.authority.certify((role, &host.name), &host.public_key, validity)
+        };
+        let certificates = hosts.iter().zip(roles).map(certify).collect::<Result<_, CertificateError>>();
         certificates.map_err(|error| Refusal::Request { cause: error.to_string() })
     }
 }

@@ -71,6 +71,11 @@ pub enum Refusal {
         /// Its name.
         host: String,
     },
+    /// The certificate that was shown is no node's of this cluster.
+    NotANode {
+        /// Whose it is.
+        member: String,
+    },
     /// The request is not acceptable.
     Request {
         /// Why.

@@ -2,10 +2,14 @@
 
 use std::net::SocketAddr;
 
-use quinn::ConnectionError;
+use quinn::{ConnectionError, VarInt};
 
 use crate::TransportError;
 
+/// Closes a connection whose peer has a good certificate that says that it is nobody of this cluster.
+pub(super) const WRONG_IDENTITY: VarInt = VarInt::from_u32(2);
+/// The label under which that is counted.
+pub(super) const IDENTITY: &str = "identity";
 /// QUIC carries a TLS alert as this plus the alert's number (RFC 9001, section 4.8).
 const CRYPTO_ERROR: u64 = 0x100;
 const NO_APPLICATION_PROTOCOL: u64 = 120;
@@ -20,6 +24,9 @@ pub(super) fn of_handshake(error: ConnectionError, peer: SocketAddr) -> Transpor
         ("protocol_version", _) => TransportError::protocol_version(peer),
         (_, ConnectionError::TimedOut) => {
             TransportError::Unreachable { address: peer, cause: "no answer within the idle timeout".into() }
+        }
+        (_, ConnectionError::ApplicationClosed(close)) if close.error_code == WRONG_IDENTITY => {
+            TransportError::Certificate { peer, cause: String::from_utf8_lossy(&close.reason).into_owned() }
         }
         (_, ConnectionError::ApplicationClosed(close)) => {
             TransportError::Closed { peer, reason: String::from_utf8_lossy(&close.reason).into_owned() }

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Channel, FrameError, Link, Observer, TransportError,
+    certificates::Member,
     local::{LINK_DROPPED, LocalLink, lock},
 };
 
@@ -257,7 +258,7 @@ impl Link for SimLink {
         self.side.peer()
     }
 
-    fn peer_name(&self) -> Option<String> {
+    fn peer(&self) -> Option<&Member> {
         None
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use asterism_transport::{
     Channel, Frame, FrameHeader, FrameKind, Link, Observer, PayloadType, Transport,
-    certificates::{CertificateAuthority, Credentials, Validity},
+    certificates::{CertificateAuthority, Credentials, MemberRole, Validity},
     local::LocalNetwork,
     quic::{QuicConfig, QuicTransport, Security},
     sim::{Faults, SimConfig, SimNetwork},
@@ -40,7 +40,7 @@ pub fn authority() -> CertificateAuthority {
 }
 
 pub fn mutual(authority: &CertificateAuthority, host: &str) -> Security {
-    Security::Mutual(Credentials::issue(authority, host, an_hour()).expect("the name is valid"))
+    Security::Mutual(Credentials::issue(authority, (MemberRole::Context, host), an_hour()).expect("the name is valid"))
 }
 
 /// Counts what happens, and lets a test wait for a count.

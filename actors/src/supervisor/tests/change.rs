@@ -49,16 +49,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A cluster, and the incarnation of each of its hosts.
+/// A cluster, and the latest start of each of its hosts.
 struct World {
     cluster: Cluster,
-    incarnations: [u64; 4],
+    starts: [u64; 4],
 }
 
 impl World {
     fn new() -> Self {
         let config = SupervisorConfig { max_queue: 8, max_running: 2, ..config(2, 1) };
-        Self { cluster: Cluster::ready(config), incarnations: [1; 4] }
+        Self { cluster: Cluster::ready(config), starts: [1; 4] }
     }
 
     fn decide(&mut self, step: Step) -> Result<Decided, JobError> {
@@ -102,23 +102,23 @@ impl World {
                 }
             }
             Step::Die(at) => {
-                let (host, incarnation) = (["c0", "c1", "q0", "s0"][at as usize], self.incarnations[at as usize]);
+                let (host, start) = (["c0", "c1", "q0", "s0"][at as usize], self.starts[at as usize]);
                 let (host, cause) = (host.to_string(), "signal 9".to_string());
-                cluster.say(NODE, HostMessage::Exited { host, incarnation, cause, restarting: true });
-                self.incarnations[at as usize] += 1;
-                cluster.join(at as usize, incarnation + 1);
+                cluster.say(NODE, HostMessage::Exited { host, start, cause, restarting: true });
+                self.starts[at as usize] += 1;
+                cluster.join(at as usize, start + 1);
             }
             Step::Tick(tenths) => {
-                let beating: Vec<u64> = (0..4).map(|at| connection(at, self.incarnations[at])).collect();
+                let beating: Vec<u64> = (0..4).map(|at| connection(at, self.starts[at])).collect();
                 cluster.tick(cluster.now + f64::from(tenths) / 20.0, &beating);
             }
             Step::Restart => {
                 cluster.restart();
-                let hello = Hello { name: "here".into(), role: HostRole::Node, incarnation: 1, ..Hello::default() };
+                let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
                 cluster.say(NODE, HostMessage::Hello(hello));
                 for at in 0..4 {
-                    cluster.hello(at, self.incarnations[at], CLUSTER, (&[], &[]));
-                    cluster.say(connection(at, self.incarnations[at]), HostMessage::Ready);
+                    cluster.hello(at, self.starts[at], CLUSTER, (&[], &[]));
+                    cluster.say(connection(at, self.starts[at]), HostMessage::Ready);
                 }
             }
             _ => unreachable!("a change of a client"),

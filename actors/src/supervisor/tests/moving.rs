@@ -52,7 +52,7 @@ fn a_host_that_dies_while_it_drains_leaves_its_shards_to_their_heirs() {
     let (mut cluster, job) = decoding();
     cluster.drain("c0", None).expect("there is another");
     let first = cluster.take_sent();
-    cluster.say(NODE, HostMessage::Exited { host: "c0".into(), incarnation: 1, cause: "9".into(), restarting: false });
+    cluster.say(NODE, HostMessage::Exited { host: "c0".into(), start: 1, cause: "9".into(), restarting: false });
     let again = cluster.encode();
     let blocks = |orders: &[(u64, EncodeShards)]| -> Vec<usize> {
         orders.iter().flat_map(|(_, order)| &order.shards).map(|shard| shard.block).collect()
@@ -74,7 +74,7 @@ fn a_move_whose_heir_dies_begins_again_and_one_that_fails_takes_the_shards_away(
     cluster.encode();
     cluster.drain("c0", None).expect("there are others");
     cluster.take_sent();
-    cluster.say(NODE, HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "9".into(), restarting: false });
+    cluster.say(NODE, HostMessage::Exited { host: "c1".into(), start: 1, cause: "9".into(), restarting: false });
     assert!(
         !cluster.sent.contains(&(1, HostCommand::Release { context: job })),
         "what it has stays until the rest is whole"
@@ -143,7 +143,7 @@ fn a_spare_replaces_a_dead_host_for_good() {
         cluster.state.replace_host(seconds(cluster.now), dead, spare).map(|decided| cluster.adopt(decided))
     };
     assert_eq!(replace(&mut cluster, "c1", "s0").expect_err("at work").code(), "host_conflict");
-    let exited = HostMessage::Exited { host: "c1".into(), incarnation: 1, cause: "signal 9".into(), restarting: false };
+    let exited = HostMessage::Exited { host: "c1".into(), start: 1, cause: "signal 9".into(), restarting: false };
     cluster.say(NODE, exited);
     assert_eq!(replace(&mut cluster, "c1", "c0").expect_err("no spare").code(), "host_conflict");
     assert_eq!(replace(&mut cluster, "c1", "s9").expect_err("unknown").code(), "host_not_found");

@@ -54,7 +54,7 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
 /// A cluster, the processes of its hosts, and what there is to choose from.
 struct World {
     cluster: Cluster,
-    incarnations: [u64; 4],
+    starts: [u64; 4],
     jobs: Vec<u64>,
     sessions: Vec<String>,
     orders: Vec<(u64, EncodeShards)>,
@@ -64,7 +64,7 @@ impl World {
     fn new() -> Self {
         let limits = SupervisorConfig { max_running: 3, max_queue: 12, ..config(2, 1) };
         let cluster = Cluster::ready(limits);
-        Self { cluster, incarnations: [1; 4], jobs: Vec::new(), sessions: Vec::new(), orders: Vec::new() }
+        Self { cluster, starts: [1; 4], jobs: Vec::new(), sessions: Vec::new(), orders: Vec::new() }
     }
 
     fn name(&self, host: usize) -> String {
@@ -77,7 +77,7 @@ impl World {
         let running = self.cluster.state.job_statuses(seconds(self.cluster.now), &filter).expect("no id is asked for");
         let job = running.get(of.index(running.len().max(1)))?;
         let job = self.cluster.state.job_number(&job.id)?;
-        Some((connection(2, self.incarnations[2]), job))
+        Some((connection(2, self.starts[2]), job))
     }
 
     fn act(&mut self, deed: Deed) {
@@ -118,7 +118,7 @@ impl World {
             Deed::Watch(at) => self.with_job(&at, |cluster, job| cluster.state.set_watched(job, true)),
             Deed::Pass { seconds, silent } => {
                 let heard = (0..4).filter(|host| Some(*host) != silent);
-                let heard: Vec<u64> = heard.map(|host| connection(host, self.incarnations[host])).collect();
+                let heard: Vec<u64> = heard.map(|host| connection(host, self.starts[host])).collect();
                 self.cluster.tick(now + seconds, &heard);
             }
             Deed::Encode => self.orders = self.cluster.encode(),
@@ -143,18 +143,18 @@ impl World {
                 self.cluster.say(from, HostMessage::Stalled { job, host: "c1".into(), cause: "reset".into() });
             }
             Deed::Exit(host) => {
-                let (host, incarnation, cause) = (self.name(host), self.incarnations[host], "signal 9".into());
-                self.cluster.say(NODE, HostMessage::Exited { host, incarnation, cause, restarting: true });
+                let (host, start, cause) = (self.name(host), self.starts[host], "signal 9".into());
+                self.cluster.say(NODE, HostMessage::Exited { host, start, cause, restarting: true });
             }
             Deed::Rejoin(host) => {
-                self.incarnations[host] += 1;
-                self.cluster.join(host, self.incarnations[host]);
+                self.starts[host] += 1;
+                self.cluster.join(host, self.starts[host]);
             }
             Deed::Drain(host) => self.schedule(host, crate::api::Scheduling::Draining),
             Deed::Open(host) => self.schedule(host, crate::api::Scheduling::Open),
             Deed::Restart => {
                 self.cluster.restart();
-                let hello = Hello { name: "here".into(), role: HostRole::Node, incarnation: 1, ..Hello::default() };
+                let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
                 self.cluster.say(NODE, HostMessage::Hello(hello));
             }
         }

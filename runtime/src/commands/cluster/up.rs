@@ -39,8 +39,8 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
     // A supervisor that somebody else started is not ours to keep.
     drop(data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?);
     seat.publish_pid()?;
-    let names = local_hosts(&cluster).into_iter().map(|host| host.name.as_str());
-    if credentials::provide(&cluster, names.chain([credentials::SUPERVISOR]))? {
+    let members = local_hosts(&cluster).into_iter().map(|host| host.member());
+    if credentials::provide(&cluster, members.chain([credentials::SUPERVISOR]))? {
         let folder = credentials::ca_folder(&cluster);
         globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
     }

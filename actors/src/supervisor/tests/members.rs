@@ -1,0 +1,91 @@
+//! Members that say what is not theirs to say.
+
+use super::*;
+
+const HUGE: u64 = 9_000_000_000_000_000_000;
+
+fn refusal(cluster: &mut Cluster, hello: Hello) -> String {
+    cluster.sent.clear();
+    cluster.say(700, HostMessage::Hello(hello));
+    match cluster.take_sent().pop() {
+        Some((700, HostCommand::Refuse { reason })) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_number_that_was_not_given_and_a_role_that_is_not_in_the_file_are_refused() {
+    let mut cluster = Cluster::ready(config(1, 0));
+    let own = Hello { name: "c0".into(), start: HUGE, ..Hello::default() };
+    let reason = refusal(&mut cluster, Hello { incarnation: HUGE, cluster: CLUSTER, ..own.clone() });
+    assert!(reason.contains("was never given, expected at most 1"), "{reason}");
+    let reason = refusal(&mut cluster, Hello { incarnation: HUGE, ..own.clone() });
+    assert!(reason.contains("another cluster"), "{reason}");
+    let reason = refusal(&mut cluster, Hello { role: HostRole::Query, ..own.clone() });
+    assert!(reason.contains("c0 is a Context host in the cluster file, expected that and got Query"), "{reason}");
+    let reason = refusal(&mut cluster, Hello { role: HostRole::Node, ..own.clone() });
+    assert!(reason.contains("no host of a node named c0"), "{reason}");
+    assert_eq!(cluster.health(0), HostHealth::Ready);
+    assert!(cluster.closed.is_empty());
+}
+
+#[test]
+fn a_number_of_a_start_that_cannot_be_is_over_with_its_process() {
+    let mut cluster = Cluster::ready(config(1, 0));
+    let own = Hello { name: "c0".into(), start: HUGE, address: "127.0.0.1:1".into(), ..Hello::default() };
+    cluster.say(700, HostMessage::Hello(own));
+    cluster.hello(0, 2, 0, (&[], &[]));
+    let late = matches!(cluster.take_sent().pop(), Some((_, HostCommand::Refuse { .. })));
+    assert!(late, "while that process is there, an earlier one is taken for late");
+    cluster.event(Event::Disconnected { connection: 700, cause: "reset".into() });
+    cluster.join(0, 3);
+    assert_eq!(cluster.health(0), HostHealth::Ready);
+    cluster.say(NODE, HostMessage::Exited { host: "c0".into(), start: 3, cause: "9".into(), restarting: true });
+    assert_eq!(cluster.health(0), HostHealth::Dead, "its node's numbers count again");
+}
+
+#[test]
+fn numbers_that_cannot_be_in_the_journal_heal() {
+    for (incarnation, fenced) in [(HUGE, 0), (HUGE, HUGE), (u64::MAX, u64::MAX), (1, 2)] {
+        let mut cluster = Cluster::ready(config(1, 0));
+        let entry = cluster.journal.iter_mut().find(|entry| entry.key == "c0").expect("it joined");
+        let mut value: serde_json::Value = serde_json::from_slice(&entry.value).expect("JSON");
+        (value["incarnation"], value["fenced"], value["start"]) = (incarnation.into(), fenced.into(), u64::MAX.into());
+        entry.value = serde_json::to_vec(&value).expect("JSON");
+        cluster.restart();
+        cluster.join(0, 2);
+        cluster.join(1, 2);
+        assert_eq!([0, 1].map(|at| cluster.health(at)), [HostHealth::Ready; 2], "{incarnation}, {fenced}");
+    }
+}
+
+#[test]
+fn a_node_speaks_for_its_own_hosts_only() {
+    let mut config = config(2, 0);
+    config.hosts[1].node = "there".into();
+    let mut cluster = Cluster::ready(config);
+    cluster.say(NODE, HostMessage::Exited { host: "c1".into(), start: HUGE, cause: "a lie".into(), restarting: false });
+    assert_eq!((cluster.health(1), cluster.closed), (HostHealth::Ready, vec![NODE]));
+}
+
+#[test]
+fn a_host_speaks_of_work_that_it_was_ordered_to_do_only() {
+    let mut cluster = Cluster::ready(config(2, 0));
+    let job = cluster.submit(None);
+    // Connection 3 is the query host's, which encodes nothing.
+    let (code, message) = ("lie".to_string(), "a lie".to_string());
+    cluster.say(3, HostMessage::NotEncoded { context: job, attempt: 1, peer_lost: false, code, message });
+    cluster.encode();
+    let (to, generate) = cluster.generation().expect("it is asked");
+    assert_eq!((to, generate.ticket), (3, origin(CLUSTER).secret.ticket(job)));
+    let stall = || HostMessage::Stalled { job, host: "c1".into(), cause: "a lie".into() };
+    for at in 0..10 {
+        cluster.now += 1.0 + f64::from(at) / 100.0;
+        cluster.say(1, stall());
+        cluster.tick(cluster.now, &[1, 2, 3]);
+    }
+    cluster.token(3, job, 0, 5);
+    assert!(cluster.status(job).recoveries.is_empty());
+    cluster.token(1, job, 1, 6);
+    assert_eq!(cluster.status(job).tokens, [5]);
+}
