@@ -45,6 +45,30 @@ pub enum KernelError {
         /// What the system said.
         cause: String,
     },
+    /// A GPU that cannot be used.
+    #[error("GPU {index} cannot be used: {cause}; choose another device, or the CPU")]
+    NoDevice {
+        /// The GPU asked for.
+        index: usize,
+        /// Why not.
+        cause: String,
+    },
+    /// A GPU's memory is full.
+    #[error("the GPU has no {bytes} bytes left ({free} are free); use smaller blocks or fewer shards on this host")]
+    DeviceMemory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes that were free.
+        free: usize,
+    },
+    /// A GPU, or a library that drives it, reported a failure.
+    #[error("{operation} failed on the GPU: {cause}")]
+    Device {
+        /// What was attempted.
+        operation: &'static str,
+        /// What was reported.
+        cause: String,
+    },
     /// The tensor library failed.
     #[error("tensor library: {0}")]
     Tensor(#[from] candle_core::Error),
@@ -59,6 +83,9 @@ impl KernelError {
             Self::Unsupported { .. } => "kernel_unsupported",
             Self::UnknownKernels { .. } => "kernel_unknown",
             Self::Threads { .. } => "kernel_threads",
+            Self::NoDevice { .. } => "kernel_no_device",
+            Self::DeviceMemory { .. } => "kernel_device_memory",
+            Self::Device { .. } => "kernel_device",
             Self::Tensor(_) => "kernel_tensor",
         }
     }

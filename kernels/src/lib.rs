@@ -5,6 +5,8 @@
 
 mod backend;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod key_sets;
 pub mod reference;
@@ -13,6 +15,8 @@ mod top_k;
 
 pub use backend::{Backend, DType, Heads, HostTensor, Mask, Partial};
 pub use cpu::{Cpu, CpuOptions, KernelChoice};
+#[cfg(feature = "cuda")]
+pub use cuda::{Cuda, CudaOptions};
 pub use error::KernelError;
 pub use key_sets::KeySets;
 pub use sparse::{FlexRule, StripeRule, VerticalSlashRule};

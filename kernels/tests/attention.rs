@@ -5,7 +5,7 @@ mod common;
 
 use asterism_kernels::reference::{self, AttentionShape};
 use asterism_kernels::{Backend, Heads, Mask, Partial};
-use common::{assert_close, backends, numbers, on_every_thread_count, rounded};
+use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
@@ -149,23 +149,23 @@ proptest! {
 
     #[test]
     fn attention_agrees_with_the_reference(case in case()) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             agrees_with_the_reference(backend, &case)?;
-        }
+        });
     }
 
     #[test]
     fn partials_of_any_split_merge_to_the_whole(case in case(), cuts in prop::collection::vec(any::<usize>(), 0..5)) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             merges_to_the_whole(backend, &case, &cuts)?;
-        }
+        });
     }
 
     #[test]
     fn a_row_depends_on_itself_alone(case in case(), pieces in 1usize..4) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             rows_stand_alone(backend, &case, pieces)?;
-        }
+        });
     }
 
     #[test]
@@ -181,7 +181,7 @@ proptest! {
 
 #[test]
 fn partials_300_apart_and_empty_ones_merge() {
-    for backend in backends() {
+    on_every_backend!(backend => {
         let partial = |output: [f32; 2], lse: f32| Partial {
             output: backend.upload(&[1, 1, 2], &output).unwrap(),
             lse: backend.upload(&[1, 1], &[lse]).unwrap(),
@@ -195,8 +195,8 @@ fn partials_300_apart_and_empty_ones_merge() {
         let (output, lse) = merge(&[partial([1.0, 2.0], 300.0), partial([3.0, 4.0], 300.0)]);
         assert_close(asterism_kernels::DType::F32, &output, &[2.0, 3.0]).unwrap();
         assert_close(asterism_kernels::DType::F32, &lse, &[300.0 + 2f32.ln()]).unwrap();
-        assert_eq!(backend.merge(&[]).unwrap_err().code(), "kernel_shape");
-    }
+        assert_eq!(backend.merge(&[]).err().unwrap().code(), "kernel_shape");
+    });
 }
 
 #[test]
@@ -205,17 +205,17 @@ fn long_keys_are_dealt_out_and_merged() {
     let masks = [(1, Mask::None), (5, Mask::Causal), (1, streaming), (5, streaming), (5, Mask::From { row: 3 })];
     for (queries, mask) in masks {
         let shape = AttentionShape { heads: Heads { query: 4, kv: 2, dim: 64 }, queries, keys: 3000, mask };
-        for backend in backends() {
+        on_every_backend!(backend => {
             let case = Case { shape, seed: 7, sharpness: 3.0 };
             agrees_with_the_reference(backend, &case).unwrap();
             rows_stand_alone(backend, &case, 2).unwrap();
-        }
+        });
     }
 }
 
 #[test]
 fn operands_that_do_not_fit_are_refused() {
-    for backend in backends() {
+    on_every_backend!(backend => {
         let x = |shape: &[usize]| tensor(backend, shape, &vec![0.0; shape.iter().product()]);
         let mut kv = backend.kv(&x(&[2, 3, 16]), &x(&[2, 3, 16])).unwrap();
         assert!(backend.kv(&x(&[2, 3, 16]), &x(&[2, 4, 16])).is_err());
@@ -224,5 +224,5 @@ fn operands_that_do_not_fit_are_refused() {
         assert!(backend.attention(&x(&[3, 1, 16]), &kv, Mask::None).is_err());
         assert!(backend.attention(&x(&[2, 1, 32]), &kv, Mask::None).is_err());
         assert!(backend.attention(&x(&[4, 1, 16]), &kv, Mask::None).is_ok());
-    }
+    });
 }

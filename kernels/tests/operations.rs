@@ -4,7 +4,7 @@
 mod common;
 
 use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError};
-use common::{assert_close, backends, numbers, on_every_thread_count, rounded};
+use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
@@ -184,25 +184,25 @@ proptest! {
         n in [1usize..70, 1usize..70],
         seed in any::<u32>(),
     ) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             linear(backend, (rows, k), n, seed.into())?;
-        }
+        });
     }
 
     #[test]
     fn norm_and_activation_agree(rows in 1usize..50, width in 1usize..300, seed in any::<u32>()) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             norm(backend, rows, width, seed.into())?;
             activation(backend, rows, width, seed.into())?;
-        }
+        });
     }
 
     #[test]
     fn parts_join_and_rows_gather(shape in [1usize..4, 0usize..9, 1usize..20], cut in 0usize..40, seed in any::<u64>()) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             moves(backend, shape, cut, seed)?;
             silu(backend, shape[2] * 37, seed)?;
-        }
+        });
     }
 
     #[test]
@@ -211,9 +211,9 @@ proptest! {
         positions in prop::collection::vec(0u32..20_000, 1..40),
         seed in any::<u32>(),
     ) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             rotation(backend, Heads { query: group * kv, kv, dim: 2 * half }, &positions, seed.into())?;
-        }
+        });
     }
 
     #[test]
@@ -230,22 +230,22 @@ proptest! {
 
 #[test]
 fn rows_embedding_and_stored_types() {
-    for backend in backends() {
+    on_every_backend!(backend => {
         rows_and_embedding(backend);
         stored_types(backend);
-    }
+    });
 }
 
 #[test]
 fn parts_that_are_not_there_are_refused() {
-    for backend in backends() {
+    on_every_backend!(backend => {
         let x = tensor(backend, &[2, 3, 4], &[0.0; 24]);
         let flat = tensor(backend, &[2, 4], &[0.0; 8]);
         assert!(backend.narrow(&x, 1, 2, 4).is_err() && backend.narrow(&x, 3, 0, 0).is_err());
         assert!(backend.concat(&[], 0).is_err() && backend.concat(&[x.clone(), flat], 0).is_err());
         assert!(backend.gather(&x, &[vec![0]]).is_err() && backend.gather(&x, &[vec![0], vec![3]]).is_err());
         assert!(backend.gather(&x, &[vec![0], vec![]]).is_err());
-    }
+    });
 }
 
 #[test]

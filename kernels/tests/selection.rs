@@ -5,7 +5,7 @@ mod common;
 
 use asterism_kernels::reference::{self, Sequence};
 use asterism_kernels::{Backend, FlexRule, Heads, KeySets, Mask, Partial, StripeRule, VerticalSlashRule};
-use common::{assert_close, backends, numbers, on_every_thread_count, rounded};
+use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
@@ -197,10 +197,10 @@ proptest! {
         case in case(prop_oneof![Just(1usize), 2usize..40, 100usize..420]),
         rows in prop_oneof![1usize..20, 60usize..130, Just(1000)],
     ) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             selected_agrees(backend, &case, rows)?;
             key_scores_agree(backend, &case, rows)?;
-        }
+        });
     }
 
     #[test]
@@ -208,9 +208,9 @@ proptest! {
         case in case(prop_oneof![1usize..40, 100usize..420]),
         (theta, step, block_q, block_kv) in (theta(), 1usize..5, 1usize..40, 0usize..50),
     ) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             stripes_agree(backend, &case, StripeRule { theta, step, block_q, block_kv })?;
-        }
+        });
     }
 
     #[test]
@@ -218,9 +218,9 @@ proptest! {
         case in case(prop_oneof![1usize..80, 150usize..420]),
         (vertical, slash) in (prop_oneof![0usize..200, Just(420)], prop_oneof![0usize..300, Just(420)]),
     ) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             vertical_slash_agrees(backend, &case, VerticalSlashRule { vertical, slash })?;
-        }
+        });
     }
 
     #[test]
@@ -230,9 +230,9 @@ proptest! {
         tau in prop::sample::select(vec![0.0f32, 0.1, 0.3, 2.0]),
         min_budget in prop::sample::select(vec![0usize, 1, 200, 400]),
     ) {
-        for backend in backends() {
+        on_every_backend!(backend => {
             flex_agrees(backend, &case, FlexRule { gamma, tau, min_budget })?;
-        }
+        });
     }
 
     #[test]
@@ -256,18 +256,18 @@ proptest! {
 
 #[test]
 fn long_lists_pass_over_several_tasks_and_blocks() {
-    for backend in backends() {
+    on_every_backend!(backend => {
         let case = Case { heads: Heads { query: 2, kv: 1, dim: 32 }, tokens: 1800, seed: 5, sharpness: 3.0 };
         selected_agrees(backend, &case, 900).unwrap();
         for theta in [3.0, f32::INFINITY] {
             stripes_agree(backend, &case, StripeRule { theta, step: 4, block_q: 128, block_kv: 128 }).unwrap();
         }
-    }
+    });
 }
 
 #[test]
 fn a_sequence_without_tokens_selects_nothing() {
-    for backend in backends() {
+    on_every_backend!(backend => {
         let case = Case { heads: Heads { query: 2, kv: 1, dim: 16 }, tokens: 0, seed: 0, sharpness: 1.0 };
         let Operands { q, kv, .. } = &case.on(backend);
         let rule = StripeRule { theta: 12.0, step: 16, block_q: 128, block_kv: 128 };
@@ -275,12 +275,12 @@ fn a_sequence_without_tokens_selects_nothing() {
         assert_eq!((backend.shape(&partial.output), stripes.groups()), (vec![2, 0, 16], 0));
         assert_eq!(backend.vertical_slash(q, kv, VerticalSlashRule { vertical: 9, slash: 9 }).unwrap().groups(), 0);
         assert_eq!(backend.flex_prefill(q, kv, FlexRule { gamma: 0.9, tau: 0.1, min_budget: 9 }).unwrap().groups(), 0);
-    }
+    });
 }
 
 #[test]
 fn operands_that_do_not_fit_are_refused() {
-    for backend in backends() {
+    on_every_backend!(backend => {
         let case = |tokens: usize| Case { heads: Heads { query: 2, kv: 1, dim: 16 }, tokens, seed: 0, sharpness: 1.0 };
         let (short, long) = (case(9).on(backend), case(10).on(backend));
         let rule = StripeRule { theta: 12.0, step: 2, block_q: 2, block_kv: 2 };
@@ -288,7 +288,7 @@ fn operands_that_do_not_fit_are_refused() {
         for wrong in
             [StripeRule { step: 0, ..rule }, StripeRule { block_q: 0, ..rule }, StripeRule { theta: f32::NAN, ..rule }]
         {
-            assert_eq!(backend.stripe_attention(&long.q, &long.kv, wrong).unwrap_err().code(), "kernel_shape");
+            assert_eq!(backend.stripe_attention(&long.q, &long.kv, wrong).err().unwrap().code(), "kernel_shape");
             assert_eq!(wrong.anchor_pairs(10), 0);
         }
         for (heads, rows, list) in [(1, 10, vec![0]), (2, 5, vec![0]), (2, 10, vec![10])] {
@@ -296,5 +296,5 @@ fn operands_that_do_not_fit_are_refused() {
             assert!(backend.attention_selected(&long.q, &long.kv, &keys).is_err());
         }
         assert!(backend.key_scores(&backend.narrow(&long.q, 1, 0, 0).unwrap(), &long.k).is_err());
-    }
+    });
 }

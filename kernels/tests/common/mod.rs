@@ -18,6 +18,33 @@ pub fn backends() -> &'static [Cpu] {
     BACKENDS.get_or_init(|| with_threads(2))
 }
 
+/// The GPU in both compute types; none, said aloud, where there is none. `ASTERISM_REQUIRE_GPU` makes that a failure.
+#[cfg(feature = "cuda")]
+pub fn devices() -> &'static [asterism_kernels::Cuda] {
+    static DEVICES: OnceLock<Vec<asterism_kernels::Cuda>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let open = |dtype| asterism_kernels::Cuda::new(asterism_kernels::CudaOptions { device: 0, dtype });
+        match [DType::F32, DType::Bf16].into_iter().map(open).collect() {
+            Ok(devices) => devices,
+            Err(error) if std::env::var_os("ASTERISM_REQUIRE_GPU").is_some() => panic!("{error}"),
+            Err(error) => {
+                eprintln!("NOT TESTED on a GPU: {error}");
+                Vec::new()
+            }
+        }
+    })
+}
+
+/// Runs a block for every backend there is: the processor's kernels and, built with them, the GPU's.
+#[macro_export]
+macro_rules! on_every_backend {
+    ($backend:ident => $check:block) => {
+        for $backend in $crate::common::backends() $check
+        #[cfg(feature = "cuda")]
+        for $backend in $crate::common::devices() $check
+    };
+}
+
 /// Checks that `result` has the same bits on one, two and five threads.
 pub fn on_every_thread_count(result: impl Fn(&Cpu) -> Vec<f32>) -> Result<(), TestCaseError> {
     static BACKENDS: OnceLock<[Vec<Cpu>; 2]> = OnceLock::new();

@@ -1,6 +1,6 @@
 //! Runs golden cases through the encoder and generator that hosts use, and writes a result file for check.py.
 //!
-//!     cargo run --release -p asterism-models --example golden -- <inputs.json> <out.json> [--models DIR]
+//!     cargo run --release -p asterism-models --example golden -- <inputs.json> <out.json> [--models DIR] [--device cuda]
 
 mod case;
 #[path = "../../../tests/golden/cases.rs"]
@@ -14,25 +14,37 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use asterism_kernels::{Cpu, CpuOptions};
+use asterism_kernels::{Backend, Cpu, CpuOptions};
 use serde_json::{Value, json};
 
 use case::{Case, CaseFile};
 use model::Models;
 
 /// Where cases find their tensors and checkpoints, and the device they run on.
-struct Bench {
+struct Bench<B: Backend> {
     inputs: PathBuf,
-    models: Models,
-    backend: Arc<Cpu>,
+    models: Models<B>,
+    backend: Arc<B>,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse()?;
+    match arguments.device.as_deref() {
+        None => run(arguments, Cpu::new(CpuOptions::default())?),
+        #[cfg(feature = "cuda")]
+        Some("cuda") => {
+            let options = asterism_kernels::CudaOptions { device: 0, dtype: asterism_kernels::DType::F32 };
+            run(arguments, asterism_kernels::Cuda::new(options)?)
+        }
+        Some(device) => bail!("device {device} is not known here; a build with the feature cuda knows \"cuda\""),
+    }
+}
+
+fn run<B: Backend>(arguments: Arguments, backend: B) -> Result<()> {
     let text = std::fs::read_to_string(&arguments.inputs)
         .with_context(|| format!("cannot read {}", arguments.inputs.display()))?;
     let file: CaseFile = serde_json::from_str(&text).context("the input is not a case file")?;
-    let backend = Arc::new(Cpu::new(CpuOptions::default())?);
+    let backend = Arc::new(backend);
     let mut bench = Bench {
         inputs: arguments.inputs.parent().unwrap_or(Path::new("")).to_owned(),
         models: Models::new(arguments.models, Arc::clone(&backend)),
@@ -47,7 +59,7 @@ fn main() -> Result<()> {
         .with_context(|| format!("cannot write {}", arguments.output.display()))
 }
 
-impl Bench {
+impl<B: Backend> Bench<B> {
     fn solve(&mut self, case: &Case) -> Result<Value> {
         let backend = &*self.backend;
         match case.kind.as_str() {
@@ -75,21 +87,23 @@ struct Arguments {
     inputs: PathBuf,
     output: PathBuf,
     models: PathBuf,
+    device: Option<String>,
 }
 
 impl Arguments {
     fn parse() -> Result<Self> {
         let mut models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
-        let (mut files, mut given) = (Vec::new(), std::env::args().skip(1));
+        let (mut files, mut device, mut given) = (Vec::new(), None, std::env::args().skip(1));
         while let Some(argument) = given.next() {
             match argument.as_str() {
                 "--models" => models = given.next().context("--models needs a folder")?.into(),
+                "--device" => device = Some(given.next().context("--device needs a name")?),
                 _ => files.push(PathBuf::from(argument)),
             }
         }
         let Ok([inputs, output]) = <[PathBuf; 2]>::try_from(files) else {
-            bail!("usage: golden <inputs.json> <out.json> [--models DIR]");
+            bail!("usage: golden <inputs.json> <out.json> [--models DIR] [--device cuda]");
         };
-        Ok(Self { inputs, output, models })
+        Ok(Self { inputs, output, models, device })
     }
 }

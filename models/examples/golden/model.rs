@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use asterism_kernels::{Backend, Cpu};
+use asterism_kernels::Backend;
 use asterism_models::{
     Checkpoint, Chosen, Decoder, EncodedShard, Generator, LocalContext, Parts, RetainingHeads, Sampler, Sampling,
     Tokenizer, Watch, encode_plan,
@@ -17,24 +17,24 @@ use crate::case::Case;
 use crate::{cases, view};
 
 /// A loaded checkpoint.
-pub struct Model {
-    pub decoder: Decoder<Cpu>,
+pub struct Model<B: Backend> {
+    pub decoder: Decoder<B>,
     pub tokenizer: Tokenizer,
 }
 
 /// Checkpoints by folder name, each loaded once.
-pub struct Models {
+pub struct Models<B: Backend> {
     folder: PathBuf,
-    backend: Arc<Cpu>,
-    loaded: HashMap<String, Model>,
+    backend: Arc<B>,
+    loaded: HashMap<String, Model<B>>,
 }
 
-impl Models {
-    pub fn new(folder: PathBuf, backend: Arc<Cpu>) -> Self {
+impl<B: Backend> Models<B> {
+    pub fn new(folder: PathBuf, backend: Arc<B>) -> Self {
         Self { folder, backend, loaded: HashMap::new() }
     }
 
-    pub fn load(&mut self, name: String) -> Result<&Model> {
+    pub fn load(&mut self, name: String) -> Result<&Model<B>> {
         if !self.loaded.contains_key(&name) {
             let checkpoint = Checkpoint::open(&self.folder.join(&name))?;
             let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;

@@ -1,0 +1,49 @@
+//! Compiles the GPU kernels to machine code for sm_80 and sm_90a, where the feature `cuda` is on.
+
+use std::{env, ffi::OsString, path::PathBuf, process::Command};
+
+const KERNELS: &[&str] = &["elementwise", "products", "moves", "attention", "plain"];
+const TARGETS: &[&str] = &["80", "90a"];
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return;
+    }
+    println!("cargo::rerun-if-changed=src/cuda/kernels");
+    for name in ["NVCC", "CUDA_HOME", "PATH"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let nvcc = nvcc();
+    for kernel in KERNELS {
+        let source = format!("src/cuda/kernels/{kernel}.cu");
+        let mut command = Command::new(&nvcc);
+        command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo"]).arg(&source);
+        command.arg("-o").arg(out.join(format!("{kernel}.fatbin")));
+        command.args(TARGETS.iter().map(|target| format!("-gencode=arch=compute_{target},code=sm_{target}")));
+        match command.status() {
+            Ok(status) if status.success() => {}
+            Ok(status) => fail(&format!("{} failed on kernels/{source}: {status}", nvcc.display())),
+            Err(error) => fail(&format!("cannot run {}: {error}", nvcc.display())),
+        }
+    }
+}
+
+/// The compiler that `NVCC` names, or the one below `CUDA_HOME`, or the one on the path.
+fn nvcc() -> OsString {
+    if let Some(nvcc) = env::var_os("NVCC") {
+        return nvcc;
+    }
+    let below = env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("bin/nvcc"));
+    below.filter(|path| path.exists()).map_or_else(|| "nvcc".into(), Into::into)
+}
+
+fn fail(cause: &str) -> ! {
+    println!("cargo::error={cause}");
+    println!(
+        "cargo::error=the feature `cuda` needs CUDA's compiler, 13.0 or earlier: set NVCC or CUDA_HOME, or fetch one with \
+         `eval \"$(kernels/cuda-toolchain.sh)\"`; without the feature no compiler is needed"
+    );
+    std::process::exit(1);
+}

@@ -1,0 +1,98 @@
+//! Attention of an 8B model's heads: prefill, and few rows on many keys.
+
+use anyhow::Result;
+use asterism_kernels::cuda::{Attention, Tensor};
+use asterism_kernels::{DType, Mask};
+
+use crate::Bench;
+
+const QUERY: usize = 32;
+const KV: usize = 8;
+
+/// Operands and results of one call, token-major.
+struct Operands {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+}
+
+impl Operands {
+    fn new(bench: &Bench, rows: usize, keys: usize, dim: usize) -> Result<Self> {
+        Ok(Self {
+            q: bench.random(&[rows, QUERY * dim], 1, 1.0)?,
+            k: bench.random(&[keys, KV * dim], 2, 1.0)?,
+            v: bench.random(&[keys, KV * dim], 3, 1.0)?,
+            out: bench.random(&[rows, QUERY * dim], 4, 1.0)?,
+            lse: bench.device().empty(&[QUERY, rows], DType::F32)?,
+        })
+    }
+
+    fn call<'a>(&'a self, out: &'a Tensor, lse: &'a Tensor, mask: Mask) -> Result<Attention<'a>> {
+        let (k, v) = (self.k.token_major(KV)?, self.v.token_major(KV)?);
+        Ok(Attention { q: self.q.token_major(QUERY)?, k, v, mask, out: out.token_major(QUERY)?, lse })
+    }
+}
+
+pub fn prefill(bench: &Bench) -> Result<()> {
+    let cases = [
+        (128, 8, 8, Mask::Causal),
+        (128, 32, 32, Mask::Causal),
+        (128, 128, 128, Mask::Causal),
+        (128, 8, 128, Mask::Causal),
+        (128, 32, 128, Mask::Causal),
+        (128, 2, 2, Mask::Causal),
+        (128, 8, 8, Mask::None),
+        (128, 16, 4, Mask::None),
+        (128, 32, 32, Mask::None),
+        (64, 32, 32, Mask::Causal),
+    ];
+    for (dim, rows, keys, mask) in cases {
+        let (rows, keys) = (rows * 1024, keys * 1024);
+        let operands = Operands::new(bench, rows, keys, dim)?;
+        let (out, lse) =
+            (bench.random(&[rows, QUERY * dim], 5, 1.0)?, bench.device().empty(&[QUERY, rows], DType::F32)?);
+        let chosen = operands.call(&operands.out, &operands.lse, mask)?;
+        let own = operands.call(&out, &lse, mask)?;
+        bench.gpu.attender().attend(bench.device(), chosen)?;
+        bench.device().attend_own(own)?;
+        let last = |x: &Tensor| x.rows(rows - 2048, rows);
+        bench.agree(&last(&operands.out)?, &last(&out)?)?;
+        bench.agree(&operands.lse, &lse)?;
+        let hidden = if mask == Mask::Causal { (rows - 1) as f64 / 2.0 } else { 0.0 };
+        let flops = 4.0 * (QUERY * dim) as f64 * rows as f64 * (keys as f64 - hidden);
+        let reps = ((2e13 / flops) as usize).clamp(1, 20);
+        let case = format!("{rows} on {keys}, d {dim}, {mask:?}");
+        let seconds = bench.time(reps, |_| Ok(bench.gpu.attender().attend(bench.device(), chosen)?))?;
+        let figure = format!("{:.0} TFLOP/s", flops / seconds / 1e12);
+        bench.say("attention", &case, seconds, &figure)?;
+        if rows.max(keys) <= 32768 {
+            let seconds = bench.time(reps.min(4), |_| Ok(bench.device().attend_own(own)?))?;
+            bench.say("own", &case, seconds, &format!("{:.0} TFLOP/s", flops / seconds / 1e12))?;
+        }
+    }
+    Ok(())
+}
+
+pub fn few_rows(bench: &Bench) -> Result<()> {
+    for (dim, keys) in [(128, 32 << 10), (128, 128 << 10), (128, 1 << 20), (64, 128 << 10)] {
+        for rows in [1, 2, 4, 8, 16, 32, 64] {
+            let operands = Operands::new(bench, rows, keys, dim)?;
+            let (out, lse) =
+                (bench.random(&[rows, QUERY * dim], 5, 1.0)?, bench.device().empty(&[QUERY, rows], DType::F32)?);
+            let few = operands.call(&operands.out, &operands.lse, Mask::None)?;
+            bench.device().attend_few(few)?;
+            bench.device().attend_own(operands.call(&out, &lse, Mask::None)?)?;
+            bench.agree(&operands.out, &out)?;
+            bench.agree(&operands.lse, &lse)?;
+            let seconds = bench.time(40, |_| Ok(bench.device().attend_few(few)?))?;
+            let bytes = (2 * keys * KV * dim * 2) as f64;
+            let flops = 4.0 * (QUERY * dim * rows * keys) as f64;
+            let figure =
+                format!("{:.2} TB/s of keys and values, {:.0} TFLOP/s", bytes / seconds / 1e12, flops / seconds / 1e12);
+            bench.say("rows", &format!("{rows} on {keys}, d {dim}"), seconds, &figure)?;
+        }
+    }
+    Ok(())
+}

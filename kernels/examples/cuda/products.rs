@@ -1,0 +1,51 @@
+//! Linear layers of an 8B model by rows.
+
+use anyhow::{Result, ensure};
+use asterism_kernels::cuda::Linear;
+
+use crate::Bench;
+
+/// Weights that take turns, so that none is found in the cache.
+const COPIES: usize = 4;
+
+pub fn run(bench: &Bench) -> Result<()> {
+    for (name, n, k) in [("qkv", 6144, 4096), ("o", 4096, 4096), ("gate-up", 28672, 4096), ("down", 4096, 14336)] {
+        let weight = |seed: usize| Ok(Linear::of(bench.random(&[n, k], seed as u32, 0.02)?, None)?);
+        let weights = (0..COPIES).map(weight).collect::<Result<Vec<_>>>()?;
+        let all = bench.random(&[32768, k], 9, 1.0)?;
+        check(bench, &weights[0], n, k)?;
+        for rows in [1, 4, 16, 64, 128, 512, 1024, 2048, 4096, 8192, 32768] {
+            let x = all.rows(0, rows)?;
+            let reps = (1 << 17) / rows.max(2048);
+            let work = |turn: usize| {
+                bench.gpu.products().linear(bench.device(), &x, &weights[turn % COPIES], None).map(drop)?;
+                Ok(())
+            };
+            let seconds = bench.time(reps, work)?;
+            let (flops, bytes) = (2.0 * (rows * n * k) as f64, 2.0 * (n * k + rows * (n + k)) as f64);
+            let figure = format!("{:.0} TFLOP/s, {:.2} TB/s", flops / seconds / 1e12, bytes / seconds / 1e12);
+            bench.say("products", &format!("{name} {k} -> {n}, {rows} rows"), seconds, &figure)?;
+        }
+    }
+    for choice in bench.gpu.products().choices() {
+        bench.say("algorithm", &format!("{choice:?}").replace('"', ""), 0.0, "")?;
+    }
+    Ok(())
+}
+
+/// A few outputs against double precision.
+fn check(bench: &Bench, weight: &Linear, n: usize, k: usize) -> Result<()> {
+    let (x, w) = (bench.random(&[64, k], 9, 1.0)?, bench.random(&[n, k], 0, 0.02)?);
+    let y = bench.device().download(&bench.gpu.products().linear(bench.device(), &x, weight, None)?)?;
+    let (x, w) = (bench.device().download(&x)?, bench.device().download(&w)?);
+    for at in (0..64 * n).step_by(64 * n / 97) {
+        let (x, w) = (&x[at / n * k..][..k], &w[at % n * k..][..k]);
+        let expected: f64 = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+        ensure!(
+            (f64::from(y[at]) - expected).abs() < 1e-2 * expected.abs() + 2e-2,
+            "output {at}: {} {expected}",
+            y[at]
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,274 @@
+//! The GPU backend: operations on device tensors ([`Device`], [`Products`], [`Attender`], [`Kv`]), and a thin [`Backend`] over
+//! them. Reads no file and no configuration.
+//!
+//! What AnchorAttention, MInference and FlexPrefill select is still estimated on the host, in f32; the attention is the GPU's.
+
+mod attention;
+mod device;
+mod elementwise;
+mod kv;
+mod linear;
+mod moves;
+mod sparse;
+mod tensor;
+
+use std::sync::OnceLock;
+
+pub use attention::{Attender, Attention, FEW_ROWS, PIECE};
+pub use device::Device;
+pub use elementwise::Positions;
+pub use kv::Kv;
+pub use linear::{Choice, Linear, Products};
+pub use moves::Placed;
+pub use tensor::{Tensor, View};
+
+use crate::{
+    Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
+    VerticalSlashRule,
+};
+
+/// How a [`Cuda`] computes.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Which GPU, counted from 0.
+    pub device: usize,
+    /// Compute type: `F32` or `Bf16`.
+    pub dtype: DType,
+}
+
+/// A GPU as a backend.
+pub struct Cuda {
+    // Before the device, which their handles need.
+    products: Products,
+    attender: Attender,
+    /// What still selects keys on the host.
+    host: OnceLock<Cpu>,
+    dtype: DType,
+    device: Device,
+}
+
+impl Cuda {
+    /// Opens a GPU.
+    ///
+    /// # Errors
+    /// [`KernelError::NoDevice`] where it cannot be used, [`KernelError::DType`] for a type that is not computed in.
+    pub fn new(options: CudaOptions) -> Result<Self, KernelError> {
+        if options.dtype == DType::F16 {
+            return Err(KernelError::DType { operation: "cuda", got: options.dtype });
+        }
+        let device = Device::open(options.device)?;
+        let (products, attender) = (Products::new(&device)?, Attender::new(&device)?);
+        Ok(Self { products, attender, host: OnceLock::new(), dtype: options.dtype, device })
+    }
+
+    /// The GPU.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its linear layers.
+    pub fn products(&self) -> &Products {
+        &self.products
+    }
+
+    /// Its attention.
+    pub fn attender(&self) -> &Attender {
+        &self.attender
+    }
+
+    /// Refuses what is not in compute type.
+    fn computed(&self, operation: &'static str, x: &Tensor) -> Result<(), KernelError> {
+        if x.dtype() == self.dtype { Ok(()) } else { Err(KernelError::DType { operation, got: x.dtype() }) }
+    }
+
+    /// An unset partial for `q`.
+    fn partial(&self, q: &Tensor) -> Result<Partial<Tensor>, KernelError> {
+        let (heads, t, _) = q.cube("attention")?;
+        let lse = self.device.empty(&[heads, t], DType::F32)?;
+        Ok(Partial { output: self.device.empty(q.shape(), DType::F32)?, lse })
+    }
+}
+
+impl Backend for Cuda {
+    type Tensor = Tensor;
+    type Linear = Linear;
+    type Kv = Kv;
+
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor, KernelError> {
+        self.device.tensor(shape, values, DType::F32)
+    }
+
+    fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
+        self.device.download(tensor)
+    }
+
+    fn shape(&self, tensor: &Tensor) -> Vec<usize> {
+        tensor.shape().to_vec()
+    }
+
+    fn cast(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.cast(x, self.dtype)
+    }
+
+    fn weight(&self, host: HostTensor<'_>) -> Result<Tensor, KernelError> {
+        self.device.weights("weight", &[host], host.shape, self.dtype)
+    }
+
+    fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Linear, KernelError> {
+        Linear::pack(&self.device, parts, biases, self.dtype)
+    }
+
+    fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor, KernelError> {
+        self.device.embed(table, ids)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
+        self.device.rms_norm(x, None, weight, eps)
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Linear) -> Result<Tensor, KernelError> {
+        self.products.linear(&self.device, x, weight, None)
+    }
+
+    fn linear_add(&self, x: &Tensor, weight: &Linear, residual: Tensor) -> Result<Tensor, KernelError> {
+        self.products.linear(&self.device, x, weight, Some(residual))
+    }
+
+    fn gated_silu(&self, gate_up: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.gated_silu(gate_up)
+    }
+
+    fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.silu(x)
+    }
+
+    fn rows(&self, x: &Tensor, start: usize, end: usize) -> Result<Tensor, KernelError> {
+        x.rows(start, end)
+    }
+
+    fn narrow(&self, x: &Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor, KernelError> {
+        self.device.narrow(x, axis, start, end)
+    }
+
+    fn concat(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
+        self.device.concat(parts, axis)
+    }
+
+    fn gather(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
+        let (heads, t, _) = x.cube("gather")?;
+        let count = rows.first().map_or(0, Vec::len);
+        if rows.len() != heads || rows.iter().any(|rows| rows.len() != count) {
+            let got: Vec<usize> = rows.iter().map(Vec::len).collect();
+            return Err(KernelError::shape("gather", format!("{heads} lists, equally long"), &[&got]));
+        }
+        if let Some(row) = rows.iter().flatten().find(|row| **row as usize >= t) {
+            let (expected, got) = (format!("rows below {t}"), row.to_string());
+            return Err(KernelError::Shape { operation: "gather", expected, got });
+        }
+        let mut list = self.device.words(&rows.concat())?;
+        list.shape = vec![heads, count];
+        self.device.gather(x, &list)
+    }
+
+    fn split_rotate(
+        &self,
+        qkv: &Tensor,
+        heads: Heads,
+        positions: &[u32],
+        inv_freq: &[f32],
+    ) -> Result<(Tensor, Tensor, Tensor), KernelError> {
+        self.computed("split_rotate", qkv)?;
+        let (t, Heads { query, kv, dim }) = (qkv.matrix("split_rotate")?.0, heads);
+        let empty = |heads: usize| self.device.empty(&[heads, t, dim], self.dtype);
+        let (q, k, v) = (empty(query)?, empty(kv)?, empty(kv)?);
+        let positions = self.device.positions(positions, inv_freq)?;
+        let to = [k.heads_first()?, v.heads_first()?];
+        self.device.split_rotate(qkv, &positions, q.heads_first()?, to)?;
+        Ok((q, k, v))
+    }
+
+    fn kv(&self, k: &Tensor, v: &Tensor) -> Result<Kv, KernelError> {
+        let (heads, t, dim) = k.cube("kv")?;
+        let mut kv = Kv::new(&self.device, heads, dim, self.dtype, t)?;
+        kv.append(&self.device, k, v)?;
+        Ok(kv)
+    }
+
+    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
+        kv.append(&self.device, k, v)
+    }
+
+    fn kv_rows(&self, kv: &Kv, start: usize, end: usize) -> Result<Kv, KernelError> {
+        kv.rows(&self.device, start, end)
+    }
+
+    fn kv_len(&self, kv: &Kv) -> usize {
+        kv.len()
+    }
+
+    fn kv_bytes(&self, kv: &Kv) -> usize {
+        kv.bytes()
+    }
+
+    fn attention(&self, q: &Tensor, kv: &Kv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
+        self.computed("attention", q)?;
+        let mut partial = self.partial(q)?;
+        // cuDNN writes bf16 only; many rows of it go that way.
+        let many = q.dtype() == DType::Bf16 && q.shape()[1] > FEW_ROWS && matches!(q.shape()[2], 64 | 128);
+        if many && self.attender.has_library() && matches!(mask, Mask::None | Mask::Causal) {
+            partial.output = self.device.empty(q.shape(), DType::Bf16)?;
+        }
+        let [k, v] = kv.view(0, kv.len());
+        let out = partial.output.heads_first()?;
+        let call = Attention { q: q.heads_first()?, k, v, mask, out, lse: &partial.lse };
+        self.attender.attend(&self.device, call)?;
+        partial.output = self.device.cast(&partial.output, DType::F32)?;
+        Ok(partial)
+    }
+
+    fn key_scores(&self, q: &Tensor, k: &Tensor) -> Result<Vec<f32>, KernelError> {
+        self.computed("key_scores", q)?;
+        self.device.download(&self.device.key_scores(q, k)?)
+    }
+
+    fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
+        self.computed("attention_selected", q)?;
+        let partial = self.partial(q)?;
+        let [k, v] = kv.view(0, kv.len());
+        let (q, out) = (q.heads_first()?, partial.output.heads_first()?);
+        let call = Attention { q, k, v, mask: Mask::Causal, out, lse: &partial.lse };
+        self.device.attend_selected(call, keys)?;
+        Ok(partial)
+    }
+
+    fn stripe_attention(
+        &self,
+        q: &Tensor,
+        kv: &Kv,
+        rule: StripeRule,
+    ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
+        let stripes = self.on_host(q, kv, |host, q, kv| Ok(host.stripe_attention(q, kv, rule)?.1))?;
+        let attended = sparse::with_anchor(&stripes, rule, q.shape()[1])?;
+        Ok((self.attention_selected(q, kv, &attended)?, stripes))
+    }
+
+    fn vertical_slash(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Result<KeySets, KernelError> {
+        self.on_host(q, kv, |host, q, kv| host.vertical_slash(q, kv, rule))
+    }
+
+    fn flex_prefill(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Result<KeySets, KernelError> {
+        self.on_host(q, kv, |host, q, kv| host.flex_prefill(q, kv, rule))
+    }
+
+    fn merge(&self, partials: &[Partial<Tensor>]) -> Result<Partial<Tensor>, KernelError> {
+        self.device.merge(partials)
+    }
+
+    fn join_heads(&self, output: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.join_heads(output, self.dtype)
+    }
+}

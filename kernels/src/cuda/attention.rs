@@ -1,0 +1,145 @@
+//! Attention with log-sum-exp: which kernel takes a call. Prefill goes to cuDNN where it is there, else to the own kernel; few
+//! rows to the own kernel that cuts the keys in pieces; f32 and odd head sizes to the plain one.
+
+mod fused;
+mod own;
+
+use std::sync::Mutex;
+
+use fused::{Fused, Shape};
+pub use own::PIECE;
+
+use super::device::Device;
+use super::tensor::{Tensor, View};
+use crate::{DType, KernelError, KeySets, Mask};
+
+/// Rows up to which a call goes through the kernel that cuts the keys: below, a row's bits do not depend on its company.
+pub const FEW_ROWS: usize = 512;
+/// Prefill rows go to cuDNN in multiples of this, so that lengths share plans; the own kernel takes the rest.
+const ROUNDED: usize = 512;
+
+/// What attention of `q` over `k, v` is given. Views are of one type; `lse` is `(query heads, rows)` f32.
+#[derive(Clone, Copy)]
+pub struct Attention<'a> {
+    /// `(query heads, rows, dim)`.
+    pub q: View<'a>,
+    /// `(kv heads, keys, dim)`.
+    pub k: View<'a>,
+    /// As `k`, and lying as `k` does.
+    pub v: View<'a>,
+    /// Which keys a row sees.
+    pub mask: Mask,
+    /// `(query heads, rows, dim)`, f32 or, from bf16, bf16: written.
+    pub out: View<'a>,
+    /// Written.
+    pub lse: &'a Tensor,
+}
+
+impl Attention<'_> {
+    fn check(&self) -> Result<(), KernelError> {
+        let Self { q, k, v, out, lse, .. } = self;
+        let fits = k.heads > 0
+            && q.heads.is_multiple_of(k.heads)
+            && (k.heads, k.rows, k.dim, k.at) == (v.heads, v.rows, v.dim, v.at)
+            && q.dim == k.dim
+            && (q.heads, q.rows, q.dim) == (out.heads, out.rows, out.dim)
+            && lse.shape == [q.heads, q.rows];
+        if !fits {
+            let expected = "q and out (a multiple of kv heads, t, dim), k and v (kv heads, keys, dim), lse (heads, t)";
+            let got: [&[usize]; 3] =
+                [&[q.heads, q.rows, q.dim], &[k.heads, k.rows, k.dim], &[out.heads, out.rows, out.dim]];
+            return Err(KernelError::shape("attention", expected, &got));
+        }
+        let types = [k.dtype, v.dtype] == [q.dtype; 2] && lse.dtype == DType::F32;
+        if !types || (out.dtype != DType::F32 && out.dtype != q.dtype) {
+            return Err(KernelError::DType { operation: "attention", got: k.dtype });
+        }
+        Ok(())
+    }
+
+    /// Whether the matrix kernels take it.
+    fn tiled(&self) -> bool {
+        let aligned = [self.q, self.k, self.v, self.out].iter().all(|x| x.pointer.is_multiple_of(16));
+        let strides = [self.q.at, self.k.at, self.out.at].iter().all(|at| at.row % 8 == 0 && at.head % 8 == 0);
+        self.q.dtype == DType::Bf16 && matches!(self.q.dim, 64 | 128) && aligned && strides
+    }
+}
+
+/// The attention of a device: cuDNN's plans, where cuDNN is there.
+pub struct Attender {
+    fused: Option<Mutex<Fused>>,
+}
+
+impl Attender {
+    /// Opens cuDNN; without it the own kernel does all.
+    pub fn new(device: &Device) -> Result<Self, KernelError> {
+        Ok(Self { fused: Fused::open(device)?.map(Mutex::new) })
+    }
+
+    /// Whether cuDNN was found.
+    pub fn has_library(&self) -> bool {
+        self.fused.is_some()
+    }
+
+    /// Attention by whatever suits it.
+    pub fn attend(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
+        call.check()?;
+        if call.q.rows == 0 {
+            return Ok(());
+        }
+        match call {
+            call if !call.tiled() => device.attend_plain(call, None),
+            call if call.q.rows <= FEW_ROWS => device.attend_rows(call),
+            call => self.prefill(device, call),
+        }
+    }
+
+    /// Attention of many rows.
+    fn prefill(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
+        let (rows, keys) = (call.q.rows, call.k.rows);
+        let rounded = rows / ROUNDED * ROUNDED;
+        let lead = match call.mask {
+            Mask::None => Some(keys),
+            // Rows that see no key are not cuDNN's.
+            Mask::Causal if keys >= rows => Some(keys - rows + rounded),
+            _ => None,
+        };
+        let (Some(fused), Some(lead), DType::Bf16) = (&self.fused, lead.filter(|keys| *keys > 0), call.out.dtype)
+        else {
+            return device.attend_whole(call, 0);
+        };
+        let shape = Shape::of(&call, rounded, lead);
+        if fused.lock().expect("no panic holds it").run(device, shape, &call)? {
+            return if rounded < rows { device.attend_whole(call, rounded) } else { Ok(()) };
+        }
+        device.attend_whole(call, 0)
+    }
+}
+
+impl Device {
+    /// Attention of `q` over listed keys: row `i` of head `h` sees the keys of `(h, i / rows)` that do not come after it. Any type
+    /// and head size, by the plain kernel.
+    pub fn attend_selected(&self, call: Attention<'_>, keys: &KeySets) -> Result<(), KernelError> {
+        call.check()?;
+        let (heads, tokens) = (call.q.heads, call.q.rows);
+        let groups = tokens.div_ceil(keys.rows());
+        if call.k.rows != tokens || keys.heads() != heads || keys.groups() != groups || keys.end() > tokens {
+            let expected = format!("{heads} heads of {groups} groups, {tokens} keys, lists below {tokens}");
+            let got = format!("{} heads of {} groups, keys below {}", keys.heads(), keys.groups(), keys.end());
+            return Err(KernelError::Shape { operation: "attention_selected", expected, got });
+        }
+        self.attend_plain(call, Some(keys))
+    }
+
+    /// Attention by the own kernel for many rows: the fallback without cuDNN, and what cuDNN is checked against.
+    pub fn attend_own(&self, call: Attention<'_>) -> Result<(), KernelError> {
+        call.check()?;
+        if call.tiled() { self.attend_whole(call, 0) } else { self.attend_plain(call, None) }
+    }
+
+    /// Attention by the kernel that cuts the keys in pieces, whatever the rows.
+    pub fn attend_few(&self, call: Attention<'_>) -> Result<(), KernelError> {
+        call.check()?;
+        if call.tiled() { self.attend_rows(call) } else { self.attend_plain(call, None) }
+    }
+}

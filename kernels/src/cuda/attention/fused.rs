@@ -1,0 +1,142 @@
+//! cuDNN's fused attention with log-sum-exp through its backend descriptors. Plans are built once a shape and kept; a shape that
+//! cuDNN refuses is remembered and left to the own kernel.
+
+mod graph;
+
+use std::collections::HashMap;
+
+use cudarc::cudnn::sys::{self, cudnnBackendDescriptor_t as Descriptor};
+use graph::Graph;
+
+use super::super::device::{Buffer, Device, device_error};
+use super::super::tensor::Strides;
+use super::Attention;
+use crate::{KernelError, Mask};
+
+/// Plans kept; beyond, all are dropped and built again as they are asked for.
+const KEPT: usize = 64;
+
+/// What a plan is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    pub heads: [usize; 2],
+    pub rows: usize,
+    pub keys: usize,
+    pub dim: usize,
+    pub causal: bool,
+    pub q: Strides,
+    pub kv: Strides,
+    pub out: Strides,
+    pub lse_head: usize,
+}
+
+impl Shape {
+    /// The first `rows` rows of a call over its first `keys` keys.
+    pub fn of(call: &Attention<'_>, rows: usize, keys: usize) -> Self {
+        let Attention { q, k, out, lse, mask, .. } = call;
+        Self {
+            heads: [q.heads, k.heads],
+            rows,
+            keys,
+            dim: q.dim,
+            causal: *mask == Mask::Causal,
+            q: q.at,
+            kv: k.at,
+            out: out.at,
+            lse_head: lse.shape[1],
+        }
+    }
+}
+
+/// A built plan.
+pub struct Plan {
+    plan: Descriptor,
+    graph: Graph,
+    /// What the plan was built from; kept as long as it is.
+    _engines: Graph,
+    workspace: usize,
+}
+
+/// cuDNN on one device.
+pub struct Fused {
+    handle: sys::cudnnHandle_t,
+    /// `None`: refused.
+    plans: HashMap<Shape, Option<Plan>>,
+    workspace: Option<Buffer>,
+}
+
+// SAFETY: the handle and the plans are used by one thread at a time, behind the mutex of the owner.
+unsafe impl Send for Fused {}
+
+impl Fused {
+    /// Opens the library; `None` where there is none.
+    pub fn open(device: &Device) -> Result<Option<Self>, KernelError> {
+        // SAFETY: this only tries to load the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Ok(None);
+        }
+        let failed = |error: &dyn std::fmt::Display| device_error("cudnn", error);
+        device.context().bind_to_thread().map_err(|error| failed(&error))?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a handle is made for the current context and given the stream, which outlives it.
+        let status = unsafe {
+            match sys::cudnnCreate(&mut handle) {
+                sys::cudnnStatus_t::CUDNN_STATUS_SUCCESS => {
+                    sys::cudnnSetStream(handle, device.stream().cu_stream().cast())
+                }
+                other => other,
+            }
+        };
+        graph::check(status, "cudnnCreate")?;
+        Ok(Some(Self { handle, plans: HashMap::new(), workspace: None }))
+    }
+
+    /// Queues attention of the call's first rows; whether cuDNN takes the shape.
+    pub fn run(&mut self, device: &Device, shape: Shape, call: &Attention<'_>) -> Result<bool, KernelError> {
+        device.context().bind_to_thread().map_err(|error| device_error("cudnn", error))?;
+        if !self.plans.contains_key(&shape) {
+            if self.plans.len() >= KEPT {
+                device.synchronize()?;
+                self.plans.clear();
+            }
+            let plan = Plan::build(self.handle, shape).ok();
+            self.plans.insert(shape, plan);
+        }
+        let Some(plan) = &self.plans[&shape] else { return Ok(false) };
+        if self.workspace.as_ref().is_none_or(|workspace| workspace.bytes < plan.workspace) {
+            self.workspace = Some(device.alloc(plan.workspace)?);
+        }
+        let workspace = self.workspace.as_ref().map_or(0, |workspace| workspace.pointer);
+        let tensors = [call.q, call.k, call.v, call.out].map(|view| view.pointer);
+        plan.graph.execute(
+            self.handle,
+            plan.plan,
+            &shape,
+            [&tensors[..], &[call.lse.pointer(), workspace]].concat(),
+        )?;
+        Ok(true)
+    }
+}
+
+impl Drop for Fused {
+    fn drop(&mut self) {
+        self.plans.clear();
+        // SAFETY: the handle was made by `open` and is not used again.
+        unsafe { sys::cudnnDestroy(self.handle) };
+    }
+}
+
+impl Plan {
+    fn build(handle: sys::cudnnHandle_t, shape: Shape) -> Result<Self, KernelError> {
+        let graph = Graph::new(shape)?;
+        let (plan, workspace, engines) = graph.plan(handle)?;
+        Ok(Self { plan, graph, _engines: engines, workspace })
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: the plan was built for this value alone.
+        unsafe { sys::cudnnBackendDestroyDescriptor(self.plan) };
+    }
+}

@@ -1,0 +1,236 @@
+//! The own attention kernels, launched.
+
+use super::super::device::{Device, Spread, launch, typed, width};
+use super::Attention;
+use crate::{DType, KernelError, KeySets, Mask};
+
+/// Keys of a piece, as the kernel has it.
+pub const PIECE: usize = 2048;
+/// Rows of a call whose partials are held at a time.
+const CHUNK: usize = 64;
+
+/// `Mask` as the kernels declare it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MaskArgument {
+    kind: i32,
+    queries: i32,
+    keys: i32,
+    first: i32,
+    numbers: [i64; 4],
+}
+
+impl MaskArgument {
+    fn of(call: &Attention<'_>, first: usize) -> Self {
+        // What is beyond any token is as good as this.
+        let number = |x: usize| x.min(1 << 40) as i64;
+        let (kind, numbers) = match call.mask {
+            Mask::None => (0, [0; 4]),
+            Mask::Causal => (1, [0; 4]),
+            Mask::From { row } => (2, [number(row), 0, 0, 0]),
+            Mask::Streaming { sink, window, first_row, first_key } => {
+                (3, [sink, window, first_row, first_key].map(number))
+            }
+        };
+        Self { kind, queries: call.q.rows as i32, keys: call.k.rows as i32, first: first as i32, numbers }
+    }
+}
+
+/// As `attention.cu` declares it.
+#[repr(C)]
+struct Tiled {
+    q: u64,
+    k: u64,
+    v: u64,
+    out: u64,
+    lse: u64,
+    sums: u64,
+    q_head: i64,
+    q_row: i64,
+    kv_head: i64,
+    kv_row: i64,
+    out_head: i64,
+    out_row: i64,
+    lse_head: i64,
+    mask: MaskArgument,
+    group: i32,
+    rows: i32,
+    out_is_bf16: i32,
+    scale: f32,
+}
+
+/// As `attention.cu` declares it.
+#[repr(C)]
+struct Combination {
+    outputs: u64,
+    maxima: u64,
+    sums: u64,
+    out: u64,
+    lse: u64,
+    out_head: i64,
+    out_row: i64,
+    lse_head: i64,
+    pieces: i32,
+    packed: i32,
+    group: i32,
+    dim: i32,
+    out_is_bf16: i32,
+    unused: i32,
+}
+
+/// As `plain.cu` declares it.
+#[repr(C)]
+struct Plain {
+    q: u64,
+    k: u64,
+    v: u64,
+    out: u64,
+    lse: u64,
+    offsets: u64,
+    ranges: u64,
+    q_head: i64,
+    q_row: i64,
+    kv_head: i64,
+    kv_row: i64,
+    out_head: i64,
+    out_row: i64,
+    mask: MaskArgument,
+    group: i32,
+    dim: i32,
+    list_rows: i32,
+    list_groups: i32,
+    scale: f32,
+    unused: i32,
+}
+
+impl Tiled {
+    /// Rows `first..first + rows` of a call.
+    fn of(call: &Attention<'_>, first: usize, rows: usize) -> Self {
+        let Attention { q, k, v, out, lse, .. } = call;
+        let (q, out) = (q.part(first, first + rows), out.part(first, first + rows));
+        Self {
+            q: q.pointer,
+            k: k.pointer,
+            v: v.pointer,
+            out: out.pointer,
+            lse: lse.pointer() + 4 * first as u64,
+            sums: 0,
+            q_head: q.at.head,
+            q_row: q.at.row,
+            kv_head: k.at.head,
+            kv_row: k.at.row,
+            out_head: out.at.head,
+            out_row: out.at.row,
+            lse_head: lse.shape[1] as i64,
+            mask: MaskArgument::of(call, first),
+            group: (q.heads / k.heads) as i32,
+            rows: rows as i32,
+            out_is_bf16: i32::from(out.dtype == DType::Bf16),
+            scale: std::f32::consts::LOG2_E / (q.dim as f32).sqrt(),
+        }
+    }
+}
+
+impl Device {
+    /// Rows `first..`, all keys of a row in one block of threads.
+    pub(super) fn attend_whole(&self, call: Attention<'_>, first: usize) -> Result<(), KernelError> {
+        let (rows, dim) = (call.q.rows - first, call.q.dim);
+        let argument = Tiled::of(&call, first, rows);
+        let tiles = (rows * argument.group as usize).div_ceil(128);
+        let spread = Spread { blocks: (tiles, call.k.heads), threads: 256, shared: 2 * 2 * 64 * dim * 2 };
+        launch!(self, &format!("attend_whole_{dim}"), spread, argument)
+    }
+
+    /// The keys in pieces, their partials combined.
+    pub(super) fn attend_rows(&self, call: Attention<'_>) -> Result<(), KernelError> {
+        let (dim, kv) = (call.q.dim, call.k.heads);
+        let pieces = call.k.rows.div_ceil(PIECE).max(1);
+        for first in (0..call.q.rows).step_by(CHUNK) {
+            let rows = CHUNK.min(call.q.rows - first);
+            let mut argument = Tiled::of(&call, first, rows);
+            let packed = rows * argument.group as usize;
+            let outputs = self.alloc(kv * pieces * packed * dim * 4)?;
+            let statistics = self.alloc(2 * kv * pieces * packed * 4)?;
+            let (out, lse) = (argument.out, argument.lse);
+            argument.out = outputs.pointer;
+            argument.lse = statistics.pointer;
+            argument.sums = statistics.pointer + (kv * pieces * packed * 4) as u64;
+            let combination = Combination {
+                outputs: argument.out,
+                maxima: argument.lse,
+                sums: argument.sums,
+                out,
+                lse,
+                out_head: argument.out_head,
+                out_row: argument.out_row,
+                lse_head: argument.lse_head,
+                pieces: pieces as i32,
+                packed: packed as i32,
+                group: argument.group,
+                dim: dim as i32,
+                out_is_bf16: argument.out_is_bf16,
+                unused: 0,
+            };
+            let block = 2 * 32 * dim * 2;
+            let (name, tile, shared) = match packed {
+                17.. => ("attend_tile", 64, 3 * block),
+                _ if 4 * 3 * block <= self.shared_limit() => ("attend_rows", 16, 4 * 3 * block),
+                _ => ("attend_rows_shallow", 16, 4 * 2 * block),
+            };
+            let spread = Spread { blocks: (pieces * packed.div_ceil(tile), kv), threads: 128, shared };
+            launch!(self, &format!("{name}_{dim}"), spread, argument)?;
+            let spread = Spread { blocks: (packed, kv), threads: dim as u32, shared: 4 * pieces };
+            launch!(self, "combine", spread, combination)?;
+        }
+        Ok(())
+    }
+
+    /// Any type, head size and list of keys, slowly.
+    pub(super) fn attend_plain(&self, call: Attention<'_>, keys: Option<&KeySets>) -> Result<(), KernelError> {
+        let Attention { q, k, v, out, lse, .. } = call;
+        if q.dim > 256 || out.dtype != DType::F32 {
+            let expected = "heads of at most 256 elements and an f32 output";
+            return Err(KernelError::shape("attention", expected, &[&[q.heads, q.rows, q.dim]]));
+        }
+        let lists = keys.map(|keys| self.lists(keys)).transpose()?;
+        let argument = Plain {
+            q: q.pointer,
+            k: k.pointer,
+            v: v.pointer,
+            out: out.pointer,
+            lse: lse.pointer(),
+            offsets: lists.as_ref().map_or(0, |[offsets, _]| offsets.pointer),
+            ranges: lists.as_ref().map_or(0, |[_, ranges]| ranges.pointer),
+            q_head: q.at.head,
+            q_row: q.at.row,
+            kv_head: k.at.head,
+            kv_row: k.at.row,
+            out_head: out.at.head,
+            out_row: out.at.row,
+            mask: MaskArgument::of(&call, 0),
+            group: (q.heads / k.heads) as i32,
+            dim: q.dim as i32,
+            list_rows: keys.map_or(1, |keys| keys.rows().min(i32::MAX as usize) as i32),
+            list_groups: keys.map_or(0, |keys| keys.groups() as i32),
+            scale: 1.0 / (q.dim as f32).sqrt(),
+            unused: 0,
+        };
+        debug_assert!(width(q.dtype) >= 2);
+        let spread = Spread { blocks: (q.rows, q.heads), threads: 128, shared: 0 };
+        launch!(self, &typed("attend_plain", q.dtype), spread, argument)
+    }
+
+    /// Offsets and ranges of lists of keys.
+    fn lists(&self, keys: &KeySets) -> Result<[super::super::device::Buffer; 2], KernelError> {
+        let (mut offsets, mut ranges, mut count) = (vec![0; 8], Vec::new(), 0u64);
+        for (head, group) in (0..keys.heads()).flat_map(|head| (0..keys.groups()).map(move |group| (head, group))) {
+            for range in keys.ranges(head, group) {
+                ranges.extend(range.start.to_le_bytes());
+                ranges.extend(range.end.to_le_bytes());
+                count += 1;
+            }
+            offsets.extend(count.to_le_bytes());
+        }
+        Ok([self.upload_bytes(&offsets)?, self.upload_bytes(&ranges)?])
+    }
+}

@@ -1,0 +1,317 @@
+//! One GPU: its context, the stream all work is queued on, memory in stream order, and the compiled kernels. Nothing here waits
+//! for the device but downloads and `synchronize`.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
+
+use crate::{DType, KernelError};
+
+/// What a kernel's name ends with in its versions.
+type Versions = &'static [&'static str];
+const ONE: Versions = &[""];
+const TYPES: Versions = &["_bf16", "_f32"];
+const HEAD_SIZES: Versions = &["_64", "_128"];
+
+/// Machine code for sm_80 and sm_90a, and the kernels in it.
+type Module = (&'static [u8], &'static [Kernels]);
+/// Kernels that have the same versions.
+type Kernels = (Versions, &'static [&'static str]);
+
+/// All that is compiled.
+const MODULES: &[Module] = &[
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
+        &[
+            (TYPES, &["embed", "rms_norm", "rms_norm_wide", "gated_silu", "gated_silu_wide", "silu"]),
+            (TYPES, &["split_rotate", "split_rotate_wide", "join_heads", "copy_heads", "cast_to", "random_fill"]),
+        ],
+    ),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/moves.fatbin")),
+        &[(TYPES, &["merge", "gather", "mean_rows", "key_dots"]), (ONE, &["merge_into", "top_k"])],
+    ),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
+        &[(HEAD_SIZES, &["attend_whole", "attend_tile", "attend_rows_shallow", "attend_rows"]), (ONE, &["combine"])],
+    ),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
+];
+/// A GPU with one stream, in whose order everything happens.
+pub struct Device {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    functions: HashMap<String, sys::CUfunction>,
+    /// Bytes of shared memory that a block can ask for.
+    shared_limit: u32,
+}
+
+// SAFETY: function handles are process-wide names of loaded code; the driver's calls on them are thread-safe.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// How a kernel is spread: blocks in x and y, threads of a block, bytes of shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Spread {
+    pub blocks: (usize, usize),
+    pub threads: u32,
+    pub shared: usize,
+}
+
+impl Spread {
+    pub fn new(blocks: usize, threads: u32) -> Self {
+        Self { blocks: (blocks, 1), threads, shared: 0 }
+    }
+
+    /// Threads that stride over `n` elements.
+    pub fn over(n: usize) -> Self {
+        Self::new(n.div_ceil(256).clamp(1, 16 * 1024), 256)
+    }
+}
+
+/// Queues a kernel with the given arguments, which must be of the types that it declares.
+macro_rules! launch {
+    ($device:expr, $name:expr, $spread:expr, $($argument:expr),+ $(,)?) => {
+        // SAFETY: callers pass what the kernel of that name declares, and pointers to memory that lives in stream order.
+        unsafe {
+            $device.launch($name, $spread, &mut [$(std::ptr::from_ref(&$argument).cast_mut().cast()),+])
+        }
+    };
+}
+pub(super) use launch;
+
+impl Device {
+    /// Opens GPU `index`.
+    ///
+    /// # Errors
+    /// [`KernelError::NoDevice`] where there is no driver, no such GPU, or one older than sm_80.
+    pub fn open(index: usize) -> Result<Self, KernelError> {
+        // SAFETY: this only tries to load the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(KernelError::NoDevice { index, cause: "no CUDA driver (libcuda) is installed".into() });
+        }
+        let missing = |error: result::DriverError| KernelError::NoDevice { index, cause: error.to_string() };
+        let count = CudaContext::device_count().map_err(missing)? as usize;
+        if index >= count {
+            let cause = format!("the driver knows {count} GPU(s), counted from 0");
+            return Err(KernelError::NoDevice { index, cause });
+        }
+        let context = CudaContext::new(index).map_err(missing)?;
+        let (major, minor) = context.compute_capability().map_err(missing)?;
+        if major < 8 {
+            let cause = format!("it is of compute capability {major}.{minor}; 8.0 (A100) or later is needed");
+            return Err(KernelError::NoDevice { index, cause });
+        }
+        // SAFETY: all work of this context is queued on the one stream below, so nothing has to be tracked between streams.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(missing)?;
+        let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let shared_limit = context.attribute(limit).map_err(missing)? as u32;
+        let mut device = Self { context, stream, functions: HashMap::new(), shared_limit };
+        device.keep_freed_memory();
+        device.load().map_err(missing)?;
+        Ok(device)
+    }
+
+    /// Freed memory stays with the process, so that allocating in a loop costs no call to the system.
+    fn keep_freed_memory(&self) {
+        let mut pool = std::ptr::null_mut();
+        let mut threshold = u64::MAX;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        // SAFETY: the device is open; both pointers are to live values of the types that the calls want. A driver without
+        // pools refuses, which costs speed only.
+        unsafe {
+            if sys::cuDeviceGetDefaultMemPool(&mut pool, self.context.cu_device()).result().is_ok() {
+                let _ = sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut threshold).cast()).result();
+            }
+        }
+    }
+
+    fn load(&mut self) -> Result<(), result::DriverError> {
+        let large = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        for (image, kernels) in MODULES {
+            // SAFETY: the image is a whole fatbin made by the build; modules are never unloaded, so functions stay valid.
+            let module = unsafe { result::module::load_data(image.as_ptr().cast()) }?;
+            for (versions, names) in *kernels {
+                for (name, version) in names.iter().flat_map(|name| versions.iter().map(move |version| (name, version)))
+                {
+                    let full = format!("{name}{version}");
+                    let c_name = CString::new(full.as_str()).expect("names have no zero byte");
+                    // SAFETY: the module was just loaded.
+                    let function = unsafe { result::module::get_function(module, c_name) }?;
+                    if *versions == HEAD_SIZES {
+                        let limit = self.shared_limit as i32;
+                        // SAFETY: the function belongs to a loaded module; none of these has shared memory of its own.
+                        unsafe { result::function::set_function_attribute(function, large, limit) }?;
+                    }
+                    self.functions.insert(full, function);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues `name`.
+    ///
+    /// # Safety
+    /// `arguments` point to values of the types that the kernel declares; device memory they name is live in stream order and
+    /// large enough for what the kernel touches.
+    pub(super) unsafe fn launch(
+        &self,
+        name: &str,
+        spread: Spread,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), KernelError> {
+        let failed = |error| device_error("launch", error);
+        let function = *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"));
+        let grid = (spread.blocks.0 as u32, spread.blocks.1 as u32, 1);
+        if grid.0 == 0 || grid.1 == 0 {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(failed)?;
+        let stream = self.stream.cu_stream();
+        // SAFETY: as the caller promises.
+        unsafe {
+            result::launch_kernel(function, grid, (spread.threads, 1, 1), spread.shared as u32, stream, arguments)
+        }
+        .map_err(failed)
+    }
+
+    /// Waits until all queued work is done.
+    pub fn synchronize(&self) -> Result<(), KernelError> {
+        self.stream.synchronize().map_err(|error| device_error("synchronize", error))
+    }
+
+    /// Name of the GPU.
+    pub fn name(&self) -> Result<String, KernelError> {
+        self.context.name().map_err(|error| device_error("name", error))
+    }
+
+    /// Free and all bytes of the GPU's memory.
+    pub fn memory(&self) -> Result<(usize, usize), KernelError> {
+        self.context.mem_get_info().map_err(|error| device_error("memory", error))
+    }
+
+    /// The stream that work is queued on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    pub(super) fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    pub(super) fn shared_limit(&self) -> usize {
+        self.shared_limit as usize
+    }
+
+    /// Memory, unset.
+    pub(super) fn alloc(&self, bytes: usize) -> Result<Buffer, KernelError> {
+        self.context.bind_to_thread().map_err(|error| device_error("alloc", error))?;
+        // SAFETY: the stream lives; the memory is not read before it is written.
+        let pointer = unsafe { result::malloc_async(self.stream.cu_stream(), bytes.max(16)) };
+        let pointer = pointer.map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                KernelError::DeviceMemory { bytes, free: self.memory().map_or(0, |(free, _)| free) }
+            }
+            _ => device_error("alloc", error),
+        })?;
+        Ok(Buffer { pointer, bytes, stream: Arc::clone(&self.stream) })
+    }
+
+    /// A copy of host bytes.
+    pub(super) fn upload_bytes(&self, bytes: &[u8]) -> Result<Buffer, KernelError> {
+        let buffer = self.alloc(bytes.len())?;
+        if !bytes.is_empty() {
+            // SAFETY: the buffer has room; pageable host memory is staged before the call returns.
+            unsafe { result::memcpy_htod_async(buffer.pointer, bytes, self.stream.cu_stream()) }
+                .map_err(|error| device_error("upload", error))?;
+        }
+        Ok(buffer)
+    }
+
+    /// Device bytes from `pointer` on, once all work queued before is done.
+    pub(super) fn download_bytes(&self, pointer: u64, to: &mut [u8]) -> Result<(), KernelError> {
+        let failed = |error| device_error("download", error);
+        if !to.is_empty() {
+            self.context.bind_to_thread().map_err(failed)?;
+            // SAFETY: callers pass ranges of live buffers; the stream is waited for before `to` is read.
+            unsafe { result::memcpy_dtoh_async(to, pointer, self.stream.cu_stream()) }.map_err(failed)?;
+        }
+        self.synchronize()
+    }
+
+    /// `height` runs of `width` bytes, `pitch` apart on either side.
+    pub(super) fn copy_2d(
+        &self,
+        (from, from_pitch): (u64, usize),
+        (to, to_pitch): (u64, usize),
+        width: usize,
+        height: usize,
+    ) -> Result<(), KernelError> {
+        if width == 0 || height == 0 {
+            return Ok(());
+        }
+        let failed = |error| device_error("copy", error);
+        self.context.bind_to_thread().map_err(failed)?;
+        let stream = self.stream.cu_stream();
+        if height == 1 || (width == from_pitch && width == to_pitch) {
+            // SAFETY: callers pass ranges of live buffers.
+            return unsafe { result::memcpy_dtod_async(to, from, width * height, stream) }.map_err(failed);
+        }
+        let memory = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: memory,
+            srcHost: std::ptr::null(),
+            srcDevice: from,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: memory,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to_pitch,
+            WidthInBytes: width,
+            Height: height,
+        };
+        // SAFETY: callers pass ranges of live buffers.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) }.result().map_err(failed)
+    }
+}
+
+/// Device memory, freed in stream order.
+pub(super) struct Buffer {
+    pub pointer: u64,
+    pub bytes: usize,
+    stream: Arc<CudaStream>,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let _ = self.stream.context().bind_to_thread();
+        // SAFETY: the memory came from this stream and nobody else frees it; work queued before still finds it.
+        let _ = unsafe { result::free_async(self.pointer, self.stream.cu_stream()) };
+    }
+}
+
+pub(super) fn device_error(operation: &'static str, error: impl std::fmt::Display) -> KernelError {
+    KernelError::Device { operation, cause: error.to_string() }
+}
+
+/// The name of a kernel's version for a type.
+pub(super) fn typed(name: &str, dtype: DType) -> String {
+    format!("{name}_{}", if dtype == DType::F32 { "f32" } else { "bf16" })
+}
+
+/// Bytes of an element.
+pub(super) fn width(dtype: DType) -> usize {
+    if dtype == DType::F32 { 4 } else { 2 }
+}

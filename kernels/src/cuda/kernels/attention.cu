@@ -1,0 +1,378 @@
+// Attention with log-sum-exp on mma.sync: bf16 in, f32 statistics. One kernel in two uses.
+// Whole: a block of rows goes through all its keys (prefill). Pieces: keys are cut into pieces of PIECE, each of four quarters;
+// a quarter is one running softmax, quarters are merged in order within the piece, pieces by `combine`. What a row is given is
+// a function of the row and its keys alone, whatever the tile it falls in.
+// The query heads that share a KV head are rows of one tile: packed row r is row r / group of head r % group.
+#include "common.cuh"
+
+constexpr int PIECE = 2048, QUARTER = PIECE / 4;
+constexpr float LN2 = 0.69314718055994530942f;
+
+struct Attention {
+    const bf16 *q, *k, *v;
+    void* out;  // Whole: rows in `out_type`; pieces: f32 partials (kv head, piece, packed rows, D)
+    float *lse, *sums;  // Whole: natural log-sum-exp (query heads, rows); pieces: maxima (base 2) and sums
+    long long q_head, q_row, kv_head, kv_row, out_head, out_row, lse_head;
+    Mask mask;
+    int group, rows, out_is_bf16;
+    float scale;  // 1 / sqrt(dim), times log2(e)
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool there) {
+    int bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wait_all_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ __forceinline__ void load4(uint32_t (&r)[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ uint32_t pair(float low, float high) {
+    __nv_bfloat162 p = __floats2bfloat162_rn(low, high);
+    return *(uint32_t*)&p;
+}
+// Factor of a part with maximum `m` in a sum with maximum `max`.
+__device__ __forceinline__ float factor(float m, float max) { return m == -INFINITY ? 0.f : exp2_fast(m - max); }
+
+// A warp's 16 rows: running maximum (base 2), sum and output of the rows lane / 4 and lane / 4 + 8.
+template <int D> struct Running {
+    float max[2], sum[2], out[D / 8][4];
+    __device__ __forceinline__ void clear() {
+        for (int r = 0; r < 2; r++) max[r] = -INFINITY, sum[r] = 0;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            for (int i = 0; i < 4; i++) out[n][i] = 0;
+    }
+    // Sums over the four lanes that share a row.
+    __device__ __forceinline__ void join_lanes() {
+        for (int r = 0; r < 2; r++) {
+            sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+            sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        }
+    }
+};
+
+// `part` merged into a running total, term by term: the same arithmetic wherever it is done.
+__device__ __forceinline__ void merge_statistics(float& max, float& sum, float part_max, float part_sum, float& a, float& b) {
+    float most = fmaxf(max, part_max);
+    a = factor(max, most), b = factor(part_max, most);
+    sum = __fmaf_rn(part_sum, b, __fmul_rn(sum, a));
+    max = most;
+}
+__device__ __forceinline__ float merge_output(float out, float part, float a, float b) {
+    return __fmaf_rn(part, b, __fmul_rn(out, a));
+}
+
+// KEYS: keys of a block. WARPS: warps that share a block of keys, 16 rows each; 1: four warps of the same 16 rows with a
+// quarter of the piece and blocks of keys of their own.
+template <int D, int KEYS, int WARPS, int STAGES, bool WHOLE>
+__device__ __forceinline__ void attend(const Attention& a) {
+    constexpr int THREADS = WARPS == 1 ? 32 : WARPS * 32;  // that load a block of keys together
+    constexpr int CHUNKS = D / 8, BLOCK = KEYS * D;        // 16-byte chunks of a row, elements of a block
+    constexpr int TILE = WARPS * 16;
+    extern __shared__ __align__(128) bf16 memory[];
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.y;
+    int packed = a.rows * a.group;
+    int tiles = (packed + TILE - 1) / TILE;
+    int tile = WHOLE ? tiles - 1 - (int)blockIdx.x : blockIdx.x % tiles, piece = WHOLE ? 0 : blockIdx.x / tiles;
+    bf16* stages = memory + (WARPS == 1 ? warp * STAGES * 2 * BLOCK : 0);
+    int loader = threadIdx.x % THREADS;
+    int first_row = tile * TILE + (WARPS == 1 ? 0 : warp * 16);
+    const bf16 *k = a.k + kv_head * a.kv_head, *v = a.v + kv_head * a.kv_head;
+
+    // The keys of the tile, and of this warp's rows.
+    int start = 0, end = a.mask.keys;
+    if (!WHOLE) {
+        start = piece * PIECE + (WARPS == 1 ? warp * QUARTER : 0);
+        end = min(end, start + (WARPS == 1 ? QUARTER : PIECE));
+    }
+    int last = min(packed, (tile + 1) * TILE) - 1;
+    Sight top = sight(a.mask, tile * TILE / a.group), bottom = sight(a.mask, last / a.group);
+    end = min(end, bottom.visible);
+    int skip_start = (bottom.hidden_start + KEYS - 1) / KEYS, skip_end = min(top.hidden_end, bottom.hidden_end) / KEYS;
+    if (a.mask.kind != 3 || skip_end <= skip_start) skip_start = skip_end = 1 << 30;
+    auto next = [&](int block) { return block + 1 >= skip_start && block + 1 < skip_end ? skip_end : block + 1; };
+    Sight seen[2];
+    for (int r = 0; r < 2; r++) {
+        int row = first_row + lane / 4 + r * 8;
+        if (row < packed) {
+            seen[r] = sight(a.mask, row / a.group);
+        } else {
+            seen[r].visible = seen[r].hidden_start = seen[r].hidden_end = 0;
+        }
+    }
+
+    // Queries in registers, as the left operand wants them.
+    uint32_t q[D / 16][4];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = first_row + lane / 4 + r * 8;
+        bool there = row < packed;
+        const bf16* from = a.q + (there ? (long long)(kv_head * a.group + row % a.group) * a.q_head + row / a.group * a.q_row : 0);
+#pragma unroll
+        for (int step = 0; step < D / 16; step++) {
+            q[step][r] = there ? *(const uint32_t*)(from + step * 16 + lane % 4 * 2) : 0;
+            q[step][r + 2] = there ? *(const uint32_t*)(from + step * 16 + 8 + lane % 4 * 2) : 0;
+        }
+    }
+
+    auto load = [&](int block, int stage) {
+        bf16* to = stages + stage * 2 * BLOCK;
+        uint32_t at = shared_address(to);
+#pragma unroll
+        for (int i = 0; i < KEYS * CHUNKS / THREADS; i++) {
+            int chunk = loader + i * THREADS, row = chunk / CHUNKS, column = chunk % CHUNKS;
+            int key = block * KEYS + row;
+            bool there = key < a.mask.keys;
+            size_t from = (size_t)(there ? key : 0) * a.kv_row + column * 8;
+            uint32_t place = (row * CHUNKS + (column ^ (row & 7))) * 16;
+            copy16(at + place, k + from, there);
+            copy16(at + BLOCK * 2 + place, v + from, there);
+        }
+    };
+    auto wait_for_others = [&] {
+        if (WARPS == 1) __syncwarp();
+        else __syncthreads();
+    };
+
+    Running<D> part;
+    part.clear();
+    Running<D> total;  // of the quarters; unused where there is one
+    if (!WHOLE && WARPS > 1) total.clear();
+    auto merge_part = [&] {
+        part.join_lanes();
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float f, g;
+            merge_statistics(total.max[r], total.sum[r], part.max[r], part.sum[r], f, g);
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+                for (int i = 0; i < 2; i++)
+                    total.out[n][r * 2 + i] = merge_output(total.out[n][r * 2 + i], part.out[n][r * 2 + i], f, g);
+        }
+        part.clear();
+    };
+
+    int block = start / KEYS, blocks = (end + KEYS - 1) / KEYS;
+    if (block >= skip_start && block < skip_end) block = skip_end;
+    int fetch = block, stage = 0, quarter = WHOLE || WARPS == 1 ? 0 : start / QUARTER;
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (fetch < blocks) load(fetch, s);
+        fetch = next(fetch);
+        commit();
+    }
+    for (; block < blocks; block = next(block)) {
+        wait_all_but<STAGES - 2>();
+        wait_for_others();
+        if (fetch < blocks) load(fetch, stage == 0 ? STAGES - 1 : stage - 1);
+        fetch = next(fetch);
+        commit();
+        int first_key = block * KEYS;
+        if (!WHOLE && WARPS > 1) {
+            for (; quarter < first_key / QUARTER; quarter++) merge_part();
+        }
+        uint32_t keys = shared_address(stages + stage * 2 * BLOCK), values = keys + BLOCK * 2;
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+
+        float scores[KEYS / 8][4];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+            for (int i = 0; i < 4; i++) scores[n][i] = 0;
+#pragma unroll
+        for (int step = 0; step < D / 16; step++)
+#pragma unroll
+            for (int n = 0; n < KEYS / 16; n++) {
+                int row = n * 16 + lane / 16 * 8 + lane % 8, column = step * 2 + lane / 8 % 2;
+                uint32_t b[4];
+                load4(b, keys + (row * CHUNKS + (column ^ (row & 7))) * 16);
+                mma(scores[2 * n], q[step], b[0], b[1]);
+                mma(scores[2 * n + 1], q[step], b[2], b[3]);
+            }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const Sight& s = seen[r];
+            if (first_key + KEYS > s.visible || (first_key < s.hidden_end && first_key + KEYS > s.hidden_start)) {
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+                    for (int i = 0; i < 2; i++) {
+                        int key = first_key + n * 8 + lane % 4 * 2 + i;
+                        if (key >= s.visible || (key >= s.hidden_start && key < s.hidden_end)) scores[n][r * 2 + i] = -INFINITY;
+                    }
+            }
+            float most = -INFINITY;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(scores[n][r * 2], scores[n][r * 2 + 1]));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            most = fmaxf(part.max[r], most * a.scale);
+            float from = most == -INFINITY ? 0.f : most, fade = factor(part.max[r], most);
+            part.max[r] = most;
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+                for (int i = 0; i < 2; i++) {
+                    float weight = exp2_fast(__fmaf_rn(scores[n][r * 2 + i], a.scale, -from));
+                    scores[n][r * 2 + i] = weight;
+                    sum += weight;
+                }
+            part.sum[r] = __fmaf_rn(part.sum[r], fade, sum);
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+                for (int i = 0; i < 2; i++) part.out[n][r * 2 + i] *= fade;
+        }
+#pragma unroll
+        for (int step = 0; step < KEYS / 16; step++) {
+            uint32_t p[4] = {pair(scores[2 * step][0], scores[2 * step][1]), pair(scores[2 * step][2], scores[2 * step][3]),
+                             pair(scores[2 * step + 1][0], scores[2 * step + 1][1]),
+                             pair(scores[2 * step + 1][2], scores[2 * step + 1][3])};
+#pragma unroll
+            for (int n = 0; n < D / 16; n++) {
+                int row = step * 16 + lane / 8 % 2 * 8 + lane % 8, column = n * 2 + lane / 16;
+                uint32_t b[4];
+                load4_transposed(b, values + (row * CHUNKS + (column ^ (row & 7))) * 16);
+                mma(part.out[2 * n], p, b[0], b[1]);
+                mma(part.out[2 * n + 1], p, b[2], b[3]);
+            }
+        }
+    }
+    wait_all_but<0>();
+
+    if (WHOLE) {
+        part.join_lanes();
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = first_row + lane / 4 + r * 8;
+            if (row >= packed) continue;
+            int head = kv_head * a.group + row % a.group, token = row / a.group;
+            float inverse = part.sum[r] > 0 ? 1.f / part.sum[r] : 0.f;
+            if (lane % 4 == 0) {
+                a.lse[head * a.lse_head + token] =
+                    part.sum[r] > 0 ? __fmaf_rn(part.max[r], LN2, logf(part.sum[r])) : -INFINITY;
+            }
+            size_t at = head * a.out_head + token * a.out_row + lane % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) {
+                float x = part.out[n][r * 2] * inverse, y = part.out[n][r * 2 + 1] * inverse;
+                if (a.out_is_bf16) *(uint32_t*)((bf16*)a.out + at + n * 8) = pair(x, y);
+                else *(float2*)((float*)a.out + at + n * 8) = make_float2(x, y);
+            }
+        }
+        return;
+    }
+    // Partials of the piece: maxima and sums (kv head, piece, packed rows), outputs beside them.
+    int pieces = gridDim.x / tiles;
+    size_t base = ((size_t)kv_head * pieces + piece) * packed;
+    if (WARPS > 1) {
+        merge_part();
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int row = first_row + lane / 4 + r * 8;
+            if (row >= packed) continue;
+            if (lane % 4 == 0) a.lse[base + row] = total.max[r], a.sums[base + row] = total.sum[r];
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+                *(float2*)((float*)a.out + (base + row) * D + n * 8 + lane % 4 * 2) =
+                    make_float2(total.out[n][r * 2], total.out[n][r * 2 + 1]);
+        }
+        return;
+    }
+    // Four warps with a quarter each: through shared memory, in order.
+    part.join_lanes();
+    __syncthreads();
+    float* quarters = (float*)memory;  // (4, 16, D), then maxima and sums (4, 16) each
+    float *maxima = quarters + 4 * 16 * D, *sums = maxima + 64;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = lane / 4 + r * 8;
+        if (lane % 4 == 0) maxima[warp * 16 + row] = part.max[r], sums[warp * 16 + row] = part.sum[r];
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(float2*)(quarters + (warp * 16 + row) * D + n * 8 + lane % 4 * 2) =
+                make_float2(part.out[n][r * 2], part.out[n][r * 2 + 1]);
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < 16 * D; at += 128) {
+        int row = at / D, place = tile * TILE + row;
+        if (place >= packed) continue;
+        float max = -INFINITY, sum = 0, out = 0;
+        for (int w = 0; w < 4; w++) {
+            float f, g;
+            merge_statistics(max, sum, maxima[w * 16 + row], sums[w * 16 + row], f, g);
+            out = merge_output(out, quarters[w * 16 * D + at], f, g);
+        }
+        ((float*)a.out)[(base + place) * D + at % D] = out;
+        if (at % D == 0) a.lse[base + place] = max, a.sums[base + place] = sum;
+    }
+}
+
+#define ATTEND(D)                                                                                                        \
+    extern "C" __global__ __launch_bounds__(256, 1) void attend_whole_##D(const __grid_constant__ Attention a) {          \
+        attend<D, 64, 8, 2, true>(a);                                                                                    \
+    }                                                                                                                    \
+    extern "C" __global__ __launch_bounds__(128, 2) void attend_tile_##D(const __grid_constant__ Attention a) {           \
+        attend<D, 32, 4, 3, false>(a);                                                                                   \
+    }                                                                                                                    \
+    extern "C" __global__ __launch_bounds__(128, 1) void attend_rows_##D(const __grid_constant__ Attention a) {           \
+        attend<D, 32, 1, 3, false>(a);                                                                                   \
+    }                                                                                                                    \
+    extern "C" __global__ __launch_bounds__(128, 1) void attend_rows_shallow_##D(const __grid_constant__ Attention a) {   \
+        attend<D, 32, 1, 2, false>(a);                                                                                   \
+    }
+ATTEND(64)
+ATTEND(128)
+
+// Partials of pieces to output and log-sum-exp. One block a packed row and KV head, a thread an element.
+struct Combination {
+    const float *outputs, *maxima, *sums;
+    void* out;
+    float* lse;
+    long long out_head, out_row, lse_head;
+    int pieces, packed, group, dim, out_is_bf16, unused;
+};
+extern "C" __global__ void combine(const __grid_constant__ Combination c) {
+    extern __shared__ float weights[];
+    int row = blockIdx.x, kv_head = blockIdx.y;
+    size_t first = (size_t)kv_head * c.pieces * c.packed + row;
+    float max = -INFINITY;
+    for (int i = threadIdx.x; i < c.pieces; i += blockDim.x) {
+        weights[i] = c.maxima[first + (size_t)i * c.packed];
+        max = fmaxf(max, weights[i]);
+    }
+    __shared__ float most[32];
+    max = warp_max(max);
+    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = max;
+    __syncthreads();
+    for (int i = 0; i < (int)blockDim.x / 32; i++) max = fmaxf(max, most[i]);
+    for (int i = threadIdx.x; i < c.pieces; i += blockDim.x) weights[i] = factor(weights[i], max);
+    __syncthreads();
+    float sum = 0, out = 0;
+#pragma unroll 8
+    for (int i = 0; i < c.pieces; i++) {
+        size_t at = first + (size_t)i * c.packed;
+        sum = __fmaf_rn(c.sums[at], weights[i], sum);
+        out = __fmaf_rn(c.outputs[at * c.dim + threadIdx.x], weights[i], out);
+    }
+    int head = kv_head * c.group + row % c.group, token = row / c.group;
+    size_t at = head * c.out_head + token * c.out_row + threadIdx.x;
+    out = sum > 0 ? out / sum : 0.f;
+    if (c.out_is_bf16) ((bf16*)c.out)[at] = narrow<bf16>(out);
+    else ((float*)c.out)[at] = out;
+    if (threadIdx.x == 0) c.lse[head * c.lse_head + token] = sum > 0 ? __fmaf_rn(max, LN2, logf(sum)) : -INFINITY;
+}

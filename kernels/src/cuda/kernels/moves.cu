@@ -1,0 +1,149 @@
+// Merge of partials, gather, scores of keys, the largest of them.
+#include "common.cuh"
+
+// Exact merge of `n` partials in the order given (Star Attention, algorithm 2, in its max form). One block a row.
+template <class T>
+__device__ void merge(const T* const* outputs, const float* const* lses, int n, T* out, float* out_lse, int dim) {
+    size_t row = blockIdx.x;
+    float max = -INFINITY, sum = 0;
+    for (int i = 0; i < n; i++) max = fmaxf(max, lses[i][row]);
+    for (int i = 0; i < n; i++) sum += lses[i][row] == -INFINITY ? 0.f : expf(lses[i][row] - max);
+    float inverse = sum == 0 ? 0.f : 1.f / sum;
+    for (int at = threadIdx.x; at < dim; at += blockDim.x) {
+        float total = 0;
+        for (int i = 0; i < n; i++) {
+            float lse = lses[i][row];
+            float weight = lse == -INFINITY ? 0.f : expf(lse - max) * inverse;
+            total = fmaf(widen(outputs[i][row * dim + at]), weight, total);
+        }
+        out[row * dim + at] = narrow<T>(total);
+    }
+    if (threadIdx.x == 0) out_lse[row] = max == -INFINITY ? max : max + logf(sum);
+}
+extern "C" __global__ void merge_f32(const float* const* o, const float* const* l, int n, float* out, float* lse, int dim) {
+    merge(o, l, n, out, lse, dim);
+}
+extern "C" __global__ void merge_bf16(const bf16* const* o, const float* const* l, int n, bf16* out, float* lse, int dim) {
+    merge(o, l, n, out, lse, dim);
+}
+
+// Rows `rows[head]` of each head of (heads, t, dim). One block a row.
+template <class T> __device__ void gather(const T* x, const unsigned* rows, T* out, int t, int count, int dim) {
+    size_t at = blockIdx.x, head = at / count;
+    const T* from = x + (head * t + rows[at]) * dim;
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) out[at * dim + i] = from[i];
+}
+extern "C" __global__ void gather_bf16(const bf16* x, const unsigned* rows, bf16* out, int t, int count, int dim) {
+    gather(x, rows, out, t, count, dim);
+}
+extern "C" __global__ void gather_f32(const float* x, const unsigned* rows, float* out, int t, int count, int dim) {
+    gather(x, rows, out, t, count, dim);
+}
+
+// Mean of `count` rows of each KV head: one block a KV head.
+template <class T> __device__ void mean_rows(const T* q, float* out, int count, int dim) {
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+        float sum = 0;
+        for (int row = 0; row < count; row++) sum += widen(q[((size_t)blockIdx.x * count + row) * dim + i]);
+        out[blockIdx.x * dim + i] = sum / count;
+    }
+}
+// One warp a key.
+template <class T> __device__ void key_dots(const float* mean, const T* k, float* out, int heads, int t, int dim) {
+    long long key = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (key >= (long long)heads * t) return;
+    float sum = 0;
+    for (int i = threadIdx.x % 32; i < dim; i += 32) sum += mean[key / t * dim + i] * widen(k[key * dim + i]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) out[key] = sum;
+}
+extern "C" __global__ void mean_rows_bf16(const bf16* q, float* out, int count, int dim) { mean_rows(q, out, count, dim); }
+extern "C" __global__ void mean_rows_f32(const float* q, float* out, int count, int dim) { mean_rows(q, out, count, dim); }
+extern "C" __global__ void key_dots_bf16(const float* m, const bf16* k, float* out, int h, int t, int d) {
+    key_dots(m, k, out, h, t, d);
+}
+extern "C" __global__ void key_dots_f32(const float* m, const float* k, float* out, int h, int t, int d) {
+    key_dots(m, k, out, h, t, d);
+}
+
+// Ascending by the total order of floats.
+__device__ __forceinline__ unsigned ordered(float x) {
+    unsigned bits = __float_as_uint(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Indices of the `k` largest of each list of `n` scores, ties to the smallest index, ascending. One block of 1,024 threads a
+// list: the k-th largest is found digit by digit, then its place among equals, then all are written in order.
+extern "C" __global__ __launch_bounds__(1024) void top_k(const float* scores, unsigned* out, int n, int k) {
+    __shared__ unsigned counts[256], digit, left, above[32], equal[32], base_above, base_equal;
+    const float* list = scores + (size_t)blockIdx.x * n;
+    unsigned* to = out + (size_t)blockIdx.x * k;
+    unsigned prefix = 0, wanted = k;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (int i = threadIdx.x; i < 256; i += 1024) counts[i] = 0;
+        __syncthreads();
+        for (int i = threadIdx.x; i < n; i += 1024) {
+            unsigned x = ordered(list[i]);
+            if (shift == 24 || x >> (shift + 8) == prefix >> (shift + 8)) atomicAdd(&counts[x >> shift & 255], 1u);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            unsigned rest = wanted;
+            int d = 255;
+            for (; d > 0 && counts[d] < rest; d--) rest -= counts[d];
+            digit = d;
+            left = rest;
+        }
+        __syncthreads();
+        prefix |= digit << shift;
+        wanted = left;
+        __syncthreads();
+    }
+    // All above the threshold and the first `wanted` equal to it.
+    if (threadIdx.x == 0) base_above = base_equal = 0;
+    __syncthreads();
+    for (int start = 0; start < n; start += 1024) {
+        int i = start + threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        unsigned x = i < n ? ordered(list[i]) : 0;
+        bool is_above = i < n && x > prefix, is_equal = i < n && x == prefix;
+        unsigned a = __ballot_sync(~0u, is_above), e = __ballot_sync(~0u, is_equal), before = (1u << lane) - 1;
+        if (lane == 0) above[warp] = __popc(a), equal[warp] = __popc(e);
+        __syncthreads();
+        unsigned at_above = base_above + __popc(a & before), at_equal = base_equal + __popc(e & before);
+        for (int w = 0; w < warp; w++) at_above += above[w], at_equal += equal[w];
+        if (is_above) to[at_above + min(at_equal, wanted)] = i;
+        if (is_equal && at_equal < wanted) to[at_above + at_equal] = i;
+        __syncthreads();
+        if (threadIdx.x == 1023) base_above = at_above + is_above, base_equal = at_equal + is_equal;
+        __syncthreads();
+    }
+}
+
+// Merges a second partial into a first, rows of either anywhere. One warp a row of a head.
+struct Pair {
+    void* out;
+    const void* other;
+    float* lse;
+    const float* other_lse;
+    long long out_head, out_row, other_head, other_row, lse_head, other_lse_head;
+    int heads, rows, dim, unused;
+};
+extern "C" __global__ __launch_bounds__(256) void merge_into(const __grid_constant__ Pair p) {
+    long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+    if (at >= (long long)p.heads * p.rows) return;
+    int head = at % p.heads, row = at / p.heads, lane = threadIdx.x % 32;
+    float *lse = p.lse + head * p.lse_head + row, first = *lse, second = p.other_lse[head * p.other_lse_head + row];
+    float max = fmaxf(first, second);
+    float a = first == -INFINITY ? 0.f : expf(first - max), b = second == -INFINITY ? 0.f : expf(second - max);
+    float inverse = a + b == 0 ? 0.f : 1.f / (a + b);
+    typedef Pack<bf16, 2> Two;
+    bf16* out = (bf16*)p.out + head * p.out_head + row * p.out_row;
+    const bf16* other = (const bf16*)p.other + head * p.other_head + row * p.other_row;
+    for (int i = lane * 2; i < p.dim; i += 64) {
+        Two x = *(Two*)(out + i), y = *(const Two*)(other + i);
+        for (int j = 0; j < 2; j++) x.x[j] = narrow<bf16>((widen(x.x[j]) * a + widen(y.x[j]) * b) * inverse);
+        *(Two*)(out + i) = x;
+    }
+    __syncwarp();
+    if (lane == 0) *lse = max == -INFINITY ? max : max + logf(a + b);
+}

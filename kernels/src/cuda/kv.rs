@@ -1,0 +1,131 @@
+//! Keys and values of one layer in device memory, `(tokens, kv heads, dim)`: appending is writing behind, and strides do not depend
+//! on how much there is.
+
+use std::sync::Arc;
+
+use super::device::{Buffer, Device, width};
+use super::tensor::{Strides, Tensor, View};
+use crate::{DType, KernelError};
+
+/// A cache that grows geometrically; clones share memory until one of them grows.
+#[derive(Clone)]
+pub struct Kv {
+    buffers: [Arc<Buffer>; 2],
+    heads: usize,
+    dim: usize,
+    dtype: DType,
+    len: usize,
+    capacity: usize,
+}
+
+impl Kv {
+    /// An empty cache with room for `capacity` tokens.
+    ///
+    /// # Errors
+    /// [`KernelError::DeviceMemory`] where there is no room.
+    pub fn new(device: &Device, heads: usize, dim: usize, dtype: DType, capacity: usize) -> Result<Self, KernelError> {
+        let bytes = capacity * heads * dim * width(dtype);
+        let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
+        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity })
+    }
+
+    /// Cached tokens.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets all but the first `len` tokens.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        2 * self.capacity * self.row()
+    }
+
+    fn row(&self) -> usize {
+        self.heads * self.dim * width(self.dtype)
+    }
+
+    /// Keys, then values, of tokens `start..end`.
+    ///
+    /// # Panics
+    /// When the cache has no room for such tokens.
+    pub fn view(&self, start: usize, end: usize) -> [View<'_>; 2] {
+        assert!(start <= end && end <= self.capacity, "tokens {start}..{end} of {}", self.capacity);
+        let at = Strides { head: self.dim as i64, row: (self.heads * self.dim) as i64 };
+        let pointer = |buffer: &Buffer| buffer.pointer + (start * self.row()) as u64;
+        [0, 1].map(|i| View::new(pointer(&self.buffers[i]), [self.heads, end - start, self.dim], at, self.dtype))
+    }
+
+    /// Room for `count` tokens more, which count as cached from now on: the caller writes them at once.
+    ///
+    /// # Errors
+    /// [`KernelError::DeviceMemory`] where there is no room.
+    pub fn extend(&mut self, device: &Device, count: usize) -> Result<[View<'_>; 2], KernelError> {
+        let (start, end) = (self.len, self.len + count);
+        let shared = self.buffers.iter().any(|buffer| Arc::strong_count(buffer) > 1);
+        if end > self.capacity || shared {
+            let capacity = if end > self.capacity { end.max(2 * self.capacity) } else { self.capacity };
+            let grown = Self::new(device, self.heads, self.dim, self.dtype, capacity)?;
+            for (from, to) in self.buffers.iter().zip(&grown.buffers) {
+                device.copy_2d((from.pointer, 0), (to.pointer, 0), start * self.row(), 1)?;
+            }
+            *self = grown;
+        }
+        self.len = end;
+        Ok(self.view(start, end))
+    }
+
+    /// Appends `k, v (kv heads, t, dim)`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] and [`KernelError::DType`] for rows that do not fit the cache.
+    pub fn append(&mut self, device: &Device, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
+        let (heads, t, dim) = k.cube("kv_append")?;
+        if v.shape != k.shape || (heads, dim) != (self.heads, self.dim) {
+            let expected = format!("k and v ({}, t, {})", self.heads, self.dim);
+            return Err(KernelError::shape("kv_append", expected, &[&k.shape, &v.shape]));
+        }
+        if let Some(got) = [k.dtype, v.dtype].into_iter().find(|dtype| *dtype != self.dtype) {
+            return Err(KernelError::DType { operation: "kv_append", got });
+        }
+        let [to_k, to_v] = self.extend(device, t)?;
+        device.copy_heads(k.heads_first()?, to_k)?;
+        device.copy_heads(v.heads_first()?, to_v)
+    }
+
+    /// A copy of tokens `start..end`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] where there are no such tokens.
+    pub fn rows(&self, device: &Device, start: usize, end: usize) -> Result<Self, KernelError> {
+        if start > end || end > self.len {
+            return Err(KernelError::shape("kv_rows", format!("a range within {} rows", self.len), &[&[start, end]]));
+        }
+        let mut part = Self::new(device, self.heads, self.dim, self.dtype, end - start)?;
+        part.len = end - start;
+        for (from, to) in self.buffers.iter().zip(&part.buffers) {
+            let from = from.pointer + (start * self.row()) as u64;
+            device.copy_2d((from, 0), (to.pointer, 0), part.len * self.row(), 1)?;
+        }
+        Ok(part)
+    }
+
+    /// Keys, then values, `(kv heads, t, dim)`.
+    pub(super) fn heads_first(&self, device: &Device) -> Result<[Tensor; 2], KernelError> {
+        let copy = |from: View<'_>| -> Result<Tensor, KernelError> {
+            let to = device.empty(&[self.heads, self.len, self.dim], self.dtype)?;
+            device.copy_heads(from, to.heads_first()?)?;
+            Ok(to)
+        };
+        let [k, v] = self.view(0, self.len);
+        Ok([copy(k)?, copy(v)?])
+    }
+}

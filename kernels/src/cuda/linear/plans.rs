@@ -1,0 +1,353 @@
+//! cublasLt's algorithms, chosen once for each weight shape and class of rows, among those that give a row the same bits as the
+//! first class does.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::time::Instant;
+
+use cudarc::cublaslt::{result, sys};
+
+use super::super::device::{Buffer, Device, device_error};
+use super::super::tensor::Tensor;
+use crate::{DType, KernelError};
+
+/// Bytes that a product may use beside its operands.
+static WORKSPACE: usize = 32 << 20;
+/// Upper ends of the classes of rows and the row count that stands for each. What the library likes best for the first gives the
+/// bits.
+const CLASSES: [(usize, usize); 4] = [(usize::MAX, 4096), (1024, 512), (128, 64), (16, 8)];
+/// Algorithms asked for by class.
+const ASKED: usize = 12;
+/// Runs of which the fastest counts, and products of a run.
+const RUNS: usize = 3;
+const REPEATS: usize = 3;
+/// Rows of the trial that compares bits.
+const TRIAL: usize = 128;
+
+/// A product, its rows aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub n: usize,
+    pub k: usize,
+    pub bias: bool,
+    pub residual: bool,
+}
+
+/// Device addresses; 0 where there is none.
+#[derive(Clone, Copy)]
+pub struct Operands {
+    pub x: u64,
+    pub weight: u64,
+    pub bias: u64,
+    pub residual: u64,
+    pub out: u64,
+}
+
+/// What was chosen for a product.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Most rows it is used for.
+    pub rows: usize,
+    /// Algorithms that were offered.
+    pub offered: usize,
+    /// Those of them that give a row the same bits as the first.
+    pub equal: usize,
+    /// Place of the one taken; the first is what the library likes best for many rows.
+    pub taken: usize,
+}
+
+type Algorithm = sys::cublasLtMatmulAlgo_t;
+
+pub struct Plans {
+    handle: sys::cublasLtHandle_t,
+    workspace: Buffer,
+    algorithms: HashMap<(Key, usize), (Algorithm, Choice)>,
+}
+
+// SAFETY: the handle is used by one thread at a time, behind the mutex of the owner.
+unsafe impl Send for Plans {}
+
+impl Drop for Plans {
+    fn drop(&mut self) {
+        // SAFETY: the handle was made by `open` and is not used again.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+/// Descriptions of one call's operands.
+struct Call {
+    product: sys::cublasLtMatmulDesc_t,
+    /// Of the weight, the rows, and what comes out.
+    layouts: [sys::cublasLtMatrixLayout_t; 3],
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        // SAFETY: all were created by `Call::new`.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.product);
+            for layout in self.layouts {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
+fn failed(error: result::CublasError) -> KernelError {
+    device_error("linear", error)
+}
+
+impl Call {
+    fn new(key: Key, rows: usize, bias: u64) -> Result<Self, result::CublasError> {
+        let (n, k, rows) = (key.n as u64, key.k as u64, rows as u64);
+        let bf16 = sys::cudaDataType::CUDA_R_16BF;
+        let f32 = sys::cudaDataType::CUDA_R_32F;
+        // Column-major: out (n, rows) = weight (k, n)^T x (k, rows).
+        let call = Self {
+            product: result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32)?,
+            layouts: [
+                result::create_matrix_layout(bf16, k, n, k as i64)?,
+                result::create_matrix_layout(bf16, k, rows, k as i64)?,
+                result::create_matrix_layout(bf16, n, rows, n as i64)?,
+            ],
+        };
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        call.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &1i32)?;
+        if key.bias {
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        Ok(call)
+    }
+
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), result::CublasError> {
+        let value: *const T = value;
+        // SAFETY: the description is live and `value` is of the attribute's type and size.
+        unsafe { result::set_matmul_desc_attribute(self.product, attribute, value.cast(), size_of::<T>()) }
+    }
+}
+
+impl Plans {
+    /// Opens the library; `None` where there is none.
+    pub fn open(device: &Device) -> Result<Option<Self>, KernelError> {
+        // SAFETY: this only tries to load the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Ok(None);
+        }
+        device.context().bind_to_thread().map_err(|error| device_error("linear", error))?;
+        let handle = result::create_handle().map_err(failed)?;
+        Ok(Some(Self { handle, workspace: device.alloc(WORKSPACE)?, algorithms: HashMap::new() }))
+    }
+
+    pub fn choices(&self) -> Vec<Choice> {
+        let mut choices: Vec<Choice> = self.algorithms.values().map(|(_, choice)| choice.clone()).collect();
+        choices.sort_by_key(|choice| (choice.n, choice.k, choice.rows));
+        choices
+    }
+
+    pub fn run(&mut self, device: &Device, key: Key, rows: usize, operands: Operands) -> Result<(), KernelError> {
+        device.context().bind_to_thread().map_err(|error| device_error("linear", error))?;
+        let class = CLASSES.iter().rposition(|(end, _)| rows <= *end).expect("the first class has no end");
+        if !self.algorithms.contains_key(&(key, class)) {
+            let chosen = self.choose(device, key, class)?;
+            self.algorithms.insert((key, class), chosen);
+        }
+        let algorithm = self.algorithms[&(key, class)].0;
+        let call = Call::new(key, rows, operands.bias).map_err(failed)?;
+        self.multiply(device, &call, &algorithm, operands).map_err(failed)
+    }
+
+    /// The fastest for a class of rows among the algorithms that split no sum and give the first one's bits.
+    fn choose(&self, device: &Device, key: Key, class: usize) -> Result<(Algorithm, Choice), KernelError> {
+        let (end, rows) = CLASSES[class];
+        let mut offers: Vec<Algorithm> = Vec::new();
+        for (_, rows) in CLASSES {
+            let more = self.offers(key, rows).map_err(failed)?;
+            offers.extend(
+                more.into_iter()
+                    .filter(|offer| offers.iter().all(|known| known.data != offer.data))
+                    .collect::<Vec<_>>(),
+            );
+        }
+        let Some(first) = offers.first().copied() else {
+            let cause = format!("cublasLt offers no algorithm for ({}, {}) without a split sum", key.n, key.k);
+            return Err(device_error("linear", cause));
+        };
+        let trial = Trial::new(device, key, rows.max(TRIAL))?;
+        let expected = trial.bits(self, device, &first, TRIAL)?;
+        let mut choice = Choice { n: key.n, k: key.k, rows: end, offered: offers.len(), equal: 0, taken: 0 };
+        let mut best = (f64::INFINITY, first);
+        for (at, offer) in offers.iter().enumerate() {
+            // One that cannot run here is passed over.
+            let Ok(bits) = trial.bits(self, device, offer, rows.min(TRIAL)) else { continue };
+            if bits != expected[..bits.len()] {
+                continue;
+            }
+            choice.equal += 1;
+            let seconds = trial.seconds(self, device, offer, rows)?;
+            if seconds < best.0 {
+                best = (seconds, *offer);
+                choice.taken = at;
+            }
+        }
+        Ok((best.1, choice))
+    }
+
+    /// Algorithms for so many rows that keep each output's sum in one piece, the library's favourite first.
+    fn offers(&self, key: Key, rows: usize) -> Result<Vec<Algorithm>, result::CublasError> {
+        let call = Call::new(key, rows, 0x100)?;
+        let preference = result::create_matmul_pref()?;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let set = |attribute, value: *const c_void, bytes| {
+            // SAFETY: the preference is live and each value is of its attribute's size.
+            unsafe { result::set_matmul_pref_attribute(preference, attribute, value, bytes) }
+        };
+        set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const WORKSPACE).cast(), 8)?;
+        let whole = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
+        set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const whole).cast(), 4)?;
+        let aligned = 16u32;
+        for attribute in [
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            set(attribute, (&raw const aligned).cast(), 4)?;
+        }
+        let mut found = [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit() }; ASKED];
+        let mut count = 0;
+        let [weight, x, out] = call.layouts;
+        // SAFETY: all descriptions are live; `found` has room for as many as are asked for.
+        let status = unsafe {
+            let found = found.as_mut_ptr().cast();
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                call.product,
+                weight,
+                x,
+                out,
+                out,
+                preference,
+                ASKED as i32,
+                found,
+                &mut count,
+            )
+        };
+        // SAFETY: it was created above.
+        unsafe { result::destroy_matmul_pref(preference)? };
+        status.result()?;
+        // SAFETY: the first `count` were written.
+        let found = found[..count as usize].iter().map(|found| unsafe { found.assume_init() });
+        let usable = found.filter(|found| found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(usable.map(|found| found.algo).filter(|algorithm| splits(algorithm) <= 1).collect())
+    }
+
+    fn multiply(
+        &self,
+        device: &Device,
+        call: &Call,
+        algorithm: &Algorithm,
+        operands: Operands,
+    ) -> Result<(), result::CublasError> {
+        let (one, add) = (1f32, if operands.residual == 0 { 0f32 } else { 1f32 });
+        let read = if operands.residual == 0 { operands.out } else { operands.residual };
+        let [weight, x, out] = call.layouts;
+        let pointer = |at: u64| at as *const c_void;
+        // SAFETY: the descriptions tell the operands' shapes; these are live device memory in the order of this stream.
+        unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                call.product,
+                (&raw const one).cast(),
+                pointer(operands.weight),
+                weight,
+                pointer(operands.x),
+                x,
+                (&raw const add).cast(),
+                pointer(read),
+                out,
+                operands.out as *mut c_void,
+                out,
+                algorithm,
+                self.workspace.pointer as *mut c_void,
+                WORKSPACE,
+                device.stream().cu_stream().cast(),
+            )
+        }
+        .result()
+    }
+}
+
+/// Pieces that an algorithm cuts its sums into.
+fn splits(algorithm: &Algorithm) -> i32 {
+    let (mut splits, mut written) = (0i32, 0usize);
+    let attribute = sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+    // SAFETY: the attribute is a 4-byte number.
+    let status = unsafe {
+        let to = (&raw mut splits).cast();
+        sys::cublasLtMatmulAlgoConfigGetAttribute(algorithm, attribute, to, 4, &mut written)
+    };
+    if status.result().is_ok() { splits } else { i32::MAX }
+}
+
+/// Random operands on which algorithms are compared.
+struct Trial {
+    key: Key,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    out: Tensor,
+}
+
+impl Trial {
+    fn new(device: &Device, key: Key, rows: usize) -> Result<Self, KernelError> {
+        let draw = |shape: &[usize], seed| device.random(shape, DType::Bf16, seed, 1.0);
+        Ok(Self {
+            key,
+            x: draw(&[rows, key.k], 1)?,
+            weight: draw(&[key.n, key.k], 2)?,
+            bias: draw(&[key.n], 3)?,
+            residual: draw(&[rows, key.n], 4)?,
+            out: device.empty(&[rows, key.n], DType::Bf16)?,
+        })
+    }
+
+    fn run(&self, plans: &Plans, device: &Device, algorithm: &Algorithm, rows: usize) -> Result<(), KernelError> {
+        let operands = Operands {
+            x: self.x.pointer(),
+            weight: self.weight.pointer(),
+            bias: self.bias.pointer(),
+            residual: if self.key.residual { self.residual.pointer() } else { 0 },
+            out: self.out.pointer(),
+        };
+        let call = Call::new(self.key, rows, operands.bias).map_err(failed)?;
+        plans.multiply(device, &call, algorithm, operands).map_err(failed)
+    }
+
+    fn bits(&self, plans: &Plans, device: &Device, algorithm: &Algorithm, rows: usize) -> Result<Vec<u8>, KernelError> {
+        self.run(plans, device, algorithm, rows)?;
+        let mut bits = vec![0; rows * self.key.n * 2];
+        device.download_bytes(self.out.pointer(), &mut bits)?;
+        Ok(bits)
+    }
+
+    fn seconds(&self, plans: &Plans, device: &Device, algorithm: &Algorithm, rows: usize) -> Result<f64, KernelError> {
+        let mut best = f64::INFINITY;
+        for _ in 0..RUNS {
+            device.synchronize()?;
+            let start = Instant::now();
+            for _ in 0..REPEATS {
+                self.run(plans, device, algorithm, rows)?;
+            }
+            device.synchronize()?;
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        Ok(best)
+    }
+}

@@ -1,0 +1,187 @@
+//! Merge of partials, copies of parts, gather, scores of keys and the largest of them.
+
+use super::device::{Device, Spread, launch, typed, width};
+use super::tensor::{Tensor, View};
+use crate::{DType, KernelError, Partial};
+
+/// As the kernel declares it.
+#[repr(C)]
+struct Pair {
+    out: u64,
+    other: u64,
+    lse: u64,
+    other_lse: u64,
+    out_head: i64,
+    out_row: i64,
+    other_head: i64,
+    other_row: i64,
+    lse_head: i64,
+    other_lse_head: i64,
+    heads: i32,
+    rows: i32,
+    dim: i32,
+    unused: i32,
+}
+
+/// A bf16 partial whose rows lie anywhere: output, log-sum-exp `(heads, rows of more)` f32, and which of its rows is the first.
+pub type Placed<'a> = (View<'a>, &'a Tensor, usize);
+
+impl Device {
+    /// Merges `other` into `to`, in place: a prefix's partial into a block's own.
+    pub fn merge_into(&self, to: Placed<'_>, other: Placed<'_>) -> Result<(), KernelError> {
+        let ((out, lse, first), (more, more_lse, more_first)) = (to, other);
+        let fits = |(view, lse, first): Placed<'_>| {
+            lse.shape.len() == 2 && lse.shape[0] == view.heads && first + view.rows <= lse.shape[1]
+        };
+        let same = (out.heads, out.rows, out.dim) == (more.heads, more.rows, more.dim) && out.dim.is_multiple_of(2);
+        if !same || !fits(to) || !fits(other) {
+            let got: [&[usize]; 4] =
+                [&[out.heads, out.rows, out.dim], &[more.heads, more.rows, more.dim], &lse.shape, &more_lse.shape];
+            return Err(KernelError::shape("merge_into", "two partials of one shape", &got));
+        }
+        if [out.dtype, more.dtype] != [DType::Bf16; 2] || [lse.dtype, more_lse.dtype] != [DType::F32; 2] {
+            return Err(KernelError::DType { operation: "merge_into", got: out.dtype });
+        }
+        let pair = Pair {
+            out: out.pointer,
+            other: more.pointer,
+            lse: lse.pointer() + 4 * first as u64,
+            other_lse: more_lse.pointer() + 4 * more_first as u64,
+            out_head: out.at.head,
+            out_row: out.at.row,
+            other_head: more.at.head,
+            other_row: more.at.row,
+            lse_head: lse.shape[1] as i64,
+            other_lse_head: more_lse.shape[1] as i64,
+            heads: out.heads as i32,
+            rows: out.rows as i32,
+            dim: out.dim as i32,
+            unused: 0,
+        };
+        launch!(self, "merge_into", Spread::new((out.heads * out.rows).div_ceil(8), 256), pair)
+    }
+
+    /// Exact merge of partials over disjoint keys, in the order given; outputs f32 or bf16, statistics f32.
+    pub fn merge(&self, partials: &[Partial<Tensor>]) -> Result<Partial<Tensor>, KernelError> {
+        let Some(Partial { output, .. }) = partials.first() else {
+            return Err(KernelError::Shape { operation: "merge", expected: "a partial".into(), got: "none".into() });
+        };
+        let (heads, t, dim) = output.cube("merge")?;
+        for p in partials {
+            if p.output.shape != output.shape || p.lse.shape != [heads, t] {
+                let expected = format!("outputs ({heads}, {t}, {dim}), lse ({heads}, {t})");
+                return Err(KernelError::shape("merge", expected, &[&p.output.shape, &p.lse.shape]));
+            }
+            if p.output.dtype != output.dtype || p.lse.dtype != DType::F32 {
+                return Err(KernelError::DType { operation: "merge", got: p.output.dtype });
+            }
+        }
+        let merged =
+            Partial { output: self.empty(&output.shape, output.dtype)?, lse: self.empty(&[heads, t], DType::F32)? };
+        let of = |pick: fn(&Partial<Tensor>) -> &Tensor| partials.iter().map(move |p| pick(p).pointer());
+        let table: Vec<u8> = of(|p| &p.output).chain(of(|p| &p.lse)).flat_map(u64::to_le_bytes).collect();
+        let table = self.upload_bytes(&table)?;
+        let (outputs, lses) = (table.pointer, table.pointer + 8 * partials.len() as u64);
+        let (to, to_lse, n, columns) =
+            (merged.output.pointer(), merged.lse.pointer(), partials.len() as i32, dim as i32);
+        let spread = Spread::new(heads * t, dim.next_multiple_of(32).clamp(32, 256) as u32);
+        launch!(self, &typed("merge", output.dtype), spread, outputs, lses, n, to, to_lse, columns)?;
+        Ok(merged)
+    }
+
+    /// A copy of `start..end` along `axis`.
+    pub fn narrow(&self, x: &Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor, KernelError> {
+        if x.shape.get(axis).is_none_or(|size| start > end || end > *size) {
+            let expected = format!("a range within axis {axis} of {:?}", x.shape);
+            return Err(KernelError::shape("narrow", expected, &[&[start, end]]));
+        }
+        let mut shape = x.shape.clone();
+        shape[axis] = end - start;
+        let out = self.empty(&shape, x.dtype)?;
+        let run = x.shape[axis + 1..].iter().product::<usize>() * width(x.dtype);
+        let (pitch, bytes) = (x.shape[axis] * run, (end - start) * run);
+        let outer = x.shape[..axis].iter().product();
+        self.copy_2d((x.pointer() + (start * run) as u64, pitch), (out.pointer(), bytes), bytes, outer)?;
+        Ok(out)
+    }
+
+    /// A copy of `parts` one after the other along `axis`.
+    pub fn concat(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
+        let beside = |part: &Tensor| {
+            let mut shape = part.shape.clone();
+            (axis < shape.len()).then(|| shape.remove(axis)).map(|_| shape)
+        };
+        let shapes = || parts.iter().map(|part| part.shape.as_slice()).collect::<Vec<_>>();
+        let Some((first, other)) = parts.first().and_then(|first| beside(first).map(|other| (first, other))) else {
+            return Err(KernelError::shape("concat", format!("parts that have an axis {axis}"), &shapes()));
+        };
+        if parts.iter().any(|part| part.dtype != first.dtype || beside(part).as_ref() != Some(&other)) {
+            let expected = format!("parts of one type that differ in axis {axis} only");
+            return Err(KernelError::shape("concat", expected, &shapes()));
+        }
+        let mut shape = first.shape.clone();
+        shape[axis] = parts.iter().map(|part| part.shape[axis]).sum();
+        let out = self.empty(&shape, first.dtype)?;
+        let run = shape[axis + 1..].iter().product::<usize>() * width(first.dtype);
+        let (outer, pitch) = (shape[..axis].iter().product(), shape[axis] * run);
+        let mut to = out.pointer();
+        for part in parts {
+            let bytes = part.shape[axis] * run;
+            self.copy_2d((part.pointer(), bytes), (to, pitch), bytes, outer)?;
+            to += bytes as u64;
+        }
+        Ok(out)
+    }
+
+    /// Rows `rows (heads, n)` of each head of `x (heads, t, dim)`; every one below `t`, as `top_k` gives them: `(heads, n, dim)`.
+    pub fn gather(&self, x: &Tensor, rows: &Tensor) -> Result<Tensor, KernelError> {
+        let ((heads, t, dim), (lists, count)) = (x.cube("gather")?, rows.matrix("gather")?);
+        if lists != heads {
+            return Err(KernelError::shape("gather", format!("{heads} lists"), &[&rows.shape]));
+        }
+        let out = self.empty(&[heads, count, dim], x.dtype)?;
+        let (from, list, to) = (x.pointer(), rows.pointer(), out.pointer());
+        let (t, n, columns) = (t as i32, count as i32, dim as i32);
+        launch!(self, &typed("gather", x.dtype), Spread::new(heads * count, 64), from, list, to, t, n, columns)?;
+        Ok(out)
+    }
+
+    /// `q.k` of each key of `k (kv heads, t, dim)`, averaged over the rows of `q (query heads, m, dim)` and the query heads that
+    /// share the KV head, not scaled: `(kv heads, t)` f32.
+    pub fn key_scores(&self, q: &Tensor, k: &Tensor) -> Result<Tensor, KernelError> {
+        let ((query, rows, dim), (kv, t, key_dim)) = (q.cube("key_scores")?, k.cube("key_scores")?);
+        if dim != key_dim || rows == 0 || kv == 0 || query == 0 || !query.is_multiple_of(kv) || q.dtype != k.dtype {
+            let expected = "q (a multiple of kv heads, at least 1, dim), k (kv heads, t, dim)";
+            return Err(KernelError::shape("key_scores", expected, &[&q.shape, &k.shape]));
+        }
+        let (means, out) = (self.empty(&[kv, dim], DType::F32)?, self.empty(&[kv, t], DType::F32)?);
+        let (from, to, count, columns) = (q.pointer(), means.pointer(), (query / kv * rows) as i32, dim as i32);
+        launch!(self, &typed("mean_rows", q.dtype), Spread::new(kv, 128), from, to, count, columns)?;
+        let (keys, scores, heads, t) = (k.pointer(), out.pointer(), kv as i32, t as i32);
+        let spread = Spread::new((kv * t as usize).div_ceil(8), 256);
+        launch!(self, &typed("key_dots", k.dtype), spread, to, keys, scores, heads, t, columns)?;
+        Ok(out)
+    }
+
+    /// Indices of the `k` largest of each row of `scores (lists, n)` f32, ties to the smallest, ascending: `(lists, k)` of 4-byte
+    /// words, chosen on the device. All of them when there are fewer.
+    pub fn top_k(&self, scores: &Tensor, k: usize) -> Result<Tensor, KernelError> {
+        let (lists, n) = scores.matrix("top_k")?;
+        if scores.dtype != DType::F32 {
+            return Err(KernelError::DType { operation: "top_k", got: scores.dtype });
+        }
+        let out = self.empty(&[lists, k.min(n)], DType::F32)?;
+        if out.elements() > 0 {
+            let (from, to, n, k) = (scores.pointer(), out.pointer(), n as i32, k.min(n) as i32);
+            launch!(self, "top_k", Spread::new(lists, 1024), from, to, n, k)?;
+        }
+        Ok(out)
+    }
+
+    /// The words of what [`Device::top_k`] gave.
+    pub fn download_words(&self, tensor: &Tensor) -> Result<Vec<u32>, KernelError> {
+        let mut bytes = vec![0; tensor.bytes()];
+        self.download_bytes(tensor.pointer(), &mut bytes)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|x| u32::from_le_bytes(*x)).collect())
+    }
+}

@@ -1,0 +1,208 @@
+//! Tensors in device memory and views of their heads. Computes nothing.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use super::device::{Buffer, Device, width};
+use crate::{DType, HostTensor, KernelError};
+
+/// A row-major tensor in device memory; clones share it.
+#[derive(Clone)]
+pub struct Tensor {
+    pub(super) shape: Vec<usize>,
+    pub(super) dtype: DType,
+    pub(super) buffer: Arc<Buffer>,
+    /// Bytes before the first element.
+    pub(super) offset: usize,
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {:?} on the GPU", self.shape, self.dtype)
+    }
+}
+
+/// Where heads and rows of a `(heads, rows, dim)` tensor lie, in elements. As the kernels declare it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Strides {
+    pub head: i64,
+    pub row: i64,
+}
+
+/// `(heads, rows, dim)` in device memory, elements of a row side by side, heads and rows anywhere.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    pub(super) pointer: u64,
+    pub(super) heads: usize,
+    pub(super) rows: usize,
+    pub(super) dim: usize,
+    pub(super) at: Strides,
+    pub(super) dtype: DType,
+    lives: PhantomData<&'a Buffer>,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn new(pointer: u64, [heads, rows, dim]: [usize; 3], at: Strides, dtype: DType) -> Self {
+        Self { pointer, heads, rows, dim, at, dtype, lives: PhantomData }
+    }
+
+    /// `(heads, rows, dim)`.
+    pub fn shape(&self) -> [usize; 3] {
+        [self.heads, self.rows, self.dim]
+    }
+
+    /// Rows `start..end` of every head.
+    ///
+    /// # Panics
+    /// When there are no such rows.
+    pub fn part(self, start: usize, end: usize) -> Self {
+        assert!(start <= end && end <= self.rows, "rows {start}..{end} of {}", self.rows);
+        let pointer = self.pointer + (start as i64 * self.at.row) as u64 * width(self.dtype) as u64;
+        Self { pointer, rows: end - start, ..self }
+    }
+}
+
+impl Tensor {
+    /// Row-major shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(super) fn pointer(&self) -> u64 {
+        self.buffer.pointer + self.offset as u64
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.elements() * width(self.dtype)
+    }
+
+    pub(super) fn matrix(&self, operation: &'static str) -> Result<(usize, usize), KernelError> {
+        match self.shape[..] {
+            [rows, columns] => Ok((rows, columns)),
+            _ => Err(KernelError::shape(operation, "(rows, columns)", &[&self.shape])),
+        }
+    }
+
+    pub(super) fn cube(&self, operation: &'static str) -> Result<(usize, usize, usize), KernelError> {
+        match self.shape[..] {
+            [heads, rows, dim] => Ok((heads, rows, dim)),
+            _ => Err(KernelError::shape(operation, "(heads, tokens, head dim)", &[&self.shape])),
+        }
+    }
+
+    /// A tensor `(heads, rows, dim)` as it lies.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for another number of axes.
+    pub fn heads_first(&self) -> Result<View<'_>, KernelError> {
+        let (heads, rows, dim) = self.cube("heads_first")?;
+        let at = Strides { head: (rows * dim) as i64, row: dim as i64 };
+        Ok(View::new(self.pointer(), [heads, rows, dim], at, self.dtype))
+    }
+
+    /// A tensor `(rows, heads dim)` by its heads: what a projection gives and takes.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for another number of axes, or columns that do not divide into `heads`.
+    pub fn token_major(&self, heads: usize) -> Result<View<'_>, KernelError> {
+        let (rows, columns) = self.matrix("token_major")?;
+        if heads == 0 || !columns.is_multiple_of(heads) {
+            return Err(KernelError::shape("token_major", format!("columns of {heads} heads"), &[&self.shape]));
+        }
+        let at = Strides { head: (columns / heads) as i64, row: columns as i64 };
+        Ok(View::new(self.pointer(), [heads, rows, columns / heads], at, self.dtype))
+    }
+
+    /// Rows `start..end` of a matrix, shared.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] where there are no such rows.
+    pub fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
+        let (rows, columns) = self.matrix("rows")?;
+        if start > end || end > rows {
+            return Err(KernelError::shape("rows", format!("a range within {rows} rows"), &[&[start, end]]));
+        }
+        let offset = self.offset + start * columns * width(self.dtype);
+        Ok(Self { shape: vec![end - start, columns], dtype: self.dtype, buffer: Arc::clone(&self.buffer), offset })
+    }
+}
+
+impl Device {
+    /// A tensor whose elements are not set.
+    pub fn empty(&self, shape: &[usize], dtype: DType) -> Result<Tensor, KernelError> {
+        let bytes = shape.iter().product::<usize>() * width(dtype);
+        Ok(Tensor { shape: shape.to_vec(), dtype, buffer: Arc::new(self.alloc(bytes)?), offset: 0 })
+    }
+
+    /// Host values, rounded to `dtype`.
+    pub fn tensor(&self, shape: &[usize], values: &[f32], dtype: DType) -> Result<Tensor, KernelError> {
+        if shape.iter().product::<usize>() != values.len() {
+            return Err(KernelError::shape("upload", format!("{} values", values.len()), &[shape]));
+        }
+        let bytes: Vec<u8> = match dtype {
+            DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        };
+        Ok(Tensor { shape: shape.to_vec(), dtype, buffer: Arc::new(self.upload_bytes(&bytes)?), offset: 0 })
+    }
+
+    /// A checkpoint's tensors, equal in all but their rows, one after the other, in `dtype`.
+    pub(super) fn weights(
+        &self,
+        operation: &'static str,
+        parts: &[HostTensor<'_>],
+        shape: &[usize],
+        dtype: DType,
+    ) -> Result<Tensor, KernelError> {
+        let mut bytes = Vec::with_capacity(shape.iter().product::<usize>() * width(dtype));
+        for part in parts {
+            let expected = part.shape.iter().product::<usize>() * width(part.dtype);
+            if part.bytes.len() != expected {
+                let expected = format!("{expected} bytes for {:?} of {:?}", part.shape, part.dtype);
+                return Err(KernelError::Shape { operation, expected, got: format!("{} bytes", part.bytes.len()) });
+            }
+            convert(part, dtype, &mut bytes);
+        }
+        Ok(Tensor { shape: shape.to_vec(), dtype, buffer: Arc::new(self.upload_bytes(&bytes)?), offset: 0 })
+    }
+
+    /// Waits, and gives the elements as f32.
+    pub fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
+        let mut bytes = vec![0; tensor.bytes()];
+        self.download_bytes(tensor.pointer(), &mut bytes)?;
+        Ok(match tensor.dtype {
+            DType::F32 => bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
+            _ => bytes.as_chunks::<2>().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
+        })
+    }
+}
+
+/// The elements of a checkpoint's tensor in `dtype`, behind `to`.
+fn convert(part: &HostTensor<'_>, dtype: DType, to: &mut Vec<u8>) {
+    if part.dtype == dtype {
+        to.extend_from_slice(part.bytes);
+        return;
+    }
+    let mut write = |value: f32| match dtype {
+        DType::F32 => to.extend_from_slice(&value.to_le_bytes()),
+        _ => to.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
+    };
+    match part.dtype {
+        DType::F32 => part.bytes.as_chunks::<4>().0.iter().for_each(|x| write(f32::from_le_bytes(*x))),
+        DType::Bf16 => part.bytes.as_chunks::<2>().0.iter().for_each(|x| write(bf16::from_le_bytes(*x).to_f32())),
+        DType::F16 => part.bytes.as_chunks::<2>().0.iter().for_each(|x| write(f16::from_le_bytes(*x).to_f32())),
+    }
+}

@@ -1,0 +1,266 @@
+//! The GPU's operations where they go beyond the backend: products whose rows stand alone, prefill attention by either kernel, few
+//! rows on many keys, selection on the device. Skipped, loudly, where there is no GPU.
+#![cfg(feature = "cuda")]
+
+#[allow(dead_code, reason = "the processor's backends are tested elsewhere")]
+mod common;
+
+use asterism_kernels::cuda::{Attention, Kv, Linear, Tensor};
+use asterism_kernels::reference::{self, AttentionShape};
+use asterism_kernels::{Cuda, CudaOptions, DType, Heads, Mask, Partial, top_k};
+use common::{devices, numbers, rounded};
+
+/// The GPU computing in bf16.
+fn gpu() -> Option<&'static Cuda> {
+    devices().last()
+}
+
+fn draw(gpu: &Cuda, shape: &[usize], seed: u64) -> (Vec<f32>, Tensor) {
+    let values = rounded(DType::Bf16, numbers(shape.iter().product(), seed));
+    let tensor = gpu.device().tensor(shape, &values, DType::Bf16).unwrap();
+    (values, tensor)
+}
+
+/// ||got - expected|| / ||expected||.
+fn distance(got: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(got.len(), expected.len());
+    let square = |x: f64| x * x;
+    let apart: f64 = got.iter().zip(expected).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let size: f64 = expected.iter().map(|x| square(f64::from(*x))).sum();
+    (apart / size.max(1e-30)).sqrt()
+}
+
+#[test]
+fn a_row_of_a_product_does_not_depend_on_its_company() {
+    let Some(gpu) = gpu() else { return };
+    for (n, k, biased) in [(6144, 4096, false), (4096, 14336, false), (4608, 3584, true), (512, 256, false)] {
+        let (x, w) = (draw(gpu, &[4096, k], 1).1, draw(gpu, &[n, k], 2).1);
+        let bias = biased.then(|| draw(gpu, &[n], 3).1);
+        let linear = Linear::of(w, bias).unwrap();
+        let product = |start: usize, end: usize, residual: Option<Tensor>| {
+            let y = gpu.products().linear(gpu.device(), &x.rows(start, end).unwrap(), &linear, residual).unwrap();
+            gpu.device().download(&y).unwrap()
+        };
+        let residual = draw(gpu, &[4096, n], 4).1;
+        let [plain, added] = [product(0, 4096, None), product(0, 4096, Some(residual.clone()))];
+        let step = if n == 512 { 7 } else { 397 };
+        let counts = [1, 2, 3, 5, 8, 15, 16, 17, 33, 64, 65, 96, 127, 128, 129, 512, 1000, 1024, 1025, 2048, 4095];
+        for rows in counts.into_iter().chain((1..4096).step_by(step)) {
+            let start = rows * 31 % (4097 - rows);
+            let range = start * n..(start + rows) * n;
+            let differ = |got: &[f32], all: &[f32]| got.iter().zip(&all[range.clone()]).filter(|(a, b)| a != b).count();
+            let got = product(start, start + rows, None);
+            assert_eq!(differ(&got, &plain), 0, "({n}, {k}): {rows} rows from {start}");
+            let got = product(start, start + rows, Some(residual.rows(start, start + rows).unwrap()));
+            assert_eq!(differ(&got, &added), 0, "({n}, {k}): {rows} rows from {start}, added");
+        }
+    }
+    gpu.products().choices().iter().for_each(|choice| println!("{choice:?}"));
+}
+
+#[test]
+fn products_are_within_rounding_of_double_precision() {
+    let Some(gpu) = gpu() else { return };
+    for (rows, n, k) in [(5, 264, 4096), (130, 136, 1000), (3, 33, 77)] {
+        let ((x_values, x), (w_values, w)) = (draw(gpu, &[rows, k], 5), draw(gpu, &[n, k], 6));
+        let linear = Linear::of(w, None).unwrap();
+        let got = gpu.device().download(&gpu.products().linear(gpu.device(), &x, &linear, None).unwrap()).unwrap();
+        let of = |at: usize| {
+            let (x, w) = (&x_values[at / n * k..][..k], &w_values[at % n * k..][..k]);
+            x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>() as f32
+        };
+        let expected: Vec<f32> = (0..rows * n).map(of).collect();
+        let distance = distance(&got, &expected);
+        assert!(distance < 4e-3, "({rows}, {n}, {k}): {distance}");
+    }
+}
+
+/// Which kernel attends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kernel {
+    Chosen,
+    Own,
+    Pieces,
+}
+
+/// Attention of token-major bf16 against the reference.
+fn attends(gpu: &Cuda, shape: AttentionShape, kernel: Kernel, out: DType) {
+    let AttentionShape { heads: Heads { query, kv, dim }, queries, keys, mask } = shape;
+    let seed = (queries * 31 + keys) as u64;
+    let (q_values, q) = draw(gpu, &[queries, query * dim], seed);
+    let (k_values, k) = draw(gpu, &[keys, kv * dim], seed + 1);
+    let (v_values, v) = draw(gpu, &[keys, kv * dim], seed + 2);
+    let output = gpu.device().tensor(&[queries, query * dim], &vec![f32::NAN; queries * query * dim], out).unwrap();
+    let lse = gpu.device().tensor(&[query, queries], &vec![f32::NAN; query * queries], DType::F32).unwrap();
+    let call = Attention {
+        q: q.token_major(query).unwrap(),
+        k: k.token_major(kv).unwrap(),
+        v: v.token_major(kv).unwrap(),
+        mask,
+        out: output.token_major(query).unwrap(),
+        lse: &lse,
+    };
+    match kernel {
+        Kernel::Chosen => gpu.attender().attend(gpu.device(), call).unwrap(),
+        Kernel::Own => gpu.device().attend_own(call).unwrap(),
+        Kernel::Pieces => gpu.device().attend_few(call).unwrap(),
+    }
+    let heads_first = |x: &[f32], heads: usize, rows: usize| -> Vec<f32> {
+        let of = |at: usize| x[(at / dim % rows * heads + at / dim / rows) * dim + at % dim];
+        (0..x.len()).map(of).collect()
+    };
+    let [q, k, v] = [(&q_values, query, queries), (&k_values, kv, keys), (&v_values, kv, keys)]
+        .map(|(x, heads, rows)| heads_first(x, heads, rows));
+    let (expected, expected_lse) = reference::attention(&q, &k, &v, shape);
+    let got = heads_first(&gpu.device().download(&output).unwrap(), query, queries);
+    let (apart, got_lse) = (distance(&got, &expected), gpu.device().download(&lse).unwrap());
+    assert!(apart < 1e-2, "{shape:?} by {kernel:?}: {apart}");
+    for (got, expected) in got_lse.iter().zip(&expected_lse) {
+        assert!(got == expected || (got - expected).abs() < 2e-3, "{shape:?} by {kernel:?}: lse {got}, not {expected}");
+    }
+}
+
+#[test]
+fn prefill_attention_agrees_with_the_reference() {
+    let Some(gpu) = gpu() else { return };
+    println!("cuDNN: {}", gpu.attender().has_library());
+    let masks = [
+        Mask::None,
+        Mask::Causal,
+        Mask::From { row: 200 },
+        Mask::Streaming { sink: 70, window: 300, first_row: 100, first_key: 0 },
+    ];
+    for (dim, group) in [(128, 4), (64, 3), (128, 1)] {
+        let heads = Heads { query: 2 * group, kv: 2, dim };
+        for (queries, keys) in [(512, 512), (600, 600), (1024, 1500), (777, 1300), (700, 500)] {
+            for mask in masks {
+                let shape = AttentionShape { heads, queries, keys, mask };
+                attends(gpu, shape, Kernel::Own, DType::F32);
+                attends(gpu, shape, Kernel::Chosen, DType::Bf16);
+            }
+        }
+    }
+}
+
+#[test]
+fn few_rows_on_keys_in_pieces_agree_with_the_reference() {
+    let Some(gpu) = gpu() else { return };
+    for (dim, group) in [(128, 4), (64, 1), (64, 7)] {
+        let heads = Heads { query: 2 * group, kv: 2, dim };
+        for (queries, keys) in [(1, 1), (1, 31), (4, 2047), (5, 2049), (16, 6000), (64, 4097), (70, 2100), (3, 0)] {
+            for mask in
+                [Mask::None, Mask::Causal, Mask::Streaming { sink: 4, window: 900, first_row: 3000, first_key: 0 }]
+            {
+                let shape = AttentionShape { heads, queries, keys, mask };
+                attends(gpu, shape, Kernel::Pieces, DType::F32);
+                attends(gpu, shape, Kernel::Pieces, DType::Bf16);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_scores_are_found_and_gathered_on_the_device() {
+    let Some(gpu) = gpu() else { return };
+    for (n, k) in [(1, 1), (5, 9), (1000, 1), (3000, 1024), (70_000, 4096)] {
+        let lists = 3;
+        let mut scores = numbers(lists * n, n as u64);
+        // Ties, zeros of both signs and infinities.
+        scores.iter_mut().step_by(3).for_each(|score| *score = (*score * 8.0).round() / 8.0);
+        scores[0] = f32::NEG_INFINITY;
+        scores[n / 2] = f32::INFINITY;
+        let device = gpu.device();
+        let chosen = device.top_k(&device.tensor(&[lists, n], &scores, DType::F32).unwrap(), k).unwrap();
+        let expected: Vec<u32> =
+            scores.chunks_exact(n).flat_map(|list| top_k(list, k)).map(|index| index as u32).collect();
+        assert_eq!(device.download_words(&chosen).unwrap(), expected, "{k} of {n}");
+        let (values, x) = draw(gpu, &[lists, n, 16], 8);
+        let gathered = device.download(&device.gather(&x, &chosen).unwrap()).unwrap();
+        let row = |(at, index): (usize, &u32)| (at / k.min(n) * n + *index as usize) * 16;
+        let rows: Vec<f32> = expected.iter().enumerate().flat_map(|at| values[row(at)..][..16].to_vec()).collect();
+        assert_eq!(gathered, rows);
+    }
+}
+
+#[test]
+fn a_residual_is_added_before_the_norm_and_partials_merge_in_bf16() {
+    let Some(gpu) = gpu() else { return };
+    let device = gpu.device();
+    for e in [4096, 100] {
+        let ((x_values, x), (r_values, r), (w_values, w)) =
+            (draw(gpu, &[3, e], 1), draw(gpu, &[3, e], 2), draw(gpu, &[e], 3));
+        let got = device.download(&device.rms_norm(&x, Some(&r), &w, 1e-5).unwrap()).unwrap();
+        let sums = rounded(DType::Bf16, x_values.iter().zip(&r_values).map(|(x, r)| x + r).collect());
+        assert_eq!(device.download(&x).unwrap(), sums);
+        let normed = sums.chunks_exact(e).flat_map(|row| {
+            let mean = row.iter().map(|x| x * x).sum::<f32>() / e as f32;
+            row.iter().zip(&w_values).map(move |(x, w)| x / (mean + 1e-5).sqrt() * w)
+        });
+        assert!(distance(&got, &normed.collect::<Vec<_>>()) < 4e-3);
+    }
+    let parts = [1, 2, 3].map(|seed| {
+        let (values, output) = draw(gpu, &[2, 5, 64], seed);
+        let lse_values = numbers(10, seed + 9);
+        let lse = device.tensor(&[2, 5], &lse_values, DType::F32).unwrap();
+        (values, lse_values, Partial { output, lse })
+    });
+    let merged = device.merge(&parts.each_ref().map(|part| part.2.clone())).unwrap();
+    let slices = parts.each_ref().map(|(output, lse, _)| (output.as_slice(), lse.as_slice()));
+    let (output, lse) = reference::merge(&slices, 64);
+    assert!(distance(&device.download(&merged.output).unwrap(), &output) < 4e-3);
+    assert!(distance(&device.download(&merged.lse).unwrap(), &lse) < 1e-5);
+    let [(_, _, first), (_, _, second), _] = &parts;
+    let pair = device.merge(&[first.clone(), second.clone()]).unwrap();
+    let to = (first.output.heads_first().unwrap().part(1, 5), &first.lse, 1);
+    device.merge_into(to, (second.output.heads_first().unwrap().part(1, 5), &second.lse, 1)).unwrap();
+    let last = |x: &Tensor| device.download(&device.narrow(x, 1, 1, 5).unwrap()).unwrap();
+    assert!(distance(&last(&first.output), &last(&pair.output)) < 4e-3);
+    assert!(distance(&last(&first.lse), &last(&pair.lse)) < 1e-5);
+}
+
+#[test]
+fn rotated_keys_go_straight_into_the_cache() {
+    let Some(gpu) = gpu() else { return };
+    let (device, dim, t) = (gpu.device(), 128, 37);
+    let (_, qkv) = draw(gpu, &[t, (4 + 2 * 2) * dim], 1);
+    let inv_freq: Vec<f32> = (0..dim / 2).map(|j| 5e5f32.powf(-2.0 * j as f32 / dim as f32)).collect();
+    let ids: Vec<u32> = (0..t as u32).map(|i| i * 3571).collect();
+    let positions = device.positions(&ids, &inv_freq).unwrap();
+    let [q, k, v] = [4, 2, 2].map(|heads| device.empty(&[heads, t, dim], DType::Bf16).unwrap());
+    let to = [k.heads_first().unwrap(), v.heads_first().unwrap()];
+    device.split_rotate(&qkv, &positions, q.heads_first().unwrap(), to).unwrap();
+    let mut cache = Kv::new(device, 2, dim, DType::Bf16, 8).unwrap();
+    let token_major = device.empty(&[t, 4 * dim], DType::Bf16).unwrap();
+    for (start, end) in [(0, 5), (5, 6), (6, t)] {
+        let to = cache.extend(device, end - start).unwrap();
+        let q = token_major.token_major(4).unwrap().part(start, end);
+        device.split_rotate(&qkv.rows(start, end).unwrap(), &positions.part(start, end), q, to).unwrap();
+    }
+    let heads_first = |view| {
+        let copy = device.empty(&[2, t, dim], DType::Bf16).unwrap();
+        device.copy_heads(view, copy.heads_first().unwrap()).unwrap();
+        device.download(&copy).unwrap()
+    };
+    let [cached_k, cached_v] = cache.view(0, t);
+    assert_eq!(
+        (heads_first(cached_k), heads_first(cached_v)),
+        (device.download(&k).unwrap(), device.download(&v).unwrap())
+    );
+    let joined = device.empty(&[4, t, dim], DType::Bf16).unwrap();
+    device.copy_heads(token_major.token_major(4).unwrap(), joined.heads_first().unwrap()).unwrap();
+    assert_eq!(device.download(&joined).unwrap(), device.download(&q).unwrap());
+}
+
+#[test]
+fn what_is_not_there_is_refused() {
+    let refused = Cuda::new(CudaOptions { device: 99, dtype: DType::Bf16 }).err().unwrap();
+    assert_eq!(refused.code(), "kernel_no_device");
+    println!("{refused}");
+    assert_eq!(Cuda::new(CudaOptions { device: 0, dtype: DType::F16 }).err().unwrap().code(), "kernel_dtype");
+    let Some(gpu) = gpu() else { return };
+    let full = gpu.device().empty(&[1 << 42], DType::Bf16).err().unwrap();
+    assert_eq!(full.code(), "kernel_device_memory");
+    println!("{full}");
+    // The device goes on after it.
+    assert_eq!(gpu.device().download(&gpu.device().tensor(&[1], &[2.0], DType::F32).unwrap()).unwrap(), [2.0]);
+}
