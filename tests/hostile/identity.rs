@@ -234,7 +234,8 @@ fn a_members_certificate_alone_reads_no_context() {
             }
             assert!(refused > 0, "a host has the context");
         }
-        let mut line = Line::to(&member(stolen(&cluster, "far")), address_of(&cluster, "context-0")).await;
+        let transport = member(stolen(&cluster, "far"));
+        let mut line = Line::to(&transport, address_of(&cluster, "context-0")).await;
         let attach = Attach { context: 1, blocks: vec![0], ticket: Ticket::default() };
         line.say(Opening::Attach(attach).frame()).await;
         let words = line.end().await;

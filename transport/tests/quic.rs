@@ -10,7 +10,7 @@ use std::{
 
 use asterism_transport::{
     FrameError, Link, NoObserver, Transport, TransportError,
-    certificates::{CertificateAuthority, Credentials, Identity, MemberRole, Validity},
+    certificates::{CertificateAuthority, Credentials, MemberRole, Validity},
     quic::{QuicConfig, QuicTransport, Security},
 };
 use common::{Counts, an_hour, authority, frame, loopback, meet, mutual, receive, send, within};
@@ -78,35 +78,6 @@ async fn an_expired_or_future_certificate_is_refused_and_counted() {
 async fn a_guest_without_security_is_refused_by_a_host_with() {
     refused(mutual(&authority(), "host"), Security::Insecure, "certificate").await;
     refused(Security::Insecure, mutual(&authority(), "guest"), "certificate").await;
-}
-
-#[tokio::test]
-async fn a_member_of_another_cluster_is_refused_by_both_sides_though_they_trust_its_authority() {
-    let (ours, theirs) = (authority(), CertificateAuthority::create("other", an_hour()).expect("the name is valid"));
-    let ca = ours.certificate().to_owned() + theirs.certificate();
-    let member = |authority: &CertificateAuthority, name| {
-        let issued = Credentials::issue(authority, (MemberRole::Context, name), an_hour()).expect("the name is valid");
-        bind(Security::Mutual(Credentials { ca: ca.clone(), ..issued }))
-    };
-    let ((host, counts), (guest, guest_counts)) = (member(&ours, "host"), member(&theirs, "guest"));
-    let error = within(guest.connect(host.local_address())).await.err().expect("the guest is refused");
-    assert_eq!(error.code(), "certificate");
-    let words = ["asterism://test/context/host", "expected a member of cluster other"];
-    assert!(words.iter().all(|words| error.to_string().contains(words)), "{error}");
-    guest_counts.wait_for_rejections("identity", 1).await;
-    let error = within(host.connect(guest.local_address())).await.err().expect("the host refuses it, too");
-    assert!(error.to_string().contains("asterism://other/context/guest"), "{error}");
-    assert!(counts.rejections() > 0);
-}
-
-#[tokio::test]
-async fn a_certificate_that_names_no_member_is_refused_before_listening() {
-    let identity = Identity::self_signed("host", an_hour()).expect("the name is valid");
-    let credentials = Credentials { ca: identity.certificate.clone(), identity };
-    let config = QuicConfig::new(loopback(), Security::Mutual(credentials));
-    let error = QuicTransport::bind(config, Arc::new(NoObserver)).err().expect("it names nobody");
-    assert_eq!(error.code(), "certificate_member", "{error}");
-    assert!(error.to_string().contains("URI:asterism://CLUSTER/ROLE/NAME"), "{error}");
 }
 
 #[tokio::test]
