@@ -6,7 +6,7 @@ mod session;
 
 use std::{collections::BTreeMap, fmt};
 
-use asterism_models::Sampling;
+use asterism_models::{QuerySeparator, Sampling};
 use asterism_plan::MethodConfig;
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -55,6 +55,10 @@ pub struct JobRequest {
     /// Whether the model's chat template is applied; it needs context and query as text.
     #[serde(default = "yes")]
     pub chat_template: bool,
+    /// What stands between context and query where both are text, a part of the query's tokens; absent: what the session or
+    /// else the cluster has. Token ids are never separated.
+    #[serde(default)]
+    pub query_separator: Option<QuerySeparator>,
     /// How its shards lie over the hosts, and which hosts may have them.
     #[serde(default)]
     pub placement: PlacementPolicy,
@@ -81,6 +85,7 @@ impl JobRequest {
             stop: Vec::new(),
             ignore_eos: false,
             chat_template: yes(),
+            query_separator: None,
             placement: PlacementPolicy::default(),
             timeout_s: None,
             labels: BTreeMap::new(),

@@ -304,6 +304,7 @@ async fn a_session_answers_as_a_job_does_and_survives_a_lost_host() {
         method: job.method.clone(),
         allow_idle_hosts: true,
         chat_template: false,
+        query_separator: None,
         ttl_s: None,
         placement: PlacementPolicy::default(),
     };
@@ -392,6 +393,7 @@ async fn a_full_disk_takes_no_change_and_leaves_nothing_of_one() {
         method: job.method.clone(),
         allow_idle_hosts: true,
         chat_template: false,
+        query_separator: None,
         ttl_s: None,
         placement: PlacementPolicy::default(),
     };

@@ -55,7 +55,7 @@ impl ChatTemplate {
 
     /// The context string, which begins with BOS, header and task text and ends where the context does, and the query
     /// string, which ends where the answer begins (Star Attention's split). They are tokenised apart. Without a template:
-    /// BOS and the context, the query.
+    /// BOS and the context, the query. Nothing is put between the two: a separator comes with the query.
     pub fn split(&self, context: &str, query: &str) -> Result<(String, String), ModelError> {
         match &self.frame {
             Some(Ok(frame)) => Ok(frame.split(context, query)?),
@@ -128,6 +128,7 @@ impl Templates {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::QuerySeparator;
 
     fn embedded() -> ChatTemplate {
         let checkpoint = Checkpoint::embedded().unwrap();
@@ -175,6 +176,22 @@ mod tests {
     fn a_base_model_gets_bos_and_both_strings() {
         let base = ChatTemplate { bos: "<s>".into(), frame: None };
         assert_eq!(base.split("context", " query").unwrap(), ("<s>context".to_owned(), " query".to_owned()));
+    }
+
+    #[test]
+    fn a_separator_goes_with_the_query() {
+        let base = ChatTemplate { bos: "<s>".into(), frame: None };
+        for (template, head, tail) in [
+            (chat(HEADERS), "<|begin_of_text|>", "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
+            (embedded(), "<|begin_of_text|>", ""),
+            (base, "<s>", ""),
+        ] {
+            let asked = QuerySeparator::PARAGRAPH.before("What is b?");
+            let (context, query) = template.split("A b.", &asked).unwrap();
+            assert_eq!(query, format!("\n\nWhat is b?{tail}"));
+            assert!(context.starts_with(head) && context.ends_with("A b."), "{context}");
+            assert_eq!(template.split("A b.", "What is b?").unwrap().0, context);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod error;
 mod generator;
 mod retaining;
 mod sampling;
+mod separator;
 mod synthetic;
 mod tokenizer;
 
@@ -25,5 +26,6 @@ pub use error::ModelError;
 pub use generator::{ContextAttention, ContextKeys, Generator, LocalContext, ShardPartial};
 pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};
+pub use separator::{LongSeparator, QuerySeparator};
 pub use synthetic::synthetic_prompt;
 pub use tokenizer::{TextStream, Tokenizer};

@@ -12,7 +12,7 @@ use std::{
 };
 
 use asterism_actors::supervisor::{Liveness, SessionLimits};
-use asterism_models::HeadsFiles;
+use asterism_models::{HeadsFiles, QuerySeparator};
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 use asterism_transport::certificates::MemberRole;
 
@@ -85,6 +85,8 @@ pub struct Model {
     pub max_context_tokens: Option<usize>,
     /// Files of APB's retaining heads, by the names that requests use.
     pub heads: HeadsFiles,
+    /// What stands between context and question where a request does not say.
+    pub query_separator: QuerySeparator,
 }
 
 /// What may wait.
@@ -234,6 +236,7 @@ fn model(file: &ClusterFile, directory: &Path) -> Result<Model, ClusterError> {
         dtype: section.dtype,
         max_context_tokens: section.max_context_tokens,
         heads: heads(file, directory)?,
+        query_separator: section.query_separator.clone(),
     })
 }
 

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
@@ -83,6 +84,8 @@ pub struct ModelSection {
     /// Longest context accepted. Absent: what the model was trained for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_context_tokens: Option<usize>,
+    /// What stands between context and question where a request does not say.
+    pub query_separator: QuerySeparator,
 }
 
 /// `[models]`
@@ -354,7 +357,7 @@ impl Default for ClusterSection {
 
 impl Default for ModelSection {
     fn default() -> Self {
-        Self { path: None, dtype: DType::F32, max_context_tokens: None }
+        Self { path: None, dtype: DType::F32, max_context_tokens: None, query_separator: QuerySeparator::default() }
     }
 }
 

@@ -52,7 +52,8 @@ pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
     };
     let front = checkpoint(model.path.as_deref())
         .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, ask))
-        .and_then(|front| front.with_heads(&model.heads));
+        .and_then(|front| front.with_heads(&model.heads))
+        .map(|front| front.with_separator(model.query_separator.clone()));
     front.map_err(|error| {
         let hint = match error {
             ModelError::RetainingHeads { .. } => "correct [models.heads] in the cluster file",

@@ -10,6 +10,7 @@ use asterism_actors::{
     },
 };
 use asterism_kernels::DType;
+use asterism_models::QuerySeparator;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 
 use crate::{
@@ -208,6 +209,7 @@ fn prepared(draw: &mut Draw, hosts: usize, query: &[u32]) -> PreparedContext {
         dense_pairs: 1,
         kv_bytes_per_token: 4,
         chat_template: false,
+        query_separator: QuerySeparator::NONE,
         placement: PlacementPolicy::default(),
     }
 }

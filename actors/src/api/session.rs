@@ -1,5 +1,6 @@
 //! Sessions as clients see them: plain values.
 
+use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,10 @@ pub struct SessionRequest {
     /// Whether the model's chat template is applied.
     #[serde(default = "super::yes")]
     pub chat_template: bool,
+    /// What stands before each of its questions that names nothing else; absent: the cluster's, and none where the context is
+    /// token ids.
+    #[serde(default)]
+    pub query_separator: Option<QuerySeparator>,
     /// Seconds until it ends by itself; absent: the cluster's default.
     #[serde(default)]
     pub ttl_s: Option<f64>,

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use asterism_models::QuerySeparator;
 use asterism_plan::{Exchange, Plan, Shard};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -31,6 +32,8 @@ pub struct PreparedContext {
     pub kv_bytes_per_token: u64,
     /// Whether its template was applied, so that its questions get theirs.
     pub chat_template: bool,
+    /// What stands before its questions that name nothing else.
+    pub query_separator: QuerySeparator,
     /// Which hosts it may go to.
     pub placement: PlacementPolicy,
 }

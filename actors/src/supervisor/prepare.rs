@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
-    ChatTemplate, Checkpoint, Frame, HeadsFiles, ModelConfig, ModelError, TemplateRefusal, TemplateSource, Tokenizer,
-    check_retaining_heads,
+    ChatTemplate, Checkpoint, Frame, HeadsFiles, ModelConfig, ModelError, QuerySeparator, TemplateRefusal,
+    TemplateSource, Tokenizer, check_retaining_heads,
 };
 use asterism_plan::{Method, MethodConfig, Plan, PlanError, PlanRequest};
 
@@ -29,6 +29,8 @@ pub struct ModelFront {
     pub config: ModelConfig,
     /// Most tokens of context, query and answer together.
     pub max_tokens: usize,
+    /// What stands between context and query of a request that does not say.
+    pub query_separator: QuerySeparator,
     tokenizer: Tokenizer,
     template: ChatTemplate,
     /// Names of the retaining heads that hosts have.
@@ -50,6 +52,7 @@ impl ModelFront {
             name: checkpoint.name().to_string(),
             max_tokens: max_context_tokens.map_or(own, |limit| limit.min(own)),
             config,
+            query_separator: QuerySeparator::default(),
             template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, ask)?,
             tokenizer,
             heads: BTreeSet::new(),
@@ -61,6 +64,11 @@ impl ModelFront {
         files.values().try_for_each(|path| check_retaining_heads(path, &self.config))?;
         self.heads = files.keys().cloned().collect();
         Ok(self)
+    }
+
+    /// With another separator than a blank line.
+    pub fn with_separator(self, query_separator: QuerySeparator) -> Self {
+        Self { query_separator, ..self }
     }
 
     /// Most bytes of text that can be a context or query here.
@@ -83,14 +91,17 @@ impl ModelFront {
     ) -> Result<PreparedJob, JobError> {
         let limits = self.check(&request)?;
         let template = session.map_or(request.chat_template, |session| session.chat_template);
+        let separator = request.query_separator.clone();
         let (source, query_ids, context_tokens) = match (request.context, request.session, session) {
             (None, Some(name), Some(session)) => {
-                let (_, query) = self.tokens(STAND_IN.into(), request.query, template)?;
+                let separator = separator.unwrap_or(session.query_separator.clone());
+                let (_, query) = self.tokens(STAND_IN.into(), separated(request.query, &separator), template)?;
                 (Source::Session(name), query, session.context_tokens)
             }
             (context, _, _) => {
                 let context = context.unwrap_or(Prompt::Text(String::new()));
-                let (context, query) = self.tokens(context, request.query, template)?;
+                let separator = separator.unwrap_or_else(|| self.separator_after(&context));
+                let (context, query) = self.tokens(context, separated(request.query, &separator), template)?;
                 let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
                 let most = (context.len(), query.len(), limits.max_tokens);
                 self.check_length(most)?;
@@ -141,6 +152,7 @@ impl ModelFront {
         bounds::labels("placement", &request.placement.labels)?;
         request.ttl_s.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
         let template = request.chat_template && matches!(request.context, Prompt::Text(_));
+        let separator = request.query_separator.unwrap_or_else(|| self.separator_after(&request.context));
         let stand_in = match request.context {
             Prompt::Text(_) => STAND_IN.into(),
             Prompt::Tokens(_) => Prompt::Tokens(vec![0]),
@@ -149,19 +161,21 @@ impl ModelFront {
         self.check_length((context.len(), 0, 1))?;
         let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
         let mut prepared = self.plan((&context, &[]), method, hosts)?;
-        prepared.chat_template = template;
+        (prepared.chat_template, prepared.query_separator) = (template, separator);
         prepared.placement = request.placement;
         Ok(prepared)
     }
 }
 
 /// A session as a question to it is prepared.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct AskedSession {
     /// Tokens of its context.
     pub context_tokens: usize,
     /// Whether its questions go through the chat template.
     pub chat_template: bool,
+    /// What stands before those that name nothing else.
+    pub query_separator: QuerySeparator,
 }
 
 /// Text in place of the half of a conversation that is not at hand.
@@ -200,8 +214,17 @@ impl ModelFront {
             kv_bytes_per_token: shape.kv_bytes_per_token(),
             plan: Arc::new(plan),
             chat_template: false,
+            query_separator: QuerySeparator::NONE,
             placement: PlacementPolicy::default(),
         })
+    }
+
+    /// What separates the questions about `context` by default: token ids are taken as they are.
+    fn separator_after(&self, context: &Prompt) -> QuerySeparator {
+        match context {
+            Prompt::Text(_) => self.query_separator.clone(),
+            Prompt::Tokens(_) => QuerySeparator::NONE,
+        }
     }
 
     fn tokens(&self, context: Prompt, query: Prompt, chat_template: bool) -> Result<(Vec<u32>, Vec<u32>), JobError> {
@@ -317,6 +340,14 @@ fn refuse_idle_hosts(method: &MethodConfig, plan: &Plan) -> Result<(), PlanError
     }
 }
 
+/// The query as it is tokenised, with what separates it from its context.
+fn separated(query: Prompt, separator: &QuerySeparator) -> Prompt {
+    match query {
+        Prompt::Text(text) => Prompt::Text(separator.before(&text)),
+        ids => ids,
+    }
+}
+
 fn check_subject(request: &JobRequest) -> Result<(), JobError> {
     match (&request.context, &request.session) {
         (Some(_), Some(_)) => return Err(invalid("session", "give a context or a session, not both")),
@@ -330,6 +361,10 @@ fn check_subject(request: &JobRequest) -> Result<(), JobError> {
     if request.query.is_blank() {
         return Err(invalid("query", "the query is empty; ask something with --query TEXT"));
     }
+    if matches!((&request.query, &request.query_separator), (Prompt::Tokens(_), Some(_))) {
+        let message = "token ids are taken as they are; leave it out, or give the query as text";
+        return Err(invalid("query_separator", message));
+    }
     Ok(())
 }
 
@@ -339,4 +374,102 @@ fn invalid(param: &'static str, message: &str) -> JobError {
 
 fn empty_context() -> JobError {
     invalid("context", "the context is empty; give a document with --context FILE")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const HOSTS: ContextHosts = ContextHosts { count: 4, one_machine: true, dtype: asterism_kernels::DType::F32 };
+
+    fn front() -> ModelFront {
+        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap()
+    }
+
+    fn method(method: serde_json::Value) -> MethodConfig {
+        serde_json::from_value(method).unwrap()
+    }
+
+    /// Token ids of context and query.
+    fn asked(request: JobRequest, session: Option<&AskedSession>) -> Result<Vec<u32>, JobError> {
+        front().prepare(request, &method(json!({"dense": {}})), &HOSTS, session).map(|job| job.question.query_ids)
+    }
+
+    fn separated_by(separator: &str) -> Option<QuerySeparator> {
+        Some(separator.parse().unwrap())
+    }
+
+    #[test]
+    fn a_question_in_text_is_separated_from_a_context_in_text() {
+        let text = |query: &str| front().tokenizer.encode(query).unwrap();
+        let about = |context: Prompt| JobRequest::new(Some(context), "Who?".into());
+        let request = about("A text.".into());
+        assert_eq!(asked(request.clone(), None).unwrap(), text("\n\nWho?"));
+        let given = |separator| JobRequest { query_separator: separated_by(separator), ..request.clone() };
+        assert_eq!(asked(given(""), None).unwrap(), text("Who?"));
+        assert_eq!(asked(given("\n--\n"), None).unwrap(), text("\n--\nWho?"));
+        let plain = JobRequest { chat_template: false, ..request.clone() };
+        assert_eq!(asked(plain, None).unwrap(), text("\n\nWho?"));
+    }
+
+    #[test]
+    fn token_ids_are_never_separated() {
+        let ids = |count: u32| Prompt::Tokens((10..10 + count).collect());
+        let context_ids = JobRequest::new(Some(ids(64)), "Who?".into());
+        assert_eq!(asked(context_ids, None).unwrap(), front().tokenizer.encode("Who?").unwrap());
+        let query_ids = JobRequest::new(Some("A text.".into()), ids(3));
+        assert_eq!(asked(query_ids.clone(), None).unwrap(), [10, 11, 12]);
+        let refused = JobRequest { query_separator: separated_by(" "), ..query_ids };
+        assert!(matches!(asked(refused, None), Err(JobError::Invalid { param: "query_separator", .. })));
+    }
+
+    #[test]
+    fn questions_of_a_session_are_separated_as_it_says() {
+        let create = |separator: Option<QuerySeparator>, context: Prompt| {
+            let request = json!({"name": "book", "context": context, "query_separator": separator});
+            let request: SessionRequest = serde_json::from_value(request).unwrap();
+            front().prepare_session(request, &method(json!({"dense": {}})), &HOSTS).unwrap()
+        };
+        let text = || Prompt::from("A text.");
+        let plans = [None, separated_by("\n--\n")].map(|separator| create(separator, text()).plan);
+        assert_eq!(plans[0], plans[1], "what separates its questions is no part of a context");
+        let question = |own: Option<&str>| JobRequest {
+            session: Some("book".into()),
+            query_separator: own.and_then(separated_by),
+            ..JobRequest::new(None, "Who?".into())
+        };
+        let ids = Prompt::Tokens(vec![7; 64]);
+        for (session, own, expected) in [
+            (create(None, text()), None, "\n\nWho?"),
+            (create(separated_by("\n--\n"), text()), None, "\n--\nWho?"),
+            (create(separated_by("\n--\n"), text()), Some(" "), " Who?"),
+            (create(None, ids), None, "Who?"),
+        ] {
+            let PreparedContext { plan, chat_template, query_separator, .. } = session;
+            let session = AskedSession { context_tokens: plan.context_tokens, chat_template, query_separator };
+            assert_eq!(asked(question(own), Some(&session)).unwrap(), front().tokenizer.encode(expected).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_separated_question_still_chooses_the_summaries_that_it_asks_for() {
+        let filler = |from: usize| -> String {
+            (from..from + 160).map(|at| format!("The road number {at} goes on to the next town.\n\n")).collect()
+        };
+        let context = filler(0) + "The special magic number for amber-falcon is 73914.\n\n" + &filler(160);
+        for separator in ["", "\n\n"] {
+            let query = "What is the special magic number for amber-falcon?";
+            let request = JobRequest {
+                query_separator: separated_by(separator),
+                ..JobRequest::new(Some(context.as_str().into()), query.into())
+            };
+            let (plan, _) =
+                front().preview(request, &method(json!({"pulsar": {"shared_prefix": false}})), &HOSTS).unwrap();
+            let last = plan.shards.last().unwrap();
+            let summary = front().tokenizer.decode(&last.input_ids[..last.prefix]).unwrap();
+            assert!(summary.contains("73914"), "separator {separator:?}: {summary}");
+        }
+    }
 }

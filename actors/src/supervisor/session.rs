@@ -170,7 +170,11 @@ impl SupervisorState {
     /// What a question to a session is prepared for.
     pub fn asked_session(&self, name: &str) -> Result<AskedSession, JobError> {
         let prepared = &self.contexts[self.sessions.find(name)?.context].prepared;
-        Ok(AskedSession { context_tokens: prepared.plan.context_tokens, chat_template: prepared.chat_template })
+        Ok(AskedSession {
+            context_tokens: prepared.plan.context_tokens,
+            chat_template: prepared.chat_template,
+            query_separator: prepared.query_separator.clone(),
+        })
     }
 
     /// What changes when a session lives `ttl` from now on.

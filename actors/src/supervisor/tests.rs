@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use asterism_models::QuerySeparator;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
 use serde_json::json;
 
@@ -259,6 +260,7 @@ fn prepared(method: &MethodConfig, hosts: usize) -> PreparedContext {
         dense_pairs: 1,
         kv_bytes_per_token: 8,
         chat_template: false,
+        query_separator: QuerySeparator::NONE,
         placement: PlacementPolicy::default(),
     }
 }

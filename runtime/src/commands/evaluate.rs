@@ -14,6 +14,7 @@ use std::{
 };
 
 use asterism_actors::api::JobRequest;
+use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
 use serde::Serialize;
 
@@ -41,7 +42,13 @@ use crate::{
 /// How long a temporary cluster may take to start.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
-const EMBEDDED: Model = Model { path: None, dtype: DType::F32, max_context_tokens: None, heads: BTreeMap::new() };
+const EMBEDDED: Model = Model {
+    path: None,
+    dtype: DType::F32,
+    max_context_tokens: None,
+    heads: BTreeMap::new(),
+    query_separator: QuerySeparator::PARAGRAPH,
+};
 
 /// Makes, asks or reports.
 pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
@@ -228,7 +235,14 @@ fn refusal(error: eval::EvalError) -> CliError {
 pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize) -> JobRequest {
     let (context, query) = (record.input_context.clone().into(), record.input_query.clone().into());
     let labels = [("task".to_owned(), record.task.clone())].into();
-    JobRequest { method, allow_idle_hosts: true, max_tokens, labels, ..JobRequest::new(Some(context), query) }
+    JobRequest {
+        method,
+        allow_idle_hosts: true,
+        max_tokens,
+        labels,
+        query_separator: Some(record.query_separator.clone()),
+        ..JobRequest::new(Some(context), query)
+    }
 }
 
 /// The running cluster, or one for the length of this command.
@@ -245,4 +259,17 @@ fn cluster(globals: &Globals) -> Result<(Client, Option<TemporaryCluster>), CliE
     };
     let temporary = TemporaryCluster::start(file, START_LIMIT)?;
     Ok((temporary.client(globals)?, Some(temporary)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_asked_with_their_own_bytes() {
+        let record = TokenCounter::embedded().unwrap().generate(Task::NiahSingle2, 1024, 1, None).unwrap();
+        let asked = question(&record, None, 8);
+        assert_eq!(asked.context, Some(record.input_context.as_str().into()));
+        assert_eq!((asked.query, asked.query_separator), (record.input_query.into(), Some(QuerySeparator::NONE)));
+    }
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use asterism_actors::api::{SessionRequest, SessionState, SessionStatus};
+use asterism_models::QuerySeparator;
 use clap::{Args, Subcommand};
 
 use super::job::{self, GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs, WaitArgs, read_contexts};
@@ -56,6 +57,9 @@ pub struct CreateArgs {
     /// How long it lives, such as 90s, 30m, 2h, 1d [default: the cluster's]
     #[arg(long, value_name = "TIME", value_parser = lifetime)]
     pub ttl: Option<Duration>,
+    /// Text between the document and each question, '' for none [default: the cluster's]
+    #[arg(long, value_name = "TEXT")]
+    pub query_separator: Option<QuerySeparator>,
     /// Attention
     #[command(flatten)]
     pub method: MethodArgs,
@@ -77,6 +81,9 @@ pub struct AskArgs {
     pub name: String,
     /// Question, or - for standard input
     pub query: String,
+    /// Text between document and question, '' for none [default: the session's]
+    #[arg(long, value_name = "TEXT")]
+    pub query_separator: Option<QuerySeparator>,
     /// Tokens
     #[command(flatten)]
     pub generation: GenerationArgs,
@@ -133,6 +140,7 @@ fn create(globals: &Globals, client: &Client, args: &CreateArgs) -> Result<(), C
         method: args.method.resolve()?,
         allow_idle_hosts: args.allow_idle_hosts,
         chat_template: true,
+        query_separator: args.query_separator.clone(),
         ttl_s: args.ttl.map(|ttl| ttl.as_secs_f64()),
         placement: args.placement.policy(),
     };
@@ -168,12 +176,13 @@ fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Res
 }
 
 fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
-    let AskArgs { name, query, generation, wait, id } = args;
+    let AskArgs { name, query, query_separator, generation, wait, id } = args;
     let submit = SubmitArgs {
         context: Vec::new(),
         session: Some(name),
         query: Some(query),
         input: None,
+        query_separator,
         method: MethodArgs::default(),
         generation,
         wait,

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use asterism_models::QuerySeparator;
 use serde::Deserialize;
 
 use super::{
@@ -176,6 +177,7 @@ impl Library {
             task: self.book.task().to_owned(),
             input_context: whole,
             input_query: draft.query,
+            query_separator: QuerySeparator::NONE,
             answer: (draft.answer)(units),
             context_tokens,
             haystack: None,

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use asterism_models::QuerySeparator;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::EvalError;
@@ -19,6 +20,9 @@ pub struct Record {
     pub input_context: String,
     /// The question, and where the task has one the start of its answer.
     pub input_query: String,
+    /// What stands between the two; absent: nothing, they bring their own joint.
+    #[serde(default = "no_separator", skip_serializing_if = "QuerySeparator::is_none")]
+    pub query_separator: QuerySeparator,
     /// Gold strings: separated by ", ", in the tasks cwe, fwe and vt by spaces.
     pub answer: String,
     /// Tokens of the context by the tokenizer that sized it; 0 when not known.
@@ -107,6 +111,10 @@ fn record(line: &str) -> Result<Record, String> {
     }
 }
 
+fn no_separator() -> QuerySeparator {
+    QuerySeparator::NONE
+}
+
 fn unnamed() -> String {
     "unnamed".to_owned()
 }
@@ -122,6 +130,7 @@ mod tests {
             task: task.to_owned(),
             input_context: "c".to_owned(),
             input_query: "q".to_owned(),
+            query_separator: QuerySeparator::NONE,
             answer: answer.to_owned(),
             context_tokens: 0,
             haystack: None,
@@ -149,6 +158,10 @@ mod tests {
     fn a_line_that_is_no_record_is_named() {
         let good = r#"{"task": "qa1", "input_context": "a", "input_query": "b", "answer": "c", "more": 1}"#;
         assert_eq!(read(&format!("{good}\n\n{good}\n")).unwrap().len(), 2);
+        let separated = good.replace("\"more\": 1", "\"query_separator\": \"\\n\\n\"");
+        let separators = read(&format!("{good}\n{separated}\n")).unwrap().into_iter().map(|it| it.query_separator);
+        assert_eq!(separators.collect::<Vec<_>>(), [QuerySeparator::NONE, QuerySeparator::PARAGRAPH]);
+        assert!(!serde_json::to_string(&of("qa1", "a")).unwrap().contains("separator"), "records keep their bytes");
         for (bad, reason) in [
             ("{", "EOF while parsing an object"),
             (r#"{"input_context": "a"}"#, "missing field `input_query`"),

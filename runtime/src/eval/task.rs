@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use asterism_models::QuerySeparator;
 use rand::{SeedableRng, rngs::StdRng};
 
 use super::{
@@ -295,6 +296,7 @@ pub(super) fn sized(
         context_tokens: count(&input_context),
         input_context,
         input_query: draft.query,
+        query_separator: QuerySeparator::NONE,
         answer: (draft.answer)(units),
         haystack: None,
     })

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use asterism_actors::{api::JobRequest, supervisor::ContextHosts};
 use asterism_kernels::DType;
+use asterism_models::QuerySeparator;
 use asterism_plan::{MethodConfig, methods::DenseConfig};
 
 use super::{EMBEDDED, InfiniteArgs, NiahArgs, RulerArgs, RunArgs, SizeArgs, SuiteArgs, refusal};
@@ -46,7 +47,8 @@ impl TokenCounter {
 
     /// Tokens that the chat template and BOS add to a question.
     fn overhead(&self) -> Result<usize, CliError> {
-        let request = JobRequest { max_tokens: 1, ..JobRequest::new(Some("a".into()), "a".into()) };
+        let query_separator = Some(QuerySeparator::NONE);
+        let request = JobRequest { max_tokens: 1, query_separator, ..JobRequest::new(Some("a".into()), "a".into()) };
         let planned = self.0.preview(request, &MethodConfig::Dense(DenseConfig {}), &ONE_HOST);
         let (plan, query_tokens) = planned.map_err(|error| CliError::of_code(error.code(), &error))?;
         Ok((plan.context_tokens + query_tokens).saturating_sub(2 * self.count("a")))

@@ -6,6 +6,7 @@ use std::{
     path::Path,
 };
 
+use asterism_models::QuerySeparator;
 use serde::Deserialize;
 
 use crate::error::CliError;
@@ -19,6 +20,9 @@ pub struct Question {
     /// The question.
     #[serde(rename = "input_query")]
     pub query: String,
+    /// What stands between the two; none: what the cluster has.
+    #[serde(default)]
+    pub query_separator: Option<QuerySeparator>,
 }
 
 /// The question that `--context` and `--query` make.
@@ -33,7 +37,7 @@ pub fn of_arguments(contexts: &[String], query: Option<&str>) -> Result<Question
             .hint("asterism job submit --context FILE --query TEXT, or --input FILE.jsonl"));
     };
     let context = read_contexts(contexts)?;
-    Ok(Question { context, query: read_query(query)? })
+    Ok(Question { context, query: read_query(query)?, query_separator: None })
 }
 
 /// The documents of these files, joined.
@@ -58,7 +62,7 @@ pub fn read_query(query: &str) -> Result<String, CliError> {
     Ok(query)
 }
 
-/// The questions of a JSONL file; other fields of its lines are ignored.
+/// The questions of a JSONL file, with their own `query_separator` or none; other fields of its lines are ignored.
 pub fn of_lines(path: &Path) -> Result<Vec<Question>, CliError> {
     let text = text_of(&path.to_string_lossy())?;
     let mut questions = Vec::new();
@@ -67,13 +71,14 @@ pub fn of_lines(path: &Path) -> Result<Vec<Question>, CliError> {
             CliError::usage(format!("{}, line {}: {cause}", path.display(), index + 1))
                 .hint("every line is an object with the strings input_context and input_query")
         };
-        let question: Question = serde_json::from_str(line).map_err(|error| refused(error.to_string()))?;
+        let mut question: Question = serde_json::from_str(line).map_err(|error| refused(error.to_string()))?;
         if question.context.trim().is_empty() {
             return Err(refused("input_context is empty".into()));
         }
         if question.query.trim().is_empty() {
             return Err(refused("input_query is empty".into()));
         }
+        question.query_separator.get_or_insert(QuerySeparator::NONE);
         questions.push(question);
     }
     if questions.is_empty() {
@@ -134,6 +139,11 @@ mod tests {
         assert_eq!(refused(&[&good], None), "a job needs a document and a question");
         assert!(refused(&[&"/no/such".to_owned()], Some("q")).starts_with("there is no file"));
         assert!(refused(&[&"-".to_owned(), &"-".to_owned()], Some("q")).starts_with("standard input"));
+        assert_eq!(
+            of_arguments(std::slice::from_ref(&good), Some("why?")).unwrap().query_separator,
+            None,
+            "the cluster's"
+        );
         let twice = of_arguments(&[good.clone(), good], Some("why?")).unwrap();
         assert_eq!(twice.context, "texttext");
     }
@@ -143,7 +153,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("q.jsonl");
         fs::write(&path, "{\"task\": \"t\", \"input_context\": \"c\", \"input_query\": \"q\"}\n\n").unwrap();
-        assert_eq!(of_lines(&path).unwrap().len(), 1);
+        let [plain] = &of_lines(&path).unwrap()[..] else { panic!("one line") };
+        assert_eq!(plain.query_separator, Some(QuerySeparator::NONE), "a record brings its own joint");
+        let separated = r#"{"input_context": "c", "input_query": "q", "query_separator": "\n\n"}"#;
+        fs::write(&path, separated).unwrap();
+        assert_eq!(of_lines(&path).unwrap()[0].query_separator, Some(QuerySeparator::PARAGRAPH));
         fs::write(&path, "{\"input_context\": \"c\", \"input_query\": \"q\"}\n{\"input_context\": \"c\"}\n").unwrap();
         let message = of_lines(&path).unwrap_err().message;
         assert!(message.contains("line 2: missing field `input_query`"), "{message}");

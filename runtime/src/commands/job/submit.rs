@@ -6,7 +6,7 @@ use asterism_actors::{
     api::{JobRequest, JobStatus},
     supervisor::{Arrangement, PlacementPolicy},
 };
-use asterism_models::Sampling;
+use asterism_models::{QuerySeparator, Sampling};
 use asterism_plan::{
     MethodConfig,
     methods::{PulsarConfig, StarConfig},
@@ -42,6 +42,9 @@ pub struct SubmitArgs {
     /// Questions, one JSON object a line with input_context and input_query
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["context", "query", "id"])]
     pub input: Option<PathBuf>,
+    /// Text between document and question, '' for none [default: the session's or the cluster's; of --input: the line's, or none]
+    #[arg(long, value_name = "TEXT")]
+    pub query_separator: Option<QuerySeparator>,
     /// Attention
     #[command(flatten)]
     pub method: MethodArgs,
@@ -211,7 +214,10 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
 
 fn requests(args: &SubmitArgs) -> Result<Vec<JobRequest>, CliError> {
     let questions = match (&args.session, &args.input, &args.query) {
-        (Some(_), _, Some(query)) => return Ok(vec![request(args, &None, (None, input::read_query(query)?))]),
+        (Some(_), _, Some(query)) => {
+            let asked = JobRequest::new(None, input::read_query(query)?.into());
+            return Ok(vec![request(args, &None, asked)]);
+        }
         (Some(name), _, None) => {
             return Err(CliError::usage("a session is asked a question")
                 .hint(format!("asterism job submit --session {name} --query TEXT")));
@@ -220,11 +226,15 @@ fn requests(args: &SubmitArgs) -> Result<Vec<JobRequest>, CliError> {
         (None, None, query) => vec![input::of_arguments(&args.context, query.as_deref())?],
     };
     let method = args.method.resolve()?;
-    let asked = |Question { context, query }| request(args, &method, (Some(context), query));
+    let asked = |Question { context, query, query_separator }| {
+        let asked = JobRequest::new(Some(context.into()), query.into());
+        request(args, &method, JobRequest { query_separator, ..asked })
+    };
     Ok(questions.into_iter().map(asked).collect())
 }
 
-fn request(args: &SubmitArgs, method: &Option<MethodConfig>, (context, query): (Option<String>, String)) -> JobRequest {
+/// `asked` with what the arguments say about how it is answered.
+fn request(args: &SubmitArgs, method: &Option<MethodConfig>, asked: JobRequest) -> JobRequest {
     let generation = &args.generation;
     JobRequest {
         id: args.id.clone(),
@@ -237,7 +247,8 @@ fn request(args: &SubmitArgs, method: &Option<MethodConfig>, (context, query): (
         placement: args.placement.policy(),
         timeout_s: args.wait.timeout.map(|timeout| timeout.as_secs_f64()),
         labels: args.labels.iter().cloned().collect(),
-        ..JobRequest::new(context.map(Into::into), query.into())
+        query_separator: args.query_separator.clone().or(asked.query_separator.clone()),
+        ..asked
     }
 }
 
