@@ -42,7 +42,7 @@ pub enum JobError {
         /// The request field at fault.
         param: &'static str,
         /// What is too much of it.
-        cause: ModelError,
+        cause: Box<ModelError>,
         /// The model's maximum.
         maximum: usize,
         /// The model.
@@ -254,7 +254,7 @@ pub enum HostError {
         /// Where it looked.
         address: String,
         /// What the transport says.
-        cause: asterism_transport::TransportError,
+        cause: Box<asterism_transport::TransportError>,
     },
     /// Who listens at the supervisor's address is no supervisor.
     #[error(

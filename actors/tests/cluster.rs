@@ -5,26 +5,16 @@ mod cases;
 #[path = "cluster/disk.rs"]
 mod disk;
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-        mpsc,
-    },
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use asterism_actors::{
     HostConfig, LoadedModel,
-    api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, Scheduling, SessionRequest, SessionState},
+    api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, SessionRequest, SessionState},
     host,
     messages::HostRole,
     store::{MemoryStore, StateStore},
     supervisor::{
-        HostSpec, JobFilter, Liveness, ModelFront, PlacementPolicy, Recovery, SessionLimits, Supervisor,
-        SupervisorConfig,
+        HostSpec, Liveness, ModelFront, PlacementPolicy, Recovery, SessionLimits, Supervisor, SupervisorConfig,
     },
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
@@ -32,8 +22,6 @@ use asterism_models::{Checkpoint, Decoder, HeadsFiles, ModelError, Parts, Templa
 use asterism_plan::{Cost, Method, MethodConfig, PlanRequest};
 use asterism_transport::{NoObserver, Transport, local::LocalNetwork};
 use serde_json::{Value, json};
-
-use disk::{FullDisk, SlowDisk};
 
 /// What retaining heads are called here.
 const HEADS: &str = "trained";
@@ -324,105 +312,5 @@ async fn a_session_answers_as_a_job_does_and_survives_a_lost_host() {
     assert_eq!((status.state, status.hits), (SessionState::Ready, 9));
     supervisor.drop_session("book").await.expect("there");
     assert_eq!(supervisor.submit(question).await.expect_err("gone").code(), "session_not_found");
-    supervisor.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_supervisor_that_waits_for_its_disk_says_so_and_goes_on() {
-    let gate = Arc::new(Mutex::new(()));
-    let store = SlowDisk { store: MemoryStore::default(), gate: gate.clone() };
-    let (supervisor, _transports) = start_on(Box::new(store), "tiny-llama", 1).await;
-    let case = &golden_cases("tiny-llama", "star")[0];
-    let (asked, job) = (supervisor.clone(), request(case, method(case).0));
-    let (closed, closing) = mpsc::channel();
-    let (open, opened) = mpsc::channel::<()>();
-    let disk = std::thread::spawn(move || {
-        let _shut = gate.lock().expect("no holder panics");
-        closed.send(()).expect("the test waits");
-        let _ = opened.recv();
-    });
-    closing.recv().expect("the disk is slow now");
-    let answer = tokio::spawn(async move { finish(&asked, job).await });
-    while !supervisor.waits_for_disk() {
-        tokio::task::yield_now().await;
-    }
-    drop(open);
-    disk.join().expect("it only waits");
-    assert_eq!(json!(answer.await.expect("an answer").tokens), case["expected"]["greedy_tokens"]);
-    supervisor.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_refuses_new_jobs_and_loses_none() {
-    let full = Arc::new(AtomicBool::new(false));
-    let journal = MemoryStore::default();
-    let store = FullDisk { store: journal.clone(), full: full.clone() };
-    let (supervisor, _transports) = start_on(Box::new(store), "tiny-llama", 2).await;
-    let case = &golden_cases("tiny-llama", "star")[0];
-    let job = request(case, method(case).0);
-    let running = supervisor.submit(job.clone()).await.expect("taken");
-    full.store(true, Ordering::SeqCst);
-    let named = JobRequest { id: Some("mine".into()), ..job.clone() };
-    let refused = supervisor.submit(named.clone()).await.expect_err("it could not be kept");
-    assert_eq!(refused.code(), "disk_full");
-    assert_eq!(supervisor.status("mine").await.expect_err("it was refused").code(), "job_not_found");
-    let mut events = supervisor.watch(&running).await.expect("known");
-    while events.next().await.is_some() {}
-    let status = supervisor.status(&running).await.expect("known");
-    assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "the job under way goes on");
-    full.store(false, Ordering::SeqCst);
-    let again = finish(&supervisor, named).await;
-    assert_eq!(json!(again.tokens), case["expected"]["greedy_tokens"]);
-    let kept = journal.clone().load().expect("a journal");
-    let ended = kept.iter().filter(|entry| String::from_utf8_lossy(&entry.value).contains("SUCCEEDED")).count();
-    assert_eq!(ended, 2, "what could not be written then was written later");
-    supervisor.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_takes_no_change_and_leaves_nothing_of_one() {
-    let full = Arc::new(AtomicBool::new(false));
-    let journal = MemoryStore::default();
-    let store = FullDisk { store: journal.clone(), full: full.clone() };
-    let (supervisor, _transports) = start_on(Box::new(store), "tiny-llama", 2).await;
-    let case = &golden_cases("tiny-llama", "star")[0];
-    let job = request(case, method(case).0);
-    let session = |name: &str| SessionRequest {
-        name: name.into(),
-        context: job.context.clone().expect("a context"),
-        method: job.method.clone(),
-        allow_idle_hosts: true,
-        chat_template: false,
-        query_separator: None,
-        ttl_s: None,
-        placement: PlacementPolicy::default(),
-    };
-    supervisor.create_session(session("book")).await.expect("a new name");
-    let long = JobRequest { id: Some("long".into()), max_tokens: 400, ..job.clone() };
-    supervisor.submit(long).await.expect("taken");
-    let before = supervisor.session("book").await.expect("there");
-    full.store(true, Ordering::SeqCst);
-    let question = JobRequest { context: None, session: Some("book".into()), method: None, ..job.clone() };
-    let refused = [
-        supervisor.create_session(session("other")).await.map(drop),
-        supervisor.extend_session("book", 1e6).await.map(drop),
-        supervisor.drop_session("book").await,
-        supervisor.submit(question.clone()).await.map(drop),
-        supervisor.cancel("long").await,
-        supervisor.schedule_host("c0", Scheduling::Cordoned, None).await.map(drop),
-    ];
-    assert_eq!(refused.map(|refused| refused.expect_err("it cannot be kept").code().to_string()), ["disk_full"; 6]);
-    let after = supervisor.session("book").await.expect("it was not dropped");
-    assert_eq!((after.hits, after.expires_s <= before.expires_s), (0, true), "{after:?}");
-    assert_eq!(supervisor.sessions().await.expect("a list").len(), 1);
-    assert_eq!(supervisor.jobs(JobFilter { limit: 9, ..JobFilter::default() }).await.expect("a list").len(), 1);
-    assert_ne!(supervisor.status("long").await.expect("known").state, JobState::Cancelled);
-    assert_eq!(supervisor.host("c0").await.expect("known").scheduling, Scheduling::Open);
-    full.store(false, Ordering::SeqCst);
-    supervisor.create_session(session("other")).await.expect("its name is free");
-    let kept: Vec<_> = journal.clone().load().expect("a journal").into_iter().map(|entry| entry.key).collect();
-    assert_eq!(kept.iter().filter(|key| *key == "book" || *key == "other").count(), 2, "{kept:?}");
-    let status = finish(&supervisor, question).await;
-    assert_eq!(json!(status.tokens), case["expected"]["greedy_tokens"], "{:?}", status.error);
     supervisor.shutdown().await;
 }

@@ -92,7 +92,7 @@ fn a_full_queue_answers_and_loses_nothing() {
     loop {
         let part = list(&server, &format!("limit=400{after}"));
         let ids = part.iter().map(|job| job["id"].as_str().expect("an id").to_owned());
-        after = ids.clone().last().map_or(after, |last| format!("&after={last}"));
+        after = ids.clone().next_back().map_or(after, |last| format!("&after={last}"));
         known.extend(ids);
         if part.len() < 400 {
             break;

@@ -37,7 +37,10 @@ pub struct Joined {
 /// Says hello and waits for the welcome. Who has no certificate of a supervisor hears nothing.
 pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transport) -> Result<Joined, HostError> {
     let host = hello.name.clone();
-    let unreachable = |cause| HostError::Supervisor { host: host.clone(), address: supervisor.to_string(), cause };
+    let unreachable = |cause: TransportError| {
+        let (host, address) = (host.clone(), supervisor.to_string());
+        HostError::Supervisor { host, address, cause: Box::new(cause) }
+    };
     let link = transport.connect(supervisor).await.map_err(unreachable)?;
     let party = authority::party(link.peer(), Party::Member(MemberRole::Supervisor));
     if let Err(denied) = authority::check(party, Act::Welcome) {
@@ -64,7 +67,7 @@ pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transpor
 /// Whether it is of no use to try again.
 pub fn is_final(error: &HostError) -> bool {
     match error {
-        HostError::Supervisor { cause, .. } => matches!(cause, TransportError::TransportClosed),
+        HostError::Supervisor { cause, .. } => matches!(**cause, TransportError::TransportClosed),
         HostError::Lost { .. } | HostError::Impostor { .. } => false,
         _ => true,
     }

@@ -278,7 +278,7 @@ impl ModelFront {
     fn too_large(&self, param: &'static str, cause: ModelError) -> JobError {
         match cause.code() {
             "context_too_long" => {
-                JobError::TooLarge { param, cause, maximum: self.max_tokens, model: self.name.clone() }
+                JobError::TooLarge { param, cause: Box::new(cause), maximum: self.max_tokens, model: self.name.clone() }
             }
             _ => cause.into(),
         }

@@ -231,10 +231,16 @@ fn refusal(error: eval::EvalError) -> CliError {
     CliError::usage(error).hint("`asterism eval --help` shows the benchmarks, and their --help what they take")
 }
 
+/// A task's name, which a file may have chosen, as jobs can bear it.
+fn label(task: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    task.chars().map(plain).take(64).collect()
+}
+
 /// A record as a greedy job.
 pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize) -> JobRequest {
     let (context, query) = (record.input_context.clone().into(), record.input_query.clone().into());
-    let labels = [("task".to_owned(), record.task.clone())].into();
+    let labels = [("task".to_owned(), label(&record.task))].into();
     JobRequest {
         method,
         allow_idle_hosts: true,
