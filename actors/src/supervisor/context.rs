@@ -330,17 +330,19 @@ impl Context {
             timing.shards += 1;
             timing.encoded_tokens += shard.input_ids.len();
             timing.kept_tokens += encoded.kept_tokens as usize;
-            timing.kv_bytes += encoded.kv_bytes;
             timing.encode_s += encoded.seconds;
-            timing.attention_pairs += encoded.pairs;
-            timing.exchange_bytes += encoded.exchange_bytes;
+            // Counted by the host, which may say what it likes.
+            timing.kv_bytes = timing.kv_bytes.saturating_add(encoded.kv_bytes);
+            timing.attention_pairs = timing.attention_pairs.saturating_add(encoded.pairs);
+            timing.exchange_bytes = timing.exchange_bytes.saturating_add(encoded.exchange_bytes);
         }
         hosts.into_values().collect()
     }
 
     /// Share of dense attention's pairs that phase 1 did not compute.
     pub fn sparsity(&self) -> f64 {
-        let pairs: u64 = self.places.iter().filter_map(|place| place.encoded.as_ref()).map(|shard| shard.pairs).sum();
+        let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
+        let pairs = encoded.fold(0, |pairs: u64, shard| pairs.saturating_add(shard.pairs));
         1.0 - pairs as f64 / self.prepared.dense_pairs.max(1) as f64
     }
 }

@@ -207,7 +207,8 @@ impl Contexts {
 
     /// The context to begin next: the one that would be done first, had it begun when it came.
     pub fn next(&self, token_seconds: f64) -> Option<u64> {
-        let done = |work: u64, taken: Duration| taken + Duration::from_secs_f64(work as f64 * token_seconds);
+        let takes = |work: u64| Duration::try_from_secs_f64(work as f64 * token_seconds).unwrap_or(Duration::MAX);
+        let done = |work: u64, taken: Duration| taken.saturating_add(takes(work));
         let heads = self.index.waiting.0.iter().filter_map(|(work, line)| Some((*work, line.first()?)));
         heads.map(|(work, (taken, number))| (done(work, *taken), *number)).min().map(|(_, number)| number)
     }

@@ -15,6 +15,8 @@ use crate::{
     },
 };
 
+/// Seconds that no shard takes to be encoded: a day.
+const LONGEST_ENCODE_S: f64 = 86_400.0;
 /// What hosts may say that they speak over.
 const TRANSPORTS: [&str; 3] = ["quic", "local", "sim"];
 
@@ -209,6 +211,7 @@ impl SupervisorState {
             let message = format!("host {name} kept {got} tokens of shard {block}, not the {expected} planned");
             return self.fail_context(now, number, ("shard_mismatch", message), commands);
         }
+        let encoded = Encoded { seconds: possible(encoded.seconds), ..encoded };
         let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);
         self.token_seconds += 0.2 * (seconds / tokens.max(1) as f64 - self.token_seconds);
         commands.push(Command::Observe(Observation::ShardEncoded { host: name, method, seconds, tokens }));
@@ -280,6 +283,11 @@ impl SupervisorState {
         self.goes_on(now, number, commands);
         self.end(now, number, Outcome::Answered { stopped }, commands);
     }
+}
+
+/// Seconds that a host says it took, or none where nothing can have taken so long.
+fn possible(seconds: f64) -> f64 {
+    if (0.0..=LONGEST_ENCODE_S).contains(&seconds) { seconds } else { 0.0 }
 }
 
 /// Closes the connection that a peer had before it connected anew.

@@ -89,3 +89,26 @@ fn a_host_speaks_of_work_that_it_was_ordered_to_do_only() {
     cluster.token(1, job, 1, 6);
     assert_eq!(cluster.status(job).tokens, [5]);
 }
+
+#[test]
+fn measures_that_cannot_be_are_believed_of_no_host() {
+    for seconds in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1.0, 1e300, f64::MAX] {
+        let mut cluster = Cluster::ready(config(1, 0));
+        let job = cluster.submit(None);
+        for block in 0..2 {
+            let said = Encoded {
+                seconds,
+                kv_bytes: u64::MAX,
+                pairs: u64::MAX,
+                exchange_bytes: u64::MAX,
+                ..encoded(job, block, 30)
+            };
+            cluster.say(1, HostMessage::Encoded(said));
+        }
+        assert!((0.0..1.0).contains(&cluster.state.token_seconds), "{seconds}: {}", cluster.state.token_seconds);
+        cluster.submit(None);
+        cluster.encode();
+        assert!(cluster.generation().is_some(), "{seconds}: both go on");
+        assert!(cluster.state.job_status(Duration::ZERO, job).is_some());
+    }
+}
