@@ -62,15 +62,15 @@ impl Checkpoint {
 
     /// The embedded model.
     pub fn embedded() -> Result<Self, ModelError> {
-        let file = WeightFile::embedded(embedded::WEIGHTS);
+        let file = WeightFile::embedded(embedded::weights());
         let tensors = file.entries(EMBEDDED_NAME)?.into_iter().map(|(name, entry)| (name, (0, entry))).collect();
         Ok(Self {
             name: EMBEDDED_NAME.to_owned(),
-            config: ModelConfig::from_json(embedded::CONFIG, None)?,
+            config: ModelConfig::from_json(embedded::config(), None)?,
             files: vec![(EMBEDDED_NAME.to_owned(), file)],
             tensors,
-            tokenizer: embedded::TOKENIZER.to_vec(),
-            tokenizer_config: Some(embedded::TOKENIZER_CONFIG.to_vec()),
+            tokenizer: embedded::tokenizer().to_vec(),
+            tokenizer_config: Some(embedded::tokenizer_config().to_vec()),
             chat_template: None,
         })
     }
