@@ -87,6 +87,7 @@ async fn start_on(
         max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,
         patience: Duration::from_secs(30),
+        speeds: None,
         weight_bytes: 0,
         sessions: SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: None },
     };
@@ -165,7 +166,7 @@ fn assert_cost(case: &Value, status: &JobStatus, hosts: usize) {
     let shape = Checkpoint::open(&folder).unwrap().config().shape(DType::F32);
     let ids = |key: &str| serde_json::from_value::<Vec<u32>>(case[key].clone()).unwrap();
     let (context, query) = (ids("context_ids"), ids("query_ids"));
-    let asked = PlanRequest { context: &context, query: &query, hosts, one_machine: true, shape: &shape };
+    let asked = PlanRequest { context: &context, query: &query, hosts, one_machine: true, shape: &shape, speeds: None };
     let method: MethodConfig = serde_json::from_value(method(case).0).unwrap();
     let cost = Cost::of(&method.plan(&asked).unwrap(), &shape);
     if !cost.at_most {

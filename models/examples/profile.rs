@@ -206,7 +206,7 @@ struct Answer<B: Backend> {
 fn prefill<B: Backend>(decoder: &Decoder<B>, prompt: &[u32]) -> Result<Answer<B>> {
     let (context, query) = prompt.split_at(prompt.len() - 1);
     let shape = decoder.config().shape(decoder.backend().dtype());
-    let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape };
+    let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None };
     let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
     let shards = encode_plan(decoder, &plan, None, &mut |_, _| true)?;
     let generator = Generator::of(&plan);

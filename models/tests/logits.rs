@@ -71,7 +71,9 @@ fn logits_are_those_of_transformers() {
         let (context, query) = ids.split_at(ids.len() - 8);
         let method = MethodConfig::Dense(DenseConfig::default());
         let shape = decoder.config().shape(DType::F32);
-        let plan = method.plan(&PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape }).unwrap();
+        let plan = method
+            .plan(&PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None })
+            .unwrap();
         let shards = encode_plan(&decoder, &plan, None, &mut |_, _| true).unwrap();
         let mut context = LocalContext::new(decoder.backend(), &shards);
         let x = Generator::of(&plan).step(&decoder, query, &mut context).unwrap();

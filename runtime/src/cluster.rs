@@ -209,8 +209,14 @@ impl Cluster {
 pub(crate) fn check_method(method: &MethodConfig) -> Result<(), ClusterError> {
     let context = vec![0; 1 << 20];
     // A query of one token: what methods do without one is not the cluster file's business. No model is loaded yet.
-    let request =
-        PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: false, shape: &ModelShape::TINY };
+    let request = PlanRequest {
+        context: &context,
+        query: &[0],
+        hosts: 1,
+        one_machine: false,
+        shape: &ModelShape::TINY,
+        speeds: None,
+    };
     match method.review(&request).and_then(|()| method.plan(&request)) {
         Err(PlanError::BlockTooSmall { block, least, .. }) => Err(ClusterError::Value {
             key: "block_tokens",

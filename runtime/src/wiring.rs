@@ -21,6 +21,7 @@ use asterism_transport::{
 };
 
 use crate::{
+    calibration,
     cluster::{Cluster, Host, Model},
     cluster_file,
     credentials::{self, Named},
@@ -108,6 +109,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
             cluster_file::Recovery::Fail => Recovery::Fail,
         },
         patience: PATIENCE,
+        speeds: calibration::find(cluster, model).ok(),
         weight_bytes: 0,
         sessions: cluster.sessions,
     }

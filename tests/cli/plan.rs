@@ -14,7 +14,11 @@ fn wide() -> Place {
 
 /// What `plan` says of a method, for 2,000 tokens on three context hosts.
 fn plan(method: &str) -> String {
-    wide().says(&["plan", "--tokens", "2000", "--method", method])
+    plan_of("2000", method)
+}
+
+fn plan_of(tokens: &str, method: &str) -> String {
+    wide().says(&["plan", "--tokens", tokens, "--method", method])
 }
 
 #[test]
@@ -92,5 +96,5 @@ fn retaining_heads_of_another_shape() {
 
 #[test]
 fn a_plan_shows_what_a_job_costs_and_why_auto_chose() {
-    insta::assert_snapshot!([plan("auto"), plan("auto:dense_below_tokens=1k")].join("\n"));
+    insta::assert_snapshot!([plan("auto"), plan_of("2133", "auto"), plan_of("8k", "auto")].join("\n"));
 }

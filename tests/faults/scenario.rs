@@ -179,6 +179,7 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         max_queue_bytes: 64 << 20,
         recovery,
         patience: Duration::from_secs(60),
+        speeds: None,
         weight_bytes: 1000,
         sessions: SessionLimits { default_ttl: Duration::from_secs(3600), max_pinned_bytes: None },
     }
@@ -195,8 +196,14 @@ fn prepared(draw: &mut Draw, hosts: usize, query: &[u32]) -> PreparedContext {
         r#"{"ulysses": {}}"#,
         r#"{"dense": {}}"#,
     ];
-    let request =
-        PlanRequest { context: &context, query, hosts, one_machine: draw.one_in(2), shape: &ModelShape::TINY };
+    let request = PlanRequest {
+        context: &context,
+        query,
+        hosts,
+        one_machine: draw.one_in(2),
+        shape: &ModelShape::TINY,
+        speeds: None,
+    };
     // Not every method takes every number of hosts and tokens.
     let plan = loop {
         let method: MethodConfig = serde_json::from_str(draw.pick(&methods)).expect("a method");

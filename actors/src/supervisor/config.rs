@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_kernels::DType;
-use asterism_plan::MethodConfig;
+use asterism_plan::{Calibration, MethodConfig};
 
 use crate::api::Role;
 
@@ -32,6 +32,8 @@ pub struct SupervisorConfig {
     pub recovery: Recovery,
     /// How long a job waits for a host to take lost work.
     pub patience: Duration,
+    /// How fast context hosts are, where that was measured.
+    pub speeds: Option<Calibration>,
     /// Bytes of weights that a host holds.
     pub weight_bytes: u64,
     /// Limits of sessions.
@@ -93,7 +95,7 @@ impl SupervisorConfig {
     pub fn context_hosts(&self) -> ContextHosts {
         let contexts = || self.hosts.iter().filter(|host| host.role == Role::Context);
         let one_machine = contexts().all(|host| Some(&host.node) == contexts().next().map(|first| &first.node));
-        ContextHosts { count: contexts().count(), one_machine, dtype: self.dtype }
+        ContextHosts { count: contexts().count(), one_machine, dtype: self.dtype, speeds: self.speeds }
     }
 }
 
@@ -106,4 +108,6 @@ pub struct ContextHosts {
     pub one_machine: bool,
     /// Type of their cached keys and values.
     pub dtype: DType,
+    /// How fast they are, where that was measured.
+    pub speeds: Option<Calibration>,
 }

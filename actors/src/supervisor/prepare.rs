@@ -200,7 +200,14 @@ impl ModelFront {
         let method = asked.unwrap_or(default);
         method.retaining_heads().map(|wanted| self.check_heads(wanted)).transpose()?;
         let shape = self.config.shape(hosts.dtype);
-        let request = PlanRequest { context, query, hosts: hosts.count, one_machine: hosts.one_machine, shape: &shape };
+        let request = PlanRequest {
+            context,
+            query,
+            hosts: hosts.count,
+            one_machine: hosts.one_machine,
+            shape: &shape,
+            speeds: hosts.speeds.as_ref(),
+        };
         method.review(&request)?;
         let plan = method.plan(&request)?;
         plan.check(context)?;
@@ -382,7 +389,8 @@ mod tests {
 
     use super::*;
 
-    const HOSTS: ContextHosts = ContextHosts { count: 4, one_machine: true, dtype: asterism_kernels::DType::F32 };
+    const HOSTS: ContextHosts =
+        ContextHosts { count: 4, one_machine: true, dtype: asterism_kernels::DType::F32, speeds: None };
 
     fn front() -> ModelFront {
         ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap()

@@ -67,6 +67,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,
         patience: seconds(60.0),
+        speeds: None,
         weight_bytes: 0,
         sessions: SessionLimits { default_ttl: seconds(100.0), max_pinned_bytes: None },
     }
@@ -254,7 +255,14 @@ fn encoded(context: u64, block: u32, kept_tokens: u64) -> Encoded {
 
 fn prepared(method: &MethodConfig, hosts: usize) -> PreparedContext {
     let context: Vec<u32> = (0..CONTEXT).collect();
-    let asked = PlanRequest { context: &context, query: &[1], hosts, one_machine: false, shape: &ModelShape::TINY };
+    let asked = PlanRequest {
+        context: &context,
+        query: &[1],
+        hosts,
+        one_machine: false,
+        shape: &ModelShape::TINY,
+        speeds: None,
+    };
     PreparedContext {
         plan: Arc::new(method.plan(&asked).expect("a plan")),
         dense_pairs: 1,
@@ -701,7 +709,14 @@ fn a_short_context_does_not_wait_behind_long_ones() {
     let method = cluster.state.config().method.clone();
     let running = cluster.submit(None);
     let long: Vec<u32> = (0..100_000).collect();
-    let asked = PlanRequest { context: &long, query: &[1], hosts: 1, one_machine: false, shape: &ModelShape::TINY };
+    let asked = PlanRequest {
+        context: &long,
+        query: &[1],
+        hosts: 1,
+        one_machine: false,
+        shape: &ModelShape::TINY,
+        speeds: None,
+    };
     let mut heavy = prepared(&method, 1);
     heavy.plan = Arc::new(serde_json::from_value::<MethodConfig>(json!({"dense": {}})).unwrap().plan(&asked).unwrap());
     let long = cluster.ask(Source::Context(heavy), None);

@@ -68,7 +68,8 @@ impl Case {
         let name = case["method"].as_str().expect("a name");
         let (method, hosts) = cases::method(name, &case["params"], context.len(), HEADS);
         let shape = Checkpoint::open(&folder).expect("a model").config().shape(DType::F32);
-        let asked = PlanRequest { context: &context, query: &query, hosts, one_machine: false, shape: &shape };
+        let asked =
+            PlanRequest { context: &context, query: &query, hosts, one_machine: false, shape: &shape, speeds: None };
         Self { plan: method.plan(&asked).expect("a plan"), case }
     }
 

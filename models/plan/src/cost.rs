@@ -285,7 +285,14 @@ mod tests {
 
     fn cost(method: &str, hosts: usize) -> Cost {
         let context: Vec<u32> = (0..131_072).map(|token| token * 7919 % 100_003).collect();
-        let request = PlanRequest { context: &context, query: &[1; 64], hosts, one_machine: false, shape: &LLAMA_8B };
+        let request = PlanRequest {
+            context: &context,
+            query: &[1; 64],
+            hosts,
+            one_machine: false,
+            shape: &LLAMA_8B,
+            speeds: None,
+        };
         let method: MethodConfig = serde_json::from_str(method).unwrap();
         Cost::of(&method.plan(&request).unwrap(), &LLAMA_8B)
     }

@@ -146,7 +146,7 @@ mod tests {
     fn cost(method: &str, tokens: u32, hosts: usize) -> Cost {
         let context: Vec<u32> = (0..tokens).map(|token| token * 7919 % 503).collect();
         let shape = &ModelShape::TINY;
-        let request = PlanRequest { context: &context, query: &[1; 16], hosts, one_machine: true, shape };
+        let request = PlanRequest { context: &context, query: &[1; 16], hosts, one_machine: true, shape, speeds: None };
         let method: MethodConfig = serde_json::from_str(method).unwrap();
         Cost::of(&method.plan(&request).unwrap(), shape)
     }

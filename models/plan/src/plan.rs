@@ -6,7 +6,7 @@
 use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
-use crate::{Exchange, LocalAttention, ModelShape, PlanError, attention::Streaming};
+use crate::{Calibration, Exchange, LocalAttention, ModelShape, PlanError, attention::Streaming};
 
 /// What a method plans for. Token ids only: methods that need scores computed at run time put the rule in the plan.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +21,8 @@ pub struct PlanRequest<'a> {
     pub one_machine: bool,
     /// The model that will run it.
     pub shape: &'a ModelShape,
+    /// How fast the hosts are, where that was measured.
+    pub speeds: Option<&'a Calibration>,
 }
 
 /// Phase 1 and phase 2 of one job as a value.
@@ -214,7 +216,7 @@ mod tests {
             for method in [&star as &dyn Fn(bool) -> serde_json::Value, &pulsar] {
                 let plan = |shared: bool| {
                     let shape = &ModelShape::TINY;
-                    let request = PlanRequest { context: &context, query: &[3, 5], hosts, one_machine: true, shape };
+                    let request = PlanRequest { context: &context, query: &[3, 5], hosts, one_machine: true, shape, speeds: None };
                     let method: MethodConfig = serde_json::from_value(method(shared)).expect("a method");
                     method.plan(&request).expect("a plan")
                 };

@@ -2,14 +2,31 @@
 
 use asterism_plan::attention::{Streaming, Stripes};
 use asterism_plan::methods::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig};
-use asterism_plan::{Cost, Exchange, LocalAttention, Method, MethodConfig, ModelShape, Plan, PlanRequest};
+use asterism_plan::{
+    Calibration, Cost, Exchange, LocalAttention, Method, MethodConfig, ModelShape, Plan, PlanRequest, StepSeconds,
+};
 use proptest::prelude::*;
 use serde_json::json;
 
 const SHAPE: ModelShape = ModelShape::TINY;
 
+const NO_STEP: StepSeconds = StepSeconds { one_row: 0.0, further_row: 0.0 };
+
+/// Hosts of one thread on two cores.
+const SPEEDS: Calibration = Calibration {
+    linear_s_per_flop: 2e-11,
+    attention_s_per_pair: 1e-9,
+    layer_s: 1e-5,
+    full_speed_hosts: 2.0,
+    start_s: 1e-3,
+    step: NO_STEP,
+    key: NO_STEP,
+    wire_bytes_per_s: 1e9,
+    round_trip_s: 1e-4,
+};
+
 fn request<'a>(context: &'a [u32], hosts: usize) -> PlanRequest<'a> {
-    PlanRequest { context, query: &[7, 8, 9], hosts, one_machine: false, shape: &SHAPE }
+    PlanRequest { context, query: &[7, 8, 9], hosts, one_machine: false, shape: &SHAPE, speeds: None }
 }
 
 fn anchor_position() -> impl Strategy<Value = AnchorPosition> {
@@ -172,6 +189,23 @@ proptest! {
             prop_assert_eq!(cost.prefill_pairs, cost.dense_pairs);
         }
         prop_assert_eq!(cost.critical_host().unwrap().flops, cost.hosts.iter().map(|host| host.flops).max().unwrap());
+    }
+
+    /// Whatever `auto` takes: no more pairs than dense attention, and no more operations where hosts share a machine's cores.
+    #[test]
+    fn auto_is_never_dearer_than_dense(
+        tokens in 1_usize..9000, kinds in 2_u32..3000, hosts in 1_usize..9, one_machine in any::<bool>(), asked in any::<bool>(),
+        speeds in prop::option::of(Just(SPEEDS)),
+    ) {
+        let context: Vec<u32> = (0..tokens as u32).map(|token| token.wrapping_mul(2_654_435_761) % kinds).collect();
+        let query: &[u32] = if asked { &[7, 8, 9] } else { &[] };
+        let request = PlanRequest { query, one_machine, speeds: speeds.as_ref(), ..request(&context, hosts) };
+        let cost = |name: &str| Cost::of(&name.parse::<MethodConfig>().unwrap().plan(&request).unwrap(), &SHAPE);
+        let flops = |cost: &Cost| cost.hosts.iter().map(|host| host.flops).sum::<u64>();
+        let (auto, dense) = (cost("auto"), cost("dense"));
+        prop_assert!(auto.prefill_pairs <= auto.dense_pairs, "{} of {} pairs", auto.prefill_pairs, auto.dense_pairs);
+        prop_assert!(speeds.is_some() || auto.critical_host().unwrap().flops <= dense.critical_host().unwrap().flops);
+        prop_assert!(!one_machine || speeds.is_some() || flops(&auto) <= flops(&dense));
     }
 
     /// The same keys for every block row, fewer rows.

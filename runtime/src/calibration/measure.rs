@@ -138,7 +138,8 @@ impl Shard {
     fn of(decoder: &Decoder<Cpu>, tokens: usize) -> Result<Self, ModelError> {
         let shape = decoder.config().shape(decoder.backend().dtype());
         let context = synthetic_prompt(tokens, decoder.config().vocab);
-        let request = PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: true, shape: &shape };
+        let request =
+            PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: true, shape: &shape, speeds: None };
         let dense: MethodConfig = "dense".parse().expect("a method of this name");
         let plan = dense.plan(&request).map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
         Ok(Self { plan })

@@ -259,7 +259,7 @@ impl Bench {
         let backend = self.decoder.backend();
         let shape = self.decoder.config().shape(backend.dtype());
         // One process encodes all shards, as hosts of one machine would.
-        let request = PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &shape };
+        let request = PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &shape, speeds: None };
         let plan = self.method.review(&request).and_then(|()| self.method.plan(&request));
         let plan = plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
         let load = |name: &str| {

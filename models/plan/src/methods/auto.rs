@@ -1,20 +1,18 @@
-//! Dense attention while it is the faster one, above that the most accurate of the cheap methods.
+//! Dense attention while it is the cheaper one, else the most accurate of the cheap methods. What each would cost decides.
 
 use serde::{Deserialize, Serialize};
 
 use super::{DenseConfig, Method, PulsarConfig};
-use crate::{Choice, Plan, PlanError, PlanRequest};
+use crate::{Choice, Conditions, Cost, Forecast, Plan, PlanError, PlanRequest};
 
-/// Context tokens from which several hosts answer before one does: with the embedded model in f32 and four hosts of one thread
-/// on two cores, dense and Pulsar took 0.32 and 0.30 s for a question at 1,024 tokens, 0.60 and 0.58 at 2,048, 1.05 and 0.73
-/// at 3,072, 1.51 and 0.87 at 4,096.
+/// Context tokens below which no plan but dense's is looked at: summaries need 1,152 tokens, so that none is cheaper.
 const DENSE_BELOW_TOKENS: usize = 2048;
 
 /// Where to change over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AutoConfig {
-    /// Contexts with fewer tokens are encoded dense.
+    /// Contexts with fewer tokens are encoded dense, whatever that costs.
     #[serde(skip_serializing_if = "is_default")]
     #[serde(deserialize_with = "crate::size::size")]
     pub dense_below_tokens: usize,
@@ -37,16 +35,52 @@ impl Method for AutoConfig {
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
         let (tokens, hosts, limit) = (request.context.len(), request.hosts, self.dense_below_tokens);
-        let (plan, reason) = if hosts == 1 {
-            (DenseConfig {}.plan(request)?, "one context host: nothing to split over".to_owned())
-        } else if tokens < limit {
-            let reason = format!("{tokens} context tokens are fewer than {limit}, where splitting begins to pay");
-            (DenseConfig {}.plan(request)?, reason)
-        } else {
-            let known = if request.query.is_empty() { "rare chunks" } else { "chunks that the query asks for" };
-            let reason = format!("{tokens} context tokens over {hosts} hosts: blocks behind summaries of {known}");
-            (PulsarConfig::default().plan(request)?, reason)
-        };
-        Ok(Plan { method: Choice { reason: Some(reason), ..plan.method.clone() }, ..plan })
+        let dense = DenseConfig {}.plan(request)?;
+        if hosts == 1 {
+            return Ok(because(dense, "one context host: nothing to split over".to_owned()));
+        }
+        if tokens < limit {
+            return Ok(because(dense, format!("{tokens} context tokens are fewer than {limit}")));
+        }
+        let split = PulsarConfig::default().plan(request)?;
+        if let Some(reason) = dearer(&split, &dense, request) {
+            return Ok(because(dense, format!("{tokens} context tokens over {hosts} hosts: {reason}")));
+        }
+        let known = if request.query.is_empty() { "rare chunks" } else { "chunks that the query asks for" };
+        let reason = format!("{tokens} context tokens over {hosts} hosts: blocks behind summaries of {known}");
+        Ok(because(split, reason))
     }
+}
+
+fn because(plan: Plan, reason: String) -> Plan {
+    Plan { method: Choice { reason: Some(reason), ..plan.method }, ..plan }
+}
+
+/// Why `split` costs more than `dense`. Never more (row, key) pairs; and of seconds, where the speeds are known, or else of
+/// operations fewer: of all hosts where they share the cores of one machine, of the busiest where each has its own.
+fn dearer(split: &Plan, dense: &Plan, request: &PlanRequest) -> Option<String> {
+    let [split, dense] = [split, dense].map(|plan| Cost::of(plan, request.shape));
+    if split.prefill_pairs > dense.prefill_pairs {
+        return Some(format!(
+            "split, {} of dense attention's pairs",
+            percent(split.prefill_pairs, dense.prefill_pairs)
+        ));
+    }
+    if let Some(speeds) = request.speeds {
+        let machines: Vec<usize> = (0..request.hosts).map(|host| if request.one_machine { 0 } else { host }).collect();
+        let on = Conditions { shape: request.shape, machines: &machines, query_tokens: request.query.len().max(1) };
+        let [split, dense] = [split, dense].map(|cost| Forecast::of(&cost, &on, speeds).encode_s);
+        return (split >= dense).then(|| format!("split, {split:.2} s to encode instead of {dense:.2} s"));
+    }
+    let work = |cost: &Cost| match request.one_machine {
+        true => cost.hosts.iter().map(|host| host.flops).sum(),
+        false => cost.critical_host().map_or(0, |host| host.flops),
+    };
+    let (split, dense) = (work(&split), work(&dense));
+    (split >= dense).then(|| format!("split, {} of dense attention's operations", percent(split, dense)))
+}
+
+/// Rounded up, so that what is more than the whole says so.
+fn percent(part: u64, whole: u64) -> String {
+    format!("{}%", (u128::from(part) * 100).div_ceil(u128::from(whole.max(1))))
 }

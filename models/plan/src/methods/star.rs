@@ -317,8 +317,14 @@ mod tests {
 
     fn plan(config: &StarConfig, tokens: u32, hosts: usize) -> Result<Plan, PlanError> {
         let context: Vec<u32> = (100..100 + tokens).collect();
-        let request =
-            PlanRequest { context: &context, query: &[], hosts, one_machine: false, shape: &ModelShape::TINY };
+        let request = PlanRequest {
+            context: &context,
+            query: &[],
+            hosts,
+            one_machine: false,
+            shape: &ModelShape::TINY,
+            speeds: None,
+        };
         config.review(&request)?;
         config.plan(&request)
     }
