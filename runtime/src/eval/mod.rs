@@ -35,7 +35,7 @@ pub use metric::Metric;
 pub use question::{Place, Question};
 pub use record::{HaystackSource, Record, read_haystack, read_jsonl, score};
 pub use results::{BASELINE, Block, MethodScore, Percent, Phases, Results, TaskScore};
-pub use task::{Recipe, Task, generate, make, make_at_depth};
+pub use task::{Recipe, Task, generate, is_task_question, make, make_at_depth};
 
 #[cfg(test)]
 mod tests;

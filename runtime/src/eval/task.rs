@@ -230,6 +230,12 @@ pub struct Recipe<'a> {
     pub text: Option<&'a str>,
 }
 
+/// Whether a question has the words of a task's: what models trained on the tasks understand.
+pub fn is_task_question(query: &str) -> bool {
+    let query = query.trim();
+    query.contains("special magic") || query.starts_with("Question:") && query.contains("Answer:")
+}
+
 /// A record of `task` whose context holds at most `tokens` by `count`, and as near to that as a whole line or sentence
 /// allows. The query and the answer come on top. `text` is the prose to hide facts in; without one it is generated, and
 /// the record says so. The same arguments make the same record.

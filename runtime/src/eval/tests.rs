@@ -312,3 +312,14 @@ fn a_record_survives_its_file() {
     std::fs::write(file.path(), lines.join("\n")).unwrap();
     assert_eq!(read_jsonl(file.path()).unwrap(), records);
 }
+
+#[test]
+fn questions_of_tasks_are_told_from_free_ones() {
+    for task in [Task::of_suite("ruler"), Task::of_suite("babilong")].concat() {
+        let query = made(task, 300, 5).input_query;
+        assert!(is_task_question(&query), "{task}: {query}");
+    }
+    for free in ["Who told the story?", "What is this about?", "Question: who?", ""] {
+        assert!(!is_task_question(free), "{free}");
+    }
+}

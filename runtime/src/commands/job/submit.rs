@@ -3,10 +3,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use asterism_actors::{
-    api::{JobRequest, JobStatus},
+    api::{JobRequest, JobStatus, Prompt},
     supervisor::{Arrangement, PlacementPolicy},
 };
-use asterism_models::{QuerySeparator, Sampling};
+use asterism_models::{EMBEDDED_NAME, QuerySeparator, Sampling};
 use asterism_plan::{
     MethodConfig,
     methods::{PulsarConfig, StarConfig},
@@ -22,6 +22,7 @@ use crate::{
     client::{Client, Following},
     commands::plan::Planner,
     error::{CliError, Exit},
+    eval,
     globals::{Format, Globals},
     method_spec, output,
     size::{Tokens, grouped, seconds},
@@ -181,6 +182,7 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
     if args.dry_run {
         return dry_run(globals, requests);
     }
+    let asked_freely = requests.iter().any(is_free);
     let client = Client::find(globals)?;
     if args.wait.no_wait {
         for request in requests {
@@ -209,7 +211,18 @@ pub fn run(globals: &Globals, args: &SubmitArgs) -> Result<Exit, CliError> {
         (Format::Json, ..) => output::print_json(&statuses, globals.format)?,
         _ => {}
     }
+    if asked_freely && statuses.iter().any(|status| status.model == EMBEDDED_NAME) {
+        globals.note(format_args!(
+            "note: {EMBEDDED_NAME} knows the questions of its benchmark tasks only, such as \"What is the special magic number for \
+             KEY?\"; any other wants a model of your own: [model] path in cluster.toml"
+        ));
+    }
     statuses.iter().map(outcome).find(Result::is_err).unwrap_or(Ok(Exit::Success))
+}
+
+/// Whether a request asks in words that no task of `eval` has.
+fn is_free(request: &JobRequest) -> bool {
+    matches!(&request.query, Prompt::Text(query) if !eval::is_task_question(query))
 }
 
 fn requests(args: &SubmitArgs) -> Result<Vec<JobRequest>, CliError> {

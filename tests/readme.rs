@@ -1,0 +1,115 @@
+//! Every command line of README.md, in its order, in one folder, with the binary under test.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
+
+/// Longest that one command may take, in seconds.
+const LIMIT_S: &str = "240";
+
+/// Lines that are not run as they stand: how they begin, what runs instead, if anything, and why.
+const INSTEAD: &[(&str, Option<&str>, &str)] = &[
+    ("cargo run --release -- demo", Some("asterism demo --tokens 1k"), "builds for minutes; 16k tokens twice"),
+    ("cargo test --workspace", None, "runs this test"),
+    ("cargo install --path runtime", None, "builds for minutes"),
+    ("asterism chaos --rounds 30", Some("asterism chaos --rounds 1"), "half an hour in this profile"),
+    ("asterism supervisor", Some(JOINABLE), "stays, and has no hosts"),
+    ("asterism node --join 10.0.0.1:7400", Some("asterism node --help"), "further machines; netns.sh runs it"),
+    ("asterism eval ruler", Some(RULER), "300 questions"),
+    ("asterism eval niah", Some(NIAH), "30 questions, half of them of 16k tokens"),
+    ("asterism eval report", Some("asterism eval report run.jsonl --fail-below 1"), "one question is no score"),
+];
+
+/// What the text before asks of the cluster file.
+const JOINABLE: &str = "sed -i '/^.security/a join_listen = \"127.0.0.1:0\"' cluster.toml && asterism up --detach";
+const RULER: &str = "asterism eval ruler --methods dense,star,pulsar --lengths 1k --tasks niah_single_1 --samples 1 \
+                     --save run.jsonl --chart ruler.svg";
+const NIAH: &str = "asterism eval niah --methods dense,pulsar --lengths 1k --depths 1 --samples 1 --chart niah.svg";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a member of the workspace").to_path_buf()
+}
+
+/// A folder with what a clone has that commands name, `asterism` on its path. No cluster outlives it.
+struct Clone {
+    folder: tempfile::TempDir,
+}
+
+impl Clone {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let cluster = fs::read_to_string(root().join("cluster.toml")).expect("the sample");
+        // Other clusters may run here: any free port.
+        fs::write(at("cluster.toml"), cluster.replace(":7400", ":0").replace(":7401", ":0")).expect("a cluster file");
+        fs::create_dir(at("bin")).expect("a folder");
+        symlink(BINARY, at("bin/asterism")).expect("a link");
+        symlink(root().join("examples"), at("examples")).expect("a link");
+        Self { folder }
+    }
+
+    fn run(&self, line: &str) -> Output {
+        let path = format!("{}/bin:{}", self.folder.path().display(), std::env::var("PATH").expect("a path"));
+        let mut command = Command::new("timeout");
+        command
+            .args(["--kill-after=5", LIMIT_S, "sh", "-c", line])
+            .current_dir(self.folder.path())
+            .stdin(Stdio::null());
+        command.env("PATH", path).env_remove("ASTERISM_SERVER").output().expect("a shell")
+    }
+}
+
+impl Drop for Clone {
+    fn drop(&mut self) {
+        self.run("asterism down");
+    }
+}
+
+/// Lines of the file's shell blocks, without comments.
+fn lines(text: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for block in text.split("```sh\n").skip(1) {
+        let block = block.split("```").next().expect("a first part");
+        lines.extend(block.lines().map(|line| line.split(" #").next().unwrap_or(line).trim().to_owned()));
+    }
+    lines.retain(|line| !line.is_empty());
+    lines
+}
+
+#[test]
+fn every_command_of_the_readme_works() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("a README");
+    let clone = Clone::new();
+    let lines = lines(&readme);
+    assert!(lines.len() > 20, "{lines:?}");
+    for (begins, ..) in INSTEAD {
+        assert!(lines.iter().any(|line| line.starts_with(begins)), "README.md has no `{begins}` any more");
+    }
+    for line in lines {
+        let instead = INSTEAD.iter().find(|(begins, ..)| line.starts_with(begins));
+        let Some(runs) = instead.map_or(Some(line.as_str()), |(_, runs, _)| *runs) else { continue };
+        let output = clone.run(runs);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "`{runs}` for `{line}`: {}\n{said}", output.status);
+        if line.contains("harbour-lantern") {
+            let answer = String::from_utf8_lossy(&output.stdout);
+            assert!(answer.contains("4817263"), "`{line}` answers {answer}");
+            assert!(!said.contains("benchmark tasks only"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn the_embedded_model_says_what_it_does_not_know() {
+    let clone = Clone::new();
+    assert!(clone.run("asterism up --detach").status.success());
+    let asked =
+        clone.run("asterism job submit --context examples/harbour.txt --query 'Who won the regatta?' --max-tokens 4");
+    let said = String::from_utf8_lossy(&asked.stderr);
+    assert_eq!(said.matches("knows the questions of its benchmark tasks only").count(), 1, "{said}");
+}
