@@ -145,7 +145,7 @@ fn in_process(case: &Value, method: &Value, hosts: usize) -> Vec<u32> {
         PlanRequest { context: &context, query: &query, hosts, one_machine: true, shape: &shape, speeds: None };
     let method: MethodConfig = serde_json::from_value(method.clone()).expect("a method");
     let plan = method.plan(&request).expect("a plan");
-    let shards = encode_plan(&decoder, &plan, None, &mut |_, _| true).expect("shards");
+    let shards = encode_plan(&decoder, &plan, &context, None, &mut |_, _| true).expect("shards");
     let mut host = LocalContext::new(decoder.backend(), &shards);
     let (mut generator, mut sampler) = (Generator::of(&plan), Sampler::new(Sampling::default()));
     let mut tokens: Vec<u32> = Vec::new();

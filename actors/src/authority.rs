@@ -320,7 +320,7 @@ impl Spoken for HostCommand {
         match self {
             Self::Welcome { .. } => Act::Welcome,
             Self::Refuse { .. } => Act::Refuse,
-            Self::Encode(_) => Act::Encode,
+            Self::Ids(_) | Self::Encode(_) => Act::Encode,
             Self::Generate(_) => Act::Generate,
             Self::Holders { .. } => Act::Holders,
             Self::Stop { .. } => Act::Stop,

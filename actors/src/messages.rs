@@ -5,12 +5,14 @@
 // The archived twins that rkyv derives carry no docs of their own.
 #![allow(missing_docs)]
 
+mod ids;
 mod measured;
 mod wire;
 
 use asterism_plan::{ContextView, Exchange, Shard};
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use ids::{ContextIds, IdRun};
 pub use measured::{LinkReading, LinkReport, Phase2Times, SPREAD_SECONDS, Spread};
 pub use wire::{InvalidMessage, WireMessage};
 
@@ -201,6 +203,8 @@ pub enum HostCommand {
         /// Why.
         reason: String,
     },
+    /// Token ids that later orders read.
+    Ids(ContextIds),
     /// Encode shards and keep their KV. Shards held already are reported again, those under way are not begun anew; an order
     /// of a later attempt ends one whose shards pass each other something.
     Encode(EncodeShards),

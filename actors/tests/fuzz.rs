@@ -13,13 +13,13 @@ use std::{
 
 use asterism_actors::{
     messages::{
-        Attach, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading, LinkReport,
-        Opening, ParcelMeta, ParcelPart, PartialsMeta, Phase2Times, ShardHolder, ShardKeys, StreamingMask, TokenChoice,
-        WireMessage,
+        Attach, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading,
+        LinkReport, Opening, ParcelMeta, ParcelPart, PartialsMeta, Phase2Times, ShardHolder, ShardKeys, StreamingMask,
+        TokenChoice, WireMessage,
     },
     ticket::Secret,
 };
-use asterism_plan::{ContextView, Exchange, LocalAttention, Shard};
+use asterism_plan::{ContextView, Exchange, LocalAttention, Shard, Span};
 use asterism_transport::sim::Draw;
 use rkyv::util::AlignedVec;
 
@@ -116,10 +116,9 @@ fn host_commands() {
     let shard = Shard {
         block: 1,
         host: 0,
-        input_ids: (0..20).collect(),
-        position_ids: (10..30).collect(),
-        prefix: 4,
-        keep_from: 4,
+        prefix: vec![Span { start: 0, tokens: 4, position: 10 }],
+        own: Span { start: 20, tokens: 16, position: 14 },
+        keeps_prefix: false,
         attention: LocalAttention::Causal,
     };
     let choice = TokenChoice {
@@ -133,6 +132,7 @@ fn host_commands() {
     let ticket = Secret::new([7; 32]).ticket(1);
     fuzz(&[
         HostCommand::Welcome { heartbeat_ms: 500, cluster: 5, incarnation: 2 },
+        HostCommand::Ids(ContextIds::of(1, &[5; 60], [0..4, 20..36]).remove(0)),
         HostCommand::Encode(EncodeShards {
             context: 1,
             attempt: 2,

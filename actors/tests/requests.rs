@@ -17,7 +17,7 @@ use asterism_actors::{
 };
 use asterism_kernels::DType;
 use asterism_models::{Checkpoint, TemplateSource};
-use asterism_plan::MethodConfig;
+use asterism_plan::{MethodConfig, Shard};
 use asterism_transport::sim::Draw;
 use serde_json::{Map, Value, json};
 
@@ -196,9 +196,9 @@ fn fuzz(samples: &[Value], take: impl Fn(&[u8]) -> Option<Result<(), JobError>>)
 
 fn check_context(front: &ModelFront, prepared: &PreparedContext) {
     let plan = &prepared.plan;
-    let ids = || plan.shards.iter().flat_map(|shard| &shard.input_ids);
-    assert!(ids().all(|&id| (id as usize) < front.config.vocab));
-    assert!(ids().count() <= 64 * plan.context_tokens + (1 << 16));
+    assert!(prepared.ids.iter().all(|&id| (id as usize) < front.config.vocab));
+    assert_eq!(plan.check(plan.context_tokens), Ok(()));
+    assert!(plan.shards.iter().map(Shard::rows).sum::<usize>() <= 64 * plan.context_tokens + (1 << 16));
     assert!(plan.context_tokens <= front.max_tokens);
     assert!(prepared.placement.labels.values().all(|label| bounds::name("placement", label).is_ok()));
 }

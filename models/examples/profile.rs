@@ -208,7 +208,7 @@ fn prefill<B: Backend>(decoder: &Decoder<B>, prompt: &[u32]) -> Result<Answer<B>
     let shape = decoder.config().shape(decoder.backend().dtype());
     let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None };
     let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
-    let shards = encode_plan(decoder, &plan, None, &mut |_, _| true)?;
+    let shards = encode_plan(decoder, &plan, context, None, &mut |_, _| true)?;
     let generator = Generator::of(&plan);
     let mut answer = Answer { shards, generator, tokens: Vec::new() };
     answer.step(decoder, query)?;

@@ -10,7 +10,7 @@ mod ring;
 mod shared_prefix;
 
 use asterism_kernels::{Backend, DType, Heads, KeySets};
-use asterism_plan::{Exchange, Plan, Shard};
+use asterism_plan::{Exchange, Input, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
@@ -44,6 +44,8 @@ pub struct Phase1<'a, B: Backend> {
     pub decoder: &'a Decoder<B>,
     /// Ascending by block.
     pub shards: &'a [Shard],
+    /// What each of them reads.
+    pub inputs: &'a [Input],
     /// Shards of the whole plan.
     pub blocks: usize,
     /// What they pass each other.
@@ -80,13 +82,14 @@ impl<F: FnMut(usize, usize) -> bool> Watch for F {
     }
 }
 
-/// Encodes all shards of a plan in this process.
+/// Encodes all shards of a plan for `context` in this process.
 ///
 /// # Errors
-/// As [`Phase1::encode`].
+/// As [`Phase1::encode`], and [`ModelError::NoTokens`] when it is the plan of another context.
 pub fn encode_plan<B: Backend>(
     decoder: &Decoder<B>,
     plan: &Plan,
+    context: &[u32],
     heads: Option<&RetainingHeads<B>>,
     watch: &mut dyn Watch,
 ) -> Result<Vec<EncodedShard<B>>, ModelError> {
@@ -94,11 +97,25 @@ pub fn encode_plan<B: Backend>(
     // Shards that pass nothing go one by one, which needs the memory of one.
     let together = if *exchange == Exchange::None { 1 } else { blocks };
     let mut encoded = Vec::with_capacity(blocks);
+    let ids = plan.numbered_ids(context);
     for shards in plan.shards.chunks(together) {
-        let phase = Phase1 { decoder, shards, blocks, exchange, heads };
+        let inputs = inputs_of(shards, ids.as_slice())?;
+        let phase = Phase1 { decoder, shards, inputs: &inputs, blocks, exchange, heads };
         encoded.append(&mut phase.encode(&mut LocalPeers::default(), watch)?);
     }
     Ok(encoded)
+}
+
+/// What each of some shards reads, of the ids that are `known`.
+///
+/// # Errors
+/// [`ModelError::NoTokens`] with the first that are not.
+pub fn inputs_of(shards: &[Shard], known: &(impl TokenIds + ?Sized)) -> Result<Vec<Input>, ModelError> {
+    let input = |shard: &Shard| {
+        let missing = |span: Span| ModelError::NoTokens { block: shard.block, start: span.start, tokens: span.tokens };
+        shard.input(known).map_err(missing)
+    };
+    shards.iter().map(input).collect()
 }
 
 /// Keys chosen by their scores.
@@ -136,7 +153,7 @@ impl<B: Backend> Phase1<'_, B> {
     pub fn encode(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<EncodedShard<B>>, ModelError> {
         let (decoder, count) = (self.decoder, self.decoder.config().layers);
         let mut streams: Vec<_> =
-            self.shards.iter().map(|shard| decoder.embed(&shard.input_ids)).collect::<Result<_, _>>()?;
+            self.inputs.iter().map(|input| decoder.embed(&input.ids)).collect::<Result<_, _>>()?;
         let keep = |shard: &Shard| EncodedShard { block: shard.block, tokens: shard.kept_tokens(), layers: Vec::new() };
         let mut encoded: Vec<EncodedShard<B>> = self.shards.iter().map(keep).collect();
         for index in 0..count {
@@ -152,9 +169,9 @@ impl<B: Backend> Phase1<'_, B> {
                 if let Some(output) = outputs.next() {
                     streams.push(decoder.finish(index, x, &output)?);
                 }
-                encoded.layers.push(match shard.keep_from {
+                encoded.layers.push(match shard.keep_from() {
                     0 => kv,
-                    from => decoder.backend().kv_rows(&kv, from, shard.input_ids.len())?,
+                    from => decoder.backend().kv_rows(&kv, from, shard.rows())?,
                 });
             }
             for shard in self.shards {
@@ -167,14 +184,14 @@ impl<B: Backend> Phase1<'_, B> {
     }
 
     fn project(&self, layer: usize, streams: Vec<B::Tensor>) -> Result<Vec<Pass<'_, B>>, ModelError> {
-        let pass = |(shard, x): (_, B::Tensor)| {
+        let pass = |((shard, input), x): ((_, &Input), B::Tensor)| {
             let shard: &Shard = shard;
             let raw = self.decoder.project(layer, &x)?;
-            let qkv = self.decoder.rotate(&raw, &shard.position_ids)?;
+            let qkv = self.decoder.rotate(&raw, &input.positions)?;
             let kv = self.decoder.backend().kv(&qkv.k, &qkv.v)?;
             Ok(Pass { shard, x, raw: self.heads.map(|_| raw), qkv, kv })
         };
-        self.shards.iter().zip(streams).map(pass).collect()
+        self.shards.iter().zip(self.inputs).zip(streams).map(pass).collect()
     }
 }
 

@@ -214,6 +214,18 @@ pub enum ModelError {
         /// The name asked for.
         name: String,
     },
+    /// A shard reads tokens whose ids nobody said.
+    #[error(
+        "shard {block} reads {tokens} tokens from number {start}, and not all of their ids are here; plan for this very context, or report a bug with the log"
+    )]
+    NoTokens {
+        /// The shard.
+        block: usize,
+        /// Number of the first token.
+        start: u32,
+        /// How many.
+        tokens: u32,
+    },
     /// A text that cannot fit, by its bytes alone.
     #[error("{bytes} bytes of text, expected at most {most}: no model of this length takes more")]
     TooManyBytes {
@@ -284,6 +296,7 @@ impl ModelError {
             Self::RetainingHeads { .. } | Self::NoRetainingHeads { .. } => "retaining_heads",
             Self::TooManyBytes { .. } | Self::TooManyTokens { .. } | Self::Uncut { .. } => "context_too_long",
             Self::NoParcel { .. } => "parcel_missing",
+            Self::NoTokens { .. } => "tokens_missing",
             Self::Host { .. } => "host_lost",
             Self::Kernel(_) => "kernel",
         }

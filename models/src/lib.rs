@@ -21,7 +21,9 @@ pub use checkpoint::Checkpoint;
 pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Parts, Projected};
 pub use embedded::EMBEDDED_NAME;
-pub use encoder::{Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_plan, max_pool};
+pub use encoder::{
+    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_plan, inputs_of, max_pool,
+};
 pub use error::ModelError;
 pub use generator::{ContextAttention, ContextKeys, Generator, LocalContext, ShardPartial};
 pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};

@@ -74,7 +74,7 @@ fn logits_are_those_of_transformers() {
         let plan = method
             .plan(&PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None })
             .unwrap();
-        let shards = encode_plan(&decoder, &plan, None, &mut |_, _| true).unwrap();
+        let shards = encode_plan(&decoder, &plan, context, None, &mut |_, _| true).unwrap();
         let mut context = LocalContext::new(decoder.backend(), &shards);
         let x = Generator::of(&plan).step(&decoder, query, &mut context).unwrap();
         let worst = difference(&decoder.logits(&x).unwrap(), &logits[logits.len() - vocab..]);

@@ -31,7 +31,7 @@ pub struct Client {
 impl Client {
     /// Before it submits.
     pub fn new(spec: JobSpec) -> Self {
-        let expected = toy::answer(&spec.context.plan, &spec.question);
+        let expected = toy::answer(&spec.context, &spec.question);
         Self { spec, done: None, expected, watches: None, seen: Vec::new(), cancelled: false }
     }
 

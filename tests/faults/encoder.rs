@@ -6,6 +6,7 @@ use asterism_actors::{
     context_host::{Command, Event, Failure, Work},
     messages::{EncodeShards, Encoded},
 };
+use asterism_plan::{Exchange, Input, Shard};
 
 use crate::{
     clock::{Core, Time, What},
@@ -86,8 +87,9 @@ impl Host {
         }
     }
 
-    fn begin_work(&mut self, core: &mut Core, Work { work, used, order }: Work) {
-        let shards = order.shards.iter().map(|shard| (shard.block as u32, toy::embed(shard))).collect();
+    fn begin_work(&mut self, core: &mut Core, Work { work, used, order, inputs }: Work) {
+        let embed = |(shard, input): (&Shard, &Input)| (shard.block as u32, toy::embed(shard, input));
+        let shards = order.shards.iter().zip(&inputs).map(embed).collect();
         let (layer, begun) = (0, core.now);
         let links = BTreeMap::new();
         let running = Running { order, used, layer, waits: false, shards, stop: false, failure: None, links, begun };
@@ -177,7 +179,7 @@ impl Host {
         let Some(running) = self.encoder.running.get(&work) else { return };
         let seconds = (core.now - running.begun) as f64 / 1e6;
         let context = running.order.context;
-        let report = |shard: &asterism_plan::Shard| {
+        let report = |shard: &Shard| {
             let (block, kept_tokens) = (shard.block as u32, shard.kept_tokens() as u64);
             Encoded { context, block, kept_tokens, kv_bytes: 4 * kept_tokens, seconds, pairs: 1, exchange_bytes: 0 }
         };
@@ -200,7 +202,7 @@ impl Host {
             self.uses.remove(&link);
             core.close(link, "that was all");
         }
-        if !matches!(running.order.exchange, asterism_plan::Exchange::None) {
+        if !matches!(running.order.exchange, Exchange::None) {
             self.encoder.end_before(running.order.context, running.order.attempt + 1);
         }
     }

@@ -260,7 +260,7 @@ impl Host {
                 let (job, code, message) = (order.job, "wrong_role".into(), "it does not generate".into());
                 self.tell(core, HostMessage::Failed { job, code, message });
             }
-            HostCommand::Encode(_) | HostCommand::Release { .. } => {
+            HostCommand::Ids(_) | HostCommand::Encode(_) | HostCommand::Release { .. } => {
                 self.on_context(core, context_host::Event::Command(command));
             }
             HostCommand::Generate(_) | HostCommand::Holders { .. } | HostCommand::Stop { .. } => {

@@ -212,6 +212,7 @@ fn prepared(draw: &mut Draw, hosts: usize, query: &[u32]) -> PreparedContext {
         }
     };
     PreparedContext {
+        ids: plan.numbered_ids(&context).into(),
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 4,

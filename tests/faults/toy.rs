@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use asterism_actors::supervisor::Question;
-use asterism_plan::{Exchange, Plan, Shard};
+use asterism_actors::supervisor::{PreparedContext, Question};
+use asterism_plan::{Exchange, Input, Shard};
 
 use crate::draw::hash;
 
@@ -17,8 +17,8 @@ const END_EVERY: u32 = 29;
 
 /// A shard before its first layer: its block, which is the same whether others share its prefix or it stands alone. That the
 /// prefix then is the same too, the plan's own tests show.
-pub fn embed(shard: &Shard) -> u64 {
-    let rows = shard.input_ids.iter().zip(&shard.position_ids).skip(shard.prefix);
+pub fn embed(shard: &Shard, input: &Input) -> u64 {
+    let rows = input.ids.iter().zip(&input.positions).skip(shard.prefix_rows());
     let ids = rows.flat_map(|(id, at)| [u64::from(*id), u64::from(*at)]);
     hash([shard.block as u64, shard.kept_tokens() as u64].into_iter().chain(ids))
 }
@@ -104,9 +104,11 @@ pub struct Answer {
     pub text: String,
 }
 
-/// Every shard of a plan, encoded at one place.
-pub fn encode(plan: &Plan) -> Vec<u64> {
-    let mut shards: Vec<u64> = plan.shards.iter().map(embed).collect();
+/// Every shard of a context, encoded at one place.
+pub fn encode(context: &PreparedContext) -> Vec<u64> {
+    let plan = &context.plan;
+    let embedded = |shard: &Shard| embed(shard, &shard.input(&*context.ids).expect("a plan of this context"));
+    let mut shards: Vec<u64> = plan.shards.iter().map(embedded).collect();
     for layer in 0..LAYERS {
         let before = shards.clone();
         for (block, shard) in shards.iter_mut().enumerate() {
@@ -119,8 +121,8 @@ pub fn encode(plan: &Plan) -> Vec<u64> {
 }
 
 /// The answer, computed at one place without a fault.
-pub fn answer(plan: &Plan, question: &Question) -> Answer {
-    let shards = encode(plan);
+pub fn answer(context: &PreparedContext, question: &Question) -> Answer {
+    let shards = encode(context);
     let choice = &question.choice;
     let mut decoder = Decoder::new();
     let mut ids = question.query_ids.clone();

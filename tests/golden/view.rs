@@ -5,9 +5,11 @@ use serde_json::{Value, json};
 
 /// A plan as the fixtures write it.
 pub fn golden_view(plan: &Plan, method: &MethodConfig, request: &PlanRequest) -> Value {
+    let ids = plan.numbered_ids(request.context);
     let segment = |shard: &Shard| {
-        json!({"host": shard.host, "block": shard.block, "input_ids": shard.input_ids,
-               "position_ids": shard.position_ids, "keep_from": shard.keep_from})
+        let input = shard.input(ids.as_slice()).expect("a plan that was checked");
+        json!({"host": shard.host, "block": shard.block, "input_ids": input.ids,
+               "position_ids": input.positions, "keep_from": shard.keep_from()})
     };
     let mut view = json!({
         "num_hosts": plan.hosts,

@@ -8,9 +8,10 @@ use std::{
     time::Duration,
 };
 
-use asterism_plan::Exchange;
+use asterism_models::{ModelError, inputs_of};
+use asterism_plan::{Exchange, Input, KnownIds};
 
-use crate::messages::{EncodeShards, Encoded, HostCommand, HostMessage};
+use crate::messages::{ContextIds, EncodeShards, Encoded, HostCommand, HostMessage};
 
 /// Contexts whose orders are under way at once.
 const MOST_UNDER_WAY: usize = 4;
@@ -114,6 +115,8 @@ pub struct Work {
     pub used: f64,
     /// What to encode.
     pub order: EncodeShards,
+    /// What each of its shards reads.
+    pub inputs: Vec<Input>,
 }
 
 /// The state.
@@ -128,6 +131,8 @@ pub struct ContextHostState {
     /// Seconds of compute of contexts with orders.
     used: BTreeMap<u64, f64>,
     works: u64,
+    /// Token ids by context.
+    ids: BTreeMap<u64, KnownIds>,
 }
 
 struct Running {
@@ -149,6 +154,7 @@ impl ContextHostState {
                 self.take_independent(order, &mut commands);
             }
             Event::Command(HostCommand::Encode(order)) => self.take_tied(order, &mut commands),
+            Event::Command(HostCommand::Ids(ids)) => self.learn(&ids),
             Event::Command(HostCommand::Release { context }) => self.release(context, &mut commands),
             Event::Command(_) => {}
             Event::Layer { work, block, layers, of } => {
@@ -174,6 +180,12 @@ impl ContextHostState {
     /// Bytes of KV held.
     pub fn kv_bytes(&self) -> u64 {
         self.held.values().map(|shard| shard.kv_bytes).sum()
+    }
+
+    /// Those that do not add up are of no use: the order that needs them comes to nothing.
+    fn learn(&mut self, ids: &ContextIds) {
+        let known = self.ids.entry(ids.context).or_default();
+        ids.parts().into_iter().flatten().for_each(|(start, ids)| known.learn(start, ids));
     }
 
     fn take_independent(&mut self, mut order: EncodeShards, commands: &mut Vec<Command>) {
@@ -239,6 +251,7 @@ impl ContextHostState {
         self.drop_held(context);
         self.tied.remove(&context);
         self.used.remove(&context);
+        self.ids.remove(&context);
         commands.push(Command::Forget { context });
     }
 
@@ -281,6 +294,16 @@ impl ContextHostState {
         commands.push(not_encoded(context, attempt, failure));
     }
 
+    /// What an order reads is not here.
+    fn fail(&mut self, order: &EncodeShards, error: &ModelError, commands: &mut Vec<Command>) {
+        let (code, message) = (error.code().to_string(), error.to_string());
+        let failure = Failure { peer_lost: false, code, message };
+        if let Some(tied) = self.tied.get_mut(&order.context) {
+            tied.1 = Some(failure.clone());
+        }
+        commands.push(not_encoded(order.context, order.attempt, failure));
+    }
+
     fn ended(&mut self, work: u64, used: f64) -> Option<Running> {
         let running = self.running.remove(&work)?;
         if self.waiting.iter().any(|order| order.context == running.context) {
@@ -298,12 +321,19 @@ impl ContextHostState {
             let idle = |order: &EncodeShards| self.running.values().all(|running| running.context != order.context);
             let Some(order) = self.waiting.iter().position(idle).and_then(|at| self.waiting.remove(at)) else { return };
             let (work, context, attempt) = (self.works, order.context, order.attempt);
+            let inputs = match inputs_of(&order.shards, self.ids.get(&context).unwrap_or(&KnownIds::default())) {
+                Ok(inputs) => inputs,
+                Err(error) => {
+                    self.fail(&order, &error, commands);
+                    continue;
+                }
+            };
             let blocks = order.shards.iter().map(|shard| shard.block as u32).collect();
             self.works += 1;
             let tied = order.exchange != Exchange::None;
             self.running.insert(work, Running { context, attempt, blocks, tied, abandoned: false });
             let used = self.used.get(&context).copied().unwrap_or(0.0);
-            commands.push(Command::Encode(Work { work, used, order }));
+            commands.push(Command::Encode(Work { work, used, order, inputs }));
         }
     }
 }
@@ -316,16 +346,15 @@ fn not_encoded(context: u64, attempt: u32, failure: Failure) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use asterism_plan::{LocalAttention, Shard};
+    use asterism_plan::{LocalAttention, Shard, Span};
 
     fn order(context: u64, attempt: u32, blocks: &[usize], exchange: Exchange) -> EncodeShards {
         let shard = |block| Shard {
             block,
             host: 0,
-            input_ids: vec![1, 2],
-            position_ids: vec![0, 1],
-            prefix: 0,
-            keep_from: 0,
+            prefix: Vec::new(),
+            own: Span { start: 0, tokens: 2, position: 0 },
+            keeps_prefix: false,
             attention: LocalAttention::Causal,
         };
         let shards = blocks.iter().copied().map(shard).collect();
@@ -348,7 +377,12 @@ mod tests {
             Self(ContextHostState::default())
         }
 
+        /// Before an order come the ids that it reads.
         fn hears(&mut self, command: HostCommand) -> Vec<Command> {
+            if let HostCommand::Encode(EncodeShards { context, .. }) = &command {
+                let ids = ContextIds::of(*context, &[1, 2], std::iter::once(0..2)).remove(0);
+                self.0.handle(Duration::ZERO, Event::Command(HostCommand::Ids(ids)));
+            }
             self.0.handle(Duration::ZERO, Event::Command(command))
         }
 
@@ -376,7 +410,8 @@ mod tests {
     }
 
     fn work(work: u64, used: f64, order: EncodeShards) -> Command {
-        Command::Encode(Work { work, used, order })
+        let inputs = vec![Input { ids: vec![1, 2], positions: vec![0, 1] }; order.shards.len()];
+        Command::Encode(Work { work, used, order, inputs })
     }
 
     fn not_encoded_of(commands: &[Command]) -> Vec<(u64, u32)> {
@@ -459,6 +494,18 @@ mod tests {
         host.hears(HostCommand::Release { context: 1 });
         assert_eq!(host.stopped(1), []);
         assert_eq!(host.0.kv_bytes(), 0);
+    }
+
+    #[test]
+    fn an_order_whose_ids_never_came_comes_to_nothing() {
+        let mut host = ContextHostState::default();
+        let order = order(1, 3, &[0], Exchange::None);
+        let commands = host.handle(Duration::ZERO, Event::Command(HostCommand::Encode(order)));
+        let [Command::Tell(HostMessage::NotEncoded { context: 1, attempt: 3, code, .. })] = &commands[..] else {
+            panic!("{commands:?}")
+        };
+        assert_eq!(code, "tokens_missing");
+        assert!(host.contexts().is_empty());
     }
 
     #[test]

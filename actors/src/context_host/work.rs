@@ -10,7 +10,7 @@ use std::{
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, EncodedShard, HeadsFiles, ModelError, Phase1, RetainingHeads, Watch};
-use asterism_plan::Exchange;
+use asterism_plan::{Exchange, Input};
 
 use super::{
     passing::{Office, RemotePeers},
@@ -64,12 +64,12 @@ pub struct Bench<B: Backend> {
 
 impl<B: Backend> Bench<B> {
     /// Encodes, lays the shards ready and says how it ended.
-    pub fn run(self, Work { work, used, order }: &Work) {
+    pub fn run(self, Work { work, used, order, inputs }: &Work) {
         let seat = Rc::new(RefCell::new(self.turns.seat(*used, self.office.stop.clone())));
         let attempt = (order.context, order.attempt);
         let (post, store, mailroom) = (self.post.clone(), self.store.clone(), self.office.mailroom.clone());
         let mut peers = RemotePeers::new(self.office.clone(), seat.clone(), order);
-        let encoded = self.encode(*work, order, &mut peers, &seat);
+        let encoded = self.encode(*work, (order, inputs), &mut peers, &seat);
         let used = seat.borrow().used() - used;
         if order.exchange != Exchange::None {
             mailroom.end(attempt);
@@ -90,7 +90,7 @@ impl<B: Backend> Bench<B> {
     fn encode(
         self,
         work: u64,
-        order: &EncodeShards,
+        (order, inputs): (&EncodeShards, &[Input]),
         peers: &mut RemotePeers<B>,
         seat: &Rc<RefCell<Seat>>,
     ) -> Result<(Vec<EncodedShard<B>>, Vec<Encoded>), ModelError> {
@@ -109,6 +109,7 @@ impl<B: Backend> Bench<B> {
         let phase = Phase1 {
             decoder: &decoder,
             shards: &order.shards,
+            inputs,
             blocks: order.blocks as usize,
             exchange: &order.exchange,
             heads: heads.as_deref(),

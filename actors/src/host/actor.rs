@@ -148,7 +148,7 @@ impl<B: Backend> Shell<B> {
         match command {
             HostCommand::Encode(order) if self.context.is_none() => self.cannot_encode(&order),
             HostCommand::Generate(order) if self.query.is_none() => self.cannot_generate(&order),
-            HostCommand::Encode(_) | HostCommand::Release { .. } => {
+            HostCommand::Ids(_) | HostCommand::Encode(_) | HostCommand::Release { .. } => {
                 self.context(context_host::Event::Command(command));
             }
             HostCommand::Generate(_) | HostCommand::Holders { .. } | HostCommand::Stop { .. } => {

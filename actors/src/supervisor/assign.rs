@@ -65,9 +65,7 @@ impl SupervisorState {
             };
             orders.extend(context.orders(&blocks, &addresses));
         }
-        for (host, order) in orders {
-            self.send(host, HostCommand::Encode(order), commands);
-        }
+        self.order(orders, commands);
         for number in self.jobs.on_host(host) {
             self.order_generation(number, host, commands);
         }
@@ -156,9 +154,7 @@ impl SupervisorState {
         commands.push(Command::Persist(record::places(&context, &addresses)));
         let orders = context.orders(blocks, &addresses);
         drop(context);
-        for (host, order) in orders {
-            self.send(host, HostCommand::Encode(order), commands);
-        }
+        self.order(orders, commands);
     }
 
     /// Since when a context has had no hosts.

@@ -95,7 +95,7 @@ impl SupervisorState {
                 self.check_room(context)?;
                 let status = self.first_status(&prepared, context);
                 let context = Context::new((number, now), Owner::Job(number), context.clone());
-                changes.push(record::context(&context));
+                changes.extend(record::context(&context));
                 let job = Job::new((number, number), now, status, &prepared);
                 Submission { job, context: Some(context), session: None }
             }

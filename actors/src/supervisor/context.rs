@@ -7,7 +7,7 @@ use std::{
 };
 
 use asterism_models::QuerySeparator;
-use asterism_plan::{Exchange, Plan, Shard};
+use asterism_plan::{Exchange, Plan, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     ticket::Ticket,
 };
 
-/// Bytes that a shard or a context takes beside its tokens, about.
+/// Bytes that a shard or a context takes beside its spans and ids, about.
 const OVERHEAD: u64 = 256;
 
 /// A context planned, before hosts are chosen.
@@ -26,6 +26,9 @@ pub struct PreparedContext {
     /// The plan; copies share it.
     #[serde(serialize_with = "plan_to", deserialize_with = "plan_from")]
     pub plan: Arc<Plan>,
+    /// The ids of the tokens that the plan numbers; copies share them. The journal has them apart, as bytes.
+    #[serde(skip)]
+    pub ids: Arc<[u32]>,
     /// Pairs that dense attention over the context computes in phase 1.
     pub dense_pairs: u64,
     /// Bytes of keys and values that a token keeps.
@@ -44,16 +47,32 @@ impl PreparedContext {
         self.plan.shards[block].kept_tokens() as u64 * self.kv_bytes_per_token
     }
 
-    /// Bytes that its plan takes here.
+    /// Bytes that its plan and its ids take here.
     pub fn bytes(&self) -> u64 {
-        let ids = |shard: &Shard| 8 * shard.input_ids.len() as u64 + OVERHEAD;
-        self.plan.shards.iter().map(ids).sum::<u64>() + OVERHEAD
+        let spans = |shard: &Shard| size_of::<Span>() as u64 * shard.prefix.len() as u64 + OVERHEAD;
+        self.plan.shards.iter().map(spans).sum::<u64>() + 4 * self.ids.len() as u64 + OVERHEAD
     }
 
-    /// Bytes that all shards keep.
-    pub fn all_kv_bytes(&self) -> u64 {
-        self.plan.kept_tokens() as u64 * self.kv_bytes_per_token
+    /// What of it never changes, counted once.
+    pub fn weight(&self) -> Weight {
+        let tokens: usize = self.plan.shards.iter().map(Shard::rows).sum();
+        Weight {
+            work: tokens.div_ceil(self.plan.hosts.max(1)) as u64,
+            bytes: self.bytes(),
+            kv_bytes: self.plan.kept_tokens() as u64 * self.kv_bytes_per_token,
+        }
     }
+}
+
+/// What a context weighs, whatever becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// Tokens that a host runs through the model for it, about.
+    pub work: u64,
+    /// Bytes that its plan and its ids take here.
+    pub bytes: u64,
+    /// Bytes that all its shards keep.
+    pub kv_bytes: u64,
 }
 
 fn plan_to<S: Serializer>(plan: &Arc<Plan>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -89,6 +108,8 @@ pub struct Context {
     pub number: u64,
     /// What it is.
     pub prepared: PreparedContext,
+    /// What it weighs.
+    pub weight: Weight,
     /// Whose it is.
     pub owner: Owner,
     /// Times that shards were dealt.
@@ -121,6 +142,7 @@ impl Context {
     pub fn new((number, taken): (u64, Duration), owner: Owner, prepared: PreparedContext) -> Self {
         Self {
             number,
+            weight: prepared.weight(),
             prepared,
             owner,
             ticket: Ticket::default(),
@@ -222,12 +244,6 @@ impl Context {
         (0..self.places.len()).filter(|&block| self.places[block].host.is_none()).collect()
     }
 
-    /// Tokens that a host runs through the model for it, about.
-    pub fn work(&self) -> u64 {
-        let tokens: usize = self.plan().shards.iter().map(|shard| shard.input_ids.len()).sum();
-        tokens.div_ceil(self.plan().hosts.max(1)) as u64
-    }
-
     /// Shards that go on in the same pass as others and so begin again with them: with shards that depend on each other, all;
     /// where a prefix was shared, those that waited for it.
     pub fn entangled(&self) -> Vec<usize> {
@@ -315,8 +331,9 @@ impl Context {
                 Some(_) => (1, 1),
                 None => self.layers_done.get(&(shard.block as u32)).copied().unwrap_or((0, 1)),
             };
-            entry.total_tokens += shard.input_ids.len();
-            entry.done_tokens += shard.input_ids.len() * done as usize / of.max(1) as usize;
+            let rows = shard.rows();
+            entry.total_tokens += rows;
+            entry.done_tokens += rows * done as usize / of.max(1) as usize;
         }
         hosts.into_values().collect()
     }
@@ -328,7 +345,7 @@ impl Context {
             let (Some(host), Some(encoded)) = (place.host, &place.encoded) else { continue };
             let timing = hosts.entry(host).or_insert_with(|| HostTiming { host: name(host), ..HostTiming::default() });
             timing.shards += 1;
-            timing.encoded_tokens += shard.input_ids.len();
+            timing.encoded_tokens += shard.rows();
             timing.kept_tokens += encoded.kept_tokens as usize;
             timing.encode_s += encoded.seconds;
             // Counted by the host, which may say what it likes.

@@ -83,14 +83,14 @@ impl Keys {
     fn of(context: &Context) -> Self {
         let placed = context.is_placed();
         Self {
-            turn: (!placed).then(|| (kind_of_work(context.work()), context.taken)),
+            turn: (!placed).then(|| (kind_of_work(context.weight.work), context.taken)),
             session: matches!(context.owner, Owner::Session(_)),
             ready: context.is_ready(),
             was_ready: context.was_ready(),
             incomplete: placed && (context.redo || context.places.iter().any(|place| place.host.is_none())),
             attempt: context.attempt,
-            kv_bytes: context.prepared.all_kv_bytes(),
-            bytes: context.prepared.bytes(),
+            kv_bytes: context.weight.kv_bytes,
+            bytes: context.weight.bytes,
             hosts: context.loads(),
         }
     }

@@ -167,7 +167,7 @@ impl SupervisorState {
         let stale =
             contexts.into_iter().filter(|number| self.contexts.get(*number).is_none_or(|c| c.shards_on(host) == 0));
         let stale: Vec<u64> = stale.collect();
-        stale.into_iter().for_each(|context| self.send(host, HostCommand::Release { context }, commands));
+        stale.into_iter().for_each(|context| self.release(host, context, commands));
         for number in jobs {
             let able = self.hosts.at(host).rank(Role::Query, self.config.recovery).is_some();
             let free = |job: &Edit| job.query_host.map_or(able, |other| other == host);
@@ -204,7 +204,7 @@ impl SupervisorState {
             return;
         }
         let shard = &context.prepared.plan.shards[block];
-        let (tokens, expected, got) = (shard.input_ids.len(), shard.kept_tokens() as u64, encoded.kept_tokens);
+        let (tokens, expected, got) = (shard.rows(), shard.kept_tokens() as u64, encoded.kept_tokens);
         let name = self.hosts.name(host).to_string();
         if expected != got {
             drop(context);

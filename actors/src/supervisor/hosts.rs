@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
     messages::Hello,
-    supervisor::config::{HostSpec, Recovery},
+    supervisor::{
+        config::{HostSpec, Recovery},
+        given::Given,
+    },
 };
 
 /// More lives than a host can have.
@@ -38,6 +41,8 @@ pub struct HostRecord {
     pub drain: Option<Drain>,
     /// Contexts whose shards have moved away from it and that it does not know of yet, and since when.
     pub moved_away: Vec<(u64, Duration)>,
+    /// What its process was sent of contexts' ids.
+    pub given: Given,
 }
 
 /// A host that gives its work to others.
@@ -176,6 +181,7 @@ impl Hosts {
             kept: KeptHost::default(),
             drain: None,
             moved_away: Vec::new(),
+            given: Given::default(),
         };
         let records = specs.iter().map(record).collect();
         let started_as = specs.iter().map(|spec| spec.role).collect();
@@ -282,6 +288,7 @@ impl Hosts {
         record.connection = Some(connection);
         record.hello = Some(hello);
         record.last_heard = now;
+        record.given = Given::default();
         record.cause = None;
         host
     }
@@ -328,6 +335,7 @@ impl Hosts {
         record.health = HostHealth::Dead;
         record.kept.fenced = record.kept.incarnation;
         record.kv_bytes = 0;
+        record.given = Given::default();
         record.cause = Some(cause);
         record.connection.take()
     }

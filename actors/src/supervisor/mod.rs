@@ -8,6 +8,7 @@ mod context;
 mod contexts;
 mod feed;
 mod fingerprint;
+mod given;
 mod hear;
 mod hosts;
 mod job;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{
     api::{Role, Scheduling},
     error::JobError,
-    messages::{Encoded, HostCommand},
+    messages::Encoded,
     supervisor::{
         change::{Decided, Effect},
         config::Recovery,
@@ -105,8 +105,9 @@ impl SupervisorState {
             let (due, later): (Vec<_>, Vec<_>) = moved.into_iter().partition(|(_, since)| *since + pause <= now);
             self.hosts.at_mut(host).moved_away = later;
             let gone = |number: &u64| self.contexts.get(*number).is_none_or(|context| context.shards_on(host) == 0);
-            for context in due.into_iter().map(|(context, _)| context).filter(gone) {
-                self.send(host, HostCommand::Release { context }, commands);
+            let gone: Vec<u64> = due.into_iter().map(|(context, _)| context).filter(gone).collect();
+            for context in gone {
+                self.release(host, context, commands);
             }
         }
     }
@@ -151,10 +152,9 @@ impl SupervisorState {
         let mut context = self.contexts.get_mut(number).expect("it was there");
         context.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));
         drop(context);
-        for (block, heir) in blocks.into_iter().zip(heirs) {
-            let order = self.contexts[number].order_alone(block);
-            self.send(heir, HostCommand::Encode(order), commands);
-        }
+        let order = |(block, heir)| (heir, self.contexts[number].order_alone(block));
+        let orders = blocks.into_iter().zip(heirs).map(order).collect();
+        self.order(orders, commands);
     }
 
     /// A shard is where it moved to: whoever asks it hears so, and its old host soon forgets it.

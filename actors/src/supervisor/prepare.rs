@@ -210,15 +210,15 @@ impl ModelFront {
         };
         method.review(&request)?;
         let plan = method.plan(&request)?;
-        plan.check(context)?;
+        plan.check(context.len())?;
         if asked.is_some() && !allow_idle_hosts {
             refuse_idle_hosts(method, &plan)?;
         }
-        let ids = plan.shards.iter().flat_map(|shard| &shard.input_ids);
-        self.check_ids("method", ids)?;
+        self.check_ids("method", &plan.extra_ids)?;
         Ok(PreparedContext {
             dense_pairs: shape.computed_dense_pairs(context.len()),
             kv_bytes_per_token: shape.kv_bytes_per_token(),
+            ids: plan.numbered_ids(context).into(),
             plan: Arc::new(plan),
             chat_template: false,
             query_separator: QuerySeparator::NONE,
@@ -473,10 +473,13 @@ mod tests {
                 query_separator: separated_by(separator),
                 ..JobRequest::new(Some(context.as_str().into()), query.into())
             };
-            let (plan, _) =
-                front().preview(request, &method(json!({"pulsar": {"shared_prefix": false}})), &HOSTS).unwrap();
-            let last = plan.shards.last().unwrap();
-            let summary = front().tokenizer.decode(&last.input_ids[..last.prefix]).unwrap();
+            let method = method(json!({"pulsar": {"shared_prefix": false}}));
+            let Source::Context(prepared) = front().prepare(request, &method, &HOSTS, None).unwrap().source else {
+                panic!("it has a context of its own")
+            };
+            let last = prepared.plan.shards.last().unwrap();
+            let input = last.input(&*prepared.ids).unwrap();
+            let summary = front().tokenizer.decode(&input.ids[..last.prefix_rows()]).unwrap();
             assert!(summary.contains("73914"), "separator {separator:?}: {summary}");
         }
     }

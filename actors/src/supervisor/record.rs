@@ -1,6 +1,6 @@
 //! What the journal keeps, and the state that a supervisor begins with when it reads it. Reads and writes no file.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -20,6 +20,9 @@ use crate::{
 };
 
 const CLUSTER_KEY: &str = "cluster";
+/// Parts of a context that have entries of their own.
+const PLACES: &str = "places";
+const IDS: &str = "ids";
 
 #[derive(Serialize, Deserialize)]
 struct ClusterEntry {
@@ -70,9 +73,19 @@ pub fn kept(record: &HostRecord, kept: &KeptHost) -> Change {
 }
 
 /// A context that was taken in.
-pub fn context(context: &Context) -> Change {
+pub fn context(context: &Context) -> [Change; 2] {
+    [context_entry(context), ids(context)]
+}
+
+fn context_entry(context: &Context) -> Change {
     let (owner, prepared, taken) = (context.owner.clone(), context.prepared.clone(), context.taken);
     put(Table::Contexts, number_key(context.number), &ContextEntry { owner, prepared, taken })
+}
+
+/// The ids of a context's tokens, four bytes each.
+fn ids(context: &Context) -> Change {
+    let value = context.prepared.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    Change::Put { table: Table::Contexts, key: part_key(context.number, IDS), value }
 }
 
 /// Where a context's shards are, by host name.
@@ -80,12 +93,13 @@ pub fn places(context: &Context, names: &[(String, String)]) -> Change {
     let host = |place: &Place| place.host.map(|host| names[host].0.clone());
     let hosts = context.places.iter().map(host).collect();
     let (attempt, together, clock) = (context.attempt, context.together, context.clock);
-    put(Table::Contexts, places_key(context.number), &PlacesEntry { attempt, together, hosts, clock })
+    put(Table::Contexts, part_key(context.number, PLACES), &PlacesEntry { attempt, together, hosts, clock })
 }
 
 /// A context is gone.
-pub fn no_context(number: u64) -> [Change; 2] {
-    [number_key(number), places_key(number)].map(|key| Change::Remove { table: Table::Contexts, key })
+pub fn no_context(number: u64) -> [Change; 3] {
+    [number_key(number), part_key(number, IDS), part_key(number, PLACES)]
+        .map(|key| Change::Remove { table: Table::Contexts, key })
 }
 
 /// A job; one that has ended without its question.
@@ -132,7 +146,7 @@ impl SupervisorState {
     ) -> Result<Self, StoreError> {
         let mut state = Self::new(config, now, origin);
         let mut contexts = BTreeMap::new();
-        let mut places = BTreeMap::new();
+        let (mut places, mut ids) = (BTreeMap::new(), BTreeMap::new());
         let mut jobs = Vec::new();
         for entry in entries {
             match entry.table {
@@ -142,6 +156,7 @@ impl SupervisorState {
                 }
                 Table::Hosts => state.hosts.restore(&entry.key, read::<KeptHost>(entry)?),
                 Table::Contexts => match entry.key.split_once('/') {
+                    Some((number, IDS)) => drop(ids.insert(parse(entry, number)?, read_ids(entry)?)),
                     Some((number, _)) => drop(places.insert(parse(entry, number)?, read::<PlacesEntry>(entry)?)),
                     None => drop(contexts.insert(parse(entry, &entry.key)?, read::<ContextEntry>(entry)?)),
                 },
@@ -157,7 +172,9 @@ impl SupervisorState {
                 }
             }
         }
-        for (number, ContextEntry { owner, prepared, taken }) in contexts {
+        for (number, ContextEntry { owner, mut prepared, taken }) in contexts {
+            prepared.ids = ids.remove(&number).unwrap_or_default();
+            check_ids(number, &prepared)?;
             let mut context = Context::new((number, taken), owner, prepared);
             context.ticket = state.origin.secret.ticket(number);
             if let Some(entry) = places.remove(&number) {
@@ -180,14 +197,15 @@ impl SupervisorState {
     }
 
     fn as_it_is(&self, table: Table, key: &str) -> Change {
-        let (number, places) = key.split_once('/').map_or((key, false), |(number, _)| (number, true));
+        let (number, part) = key.split_once('/').unwrap_or((key, ""));
         let number = number.parse().unwrap_or_default();
         let is = match table {
             Table::Cluster => Some(cluster(&self.origin, self.last_number)),
             Table::Hosts => self.hosts.by_name(key).map(|at| host(self.hosts.at(at))),
-            Table::Contexts => self.contexts.get(number).and_then(|context| match places {
-                true => context.is_placed().then(|| self::places(context, &self.addresses())),
-                false => Some(self::context(context)),
+            Table::Contexts => self.contexts.get(number).and_then(|context| match part {
+                PLACES => context.is_placed().then(|| self::places(context, &self.addresses())),
+                IDS => Some(ids(context)),
+                _ => Some(context_entry(context)),
             }),
             Table::Jobs => self.jobs.get(number).map(job),
             Table::Sessions => self.sessions.get(key).map(session),
@@ -230,8 +248,27 @@ fn unreadable(entry: &Entry, cause: impl ToString) -> StoreError {
     StoreError::Record { table: entry.table.name(), key: entry.key.clone(), cause: cause.to_string() }
 }
 
-fn places_key(number: u64) -> String {
-    format!("{}/places", number_key(number))
+/// The ids of an entry.
+fn read_ids(entry: &Entry) -> Result<Arc<[u32]>, StoreError> {
+    let (ids, rest) = entry.value.as_chunks::<4>();
+    match rest.is_empty() {
+        true => Ok(ids.iter().map(|id| u32::from_le_bytes(*id)).collect()),
+        false => Err(unreadable(entry, format!("{} bytes are not whole ids of 4", entry.value.len()))),
+    }
+}
+
+/// Whether a context has the ids that its plan numbers.
+fn check_ids(number: u64, prepared: &PreparedContext) -> Result<(), StoreError> {
+    let (expected, got) = (prepared.plan.context_tokens + prepared.plan.extra_ids.len(), prepared.ids.len());
+    if expected == got {
+        return Ok(());
+    }
+    let (table, key) = (Table::Contexts.name(), part_key(number, IDS));
+    Err(StoreError::Record { table, key, cause: format!("it has {got} ids and the plan {expected}") })
+}
+
+fn part_key(number: u64, part: &str) -> String {
+    format!("{}/{part}", number_key(number))
 }
 
 /// Sorts as numbers do.

@@ -118,7 +118,7 @@ impl SupervisorState {
         let lost = context.lose(host);
         drop(context);
         if self.hosts.at(host).is_up() {
-            self.send(host, HostCommand::Release { context: number }, commands);
+            self.release(host, number, commands);
         }
         if lost == 0 {
             return;

@@ -148,7 +148,7 @@ impl SupervisorState {
             return Err(JobError::Overloaded { waiting: self.sessions.count() });
         }
         self.check_bytes(prepared.bytes())?;
-        let (pinned, needed) = (self.contexts.pinned_bytes(), prepared.all_kv_bytes());
+        let (pinned, needed) = (self.contexts.pinned_bytes(), prepared.weight().kv_bytes);
         if let Some(most) = self.config.sessions.max_pinned_bytes
             && pinned.saturating_add(needed) > most
         {
@@ -163,7 +163,8 @@ impl SupervisorState {
         let session =
             Session { name: name.to_string(), context: number, ttl, expires: now + ttl, hits: 0, error: None };
         let context = Context::new((number, now), Owner::Session(name.to_string()), prepared);
-        let changes = vec![record::cluster(&self.origin, number), record::session(&session), record::context(&context)];
+        let mut changes = vec![record::cluster(&self.origin, number), record::session(&session)];
+        changes.extend(record::context(&context));
         Ok(Decided::new(now, changes, Effect::Create(session, Box::new(context))))
     }
 

@@ -278,7 +278,7 @@ impl SupervisorState {
             return;
         }
         for host in context.hosts() {
-            self.send(host, HostCommand::Release { context: number }, commands);
+            self.release(host, number, commands);
         }
         self.contexts.remove(number);
         commands.extend(record::no_context(number).map(Command::Persist));

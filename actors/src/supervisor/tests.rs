@@ -1,6 +1,7 @@
 //! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated elsewhere.
 
 mod change;
+mod ids;
 mod members;
 mod moving;
 mod queue;
@@ -15,7 +16,7 @@ use std::{
 };
 
 use asterism_models::QuerySeparator;
-use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest};
+use asterism_plan::{KnownIds, Method, MethodConfig, ModelShape, PlanRequest};
 use serde_json::json;
 
 use super::{
@@ -81,12 +82,15 @@ struct Cluster {
     events: Vec<JobEvent>,
     sent: Vec<(u64, HostCommand)>,
     closed: Vec<u64>,
+    /// Ids that hosts have, by connection and context.
+    ids: BTreeMap<(u64, u64), KnownIds>,
 }
 
 impl Cluster {
     fn starting(config: SupervisorConfig) -> Self {
         let state = SupervisorState::new(config, Duration::ZERO, origin(CLUSTER));
-        Self { state, now: 0.0, journal: Vec::new(), events: Vec::new(), sent: Vec::new(), closed: Vec::new() }
+        let (journal, events, sent, closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { state, now: 0.0, journal, events, sent, closed, ids: BTreeMap::new() }
     }
 
     /// All hosts and the node are there.
@@ -143,7 +147,10 @@ impl Cluster {
         for command in commands {
             match command {
                 Command::Persist(change) => self.keep(change),
-                Command::Send { connection, command } => self.sent.push((connection, command)),
+                Command::Send { connection, command } => {
+                    self.hears(connection, &command);
+                    self.sent.push((connection, command));
+                }
                 Command::Disconnect { connection, .. } => self.closed.push(connection),
                 Command::Publish { event, .. } => self.events.push(event),
                 Command::Observe(_) => {}
@@ -263,8 +270,10 @@ fn prepared(method: &MethodConfig, hosts: usize) -> PreparedContext {
         shape: &ModelShape::TINY,
         speeds: None,
     };
+    let plan = method.plan(&asked).expect("a plan");
     PreparedContext {
-        plan: Arc::new(method.plan(&asked).expect("a plan")),
+        ids: plan.numbered_ids(&context).into(),
+        plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,
         chat_template: false,
@@ -718,6 +727,7 @@ fn a_short_context_does_not_wait_behind_long_ones() {
         speeds: None,
     };
     let mut heavy = prepared(&method, 1);
+    heavy.ids = long.as_slice().into();
     heavy.plan = Arc::new(serde_json::from_value::<MethodConfig>(json!({"dense": {}})).unwrap().plan(&asked).unwrap());
     let long = cluster.ask(Source::Context(heavy), None);
     cluster.now = 0.5;

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use asterism_actors::{
     HostConfig, HostError, LoadedModel, host,
     messages::{
-        EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, TokenChoice, WireMessage,
+        ContextIds, EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, TokenChoice,
+        WireMessage,
     },
     ticket::{Secret, Ticket},
 };
@@ -48,6 +49,8 @@ pub fn ticket() -> Ticket {
 pub struct Case {
     pub case: Value,
     pub plan: Plan,
+    /// The ids that it numbers.
+    pub ids: Vec<u32>,
 }
 
 impl Case {
@@ -70,10 +73,11 @@ impl Case {
         let shape = Checkpoint::open(&folder).expect("a model").config().shape(DType::F32);
         let asked =
             PlanRequest { context: &context, query: &query, hosts, one_machine: false, shape: &shape, speeds: None };
-        Self { plan: method.plan(&asked).expect("a plan"), case }
+        let plan = method.plan(&asked).expect("a plan");
+        Self { ids: plan.numbered_ids(&context), plan, case }
     }
 
-    pub fn encode(&self, attempt: u32, blocks: &[usize], peers: &[ShardHolder]) -> HostCommand {
+    fn encode(&self, attempt: u32, blocks: &[usize], peers: &[ShardHolder]) -> HostCommand {
         HostCommand::Encode(EncodeShards {
             context: CONTEXT,
             attempt,
@@ -113,6 +117,14 @@ pub struct Line {
 }
 
 impl Line {
+    /// Orders some shards of a case, whose ids go before.
+    pub async fn encode(&mut self, case: &Case, attempt: u32, blocks: &[usize], peers: &[ShardHolder]) {
+        for ids in ContextIds::of(CONTEXT, &case.ids, std::iter::once(0..case.ids.len() as u64)) {
+            self.order(HostCommand::Ids(ids)).await;
+        }
+        self.order(case.encode(attempt, blocks, peers)).await;
+    }
+
     pub async fn order(&mut self, command: HostCommand) {
         self.channel.sender.send(command.frame()).await.expect("the host listens");
     }
@@ -254,7 +266,7 @@ impl Bench {
     pub async fn encode(&mut self, case: &Case, name: &str, blocks: &[usize]) -> ShardHolder {
         assert_eq!(case.plan.exchange, Exchange::None);
         for block in blocks {
-            self.line(name).order(case.encode(1, &[*block], &[])).await;
+            self.line(name).encode(case, 1, &[*block], &[]).await;
         }
         self.line(name).encoded(blocks).await;
         self.holder(name, blocks)

@@ -223,9 +223,9 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
     assert_ne!(case.plan.exchange, Exchange::None);
     let holders = vec![bench.holder("c0", &[0, 2]), bench.holder("c1", &[1, 3])];
     // The first attempt lacks its other half, and waits for what will never come.
-    bench.line("c1").order(case.encode(1, &[1, 3], &holders)).await;
-    bench.line("c1").order(case.encode(2, &[1, 3], &holders)).await;
-    bench.line("c0").order(case.encode(2, &[0, 2], &holders)).await;
+    bench.line("c1").encode(&case, 1, &[1, 3], &holders).await;
+    bench.line("c1").encode(&case, 2, &[1, 3], &holders).await;
+    bench.line("c0").encode(&case, 2, &[0, 2], &holders).await;
     bench.line("c0").encoded(&[0, 2]).await;
     bench.line("c1").encoded(&[1, 3]).await;
     let golden = case.golden_tokens();
@@ -233,7 +233,7 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
     assert_eq!(bench.line("c1").tokens(0).await, golden);
     // A peer that is not there ends an attempt; the shards can be encoded again with another one.
     let nobody = ShardHolder { address: "127.0.0.1:1".into(), ..holders[1].clone() };
-    bench.line("c0").order(case.encode(3, &[0, 2], &[holders[0].clone(), nobody])).await;
+    bench.line("c0").encode(&case, 3, &[0, 2], &[holders[0].clone(), nobody]).await;
     let lost = bench.line("c0").hear(|message| match message {
         HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, code, .. } => Some((attempt, peer_lost, code)),
         _ => None,

@@ -10,7 +10,7 @@ use asterism_models::{
     Checkpoint, Chosen, Decoder, EncodedShard, Generator, LocalContext, Parts, RetainingHeads, Sampler, Sampling,
     Tokenizer, Watch, encode_plan,
 };
-use asterism_plan::{Cost, Exchange, Method, ModelShape, Plan, PlanRequest};
+use asterism_plan::{Cost, Exchange, Method, ModelShape, Plan, PlanRequest, Shard};
 use serde_json::{Value, json};
 
 use crate::case::Case;
@@ -52,13 +52,13 @@ impl<B: Backend> Models<B> {
         let shape = decoder.config().shape(decoder.backend().dtype());
         let request = PlanRequest { context, query, hosts, one_machine: false, shape: &shape, speeds: None };
         let plan = method.plan(&request)?;
-        plan.check(context)?;
+        plan.check(context.len())?;
         let heads = match &plan.exchange {
             Exchange::PassCompressed(_) => Some(RetainingHeads::load(decoder.backend(), &path, decoder.config())?),
             _ => None,
         };
         let mut record = Record::of(&plan, case, &shape);
-        let shards = encode_plan(decoder, &plan, heads.as_ref(), &mut record)?;
+        let shards = encode_plan(decoder, &plan, context, heads.as_ref(), &mut record)?;
         let run = Run::of(decoder, &plan, &shards, case)?;
         let cost = Cost::of(&plan, &shape);
         ensure!(cost.at_most || record.pairs == cost.prefill_pairs, "{} pairs computed, {cost:?}", record.pairs);
@@ -94,7 +94,9 @@ impl Record {
                 tensors.insert(format!("apb_selected.{layer}.{block}"), json!(vec![[0; 0]; shape.kv_heads]));
             }
         }
-        let positions = plan.shards.iter().map(|shard| shard.position_ids.clone()).collect();
+        let ids = plan.numbered_ids(&case.context_ids);
+        let positions = |shard: &Shard| shard.input(ids.as_slice()).expect("a plan that was checked").positions;
+        let positions = plan.shards.iter().map(positions).collect();
         Self { pairs: 0, positions, tensors }
     }
 }

@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Exchange, Plan, Shard, attention::causal_pairs};
+use crate::{Exchange, Plan, Shard, TokenSet, attention::causal_pairs};
 
 /// Bytes of an element of a partial on the wire: outputs and log-sum-exps travel in f32.
 const F32_BYTES: u64 = 4;
-/// Bytes of one phase-1 input token on the wire: its id and its position.
-const INPUT_BYTES: u64 = 8;
+/// Bytes of a token's id on the wire, and of a span of tokens.
+const ID_BYTES: u64 = 4;
+const SPAN_BYTES: u64 = 12;
 
 /// The sizes of a decoder that its cost depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,7 +131,7 @@ pub struct HostCost {
     pub kept_tokens: u64,
     /// Bytes of KV it keeps.
     pub kv_bytes: u64,
-    /// Bytes it receives to start phase 1: token and position ids.
+    /// Bytes it receives to start phase 1: each token's id once, and the spans of its shards.
     pub input_bytes: u64,
     /// Bytes of tensors it receives from other hosts in one layer of phase 1.
     pub layer_exchange_bytes: u64,
@@ -159,11 +160,21 @@ impl Cost {
     /// The cost of carrying `plan` out on a model of this `shape`.
     pub fn of(plan: &Plan, shape: &ModelShape) -> Self {
         let mut hosts: Vec<_> = (0..plan.hosts).map(|host| HostCost { host, ..HostCost::default() }).collect();
+        let mut read = vec![TokenSet::default(); plan.hosts];
+        let mut given = Given { by_host: vec![0; plan.hosts], all: 0 };
         for shard in &plan.shards {
-            hosts[shard.host].add(plan, shard, shape);
+            let host = &mut hosts[shard.host];
+            host.add(plan, shard, given.all, shape);
+            for span in shard.spans() {
+                read[shard.host].add(span.range());
+            }
+            // What the last of its shards sees, it has received.
+            host.layer_exchange_bytes = received_bytes(plan, shard, &given, shape);
+            given.add(shard.host, given_tokens(plan, shard));
         }
-        for host in &mut hosts {
-            host.layer_exchange_bytes = received_bytes(plan, host.host, shape);
+        for (host, read) in hosts.iter_mut().zip(read) {
+            host.input_bytes += read.tokens() * ID_BYTES;
+            host.layer_exchange_bytes += lent_bytes(plan, host.host, shape);
             host.finish(shape);
         }
         Self {
@@ -187,9 +198,8 @@ impl Cost {
 }
 
 impl HostCost {
-    fn add(&mut self, plan: &Plan, shard: &Shard, shape: &ModelShape) {
-        let (tokens, kept, heads) =
-            (shard.input_ids.len() as u64, shard.kept_tokens() as u64, shape.query_heads as u64);
+    fn add(&mut self, plan: &Plan, shard: &Shard, before: usize, shape: &ModelShape) {
+        let (tokens, kept, heads) = (shard.rows() as u64, shard.kept_tokens() as u64, shape.query_heads as u64);
         if self.shards == 0 {
             self.step_bytes_per_token += shape.layer_query_bytes() * shape.layers as u64;
         }
@@ -198,11 +208,11 @@ impl HostCost {
         self.layer_pairs += match plan.exchange {
             // Every shard takes an equal share of the heads, over all rows.
             Exchange::AllToAll => heads / plan.shards.len() as u64 * causal_pairs(plan.context_tokens),
-            _ => heads * visible_pairs(plan, shard),
+            _ => heads * visible_pairs(plan, shard, before),
         };
         self.kept_tokens += kept;
         self.kv_bytes += kept * shape.kv_bytes_per_token();
-        self.input_bytes += tokens * INPUT_BYTES;
+        self.input_bytes += shard.spans().count() as u64 * SPAN_BYTES;
         self.step_bytes_per_token += shape.layers as u64 * heads * (shape.head_dim as u64 + 1) * F32_BYTES;
     }
 
@@ -221,50 +231,63 @@ impl HostCost {
 fn given_tokens(plan: &Plan, shard: &Shard) -> usize {
     match &plan.exchange {
         Exchange::None | Exchange::AllToAll => 0,
-        Exchange::SharedPrefix { sink_rows } => shard.prefix + if shard.block == 0 { *sink_rows } else { 0 },
+        Exchange::SharedPrefix { sink_rows } => shard.prefix_rows() + if shard.block == 0 { *sink_rows } else { 0 },
         Exchange::PassCompressed(passing) => passing.given(shard),
-        Exchange::Ring => shard.input_ids.len(),
+        Exchange::Ring => shard.rows(),
     }
 }
 
-/// (row, key) pairs of one head in one layer.
-fn visible_pairs(plan: &Plan, shard: &Shard) -> u64 {
-    let before: usize = plan.shards[..shard.block].iter().map(|earlier| given_tokens(plan, earlier)).sum();
-    let (rows, block) = (shard.input_ids.len() as u64, shard.block_tokens() as u64);
+/// (row, key) pairs of one head in one layer, of a shard that sees so many tokens of those before it.
+fn visible_pairs(plan: &Plan, shard: &Shard, before: usize) -> u64 {
+    let (rows, prefix, block) = (shard.rows(), shard.prefix_rows(), shard.block_tokens());
     match &plan.exchange {
-        Exchange::None | Exchange::AllToAll => shard.attention.pairs(shard.input_ids.len()),
+        Exchange::None | Exchange::AllToAll => shard.attention.pairs(rows),
         Exchange::SharedPrefix { sink_rows } => {
             let before_own = if shard.block == 0 { *sink_rows } else { before };
-            let own = (shard.prefix * before_own) as u64 + causal_pairs(shard.prefix);
-            own + block * before as u64 + causal_pairs(shard.block_tokens())
+            let own = (prefix * before_own) as u64 + causal_pairs(prefix);
+            own + (block * before) as u64 + causal_pairs(block)
         }
-        Exchange::PassCompressed(_) => shard.attention.pairs(shard.input_ids.len()) + block * before as u64,
-        Exchange::Ring => causal_pairs(shard.input_ids.len()) + rows * before as u64,
+        Exchange::PassCompressed(_) => shard.attention.pairs(rows) + (block * before) as u64,
+        Exchange::Ring => causal_pairs(rows) + (rows * before) as u64,
     }
 }
 
-/// Bytes of tensors that `host` receives from other hosts in one layer: once each, however many of its shards use them.
-fn received_bytes(plan: &Plan, host: usize, shape: &ModelShape) -> u64 {
-    let Some(last) = plan.shards.iter().rposition(|shard| shard.host == host) else { return 0 };
-    let foreign = || plan.shards.iter().filter(|shard| shard.host != host);
-    let element = shape.kv_bytes_per_element;
-    let lent = match &plan.exchange {
-        Exchange::PassCompressed(passing) => match (plan.shards.get(1), plan.shards[0].host == host) {
-            (Some(second), true) if second.host != host => passing.lent_rows() as u64 * shape.layer_query_bytes(),
-            _ => 0,
-        },
-        Exchange::AllToAll => {
-            // In: a share of every other shard's heads. Back: the other shares' outputs of the own rows.
-            let own = plan.shards[last].input_ids.len();
-            let HeadShare { query, kv } = shape.head_shares(plan.shards.len()).swap_remove(plan.shards[last].block);
-            let others = plan.context_tokens - own;
-            let heads = others * (query.len() + 2 * kv.len()) + own * (shape.query_heads - query.len());
-            (heads * shape.head_dim * element) as u64
+/// Tokens whose keys and values the shards so far give to later ones in each layer.
+struct Given {
+    by_host: Vec<usize>,
+    all: usize,
+}
+
+impl Given {
+    fn add(&mut self, host: usize, tokens: usize) {
+        self.by_host[host] += tokens;
+        self.all += tokens;
+    }
+}
+
+/// Bytes of tensors that the host of its `last` shard receives from other hosts in one layer, of shards before that: once
+/// each, however many of its shards use them.
+fn received_bytes(plan: &Plan, last: &Shard, given: &Given, shape: &ModelShape) -> u64 {
+    if plan.exchange == Exchange::AllToAll {
+        // In: a share of every other shard's heads. Back: the other shares' outputs of the own rows.
+        let own = last.rows();
+        let HeadShare { query, kv } = shape.head_shares(plan.shards.len()).swap_remove(last.block);
+        let others = plan.context_tokens - own;
+        let heads = others * (query.len() + 2 * kv.len()) + own * (shape.query_heads - query.len());
+        return (heads * shape.head_dim * shape.kv_bytes_per_element) as u64;
+    }
+    let taken = given.all - given.by_host[last.host];
+    taken as u64 * shape.kv_bytes_per_token() / shape.layers as u64
+}
+
+/// Bytes of the queries that the second shard lends the first, where APB scores by them.
+fn lent_bytes(plan: &Plan, host: usize, shape: &ModelShape) -> u64 {
+    match (&plan.exchange, plan.shards.as_slice()) {
+        (Exchange::PassCompressed(passing), [first, second, ..]) if first.host == host && second.host != host => {
+            passing.lent_rows() as u64 * shape.layer_query_bytes()
         }
-        Exchange::None | Exchange::SharedPrefix { .. } | Exchange::Ring => 0,
-    };
-    let taken: usize = foreign().filter(|shard| shard.block < last).map(|shard| given_tokens(plan, shard)).sum();
-    lent + taken as u64 * shape.kv_bytes_per_token() / shape.layers as u64
+        _ => 0,
+    }
 }
 
 #[cfg(test)]

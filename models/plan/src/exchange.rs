@@ -56,14 +56,14 @@ impl Passing {
     /// First row of `shard` that may be passed on.
     pub fn first_row(&self, shard: &Shard) -> usize {
         match shard.block {
-            0 => self.first_skip.min(shard.input_ids.len()),
-            _ => shard.prefix,
+            0 => self.first_skip.min(shard.rows()),
+            _ => shard.prefix_rows(),
         }
     }
 
     /// Tokens that `shard` passes on.
     pub fn given(&self, shard: &Shard) -> usize {
-        self.tokens.min(shard.input_ids.len() - self.first_row(shard))
+        self.tokens.min(shard.rows() - self.first_row(shard))
     }
 
     /// Query rows that the second shard lends the first.

@@ -12,6 +12,7 @@ mod forecast;
 pub mod methods;
 mod plan;
 mod size;
+mod span;
 mod summary;
 
 pub use attention::LocalAttention;
@@ -22,4 +23,5 @@ pub use exchange::{Exchange, Passing, PassingScore};
 pub use forecast::{Calibration, Conditions, Forecast, StepSeconds};
 pub use methods::{Method, MethodConfig};
 pub use plan::{Choice, ContextView, Plan, PlanRequest, Shard};
+pub use span::{Input, KnownIds, Span, TokenIds, TokenSet};
 pub use summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, chunk_scores, summarize};

@@ -6,7 +6,10 @@
 use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
-use crate::{Calibration, Exchange, LocalAttention, ModelShape, PlanError, attention::Streaming};
+use crate::{
+    Calibration, Exchange, Input, LocalAttention, ModelShape, PlanError, Span, TokenIds, attention::Streaming,
+    span::rows,
+};
 
 /// What a method plans for. Token ids only: methods that need scores computed at run time put the rule in the plan.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +45,10 @@ pub struct Plan {
     pub query_start: u32,
     /// What of the context the query and the generated tokens see.
     pub view: ContextView,
+    /// Ids of tokens that the context does not have, numbered on behind its last: a query in front of blocks, or an
+    /// ablation's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_ids: Vec<u32>,
 }
 
 /// A method by name.
@@ -80,46 +87,58 @@ pub struct Shard {
     pub block: usize,
     /// Logical context host, `0..plan.hosts`.
     pub host: usize,
-    /// Assembled input: prefix (anchor, or sink and summaries), then the block.
-    pub input_ids: Vec<u32>,
-    /// Position id of each input token.
-    pub position_ids: Vec<u32>,
-    /// Leading rows that are prefix; the others are the block.
-    pub prefix: usize,
-    /// Rows `keep_from..` keep their KV: the block alone, or all.
-    pub keep_from: usize,
+    /// What stands before the block: an anchor, or sink and summaries.
+    pub prefix: Vec<Span>,
+    /// The block.
+    pub own: Span,
+    /// Whether the prefix keeps its KV too; the block always does.
+    pub keeps_prefix: bool,
     /// Which keys a row of this pass sees.
     pub attention: LocalAttention,
 }
 
 impl Plan {
-    /// Whether this is a plan for `context`: shards in block order on hosts there are, blocks that are the context, each
-    /// token once and in order, at increasing positions, and the query behind them.
+    /// Whether this is a plan for a context of so many tokens: shards in block order on hosts there are, blocks that are the
+    /// context, each token once and in order, prefixes of tokens that there are, and the query behind all positions.
     ///
     /// # Errors
     /// [`PlanError::Broken`] with the first quantity that is not what it must be.
-    pub fn check(&self, context: &[u32]) -> Result<(), PlanError> {
+    pub fn check(&self, context: usize) -> Result<(), PlanError> {
+        let whole = |what, expected, got| Err(PlanError::Broken { what, block: self.shards.len(), expected, got });
+        if self.context_tokens != context {
+            return whole("number of context tokens", context, self.context_tokens);
+        }
         let mut next = 0;
         for (block, shard) in self.shards.iter().enumerate() {
             let broken = |what, expected, got| Err(PlanError::Broken { what, block, expected, got });
             shard.check(block, self.hosts)?;
-            let ids = &shard.input_ids[shard.prefix..];
-            let expected = context.get(next..next + ids.len()).unwrap_or_default();
-            if ids != expected {
-                let at = ids.iter().zip(expected).take_while(|(a, b)| a == b).count();
-                return broken("token that differs from the context", next + ids.len(), next + at);
+            if shard.own.start as usize != next {
+                return broken("first token", next, shard.own.start as usize);
             }
-            next += ids.len();
-            let past = shard.position_ids.last().map_or(0, |&last| last as usize + 1);
-            if past > self.query_start as usize {
-                return broken("last position", self.query_start as usize - 1, past - 1);
+            next += shard.block_tokens();
+            let known = (context + self.extra_ids.len()) as u64;
+            for span in shard.spans() {
+                if span.range().end > known {
+                    return broken("token", known.saturating_sub(1) as usize, span.range().end as usize - 1);
+                }
+                if span.past() > u64::from(self.query_start) {
+                    return broken(
+                        "last position",
+                        (self.query_start as usize).saturating_sub(1),
+                        span.past() as usize - 1,
+                    );
+                }
             }
         }
-        let whole = |what, expected, got| Err(PlanError::Broken { what, block: self.shards.len(), expected, got });
-        if next == 0 || next != self.context_tokens || next != context.len() {
-            return whole("number of block tokens up to the end", self.context_tokens.max(context.len()), next);
+        if next == 0 || next != context {
+            return whole("number of block tokens up to the end", context, next);
         }
         Ok(())
+    }
+
+    /// The ids of all tokens that the plan numbers: those of the context, then its own.
+    pub fn numbered_ids(&self, context: &[u32]) -> Vec<u32> {
+        [context, &self.extra_ids].concat()
     }
 
     /// A shard as it is encoded without the others, to the same keys and values: behind a shared prefix with all of it in
@@ -127,17 +146,11 @@ impl Plan {
     pub fn alone(&self, block: usize) -> Shard {
         let shard = &self.shards[block];
         let Exchange::SharedPrefix { sink_rows } = self.exchange else { return shard.clone() };
-        let sink =
-            self.shards.first().filter(|_| block > 0).map(|first| (first, first.prefix..first.prefix + sink_rows));
-        let summaries = self.shards[..block].iter().map(|earlier| (earlier, 0..earlier.prefix));
-        let own = (shard, shard.prefix..shard.input_ids.len());
-        let parts: Vec<_> = sink.into_iter().chain(summaries).chain([own]).collect();
-        let rows = |of: fn(&Shard) -> &[u32]| {
-            parts.iter().flat_map(|(shard, rows)| of(shard)[rows.clone()].to_vec()).collect()
-        };
-        let (input_ids, position_ids): (Vec<u32>, Vec<u32>) = (rows(|s| &s.input_ids), rows(|s| &s.position_ids));
-        let prefix = input_ids.len() - shard.block_tokens();
-        Shard { input_ids, position_ids, prefix, keep_from: prefix, ..shard.clone() }
+        let sink = self.shards.first().filter(|_| block > 0).map(|first| first.own.first(sink_rows));
+        let summaries = self.shards[..block].iter().flat_map(|earlier| earlier.prefix.iter().copied());
+        let mut prefix = Vec::new();
+        sink.into_iter().chain(summaries).for_each(|span| span.push_to(&mut prefix));
+        Shard { prefix, keeps_prefix: false, ..shard.clone() }
     }
 
     /// Keys that phase 2 must find over all shards: the context, and prefixes where they are kept.
@@ -161,14 +174,42 @@ impl Plan {
 }
 
 impl Shard {
-    /// Tokens whose KV is kept.
-    pub fn kept_tokens(&self) -> usize {
-        self.input_ids.len() - self.keep_from
+    /// What its pass reads: the prefix, then the block.
+    pub fn spans(&self) -> impl Iterator<Item = Span> {
+        self.prefix.iter().copied().chain([self.own])
+    }
+
+    /// Ids and positions of what its pass reads, given those of the context.
+    ///
+    /// # Errors
+    /// The first span of which ids are not known.
+    pub fn input(&self, known: &(impl TokenIds + ?Sized)) -> Result<Input, Span> {
+        Input::of(self.spans(), known)
+    }
+
+    /// Rows of its pass.
+    pub fn rows(&self) -> usize {
+        self.prefix_rows() + self.block_tokens()
+    }
+
+    /// Leading rows that are prefix; the others are the block.
+    pub fn prefix_rows(&self) -> usize {
+        rows(&self.prefix)
     }
 
     /// Tokens of the block.
     pub fn block_tokens(&self) -> usize {
-        self.input_ids.len() - self.prefix
+        self.own.tokens as usize
+    }
+
+    /// The first row that keeps its KV; all later ones do.
+    pub fn keep_from(&self) -> usize {
+        if self.keeps_prefix { 0 } else { self.prefix_rows() }
+    }
+
+    /// Tokens whose KV is kept.
+    pub fn kept_tokens(&self) -> usize {
+        self.block_tokens() + if self.keeps_prefix { self.prefix_rows() } else { 0 }
     }
 
     fn check(&self, block: usize, hosts: usize) -> Result<(), PlanError> {
@@ -179,18 +220,8 @@ impl Shard {
         if self.host >= hosts {
             return broken("host number", hosts.saturating_sub(1), self.host);
         }
-        if self.position_ids.len() != self.input_ids.len() {
-            return broken("number of position ids", self.input_ids.len(), self.position_ids.len());
-        }
-        if self.prefix >= self.input_ids.len() {
-            return broken("number of prefix rows", self.input_ids.len().saturating_sub(1), self.prefix);
-        }
-        if self.keep_from != 0 && self.keep_from != self.prefix {
-            return broken("first kept row", self.prefix, self.keep_from);
-        }
-        let positions = &self.position_ids[self.prefix..];
-        if let Some(at) = positions.windows(2).position(|pair| pair[0].checked_add(1) != Some(pair[1])) {
-            return broken("position of a block token", positions[at] as usize + 1, positions[at + 1] as usize);
+        if self.spans().any(|span| span.tokens == 0) {
+            return broken("number of tokens of a span", 1, 0);
         }
         self.attention.check()
     }

@@ -3,7 +3,8 @@
 use asterism_plan::attention::{Streaming, Stripes};
 use asterism_plan::methods::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig};
 use asterism_plan::{
-    Calibration, Cost, Exchange, LocalAttention, Method, MethodConfig, ModelShape, Plan, PlanRequest, StepSeconds,
+    Calibration, Cost, Exchange, LocalAttention, Method, MethodConfig, ModelShape, Plan, PlanRequest, Shard, Span,
+    StepSeconds,
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -124,16 +125,18 @@ fn context() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(any::<u32>(), 1..1500)
 }
 
-fn kept_ids(plan: &Plan) -> Vec<u32> {
-    plan.shards.iter().flat_map(|shard| &shard.input_ids[shard.prefix..]).copied().collect()
+fn kept_ids(plan: &Plan, context: &[u32]) -> Vec<u32> {
+    let ids = plan.numbered_ids(context);
+    let own = |shard: &Shard| shard.input(ids.as_slice()).expect("it is known").ids[shard.prefix_rows()..].to_vec();
+    plan.shards.iter().flat_map(own).collect()
 }
 
 proptest! {
     #[test]
     fn kept_kv_is_the_context_and_the_query_follows(method in method(), context in context(), hosts in 1_usize..12) {
         let plan = method.plan(&request(&context, hosts)).unwrap();
-        prop_assert_eq!(plan.check(&context), Ok(()));
-        prop_assert_eq!(kept_ids(&plan), context.clone());
+        prop_assert_eq!(plan.check(context.len()), Ok(()));
+        prop_assert_eq!(kept_ids(&plan, &context), context.clone());
         prop_assert_eq!(plan.kept_per_host().iter().sum::<usize>(), plan.kept_tokens());
         prop_assert_eq!(plan.kept_tokens(), context.len());
         prop_assert!(
@@ -147,7 +150,7 @@ proptest! {
         let star = StarConfig { block_tokens: Some(block), ..StarConfig::default() };
         let inputs = |hosts| {
             let plan = star.plan(&request(&context, hosts)).unwrap();
-            plan.shards.into_iter().map(|shard| (shard.input_ids, shard.position_ids, shard.keep_from)).collect::<Vec<_>>()
+            plan.shards.into_iter().map(|shard| (shard.prefix, shard.own, shard.keeps_prefix)).collect::<Vec<_>>()
         };
         prop_assert_eq!(inputs(hosts), inputs(1));
     }
@@ -168,8 +171,9 @@ proptest! {
         let star = StarConfig { block_tokens: Some(block), ..StarConfig::default() };
         let plan = star.plan(&request(&context, 2)).unwrap();
         let last = plan.shards.last().unwrap();
-        prop_assert_eq!(&last.input_ids, &context);
-        prop_assert!(last.position_ids.iter().enumerate().all(|(index, &position)| index == position as usize));
+        let input = last.input(context.as_slice()).unwrap();
+        prop_assert_eq!(&input.ids, &context);
+        prop_assert!(input.positions.iter().enumerate().all(|(index, &position)| index == position as usize));
     }
 
     #[test]
@@ -181,7 +185,7 @@ proptest! {
         prop_assert_eq!(cost.hosts.iter().map(|host| host.kv_bytes).sum::<u64>(), tokens * SHAPE.kv_bytes_per_token());
         prop_assert_eq!(cost.dense_pairs, 4 * 8 * tokens * (tokens + 1) / 2);
         if plan.exchange == Exchange::None {
-            let rows: u64 = plan.shards.iter().map(|shard| shard.attention.pairs(shard.input_ids.len())).sum();
+            let rows: u64 = plan.shards.iter().map(|shard| shard.attention.pairs(shard.rows())).sum();
             prop_assert_eq!(cost.prefill_pairs, 4 * 8 * rows);
             prop_assert!(cost.hosts.iter().all(|host| host.exchange_bytes == 0));
         }
@@ -215,7 +219,7 @@ proptest! {
         let (shared, apart) = (plan(&both.0), plan(&both.1));
         let tokens = |plan: &Plan| Cost::of(plan, &SHAPE).hosts.iter().map(|host| host.linear_tokens).sum::<u64>();
         prop_assert!(tokens(&shared) <= tokens(&apart));
-        prop_assert_eq!(kept_ids(&shared), kept_ids(&apart));
+        prop_assert_eq!(kept_ids(&shared, &context), kept_ids(&apart, &context));
         prop_assert_eq!(shared.kept_per_host(), apart.kept_per_host());
     }
 
@@ -234,7 +238,7 @@ proptest! {
     }
 
     #[test]
-    fn a_broken_plan_is_refused(context in context(), block in 16_usize..256, breach in 0_usize..8, pick in any::<prop::sample::Index>()) {
+    fn a_broken_plan_is_refused(context in context(), block in 16_usize..256, breach in 0_usize..9, pick in any::<prop::sample::Index>()) {
         let star = StarConfig { block_tokens: Some(block), ..StarConfig::default() };
         let mut plan = star.plan(&request(&context, 3)).unwrap();
         let at = pick.index(plan.shards.len());
@@ -242,13 +246,14 @@ proptest! {
         match breach {
             0 => shard.block += 1,
             1 => shard.host = 3,
-            2 => { shard.position_ids.pop(); }
-            3 => shard.keep_from = shard.input_ids.len(),
-            4 => *shard.input_ids.last_mut().unwrap() ^= 1,
+            2 => shard.own.tokens += 1,
+            3 => shard.prefix.push(Span { start: context.len() as u32, tokens: 1, position: 0 }),
+            4 => shard.own.start += 1,
             5 => plan.context_tokens += 1,
             6 => plan.query_start -= 1,
+            7 => shard.prefix.push(Span { start: 0, tokens: 1, position: u32::MAX }),
             _ => { plan.shards.remove(at); }
         }
-        prop_assert!(plan.check(&context).is_err());
+        prop_assert!(plan.check(context.len()).is_err());
     }
 }

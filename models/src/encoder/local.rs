@@ -13,7 +13,7 @@ impl<B: Backend> Layer<'_, B> {
     /// The partial of a pass over its own rows.
     pub(super) fn local(&self, pass: &Pass<'_, B>, watch: &mut dyn Watch) -> Result<Partial<B::Tensor>, ModelError> {
         let (backend, Projected { q, .. }, kv) = (self.backend(), &pass.qkv, &pass.kv);
-        let (rows, heads) = (pass.shard.input_ids.len(), self.query_heads());
+        let (rows, heads) = (pass.shard.rows(), self.query_heads());
         let mut over = |keys: KeySets| -> Result<Partial<B::Tensor>, ModelError> {
             watch.pairs(pass.shard.block, keys.pairs(rows));
             watch.chosen(self.index, pass.shard.block, Chosen::Keys(&keys));

@@ -36,7 +36,7 @@ impl<B: Backend> Layer<'_, B> {
             let kv = backend.kv(&all(0)?, &all(1)?)?;
             let pairs = pass.shard.block_tokens() * backend.kv_len(&kv);
             watch.pairs(pass.shard.block, self.query_heads() * pairs as u64);
-            let partial = backend.attention(&pass.qkv.q, &kv, Mask::From { row: pass.shard.prefix })?;
+            let partial = backend.attention(&pass.qkv.q, &kv, Mask::From { row: pass.shard.prefix_rows() })?;
             outputs.push(backend.merge(&[local, partial])?.output);
         }
         Ok(outputs)
@@ -63,7 +63,7 @@ impl<B: Backend> Layer<'_, B> {
         passing: &Passing,
         peers: &mut dyn Peers<B>,
     ) -> Result<Vec<Vec<u32>>, ModelError> {
-        let (backend, rows, first) = (self.backend(), pass.shard.input_ids.len(), passing.first_row(pass.shard));
+        let (backend, rows, first) = (self.backend(), pass.shard.rows(), passing.first_row(pass.shard));
         let scores = match &passing.score {
             PassingScore::Heads { name } => {
                 let missing = || ModelError::NoRetainingHeads { name: name.clone() };

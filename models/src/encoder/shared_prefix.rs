@@ -21,7 +21,7 @@ impl<B: Backend> Layer<'_, B> {
         let mut outputs = Vec::with_capacity(self.passes.len());
         for pass in self.passes {
             let mut before = self.earlier_keys(pass, peers)?;
-            let (prefix, rows) = (pass.shard.prefix, pass.shard.input_ids.len());
+            let (prefix, rows) = (pass.shard.prefix_rows(), pass.shard.rows());
             let block = self.behind(pass, &before, prefix..rows, watch)?;
             if prefix == 0 {
                 outputs.push(block);
@@ -40,7 +40,7 @@ impl<B: Backend> Layer<'_, B> {
 
     /// Keys and values that later shards see: of the first shard its leading block rows, of each its prefix rows.
     fn shared(&self, pass: &Pass<'_, B>, sink: usize) -> Result<Vec<B::Tensor>, ModelError> {
-        let (backend, Projected { k, v, .. }, prefix) = (self.backend(), &pass.qkv, pass.shard.prefix);
+        let (backend, Projected { k, v, .. }, prefix) = (self.backend(), &pass.qkv, pass.shard.prefix_rows());
         let part = |x: &B::Tensor| -> Result<B::Tensor, ModelError> {
             let own = backend.narrow(x, 1, 0, prefix)?;
             Ok(match pass.shard.block {

@@ -131,6 +131,7 @@ fn rate(hosts: &[Decoder<Cpu>], shard: &Shard) -> Result<f64, ModelError> {
 
 /// One shard without prefix.
 struct Shard {
+    context: Vec<u32>,
     plan: Plan,
 }
 
@@ -142,11 +143,11 @@ impl Shard {
             PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: true, shape: &shape, speeds: None };
         let dense: MethodConfig = "dense".parse().expect("a method of this name");
         let plan = dense.plan(&request).map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
-        Ok(Self { plan })
+        Ok(Self { context, plan })
     }
 
     fn encode(&self, decoder: &Decoder<Cpu>) -> Result<(), ModelError> {
-        encode_plan(decoder, &self.plan, None, &mut |_: usize, _: usize| true).map(drop)
+        encode_plan(decoder, &self.plan, &self.context, None, &mut |_: usize, _: usize| true).map(drop)
     }
 }
 

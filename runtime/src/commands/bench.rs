@@ -268,7 +268,7 @@ impl Bench {
         };
         let heads = plan.exchange.retaining_heads().map(load).transpose()?;
         let started = Instant::now();
-        let shards = encode_plan(&self.decoder, &plan, heads.as_ref(), &mut |_, _| true)?;
+        let shards = encode_plan(&self.decoder, &plan, context, heads.as_ref(), &mut |_, _| true)?;
         let mut held = LocalContext::new(backend, &shards);
         let mut generator = Generator::of(&plan);
         let mut sampler = Sampler::new(Sampling::default());

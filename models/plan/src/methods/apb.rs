@@ -4,7 +4,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Method, bare_shards};
-use crate::{Exchange, LocalAttention, Passing, PassingScore, Plan, PlanError, PlanRequest, blocks::host_of_blocks};
+use crate::{
+    Exchange, LocalAttention, Passing, PassingScore, Plan, PlanError, PlanRequest, Span, blocks::host_of_blocks,
+    span::rows,
+};
 
 /// Sizes of APB.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,14 +71,22 @@ impl Default for ApbConfig {
 }
 
 /// What stands before every block but the first.
-struct Anchor {
-    ids: Vec<u32>,
+struct Anchor<'a> {
+    spans: Vec<Span>,
+    /// The query, where the anchor embeds it.
+    query: &'a [u32],
     /// First row of the query's copy.
     query_at: usize,
     /// Context tokens in it.
     held: usize,
     /// Tokens asked for.
     asked: usize,
+}
+
+impl Anchor<'_> {
+    fn tokens(&self) -> usize {
+        rows(&self.spans)
+    }
 }
 
 impl Method for ApbConfig {
@@ -108,10 +119,11 @@ impl Method for ApbConfig {
         for shard in &mut plan.shards {
             shard.attention = self.local_attention;
             if shard.block > 0 {
-                shard.input_ids.splice(0..0, anchor.ids.iter().copied());
-                shard.position_ids.splice(0..0, 0..anchor.ids.len() as u32);
-                (shard.prefix, shard.keep_from) = (anchor.ids.len(), anchor.ids.len());
+                shard.prefix.clone_from(&anchor.spans);
             }
+        }
+        if plan.shards.len() > 1 {
+            plan.extra_ids = anchor.query.to_vec();
         }
         plan.exchange = self.exchange(request, size, blocks, &anchor)?;
         Ok(plan)
@@ -124,17 +136,23 @@ impl ApbConfig {
     /// # Errors
     /// [`PlanError`] when the query does not fit.
     pub fn anchor_len(&self, request: &PlanRequest) -> Result<usize, PlanError> {
-        Ok(self.anchor(request, request.context.len().div_ceil(request.hosts))?.ids.len())
+        Ok(self.anchor(request, request.context.len().div_ceil(request.hosts))?.tokens())
     }
 
-    fn anchor(&self, request: &PlanRequest, block: usize) -> Result<Anchor, PlanError> {
+    fn anchor<'a>(&self, request: &PlanRequest<'a>, block: usize) -> Result<Anchor<'a>, PlanError> {
         let (context, query) = (request.context, if self.embed_query { request.query } else { &[] });
         let counted = if self.anchor_includes_query { query.len() } else { 0 };
         let before = self.query_insert_at;
         let asked = self.anchor_tokens.unwrap_or_else(|| (block / 4).max(before + counted));
         if asked == 0 || query.is_empty() {
             let held = asked.min(context.len());
-            return Ok(Anchor { ids: context[..held].to_vec(), query_at: 0, held, asked });
+            return Ok(Anchor {
+                spans: Span::runs((0..held as u32).map(|token| (token, token))),
+                query: &[],
+                query_at: 0,
+                held,
+                asked,
+            });
         }
         let tail = asked.checked_sub(counted).filter(|tail| *tail >= before);
         let Some(tail) = tail else {
@@ -142,8 +160,9 @@ impl ApbConfig {
             return Err(PlanError::QueryTooLong { query: query.len(), before, anchor: asked, least });
         };
         let (at, tail) = (before.min(context.len()), tail.min(context.len()));
-        let ids = [&context[..at], query, &context[at..tail]].concat();
-        Ok(Anchor { ids, query_at: at, held: tail, asked })
+        let tokens = (0..at).chain(context.len()..context.len() + query.len()).chain(at..tail);
+        let spans = Span::runs(tokens.map(|token| token as u32).zip(0..));
+        Ok(Anchor { spans, query, query_at: at, held: tail, asked })
     }
 
     fn exchange(
@@ -151,14 +170,14 @@ impl ApbConfig {
         request: &PlanRequest,
         block: usize,
         blocks: usize,
-        anchor: &Anchor,
+        anchor: &Anchor<'_>,
     ) -> Result<Exchange, PlanError> {
         let tokens = self.passing_tokens.unwrap_or(block / 8);
         if blocks < 2 || tokens == 0 {
             return Ok(Exchange::None);
         }
         let rows = anchor.query_at..anchor.query_at + request.query.len();
-        let embedded = self.embed_query && !request.query.is_empty() && !anchor.ids.is_empty();
+        let embedded = self.embed_query && !request.query.is_empty() && !anchor.spans.is_empty();
         let score = match &self.retaining_heads {
             Some(name) => PassingScore::Heads { name: name.clone() },
             None if embedded => PassingScore::Query { rows },

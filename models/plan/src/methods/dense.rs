@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Method;
-use crate::{Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard};
+use crate::{Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard, Span};
 
 /// Dense attention has no sizes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -24,15 +24,8 @@ impl Method for DenseConfig {
 pub(super) fn one_shard(name: &str, request: &PlanRequest, attention: LocalAttention) -> Result<Plan, PlanError> {
     attention.check()?;
     let tokens = request.context.len();
-    let shard = Shard {
-        block: 0,
-        host: 0,
-        input_ids: request.context.to_vec(),
-        position_ids: (0..tokens as u32).collect(),
-        prefix: 0,
-        keep_from: 0,
-        attention,
-    };
+    let shard =
+        Shard { block: 0, host: 0, prefix: Vec::new(), own: Span::in_place(0..tokens), keeps_prefix: false, attention };
     Ok(Plan {
         method: Choice::typed(name),
         context_tokens: tokens,
@@ -41,5 +34,6 @@ pub(super) fn one_shard(name: &str, request: &PlanRequest, attention: LocalAtten
         exchange: Exchange::None,
         query_start: tokens as u32,
         view: ContextView::All,
+        extra_ids: Vec::new(),
     })
 }

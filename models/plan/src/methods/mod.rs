@@ -28,7 +28,9 @@ pub use star::{AnchorContent, AnchorPosition, Permutation, RandomPositions, Rand
 pub use streaming::{Phase2, StreamingConfig};
 pub use ulysses::UlyssesConfig;
 
-use crate::{Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard, blocks::split_blocks};
+use crate::{
+    Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard, Span, blocks::split_blocks,
+};
 
 /// An attention method with its sizes resolved.
 pub trait Method {
@@ -164,10 +166,9 @@ fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<usize
     let shard = |(block, (range, host)): (usize, (std::ops::Range<usize>, usize))| Shard {
         block,
         host,
-        input_ids: request.context[range.clone()].to_vec(),
-        position_ids: (range.start as u32..range.end as u32).collect(),
-        prefix: 0,
-        keep_from: 0,
+        prefix: Vec::new(),
+        own: Span::in_place(range),
+        keeps_prefix: false,
         attention: LocalAttention::Causal,
     };
     Plan {
@@ -178,6 +179,7 @@ fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<usize
         exchange: Exchange::None,
         query_start: tokens as u32,
         view: ContextView::All,
+        extra_ids: Vec::new(),
     }
 }
 

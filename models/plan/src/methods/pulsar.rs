@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Method;
 use crate::{
-    Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard,
+    Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard, Span,
     attention::causal_pairs,
     blocks::{balanced_blocks, block_tokens, host_of_blocks, review_block, split_blocks},
+    span::rows,
     summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, summarize},
 };
 
@@ -138,30 +139,24 @@ impl Method for PulsarConfig {
         let mut shards = Vec::with_capacity(blocks.len());
         for (block, host) in hosts.into_iter().enumerate() {
             let last = block + 1 == blocks.len();
-            let prefix: Vec<u32> = match (shared, block) {
+            let prefix = match (shared, block) {
                 (true, _) if last => Vec::new(),
-                (true, _) => summaries[block].indices.clone(),
+                (true, _) => self.spans(summaries[block].indices.iter().copied()),
                 (false, 0) => Vec::new(),
                 (false, _) => {
-                    (0..sink as u32).chain(summaries[..block].iter().flat_map(|s| s.indices.iter().copied())).collect()
+                    let before = summaries[..block].iter().flat_map(|summary| summary.indices.iter().copied());
+                    self.spans((0..sink as u32).chain(before))
                 }
             };
-            let indices = || prefix.iter().copied().chain(blocks[block].start as u32..blocks[block].end as u32);
-            let rows = prefix.len() + blocks[block].len();
-            shards.push(Shard {
-                block,
-                host,
-                input_ids: indices().map(|index| context[index as usize]).collect(),
-                position_ids: match self.positions {
-                    Positions::Sparse => indices().collect(),
-                    Positions::Contiguous => (0..rows as u32).collect(),
-                },
-                prefix: prefix.len(),
-                keep_from: if self.keep_summary_kv { 0 } else { prefix.len() },
-                attention: self.local_attention,
-            });
+            let own = Span::in_place(blocks[block].clone());
+            let own = match self.positions {
+                Positions::Sparse => own,
+                Positions::Contiguous => Span { position: rows(&prefix) as u32, ..own },
+            };
+            let keeps_prefix = self.keep_summary_kv && !prefix.is_empty();
+            shards.push(Shard { block, host, prefix, own, keeps_prefix, attention: self.local_attention });
         }
-        let longest = shards.iter().map(|shard| shard.input_ids.len()).max().unwrap_or(0);
+        let longest = shards.iter().map(Shard::rows).max().unwrap_or(0);
         Ok(Plan {
             method: Choice::typed(self.name()),
             context_tokens: context.len(),
@@ -173,6 +168,7 @@ impl Method for PulsarConfig {
                 Positions::Contiguous => longest as u32,
             },
             view: ContextView::All,
+            extra_ids: Vec::new(),
         })
     }
 }
@@ -194,6 +190,14 @@ impl PulsarConfig {
     /// The summary of every block, the last included.
     pub fn summaries(&self, context: &[u32], query: &[u32], blocks: &[Range<usize>]) -> Vec<Summary> {
         summarize(context, query, blocks, &self.rule(query))
+    }
+
+    /// Runs of tokens in front of a block.
+    fn spans(&self, tokens: impl Iterator<Item = u32>) -> Vec<Span> {
+        match self.positions {
+            Positions::Sparse => Span::runs(tokens.map(|token| (token, token))),
+            Positions::Contiguous => Span::runs(tokens.zip(0..)),
+        }
     }
 
     /// How chunks are chosen. Without a query, a query-aware rule looks for what is rare, which wants longer chunks.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Method;
 use crate::{
-    Choice, ContextView, Exchange, LocalAttention, ModelShape, Plan, PlanError, PlanRequest, Shard,
+    Choice, ContextView, Exchange, LocalAttention, ModelShape, Plan, PlanError, PlanRequest, Shard, Span,
     attention::causal_pairs,
     blocks::{balanced_blocks, block_tokens, host_of_blocks, review_block, split_blocks},
     draw::Draw,
@@ -144,12 +144,9 @@ impl Method for StarConfig {
 
         let hosts = host_of_blocks(blocks.len(), request.hosts);
         let shard = |(block, host): (usize, usize)| {
-            let range = blocks[block].clone();
-            let (mut input_ids, mut position_ids) = if shared { Default::default() } else { anchors.before(block) };
-            let prefix = input_ids.len();
-            input_ids.extend_from_slice(&context[range.clone()]);
-            position_ids.extend(positions(range));
-            Shard { block, host, input_ids, position_ids, prefix, keep_from: prefix, attention: self.local_attention }
+            let prefix = if shared { Vec::new() } else { anchors.before(block) };
+            let own = Span::in_place(blocks[block].clone());
+            Shard { block, host, prefix, own, keeps_prefix: false, attention: self.local_attention }
         };
         Ok(Plan {
             method: Choice::typed(self.name()),
@@ -159,6 +156,7 @@ impl Method for StarConfig {
             exchange: if shared { Exchange::SharedPrefix { sink_rows: tokens } } else { Exchange::None },
             query_start: context.len() as u32,
             view: ContextView::All,
+            extra_ids: anchors.extra_ids(),
         })
     }
 }
@@ -214,25 +212,25 @@ struct Anchors<'a> {
 }
 
 impl Anchors<'_> {
-    /// Token and position ids before `block`; none before the first.
-    fn before(&self, block: usize) -> (Vec<u32>, Vec<u32>) {
+    /// What stands before `block`; nothing before the first.
+    fn before(&self, block: usize) -> Vec<Span> {
         if block == 0 || self.tokens == 0 {
-            return (Vec::new(), Vec::new());
+            return Vec::new();
         }
         let previous = self.blocks[block - 1].start;
         let previous = previous..previous + self.tokens;
-        let ids = match &self.config.anchor_content {
-            AnchorContent::First => self.context[..self.tokens].to_vec(),
-            AnchorContent::Previous => self.context[previous.clone()].to_vec(),
-            AnchorContent::Constant { token } => vec![*token; self.tokens],
-            AnchorContent::Shuffled(Permutation::Permutation(order)) => {
-                order.iter().map(|&j| self.context[j]).collect()
+        let first = || positions(0..self.tokens).collect::<Vec<_>>();
+        // Those that the context does not have follow behind it.
+        let tokens: Vec<u32> = match &self.config.anchor_content {
+            AnchorContent::First => first(),
+            AnchorContent::Previous => positions(previous.clone()).collect(),
+            AnchorContent::Shuffled(Permutation::Permutation(order)) => order.iter().map(|&j| j as u32).collect(),
+            AnchorContent::Shuffled(Permutation::Seed(seed)) => Draw::new(*seed).shuffled(&first()),
+            AnchorContent::Constant { .. } | AnchorContent::Random(_) => {
+                positions(self.context.len()..self.context.len() + self.tokens).collect()
             }
-            AnchorContent::Shuffled(Permutation::Seed(seed)) => Draw::new(*seed).shuffled(&self.context[..self.tokens]),
-            AnchorContent::Random(RandomTokens::Tokens(tokens)) => tokens[..self.tokens].to_vec(),
-            AnchorContent::Random(RandomTokens::Seed(seed)) => Draw::new(*seed).below(self.shape.vocab, self.tokens),
         };
-        let position_ids = match &self.config.anchor_position {
+        let position_ids: Vec<u32> = match &self.config.anchor_position {
             AnchorPosition::First => positions(0..self.tokens).collect(),
             AnchorPosition::Previous => positions(previous).collect(),
             AnchorPosition::Given(lists) => lists[block - 1].clone(),
@@ -244,7 +242,18 @@ impl Anchors<'_> {
                 drawn
             }
         };
-        (ids, position_ids)
+        Span::runs(tokens.into_iter().zip(position_ids))
+    }
+
+    /// Ids of anchor tokens that the context does not have.
+    fn extra_ids(&self) -> Vec<u32> {
+        match &self.config.anchor_content {
+            _ if self.blocks.len() < 2 || self.tokens == 0 => Vec::new(),
+            AnchorContent::Constant { token } => vec![*token; self.tokens],
+            AnchorContent::Random(RandomTokens::Tokens(tokens)) => tokens[..self.tokens].to_vec(),
+            AnchorContent::Random(RandomTokens::Seed(seed)) => Draw::new(*seed).below(self.shape.vocab, self.tokens),
+            AnchorContent::First | AnchorContent::Previous | AnchorContent::Shuffled(_) => Vec::new(),
+        }
     }
 
     /// Whether the lists of the ablations fit. They are not read when no block has an anchor.
@@ -337,10 +346,12 @@ mod tests {
                 .collect::<Vec<_>>()
                 .join(" ")
         };
+        let context: Vec<u32> = (100..100 + plan.context_tokens as u32).collect();
         let side = |ids: &[u32], positions: &[u32]| format!("{} @ {}", runs(ids), runs(positions));
         let line = |shard: &Shard| {
-            let (prefix, block) = shard.input_ids.split_at(shard.keep_from);
-            let (before, own) = shard.position_ids.split_at(shard.keep_from);
+            let input = shard.input(context.as_slice()).unwrap();
+            let (prefix, block) = input.ids.split_at(shard.keep_from());
+            let (before, own) = input.positions.split_at(shard.keep_from());
             let prefix = if prefix.is_empty() { "-".to_owned() } else { side(prefix, before) };
             format!("host {} <- {prefix} | {}\n", shard.host, side(block, own))
         };

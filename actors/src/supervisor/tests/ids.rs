@@ -1,0 +1,96 @@
+//! Which token ids go to which hosts.
+
+use serde_json::json;
+
+use super::{CLUSTER, CONTEXT, Cluster, config};
+use crate::{api::Scheduling, messages::HostCommand, supervisor::SupervisorConfig};
+
+impl Cluster {
+    /// A host knows what it was sent: what an order reads is there when it comes, and is the context's.
+    pub(super) fn hears(&mut self, connection: u64, command: &HostCommand) {
+        match command {
+            HostCommand::Ids(ids) => {
+                let known = self.ids.entry((connection, ids.context)).or_default();
+                ids.parts().expect("they add up").into_iter().for_each(|(start, ids)| known.learn(start, ids));
+            }
+            HostCommand::Encode(order) => {
+                let known = &self.ids[&(connection, order.context)];
+                let context = self.state.contexts.get(order.context).expect("it is encoded");
+                for shard in &order.shards {
+                    let input = shard.input(known).expect("what it reads was sent before");
+                    assert_eq!(input, shard.input(&*context.prepared.ids).expect("it has all"));
+                }
+            }
+            HostCommand::Release { context } => drop(self.ids.remove(&(connection, *context))),
+            _ => {}
+        }
+    }
+
+    /// Takes the ids that were sent: connection and the numbers of the tokens.
+    fn ids_sent(&mut self) -> Vec<(u64, Vec<u32>)> {
+        let of = |(to, command): (u64, HostCommand)| match command {
+            HostCommand::Ids(ids) => {
+                Some((to, ids.runs.iter().flat_map(|run| run.start..run.start + run.tokens).collect()))
+            }
+            _ => None,
+        };
+        self.take_sent().into_iter().filter_map(of).collect()
+    }
+}
+
+/// Blocks of 30 tokens behind an anchor of 5.
+fn star() -> SupervisorConfig {
+    let star = json!({"star": {"block_tokens": 30, "anchor_tokens": 5}});
+    SupervisorConfig { method: serde_json::from_value(star).expect("a method"), ..config(2, 0) }
+}
+
+fn tokens(ranges: &[(u32, u32)]) -> Vec<u32> {
+    ranges.iter().flat_map(|&(start, end)| start..end).collect()
+}
+
+#[test]
+fn a_host_is_sent_the_ids_that_it_lacks_and_once() {
+    let mut cluster = Cluster::ready(star());
+    cluster.submit(None);
+    let sent = cluster.ids_sent();
+    // The anchor once to each, before the first order that reads it.
+    assert_eq!(
+        sent,
+        [
+            (1, tokens(&[(0, 30)])),
+            (1, tokens(&[(30, 60)])),
+            (2, tokens(&[(0, 5), (60, 90)])),
+            (2, tokens(&[(90, 100)]))
+        ]
+    );
+}
+
+#[test]
+fn a_shard_that_moves_brings_the_ids_that_its_new_host_lacks() {
+    let mut cluster = Cluster::ready(star());
+    cluster.submit(None);
+    cluster.encode();
+    cluster.take_sent();
+    let now = super::seconds(0.0);
+    let decided = cluster.state.schedule_host(now, "c0", Scheduling::Draining, None).expect("there is another");
+    cluster.adopt(decided);
+    assert_eq!(cluster.ids_sent(), [(2, tokens(&[(5, 30)])), (2, tokens(&[(30, 60)]))]);
+}
+
+#[test]
+fn a_new_process_has_no_ids_and_the_journal_has_all() {
+    let mut cluster = Cluster::ready(star());
+    let job = cluster.submit(None);
+    cluster.restart();
+    cluster.hello(0, 1, CLUSTER, (&[job], &[]));
+    cluster.hello(1, 2, 0, (&[], &[]));
+    cluster.hello(2, 1, CLUSTER, (&[], &[]));
+    cluster.take_sent();
+    for connection in [102, 1, 3] {
+        cluster.say(connection, crate::messages::HostMessage::Ready);
+    }
+    let sent = cluster.ids_sent();
+    let all: std::collections::BTreeSet<u32> = sent.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
+    assert_eq!(all.len(), CONTEXT as usize, "{sent:?}");
+    assert!(sent.iter().any(|(to, _)| *to == 102), "{sent:?}");
+}
