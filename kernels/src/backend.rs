@@ -117,6 +117,17 @@ pub trait Backend: Send + Sync + 'static {
     /// Type of activations and cached keys and values: `F32` or `Bf16`.
     fn dtype(&self) -> DType;
 
+    /// Rows that go through linear layers together: more are taken in turns, which bounds what lies between the layers.
+    fn linear_rows(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Waits until all that was asked of the device is done, and gives back memory that it held for it. A device that computes
+    /// as it is asked has nothing to wait for.
+    fn finish(&self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
     /// Uploads f32 values as an f32 tensor (a query off the wire, a partial off the wire, a test's input).
     fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Self::Tensor, KernelError>;
     /// Downloads any tensor as f32, row-major.

@@ -10,6 +10,7 @@ mod kv;
 mod linear;
 mod moves;
 mod sparse;
+mod survey;
 mod tensor;
 
 use std::sync::OnceLock;
@@ -20,12 +21,16 @@ pub use elementwise::Positions;
 pub use kv::Kv;
 pub use linear::{Choice, Linear, Products};
 pub use moves::Placed;
+pub use survey::{Gpu, Library, Survey, survey};
 pub use tensor::{Tensor, View};
 
 use crate::{
     Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
     VerticalSlashRule,
 };
+
+/// Products of more rows are slower, and what is between them takes more memory.
+const LINEAR_ROWS: usize = 8192;
 
 /// How a [`Cuda`] computes.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +49,7 @@ pub struct Cuda {
     /// What still selects keys on the host.
     host: OnceLock<Cpu>,
     dtype: DType,
+    index: usize,
     device: Device,
 }
 
@@ -58,7 +64,22 @@ impl Cuda {
         }
         let device = Device::open(options.device)?;
         let (products, attender) = (Products::new(&device)?, Attender::new(&device)?);
-        Ok(Self { products, attender, host: OnceLock::new(), dtype: options.dtype, device })
+        let (dtype, index) = (options.dtype, options.device);
+        Ok(Self { products, attender, host: OnceLock::new(), dtype, index, device })
+    }
+
+    /// Refuses a GPU that has no room for `bytes` of weights.
+    ///
+    /// # Errors
+    /// [`KernelError::TooSmall`] says how many bytes are missing.
+    pub fn require(&self, bytes: u64) -> Result<(), KernelError> {
+        let (free, all) = self.device.memory()?;
+        match bytes.checked_sub(free as u64) {
+            None | Some(0) => Ok(()),
+            Some(missing) => {
+                Err(KernelError::TooSmall { index: self.index, bytes, free: free as u64, all: all as u64, missing })
+            }
+        }
     }
 
     /// The GPU.
@@ -96,6 +117,14 @@ impl Backend for Cuda {
 
     fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    fn linear_rows(&self) -> usize {
+        LINEAR_ROWS
+    }
+
+    fn finish(&self) -> Result<(), KernelError> {
+        self.device.rest()
     }
 
     fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor, KernelError> {

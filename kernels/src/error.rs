@@ -53,6 +53,22 @@ pub enum KernelError {
         /// Why not.
         cause: String,
     },
+    /// A GPU without room for what has to be on it.
+    #[error(
+        "GPU {index} is too small: the weights take {bytes} bytes, {free} of its {all} are free, {missing} are missing; put fewer hosts on it, or a smaller model"
+    )]
+    TooSmall {
+        /// The GPU.
+        index: usize,
+        /// Bytes that the weights take.
+        bytes: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// All of its bytes.
+        all: u64,
+        /// Bytes that are missing.
+        missing: u64,
+    },
     /// A GPU's memory is full.
     #[error("the GPU has no {bytes} bytes left ({free} are free); use smaller blocks or fewer shards on this host")]
     DeviceMemory {
@@ -84,6 +100,7 @@ impl KernelError {
             Self::UnknownKernels { .. } => "kernel_unknown",
             Self::Threads { .. } => "kernel_threads",
             Self::NoDevice { .. } => "kernel_no_device",
+            Self::TooSmall { .. } => "kernel_device_too_small",
             Self::DeviceMemory { .. } => "kernel_device_memory",
             Self::Device { .. } => "kernel_device",
             Self::Tensor(_) => "kernel_tensor",

@@ -1,6 +1,7 @@
 //! A checkpoint: a Hugging Face folder, memory-mapped, or the embedded model. Converts nothing: tensors are borrowed as
 //! they are stored.
 
+mod random;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use serde::Deserialize;
 
 use crate::config::parse;
 use crate::{EMBEDDED_NAME, ModelConfig, ModelError, embedded};
+pub use random::KnownShape;
 use weights::{Entry, WeightFile};
 
 /// An opened checkpoint.
@@ -73,6 +75,14 @@ impl Checkpoint {
             tokenizer_config: Some(embedded::tokenizer_config().to_vec()),
             chat_template: None,
         })
+    }
+
+    /// A shape with random weights and the embedded model's tokenizer: it says nothing, at the speed of a model of that shape.
+    pub fn random(shape: KnownShape) -> Result<Self, ModelError> {
+        let config = shape.config()?;
+        let (file, tensors) = random::weights(&config);
+        let name = format!("{} with random weights", shape.name());
+        Ok(Self { name: name.clone(), config, files: vec![(name, file)], tensors, ..Self::embedded()? })
     }
 
     /// Name of the folder, or of the embedded model.

@@ -88,8 +88,10 @@ impl<B: Backend> Decoder<B> {
     /// Queries, keys and values of `x (t, e)` side by side, not rotated: `(t, (query + 2 kv) dim)`.
     pub fn project(&self, layer: usize, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let Layer { attention_norm, qkv, .. } = &self.layers[layer];
-        let x = self.backend.rms_norm(x, attention_norm, self.config.eps)?;
-        Ok(self.backend.linear(&x, qkv)?)
+        self.in_turns(x, |x| {
+            let x = self.backend.rms_norm(x, attention_norm, self.config.eps)?;
+            Ok(self.backend.linear(&x, qkv)?)
+        })
     }
 
     /// What [`Decoder::project`] gave, split into heads, queries and keys rotated.
@@ -103,10 +105,27 @@ impl<B: Backend> Decoder<B> {
         let Layer { output, mlp_norm, gate_up, down, .. } = &self.layers[layer];
         let attention = self.backend.join_heads(attention)?;
         let x = self.backend.linear_add(&attention, output, x)?;
-        let y = self.backend.rms_norm(&x, mlp_norm, self.config.eps)?;
-        let y = self.backend.linear(&y, gate_up)?;
-        let y = self.backend.gated_silu(&y)?;
-        Ok(self.backend.linear_add(&y, down, x)?)
+        self.in_turns(&x, |x| {
+            let y = self.backend.rms_norm(x, mlp_norm, self.config.eps)?;
+            let y = self.backend.linear(&y, gate_up)?;
+            let y = self.backend.gated_silu(&y)?;
+            Ok(self.backend.linear_add(&y, down, x.clone())?)
+        })
+    }
+
+    /// What `work` makes of the rows of `x (t, e)`, no more at a time than the device likes.
+    fn in_turns(
+        &self,
+        x: &B::Tensor,
+        work: impl Fn(&B::Tensor) -> Result<B::Tensor, ModelError>,
+    ) -> Result<B::Tensor, ModelError> {
+        let (rows, most) = (self.backend.shape(x)[0], self.backend.linear_rows());
+        if rows <= most {
+            return work(x);
+        }
+        let turn = |start: usize| work(&self.backend.rows(x, start, rows.min(start + most))?);
+        let parts = (0..rows).step_by(most).map(turn).collect::<Result<Vec<_>, _>>()?;
+        Ok(self.backend.concat(&parts, 0)?)
     }
 
     /// Logits `(vocab)` of the last row of `x (t, e)`: they give the next token.

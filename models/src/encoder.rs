@@ -223,11 +223,13 @@ impl<B: Backend> Layer<'_, B> {
 
     /// Keys and values that the shards before `pass` gave, in block order.
     fn earlier_keys(&self, pass: &Pass<'_, B>, peers: &mut dyn Peers<B>) -> Result<Vec<[B::Tensor; 2]>, ModelError> {
-        let received = |from| {
-            let tensors = peers.receive(self.keys_of(from))?;
-            Ok(tensors.try_into().ok().expect("carriers deliver what was sent: keys, then values"))
-        };
-        (0..pass.shard.block).map(received).collect()
+        (0..pass.shard.block).map(|from| self.keys_from(from, peers)).collect()
+    }
+
+    /// Keys and values that the shard of block `from` gave.
+    fn keys_from(&self, from: usize, peers: &mut dyn Peers<B>) -> Result<[B::Tensor; 2], ModelError> {
+        let tensors = peers.receive(self.keys_of(from))?;
+        Ok(tensors.try_into().ok().expect("carriers deliver what was sent: keys, then values"))
     }
 
     fn query_heads(&self) -> u64 {

@@ -17,7 +17,7 @@ mod synthetic;
 mod tokenizer;
 
 pub use chat::{ChatTemplate, Frame, TemplateRefusal, TemplateSource};
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, KnownShape};
 pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Parts, Projected};
 pub use embedded::EMBEDDED_NAME;

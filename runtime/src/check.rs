@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use crate::{cluster::Cluster, credentials, error::CliError, globals, wiring};
+use crate::{cluster::Cluster, credentials, device, error::CliError, globals, wiring};
 
 /// Refuses a cluster that could not start here, with everything that is wrong at once.
 pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
@@ -13,7 +13,7 @@ pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
         None => Ok(()),
     };
     let token = admin_token(cluster).map(drop);
-    let mut problems = [model, certificates, token].into_iter().filter_map(Result::err);
+    let mut problems = [model, certificates, token, device::known(cluster)].into_iter().filter_map(Result::err);
     let Some(first) = problems.next() else { return Ok(()) };
     Err(problems
         .fold(first, |all, next| CliError { message: format!("{}\nerror: {}", all.message, next.message), ..all }))

@@ -6,7 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     commands::{
-        bench, certificates, chaos, cluster, completions, config, demo, evaluate, host, job, plan, process, session,
+        bench, certificates, chaos, cluster, completions, config, demo, doctor, evaluate, host, job, plan, process,
+        session,
     },
     error::{CliError, Exit},
     globals::{GlobalArgs, Globals},
@@ -64,6 +65,8 @@ pub enum Verb {
     Demo(demo::DemoArgs),
     /// Kill and stop processes of the running cluster at named points of jobs, and compare the answers
     Chaos(chaos::ChaosArgs),
+    /// What this machine has to compute with, and what hosts of the cluster file lack here
+    Doctor,
     /// Show version and build
     Version,
     /// Print a shell's completion script
@@ -109,6 +112,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Bench(verb) => bench::run(globals, verb),
         Verb::Demo(args) => demo::run(globals, &args),
         Verb::Chaos(args) => chaos::run(globals, &args),
+        Verb::Doctor => doctor::run(globals),
         Verb::Version => config::version(globals),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => completions::man(globals, &args),

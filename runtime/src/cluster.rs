@@ -2,6 +2,7 @@
 
 mod clashes;
 mod error;
+mod model;
 mod security;
 
 use std::{
@@ -12,16 +13,16 @@ use std::{
 };
 
 use asterism_actors::supervisor::{Liveness, SessionLimits};
-use asterism_models::{HeadsFiles, QuerySeparator};
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 use asterism_transport::certificates::MemberRole;
 
 use crate::cluster_file::{
-    ClusterFile, ControlTransport, DType, DataTransport, Device, HostSection, LogFormat, Recovery, Role,
+    ClusterFile, ControlTransport, DataTransport, Device, HostSection, LogFormat, Recovery, Role,
 };
 
 use clashes::{check_free, check_name, check_ports, check_tcp_ports, check_unique};
 pub use error::ClusterError;
+pub use model::Model;
 pub use security::{CertificateFiles, Security};
 
 use crate::size::Bytes;
@@ -72,21 +73,6 @@ pub struct Cluster {
     pub log: Log,
     /// Host processes in the order of the file.
     pub hosts: Vec<Host>,
-}
-
-/// The model every host loads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Model {
-    /// A Hugging Face folder; `None`: the embedded model.
-    pub path: Option<PathBuf>,
-    /// Element type of weights and products.
-    pub dtype: DType,
-    /// Longest context accepted, when shorter than the model's own.
-    pub max_context_tokens: Option<usize>,
-    /// Files of APB's retaining heads, by the names that requests use.
-    pub heads: HeadsFiles,
-    /// What stands between context and question where a request does not say.
-    pub query_separator: QuerySeparator,
 }
 
 /// What may wait.
@@ -164,7 +150,7 @@ impl Cluster {
             data_dir,
             listen,
             admin_listen,
-            model: model(file, directory)?,
+            model: model::resolve(file, directory)?,
             method: file.attention.clone(),
             security,
             liveness: liveness(file)?,
@@ -226,38 +212,6 @@ pub(crate) fn check_method(method: &MethodConfig) -> Result<(), ClusterError> {
         Err(cause) => Err(ClusterError::Method { method: method.name(), cause }),
         Ok(_) => Ok(()),
     }
-}
-
-fn model(file: &ClusterFile, directory: &Path) -> Result<Model, ClusterError> {
-    let section = &file.model;
-    if section.max_context_tokens == Some(0) {
-        return Err(ClusterError::Value {
-            key: "model.max_context_tokens",
-            got: "0".into(),
-            expected: "at least 1, or absent for the model's own maximum".into(),
-        });
-    }
-    Ok(Model {
-        path: section.path.as_ref().map(|path| directory.join(path)),
-        dtype: section.dtype,
-        max_context_tokens: section.max_context_tokens,
-        heads: heads(file, directory)?,
-        query_separator: section.query_separator.clone(),
-    })
-}
-
-fn heads(file: &ClusterFile, directory: &Path) -> Result<HeadsFiles, ClusterError> {
-    let named = &file.models.heads;
-    named.keys().try_for_each(|name| check_name("models.heads", name))?;
-    if let Some(wanted) = file.attention.retaining_heads().filter(|wanted| !named.contains_key(*wanted)) {
-        let known: Vec<&str> = named.keys().map(String::as_str).collect();
-        return Err(ClusterError::Value {
-            key: "attention.apb.retaining_heads",
-            got: format!("{wanted:?}"),
-            expected: format!("a NAME of [models.heads.NAME]; the file has: {}", known.join(", ")),
-        });
-    }
-    Ok(named.iter().map(|(name, heads)| (name.clone(), directory.join(&heads.path))).collect())
 }
 
 fn liveness(file: &ClusterFile) -> Result<Liveness, ClusterError> {
@@ -336,7 +290,8 @@ fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterErr
         })?;
         nodes.push((node.name.as_str(), address));
     }
-    let hosts = file.hosts.iter().map(|section| host(section, &nodes)).collect::<Result<Vec<_>, _>>()?;
+    let hosts =
+        file.hosts.iter().map(|section| host(section, file.model.device, &nodes)).collect::<Result<Vec<_>, _>>()?;
     check_unique(&hosts)?;
     check_ports(&hosts, listen)?;
     let count = |role| hosts.iter().filter(|host| host.role == role).count();
@@ -347,7 +302,7 @@ fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterErr
     }
 }
 
-fn host(section: &HostSection, nodes: &[(&str, IpAddr)]) -> Result<Host, ClusterError> {
+fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Result<Host, ClusterError> {
     check_name("host.name", &section.name)?;
     let (node, address) = match &section.node {
         Some(name) => nodes.iter().find(|(known, _)| known == name).ok_or_else(|| ClusterError::UnknownNode {
@@ -378,7 +333,7 @@ fn host(section: &HostSection, nodes: &[(&str, IpAddr)]) -> Result<Host, Cluster
         name: section.name.clone(),
         node: (*node).to_owned(),
         role: section.role,
-        device: section.device,
+        device: section.device.unwrap_or(device),
         address: SocketAddr::new(*address, section.port),
         threads: section.threads,
         memory_limit,

@@ -1,5 +1,6 @@
 //! `cluster.toml` as typed. Says what a line means and whether it parses; what the lines add up to is `cluster.rs`'s.
 
+mod device;
 mod read;
 
 use std::{
@@ -11,6 +12,7 @@ use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
+pub use device::Device;
 pub use read::{FileError, parse};
 
 use crate::size::Bytes;
@@ -79,6 +81,11 @@ pub struct ModelSection {
     /// A Hugging Face folder, relative to the file. Absent: the embedded model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
+    /// A known shape with random weights instead of a checkpoint, to measure speed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_weights: Option<String>,
+    /// Where hosts compute that do not say.
+    pub device: Device,
     /// Element type of weights and products.
     pub dtype: DType,
     /// Longest context accepted. Absent: what the model was trained for.
@@ -275,9 +282,9 @@ pub struct HostSection {
     pub node: Option<String>,
     /// `context`, `query` or `spare`.
     pub role: Role,
-    /// `cpu`.
-    #[serde(default)]
-    pub device: Device,
+    /// `cpu`, or `cuda:N`. Absent: `device` of `[model]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Device>,
     /// UDP port; 0: chosen by the operating system.
     #[serde(default)]
     pub port: u16,
@@ -302,15 +309,6 @@ pub enum Role {
     Query,
     /// Waits to take the place of a host that is lost.
     Spare,
-}
-
-/// Where a host computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Device {
-    /// The processor.
-    #[default]
-    Cpu,
 }
 
 /// `file` with the paths that are relative to `directory` made absolute.
@@ -357,7 +355,14 @@ impl Default for ClusterSection {
 
 impl Default for ModelSection {
     fn default() -> Self {
-        Self { path: None, dtype: DType::F32, max_context_tokens: None, query_separator: QuerySeparator::default() }
+        Self {
+            path: None,
+            random_weights: None,
+            device: Device::Cpu,
+            dtype: DType::F32,
+            max_context_tokens: None,
+            query_separator: QuerySeparator::default(),
+        }
     }
 }
 

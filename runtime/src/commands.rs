@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod completions;
 pub mod config;
 pub mod demo;
+pub mod doctor;
 pub mod evaluate;
 pub mod host;
 pub mod job;

@@ -9,6 +9,7 @@ pub mod cluster_file;
 pub mod commands;
 pub mod credentials;
 pub mod data_dir;
+pub mod device;
 pub mod error;
 pub mod eval;
 pub mod globals;

@@ -3,9 +3,8 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, thread::available_parallelism, time::Duration};
 
 use asterism_actors::{
-    HostConfig, HostError, LoadedModel, ModelLoader,
+    HostConfig, HostError,
     api::Role,
-    host,
     messages::HostRole,
     metric::{self, TransportMetrics},
     node::{self, NodeLink},
@@ -13,7 +12,7 @@ use asterism_actors::{
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
-use asterism_models::{Checkpoint, Decoder, ModelError, Parts, TemplateSource, Tokenizer};
+use asterism_models::{Checkpoint, ModelError, Parts, TemplateSource};
 use asterism_transport::{
     Transport, TransportError,
     certificates::MemberRole,
@@ -25,7 +24,7 @@ use crate::{
     cluster::{Cluster, Host, Model},
     cluster_file,
     credentials::{self, Named},
-    data_dir,
+    data_dir, device,
     error::{CliError, Exit},
     private,
     rotation::Rotation,
@@ -37,7 +36,15 @@ const MAX_RUNNING: usize = 4;
 /// How long a job waits for a host to take the work of one that is lost.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Opens the checkpoint a cluster serves.
+/// The model of a cluster: its checkpoint, or random weights.
+pub fn checkpoint_of(model: &Model) -> Result<Checkpoint, ModelError> {
+    match model.random {
+        Some(shape) => Checkpoint::random(shape),
+        None => checkpoint(model.path.as_deref()),
+    }
+}
+
+/// Opens a folder with a checkpoint, or the embedded model.
 pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
     match path {
         Some(folder) => Checkpoint::open(folder),
@@ -51,7 +58,7 @@ pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
         Some(_) => template::frame(source),
         None => source.frame(),
     };
-    let front = checkpoint(model.path.as_deref())
+    let front = checkpoint_of(model)
         .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, ask))
         .and_then(|front| front.with_heads(&model.heads))
         .map(|front| front.with_separator(model.query_separator.clone()));
@@ -88,7 +95,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
     let spec = |host: &Host| HostSpec {
         name: host.name.clone(),
         role: role(host.role),
-        device: "cpu".into(),
+        device: host.device.to_string(),
         node: host.node.clone(),
         memory_limit: host.memory_limit,
         labels: host.labels.clone(),
@@ -145,15 +152,9 @@ pub async fn run_host(
     let parts = if config.generates { Parts::All } else { Parts::Context };
     let cores = available_parallelism().map_or(1, |cores| cores.get());
     let threads = cluster.threads_of(host, cores);
-    tracing::info!(host = %host.name, start, address = %transport.local_address(), threads, "starting");
-    let model = cluster.model.clone();
-    let load = loader(model, threads, parts);
-    // A host loads its model once it has joined.
-    let load = Box::new(move || {
-        joined();
-        load()
-    });
-    let ended = host::run(config, transport, load).await;
+    tracing::info!(host = %host.name, start, address = %transport.local_address(), device = %host.device, threads, "starting");
+    let setup = device::Setup { device: host.device, threads, parts };
+    let ended = device::run_host(config, transport, cluster.model.clone(), setup, joined).await;
     ended.map_err(|error| host_refusal(&error))
 }
 
@@ -179,15 +180,6 @@ pub fn dtype(dtype: cluster_file::DType) -> DType {
         cluster_file::DType::F32 => DType::F32,
         cluster_file::DType::Bf16 => DType::Bf16,
     }
-}
-
-fn loader(model: Model, threads: usize, parts: Parts) -> ModelLoader<Cpu> {
-    Box::new(move || {
-        let checkpoint = checkpoint(model.path.as_deref())?;
-        let backend = Arc::new(cpu(model.dtype, threads, KernelChoice::Auto)?);
-        let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
-        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads: model.heads })
-    })
 }
 
 /// Listens as a member, whose certificates are followed from then on.

@@ -115,6 +115,7 @@ impl<B: Backend> Bench<B> {
             heads: heads.as_deref(),
         };
         let encoded = phase.encode(peers, &mut watch)?;
+        decoder.backend().finish().map_err(ModelError::from)?;
         let seconds = started.elapsed().as_secs_f64() / encoded.len() as f64;
         let mut exchange_bytes = peers.received_bytes();
         let report = |shard: &EncodedShard<B>| Encoded {

@@ -15,7 +15,8 @@ use crate::{DType, KernelError, KeySets, Mask};
 
 /// Rows up to which a call goes through the kernel that cuts the keys: below, a row's bits do not depend on its company.
 pub const FEW_ROWS: usize = 512;
-/// Prefill rows go to cuDNN in multiples of this, so that lengths share plans; the own kernel takes the rest.
+/// Prefill rows, and keys that all of them see, go to cuDNN in multiples of this, so that lengths share plans; the own kernel
+/// takes the rest.
 const ROUNDED: usize = 512;
 
 /// What attention of `q` over `k, v` is given. Views are of one type; `lse` is `(query heads, rows)` f32.
@@ -97,15 +98,39 @@ impl Attender {
     /// Attention of many rows.
     fn prefill(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
         let (rows, keys) = (call.q.rows, call.k.rows);
-        let rounded = rows / ROUNDED * ROUNDED;
-        let lead = match call.mask {
-            Mask::None => Some(keys),
+        let split = match call.mask {
+            _ if self.fused.is_none() || call.out.dtype != DType::Bf16 => 0,
+            Mask::None => keys / ROUNDED * ROUNDED,
             // Rows that see no key are not cuDNN's.
-            Mask::Causal if keys >= rows => Some(keys - rows + rounded),
-            _ => None,
+            Mask::Causal if keys >= rows => keys - rows,
+            _ => 0,
         };
-        let (Some(fused), Some(lead), DType::Bf16) = (&self.fused, lead.filter(|keys| *keys > 0), call.out.dtype)
-        else {
+        let even = split.is_multiple_of(ROUNDED);
+        match call.mask {
+            Mask::None if split == keys => self.fused(device, call),
+            Mask::Causal if even && keys >= rows => self.fused(device, call),
+            Mask::None | Mask::Causal if split > 0 => self.in_two(device, call, split),
+            _ => device.attend_whole(call, 0),
+        }
+    }
+
+    /// Keys before `split`, which every row sees, and those from there on: two partials, merged.
+    fn in_two(&self, device: &Device, call: Attention<'_>, split: usize) -> Result<(), KernelError> {
+        let Attention { q, k, v, out, lse, .. } = call;
+        self.prefill(device, Attention { k: k.part(split, k.rows), v: v.part(split, v.rows), ..call })?;
+        let before = device.empty(&[q.heads, q.rows, q.dim], DType::Bf16)?;
+        let before_lse = device.empty(&lse.shape, DType::F32)?;
+        let (k, v, to) = (k.part(0, split), v.part(0, split), before.heads_first()?);
+        self.prefill(device, Attention { q, k, v, mask: Mask::None, out: to, lse: &before_lse })?;
+        device.merge_into((out, lse, 0), (to, &before_lse, 0))
+    }
+
+    /// By cuDNN, but for the rows beyond a multiple of [`ROUNDED`]; all by the own kernel where cuDNN is missing or refuses.
+    fn fused(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
+        let (rows, keys) = (call.q.rows, call.k.rows);
+        let rounded = rows / ROUNDED * ROUNDED;
+        let lead = if call.mask == Mask::Causal { keys - rows + rounded } else { keys };
+        let Some(fused) = self.fused.as_ref().filter(|_| lead > 0 && call.out.dtype == DType::Bf16) else {
             return device.attend_whole(call, 0);
         };
         let shape = Shape::of(&call, rounded, lead);

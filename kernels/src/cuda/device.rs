@@ -40,6 +40,9 @@ const MODULES: &[Module] = &[
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
+/// What a resting process keeps of freed memory, as a share of the GPU's: allocating within it costs no call to the system.
+const KEPT_SHARE: usize = 32;
+
 /// A GPU with one stream, in whose order everything happens.
 pub struct Device {
     context: Arc<CudaContext>,
@@ -181,6 +184,30 @@ impl Device {
         .map_err(failed)
     }
 
+    /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
+    /// compute on this GPU too.
+    pub fn rest(&self) -> Result<(), KernelError> {
+        self.synchronize()?;
+        let (_, all) = self.memory()?;
+        self.trim(all / KEPT_SHARE);
+        Ok(())
+    }
+
+    /// Gives back what is kept of freed memory, but for `spare` bytes.
+    fn trim(&self, spare: usize) {
+        let (mut pool, mut used) = (std::ptr::null_mut(), 0u64);
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
+        // SAFETY: the device is open; both pointers are to live values of the types that the calls want. Without pools there
+        // is nothing to give back.
+        unsafe {
+            if sys::cuDeviceGetDefaultMemPool(&mut pool, self.context.cu_device()).result().is_ok()
+                && sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut used).cast()).result().is_ok()
+            {
+                let _ = sys::cuMemPoolTrimTo(pool, used as usize + spare).result();
+            }
+        }
+    }
+
     /// Waits until all queued work is done.
     pub fn synchronize(&self) -> Result<(), KernelError> {
         self.stream.synchronize().map_err(|error| device_error("synchronize", error))
@@ -213,7 +240,17 @@ impl Device {
     pub(super) fn alloc(&self, bytes: usize) -> Result<Buffer, KernelError> {
         self.context.bind_to_thread().map_err(|error| device_error("alloc", error))?;
         // SAFETY: the stream lives; the memory is not read before it is written.
-        let pointer = unsafe { result::malloc_async(self.stream.cu_stream(), bytes.max(16)) };
+        let ask = || unsafe { result::malloc_async(self.stream.cu_stream(), bytes.max(16)) };
+        let full = |error: &result::DriverError| error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+        let pointer = ask().or_else(|error| {
+            if !full(&error) {
+                return Err(error);
+            }
+            // What is freed may lie in pieces, and in the order of the stream not be free yet.
+            self.stream.synchronize()?;
+            self.trim(0);
+            ask()
+        });
         let pointer = pointer.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 KernelError::DeviceMemory { bytes, free: self.memory().map_or(0, |(free, _)| free) }
@@ -226,12 +263,19 @@ impl Device {
     /// A copy of host bytes.
     pub(super) fn upload_bytes(&self, bytes: &[u8]) -> Result<Buffer, KernelError> {
         let buffer = self.alloc(bytes.len())?;
-        if !bytes.is_empty() {
-            // SAFETY: the buffer has room; pageable host memory is staged before the call returns.
-            unsafe { result::memcpy_htod_async(buffer.pointer, bytes, self.stream.cu_stream()) }
-                .map_err(|error| device_error("upload", error))?;
-        }
+        self.write(buffer.pointer, bytes)?;
         Ok(buffer)
+    }
+
+    /// Host bytes to `pointer`, where there is room for them.
+    pub(super) fn write(&self, pointer: u64, bytes: &[u8]) -> Result<(), KernelError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(|error| device_error("upload", error))?;
+        // SAFETY: callers pass ranges of live buffers; pageable host memory is staged before the call returns.
+        unsafe { result::memcpy_htod_async(pointer, bytes, self.stream.cu_stream()) }
+            .map_err(|error| device_error("upload", error))
     }
 
     /// Device bytes from `pointer` on, once all work queued before is done.

@@ -167,16 +167,26 @@ impl Device {
         shape: &[usize],
         dtype: DType,
     ) -> Result<Tensor, KernelError> {
-        let mut bytes = Vec::with_capacity(shape.iter().product::<usize>() * width(dtype));
+        let tensor = self.empty(shape, dtype)?;
+        let (mut at, mut converted) = (tensor.pointer(), Vec::new());
         for part in parts {
             let expected = part.shape.iter().product::<usize>() * width(part.dtype);
             if part.bytes.len() != expected {
                 let expected = format!("{expected} bytes for {:?} of {:?}", part.shape, part.dtype);
                 return Err(KernelError::Shape { operation, expected, got: format!("{} bytes", part.bytes.len()) });
             }
-            convert(part, dtype, &mut bytes);
+            // Straight from where the checkpoint lies in memory, unless its type differs.
+            let bytes = if part.dtype == dtype {
+                part.bytes
+            } else {
+                converted.clear();
+                convert(part, dtype, &mut converted);
+                &converted
+            };
+            self.write(at, bytes)?;
+            at += bytes.len() as u64;
         }
-        Ok(Tensor { shape: shape.to_vec(), dtype, buffer: Arc::new(self.upload_bytes(&bytes)?), offset: 0 })
+        Ok(tensor)
     }
 
     /// Waits, and gives the elements as f32.
@@ -192,10 +202,6 @@ impl Device {
 
 /// The elements of a checkpoint's tensor in `dtype`, behind `to`.
 fn convert(part: &HostTensor<'_>, dtype: DType, to: &mut Vec<u8>) {
-    if part.dtype == dtype {
-        to.extend_from_slice(part.bytes);
-        return;
-    }
     let mut write = |value: f32| match dtype {
         DType::F32 => to.extend_from_slice(&value.to_le_bytes()),
         _ => to.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use asterism_kernels::DType;
 use memmap2::Mmap;
@@ -16,7 +17,12 @@ use crate::ModelError;
 pub(super) enum WeightFile {
     Mapped(Mmap),
     Embedded(&'static [u8]),
+    /// Made when they are first asked for: who serves requests wants the shape alone.
+    Drawn(Box<LazyLock<Vec<u8>, Draw>>),
 }
+
+/// What makes a file's bytes.
+pub(super) type Draw = Box<dyn FnOnce() -> Vec<u8> + Send>;
 
 /// Where a tensor lies in its file.
 pub(super) struct Entry {
@@ -26,6 +32,12 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// A bf16 tensor from byte `start` on.
+    pub(super) fn bf16(shape: &[usize], start: usize) -> Self {
+        let bytes = 2 * shape.iter().product::<usize>();
+        Self { stored: Dtype::BF16, shape: shape.to_vec(), bytes: start..start + bytes }
+    }
+
     /// The tensor's type, if a decoder's weights may have it.
     pub(super) fn dtype(&self, tensor: &str) -> Result<DType, ModelError> {
         match self.stored {
@@ -56,6 +68,7 @@ impl WeightFile {
         match self {
             Self::Mapped(map) => map,
             Self::Embedded(bytes) => bytes,
+            Self::Drawn(bytes) => bytes,
         }
     }
 

@@ -9,10 +9,10 @@ use std::{
     time::Instant,
 };
 
-use asterism_kernels::{Backend, Cpu, KernelChoice};
+use asterism_kernels::{Backend, KernelChoice};
 use asterism_models::{
-    Decoder, Generator, HeadsFiles, LocalContext, ModelError, Parts, RetainingHeads, Sampler, Sampling, encode_plan,
-    synthetic_prompt,
+    Decoder, Generator, HeadsFiles, LocalContext, ModelConfig, ModelError, Parts, RetainingHeads, Sampler, Sampling,
+    encode_plan, synthetic_prompt,
 };
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use clap::{Args, Subcommand};
@@ -21,7 +21,7 @@ use serde::Serialize;
 use super::job::MethodArgs;
 use crate::{
     cluster::Cluster,
-    cluster_file::{DType, Role},
+    cluster_file::{DType, Device, Role},
     error::{CliError, Exit},
     globals::{Format, Globals},
     logging,
@@ -53,6 +53,9 @@ pub struct BenchArgs {
     /// Context hosts to plan for; their shards run one after another [default: the cluster file's, 4 without one]
     #[arg(long, value_name = "N", value_parser = up_to::<1024>)]
     pub hosts: Option<usize>,
+    /// Where to compute: cpu, or cuda:N [default: the cluster file's first context host's, cpu without one]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<Device>,
     /// Element type of weights and products [default: the cluster file's, f32 without one]
     #[arg(long, value_enum)]
     pub dtype: Option<DType>,
@@ -87,22 +90,42 @@ pub struct DecodeArgs {
 /// Times and prints.
 pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
     logging::client(globals);
-    let (args, phase, generated) = match &verb {
-        BenchVerb::Prefill(args) => (args, "prefill", 1),
+    let (args, what) = match &verb {
+        BenchVerb::Prefill(args) => (args, ("prefill", 1)),
         BenchVerb::Calibrate => return calibrate::run(globals),
-        BenchVerb::Decode(args) => (&args.prompt, "decode", args.max_tokens.0 + 1),
+        BenchVerb::Decode(args) => (&args.prompt, ("decode", args.max_tokens.0 + 1)),
     };
-    let bench = Bench::load(args, globals.cluster_if_any()?.as_ref())?;
-    globals.note(format_args!(
-        "{phase} of {} with {}, {} hosts, {} threads",
-        bench.model,
-        bench.method.name(),
-        bench.hosts,
-        bench.threads
-    ));
+    let cluster = globals.cluster_if_any()?;
+    let given = Given::of(args, cluster.as_ref());
+    let (dtype, threads, kernels) = (given.dtype, given.threads, args.kernels);
+    match given.device {
+        Device::Cpu => time(globals, what, Bench::load(args, given, |_| wiring::cpu(dtype, threads, kernels))?),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(index) => {
+            let open = |shape: &ModelConfig| {
+                crate::device::cuda(index, dtype, shape.weight_bytes(Parts::All, wiring::dtype(dtype)))
+            };
+            time(globals, what, Bench::load(args, given, open)?)
+        }
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda(_) => Err(CliError::usage("this program was built for CPUs only")
+            .hint("build it with `--features cuda`, or leave --device out")),
+    }
+}
+
+/// Times rounds and prints what came out.
+fn time<B: Backend>(
+    globals: &Globals,
+    (phase, generated): (&'static str, usize),
+    bench: Bench<B>,
+) -> Result<Exit, CliError> {
+    let Given { dtype, threads, hosts, device, .. } = bench.given;
+    let method = bench.given.method.name();
+    let computing = if device == Device::Cpu { format!("{threads} threads") } else { device.to_string() };
+    globals.note(format_args!("{phase} of {} with {method}, {hosts} hosts, {computing}", bench.model));
     let mut reference = None;
     let mut seconds = Vec::new();
-    for round in 0..=args.repeat {
+    for round in 0..=bench.repeat {
         let run = bench.round(generated).map_err(CliError::usage)?;
         // What is timed must be right first: every round makes the same tokens.
         match &reference {
@@ -119,10 +142,11 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
     let median_s = seconds[seconds.len() / 2];
     let setup = Setup {
         model: bench.model.clone(),
-        method: bench.method.name(),
-        dtype: if bench.dtype == DType::F32 { "f32" } else { "bf16" },
-        kernels: args.kernels.name(),
-        threads: bench.threads,
+        method,
+        device: device.to_string(),
+        dtype: if dtype == DType::F32 { "f32" } else { "bf16" },
+        kernels: bench.kernels,
+        threads,
         prompt_tokens: bench.ids.len(),
     };
     let report = Report {
@@ -163,6 +187,7 @@ struct Report {
 struct Setup {
     model: String,
     method: &'static str,
+    device: String,
     dtype: &'static str,
     kernels: &'static str,
     threads: usize,
@@ -191,13 +216,38 @@ fn show(globals: &Globals, report: &Report) -> Result<(), CliError> {
     output::print(&table.to_string())
 }
 
-struct Bench {
-    decoder: Decoder<Cpu>,
-    model: String,
-    method: MethodConfig,
+/// What is timed and on what: the command line's, else the cluster file's.
+struct Given<'a> {
+    device: Device,
     dtype: DType,
-    hosts: usize,
     threads: usize,
+    hosts: usize,
+    method: MethodConfig,
+    cluster: Option<&'a Cluster>,
+}
+
+impl<'a> Given<'a> {
+    fn of(args: &BenchArgs, cluster: Option<&'a Cluster>) -> Self {
+        let contexts = |cluster: &'a Cluster| cluster.with_role(Role::Context);
+        let device = |cluster: &'a Cluster| contexts(cluster).next().map(|host| host.device);
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        Self {
+            device: args.device.or(cluster.and_then(device)).unwrap_or_default(),
+            dtype: args.dtype.or(cluster.map(|cluster| cluster.model.dtype)).unwrap_or(DType::F32),
+            threads: args.threads.unwrap_or(cores),
+            hosts: args.hosts.or(cluster.map(|cluster| contexts(cluster).count())).unwrap_or(4).max(1),
+            method: MethodConfig::default(),
+            cluster,
+        }
+    }
+}
+
+struct Bench<'a, B: Backend> {
+    decoder: Decoder<B>,
+    model: String,
+    kernels: &'static str,
+    repeat: u16,
+    given: Given<'a>,
     ids: Vec<u32>,
     heads: HeadsFiles,
 }
@@ -208,23 +258,25 @@ struct Round {
     tokens: Vec<u32>,
 }
 
-impl Bench {
-    /// What the command line does not name is the cluster file's, where there is one.
-    fn load(args: &BenchArgs, cluster: Option<&Cluster>) -> Result<Self, CliError> {
+impl<'a, B: Backend> Bench<'a, B> {
+    fn load(
+        args: &BenchArgs,
+        mut given: Given<'a>,
+        open: impl FnOnce(&ModelConfig) -> Result<B, ModelError>,
+    ) -> Result<Self, CliError> {
         let unusable = |error: ModelError| CliError::usage(error).hint("`asterism bench prefill --help`");
-        let method = match (args.method.resolve()?, cluster) {
+        let cluster = given.cluster;
+        given.method = match (args.method.resolve()?, cluster) {
             (Some(method), _) => method,
             (None, Some(cluster)) => cluster.method.clone(),
             (None, None) => "dense".parse().map_err(CliError::usage)?,
         };
-        let dtype = args.dtype.or(cluster.map(|cluster| cluster.model.dtype)).unwrap_or(DType::F32);
-        let of_role = |cluster: &Cluster| cluster.hosts.iter().filter(|host| host.role == Role::Context).count();
-        let hosts = args.hosts.or(cluster.map(of_role)).unwrap_or(4);
-        let model = args.model.as_deref().or(cluster.and_then(|cluster| cluster.model.path.as_deref()));
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let threads = args.threads.unwrap_or(cores);
-        let checkpoint = wiring::checkpoint(model).map_err(unusable)?;
-        let backend = Arc::new(wiring::cpu(dtype, threads, args.kernels).map_err(unusable)?);
+        let checkpoint = match (&args.model, cluster) {
+            (None, Some(cluster)) => wiring::checkpoint_of(&cluster.model),
+            (folder, _) => wiring::checkpoint(folder.as_deref()),
+        };
+        let checkpoint = checkpoint.map_err(unusable)?;
+        let backend = Arc::new(open(checkpoint.config()).map_err(unusable)?);
         let config = checkpoint.config();
         let ids = match &args.prompt_ids {
             Some(path) => read_ids(path)?,
@@ -244,12 +296,11 @@ impl Bench {
         Ok(Self {
             model: checkpoint.name().to_owned(),
             decoder: Decoder::load(backend, &checkpoint, Parts::All).map_err(unusable)?,
-            method,
-            dtype,
-            hosts: hosts.max(1),
-            threads,
+            kernels: args.kernels.name(),
+            repeat: args.repeat,
             ids,
             heads: cluster.map(|cluster| cluster.model.heads.clone()).unwrap_or_default(),
+            given,
         })
     }
 
@@ -259,8 +310,10 @@ impl Bench {
         let backend = self.decoder.backend();
         let shape = self.decoder.config().shape(backend.dtype());
         // One process encodes all shards, as hosts of one machine would.
-        let request = PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &shape, speeds: None };
-        let plan = self.method.review(&request).and_then(|()| self.method.plan(&request));
+        let request =
+            PlanRequest { context, query, hosts: self.given.hosts, one_machine: true, shape: &shape, speeds: None };
+        let method = &self.given.method;
+        let plan = method.review(&request).and_then(|()| method.plan(&request));
         let plan = plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
         let load = |name: &str| {
             let path = self.heads.get(name).ok_or_else(|| ModelError::NoRetainingHeads { name: name.into() })?;

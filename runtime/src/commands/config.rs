@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{
     check,
     cluster::Cluster,
-    cluster_file::{ClusterFile, Role},
+    cluster_file::{ClusterFile, Device, Role},
     error::{CliError, Exit},
     globals::Globals,
     output::{self, Table},
@@ -23,6 +23,7 @@ const OPTIONAL: &str = "\
 # [model]
 # path = \"Llama-3.1-8B-Instruct\"      # a Hugging Face folder; the embedded model
 # max_context_tokens = \"128k\"         # what the model was trained for
+# random_weights = \"llama-3.1-8b\"     # instead of path, to measure speed; none
 # [models.heads.trained]              # APB's retaining heads, which requests call `trained`
 # path = \"heads.safetensors\"
 # [security]
@@ -40,6 +41,7 @@ const OPTIONAL: &str = "\
 # name = \"context-0\"
 # role = \"context\"                    # or \"query\", or \"spare\": takes the place of a lost host
 # node = \"north\"                      # the only node
+# device = \"cuda:0\"                   # a GPU; device of [model]
 # port = 7410                         # chosen by the operating system
 # threads = 8                         # a share of the node's cores
 # memory_limit = \"16GiB\"              # for weights and KV; unlimited
@@ -83,18 +85,22 @@ pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
     output::print_rows(&rows, globals.format, |rows| {
         let mut table = Table::new(["HOST", "ROLE", "NODE", "DEVICE", "ADDRESS", "THREADS"]);
         for host in rows {
-            let HostRow { name, role, node, address, threads } = host;
+            let HostRow { name, role, node, device, address, threads } = host;
             let role = match role {
                 Role::Context => "context",
                 Role::Query => "query",
                 Role::Spare => "spare",
             };
             let threads = threads.map_or("auto".to_owned(), |threads| threads.to_string());
-            table.row([name.clone(), role.into(), node.clone(), "cpu".into(), address.clone(), threads]);
+            table.row([name.clone(), role.into(), node.clone(), device.to_string(), address.clone(), threads]);
         }
         table
     })?;
-    let model = cluster.model.path.as_ref().map_or("embedded".into(), |path| path.display().to_string());
+    let model = match (&cluster.model.path, cluster.model.random) {
+        (Some(path), _) => path.display().to_string(),
+        (None, Some(shape)) => format!("{} with random weights", shape.name()),
+        (None, None) => "embedded".into(),
+    };
     globals.note(format_args!(
         "cluster '{}' is valid: model {model}, method {}, supervisor {}, admin API http://{}, data in {}",
         cluster.name,
@@ -111,6 +117,7 @@ struct HostRow {
     name: String,
     role: Role,
     node: String,
+    device: Device,
     address: String,
     threads: Option<usize>,
 }
@@ -120,6 +127,7 @@ fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
         name: host.name.clone(),
         role: host.role,
         node: host.node.clone(),
+        device: host.device,
         address: match host.address.port() {
             0 => format!("{} (any port)", host.address.ip()),
             _ => host.address.to_string(),

@@ -14,7 +14,7 @@ use super::Attention;
 use crate::{KernelError, Mask};
 
 /// Plans kept; beyond, all are dropped and built again as they are asked for.
-const KEPT: usize = 64;
+const KEPT: usize = 256;
 
 /// What a plan is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

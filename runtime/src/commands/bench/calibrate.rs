@@ -12,7 +12,7 @@ use crate::{
 /// Measures, writes the file, shows what came out.
 pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
-    let model = wiring::checkpoint(cluster.model.path.as_deref()).map_err(|error| {
+    let model = wiring::checkpoint_of(&cluster.model).map_err(|error| {
         CliError::usage(format!("the model cannot be used: {error}")).hint("correct [model] in the cluster file")
     })?;
     let machine = Machine::here();

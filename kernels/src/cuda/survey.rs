@@ -1,0 +1,89 @@
+//! What a machine has for GPUs: driver, devices, libraries. Opens nothing but to look at it.
+
+use std::ffi::c_int;
+
+use cudarc::driver::{CudaContext, result, sys};
+use cudarc::{cublaslt, cudnn};
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Survey {
+    /// Latest CUDA that the driver knows, such as `13.0`; `None`: no driver.
+    pub driver: Option<String>,
+    /// The driver's answer where it is there and does not work.
+    pub trouble: Option<String>,
+    /// The GPUs, in the driver's order.
+    pub gpus: Vec<Gpu>,
+    /// Libraries that are used where they are there.
+    pub libraries: Vec<Library>,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpu {
+    /// Its name.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Bytes of its memory that are free, and all of them.
+    pub memory: (usize, usize),
+}
+
+impl Gpu {
+    /// Whether kernels are compiled for it: 8.0 (A100) or later.
+    pub fn usable(&self) -> bool {
+        self.capability.0 >= 8
+    }
+}
+
+/// A library that is loaded when the program runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Library {
+    /// Its name.
+    pub name: &'static str,
+    /// Its version; `None`: not found.
+    pub version: Option<String>,
+    /// What happens without it.
+    pub without: &'static str,
+}
+
+/// Looks.
+pub fn survey() -> Survey {
+    // SAFETY: these only try to load the libraries.
+    let [driver, lt, dnn] =
+        unsafe { [sys::is_culib_present(), cublaslt::sys::is_culib_present(), cudnn::sys::is_culib_present()] };
+    // SAFETY: the library is there; the call takes nothing and tells its version.
+    let lt = lt.then(|| unsafe { cublaslt::sys::cublasLtGetVersion() }).map(|version| dotted(version, 10_000, 100));
+    // SAFETY: as above.
+    let dnn = dnn.then(|| unsafe { cudnn::sys::cudnnGetVersion() }).map(|version| dotted(version, 10_000, 100));
+    let libraries = vec![
+        Library { name: "cublasLt", version: lt, without: "linear layers by own kernels, many times slower" },
+        Library { name: "cuDNN", version: dnn, without: "attention by own kernels, at half the speed in prefill" },
+    ];
+    let mut found = Survey { libraries, ..Survey::default() };
+    if driver {
+        let mut version: c_int = 0;
+        // SAFETY: the library is there; the pointer is to a live number.
+        if unsafe { sys::cuDriverGetVersion(&mut version) }.result().is_ok() {
+            found.driver = Some(dotted(version as usize, 1000, 10));
+        }
+        match gpus() {
+            Ok(gpus) => found.gpus = gpus,
+            Err(error) => found.trouble = Some(error.to_string()),
+        }
+    }
+    found
+}
+
+fn gpus() -> Result<Vec<Gpu>, result::DriverError> {
+    let gpu = |index| {
+        let context = CudaContext::new(index)?;
+        Ok(Gpu { name: context.name()?, capability: context.compute_capability()?, memory: context.mem_get_info()? })
+    };
+    (0..CudaContext::device_count()? as usize).map(gpu).collect()
+}
+
+/// A version that is written as one number.
+fn dotted(version: usize, major: usize, minor: usize) -> String {
+    format!("{}.{}", version / major, version % major / minor)
+}

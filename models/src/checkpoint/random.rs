@@ -1,0 +1,188 @@
+//! Well-known shapes with random weights, for runs that measure speed where there is no checkpoint. All tensors are cut from one
+//! drawn block of bf16 numbers, each from a place of its own.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use serde_json::json;
+
+use super::weights::{Entry, WeightFile};
+use crate::{ModelConfig, ModelError};
+
+/// The shape of a model that many have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KnownShape {
+    name: &'static str,
+    /// `llama`, or `qwen2`.
+    family: &'static str,
+    layers: usize,
+    hidden: usize,
+    intermediate: usize,
+    /// Query heads, KV heads, and elements of one.
+    heads: [usize; 3],
+    vocab: usize,
+    tied: bool,
+}
+
+const KNOWN: [KnownShape; 6] = [
+    shape("llama-3.2-1b", "llama", 16, [2048, 8192], [32, 8, 64], 128_256).tied(),
+    shape("llama-3.1-8b", "llama", 32, [4096, 14_336], [32, 8, 128], 128_256),
+    shape("llama-3.1-70b", "llama", 80, [8192, 28_672], [64, 8, 128], 128_256),
+    shape("qwen2.5-7b", "qwen2", 28, [3584, 18_944], [28, 4, 128], 152_064),
+    shape("qwen2.5-14b", "qwen2", 48, [5120, 13_824], [40, 8, 128], 152_064),
+    shape("yi-34b", "llama", 60, [7168, 20_480], [56, 8, 128], 64_000),
+];
+
+/// Longest context: speed is measured beyond what such models were trained for.
+const MAX_POSITION: usize = 4 << 20;
+/// Largest weight: the sums of a row of products stay near 1.
+const SPREAD: f32 = 0.03;
+/// Numbers that are drawn; the block repeats them.
+const DRAWN: usize = 1 << 20;
+/// Places where tensors can begin, and elements between two of them.
+const PLACES: usize = 4096;
+const STEP: usize = 8;
+
+const fn shape(
+    name: &'static str,
+    family: &'static str,
+    layers: usize,
+    [hidden, intermediate]: [usize; 2],
+    heads: [usize; 3],
+    vocab: usize,
+) -> KnownShape {
+    KnownShape { name, family, layers, hidden, intermediate, heads, vocab, tied: false }
+}
+
+impl KnownShape {
+    const fn tied(mut self) -> Self {
+        self.tied = true;
+        self
+    }
+
+    /// Its name, as the cluster file has it.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(super) fn config(&self) -> Result<ModelConfig, ModelError> {
+        let [query, kv, dim] = self.heads;
+        let config = json!({
+            "model_type": self.family, "num_hidden_layers": self.layers, "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate, "num_attention_heads": query, "num_key_value_heads": kv,
+            "head_dim": dim, "vocab_size": self.vocab, "max_position_embeddings": MAX_POSITION, "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0, "tie_word_embeddings": self.tied, "bos_token_id": 0,
+        });
+        ModelConfig::from_json(config.to_string().as_bytes(), None)
+    }
+}
+
+impl FromStr for KnownShape {
+    type Err = String;
+
+    /// The error says which names there are.
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = KNOWN.iter().find(|shape| shape.name == name).copied();
+        known.ok_or_else(|| format!("expected one of {}", KNOWN.map(|shape| shape.name).join(", ")))
+    }
+}
+
+/// Every tensor of a decoder of this shape.
+pub(super) fn weights(config: &ModelConfig) -> (WeightFile, BTreeMap<String, (usize, Entry)>) {
+    let shapes = tensors(config);
+    let longest = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or_default();
+    let (ones, elements) = (config.hidden, longest + PLACES * STEP);
+    let mut tensors = BTreeMap::new();
+    for (place, (name, shape)) in shapes.into_iter().enumerate() {
+        let start = if name.ends_with("norm.weight") { 0 } else { ones + place * 193 % PLACES * STEP };
+        tensors.insert(name, (0, Entry::bf16(&shape, 2 * start)));
+    }
+    let file = WeightFile::Drawn(Box::new(LazyLock::new(Box::new(move || draw(ones, elements)))));
+    (file, tensors)
+}
+
+/// As many ones, then as many random numbers, bf16.
+fn draw(ones: usize, elements: usize) -> Vec<u8> {
+    let bf16 = |x: f32| (x.to_bits() >> 16) as u16;
+    let mut state = 0u64;
+    let drawn: Vec<u8> = (0..DRAWN)
+        .flat_map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let unit = (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+            bf16(unit * SPREAD).to_le_bytes()
+        })
+        .collect();
+    let mut bytes = bf16(1.0).to_le_bytes().repeat(ones);
+    bytes.reserve_exact(2 * elements);
+    while bytes.len() < 2 * (ones + elements) {
+        let left = 2 * (ones + elements) - bytes.len();
+        bytes.extend_from_slice(&drawn[..left.min(drawn.len())]);
+    }
+    bytes
+}
+
+/// Names and shapes of what a decoder loads.
+fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    let &ModelConfig { hidden, intermediate, vocab, heads, biases, .. } = config;
+    let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
+    let mut all =
+        vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]), ("model.norm.weight".into(), vec![hidden])];
+    if !config.tied {
+        all.push(("lm_head.weight".into(), vec![vocab, hidden]));
+    }
+    let linears = [
+        ("self_attn.q_proj", query, hidden, biases.qkv),
+        ("self_attn.k_proj", kv, hidden, biases.qkv),
+        ("self_attn.v_proj", kv, hidden, biases.qkv),
+        ("self_attn.o_proj", hidden, query, biases.output),
+        ("mlp.gate_proj", intermediate, hidden, biases.mlp),
+        ("mlp.up_proj", intermediate, hidden, biases.mlp),
+        ("mlp.down_proj", hidden, intermediate, biases.mlp),
+    ];
+    for layer in 0..config.layers {
+        let name = |name: &str, kind: &str| format!("model.layers.{layer}.{name}.{kind}");
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            all.push((name(norm, "weight"), vec![hidden]));
+        }
+        for (linear, n, k, biased) in linears {
+            all.push((name(linear, "weight"), vec![n, k]));
+            if biased {
+                all.push((name(linear, "bias"), vec![n]));
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
+
+    use super::*;
+    use crate::{Checkpoint, Decoder, Parts};
+
+    #[test]
+    fn every_known_shape_has_a_config_and_all_tensors() {
+        for shape in KNOWN {
+            let config = shape.config().unwrap();
+            let bytes: usize = tensors(&config).iter().map(|(_, shape)| 2 * shape.iter().product::<usize>()).sum();
+            let laid_again = if config.tied { 2 * config.vocab * config.hidden } else { 0 };
+            assert_eq!(config.weight_bytes(Parts::All, DType::Bf16), (bytes + laid_again) as u64, "{}", shape.name);
+            assert_eq!(shape.name.parse(), Ok(shape));
+        }
+        assert!("gpt-2".parse::<KnownShape>().unwrap_err().contains("llama-3.1-8b"));
+    }
+
+    #[test]
+    fn a_decoder_of_random_weights_loads_and_computes() {
+        let small = shape("small", "qwen2", 2, [64, 96], [4, 2, 16], 4096);
+        let checkpoint = Checkpoint::random(small).unwrap();
+        let options = CpuOptions { dtype: DType::F32, threads: Some(1), kernels: KernelChoice::Auto };
+        let decoder = Decoder::load(Arc::new(Cpu::new(options).unwrap()), &checkpoint, Parts::All).unwrap();
+        let logits = decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap()).unwrap();
+        assert!(logits.iter().any(|logit| *logit != logits[0]));
+    }
+}

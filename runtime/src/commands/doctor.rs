@@ -1,0 +1,221 @@
+//! `doctor`: what this machine has to compute with, what is missing, and which hosts of the cluster file that stops.
+
+use serde::Serialize;
+
+use crate::{
+    calibration::Machine,
+    cluster::Cluster,
+    cluster_file::{Device, Role},
+    device,
+    error::{CliError, Exit},
+    globals::{Format, Globals},
+    node::local_hosts,
+    output,
+    size::bytes,
+    version::Version,
+    wiring,
+};
+
+use asterism_models::Parts;
+
+/// What `-o json` prints.
+#[derive(Serialize)]
+struct Report {
+    version: Version,
+    processor: String,
+    cores: usize,
+    gpu: GpuReport,
+    /// What stops hosts of the cluster file, each with its remedy.
+    problems: Vec<String>,
+}
+
+/// What there is for GPUs.
+#[derive(Default, Serialize)]
+struct GpuReport {
+    /// Whether this program knows GPUs.
+    built: bool,
+    /// Latest CUDA that the driver knows.
+    driver: Option<String>,
+    trouble: Option<String>,
+    devices: Vec<DeviceReport>,
+    libraries: Vec<LibraryReport>,
+}
+
+#[derive(Serialize)]
+struct DeviceReport {
+    device: String,
+    name: String,
+    capability: String,
+    usable: bool,
+    free_bytes: u64,
+    all_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct LibraryReport {
+    name: &'static str,
+    version: Option<String>,
+    without: &'static str,
+}
+
+/// Looks and prints; exit 3 when a host of the cluster file could not start here.
+pub fn run(globals: &Globals) -> Result<Exit, CliError> {
+    let cluster = globals.cluster_if_any()?;
+    let (gpu, machine) = (look(), Machine::here());
+    let problems = cluster.as_ref().map_or_else(Vec::new, |cluster| problems(cluster, &gpu));
+    let report =
+        Report { version: Version::current(), processor: machine.processor, cores: machine.cores, gpu, problems };
+    match globals.format {
+        Format::Table => output::print(&text(&report))?,
+        format => output::print_json(&report, format)?,
+    }
+    Ok(if report.problems.is_empty() { Exit::Success } else { Exit::Unreachable })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn look() -> GpuReport {
+    GpuReport::default()
+}
+
+#[cfg(feature = "cuda")]
+fn look() -> GpuReport {
+    let found = asterism_kernels::cuda::survey();
+    let device = |(index, gpu): (usize, asterism_kernels::cuda::Gpu)| DeviceReport {
+        device: Device::Cuda(index).to_string(),
+        capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
+        usable: gpu.usable(),
+        name: gpu.name,
+        free_bytes: gpu.memory.0 as u64,
+        all_bytes: gpu.memory.1 as u64,
+    };
+    let library = |library: asterism_kernels::cuda::Library| LibraryReport {
+        name: library.name,
+        version: library.version,
+        without: library.without,
+    };
+    GpuReport {
+        built: true,
+        driver: found.driver,
+        trouble: found.trouble,
+        devices: found.gpus.into_iter().enumerate().map(device).collect(),
+        libraries: found.libraries.into_iter().map(library).collect(),
+    }
+}
+
+/// Why hosts of this machine could not start.
+fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
+    let mut problems: Vec<String> = device::known(cluster).err().map(|error| error.message).into_iter().collect();
+    if !problems.is_empty() {
+        return problems;
+    }
+    let weights = |parts| {
+        let checkpoint = wiring::checkpoint_of(&cluster.model).ok()?;
+        Some(checkpoint.config().weight_bytes(parts, wiring::dtype(cluster.model.dtype)))
+    };
+    let mut wanted = vec![0; gpu.devices.len()];
+    for host in local_hosts(cluster) {
+        let Device::Cuda(index) = host.device else { continue };
+        match gpu.devices.get(index) {
+            None => problems.push(format!(
+                "host '{}' is to compute on {}; {}",
+                host.name,
+                host.device,
+                match gpu.driver {
+                    Some(_) => format!("the driver knows {} GPUs, counted from 0", gpu.devices.len()),
+                    None => "there is no NVIDIA driver (libcuda) here".into(),
+                }
+            )),
+            Some(found) if !found.usable => problems.push(format!(
+                "host '{}' is to compute on {}, a {} of compute capability {}; 8.0 or later is needed",
+                host.name, host.device, found.name, found.capability
+            )),
+            Some(_) => {
+                let parts = if host.role == Role::Context { Parts::Context } else { Parts::All };
+                wanted[index] += weights(parts).unwrap_or_default();
+            }
+        }
+    }
+    for (found, wanted) in gpu.devices.iter().zip(wanted).filter(|(found, wanted)| *wanted > found.free_bytes) {
+        problems.push(format!(
+            "the hosts on {} need {} for weights, {} are free, {} are missing; put fewer hosts on it, or a smaller model",
+            found.device,
+            bytes(wanted),
+            bytes(found.free_bytes),
+            bytes(wanted - found.free_bytes)
+        ));
+    }
+    problems
+}
+
+fn text(report: &Report) -> String {
+    let Report { version, processor, cores, gpu, problems } = report;
+    let mut lines = vec![
+        format!("asterism   {} ({}, {})", version.version, version.target, version.profile),
+        format!("processor  {processor}, {cores} cores"),
+    ];
+    match (gpu.built, &gpu.driver) {
+        (false, _) => lines.push("GPUs       this program was built for CPUs only (`--features cuda`)".into()),
+        (true, None) => lines.push("GPUs       no NVIDIA driver (libcuda) is installed; CPUs only".into()),
+        (true, Some(driver)) => lines.push(format!("driver     knows CUDA up to {driver}")),
+    }
+    lines.extend(gpu.trouble.iter().map(|trouble| format!("driver     does not work: {trouble}")));
+    lines.extend(gpu.devices.iter().map(|found| {
+        let DeviceReport { device, name, capability, free_bytes, all_bytes, .. } = found;
+        let (free, all) = (bytes(*free_bytes), bytes(*all_bytes));
+        format!("{device:<10} {name}, compute capability {capability}, {free} of {all} free")
+    }));
+    lines.extend(gpu.libraries.iter().map(|LibraryReport { name, version, without }| match version {
+        Some(version) => format!("{name:<10} {version}"),
+        None => format!("{name:<10} not found: {without}"),
+    }));
+    lines.extend(problems.iter().map(|problem| format!("problem    {problem}")));
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster_file::parse;
+
+    fn cluster(device: &str) -> Cluster {
+        let file = include_str!("../../../cluster.toml").replace("[model]", &format!("[model]\ndevice = \"{device}\""));
+        Cluster::resolve(&parse(&file, []).unwrap(), std::path::Path::new("/")).unwrap()
+    }
+
+    #[test]
+    fn hosts_on_the_cpu_need_nothing() {
+        assert_eq!(problems(&cluster("cpu"), &GpuReport::default()), Vec::<String>::new());
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_build_for_cpus_says_so() {
+        let said = problems(&cluster("cuda:0"), &look());
+        assert!(
+            said[0].contains("host 'context-0' computes on cuda:0") && said[0].contains("for CPUs only"),
+            "{said:?}"
+        );
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn what_hosts_lack_is_counted() {
+        let found = |free_bytes| DeviceReport {
+            device: "cuda:0".into(),
+            name: "a GPU".into(),
+            capability: "9.0".into(),
+            usable: true,
+            free_bytes,
+            all_bytes: 1 << 30,
+        };
+        let driver = || Some("13.0".to_owned());
+        let gpu = |devices| GpuReport { built: true, driver: driver(), devices, ..GpuReport::default() };
+        assert_eq!(problems(&cluster("cuda:0"), &gpu(vec![found(1 << 30)])), Vec::<String>::new());
+        let small = problems(&cluster("cuda:0"), &gpu(vec![found(1 << 20)]));
+        assert!(small.len() == 1 && small[0].contains("are missing"), "{small:?}");
+        let absent = problems(&cluster("cuda:1"), &gpu(vec![found(1 << 30)]));
+        assert!(absent.len() == 5 && absent[0].contains("knows 1 GPUs"), "{absent:?}");
+        let none = problems(&cluster("cuda:0"), &GpuReport { built: true, ..GpuReport::default() });
+        assert!(none[0].contains("no NVIDIA driver"), "{none:?}");
+    }
+}
