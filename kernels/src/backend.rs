@@ -117,9 +117,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Type of activations and cached keys and values: `F32` or `Bf16`.
     fn dtype(&self) -> DType;
 
-    /// Rows that go through linear layers together: more are taken in turns, which bounds what lies between the layers.
+    /// Rows that linear layers like to get at once: shards are stacked up to it, and more rows taken in turns, which bounds what
+    /// lies between the layers. 0: as they come.
     fn linear_rows(&self) -> usize {
-        usize::MAX
+        0
     }
 
     /// Waits until all that was asked of the device is done, and gives back memory that it held for it. A device that computes

@@ -102,8 +102,17 @@ impl<B: Backend> Decoder<B> {
 
     /// The rest of the layer: `x (t, e)` plus the output projection of `attention (query, t, dim)` in f32, plus the MLP.
     pub fn finish(&self, layer: usize, x: B::Tensor, attention: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        self.finish_stacked(layer, x, std::slice::from_ref(attention))
+    }
+
+    /// [`Decoder::finish`] of several inputs, one after the other in `x`, each with its attention.
+    pub fn finish_stacked(&self, layer: usize, x: B::Tensor, attention: &[B::Tensor]) -> Result<B::Tensor, ModelError> {
         let Layer { output, mlp_norm, gate_up, down, .. } = &self.layers[layer];
-        let attention = self.backend.join_heads(attention)?;
+        let mut joined = attention.iter().map(|heads| self.backend.join_heads(heads)).collect::<Result<Vec<_>, _>>()?;
+        let attention = match joined.len() {
+            1 => joined.remove(0),
+            _ => self.backend.concat(&joined, 0)?,
+        };
         let x = self.backend.linear_add(&attention, output, x)?;
         self.in_turns(&x, |x| {
             let y = self.backend.rms_norm(x, mlp_norm, self.config.eps)?;
@@ -120,7 +129,7 @@ impl<B: Backend> Decoder<B> {
         work: impl Fn(&B::Tensor) -> Result<B::Tensor, ModelError>,
     ) -> Result<B::Tensor, ModelError> {
         let (rows, most) = (self.backend.shape(x)[0], self.backend.linear_rows());
-        if rows <= most {
+        if most == 0 || rows <= most {
             return work(x);
         }
         let turn = |start: usize| work(&self.backend.rows(x, start, rows.min(start + most))?);

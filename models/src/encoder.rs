@@ -126,11 +126,17 @@ pub enum Chosen<'a> {
     Passed(&'a [Vec<u32>]),
 }
 
+/// Shards whose rows go through the linear layers together.
+struct Stack<B: Backend> {
+    /// How many.
+    shards: usize,
+    /// Residual stream `(t of all, e)`, one shard after the other.
+    x: B::Tensor,
+}
+
 /// One shard within a layer.
 struct Pass<'a, B: Backend> {
     shard: &'a Shard,
-    /// Residual stream `(t, e)`.
-    x: B::Tensor,
     /// Not rotated, `(t, (query + 2 kv) dim)`; where retaining heads want it.
     raw: Option<B::Tensor>,
     qkv: Projected<B>,
@@ -152,27 +158,24 @@ impl<B: Backend> Phase1<'_, B> {
     /// [`ModelError::Cancelled`] when `watch` says stop; what `peers` and the kernels report otherwise.
     pub fn encode(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<EncodedShard<B>>, ModelError> {
         let (decoder, count) = (self.decoder, self.decoder.config().layers);
-        let mut streams: Vec<_> =
-            self.inputs.iter().map(|input| decoder.embed(&input.ids)).collect::<Result<_, _>>()?;
+        let mut stacks = self.stacks()?;
         let keep = |shard: &Shard| EncodedShard { block: shard.block, tokens: shard.kept_tokens(), layers: Vec::new() };
         let mut encoded: Vec<EncodedShard<B>> = self.shards.iter().map(keep).collect();
         for index in 0..count {
-            let passes = self.project(index, std::mem::take(&mut streams))?;
+            let passes = self.project(index, &stacks)?;
             let mut outputs = Vec::new();
             if index + 1 < count || watch.wants_last_layer() {
                 outputs = Layer { phase: self, index, passes: &passes }.attend(peers, watch)?;
                 peers.layer_done(index);
             }
-            let mut outputs = outputs.into_iter();
-            for (encoded, pass) in encoded.iter_mut().zip(passes) {
-                let Pass { shard, x, kv, .. } = pass;
-                if let Some(output) = outputs.next() {
-                    streams.push(decoder.finish(index, x, &output)?);
-                }
+            for (encoded, Pass { shard, kv, .. }) in encoded.iter_mut().zip(passes) {
                 encoded.layers.push(match shard.keep_from() {
                     0 => kv,
                     from => decoder.backend().kv_rows(&kv, from, shard.rows())?,
                 });
+            }
+            if !outputs.is_empty() {
+                stacks = self.finish(index, stacks, outputs)?;
             }
             for shard in self.shards {
                 if !watch.layer(shard.block, index + 1) {
@@ -183,15 +186,55 @@ impl<B: Backend> Phase1<'_, B> {
         Ok(encoded)
     }
 
-    fn project(&self, layer: usize, streams: Vec<B::Tensor>) -> Result<Vec<Pass<'_, B>>, ModelError> {
-        let pass = |((shard, input), x): ((_, &Input), B::Tensor)| {
-            let shard: &Shard = shard;
-            let raw = self.decoder.project(layer, &x)?;
-            let qkv = self.decoder.rotate(&raw, &input.positions)?;
-            let kv = self.decoder.backend().kv(&qkv.k, &qkv.v)?;
-            Ok(Pass { shard, x, raw: self.heads.map(|_| raw), qkv, kv })
+    /// The shards in stacks of as many rows as the device likes, each at least one shard, embedded.
+    fn stacks(&self) -> Result<Vec<Stack<B>>, ModelError> {
+        let most = self.decoder.backend().linear_rows();
+        let (mut stacks, mut rest) = (Vec::new(), self.inputs);
+        while let Some(first) = rest.first() {
+            let mut rows = first.ids.len();
+            let more = rest[1..].iter().take_while(|input| {
+                rows += input.ids.len();
+                rows <= most
+            });
+            let (inputs, after) = rest.split_at(1 + more.count());
+            let ids: Vec<u32> = inputs.iter().flat_map(|input| &input.ids).copied().collect();
+            stacks.push(Stack { shards: inputs.len(), x: self.decoder.embed(&ids)? });
+            rest = after;
+        }
+        Ok(stacks)
+    }
+
+    fn project(&self, layer: usize, stacks: &[Stack<B>]) -> Result<Vec<Pass<'_, B>>, ModelError> {
+        let (decoder, backend) = (self.decoder, self.decoder.backend());
+        let mut passes = Vec::with_capacity(self.shards.len());
+        let mut shards = self.shards.iter().zip(self.inputs);
+        for Stack { shards: stacked, x } in stacks {
+            let (all, mut start) = (decoder.project(layer, x)?, 0);
+            for (shard, input) in shards.by_ref().take(*stacked) {
+                let end = start + shard.rows();
+                let raw = if *stacked == 1 { all.clone() } else { backend.rows(&all, start, end)? };
+                let qkv = decoder.rotate(&raw, &input.positions)?;
+                let kv = backend.kv(&qkv.k, &qkv.v)?;
+                passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv });
+                start = end;
+            }
+        }
+        Ok(passes)
+    }
+
+    /// The rest of a layer, with the attention of every shard.
+    fn finish(
+        &self,
+        layer: usize,
+        stacks: Vec<Stack<B>>,
+        outputs: Vec<B::Tensor>,
+    ) -> Result<Vec<Stack<B>>, ModelError> {
+        let mut outputs = outputs.into_iter();
+        let finish = |Stack { shards, x }: Stack<B>| {
+            let attention: Vec<_> = outputs.by_ref().take(shards).collect();
+            Ok(Stack { shards, x: self.decoder.finish_stacked(layer, x, &attention)? })
         };
-        self.shards.iter().zip(self.inputs).zip(streams).map(pass).collect()
+        stacks.into_iter().map(finish).collect()
     }
 }
 
