@@ -4,7 +4,10 @@
 use std::{
     collections::{BTreeMap, HashMap},
     net::SocketAddr,
-    sync::{Arc, Mutex as SyncMutex, Weak},
+    sync::{
+        Arc, Mutex as SyncMutex, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use asterism_transport::{Channel, FrameKind, FrameReceiver, FrameSender, Link, Transport, TransportError};
@@ -16,15 +19,21 @@ use crate::{
     metric,
 };
 
+/// Messages that a host is told and does not read, before its link is closed: it hears all again when it comes back.
+pub const UNREAD: usize = 4096;
+
 /// Where messages for one peer are queued; clones write to the same peer, in order. Sending never blocks, and a message
 /// for a peer that is gone is dropped: its link's end is reported where it is read.
 pub struct Outbox<M> {
     queue: mpsc::UnboundedSender<M>,
+    queued: Arc<AtomicUsize>,
+    /// The link, and how many messages may wait.
+    limit: Option<(Arc<dyn Link>, usize)>,
 }
 
 impl<M> Clone for Outbox<M> {
     fn clone(&self) -> Self {
-        Self { queue: self.queue.clone() }
+        Self { queue: self.queue.clone(), queued: self.queued.clone(), limit: self.limit.clone() }
     }
 }
 
@@ -32,19 +41,33 @@ impl<M: WireMessage + Send + 'static> Outbox<M> {
     /// Starts writing queued messages to `sender`.
     pub fn new(mut sender: Box<dyn FrameSender>) -> Self {
         let (queue, mut messages) = mpsc::unbounded_channel::<M>();
+        let queued = Arc::new(AtomicUsize::new(0));
+        let waiting = queued.clone();
         tokio::spawn(async move {
             while let Some(message) = messages.recv().await {
+                waiting.fetch_sub(1, Ordering::Relaxed);
                 if let Err(error) = sender.send(message.frame()).await {
                     tracing::debug!(%error, "a control message was not sent");
                     return;
                 }
             }
         });
-        Self { queue }
+        Self { queue, queued, limit: None }
+    }
+
+    /// Closes the link rather than to keep more than `most` messages for a peer that does not read them.
+    pub fn bounded(self, link: &Arc<dyn Link>, most: usize) -> Self {
+        Self { limit: Some((link.clone(), most)), ..self }
     }
 
     /// Queues a message.
     pub fn send(&self, message: M) {
+        if let Some((link, most)) = &self.limit
+            && self.queued.load(Ordering::Relaxed) >= *most
+        {
+            return link.close("it does not read what it is told");
+        }
+        self.queued.fetch_add(1, Ordering::Relaxed);
         let _ = self.queue.send(message);
     }
 }
@@ -168,8 +191,35 @@ impl LinkBook {
 #[cfg(test)]
 mod tests {
     use asterism_transport::{NoObserver, local::LocalNetwork};
+    use futures_util::future::BoxFuture;
 
     use super::*;
+    use crate::messages::HostCommand;
+
+    /// A peer that takes nothing.
+    struct Deaf;
+
+    impl FrameSender for Deaf {
+        fn send(&mut self, _: asterism_transport::Frame) -> BoxFuture<'_, Result<(), TransportError>> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_reads_nothing_loses_its_link_and_costs_no_more() {
+        let network = LocalNetwork::new();
+        let address = "127.0.0.1:0".parse().expect("an address");
+        let (near, far) = [0, 1].map(|_| network.bind(address, Arc::new(NoObserver)).expect("a port")).into();
+        let link = near.connect(far.local_address()).await.expect("it listens");
+        let outbox = Outbox::<HostCommand>::new(Box::new(Deaf)).bounded(&link, 8);
+        for job in 0..8 {
+            outbox.send(HostCommand::Stop { job });
+        }
+        assert!(link.open().await.is_ok(), "it is still open");
+        (8..1000).for_each(|job| outbox.send(HostCommand::Stop { job }));
+        link.closed().await;
+        assert!(outbox.queued.load(Ordering::Relaxed) <= 8);
+    }
 
     #[tokio::test]
     async fn a_link_in_the_place_of_another_is_a_reconnect() {

@@ -51,6 +51,26 @@ impl StateStore for FullDisk {
     }
 }
 
+/// A disk, what makes it full, and what it holds.
+fn full_disk() -> (Box<FullDisk>, Arc<AtomicBool>, MemoryStore) {
+    let (full, store) = (Arc::new(AtomicBool::new(false)), MemoryStore::default());
+    (Box::new(FullDisk { store: store.clone(), full: full.clone() }), full, store)
+}
+
+/// A session over what a job asks.
+fn session_of(job: &JobRequest, name: &str) -> SessionRequest {
+    SessionRequest {
+        name: name.into(),
+        context: job.context.clone().expect("a context"),
+        method: job.method.clone(),
+        allow_idle_hosts: true,
+        chat_template: false,
+        query_separator: None,
+        ttl_s: None,
+        placement: PlacementPolicy::default(),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_supervisor_that_waits_for_its_disk_says_so_and_goes_on() {
     let gate = Arc::new(Mutex::new(()));
@@ -78,10 +98,8 @@ async fn a_supervisor_that_waits_for_its_disk_says_so_and_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_refuses_new_jobs_and_loses_none() {
-    let full = Arc::new(AtomicBool::new(false));
-    let journal = MemoryStore::default();
-    let store = FullDisk { store: journal.clone(), full: full.clone() };
-    let (supervisor, _transports) = start_on(Box::new(store), "tiny-llama", 2).await;
+    let (disk, full, journal) = full_disk();
+    let (supervisor, _transports) = start_on(disk, "tiny-llama", 2).await;
     let case = &golden_cases("tiny-llama", "star")[0];
     let job = request(case, method(case).0);
     let running = supervisor.submit(job.clone()).await.expect("taken");
@@ -105,22 +123,11 @@ async fn a_full_disk_refuses_new_jobs_and_loses_none() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_takes_no_change_and_leaves_nothing_of_one() {
-    let full = Arc::new(AtomicBool::new(false));
-    let journal = MemoryStore::default();
-    let store = FullDisk { store: journal.clone(), full: full.clone() };
-    let (supervisor, _transports) = start_on(Box::new(store), "tiny-llama", 2).await;
+    let (disk, full, journal) = full_disk();
+    let (supervisor, _transports) = start_on(disk, "tiny-llama", 2).await;
     let case = &golden_cases("tiny-llama", "star")[0];
     let job = request(case, method(case).0);
-    let session = |name: &str| SessionRequest {
-        name: name.into(),
-        context: job.context.clone().expect("a context"),
-        method: job.method.clone(),
-        allow_idle_hosts: true,
-        chat_template: false,
-        query_separator: None,
-        ttl_s: None,
-        placement: PlacementPolicy::default(),
-    };
+    let session = |name: &str| session_of(&job, name);
     supervisor.create_session(session("book")).await.expect("a new name");
     let long = JobRequest { id: Some("long".into()), max_tokens: 400, ..job.clone() };
     supervisor.submit(long).await.expect("taken");
