@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Messages that a host is told and does not read, before its link is closed: it hears all again when it comes back.
-pub const UNREAD: usize = 4096;
+pub const UNREAD: usize = 65_536;
 
 /// Where messages for one peer are queued; clones write to the same peer, in order. Sending never blocks, and a message
 /// for a peer that is gone is dropped: its link's end is reported where it is read.

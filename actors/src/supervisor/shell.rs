@@ -21,7 +21,7 @@ use tokio::{
 use crate::{
     api::{ClusterStatus, HostStatus, JobEvent, SessionStatus},
     error::{HostError, JobError},
-    link::{self, Outbox},
+    link::{self, Outbox, UNREAD},
     messages::HostCommand,
     metric,
     store::{Change, StateStore, StoreError},
@@ -363,6 +363,7 @@ async fn accept_hosts(transport: Arc<dyn Transport>, actor: ActorRef<Message>) {
 async fn serve_host(connection: u64, link: Arc<dyn Link>, actor: ActorRef<Message>) {
     let Ok(channel) = link.accept().await else { return };
     let (outbox, mut inbox) = link::control::<HostCommand>(channel, &link);
+    let outbox = outbox.bounded(&link, UNREAD);
     let _ = actor.cast(Message::Connected { connection, link: link.clone(), outbox });
     let cause = loop {
         match inbox.receive().await {
