@@ -7,6 +7,7 @@ use crate::{
     messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times},
     metric::Observation,
     supervisor::{
+        codes,
         hosts::Admission,
         job::Outcome,
         jobs::Edit,
@@ -75,6 +76,7 @@ impl SupervisorState {
             }
             HostMessage::Encoded(encoded) => self.on_encoded(now, host, encoded, commands),
             HostMessage::NotEncoded { context, attempt, peer_lost, code, message } => {
+                let code = codes::of_host(&code).to_string();
                 self.on_not_encoded(now, host, (context, attempt), (peer_lost, code, message), commands);
             }
             HostMessage::Token { job, index, id, text } => {
@@ -89,6 +91,7 @@ impl SupervisorState {
             }
             HostMessage::Failed { job, code, message } => {
                 if self.running_job(job).is_some_and(|job| job.query_host == Some(host)) {
+                    let code = codes::of_host(&code).to_string();
                     self.end(now, job, Outcome::Failed { code, message }, commands);
                 }
             }

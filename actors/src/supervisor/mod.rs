@@ -3,6 +3,7 @@
 mod actor;
 mod assign;
 mod change;
+mod codes;
 mod config;
 mod context;
 mod contexts;

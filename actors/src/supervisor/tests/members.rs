@@ -112,3 +112,10 @@ fn measures_that_cannot_be_are_believed_of_no_host() {
         assert!(cluster.state.job_status(Duration::ZERO, job).is_some());
     }
 }
+
+#[test]
+fn a_failure_that_a_host_makes_up_has_no_label_of_its_own() {
+    let (mut cluster, job) = super::decoding();
+    cluster.say(3, HostMessage::Failed { job, code: "x".repeat(60_000), message: "no".into() });
+    assert_eq!(cluster.status(job).error.expect("it failed").code, "other");
+}
