@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::{FlexRule, KernelError, KeySets, StripeRule, VerticalSlashRule};
+use crate::{Ask, FlexRule, KernelError, KeySets, StripeRule, VerticalSlashRule, packed};
 
 /// Element type of weights, activations and cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,7 +106,7 @@ pub struct Partial<T> {
 
 /// One device. Shapes are row-major and written heads-first; `t` is tokens, `e` the hidden size.
 /// A result never depends on the number of threads, and a row never on the other rows of its call.
-pub trait Backend: Send + Sync + 'static {
+pub trait Backend: Sized + Send + Sync + 'static {
     /// A tensor on the device; clones share storage.
     type Tensor: Clone + Send + Sync + 'static;
     /// The weights of `y = x W^T + b`, prepared once for this device.
@@ -222,6 +222,26 @@ pub trait Backend: Send + Sync + 'static {
     fn flex_prefill(&self, q: &Self::Tensor, kv: &Self::Kv, rule: FlexRule) -> Result<KeySets, KernelError>;
     /// Exact merge of partials over disjoint keys, in the order given (Star Attention, algorithm 2, in its max form).
     fn merge(&self, partials: &[Partial<Self::Tensor>]) -> Result<Partial<Self::Tensor>, KernelError>;
+    /// `x (heads, t, dim)` as `(t, heads dim)`, in the type it has: a query as it travels.
+    fn row_major(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError> {
+        packed::row_major(self, x)
+    }
+    /// Attention of each ask's rows of `q (t, query heads dim)` in compute type, as [`Backend::attention`] of these rows alone
+    /// to the last bit. Appends the packed rows of each ask, in order.
+    fn attend_many(
+        &self,
+        heads: Heads,
+        q: &Self::Tensor,
+        asks: &[Ask<'_, Self::Kv>],
+        packed: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        packed::attend_each(self, heads, q, asks, packed)
+    }
+    /// [`Backend::merge`] of packed partials, those of each part in the order given, then [`Backend::join_heads`]: the rows of
+    /// all parts `(t, query heads dim)` in compute type.
+    fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Self::Tensor, KernelError> {
+        packed::merge_each(self, heads, parts)
+    }
     /// `(heads, t, dim)` f32 -> `(t, heads dim)` in compute type, ready for the output projection.
     fn join_heads(&self, output: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
 }

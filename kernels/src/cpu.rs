@@ -11,6 +11,7 @@ mod gemm;
 mod kv;
 mod lanes;
 mod linear;
+mod many;
 mod merge;
 mod moves;
 mod pool;
@@ -24,8 +25,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::Tensor;
 use half::bf16;
 
+use crate::packed::check_parts;
 use crate::{
-    Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule, VerticalSlashRule,
+    Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
+    VerticalSlashRule,
 };
 pub use choice::KernelChoice;
 use choice::KernelSet;
@@ -319,6 +322,30 @@ impl Backend for Cpu {
         let slices: Vec<(&[f32], &[f32])> = parts.iter().map(|(output, lse)| (&**output, &**lse)).collect();
         let (merged, merged_lse) = merge::merge(&slices, dim, &self.compute);
         Ok(Partial { output: tensor(output.dims(), merged)?, lse: tensor(lse.dims(), merged_lse)? })
+    }
+
+    fn row_major(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        match tensor::dtype(x) {
+            DType::Bf16 => moves::row_major::<bf16>(x),
+            _ => moves::row_major::<f32>(x),
+        }
+    }
+
+    fn attend_many(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        asks: &[Ask<'_, Kv>],
+        packed: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        in_compute_type!(self, E => many::attend_many::<E>(heads, q, asks, packed, &self.compute))
+    }
+
+    fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Tensor, KernelError> {
+        check_parts(heads, parts)?;
+        let rows: usize = parts.iter().map(|part| part[0].len() / heads.packed_row()).sum();
+        let width = heads.query * heads.dim;
+        in_compute_type!(self, E => tensor(&[rows, width], merge::merge_packed::<E>(heads, parts, &self.compute)))
     }
 
     fn join_heads(&self, output: &Tensor) -> Result<Tensor, KernelError> {

@@ -2,6 +2,8 @@
 //! one joins `backends`.
 
 mod common;
+#[path = "attention/packed.rs"]
+mod packed;
 
 use asterism_kernels::reference::{self, AttentionShape};
 use asterism_kernels::{Backend, Heads, Mask, Partial};

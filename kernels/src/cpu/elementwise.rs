@@ -290,7 +290,7 @@ unsafe fn rotate<L: Lanes, E: Element>(from: &[E], angles: &[f32], to: *mut E) {
 /// # Safety
 /// `to` must be writable for `from.len()` elements.
 #[inline(always)]
-unsafe fn convert<L: Lanes, F: Element, E: Element>(from: &[F], to: *mut E) {
+pub(super) unsafe fn convert<L: Lanes, F: Element, E: Element>(from: &[F], to: *mut E) {
     for at in (0..from.len()).step_by(L::N) {
         let left = from.len() - at;
         // SAFETY: the caller's promise.

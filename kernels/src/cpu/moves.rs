@@ -57,3 +57,14 @@ pub(super) fn gather<E: Element>(x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor
     }
     tensor(&[heads, count, dim], to)
 }
+
+/// `x (heads, t, dim)` as `(t, heads dim)`.
+pub(super) fn row_major<E: Element>(x: &Tensor) -> Result<Tensor, KernelError> {
+    let (heads, t, dim) = cube("row_major", x)?;
+    let from = elements::<E>("row_major", x)?;
+    let mut to = Vec::with_capacity(from.len());
+    for row in 0..t {
+        (0..heads).for_each(|head| to.extend_from_slice(&from[(head * t + row) * dim..][..dim]));
+    }
+    tensor(&[t, heads * dim], to)
+}

@@ -1,0 +1,150 @@
+//! Partials as they travel: for each row `output (query heads, dim)`, then `lse (query heads)`, f32, row after row. Rows of one
+//! job lie side by side, so that a frame, a batch and a merge take ranges and copy nothing. What a device does not do by
+//! itself is done here in terms of what it does.
+
+use std::ops::Range;
+
+use crate::{Backend, Heads, KernelError, Mask, Partial};
+
+/// Rows of a query tensor that ask one shard's keys.
+#[derive(Clone, Debug)]
+pub struct Ask<'a, K> {
+    /// The keys.
+    pub kv: &'a K,
+    /// Rows of the query tensor.
+    pub rows: Range<usize>,
+    /// Which keys they see; its row 0 is `rows.start`.
+    pub mask: Mask,
+}
+
+impl Heads {
+    /// f32 values of one packed row.
+    pub fn packed_row(self) -> usize {
+        self.query * (self.dim + 1)
+    }
+}
+
+/// `x (heads, t, dim)` as `(t, heads dim)`.
+pub fn row_major<B: Backend>(backend: &B, x: &B::Tensor) -> Result<B::Tensor, KernelError> {
+    let [heads, t, dim] = cube("row_major", backend.shape(x))?;
+    let values = backend.download(x)?;
+    let mut rows = vec![0.0; values.len()];
+    for head in 0..heads {
+        for row in 0..t {
+            rows[(row * heads + head) * dim..][..dim].copy_from_slice(&values[(head * t + row) * dim..][..dim]);
+        }
+    }
+    backend.cast(&backend.upload(&[t, heads * dim], &rows)?)
+}
+
+/// As [`Backend::attend_many`], one ask after the other.
+pub fn attend_each<B: Backend>(
+    backend: &B,
+    heads: Heads,
+    q: &B::Tensor,
+    asks: &[Ask<'_, B::Kv>],
+    packed: &mut Vec<f32>,
+) -> Result<(), KernelError> {
+    check_asks(heads, &backend.shape(q), asks.iter().map(|ask| &ask.rows))?;
+    let values = backend.download(q)?;
+    for Ask { kv, rows, mask } in asks {
+        let rows_of_ask = heads_first(heads, &values, rows.clone());
+        let q = backend.cast(&backend.upload(&[heads.query, rows.len(), heads.dim], &rows_of_ask)?)?;
+        let Partial { output, lse } = backend.attention(&q, kv, *mask)?;
+        pack(heads, &backend.download(&output)?, &backend.download(&lse)?, packed);
+    }
+    Ok(())
+}
+
+/// As [`Backend::merge_packed`], one part after the other.
+pub fn merge_each<B: Backend>(backend: &B, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<B::Tensor, KernelError> {
+    check_parts(heads, parts)?;
+    let merge = |partials: &Vec<&[f32]>| {
+        let unpack = |packed: &&[f32]| {
+            let (output, lse) = unpack(heads, packed);
+            let t = lse.len() / heads.query;
+            let output = backend.upload(&[heads.query, t, heads.dim], &output)?;
+            Ok(Partial { output, lse: backend.upload(&[heads.query, t], &lse)? })
+        };
+        let partials = partials.iter().map(unpack).collect::<Result<Vec<_>, KernelError>>()?;
+        backend.join_heads(&backend.merge(&partials)?.output)
+    };
+    let merged = parts.iter().map(merge).collect::<Result<Vec<_>, _>>()?;
+    backend.concat(&merged, 0)
+}
+
+/// Rows of `q (t, query heads dim)` as `(query heads, rows, dim)`.
+pub(crate) fn heads_first<E: Copy>(heads: Heads, q: &[E], rows: Range<usize>) -> Vec<E> {
+    let Heads { query, dim, .. } = heads;
+    let mut values = Vec::with_capacity(rows.len() * query * dim);
+    for head in 0..query {
+        rows.clone().for_each(|row| values.extend_from_slice(&q[(row * query + head) * dim..][..dim]));
+    }
+    values
+}
+
+/// Appends `output (query heads, t, dim)` and `lse (query heads, t)` as packed rows.
+fn pack(heads: Heads, output: &[f32], lse: &[f32], packed: &mut Vec<f32>) {
+    let start = packed.len();
+    packed.resize(start + output.len() + lse.len(), 0.0);
+    pack_into(heads, output, lse, &mut packed[start..]);
+}
+
+/// Writes `output (query heads, t, dim)` and `lse (query heads, t)` as packed rows.
+pub(crate) fn pack_into(heads: Heads, output: &[f32], lse: &[f32], packed: &mut [f32]) {
+    let Heads { query, dim, .. } = heads;
+    let t = lse.len() / query;
+    for (row, to) in packed.chunks_exact_mut(heads.packed_row()).enumerate() {
+        let (outputs, logs) = to.split_at_mut(query * dim);
+        for head in 0..query {
+            outputs[head * dim..][..dim].copy_from_slice(&output[(head * t + row) * dim..][..dim]);
+            logs[head] = lse[head * t + row];
+        }
+    }
+}
+
+fn unpack(heads: Heads, packed: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let Heads { query, dim, .. } = heads;
+    let rows = packed.len() / heads.packed_row();
+    let (mut output, mut lse) = (Vec::with_capacity(rows * query * dim), Vec::with_capacity(rows * query));
+    for head in 0..query {
+        for row in packed.chunks_exact(heads.packed_row()) {
+            output.extend_from_slice(&row[head * dim..][..dim]);
+            lse.push(row[query * dim + head]);
+        }
+    }
+    (output, lse)
+}
+
+/// Whether `q (t, query heads dim)` has the rows that are asked about.
+pub(crate) fn check_asks<'a>(
+    heads: Heads,
+    q: &[usize],
+    mut rows: impl Iterator<Item = &'a Range<usize>>,
+) -> Result<(), KernelError> {
+    let width = heads.query * heads.dim;
+    match q {
+        [t, n] if *n == width && rows.all(|rows| rows.start <= rows.end && rows.end <= *t) => Ok(()),
+        _ => Err(KernelError::shape("attend_many", format!("q (t, {width}) and asks of its rows"), &[q])),
+    }
+}
+
+/// Whether each part has partials, all of as many whole rows.
+pub(crate) fn check_parts(heads: Heads, parts: &[Vec<&[f32]>]) -> Result<(), KernelError> {
+    let whole = |len: usize| len.is_multiple_of(heads.packed_row());
+    let fits = |part: &&Vec<&[f32]>| {
+        part.first().is_some_and(|first| whole(first.len()) && part.iter().all(|other| other.len() == first.len()))
+    };
+    match parts.iter().find(|part| !fits(part)) {
+        None if !parts.is_empty() => Ok(()),
+        wrong => {
+            let lengths: Vec<usize> = wrong.into_iter().flatten().map(|partial| partial.len()).collect();
+            let expected = format!("parts of partials of equally many rows of {} values", heads.packed_row());
+            Err(KernelError::shape("merge_packed", expected, &[&lengths]))
+        }
+    }
+}
+
+fn cube(operation: &'static str, shape: Vec<usize>) -> Result<[usize; 3], KernelError> {
+    shape[..].try_into().map_err(|_| KernelError::shape(operation, "(heads, tokens, head dim)", &[&shape]))
+}

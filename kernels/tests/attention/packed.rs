@@ -1,0 +1,114 @@
+//! Batches of every backend against the same work one piece after the other: equal to the last bit.
+
+use asterism_kernels::{Ask, Backend, Heads, Mask, packed};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use crate::common::{numbers, rounded};
+use crate::on_every_backend;
+
+/// Jobs with their rows; each asks shards of these many keys.
+#[derive(Clone, Debug)]
+struct Batch {
+    heads: Heads,
+    jobs: Vec<(usize, Vec<usize>)>,
+    streaming: bool,
+}
+
+fn batch() -> impl Strategy<Value = Batch> {
+    let heads = (1usize..=3, 1usize..=2, prop::sample::select(vec![16usize, 32, 64]));
+    let shards = vec(prop_oneof![0usize..4, 1usize..300], 1..4);
+    let jobs = vec((prop_oneof![3 => Just(1usize), 1 => 2usize..40], shards), 1..6);
+    (heads, jobs, any::<bool>()).prop_map(|((group, kv, dim), jobs, streaming)| Batch {
+        heads: Heads { query: group * kv, kv, dim },
+        jobs,
+        streaming,
+    })
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(), TestCaseError> {
+    let Batch { heads, jobs, streaming } = batch;
+    let Heads { query, kv, dim } = *heads;
+    let draw = |shape: &[usize], salt: usize| {
+        let values = rounded(backend.dtype(), numbers(shape.iter().product(), salt as u64));
+        backend.cast(&backend.upload(shape, &values).unwrap()).unwrap()
+    };
+    let rows: usize = jobs.iter().map(|(rows, _)| rows).sum();
+    let first = draw(&[query, rows, dim], 1);
+    let q = backend.row_major(&first).unwrap();
+    let same = packed::row_major(backend, &first).unwrap();
+    prop_assert_eq!(bits(&backend.download(&q).unwrap()), bits(&backend.download(&same).unwrap()));
+    let shards: Vec<B::Kv> = jobs
+        .iter()
+        .flat_map(|(_, shards)| shards)
+        .enumerate()
+        .map(|(at, &keys)| {
+            backend.kv(&draw(&[kv, keys, dim], 2 * at + 2), &draw(&[kv, keys, dim], 2 * at + 3)).unwrap()
+        })
+        .collect();
+    let (mut asks, mut start, mut next) = (Vec::new(), 0, shards.iter());
+    for (rows, shards) in jobs {
+        for _ in shards {
+            let window = Mask::Streaming { sink: 3, window: 50, first_row: 200, first_key: 0 };
+            let mask = if *streaming { window } else { Mask::None };
+            asks.push(Ask { kv: next.next().unwrap(), rows: start..start + rows, mask });
+        }
+        start += rows;
+    }
+    let (mut many, mut each) = (vec![7.0], vec![7.0]);
+    backend.attend_many(*heads, &q, &asks, &mut many).unwrap();
+    packed::attend_each(backend, *heads, &q, &asks, &mut each).unwrap();
+    prop_assert_eq!(bits(&many), bits(&each));
+    let (mut parts, mut rest) = (Vec::new(), &many[1..]);
+    for (rows, shards) in jobs {
+        let mut part = Vec::new();
+        for _ in shards {
+            let (partial, after) = rest.split_at(rows * heads.packed_row());
+            part.push(partial);
+            rest = after;
+        }
+        parts.push(part);
+    }
+    let merged = |x: &B::Tensor| (backend.shape(x), bits(&backend.download(x).unwrap()));
+    let together = backend.merge_packed(*heads, &parts).unwrap();
+    let apart = packed::merge_each(backend, *heads, &parts).unwrap();
+    prop_assert_eq!(merged(&together), merged(&apart));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_batch_is_its_parts(batch in batch()) {
+        on_every_backend!(backend => { batches_are_their_parts(backend, &batch)?; });
+    }
+}
+
+#[test]
+fn batches_that_do_not_fit_are_refused() {
+    on_every_backend!(backend => {
+        let heads = Heads { query: 2, kv: 1, dim: 16 };
+        let x = |shape: &[usize]| {
+            backend.cast(&backend.upload(shape, &vec![0.0; shape.iter().product()]).unwrap()).unwrap()
+        };
+        let kv = backend.kv(&x(&[1, 3, 16]), &x(&[1, 3, 16])).unwrap();
+        let attend = |rows, q: &[usize]| {
+            backend.attend_many(heads, &x(q), &[Ask { kv: &kv, rows, mask: Mask::None }], &mut Vec::new())
+        };
+        assert!(attend(0..2, &[2, 32]).is_ok());
+        assert_eq!(attend(0..3, &[2, 32]).unwrap_err().code(), "kernel_shape");
+        assert_eq!(attend(0..1, &[2, 16]).unwrap_err().code(), "kernel_shape");
+        let row = vec![0.0; heads.packed_row()];
+        assert!(backend.merge_packed(heads, &[vec![&row[..], &row]]).is_ok());
+        for parts in [vec![], vec![vec![]], vec![vec![&row[1..]]], vec![vec![&row[..], &[]]]] {
+            assert_eq!(backend.merge_packed(heads, &parts).err().unwrap().code(), "kernel_shape");
+        }
+    });
+}
