@@ -338,7 +338,7 @@ impl Spoken for HostCommand {
 impl Spoken for Opening {
     fn act(&self) -> Act {
         match self {
-            Self::Attach(_) => Act::Attach,
+            Self::Attach(_) | Self::Detach { .. } => Act::Attach,
             Self::Pass { .. } => Act::Pass,
         }
     }

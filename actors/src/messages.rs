@@ -314,8 +314,13 @@ pub struct TokenChoice {
 /// First frame of a channel to a context host: what the channel is for.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub enum Opening {
-    /// Queries over shards, from the query host.
+    /// Queries over the shards of a context, from a query host. More may follow on the same channel.
     Attach(Attach),
+    /// No more queries over what was attached by this number.
+    Detach {
+        /// The number.
+        attachment: u64,
+    },
     /// Parcels of phase 1, from another context host.
     Pass {
         /// Context.
@@ -353,7 +358,25 @@ pub enum ParcelPart {
     Outputs,
 }
 
-/// Meta of a `Query` frame whose rows do not see every key; without meta they do.
+/// Meta of a `Query` frame: whose rows the payload holds, one part after the other, each row `(query heads, dim)`.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct QueryMeta {
+    /// What is asked of which attachment.
+    pub parts: Vec<QueryPart>,
+}
+
+/// Rows for the shards of one attachment.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct QueryPart {
+    /// Its number.
+    pub attachment: u64,
+    /// How many rows.
+    pub rows: u32,
+    /// Which keys they see; all of them if there is none.
+    pub mask: Option<StreamingMask>,
+}
+
+/// Rows that do not see every key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub struct StreamingMask {
     /// First keys, seen by all.
@@ -369,6 +392,8 @@ pub struct StreamingMask {
 /// What a query host expects of a context host.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Attach {
+    /// What queries and answers name it by; no other attachment of the channel has this number.
+    pub attachment: u64,
     /// Context.
     pub context: u64,
     /// Shards the query host expects there.
@@ -377,9 +402,27 @@ pub struct Attach {
     pub ticket: Ticket,
 }
 
-/// Meta of a `Partials` frame: whose partials the payload holds, in order, each `output` then `lse`, f32.
+/// Meta of a `Partials` frame: whose partials the payload holds, one part after the other, packed rows of each shard in order.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
-pub enum PartialsMeta {
+pub struct PartialsMeta {
+    /// One entry a part of the query; or what cannot be attached.
+    pub parts: Vec<PartialsPart>,
+}
+
+/// The answer to one part.
+#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+pub struct PartialsPart {
+    /// The attachment's number.
+    pub attachment: u64,
+    /// Rows of the question.
+    pub rows: u32,
+    /// Shards that the payload has partials of, or why there are none.
+    pub answer: PartialsAnswer,
+}
+
+/// Whether an attachment answers.
+#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+pub enum PartialsAnswer {
     /// One entry a shard.
     Shards(Vec<ShardKeys>),
     /// The host could not answer.

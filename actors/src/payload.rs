@@ -3,6 +3,7 @@
 
 use asterism_kernels::DType;
 use asterism_transport::PayloadType;
+use bytes::Bytes;
 
 /// The payload type of tensors in a compute type.
 pub fn payload_type(dtype: DType) -> PayloadType {
@@ -38,6 +39,43 @@ pub fn write(bytes: &mut Vec<u8>, values: &[f32], kind: PayloadType) {
         PayloadType::Bf16 => bytes.extend(values.iter().flat_map(|value| rounded(*value).to_le_bytes())),
     }
 }
+
+/// A payload of f32 values, read where it lies.
+pub struct Floats(Bytes);
+
+impl Floats {
+    /// Takes whole values; copies once where they do not lie on their boundary.
+    pub fn new(bytes: Bytes) -> Option<Self> {
+        match bytemuck::try_cast_slice::<u8, f32>(&bytes) {
+            Ok(_) => Some(Self(bytes)),
+            Err(bytemuck::PodCastError::TargetAlignmentGreaterAndInputNotAligned) => {
+                let values: Vec<f32> = read(&bytes, bytes.len() / 4, PayloadType::F32).ok()?;
+                Some(Self(Self::of(values)))
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// The bytes of values, as they travel. Nothing is copied.
+    pub fn of(values: Vec<f32>) -> Bytes {
+        struct Owner(Vec<f32>);
+        impl AsRef<[u8]> for Owner {
+            fn as_ref(&self) -> &[u8] {
+                bytemuck::cast_slice(&self.0)
+            }
+        }
+        Bytes::from_owner(Owner(values))
+    }
+}
+
+impl AsRef<[f32]> for Floats {
+    fn as_ref(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("values travel as they lie in memory, little-endian");
 
 /// Bytes of one value.
 pub fn element_bytes(kind: PayloadType) -> usize {

@@ -14,8 +14,8 @@ use std::{
 use asterism_actors::{
     messages::{
         Attach, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading,
-        LinkReport, Opening, ParcelMeta, ParcelPart, PartialsMeta, Phase2Times, ShardHolder, ShardKeys, StreamingMask,
-        TokenChoice, WireMessage,
+        LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times,
+        QueryMeta, QueryPart, ShardHolder, ShardKeys, StreamingMask, TokenChoice, WireMessage,
     },
     ticket::Secret,
 };
@@ -161,7 +161,8 @@ fn host_commands() {
 fn openings() {
     let ticket = Secret::new([7; 32]).ticket(9);
     fuzz(&[
-        Opening::Attach(Attach { context: 9, blocks: vec![1, 2, 3], ticket }),
+        Opening::Attach(Attach { attachment: 4, context: 9, blocks: vec![1, 2, 3], ticket }),
+        Opening::Detach { attachment: 4 },
         Opening::Pass { context: 4, attempt: 1, ticket },
     ]);
 }
@@ -173,14 +174,17 @@ fn parcels() {
 
 #[test]
 fn masks() {
-    fuzz(&[StreamingMask { sink: 4, window: 512, first_row: 1000, first_key: 0 }]);
+    let mask = StreamingMask { sink: 4, window: 512, first_row: 1000, first_key: 0 };
+    let part = |attachment, mask| QueryPart { attachment, rows: 3, mask };
+    fuzz(&[QueryMeta { parts: vec![part(1, None), part(7, Some(mask))] }]);
 }
 
 #[test]
 fn partials() {
+    let part = |answer| PartialsMeta { parts: vec![PartialsPart { attachment: 7, rows: 1, answer }; 2] };
     fuzz(&[
-        PartialsMeta::Shards((0..5).map(|block| ShardKeys { block, keys: 4096 }).collect()),
-        PartialsMeta::Failed { cause: "block 3 is not held here".into() },
+        part(PartialsAnswer::Shards((0..5).map(|block| ShardKeys { block, keys: 4096 }).collect())),
+        part(PartialsAnswer::Failed { cause: "block 3 is not held here".into() }),
     ]);
 }
 

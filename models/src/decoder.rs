@@ -78,11 +78,17 @@ impl<B: Backend> Decoder<B> {
 
     /// The residual stream `(t, e)` before the first layer.
     pub fn embed(&self, ids: &[u32]) -> Result<B::Tensor, ModelError> {
-        let vocab = self.config.vocab;
-        if let Some(id) = ids.iter().copied().find(|id| *id as usize >= vocab) {
-            return Err(ModelError::TokenId { id, vocab });
-        }
+        self.check_ids(ids)?;
         Ok(self.backend.embed(&self.table, ids)?)
+    }
+
+    /// Whether these are tokens of the vocabulary.
+    pub(crate) fn check_ids(&self, ids: &[u32]) -> Result<(), ModelError> {
+        let vocab = self.config.vocab;
+        match ids.iter().copied().find(|id| *id as usize >= vocab) {
+            Some(id) => Err(ModelError::TokenId { id, vocab }),
+            None => Ok(()),
+        }
     }
 
     /// Queries, keys and values of `x (t, e)` side by side, not rotated: `(t, (query + 2 kv) dim)`.
@@ -107,13 +113,23 @@ impl<B: Backend> Decoder<B> {
 
     /// [`Decoder::finish`] of several inputs, one after the other in `x`, each with its attention.
     pub fn finish_stacked(&self, layer: usize, x: B::Tensor, attention: &[B::Tensor]) -> Result<B::Tensor, ModelError> {
-        let Layer { output, mlp_norm, gate_up, down, .. } = &self.layers[layer];
         let mut joined = attention.iter().map(|heads| self.backend.join_heads(heads)).collect::<Result<Vec<_>, _>>()?;
         let attention = match joined.len() {
             1 => joined.remove(0),
             _ => self.backend.concat(&joined, 0)?,
         };
-        let x = self.backend.linear_add(&attention, output, x)?;
+        self.finish_joined(layer, x, &attention)
+    }
+
+    /// [`Decoder::finish`] of `attention (t, query dim)` in compute type.
+    pub(crate) fn finish_joined(
+        &self,
+        layer: usize,
+        x: B::Tensor,
+        attention: &B::Tensor,
+    ) -> Result<B::Tensor, ModelError> {
+        let Layer { output, mlp_norm, gate_up, down, .. } = &self.layers[layer];
+        let x = self.backend.linear_add(attention, output, x)?;
         self.in_turns(&x, |x| {
             let y = self.backend.rms_norm(x, mlp_norm, self.config.eps)?;
             let y = self.backend.linear(&y, gate_up)?;
@@ -138,9 +154,22 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Logits `(vocab)` of the last row of `x (t, e)`: they give the next token.
+    ///
+    /// # Errors
+    /// [`ModelError::LogitsNotFinite`] when one of them is infinite or no number.
     pub fn logits(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
-        let t = self.backend.shape(x)[0];
-        self.all_logits(&self.backend.rows(x, t - 1, t)?)
+        self.last_logits(&[x])?.remove(0)
+    }
+
+    /// [`Decoder::logits`] of each tensor, by one product.
+    pub fn last_logits(&self, parts: &[&B::Tensor]) -> Result<Vec<Result<Vec<f32>, ModelError>>, ModelError> {
+        let last = |x: &&B::Tensor| {
+            let t = self.backend.shape(x)[0];
+            self.backend.narrow(x, 0, t - 1, t)
+        };
+        let rows = parts.iter().map(last).collect::<Result<Vec<_>, _>>()?;
+        let logits = self.head_of(&self.backend.concat(&rows, 0)?)?;
+        Ok(logits.chunks_exact(self.config.vocab).map(|row| self.finite(row.to_vec())).collect())
     }
 
     /// Logits `(t, vocab)` of every row of `x (t, e)`.
@@ -148,9 +177,16 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     /// [`ModelError::LogitsNotFinite`] when one of them is infinite or no number.
     pub fn all_logits(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
+        self.finite(self.head_of(x)?)
+    }
+
+    fn head_of(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
         let Head { norm, linear } = self.head.as_ref().ok_or(ModelError::NoHead)?;
         let x = self.backend.rms_norm(x, norm, self.config.eps)?;
-        let logits = self.backend.download(&self.backend.linear(&x, linear)?)?;
+        Ok(self.backend.download(&self.backend.linear(&x, linear)?)?)
+    }
+
+    fn finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ModelError> {
         // One pass over what took a product with `hidden` rows each to make.
         if logits.iter().fold(true, |finite, logit| finite & logit.is_finite()) {
             return Ok(logits);

@@ -1,33 +1,20 @@
-//! Phase 2: the query and the generated tokens, attending to context shards that live elsewhere.
+//! Phase 2: queries and generated tokens of several jobs, attending to context shards that live elsewhere. A step takes rows
+//! of many jobs through the linear layers together; a row's bits do not depend on its company.
 
-use asterism_kernels::{Backend, Mask, Partial};
+mod context;
+
+use std::ops::Range;
+
+use asterism_kernels::{Ask, Backend, Mask};
 use asterism_plan::{ContextView, Plan, attention::Streaming};
 
-use crate::{Decoder, EncodedShard, ModelError, decoder::Projected};
+pub use context::{
+    ContextAttention, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk, ShardPartial, StepError,
+};
 
-/// One shard's answer to a layer step.
-#[derive(Clone)]
-pub struct ShardPartial<B: Backend> {
-    /// Place of the shard in the merge.
-    pub block: usize,
-    /// Keys it attended to.
-    pub keys: usize,
-    /// Its partial.
-    pub partial: Partial<B::Tensor>,
-}
+use crate::{Decoder, ModelError, decoder::Projected};
 
-/// Where the context's keys and values live. A step of one layer asks, computes its own part, then collects.
-pub trait ContextAttention<B: Backend> {
-    /// Sends `q (query heads, t, dim)` of `layer` to every shard; `mask` says which of its keys a row sees.
-    fn ask(&mut self, layer: usize, q: &B::Tensor, mask: Mask) -> Result<(), ModelError>;
-    /// The answers to the last `ask`, one a shard, in any order.
-    fn collect(&mut self) -> Result<Vec<ShardPartial<B>>, ModelError>;
-    /// The answers last collected are merged with the query host's own part, or handed to the device to be. For whoever takes
-    /// the time; does nothing unless told otherwise.
-    fn merged(&mut self) {}
-}
-
-/// The state of phase 2 on the query host: its own keys and values and the next position.
+/// The state of phase 2 of one job on the query host: its own keys and values and the next position.
 pub struct Generator<B: Backend> {
     tail: Vec<B::Kv>,
     context: ContextKeys,
@@ -45,6 +32,18 @@ pub struct ContextKeys {
     pub view: ContextView,
 }
 
+/// What one job brings to a step.
+pub struct StepPart<'a, B: Backend> {
+    /// The job.
+    pub generator: &'a mut Generator<B>,
+    /// Its query, the next tokens of it, or one generated token. A step that is taken again brings the same.
+    pub ids: &'a [u32],
+}
+
+/// How each part of a step ended: its rows `(t, e)` of the residual stream ([`Decoder::logits`] of the last one give the
+/// next token), or why it has none.
+pub type StepEnds<B> = Vec<Result<<B as Backend>::Tensor, StepError>>;
+
 impl<B: Backend> Generator<B> {
     /// Starts behind a context; the first query token has position id `query_start`.
     pub fn new(context: ContextKeys, query_start: u32) -> Self {
@@ -56,90 +55,213 @@ impl<B: Backend> Generator<B> {
         Self::new(ContextKeys { count: plan.kept_tokens(), view: plan.view }, plan.query_start)
     }
 
-    /// Runs `ids` (the query first, then one token at a time) through every layer. Returns the residual stream
-    /// `(t, e)`: [`Decoder::logits`] of its last row give the next token.
+    /// A step of this job alone.
     ///
     /// # Errors
-    /// [`ModelError::KeyCount`] when the shards that answered do not add up to the context: a step is refused, never
-    /// renormalised.
+    /// As [`step`]; a part that was to be taken again is [`ModelError::Cancelled`].
     pub fn step(
         &mut self,
         decoder: &Decoder<B>,
         ids: &[u32],
         context: &mut dyn ContextAttention<B>,
     ) -> Result<B::Tensor, ModelError> {
-        let backend = decoder.backend();
-        let positions: Vec<u32> = (self.next_position..).take(ids.len()).collect();
-        let (in_context, in_tail) = self.context.masks(self.rows);
-        let mut x = decoder.embed(ids)?;
+        let ends = step(decoder, &mut [StepPart { generator: self, ids }], context)?;
+        ends.into_iter().next().expect("an end for the part").map_err(|error| match error {
+            StepError::Failed(error) => error,
+            StepError::Later => ModelError::Cancelled,
+        })
+    }
+}
+
+/// Takes the rows of every part through every layer, together.
+///
+/// A part whose context does not answer, or not for all of its keys ([`ModelError::KeyCount`]: a step is refused, never
+/// renormalised), leaves the step; the others go on. It may be taken again from the start: keys and values that it left are
+/// the same to the last bit, and stay.
+///
+/// # Errors
+/// What ends the step for all parts: a kernel that fails, a context that is no more.
+pub fn step<B: Backend>(
+    decoder: &Decoder<B>,
+    parts: &mut [StepPart<'_, B>],
+    context: &mut dyn ContextAttention<B>,
+) -> Result<StepEnds<B>, ModelError> {
+    let mut batch = Batch::new(decoder, parts);
+    if !batch.live.is_empty() {
+        let ids: Vec<u32> = batch.live.iter().flat_map(|live| batch.parts[live.part].ids).copied().collect();
+        let mut x = decoder.embed(&ids)?;
         for layer in 0..decoder.config().layers {
-            let Projected { q, k, v } = decoder.rotate(&decoder.project(layer, &x)?, &positions)?;
-            context.ask(layer, &q, in_context)?;
-            match self.tail.get_mut(layer) {
+            match batch.layer(layer, x, context)? {
+                Some(next) => x = next,
+                None => return Ok(batch.left.into_iter().flatten().map(Err).collect()),
+            }
+        }
+        return batch.end(&x);
+    }
+    Ok(batch.left.into_iter().flatten().map(Err).collect())
+}
+
+/// The rows of several jobs on their way through the layers.
+struct Batch<'a, 'b, B: Backend> {
+    decoder: &'a Decoder<B>,
+    parts: &'a mut [StepPart<'b, B>],
+    /// Parts that are still in it.
+    live: Vec<Live>,
+    /// Why a part is not, for each.
+    left: Vec<Option<StepError>>,
+    /// Packed rows of the jobs' own keys; kept for its memory.
+    own: Vec<f32>,
+}
+
+/// A part that is in the step.
+struct Live {
+    part: usize,
+    /// Its rows among those of all.
+    rows: Range<usize>,
+}
+
+impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
+    fn new(decoder: &'a Decoder<B>, parts: &'a mut [StepPart<'b, B>]) -> Self {
+        let (mut live, mut left, mut start) = (Vec::new(), Vec::new(), 0);
+        for (part, StepPart { ids, .. }) in parts.iter().enumerate() {
+            let refused = decoder.check_ids(ids).err().map(StepError::Failed);
+            if refused.is_none() {
+                live.push(Live { part, rows: start..start + ids.len() });
+                start += ids.len();
+            }
+            left.push(refused);
+        }
+        Self { decoder, parts, live, left, own: Vec::new() }
+    }
+
+    /// One layer; nothing once no part is left.
+    fn layer(
+        &mut self,
+        layer: usize,
+        x: B::Tensor,
+        context: &mut dyn ContextAttention<B>,
+    ) -> Result<Option<B::Tensor>, ModelError> {
+        let (decoder, backend, heads) = (self.decoder, self.decoder.backend(), self.decoder.config().heads);
+        let Projected { q, k, v } = decoder.rotate(&decoder.project(layer, &x)?, &self.positions())?;
+        let q = backend.row_major(&q)?;
+        let masks: Vec<(Mask, Mask)> = self.live.iter().map(|live| self.parts[live.part].generator.masks()).collect();
+        let ask = |(live, (mask, _)): (&Live, &(Mask, Mask))| PartAsk {
+            part: live.part,
+            rows: live.rows.clone(),
+            mask: *mask,
+        };
+        let asks: Vec<PartAsk> = self.live.iter().zip(&masks).map(ask).collect();
+        context.ask(LayerQueries { layer, heads, q: &q }, &asks)?;
+        self.append(layer, &k, &v)?;
+        let tail = |live: &Live| &self.parts[live.part].generator.tail[layer];
+        let own =
+            |(live, (_, mask)): (&Live, &(Mask, Mask))| Ask { kv: tail(live), rows: live.rows.clone(), mask: *mask };
+        let own: Vec<_> = self.live.iter().zip(&masks).map(own).collect();
+        self.own.clear();
+        backend.attend_many(heads, &q, &own, &mut self.own)?;
+        let answered = self.review(layer, context.collect()?);
+        let Some(x) = self.without_those_that_left(x, &answered)? else { return Ok(None) };
+        let row = heads.packed_row();
+        let partials = answered.iter().flatten().map(|(own, shards)| {
+            let shards = shards.iter().map(|shard| shard.rows.values());
+            shards.chain([&self.own[own.start * row..own.end * row]]).collect()
+        });
+        let merged = backend.merge_packed(heads, &partials.collect::<Vec<Vec<&[f32]>>>())?;
+        context.merged();
+        Ok(Some(decoder.finish_joined(layer, x, &merged)?))
+    }
+
+    /// Appends keys and values `(kv, t, dim)` to the jobs' own.
+    fn append(&mut self, layer: usize, k: &B::Tensor, v: &B::Tensor) -> Result<(), ModelError> {
+        let backend = self.decoder.backend();
+        for Live { part, rows } in &self.live {
+            let of_part = |x: &B::Tensor| match self.live.len() {
+                1 => Ok(x.clone()),
+                _ => backend.narrow(x, 1, rows.start, rows.end),
+            };
+            let (k, v) = (of_part(k)?, of_part(v)?);
+            let Generator { tail, rows: before, .. } = &mut *self.parts[*part].generator;
+            match tail.get_mut(layer) {
+                // Those of an earlier try are there.
+                Some(kv) if backend.kv_len(kv) > *before => {}
                 Some(kv) => backend.kv_append(kv, &k, &v)?,
-                None => self.tail.push(backend.kv(&k, &v)?),
-            }
-            let own = backend.attention(&q, &self.tail[layer], in_tail)?;
-            let mut answers = context.collect()?;
-            let keys: usize = answers.iter().map(|a| a.keys).sum();
-            if keys != self.context.count {
-                return Err(ModelError::KeyCount { layer, expected: self.context.count, got: keys });
-            }
-            answers.sort_by_key(|a| a.block);
-            let partials: Vec<_> = answers.into_iter().map(|a| a.partial).chain([own]).collect();
-            let merged = backend.merge(&partials)?;
-            context.merged();
-            x = decoder.finish(layer, x, &merged.output)?;
-        }
-        self.next_position += ids.len() as u32;
-        self.rows += ids.len();
-        Ok(x)
-    }
-}
-
-impl ContextKeys {
-    /// What rows behind `rows` others see of the context, and of the query and the generated tokens.
-    fn masks(&self, rows: usize) -> (Mask, Mask) {
-        match self.view {
-            ContextView::All => (Mask::None, Mask::Causal),
-            ContextView::Streaming(Streaming { sink_tokens: sink, window_tokens: window }) => {
-                let from = |first_key| Mask::Streaming { sink, window, first_row: self.count + rows, first_key };
-                (from(0), from(self.count))
+                None => tail.push(backend.kv(&k, &v)?),
             }
         }
-    }
-}
-
-/// Context shards in this very process: what context hosts do, without the wire.
-pub struct LocalContext<'a, B: Backend> {
-    backend: &'a B,
-    shards: &'a [EncodedShard<B>],
-    asked: Vec<ShardPartial<B>>,
-}
-
-impl<'a, B: Backend> LocalContext<'a, B> {
-    /// Answers from `shards`.
-    pub fn new(backend: &'a B, shards: &'a [EncodedShard<B>]) -> Self {
-        Self { backend, shards, asked: Vec::new() }
-    }
-}
-
-impl<B: Backend> EncodedShard<B> {
-    /// What a context host does in phase 2: attention of `q` over this shard.
-    pub fn attend(&self, backend: &B, layer: usize, q: &B::Tensor, mask: Mask) -> Result<ShardPartial<B>, ModelError> {
-        let kv = &self.layers[layer];
-        let partial = backend.attention(q, kv, mask)?;
-        Ok(ShardPartial { block: self.block, keys: backend.kv_len(kv), partial })
-    }
-}
-
-impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
-    fn ask(&mut self, layer: usize, q: &B::Tensor, mask: Mask) -> Result<(), ModelError> {
-        self.asked = self.shards.iter().map(|s| s.attend(self.backend, layer, q, mask)).collect::<Result<_, _>>()?;
         Ok(())
     }
 
-    fn collect(&mut self) -> Result<Vec<ShardPartial<B>>, ModelError> {
-        Ok(std::mem::take(&mut self.asked))
+    /// The rows and the answers of each live part, in merge order; nothing for one that has to leave.
+    fn review(&mut self, layer: usize, answers: Vec<PartAnswer>) -> Vec<Option<(Range<usize>, Vec<ShardPartial>)>> {
+        let review = |(live, answer): (&Live, PartAnswer)| {
+            let expected = self.parts[live.part].generator.context.count;
+            let whole = answer.and_then(|mut shards| {
+                let got = shards.iter().fold(0, |sum: usize, shard| sum.saturating_add(shard.keys));
+                shards.sort_by_key(|shard| shard.block);
+                let count = ModelError::KeyCount { layer, expected, got };
+                if got == expected { Ok(shards) } else { Err(StepError::Failed(count)) }
+            });
+            match whole {
+                Ok(shards) => Some((live.rows.clone(), shards)),
+                Err(error) => {
+                    self.left[live.part] = Some(error);
+                    None
+                }
+            }
+        };
+        self.live.iter().zip(answers).map(review).collect()
+    }
+
+    /// The rows of `x` whose parts were answered; nothing when no part was.
+    fn without_those_that_left<T>(
+        &mut self,
+        x: B::Tensor,
+        answered: &[Option<T>],
+    ) -> Result<Option<B::Tensor>, ModelError> {
+        if answered.iter().all(Option::is_some) {
+            return Ok(Some(x));
+        }
+        let (backend, mut start, mut kept) = (self.decoder.backend(), 0, Vec::new());
+        let live = std::mem::take(&mut self.live).into_iter().zip(answered);
+        for (Live { part, rows }, _) in live.filter(|(_, answer)| answer.is_some()) {
+            kept.push(backend.narrow(&x, 0, rows.start, rows.end)?);
+            self.live.push(Live { part, rows: start..start + rows.len() });
+            start += rows.len();
+        }
+        Ok(if kept.is_empty() { None } else { Some(backend.concat(&kept, 0)?) })
+    }
+
+    fn positions(&self) -> Vec<u32> {
+        let of = |live: &Live| {
+            let StepPart { generator, ids } = &self.parts[live.part];
+            (generator.next_position..).take(ids.len())
+        };
+        self.live.iter().flat_map(of).collect()
+    }
+
+    /// Every layer is done.
+    fn end(self, x: &B::Tensor) -> Result<StepEnds<B>, ModelError> {
+        let mut ends: Vec<_> = self.left.into_iter().map(|left| left.map(Err)).collect();
+        for Live { part, rows } in self.live {
+            let StepPart { generator, ids } = &mut self.parts[part];
+            generator.next_position += ids.len() as u32;
+            generator.rows += ids.len();
+            ends[part] = Some(Ok(self.decoder.backend().rows(x, rows.start, rows.end)?));
+        }
+        Ok(ends.into_iter().map(|end| end.expect("a part is in the step or has left it")).collect())
+    }
+}
+
+impl<B: Backend> Generator<B> {
+    /// What its next rows see of the context, and of the query and the generated tokens.
+    fn masks(&self) -> (Mask, Mask) {
+        match self.context.view {
+            ContextView::All => (Mask::None, Mask::Causal),
+            ContextView::Streaming(Streaming { sink_tokens: sink, window_tokens: window }) => {
+                let first_row = self.context.count + self.rows;
+                let from = |first_key| Mask::Streaming { sink, window, first_row, first_key };
+                (from(0), from(self.context.count))
+            }
+        }
     }
 }

@@ -25,7 +25,10 @@ pub use encoder::{
     Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_plan, inputs_of, max_pool,
 };
 pub use error::ModelError;
-pub use generator::{ContextAttention, ContextKeys, Generator, LocalContext, ShardPartial};
+pub use generator::{
+    ContextAttention, ContextKeys, Generator, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
+    ShardPartial, StepEnds, StepError, StepPart, step,
+};
 pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};
 pub use separator::{LongSeparator, QuerySeparator};

@@ -280,7 +280,7 @@ async fn opens(house: &House, party: Party, act: Act) -> bool {
     if !matches!(party, Party::Member(_)) {
         return transport.connect(house.context).await.is_ok();
     }
-    let attach = Opening::Attach(Attach { context: 1, blocks: vec![0], ticket: Ticket::default() });
+    let attach = Opening::Attach(Attach { attachment: 1, context: 1, blocks: vec![0], ticket: Ticket::default() });
     let pass = Opening::Pass { context: 1, attempt: 1, ticket: Ticket::default() };
     let mut line = Line::to(&transport, house.context).await;
     if act == Act::Pass {

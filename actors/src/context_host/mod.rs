@@ -3,6 +3,7 @@
 mod answer;
 mod mailroom;
 mod passing;
+mod queries;
 mod side;
 mod state;
 mod stop;

@@ -67,7 +67,7 @@ pub struct Shell<B: Backend> {
     transport: Arc<dyn Transport>,
     started: Instant,
     context: Option<ContextSide<B>>,
-    query: Option<QuerySide<B>>,
+    query: Option<QuerySide>,
     outbox: Option<Outbox<HostMessage>>,
     /// The link to the supervisor.
     supervisor: LinkBook,
@@ -139,7 +139,7 @@ impl<B: Backend> Shell<B> {
         if self.config.generates {
             let actor = myself.clone();
             let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Query(event))));
-            self.query = Some(QuerySide::new(self.transport.clone(), Arc::new(model), post));
+            self.query = Some(QuerySide::start(self.transport.clone(), Arc::new(model), post));
         }
     }
 

@@ -4,7 +4,7 @@ use asterism_transport::Frame;
 use rkyv::{rancor, util::AlignedVec};
 use thiserror::Error;
 
-use super::{HostCommand, HostMessage, Opening, ParcelMeta, PartialsMeta, StreamingMask};
+use super::{HostCommand, HostMessage, Opening, ParcelMeta, PartialsMeta, QueryMeta};
 
 /// Bytes that are not the message they should be.
 #[derive(Debug, Error)]
@@ -53,6 +53,6 @@ wire_message!(
     HostCommand = "supervisor",
     Opening = "opening",
     ParcelMeta = "parcel",
-    StreamingMask = "query",
+    QueryMeta = "query",
     PartialsMeta = "partials",
 );

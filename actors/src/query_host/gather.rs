@@ -94,6 +94,8 @@ pub struct Gather {
     /// Every block that was ever named.
     blocks: BTreeSet<u32>,
     asked: Option<Asked>,
+    /// Some shard has nobody to ask for it.
+    stuck: bool,
 }
 
 struct Channel {
@@ -156,6 +158,21 @@ impl Gather {
             .min()
     }
 
+    /// Whether some shard has nobody to ask for it: its holder was lost, or there is none.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+
+    /// Shards that one channel leads to, at most.
+    pub fn most_shards(&self) -> usize {
+        self.channels.values().map(|channel| channel.holder.blocks.len()).max().unwrap_or(0)
+    }
+
+    /// The layer step under way is given up; it will be asked for anew.
+    pub fn give_up(&mut self) {
+        self.asked = None;
+    }
+
     /// Blocks that have not answered the layer step under way.
     pub fn missing(&self) -> Vec<u32> {
         let Some(asked) = &self.asked else { return Vec::new() };
@@ -196,7 +213,15 @@ impl Gather {
             return Vec::new();
         };
         *broken = Some(Broken { told: now, cause: cause.clone() });
-        vec![Command::Drop { channel }, Command::Stalled { host: holder.host.clone(), cause }]
+        let commands = vec![Command::Drop { channel }, Command::Stalled { host: holder.host.clone(), cause }];
+        self.stuck = self.lacks_a_holder();
+        commands
+    }
+
+    fn lacks_a_holder(&self) -> bool {
+        let live = self.channels.values().filter(|channel| channel.broken.is_none());
+        let held: BTreeSet<u32> = live.flat_map(|channel| channel.holder.blocks.iter().copied()).collect();
+        self.blocks.iter().any(|block| !held.contains(block))
     }
 
     fn moved(&mut self, mut holders: Vec<ShardHolder>, commands: &mut Vec<Command>) {
@@ -231,6 +256,7 @@ impl Gather {
             }
             self.channels.insert(channel, Channel { holder, broken: None });
         }
+        self.stuck = self.lacks_a_holder();
     }
 }
 

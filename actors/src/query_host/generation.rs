@@ -1,71 +1,118 @@
-//! One generation, start to end, on a thread of its own: the query step, then token by token.
+//! One generation: its question, then token by token. Knows no other and no host.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
-use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, TextStream};
+use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, StepPart, TextStream};
 
-use crate::{
-    host::{LoadedModel, Post},
-    messages::Generate,
-    query_host::{
-        remote::RemoteContext,
-        state::{Event, GenerationEnd},
-    },
-};
+use crate::{host::LoadedModel, messages::Generate};
 
-/// Generates until the end of sequence, a stop string or the token limit, posting each token as it comes.
+/// A generation on its way.
 ///
 /// Tokens that another host generated are gone through one step at a time, as they were the first time, so that what
 /// follows them is the same to the last bit: the sampler draws, and is overruled.
-pub fn generate<B: Backend>(
-    model: &LoadedModel<B>,
-    generate: &Generate,
-    mut context: RemoteContext<B>,
-    post: &Post<Event>,
-) -> GenerationEnd {
-    match run(model, generate, &mut context, post) {
-        Ok(Answer { stopped, text }) => GenerationEnd::Answered { stopped, text, times: context.times() },
-        Err(ModelError::Cancelled) => GenerationEnd::Stopped,
-        Err(error) => GenerationEnd::Failed { code: error.code().to_string(), message: error.to_string() },
+pub struct Generation<B: Backend> {
+    model: Arc<LoadedModel<B>>,
+    order: Generate,
+    generator: Generator<B>,
+    sampler: Sampler,
+    text: TextStream,
+    /// The question, or the token chosen last.
+    ids: Vec<u32>,
+    /// How many of them went through.
+    through: usize,
+    /// Rows of a step that it left: the next one is the same.
+    again: Option<usize>,
+    tokens: usize,
+    /// Time since the last token in steps.
+    took: Duration,
+}
+
+/// What a step's logits come to.
+#[derive(Debug, Default, PartialEq)]
+pub struct Chosen {
+    /// The token and the text that it completes.
+    pub token: Option<(u32, String)>,
+    /// How the answer ends, if it does.
+    pub end: Option<End>,
+}
+
+/// The end of an answer.
+#[derive(Debug, PartialEq)]
+pub struct End {
+    /// End of sequence or stop string, rather than the token limit.
+    pub stopped: bool,
+    /// Text held back.
+    pub text: String,
+}
+
+impl<B: Backend> Generation<B> {
+    /// As ordered.
+    pub fn new(model: Arc<LoadedModel<B>>, order: Generate) -> Self {
+        let keys = ContextKeys { count: order.context_keys as usize, view: order.view };
+        let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
+        Self {
+            generator: Generator::new(keys, order.query_start),
+            sampler: Sampler::new(Sampling { temperature, top_p, seed }),
+            text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
+            ids: order.query_ids.clone(),
+            through: 0,
+            again: None,
+            tokens: 0,
+            took: Duration::ZERO,
+            model,
+            order,
+        }
     }
-}
 
-/// How an answer ended, and the text held back.
-struct Answer {
-    stopped: bool,
-    text: String,
-}
+    /// Rows that it has to go through, and those of a step that it has to take again.
+    pub fn waiting(&self) -> (usize, Option<usize>) {
+        (self.ids.len() - self.through, self.again)
+    }
 
-fn run<B: Backend>(
-    model: &LoadedModel<B>,
-    generate: &Generate,
-    context: &mut RemoteContext<B>,
-    post: &Post<Event>,
-) -> Result<Answer, ModelError> {
-    let (decoder, choice, job) = (model.decoder.as_ref(), &generate.choice, generate.job);
-    let keys = ContextKeys { count: generate.context_keys as usize, view: generate.view };
-    let mut generator = Generator::new(keys, generate.query_start);
-    let (temperature, top_p, seed) = (choice.temperature, choice.top_p, choice.seed);
-    let mut sampler = Sampler::new(Sampling { temperature, top_p, seed });
-    let mut text = TextStream::new(model.tokenizer.clone(), choice.stop.clone());
-    let mut ids = generate.query_ids.clone();
-    for index in 0..choice.max_tokens as usize {
-        let began = Instant::now();
-        let x = generator.step(decoder, &ids, context)?;
-        let drawn = sampler.next(&decoder.logits(&x)?);
-        context.stepped(began.elapsed());
-        let given = generate.generated.get(index).copied();
-        if given.is_none() && !choice.ignore_eos && decoder.config().eos.contains(&drawn) {
-            return Ok(Answer { stopped: true, text: text.finish()? });
+    /// Whether a token comes of a step of so many rows.
+    pub fn completes(&self, rows: usize) -> bool {
+        self.through + rows == self.ids.len()
+    }
+
+    /// Its part of a step.
+    pub fn part(&mut self, rows: usize) -> StepPart<'_, B> {
+        self.again = Some(rows);
+        StepPart { generator: &mut self.generator, ids: &self.ids[self.through..self.through + rows] }
+    }
+
+    /// A step took so long; its rows went through, unless it has to be taken again.
+    pub fn stepped(&mut self, rows: Option<usize>, took: Duration) {
+        self.took += took;
+        if let Some(rows) = rows {
+            self.through += rows;
+            self.again = None;
+        }
+    }
+
+    /// Time in steps since the last token.
+    pub fn took(&mut self) -> Duration {
+        std::mem::take(&mut self.took)
+    }
+
+    /// Chooses the next token from the logits of the last row.
+    pub fn choose(&mut self, logits: &[f32]) -> Result<Chosen, ModelError> {
+        let (drawn, choice) = (self.sampler.next(logits), &self.order.choice);
+        let given = self.order.generated.get(self.tokens).copied();
+        if given.is_none() && !choice.ignore_eos && self.model.decoder.config().eos.contains(&drawn) {
+            return Ok(Chosen { token: None, end: Some(End { stopped: true, text: self.text.finish()? }) });
         }
         let id = given.unwrap_or(drawn);
-        let piece = text.push(id)?;
-        post(Event::Token { job, id, text: piece });
-        if text.stopped() {
-            return Ok(Answer { stopped: true, text: String::new() });
-        }
-        ids = vec![id];
+        let piece = self.text.push(id)?;
+        self.tokens += 1;
+        (self.ids, self.through) = (vec![id], 0);
+        let end = if self.text.stopped() {
+            Some(End { stopped: true, text: String::new() })
+        } else if self.tokens >= choice.max_tokens as usize {
+            Some(End { stopped: false, text: self.text.finish()? })
+        } else {
+            None
+        };
+        Ok(Chosen { token: Some((id, piece)), end })
     }
-    Ok(Answer { stopped: false, text: text.finish()? })
 }

@@ -1,8 +1,11 @@
-//! The query host: encodes the query and generates, asking every context host layer by layer (phase 2).
+//! The query host: encodes queries and generates, all jobs together, asking every context host layer by layer (phase 2).
 
+mod contexts;
+mod engine;
 pub mod gather;
 mod generation;
-mod remote;
+mod lines;
+mod schedule;
 mod side;
 mod state;
 

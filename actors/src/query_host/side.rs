@@ -1,38 +1,40 @@
-//! The query host's side of a host process: carries out what its state decides, each generation on a blocking thread.
+//! The query host's side of a host process: hands what its state decides to the thread that generates.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_transport::Transport;
 use tokio::sync::mpsc;
 
 use super::{
-    generation,
-    remote::{Arrival, RemoteContext},
-    state::{Command, Event, GenerationEnd, QueryHostState},
+    contexts::Contexts,
+    engine::{Arrival, Engine},
+    lines::Lines,
+    state::{Command, Event, QueryHostState},
 };
 use crate::{
     host::{LoadedModel, Post},
     link::Links,
-    messages::{Generate, HostMessage, LinkReport},
+    messages::{HostMessage, LinkReport},
 };
 
 /// Generates over shards that context hosts hold.
-pub struct QuerySide<B: Backend> {
+pub struct QuerySide {
     /// The rules.
     pub state: QueryHostState,
-    model: Arc<LoadedModel<B>>,
     links: Arc<Links>,
-    /// Where orders reach the generations that run.
-    running: HashMap<u64, mpsc::UnboundedSender<Arrival>>,
-    post: Post<Event>,
+    engine: mpsc::UnboundedSender<Arrival>,
 }
 
-impl<B: Backend> QuerySide<B> {
+impl QuerySide {
     /// Context hosts are reached through `transport`; what happens goes to `post`.
-    pub fn new(transport: Arc<dyn Transport>, model: Arc<LoadedModel<B>>, post: Post<Event>) -> Self {
-        let (state, links) = (QueryHostState::default(), Arc::new(Links::new(transport)));
-        Self { state, model, links, running: HashMap::new(), post }
+    pub fn start<B: Backend>(transport: Arc<dyn Transport>, model: Arc<LoadedModel<B>>, post: Post<Event>) -> Self {
+        let (links, (engine, arrivals)) = (Arc::new(Links::new(transport)), mpsc::unbounded_channel());
+        let lines = Lines::new(links.clone(), engine.clone());
+        let contexts = Contexts::new(model.decoder.clone(), lines, arrivals, post.clone());
+        let run = move || Engine::new(model, contexts, post).run();
+        thread::Builder::new().name("generate".into()).spawn(run).expect("the system starts a thread");
+        Self { state: QueryHostState::default(), links, engine }
     }
 
     /// Adds what is known of its links.
@@ -42,46 +44,23 @@ impl<B: Backend> QuerySide<B> {
 
     /// Applies an event; what the supervisor is to hear goes to `tell`.
     pub fn handle(&mut self, now: Duration, event: Event, tell: &mut dyn FnMut(HostMessage)) {
-        if let Event::Ended { job, .. } = &event {
-            self.running.remove(job);
-        }
         for command in self.state.handle(now, event) {
             match command {
-                Command::Generate(generate) => self.generate(generate),
-                Command::Stop { job } => self.arrive(job, Arrival::Stop),
-                Command::Holders { job, holders } => self.arrive(job, Arrival::Holders(holders)),
+                Command::Generate(generate) => self.arrive(Arrival::Begin(Box::new(generate))),
+                Command::Stop { job } => self.arrive(Arrival::Stop { job }),
+                Command::Holders { job, holders } => self.arrive(Arrival::Holders { job, holders }),
                 Command::Tell(message) => tell(message),
             }
         }
     }
 
-    fn arrive(&self, job: u64, arrival: Arrival) {
-        if let Some(running) = self.running.get(&job) {
-            let _ = running.send(arrival);
-        }
-    }
-
-    fn generate(&mut self, generate: Generate) {
-        let job = generate.job;
-        let (arrivals, context) =
-            RemoteContext::open(self.model.decoder.clone(), self.links.clone(), &generate, self.post.clone());
-        self.running.insert(job, arrivals);
-        let (model, post) = (self.model.clone(), self.post.clone());
-        let told = post.clone();
-        let work = move || generation::generate(&model, &generate, context, &told);
-        let thread = tokio::task::spawn_blocking(work);
-        tokio::spawn(async move {
-            let end = thread.await.unwrap_or_else(|panic| {
-                let (code, message) = ("internal".to_string(), format!("the generation panicked: {panic}"));
-                GenerationEnd::Failed { code, message }
-            });
-            post(Event::Ended { job, end });
-        });
+    fn arrive(&self, arrival: Arrival) {
+        let _ = self.engine.send(arrival);
     }
 }
 
-impl<B: Backend> Drop for QuerySide<B> {
+impl Drop for QuerySide {
     fn drop(&mut self) {
-        self.running.keys().for_each(|job| self.arrive(*job, Arrival::Stop));
+        self.arrive(Arrival::Close);
     }
 }

@@ -1,0 +1,193 @@
+//! Phase-2 queries over the shards of a context host: one channel a query host, rows of all its jobs in one frame, answered
+//! with partial attention over their shards. Keeps nothing of a query.
+
+use std::{collections::HashMap, sync::Arc};
+
+use asterism_kernels::{Ask, Backend, Heads, Mask};
+use asterism_models::{Decoder, EncodedShard};
+use asterism_transport::{
+    Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, Link, MAX_PAYLOAD_BYTES, PayloadType,
+};
+use bytes::Bytes;
+
+use super::answer::Desk;
+use crate::{
+    authority,
+    messages::{
+        Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask,
+        WireMessage,
+    },
+    metric,
+    payload::{self, Floats},
+};
+
+/// Contexts that one query host may have attached at a time.
+const ATTACHMENTS: usize = 65_536;
+
+/// One query host's channel.
+pub struct Queries<'a, B: Backend> {
+    /// What is answered from.
+    pub desk: Desk<B>,
+    /// By their numbers.
+    pub attached: HashMap<u64, Attach>,
+    /// Where answers go.
+    pub sender: Box<dyn FrameSender>,
+    /// Who asks.
+    pub link: &'a Arc<dyn Link>,
+    /// The same for logs.
+    pub peer: &'a str,
+}
+
+/// A part of a query that can be answered, and from what.
+struct Found<B: Backend> {
+    part: QueryPart,
+    shards: Result<Vec<Arc<EncodedShard<B>>>, String>,
+}
+
+impl<B: Backend> Queries<'_, B> {
+    /// Answers until the query host goes; the error is why it ended before.
+    pub async fn serve(mut self, first: Attach, mut receiver: Box<dyn FrameReceiver>) -> Result<(), String> {
+        self.attach(first).await?;
+        while let Some(frame) = receiver.receive().await.map_err(|error| error.to_string())? {
+            match frame.header.kind {
+                FrameKind::Control => self.control(&frame).await?,
+                FrameKind::Query => self.answer(frame).await?,
+                kind => return Err(format!("{} sent a {kind:?} frame on a channel of queries", self.peer)),
+            }
+        }
+        Ok(())
+    }
+
+    async fn control(&mut self, frame: &Frame) -> Result<(), String> {
+        let opening = Opening::read(&frame.meta, self.peer).map_err(|error| error.to_string())?;
+        authority::admit(self.link.peer(), &mut None, &opening).map_err(|denied| {
+            metric::refused(denied.code(), self.peer, &denied);
+            denied.to_string()
+        })?;
+        match opening {
+            Opening::Attach(attach) => self.attach(attach).await,
+            Opening::Detach { attachment } => {
+                self.attached.remove(&attachment);
+                Ok(())
+            }
+            Opening::Pass { .. } => Err(format!("{} passes parcels on a channel of queries", self.peer)),
+        }
+    }
+
+    /// Whoever asks for what is not here, or may not, hears so before the first query, too.
+    async fn attach(&mut self, attach: Attach) -> Result<(), String> {
+        let Attach { attachment, context, ref blocks, ticket } = attach;
+        let refused = match self.desk.tickets.find(context) {
+            _ if self.attached.len() >= ATTACHMENTS => Some(format!("{ATTACHMENTS} contexts are attached already")),
+            Some(known) if known != ticket => Some(wrong_ticket(context, self.peer)),
+            Some(_) => self.desk.store.find(context, blocks).err().map(|block| missing(context, block)),
+            None => Some(missing(context, blocks.first().copied().unwrap_or_default())),
+        };
+        match refused {
+            None => drop(self.attached.insert(attachment, attach)),
+            Some(cause) => {
+                let header = Frame::control(Default::default()).header;
+                self.send(refusal(header, attachment, cause)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn answer(&mut self, frame: Frame) -> Result<(), String> {
+        let QueryMeta { parts } = QueryMeta::read(&frame.meta, self.peer).map_err(|error| error.to_string())?;
+        let (mut found, decoder) = (Vec::with_capacity(parts.len()), self.desk.decoder.clone());
+        for part in parts {
+            let shards = match self.attached.get(&part.attachment) {
+                Some(Attach { context, blocks, .. }) => {
+                    self.desk.store.find(*context, blocks).map_err(|block| missing(*context, block))
+                }
+                None => Err(format!("nothing is attached by number {}", part.attachment)),
+            };
+            found.push(Found { part, shards });
+        }
+        let header = frame.header;
+        let (parts, payload) = tokio::task::spawn_blocking(move || attend(&decoder, found, &frame))
+            .await
+            .map_err(|panic| panic.to_string())??;
+        self.send(partials(header, parts, payload)).await
+    }
+
+    async fn send(&mut self, frame: Frame) -> Result<(), String> {
+        self.sender.send(frame).await.map_err(|error| error.to_string())
+    }
+}
+
+/// Attention of each part's rows over its shards, in order. The error is a frame that cannot be read; what a part lacks is
+/// its own answer.
+fn attend<B: Backend>(
+    decoder: &Decoder<B>,
+    found: Vec<Found<B>>,
+    frame: &Frame,
+) -> Result<(Vec<PartialsPart>, Bytes), String> {
+    let (header, backend, heads) = (frame.header, decoder.backend(), decoder.config().heads);
+    let (Heads { query, dim, .. }, layers) = (heads, decoder.config().layers);
+    let layer = header.layer as usize;
+    let payload_type = payload::payload_type(backend.dtype());
+    if layer >= layers || header.payload_type != payload_type {
+        return Err(format!("expected {payload_type:?} queries of a layer below {layers}, got {header:?}"));
+    }
+    let rows = found.iter().fold(0, |sum: usize, found| sum.saturating_add(found.part.rows as usize));
+    let values = payload::read(&frame.payload, rows.saturating_mul(query * dim), payload_type)?;
+    let mut room = MAX_PAYLOAD_BYTES / (4 * heads.packed_row());
+    let (mut parts, mut asks, mut start) = (Vec::with_capacity(found.len()), Vec::new(), 0);
+    for Found { part: QueryPart { attachment, rows, mask }, shards } in &found {
+        let (range, mask) = (start..start + *rows as usize, mask.map_or(Mask::None, seen));
+        start = range.end;
+        let fits = shards.as_ref().map_err(Clone::clone).and_then(|shards| {
+            let wanted = range.len() * shards.len();
+            room = room.checked_sub(wanted).ok_or_else(|| format!("{wanted} partial rows do not fit into a frame"))?;
+            Ok(shards)
+        });
+        let answer = match fits {
+            Ok(shards) => {
+                let kv = |shard: &Arc<EncodedShard<B>>| backend.kv_len(&shard.layers[layer]) as u64;
+                let keys = |shard: &Arc<EncodedShard<B>>| ShardKeys { block: shard.block as u32, keys: kv(shard) };
+                asks.extend(shards.iter().map(|shard| Ask { kv: &shard.layers[layer], rows: range.clone(), mask }));
+                PartialsAnswer::Shards(shards.iter().map(keys).collect())
+            }
+            Err(cause) => PartialsAnswer::Failed { cause },
+        };
+        parts.push(PartialsPart { attachment: *attachment, rows: *rows, answer });
+    }
+    let mut packed = Vec::new();
+    let attended = backend
+        .upload(&[rows, query * dim], &values)
+        .and_then(|q| backend.cast(&q))
+        .and_then(|q| backend.attend_many(heads, &q, &asks, &mut packed));
+    attended.map_err(|error| error.to_string())?;
+    Ok((parts, Floats::of(packed)))
+}
+
+/// Which keys the rows of a part see.
+fn seen(mask: StreamingMask) -> Mask {
+    let StreamingMask { sink, window, first_row, first_key } = mask;
+    let [sink, window, first_row, first_key] = [sink, window, first_row, first_key].map(|size| size as usize);
+    Mask::Streaming { sink, window, first_row, first_key }
+}
+
+/// Counts and says that somebody has no business with a context.
+pub fn wrong_ticket(context: u64, peer: &str) -> String {
+    let cause = format!("context {context} opens to its ticket only, and another one was shown");
+    metric::refused("ticket", peer, &cause);
+    cause
+}
+
+fn missing(context: u64, block: u32) -> String {
+    format!("shard {block} of context {context} is not here")
+}
+
+/// Says that an attachment has no answer.
+pub fn refusal(asked: FrameHeader, attachment: u64, cause: String) -> Frame {
+    let part = PartialsPart { attachment, rows: 0, answer: PartialsAnswer::Failed { cause } };
+    partials(asked, vec![part], Bytes::new())
+}
+
+fn partials(asked: FrameHeader, parts: Vec<PartialsPart>, payload: Bytes) -> Frame {
+    let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::F32, ..asked };
+    Frame::new(header, PartialsMeta { parts }.archive(), payload)
+}

@@ -1,0 +1,484 @@
+//! The contexts of all jobs as a step sees them: shards behind lines to their hosts, each job's asked for as its [`Gather`]
+//! decides, the rows of all jobs for one host in one frame. Merges nothing.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use asterism_kernels::{Backend, Heads, Mask};
+use asterism_models::{
+    ContextAttention, Decoder, LayerQueries, ModelError, PackedRows, PartAnswer, PartAsk, ShardPartial, StepError,
+};
+use asterism_transport::{Frame, FrameHeader, FrameKind};
+use bytes::{Bytes, BytesMut};
+use tokio::{runtime::Handle, sync::mpsc};
+
+use super::{
+    engine::Arrival,
+    gather::{self, Command, Gather},
+    lines::Lines,
+    state::Event,
+};
+use crate::{
+    host::Post,
+    messages::{
+        Attach, Generate, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, QueryMeta, QueryPart, ShardKeys,
+        StreamingMask, WireMessage,
+    },
+    payload::{self, Floats},
+    ticket::Ticket,
+};
+
+/// The contexts of the jobs that are generated for.
+pub struct Contexts<B: Backend> {
+    decoder: Arc<Decoder<B>>,
+    runtime: Handle,
+    lines: Lines,
+    jobs: BTreeMap<u64, Context>,
+    /// Job and channel of its gather, by the number that hosts know.
+    attachments: HashMap<u64, (u64, u64)>,
+    attached: u64,
+    arrivals: mpsc::UnboundedReceiver<Arrival>,
+    /// Came during a step, and is for whoever takes the steps.
+    later: VecDeque<Arrival>,
+    asked: Asked,
+    /// Attachments that the layer under way is to be asked of, with their parts, by line.
+    outgoing: BTreeMap<u64, Vec<(usize, u64)>>,
+    clock: Clock,
+    post: Post<Event>,
+}
+
+/// One job's.
+struct Context {
+    context: u64,
+    ticket: Ticket,
+    gather: Gather,
+    /// Line and attachment of each of its gather's channels.
+    channels: HashMap<u64, (u64, u64)>,
+    times: Box<Phase2Times>,
+}
+
+/// When things happen, and how long they take.
+struct Clock {
+    started: Instant,
+    /// When the last answers were all there, and how long that took.
+    collected: Instant,
+    waited: Duration,
+    /// Whom they were for, and whether a token comes of the step.
+    answered: Vec<(u64, bool)>,
+}
+
+/// The layer step under way.
+#[derive(Default)]
+struct Asked {
+    /// Job of each part of the step, and whether a token comes of it.
+    jobs: Vec<(u64, bool)>,
+    step: u32,
+    layer: u32,
+    /// The rows of all parts.
+    payload: Bytes,
+    row_bytes: usize,
+    parts: Vec<AskedPart>,
+}
+
+struct AskedPart {
+    job: u64,
+    token: bool,
+    rows: Range<usize>,
+    mask: Option<StreamingMask>,
+    answers: Vec<ShardPartial>,
+    end: Option<Result<(), StepError>>,
+}
+
+impl<B: Backend> Contexts<B> {
+    /// None yet. Arrivals come from `arrivals`; what stalls goes to `post`.
+    pub fn new(
+        decoder: Arc<Decoder<B>>,
+        lines: Lines,
+        arrivals: mpsc::UnboundedReceiver<Arrival>,
+        post: Post<Event>,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            decoder,
+            runtime: Handle::current(),
+            lines,
+            jobs: BTreeMap::new(),
+            attachments: HashMap::new(),
+            attached: 0,
+            arrivals,
+            later: VecDeque::new(),
+            asked: Asked::default(),
+            outgoing: BTreeMap::new(),
+            clock: Clock { started: now, collected: now, waited: Duration::ZERO, answered: Vec::new() },
+            post,
+        }
+    }
+
+    /// Attaches a job's shards at their holders.
+    pub fn add(&mut self, generate: &Generate) {
+        let (gather, channels, times) = (Gather::default(), HashMap::new(), Box::default());
+        let (context, ticket) = (generate.context, generate.ticket);
+        self.jobs.insert(generate.job, Context { context, ticket, gather, channels, times });
+        self.apply(generate.job, gather::Event::Holders(generate.holders.clone()), None);
+    }
+
+    /// Detaches a job. Returns where its seconds went.
+    pub fn remove(&mut self, job: u64) -> Box<Phase2Times> {
+        let Some(Context { channels, times, .. }) = self.jobs.remove(&job) else { return Box::default() };
+        for (line, attachment) in channels.into_values() {
+            self.attachments.remove(&attachment);
+            self.lines.detach(line, attachment, false);
+        }
+        times
+    }
+
+    /// Whether a job has to wait until somebody holds all of its shards.
+    pub fn is_stuck(&self, job: u64) -> bool {
+        self.jobs.get(&job).is_none_or(|context| context.gather.is_stuck())
+    }
+
+    /// Shards of a job that one host holds, at most.
+    pub fn most_shards(&self, job: u64) -> usize {
+        self.jobs.get(&job).map_or(0, |context| context.gather.most_shards())
+    }
+
+    /// A step begins: the job of each of its parts, and whether a token comes of it.
+    pub fn begin(&mut self, jobs: Vec<(u64, bool)>) {
+        self.asked.jobs = jobs;
+        self.asked.step = self.asked.step.wrapping_add(1);
+    }
+
+    /// A token of a job took so long.
+    pub fn stepped(&mut self, job: u64, took: Duration) {
+        self.jobs.get_mut(&job).into_iter().for_each(|context| context.times.step.add(took));
+    }
+
+    /// What there is to hear without waiting, but for what only concerns the contexts.
+    pub fn heard_by_now(&mut self) -> Option<Arrival> {
+        loop {
+            let arrival = match self.later.pop_front() {
+                Some(arrival) => arrival,
+                None => self.arrivals.try_recv().ok()?,
+            };
+            let ours = self.hear(arrival);
+            if ours.is_some() {
+                return ours;
+            }
+        }
+    }
+
+    /// Waits until something happens. Returns it unless it only concerns the contexts.
+    pub fn wait(&mut self) -> Option<Arrival> {
+        let arrival = self.next()?;
+        self.hear(arrival)
+    }
+
+    /// The next arrival; none when losses are due to be told again, which they then are.
+    fn next(&mut self) -> Option<Arrival> {
+        let deadline = self.jobs.values().filter_map(|context| context.gather.deadline()).min();
+        let Some(deadline) = deadline else { return self.arrivals.blocking_recv() };
+        let (arrivals, left) = (&mut self.arrivals, deadline.saturating_sub(self.clock.started.elapsed()));
+        match self.runtime.block_on(async { tokio::time::timeout(left, arrivals.recv()).await }) {
+            Ok(arrival) => arrival,
+            Err(_) => {
+                let jobs: Vec<u64> = self.jobs.keys().copied().collect();
+                jobs.into_iter().for_each(|job| self.apply(job, gather::Event::Tick, None));
+                None
+            }
+        }
+    }
+
+    /// Takes in what concerns the contexts; all else comes back.
+    fn hear(&mut self, arrival: Arrival) -> Option<Arrival> {
+        match arrival {
+            Arrival::Frame(line, frame) => {
+                if let Err(cause) = self.read(line, &frame) {
+                    self.broke(line, &cause);
+                }
+            }
+            Arrival::Broke(line, cause) => self.broke(line, &cause),
+            Arrival::Holders { job, holders } if self.jobs.contains_key(&job) => {
+                self.apply(job, gather::Event::Holders(holders), None);
+            }
+            other => return Some(other),
+        }
+        None
+    }
+
+    fn broke(&mut self, line: u64, cause: &str) {
+        for attachment in self.lines.ended(line) {
+            if let Some((job, channel)) = self.attachments.remove(&attachment) {
+                self.apply(job, gather::Event::Broke { channel, cause: cause.to_owned() }, None);
+            }
+        }
+    }
+
+    /// Applies an event; `answers` are those that came with it.
+    fn apply(&mut self, job: u64, event: gather::Event, mut answers: Option<Vec<ShardPartial>>) {
+        let Some(context) = self.jobs.get_mut(&job) else { return };
+        let part = self.asked.parts.iter().position(|part| part.job == job);
+        for command in context.gather.handle(self.clock.started.elapsed(), event) {
+            match command {
+                Command::Open { channel, holder } => {
+                    let attachment = self.attached;
+                    self.attached += 1;
+                    let (blocks, ticket) = (holder.blocks.clone(), context.ticket);
+                    let attach = Attach { attachment, context: context.context, blocks, ticket };
+                    context.channels.insert(channel, (self.lines.attach(&holder, attach), attachment));
+                    self.attachments.insert(attachment, (job, channel));
+                }
+                Command::Drop { channel } => {
+                    if let Some((line, attachment)) = context.channels.remove(&channel) {
+                        self.attachments.remove(&attachment);
+                        self.lines.detach(line, attachment, true);
+                    }
+                }
+                Command::Send { channel } => {
+                    let to = context.channels.get(&channel).zip(part);
+                    let outgoing = to.map(|((line, attachment), part)| (*line, (part, *attachment)));
+                    outgoing.into_iter().for_each(|(line, ask)| self.outgoing.entry(line).or_default().push(ask));
+                }
+                Command::Take { blocks } => {
+                    let taken = answers.take().into_iter().flatten();
+                    let taken = taken.filter(|answer| blocks.contains(&(answer.block as u32)));
+                    part.into_iter().for_each(|part| self.asked.parts[part].answers.extend(taken.clone()));
+                }
+                Command::Done { .. } => {
+                    if let Some(part) = part {
+                        self.asked.parts[part].end.get_or_insert(Ok(()));
+                    }
+                }
+                Command::Stalled { host, cause } => {
+                    tracing::warn!(job, %host, %cause, "shards do not answer");
+                    (self.post)(Event::Stalled { job, host, cause });
+                }
+            }
+        }
+    }
+
+    /// Takes in a frame's answers; the error is what is wrong with all of it.
+    fn read(&mut self, line: u64, frame: &Frame) -> Result<(), String> {
+        let header = frame.header;
+        if header.kind != FrameKind::Partials {
+            return Err(format!("asked for partials, it sent {header:?}"));
+        }
+        let meta = PartialsMeta::read(&frame.meta, "the context host").map_err(|error| error.to_string())?;
+        let values = Floats::new(frame.payload.clone()).ok_or("its payload is not of whole values")?;
+        let (values, row): (Arc<Floats>, _) = (Arc::new(values), self.decoder.config().heads.packed_row());
+        let mut start = 0_usize;
+        for PartialsPart { attachment, rows, answer } in meta.parts {
+            let at = self.attachments.get(&attachment).copied();
+            let shards = match answer {
+                PartialsAnswer::Shards(shards) => shards,
+                PartialsAnswer::Failed { cause } => {
+                    let broke = at.map(|(job, channel)| (job, gather::Event::Broke { channel, cause }));
+                    broke.into_iter().for_each(|(job, event)| self.apply(job, event, None));
+                    continue;
+                }
+            };
+            let each = (rows as usize).saturating_mul(row);
+            let end = start.saturating_add(each.saturating_mul(shards.len()));
+            let whole = (*values).as_ref().len();
+            if end > whole {
+                return Err(format!("it answered {} shards with {whole} values", shards.len()));
+            }
+            let from = start;
+            start = end;
+            // What was detached meanwhile is not waited for.
+            let Some((job, channel)) = at else { continue };
+            if self.jobs[&job].channels.get(&channel).is_none_or(|(attached, _)| *attached != line) {
+                return Err(format!("it answered for attachment {attachment}, which is another host's"));
+            }
+            let answers = match self.awaited(job, (header.step, header.layer)) {
+                None => Ok(None),
+                Some(part) if self.asked.parts[part].rows.len() != rows as usize => {
+                    Err(format!("asked for {} rows, it answered {rows}", self.asked.parts[part].rows.len()))
+                }
+                Some(part) => Ok(Some(self.answers(line, part, (&shards, &values, from..end)))),
+            };
+            match answers {
+                Ok(answers) => {
+                    let (step, layer) = (header.step, header.layer);
+                    self.apply(job, gather::Event::Answer { channel, step, layer, shards }, answers);
+                }
+                Err(cause) => self.apply(job, gather::Event::Broke { channel, cause }, None),
+            }
+        }
+        match start == (*values).as_ref().len() {
+            true => Ok(()),
+            false => Err(format!("it sent {} values more than it answers with", (*values).as_ref().len() - start)),
+        }
+    }
+
+    /// The part of a job, if this layer of this step is what it waits for.
+    fn awaited(&self, job: u64, of: (u32, u32)) -> Option<usize> {
+        let asked = (self.asked.step, self.asked.layer) == of;
+        self.asked.parts.iter().position(|part| asked && part.job == job && part.end.is_none())
+    }
+
+    /// The answers of shards to a part; a number that is none ends the part.
+    fn answers(
+        &mut self,
+        line: u64,
+        part: usize,
+        (shards, values, range): (&[ShardKeys], &Arc<Floats>, Range<usize>),
+    ) -> Vec<ShardPartial> {
+        let each = range.len() / shards.len().max(1);
+        let mut answers = Vec::with_capacity(shards.len());
+        for (index, shard) in shards.iter().enumerate() {
+            let start = range.start + index * each;
+            let rows = PackedRows::new(values.clone(), start..start + each);
+            if !are_numbers(self.decoder.config().heads, rows.values()) {
+                let (host, block, layer) = (self.lines.host(line), shard.block as usize, self.asked.layer as usize);
+                let error = ModelError::PartialNotFinite { host, block, layer };
+                self.asked.parts[part].end = Some(Err(StepError::Failed(error)));
+            }
+            answers.push(ShardPartial { block: shard.block as usize, keys: shard.keys as usize, rows });
+        }
+        answers
+    }
+
+    /// Sends what is to be asked, one frame a line.
+    fn flush(&mut self) {
+        let asked = &self.asked;
+        for (line, asks) in std::mem::take(&mut self.outgoing) {
+            let bytes = |part: usize| {
+                let rows = &asked.parts[part].rows;
+                asked.payload.slice(rows.start * asked.row_bytes..rows.end * asked.row_bytes)
+            };
+            let all = asks.len() == asked.parts.len() && asks.iter().map(|ask| ask.0).eq(0..asks.len());
+            let payload = match &asks[..] {
+                _ if all => asked.payload.clone(),
+                [(part, _)] => bytes(*part),
+                asks => {
+                    let mut joined = BytesMut::new();
+                    asks.iter().for_each(|(part, _)| joined.extend_from_slice(&bytes(*part)));
+                    joined.freeze()
+                }
+            };
+            let part = |(part, attachment): &(usize, u64)| {
+                let AskedPart { rows, mask, .. } = &asked.parts[*part];
+                QueryPart { attachment: *attachment, rows: rows.len() as u32, mask: *mask }
+            };
+            let parts: Vec<QueryPart> = asks.iter().map(part).collect();
+            let header = FrameHeader {
+                kind: FrameKind::Query,
+                job: 0,
+                shard_set: 0,
+                layer: asked.layer,
+                step: asked.step,
+                rows: parts.iter().map(|part| part.rows).sum(),
+                payload_type: payload::payload_type(self.decoder.backend().dtype()),
+            };
+            self.lines.send(line, Frame::new(header, QueryMeta { parts }.archive(), payload));
+        }
+    }
+
+    /// Parts whose shards nobody holds leave the step, once nobody else is waited for.
+    fn leave_those_that_are_stuck(&mut self) {
+        let jobs = &self.jobs;
+        let stuck = |part: &AskedPart| jobs.get(&part.job).is_none_or(|context| context.gather.is_stuck());
+        let mut waiting: Vec<_> = self.asked.parts.iter_mut().filter(|part| part.end.is_none()).collect();
+        if waiting.iter().all(|part| stuck(part)) {
+            waiting.iter_mut().for_each(|part| part.end = Some(Err(StepError::Later)));
+        }
+    }
+}
+
+impl<B: Backend> ContextAttention<B> for Contexts<B> {
+    fn ask(&mut self, LayerQueries { layer, q, .. }: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<(), ModelError> {
+        let backend = self.decoder.backend();
+        let Heads { query, dim, .. } = self.decoder.config().heads;
+        let kind = payload::payload_type(backend.dtype());
+        let mut bytes = Vec::new();
+        payload::write(&mut bytes, &backend.download(q)?, kind);
+        let part = |ask: &PartAsk| {
+            let (job, token) = self.asked.jobs[ask.part];
+            AskedPart { job, token, rows: ask.rows.clone(), mask: streaming(ask.mask), answers: Vec::new(), end: None }
+        };
+        self.asked.parts = asks.iter().map(part).collect();
+        (self.asked.layer, self.asked.payload) = (layer as u32, bytes.into());
+        self.asked.row_bytes = query * dim * payload::element_bytes(kind);
+        let (step, layer) = (self.asked.step, self.asked.layer);
+        let jobs: Vec<u64> = self.asked.parts.iter().map(|part| part.job).collect();
+        jobs.into_iter().for_each(|job| self.apply(job, gather::Event::Ask { step, layer }, None));
+        self.flush();
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
+        let began = Instant::now();
+        loop {
+            self.leave_those_that_are_stuck();
+            if self.asked.parts.iter().all(|part| part.end.is_some()) {
+                break;
+            }
+            match self.next() {
+                None => {}
+                Some(Arrival::Close) => return Err(ModelError::Cancelled),
+                Some(Arrival::Stop { job }) => {
+                    let part = self.asked.parts.iter_mut().find(|part| part.job == job);
+                    part.into_iter().for_each(|part| part.end = Some(Err(StepError::Later)));
+                    self.later.push_back(Arrival::Stop { job });
+                }
+                Some(arrival) => {
+                    let other = self.hear(arrival);
+                    self.later.extend(other);
+                }
+            }
+            self.flush();
+        }
+        self.clock.collected = Instant::now();
+        self.clock.waited = self.clock.collected - began;
+        let parts = std::mem::take(&mut self.asked.parts);
+        let (mut answers, mut answered) = (Vec::with_capacity(parts.len()), Vec::new());
+        for AskedPart { job, token, answers: shards, end, .. } in parts {
+            answers.push(match end {
+                Some(Err(error)) => {
+                    self.jobs.get_mut(&job).into_iter().for_each(|context| context.gather.give_up());
+                    Err(error)
+                }
+                _ => {
+                    answered.push((job, token));
+                    Ok(shards)
+                }
+            });
+        }
+        self.clock.answered = answered;
+        Ok(answers)
+    }
+
+    fn merged(&mut self) {
+        let (waited, merged) = (self.clock.waited, self.clock.collected.elapsed());
+        for job in self.clock.answered.iter().filter(|(_, token)| *token).map(|(job, _)| job) {
+            if let Some(Context { times, .. }) = self.jobs.get_mut(job) {
+                times.layer_wait.add(waited);
+                times.merge.add(merged);
+            }
+        }
+    }
+}
+
+/// Whether partials can be merged. A row that sees none of a shard's keys has a log-sum-exp of minus infinity.
+fn are_numbers(heads: Heads, packed: &[f32]) -> bool {
+    packed.chunks_exact(heads.packed_row()).all(|row| {
+        let (output, lse) = row.split_at(heads.query * heads.dim);
+        output.iter().fold(true, |all, value| all & value.is_finite())
+            && lse.iter().fold(true, |all, &value| all & (value < f32::INFINITY))
+    })
+}
+
+/// The mask as it travels; none when every key is seen.
+fn streaming(mask: Mask) -> Option<StreamingMask> {
+    match mask {
+        Mask::Streaming { sink, window, first_row, first_key } => {
+            let [sink, window, first_row, first_key] = [sink, window, first_row, first_key].map(|size| size as u64);
+            Some(StreamingMask { sink, window, first_row, first_key })
+        }
+        Mask::None | Mask::Causal | Mask::From { .. } => None,
+    }
+}

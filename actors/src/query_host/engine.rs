@@ -1,0 +1,197 @@
+//! The thread that generates: step after step for all jobs together, which join and leave between steps. What goes into a step
+//! `schedule` decides; who answers for a context, `contexts`.
+
+use std::{
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Instant,
+};
+
+use asterism_kernels::Backend;
+use asterism_models::{ModelError, StepError, StepPart, step};
+use asterism_transport::{Frame, MAX_PAYLOAD_BYTES};
+
+use super::{
+    contexts::Contexts,
+    generation::{Chosen, End, Generation},
+    schedule::{self, Room, Waiting},
+    state::{Event, GenerationEnd},
+};
+use crate::{
+    host::{LoadedModel, Post},
+    messages::{Generate, ShardHolder},
+};
+
+/// Rows of a step: questions go through in parts of so many.
+const ROWS: usize = 512;
+
+/// What reaches the thread.
+pub enum Arrival {
+    /// A frame came over a line.
+    Frame(u64, Frame),
+    /// A line is of no use any more.
+    Broke(u64, String),
+    /// A generation begins.
+    Begin(Box<Generate>),
+    /// Where a job's shards are from now on.
+    Holders {
+        /// Job.
+        job: u64,
+        /// Who holds which shards.
+        holders: Vec<ShardHolder>,
+    },
+    /// A generation is to stop.
+    Stop {
+        /// Job.
+        job: u64,
+    },
+    /// All of them are.
+    Close,
+}
+
+/// The generations of a query host.
+pub struct Engine<B: Backend> {
+    model: Arc<LoadedModel<B>>,
+    contexts: Contexts<B>,
+    generations: BTreeMap<u64, Generation<B>>,
+    /// Job that was the last to be chosen.
+    last: u64,
+    post: Post<Event>,
+}
+
+/// Logits of a part's last row, if a token comes of it.
+type PartEnd = Result<Option<Result<Vec<f32>, ModelError>>, StepError>;
+
+impl<B: Backend> Engine<B> {
+    /// Generates nothing yet; what happens goes to `post`.
+    pub fn new(model: Arc<LoadedModel<B>>, contexts: Contexts<B>, post: Post<Event>) -> Self {
+        Self { model, contexts, generations: BTreeMap::new(), last: u64::MAX, post }
+    }
+
+    /// Generates until it is told to close.
+    pub fn run(mut self) {
+        loop {
+            while let Some(arrival) = self.contexts.heard_by_now() {
+                if !self.hear(arrival) {
+                    return;
+                }
+            }
+            let chosen = self.choose();
+            if !chosen.is_empty() {
+                self.step(chosen);
+            } else if let Some(arrival) = self.contexts.wait()
+                && !self.hear(arrival)
+            {
+                return;
+            }
+        }
+    }
+
+    /// Whether to go on.
+    fn hear(&mut self, arrival: Arrival) -> bool {
+        match arrival {
+            Arrival::Begin(order) => {
+                self.contexts.add(&order);
+                self.generations.insert(order.job, Generation::new(self.model.clone(), *order));
+            }
+            Arrival::Stop { job } => self.end(job, |_| GenerationEnd::Stopped),
+            Arrival::Close => return false,
+            // Those of contexts that there are not any more.
+            Arrival::Holders { .. } | Arrival::Frame(..) | Arrival::Broke(..) => {}
+        }
+        true
+    }
+
+    fn choose(&self) -> Vec<(u64, usize)> {
+        let ready = self.generations.iter().filter(|(job, _)| !self.contexts.is_stuck(**job));
+        let waiting = ready.map(|(&job, generation)| {
+            let (rows, again) = generation.waiting();
+            Waiting { job, rows, again, shards: self.contexts.most_shards(job) }
+        });
+        let row_bytes = 4 * self.model.decoder.config().heads.packed_row();
+        let room = Room { rows: ROWS, partials: MAX_PAYLOAD_BYTES / row_bytes };
+        schedule::choose(&waiting.collect::<Vec<_>>(), self.last, room)
+    }
+
+    fn step(&mut self, mut chosen: Vec<(u64, usize)>) {
+        let began = Instant::now();
+        self.last = chosen.last().map_or(self.last, |(job, _)| *job);
+        chosen.sort_unstable();
+        let ends = catch_unwind(AssertUnwindSafe(|| self.compute(&chosen)));
+        let failed = |code: &str, message: String| {
+            let (code, message) = (code.to_owned(), message);
+            move |_| GenerationEnd::Failed { code, message }
+        };
+        let ends = match ends {
+            Ok(Ok(ends)) => ends,
+            // The order to close, or to stop, is heard next.
+            Ok(Err(ModelError::Cancelled)) => chosen.iter().map(|_| Err(StepError::Later)).collect(),
+            Ok(Err(error)) => {
+                let end = |(job, _)| self.end(job, failed(error.code(), error.to_string()));
+                return chosen.into_iter().for_each(end);
+            }
+            Err(panic) => {
+                let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+                let words = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                let end = |(job, _)| self.end(job, failed("internal", format!("the generation panicked: {words}")));
+                return chosen.into_iter().for_each(end);
+            }
+        };
+        let took = began.elapsed();
+        for ((job, rows), end) in chosen.into_iter().zip(ends) {
+            let Some(generation) = self.generations.get_mut(&job) else { continue };
+            generation.stepped(end.is_ok().then_some(rows), took);
+            let chosen = match end {
+                Ok(None) | Err(StepError::Later) => continue,
+                Ok(Some(Ok(logits))) => {
+                    self.contexts.stepped(job, generation.took());
+                    generation.choose(&logits)
+                }
+                Ok(Some(Err(error))) | Err(StepError::Failed(error)) => Err(error),
+            };
+            match chosen {
+                Ok(chosen) => self.chosen(job, chosen),
+                Err(error) => self.end(job, failed(error.code(), error.to_string())),
+            }
+        }
+    }
+
+    fn compute(&mut self, chosen: &[(u64, usize)]) -> Result<Vec<PartEnd>, ModelError> {
+        let Self { model, contexts, generations, .. } = self;
+        let decoder = &model.decoder;
+        let (mut tokens, mut parts): (Vec<bool>, Vec<StepPart<'_, B>>) = Default::default();
+        let mut rows = chosen.iter().copied().peekable();
+        for (job, generation) in generations.iter_mut() {
+            if let Some((_, rows)) = rows.next_if(|(next, _)| next == job) {
+                tokens.push(generation.completes(rows));
+                parts.push(generation.part(rows));
+            }
+        }
+        contexts.begin(chosen.iter().map(|(job, _)| *job).zip(tokens.iter().copied()).collect());
+        let ends = step(decoder, &mut parts, contexts)?;
+        let complete = |(end, token): (&Result<B::Tensor, StepError>, &bool)| end.is_ok() && *token;
+        let last: Vec<&B::Tensor> =
+            ends.iter().zip(&tokens).filter(|pair| complete(*pair)).filter_map(|(end, _)| end.as_ref().ok()).collect();
+        let mut logits = if last.is_empty() { Vec::new() } else { decoder.last_logits(&last)? }.into_iter();
+        let end =
+            |(end, token): (Result<B::Tensor, StepError>, bool)| end.map(|_| token.then(|| logits.next()).flatten());
+        Ok(ends.into_iter().zip(tokens).map(end).collect())
+    }
+
+    fn chosen(&mut self, job: u64, Chosen { token, end }: Chosen) {
+        if let Some((id, text)) = token {
+            (self.post)(Event::Token { job, id, text });
+        }
+        if let Some(End { stopped, text }) = end {
+            self.end(job, |times| GenerationEnd::Answered { stopped, text, times });
+        }
+    }
+
+    fn end(&mut self, job: u64, end: impl FnOnce(Box<crate::messages::Phase2Times>) -> GenerationEnd) {
+        if self.generations.remove(&job).is_some() {
+            let times = self.contexts.remove(job);
+            (self.post)(Event::Ended { job, end: end(times) });
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Channels to context hosts, one a host, which the contexts of all jobs share: what is attached where. Decides nothing.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use asterism_transport::Frame;
+use tokio::{runtime::Handle, sync::mpsc};
+
+use super::engine::Arrival;
+use crate::{
+    link::Links,
+    messages::{Attach, Opening, ShardHolder, WireMessage},
+};
+
+/// Longest wait for a context host to accept a channel.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A host as it is reached: its name and address.
+type Place = (String, String);
+
+/// The channels there are.
+pub struct Lines {
+    links: Arc<Links>,
+    runtime: Handle,
+    arrived: mpsc::UnboundedSender<Arrival>,
+    lines: HashMap<u64, Line>,
+    /// The line that the next attachment to a place goes over.
+    current: HashMap<Place, u64>,
+    opened: u64,
+}
+
+/// A channel to a host, and the task that serves it.
+struct Line {
+    place: Place,
+    frames: mpsc::UnboundedSender<Frame>,
+    attached: BTreeSet<u64>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Lines {
+    /// None open yet. What comes over them goes to `arrived`.
+    pub fn new(links: Arc<Links>, arrived: mpsc::UnboundedSender<Arrival>) -> Self {
+        let runtime = Handle::current();
+        Self { links, runtime, arrived, lines: HashMap::new(), current: HashMap::new(), opened: 0 }
+    }
+
+    /// Attaches shards of a holder, over the line to it or a new one. Returns the line.
+    pub fn attach(&mut self, holder: &ShardHolder, attach: Attach) -> u64 {
+        let place = (holder.host.clone(), holder.address.clone());
+        let number = match self.current.get(&place) {
+            Some(&line) if self.lines.contains_key(&line) => line,
+            _ => self.open(place),
+        };
+        let line = self.lines.get_mut(&number).expect("it is open");
+        line.attached.insert(attach.attachment);
+        let _ = line.frames.send(Opening::Attach(attach).frame());
+        number
+    }
+
+    /// Detaches. Where that is because of the host, what is attached next goes over a new line and link.
+    pub fn detach(&mut self, line: u64, attachment: u64, distrust: bool) {
+        let Some(open) = self.lines.get_mut(&line) else { return };
+        open.attached.remove(&attachment);
+        let _ = open.frames.send(Opening::Detach { attachment }.frame());
+        if distrust && self.current.get(&open.place) == Some(&line) {
+            self.current.remove(&open.place);
+            open.place.1.parse().into_iter().for_each(|address| self.links.forget(address));
+        }
+        if open.attached.is_empty() && self.current.get(&open.place) != Some(&line) {
+            self.lines.remove(&line);
+        }
+    }
+
+    /// Sends a frame over a line.
+    pub fn send(&self, line: u64, frame: Frame) {
+        if let Some(line) = self.lines.get(&line) {
+            let _ = line.frames.send(frame);
+        }
+    }
+
+    /// A line ended: what was attached over it.
+    pub fn ended(&mut self, line: u64) -> BTreeSet<u64> {
+        let Some(mut ended) = self.lines.remove(&line) else { return BTreeSet::new() };
+        if self.current.get(&ended.place) == Some(&line) {
+            self.current.remove(&ended.place);
+            ended.place.1.parse().into_iter().for_each(|address| self.links.forget(address));
+        }
+        std::mem::take(&mut ended.attached)
+    }
+
+    /// The host that a line leads to.
+    pub fn host(&self, line: u64) -> String {
+        self.lines.get(&line).map_or_else(String::new, |line| line.place.0.clone())
+    }
+
+    fn open(&mut self, place: Place) -> u64 {
+        let number = self.opened;
+        self.opened += 1;
+        let (frames, queue) = mpsc::unbounded_channel();
+        let (links, arrived, to) = (self.links.clone(), self.arrived.clone(), place.clone());
+        let task = self.runtime.spawn(async move {
+            if let Err(cause) = serve(number, &to, &links, queue, &arrived).await {
+                let _ = arrived.send(Arrival::Broke(number, cause));
+            }
+        });
+        self.lines.insert(number, Line { place: place.clone(), frames, attached: BTreeSet::new(), task });
+        self.current.insert(place, number);
+        number
+    }
+}
+
+/// Opens a channel, sends frames and hands answers over until nobody asks any more; the error is why it ended before.
+async fn serve(
+    number: u64,
+    (host, address): &Place,
+    links: &Links,
+    mut frames: mpsc::UnboundedReceiver<Frame>,
+    arrived: &mpsc::UnboundedSender<Arrival>,
+) -> Result<(), String> {
+    let address: SocketAddr = address.parse().map_err(|error| format!("its address {address}: {error}"))?;
+    let mut channel = tokio::time::timeout(CONNECT_DEADLINE, links.channel(host, address))
+        .await
+        .map_err(|_| format!("no answer from {address} in {} s", CONNECT_DEADLINE.as_secs()))?
+        .map_err(|error| error.to_string())?;
+    loop {
+        tokio::select! {
+            frame = frames.recv() => {
+                let Some(frame) = frame else { return Ok(()) };
+                channel.sender.send(frame).await.map_err(|error| error.to_string())?;
+            }
+            answer = channel.receiver.receive() => {
+                let answer = answer.map_err(|error| error.to_string())?.ok_or("it closed the channel")?;
+                let _ = arrived.send(Arrival::Frame(number, answer));
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Where the context's keys and values live, as a step asks for them: behind a wire, or in this very process.
+
+use std::{ops::Range, sync::Arc};
+
+use asterism_kernels::{Ask, Backend, Heads, Mask};
+
+use crate::{EncodedShard, ModelError};
+
+/// The queries of all parts of a step in one layer.
+pub struct LayerQueries<'a, B: Backend> {
+    /// Layer.
+    pub layer: usize,
+    /// Its heads.
+    pub heads: Heads,
+    /// `(t, query heads dim)` in compute type.
+    pub q: &'a B::Tensor,
+}
+
+/// The rows of one part of a step, as its context is asked.
+#[derive(Clone, Debug)]
+pub struct PartAsk {
+    /// Which part of the step.
+    pub part: usize,
+    /// Its rows of the query tensor.
+    pub rows: Range<usize>,
+    /// Which of the context's keys they see.
+    pub mask: Mask,
+}
+
+/// What a part gets: one answer a shard, in any order, or why there is none.
+pub type PartAnswer = Result<Vec<ShardPartial>, StepError>;
+
+/// Why a part of a step did not get to its end. The other parts do.
+#[derive(Debug)]
+pub enum StepError {
+    /// Not now: the same step may be taken again.
+    Later,
+    /// Never.
+    Failed(ModelError),
+}
+
+/// One shard's answer to the rows of a part.
+#[derive(Clone)]
+pub struct ShardPartial {
+    /// Place of the shard in the merge.
+    pub block: usize,
+    /// Keys it attended to.
+    pub keys: usize,
+    /// Its partial of each row.
+    pub rows: PackedRows,
+}
+
+/// Packed rows ([`asterism_kernels::packed`]) within whatever holds them, such as a frame.
+#[derive(Clone)]
+pub struct PackedRows {
+    values: Arc<dyn AsRef<[f32]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl PackedRows {
+    /// The values `range` of `values`, which must have them.
+    pub fn new(values: Arc<dyn AsRef<[f32]> + Send + Sync>, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= (*values).as_ref().len(), "a range within the values");
+        Self { values, range }
+    }
+
+    /// The values.
+    pub fn values(&self) -> &[f32] {
+        &(*self.values).as_ref()[self.range.clone()]
+    }
+}
+
+/// Where the context's keys and values live. A step of one layer asks, computes its own part, then collects.
+pub trait ContextAttention<B: Backend> {
+    /// Sends the rows of each part to every shard of the part's context.
+    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<(), ModelError>;
+    /// What the parts of the last `ask` get, in their order.
+    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError>;
+    /// The answers last collected are merged with the query host's own part, or handed to the device to be. For whoever takes
+    /// the time; does nothing unless told otherwise.
+    fn merged(&mut self) {}
+}
+
+/// Context shards in this very process: what context hosts do, without the wire.
+pub struct LocalContext<'a, B: Backend> {
+    backend: &'a B,
+    /// Shards of each part's context.
+    contexts: Vec<&'a [EncodedShard<B>]>,
+    answers: Vec<PartAnswer>,
+}
+
+impl<'a, B: Backend> LocalContext<'a, B> {
+    /// Answers a step of one part from `shards`.
+    pub fn new(backend: &'a B, shards: &'a [EncodedShard<B>]) -> Self {
+        Self::of(backend, vec![shards])
+    }
+
+    /// Answers each part of a step from the shards of its own context.
+    pub fn of(backend: &'a B, contexts: Vec<&'a [EncodedShard<B>]>) -> Self {
+        Self { backend, contexts, answers: Vec::new() }
+    }
+}
+
+impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
+    fn ask(
+        &mut self,
+        LayerQueries { layer, heads, q }: LayerQueries<'_, B>,
+        asks: &[PartAsk],
+    ) -> Result<(), ModelError> {
+        let shards = |ask: &PartAsk| self.contexts[ask.part].iter();
+        let pairs = asks.iter().flat_map(|ask| shards(ask).map(move |shard| (ask, shard)));
+        let each: Vec<_> = pairs
+            .map(|(ask, shard)| Ask { kv: &shard.layers[layer], rows: ask.rows.clone(), mask: ask.mask })
+            .collect();
+        let mut packed = Vec::new();
+        self.backend.attend_many(heads, q, &each, &mut packed)?;
+        let (values, mut start) = (Arc::new(packed), 0);
+        let mut answer = |ask: &PartAsk, shard: &EncodedShard<B>| {
+            let range = start..start + ask.rows.len() * heads.packed_row();
+            start = range.end;
+            let rows = PackedRows::new(values.clone(), range);
+            ShardPartial { block: shard.block, keys: self.backend.kv_len(&shard.layers[layer]), rows }
+        };
+        self.answers = asks.iter().map(|ask| Ok(shards(ask).map(|shard| answer(ask, shard)).collect())).collect();
+        Ok(())
+    }
+
+    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
+        Ok(std::mem::take(&mut self.answers))
+    }
+}
