@@ -9,7 +9,7 @@ mod ids;
 mod measured;
 mod wire;
 
-use asterism_plan::{ContextView, Exchange, Shard};
+use asterism_plan::{ContextView, Exchange, KeptShard, Shard};
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
@@ -271,9 +271,9 @@ pub struct Generate {
     pub generated: Vec<u32>,
     /// Position id of the first of them.
     pub query_start: u32,
-    /// Keys that the shards must add up to.
-    pub context_keys: u64,
-    /// Which of them a row sees.
+    /// The shards of the context: the keys that each must answer for, and how they are merged.
+    pub shards: Vec<KeptShard>,
+    /// Which of the keys a row sees.
     pub view: ContextView,
     /// Hosts that hold shards.
     pub holders: Vec<ShardHolder>,
@@ -396,13 +396,13 @@ pub struct Attach {
     pub attachment: u64,
     /// Context.
     pub context: u64,
-    /// Shards the query host expects there.
-    pub blocks: Vec<u32>,
+    /// Shards the query host expects there. Those of a list are answered by one partial.
+    pub groups: Vec<Vec<u32>>,
     /// The context's.
     pub ticket: Ticket,
 }
 
-/// Meta of a `Partials` frame: whose partials the payload holds, one part after the other, packed rows of each shard in order.
+/// Meta of a `Partials` frame: whose partials the payload holds, one part after the other, packed rows of each of its groups.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub struct PartialsMeta {
     /// One entry a part of the query; or what cannot be attached.
@@ -416,15 +416,15 @@ pub struct PartialsPart {
     pub attachment: u64,
     /// Rows of the question.
     pub rows: u32,
-    /// Shards that the payload has partials of, or why there are none.
+    /// Shards that the payload has partials of, group by group, or why there are none.
     pub answer: PartialsAnswer,
 }
 
 /// Whether an attachment answers.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub enum PartialsAnswer {
-    /// One entry a shard.
-    Shards(Vec<ShardKeys>),
+    /// The shards of each partial.
+    Groups(Vec<Vec<ShardKeys>>),
     /// The host could not answer.
     Failed {
         /// Why.

@@ -19,7 +19,7 @@ use asterism_actors::{
     },
     ticket::Secret,
 };
-use asterism_plan::{ContextView, Exchange, LocalAttention, Shard, Span};
+use asterism_plan::{ContextView, Exchange, KeptShard, LocalAttention, Shard, Span};
 use asterism_transport::sim::Draw;
 use rkyv::util::AlignedVec;
 
@@ -148,7 +148,7 @@ fn host_commands() {
             query_ids: (0..9).collect(),
             generated: vec![4, 5],
             query_start: 1000,
-            context_keys: 1000,
+            shards: vec![KeptShard { keys: 1000, group: 0 }; 3],
             view: ContextView::All,
             holders: holders(),
             choice,
@@ -161,7 +161,7 @@ fn host_commands() {
 fn openings() {
     let ticket = Secret::new([7; 32]).ticket(9);
     fuzz(&[
-        Opening::Attach(Attach { attachment: 4, context: 9, blocks: vec![1, 2, 3], ticket }),
+        Opening::Attach(Attach { attachment: 4, context: 9, groups: vec![vec![1, 2], vec![3]], ticket }),
         Opening::Detach { attachment: 4 },
         Opening::Pass { context: 4, attempt: 1, ticket },
     ]);
@@ -183,7 +183,7 @@ fn masks() {
 fn partials() {
     let part = |answer| PartialsMeta { parts: vec![PartialsPart { attachment: 7, rows: 1, answer }; 2] };
     fuzz(&[
-        part(PartialsAnswer::Shards((0..5).map(|block| ShardKeys { block, keys: 4096 }).collect())),
+        part(PartialsAnswer::Groups(vec![(0..5).map(|block| ShardKeys { block, keys: 4096 }).collect(); 2])),
         part(PartialsAnswer::Failed { cause: "block 3 is not held here".into() }),
     ]);
 }

@@ -348,6 +348,12 @@ impl Backend for Cpu {
         in_compute_type!(self, E => tensor(&[rows, width], merge::merge_packed::<E>(heads, parts, &self.compute)))
     }
 
+    fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
+        check_parts(heads, parts)?;
+        merge::merge_rows(heads, parts, &self.compute, packed);
+        Ok(())
+    }
+
     fn join_heads(&self, output: &Tensor) -> Result<Tensor, KernelError> {
         let (heads, t, dim) = cube("join_heads", output)?;
         let x = elements::<f32>("join_heads", output)?;

@@ -59,18 +59,35 @@ pub fn attend_each<B: Backend>(
 /// As [`Backend::merge_packed`], one part after the other.
 pub fn merge_each<B: Backend>(backend: &B, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<B::Tensor, KernelError> {
     check_parts(heads, parts)?;
-    let merge = |partials: &Vec<&[f32]>| {
-        let unpack = |packed: &&[f32]| {
-            let (output, lse) = unpack(heads, packed);
-            let t = lse.len() / heads.query;
-            let output = backend.upload(&[heads.query, t, heads.dim], &output)?;
-            Ok(Partial { output, lse: backend.upload(&[heads.query, t], &lse)? })
-        };
-        let partials = partials.iter().map(unpack).collect::<Result<Vec<_>, KernelError>>()?;
-        backend.join_heads(&backend.merge(&partials)?.output)
-    };
+    let merge = |partials: &Vec<&[f32]>| backend.join_heads(&merge_part(backend, heads, partials)?.output);
     let merged = parts.iter().map(merge).collect::<Result<Vec<_>, _>>()?;
     backend.concat(&merged, 0)
+}
+
+/// As [`Backend::merge_rows`], one part after the other.
+pub fn merge_each_row<B: Backend>(
+    backend: &B,
+    heads: Heads,
+    parts: &[Vec<&[f32]>],
+    packed: &mut Vec<f32>,
+) -> Result<(), KernelError> {
+    check_parts(heads, parts)?;
+    for partials in parts {
+        let Partial { output, lse } = merge_part(backend, heads, partials)?;
+        pack(heads, &backend.download(&output)?, &backend.download(&lse)?, packed);
+    }
+    Ok(())
+}
+
+fn merge_part<B: Backend>(backend: &B, heads: Heads, partials: &[&[f32]]) -> Result<Partial<B::Tensor>, KernelError> {
+    let unpack = |packed: &&[f32]| {
+        let (output, lse) = unpack(heads, packed);
+        let t = lse.len() / heads.query;
+        let output = backend.upload(&[heads.query, t, heads.dim], &output)?;
+        Ok(Partial { output, lse: backend.upload(&[heads.query, t], &lse)? })
+    };
+    let partials = partials.iter().map(unpack).collect::<Result<Vec<_>, KernelError>>()?;
+    backend.merge(&partials)
 }
 
 /// Rows of `q (t, query heads dim)` as `(query heads, rows, dim)`.

@@ -166,15 +166,17 @@ pub enum ModelError {
         /// What.
         what: String,
     },
-    /// Shards answered for another number of keys than the context has.
-    #[error("layer {layer}: the shards that answered hold {got} keys, the context has {expected}; the step is refused")]
+    /// A shard answered for another number of keys than the plan kept of it, or not at all.
+    #[error("layer {layer}: shard {block} answered for {got} keys, the plan has {expected}; the step is refused")]
     KeyCount {
         /// The layer.
         layer: usize,
-        /// Context tokens.
-        expected: usize,
+        /// The shard.
+        block: usize,
+        /// Its keys.
+        expected: u64,
         /// Keys answered for.
-        got: usize,
+        got: u64,
     },
     /// Logits that choose no token.
     #[error(

@@ -2,17 +2,19 @@
 //! of many jobs through the linear layers together; a row's bits do not depend on its company.
 
 mod context;
+mod groups;
 
 use std::ops::Range;
 
 use asterism_kernels::{Ask, Backend, Mask};
-use asterism_plan::{ContextView, Plan, attention::Streaming};
+use asterism_plan::{ContextView, KeptShard, Plan, attention::Streaming};
 
 pub use context::{
     ContextAttention, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk, ShardPartial, StepError,
 };
 
 use crate::{Decoder, ModelError, decoder::Projected};
+use groups::Groups;
 
 /// The state of phase 2 of one job on the query host: its own keys and values and the next position.
 pub struct Generator<B: Backend> {
@@ -24,11 +26,11 @@ pub struct Generator<B: Backend> {
 }
 
 /// The keys that phase 2 finds in the context.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContextKeys {
-    /// How many there must be over all shards.
-    pub count: usize,
-    /// Which of them a row sees.
+    /// Its shards in merge order: the keys that each must answer for, and the group that it is merged with.
+    pub shards: Vec<KeptShard>,
+    /// Which of the keys a row sees.
     pub view: ContextView,
 }
 
@@ -52,7 +54,7 @@ impl<B: Backend> Generator<B> {
 
     /// Starts behind the context of a plan.
     pub fn of(plan: &Plan) -> Self {
-        Self::new(ContextKeys { count: plan.kept_tokens(), view: plan.view }, plan.query_start)
+        Self::new(ContextKeys { shards: plan.kept_shards(), view: plan.view }, plan.query_start)
     }
 
     /// A step of this job alone.
@@ -87,18 +89,15 @@ pub fn step<B: Backend>(
     context: &mut dyn ContextAttention<B>,
 ) -> Result<StepEnds<B>, ModelError> {
     let mut batch = Batch::new(decoder, parts);
-    if !batch.live.is_empty() {
-        let ids: Vec<u32> = batch.live.iter().flat_map(|live| batch.parts[live.part].ids).copied().collect();
-        let mut x = decoder.embed(&ids)?;
-        for layer in 0..decoder.config().layers {
-            match batch.layer(layer, x, context)? {
-                Some(next) => x = next,
-                None => return Ok(batch.left.into_iter().flatten().map(Err).collect()),
-            }
-        }
-        return batch.end(&x);
+    let ids: Vec<u32> = batch.live.iter().flat_map(|live| batch.parts[live.part].ids).copied().collect();
+    let mut x = if ids.is_empty() { None } else { Some(decoder.embed(&ids)?) };
+    for layer in 0..decoder.config().layers {
+        x = match x {
+            Some(x) => batch.layer(layer, x, context)?,
+            None => break,
+        };
     }
-    Ok(batch.left.into_iter().flatten().map(Err).collect())
+    batch.end(x)
 }
 
 /// The rows of several jobs on their way through the layers.
@@ -162,11 +161,11 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         let answered = self.review(layer, context.collect()?);
         let Some(x) = self.without_those_that_left(x, &answered)? else { return Ok(None) };
         let row = heads.packed_row();
-        let partials = answered.iter().flatten().map(|(own, shards)| {
-            let shards = shards.iter().map(|shard| shard.rows.values());
-            shards.chain([&self.own[own.start * row..own.end * row]]).collect()
-        });
-        let merged = backend.merge_packed(heads, &partials.collect::<Vec<Vec<&[f32]>>>())?;
+        let merged = Groups::merged(backend, heads, answered.iter().flatten().map(|(_, groups)| groups))?;
+        let own = answered.iter().flatten().map(|(own, _)| &self.own[own.start * row..own.end * row]);
+        let partials: Vec<Vec<&[f32]>> =
+            merged.partials().zip(own).map(|(groups, own)| groups.into_iter().chain([own]).collect()).collect();
+        let merged = backend.merge_packed(heads, &partials)?;
         context.merged();
         Ok(Some(decoder.finish_joined(layer, x, &merged)?))
     }
@@ -191,18 +190,13 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         Ok(())
     }
 
-    /// The rows and the answers of each live part, in merge order; nothing for one that has to leave.
-    fn review(&mut self, layer: usize, answers: Vec<PartAnswer>) -> Vec<Option<(Range<usize>, Vec<ShardPartial>)>> {
+    /// The rows and the answers of each live part, group by group; nothing for one that has to leave.
+    fn review(&mut self, layer: usize, answers: Vec<PartAnswer>) -> Vec<Option<(Range<usize>, Groups)>> {
         let review = |(live, answer): (&Live, PartAnswer)| {
-            let expected = self.parts[live.part].generator.context.count;
-            let whole = answer.and_then(|mut shards| {
-                let got = shards.iter().fold(0, |sum: usize, shard| sum.saturating_add(shard.keys));
-                shards.sort_by_key(|shard| shard.block);
-                let count = ModelError::KeyCount { layer, expected, got };
-                if got == expected { Ok(shards) } else { Err(StepError::Failed(count)) }
-            });
+            let context = &self.parts[live.part].generator.context;
+            let whole = answer.and_then(|answers| Groups::of(context, layer, answers).map_err(StepError::Failed));
             match whole {
-                Ok(shards) => Some((live.rows.clone(), shards)),
+                Ok(groups) => Some((live.rows.clone(), groups)),
                 Err(error) => {
                     self.left[live.part] = Some(error);
                     None
@@ -239,10 +233,10 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         self.live.iter().flat_map(of).collect()
     }
 
-    /// Every layer is done.
-    fn end(self, x: &B::Tensor) -> Result<StepEnds<B>, ModelError> {
+    /// Every layer is done, or no part is left.
+    fn end(self, x: Option<B::Tensor>) -> Result<StepEnds<B>, ModelError> {
         let mut ends: Vec<_> = self.left.into_iter().map(|left| left.map(Err)).collect();
-        for Live { part, rows } in self.live {
+        for (Live { part, rows }, x) in self.live.into_iter().zip(x.iter().cycle()) {
             let StepPart { generator, ids } = &mut self.parts[part];
             generator.next_position += ids.len() as u32;
             generator.rows += ids.len();
@@ -258,9 +252,10 @@ impl<B: Backend> Generator<B> {
         match self.context.view {
             ContextView::All => (Mask::None, Mask::Causal),
             ContextView::Streaming(Streaming { sink_tokens: sink, window_tokens: window }) => {
-                let first_row = self.context.count + self.rows;
+                let keys = self.context.shards.iter().map(|shard| shard.keys as usize).sum();
+                let first_row = keys + self.rows;
                 let from = |first_key| Mask::Streaming { sink, window, first_row, first_key };
-                (from(0), from(self.context.count))
+                (from(0), from(keys))
             }
         }
     }

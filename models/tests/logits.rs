@@ -6,7 +6,7 @@ use std::sync::Arc;
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, ContextKeys, Decoder, Generator, LocalContext, Parts, encode_plan};
 use asterism_plan::methods::DenseConfig;
-use asterism_plan::{ContextView, Method, MethodConfig, PlanRequest};
+use asterism_plan::{Method, MethodConfig, PlanRequest};
 use safetensors::SafeTensors;
 
 const TOLERANCE: f32 = 1e-3;
@@ -43,8 +43,7 @@ fn decoder(dtype: DType) -> Decoder<Cpu> {
 /// Logits of every row in one pass, without a context.
 fn one_pass(decoder: &Decoder<Cpu>, ids: &[u32]) -> Vec<f32> {
     let mut nowhere = LocalContext::new(decoder.backend(), &[]);
-    let x =
-        Generator::new(ContextKeys { count: 0, view: ContextView::All }, 0).step(decoder, ids, &mut nowhere).unwrap();
+    let x = Generator::new(ContextKeys::default(), 0).step(decoder, ids, &mut nowhere).unwrap();
     decoder.all_logits(&x).unwrap()
 }
 

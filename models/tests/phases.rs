@@ -9,7 +9,7 @@ use asterism_models::{
     ModelError, PartAnswer, PartAsk, Parts, RetainingHeads, ShardPartial, StepError, StepPart, encode_plan, step,
 };
 use asterism_plan::methods::{DenseConfig, StarConfig};
-use asterism_plan::{ContextView, Method, MethodConfig, Plan, PlanRequest};
+use asterism_plan::{ContextView, KeptShard, Method, MethodConfig, Plan, PlanRequest};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -70,9 +70,16 @@ fn by(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32], hosts: usi
 }
 
 /// Logits of every row of every step.
-fn logits(decoder: &Decoder<Cpu>, tokens: usize, context: &mut dyn ContextAttention<Cpu>) -> Vec<f32> {
-    let keys = ContextKeys { count: tokens, view: ContextView::All };
-    steps(decoder, Generator::new(keys, tokens as u32), context)
+fn logits(decoder: &Decoder<Cpu>, shards: &[EncodedShard<Cpu>], context: &mut dyn ContextAttention<Cpu>) -> Vec<f32> {
+    let tokens: usize = shards.iter().map(|shard| shard.tokens).sum();
+    steps(decoder, Generator::new(keys_of(shards), tokens as u32), context)
+}
+
+/// Each shard a group of its own.
+fn keys_of(shards: &[EncodedShard<Cpu>]) -> ContextKeys {
+    let kept =
+        |(group, shard): (usize, &EncodedShard<Cpu>)| KeptShard { keys: shard.tokens as u64, group: group as u32 };
+    ContextKeys { shards: shards.iter().enumerate().map(kept).collect(), view: ContextView::All }
 }
 
 fn steps(decoder: &Decoder<Cpu>, mut generator: Generator<Cpu>, context: &mut dyn ContextAttention<Cpu>) -> Vec<f32> {
@@ -81,8 +88,7 @@ fn steps(decoder: &Decoder<Cpu>, mut generator: Generator<Cpu>, context: &mut dy
 }
 
 fn local(decoder: &Decoder<Cpu>, shards: &[EncodedShard<Cpu>]) -> Vec<f32> {
-    let tokens = shards.iter().map(|shard| shard.tokens).sum();
-    logits(decoder, tokens, &mut LocalContext::new(decoder.backend(), shards))
+    logits(decoder, shards, &mut LocalContext::new(decoder.backend(), shards))
 }
 
 fn difference(a: &[f32], b: &[f32]) -> f32 {
@@ -145,8 +151,7 @@ proptest! {
         for decoder in decoders() {
             let shards = encode(decoder, &star(32, 16), &context);
             let mut host = LocalContext::new(decoder.backend(), &shards);
-            let keys = ContextKeys { count: context.len(), view: ContextView::All };
-            let mut generator = Generator::new(keys, context.len() as u32);
+            let mut generator = Generator::new(keys_of(&shards), context.len() as u32);
             let whole = decoder.all_logits(&generator.step(decoder, &ids, &mut host).unwrap()).unwrap();
             let worst = difference(&whole, &local(decoder, &shards));
             prop_assert!(worst < TOLERANCE, "{worst}");
@@ -255,7 +260,7 @@ fn the_order_of_arrival_changes_no_bit() {
         let shards = encode(decoder, &star(32, 16), &some_context());
         let context = LocalContext::new(decoder.backend(), &shards);
         let mut late = Changed { context, change: |answers: &mut Vec<_>| only(answers).reverse() };
-        assert_eq!(logits(decoder, 100, &mut late), local(decoder, &shards));
+        assert_eq!(logits(decoder, &shards, &mut late), local(decoder, &shards));
     }
 }
 
@@ -265,11 +270,8 @@ fn a_shard_that_does_not_answer_is_never_renormalised_away() {
     let shards = encode(decoder, &star(32, 16), &some_context());
     let context = LocalContext::new(decoder.backend(), &shards);
     let mut lossy = Changed { context, change: |answers: &mut Vec<_>| drop(only(answers).pop()) };
-    let error = Generator::new(ContextKeys { count: 100, view: ContextView::All }, 100)
-        .step(decoder, STEPS[0], &mut lossy)
-        .err()
-        .unwrap();
-    assert!(matches!(error, ModelError::KeyCount { layer: 0, expected: 100, got: 96 }), "{error}");
+    let error = Generator::new(keys_of(&shards), 100).step(decoder, STEPS[0], &mut lossy).err().unwrap();
+    assert!(matches!(error, ModelError::KeyCount { layer: 0, block: 3, expected: 4, got: 0 }), "{error}");
 }
 
 /// A job of a batch: its own context, question and answer.

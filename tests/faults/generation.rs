@@ -188,8 +188,9 @@ impl Host {
     fn layer_done(&mut self, core: &mut Core, job: u64, keys: u64) {
         let Some(generation) = self.generations.get_mut(&job) else { return };
         generation.collects = false;
-        if keys != generation.order.context_keys {
-            let message = format!("shards have {keys} keys, not {}", generation.order.context_keys);
+        let kept: u64 = generation.order.shards.iter().map(|shard| shard.keys).sum();
+        if keys != kept {
+            let message = format!("shards have {keys} keys, not {kept}");
             return self.end_generation(core, job, GenerationEnd::Failed { code: "shard_mismatch".into(), message });
         }
         generation.decoder.merge(&generation.answers);

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use asterism_kernels::{Ask, Backend, Heads, Mask};
+use asterism_kernels::{Ask, Backend, Heads, KernelError, Mask};
 use asterism_models::{Decoder, EncodedShard};
 use asterism_transport::{
     Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, Link, MAX_PAYLOAD_BYTES, PayloadType,
@@ -29,7 +29,7 @@ pub struct Queries<'a, B: Backend> {
     /// What is answered from.
     pub desk: Desk<B>,
     /// By their numbers.
-    pub attached: HashMap<u64, Attach>,
+    pub attached: HashMap<u64, Attached>,
     /// Where answers go.
     pub sender: Box<dyn FrameSender>,
     /// Who asks.
@@ -38,11 +38,23 @@ pub struct Queries<'a, B: Backend> {
     pub peer: &'a str,
 }
 
-/// A part of a query that can be answered, and from what.
+/// Shards of a context that a query host attached.
+pub struct Attached {
+    context: u64,
+    /// Group by group.
+    blocks: Vec<u32>,
+    /// Shards of each group.
+    sizes: Vec<usize>,
+}
+
+/// A part of a query, and what it is answered from.
 struct Found<B: Backend> {
     part: QueryPart,
-    shards: Result<Vec<Arc<EncodedShard<B>>>, String>,
+    shards: Result<Grouped<B>, String>,
 }
+
+/// Shards, and how many of them each group has.
+type Grouped<B> = (Vec<Arc<EncodedShard<B>>>, Vec<usize>);
 
 impl<B: Backend> Queries<'_, B> {
     /// Answers until the query host goes; the error is why it ended before.
@@ -76,15 +88,17 @@ impl<B: Backend> Queries<'_, B> {
 
     /// Whoever asks for what is not here, or may not, hears so before the first query, too.
     async fn attach(&mut self, attach: Attach) -> Result<(), String> {
-        let Attach { attachment, context, ref blocks, ticket } = attach;
+        let Attach { attachment, context, groups, ticket } = attach;
+        let (blocks, sizes) = (groups.concat(), groups.iter().map(Vec::len).collect());
         let refused = match self.desk.tickets.find(context) {
+            _ if groups.is_empty() || groups.iter().any(Vec::is_empty) => Some("a group has no shard".to_owned()),
             _ if self.attached.len() >= ATTACHMENTS => Some(format!("{ATTACHMENTS} contexts are attached already")),
             Some(known) if known != ticket => Some(wrong_ticket(context, self.peer)),
-            Some(_) => self.desk.store.find(context, blocks).err().map(|block| missing(context, block)),
+            Some(_) => self.desk.store.find(context, &blocks).err().map(|block| missing(context, block)),
             None => Some(missing(context, blocks.first().copied().unwrap_or_default())),
         };
         match refused {
-            None => drop(self.attached.insert(attachment, attach)),
+            None => drop(self.attached.insert(attachment, Attached { context, blocks, sizes })),
             Some(cause) => {
                 let header = Frame::control(Default::default()).header;
                 self.send(refusal(header, attachment, cause)).await?;
@@ -98,8 +112,9 @@ impl<B: Backend> Queries<'_, B> {
         let (mut found, decoder) = (Vec::with_capacity(parts.len()), self.desk.decoder.clone());
         for part in parts {
             let shards = match self.attached.get(&part.attachment) {
-                Some(Attach { context, blocks, .. }) => {
-                    self.desk.store.find(*context, blocks).map_err(|block| missing(*context, block))
+                Some(Attached { context, blocks, sizes }) => {
+                    let found = self.desk.store.find(*context, blocks);
+                    found.map(|shards| (shards, sizes.clone())).map_err(|block| missing(*context, block))
                 }
                 None => Err(format!("nothing is attached by number {}", part.attachment)),
             };
@@ -134,21 +149,24 @@ fn attend<B: Backend>(
     let rows = found.iter().fold(0, |sum: usize, found| sum.saturating_add(found.part.rows as usize));
     let values = payload::read(&frame.payload, rows.saturating_mul(query * dim), payload_type)?;
     let mut room = MAX_PAYLOAD_BYTES / (4 * heads.packed_row());
-    let (mut parts, mut asks, mut start) = (Vec::with_capacity(found.len()), Vec::new(), 0);
+    let (mut parts, mut asks, mut sizes, mut start) = (Vec::with_capacity(found.len()), Vec::new(), Vec::new(), 0);
     for Found { part: QueryPart { attachment, rows, mask }, shards } in &found {
         let (range, mask) = (start..start + *rows as usize, mask.map_or(Mask::None, seen));
         start = range.end;
-        let fits = shards.as_ref().map_err(Clone::clone).and_then(|shards| {
+        let fits = shards.as_ref().map_err(Clone::clone).and_then(|(shards, groups)| {
             let wanted = range.len() * shards.len();
             room = room.checked_sub(wanted).ok_or_else(|| format!("{wanted} partial rows do not fit into a frame"))?;
-            Ok(shards)
+            Ok((shards, groups))
         });
         let answer = match fits {
-            Ok(shards) => {
+            Ok((shards, groups)) => {
                 let kv = |shard: &Arc<EncodedShard<B>>| backend.kv_len(&shard.layers[layer]) as u64;
                 let keys = |shard: &Arc<EncodedShard<B>>| ShardKeys { block: shard.block as u32, keys: kv(shard) };
+                let mut each = shards.iter().map(keys);
+                let groups_keys = groups.iter().map(|shards| each.by_ref().take(*shards).collect()).collect();
                 asks.extend(shards.iter().map(|shard| Ask { kv: &shard.layers[layer], rows: range.clone(), mask }));
-                PartialsAnswer::Shards(shards.iter().map(keys).collect())
+                sizes.extend(groups.iter().map(|shards| (*shards, range.len() * heads.packed_row())));
+                PartialsAnswer::Groups(groups_keys)
             }
             Err(cause) => PartialsAnswer::Failed { cause },
         };
@@ -158,9 +176,31 @@ fn attend<B: Backend>(
     let attended = backend
         .upload(&[rows, query * dim], &values)
         .and_then(|q| backend.cast(&q))
-        .and_then(|q| backend.attend_many(heads, &q, &asks, &mut packed));
-    attended.map_err(|error| error.to_string())?;
-    Ok((parts, Floats::of(packed)))
+        .and_then(|q| backend.attend_many(heads, &q, &asks, &mut packed))
+        .and_then(|()| merge_groups(backend, heads, &sizes, packed));
+    Ok((parts, Floats::of(attended.map_err(|error| error.to_string())?)))
+}
+
+/// Merges the partials of each group of `(shards, values of each)`, which lie one after the other.
+fn merge_groups<B: Backend>(
+    backend: &B,
+    heads: Heads,
+    groups: &[(usize, usize)],
+    packed: Vec<f32>,
+) -> Result<Vec<f32>, KernelError> {
+    if groups.iter().all(|(shards, _)| *shards == 1) {
+        return Ok(packed);
+    }
+    let mut rest = &packed[..];
+    let group = |&(shards, values): &(usize, usize)| {
+        let (own, after) = rest.split_at(shards * values);
+        rest = after;
+        (0..shards).map(|shard| &own[shard * values..][..values]).collect()
+    };
+    let groups: Vec<Vec<&[f32]>> = groups.iter().map(group).collect();
+    let mut merged = Vec::new();
+    backend.merge_rows(heads, &groups, &mut merged)?;
+    Ok(merged)
 }
 
 /// Which keys the rows of a part see.

@@ -12,6 +12,7 @@ use asterism_kernels::{Backend, Heads, Mask};
 use asterism_models::{
     ContextAttention, Decoder, LayerQueries, ModelError, PackedRows, PartAnswer, PartAsk, ShardPartial, StepError,
 };
+use asterism_plan::KeptShard;
 use asterism_transport::{Frame, FrameHeader, FrameKind};
 use bytes::{Bytes, BytesMut};
 use tokio::{runtime::Handle, sync::mpsc};
@@ -38,8 +39,8 @@ pub struct Contexts<B: Backend> {
     runtime: Handle,
     lines: Lines,
     jobs: BTreeMap<u64, Context>,
-    /// Job and channel of its gather, by the number that hosts know.
-    attachments: HashMap<u64, (u64, u64)>,
+    /// By the number that hosts know.
+    attachments: HashMap<u64, Attachment>,
     attached: u64,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     /// Came during a step, and is for whoever takes the steps.
@@ -55,10 +56,20 @@ pub struct Contexts<B: Backend> {
 struct Context {
     context: u64,
     ticket: Ticket,
+    shards: Vec<KeptShard>,
     gather: Gather,
     /// Line and attachment of each of its gather's channels.
     channels: HashMap<u64, (u64, u64)>,
     times: Box<Phase2Times>,
+}
+
+/// Shards of a job at one host.
+struct Attachment {
+    job: u64,
+    /// Of its gather.
+    channel: u64,
+    /// Shards of each group that is answered by one partial.
+    sizes: Vec<usize>,
 }
 
 /// When things happen, and how long they take.
@@ -121,8 +132,8 @@ impl<B: Backend> Contexts<B> {
     /// Attaches a job's shards at their holders.
     pub fn add(&mut self, generate: &Generate) {
         let (gather, channels, times) = (Gather::default(), HashMap::new(), Box::default());
-        let (context, ticket) = (generate.context, generate.ticket);
-        self.jobs.insert(generate.job, Context { context, ticket, gather, channels, times });
+        let (context, ticket, shards) = (generate.context, generate.ticket, generate.shards.clone());
+        self.jobs.insert(generate.job, Context { context, ticket, shards, gather, channels, times });
         self.apply(generate.job, gather::Event::Holders(generate.holders.clone()), None);
     }
 
@@ -211,7 +222,7 @@ impl<B: Backend> Contexts<B> {
 
     fn broke(&mut self, line: u64, cause: &str) {
         for attachment in self.lines.ended(line) {
-            if let Some((job, channel)) = self.attachments.remove(&attachment) {
+            if let Some(Attachment { job, channel, .. }) = self.attachments.remove(&attachment) {
                 self.apply(job, gather::Event::Broke { channel, cause: cause.to_owned() }, None);
             }
         }
@@ -226,10 +237,11 @@ impl<B: Backend> Contexts<B> {
                 Command::Open { channel, holder } => {
                     let attachment = self.attached;
                     self.attached += 1;
-                    let (blocks, ticket) = (holder.blocks.clone(), context.ticket);
-                    let attach = Attach { attachment, context: context.context, blocks, ticket };
+                    let groups = groups_of(&context.shards, &holder.blocks);
+                    let sizes = groups.iter().map(Vec::len).collect();
+                    let attach = Attach { attachment, context: context.context, groups, ticket: context.ticket };
                     context.channels.insert(channel, (self.lines.attach(&holder, attach), attachment));
-                    self.attachments.insert(attachment, (job, channel));
+                    self.attachments.insert(attachment, Attachment { job, channel, sizes });
                 }
                 Command::Drop { channel } => {
                     if let Some((line, attachment)) = context.channels.remove(&channel) {
@@ -243,9 +255,15 @@ impl<B: Backend> Contexts<B> {
                     outgoing.into_iter().for_each(|(line, ask)| self.outgoing.entry(line).or_default().push(ask));
                 }
                 Command::Take { blocks } => {
-                    let taken = answers.take().into_iter().flatten();
-                    let taken = taken.filter(|answer| blocks.contains(&(answer.block as u32)));
-                    part.into_iter().for_each(|part| self.asked.parts[part].answers.extend(taken.clone()));
+                    let Some(part) = part.map(|part| &mut self.asked.parts[part].answers) else { continue };
+                    for answer in answers.take().into_iter().flatten() {
+                        let has = |block: usize| answer.shards.iter().any(|shard| shard.0 == block);
+                        if blocks.iter().any(|block| has(*block as usize)) {
+                            // A group that is merged as a whole stands for its shards that answered before.
+                            part.retain(|before| !before.shards.iter().any(|shard| has(shard.0)));
+                            part.push(answer);
+                        }
+                    }
                 }
                 Command::Done { .. } => {
                     if let Some(part) = part {
@@ -271,38 +289,39 @@ impl<B: Backend> Contexts<B> {
         let (values, row): (Arc<Floats>, _) = (Arc::new(values), self.decoder.config().heads.packed_row());
         let mut start = 0_usize;
         for PartialsPart { attachment, rows, answer } in meta.parts {
-            let at = self.attachments.get(&attachment).copied();
-            let shards = match answer {
-                PartialsAnswer::Shards(shards) => shards,
-                PartialsAnswer::Failed { cause } => {
-                    let broke = at.map(|(job, channel)| (job, gather::Event::Broke { channel, cause }));
-                    broke.into_iter().for_each(|(job, event)| self.apply(job, event, None));
-                    continue;
-                }
-            };
-            let each = (rows as usize).saturating_mul(row);
-            let end = start.saturating_add(each.saturating_mul(shards.len()));
-            let whole = (*values).as_ref().len();
-            if end > whole {
-                return Err(format!("it answered {} shards with {whole} values", shards.len()));
+            let (from, whole) = (start, (*values).as_ref().len());
+            let partials = if let PartialsAnswer::Groups(groups) = &answer { groups.len() } else { 0 };
+            start = start.saturating_add((rows as usize).saturating_mul(row).saturating_mul(partials));
+            if start > whole {
+                return Err(format!("it answered with {partials} partials of {rows} rows in {whole} values"));
             }
-            let from = start;
-            start = end;
             // What was detached meanwhile is not waited for.
-            let Some((job, channel)) = at else { continue };
+            let Some(Attachment { job, channel, sizes }) = self.attachments.get(&attachment) else { continue };
+            let (job, channel) = (*job, *channel);
             if self.jobs[&job].channels.get(&channel).is_none_or(|(attached, _)| *attached != line) {
                 return Err(format!("it answered for attachment {attachment}, which is another host's"));
             }
+            let groups = match answer {
+                PartialsAnswer::Groups(groups) if groups.iter().map(Vec::len).eq(sizes.iter().copied()) => groups,
+                PartialsAnswer::Groups(groups) => {
+                    return Err(format!("asked for groups of {sizes:?} shards, it answered for {groups:?}"));
+                }
+                PartialsAnswer::Failed { cause } => {
+                    self.apply(job, gather::Event::Broke { channel, cause }, None);
+                    continue;
+                }
+            };
             let answers = match self.awaited(job, (header.step, header.layer)) {
                 None => Ok(None),
                 Some(part) if self.asked.parts[part].rows.len() != rows as usize => {
                     Err(format!("asked for {} rows, it answered {rows}", self.asked.parts[part].rows.len()))
                 }
-                Some(part) => Ok(Some(self.answers(line, part, (&shards, &values, from..end)))),
+                Some(part) => Ok(Some(self.answers(line, part, &groups, (&values, from..start)))),
             };
             match answers {
                 Ok(answers) => {
-                    let (step, layer) = (header.step, header.layer);
+                    let (step, layer, mut shards) = (header.step, header.layer, groups.concat());
+                    shards.sort_unstable_by_key(|shard| shard.block);
                     self.apply(job, gather::Event::Answer { channel, step, layer, shards }, answers);
                 }
                 Err(cause) => self.apply(job, gather::Event::Broke { channel, cause }, None),
@@ -320,24 +339,27 @@ impl<B: Backend> Contexts<B> {
         self.asked.parts.iter().position(|part| asked && part.job == job && part.end.is_none())
     }
 
-    /// The answers of shards to a part; a number that is none ends the part.
+    /// The partials of groups of shards for a part; a number that is none ends the part.
     fn answers(
         &mut self,
         line: u64,
         part: usize,
-        (shards, values, range): (&[ShardKeys], &Arc<Floats>, Range<usize>),
+        groups: &[Vec<ShardKeys>],
+        (values, range): (&Arc<Floats>, Range<usize>),
     ) -> Vec<ShardPartial> {
-        let each = range.len() / shards.len().max(1);
-        let mut answers = Vec::with_capacity(shards.len());
-        for (index, shard) in shards.iter().enumerate() {
+        let each = range.len() / groups.len().max(1);
+        let mut answers = Vec::with_capacity(groups.len());
+        for (index, group) in groups.iter().enumerate() {
             let start = range.start + index * each;
             let rows = PackedRows::new(values.clone(), start..start + each);
+            let shards: Vec<(usize, u64)> = group.iter().map(|shard| (shard.block as usize, shard.keys)).collect();
             if !are_numbers(self.decoder.config().heads, rows.values()) {
-                let (host, block, layer) = (self.lines.host(line), shard.block as usize, self.asked.layer as usize);
+                let (host, layer) = (self.lines.host(line), self.asked.layer as usize);
+                let block = shards.first().map_or(0, |shard| shard.0);
                 let error = ModelError::PartialNotFinite { host, block, layer };
                 self.asked.parts[part].end = Some(Err(StepError::Failed(error)));
             }
-            answers.push(ShardPartial { block: shard.block as usize, keys: shard.keys as usize, rows });
+            answers.push(ShardPartial { shards, rows });
         }
         answers
     }
@@ -472,6 +494,19 @@ fn are_numbers(heads: Heads, packed: &[f32]) -> bool {
     })
 }
 
+/// The shards of one holder as it is to answer them: by one partial where it has all of a merge group, else one by one.
+fn groups_of(shards: &[KeptShard], blocks: &[u32]) -> Vec<Vec<u32>> {
+    let group = |block: &u32| shards.get(*block as usize).map(|shard| shard.group);
+    let (mut held, mut whole) = (BTreeMap::<Option<u32>, Vec<u32>>::new(), BTreeMap::<Option<u32>, usize>::new());
+    blocks.iter().for_each(|block| held.entry(group(block)).or_default().push(*block));
+    shards.iter().for_each(|shard| *whole.entry(Some(shard.group)).or_default() += 1);
+    let merged = |(group, blocks): (Option<u32>, Vec<u32>)| match whole.get(&group) {
+        Some(shards) if *shards == blocks.len() => vec![blocks],
+        _ => blocks.into_iter().map(|block| vec![block]).collect(),
+    };
+    held.into_iter().flat_map(merged).collect()
+}
+
 /// The mask as it travels; none when every key is seen.
 fn streaming(mask: Mask) -> Option<StreamingMask> {
     match mask {
@@ -480,5 +515,18 @@ fn streaming(mask: Mask) -> Option<StreamingMask> {
             Some(StreamingMask { sink, window, first_row, first_key })
         }
         Mask::None | Mask::Causal | Mask::From { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_merges_the_groups_that_it_has_all_of() {
+        let shards: Vec<KeptShard> = [0, 0, 1, 2, 1].map(|group| KeptShard { keys: 8, group }).to_vec();
+        assert_eq!(groups_of(&shards, &[0, 1, 2, 3, 4]), [vec![0, 1], vec![2, 4], vec![3]]);
+        assert_eq!(groups_of(&shards, &[0, 2, 3]), [vec![0], vec![2], vec![3]]);
+        assert_eq!(groups_of(&shards, &[1, 2, 4]), [vec![1], vec![2, 4]]);
     }
 }

@@ -49,7 +49,7 @@ pub struct End {
 impl<B: Backend> Generation<B> {
     /// As ordered.
     pub fn new(model: Arc<LoadedModel<B>>, order: Generate) -> Self {
-        let keys = ContextKeys { count: order.context_keys as usize, view: order.view };
+        let keys = ContextKeys { shards: order.shards.clone(), view: order.view };
         let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
         Self {
             generator: Generator::new(keys, order.query_start),

@@ -216,7 +216,7 @@ mod tests {
             query_ids: vec![7],
             generated: generated.to_vec(),
             query_start: 3,
-            context_keys: 3,
+            shards: Vec::new(),
             view: Default::default(),
             holders: Vec::new(),
             choice: TokenChoice {

@@ -306,7 +306,7 @@ impl SupervisorState {
             query_ids: job.question.query_ids.clone(),
             generated: job.status.tokens.clone(),
             query_start: context.plan().query_start,
-            context_keys: context.plan().kept_tokens() as u64,
+            shards: context.plan().kept_shards(),
             view: context.plan().view,
             holders: context.holders(&addresses),
             choice: job.question.choice.clone(),

@@ -313,7 +313,8 @@ fn a_job_goes_through_its_phases() {
     cluster.now = 1.0;
     assert_eq!(cluster.encode().len(), 4, "four shards of 30, 30, 30 and 10 tokens");
     let (query, generate) = cluster.generation().expect("the query host is asked once every shard is encoded");
-    assert_eq!((query, generate.context_keys, generate.query_start), (3, u64::from(CONTEXT), CONTEXT));
+    let keys = generate.shards.iter().map(|shard| shard.keys).sum();
+    assert_eq!((query, keys, generate.query_start), (3, u64::from(CONTEXT), CONTEXT));
     let blocks: Vec<&[u32]> = generate.holders.iter().map(|holder| &holder.blocks[..]).collect();
     assert_eq!(blocks, [&[0, 1][..], &[2, 3]]);
     cluster.now = 2.0;

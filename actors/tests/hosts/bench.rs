@@ -96,7 +96,7 @@ impl Case {
             query_ids: cases::list(&self.case["query_ids"]),
             generated: Vec::new(),
             query_start: self.plan.query_start,
-            context_keys: self.plan.kept_tokens() as u64,
+            shards: self.plan.kept_shards(),
             view: self.plan.view,
             holders: holders.to_vec(),
             choice: TokenChoice { max_tokens, temperature, top_p: 0.95, seed: 11, stop: Vec::new(), ignore_eos: true },

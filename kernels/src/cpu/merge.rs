@@ -53,47 +53,83 @@ impl Kernel for Merge<'_> {
 
 /// Packed partials of each part (`crate::packed`), merged and joined: `(rows of all parts, query heads dim)`.
 pub(super) fn merge_packed<E: Element>(heads: Heads, parts: &[Vec<&[f32]>], compute: &Compute) -> Vec<E> {
-    let width = heads.query * heads.dim;
-    let row_of_part = |(part, partials): (usize, &Vec<&[f32]>)| {
-        (0..partials[0].len() / heads.packed_row()).map(move |row| (part, row)).collect::<Vec<_>>()
-    };
-    let rows: Vec<(usize, usize)> = parts.iter().enumerate().flat_map(row_of_part).collect();
-    let most = parts.iter().map(Vec::len).max().unwrap_or(0);
-    let each = (TASK / heads.query).max(1);
-    let tasks = Tasks { count: rows.len().div_ceil(each), cost: 2 * most * rows.len() * (width + 10 * heads.query) };
+    let (rows, stride) = (rows_of(heads, parts), heads.query * heads.dim);
     let write = |output: Shared<E>| {
-        compute.pool.each(tasks, |task| {
-            let rows = (task * each..rows.len().min((task + 1) * each)).map(|at| (at, rows[at]));
-            compute.set.run(MergePacked { heads, parts, rows, output: &output });
+        each_task(heads, parts, &rows, compute, |rows| {
+            compute.set.run(MergePacked { heads, parts, rows, to: (&output, stride), lse: None });
         });
     };
     // SAFETY: the tasks cover every row.
-    unsafe { filled(rows.len() * width, write) }
+    unsafe { filled(rows.len() * stride, write) }
 }
 
-struct MergePacked<'a, E, R> {
+/// The same as packed rows, which stay f32.
+pub(super) fn merge_rows(heads: Heads, parts: &[Vec<&[f32]>], compute: &Compute, packed: &mut Vec<f32>) {
+    let (rows, stride, start) = (rows_of(heads, parts), heads.packed_row(), packed.len());
+    packed.resize(start + rows.len() * stride, 0.0);
+    let output = Shared::new(&mut packed[start..]);
+    each_task(heads, parts, &rows, compute, |rows| {
+        compute.set.run(MergePacked { heads, parts, rows, to: (&output, stride), lse: Some(&output) });
+    });
+}
+
+/// Each row by its part and its place in that.
+fn rows_of(heads: Heads, parts: &[Vec<&[f32]>]) -> Vec<(usize, usize)> {
+    let rows = |partials: &Vec<&[f32]>| partials[0].len() / heads.packed_row();
+    parts.iter().enumerate().flat_map(|(part, partials)| (0..rows(partials)).map(move |row| (part, row))).collect()
+}
+
+fn each_task<'a>(
+    heads: Heads,
+    parts: &[Vec<&[f32]>],
+    rows: &'a [(usize, usize)],
+    compute: &Compute,
+    work: impl Fn(PlacedRows<'a>) + Sync,
+) {
+    let most = parts.iter().map(Vec::len).max().unwrap_or(0);
+    let each = (TASK / heads.query).max(1);
+    let cost = 2 * most * rows.len() * heads.query * (heads.dim + 10);
+    compute.pool.each(Tasks { count: rows.len().div_ceil(each), cost }, |task| {
+        work(PlacedRows { first: task * each, rows: &rows[task * each..rows.len().min((task + 1) * each)] });
+    });
+}
+
+/// Rows of a task, and the place of the first among the results.
+struct PlacedRows<'a> {
+    first: usize,
+    rows: &'a [(usize, usize)],
+}
+
+struct MergePacked<'a, E> {
     heads: Heads,
     parts: &'a [Vec<&'a [f32]>],
-    /// Place of the row among the results, its part and its place in that.
-    rows: R,
-    output: &'a Shared<E>,
+    rows: PlacedRows<'a>,
+    /// Where outputs go, and how far its rows lie apart.
+    to: (&'a Shared<E>, usize),
+    /// Where log-sum-exps go, behind the outputs of a row; the same buffer.
+    lse: Option<&'a Shared<f32>>,
 }
 
-impl<E: Element, R: Iterator<Item = (usize, (usize, usize))>> Kernel for MergePacked<'_, E, R> {
+impl<E: Element> Kernel for MergePacked<'_, E> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Heads { query, dim, .. } = self.heads;
+        let ((output, stride), packed) = (self.to, self.heads.packed_row());
         let (mut weights, mut merged) = (Vec::new(), vec![0.0; dim]);
-        for (at, (part, row)) in self.rows {
+        for (place, &(part, row)) in self.rows.rows.iter().enumerate() {
+            let start = (self.rows.first + place) * stride;
             for head in 0..query {
-                let parts = self.parts[part].iter().map(|packed| {
-                    let row = &packed[row * self.heads.packed_row()..][..self.heads.packed_row()];
+                let parts = self.parts[part].iter().map(|partial| {
+                    let row = &partial[row * packed..][..packed];
                     (&row[head * dim..][..dim], row[query * dim + head])
                 });
                 // SAFETY: `merged` has room for a row; this row of the results is this task's.
                 unsafe {
-                    merge_row::<L>(parts, &mut weights, dim, merged.as_mut_ptr());
-                    convert::<L, f32, E>(&merged, self.output.at((at * query + head) * dim));
+                    let lse = merge_row::<L>(parts, &mut weights, dim, merged.as_mut_ptr());
+                    convert::<L, f32, E>(&merged, output.at(start + head * dim));
+                    if let Some(to) = self.lse {
+                        *to.at(start + query * dim + head) = lse;
+                    }
                 }
             }
         }

@@ -79,6 +79,10 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     let together = backend.merge_packed(*heads, &parts).unwrap();
     let apart = packed::merge_each(backend, *heads, &parts).unwrap();
     prop_assert_eq!(merged(&together), merged(&apart));
+    let (mut together, mut apart) = (vec![5.0], vec![5.0]);
+    backend.merge_rows(*heads, &parts, &mut together).unwrap();
+    packed::merge_each_row(backend, *heads, &parts, &mut apart).unwrap();
+    prop_assert_eq!(bits(&together), bits(&apart));
     Ok(())
 }
 

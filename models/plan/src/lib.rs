@@ -22,6 +22,6 @@ pub use error::PlanError;
 pub use exchange::{Exchange, Passing, PassingScore};
 pub use forecast::{Calibration, Conditions, Forecast, StepSeconds};
 pub use methods::{Method, MethodConfig};
-pub use plan::{Choice, ContextView, Plan, PlanRequest, Shard};
+pub use plan::{Choice, ContextView, KeptShard, Plan, PlanRequest, Shard};
 pub use span::{Input, KnownIds, Span, TokenIds, TokenSet};
 pub use summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, chunk_scores, summarize};

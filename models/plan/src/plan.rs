@@ -80,6 +80,16 @@ pub enum ContextView {
     Streaming(Streaming),
 }
 
+/// What phase 2 finds of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct KeptShard {
+    /// Its keys.
+    pub keys: u64,
+    /// The shards of a group are merged first, in order; then the groups, in the order of their first shards. So a host answers
+    /// with one partial a group that it has all shards of, and bits are the plan's whoever merges.
+    pub group: u32,
+}
+
 /// One phase-1 forward pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Shard {
@@ -156,6 +166,12 @@ impl Plan {
     /// Keys that phase 2 must find over all shards: the context, and prefixes where they are kept.
     pub fn kept_tokens(&self) -> usize {
         self.shards.iter().map(Shard::kept_tokens).sum()
+    }
+
+    /// The shards as phase 2 finds them: those dealt to one logical host are a merge group.
+    pub fn kept_shards(&self) -> Vec<KeptShard> {
+        let kept = |shard: &Shard| KeptShard { keys: shard.kept_tokens() as u64, group: shard.host as u32 };
+        self.shards.iter().map(kept).collect()
     }
 
     /// Keys kept on each host, idle ones included.

@@ -27,7 +27,7 @@ pub struct PartAsk {
     pub mask: Mask,
 }
 
-/// What a part gets: one answer a shard, in any order, or why there is none.
+/// What a part gets: one answer a shard or a group, in any order, or why there is none.
 pub type PartAnswer = Result<Vec<ShardPartial>, StepError>;
 
 /// Why a part of a step did not get to its end. The other parts do.
@@ -39,14 +39,12 @@ pub enum StepError {
     Failed(ModelError),
 }
 
-/// One shard's answer to the rows of a part.
+/// The answer of one shard to the rows of a part, or of a whole merge group.
 #[derive(Clone)]
 pub struct ShardPartial {
-    /// Place of the shard in the merge.
-    pub block: usize,
-    /// Keys it attended to.
-    pub keys: usize,
-    /// Its partial of each row.
+    /// Places of the shards in the merge, and the keys that each attended to.
+    pub shards: Vec<(usize, u64)>,
+    /// Their partial of each row.
     pub rows: PackedRows,
 }
 
@@ -119,7 +117,7 @@ impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
             let range = start..start + ask.rows.len() * heads.packed_row();
             start = range.end;
             let rows = PackedRows::new(values.clone(), range);
-            ShardPartial { block: shard.block, keys: self.backend.kv_len(&shard.layers[layer]), rows }
+            ShardPartial { shards: vec![(shard.block, self.backend.kv_len(&shard.layers[layer]) as u64)], rows }
         };
         self.answers = asks.iter().map(|ask| Ok(shards(ask).map(|shard| answer(ask, shard)).collect())).collect();
         Ok(())
