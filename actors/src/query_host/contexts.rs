@@ -3,21 +3,20 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use asterism_kernels::{Backend, Heads, Mask};
+use asterism_kernels::Backend;
 use asterism_models::{
-    ContextAttention, Decoder, LayerQueries, ModelError, PackedRows, PartAnswer, PartAsk, ShardPartial, StepError,
+    ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError,
 };
 use asterism_plan::KeptShard;
-use asterism_transport::{Frame, FrameHeader, FrameKind};
-use bytes::{Bytes, BytesMut};
+use asterism_transport::{Frame, FrameKind};
 use tokio::{runtime::Handle, sync::mpsc};
 
 use super::{
+    asked::{Asked, AskedPart, groups_of},
     engine::Arrival,
     gather::{self, Command, Gather},
     lines::Lines,
@@ -25,10 +24,7 @@ use super::{
 };
 use crate::{
     host::Post,
-    messages::{
-        Attach, Generate, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, QueryMeta, QueryPart, ShardKeys,
-        StreamingMask, WireMessage,
-    },
+    messages::{Attach, Generate, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, WireMessage},
     payload::{self, Floats},
     ticket::Ticket,
 };
@@ -82,28 +78,6 @@ struct Clock {
     answered: Vec<(u64, bool)>,
 }
 
-/// The layer step under way.
-#[derive(Default)]
-struct Asked {
-    /// Job of each part of the step, and whether a token comes of it.
-    jobs: Vec<(u64, bool)>,
-    step: u32,
-    layer: u32,
-    /// The rows of all parts.
-    payload: Bytes,
-    row_bytes: usize,
-    parts: Vec<AskedPart>,
-}
-
-struct AskedPart {
-    job: u64,
-    token: bool,
-    rows: Range<usize>,
-    mask: Option<StreamingMask>,
-    answers: Vec<ShardPartial>,
-    end: Option<Result<(), StepError>>,
-}
-
 impl<B: Backend> Contexts<B> {
     /// None yet. Arrivals come from `arrivals`; what stalls goes to `post`.
     pub fn new(
@@ -113,17 +87,18 @@ impl<B: Backend> Contexts<B> {
         post: Post<Event>,
     ) -> Self {
         let now = Instant::now();
+        let (jobs, attachments, outgoing) = Default::default();
         Self {
             decoder,
             runtime: Handle::current(),
             lines,
-            jobs: BTreeMap::new(),
-            attachments: HashMap::new(),
+            jobs,
+            attachments,
             attached: 0,
             arrivals,
             later: VecDeque::new(),
             asked: Asked::default(),
-            outgoing: BTreeMap::new(),
+            outgoing,
             clock: Clock { started: now, collected: now, waited: Duration::ZERO, answered: Vec::new() },
             post,
         }
@@ -171,13 +146,9 @@ impl<B: Backend> Contexts<B> {
     /// What there is to hear without waiting, but for what only concerns the contexts.
     pub fn heard_by_now(&mut self) -> Option<Arrival> {
         loop {
-            let arrival = match self.later.pop_front() {
-                Some(arrival) => arrival,
-                None => self.arrivals.try_recv().ok()?,
-            };
-            let ours = self.hear(arrival);
-            if ours.is_some() {
-                return ours;
+            let arrival = self.later.pop_front().or_else(|| self.arrivals.try_recv().ok())?;
+            if let Some(arrival) = self.hear(arrival) {
+                return Some(arrival);
             }
         }
     }
@@ -311,12 +282,15 @@ impl<B: Backend> Contexts<B> {
                     continue;
                 }
             };
-            let answers = match self.awaited(job, (header.step, header.layer)) {
+            let answers = match self.asked.awaits(job, (header.step, header.layer)) {
                 None => Ok(None),
                 Some(part) if self.asked.parts[part].rows.len() != rows as usize => {
                     Err(format!("asked for {} rows, it answered {rows}", self.asked.parts[part].rows.len()))
                 }
-                Some(part) => Ok(Some(self.answers(line, part, &groups, (&values, from..start)))),
+                Some(part) => {
+                    let partials = self.asked.partials(&groups, (&values, from..start));
+                    Ok(Some(partials.unwrap_or_else(|block| self.not_finite(line, part, block))))
+                }
             };
             match answers {
                 Ok(answers) => {
@@ -333,70 +307,18 @@ impl<B: Backend> Contexts<B> {
         }
     }
 
-    /// The part of a job, if this layer of this step is what it waits for.
-    fn awaited(&self, job: u64, of: (u32, u32)) -> Option<usize> {
-        let asked = (self.asked.step, self.asked.layer) == of;
-        self.asked.parts.iter().position(|part| asked && part.job == job && part.end.is_none())
-    }
-
-    /// The partials of groups of shards for a part; a number that is none ends the part.
-    fn answers(
-        &mut self,
-        line: u64,
-        part: usize,
-        groups: &[Vec<ShardKeys>],
-        (values, range): (&Arc<Floats>, Range<usize>),
-    ) -> Vec<ShardPartial> {
-        let each = range.len() / groups.len().max(1);
-        let mut answers = Vec::with_capacity(groups.len());
-        for (index, group) in groups.iter().enumerate() {
-            let start = range.start + index * each;
-            let rows = PackedRows::new(values.clone(), start..start + each);
-            let shards: Vec<(usize, u64)> = group.iter().map(|shard| (shard.block as usize, shard.keys)).collect();
-            if !are_numbers(self.decoder.config().heads, rows.values()) {
-                let (host, layer) = (self.lines.host(line), self.asked.layer as usize);
-                let block = shards.first().map_or(0, |shard| shard.0);
-                let error = ModelError::PartialNotFinite { host, block, layer };
-                self.asked.parts[part].end = Some(Err(StepError::Failed(error)));
-            }
-            answers.push(ShardPartial { shards, rows });
-        }
-        answers
+    /// A number that is none ends the part.
+    fn not_finite(&mut self, line: u64, part: usize, block: usize) -> Vec<ShardPartial> {
+        let (host, layer) = (self.lines.host(line), self.asked.layer as usize);
+        let error = ModelError::PartialNotFinite { host, block, layer };
+        self.asked.parts[part].end = Some(Err(StepError::Failed(error)));
+        Vec::new()
     }
 
     /// Sends what is to be asked, one frame a line.
     fn flush(&mut self) {
-        let asked = &self.asked;
         for (line, asks) in std::mem::take(&mut self.outgoing) {
-            let bytes = |part: usize| {
-                let rows = &asked.parts[part].rows;
-                asked.payload.slice(rows.start * asked.row_bytes..rows.end * asked.row_bytes)
-            };
-            let all = asks.len() == asked.parts.len() && asks.iter().map(|ask| ask.0).eq(0..asks.len());
-            let payload = match &asks[..] {
-                _ if all => asked.payload.clone(),
-                [(part, _)] => bytes(*part),
-                asks => {
-                    let mut joined = BytesMut::new();
-                    asks.iter().for_each(|(part, _)| joined.extend_from_slice(&bytes(*part)));
-                    joined.freeze()
-                }
-            };
-            let part = |(part, attachment): &(usize, u64)| {
-                let AskedPart { rows, mask, .. } = &asked.parts[*part];
-                QueryPart { attachment: *attachment, rows: rows.len() as u32, mask: *mask }
-            };
-            let parts: Vec<QueryPart> = asks.iter().map(part).collect();
-            let header = FrameHeader {
-                kind: FrameKind::Query,
-                job: 0,
-                shard_set: 0,
-                layer: asked.layer,
-                step: asked.step,
-                rows: parts.iter().map(|part| part.rows).sum(),
-                payload_type: payload::payload_type(self.decoder.backend().dtype()),
-            };
-            self.lines.send(line, Frame::new(header, QueryMeta { parts }.archive(), payload));
+            self.lines.send(line, self.asked.frame(&asks));
         }
     }
 
@@ -412,19 +334,12 @@ impl<B: Backend> Contexts<B> {
 }
 
 impl<B: Backend> ContextAttention<B> for Contexts<B> {
-    fn ask(&mut self, LayerQueries { layer, q, .. }: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<(), ModelError> {
+    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<(), ModelError> {
         let backend = self.decoder.backend();
-        let Heads { query, dim, .. } = self.decoder.config().heads;
         let kind = payload::payload_type(backend.dtype());
         let mut bytes = Vec::new();
-        payload::write(&mut bytes, &backend.download(q)?, kind);
-        let part = |ask: &PartAsk| {
-            let (job, token) = self.asked.jobs[ask.part];
-            AskedPart { job, token, rows: ask.rows.clone(), mask: streaming(ask.mask), answers: Vec::new(), end: None }
-        };
-        self.asked.parts = asks.iter().map(part).collect();
-        (self.asked.layer, self.asked.payload) = (layer as u32, bytes.into());
-        self.asked.row_bytes = query * dim * payload::element_bytes(kind);
+        payload::write(&mut bytes, &backend.download(queries.q)?, kind);
+        self.asked.layer(queries.layer, queries.heads, (bytes.into(), kind), asks);
         let (step, layer) = (self.asked.step, self.asked.layer);
         let jobs: Vec<u64> = self.asked.parts.iter().map(|part| part.job).collect();
         jobs.into_iter().for_each(|job| self.apply(job, gather::Event::Ask { step, layer }, None));
@@ -457,20 +372,17 @@ impl<B: Backend> ContextAttention<B> for Contexts<B> {
         self.clock.collected = Instant::now();
         self.clock.waited = self.clock.collected - began;
         let parts = std::mem::take(&mut self.asked.parts);
-        let (mut answers, mut answered) = (Vec::with_capacity(parts.len()), Vec::new());
+        self.clock.answered.clear();
+        let mut answers = Vec::with_capacity(parts.len());
         for AskedPart { job, token, answers: shards, end, .. } in parts {
-            answers.push(match end {
-                Some(Err(error)) => {
-                    self.jobs.get_mut(&job).into_iter().for_each(|context| context.gather.give_up());
-                    Err(error)
-                }
-                _ => {
-                    answered.push((job, token));
-                    Ok(shards)
-                }
-            });
+            if let Some(Err(error)) = end {
+                self.jobs.get_mut(&job).into_iter().for_each(|context| context.gather.give_up());
+                answers.push(Err(error));
+            } else {
+                self.clock.answered.push((job, token));
+                answers.push(Ok(shards));
+            }
         }
-        self.clock.answered = answered;
         Ok(answers)
     }
 
@@ -482,51 +394,5 @@ impl<B: Backend> ContextAttention<B> for Contexts<B> {
                 times.merge.add(merged);
             }
         }
-    }
-}
-
-/// Whether partials can be merged. A row that sees none of a shard's keys has a log-sum-exp of minus infinity.
-fn are_numbers(heads: Heads, packed: &[f32]) -> bool {
-    packed.chunks_exact(heads.packed_row()).all(|row| {
-        let (output, lse) = row.split_at(heads.query * heads.dim);
-        output.iter().fold(true, |all, value| all & value.is_finite())
-            && lse.iter().fold(true, |all, &value| all & (value < f32::INFINITY))
-    })
-}
-
-/// The shards of one holder as it is to answer them: by one partial where it has all of a merge group, else one by one.
-fn groups_of(shards: &[KeptShard], blocks: &[u32]) -> Vec<Vec<u32>> {
-    let group = |block: &u32| shards.get(*block as usize).map(|shard| shard.group);
-    let (mut held, mut whole) = (BTreeMap::<Option<u32>, Vec<u32>>::new(), BTreeMap::<Option<u32>, usize>::new());
-    blocks.iter().for_each(|block| held.entry(group(block)).or_default().push(*block));
-    shards.iter().for_each(|shard| *whole.entry(Some(shard.group)).or_default() += 1);
-    let merged = |(group, blocks): (Option<u32>, Vec<u32>)| match whole.get(&group) {
-        Some(shards) if *shards == blocks.len() => vec![blocks],
-        _ => blocks.into_iter().map(|block| vec![block]).collect(),
-    };
-    held.into_iter().flat_map(merged).collect()
-}
-
-/// The mask as it travels; none when every key is seen.
-fn streaming(mask: Mask) -> Option<StreamingMask> {
-    match mask {
-        Mask::Streaming { sink, window, first_row, first_key } => {
-            let [sink, window, first_row, first_key] = [sink, window, first_row, first_key].map(|size| size as u64);
-            Some(StreamingMask { sink, window, first_row, first_key })
-        }
-        Mask::None | Mask::Causal | Mask::From { .. } => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_holder_merges_the_groups_that_it_has_all_of() {
-        let shards: Vec<KeptShard> = [0, 0, 1, 2, 1].map(|group| KeptShard { keys: 8, group }).to_vec();
-        assert_eq!(groups_of(&shards, &[0, 1, 2, 3, 4]), [vec![0, 1], vec![2, 4], vec![3]]);
-        assert_eq!(groups_of(&shards, &[0, 2, 3]), [vec![0], vec![2], vec![3]]);
-        assert_eq!(groups_of(&shards, &[1, 2, 4]), [vec![1], vec![2, 4]]);
     }
 }

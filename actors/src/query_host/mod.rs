@@ -1,5 +1,6 @@
 //! The query host: encodes queries and generates, all jobs together, asking every context host layer by layer (phase 2).
 
+mod asked;
 mod contexts;
 mod engine;
 pub mod gather;
