@@ -8,6 +8,8 @@ mod disk;
 mod edges;
 #[path = "hostile/identity.rs"]
 mod identity;
+#[path = "hostile/logs.rs"]
+mod logs;
 #[path = "hostile/queue.rs"]
 mod queue;
 #[path = "hostile/requests.rs"]

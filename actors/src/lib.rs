@@ -11,6 +11,7 @@ pub mod host;
 mod link;
 pub mod messages;
 pub mod metric;
+pub mod news;
 pub mod node;
 mod payload;
 pub mod query_host;

@@ -147,7 +147,7 @@ impl Supervisor {
 
     fn act(&mut self, core: &mut Core, command: Command) {
         match command {
-            Command::Persist(_) | Command::Observe(_) => {}
+            Command::Persist(_) | Command::Observe(_) | Command::Tell(_) => {}
             Command::Send { connection, command } => {
                 if let Some(link) = self.connections.get(&connection) {
                     core.send(*link, Frame::Down(command));

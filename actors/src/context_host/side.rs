@@ -18,7 +18,8 @@ use super::{
 use crate::{
     host::{LoadedModel, Post},
     link::Links,
-    messages::{HostCommand, HostMessage, LinkReport},
+    messages::{Encoded, HostCommand, HostMessage, LinkReport},
+    news::News,
 };
 
 /// Encodes shards and answers queries over them.
@@ -59,6 +60,9 @@ impl<B: Backend> ContextSide<B> {
     pub fn handle(&mut self, now: Duration, event: Event, tell: &mut dyn FnMut(HostMessage)) {
         if let Event::Encoded { work, .. } | Event::Stopped { work, .. } = &event {
             self.running.remove(work);
+        }
+        if let Event::Encoded { encoded, .. } = &event {
+            news(encoded).iter().for_each(News::log);
         }
         match &event {
             Event::Command(HostCommand::Encode(order)) => self.desk.tickets.keep(order.context, order.ticket),
@@ -118,4 +122,15 @@ impl<B: Backend> Drop for ContextSide<B> {
     fn drop(&mut self) {
         self.running.values().for_each(Stop::set);
     }
+}
+
+/// That shards of one order are encoded; its seconds are dealt out among them.
+fn news(encoded: &[Encoded]) -> Option<News> {
+    Some(News::ShardsEncoded {
+        context: encoded.first()?.context,
+        shards: encoded.len(),
+        tokens: encoded.iter().map(|shard| shard.kept_tokens).sum(),
+        kv_bytes: encoded.iter().map(|shard| shard.kv_bytes).sum(),
+        encode_s: encoded.iter().map(|shard| shard.seconds).sum(),
+    })
 }

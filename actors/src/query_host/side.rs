@@ -1,6 +1,6 @@
 //! The query host's side of a host process: hands what its state decides to the thread that generates.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_transport::Transport;
@@ -10,12 +10,13 @@ use super::{
     contexts::Contexts,
     engine::{Arrival, Engine},
     lines::Lines,
-    state::{Command, Event, QueryHostState},
+    state::{Command, Event, GenerationEnd, QueryHostState},
 };
 use crate::{
     host::{LoadedModel, Post},
     link::Links,
-    messages::{HostMessage, LinkReport},
+    messages::{Generate, HostMessage, LinkReport},
+    news::News,
 };
 
 /// Generates over shards that context hosts hold.
@@ -24,6 +25,26 @@ pub struct QuerySide {
     pub state: QueryHostState,
     links: Arc<Links>,
     engine: mpsc::UnboundedSender<Arrival>,
+    /// Generations that run.
+    running: HashMap<u64, Running>,
+}
+
+/// Of a generation that runs, what is told of it at its end.
+struct Running {
+    began: Duration,
+    /// Tokens that it made.
+    tokens: usize,
+}
+
+impl Running {
+    fn ended(&self, now: Duration, number: u64, end: &GenerationEnd) -> News {
+        let how = match end {
+            GenerationEnd::Answered { .. } => "answered".to_string(),
+            GenerationEnd::Stopped => "stopped".to_string(),
+            GenerationEnd::Failed { code, .. } => code.clone(),
+        };
+        News::GenerationEnded { number, how, tokens: self.tokens, took: now.saturating_sub(self.began) }
+    }
 }
 
 impl QuerySide {
@@ -34,7 +55,7 @@ impl QuerySide {
         let contexts = Contexts::new(model.decoder.clone(), lines, arrivals, post.clone());
         let run = move || Engine::new(model, contexts, post).run();
         thread::Builder::new().name("generate".into()).spawn(run).expect("the system starts a thread");
-        Self { state: QueryHostState::default(), links, engine }
+        Self { state: QueryHostState::default(), links, engine, running: HashMap::new() }
     }
 
     /// Adds what is known of its links.
@@ -44,14 +65,29 @@ impl QuerySide {
 
     /// Applies an event; what the supervisor is to hear goes to `tell`.
     pub fn handle(&mut self, now: Duration, event: Event, tell: &mut dyn FnMut(HostMessage)) {
+        match &event {
+            Event::Token { job, .. } => self.running.get_mut(job).into_iter().for_each(|running| running.tokens += 1),
+            Event::Ended { job, end } => {
+                self.running.remove(job).iter().for_each(|running| running.ended(now, *job, end).log());
+            }
+            _ => {}
+        }
         for command in self.state.handle(now, event) {
             match command {
-                Command::Generate(generate) => self.arrive(Arrival::Begin(Box::new(generate))),
+                Command::Generate(generate) => self.begin(now, generate),
                 Command::Stop { job } => self.arrive(Arrival::Stop { job }),
                 Command::Holders { job, holders } => self.arrive(Arrival::Holders { job, holders }),
                 Command::Tell(message) => tell(message),
             }
         }
+    }
+
+    fn begin(&mut self, now: Duration, generate: Generate) {
+        self.running.insert(generate.job, Running { began: now, tokens: 0 });
+        let (number, context) = (generate.job, generate.context);
+        let (query_tokens, generated) = (generate.query_ids.len(), generate.generated.len());
+        News::GenerationStarted { number, context, query_tokens, generated }.log();
+        self.arrive(Arrival::Begin(Box::new(generate)));
     }
 
     fn arrive(&self, arrival: Arrival) {

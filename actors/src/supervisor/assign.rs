@@ -8,6 +8,7 @@ use crate::{
     error::JobError,
     messages::{Generate, HostCommand},
     metric::Observation,
+    news::News,
     supervisor::{
         context::{Context, Owner, PreparedContext},
         contexts::Load,
@@ -143,6 +144,7 @@ impl SupervisorState {
         };
         let (blocks, hosts): (Vec<usize>, Vec<usize>) = blocks.iter().map(|block| (*block, at(block))).unzip();
         commands.push(Command::Observe(Observation::ShardsReencoded { shards: blocks.len() }));
+        self.contexts.get_mut(number).expect("it was there").again.get_or_insert((now, 0)).1 += blocks.len();
         self.settle(number, &blocks, &hosts, commands);
     }
 
@@ -211,11 +213,19 @@ impl SupervisorState {
         let first = context.clock.1.is_none();
         context.clock.1.get_or_insert(now);
         context.retry.0 = 0;
+        let again = context.again.take().filter(|(_, shards)| *shards > 0);
+        let encode_s = now.saturating_sub(context.clock.0.unwrap_or(now)).as_secs_f64();
         let (sparsity, attempt) = (context.sparsity(), context.attempt);
         let timings = context.timings(&|host| names[host].clone());
-        let method = context.plan().method.name.clone();
+        let (method, owner) = (context.plan().method.name.clone(), context.owner.clone());
         drop(context);
+        let reencoded =
+            |(since, shards)| News::ShardsReencoded { context: number, shards, took: now.saturating_sub(since) };
+        commands.extend(again.map(reencoded).map(Command::Tell));
         if first {
+            if let Owner::Session(session) = owner {
+                commands.push(Command::Tell(News::SessionReady { session, context: number, encode_s }));
+            }
             commands.push(Command::Observe(Observation::JobEncoded { method, sparsity }));
         }
         for asking in self.jobs.of_context(number) {
@@ -252,6 +262,7 @@ impl SupervisorState {
             let mut job = self.jobs.get_mut(number).expect("an index names those there are");
             job.query_host = Some(host);
             job.clock.encoding.get_or_insert(now);
+            commands.extend(job.started(now).map(Command::Tell));
             let enters = job.clock.querying.is_none() && job.enter(now, JobPhase::Querying);
             drop(job);
             self.order_generation(number, host, commands);
@@ -329,9 +340,9 @@ impl SupervisorState {
     /// The jobs that a context is encoded for move on.
     fn enter_phase(&mut self, now: Duration, context: u64, phase: JobPhase, commands: &mut Vec<Command>) {
         let Owner::Job(number) = self.contexts[context].owner else { return };
-        if let Some(mut job) = self.jobs.get_mut(number)
-            && job.enter(now, phase)
-        {
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
+        commands.extend(job.started(now).map(Command::Tell));
+        if job.enter(now, phase) {
             commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
         }
     }

@@ -9,6 +9,7 @@ use crate::{
     api::Scheduling,
     error::JobError,
     metric::Observation,
+    news::News,
     store::Change,
     supervisor::{
         context::{Context, Owner},
@@ -134,6 +135,7 @@ impl SupervisorState {
             Effect::Submit(submission) => self.take_job(now, *submission, &mut commands),
             Effect::Cancel(job) => self.end(decided.at, job, Outcome::Cancelled, &mut commands),
             Effect::Create(session, context) => {
+                commands.push(Command::Tell(created(&session, &context)));
                 self.sessions.take(session);
                 self.take_context(*context);
             }
@@ -154,6 +156,7 @@ impl SupervisorState {
         let number = job.number;
         job.ready_since = self.contexts.get(job.context).is_some_and(Context::is_ready).then_some(now);
         self.last_number = self.last_number.max(number);
+        commands.push(Command::Tell(job.submitted()));
         self.jobs.insert(job);
         context.into_iter().for_each(|context| self.take_context(context));
         let Some(kept) = session else { return };
@@ -188,5 +191,15 @@ impl SupervisorState {
     /// Whether a job that has not ended asks the context, other than one.
     pub(super) fn is_asked_beside(&self, context: u64, one: Option<u64>) -> bool {
         self.jobs.ask(context, one)
+    }
+}
+
+fn created(session: &Session, context: &Context) -> News {
+    News::SessionCreated {
+        session: session.name.clone(),
+        context: context.number,
+        method: context.plan().method.name.clone(),
+        tokens: context.plan().context_tokens,
+        ttl_s: session.ttl.as_secs_f64(),
     }
 }

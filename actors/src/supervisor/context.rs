@@ -132,6 +132,10 @@ pub struct Context {
     pub taken: Duration,
     /// When its turn came, and when every shard was encoded for the first time.
     pub clock: (Option<Duration>, Option<Duration>),
+    /// Since when shards are missing that were there or under way, and how many are encoded again.
+    pub again: Option<(Duration, usize)>,
+    /// Since when shards move, and how many.
+    pub moving: Option<(Duration, usize)>,
     /// What opens it on its hosts.
     pub ticket: Ticket,
     layers_done: BTreeMap<u32, (u32, u32)>,
@@ -156,6 +160,8 @@ impl Context {
             retry: (0, Duration::ZERO),
             homeless_since: None,
             clock: (None, None),
+            again: None,
+            moving: None,
             layers_done: BTreeMap::new(),
         }
     }

@@ -6,6 +6,7 @@ use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobState, Role},
     messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times},
     metric::Observation,
+    news::News,
     supervisor::{
         codes,
         hosts::Admission,
@@ -45,7 +46,7 @@ impl SupervisorState {
             commands.push(Command::Disconnect { connection: from, reason });
             return Stir::Nothing;
         };
-        self.hosts.heard(now, host);
+        commands.extend(self.hosts.heard(now, host).map(Command::Tell));
         match message {
             HostMessage::Heartbeat { kv_bytes } => {
                 self.hosts.at_mut(host).kv_bytes = kv_bytes;
@@ -62,7 +63,11 @@ impl SupervisorState {
                 return Stir::Nothing;
             }
             HostMessage::Ready => {
-                self.hosts.at_mut(host).health = HostHealth::Ready;
+                let record = self.hosts.at_mut(host);
+                if record.health != HostHealth::Ready {
+                    record.health = HostHealth::Ready;
+                    commands.push(Command::Tell(News::HostReady { host: record.spec.name.clone() }));
+                }
                 self.remind(host, commands);
                 return Stir::Everything;
             }
@@ -113,6 +118,7 @@ impl SupervisorState {
             return match self.hosts.admit_node(now, &hello.name, from) {
                 Ok(earlier) => {
                     commands.extend(replaced(earlier, from));
+                    commands.push(Command::Tell(News::NodeJoined { node: hello.name.clone() }));
                     commands.push(reply(welcome(0)));
                     // The agent may have been out of reach when they were declared dead.
                     let kill = |(host, start)| reply(HostCommand::Kill { host, start });
@@ -139,7 +145,9 @@ impl SupervisorState {
         }
         let (contexts, jobs) = (hello.contexts.clone(), hello.jobs.clone());
         let fresh = hello.cluster == 0;
+        let (silent, pid) = (self.hosts.silence_of(now, &hello.name), hello.pid);
         let host = self.hosts.admit(now, from, hello);
+        commands.push(Command::Tell(self.joined(host, (pid, silent.filter(|_| !fresh)))));
         if fresh {
             // A process that just started has nothing of what its predecessor had, and nobody has failed to reach it.
             self.contexts.reachable(host);
@@ -157,6 +165,16 @@ impl SupervisorState {
         commands.push(Command::Persist(record::cluster(&self.origin, self.last_number)));
         commands.push(reply(welcome(incarnation)));
         self.take_stock(now, host, (contexts, jobs), commands);
+    }
+
+    /// That a host is there, or back after it was silent.
+    fn joined(&self, host: usize, (pid, silent): (u32, Option<Duration>)) -> News {
+        let record = self.hosts.at(host);
+        let (host, role, incarnation) = (record.spec.name.clone(), record.spec.role, record.kept.incarnation);
+        match silent {
+            Some(silent) => News::HostBack { host, silent_s: silent.as_secs_f64() },
+            None => News::HostJoined { host, role, incarnation, pid },
+        }
     }
 
     /// A host says what it has: what nobody wants it forgets, a generation that has no host is its own.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
     messages::Hello,
+    news::News,
     supervisor::{
         config::{HostSpec, Recovery},
         given::Given,
@@ -293,40 +294,54 @@ impl Hosts {
         host
     }
 
-    /// Notes a sign of life.
-    pub fn heard(&mut self, now: Duration, host: usize) {
+    /// Notes a sign of life; of a suspect it is news.
+    pub fn heard(&mut self, now: Duration, host: usize) -> Option<News> {
         let record = &mut self.records[host];
+        let silent_s = record.silence(now).as_secs_f64();
         record.last_heard = now;
-        if record.health == HostHealth::Suspect {
-            record.health = HostHealth::Ready;
-            record.cause = None;
+        if record.health != HostHealth::Suspect {
+            return None;
         }
+        record.health = HostHealth::Ready;
+        record.cause = None;
+        Some(News::HostBack { host: record.spec.name.clone(), silent_s })
     }
 
-    /// A connection ended; its process may be alive and come back.
-    pub fn disconnected(&mut self, host: usize, cause: String) {
+    /// A connection ended; its process may be alive and come back. Whether it is a suspect by that.
+    pub fn disconnected(&mut self, host: usize, cause: String) -> bool {
         let record = &mut self.records[host];
         record.connection = None;
-        if record.health == HostHealth::Ready {
+        record.cause = Some(cause);
+        let suspect = record.health == HostHealth::Ready;
+        if suspect {
             record.health = HostHealth::Suspect;
         }
-        record.cause = Some(cause);
+        suspect
     }
 
-    /// Marks hosts silent for `suspect` and returns those silent for `dead`. While the supervisor itself did nothing, it
+    /// Time since a host was last heard.
+    pub fn silence_of(&self, now: Duration, name: &str) -> Option<Duration> {
+        self.by_name(name).map(|host| self.records[host].silence(now))
+    }
+
+    /// That a host is a suspect now.
+    pub fn suspected(&self, now: Duration, host: usize) -> News {
+        let record = &self.records[host];
+        let cause = record.cause.clone().unwrap_or_else(|| "no heartbeat".into());
+        News::HostSuspect { host: record.spec.name.clone(), silent_s: record.silence(now).as_secs_f64(), cause }
+    }
+
+    /// Marks hosts silent for `suspect` and returns them, and those silent for `dead`. While the supervisor itself did nothing, it
     /// could hear nobody: such a time is no silence of theirs.
-    pub fn silent(&mut self, now: Duration, suspect: Duration, dead: Duration) -> Vec<usize> {
+    pub fn silent(&mut self, now: Duration, suspect: Duration, dead: Duration) -> (Vec<usize>, Vec<usize>) {
         let absent = now.saturating_sub(std::mem::replace(&mut self.judged, now));
         if absent > suspect {
             self.records.iter_mut().for_each(|host| host.last_heard = (host.last_heard + absent).min(now));
         }
-        for record in self.records.iter_mut().filter(|host| host.health == HostHealth::Ready) {
-            if record.silence(now) > suspect {
-                record.health = HostHealth::Suspect;
-            }
-        }
+        let suspects = self.that(|host| host.health == HostHealth::Ready && host.silence(now) > suspect);
+        suspects.iter().for_each(|&host| self.records[host].health = HostHealth::Suspect);
         let known = |host: &HostRecord| host.hello.is_some() && host.health != HostHealth::Dead;
-        self.that(|host| known(host) && host.silence(now) > dead)
+        (suspects, self.that(|host| known(host) && host.silence(now) > dead))
     }
 
     /// Declares a host dead and fences its process. Returns its connection, to be closed.

@@ -8,6 +8,7 @@ use crate::{
     api::{ErrorBody, FinishReason, JobPhase, JobState, JobStatus, RecoveryStatus, Timings},
     messages::TokenChoice,
     metric::Observation,
+    news::{JobName, News},
     supervisor::{fingerprint::Fingerprint, state::PreparedJob},
 };
 
@@ -224,6 +225,31 @@ impl Job {
             total_s: end.saturating_sub(submitted).as_secs_f64(),
             hosts: self.status.timings.hosts.clone(),
         }
+    }
+
+    /// Its names.
+    pub fn name(&self) -> JobName {
+        JobName { id: self.status.id.clone(), number: self.number }
+    }
+
+    /// That it was taken in.
+    pub fn submitted(&self) -> News {
+        let JobStatus { session, method, context_tokens, query_tokens, .. } = &self.status;
+        let (session, method, tokens) = (session.clone(), method.clone(), (*context_tokens, *query_tokens));
+        News::JobSubmitted { job: self.name(), context: self.context, session, method, tokens }
+    }
+
+    /// That hosts work on it, where they did not before.
+    pub fn started(&self, now: Duration) -> Option<News> {
+        let queue_s = now.saturating_sub(self.clock.submitted).as_secs_f64();
+        (self.status.state == JobState::Pending).then(|| News::JobStarted { job: self.name(), queue_s })
+    }
+
+    /// That it is over.
+    pub fn ended(&self) -> News {
+        let JobStatus { state, generated_tokens: tokens, error, .. } = &self.status;
+        let (code, timings) = (error.as_ref().map(|error| error.code.clone()), self.timings(Duration::ZERO));
+        News::JobEnded { job: self.name(), state: *state, code, tokens: *tokens, timings }
     }
 
     /// What its end adds to the metrics.

@@ -7,6 +7,7 @@ use crate::{
     api::{Role, Scheduling},
     error::JobError,
     messages::Encoded,
+    news::News,
     supervisor::{
         change::{Decided, Effect},
         config::Recovery,
@@ -119,7 +120,7 @@ impl SupervisorState {
             let context = &self.contexts[number];
             if context.moves_alone() && !drain.is_over(now) {
                 if context.is_ready() {
-                    self.begin_move(number, host, commands);
+                    self.begin_move(now, number, host, commands);
                 }
             } else if drain.takes(now) && !self.is_awaited(context) {
                 self.take_shards(now, number, (host, "drained"), commands);
@@ -141,7 +142,7 @@ impl SupervisorState {
     }
 
     /// Has others encode what a host holds of a context, as far as there is room; the rest stays until there is.
-    fn begin_move(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
+    fn begin_move(&mut self, now: Duration, number: u64, host: usize, commands: &mut Vec<Command>) {
         let context = &self.contexts[number];
         let mut blocks = context.held_by(host);
         blocks.retain(|block| !context.heirs.contains_key(block));
@@ -150,6 +151,7 @@ impl SupervisorState {
         }
         let Ok(heirs) = self.find_hosts(context, &blocks) else { return };
         let mut context = self.contexts.get_mut(number).expect("it was there");
+        context.moving.get_or_insert((now, 0)).1 += blocks.len();
         context.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));
         drop(context);
         let order = |(block, heir)| (heir, self.contexts[number].order_alone(block));
@@ -162,6 +164,12 @@ impl SupervisorState {
         let (number, block, addresses) = (encoded.context, encoded.block as usize, self.addresses());
         let Some(mut context) = self.contexts.get_mut(number) else { return };
         let old = context.inherit(block, host, encoded);
+        if context.heirs.is_empty()
+            && let Some((since, shards)) = context.moving.take()
+        {
+            let took = now.saturating_sub(since);
+            commands.push(Command::Tell(News::ShardsMoved { context: number, shards, took }));
+        }
         commands.push(Command::Persist(record::places(&context, &addresses)));
         drop(context);
         if let Some(old) = old {

@@ -7,6 +7,7 @@ use crate::{
     api::{ErrorBody, HostHealth, JobEvent, JobPhase, RecoveryStatus, Role},
     messages::HostCommand,
     metric::Observation,
+    news::News,
     supervisor::{
         config::{Liveness, Recovery},
         context::Owner,
@@ -40,7 +41,9 @@ impl SupervisorState {
             return;
         }
         let (reason, cause) = why;
-        let start = self.hosts.at(host).kept.start;
+        let (start, silent_s) = (self.hosts.at(host).kept.start, self.hosts.at(host).silence(now).as_secs_f64());
+        let lost = News::HostLost { host: self.hosts.name(host).to_string(), reason, silent_s, cause: cause.clone() };
+        commands.push(Command::Tell(lost));
         let connection = self.hosts.bury(host, cause.clone());
         self.hosts.at_mut(host).unfit = reason == "unfit";
         commands.push(Command::Persist(record::host(self.hosts.at(host))));
@@ -116,6 +119,9 @@ impl SupervisorState {
         let mut context = self.contexts.get_mut(number).expect("it holds shards");
         let entangled = context.entangled().len();
         let lost = context.lose(host);
+        if lost > 0 {
+            context.again.get_or_insert((now, 0));
+        }
         drop(context);
         if self.hosts.at(host).is_up() {
             self.release(host, number, commands);

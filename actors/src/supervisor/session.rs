@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     api::{ErrorBody, SessionHost, SessionState, SessionStatus, bounds},
     error::JobError,
+    news::News,
     supervisor::{
         change::{Decided, Effect},
         context::{Context, Owner, PreparedContext},
@@ -225,7 +226,9 @@ impl SupervisorState {
 
     /// A session's context came to nothing.
     pub(super) fn fail_session(&mut self, name: &str, error: ErrorBody, commands: &mut Vec<Command>) {
+        let code = error.code.clone();
         let Some(session) = self.sessions.fail(name, error) else { return };
+        commands.push(Command::Tell(News::SessionFailed { session: name.to_string(), code }));
         commands.push(Command::Persist(record::session(session)));
     }
 
@@ -247,6 +250,8 @@ impl SupervisorState {
 
     pub(super) fn end_session(&mut self, name: &str, expired: bool, commands: &mut Vec<Command>) {
         let Some(session) = self.sessions.forget(name, expired) else { return };
+        let (context, hits) = (session.context, session.hits);
+        commands.push(Command::Tell(News::SessionEnded { session: name.to_string(), context, expired, hits }));
         commands.push(Command::Persist(record::no_session(name)));
         self.release_unused(session.context, commands);
     }

@@ -317,6 +317,7 @@ impl Shell {
             }
             Command::Publish { job, event } => self.publish(job, event),
             Command::Observe(observation) => observation.record(),
+            Command::Tell(news) => news.log(),
         }
     }
 

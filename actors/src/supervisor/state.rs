@@ -10,6 +10,7 @@ use crate::{
     error::JobError,
     messages::{HostCommand, HostMessage},
     metric::Observation,
+    news::News,
     store::Change,
     supervisor::{
         config::{Liveness, SupervisorConfig},
@@ -102,6 +103,8 @@ pub enum Command {
     },
     /// Count or time something.
     Observe(Observation),
+    /// Say something in the log.
+    Tell(News),
 }
 
 /// What an event may have changed of who works on what.
@@ -207,7 +210,8 @@ impl SupervisorState {
             Event::Disconnected { connection, cause } => {
                 self.hosts.node_gone(connection);
                 if let Some(host) = self.hosts.by_connection(connection) {
-                    self.hosts.disconnected(host, cause);
+                    let suspect = self.hosts.disconnected(host, cause);
+                    commands.extend(suspect.then(|| Command::Tell(self.hosts.suspected(now, host))));
                 }
                 Stir::Nothing
             }
@@ -235,7 +239,9 @@ impl SupervisorState {
 
     fn on_tick(&mut self, now: Duration, commands: &mut Vec<Command>) {
         let Liveness { heartbeat, suspect_after, dead_after, .. } = self.config.liveness;
-        for host in self.hosts.silent(now, heartbeat * suspect_after, dead_after) {
+        let (suspect, dead) = self.hosts.silent(now, heartbeat * suspect_after, dead_after);
+        commands.extend(suspect.into_iter().map(|host| Command::Tell(self.hosts.suspected(now, host))));
+        for host in dead {
             let record = self.hosts.at(host);
             let silence = record.silence(now).as_secs_f64();
             let link = record.cause.clone().filter(|_| record.connection.is_none());
@@ -258,6 +264,7 @@ impl SupervisorState {
         let (context, query_host) = (job.context, job.query_host.take());
         commands.push(Command::Persist(record::job(&job)));
         commands.extend(job.ended_observations().into_iter().map(Command::Observe));
+        commands.push(Command::Tell(job.ended()));
         let event = JobEvent::Finished { status: Box::new(job.status_at(now)) };
         drop(job);
         commands.push(Command::Publish { job: number, event });

@@ -4,6 +4,7 @@ mod change;
 mod ids;
 mod members;
 mod moving;
+mod news;
 mod queue;
 
 use std::{
@@ -26,6 +27,7 @@ use super::{
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},
     messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
+    news::News,
     store::{Change, Entry},
     ticket::Secret,
 };
@@ -84,13 +86,14 @@ struct Cluster {
     closed: Vec<u64>,
     /// Ids that hosts have, by connection and context.
     ids: BTreeMap<(u64, u64), KnownIds>,
+    news: Vec<News>,
 }
 
 impl Cluster {
     fn starting(config: SupervisorConfig) -> Self {
         let state = SupervisorState::new(config, Duration::ZERO, origin(CLUSTER));
-        let (journal, events, sent, closed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { state, now: 0.0, journal, events, sent, closed, ids: BTreeMap::new() }
+        let (journal, events, sent, closed, news, ids) = Default::default();
+        Self { state, now: 0.0, journal, events, sent, closed, ids, news }
     }
 
     /// All hosts and the node are there.
@@ -154,6 +157,7 @@ impl Cluster {
                 Command::Disconnect { connection, .. } => self.closed.push(connection),
                 Command::Publish { event, .. } => self.events.push(event),
                 Command::Observe(_) => {}
+                Command::Tell(news) => self.news.push(news),
             }
         }
     }
