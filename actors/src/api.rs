@@ -3,6 +3,7 @@
 pub mod bounds;
 mod host;
 mod session;
+mod waiting;
 
 use std::{collections::BTreeMap, fmt};
 
@@ -15,6 +16,7 @@ use serde::{
 
 pub use host::{ClusterStatus, HostHealth, HostStatus, Role, Scheduling};
 pub use session::{SessionHost, SessionRequest, SessionState, SessionStatus};
+pub use waiting::{AwaitedHost, Waiting};
 
 use crate::supervisor::PlacementPolicy;
 
@@ -261,11 +263,17 @@ pub struct HostTiming {
 pub struct JobStatus {
     /// Job id.
     pub id: String,
+    /// When it was submitted, in seconds since 1970.
+    #[serde(default)]
+    pub created_at: u64,
     /// State.
     pub state: JobState,
     /// Phase, while pending or running.
     #[serde(default)]
     pub phase: Option<JobPhase>,
+    /// What it waits for, while nobody works on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
     /// Method by name; the one taken where `auto` was asked to choose.
     pub method: String,
     /// Why it was taken, where `auto` chose.
@@ -344,6 +352,11 @@ pub enum JobEvent {
     Phase {
         /// The phase it is in now.
         phase: JobPhase,
+    },
+    /// It waits for something, for something else now, or for nothing any more.
+    Waiting {
+        /// What for.
+        waiting: Option<Waiting>,
     },
     /// Phase 1 went on.
     Progress {

@@ -24,7 +24,7 @@ use crate::{
     data_dir,
     error::{CliError, Exit},
     globals::Globals,
-    http::{ErrorEnvelope, MAX_LISTED},
+    http::{CLUSTER, ErrorEnvelope, MAX_LISTED},
 };
 pub use following::{Following, PATIENCE, new_id};
 
@@ -37,6 +37,8 @@ const MAX_ANSWER_BYTES: u64 = 256 << 20;
 pub struct Client {
     base: String,
     token: Option<String>,
+    /// The cluster that it is to be, where a cluster file names one.
+    cluster: Option<String>,
     request_timeout: Duration,
     agent: Agent,
     /// Whether it ever answered.
@@ -48,7 +50,9 @@ pub struct Client {
 impl Client {
     /// The server named on the command line, else the one that runs the cluster file, else where that would listen.
     pub fn find(globals: &Globals) -> Result<Self, CliError> {
-        let cluster = if globals.server.is_some() { None } else { globals.cluster_if_any()? };
+        // A server that is named is meant, whatever cluster file lies here; one that is named as well is meant too.
+        let named = globals.server.is_none() || globals.file.is_some();
+        let cluster = if named { globals.cluster_if_any()? } else { None };
         let base = match (&globals.server, &cluster) {
             (Some(url), _) => url.clone(),
             (None, Some(cluster)) => match data_dir::served(&cluster.data_dir) {
@@ -59,8 +63,12 @@ impl Client {
         };
         let token_file = cluster.as_ref().and_then(|cluster| cluster.security.token_file.as_deref());
         let token = globals.token_file.as_deref().or(token_file).map(crate::globals::read_token).transpose()?;
-        let kept_in = cluster.map(|cluster| cluster.data_dir).filter(|folder| data_dir::keeper(folder).is_some());
-        Ok(Self { kept_in, ..Self::new(&base, token, globals.request_timeout)? })
+        let meant = cluster.as_ref().map(|cluster| cluster.name.clone());
+        let kept_in = cluster
+            .filter(|_| globals.server.is_none())
+            .map(|cluster| cluster.data_dir)
+            .filter(|folder| data_dir::keeper(folder).is_some());
+        Ok(Self { kept_in, cluster: meant, ..Self::new(&base, token, globals.request_timeout)? })
     }
 
     /// The server at `url`.
@@ -73,7 +81,7 @@ impl Client {
         }
         let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIMEOUT));
         let (agent, answered) = (config.build().into(), Arc::default());
-        Ok(Self { base, token, request_timeout, agent, answered, kept_in: None })
+        Ok(Self { base, token, cluster: None, request_timeout, agent, answered, kept_in: None })
     }
 
     /// Whether a server that does not answer now may do so soon: `up` keeps it, or somebody else whom we do not know.
@@ -99,7 +107,7 @@ impl Client {
         self.get("/api/v1/topology")
     }
 
-    /// Jobs in some states, or in any, oldest first; at most `most`.
+    /// Jobs in some states, or in any, newest first; at most `most`.
     pub fn jobs(&self, states: &[JobState], most: usize) -> Result<Vec<JobStatus>, CliError> {
         let states: Vec<String> = states.iter().map(|state| format!("{state:?}").to_lowercase()).collect();
         let mut jobs: Vec<JobStatus> = Vec::new();
@@ -141,8 +149,8 @@ impl Client {
     pub fn events(&self, id: &str) -> Result<impl Iterator<Item = Result<JobEvent, CliError>> + use<>, CliError> {
         let url = format!("{}/api/v1/jobs/{}/events", self.base, segment(id)?);
         let mut request = self.agent.get(&url);
-        if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+        for (name, value) in self.headers() {
+            request = request.header(name, value);
         }
         let answer = self.checked(request.call().map_err(|error| self.failed(&error))?)?;
         let lost = self.clone();
@@ -159,11 +167,18 @@ impl Client {
         }))
     }
 
+    /// What every request bears.
+    fn headers(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let token = self.token.iter().map(|token| ("authorization", format!("Bearer {token}")));
+        let cluster = self.cluster.iter().map(|name| (CLUSTER, name.clone()));
+        token.chain(cluster)
+    }
+
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         let mut request =
             self.agent.get(format!("{}{path}", self.base)).config().timeout_global(Some(self.request_timeout)).build();
-        if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+        for (name, value) in self.headers() {
+            request = request.header(name, value);
         }
         self.read(request.call().map_err(|error| self.failed(&error))?)
     }
@@ -171,8 +186,8 @@ impl Client {
     fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, CliError> {
         let mut request =
             self.agent.post(format!("{}{path}", self.base)).config().timeout_global(Some(self.request_timeout)).build();
-        if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+        for (name, value) in self.headers() {
+            request = request.header(name, value);
         }
         self.read(request.send_json(body).map_err(|error| self.failed(&error))?)
     }
@@ -184,8 +199,8 @@ impl Client {
             .config()
             .timeout_global(Some(self.request_timeout))
             .build();
-        if let Some(token) = &self.token {
-            request = request.header("Authorization", format!("Bearer {token}"));
+        for (name, value) in self.headers() {
+            request = request.header(name, value);
         }
         self.checked(request.call().map_err(|error| self.failed(&error))?).map(drop)
     }
@@ -234,6 +249,7 @@ impl Client {
 
 fn next_step(code: &str) -> &'static str {
     match code {
+        "other_cluster" => "name the cluster with -f FILE or --server URL, or give each its own [api] admin_listen",
         "joining_closed" => "set [security] join_listen in the cluster file, then start the supervisor again",
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",
         "job_not_found" | "job_ended" => "`asterism job list` shows the jobs there are",

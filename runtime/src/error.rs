@@ -94,12 +94,13 @@ pub fn exit_of_code(code: &str) -> Exit {
         | "chat_template"
         | "template_limit"
         | "payload_too_large"
+        | "unsupported_media_type"
         | "retaining_heads"
         | "journal_damaged"
         | "journal_other_version"
         | "journal_other_cluster"
         | "joining_closed" => Exit::Usage,
-        "not_ready" | "stopping" | "journal_in_use" | "journal_io" => Exit::Unreachable,
+        "other_cluster" | "not_ready" | "stopping" | "journal_in_use" | "journal_io" => Exit::Unreachable,
         "placement_impossible" | "overloaded" | "capacity_exhausted" | "disk_full" => Exit::Capacity,
         "job_exists" | "job_not_found" | "job_ended" | "not_found" | "session_exists" | "session_not_found"
         | "session_expired" | "host_not_found" | "last_host" | "spare_busy" | "host_conflict" => Exit::NotFound,

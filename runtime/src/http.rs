@@ -3,12 +3,15 @@
 mod bodies;
 mod cluster;
 mod error;
+mod field;
 mod health;
 mod hosts;
 mod intake;
 mod jobs;
 mod joining;
+mod lists;
 mod pace;
+mod request;
 mod sessions;
 mod waiting;
 
@@ -20,7 +23,7 @@ use std::{
 
 use actix_web::{
     App, Error, HttpServer,
-    body::MessageBody,
+    body::{BoxBody, MessageBody},
     dev::{ServerHandle, ServiceRequest, ServiceResponse},
     http::header::AUTHORIZATION,
     middleware::{Next, from_fn},
@@ -39,11 +42,11 @@ pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
 use intake::Intake;
-pub use jobs::{MAX_LISTED, Submitted};
+pub use jobs::Submitted;
+pub use lists::MAX_LISTED;
+pub use request::{CLUSTER, REQUEST_ID};
 pub use waiting::{Cause, wait};
 
-/// Largest body of a request that brings no text.
-const MAX_BODY_BYTES: usize = 16 << 10;
 /// Threads that answer requests.
 const WORKERS: usize = 2;
 /// Time for the head of a request.
@@ -58,6 +61,8 @@ const MOST_CONNECTIONS: usize = 16_384;
 pub struct AdminState {
     /// The supervisor.
     pub supervisor: Supervisor,
+    /// Its cluster's name.
+    pub cluster: String,
     /// What requests must bear, if anything.
     pub token: Option<String>,
     /// Where hosts reach the supervisor.
@@ -99,11 +104,11 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliE
             .wrap(from_fn(authorize))
             .app_data(data.clone())
             .app_data(intake.clone())
-            .app_data(web::JsonConfig::default().limit(MAX_BODY_BYTES).error_handler(error::of_json))
             .app_data(web::PathConfig::default().error_handler(error::of_path))
             .configure(routes)
             .default_service(web::to(error::no_such_path))
             .wrap(from_fn(pace::keep))
+            .wrap(from_fn(request::identify))
     };
     let server = HttpServer::new(app)
         .workers(WORKERS)
@@ -148,21 +153,28 @@ fn routes(app: &mut web::ServiceConfig) {
 /// Refuses a request of who may not make it: whoever bears the token is a client, and everybody is where none is wanted.
 async fn authorize(
     request: ServiceRequest,
-    next: Next<impl MessageBody>,
-) -> Result<ServiceResponse<impl MessageBody>, Error> {
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
     let state = request.app_data::<web::Data<AdminState>>().expect("every app of this module has its state");
     let party = match &state.token {
         Some(token) if !bears(&request, token) => Party::Stranger,
         _ => Party::Client,
     };
     let pattern = request.match_pattern().unwrap_or_default();
-    match authority::endpoint(request.method().as_str(), &pattern) {
-        Some(act) if authority::allows(party, act) => {}
+    let refused = match authority::endpoint(request.method().as_str(), &pattern) {
+        Some(act) if authority::allows(party, act) => {
+            let meant = request::check_cluster(request.headers(), &state.cluster);
+            meant.and_then(|()| request::check_query(&pattern, request.query_string())).err()
+        }
         // What is not in the table nobody may ask for; that it is not there, a client may know.
-        None if party == Party::Client => return Err(error::nothing_at(request.request()).into()),
-        _ => return Err(Refusal::unauthorized().into()),
+        None if party == Party::Client => Some(error::nothing_at(request.request())),
+        _ => Some(Refusal::unauthorized()),
+    };
+    // Not as an error of this function: what is outside of it would not know the request any more.
+    match refused {
+        Some(refused) => Ok(request.error_response(refused)),
+        None => Ok(next.call(request).await?.map_into_boxed_body()),
     }
-    next.call(request).await
 }
 
 /// The token of `Bearer TOKEN`; the scheme's name is the same in lower case (RFC 9110, section 11.1).
@@ -194,8 +206,14 @@ mod tests {
         std::fs::create_dir_all(&cluster.data_dir).unwrap();
         let journal = wiring::journal(&cluster).unwrap();
         let (supervisor, listen) = wiring::start_supervisor(&cluster, journal).await.unwrap();
-        let state =
-            AdminState { supervisor, listen, token: Some("moon".into()), joins: None, stop_wanted: Arc::default() };
+        let state = AdminState {
+            supervisor,
+            cluster: cluster.name.clone(),
+            listen,
+            token: Some("moon".into()),
+            joins: None,
+            stop_wanted: Arc::default(),
+        };
         serve(cluster.admin_listen, state).unwrap()
     }
 

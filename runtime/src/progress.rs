@@ -5,41 +5,52 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::{HostProgress, JobPhase, RecoveryStatus};
+use asterism_actors::api::{HostProgress, JobPhase, RecoveryStatus, Waiting};
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::{globals::Globals, output::printable, size::grouped};
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
+const TICK: Duration = Duration::from_millis(200);
 
 /// Shows how far a job is.
 pub struct Progress {
     sink: Sink,
     started: Instant,
+    pace: Pace,
 }
 
 enum Sink {
     Silent,
-    Bars { all: MultiProgress, bars: Vec<(String, ProgressBar)> },
-    Lines { last: Instant },
+    Bars { all: MultiProgress, bars: Vec<(String, ProgressBar)>, waiting: Option<ProgressBar> },
+    Lines { last: Option<Instant>, said: Option<String> },
+}
+
+/// How fast work goes. Counted from when it began here, so that no time in a queue is in it.
+#[derive(Default)]
+struct Pace {
+    /// When the first tokens were seen, and how many; again when tokens are lost.
+    began: Option<(Duration, usize)>,
 }
 
 impl Progress {
     /// For the standard error of this process.
     pub fn new(globals: &Globals) -> Self {
-        let started = Instant::now();
         let sink = match (globals.quiet, stderr().is_terminal()) {
             (true, _) => Sink::Silent,
-            (false, true) => Sink::Bars { all: MultiProgress::new(), bars: Vec::new() },
-            (false, false) => Sink::Lines { last: started },
+            (false, true) => Sink::Bars { all: MultiProgress::new(), bars: Vec::new(), waiting: None },
+            (false, false) => Sink::Lines { last: None, said: None },
         };
-        Self { sink, started }
+        Self { sink, started: Instant::now(), pace: Pace::default() }
     }
 
     /// The job moved on.
     pub fn phase(&mut self, phase: JobPhase) {
+        if phase != JobPhase::Queued {
+            self.waiting(None);
+        }
         match &mut self.sink {
-            Sink::Bars { all, bars } if phase != JobPhase::Queued && phase != JobPhase::Encoding => {
+            Sink::Bars { all, bars, .. } if phase != JobPhase::Queued && phase != JobPhase::Encoding => {
                 bars.iter().for_each(|(_, bar)| bar.finish_and_clear());
                 bars.clear();
                 let _ = all.clear();
@@ -48,11 +59,34 @@ impl Progress {
         }
     }
 
+    /// What it waits for, or that it waits no more.
+    pub fn waiting(&mut self, waiting: Option<&Waiting>) {
+        let text = waiting.map(|waiting| printable(&waiting.to_string()).into_owned());
+        match (&mut self.sink, text) {
+            (Sink::Silent, _) => {}
+            (Sink::Bars { waiting, .. }, None) => waiting.take().iter().for_each(ProgressBar::finish_and_clear),
+            (Sink::Bars { all, waiting, .. }, Some(text)) => {
+                waiting.get_or_insert_with(|| all.add(waiting_line())).set_message(text);
+            }
+            (Sink::Lines { said, .. }, None) => *said = None,
+            (Sink::Lines { last, said }, Some(text)) => {
+                let first = said.is_none();
+                if (first || is_due(*last)) && said.as_ref() != Some(&text) {
+                    eprintln!("{text}");
+                    (*last, *said) = (Some(Instant::now()), Some(text));
+                }
+            }
+        }
+    }
+
     /// Hosts moved on.
     pub fn hosts(&mut self, hosts: &[HostProgress]) {
+        self.waiting(None);
+        let elapsed = self.started.elapsed();
+        self.pace.see(elapsed, hosts.iter().map(|host| host.done_tokens).sum());
         match &mut self.sink {
             Sink::Silent => {}
-            Sink::Bars { all, bars } => {
+            Sink::Bars { all, bars, .. } => {
                 for host in hosts {
                     let position = bars.iter().position(|(name, _)| *name == host.host).unwrap_or_else(|| {
                         bars.push((host.host.clone(), all.add(bar(host))));
@@ -61,10 +95,10 @@ impl Progress {
                     bars[position].1.set_position(host.done_tokens as u64);
                 }
             }
-            Sink::Lines { last } => {
-                if last.elapsed() >= LINE_EVERY {
-                    *last = Instant::now();
-                    eprintln!("{}", printable(&line(hosts, self.started.elapsed())));
+            Sink::Lines { last, .. } => {
+                if is_due(*last.get_or_insert_with(Instant::now)) {
+                    *last = Some(Instant::now());
+                    eprintln!("{}", printable(&line(hosts, &self.pace, elapsed)));
                 }
             }
         }
@@ -86,7 +120,8 @@ impl Progress {
 
     /// Takes the bars away.
     pub fn clear(&mut self) {
-        if let Sink::Bars { all, bars } = &mut self.sink {
+        self.waiting(None);
+        if let Sink::Bars { all, bars, .. } = &mut self.sink {
             bars.iter().for_each(|(_, bar)| bar.finish_and_clear());
             let _ = all.clear();
         }
@@ -102,24 +137,48 @@ fn bar(host: &HostProgress) -> ProgressBar {
         // Writing to indicatif's own buffer cannot fail.
         let _ = write!(text, "{}", grouped(state.per_sec() as usize));
     });
-    ProgressBar::new(host.total_tokens as u64).with_style(style).with_prefix(printable(&host.host).into_owned())
+    let bar = ProgressBar::new(host.total_tokens as u64).with_position(host.done_tokens as u64);
+    bar.with_style(style).with_prefix(printable(&host.host).into_owned())
 }
 
-fn line(hosts: &[HostProgress], elapsed: Duration) -> String {
+fn waiting_line() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}").expect("the template is a constant");
+    let line = ProgressBar::new_spinner().with_style(style);
+    line.enable_steady_tick(TICK);
+    line
+}
+
+fn is_due(last: impl Into<Option<Instant>>) -> bool {
+    last.into().is_none_or(|last| last.elapsed() >= LINE_EVERY)
+}
+
+impl Pace {
+    fn see(&mut self, now: Duration, done: usize) {
+        if self.began.is_none_or(|(_, first)| done < first) {
+            self.began = Some((now, done));
+        }
+    }
+
+    /// Tokens a second, once there is something to tell it from.
+    fn rate(&self, now: Duration, done: usize) -> Option<f64> {
+        let (began, first) = self.began.filter(|(_, first)| done > *first)?;
+        let seconds = now.saturating_sub(began).as_secs_f64();
+        (seconds > 0.0).then(|| (done - first) as f64 / seconds)
+    }
+}
+
+fn line(hosts: &[HostProgress], pace: &Pace, now: Duration) -> String {
     let done: usize = hosts.iter().map(|host| host.done_tokens).sum();
     let total: usize = hosts.iter().map(|host| host.total_tokens).sum();
-    let rate = done as f64 / elapsed.as_secs_f64().max(1e-3);
-    let left = if done > 0 { format!("{:.0} s", (total - done.min(total)) as f64 / rate) } else { "unknown".into() };
+    let speed = match pace.rate(now, done) {
+        Some(rate) => format!("{rate:.0} tokens/s, {:.0} s left", (total - done.min(total)) as f64 / rate),
+        None => "just begun".into(),
+    };
     let each: Vec<_> = hosts
         .iter()
         .map(|host| format!("{} {:.0}%", host.host, 100.0 * host.done_tokens as f64 / host.total_tokens.max(1) as f64))
         .collect();
-    format!(
-        "encoding {}/{} tokens, {rate:.0} tokens/s, {left} left ({})",
-        grouped(done),
-        grouped(total),
-        each.join(", ")
-    )
+    format!("encoding {}/{} tokens, {speed} ({})", grouped(done), grouped(total), each.join(", "))
 }
 
 #[cfg(test)]
@@ -129,7 +188,17 @@ mod tests {
     #[test]
     fn a_line_sums_the_hosts() {
         let host = |name: &str, done| HostProgress { host: name.into(), done_tokens: done, total_tokens: 4000 };
-        let text = line(&[host("a", 1000), host("b", 3000)], Duration::from_secs(2));
+        let (hosts, at) = ([host("a", 1000), host("b", 3000)], Duration::from_secs);
+        let mut pace = Pace::default();
+        // A minute in the queue, and then two seconds of work.
+        pace.see(at(60), 0);
+        pace.see(at(62), 4000);
+        let text = line(&hosts, &pace, at(62));
         assert_eq!(text, "encoding 4,000/8,000 tokens, 2000 tokens/s, 2 s left (a 25%, b 75%)");
+        pace.see(at(63), 3000);
+        let text = line(&hosts, &pace, at(64));
+        assert_eq!(text, "encoding 4,000/8,000 tokens, 1000 tokens/s, 4 s left (a 25%, b 75%)", "tokens were lost");
+        let text = line(&hosts, &Pace::default(), at(1));
+        assert_eq!(text, "encoding 4,000/8,000 tokens, just begun (a 25%, b 75%)");
     }
 }

@@ -48,8 +48,14 @@ impl Service {
         let joins = joining::open(cluster)?.map(Arc::new);
         rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
-        let state =
-            AdminState { supervisor: supervisor.clone(), listen, token, joins, stop_wanted: stop_wanted.clone() };
+        let state = AdminState {
+            supervisor: supervisor.clone(),
+            cluster: cluster.name.clone(),
+            listen,
+            token,
+            joins,
+            stop_wanted: stop_wanted.clone(),
+        };
         let admin = http::serve(cluster.admin_listen, state)?;
         let record = data_dir::Record { pid: std::process::id(), admin: admin.address, listen };
         let lock = Arc::new(lock);

@@ -149,6 +149,18 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(value).ok().filter(|time| time.as_secs() <= MOST_SECONDS).ok_or_else(refused)
 }
 
+/// Seconds in the two largest units that say something.
+pub fn span(seconds: f64) -> String {
+    let seconds = seconds.max(0.0).round() as u64;
+    let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min {} s", seconds % 60),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,6 +182,12 @@ mod tests {
         for bad in ["", "GiB", "8G", "-1", "1.5GiB", "9999999TiB", "8 GiBs"] {
             assert!(bad.parse::<Bytes>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn spans_have_two_units() {
+        let shown = [59.6, 3599.0, 7260.0, 90000.0, -3.0].map(span);
+        assert_eq!(shown, ["1 min 0 s", "59 min 59 s", "2 h 1 min", "1 d 1 h", "0 s"]);
     }
 
     #[test]

@@ -6,8 +6,8 @@ use crate::error::JobError;
 
 /// Longest name, in characters.
 const NAME_LENGTH: usize = 64;
-/// What the supervisor's own job ids begin with; clients choose others, so that the two never meet.
-pub const OWN_ID: &str = "job-";
+/// What ids that were drawn begin with, by a client or for it: nobody guesses them, and no two are the same.
+const DRAWN_ID: &str = "job-";
 /// Longest time that a request may ask for.
 pub const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 /// Most labels of a job, and of the hosts that it asks for.
@@ -33,14 +33,21 @@ pub fn name(param: &'static str, name: &str) -> Result<String, JobError> {
 /// An id that a client chose for a job.
 ///
 /// # Errors
-/// [`JobError::Invalid`] when it is no name, or could be one of the supervisor's own.
+/// [`JobError::Invalid`] when it is no name, or looks as if it had been drawn and was not.
 pub fn client_id(id: &str) -> Result<String, JobError> {
     let id = name("id", id)?;
-    if id.starts_with(OWN_ID) {
-        let message = format!("id is '{id}'; ids that begin with '{OWN_ID}' are the supervisor's own, choose another");
-        return Err(JobError::Invalid { param: "id", message });
+    match id.strip_prefix(DRAWN_ID) {
+        Some(drawn) if drawn.len() != 32 || !drawn.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) => {
+            let message = format!("id is '{id}'; behind '{DRAWN_ID}' stand 32 hexadecimal digits drawn at random");
+            Err(JobError::Invalid { param: "id", message })
+        }
+        _ => Ok(id),
     }
-    Ok(id)
+}
+
+/// A job's id from 128 random bits.
+pub fn drawn_id(random: u128) -> String {
+    format!("{DRAWN_ID}{random:032x}")
 }
 
 /// Keys and values of labels.
@@ -115,7 +122,7 @@ mod tests {
             assert_eq!(refused.code(), "invalid_request");
             assert!(refused.to_string().chars().all(|c| !c.is_control()), "{refused}");
         }
-        assert!(client_id("mine").is_ok() && client_id("job-37").is_err());
+        assert!(client_id("mine").is_ok() && client_id(&drawn_id(37)).is_ok() && client_id("job-37").is_err());
         assert!(name("id", &"x".repeat(1 << 20)).unwrap_err().to_string().len() < 300);
     }
 

@@ -4,7 +4,7 @@ use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
-use super::{ErrorBody, Prompt};
+use super::{ErrorBody, HostProgress, Prompt, Waiting};
 use crate::supervisor::PlacementPolicy;
 
 /// A context to encode once and ask many times.
@@ -69,6 +69,12 @@ pub struct SessionStatus {
     pub hits: u64,
     /// Seconds that encoding took.
     pub encode_s: f64,
+    /// What it waits for, while nobody encodes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+    /// How far each host is, while it is encoded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub progress: Vec<HostProgress>,
     /// Seconds until it ends by itself.
     pub expires_s: f64,
     /// Why it failed.

@@ -14,13 +14,15 @@ use ractor::{Actor, ActorRef};
 use tokio::sync::Semaphore;
 
 use crate::{
-    api::{ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus, bounds},
+    api::{
+        ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus, Waiting, bounds,
+    },
     error::{HostError, JobError},
     store::StateStore,
     supervisor::{
         config::{ContextHosts, SupervisorConfig},
         feed::Listener,
-        fingerprint::{Fingerprint, own_id, random},
+        fingerprint::{Fingerprint, random},
         prepare::ModelFront,
         shell::{Message, Pulse, Shell, SupervisorActor},
         state::PreparedJob,
@@ -96,7 +98,7 @@ impl Supervisor {
                 }
                 (id, Some(print))
             }
-            None => (own_id(random()), None),
+            None => (bounds::drawn_id(random()), None),
         };
         if let Some(session) = &request.session {
             bounds::name("session", session)?;
@@ -144,7 +146,13 @@ impl Supervisor {
         .await?
     }
 
-    /// Jobs, oldest first.
+    /// What a job waits for, while nobody works on it.
+    pub async fn waiting(&self, id: &str) -> Result<Option<Waiting>, JobError> {
+        let id = bounds::name("id", id)?;
+        self.ask(move |shell| shell.find(&id).map(|number| shell.state().waits_for(shell.now(), number))).await?
+    }
+
+    /// Jobs, newest first unless the filter says otherwise.
     pub async fn jobs(&self, filter: JobFilter) -> Result<Vec<JobStatus>, JobError> {
         self.ask(move |shell| shell.state().job_statuses(shell.now(), &filter)).await?
     }

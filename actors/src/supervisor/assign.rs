@@ -167,7 +167,7 @@ impl SupervisorState {
 
     /// Contexts whose turn has come and that no query host has yet: they are encoded, or wait for one. Those of jobs that are
     /// generated are as few as query hosts take.
-    fn running_contexts(&self) -> usize {
+    pub(super) fn running_contexts(&self) -> usize {
         self.contexts.begun().saturating_sub(self.jobs.generating_own())
     }
 
@@ -197,7 +197,7 @@ impl SupervisorState {
     }
 
     /// Whether hosts that have never been there may still come, so that a context is not dealt to a part of them.
-    fn is_booting(&self, now: Duration) -> bool {
+    pub(super) fn is_booting(&self, now: Duration) -> bool {
         let coming = self.hosts.iter().any(|host| match host.health {
             HostHealth::Starting => true,
             HostHealth::Loading => host.kept.restarts == 0,

@@ -88,13 +88,13 @@ impl SupervisorState {
             Source::Session(name) => {
                 let session = self.sessions.find(name)?.asked();
                 changes.push(record::session(&session));
-                let status = self.first_status(&prepared, &self.contexts[session.context].prepared);
+                let status = self.first_status(now, &prepared, &self.contexts[session.context].prepared);
                 let job = Job::new((number, session.context), now, status, &prepared);
                 Submission { job, context: None, session: Some(session) }
             }
             Source::Context(context) => {
                 self.check_room(context)?;
-                let status = self.first_status(&prepared, context);
+                let status = self.first_status(now, &prepared, context);
                 let context = Context::new((number, now), Owner::Job(number), context.clone());
                 changes.extend(record::context(&context));
                 let job = Job::new((number, number), now, status, &prepared);

@@ -207,10 +207,20 @@ impl Contexts {
 
     /// The context to begin next: the one that would be done first, had it begun when it came.
     pub fn next(&self, token_seconds: f64) -> Option<u64> {
-        let takes = |work: u64| Duration::try_from_secs_f64(work as f64 * token_seconds).unwrap_or(Duration::MAX);
-        let done = |work: u64, taken: Duration| taken.saturating_add(takes(work));
+        let done = |work: u64, taken: Duration| taken.saturating_add(takes(work, token_seconds));
         let heads = self.index.waiting.0.iter().filter_map(|(work, line)| Some((*work, line.first()?)));
         heads.map(|(work, (taken, number))| (done(work, *taken), *number)).min().map(|(_, number)| number)
+    }
+
+    /// How many waiting contexts begin before one.
+    pub fn before(&self, number: u64, token_seconds: f64) -> usize {
+        let Some((own, came)) = self.get(number).and_then(|context| Keys::of(context).turn) else { return 0 };
+        let done = (came.saturating_add(takes(own, token_seconds)), number);
+        let earlier = |(work, line): (&u64, &BTreeSet<(Duration, u64)>)| {
+            let takes = takes(*work, token_seconds);
+            line.iter().take_while(|(taken, other)| (taken.saturating_add(takes), *other) < done).count()
+        };
+        self.index.waiting.0.iter().map(earlier).sum()
     }
 
     /// How far sessions' contexts are.
@@ -310,6 +320,11 @@ impl Keys {
             (false, false) => &mut sessions.encoding,
         })
     }
+}
+
+/// How long work takes.
+fn takes(work: u64, token_seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(work as f64 * token_seconds).unwrap_or(Duration::MAX)
 }
 
 /// Work rounded up to three bits behind the first, so that there are few kinds of it.

@@ -141,6 +141,7 @@ mod tests {
             JobEvent::Progress { hosts } => format!("{} done", hosts[0].done_tokens),
             JobEvent::Token { id, .. } => id.to_string(),
             JobEvent::Recovery { .. } => "recovery".into(),
+            JobEvent::Waiting { .. } => "waiting".into(),
             JobEvent::Finished { .. } => "end".into(),
         }
     }

@@ -8,7 +8,7 @@ use ring::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::api::{JobRequest, bounds::OWN_ID};
+use crate::api::JobRequest;
 
 /// The digest of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,11 +34,6 @@ impl Write for Digest {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-/// A job's id from 128 random bits.
-pub fn own_id(random: u128) -> String {
-    format!("{OWN_ID}{random:032x}")
 }
 
 /// Random bits of the operating system.

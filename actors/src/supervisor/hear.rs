@@ -146,6 +146,7 @@ impl SupervisorState {
         let (contexts, jobs) = (hello.contexts.clone(), hello.jobs.clone());
         let fresh = hello.cluster == 0;
         let (silent, pid) = (self.hosts.silence_of(now, &hello.name), hello.pid);
+        let before = self.hosts.by_name(&hello.name).map_or(0, |host| self.hosts.at(host).kept.restarts);
         let host = self.hosts.admit(now, from, hello);
         commands.push(Command::Tell(self.joined(host, (pid, silent.filter(|_| !fresh)))));
         if fresh {
@@ -157,7 +158,7 @@ impl SupervisorState {
             self.vacate(now, host, ("exited", "its process was started again".into()), commands);
         }
         let record = self.hosts.at(host);
-        if fresh && record.kept.restarts > 0 {
+        if record.kept.restarts > before {
             commands.push(Command::Observe(Observation::HostRestarted { host: record.spec.name.clone() }));
         }
         let incarnation = record.kept.incarnation;

@@ -74,8 +74,11 @@ pub struct KeptHost {
     pub fenced: u64,
     /// The node's number of the latest process, as that says. No other host's end hangs on it.
     pub start: u64,
-    /// Times that its process was started again.
+    /// Times that its process was started again after it was lost.
     pub restarts: u32,
+    /// Whether its last process was told to end.
+    #[serde(default)]
+    pub told_to_end: bool,
     /// Whether it takes new work.
     pub scheduling: Scheduling,
     /// Its role, where it is no longer the configured one.
@@ -276,12 +279,16 @@ impl Hosts {
         }
     }
 
-    /// Takes a hello in that was judged good. A new process gets the next incarnation.
+    /// Takes a hello in that was judged good. A new process gets the next incarnation. It counts as a restart where the last
+    /// one was lost: not where that was told to end, or had been given no work so that it could.
     pub fn admit(&mut self, now: Duration, connection: u64, hello: Hello) -> usize {
         let host = self.by_name(&hello.name).expect("it was judged good");
         let record = &mut self.records[host];
         if hello.incarnation == 0 {
-            record.kept.restarts = record.kept.restarts.saturating_add(u32::from(record.kept.incarnation > 0));
+            let planned = record.kept.told_to_end || record.kept.scheduling != Scheduling::Open;
+            let lost = record.kept.incarnation > 0 && !planned;
+            record.kept.restarts = record.kept.restarts.saturating_add(u32::from(lost));
+            record.kept.told_to_end = false;
             record.kept.incarnation += 1;
             record.kept.start = hello.start;
         }

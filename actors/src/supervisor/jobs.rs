@@ -129,15 +129,26 @@ impl Jobs {
         self.index.by_id.get(id).copied()
     }
 
-    /// Jobs after a number, oldest first, in some states or in any.
-    pub fn after(&self, number: u64, states: &[JobState], limit: usize) -> Vec<&Job> {
-        let later = (Bound::Excluded(number), Bound::Unbounded);
+    /// Jobs in some states or in any, newest first or oldest first, those behind a number in that order.
+    pub fn listed(&self, after: Option<u64>, states: &[JobState], order: (bool, usize)) -> Vec<u64> {
+        let (oldest_first, limit) = order;
+        let rest = match (after, oldest_first) {
+            (None, _) => (Bound::Unbounded, Bound::Unbounded),
+            (Some(number), true) => (Bound::Excluded(number), Bound::Unbounded),
+            (Some(number), false) => (Bound::Unbounded, Bound::Excluded(number)),
+        };
+        let some = |numbers: &mut dyn DoubleEndedIterator<Item = u64>| -> Vec<u64> {
+            match oldest_first {
+                true => numbers.take(limit).collect(),
+                false => numbers.rev().take(limit).collect(),
+            }
+        };
         if states.is_empty() {
-            return self.all.range(later).take(limit).map(|(_, job)| job).collect();
+            return some(&mut self.all.range(rest).map(|(number, _)| *number));
         }
-        let of = |state: &JobState| self.index.by_state[*state as usize].range(later).take(limit);
-        let numbers: BTreeSet<u64> = states.iter().flat_map(of).copied().collect();
-        numbers.iter().take(limit).map(|number| &self.all[number]).collect()
+        let of = |state: &JobState| some(&mut self.index.by_state[*state as usize].range(rest).copied());
+        let numbers: BTreeSet<u64> = states.iter().flat_map(of).collect();
+        some(&mut numbers.into_iter())
     }
 
     /// How many are in a state.
@@ -179,6 +190,12 @@ impl Jobs {
     /// The job that could be generated for the longest and has no host, and since when.
     pub fn first_unhoused(&self) -> Option<(Duration, u64)> {
         self.index.unhoused.first().copied()
+    }
+
+    /// How many of those are before a job, or would be.
+    pub fn unhoused_before(&self, number: u64) -> usize {
+        let place = self.get(number).and_then(|job| Some((job.ready_since?, number)));
+        place.map_or(self.index.unhoused.len(), |place| self.index.unhoused.range(..place).count())
     }
 
     /// Jobs whose time limit has passed.

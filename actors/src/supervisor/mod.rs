@@ -23,6 +23,7 @@ mod session;
 mod shell;
 mod state;
 mod view;
+mod waiting;
 
 #[cfg(test)]
 mod tests;

@@ -81,6 +81,17 @@ impl SupervisorState {
         Ok(Decided::new(now, changes, Effect::Replace(old, new)))
     }
 
+    /// The whole cluster ends, as somebody wants it: what is started later is no restart of what was lost.
+    pub fn end_hosts(&mut self) -> Vec<Command> {
+        let up = self.hosts.that(|host| host.connection.is_some());
+        let ended = up.into_iter().map(|host| {
+            let record = self.hosts.at_mut(host);
+            record.kept.told_to_end = true;
+            Command::Persist(record::host(record))
+        });
+        ended.collect()
+    }
+
     /// A host and a spare exchange their roles.
     pub(super) fn exchange(&mut self, now: Duration, old: usize, new: usize, commands: &mut Vec<Command>) {
         let role = self.hosts.at(old).spec.role;

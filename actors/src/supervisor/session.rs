@@ -276,6 +276,9 @@ impl SupervisorState {
             _ => SessionState::Encoding,
         };
         let clock = context.map(|context| context.clock).unwrap_or_default();
+        let encoded = state == SessionState::Ready || session.error.is_some();
+        let unfinished = context.filter(|context| !encoded && context.is_placed());
+        let progress = unfinished.map(|context| context.progress(&|host| self.hosts.name(host).to_string()));
         let encode_s = match clock {
             (Some(began), ready) => ready.unwrap_or(now).saturating_sub(began).as_secs_f64(),
             (None, _) => 0.0,
@@ -289,6 +292,8 @@ impl SupervisorState {
             hosts,
             hits: session.hits,
             encode_s,
+            waiting: context.filter(|_| !encoded).and_then(|context| self.context_waits_for(now, context)),
+            progress: progress.unwrap_or_default(),
             expires_s: session.expires.saturating_sub(now).as_secs_f64(),
             error: session.error.clone(),
         }

@@ -167,7 +167,9 @@ impl Shell {
     }
 
     /// Tells every host and node to end. Returns their links, which they close then.
-    pub fn end_hosts(&self) -> Vec<Arc<dyn Link>> {
+    pub fn end_hosts(&mut self) -> Vec<Arc<dyn Link>> {
+        let commands = self.state.end_hosts();
+        self.carry_out(commands);
         let tell = |(link, host): &(Arc<dyn Link>, Outbox<HostCommand>)| {
             host.send(HostCommand::Shutdown);
             link.clone()

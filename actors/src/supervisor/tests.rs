@@ -6,6 +6,7 @@ mod members;
 mod moving;
 mod news;
 mod queue;
+mod waiting;
 
 use std::{
     collections::BTreeMap,

@@ -12,13 +12,15 @@ use crate::{
     },
 };
 
-/// Which jobs to list, oldest first.
+/// Which jobs to list, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobFilter {
     /// In these states; empty: in any.
     pub states: Vec<JobState>,
-    /// Those submitted after the job of this id.
+    /// Those that the list has behind the job of this id: submitted before it, or with `oldest_first` after it.
     pub after: Option<String>,
+    /// The other way round.
+    pub oldest_first: bool,
     /// At most so many.
     pub limit: usize,
 }
@@ -31,18 +33,19 @@ impl SupervisorState {
 
     /// A job's status with its timings up to `now`.
     pub fn job_status(&self, now: Duration, number: u64) -> Option<JobStatus> {
-        self.jobs.get(number).map(|job| job.status_at(now))
+        let status = self.jobs.get(number)?.status_at(now);
+        Some(JobStatus { waiting: self.waits_for(now, number), ..status })
     }
 
-    /// Jobs, oldest first.
+    /// Jobs, newest first unless the filter says otherwise.
     ///
     /// # Errors
     /// [`JobError::NotFound`] when the one that they come after is not known.
     pub fn job_statuses(&self, now: Duration, filter: &JobFilter) -> Result<Vec<JobStatus>, JobError> {
         let number = |id: &String| self.job_number(id).ok_or_else(|| JobError::NotFound { id: id.clone() });
-        let after = filter.after.as_ref().map(number).transpose()?.unwrap_or(0);
-        let jobs = self.jobs.after(after, &filter.states, filter.limit);
-        Ok(jobs.into_iter().map(|job| job.status_at(now)).collect())
+        let after = filter.after.as_ref().map(number).transpose()?;
+        let jobs = self.jobs.listed(after, &filter.states, (filter.oldest_first, filter.limit));
+        Ok(jobs.into_iter().filter_map(|number| self.job_status(now, number)).collect())
     }
 
     /// From now on somebody wants to hear how a job goes on, or nobody does any more.
@@ -87,9 +90,11 @@ impl SupervisorState {
         self.hosts.at(host).status(now, self.contexts.load(host).shards)
     }
 
-    pub(super) fn first_status(&self, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
+    pub(super) fn first_status(&self, now: Duration, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
         JobStatus {
             id: prepared.id.clone(),
+            created_at: now.as_secs(),
+            waiting: None,
             state: JobState::Pending,
             phase: Some(JobPhase::Queued),
             method: context.plan.method.name.clone(),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::{JobEvent, JobRequest, RecoveryStatus};
+use asterism_actors::api::{JobEvent, JobRequest, RecoveryStatus, bounds};
 
 use super::Client;
 use crate::error::{CliError, Exit};
@@ -53,7 +53,10 @@ impl Heard {
                 self.recoveries.push(recovery.clone());
                 true
             }
-            JobEvent::Phase { .. } | JobEvent::Progress { .. } | JobEvent::Finished { .. } => true,
+            JobEvent::Phase { .. }
+            | JobEvent::Waiting { .. }
+            | JobEvent::Progress { .. }
+            | JobEvent::Finished { .. } => true,
         }
     }
 }
@@ -182,9 +185,9 @@ impl Iterator for Following<'_> {
     }
 }
 
-/// An id that no other client chooses.
+/// An id as the supervisor would draw it, known before the request is sent, so that it can be sent again.
 pub fn new_id() -> String {
-    format!("cli-{}", uuid::Uuid::new_v4().simple())
+    bounds::drawn_id(uuid::Uuid::new_v4().as_u128())
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! `init`, `validate`, `config default` and `version`: about files and this program, never about a running cluster.
 
+use std::{net::SocketAddr, path::Path};
+
+use asterism_plan::MethodConfig;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::{
     check,
     cluster::Cluster,
-    cluster_file::{ClusterFile, Device, Role},
+    cluster_file::{ClusterFile, DType, Device, Role},
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Format, Globals},
     output::{self, Table},
     sample::SAMPLE,
     version::Version,
@@ -81,26 +84,15 @@ fn sample(context_hosts: u16) -> String {
 pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
     check::cluster(&cluster)?;
-    let rows = host_rows(&cluster);
-    output::print_rows(&rows, globals.format, |rows| {
-        let mut table = Table::new(["HOST", "ROLE", "NODE", "DEVICE", "ADDRESS", "THREADS"]);
-        for host in rows {
-            let HostRow { name, role, node, device, address, threads } = host;
-            let role = match role {
-                Role::Context => "context",
-                Role::Query => "query",
-                Role::Spare => "spare",
-            };
-            let threads = threads.map_or("auto".to_owned(), |threads| threads.to_string());
-            table.row([name.clone(), role.into(), node.clone(), device.to_string(), address.clone(), threads]);
-        }
-        table
-    })?;
     let model = match (&cluster.model.path, cluster.model.random) {
         (Some(path), _) => path.display().to_string(),
         (None, Some(shape)) => format!("{} with random weights", shape.name()),
         (None, None) => "embedded".into(),
     };
+    match globals.format {
+        Format::Table => output::print(&host_table(&host_rows(&cluster)).to_string())?,
+        format => output::print_json(&Valid::of(&cluster, model.clone()), format)?,
+    }
     globals.note(format_args!(
         "cluster '{}' is valid: model {model}, method {}, supervisor {}, admin API http://{}, data in {}",
         cluster.name,
@@ -110,6 +102,44 @@ pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
         cluster.data_dir.display(),
     ));
     Ok(Exit::Success)
+}
+
+/// What a valid file resolves to.
+#[derive(Serialize)]
+struct Valid<'a> {
+    cluster: &'a str,
+    /// `embedded`, or the model's folder.
+    model: String,
+    dtype: DType,
+    /// By name, with its options.
+    method: &'a MethodConfig,
+    listen: SocketAddr,
+    admin_listen: SocketAddr,
+    data_dir: &'a Path,
+    hosts: Vec<HostRow>,
+}
+
+impl<'a> Valid<'a> {
+    fn of(cluster: &'a Cluster, model: String) -> Self {
+        let Cluster { name, method, listen, admin_listen, data_dir, .. } = cluster;
+        let (dtype, hosts) = (cluster.model.dtype, host_rows(cluster));
+        Self { cluster: name, model, dtype, method, listen: *listen, admin_listen: *admin_listen, data_dir, hosts }
+    }
+}
+
+fn host_table(rows: &[HostRow]) -> Table {
+    let mut table = Table::new(["HOST", "ROLE", "NODE", "DEVICE", "ADDRESS", "THREADS"]);
+    for host in rows {
+        let HostRow { name, role, node, device, address, threads } = host;
+        let role = match role {
+            Role::Context => "context",
+            Role::Query => "query",
+            Role::Spare => "spare",
+        };
+        let threads = threads.map_or("auto".to_owned(), |threads| threads.to_string());
+        table.row([name.clone(), role.into(), node.clone(), device.to_string(), address.clone(), threads]);
+    }
+    table
 }
 
 #[derive(Serialize)]
@@ -151,7 +181,7 @@ pub fn run(verb: ConfigVerb) -> Result<Exit, CliError> {
 pub fn version(globals: &Globals) -> Result<Exit, CliError> {
     let version = Version::current();
     match globals.format {
-        crate::globals::Format::Table => {
+        Format::Table => {
             let Version { version, protocol, target, profile } = version;
             output::print(&format!("asterism {version} (protocol {protocol}, {target}, {profile})\n"))?;
         }

@@ -1,8 +1,10 @@
-//! `job submit|list|status|cancel|result`: what is asked of a running cluster, and how its answers are shown.
+//! `job submit|list|status|watch|cancel|result`: what is asked of a running cluster, and how its answers are shown.
 
 mod input;
 mod submit;
 mod watch;
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use asterism_actors::api::{JobState, JobStatus, RecoveryStatus};
 use clap::{Args, Subcommand};
@@ -13,7 +15,7 @@ use crate::{
     globals::{Format, Globals},
     logging,
     output::{self, Table},
-    size::grouped,
+    size::{grouped, span},
 };
 pub use input::read_contexts;
 pub use submit::{GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs, WaitArgs};
@@ -24,10 +26,12 @@ pub use watch::{follow, outcome};
 pub enum JobVerb {
     /// Ask a question about a document; waits for the answer and shows it as it comes
     Submit(Box<SubmitArgs>),
-    /// Show jobs, oldest first
+    /// Show jobs, newest first
     List(ListArgs),
     /// Show one job
     Status(JobId),
+    /// Follow a job to its end: what it waits for, how far it is, its answer as it comes
+    Watch(JobId),
     /// Cancel a job
     Cancel(JobId),
     /// Print a job's answer; waits for it
@@ -65,7 +69,7 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
         JobVerb::List(ListArgs { state, limit }) => {
             let jobs = Client::find(globals)?.jobs(&state, limit)?;
             output::print_rows(&jobs, globals.format, table)?;
-            globals.note(match jobs.last() {
+            globals.note(match jobs.first() {
                 Some(job) => format!("next: asterism job status {}", job.id),
                 None => "next: asterism job submit --context FILE --query TEXT".into(),
             });
@@ -85,6 +89,7 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
             globals.note("next: asterism job list");
             Ok(Exit::Success)
         }
+        JobVerb::Watch(JobId { id }) => submit::watch(globals, &id),
         JobVerb::Result(JobId { id }) => result(globals, &id),
     }
 }
@@ -107,6 +112,7 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
     let mut lines = vec![
         ("id", status.id.clone()),
         ("state", state(status)),
+        ("age", age(status)),
         ("method", status.method.clone()),
         ("model", status.model.clone()),
         ("context", format!("{} tokens", grouped(status.context_tokens))),
@@ -114,6 +120,7 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         ("generated", format!("{} tokens", grouped(status.generated_tokens))),
         ("time", times(status)),
     ];
+    lines.extend(status.waiting.iter().map(|waiting| ("waits", waiting.to_string())));
     lines.extend(status.session.iter().map(|session| ("session", session.clone())));
     lines.extend(status.method_reason.iter().map(|reason| ("because", reason.clone())));
     let pairs = |sparsity: f64| format!("{:.0}% of dense attention's pairs", 100.0 * (1.0 - sparsity));
@@ -144,12 +151,13 @@ pub fn times(status: &JobStatus) -> String {
 }
 
 fn table(jobs: &[JobStatus]) -> Table {
-    let mut table = Table::new(["JOB", "STATE", "METHOD", "CONTEXT", "GENERATED", "SECONDS", "LABELS"]);
+    let mut table = Table::new(["JOB", "STATE", "AGE", "METHOD", "CONTEXT", "GENERATED", "SECONDS", "LABELS"]);
     for job in jobs {
         let labels: Vec<_> = job.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         table.row([
             job.id.clone(),
             state(job),
+            age(job),
             job.method.clone(),
             grouped(job.context_tokens),
             grouped(job.generated_tokens),
@@ -158,6 +166,12 @@ fn table(jobs: &[JobStatus]) -> Table {
         ]);
     }
     table
+}
+
+/// How long ago it was submitted, by the clock here.
+fn age(job: &JobStatus) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    span(now.saturating_sub(job.created_at) as f64)
 }
 
 fn state(job: &JobStatus) -> String {

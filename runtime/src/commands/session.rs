@@ -16,7 +16,8 @@ use crate::{
     globals::{Format, Globals},
     logging,
     output::{self, Table, lower},
-    size::{bytes, grouped},
+    progress::Progress,
+    size::{bytes, grouped, span},
 };
 
 const POLL: Duration = Duration::from_millis(200);
@@ -157,7 +158,12 @@ fn create(globals: &Globals, client: &Client, args: &CreateArgs) -> Result<(), C
 /// Waits until the session can be asked, or has failed; a supervisor that is away for a while is waited for.
 fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Result<SessionStatus, CliError> {
     let mut away: Option<Instant> = None;
+    let mut progress = Progress::new(globals);
     while matches!(status.state, SessionState::Encoding | SessionState::Recovering) {
+        progress.waiting(status.waiting.as_ref());
+        if status.waiting.is_none() && !status.progress.is_empty() {
+            progress.hosts(&status.progress);
+        }
         thread::sleep(POLL);
         match client.session(&status.name) {
             Ok(seen) => (status, away) = (seen, None),
@@ -172,6 +178,7 @@ fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Res
             },
         }
     }
+    progress.clear();
     Ok(status)
 }
 
@@ -207,7 +214,7 @@ fn show(globals: &Globals, status: &SessionStatus) -> Result<(), CliError> {
         ("kv", bytes(status.kv_bytes)),
         ("asked", format!("{} times", status.hits)),
         ("encoding", format!("{:.2} s", status.encode_s)),
-        ("ends in", remaining(status.expires_s)),
+        ("ends in", span(status.expires_s)),
     ];
     lines.extend(status.error.iter().map(|error| ("error", format!("{} ({})", error.message, error.code))));
     output::print_pairs(&lines)?;
@@ -236,22 +243,10 @@ fn table(sessions: &[SessionStatus]) -> Table {
             bytes(session.kv_bytes),
             session.hits.to_string(),
             format!("{:.2}", session.encode_s),
-            remaining(session.expires_s),
+            span(session.expires_s),
         ]);
     }
     table
-}
-
-/// Seconds in the two largest units that say something.
-fn remaining(seconds: f64) -> String {
-    let seconds = seconds.max(0.0).round() as u64;
-    let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds} s"),
-        (0, 0, minutes) => format!("{minutes} min {} s", seconds % 60),
-        (0, hours, minutes) => format!("{hours} h {minutes} min"),
-        (days, hours, _) => format!("{days} d {hours} h"),
-    }
 }
 
 /// A duration typed with its unit; a bare number counts seconds.
@@ -283,8 +278,6 @@ mod tests {
         for wrong in ["", "h", "-2h", "2y", "0s", "1h30"] {
             assert!(lifetime(wrong).is_err(), "{wrong}");
         }
-        let shown = [59.6, 3599.0, 7260.0, 90000.0, -3.0].map(remaining);
-        assert_eq!(shown, ["1 min 0 s", "59 min 59 s", "2 h 1 min", "1 d 1 h", "0 s"]);
     }
 
     #[test]

@@ -4,13 +4,10 @@ use std::fmt;
 
 use actix_web::{
     HttpRequest, HttpResponse, ResponseError,
-    error::JsonPayloadError,
     http::{StatusCode, header},
 };
 use asterism_actors::{JobError, api::bounds};
 use serde::{Deserialize, Serialize};
-
-use super::pace;
 
 /// Characters of a parser's message that a refusal repeats.
 const CAUSE_CHARS: usize = 300;
@@ -34,10 +31,13 @@ pub struct ErrorObject {
     pub code: String,
     /// The request field at fault, if one is.
     pub param: Option<String>,
+    /// The request's name, as the log has it.
+    #[serde(default)]
+    pub request_id: Option<String>,
 }
 
 /// A request refused.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Refusal {
     status: StatusCode,
     code: String,
@@ -64,9 +64,24 @@ impl Refusal {
         )
     }
 
-    /// A field out of range.
-    pub fn invalid(message: impl fmt::Display) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    /// A field or parameter that is not as it has to be.
+    pub fn invalid<'a>(param: impl Into<Option<&'a str>>, message: impl fmt::Display) -> Self {
+        let param = param.into().map(str::to_owned);
+        Self { param, ..Self::new(StatusCode::BAD_REQUEST, "invalid_request", message) }
+    }
+
+    /// A request for the cluster called `meant`, which is not this one.
+    pub fn other_cluster(meant: &str, cluster: &str) -> Self {
+        let message =
+            format!("this is cluster '{cluster}', and the request is for cluster '{meant}'; nothing was done");
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "other_cluster", message)
+    }
+
+    /// A body of another type than JSON.
+    pub fn media_type(got: &str) -> Self {
+        let got = if got.is_empty() { "none".to_string() } else { format!("'{}'", bounds::shown(got)) };
+        let message = format!("the request body's Content-Type is {got}, expected application/json: send that header");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
     /// A refusal of HTTP's own making.
@@ -109,6 +124,13 @@ impl ResponseError for Refusal {
     }
 
     fn error_response(&self) -> HttpResponse {
+        self.answer(None)
+    }
+}
+
+impl Refusal {
+    /// The answer to the request of this name.
+    pub fn answer(&self, request_id: Option<&str>) -> HttpResponse {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::GONE => "not_found_error",
@@ -129,6 +151,7 @@ impl ResponseError for Refusal {
                 kind: kind.to_owned(),
                 code: self.code.clone(),
                 param: self.param.clone(),
+                request_id: request_id.map(str::to_owned),
             },
         })
     }
@@ -150,20 +173,6 @@ fn status_of(code: &str) -> StatusCode {
     }
 }
 
-/// A body that is no job.
-pub fn of_json(error: JsonPayloadError, _: &HttpRequest) -> actix_web::Error {
-    let refusal = match &error {
-        JsonPayloadError::Overflow { limit } | JsonPayloadError::OverflowKnownLength { limit, .. } => Refusal::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "payload_too_large",
-            format!("the request body is larger than {limit} bytes"),
-        ),
-        JsonPayloadError::Payload(cause) if pace::was_cut(cause) => too_slow(),
-        _ => no_request(error.to_string()),
-    };
-    refusal.into()
-}
-
 /// The answer to a body that comes too slowly.
 pub fn too_slow() -> Refusal {
     let message = "the request body came too slowly; send it in one go, at 64 KiB a second at least";
@@ -171,19 +180,19 @@ pub fn too_slow() -> Refusal {
 }
 
 /// The answer to a body that cannot be read: parsers repeat what they read, however long it is.
-pub fn no_request(cause: String) -> Refusal {
+pub fn no_request(param: Option<&str>, cause: &str) -> Refusal {
     let cause: String = cause.chars().take(CAUSE_CHARS).flat_map(char::escape_debug).collect();
-    Refusal::invalid(format!("the request body is not what is wanted here: {cause}"))
+    Refusal::invalid(param, format!("the request body is not what is wanted here: {cause}"))
 }
 
 /// The answer to a path that cannot be read.
 pub fn of_path(_: actix_web::error::PathError, _: &HttpRequest) -> actix_web::Error {
-    Refusal::invalid("a part of the path is not UTF-8 text").into()
+    Refusal::invalid(None, "a part of the path is not UTF-8 text").into()
 }
 
 /// The answer to a path that is not there.
-pub async fn no_such_path(request: HttpRequest) -> Refusal {
-    nothing_at(&request)
+pub async fn no_such_path(request: HttpRequest) -> Result<HttpResponse, Refusal> {
+    Err(nothing_at(&request))
 }
 
 /// The same, for a request that has not reached a handler.
@@ -193,12 +202,4 @@ pub fn nothing_at(request: &HttpRequest) -> Refusal {
         "not_found",
         format!("there is no {} {}", request.method(), bounds::shown(request.path())),
     )
-}
-
-impl actix_web::Responder for Refusal {
-    type Body = actix_web::body::BoxBody;
-
-    fn respond_to(self, _: &HttpRequest) -> HttpResponse {
-        self.error_response()
-    }
 }

@@ -4,15 +4,22 @@ use std::time::Duration;
 
 use actix_web::{
     Responder, get, post,
-    web::{Data, Json, Path},
+    web::{Data, Json, Path, Query},
 };
-use asterism_actors::api::{HostStatus, Scheduling, bounds};
+use asterism_actors::api::{HostHealth, HostStatus, Role, Scheduling, bounds};
 
-use super::{AdminState, Drain, Replacement, error::Refusal};
+use super::{AdminState, Drain, Replacement, error::Refusal, intake::Body, lists::Listing};
 
 #[get("/hosts")]
-pub async fn list(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.cluster().await?.hosts))
+pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
+    let states: Vec<HostHealth> = listing.states("starting, loading, ready, suspect or dead")?;
+    let (roles, limit): (Vec<Role>, _) = (listing.roles("context, query or spare")?, listing.limit()?);
+    let mut hosts = state.supervisor.cluster().await?.hosts;
+    hosts.retain(|host| {
+        (states.is_empty() || states.contains(&host.health)) && (roles.is_empty() || roles.contains(&host.role))
+    });
+    hosts.truncate(limit);
+    Ok(Json(hosts))
 }
 
 #[get("/hosts/{name}")]
@@ -31,12 +38,8 @@ pub async fn uncordon(state: Data<AdminState>, name: Path<String>) -> Result<imp
 }
 
 #[post("/hosts/{name}/drain")]
-pub async fn drain(
-    state: Data<AdminState>,
-    name: Path<String>,
-    body: Option<Json<Drain>>,
-) -> Result<impl Responder, Refusal> {
-    let seconds = body.and_then(|body| body.deadline_s);
+pub async fn drain(state: Data<AdminState>, name: Path<String>, body: Body<Drain>) -> Result<impl Responder, Refusal> {
+    let seconds = body.0.deadline_s;
     let deadline = seconds.map(|seconds| bounds::seconds_or_none("deadline_s", seconds)).transpose()?;
     schedule(&state, &name, Scheduling::Draining, deadline).await
 }
@@ -45,9 +48,9 @@ pub async fn drain(
 pub async fn replace(
     state: Data<AdminState>,
     name: Path<String>,
-    body: Json<Replacement>,
+    body: Body<Replacement>,
 ) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.replace_host(&name, &body.spare).await?))
+    Ok(Json(state.supervisor.replace_host(&name, &body.0.spare).await?))
 }
 
 async fn schedule(

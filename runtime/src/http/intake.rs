@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     error::{self, Refusal},
-    pace,
+    field, pace,
 };
 
 /// Bytes of bodies that are read, parsed and tokenised at once.
@@ -29,6 +29,8 @@ const ALL_BYTES: usize = 64 << 20;
 const MOST_BYTES: usize = 32 << 20;
 /// Bytes of a body beside its texts.
 const REST_BYTES: usize = 64 << 10;
+/// Largest body of a request that brings no text.
+const SMALL_BYTES: usize = 16 << 10;
 /// Longest wait for others to be done.
 const ROOM_WITHIN: Duration = Duration::from_secs(5);
 /// Longest wait for more of a body, and for all of it.
@@ -106,7 +108,7 @@ async fn next(body: &mut Payload, due: Instant) -> Result<Option<Bytes>, Refusal
         Ok(None) => Ok(None),
         Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
         Ok(Some(Err(error))) if pace::was_cut(&error) => Err(error::too_slow()),
-        Ok(Some(Err(error))) => Err(Refusal::invalid(format!("the request body broke off: {error}"))),
+        Ok(Some(Err(error))) => Err(Refusal::invalid(None, format!("the request body broke off: {error}"))),
         Err(_) => Err(error::too_slow()),
     }
 }
@@ -131,19 +133,57 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest for Taken<T> {
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
         let intake = request.app_data::<Data<Intake>>().expect("every app of this module has its intake").clone();
         let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        let json = request.content_type().eq_ignore_ascii_case("application/json");
+        let json = check_json(request);
         let mut payload = payload.take();
         Box::pin(async move {
-            if !json {
-                return Err(Refusal::invalid("the request body is no JSON; send Content-Type: application/json").into());
-            }
+            json?;
             let (bytes, share) = intake.read(length, &mut payload).await?;
-            let parse = move || serde_json::from_slice(&bytes).map_err(|error| error.to_string());
-            let parsed = match share.num_permits() {
+            let parse = move || parsed(&bytes);
+            let request = match share.num_permits() {
                 0..=PARSED_HERE => parse(),
                 _ => web::block(parse).await?,
             };
-            Ok(Self { request: parsed.map_err(error::no_request)?, share })
+            Ok(Self { request: request?, share })
         })
     }
+}
+
+/// A request without texts out of its body; one without a body is one without fields.
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest for Body<T> {
+    type Error = actix_web::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, Self::Error>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let json = check_json(request);
+        let mut payload = payload.take();
+        Box::pin(async move {
+            let (mut bytes, due) = (Vec::new(), Instant::now() + READ_WITHIN);
+            while let Some(chunk) = next(&mut payload, due).await? {
+                bytes.extend_from_slice(&chunk);
+                if bytes.len() > SMALL_BYTES {
+                    let message = format!("the request body is larger than {SMALL_BYTES} bytes");
+                    return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message).into());
+                }
+            }
+            match bytes.is_empty() {
+                true => bytes = b"{}".to_vec(),
+                false => json?,
+            }
+            Ok(Self(parsed(&bytes)?))
+        })
+    }
+}
+
+fn check_json(request: &HttpRequest) -> Result<(), Refusal> {
+    let got = request.content_type();
+    if got.eq_ignore_ascii_case("application/json") { Ok(()) } else { Err(Refusal::media_type(got)) }
+}
+
+fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        let field = field::at_fault(bytes, &error);
+        error::no_request(field.as_deref(), &error.to_string())
+    })
 }

@@ -3,22 +3,21 @@
 use std::time::Duration;
 
 use actix_web::{
-    HttpResponse, Responder, delete, get, post,
+    HttpResponse, Responder, delete, get,
+    http::header::LOCATION,
+    post,
     web::{Data, Json, Path, Query},
 };
 use asterism_actors::{
-    api::{JobRequest, JobState},
-    supervisor::{JobFilter, Listener},
+    api::{JobEvent, JobPhase, JobRequest, Waiting},
+    supervisor::{JobFilter, Listener, Supervisor},
 };
 use bytes::Bytes;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use super::{AdminState, error::Refusal, intake::Taken};
-
-/// Most jobs of one list.
-pub const MAX_LISTED: usize = 500;
+use super::{AdminState, error::Refusal, intake::Taken, lists::Listing};
 
 /// The answer to a submission.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,38 +30,16 @@ pub struct Submitted {
 pub async fn submit(state: Data<AdminState>, taken: Taken<JobRequest>) -> Result<impl Responder, Refusal> {
     let (request, _share) = taken.into_parts();
     let id = state.supervisor.submit(request).await?;
-    Ok(HttpResponse::Accepted().json(Submitted { id }))
-}
-
-/// The query of a list.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Listing {
-    /// States, parted by commas; absent: any.
-    state: Option<String>,
-    /// Jobs submitted after the one of this id.
-    after: Option<String>,
-    /// At most so many.
-    limit: Option<usize>,
+    let made = (LOCATION, format!("/api/v1/jobs/{id}"));
+    Ok(HttpResponse::Accepted().insert_header(made).json(Submitted { id }))
 }
 
 #[get("/jobs")]
 pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
-    let Listing { state: states, after, limit } = listing.into_inner();
-    let one = |name: &str| {
-        let known = serde_json::from_value::<JobState>(name.to_uppercase().into());
-        known.map_err(|_| {
-            let known = "pending, running, succeeded, failed or cancelled";
-            Refusal::invalid(format!("state is {}, expected {known}", name.escape_debug()))
-        })
-    };
-    let states = states.as_deref().unwrap_or_default().split(',').filter(|name| !name.is_empty());
-    let states = states.take(MAX_LISTED).map(one).collect::<Result<Vec<_>, _>>()?;
-    let limit = limit.unwrap_or(MAX_LISTED);
-    if !(1..=MAX_LISTED).contains(&limit) {
-        return Err(Refusal::invalid(format!("limit is {limit}, expected 1 to {MAX_LISTED}; give after=ID for more")));
-    }
-    Ok(Json(state.supervisor.jobs(JobFilter { states, after, limit }).await?))
+    let states = listing.states("pending, running, succeeded, failed or cancelled")?;
+    let (limit, oldest_first) = (listing.limit()?, listing.oldest_first()?);
+    let filter = JobFilter { states, after: listing.into_inner().after, oldest_first, limit };
+    Ok(Json(state.supervisor.jobs(filter).await?))
 }
 
 #[get("/jobs/{id}")]
@@ -73,7 +50,8 @@ pub async fn status(state: Data<AdminState>, id: Path<String>) -> Result<impl Re
 #[get("/jobs/{id}/events")]
 pub async fn events(state: Data<AdminState>, id: Path<String>) -> Result<impl Responder, Refusal> {
     let source = state.supervisor.watch(&id).await?;
-    Ok(HttpResponse::Ok().content_type("application/x-ndjson").streaming(stream::unfold(source, next_line)))
+    let told = Told { source, supervisor: state.supervisor.clone(), id: id.into_inner(), waiting: None, due: AT_ONCE };
+    Ok(HttpResponse::Ok().content_type("application/x-ndjson").streaming(stream::unfold((told, 0), next_line)))
 }
 
 #[delete("/jobs/{id}")]
@@ -93,14 +71,51 @@ async fn cancelled(state: &AdminState, id: &str) -> Result<impl Responder + use<
 
 type Line = Result<Bytes, std::convert::Infallible>;
 
-/// After how long without an event an empty line says that the stream lives.
-const HEARTBEAT: Duration = Duration::from_secs(10);
+/// After how many looks without an event an empty line says that the stream lives.
+const HEARTBEAT: u32 = 10;
+/// How long nothing is heard of a job before it is asked what it waits for.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// The same after it has entered a phase in which jobs wait.
+const AT_ONCE: Duration = Duration::from_millis(50);
 
-async fn next_line(mut source: Listener) -> Option<(Line, Listener)> {
-    let mut line = match timeout(HEARTBEAT, source.next()).await {
-        Ok(event) => serde_json::to_vec(&event?).expect("an event is plain values"),
-        Err(_) => Vec::new(),
+/// A listener to a job, and what it has heard of its waiting.
+struct Told {
+    source: Listener,
+    supervisor: Supervisor,
+    id: String,
+    waiting: Option<Waiting>,
+    due: Duration,
+}
+
+impl Told {
+    /// The next event; none when for a while nothing happened that is new, and nothing at all at the end.
+    async fn next(&mut self) -> Option<Option<JobEvent>> {
+        let heard = timeout(self.due, self.source.next()).await;
+        self.due = LOOK_AFTER;
+        let event = match heard {
+            Ok(event) => event?,
+            // A supervisor that is about to end says nothing any more.
+            Err(_) => {
+                let waiting = self.supervisor.waiting(&self.id).await.unwrap_or_default();
+                let news = std::mem::replace(&mut self.waiting, waiting.clone()) != waiting;
+                return Some(news.then_some(JobEvent::Waiting { waiting }));
+            }
+        };
+        if matches!(event, JobEvent::Phase { phase: JobPhase::Queued | JobPhase::Recovering }) {
+            self.due = AT_ONCE;
+        }
+        Some(Some(event))
+    }
+}
+
+async fn next_line((mut told, mut silent): (Told, u32)) -> Option<(Line, (Told, u32))> {
+    let mut line = loop {
+        match told.next().await? {
+            Some(event) => break serde_json::to_vec(&event).expect("an event is plain values"),
+            None if silent >= HEARTBEAT => break Vec::new(),
+            None => silent += 1,
+        }
     };
     line.push(b'\n');
-    Some((Ok(Bytes::from(line)), source))
+    Some((Ok(Bytes::from(line)), (told, 0)))
 }

@@ -11,6 +11,7 @@ use super::{
     AdminState,
     bodies::{Joining, Token},
     error::Refusal,
+    intake::Body,
 };
 
 /// The longest that a token lives.
@@ -19,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 #[post("/join-tokens")]
 pub async fn create_token(
     state: Data<AdminState>,
-    body: Json<Joining>,
+    body: Body<Joining>,
     request: HttpRequest,
 ) -> Result<impl Responder, Refusal> {
     // A token lets its bearer be a host, so that without a token of its own this API gives none to other machines.
@@ -28,10 +29,13 @@ pub async fn create_token(
         return Err(Refusal::unauthorized());
     }
     let joins = state.joins.clone().ok_or_else(Refusal::joining_closed)?;
-    let asked = Duration::try_from_secs_f64(body.ttl_s).ok();
+    let asked = Duration::try_from_secs_f64(body.0.ttl_s).ok();
     let lifetime = asked.filter(|lifetime| !lifetime.is_zero() && *lifetime <= LONGEST);
     let lifetime = lifetime.ok_or_else(|| {
-        Refusal::invalid(format!("ttl_s is {}, expected more than 0 and at most {}", body.ttl_s, LONGEST.as_secs()))
+        Refusal::invalid(
+            "ttl_s",
+            format!("ttl_s is {}, expected more than 0 and at most {}", body.0.ttl_s, LONGEST.as_secs()),
+        )
     })?;
     let join = joins.local_address().to_string();
     let created = actix_web::web::block(move || joins.create_token(lifetime)).await;

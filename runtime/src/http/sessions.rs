@@ -1,22 +1,40 @@
 //! `/api/v1/sessions`: create, list, look, extend, drop. A session is asked through `/api/v1/jobs`.
 
 use actix_web::{
-    HttpResponse, Responder, delete, get, post,
-    web::{Data, Json, Path},
+    HttpResponse, Responder, delete, get,
+    http::header::LOCATION,
+    post,
+    web::{Data, Json, Path, Query},
 };
-use asterism_actors::api::SessionRequest;
+use asterism_actors::api::{SessionRequest, SessionState};
 
-use super::{AdminState, Extension, error::Refusal, intake::Taken};
+use super::{
+    AdminState, Extension,
+    error::Refusal,
+    intake::{Body, Taken},
+    lists::Listing,
+};
 
 #[post("/sessions")]
 pub async fn create(state: Data<AdminState>, taken: Taken<SessionRequest>) -> Result<impl Responder, Refusal> {
     let (request, _share) = taken.into_parts();
-    Ok(HttpResponse::Accepted().json(state.supervisor.create_session(request).await?))
+    let session = state.supervisor.create_session(request).await?;
+    let made = (LOCATION, format!("/api/v1/sessions/{}", session.name));
+    Ok(HttpResponse::Accepted().insert_header(made).json(session))
 }
 
 #[get("/sessions")]
-pub async fn list(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.sessions().await?))
+pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
+    let states: Vec<SessionState> = listing.states("encoding, ready, recovering or failed")?;
+    let (limit, after) = (listing.limit()?, listing.after.as_deref());
+    let mut sessions = state.supervisor.sessions().await?;
+    // They come by name.
+    sessions.retain(|session| {
+        (states.is_empty() || states.contains(&session.state))
+            && after.is_none_or(|after| session.name.as_str() > after)
+    });
+    sessions.truncate(limit);
+    Ok(Json(sessions))
 }
 
 #[get("/sessions/{name}")]
@@ -28,9 +46,9 @@ pub async fn show(state: Data<AdminState>, name: Path<String>) -> Result<impl Re
 pub async fn extend(
     state: Data<AdminState>,
     name: Path<String>,
-    body: Json<Extension>,
+    body: Body<Extension>,
 ) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.extend_session(&name, body.ttl_s).await?))
+    Ok(Json(state.supervisor.extend_session(&name, body.0.ttl_s).await?))
 }
 
 #[delete("/sessions/{name}")]

@@ -5,9 +5,9 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use actix_web::{App, HttpResponse, HttpServer, get, web};
+use actix_web::{App, HttpResponse, HttpServer, get, middleware::from_fn, web};
 
-use super::{AdminServer, error::Refusal};
+use super::{AdminServer, error::Refusal, request::identify};
 use crate::error::CliError;
 
 /// Why the supervisor waits.
@@ -22,7 +22,9 @@ pub fn wait(address: SocketAddr, cause: Cause) -> Result<AdminServer, CliError> 
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let data = web::Data::new(cause);
-    let app = move || App::new().app_data(data.clone()).service(live).default_service(web::to(refuse));
+    let app = move || {
+        App::new().app_data(data.clone()).service(live).default_service(web::to(refuse)).wrap(from_fn(identify))
+    };
     let server = HttpServer::new(app).workers(1).shutdown_timeout(1).disable_signals().listen(listener);
     let server = server.map_err(failed)?.run();
     let handle = server.handle();

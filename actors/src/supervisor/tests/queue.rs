@@ -255,16 +255,18 @@ fn a_list_is_filtered_and_read_in_parts() {
     let cancelled = cluster.status(jobs[4]).id;
     let cancelled = cluster.state.cancel(Duration::ZERO, &cancelled).expect("it is there");
     cluster.adopt(cancelled);
-    let list = |states: &[JobState], after: Option<&str>, limit: usize| -> Vec<String> {
-        let filter = JobFilter { states: states.to_vec(), after: after.map(str::to_owned), limit };
+    let listed = |oldest_first: bool, states: &[JobState], after: Option<&str>, limit: usize| -> Vec<String> {
+        let filter = JobFilter { states: states.to_vec(), after: after.map(str::to_owned), oldest_first, limit };
         let listed = cluster.state.job_statuses(Duration::ZERO, &filter).expect("known");
         listed.into_iter().map(|job| job.id).collect()
     };
     let id = |at: usize| cluster.status(jobs[at]).id;
-    assert_eq!(list(&[], None, 3), [id(0), id(1), id(2)]);
-    assert_eq!(list(&[], Some(&id(2)), 3), [id(3), id(4), id(5)]);
-    assert_eq!(list(&[JobState::Pending], Some(&id(2)), 2), [id(3), id(5)]);
-    assert_eq!(list(&[JobState::Cancelled, JobState::Running], None, 9), [id(0), id(4)]);
+    let list = |states: &[JobState], after: Option<&str>, limit| listed(false, states, after, limit);
+    assert_eq!(list(&[], None, 3), [id(9), id(8), id(7)], "the newest first");
+    assert_eq!(list(&[], Some(&id(7)), 3), [id(6), id(5), id(4)]);
+    assert_eq!(list(&[JobState::Pending], Some(&id(6)), 2), [id(5), id(3)]);
+    assert_eq!(list(&[JobState::Cancelled, JobState::Running], None, 9), [id(4), id(0)]);
+    assert_eq!(listed(true, &[JobState::Pending], Some(&id(2)), 2), [id(3), id(5)], "the oldest first");
     let unknown = JobFilter { after: Some("nobody".into()), ..JobFilter::default() };
     assert_eq!(cluster.state.job_statuses(Duration::ZERO, &unknown).expect_err("none").code(), "job_not_found");
 }

@@ -225,6 +225,26 @@ fn is_free(request: &JobRequest) -> bool {
     matches!(&request.query, Prompt::Text(query) if !eval::is_task_question(query))
 }
 
+/// Follows a job that was submitted before, as one that is submitted.
+pub fn watch(globals: &Globals, id: &str) -> Result<Exit, CliError> {
+    let client = Client::find(globals)?;
+    let interrupt = Interrupt::listen(&client, false);
+    let following = Following::of(&client, id, |text| globals.note(text))?;
+    interrupt.following(id);
+    let status = follow(following, globals, |text| match globals.format {
+        Format::Table => output::print(text),
+        Format::Json | Format::Jsonl => Ok(()),
+    })?;
+    if interrupt.caught() {
+        return Ok(Exit::Interrupted);
+    }
+    show(globals, &status)?;
+    if globals.format == Format::Json {
+        output::print_json(&status, globals.format)?;
+    }
+    outcome(&status)
+}
+
 fn requests(args: &SubmitArgs) -> Result<Vec<JobRequest>, CliError> {
     let questions = match (&args.session, &args.input, &args.query) {
         (Some(_), _, Some(query)) => {

@@ -27,6 +27,7 @@ pub fn follow(
     for event in following {
         match event.inspect_err(|_| progress.clear())? {
             JobEvent::Phase { phase } => progress.phase(phase),
+            JobEvent::Waiting { waiting } => progress.waiting(waiting.as_ref()),
             JobEvent::Progress { hosts } => progress.hosts(&hosts),
             JobEvent::Token { text, .. } => {
                 heard += text.len();

@@ -1,0 +1,136 @@
+//! What jobs and sessions wait for, with a fake clock.
+
+use std::time::Duration;
+
+use super::{Cluster, config, decoding, job, prepared, seconds};
+use crate::{
+    api::Scheduling,
+    messages::HostMessage,
+    supervisor::{PreparedContext, PreparedJob, Source, SupervisorConfig},
+};
+
+fn said(cluster: &Cluster, job: u64) -> String {
+    cluster.status(job).waiting.map_or("nothing".into(), |waiting| waiting.to_string())
+}
+
+/// `hosts` context hosts that take `tokens` tokens each.
+fn roomy(hosts: usize, tokens: u64) -> SupervisorConfig {
+    let mut config = config(hosts, 0);
+    config.hosts.iter_mut().for_each(|host| host.memory_limit = Some(8 * tokens));
+    config
+}
+
+fn session(cluster: &mut Cluster, name: &str) {
+    let context = prepared(&cluster.state.config().method.clone(), cluster.contexts());
+    let number = cluster.state.number();
+    let at = (seconds(cluster.now), number);
+    let decided = cluster.state.create_session(at, name, context, Some(seconds(1000.0))).expect("taken");
+    cluster.adopt(decided);
+}
+
+#[test]
+fn a_job_waits_for_hosts_then_for_its_turn_then_for_nothing() {
+    let mut cluster = Cluster::starting(config(2, 0));
+    let first = cluster.submit(None);
+    assert_eq!(said(&cluster, first), "waiting for c0: starting, c1: starting, q0: starting");
+    cluster.join(0, 1);
+    cluster.join(2, 1);
+    assert_eq!(said(&cluster, first), "waiting for c1: starting");
+    cluster.now = 50.0;
+    cluster.join(1, 1);
+    assert_eq!(said(&cluster, first), "nothing");
+    let (second, third) = (cluster.submit(None), cluster.submit(None));
+    assert_eq!(said(&cluster, second), "next in line, 1 job before yours at work");
+    assert_eq!(said(&cluster, third), "1 job before yours, 1 more at work");
+    cluster.encode();
+    assert_eq!(said(&cluster, first), "nothing", "a query host answers");
+    let timings = cluster.status(first).timings;
+    assert_eq!((timings.queue_s, timings.encode_s), (50.0, 0.0), "the queue is no part of the work");
+}
+
+#[test]
+fn a_job_waits_for_memory_and_for_hosts_that_are_lost() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_running: 9, ..roomy(1, 120) });
+    let first = cluster.submit(None);
+    let second = cluster.submit(None);
+    assert_eq!(said(&cluster, first), "nothing");
+    assert_eq!(said(&cluster, second), "waiting for memory on c0, q0: 0.0 MiB needed, 0.0 MiB free");
+
+    let (mut cluster, number) = decoding();
+    for at in [0, 1] {
+        let exited =
+            HostMessage::Exited { host: format!("c{at}"), start: 1, cause: "signal 9".into(), restarting: true };
+        cluster.say(super::NODE, exited);
+    }
+    let waits = said(&cluster, number);
+    assert!(waits.starts_with("waiting for") || waits == "nothing", "{waits}");
+    let exited = HostMessage::Exited { host: "q0".into(), start: 1, cause: "signal 9".into(), restarting: true };
+    cluster.say(super::NODE, exited);
+    assert_eq!(said(&cluster, number), "waiting for c0: dead (signal 9), c1: dead (signal 9), q0: dead (signal 9)");
+}
+
+#[test]
+fn a_question_waits_for_its_session_and_a_session_for_its_turn() {
+    let mut cluster = Cluster::ready(config(1, 0));
+    session(&mut cluster, "moby");
+    session(&mut cluster, "ahab");
+    let asked = cluster.ask(Source::Session("moby".into()), None);
+    assert_eq!(said(&cluster, asked), "waiting for session moby: encoding");
+    let status = cluster.state.session_status(Duration::ZERO, "ahab").expect("it is there");
+    assert_eq!(status.waiting.expect("its turn").to_string(), "next in line, 1 job before yours at work");
+    assert!(status.progress.is_empty());
+    let status = cluster.state.session_status(Duration::ZERO, "moby").expect("it is there");
+    assert_eq!((status.waiting, status.progress[0].total_tokens > 0), (None, true));
+    cluster.encode();
+    let status = cluster.state.session_status(Duration::ZERO, "moby").expect("it is there");
+    assert_eq!((status.waiting, status.progress.len()), (None, 0));
+}
+
+#[test]
+fn a_job_waits_for_hosts_that_take_no_work() {
+    let mut cluster = Cluster::ready(SupervisorConfig { recovery: crate::supervisor::Recovery::Spare, ..config(1, 0) });
+    for name in ["c0", "q0"] {
+        let decided = cluster.state.schedule_host(Duration::ZERO, name, Scheduling::Cordoned, None).expect("known");
+        cluster.adopt(decided);
+    }
+    let context = prepared(&cluster.state.config().method.clone(), 1);
+    let number = cluster.ask(Source::Context(context), None);
+    assert_eq!(said(&cluster, number), "waiting for c0: cordoned");
+}
+
+/// The place that is told is the one in which jobs begin.
+#[test]
+fn jobs_begin_in_the_order_that_is_told() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_queue: 50, ..config(1, 0) });
+    cluster.submit(None);
+    let ask = |cluster: &mut Cluster, tokens: u32, at: f64| {
+        cluster.now = at;
+        let small =
+            PreparedContext { dense_pairs: u64::from(tokens), ..prepared(&cluster.state.config().method.clone(), 1) };
+        let fresh = cluster.state.number();
+        let asked: PreparedJob = job(Source::Context(small), None);
+        let (number, decided) = cluster.state.submit(seconds(at), fresh, asked).expect("taken");
+        cluster.adopt(decided);
+        number
+    };
+    let mut jobs: Vec<u64> = (0..6).map(|at| ask(&mut cluster, 10, f64::from(at) * 0.001)).collect();
+    let before = |cluster: &Cluster, job: u64| match cluster.status(job).waiting {
+        Some(crate::api::Waiting::Turn { before, .. }) => before,
+        other => panic!("{other:?}"),
+    };
+    jobs.sort_by_key(|&job| before(&cluster, job));
+    assert_eq!(jobs.iter().map(|&job| before(&cluster, job)).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    for &next in &jobs {
+        let running = (1..=7).find(|&job| {
+            cluster
+                .state
+                .job_status(Duration::ZERO, job)
+                .is_some_and(|job| job.phase == Some(crate::api::JobPhase::Encoding))
+        });
+        let running = running.expect("one is encoded");
+        let id = cluster.status(running).id;
+        let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
+        cluster.adopt(decided);
+        assert_eq!(cluster.status(next).phase, Some(crate::api::JobPhase::Encoding));
+    }
+}
