@@ -75,7 +75,7 @@ struct Agent {
 
 impl Agent {
     async fn run(mut self) {
-        let mut backoff = Backoff::default();
+        let (mut backoff, mut said) = (Backoff::default(), String::new());
         loop {
             let hello = Hello { cluster: self.cluster, ..self.config.hello(self.transport.as_ref()) };
             match joining::join(hello, self.config.supervisor, self.transport.as_ref()).await {
@@ -88,7 +88,13 @@ impl Agent {
                     let _ = self.ordered.send(NodeOrder::Refused { reason });
                     return;
                 }
-                Err(error) => tracing::debug!(node = %self.config.name, %error, "the supervisor is not there"),
+                Err(error) => {
+                    let error = error.to_string();
+                    if said != error {
+                        tracing::warn!(node = %self.config.name, error, "the supervisor is not there; tries on");
+                        said = error;
+                    }
+                }
             }
             tokio::time::sleep(backoff.next()).await;
         }

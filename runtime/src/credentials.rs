@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
@@ -67,32 +67,82 @@ pub fn load(cluster: &Cluster, member: Named<'_>) -> Result<Security, CliError> 
     }
 }
 
-/// Makes the CA if there is none, and a certificate for each of `members` that has none of its own or whose runs out.
-/// Returns whether a CA was made. Where the CA's key is elsewhere, the certificates must have been brought here.
-pub fn provide<'a>(cluster: &Cluster, members: impl IntoIterator<Item = Named<'a>>) -> Result<bool, CliError> {
+/// Makes the CA if there is none; whether one was made. For the supervisor's machine alone: one that is made elsewhere is of
+/// another cluster, whatever its name.
+pub fn found(cluster: &Cluster) -> Result<bool, CliError> {
     if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
         return Ok(false);
+    }
+    let file = ca_folder(cluster).join(CA_FILE);
+    if file.exists() {
+        return Ok(false);
+    }
+    let _alone = alone(cluster)?;
+    let made = !file.exists();
+    if made {
+        make_authority(cluster)?;
+    }
+    Ok(made)
+}
+
+/// Makes a certificate for each of `members` that has none of its own or whose runs out, where the CA's key is. Elsewhere they
+/// must have been brought here.
+pub fn provide<'a>(cluster: &Cluster, members: impl IntoIterator<Item = Named<'a>>) -> Result<(), CliError> {
+    if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
+        return Ok(());
     }
     let (folder, members, now) = (ca_folder(cluster), members.into_iter().collect::<Vec<_>>(), SystemTime::now());
     let wanting = |member: &&Named<'_>| ends_by(cluster, **member, now + RENEWAL);
     // A full disk is in nobody's way when there is nothing to be made.
-    if folder.join(CA_FILE).exists() && !members.iter().any(|member| wanting(&member)) {
-        return Ok(false);
+    if !folder.join(CA_KEY_FILE).exists() || !members.iter().any(|member| wanting(&member)) {
+        return Ok(());
     }
     let _alone = alone(cluster)?;
-    let made = !folder.join(CA_FILE).exists();
-    if made {
-        make_authority(cluster)?;
-    }
-    if !folder.join(CA_KEY_FILE).exists() {
-        return Ok(false);
-    }
     let authority = CertificateAuthority::load(&folder).map_err(refusal)?;
     for member in members.iter().filter(wanting) {
         let issued = Credentials::issue(&authority, *member, Validity::starting(now, HOST_LIFETIME));
         issued.and_then(|credentials| credentials.save(&identity_folder(cluster, member.1))).map_err(refusal)?;
     }
-    Ok(made)
+    Ok(())
+}
+
+/// Refuses a node whose `members` have no certificates here, where none can be made.
+pub fn require(cluster: &Cluster, node: &str, members: &[Named<'_>]) -> Result<(), CliError> {
+    if !are_wanting(cluster, members) {
+        return Ok(());
+    }
+    let folder = ca_folder(cluster);
+    let what = format!(
+        "node '{node}' has no certificates of cluster '{}' in {}, and the CA's key, which could make them, is not there",
+        cluster.name,
+        folder.display()
+    );
+    Err(CliError::new(Exit::Authentication, what).hint(
+        "where the supervisor runs, `asterism cert token > join-token` makes a token; bring it here and add --token-file join-token. On the supervisor's own machine start the supervisor first",
+    ))
+}
+
+/// Whether the files here of all `members` are good and of the CA that `is_ours` knows. Those of another CA whose key is here
+/// too are nobody's to replace.
+pub fn are_of(cluster: &Cluster, members: &[Named<'_>], is_ours: impl Fn(&str) -> bool) -> Result<bool, CliError> {
+    let folder = ca_folder(cluster);
+    let ours = |folder: &Path| std::fs::read_to_string(folder.join(CA_FILE)).is_ok_and(|ca| is_ours(&ca));
+    if folder.join(CA_KEY_FILE).exists() {
+        if ours(&folder) {
+            return Ok(true);
+        }
+        let what = format!(
+            "the token is of another CA than the one whose key is in {}: `up` or `supervisor` ran here, or an earlier try to join made it",
+            folder.display()
+        );
+        return Err(CliError::new(Exit::Authentication, what).hint(format!(
+            "if no supervisor of this data_dir is to run here, delete that folder (`rm -r {}`) and run the same command again",
+            folder.display()
+        )));
+    }
+    let good =
+        |member: &Named<'_>| ours(&identity_folder(cluster, member.1)) && !ends_by(cluster, *member, SystemTime::now());
+    Ok(members.iter().all(good))
 }
 
 /// Renews what `provide` would, of every process of the cluster file that has a certificate here.
@@ -102,7 +152,7 @@ pub fn renew(cluster: &Cluster) -> Result<(), CliError> {
     let here =
         processes.chain([SUPERVISOR]).filter(|(_, name)| identity_folder(cluster, name).join(HOST_FILE).exists());
     match ca_folder(cluster).join(CA_KEY_FILE).exists() {
-        true => provide(cluster, here).map(drop),
+        true => provide(cluster, here),
         false => Ok(()),
     }
 }

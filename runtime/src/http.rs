@@ -30,6 +30,8 @@ use actix_web::{
     web,
 };
 use asterism_actors::{
+    JobError,
+    api::ClusterStatus,
     authority::{self, Party},
     supervisor::Supervisor,
 };
@@ -37,7 +39,7 @@ use asterism_transport::join::JoinListener;
 use subtle::ConstantTimeEq;
 use tokio::{sync::Notify, task::JoinHandle};
 
-use crate::{error::CliError, limits};
+use crate::{door::Door, error::CliError, limits};
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
@@ -65,12 +67,23 @@ pub struct AdminState {
     pub cluster: String,
     /// What requests must bear, if anything.
     pub token: Option<String>,
+    /// Who called it in vain.
+    pub door: Arc<Door>,
     /// Where hosts reach the supervisor.
     pub listen: SocketAddr,
     /// Where nodes use join tokens, if anywhere.
     pub joins: Option<Arc<JoinListener>>,
     /// Told when a client asks for the end.
     pub stop_wanted: Arc<Notify>,
+}
+
+impl AdminState {
+    /// The cluster, with why hosts are not there.
+    async fn topology(&self) -> Result<ClusterStatus, JobError> {
+        let mut status = self.supervisor.cluster().await?;
+        self.door.explain(&mut status.hosts);
+        Ok(status)
+    }
 }
 
 /// The running listener.
@@ -205,10 +218,11 @@ mod tests {
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), folder).unwrap();
         std::fs::create_dir_all(&cluster.data_dir).unwrap();
         let journal = wiring::journal(&cluster).unwrap();
-        let (supervisor, listen) = wiring::start_supervisor(&cluster, journal).await.unwrap();
+        let (supervisor, listen, door) = wiring::start_supervisor(&cluster, journal).await.unwrap();
         let state = AdminState {
             supervisor,
             cluster: cluster.name.clone(),
+            door,
             listen,
             token: Some("moon".into()),
             joins: None,

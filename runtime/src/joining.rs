@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cluster::Cluster,
+    cluster_file::SecurityMode,
     credentials::{self, Named},
     error::{CliError, Exit},
     globals, private,
@@ -41,7 +42,7 @@ pub fn open(cluster: &Cluster) -> Result<Option<JoinListener>, CliError> {
 }
 
 /// Gets certificates for the node called `node` and for its `hosts` at `from`, with the token of `token_file`, unless all of
-/// them are here or can be made here.
+/// them are here, of the CA that the token names. Those of another CA are replaced.
 pub async fn join(
     cluster: &Cluster,
     (node, hosts): (&str, &[Named<'_>]),
@@ -49,12 +50,15 @@ pub async fn join(
     from: Option<SocketAddr>,
 ) -> Result<(), CliError> {
     let members: Vec<Named<'_>> = hosts.iter().copied().chain([(MemberRole::Node, node)]).collect();
-    if !credentials::are_wanting(cluster, &members) {
+    if cluster.security.mode == SecurityMode::Insecure || cluster.security.files.is_some() {
+        return Ok(());
+    }
+    let token: JoinToken = globals::read_token(token_file)?.parse().map_err(refusal)?;
+    if credentials::are_of(cluster, &members, |ca| token.is_of(ca))? {
         return Ok(());
     }
     let names: Vec<String> = members.iter().map(|(_, name)| (*name).to_owned()).collect();
     let address = desk_at(cluster, from)?;
-    let token: JoinToken = globals::read_token(token_file)?.parse().map_err(refusal)?;
     for (name, issued) in join::join(address, &token, node, &names).await.map_err(refusal)? {
         credentials::save(cluster, &name, &issued)?;
     }

@@ -10,6 +10,7 @@ pub mod commands;
 pub mod credentials;
 pub mod data_dir;
 pub mod device;
+mod door;
 pub mod error;
 pub mod eval;
 pub mod globals;

@@ -44,13 +44,14 @@ impl Service {
     pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
         let token = check::admin_token(cluster)?;
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
-        let (supervisor, listen) = wiring::start_supervisor(cluster, store).await?;
+        let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
         let joins = joining::open(cluster)?.map(Arc::new);
         rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
         let state = AdminState {
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
+            door,
             listen,
             token,
             joins,
@@ -79,6 +80,7 @@ impl Service {
 impl Ground {
     fn take(cluster: &Cluster) -> Result<Self, CliError> {
         let lock = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?;
+        credentials::found(cluster)?;
         credentials::provide(cluster, [credentials::SUPERVISOR])?;
         let store = wiring::journal(cluster)?;
         Ok(Self { lock, store })

@@ -14,7 +14,7 @@ use asterism_actors::{
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 use asterism_models::{Checkpoint, ModelError, Parts, TemplateSource};
 use asterism_transport::{
-    Transport, TransportError,
+    Observer, Transport, TransportError,
     certificates::MemberRole,
     quic::{QuicConfig, QuicTransport},
 };
@@ -25,12 +25,15 @@ use crate::{
     cluster_file,
     credentials::{self, Named},
     data_dir, device,
+    door::Door,
     error::{CliError, Exit},
     private,
     rotation::Rotation,
     template,
 };
 
+/// The transport's name.
+const QUIC: &str = "quic";
 /// Jobs that run at once: while one generates, context hosts encode the next.
 const MAX_RUNNING: usize = 4;
 /// How long a job waits for a host to take the work of one that is lost.
@@ -77,17 +80,22 @@ pub fn journal(cluster: &Cluster) -> Result<RedbStore, CliError> {
         .map_err(|error| host_refusal(&HostError::Journal(error)))
 }
 
-/// Starts the supervisor's actor with what its journal has. Returns it with the address hosts reach it at.
-pub async fn start_supervisor(cluster: &Cluster, store: RedbStore) -> Result<(Supervisor, SocketAddr), CliError> {
+/// Starts the supervisor's actor with what its journal has. Returns it with the address hosts reach it at, and who called there
+/// in vain.
+pub async fn start_supervisor(
+    cluster: &Cluster,
+    store: RedbStore,
+) -> Result<(Supervisor, SocketAddr, Arc<Door>), CliError> {
     let model = Arc::new(model_front(&cluster.model)?);
-    let transport = bind(cluster, credentials::SUPERVISOR, cluster.listen)?;
+    let door = Door::new(cluster, QUIC);
+    let transport = bind(cluster, credentials::SUPERVISOR, cluster.listen, door.clone())?;
     let address = transport.local_address();
     let mut config = supervisor_config(cluster, &model.name);
     config.weight_bytes = model.config.weight_bytes(Parts::All, dtype(cluster.model.dtype));
     metric::record_config(&config);
     let supervisor =
         Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
-    Ok((supervisor, address))
+    Ok((supervisor, address, door))
 }
 
 /// What the supervisor of `cluster` is told about it.
@@ -139,7 +147,7 @@ pub async fn run_host(
     (supervisor, start): (SocketAddr, u64),
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
-    let transport = bind(cluster, host.member(), host.address)?;
+    let transport = bind(cluster, host.member(), host.address, counted())?;
     let role = match host.role {
         cluster_file::Role::Context => HostRole::Context,
         cluster_file::Role::Query => HostRole::Query,
@@ -163,7 +171,7 @@ pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr) -> Result<No
     let member = (MemberRole::Node, name);
     credentials::provide(cluster, [member])?;
     let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
-    let transport = bind(cluster, member, address)?;
+    let transport = bind(cluster, member, address, counted())?;
     let config = HostConfig::new(name, HostRole::Node, listen, 1);
     Ok(node::start(config, transport))
 }
@@ -182,13 +190,21 @@ pub fn dtype(dtype: cluster_file::DType) -> DType {
     }
 }
 
+fn counted() -> Arc<dyn Observer> {
+    Arc::new(TransportMetrics { transport: QUIC })
+}
+
 /// Listens as a member, whose certificates are followed from then on.
-fn bind(cluster: &Cluster, member: Named<'_>, listen: SocketAddr) -> Result<Arc<dyn Transport>, CliError> {
+fn bind(
+    cluster: &Cluster,
+    member: Named<'_>,
+    listen: SocketAddr,
+    observer: Arc<dyn Observer>,
+) -> Result<Arc<dyn Transport>, CliError> {
     let rotation = Rotation::new(cluster, member);
     let mut config = QuicConfig::new(listen, credentials::load(cluster, member)?);
     config.idle_timeout = cluster.liveness.dead_after;
     config.keep_alive = config.idle_timeout / 5;
-    let observer = Arc::new(TransportMetrics { transport: "quic" });
     let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);
     if let Some(rotation) = rotation {
         rotation.follow(&transport);

@@ -93,6 +93,10 @@ pub trait Observer: Send + Sync + 'static {
     fn rejected(&self, reason: &'static str) {
         let _ = reason;
     }
+    /// A peer that called from there got no link: `cause` in words.
+    fn turned_away(&self, peer: SocketAddr, cause: &str) {
+        let _ = (peer, cause);
+    }
 }
 
 /// An observer that counts nothing.

@@ -254,6 +254,7 @@ async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sen
                 Ok(link) => drop(accepted.send(link).await),
                 Err(Rejected { reason, cause }) => {
                     settings.observer.rejected(reason);
+                    settings.observer.turned_away(peer, &cause);
                     tracing::warn!(%peer, reason, cause, "refused a peer");
                 }
             }

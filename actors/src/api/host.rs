@@ -76,6 +76,17 @@ pub struct HostStatus {
     pub kv_bytes: u64,
     /// Why it is dead or not ready, in one line.
     pub cause: Option<String>,
+    /// Since when it is not there, or that it never was, in one line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absent: Option<String>,
+}
+
+impl HostStatus {
+    /// Why it is not there or not ready, as far as that is known.
+    pub fn explained(&self) -> Option<String> {
+        let parts: Vec<&str> = [&self.absent, &self.cause].into_iter().flatten().map(String::as_str).collect();
+        (!parts.is_empty()).then(|| parts.join(": "))
+    }
 }
 
 /// The cluster as `status` shows it.

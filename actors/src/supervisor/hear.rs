@@ -132,6 +132,7 @@ impl SupervisorState {
         }
         match self.hosts.judge(&hello, cluster) {
             Admission::Refused(reason) => {
+                self.hosts.refused(&hello.name, &reason);
                 commands.push(refused(&hello.name, &reason));
                 return commands.push(reply(HostCommand::Refuse { reason }));
             }

@@ -126,6 +126,7 @@ impl HostRecord {
             heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
             kv_bytes: self.kv_bytes,
             cause: self.cause.clone(),
+            absent: None,
         }
     }
 
@@ -360,6 +361,32 @@ impl Hosts {
         record.given = Given::default();
         record.cause = Some(cause);
         record.connection.take()
+    }
+
+    /// Notes why a process that said that it is a host was turned away, where none was there before.
+    pub fn refused(&mut self, name: &str, reason: &str) {
+        let never_seen = |host: &&mut HostRecord| host.spec.name == name && host.health == HostHealth::Starting;
+        if let Some(record) = self.records.iter_mut().find(never_seen) {
+            record.cause = Some(format!("refused: {reason}"));
+        }
+    }
+
+    /// Since when a host is not there, or that it never was.
+    pub fn absence(&self, now: Duration, host: usize) -> Option<String> {
+        let record = &self.records[host];
+        match record.health {
+            HostHealth::Dead => Some(format!("lost {:.0} s ago", record.silence(now).as_secs_f64())),
+            HostHealth::Starting if record.cause.is_some() => None,
+            HostHealth::Starting => {
+                let seen = if record.kept.incarnation > 0 { "not back" } else { "never seen" };
+                let node = &record.spec.node;
+                Some(match self.nodes.contains_key(node) {
+                    true => format!("{seen}; node {node} has joined and starts it"),
+                    false => format!("{seen}; node {node} has not joined"),
+                })
+            }
+            _ => None,
+        }
     }
 
     /// A node agent said hello. Returns its earlier connection.

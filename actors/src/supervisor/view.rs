@@ -87,7 +87,8 @@ impl SupervisorState {
 
     /// One host for `status`.
     pub fn host_status(&self, now: Duration, host: usize) -> HostStatus {
-        self.hosts.at(host).status(now, self.contexts.load(host).shards)
+        let status = self.hosts.at(host).status(now, self.contexts.load(host).shards);
+        HostStatus { absent: self.hosts.absence(now, host), ..status }
     }
 
     pub(super) fn first_status(&self, now: Duration, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {

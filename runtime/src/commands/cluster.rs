@@ -184,7 +184,7 @@ fn status_table(hosts: &[HostStatus]) -> Table {
             host.address.clone().unwrap_or("-".into()),
             bytes(host.kv_bytes),
             host.heartbeat_age_s.map_or("-".into(), |age| format!("{age:.1} s ago")),
-            host.cause.clone().unwrap_or_default(),
+            host.explained().unwrap_or_default(),
         ]);
     }
     table

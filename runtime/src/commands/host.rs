@@ -89,7 +89,7 @@ pub fn run(globals: &Globals, verb: HostVerb) -> Result<Exit, CliError> {
 fn list(globals: &Globals, client: &Client) -> Result<(), CliError> {
     let hosts = client.hosts()?;
     output::print_rows(&hosts, globals.format, table)?;
-    for (host, cause) in hosts.iter().filter_map(|host| Some((host, host.cause.as_ref()?))) {
+    for (host, cause) in hosts.iter().filter_map(|host| Some((host, host.explained()?))) {
         globals.note(format_args!("{}: {cause}", host.name));
     }
     let unwell = hosts.iter().find(|host| host.health != HostHealth::Ready);
@@ -165,7 +165,7 @@ fn show(globals: &Globals, host: &HostStatus) -> Result<(), CliError> {
         ("address", host.address.clone().unwrap_or("-".into())),
         ("heard", host.heartbeat_age_s.map_or("-".into(), |age| format!("{age:.1} s ago"))),
     ];
-    lines.extend(host.cause.iter().map(|cause| ("cause", cause.clone())));
+    lines.extend(host.explained().map(|cause| ("cause", cause)));
     output::print_pairs(&lines)
 }
 

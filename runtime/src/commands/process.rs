@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use asterism_transport::certificates::MemberRole;
 use clap::Args;
 
 use crate::{
@@ -117,6 +118,8 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         if let Some(token_file) = &globals.token_file {
             joining::join(&cluster, (name, &members), token_file, args.token_from).await?;
         }
+        let own = members.iter().copied().chain([(MemberRole::Node, name)]);
+        credentials::require(&cluster, name, &own.collect::<Vec<_>>())?;
         renewal::keep(&cluster, (name, &names), args.token_from);
         credentials::provide(&cluster, members)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;

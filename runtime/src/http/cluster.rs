@@ -10,7 +10,7 @@ use crate::version::Version;
 
 #[get("/topology")]
 pub async fn topology(state: Data<AdminState>) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.cluster().await?))
+    Ok(Json(state.topology().await?))
 }
 
 #[get("/version")]

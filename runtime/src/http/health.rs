@@ -22,7 +22,7 @@ pub async fn live(state: Data<AdminState>) -> impl Responder {
 
 #[get("/readyz")]
 pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Responder {
-    let Ok(cluster) = state.supervisor.cluster().await else {
+    let Ok(cluster) = state.topology().await else {
         return HttpResponse::ServiceUnavailable().body("supervisor stopping\n");
     };
     let mut body = String::new();
@@ -30,7 +30,7 @@ pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Respon
         for host in &cluster.hosts {
             let mark = if host.health == HostHealth::Ready { '+' } else { '-' };
             let health = format!("{:?}", host.health).to_lowercase();
-            let cause = host.cause.as_deref().map(|cause| format!(": {cause}")).unwrap_or_default();
+            let cause = host.explained().map(|cause| format!(": {cause}")).unwrap_or_default();
             writeln!(body, "[{mark}] {} {health}{cause}", host.name).expect("a String takes every line");
         }
     }

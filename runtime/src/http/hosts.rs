@@ -14,7 +14,7 @@ use super::{AdminState, Drain, Replacement, error::Refusal, intake::Body, lists:
 pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
     let states: Vec<HostHealth> = listing.states("starting, loading, ready, suspect or dead")?;
     let (roles, limit): (Vec<Role>, _) = (listing.roles("context, query or spare")?, listing.limit()?);
-    let mut hosts = state.supervisor.cluster().await?.hosts;
+    let mut hosts = state.topology().await?.hosts;
     hosts.retain(|host| {
         (states.is_empty() || states.contains(&host.health)) && (roles.is_empty() || roles.contains(&host.role))
     });
@@ -24,7 +24,9 @@ pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<im
 
 #[get("/hosts/{name}")]
 pub async fn show(state: Data<AdminState>, name: Path<String>) -> Result<impl Responder, Refusal> {
-    Ok(Json(state.supervisor.host(&name).await?))
+    let mut host = state.supervisor.host(&name).await?;
+    state.door.explain(std::slice::from_mut(&mut host));
+    Ok(Json(host))
 }
 
 #[post("/hosts/{name}/cordon")]

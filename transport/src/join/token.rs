@@ -40,6 +40,11 @@ impl JoinToken {
         TokenRecord { hash: sha256(&self.secret), expires, spent_by: None }
     }
 
+    /// Whether it is of the cluster with this CA certificate (PEM).
+    pub fn is_of(&self, ca_certificate: &str) -> bool {
+        authority_hash(ca_certificate).is_ok_and(|hash| hash == self.authority)
+    }
+
     /// The token as text: `asterism-join-1.<SHA-256 of the CA certificate>.<secret>`.
     pub fn reveal(&self) -> String {
         format!("{PREFIX}.{}.{}", hex(&self.authority), hex(&self.secret))

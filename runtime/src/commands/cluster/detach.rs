@@ -34,7 +34,7 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
     for seat in [Seat::Up, Seat::Supervisor] {
         drop(data_dir::lock(&cluster.data_dir, &cluster.name, seat)?);
     }
-    if credentials::provide(&cluster, [])? {
+    if credentials::found(&cluster)? {
         let folder = credentials::ca_folder(&cluster);
         globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
     }

@@ -39,11 +39,12 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
     // A supervisor that somebody else started is not ours to keep.
     drop(data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?);
     seat.publish_pid()?;
-    let members = local_hosts(&cluster).into_iter().map(|host| host.member());
-    if credentials::provide(&cluster, members.chain([credentials::SUPERVISOR]))? {
+    if credentials::found(&cluster)? {
         let folder = credentials::ca_folder(&cluster);
         globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
     }
+    let members = local_hosts(&cluster).into_iter().map(|host| host.member());
+    credentials::provide(&cluster, members.chain([credentials::SUPERVISOR]))?;
     let hangup = if args.in_background { Hangup::Ignored } else { Hangup::Ends };
     runtime()?.block_on(async {
         let mut signals = Signals::listen(hangup)?;
