@@ -6,8 +6,12 @@ mod connections;
 mod disk;
 #[path = "hostile/edges.rs"]
 mod edges;
+#[path = "hostile/http.rs"]
+mod http;
 #[path = "hostile/identity.rs"]
 mod identity;
+#[path = "hostile/joining.rs"]
+mod joining;
 #[path = "hostile/logs.rs"]
 mod logs;
 #[path = "hostile/queue.rs"]
@@ -16,3 +20,5 @@ mod queue;
 mod requests;
 #[path = "hostile/roles.rs"]
 mod roles;
+#[path = "hostile/waiting.rs"]
+mod waiting;

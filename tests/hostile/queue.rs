@@ -101,7 +101,7 @@ fn a_full_queue_answers_and_loses_nothing() {
     assert_eq!(known.len(), CLIENTS * EACH, "every acknowledged job is known");
 
     let waiting = list(&server, "state=pending&limit=500");
-    let last = waiting.last().expect("a queue")["id"].as_str().expect("an id");
+    let last = waiting.first().expect("a queue")["id"].as_str().expect("an id");
     let began = Instant::now();
     let cancelled =
         ureq::post(format!("{server}/api/v1/jobs/{last}/cancel")).send_json(json!(null)).expect("cancelled");

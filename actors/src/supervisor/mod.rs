@@ -17,6 +17,7 @@ mod jobs;
 mod moving;
 mod placement;
 mod prepare;
+mod presence;
 mod record;
 mod recovery;
 mod session;

@@ -120,7 +120,7 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         ("generated", format!("{} tokens", grouped(status.generated_tokens))),
         ("time", times(status)),
     ];
-    lines.extend(status.waiting.iter().map(|waiting| ("waits", waiting.to_string())));
+    lines.extend(status.waiting.iter().map(|waiting| ("now", waiting.to_string())));
     lines.extend(status.session.iter().map(|session| ("session", session.clone())));
     lines.extend(status.method_reason.iter().map(|reason| ("because", reason.clone())));
     let pairs = |sparsity: f64| format!("{:.0}% of dense attention's pairs", 100.0 * (1.0 - sparsity));

@@ -6,7 +6,7 @@ use super::{Cluster, config, decoding, job, prepared, seconds};
 use crate::{
     api::Scheduling,
     messages::HostMessage,
-    supervisor::{PreparedContext, PreparedJob, Source, SupervisorConfig},
+    supervisor::{PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
 };
 
 fn said(cluster: &Cluster, job: u64) -> String {
@@ -15,7 +15,7 @@ fn said(cluster: &Cluster, job: u64) -> String {
 
 /// `hosts` context hosts that take `tokens` tokens each.
 fn roomy(hosts: usize, tokens: u64) -> SupervisorConfig {
-    let mut config = config(hosts, 0);
+    let mut config = SupervisorConfig { recovery: Recovery::Spare, ..config(hosts, 0) };
     config.hosts.iter_mut().for_each(|host| host.memory_limit = Some(8 * tokens));
     config
 }
@@ -54,7 +54,7 @@ fn a_job_waits_for_memory_and_for_hosts_that_are_lost() {
     let first = cluster.submit(None);
     let second = cluster.submit(None);
     assert_eq!(said(&cluster, first), "nothing");
-    assert_eq!(said(&cluster, second), "waiting for memory on c0, q0: 0.0 MiB needed, 0.0 MiB free");
+    assert_eq!(said(&cluster, second), "waiting for memory on c0: 0.0 MiB needed, 0.0 MiB free");
 
     let (mut cluster, number) = decoding();
     for at in [0, 1] {
@@ -88,7 +88,7 @@ fn a_question_waits_for_its_session_and_a_session_for_its_turn() {
 
 #[test]
 fn a_job_waits_for_hosts_that_take_no_work() {
-    let mut cluster = Cluster::ready(SupervisorConfig { recovery: crate::supervisor::Recovery::Spare, ..config(1, 0) });
+    let mut cluster = Cluster::ready(SupervisorConfig { recovery: Recovery::Spare, ..config(1, 0) });
     for name in ["c0", "q0"] {
         let decided = cluster.state.schedule_host(Duration::ZERO, name, Scheduling::Cordoned, None).expect("known");
         cluster.adopt(decided);

@@ -1,0 +1,74 @@
+//! Signs of life of hosts, and why one is not there. Decides nothing about jobs.
+
+use std::time::Duration;
+
+use crate::{
+    api::HostHealth,
+    news::News,
+    supervisor::hosts::{HostRecord, Hosts},
+};
+
+impl Hosts {
+    /// Notes a sign of life; of a suspect it is news.
+    pub fn heard(&mut self, now: Duration, host: usize) -> Option<News> {
+        let record = &mut self.records[host];
+        let silent_s = record.silence(now).as_secs_f64();
+        record.last_heard = now;
+        if record.health != HostHealth::Suspect {
+            return None;
+        }
+        record.health = HostHealth::Ready;
+        record.cause = None;
+        Some(News::HostBack { host: record.spec.name.clone(), silent_s })
+    }
+
+    /// A connection ended; its process may be alive and come back. Whether it is a suspect by that, and was not told to end.
+    pub fn disconnected(&mut self, host: usize, cause: String) -> bool {
+        let record = &mut self.records[host];
+        record.connection = None;
+        record.cause = Some(cause);
+        let suspect = record.health == HostHealth::Ready;
+        if suspect {
+            record.health = HostHealth::Suspect;
+        }
+        suspect && !record.kept.told_to_end
+    }
+
+    /// Time since a host was last heard.
+    pub fn silence_of(&self, now: Duration, name: &str) -> Option<Duration> {
+        self.by_name(name).map(|host| self.records[host].silence(now))
+    }
+
+    /// That a host is a suspect now.
+    pub fn suspected(&self, now: Duration, host: usize) -> News {
+        let record = &self.records[host];
+        let cause = record.cause.clone().unwrap_or_else(|| "no heartbeat".into());
+        News::HostSuspect { host: record.spec.name.clone(), silent_s: record.silence(now).as_secs_f64(), cause }
+    }
+
+    /// Notes why a process that said that it is a host was turned away, where none was there before.
+    pub fn refused(&mut self, name: &str, reason: &str) {
+        let never_seen = |host: &&mut HostRecord| host.spec.name == name && host.health == HostHealth::Starting;
+        if let Some(record) = self.records.iter_mut().find(never_seen) {
+            record.cause = Some(format!("refused: {reason}"));
+        }
+    }
+
+    /// Since when a host is not there, or that it never was.
+    pub fn absence(&self, now: Duration, host: usize) -> Option<String> {
+        let record = &self.records[host];
+        match record.health {
+            HostHealth::Dead => Some(format!("lost {:.0} s ago", record.silence(now).as_secs_f64())),
+            HostHealth::Starting if record.cause.is_some() => None,
+            HostHealth::Starting => {
+                let seen = if record.kept.incarnation > 0 { "not back" } else { "never seen" };
+                let node = &record.spec.node;
+                Some(match self.nodes.contains_key(node) {
+                    true => format!("{seen}; node {node} has joined and starts it"),
+                    false => format!("{seen}; node {node} has not joined"),
+                })
+            }
+            _ => None,
+        }
+    }
+}
