@@ -1,12 +1,15 @@
 //! Which host gets which shard of a plan, or why none can. A pure function of what it is told; it moves nothing.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
-};
+mod floor;
+#[cfg(test)]
+mod obvious;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use floor::{Floor, deal_tightly};
 
 /// A host that could take shards.
 #[derive(Clone, Copy, Debug)]
@@ -120,130 +123,15 @@ pub fn place(
     if matching.is_empty() {
         return Err(no_such_labels(candidates, &policy.labels));
     }
-    let empty = Floor::new(matching, policy.arrangement);
-    let dealt = empty.clone().deal_groups(demands).or_else(|| empty.clone().deal_tightly(demands));
-    dealt.ok_or_else(|| PlacementRefusal::NotEnoughMemory {
-        shards,
-        needed: demands.iter().fold(0, |sum, demand| sum.saturating_add(demand.kv_bytes)),
-        largest: demands.iter().map(|demand| demand.kv_bytes).max().unwrap_or(0),
-        free: empty.hosts.iter().filter_map(|host| Some((host.candidate.host, host.room?))).collect(),
+    let floor = Floor::new(&matching, policy.arrangement, demands);
+    floor.deal_groups(demands).or_else(|| deal_tightly(&matching, demands)).ok_or_else(|| {
+        PlacementRefusal::NotEnoughMemory {
+            shards,
+            needed: demands.iter().fold(0, |sum, demand| sum.saturating_add(demand.kv_bytes)),
+            largest: demands.iter().map(|demand| demand.kv_bytes).max().unwrap_or(0),
+            free: matching.iter().filter_map(|candidate| Some((candidate.host, candidate.free_bytes?))).collect(),
+        }
     })
-}
-
-/// A host and what it has been dealt.
-#[derive(Clone)]
-struct Place<'a> {
-    candidate: Candidate<'a>,
-    room: Option<u64>,
-    own: usize,
-}
-
-impl Place<'_> {
-    fn fits(&self, bytes: u64) -> bool {
-        self.room.is_none_or(|room| bytes <= room)
-    }
-
-    fn take(&mut self, bytes: u64) {
-        self.own += 1;
-        self.room = self.room.map(|room| room - bytes);
-    }
-}
-
-#[derive(Clone)]
-struct Floor<'a> {
-    hosts: Vec<Place<'a>>,
-    arrangement: Arrangement,
-}
-
-impl<'a> Floor<'a> {
-    fn new(matching: Vec<Candidate<'a>>, arrangement: Arrangement) -> Self {
-        let place = |candidate: Candidate<'a>| Place { candidate, room: candidate.free_bytes, own: 0 };
-        Self { hosts: matching.into_iter().map(place).collect(), arrangement }
-    }
-
-    /// Deals shards of one logical host together where they fit.
-    fn deal_groups(mut self, demands: &[Demand]) -> Option<Vec<usize>> {
-        let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (at, demand) in demands.iter().enumerate() {
-            groups.entry(demand.logical).or_default().push(at);
-        }
-        let ranks: BTreeSet<u8> = self.hosts.iter().map(|host| host.candidate.rank).collect();
-        let mut hosts = vec![0; demands.len()];
-        for group in groups.values() {
-            let bytes: Vec<u64> = group.iter().map(|&at| demands[at].kv_bytes).collect();
-            let dealt = ranks.iter().find_map(|&rank| self.together(&bytes, rank).or_else(|| self.apart(&bytes, rank)));
-            for (&at, place) in group.iter().zip(dealt?) {
-                hosts[at] = self.hosts[place].candidate.host;
-            }
-        }
-        Some(hosts)
-    }
-
-    /// All of a group on one host up to a rank.
-    fn together(&mut self, bytes: &[u64], rank: u8) -> Option<Vec<usize>> {
-        let sum = bytes.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
-        let place = self.best(sum, rank)?;
-        bytes.iter().for_each(|&bytes| self.hosts[place].take(bytes));
-        Some(vec![place; bytes.len()])
-    }
-
-    /// Each of a group where it fits, on hosts up to a rank.
-    fn apart(&mut self, bytes: &[u64], rank: u8) -> Option<Vec<usize>> {
-        let mut tried = self.clone();
-        let mut take = |&bytes: &u64| {
-            let place = tried.best(bytes, rank)?;
-            tried.hosts[place].take(bytes);
-            Some(place)
-        };
-        let places = bytes.iter().map(&mut take).collect::<Option<_>>()?;
-        *self = tried;
-        Some(places)
-    }
-
-    /// The largest shards first, each where the least is left over: for sizes so unequal that order matters.
-    fn deal_tightly(mut self, demands: &[Demand]) -> Option<Vec<usize>> {
-        let mut order: Vec<usize> = (0..demands.len()).collect();
-        order.sort_by_key(|&at| Reverse(demands[at].kv_bytes));
-        let mut hosts = vec![0; demands.len()];
-        for at in order {
-            let bytes = demands[at].kv_bytes;
-            let fitting = self.hosts.iter_mut().filter(|host| host.fits(bytes));
-            let key = |host: &&mut Place| (host.candidate.rank, host.room.unwrap_or(u64::MAX), host.candidate.host);
-            let place = fitting.min_by_key(key)?;
-            place.take(bytes);
-            hosts[at] = place.candidate.host;
-        }
-        Some(hosts)
-    }
-
-    /// The host that comes first of those up to a rank with room for `bytes`.
-    fn best(&self, bytes: u64, rank: u8) -> Option<usize> {
-        let allowed = |place: &usize| self.hosts[*place].candidate.rank <= rank && self.hosts[*place].fits(bytes);
-        let places = 0..self.hosts.len();
-        match self.arrangement {
-            Arrangement::Spread => places.filter(allowed).min_by_key(|&place| self.spread_key(place)),
-            Arrangement::Pack => places.filter(allowed).min_by_key(|&place| self.pack_key(place)),
-        }
-    }
-
-    /// Idle hosts first, of these the one whose node has the fewest of the job's shards.
-    fn spread_key(&self, place: usize) -> impl Ord + use<> {
-        let Place { candidate, own, .. } = &self.hosts[place];
-        let on_node: usize = self.of_node(candidate.node).map(|host| host.own).sum();
-        (candidate.rank, candidate.busy + own, on_node, candidate.host)
-    }
-
-    /// Hosts without a shard of the job first, of these those on nodes in use, then those on the node with the most of them.
-    fn pack_key(&self, place: usize) -> impl Ord + use<> {
-        let Place { candidate, own, .. } = &self.hosts[place];
-        let in_use = self.of_node(candidate.node).any(|host| host.own > 0);
-        let unused = self.of_node(candidate.node).filter(|host| host.candidate.rank == candidate.rank && host.own == 0);
-        (candidate.rank, *own, !in_use, Reverse(unused.count()), candidate.busy, candidate.host)
-    }
-
-    fn of_node<'b>(&'b self, node: &'b str) -> impl Iterator<Item = &'b Place<'a>> {
-        self.hosts.iter().filter(move |host| host.candidate.node == node)
-    }
 }
 
 fn no_such_labels(candidates: &[Candidate], wanted: &BTreeMap<String, String>) -> PlacementRefusal {
@@ -302,7 +190,7 @@ mod tests {
         hosts
     }
 
-    fn placed(hosts: &[Host], demands: &[Demand], policy: &PlacementPolicy) -> Result<Vec<usize>, PlacementRefusal> {
+    fn candidates(hosts: &[Host]) -> Vec<Candidate<'_>> {
         let candidate = |(host, of): (usize, &Host)| Candidate {
             host,
             node: hosts[host].node.as_str(),
@@ -311,8 +199,17 @@ mod tests {
             free_bytes: of.free,
             busy: of.busy,
         };
-        let candidates: Vec<Candidate> = hosts.iter().enumerate().map(candidate).collect();
-        place(demands, &candidates, policy)
+        hosts.iter().enumerate().map(candidate).collect()
+    }
+
+    fn placed(hosts: &[Host], demands: &[Demand], policy: &PlacementPolicy) -> Result<Vec<usize>, PlacementRefusal> {
+        place(demands, &candidates(hosts), policy)
+    }
+
+    /// The same by looking at every host for every shard.
+    fn looked_up(hosts: &[Host], demands: &[Demand], arrangement: Arrangement) -> Option<Vec<usize>> {
+        let floor = obvious::Floor::new(candidates(hosts), arrangement);
+        floor.clone().deal_groups(demands).or_else(|| floor.deal_tightly(demands))
     }
 
     /// One shard for each logical host.
@@ -445,6 +342,18 @@ mod tests {
                 let matches = policy.labels.iter().all(|(key, value)| host.labels.get(key) == Some(value));
                 prop_assert!(matches || own().count() == 0);
             }
+        }
+
+        #[test]
+        fn the_order_is_kept_that_looking_at_every_host_gives(
+            hosts in prop::collection::vec(any_host(), 1..12),
+            sizes in prop::collection::vec((0..6usize, prop_oneof![Just(7u64), 0u64..20]), 0..20),
+            arrangement in prop_oneof![Just(Arrangement::Spread), Just(Arrangement::Pack)],
+        ) {
+            let demand = |(block, &(logical, kv_bytes)): (usize, &(usize, u64))| Demand { block, logical, kv_bytes };
+            let demands: Vec<Demand> = sizes.iter().enumerate().map(demand).collect();
+            let policy = PlacementPolicy { arrangement, ..PlacementPolicy::default() };
+            prop_assert_eq!(placed(&hosts, &demands, &policy).ok(), looked_up(&hosts, &demands, arrangement));
         }
 
         #[test]
