@@ -57,6 +57,11 @@ fn the_supervisor_serves_what_its_hosts_measure() {
         line.unwrap_or_else(|| panic!("{series}\n{metrics}")).parse().expect("a number")
     };
     assert_eq!(value("step_seconds_count"), tokens);
+    let between = format!(
+        "asterism_inter_token_latency_seconds_count{{method=\"star\",model=\"tiny-llama\"}} {}\n",
+        tokens - 1.0
+    );
+    assert!(metrics.contains(&between), "{between}{metrics}");
     assert_eq!([value("layer_wait_seconds_count"), value("merge_seconds_count")], [tokens * LAYERS; 2]);
     let [step, wait, merge] = ["step", "layer_wait", "merge"].map(|name| value(&format!("{name}_seconds_sum")));
     assert!(wait > 0.0 && merge > 0.0 && wait + merge < step, "{wait} {merge} {step}");
@@ -73,6 +78,35 @@ fn the_supervisor_serves_what_its_hosts_measure() {
                 line.contains("transport=\"quic\"} ") && rtt.is_some_and(|rtt| rtt > 0.0 && rtt < 5.0)
             })
         });
+    }
+}
+
+#[test]
+fn what_counts_rare_events_is_there_before_the_first() {
+    let cluster = Cluster::start(BINARY, &tiny(1));
+    let metrics = cluster.metrics();
+    for series in [
+        "host_failures_total{reason=\"heartbeat\"} 0",
+        "host_failures_total{reason=\"exited\"} 0",
+        "host_restarts_total{host=\"context-0\"} 0",
+        "requests_failed_total{error_type=\"host_lost\"} 0",
+        "requests_cancelled_total 0",
+        "request_success_total{finished_reason=\"stop\"} 0",
+        "shard_reencodes_total 0",
+        "recovery_duration_seconds_count 0",
+    ] {
+        assert!(metrics.contains(&format!("asterism_{series}\n")), "{series}\n{metrics}");
+    }
+    let above_zero = |series: &str| {
+        let series = format!("asterism_{series}{{host=\"context-0\"}} ");
+        let metrics = cluster.metrics();
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok());
+        value.is_some_and(|value| value > 0.0)
+    };
+    assert!(above_zero("host_weights_bytes"), "{metrics}");
+    // What a process takes comes with its next heartbeat.
+    for series in ["host_process_resident_memory_bytes", "host_process_cpu_seconds", "host_process_threads"] {
+        cluster.wait_for(series, |_| above_zero(series));
     }
 }
 
@@ -183,7 +217,7 @@ fn without_recovery_a_killed_context_host_fails_the_job_and_nothing_else() {
     });
     let next = cluster.run(&ask);
     assert_eq!(next.status.code(), Some(0), "{}", String::from_utf8_lossy(&next.stderr));
-    assert!(cluster.metrics().contains("asterism_host_failures_total"));
+    assert!(cluster.metrics().contains("asterism_host_failures_total{reason=\"exited\"} 1\n"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod actor;
 pub(crate) mod joining;
+mod process;
 
 use std::{
     net::SocketAddr,

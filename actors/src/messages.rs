@@ -14,7 +14,7 @@ use asterism_plan::{ContextView, Exchange, KeptShard, Shard};
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
-pub use measured::{LinkReading, LinkReport, Phase2Times, SPREAD_SECONDS, Spread};
+pub use measured::{LinkReading, LinkReport, Phase2Times, ProcessReading, SPREAD_SECONDS, Spread};
 pub use queries::{
     Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask,
 };

@@ -25,6 +25,8 @@ names! {
     REQUESTS_WAITING = "requests_waiting";
     /// Jobs that ended with an answer, by reason.
     REQUEST_SUCCESS = "request_success_total";
+    /// Jobs that their users cancelled.
+    REQUESTS_CANCELLED = "requests_cancelled_total";
     /// Jobs that failed, by error code.
     REQUESTS_FAILED = "requests_failed_total";
     /// Context and query tokens of answered jobs.
@@ -33,7 +35,7 @@ names! {
     GENERATION_TOKENS = "generation_tokens_total";
     /// Seconds from submission to the first token.
     TIME_TO_FIRST_TOKEN = "time_to_first_token_seconds";
-    /// Seconds between tokens of a job, on average.
+    /// Seconds from one token of an answer to the next, each for itself, on the query host.
     INTER_TOKEN_LATENCY = "inter_token_latency_seconds";
     /// Seconds from submission to the end.
     E2E_REQUEST_LATENCY = "e2e_request_latency_seconds";
@@ -55,10 +57,20 @@ names! {
     PHASE2_LAYER_WAIT = "phase2_layer_wait_seconds";
     /// Seconds that the query host merges partials in a layer of phase 2.
     PHASE2_MERGE = "phase2_merge_seconds";
-    /// Share of dense attention's pairs that phase 1 of the latest job did not compute, by method.
+    /// Share of dense attention's pairs that phase 1 of the latest job did not compute, by method; 0 where it computed more.
     ATTENTION_SPARSITY = "attention_sparsity_ratio";
     /// Bytes of keys and values a host holds.
     KV_CACHE_BYTES = "kv_cache_bytes";
+    /// Bytes of the weights that a host holds.
+    HOST_WEIGHTS_BYTES = "host_weights_bytes";
+    /// Most bytes of weights, keys and values that a host may hold, where that is limited.
+    HOST_MEMORY_LIMIT_BYTES = "host_memory_limit_bytes";
+    /// Bytes in memory of a host's process, as it last told.
+    HOST_RESIDENT_BYTES = "host_process_resident_memory_bytes";
+    /// Seconds of CPU that a host's present process has taken, as it last told.
+    HOST_CPU_SECONDS = "host_process_cpu_seconds";
+    /// Threads of a host's process, as it last told.
+    HOST_THREADS = "host_process_threads";
     /// 1 while a host is ready.
     HOST_UP = "host_up";
     /// Seconds since a host was last heard.
@@ -142,6 +154,8 @@ pub enum Observation {
         host: String,
         /// Method by name.
         method: String,
+        /// Model by name.
+        model: String,
         /// Where its seconds went.
         times: Box<Phase2Times>,
     },
@@ -194,7 +208,7 @@ impl Observation {
                 let reason = match reason {
                     Some(FinishReason::Stop) => "stop",
                     Some(FinishReason::Length) => "length",
-                    None => "cancelled",
+                    None => return counter!(REQUESTS_CANCELLED).increment(1),
                 };
                 counter!(REQUEST_SUCCESS, "finished_reason" => reason).increment(1);
             }
@@ -209,9 +223,6 @@ impl Observation {
                 seconds(REQUEST_QUEUE_TIME, timings.queue_s);
                 seconds(REQUEST_PREFILL_TIME, timings.encode_s + timings.query_s);
                 seconds(REQUEST_DECODE_TIME, timings.decode_s);
-                if *generated_tokens > 1 {
-                    seconds(INTER_TOKEN_LATENCY, timings.decode_s / (generated_tokens - 1) as f64);
-                }
             }
             Self::ShardEncoded { host, method, seconds, tokens } => {
                 let labels = [("host", host.clone()), ("method", method.clone())];
@@ -219,14 +230,17 @@ impl Observation {
                 counter!(PHASE1_TOKENS, "host" => host.clone()).increment(*tokens as u64);
             }
             Self::JobEncoded { method, sparsity } => {
-                gauge!(ATTENTION_SPARSITY, "method" => method.clone()).set(*sparsity);
+                gauge!(ATTENTION_SPARSITY, "method" => method.clone()).set(sparsity.max(0.0));
             }
-            Self::Phase2 { host, method, times } => {
-                let labels = [("host", host.clone()), ("method", method.clone())];
-                let spread = |name: &'static str, spread: &Spread| {
-                    let histogram = histogram!(name, &labels);
+            Self::Phase2 { host, method, model, times } => {
+                let of_host = [("host", host.clone()), ("method", method.clone())];
+                let of_model = [("method", method.clone()), ("model", model.clone())];
+                let spread_of = |name: &'static str, labels: &[(&'static str, String); 2], spread: &Spread| {
+                    let histogram = histogram!(name, labels);
                     spread.buckets().for_each(|(count, seconds)| histogram.record_many(seconds, count));
                 };
+                spread_of(INTER_TOKEN_LATENCY, &of_model, &times.token);
+                let spread = |name: &'static str, spread: &Spread| spread_of(name, &of_host, spread);
                 spread(PHASE2_STEP, &times.step);
                 spread(PHASE2_LAYER_WAIT, &times.layer_wait);
                 spread(PHASE2_MERGE, &times.merge);
@@ -243,6 +257,10 @@ impl Observation {
 }
 
 fn record_links(host: &str, report: &LinkReport) {
+    let process = |name: &'static str, value: f64| gauge!(name, "host" => host.to_string()).set(value);
+    process(HOST_RESIDENT_BYTES, report.process.resident_bytes as f64);
+    process(HOST_CPU_SECONDS, report.process.cpu_s.max(0.0));
+    process(HOST_THREADS, report.process.threads as f64);
     counter!(TRANSPORT_RECONNECTS, "host" => host.to_string()).absolute(report.reconnects);
     for reading in &report.links {
         let (transport, peer) = (report.transport.clone(), reading.peer.clone());
@@ -261,6 +279,30 @@ pub fn record_config(config: &SupervisorConfig) {
         ("recovery", format!("{:?}", config.recovery).to_lowercase()),
     ];
     gauge!(CONFIG_INFO, &labels).set(1.0);
+    for host in &config.hosts {
+        let of_host = |name: &'static str, bytes: u64| gauge!(name, "host" => host.name.clone()).set(bytes as f64);
+        of_host(HOST_WEIGHTS_BYTES, config.weight_bytes);
+        host.memory_limit.into_iter().for_each(|limit| of_host(HOST_MEMORY_LIMIT_BYTES, limit));
+        counter!(HOST_RESTARTS, "host" => host.name.clone()).increment(0);
+    }
+    start_at_zero();
+}
+
+/// What counts rare events is there before the first: an alert sees no change from nothing to one.
+fn start_at_zero() {
+    for reason in ["exited", "disconnected", "heartbeat", "unfit"] {
+        counter!(HOST_FAILURES, "reason" => reason).increment(0);
+    }
+    for reason in ["stop", "length"] {
+        counter!(REQUEST_SUCCESS, "finished_reason" => reason).increment(0);
+    }
+    for code in ["host_lost", "replay_mismatch", "timeout"] {
+        counter!(REQUESTS_FAILED, "error_type" => code).increment(0);
+    }
+    for name in [REQUESTS_CANCELLED, SHARD_REENCODES, SESSION_HITS] {
+        counter!(name).increment(0);
+    }
+    let _ = histogram!(RECOVERY_DURATION);
 }
 
 /// Sets the gauges that describe the cluster as it is now.

@@ -10,11 +10,10 @@ use prometheus::{HistogramOpts, HistogramVec, Registry, TextEncoder};
 use crate::version::Version;
 
 /// Buckets of waits and of whole requests: a very long context takes most of an hour to its first token.
-const LONG_SECONDS: &[f64] =
-    &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0, 2560.0];
-/// Buckets of the time between two tokens.
-const TOKEN_SECONDS: &[f64] =
-    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+const LONG_SECONDS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0,
+    240.0, 320.0, 480.0, 640.0, 960.0, 1280.0, 1920.0, 2560.0,
+];
 /// Buckets of prompt lengths.
 const TOKENS: &[f64] =
     &[128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0, 131072.0, 262144.0, 524288.0, 1048576.0];
@@ -26,7 +25,7 @@ const HISTOGRAMS: &[(&str, &[&str], &[f64])] = &[
     (metric::REQUEST_QUEUE_TIME, &["method", "model"], LONG_SECONDS),
     (metric::REQUEST_PREFILL_TIME, &["method", "model"], LONG_SECONDS),
     (metric::REQUEST_DECODE_TIME, &["method", "model"], LONG_SECONDS),
-    (metric::INTER_TOKEN_LATENCY, &["method", "model"], TOKEN_SECONDS),
+    (metric::INTER_TOKEN_LATENCY, &["method", "model"], metric::PHASE2_SECONDS),
     (metric::REQUEST_PROMPT_TOKENS, &["method", "model"], TOKENS),
     (metric::PHASE1_SHARD_ENCODE, &["host", "method"], LONG_SECONDS),
     (metric::PHASE2_STEP, &["host", "method"], metric::PHASE2_SECONDS),
@@ -90,7 +89,7 @@ mod tests {
 
     use asterism_actors::{
         api::Timings,
-        messages::{LinkReading, LinkReport, Phase2Times},
+        messages::{LinkReading, LinkReport, Phase2Times, ProcessReading},
         metric::Observation,
     };
 
@@ -122,7 +121,9 @@ mod tests {
         [3, 3, 4, 700].map(Duration::from_millis).into_iter().for_each(|took| times.step.add(took));
         times.layer_wait.add(Duration::from_micros(40));
         times.merge.add(Duration::from_secs(60));
-        Observation::Phase2 { host: "query-0".into(), method: "star".into(), times }.record();
+        [3, 4, 700].map(Duration::from_millis).into_iter().for_each(|took| times.token.add(took));
+        let (host, method, model) = ("query-0".into(), "star".into(), "m7".into());
+        Observation::Phase2 { host, method, model, times }.record();
         Observation::Recovered { seconds: 1.5 }.record();
         let text = render();
         let labels = "{host=\"query-0\",method=\"star\"";
@@ -131,6 +132,8 @@ mod tests {
             "# HELP asterism_phase2_step_seconds Seconds".to_string(),
             format!("asterism_phase2_step_seconds_bucket{labels},le=\"0.0025\"}} 0\n"),
             format!("asterism_phase2_step_seconds_bucket{labels},le=\"0.005\"}} 3\n"),
+            "asterism_inter_token_latency_seconds_bucket{method=\"star\",model=\"m7\",le=\"0.005\"} 2\n".to_string(),
+            "asterism_inter_token_latency_seconds_count{method=\"star\",model=\"m7\"} 3\n".to_string(),
             format!("asterism_phase2_step_seconds_count{labels}}} 4\n"),
             format!("asterism_phase2_step_seconds_sum{labels}}} 0.71"),
             format!("asterism_phase2_layer_wait_seconds_bucket{labels},le=\"0.00005\"}} 1\n"),
@@ -143,6 +146,17 @@ mod tests {
     }
 
     #[test]
+    fn a_cancelled_job_is_no_success_and_a_share_never_negative() {
+        install();
+        Observation::RequestEnded { reason: None }.record();
+        Observation::JobEncoded { method: "doubled".into(), sparsity: -0.25 }.record();
+        let text = render();
+        assert!(text.contains("asterism_requests_cancelled_total 1\n"), "{text}");
+        assert!(!text.contains("finished_reason=\"cancelled\""), "{text}");
+        assert!(text.contains("asterism_attention_sparsity_ratio{method=\"doubled\"} 0\n"), "{text}");
+    }
+
+    #[test]
     fn a_report_of_links_that_comes_again_changes_nothing() {
         install();
         let link = |peer: &str, rtt_s| LinkReading { peer: peer.into(), rtt_s };
@@ -150,6 +164,7 @@ mod tests {
             host: "query-1".into(),
             report: LinkReport {
                 transport: "quic".into(),
+                process: ProcessReading { resident_bytes: 4096, cpu_s: 1.25, threads: 3 },
                 links: vec![link("supervisor", Some(0.002)), link("context-0", rtt_s)],
                 reconnects,
             },
@@ -159,6 +174,9 @@ mod tests {
             report(reconnects, rtt).record();
             let text = render();
             for line in [
+                "asterism_host_process_resident_memory_bytes{host=\"query-1\"} 4096\n".to_string(),
+                "asterism_host_process_cpu_seconds{host=\"query-1\"} 1.25\n".to_string(),
+                "asterism_host_process_threads{host=\"query-1\"} 3\n".to_string(),
                 line("reconnects_total", &format!("{{host=\"query-1\"}} {reconnects}")),
                 line("rtt_seconds", "{host=\"query-1\",peer=\"supervisor\",transport=\"quic\"} 0.002"),
                 line("rtt_seconds", &format!("{{host=\"query-1\",peer=\"context-0\",transport=\"quic\"}} {shown}")),

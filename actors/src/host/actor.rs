@@ -7,7 +7,7 @@ use asterism_transport::{Link, Transport};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{sync::oneshot, task::JoinHandle};
 
-use super::{HostConfig, LoadedModel, Post};
+use super::{HostConfig, LoadedModel, Post, process};
 use crate::{
     context_host::{self, ContextSide},
     error::HostError,
@@ -176,7 +176,8 @@ impl<B: Backend> Shell<B> {
     }
 
     fn links(&self) -> LinkReport {
-        let mut report = LinkReport { transport: self.transport.name().into(), ..LinkReport::default() };
+        let transport = self.transport.name().into();
+        let mut report = LinkReport { transport, process: process::reading(), ..LinkReport::default() };
         self.supervisor.report(&mut report);
         self.query.iter().for_each(|side| side.report(&mut report));
         self.context.iter().for_each(|side| side.report(&mut report));

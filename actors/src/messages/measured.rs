@@ -28,13 +28,15 @@ pub struct Spread {
 pub struct Phase2Times {
     /// Each step: the query or a token through every layer, to the choice of the next token.
     pub step: Spread,
+    /// Each step after the query's: from one token to the next.
+    pub token: Spread,
     /// Each layer of a step: from the end of the query host's own attention until the last shard's partials were there.
     pub layer_wait: Spread,
     /// Each layer of a step: merging the partials. On a device that works on its own, handing it the work.
     pub merge: Spread,
 }
 
-/// The links of a host process to others.
+/// The links of a host process to others, and what it takes of its machine.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct LinkReport {
     /// Transport by name, such as `quic`.
@@ -43,6 +45,19 @@ pub struct LinkReport {
     pub links: Vec<LinkReading>,
     /// Links opened in the place of one that was lost, since the process started.
     pub reconnects: u64,
+    /// What the process takes.
+    pub process: ProcessReading,
+}
+
+/// What a process takes of its machine; zeros where the system tells nothing.
+#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
+pub struct ProcessReading {
+    /// Bytes in memory.
+    pub resident_bytes: u64,
+    /// Seconds of CPU, since the process started.
+    pub cpu_s: f64,
+    /// Threads.
+    pub threads: u64,
 }
 
 /// One link.
@@ -58,9 +73,11 @@ impl Phase2Times {
     /// Whether they can be those of an answer of so many tokens: a step for each, and one for an end of sequence.
     pub fn are_of(&self, tokens: u32) -> bool {
         let (steps, layers) = (self.step.count(), self.layer_wait.count());
-        let spreads = [&self.step, &self.layer_wait, &self.merge];
+        let spreads = [&self.step, &self.token, &self.layer_wait, &self.merge];
         let seconds = spreads.iter().flat_map(|spread| spread.seconds).all(|seconds| (0.0..1e9).contains(&seconds));
-        let counts = layers == self.merge.count() && layers <= steps * MOST_LAYERS;
+        let counts = self.token.count() <= steps.saturating_sub(1)
+            && layers == self.merge.count()
+            && layers <= steps * MOST_LAYERS;
         seconds && counts && (u64::from(tokens)..=u64::from(tokens) + 1).contains(&steps)
     }
 }
@@ -118,6 +135,9 @@ mod tests {
             times.merge.add(millisecond);
         }
         assert!(times.are_of(3) && times.are_of(2) && !times.are_of(1) && !times.are_of(4));
+        let mut more = times.clone();
+        (0..3).for_each(|_| more.token.add(millisecond));
+        assert!(!more.are_of(3), "a token more than steps after the first");
         let mut damaged = times.clone();
         damaged.step.seconds[0] = f64::NAN;
         assert!(!damaged.are_of(3));

@@ -297,11 +297,11 @@ impl SupervisorState {
             return self.remind(host, commands);
         }
         job.status.text.push_str(&text);
-        let method = job.status.method.clone();
+        let (method, model) = (job.status.method.clone(), job.status.model.clone());
         drop(job);
         if times.are_of(tokens) {
             let host = self.hosts.name(host).to_string();
-            commands.push(Command::Observe(Observation::Phase2 { host, method, times }));
+            commands.push(Command::Observe(Observation::Phase2 { host, method, model, times }));
         }
         self.goes_on(now, number, commands);
         self.end(now, number, Outcome::Answered { stopped }, commands);

@@ -90,6 +90,7 @@ async fn an_answer_comes_with_the_times_of_all_its_steps() {
     };
     let assert_all = |times: &Phase2Times| {
         assert!(times.are_of(40), "{times:?}");
+        assert_eq!(times.token.count(), 39, "each token but the first");
         assert_eq!([times.step.count(), times.layer_wait.count(), times.merge.count()], [40, 40 * LAYERS, 40 * LAYERS]);
         let [step, wait, merge] = [&times.step, &times.layer_wait, &times.merge].map(|spread| spread.sum());
         assert!(wait > 0.0 && merge > 0.0 && wait + merge < step, "{wait} {merge} {step}");
