@@ -15,7 +15,7 @@ use asterism_actors::{
     messages::{
         Attach, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading,
         LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times,
-        QueryMeta, QueryPart, ShardHolder, ShardKeys, StreamingMask, TokenChoice, WireMessage,
+        ProcessReading, QueryMeta, QueryPart, ShardHolder, ShardKeys, StreamingMask, TokenChoice, WireMessage,
     },
     ticket::Secret,
 };
@@ -107,6 +107,7 @@ fn host_messages() {
                 LinkReading { peer: "context-0".into(), rtt_s: None },
             ],
             reconnects: 1,
+            process: ProcessReading { resident_bytes: 1 << 30, cpu_s: 12.5, threads: 9 },
         }),
     ]);
 }

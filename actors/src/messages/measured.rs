@@ -70,6 +70,14 @@ pub struct LinkReading {
 }
 
 impl Phase2Times {
+    /// A step took so long: the first is the query's, each later one a token's.
+    pub fn stepped(&mut self, took: Duration) {
+        if self.step.count() > 0 {
+            self.token.add(took);
+        }
+        self.step.add(took);
+    }
+
     /// Whether they can be those of an answer of so many tokens: a step for each, and one for an end of sequence.
     pub fn are_of(&self, tokens: u32) -> bool {
         let (steps, layers) = (self.step.count(), self.layer_wait.count());

@@ -140,11 +140,7 @@ impl<B: Backend> Contexts<B> {
 
     /// A token of a job took so long.
     pub fn stepped(&mut self, job: u64, took: Duration) {
-        let Some(context) = self.jobs.get_mut(&job) else { return };
-        if context.times.step.count() > 0 {
-            context.times.token.add(took);
-        }
-        context.times.step.add(took);
+        self.jobs.get_mut(&job).into_iter().for_each(|context| context.times.stepped(took));
     }
 
     /// What there is to hear without waiting, but for what only concerns the contexts.
