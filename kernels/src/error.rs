@@ -70,7 +70,9 @@ pub enum KernelError {
         missing: u64,
     },
     /// A GPU's memory is full.
-    #[error("the GPU has no {bytes} bytes left ({free} are free); use smaller blocks or fewer shards on this host")]
+    #[error(
+        "the GPU has no {bytes} bytes left ({free} are free); use smaller blocks, fewer shards on this host or fewer hosts on this GPU"
+    )]
     DeviceMemory {
         /// Bytes asked for.
         bytes: usize,
