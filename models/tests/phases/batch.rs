@@ -1,0 +1,136 @@
+//! Steps of several jobs together: what a row is does not depend on its company, and what ends one job ends no other.
+
+use std::sync::Arc;
+
+use asterism_kernels::Cpu;
+use asterism_models::{
+    ContextAttention, Decoder, EncodedShard, Generator, LayerQueries, LocalContext, ModelError, PartAnswer, PartAsk,
+    StepError, StepPart, encode_plan, step,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::{decoders, plan, star};
+
+/// A job of a batch: its own context, question and answer.
+struct Job {
+    shards: Arc<Vec<EncodedShard<Cpu>>>,
+    generator: Generator<Cpu>,
+    /// Tokens that it still goes through, whatever comes of them.
+    ids: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl Job {
+    fn new(decoder: &Decoder<Cpu>, seed: u32) -> Self {
+        let context: Vec<u32> = (0..40 + seed * 23).map(|i| (i * 37 + seed) % 512).collect();
+        let plan = plan(decoder, &star(32, 16), &context, 4);
+        let shards = Arc::new(encode_plan(decoder, &plan, &context, None, &mut |_, _| true).unwrap());
+        let ids = (0..9).map(|i| (i * 101 + seed * 7) % 512).collect();
+        Self { shards, generator: Generator::of(&plan), ids, logits: Vec::new() }
+    }
+
+    /// `rows` at a time, alone.
+    fn alone(mut self, decoder: &Decoder<Cpu>, rows: usize) -> Vec<f32> {
+        let mut host = LocalContext::new(decoder.backend(), &self.shards);
+        let steps = self.ids.chunks(rows).map(|ids| self.generator.step(decoder, ids, &mut host).unwrap());
+        steps.flat_map(|x| decoder.all_logits(&x).unwrap()).collect()
+    }
+}
+
+/// Goes through what is left of some jobs, in steps of the rows that `choose` says. Parts that `stuck` names by layer leave.
+fn together(
+    decoder: &Decoder<Cpu>,
+    jobs: &mut [Job],
+    choose: &mut dyn FnMut(usize, usize) -> usize,
+    stuck: &mut dyn FnMut(usize, &PartAsk) -> bool,
+) {
+    while jobs.iter().any(|job| !job.ids.is_empty()) {
+        let chosen: Vec<usize> =
+            jobs.iter().enumerate().map(|(at, job)| choose(at, job.ids.len()).min(job.ids.len())).collect();
+        let contexts: Vec<Arc<Vec<EncodedShard<Cpu>>>> =
+            jobs.iter().zip(&chosen).filter(|(_, rows)| **rows > 0).map(|(job, _)| job.shards.clone()).collect();
+        let (mut parts, mut of) = (Vec::new(), Vec::new());
+        for (at, (job, rows)) in jobs.iter_mut().zip(&chosen).enumerate().filter(|(_, (_, rows))| **rows > 0) {
+            parts.push(StepPart { generator: &mut job.generator, ids: &job.ids[..*rows] });
+            of.push((at, *rows));
+        }
+        let local = LocalContext::of(decoder.backend(), contexts.iter().map(|shards| &shards[..]).collect());
+        let mut context = Leaving { context: local, layer: 0, asks: Vec::new(), stuck };
+        let ends = step(decoder, &mut parts, &mut context).unwrap();
+        for ((at, rows), end) in of.into_iter().zip(ends) {
+            if let Ok(x) = end {
+                jobs[at].logits.extend(decoder.all_logits(&x).unwrap());
+                jobs[at].ids.drain(..rows);
+            }
+        }
+    }
+}
+
+struct Leaving<'a> {
+    context: LocalContext<'a, Cpu>,
+    layer: usize,
+    asks: Vec<PartAsk>,
+    stuck: &'a mut dyn FnMut(usize, &PartAsk) -> bool,
+}
+
+impl ContextAttention<Cpu> for Leaving<'_> {
+    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<(), ModelError> {
+        (self.layer, self.asks) = (queries.layer, asks.to_vec());
+        self.context.ask(queries, asks)
+    }
+
+    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
+        let answers = self.context.collect()?;
+        let leave = |(ask, answer)| if (self.stuck)(self.layer, ask) { Err(StepError::Later) } else { answer };
+        Ok(self.asks.iter().zip(answers).map(leave).collect())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Jobs join and leave, questions come in pieces, hosts are lost in the middle: every row has the bits that it has alone.
+    #[test]
+    fn the_company_of_a_row_changes_no_bit(seeds in vec(any::<u32>(), 64)) {
+        for decoder in decoders() {
+            let alone: Vec<Vec<u32>> = (0..4).map(|job| bits(&Job::new(decoder, job).alone(decoder, 9))).collect();
+            let mut jobs: Vec<Job> = (0..4).map(|job| Job::new(decoder, job)).collect();
+            let (mut dice, mut losses) = (seeds.iter().cycle(), seeds.iter().rev().cycle());
+            let mut again = [0; 4];
+            let mut left = [9; 4];
+            let mut choose = |job: usize, ids: usize| {
+                // A step that was left is taken again as it was.
+                if left[job] != ids || again[job] == 0 {
+                    (left[job], again[job]) = (ids, *dice.next().unwrap() as usize % 5);
+                }
+                again[job]
+            };
+            let mut stuck = |_: usize, _: &PartAsk| losses.next().unwrap() % 7 == 0;
+            together(decoder, &mut jobs, &mut choose, &mut stuck);
+            let batched: Vec<Vec<u32>> = jobs.iter().map(|job| bits(&job.logits)).collect();
+            prop_assert_eq!(batched, alone);
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn one_bad_token_ends_its_own_job_only() {
+    let [decoder, _] = decoders();
+    let (mut good, mut bad) = (Job::new(decoder, 1), Job::new(decoder, 2));
+    let (good_shards, bad_shards) = (good.shards.clone(), bad.shards.clone());
+    let mut context = LocalContext::of(decoder.backend(), vec![&good_shards, &bad_shards]);
+    let mut parts = [
+        StepPart { generator: &mut bad.generator, ids: &[1, 1 << 30] },
+        StepPart { generator: &mut good.generator, ids: &good.ids },
+    ];
+    parts.reverse();
+    let ends = step(decoder, &mut parts, &mut context).unwrap();
+    assert!(matches!(&ends[1], Err(StepError::Failed(ModelError::TokenId { .. }))));
+    let logits = decoder.all_logits(ends[0].as_ref().ok().unwrap()).unwrap();
+    assert_eq!(bits(&logits), bits(&Job::new(decoder, 1).alone(decoder, 9)));
+}
