@@ -240,11 +240,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// [`Backend::merge`] of packed partials, those of each part in the order given, then [`Backend::join_heads`]: the rows of
     /// all parts `(t, query heads dim)` in compute type.
     fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Self::Tensor, KernelError> {
-        packed::merge_each(self, heads, parts)
+        packed::merge_on_host(self, heads, parts)
     }
     /// [`Backend::merge`] of packed partials, those of each part in the order given: appends the packed rows of each part.
     fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
-        packed::merge_each_row(self, heads, parts, packed)
+        packed::merge_rows_on_host(heads, parts, packed)
     }
     /// `(heads, t, dim)` f32 -> `(t, heads dim)` in compute type, ready for the output projection.
     fn join_heads(&self, output: &Self::Tensor) -> Result<Self::Tensor, KernelError>;

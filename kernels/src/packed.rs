@@ -37,7 +37,7 @@ pub fn row_major<B: Backend>(backend: &B, x: &B::Tensor) -> Result<B::Tensor, Ke
     backend.cast(&backend.upload(&[t, heads * dim], &rows)?)
 }
 
-/// As [`Backend::attend_many`], one ask after the other.
+/// As [`Backend::attend_many`], one ask after the other. All are handed to the device before the first result is waited for.
 pub fn attend_each<B: Backend>(
     backend: &B,
     heads: Heads,
@@ -47,13 +47,71 @@ pub fn attend_each<B: Backend>(
 ) -> Result<(), KernelError> {
     check_asks(heads, &backend.shape(q), asks.iter().map(|ask| &ask.rows))?;
     let values = backend.download(q)?;
+    let mut last: Option<(&Range<usize>, B::Tensor)> = None;
+    let mut partials = Vec::with_capacity(asks.len());
     for Ask { kv, rows, mask } in asks {
-        let rows_of_ask = heads_first(heads, &values, rows.clone());
-        let q = backend.cast(&backend.upload(&[heads.query, rows.len(), heads.dim], &rows_of_ask)?)?;
-        let Partial { output, lse } = backend.attention(&q, kv, *mask)?;
+        // Shards of one job are asked one after the other.
+        let (_, q) = match last.take_if(|(of, _)| *of == rows) {
+            Some(same) => last.insert(same),
+            None => {
+                let of_ask = heads_first(heads, &values, rows.clone());
+                let q = backend.upload(&[heads.query, rows.len(), heads.dim], &of_ask)?;
+                last.insert((rows, backend.cast(&q)?))
+            }
+        };
+        partials.push(backend.attention(q, kv, *mask)?);
+    }
+    for Partial { output, lse } in partials {
         pack(heads, &backend.download(&output)?, &backend.download(&lse)?, packed);
     }
     Ok(())
+}
+
+/// As [`Backend::merge_packed`], on the host: partials come from there.
+pub fn merge_on_host<B: Backend>(backend: &B, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<B::Tensor, KernelError> {
+    let mut packed = Vec::new();
+    merge_rows_on_host(heads, parts, &mut packed)?;
+    let width = heads.query * heads.dim;
+    let outputs: Vec<f32> =
+        packed.chunks_exact(heads.packed_row()).flat_map(|row| row[..width].iter().copied()).collect();
+    backend.cast(&backend.upload(&[outputs.len() / width, width], &outputs)?)
+}
+
+/// As [`Backend::merge_rows`], on the host.
+pub fn merge_rows_on_host(heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
+    check_parts(heads, parts)?;
+    let (Heads { query, dim, .. }, row) = (heads, heads.packed_row());
+    for partials in parts {
+        let start = packed.len();
+        packed.resize(start + partials[0].len(), 0.0);
+        for (at, to) in packed[start..].chunks_exact_mut(row).enumerate() {
+            let (outputs, logs) = to.split_at_mut(query * dim);
+            for (head, (output, log)) in outputs.chunks_exact_mut(dim).zip(logs).enumerate() {
+                *log = merge_row(
+                    partials.iter().map(|partial| {
+                        let row = &partial[at * row..][..row];
+                        (&row[head * dim..][..dim], row[query * dim + head])
+                    }),
+                    output,
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Merges one row of one head into `output`, which is zero. Returns the log-sum-exp of all.
+fn merge_row<'a>(partials: impl Iterator<Item = (&'a [f32], f32)> + Clone, output: &mut [f32]) -> f32 {
+    let max = partials.clone().map(|(_, lse)| lse).fold(f32::NEG_INFINITY, f32::max);
+    if max == f32::NEG_INFINITY {
+        return max;
+    }
+    let sum: f32 = partials.clone().map(|(_, lse)| (lse - max).exp()).sum();
+    for (partial, lse) in partials {
+        let weight = (lse - max).exp() / sum;
+        output.iter_mut().zip(partial).for_each(|(to, from)| *to += weight * from);
+    }
+    max + sum.ln()
 }
 
 /// As [`Backend::merge_packed`], one part after the other.

@@ -1,12 +1,12 @@
 //! Batches of every backend against the same work one piece after the other: equal to the last bit.
 
-use asterism_kernels::{Ask, Backend, Heads, Mask, packed};
+use asterism_kernels::{Ask, Backend, Cpu, DType, Heads, Mask, packed};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use crate::common::{numbers, rounded};
+use crate::common::{assert_close, backends, numbers, rounded};
 use crate::on_every_backend;
 
 /// Jobs with their rows; each asks shards of these many keys.
@@ -75,19 +75,58 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
         }
         parts.push(part);
     }
-    let merged = |x: &B::Tensor| (backend.shape(x), bits(&backend.download(x).unwrap()));
-    let together = backend.merge_packed(*heads, &parts).unwrap();
-    let apart = packed::merge_each(backend, *heads, &parts).unwrap();
-    prop_assert_eq!(merged(&together), merged(&apart));
-    let (mut together, mut apart) = (vec![5.0], vec![5.0]);
+    let on_host = |x: &B::Tensor| (backend.shape(x), backend.download(x).unwrap());
+    let together = on_host(&backend.merge_packed(*heads, &parts).unwrap());
+    let apart = on_host(&packed::merge_each(backend, *heads, &parts).unwrap());
+    let host = on_host(&packed::merge_on_host(backend, *heads, &parts).unwrap());
+    prop_assert_eq!(&together.0, &apart.0);
+    prop_assert_eq!(&together.0, &host.0);
+    assert_close(backend.dtype(), &together.1, &apart.1)?;
+    assert_close(backend.dtype(), &host.1, &apart.1)?;
+    let (mut together, mut apart, mut host) = (vec![5.0], vec![5.0], vec![5.0]);
     backend.merge_rows(*heads, &parts, &mut together).unwrap();
     packed::merge_each_row(backend, *heads, &parts, &mut apart).unwrap();
+    packed::merge_rows_on_host(*heads, &parts, &mut host).unwrap();
+    assert_close(DType::F32, &together, &apart)?;
+    assert_close(DType::F32, &host, &apart)?;
+    Ok(())
+}
+
+/// The processor's own are those of [`Backend::merge`], to the last bit.
+fn merges_have_the_bits_of_merge(backend: &Cpu, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<(), TestCaseError> {
+    let of = |x| bits(&backend.download(&x).unwrap());
+    let together = of(backend.merge_packed(heads, parts).unwrap());
+    prop_assert_eq!(together, of(packed::merge_each(backend, heads, parts).unwrap()));
+    let (mut together, mut apart) = (Vec::new(), Vec::new());
+    backend.merge_rows(heads, parts, &mut together).unwrap();
+    packed::merge_each_row(backend, heads, parts, &mut apart).unwrap();
     prop_assert_eq!(bits(&together), bits(&apart));
     Ok(())
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn merged_rows_have_the_bits_of_merge(seeds in vec((1usize..5, 1usize..9), 1..5), salt in any::<u64>()) {
+        let heads = Heads { query: 4, kv: 2, dim: 32 };
+        let partial = |rows: usize, salt: u64| {
+            let mut values = numbers(rows * heads.packed_row(), salt);
+            if salt.is_multiple_of(5) {
+                values.chunks_exact_mut(heads.packed_row()).for_each(|row| row[128..].fill(f32::NEG_INFINITY));
+            }
+            values
+        };
+        let each = |(at, (shards, rows)): (usize, &(usize, usize))| -> Vec<Vec<f32>> {
+            (0..*shards).map(|shard| partial(*rows, salt.wrapping_add((at * 10 + shard) as u64))).collect()
+        };
+        let values: Vec<Vec<Vec<f32>>> = seeds.iter().enumerate().map(each).collect();
+        let parts: Vec<Vec<&[f32]>> =
+            values.iter().map(|part| part.iter().map(|partial| &partial[..]).collect()).collect();
+        for backend in backends() {
+            merges_have_the_bits_of_merge(backend, heads, &parts)?;
+        }
+    }
 
     #[test]
     fn a_batch_is_its_parts(batch in batch()) {
