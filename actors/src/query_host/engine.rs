@@ -55,8 +55,8 @@ pub struct Engine<B: Backend> {
     model: Arc<LoadedModel<B>>,
     contexts: Contexts<B>,
     generations: BTreeMap<u64, Generation<B>>,
-    /// Job that was the last to be chosen.
-    last: u64,
+    /// Steps taken.
+    turn: u64,
     post: Post<Event>,
 }
 
@@ -66,7 +66,7 @@ type PartEnd = Result<Option<Result<Vec<f32>, ModelError>>, StepError>;
 impl<B: Backend> Engine<B> {
     /// Generates nothing yet; what happens goes to `post`.
     pub fn new(model: Arc<LoadedModel<B>>, contexts: Contexts<B>, post: Post<Event>) -> Self {
-        Self { model, contexts, generations: BTreeMap::new(), last: u64::MAX, post }
+        Self { model, contexts, generations: BTreeMap::new(), turn: 0, post }
     }
 
     /// Generates until it is told to close.
@@ -111,12 +111,12 @@ impl<B: Backend> Engine<B> {
         });
         let row_bytes = 4 * self.model.decoder.config().heads.packed_row();
         let room = Room { rows: ROWS, partials: MAX_PAYLOAD_BYTES / row_bytes };
-        schedule::choose(&waiting.collect::<Vec<_>>(), self.last, room)
+        schedule::choose(&waiting.collect::<Vec<_>>(), self.turn, room)
     }
 
     fn step(&mut self, mut chosen: Vec<(u64, usize)>) {
         let began = Instant::now();
-        self.last = chosen.last().map_or(self.last, |(job, _)| *job);
+        self.turn += 1;
         chosen.sort_unstable();
         let ends = catch_unwind(AssertUnwindSafe(|| self.compute(&chosen)));
         let failed = |code: &str, message: String| {

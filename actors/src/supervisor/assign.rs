@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Generations of one query host at a time.
-const GENERATIONS: usize = 64;
+const GENERATIONS: usize = 32;
 
 impl SupervisorState {
     /// Orders what is missing where something changed; with `all`, as after a change of hosts, also where something was missing

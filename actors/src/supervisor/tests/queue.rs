@@ -216,14 +216,14 @@ fn contexts_that_wait_for_a_query_host_count_as_running() {
     let limits = SupervisorConfig { max_running: 2, max_queue: 100, recovery: Recovery::Spare, ..config(2, 0) };
     let mut cluster = Cluster::ready(limits);
     let jobs: Vec<u64> = (0..40).map(|_| cluster.submit(None)).collect();
-    assert_eq!(encode_all(&mut cluster), 8 + 2, "one query host takes eight, two more wait for it");
+    assert_eq!(encode_all(&mut cluster), 32 + 2, "one query host takes 32, two more wait for it");
     for &job in &jobs[..3] {
         let (tokens, text) = (0, String::new());
         cluster.say(3, HostMessage::Generated { job, tokens, stopped: true, text, times: Box::default() });
     }
     assert_eq!(encode_all(&mut cluster), 3);
     let state = |state| jobs.iter().filter(|job| cluster.status(**job).state == state).count();
-    assert_eq!((state(JobState::Succeeded), state(JobState::Running), state(JobState::Pending)), (3, 10, 27));
+    assert_eq!((state(JobState::Succeeded), state(JobState::Running), state(JobState::Pending)), (3, 34, 3));
 }
 
 #[test]
