@@ -1,7 +1,10 @@
 //! Phase-2 queries over the shards of a context host: one channel a query host, rows of all its jobs in one frame, answered
 //! with partial attention over their shards. Keeps nothing of a query.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use asterism_kernels::{Ask, Backend, Heads, KernelError, Mask};
 use asterism_models::{Decoder, EncodedShard};
@@ -92,6 +95,9 @@ impl<B: Backend> Queries<'_, B> {
         let (blocks, sizes) = (groups.concat(), groups.iter().map(Vec::len).collect());
         let refused = match self.desk.tickets.find(context) {
             _ if groups.is_empty() || groups.iter().any(Vec::is_empty) => Some("a group has no shard".to_owned()),
+            _ if blocks.iter().collect::<BTreeSet<_>>().len() < blocks.len() => {
+                Some("a shard is named twice".to_owned())
+            }
             _ if self.attached.len() >= ATTACHMENTS => Some(format!("{ATTACHMENTS} contexts are attached already")),
             Some(known) if known != ticket => Some(wrong_ticket(context, self.peer)),
             Some(_) => self.desk.store.find(context, &blocks).err().map(|block| missing(context, block)),

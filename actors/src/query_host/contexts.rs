@@ -177,7 +177,7 @@ impl<B: Backend> Contexts<B> {
     /// Takes in what concerns the contexts; all else comes back.
     fn hear(&mut self, arrival: Arrival) -> Option<Arrival> {
         match arrival {
-            Arrival::Frame(line, frame) => {
+            Arrival::Frame(line, frame, _place) => {
                 if let Err(cause) = self.read(line, &frame) {
                     self.broke(line, &cause);
                 }
@@ -236,11 +236,9 @@ impl<B: Backend> Contexts<B> {
                         }
                     }
                 }
-                Command::Done { .. } => {
-                    if let Some(part) = part {
-                        self.asked.parts[part].end.get_or_insert(Ok(()));
-                    }
-                }
+                Command::Done { .. } => part.into_iter().for_each(|part| {
+                    self.asked.parts[part].end.get_or_insert(Ok(()));
+                }),
                 Command::Stalled { host, cause } => {
                     tracing::warn!(job, %host, %cause, "shards do not answer");
                     (self.post)(Event::Stalled { job, host, cause });
@@ -356,7 +354,10 @@ impl<B: Backend> ContextAttention<B> for Contexts<B> {
             }
             match self.next() {
                 None => {}
-                Some(Arrival::Close) => return Err(ModelError::Cancelled),
+                Some(Arrival::Close) => {
+                    self.later.push_back(Arrival::Close);
+                    return Err(ModelError::Cancelled);
+                }
                 Some(Arrival::Stop { job }) => {
                     let part = self.asked.parts.iter_mut().find(|part| part.job == job);
                     part.into_iter().for_each(|part| part.end = Some(Err(StepError::Later)));

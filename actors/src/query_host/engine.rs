@@ -11,6 +11,7 @@ use std::{
 use asterism_kernels::Backend;
 use asterism_models::{ModelError, StepError, StepPart, step};
 use asterism_transport::{Frame, MAX_PAYLOAD_BYTES};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     contexts::Contexts,
@@ -28,8 +29,8 @@ const ROWS: usize = 512;
 
 /// What reaches the thread.
 pub enum Arrival {
-    /// A frame came over a line.
-    Frame(u64, Frame),
+    /// A frame came over a line, and its place among those that it may have here.
+    Frame(u64, Frame, OwnedSemaphorePermit),
     /// A line is of no use any more.
     Broke(u64, String),
     /// A generation begins.

@@ -8,7 +8,10 @@ use std::{
 };
 
 use asterism_transport::Frame;
-use tokio::{runtime::Handle, sync::mpsc};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, mpsc},
+};
 
 use super::engine::Arrival;
 use crate::{
@@ -18,6 +21,9 @@ use crate::{
 
 /// Longest wait for a context host to accept a channel.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Frames of one line that nobody has heard yet; more stay with the host that sends them.
+const UNHEARD: usize = 64;
 
 /// A host as it is reached: its name and address.
 type Place = (String, String);
@@ -36,6 +42,7 @@ pub struct Lines {
 /// A channel to a host, and the task that serves it.
 struct Line {
     place: Place,
+    /// One frame a layer, whose answer is waited for, and what is attached and detached.
     frames: mpsc::UnboundedSender<Frame>,
     attached: BTreeSet<u64>,
     task: tokio::task::JoinHandle<()>,
@@ -132,6 +139,7 @@ async fn serve(
         .await
         .map_err(|_| format!("no answer from {address} in {} s", CONNECT_DEADLINE.as_secs()))?
         .map_err(|error| error.to_string())?;
+    let places = Arc::new(Semaphore::new(UNHEARD));
     loop {
         tokio::select! {
             frame = frames.recv() => {
@@ -140,7 +148,8 @@ async fn serve(
             }
             answer = channel.receiver.receive() => {
                 let answer = answer.map_err(|error| error.to_string())?.ok_or("it closed the channel")?;
-                let _ = arrived.send(Arrival::Frame(number, answer));
+                let place = places.clone().acquire_owned().await.map_err(|error| error.to_string())?;
+                let _ = arrived.send(Arrival::Frame(number, answer, place));
             }
         }
     }
