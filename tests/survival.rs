@@ -51,9 +51,14 @@ fn signal(name: &str, pid: u64) {
     assert!(sent.success(), "{name} {pid}");
 }
 
+/// Its state as proc(5) abbreviates it: `T` stopped, `Z` ended and not waited for; none when it is gone.
+fn state(pid: u64) -> Option<char> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.split_once("\nState:\t")?.1.chars().next()
+}
+
 fn lives(pid: u64) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    !status.is_empty() && !status.contains("\nState:\tZ")
+    state(pid).is_some_and(|state| state != 'Z')
 }
 
 /// Waits for `what` to come true.
@@ -111,6 +116,7 @@ fn a_killed_parent_takes_everything_with_it() {
     let pids = ["context-0", "context-1", "query-0"].map(|host| cluster.pid(host));
     let stopped = pids[1];
     signal("-STOP", stopped);
+    eventually("the signal to take effect", || state(stopped) == Some('T'));
     let supervisor = cluster.supervisor();
     signal("-KILL", cluster.parent());
     eventually("every process to end", || !pids.iter().chain([&supervisor]).any(|pid| lives(*pid)));
