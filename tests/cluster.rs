@@ -3,7 +3,7 @@
 #[path = "golden/cases.rs"]
 mod cases;
 
-use std::{fs, net::UdpSocket, sync::Arc};
+use std::{fs, net::UdpSocket, sync::Arc, thread::available_parallelism};
 
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan};
@@ -108,6 +108,28 @@ fn what_counts_rare_events_is_there_before_the_first() {
     for series in ["host_process_resident_memory_bytes", "host_process_cpu_seconds", "host_process_threads"] {
         cluster.wait_for(series, |_| above_zero(series));
     }
+}
+
+#[test]
+fn idle_cores_go_to_the_host_that_computes() {
+    let cores = available_parallelism().map_or(1, |cores| cores.get()) as u64;
+    if cores < 2 {
+        return eprintln!("skipped: it takes two cores");
+    }
+    let cluster = Cluster::start(BINARY, &embedded(2));
+    let validated = cluster.run(&["validate", "-o", "json"]);
+    let validated: Value = serde_json::from_slice(&validated.stdout).expect("JSON");
+    assert_eq!(validated["hosts"][0]["threads"], json!({"least": cores / 2, "most": cores}));
+    fs::write(cluster.folder().join("long.txt"), "The harbour was quiet. ".repeat(2000)).expect("written");
+    let submit = ["job", "submit", "--context", "long.txt", "--query", "Where?", "--method", "dense", "--no-wait"];
+    let id = String::from_utf8(cluster.run(&submit).stdout).expect("UTF-8");
+    let contexts = |status: &Value| [0, 1].map(|host| status["hosts"][host]["threads"].as_u64());
+    cluster.wait_for("all cores at the only host that computes", |status| {
+        let threads = contexts(status);
+        threads.contains(&Some(cores)) && threads.contains(&Some(cores / 2))
+    });
+    assert!(cluster.run(&["job", "cancel", id.trim()]).status.success());
+    cluster.wait_for("its share", |status| contexts(status) == [Some(cores / 2); 2]);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use ractor::ActorRef;
 use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::{
+    cores::Cores,
     error::HostError,
     messages::{Hello, HostCommand, HostMessage, HostRole},
 };
@@ -80,6 +81,8 @@ pub struct LoadedModel<B: Backend> {
     pub tokenizer: Tokenizer,
     /// Where this host finds retaining heads, by the names that orders use.
     pub heads: HeadsFiles,
+    /// What it computes with.
+    pub cores: Arc<dyn Cores>,
 }
 
 /// Loads a model; runs on a thread of its own after the host has joined.

@@ -6,6 +6,7 @@
 pub mod api;
 pub mod authority;
 pub mod context_host;
+pub mod cores;
 mod error;
 pub mod host;
 mod link;

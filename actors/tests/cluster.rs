@@ -10,6 +10,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use asterism_actors::{
     HostConfig, LoadedModel,
     api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, SessionRequest, SessionState},
+    cores::OwnDevice,
     host,
     messages::HostRole,
     store::{MemoryStore, StateStore},
@@ -38,7 +39,12 @@ fn load(model: &str, parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
     let checkpoint = Checkpoint::open(&golden().join("models").join(model))?;
     let backend = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?);
     let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
-    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads: heads(model) })
+    Ok(LoadedModel {
+        decoder,
+        tokenizer: Tokenizer::from_checkpoint(&checkpoint)?,
+        heads: heads(model),
+        cores: Arc::new(OwnDevice),
+    })
 }
 
 /// The model's retaining heads by the name that requests use.

@@ -107,7 +107,7 @@ fn host_messages() {
                 LinkReading { peer: "context-0".into(), rtt_s: None },
             ],
             reconnects: 1,
-            process: ProcessReading { resident_bytes: 1 << 30, cpu_s: 12.5, threads: 9 },
+            process: ProcessReading { resident_bytes: 1 << 30, cpu_s: 12.5, threads: 9, computing: 2 },
         }),
     ]);
 }

@@ -37,6 +37,7 @@ use elementwise::Angles;
 pub use kv::Kv;
 pub use linear::Linear;
 use pool::Pool;
+pub use pool::ThreadLimit;
 use tensor::{check_host, convert_host, cube, elements, matrix, tensor};
 
 /// How a [`Cpu`] computes.
@@ -103,6 +104,11 @@ impl Cpu {
     /// Threads that compute, the calling one included.
     pub fn threads(&self) -> usize {
         self.compute.pool.threads()
+    }
+
+    /// Where that is changed.
+    pub fn thread_limit(&self) -> ThreadLimit {
+        self.compute.pool.limit().clone()
     }
 
     fn angles(&self, positions: &[u32], inv_freq: &[f32]) -> Arc<Angles> {

@@ -15,7 +15,7 @@ mod sparse;
 mod top_k;
 
 pub use backend::{Backend, DType, Heads, HostTensor, Mask, Partial};
-pub use cpu::{Cpu, CpuOptions, KernelChoice};
+pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
 pub use error::KernelError;

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Version of the file.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What was measured, and on what.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,7 +55,9 @@ pub struct Setup {
     pub dtype: DType,
     /// Context hosts on the machine.
     pub context_hosts: usize,
-    /// Threads of each.
+    /// Threads of one that computes alone.
+    pub threads_alone: usize,
+    /// Threads of each when all compute.
     pub threads: usize,
     /// Threads of the query host.
     pub query_threads: usize,
@@ -91,6 +93,7 @@ impl Setup {
             model: model.to_owned(),
             dtype: cluster.model.dtype,
             context_hosts: cluster.with_role(Role::Context).filter(beside).count(),
+            threads_alone: context.threads.unwrap_or(machine.cores),
             threads: cluster.threads_of(context, machine.cores),
             query_threads: cluster.threads_of(query, machine.cores),
         }
@@ -140,10 +143,10 @@ pub fn find(cluster: &Cluster, model: &str) -> Result<Calibration, String> {
 
 impl Setup {
     fn in_words(&self, machine: &Machine) -> String {
-        let Self { model, dtype, context_hosts, threads, query_threads } = self;
+        let Self { model, dtype, context_hosts, threads_alone, threads, query_threads } = self;
         let Machine { processor, cores } = machine;
         format!(
-            "{model} in {dtype:?} on {context_hosts} context hosts of {threads} threads and a query host of {query_threads} on {cores} cores of {processor}"
+            "{model} in {dtype:?} on {context_hosts} context hosts of {threads} threads ({threads_alone} alone) and a query host of {query_threads} on {cores} cores of {processor}"
         )
     }
 }
@@ -160,6 +163,7 @@ mod tests {
         attention_s_per_pair: 1e-9,
         layer_s: 1e-5,
         full_speed_hosts: 2.0,
+        full_speed_answers: 2.0,
         start_s: 1e-3,
         step: StepSeconds { one_row: 1e-3, further_row: 1e-4 },
         key: StepSeconds { one_row: 1e-7, further_row: 1e-8 },

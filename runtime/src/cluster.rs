@@ -178,8 +178,8 @@ impl Cluster {
         self.hosts.iter().filter(move |host| host.role == role)
     }
 
-    /// Threads `host` computes with on a machine of `cores`: context hosts share them, the query host, which works
-    /// while they idle, has all. A spare takes the place of a context host.
+    /// Threads `host` computes with on a machine of `cores` where all its hosts compute: context hosts share them, the query
+    /// host, which works while they idle, has all. A spare takes the place of a context host.
     pub fn threads_of(&self, host: &Host, cores: usize) -> usize {
         let sharing = match host.role {
             Role::Context | Role::Spare => {

@@ -288,7 +288,7 @@ pub struct HostSection {
     /// UDP port; 0: chosen by the operating system.
     #[serde(default)]
     pub port: u16,
-    /// Threads. Absent: the node's cores shared by its context hosts; all of them for the query host.
+    /// Threads. Absent: the node's cores, shared by those of its hosts that compute; all of them for the query host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
     /// Most memory for weights and KV. Absent: unlimited.

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, host};
+#[cfg(feature = "cuda")]
+use asterism_actors::cores::OwnDevice;
+use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, cores::Cores, host};
 use asterism_kernels::{Backend, KernelChoice};
 use asterism_models::{Decoder, ModelConfig, ModelError, Parts, Tokenizer};
 use asterism_transport::Transport;
@@ -11,16 +13,19 @@ use asterism_transport::Transport;
 use crate::{
     cluster::{Cluster, Host, Model},
     cluster_file::Device,
+    cores::SharedCores,
     error::CliError,
     wiring,
 };
 
 /// What a host process computes with.
 pub struct Setup {
-    /// Its device.
-    pub device: Device,
-    /// Threads, where it is the CPU.
-    pub threads: usize,
+    /// The cluster, of which it loads the model.
+    pub cluster: Cluster,
+    /// The host.
+    pub host: Host,
+    /// Cores of this machine.
+    pub cores: usize,
     /// What it loads of the model.
     pub parts: Parts,
 }
@@ -42,20 +47,27 @@ pub fn known(cluster: &Cluster) -> Result<(), CliError> {
 pub async fn run_host(
     config: HostConfig,
     transport: Arc<dyn Transport>,
-    model: Model,
     setup: Setup,
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), HostError> {
-    let Setup { device, threads, parts } = setup;
-    let dtype = model.dtype;
-    match device {
+    let Setup { cluster, host: of, cores, parts } = setup;
+    let (model, dtype) = (cluster.model.clone(), cluster.model.dtype);
+    match of.device {
         Device::Cpu => {
-            let open = move |_: &ModelConfig| wiring::cpu(dtype, threads, KernelChoice::Auto);
+            let open = move |_: &ModelConfig| {
+                let cpu = wiring::cpu(dtype, of.threads.unwrap_or(cores), KernelChoice::Auto)?;
+                let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(&cluster, &of, cores, cpu.thread_limit()));
+                Ok((cpu, cores))
+            };
             host::run(config, transport, loader(model, parts, open, joined)).await
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(index) => {
-            let open = move |shape: &ModelConfig| cuda(index, dtype, shape.weight_bytes(parts, wiring::dtype(dtype)));
+            let open = move |shape: &ModelConfig| {
+                let gpu = cuda(index, dtype, shape.weight_bytes(parts, wiring::dtype(dtype)))?;
+                let cores: Arc<dyn Cores> = Arc::new(OwnDevice);
+                Ok((gpu, cores))
+            };
             host::run(config, transport, loader(model, parts, open, joined)).await
         }
         #[cfg(not(feature = "cuda"))]
@@ -90,14 +102,14 @@ pub fn cuda(
 fn loader<B: Backend>(
     model: Model,
     parts: Parts,
-    open: impl FnOnce(&ModelConfig) -> Result<B, ModelError> + Send + 'static,
+    open: impl FnOnce(&ModelConfig) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
     joined: impl FnOnce() + Send + 'static,
 ) -> ModelLoader<B> {
     Box::new(move || {
         joined();
         let checkpoint = wiring::checkpoint_of(&model)?;
-        let backend = Arc::new(open(checkpoint.config())?);
-        let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
-        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads: model.heads })
+        let (backend, cores) = open(checkpoint.config())?;
+        let decoder = Arc::new(Decoder::load(Arc::new(backend), &checkpoint, parts)?);
+        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads: model.heads, cores })
     })
 }

@@ -7,6 +7,7 @@ pub mod client;
 pub mod cluster;
 pub mod cluster_file;
 pub mod commands;
+mod cores;
 pub mod credentials;
 pub mod data_dir;
 pub mod device;

@@ -164,7 +164,7 @@ mod tests {
             host: "query-1".into(),
             report: LinkReport {
                 transport: "quic".into(),
-                process: ProcessReading { resident_bytes: 4096, cpu_s: 1.25, threads: 3 },
+                process: ProcessReading { resident_bytes: 4096, cpu_s: 1.25, threads: 3, computing: 1 },
                 links: vec![link("supervisor", Some(0.002)), link("context-0", rtt_s)],
                 reconnects,
             },

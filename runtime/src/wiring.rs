@@ -159,10 +159,9 @@ pub async fn run_host(
     }
     let parts = if config.generates { Parts::All } else { Parts::Context };
     let cores = available_parallelism().map_or(1, |cores| cores.get());
-    let threads = cluster.threads_of(host, cores);
-    tracing::info!(host = %host.name, start, address = %transport.local_address(), device = %host.device, threads, "starting");
-    let setup = device::Setup { device: host.device, threads, parts };
-    let ended = device::run_host(config, transport, cluster.model.clone(), setup, joined).await;
+    tracing::info!(host = %host.name, start, address = %transport.local_address(), device = %host.device, cores, "starting");
+    let setup = device::Setup { cluster: cluster.clone(), host: host.clone(), cores, parts };
+    let ended = device::run_host(config, transport, setup, joined).await;
     ended.map_err(|error| host_refusal(&error))
 }
 

@@ -72,6 +72,9 @@ pub struct HostStatus {
     pub address: Option<String>,
     /// Seconds since its last heartbeat.
     pub heartbeat_age_s: Option<f64>,
+    /// Threads that it computes with now, where it computes on the CPU and has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u64>,
     /// KV bytes held.
     pub kv_bytes: u64,
     /// Why it is dead or not ready, in one line.

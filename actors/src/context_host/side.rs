@@ -45,7 +45,7 @@ impl<B: Backend> ContextSide<B> {
             desk,
             links: Arc::new(Links::new(transport)),
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
-            turns: Turns::default(),
+            turns: Turns::new(model.cores.clone()),
             running: HashMap::new(),
             post,
         }

@@ -11,6 +11,7 @@ use std::{
 };
 
 use super::stop::Stop;
+use crate::cores::{Cores, Work};
 
 /// How often somebody who waits looks whether it was told to stop.
 const STOP_CHECK: Duration = Duration::from_millis(20);
@@ -20,16 +21,21 @@ const STOP_CHECK: Duration = Duration::from_millis(20);
 const PATIENCE: f64 = 4.0;
 
 /// The turnstile of a host; clones are the same.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Turns(Arc<Shared>);
 
-#[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
     moved: Condvar,
+    cores: Arc<dyn Cores>,
 }
 
 impl Turns {
+    /// Whoever has a turn computes with these.
+    pub fn new(cores: Arc<dyn Cores>) -> Self {
+        Self(Arc::new(Shared { queue: Mutex::default(), moved: Condvar::new(), cores }))
+    }
+
     /// A seat for a work whose context has used so many seconds.
     pub fn seat(&self, used: f64, stop: Stop) -> Seat {
         let seat = self.lock().seat();
@@ -65,8 +71,7 @@ impl Seat {
     pub fn give_up(&mut self) {
         if self.since.is_some() {
             let took = self.turn();
-            self.turns.lock().leave(self.seat, took);
-            self.turns.0.moved.notify_all();
+            self.leave(self.turns.lock(), took);
         }
     }
 
@@ -91,14 +96,23 @@ impl Seat {
         shared.moved.notify_all();
         while queue.holder != Some(self.seat) {
             if self.stop.is_set() {
-                queue.leave(self.seat, 0.0);
-                shared.moved.notify_all();
+                self.leave(queue, 0.0);
                 return false;
             }
             queue = shared.moved.wait_timeout(queue, STOP_CHECK).expect("no holder panics").0;
         }
+        shared.cores.begin(Work::Encoding);
         self.since = Some(Instant::now());
         true
+    }
+
+    /// Neither has a turn nor waits for one.
+    fn leave(&self, mut queue: MutexGuard<'_, Queue>, took: f64) {
+        queue.leave(self.seat, took);
+        if queue.holder.is_none() {
+            self.turns.0.cores.end(Work::Encoding);
+        }
+        self.turns.0.moved.notify_all();
     }
 
     /// Seconds used, by earlier works of the context too.
@@ -175,6 +189,7 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
+    use crate::cores::OwnDevice;
 
     /// Works at the turnstile, by seat: what they have used, their longest turn, and how many more there are.
     #[derive(Default)]
@@ -298,7 +313,7 @@ mod tests {
 
     #[test]
     fn one_computes_at_a_time_and_all_come_to_an_end() {
-        let turns = Turns::default();
+        let turns = Turns::new(Arc::new(OwnDevice));
         let computing = Arc::new(Mutex::new(()));
         let workers: Vec<_> = (0..4)
             .map(|_| {
@@ -317,7 +332,7 @@ mod tests {
 
     #[test]
     fn who_is_told_to_stop_waits_no_longer() {
-        let turns = Turns::default();
+        let turns = Turns::new(Arc::new(OwnDevice));
         let (stop, mut busy) = (Stop::default(), turns.seat(0.0, Stop::default()));
         assert!(busy.take());
         stop.set();

@@ -10,9 +10,10 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use super::{HostConfig, LoadedModel, Post, process};
 use crate::{
     context_host::{self, ContextSide},
+    cores::Cores,
     error::HostError,
     link::{LinkBook, Outbox},
-    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkReport},
+    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkReport, ProcessReading},
     query_host::{self, QuerySide},
 };
 
@@ -50,6 +51,7 @@ pub async fn spawn<B: Backend>(
         started: Instant::now(),
         context: None,
         query: None,
+        cores: None,
         outbox: None,
         supervisor: LinkBook::default(),
     };
@@ -68,6 +70,8 @@ pub struct Shell<B: Backend> {
     started: Instant,
     context: Option<ContextSide<B>>,
     query: Option<QuerySide>,
+    /// Once the model is loaded.
+    cores: Option<Arc<dyn Cores>>,
     outbox: Option<Outbox<HostMessage>>,
     /// The link to the supervisor.
     supervisor: LinkBook,
@@ -131,6 +135,7 @@ impl<B: Backend> Actor for HostActor<B> {
 
 impl<B: Backend> Shell<B> {
     fn loaded(&mut self, model: LoadedModel<B>, myself: &ActorRef<Message<B>>) {
+        self.cores = Some(model.cores.clone());
         if self.config.encodes {
             let actor = myself.clone();
             let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Context(event))));
@@ -177,7 +182,9 @@ impl<B: Backend> Shell<B> {
 
     fn links(&self) -> LinkReport {
         let transport = self.transport.name().into();
-        let mut report = LinkReport { transport, process: process::reading(), ..LinkReport::default() };
+        let computing = self.cores.as_ref().map_or(0, |cores| cores.threads() as u64);
+        let process = ProcessReading { computing, ..process::reading() };
+        let mut report = LinkReport { transport, process, ..LinkReport::default() };
         self.supervisor.report(&mut report);
         self.query.iter().for_each(|side| side.report(&mut report));
         self.context.iter().for_each(|side| side.report(&mut report));

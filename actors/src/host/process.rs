@@ -25,6 +25,7 @@ fn parsed(status: &str, stat: &str) -> ProcessReading {
         resident_bytes: field("VmRSS").saturating_mul(1024),
         cpu_s: ticks as f64 / TICKS_PER_SECOND,
         threads: field("Threads"),
+        computing: 0,
     }
 }
 
@@ -36,7 +37,10 @@ mod tests {
     fn a_process_reads_itself() {
         let status = "Name:\ta) b\nVmRSS:\t    2048 kB\nThreads:\t7\n";
         let stat = "12 (a) b) S 1 12 12 0 -1 4194560 100 0 3 0 250 50 0 0 20 0 7 0 100 4096 512";
-        assert_eq!(parsed(status, stat), ProcessReading { resident_bytes: 2 << 20, cpu_s: 3.0, threads: 7 });
+        assert_eq!(
+            parsed(status, stat),
+            ProcessReading { resident_bytes: 2 << 20, cpu_s: 3.0, threads: 7, computing: 0 }
+        );
         assert_eq!(parsed("", ""), ProcessReading::default());
         let own = reading();
         assert!(own.resident_bytes > 0 && own.threads > 0, "{own:?}");

@@ -58,6 +58,8 @@ pub struct ProcessReading {
     pub cpu_s: f64,
     /// Threads.
     pub threads: u64,
+    /// Of these, how many compute; 0 where that is not known.
+    pub computing: u64,
 }
 
 /// One link.

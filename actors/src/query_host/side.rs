@@ -13,6 +13,7 @@ use super::{
     state::{Command, Event, GenerationEnd, QueryHostState},
 };
 use crate::{
+    cores::{Cores, Work},
     host::{LoadedModel, Post},
     link::Links,
     messages::{Generate, HostMessage, LinkReport},
@@ -27,6 +28,7 @@ pub struct QuerySide {
     engine: mpsc::UnboundedSender<Arrival>,
     /// Generations that run.
     running: HashMap<u64, Running>,
+    cores: Arc<dyn Cores>,
 }
 
 /// Of a generation that runs, what is told of it at its end.
@@ -51,11 +53,11 @@ impl QuerySide {
     /// Context hosts are reached through `transport`; what happens goes to `post`.
     pub fn start<B: Backend>(transport: Arc<dyn Transport>, model: Arc<LoadedModel<B>>, post: Post<Event>) -> Self {
         let (links, (engine, arrivals)) = (Arc::new(Links::new(transport)), mpsc::unbounded_channel());
-        let lines = Lines::new(links.clone(), engine.clone());
+        let (cores, lines) = (model.cores.clone(), Lines::new(links.clone(), engine.clone()));
         let contexts = Contexts::new(model.decoder.clone(), lines, arrivals, post.clone());
         let run = move || Engine::new(model, contexts, post).run();
         thread::Builder::new().name("generate".into()).spawn(run).expect("the system starts a thread");
-        Self { state: QueryHostState::default(), links, engine, running: HashMap::new() }
+        Self { state: QueryHostState::default(), links, engine, running: HashMap::new(), cores }
     }
 
     /// Adds what is known of its links.
@@ -69,6 +71,9 @@ impl QuerySide {
             Event::Token { job, .. } => self.running.get_mut(job).into_iter().for_each(|running| running.tokens += 1),
             Event::Ended { job, end } => {
                 self.running.remove(job).iter().for_each(|running| running.ended(now, *job, end).log());
+                if self.running.is_empty() {
+                    self.cores.end(Work::Generating);
+                }
             }
             _ => {}
         }
@@ -83,6 +88,7 @@ impl QuerySide {
     }
 
     fn begin(&mut self, now: Duration, generate: Generate) {
+        self.cores.begin(Work::Generating);
         self.running.insert(generate.job, Running { began: now, tokens: 0 });
         let (number, context) = (generate.job, generate.context);
         let (query_tokens, generated) = (generate.query_ids.len(), generate.generated.len());

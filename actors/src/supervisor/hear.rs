@@ -58,6 +58,7 @@ impl SupervisorState {
                 if !TRANSPORTS.contains(&report.transport.as_str()) {
                     return Stir::Nothing;
                 }
+                self.hosts.at_mut(host).threads = (report.process.computing > 0).then_some(report.process.computing);
                 let host = self.hosts.name(host).to_string();
                 commands.push(Command::Observe(Observation::Links { host, report }));
                 return Stir::Nothing;

@@ -31,6 +31,8 @@ pub struct HostRecord {
     pub last_heard: Duration,
     /// KV bytes held, says its heartbeat.
     pub kv_bytes: u64,
+    /// Threads it computes with, says its report.
+    pub threads: Option<u64>,
     /// Why it is dead or not ready.
     pub cause: Option<String>,
     /// Whether it said itself that it cannot work.
@@ -123,6 +125,7 @@ impl HostRecord {
             pid: self.hello.as_ref().map(|hello| hello.pid),
             address: self.hello.as_ref().map(|hello| hello.address.clone()),
             heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
+            threads: self.threads,
             kv_bytes: self.kv_bytes,
             cause: self.cause.clone(),
             absent: None,
@@ -180,6 +183,7 @@ impl Hosts {
             hello: None,
             last_heard: now,
             kv_bytes: 0,
+            threads: None,
             cause: None,
             unfit: false,
             kept: KeptHost::default(),
@@ -320,6 +324,7 @@ impl Hosts {
         record.health = HostHealth::Dead;
         record.kept.fenced = record.kept.incarnation;
         record.kv_bytes = 0;
+        record.threads = None;
         record.given = Given::default();
         record.cause = Some(cause);
         record.connection.take()

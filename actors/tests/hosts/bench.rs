@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use asterism_actors::{
-    HostConfig, HostError, LoadedModel, host,
+    HostConfig, HostError, LoadedModel,
+    cores::OwnDevice,
+    host,
     messages::{
         ContextIds, EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, TokenChoice,
         WireMessage,
@@ -37,7 +39,7 @@ pub fn load(parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
     let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
     let heads = golden().join("models").join(MODEL).join("retaining_heads.safetensors");
     let heads = [(HEADS.to_string(), heads)].into();
-    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads })
+    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads, cores: Arc::new(OwnDevice) })
 }
 
 /// What opens the context.

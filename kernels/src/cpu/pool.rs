@@ -9,10 +9,35 @@ use std::thread::Thread;
 
 use crate::KernelError;
 
-/// The caller and `threads - 1` workers.
+/// The caller and as many workers as there may ever be, of whom the limit lets some work.
 pub(super) struct Pool {
     workers: Option<rayon::ThreadPool>,
-    threads: usize,
+    limit: ThreadLimit,
+}
+
+/// How many threads compute now; clones are the same. It holds from the next call of a kernel on, and changes no result.
+#[derive(Clone, Debug)]
+pub struct ThreadLimit {
+    most: usize,
+    now: Arc<AtomicUsize>,
+}
+
+impl ThreadLimit {
+    /// All of `most`, at least 1, until it is set.
+    pub fn new(most: usize) -> Self {
+        let most = most.max(1);
+        Self { most, now: Arc::new(AtomicUsize::new(most)) }
+    }
+
+    /// From now on so many, at least 1, and not more than there are.
+    pub fn set(&self, threads: usize) {
+        self.now.store(threads.clamp(1, self.most), Ordering::Relaxed);
+    }
+
+    /// How many, the calling one included.
+    pub fn now(&self) -> usize {
+        self.now.load(Ordering::Relaxed)
+    }
 }
 
 /// Work to share out.
@@ -36,11 +61,15 @@ impl Pool {
         };
         let workers = (threads > 1).then(start).transpose();
         let workers = workers.map_err(|cause| KernelError::Threads { threads, cause: cause.to_string() })?;
-        Ok(Self { workers, threads })
+        Ok(Self { workers, limit: ThreadLimit::new(threads) })
     }
 
     pub(super) fn threads(&self) -> usize {
-        self.threads
+        self.limit.now()
+    }
+
+    pub(super) fn limit(&self) -> &ThreadLimit {
+        &self.limit
     }
 
     /// Runs `work(0..tasks)`, each once, on any thread.
@@ -55,7 +84,7 @@ impl Pool {
         scratch: impl Fn() -> S + Sync,
         work: impl Fn(&mut S, usize) + Sync,
     ) {
-        let threads = self.threads.min(tasks.count).min(1 + tasks.cost / WAKE);
+        let threads = self.threads().min(tasks.count).min(1 + tasks.cost / WAKE);
         let Some(workers) = self.workers.as_ref().filter(|_| threads > 1) else {
             let mut scratch = scratch();
             return (0..tasks.count).for_each(|task| work(&mut scratch, task));
@@ -187,6 +216,27 @@ mod tests {
                 });
                 assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, {count} tasks");
             }
+        }
+    }
+
+    #[test]
+    fn a_limit_holds_from_the_next_call_on() {
+        let pool = Pool::new(Some(4)).unwrap();
+        let limit = pool.limit().clone();
+        let caller = std::thread::current().id();
+        let helped = || {
+            let helpers = AtomicUsize::new(0);
+            pool.each(Tasks { count: 1000, cost: usize::MAX / 2 }, |_| {
+                helpers.fetch_add(usize::from(std::thread::current().id() != caller), Ordering::Relaxed);
+                std::thread::yield_now();
+            });
+            helpers.into_inner() > 0
+        };
+        limit.set(1);
+        assert!(pool.threads() == 1 && !helped());
+        for (wanted, got) in [(9, 4), (0, 1), (3, 3)] {
+            limit.set(wanted);
+            assert_eq!(pool.threads(), got);
         }
     }
 

@@ -13,8 +13,11 @@ pub struct Calibration {
     pub attention_s_per_pair: f64,
     /// Seconds that one layer of one shard takes beyond both.
     pub layer_s: f64,
-    /// Context hosts of one machine that compute at once without slowing each other down, at least 1.
+    /// Context hosts of one machine that encode at once without slowing each other down, at least 1. Who encodes alone has the
+    /// cores of all.
     pub full_speed_hosts: f64,
+    /// The same of hosts that answer in phase 2, each with its own share of the cores.
+    pub full_speed_answers: f64,
     /// Seconds from the end of phase 1 to the query step.
     pub start_s: f64,
     /// The query host's part of a step of phase 2, through all layers and the head.
@@ -71,7 +74,9 @@ impl Forecast {
     /// The seconds that `cost` takes at the speeds of `calibration`. Hosts of one machine slow each other down while they
     /// compute; hosts that pass each other keys are taken to wait for nothing but the slowest.
     pub fn of(cost: &Cost, on: &Conditions, calibration: &Calibration) -> Self {
-        let mut hosts = calibration.at_once(on.machines, &cost.hosts, |host| calibration.encode_work(host, on.shape));
+        let mut hosts = at_once(on.machines, &cost.hosts, calibration.full_speed_hosts, |host| {
+            calibration.encode_work(host, on.shape)
+        });
         for (seconds, host) in hosts.iter_mut().zip(&cost.hosts).filter(|(_, host)| host.shards > 0) {
             *seconds += calibration.wire_s(host, on.shape);
         }
@@ -102,28 +107,30 @@ impl Calibration {
 
     /// Seconds of a step of phase 2.
     fn step_s(&self, cost: &Cost, on: &Conditions, rows: usize) -> f64 {
-        let answers = self.at_once(on.machines, &cost.hosts, |host| host.kept_tokens as f64 * self.key.of(rows));
+        let answer = |host: &HostCost| host.kept_tokens as f64 * self.key.of(rows);
+        let answers = at_once(on.machines, &cost.hosts, self.full_speed_answers, answer);
         let bytes: u64 = cost.hosts.iter().map(|host| host.step_bytes_per_token).sum();
         self.step.of(rows)
             + answers.into_iter().fold(0.0, f64::max)
             + on.shape.layers as f64 * self.round_trip_s
             + bytes as f64 * rows as f64 / self.wire_bytes_per_s
     }
+}
 
-    /// When each host is done that starts with the others on its machine and has `work` seconds of its own.
-    fn at_once(&self, machines: &[usize], hosts: &[HostCost], work: impl Fn(&HostCost) -> f64) -> Vec<f64> {
-        let mut order: Vec<(f64, usize)> = hosts.iter().map(work).zip(0..).filter(|(work, _)| *work > 0.0).collect();
-        order.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut done = vec![0.0; hosts.len()];
-        for (at, &(work, host)) in order.iter().enumerate() {
-            let machine = machines[host];
-            let earlier = order[..at].iter().rev().find(|(_, other)| machines[*other] == machine);
-            let (worked, since) = earlier.map_or((0.0, 0.0), |&(worked, other)| (worked, done[other]));
-            let busy = order[at..].iter().filter(|(_, other)| machines[*other] == machine).count();
-            done[host] = since + (work - worked) * (busy as f64 / self.full_speed_hosts).max(1.0);
-        }
-        done
+/// When each host is done that starts with the others on its machine and has `work` seconds of its own; `full_speed` of them at
+/// once do not slow each other down.
+fn at_once(machines: &[usize], hosts: &[HostCost], full_speed: f64, work: impl Fn(&HostCost) -> f64) -> Vec<f64> {
+    let mut order: Vec<(f64, usize)> = hosts.iter().map(work).zip(0..).filter(|(work, _)| *work > 0.0).collect();
+    order.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut done = vec![0.0; hosts.len()];
+    for (at, &(work, host)) in order.iter().enumerate() {
+        let machine = machines[host];
+        let earlier = order[..at].iter().rev().find(|(_, other)| machines[*other] == machine);
+        let (worked, since) = earlier.map_or((0.0, 0.0), |&(worked, other)| (worked, done[other]));
+        let busy = order[at..].iter().filter(|(_, other)| machines[*other] == machine).count();
+        done[host] = since + (work - worked) * (busy as f64 / full_speed).max(1.0);
     }
+    done
 }
 
 #[cfg(test)]
@@ -136,6 +143,7 @@ mod tests {
         attention_s_per_pair: 0.0,
         layer_s: 0.0,
         full_speed_hosts: 4.0,
+        full_speed_answers: 4.0,
         start_s: 0.0,
         step: StepSeconds { one_row: 0.0, further_row: 0.0 },
         key: StepSeconds { one_row: 0.0, further_row: 0.0 },

@@ -19,6 +19,7 @@ const SPEEDS: Calibration = Calibration {
     attention_s_per_pair: 1e-9,
     layer_s: 1e-5,
     full_speed_hosts: 2.0,
+    full_speed_answers: 2.0,
     start_s: 1e-3,
     step: NO_STEP,
     key: NO_STEP,

@@ -32,13 +32,13 @@ pub fn measure(globals: &Globals, setup: &Setup, checkpoint: &Checkpoint) -> Res
     let progress = |next| globals.note(next);
     progress("1/4 loading the model once a context host");
     let load = |_| -> Result<Decoder<Cpu>, ModelError> {
-        let backend = wiring::cpu(setup.dtype, setup.threads, KernelChoice::Auto)?;
+        let backend = wiring::cpu(setup.dtype, setup.threads_alone, KernelChoice::Auto)?;
         Decoder::load(Arc::new(backend), checkpoint, Parts::Context)
     };
     let contexts: Vec<_> = (0..setup.context_hosts).map(load).collect::<Result<_, _>>().map_err(unusable)?;
     progress("2/4 phase 1, one host alone and all of this machine at once");
-    let Phase1Speeds { linear_s_per_flop, attention_s_per_pair, layer_s, full_speed_hosts } =
-        phase1(&contexts).map_err(unusable)?;
+    let Phase1Speeds { linear_s_per_flop, attention_s_per_pair, layer_s, full_speed_hosts, full_speed_answers } =
+        phase1(&contexts, [setup.threads_alone, setup.threads]).map_err(unusable)?;
     drop(contexts);
     progress("3/4 transport");
     let config = checkpoint.config();
@@ -50,7 +50,7 @@ pub fn measure(globals: &Globals, setup: &Setup, checkpoint: &Checkpoint) -> Res
     let known = Known {
         trips_s: config.layers as f64 * round_trip_s,
         row_s: row_bytes as f64 / wire_bytes_per_s,
-        crowd: (setup.context_hosts as f64 / full_speed_hosts).max(1.0),
+        crowd: (setup.context_hosts as f64 / full_speed_answers).max(1.0),
     };
     let Steps { start_s, step, key } = steps::measure(globals, setup, (config.vocab, config.max_position), known)?;
     Ok(Calibration {
@@ -58,6 +58,7 @@ pub fn measure(globals: &Globals, setup: &Setup, checkpoint: &Checkpoint) -> Res
         attention_s_per_pair,
         layer_s,
         full_speed_hosts,
+        full_speed_answers,
         start_s,
         step,
         key,
@@ -75,9 +76,12 @@ struct Phase1Speeds {
     attention_s_per_pair: f64,
     layer_s: f64,
     full_speed_hosts: f64,
+    full_speed_answers: f64,
 }
 
-fn phase1(contexts: &[Decoder<Cpu>]) -> Result<Phase1Speeds, ModelError> {
+/// With threads of a host that computes alone, and of each when all do.
+fn phase1(contexts: &[Decoder<Cpu>], [most, share]: [usize; 2]) -> Result<Phase1Speeds, ModelError> {
+    let limit = |threads| contexts.iter().for_each(|host| host.backend().thread_limit().set(threads));
     let alone = &contexts[0];
     let shape = alone.config().shape(alone.backend().dtype());
     let tokens = long_enough(alone, |tokens| seconds(|| Shard::of(alone, tokens)?.encode(alone)))?;
@@ -87,12 +91,15 @@ fn phase1(contexts: &[Decoder<Cpu>]) -> Result<Phase1Speeds, ModelError> {
     })?;
     let (short, long) = (Shard::of(alone, FEW_TOKENS)?, Shard::of(alone, tokens)?);
     let layer = Layer::of(alone, rows)?;
-    let (mut shorts, mut attentions, mut ones, mut all) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let [mut shorts, mut attentions, mut ones, mut shares, mut all] = [const { Vec::new() }; 5];
     for _ in 0..ROUNDS {
         shorts.push(seconds(|| short.encode(alone))?);
         attentions.push(seconds(|| layer.attend(alone))?);
         ones.push(1.0 / rate(&contexts[..1], &long)?);
+        limit(share);
+        shares.push(1.0 / rate(&contexts[..1], &long)?);
         all.push(1.0 / rate(contexts, &long)?);
+        limit(most);
     }
     let (one, all) = (best(ones), best(all));
     let attention_s_per_pair = best(attentions) / (shape.query_heads * rows * (rows + 1) / 2) as f64;
@@ -106,8 +113,9 @@ fn phase1(contexts: &[Decoder<Cpu>]) -> Result<Phase1Speeds, ModelError> {
     let slope = (many.1 - few.1) / (many.0 - few.0);
     let linear_s_per_flop = if slope > 0.0 { slope } else { many.1.max(f64::MIN_POSITIVE) / many.0 };
     let layer_s = ((few.1 - few.0 * linear_s_per_flop) / shape.layers as f64).max(0.0);
-    let full_speed_hosts = (one / all).clamp(1.0, contexts.len() as f64);
-    Ok(Phase1Speeds { linear_s_per_flop, attention_s_per_pair, layer_s, full_speed_hosts })
+    let [full_speed_hosts, full_speed_answers] =
+        [one, best(shares)].map(|alone| (alone / all).clamp(1.0, contexts.len() as f64));
+    Ok(Phase1Speeds { linear_s_per_flop, attention_s_per_pair, layer_s, full_speed_hosts, full_speed_answers })
 }
 
 /// Shards that these hosts encode in a second when all do at once.

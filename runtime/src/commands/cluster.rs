@@ -174,7 +174,7 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
 }
 
 fn status_table(hosts: &[HostStatus]) -> Table {
-    let mut table = Table::new(["HOST", "ROLE", "STATE", "PID", "ADDRESS", "KV", "HEARD", "CAUSE"]);
+    let mut table = Table::new(["HOST", "ROLE", "STATE", "PID", "ADDRESS", "THREADS", "KV", "HEARD", "CAUSE"]);
     for host in hosts {
         table.row([
             host.name.clone(),
@@ -182,6 +182,7 @@ fn status_table(hosts: &[HostStatus]) -> Table {
             lower(&host.health),
             host.pid.map_or("-".into(), |pid| pid.to_string()),
             host.address.clone().unwrap_or("-".into()),
+            host.threads.map_or("-".into(), |threads| threads.to_string()),
             bytes(host.kv_bytes),
             host.heartbeat_age_s.map_or("-".into(), |age| format!("{age:.1} s ago")),
             host.explained().unwrap_or_default(),

@@ -1,6 +1,6 @@
 //! `init`, `validate`, `config default` and `version`: about files and this program, never about a running cluster.
 
-use std::{net::SocketAddr, path::Path};
+use std::{net::SocketAddr, path::Path, thread::available_parallelism};
 
 use asterism_plan::MethodConfig;
 use clap::{Args, Subcommand};
@@ -8,10 +8,11 @@ use serde::Serialize;
 
 use crate::{
     check,
-    cluster::Cluster,
+    cluster::{Cluster, Host},
     cluster_file::{ClusterFile, DType, Device, Role},
     error::{CliError, Exit},
     globals::{Format, Globals},
+    node::local_hosts,
     output::{self, Table},
     sample::SAMPLE,
     version::Version,
@@ -46,7 +47,7 @@ const OPTIONAL: &str = "\
 # node = \"north\"                      # the only node
 # device = \"cuda:0\"                   # a GPU; device of [model]
 # port = 7410                         # chosen by the operating system
-# threads = 8                         # a share of the node's cores
+# threads = 8                         # the node's cores, shared by its hosts that compute
 # memory_limit = \"16GiB\"              # for weights and KV; unlimited
 # labels = { rack = \"a\" }             # what jobs may ask for with --host-label; none
 ";
@@ -136,7 +137,11 @@ fn host_table(rows: &[HostRow]) -> Table {
             Role::Query => "query",
             Role::Spare => "spare",
         };
-        let threads = threads.map_or("auto".to_owned(), |threads| threads.to_string());
+        let threads = match threads {
+            None => "auto".to_owned(),
+            Some(Threads { least, most }) if least == most => least.to_string(),
+            Some(Threads { least, most }) => format!("{least} to {most}"),
+        };
         table.row([name.clone(), role.into(), node.clone(), device.to_string(), address.clone(), threads]);
     }
     table
@@ -149,11 +154,28 @@ struct HostRow {
     node: String,
     device: Device,
     address: String,
-    threads: Option<usize>,
+    /// None: a share of a machine that is not this one.
+    threads: Option<Threads>,
+}
+
+/// Threads that a host computes with.
+#[derive(Clone, Copy, Serialize)]
+struct Threads {
+    /// When all hosts of its machine compute.
+    least: usize,
+    /// When no other does.
+    most: usize,
 }
 
 fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
-    let row = |host: &crate::cluster::Host| HostRow {
+    let cores = available_parallelism().map_or(1, |cores| cores.get());
+    let here: Vec<&str> = local_hosts(cluster).into_iter().map(|host| host.name.as_str()).collect();
+    let threads = |host: &Host| match host.threads {
+        Some(given) => Some(Threads { least: given, most: given }),
+        None if host.device != Device::Cpu || !here.contains(&host.name.as_str()) => None,
+        None => Some(Threads { least: cluster.threads_of(host, cores), most: cores }),
+    };
+    let row = |host: &Host| HostRow {
         name: host.name.clone(),
         role: host.role,
         node: host.node.clone(),
@@ -162,7 +184,7 @@ fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
             0 => format!("{} (any port)", host.address.ip()),
             _ => host.address.to_string(),
         },
-        threads: host.threads,
+        threads: threads(host),
     };
     cluster.hosts.iter().map(row).collect()
 }

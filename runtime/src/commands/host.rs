@@ -159,6 +159,7 @@ fn show(globals: &Globals, host: &HostStatus) -> Result<(), CliError> {
         ("state", lower(&host.health)),
         ("work", lower(&host.scheduling)),
         ("shards", host.shards.to_string()),
+        ("threads", host.threads.map_or("-".into(), |threads| threads.to_string())),
         ("kv", bytes(host.kv_bytes)),
         ("restarts", host.restarts.to_string()),
         ("process", host.pid.map_or("-".into(), |pid| pid.to_string())),

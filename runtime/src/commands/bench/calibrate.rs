@@ -44,12 +44,21 @@ fn table(Calibrated { machine, setup, speeds, .. }: &Calibrated, head_dim: usize
         ("model", format!("{} in {:?}", setup.model, setup.dtype)),
         (
             "hosts",
-            format!("{} of {} threads, query host of {}", setup.context_hosts, setup.threads, setup.query_threads),
+            format!(
+                "{} of {} threads ({} alone), query host of {}",
+                setup.context_hosts, setup.threads, setup.threads_alone, setup.query_threads
+            ),
         ),
         ("linear", gflops(speeds.linear_s_per_flop)),
         ("attention", gflops(speeds.attention_s_per_pair / (4 * head_dim) as f64)),
         ("layer", format!("{} more for each layer of a shard", duration(speeds.layer_s))),
-        ("at once", format!("{:.2} hosts at full speed", speeds.full_speed_hosts)),
+        (
+            "at once",
+            format!(
+                "{:.2} hosts encode at full speed, {:.2} answer",
+                speeds.full_speed_hosts, speeds.full_speed_answers
+            ),
+        ),
         ("start", format!("{} from phase 1 to phase 2", duration(speeds.start_s))),
         (
             "step",

@@ -1,0 +1,56 @@
+//! The cores of a machine, which go to those of its hosts that compute. Knows no file and no kernel: whoever runs a host tells
+//! the others, and its backend.
+
+use std::fmt::Debug;
+
+/// What a host computes for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Phase 1: much at a time.
+    Encoding,
+    /// Phase 2: a little at a time.
+    Generating,
+}
+
+/// What a host computes with. Called between layers, by any thread: it must be quick.
+pub trait Cores: Debug + Send + Sync {
+    /// This host computes from now on, with what the others leave it. Said again while it goes on, as others begin and end.
+    fn begin(&self, work: Work);
+
+    /// It no longer does.
+    fn end(&self, work: Work);
+
+    /// Threads that it computes with now; 0 where that is not known.
+    fn threads(&self) -> usize;
+}
+
+/// A host that shares its device with nobody.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OwnDevice;
+
+impl Cores for OwnDevice {
+    fn begin(&self, _: Work) {}
+
+    fn end(&self, _: Work) {}
+
+    fn threads(&self) -> usize {
+        0
+    }
+}
+
+/// Threads of a host on a machine of `cores` where `others` compute too: an even part, and never less than its own `share`.
+pub fn threads(cores: usize, share: usize, others: usize) -> usize {
+    share.max(cores / (1 + others))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_cores_go_to_who_computes() {
+        // Four hosts on two cores, then on 64.
+        assert_eq!([0, 1, 2, 3].map(|others| threads(2, 1, others)), [2, 1, 1, 1]);
+        assert_eq!([0, 1, 2, 3, 4].map(|others| threads(64, 16, others)), [64, 32, 21, 16, 16]);
+    }
+}
