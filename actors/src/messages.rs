@@ -41,8 +41,8 @@ pub struct Hello {
     pub cluster: u64,
     /// Contexts it holds shards of or encodes.
     pub contexts: Vec<u64>,
-    /// Jobs it generates for or has an answer of.
-    pub jobs: Vec<u64>,
+    /// Jobs it generates for or has an answer of, with what opens their contexts: who was told to generate has it.
+    pub jobs: Vec<(u64, Ticket)>,
 }
 
 /// What a process on a supervisor link is.

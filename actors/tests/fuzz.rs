@@ -87,7 +87,7 @@ fn host_messages() {
             address: "127.0.0.1:7402".into(),
             cluster: 5,
             contexts: vec![3, 4],
-            jobs: vec![5],
+            jobs: vec![(5, Secret::new([1; 32]).ticket(5))],
         }),
         HostMessage::Encoded(Encoded {
             context: 1,

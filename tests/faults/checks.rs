@@ -190,7 +190,7 @@ impl World {
             let leaked: Vec<&u64> = held.iter().filter(|held| !contexts.contains(held)).collect();
             let known: Vec<u64> = host.context.contexts().into_iter().filter(|held| !contexts.contains(held)).collect();
             let generations: Vec<&u64> = host.generations.keys().collect();
-            let jobs = host.query.jobs();
+            let jobs = host.query.jobs().into_iter().map(|(job, _)| job).collect::<Vec<_>>();
             let idle = leaked.is_empty() && known.is_empty() && generations.is_empty() && jobs.is_empty();
             if !idle || !host.encoder.is_idle() {
                 return Err(format!(

@@ -15,10 +15,14 @@ use crate::{
     link::{LinkBook, Outbox},
     messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkReport, ProcessReading},
     query_host::{self, QuerySide},
+    ticket::Ticket,
 };
 
 /// The supervisor's name among peers.
 const SUPERVISOR: &str = "supervisor";
+
+/// Contexts that a host has shards of, and jobs that it generates for with what opens their contexts.
+pub type Possessions = (Vec<u64>, Vec<(u64, Ticket)>);
 
 /// What reaches the actor.
 pub enum Message<B: Backend> {
@@ -37,7 +41,7 @@ pub enum Message<B: Backend> {
     /// Time for a heartbeat.
     Beat(oneshot::Sender<()>),
     /// Somebody wants to know which contexts and which jobs are here.
-    Introduce(oneshot::Sender<(Vec<u64>, Vec<u64>)>),
+    Introduce(oneshot::Sender<Possessions>),
 }
 
 /// Starts the actor; the handle completes when it ends.

@@ -4,7 +4,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::messages::{Generate, HostCommand, HostMessage, Phase2Times, ShardHolder};
+use crate::{
+    messages::{Generate, HostCommand, HostMessage, Phase2Times, ShardHolder},
+    ticket::Ticket,
+};
 
 /// What happens to a query host.
 #[derive(Debug)]
@@ -91,6 +94,8 @@ pub struct QueryHostState {
 /// A generation that runs or has ended.
 #[derive(Default)]
 struct Job {
+    /// What opens its context.
+    ticket: Ticket,
     /// Tokens of the answer that the supervisor had with the order.
     known: usize,
     tokens: Vec<(u32, String)>,
@@ -129,16 +134,16 @@ impl QueryHostState {
         commands
     }
 
-    /// Jobs it generates for or has an answer of.
-    pub fn jobs(&self) -> Vec<u64> {
-        let wanted = |(job, record): (&u64, &Job)| (!matches!(record.phase, Phase::Stopping(None))).then_some(*job);
-        self.jobs.iter().filter_map(wanted).collect()
+    /// Jobs it generates for or has an answer of, and what opens their contexts.
+    pub fn jobs(&self) -> Vec<(u64, Ticket)> {
+        let wanted = |record: &Job| !matches!(record.phase, Phase::Stopping(None));
+        self.jobs.iter().filter(|(_, record)| wanted(record)).map(|(job, record)| (*job, record.ticket)).collect()
     }
 
     fn order(&mut self, generate: Generate, commands: &mut Vec<Command>) {
-        let (job, known) = (generate.job, generate.generated.len());
+        let (job, ticket, known) = (generate.job, generate.ticket, generate.generated.len());
         let Some(record) = self.jobs.get_mut(&job) else {
-            self.jobs.insert(job, Job { known, ..Job::default() });
+            self.jobs.insert(job, Job { ticket, known, ..Job::default() });
             return commands.push(Command::Generate(generate));
         };
         if let Phase::Stopping(next) = &mut record.phase {
@@ -207,6 +212,10 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn jobs(state: &QueryHostState) -> Vec<u64> {
+        state.jobs().into_iter().map(|(job, _)| job).collect()
+    }
     use crate::messages::TokenChoice;
 
     fn generate(job: u64, generated: &[u32]) -> Generate {
@@ -278,9 +287,9 @@ mod tests {
         token(&mut state, 1, 6);
         assert_eq!(ended(&mut state, 1, answered()), [Command::Tell(said_all.clone())]);
         assert_eq!(order(&mut state, 1, &[]), [said(1, 0, 5), said(1, 1, 6), Command::Tell(said_all)]);
-        assert_eq!(state.jobs(), [1, 2]);
+        assert_eq!(jobs(&state), [1, 2]);
         assert_eq!(stop(&mut state, 1), []);
-        assert_eq!(state.jobs(), [2]);
+        assert_eq!(jobs(&state), [2]);
     }
 
     #[test]

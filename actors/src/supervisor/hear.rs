@@ -15,6 +15,7 @@ use crate::{
         record,
         state::{Command, Stir, SupervisorState},
     },
+    ticket::Ticket,
 };
 
 /// Seconds that no shard takes to be encoded: a day.
@@ -185,15 +186,18 @@ impl SupervisorState {
         &mut self,
         now: Duration,
         host: usize,
-        (contexts, jobs): (Vec<u64>, Vec<u64>),
+        (contexts, jobs): (Vec<u64>, Vec<(u64, Ticket)>),
         commands: &mut Vec<Command>,
     ) {
         let stale =
             contexts.into_iter().filter(|number| self.contexts.get(*number).is_none_or(|c| c.shards_on(host) == 0));
         let stale: Vec<u64> = stale.collect();
         stale.into_iter().for_each(|context| self.release(host, context, commands));
-        for number in jobs {
-            let able = self.hosts.at(host).rank(Role::Query, self.config.recovery).is_some();
+        for (number, ticket) in jobs {
+            // An earlier supervisor told no other host to generate.
+            let able = self.hosts.at(host).rank(Role::Query, self.config.recovery).is_some()
+                && ticket == self.ticket_of(number)
+                && self.jobs.get(number).is_some_and(|job| self.contexts.get(job.context).is_some());
             let free = |job: &Edit| job.query_host.map_or(able, |other| other == host);
             if let Some(mut job) = self.jobs.open_mut(number).filter(free) {
                 job.query_host = Some(host);
@@ -202,6 +206,12 @@ impl SupervisorState {
             }
             self.send(host, HostCommand::Stop { job: number }, commands);
         }
+    }
+
+    /// What opens the context that a job asks.
+    pub(super) fn ticket_of(&self, job: u64) -> Ticket {
+        let context = self.jobs.get(job).and_then(|job| self.contexts.get(job.context));
+        context.map(|context| context.ticket).unwrap_or_default()
     }
 
     fn on_progress(&mut self, host: usize, number: u64, block: u32, layers: (u32, u32), commands: &mut Vec<Command>) {

@@ -30,7 +30,7 @@ use crate::{
     messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
     news::News,
     store::{Change, Entry},
-    ticket::Secret,
+    ticket::{Secret, Ticket},
 };
 
 const CONTEXT: u32 = 100;
@@ -123,7 +123,8 @@ impl Cluster {
             Role::Query => HostRole::Query,
             Role::Spare => HostRole::Spare,
         };
-        let (contexts, jobs) = (contexts.to_vec(), jobs.to_vec());
+        let ticket = |&job: &u64| (job, self.state.ticket_of(job));
+        let (contexts, jobs) = (contexts.to_vec(), jobs.iter().map(ticket).collect());
         let (name, address) = (spec.name, format!("127.0.0.1:{at}"));
         let incarnation = if cluster == 0 { 0 } else { start };
         let hello = Hello { name, role, incarnation, start, pid: 1, address, cluster, contexts, jobs };
@@ -433,7 +434,7 @@ fn a_broken_link_alone_costs_nothing() {
         incarnation: 1,
         cluster: CLUSTER,
         contexts: vec![job, 55],
-        jobs: vec![66],
+        jobs: vec![(66, Ticket::default())],
         address: "127.0.0.1:9".into(),
         ..Hello::default()
     };

@@ -114,6 +114,27 @@ fn measures_that_cannot_be_are_believed_of_no_host() {
 }
 
 #[test]
+fn only_who_was_told_to_generate_claims_a_job_after_a_restart() {
+    let (mut cluster, job) = super::decoding();
+    let good = cluster.state.ticket_of(job);
+    for (ticket, taken) in [(Default::default(), false), (origin(CLUSTER).secret.ticket(job + 1), false), (good, true)]
+    {
+        cluster.restart();
+        let hello = Hello {
+            name: "q0".into(),
+            role: HostRole::Query,
+            incarnation: 1,
+            cluster: CLUSTER,
+            jobs: vec![(job, ticket)],
+            ..Hello::default()
+        };
+        cluster.say(3, HostMessage::Hello(hello));
+        let stopped = cluster.take_sent().contains(&(3, HostCommand::Stop { job }));
+        assert_eq!((cluster.state.jobs.count_on(2), stopped), (usize::from(taken), !taken));
+    }
+}
+
+#[test]
 fn a_failure_that_a_host_makes_up_has_no_label_of_its_own() {
     let (mut cluster, job) = super::decoding();
     cluster.say(3, HostMessage::Failed { job, code: "x".repeat(60_000), message: "no".into() });
