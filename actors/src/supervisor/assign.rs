@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
-    api::{HostHealth, JobEvent, JobPhase, Role},
+    api::{JobEvent, JobPhase, Role},
     error::JobError,
     messages::{Generate, HostCommand},
     metric::Observation,
@@ -36,7 +36,6 @@ impl SupervisorState {
         for number in missing {
             self.rehouse(now, number, commands);
         }
-        self.dispatch(now, commands);
         for number in changed {
             match self.contexts.get(number).map(Context::is_ready) {
                 Some(true) => self.on_ready(now, number, commands),
@@ -44,7 +43,12 @@ impl SupervisorState {
                 None => {}
             }
         }
+        // What is generated now leaves its place to the next.
         self.generate(now, commands);
+        if all {
+            self.look_again(now, commands);
+        }
+        self.dispatch(now, commands);
     }
 
     /// A host came, or came back: tells it again all that it is to do.
@@ -149,7 +153,7 @@ impl SupervisorState {
     }
 
     /// Deals shards to hosts and orders them.
-    fn settle(&mut self, number: u64, blocks: &[usize], hosts: &[usize], commands: &mut Vec<Command>) {
+    pub(super) fn settle(&mut self, number: u64, blocks: &[usize], hosts: &[usize], commands: &mut Vec<Command>) {
         let addresses = self.addresses();
         let mut context = self.contexts.get_mut(number).expect("it was there");
         context.settle(blocks, hosts);
@@ -160,50 +164,9 @@ impl SupervisorState {
     }
 
     /// Since when a context has had no hosts.
-    fn homeless_since(&mut self, now: Duration, number: u64) -> Duration {
+    pub(super) fn homeless_since(&mut self, now: Duration, number: u64) -> Duration {
         let mut context = self.contexts.get_mut(number).expect("it was there");
         *context.homeless_since.get_or_insert(now)
-    }
-
-    /// Contexts whose turn has come and that no query host has yet: they are encoded, or wait for one. Those of jobs that are
-    /// generated are as few as query hosts take.
-    pub(super) fn running_contexts(&self) -> usize {
-        self.contexts.begun().saturating_sub(self.jobs.generating_own())
-    }
-
-    /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came.
-    fn dispatch(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        while self.running_contexts() < self.config.max_running && !self.is_booting(now) {
-            let Some(number) = self.contexts.next(self.token_seconds) else { return };
-            let context = &self.contexts[number];
-            let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
-            match self.find_hosts(context, &blocks) {
-                Ok(hosts) => {
-                    self.contexts.get_mut(number).expect("it was there").clock.0 = Some(now);
-                    self.settle(number, &blocks, &hosts, commands);
-                    self.enter_phase(now, number, JobPhase::Encoding, commands);
-                }
-                Err(refusal) => {
-                    let waits = matches!(refusal, PlacementRefusal::NotEnoughMemory { .. });
-                    let since = self.homeless_since(now, number);
-                    if waits || now.saturating_sub(since) <= self.config.patience {
-                        return;
-                    }
-                    let message = format!("{refusal}. `asterism status` shows the hosts");
-                    self.fail_context(now, number, ("placement_impossible", message), commands);
-                }
-            }
-        }
-    }
-
-    /// Whether hosts that have never been there may still come, so that a context is not dealt to a part of them.
-    pub(super) fn is_booting(&self, now: Duration) -> bool {
-        let coming = self.hosts.iter().any(|host| match host.health {
-            HostHealth::Starting => true,
-            HostHealth::Loading => host.kept.restarts == 0,
-            _ => false,
-        });
-        coming && now.saturating_sub(self.began) < self.config.patience
     }
 
     /// Every shard is encoded and held: what waited for that goes on, and who asks others hears who holds them.
@@ -338,7 +301,7 @@ impl SupervisorState {
     }
 
     /// The jobs that a context is encoded for move on.
-    fn enter_phase(&mut self, now: Duration, context: u64, phase: JobPhase, commands: &mut Vec<Command>) {
+    pub(super) fn enter_phase(&mut self, now: Duration, context: u64, phase: JobPhase, commands: &mut Vec<Command>) {
         let Owner::Job(number) = self.contexts[context].owner else { return };
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         commands.extend(job.started(now).map(Command::Tell));

@@ -128,6 +128,8 @@ pub struct Context {
     pub retry: (u32, Duration),
     /// Since when shards are without a host, if they are.
     pub homeless_since: Option<Duration>,
+    /// Whether others go before it until a host with its labels is there.
+    pub aside: bool,
     /// When it was taken in.
     pub taken: Duration,
     /// When its turn came, and when every shard was encoded for the first time.
@@ -159,6 +161,7 @@ impl Context {
             avoid: BTreeSet::new(),
             retry: (0, Duration::ZERO),
             homeless_since: None,
+            aside: false,
             clock: (None, None),
             again: None,
             moving: None,

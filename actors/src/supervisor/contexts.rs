@@ -46,9 +46,13 @@ pub struct SessionContexts {
     pub recovering: usize,
 }
 
+type Labels = BTreeMap<String, String>;
+
 #[derive(Debug, Default, PartialEq)]
 struct Index {
     waiting: Waiting,
+    /// Contexts that wait for a host with these labels.
+    aside: BTreeMap<Labels, BTreeSet<u64>>,
     incomplete: BTreeSet<u64>,
     on_host: BTreeMap<usize, BTreeSet<u64>>,
     loads: BTreeMap<usize, Load>,
@@ -68,6 +72,8 @@ struct Waiting(BTreeMap<u64, BTreeSet<(Duration, u64)>>);
 struct Keys {
     /// Work and arrival while it waits.
     turn: Option<(u64, Duration)>,
+    /// Labels that it waits for.
+    aside: Option<Labels>,
     session: bool,
     ready: bool,
     was_ready: bool,
@@ -84,6 +90,7 @@ impl Keys {
         let placed = context.is_placed();
         Self {
             turn: (!placed).then(|| (kind_of_work(context.weight.work), context.taken)),
+            aside: (!placed && context.aside).then(|| context.prepared.placement.labels.clone()),
             session: matches!(context.owner, Owner::Session(_)),
             ready: context.is_ready(),
             was_ready: context.was_ready(),
@@ -223,6 +230,16 @@ impl Contexts {
         self.index.waiting.0.iter().map(earlier).sum()
     }
 
+    /// Sets of labels that contexts wait for.
+    pub fn aside(&self) -> Vec<BTreeMap<String, String>> {
+        self.index.aside.keys().cloned().collect()
+    }
+
+    /// The first context that waits for a host with these labels.
+    pub fn first_aside(&self, labels: &BTreeMap<String, String>) -> Option<u64> {
+        self.index.aside.get(labels)?.first().copied()
+    }
+
     /// How far sessions' contexts are.
     pub fn sessions(&self) -> SessionContexts {
         self.index.sessions
@@ -256,8 +273,10 @@ impl std::ops::Index<u64> for Contexts {
 
 impl Index {
     fn insert(&mut self, number: u64, keys: &Keys) {
-        if let Some((work, taken)) = keys.turn {
-            self.waiting.0.entry(work).or_default().insert((taken, number));
+        match (&keys.aside, keys.turn) {
+            (Some(labels), _) => drop(self.aside.entry(labels.clone()).or_default().insert(number)),
+            (None, Some((work, taken))) => drop(self.waiting.0.entry(work).or_default().insert((taken, number))),
+            (None, None) => {}
         }
         if keys.incomplete {
             self.incomplete.insert(number);
@@ -279,7 +298,9 @@ impl Index {
     }
 
     fn remove(&mut self, number: u64, keys: &Keys) {
-        if let Some((work, taken)) = keys.turn
+        if let Some(labels) = &keys.aside {
+            remove_from(&mut self.aside, labels, number);
+        } else if let Some((work, taken)) = keys.turn
             && let Some(line) = self.waiting.0.get_mut(&work)
         {
             line.remove(&(taken, number));

@@ -7,6 +7,7 @@ mod codes;
 mod config;
 mod context;
 mod contexts;
+mod dispatch;
 mod feed;
 mod fingerprint;
 mod given;

@@ -1,5 +1,5 @@
-//! The supervisor's rules: what each event means. Who works on what is `assign.rs`, what a loss means `recovery.rs`. No I/O,
-//! no clock, no tensor.
+//! The supervisor's rules: what each event means. Who works on what is `assign.rs`, whose turn it is `dispatch.rs`, what a
+//! loss means `recovery.rs`. No I/O, no clock, no tensor.
 //!
 //! Time is a duration since the Unix epoch at the supervisor's start, running on with a clock that does not jump.
 

@@ -45,11 +45,14 @@ impl SupervisorState {
         if self.is_booting(now) {
             return self.awaited(|host, _| matches!(host.health, HostHealth::Starting | HostHealth::Loading));
         }
+        let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
+        if context.aside {
+            return self.find_hosts(context, &blocks).err().map(|refusal| self.refusal(refusal));
+        }
         let (before, running) = (self.contexts.before(context.number, self.token_seconds), self.running_contexts());
         if before > 0 || running >= self.config.max_running {
             return Some(Waiting::Turn { before, running });
         }
-        let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
         self.find_hosts(context, &blocks).err().map(|refusal| self.refusal(refusal))
     }
 

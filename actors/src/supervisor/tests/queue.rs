@@ -270,3 +270,54 @@ fn a_list_is_filtered_and_read_in_parts() {
     let unknown = JobFilter { after: Some("nobody".into()), ..JobFilter::default() };
     assert_eq!(cluster.state.job_statuses(Duration::ZERO, &unknown).expect_err("none").code(), "job_not_found");
 }
+
+#[test]
+fn a_place_that_is_free_is_taken_at_once() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_running: 1, ..config(2, 0) });
+    let [first, second] = [cluster.submit(None), cluster.submit(None)];
+    cluster.encode();
+    let sent = cluster.take_sent();
+    let told = |wanted: &dyn Fn(&HostCommand) -> bool| sent.iter().any(|(_, command)| wanted(command));
+    assert!(told(&|command| matches!(command, HostCommand::Generate(generate) if generate.job == first)), "{sent:?}");
+    assert!(told(&|command| matches!(command, HostCommand::Encode(order) if order.context == second)), "{sent:?}");
+}
+
+#[test]
+fn what_only_a_dead_host_can_take_lets_others_go_first() {
+    let mut config = config(2, 0);
+    config.hosts[1].labels = BTreeMap::from([("disk".to_string(), "fast".to_string())]);
+    let mut cluster = Cluster::ready(config);
+    let exited = HostMessage::Exited { host: "c1".into(), start: 1, cause: "signal 9".into(), restarting: true };
+    cluster.say(NODE, exited);
+    let mut wanting = prepared(&cluster.state.config().method.clone(), 2);
+    wanting.placement.labels = BTreeMap::from([("disk".to_string(), "fast".to_string())]);
+    let blocked = cluster.ask(Source::Context(wanting.clone()), None);
+    let free = cluster.submit(None);
+    assert_eq!(cluster.status(free).phase, Some(JobPhase::Encoding));
+    assert_eq!(cluster.status(blocked).phase, Some(JobPhase::Queued));
+    let waits = cluster.status(blocked).waiting.expect("for its host").to_string();
+    assert_eq!(waits, "waiting for c1: dead (signal 9)");
+    cluster.encode();
+    cluster.join(1, 2);
+    cluster.tick(0.5, &[connection(0, 1), connection(1, 2), connection(2, 1)]);
+    assert_eq!(cluster.status(blocked).phase, Some(JobPhase::Encoding), "its host is back");
+}
+
+#[test]
+fn what_nobody_comes_to_take_is_given_up_in_time() {
+    let mut config = SupervisorConfig { patience: seconds(5.0), ..config(2, 0) };
+    config.hosts[1].labels = BTreeMap::from([("disk".to_string(), "fast".to_string())]);
+    let mut cluster = Cluster::ready(config);
+    cluster.say(NODE, HostMessage::Exited { host: "c1".into(), start: 1, cause: "off".into(), restarting: false });
+    let mut wanting = prepared(&cluster.state.config().method.clone(), 2);
+    wanting.placement.labels = BTreeMap::from([("disk".to_string(), "fast".to_string())]);
+    let jobs = [0; 3].map(|_| cluster.ask(Source::Context(wanting.clone()), None));
+    let mut now = 0.0;
+    while now < 6.0 {
+        now += 0.5;
+        cluster.tick(now, &[1, 3]);
+    }
+    for job in jobs {
+        assert_eq!(cluster.status(job).error.expect("given up").code, "placement_impossible");
+    }
+}
