@@ -1,5 +1,7 @@
 //! What the supervisor can refuse.
 
+use std::sync::Arc;
+
 use asterism_models::ModelError;
 use asterism_plan::PlanError;
 use thiserror::Error;
@@ -188,7 +190,7 @@ pub enum JobError {
     },
     /// The journal could not be written.
     #[error("the request was not taken, as it could not be kept: {0}")]
-    Journal(#[from] StoreError),
+    Journal(Arc<StoreError>),
     /// The supervisor is shutting down.
     #[error("the supervisor is shutting down")]
     Stopping,

@@ -80,7 +80,21 @@ impl Change {
         key
     }
 
-    fn check(&self) -> Result<(), StoreError> {
+    /// Bytes of its key and value.
+    pub fn bytes(&self) -> usize {
+        let (Self::Put { key, .. } | Self::Remove { key, .. }) = self;
+        let value = match self {
+            Self::Put { value, .. } => value.len(),
+            Self::Remove { .. } => 0,
+        };
+        key.len() + value
+    }
+
+    /// Whether it can be stored at all.
+    ///
+    /// # Errors
+    /// When its key or value is too long.
+    pub fn check(&self) -> Result<(), StoreError> {
         let (table, key, value) = match self {
             Self::Put { table, key, value } => (*table, key, value.len()),
             Self::Remove { table, key } => (*table, key, 0),

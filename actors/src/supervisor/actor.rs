@@ -20,12 +20,14 @@ use crate::{
     error::{HostError, JobError},
     store::StateStore,
     supervisor::{
+        change::Decided,
         config::{ContextHosts, SupervisorConfig},
         feed::Listener,
         fingerprint::{Fingerprint, random},
+        journal::{Request, Subject},
         prepare::ModelFront,
         shell::{Message, Pulse, Shell, SupervisorActor},
-        state::PreparedJob,
+        state::{PreparedJob, Source, SupervisorState},
         view::JobFilter,
     },
 };
@@ -112,7 +114,17 @@ impl Supervisor {
         };
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
         let prepared = self.prepared(move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
-        self.ask(move |shell| shell.submit(PreparedJob { id, fingerprint, ..prepared })).await?
+        let prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
+        let asks = match &prepared.source {
+            Source::Session(name) => Some(Subject::Session(name.clone())),
+            Source::Context(_) => None,
+        };
+        let subject = (vec![Subject::Job(id.clone())], asks, prepared.bytes());
+        let decide = move |state: &mut SupervisorState, now| {
+            let number = state.number();
+            state.submit(now, number, prepared).map(|(_, decided)| decided)
+        };
+        self.change(subject, decide, |_, _| Ok(id)).await
     }
 
     /// Does what takes long on a thread of its own, few at a time.
@@ -160,7 +172,8 @@ impl Supervisor {
     /// Cancels a job that has not ended.
     pub async fn cancel(&self, id: &str) -> Result<(), JobError> {
         let id = bounds::name("id", id)?;
-        self.ask(move |shell| shell.change(|state, now| state.cancel(now, &id))).await?
+        let subject = (vec![Subject::Job(id.clone())], None, 0);
+        self.change(subject, move |state, now| state.cancel(now, &id), |_, _| Ok(())).await
     }
 
     /// The cluster.
@@ -175,7 +188,13 @@ impl Supervisor {
         let name = bounds::name("name", &name)?;
         let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
         let prepared = self.prepared(move || model.prepare_session(request, &method, &hosts)).await?;
-        self.ask(move |shell| shell.create_session(&name, prepared, ttl)).await?
+        let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
+        let created = name.clone();
+        let decide = move |state: &mut SupervisorState, now| {
+            let number = state.number();
+            state.create_session((now, number), &created, prepared, ttl)
+        };
+        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
     }
 
     /// Every session.
@@ -192,23 +211,22 @@ impl Supervisor {
     /// Lets a session live so many seconds from now on.
     pub async fn extend_session(&self, name: &str, ttl_s: f64) -> Result<SessionStatus, JobError> {
         let (name, ttl) = (bounds::name("name", name)?, bounds::seconds("ttl_s", ttl_s)?);
-        self.ask(move |shell| {
-            shell.change(|state, now| state.extend_session(now, &name, ttl))?;
-            shell.state().session_status(shell.now(), &name)
-        })
-        .await?
+        let (subject, extended) = ((vec![Subject::Session(name.clone())], None, 0), name.clone());
+        let decide = move |state: &mut SupervisorState, now| state.extend_session(now, &extended, ttl);
+        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
     }
 
     /// Ends a session and frees its keys and values.
     pub async fn drop_session(&self, name: &str) -> Result<(), JobError> {
         let name = bounds::name("name", name)?;
-        self.ask(move |shell| shell.change(|state, now| state.drop_session(now, &name))).await?
+        let subject = (vec![Subject::Session(name.clone())], None, 0);
+        self.change(subject, move |state, now| state.drop_session(now, &name), |_, _| Ok(())).await
     }
 
     /// One host.
     pub async fn host(&self, name: &str) -> Result<HostStatus, JobError> {
         let name = bounds::name("name", name)?;
-        self.ask(move |shell| shell.host(&name)).await?
+        self.ask(move |shell| shell.state().host_named(shell.now(), &name)).await?
     }
 
     /// Has a host take new work, or none, or moves what it has to others after `deadline`.
@@ -219,21 +237,17 @@ impl Supervisor {
         deadline: Option<Duration>,
     ) -> Result<HostStatus, JobError> {
         let name = bounds::name("name", name)?;
-        self.ask(move |shell| {
-            shell.change(|state, now| state.schedule_host(now, &name, scheduling, deadline))?;
-            shell.host(&name)
-        })
-        .await?
+        let scheduled = name.clone();
+        let decide = move |state: &mut SupervisorState, now| state.schedule_host(now, &scheduled, scheduling, deadline);
+        self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &name)).await
     }
 
     /// Gives the place of a host that is dead or takes no work to a spare.
     pub async fn replace_host(&self, dead: &str, spare: &str) -> Result<HostStatus, JobError> {
         let (dead, spare) = (bounds::name("name", dead)?, bounds::name("spare", spare)?);
-        self.ask(move |shell| {
-            shell.change(|state, now| state.replace_host(now, &dead, &spare))?;
-            shell.host(&spare)
-        })
-        .await?
+        let heir = spare.clone();
+        let decide = move |state: &mut SupervisorState, now| state.replace_host(now, &dead, &heir);
+        self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &spare)).await
     }
 
     /// Tells every host to end, and ends.
@@ -247,7 +261,27 @@ impl Supervisor {
             };
             let _ = tokio::time::timeout(FAREWELL, ended).await;
         }
+        let (flushed, flushing) = tokio::sync::oneshot::channel();
+        if self.actor.cast(Message::Ask(Box::new(move |shell| shell.flush(flushed)))).is_ok() {
+            let _ = flushing.await;
+        }
         let _ = self.actor.stop_and_wait(None, None).await;
+    }
+
+    /// Has a change decided, kept and brought into force. `subject`: what it changes, what it asks, and its bytes.
+    async fn change<T: Send + 'static>(
+        &self,
+        (changes, asks, bytes): (Vec<Subject>, Option<Subject>, u64),
+        decide: impl FnOnce(&mut SupervisorState, Duration) -> Result<Decided, JobError> + Send + 'static,
+        then: impl FnOnce(&SupervisorState, Duration) -> Result<T, JobError> + Send + 'static,
+    ) -> Result<T, JobError> {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let heard = move |result: Result<(&SupervisorState, Duration), JobError>| {
+            let _ = answer.send(result.and_then(|(state, now)| then(state, now)));
+        };
+        let request = Request { changes, asks, bytes, decide: Box::new(decide), answer: Box::new(heard) };
+        self.actor.cast(Message::Change(request)).map_err(|_| JobError::Stopping)?;
+        answered.await.map_err(|_| JobError::Stopping)?
     }
 
     async fn ask<T: Send + 'static>(
@@ -255,7 +289,10 @@ impl Supervisor {
         question: impl FnOnce(&mut Shell) -> T + Send + 'static,
     ) -> Result<T, JobError> {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let message = Message::Ask(Box::new(move |shell| drop(answer.send(question(shell)))));
+        let message = Message::Ask(Box::new(move |shell| {
+            let found = question(shell);
+            shell.tell(move || drop(answer.send(found)));
+        }));
         self.actor.cast(message).map_err(|_| JobError::Stopping)?;
         answered.await.map_err(|_| JobError::Stopping)
     }

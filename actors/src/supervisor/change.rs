@@ -60,7 +60,27 @@ pub(super) struct Submission {
     session: Option<Session>,
 }
 
+/// What changes that are decided and not in force take of the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reserved {
+    /// Jobs.
+    pub jobs: usize,
+    /// Bytes of them and of contexts.
+    pub bytes: u64,
+}
+
 impl Decided {
+    fn takes(&self) -> Reserved {
+        match &self.effect {
+            Effect::Submit(submission) => {
+                let context = submission.context.as_ref().map_or(0, |context| context.prepared.bytes());
+                Reserved { jobs: 1, bytes: context + submission.job.bytes() }
+            }
+            Effect::Create(_, context) => Reserved { jobs: 0, bytes: context.prepared.bytes() },
+            _ => Reserved::default(),
+        }
+    }
+
     pub(super) fn new(at: Duration, changes: Vec<Change>, effect: Effect) -> Self {
         Self { changes, effect, at }
     }
@@ -83,7 +103,7 @@ impl SupervisorState {
             return Ok((job, Decided::new(now, Vec::new(), Effect::Nothing)));
         }
         self.check_queue(&prepared)?;
-        let mut changes = vec![record::cluster(&self.origin, number)];
+        let mut changes = vec![record::cluster(&self.origin, self.last_number.max(number))];
         let submission = match &prepared.source {
             Source::Session(name) => {
                 let session = self.sessions.find(name)?.asked();
@@ -124,6 +144,20 @@ impl SupervisorState {
             changes.extend(record::no_context(job.context));
         }
         Ok(Decided::new(now, changes, Effect::Cancel(number)))
+    }
+
+    /// Counts a change that is decided towards what the queue holds.
+    pub(super) fn reserve(&mut self, decided: &Decided) {
+        let Reserved { jobs, bytes } = decided.takes();
+        self.reserved.jobs += jobs;
+        self.reserved.bytes += bytes;
+    }
+
+    /// Counts it no more: it comes into force now, or never.
+    pub(super) fn unreserve(&mut self, decided: &Decided) {
+        let Reserved { jobs, bytes } = decided.takes();
+        self.reserved.jobs -= jobs;
+        self.reserved.bytes -= bytes;
     }
 
     /// Brings a change into force that the journal has.

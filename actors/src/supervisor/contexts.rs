@@ -156,6 +156,11 @@ impl Contexts {
         self.freed |= context.is_placed();
     }
 
+    /// The number of each.
+    pub fn numbers(&self) -> Vec<u64> {
+        self.all.keys().copied().collect()
+    }
+
     /// One context.
     pub fn get(&self, number: u64) -> Option<&Context> {
         self.all.get(&number)

@@ -15,6 +15,7 @@ mod hear;
 mod hosts;
 mod job;
 mod jobs;
+mod journal;
 mod moving;
 mod placement;
 mod prepare;
@@ -26,6 +27,7 @@ mod shell;
 mod state;
 mod view;
 mod waiting;
+mod writer;
 
 #[cfg(test)]
 mod tests;

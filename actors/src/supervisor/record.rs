@@ -196,7 +196,8 @@ impl SupervisorState {
         changes.iter().map(|change| self.as_it_is(change.table(), change.key())).collect()
     }
 
-    fn as_it_is(&self, table: Table, key: &str) -> Change {
+    /// What the journal should have in one place.
+    pub(super) fn as_it_is(&self, table: Table, key: &str) -> Change {
         let (number, part) = key.split_once('/').unwrap_or((key, ""));
         let number = number.parse().unwrap_or_default();
         let is = match table {

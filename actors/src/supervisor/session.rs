@@ -164,6 +164,7 @@ impl SupervisorState {
         let session =
             Session { name: name.to_string(), context: number, ttl, expires: now + ttl, hits: 0, error: None };
         let context = Context::new((number, now), Owner::Session(name.to_string()), prepared);
+        let number = self.last_number.max(number);
         let mut changes = vec![record::cluster(&self.origin, number), record::session(&session)];
         changes.extend(record::context(&context));
         Ok(Decided::new(now, changes, Effect::Create(session, Box::new(context))))

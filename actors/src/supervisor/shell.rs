@@ -1,4 +1,4 @@
-//! The supervisor's shell: a ractor actor that feeds events to the state, keeps its changes in the journal, and carries its
+//! The supervisor's shell: a ractor actor that feeds events to the state, has the journal keep its changes, and carries its
 //! commands out. Decides nothing.
 
 use std::{
@@ -6,6 +6,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::TryRecvError,
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -15,36 +16,45 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
-    sync::Semaphore,
+    sync::{Semaphore, oneshot},
 };
 
 use crate::{
-    api::{ClusterStatus, HostStatus, JobEvent, SessionStatus},
+    api::{ClusterStatus, JobEvent},
     error::{HostError, JobError},
     link::{self, Outbox, UNREAD},
     messages::HostCommand,
     metric,
-    store::{Change, StateStore, StoreError},
+    store::StateStore,
     supervisor::{
-        change::Decided,
         config::SupervisorConfig,
-        context::PreparedContext,
         feed::{Feed, Listener},
-        state::{Command, Event, Origin, PreparedJob, SupervisorState},
+        journal::{Act, BatchLimits, Journal, Request},
+        state::{Command, Event, Origin, SupervisorState},
+        writer::Writer,
     },
     ticket::Secret,
 };
 
 /// An actor that does nothing for so long hangs.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+/// Things that happened and wait for the disk, before the supervisor waits for it too.
+const BACKLOG: usize = 16_384;
 /// Listeners to jobs at once: each holds a connection.
 const MAX_LISTENERS: usize = 4096;
 
 /// What the actor is told.
 pub enum Message {
-    Connected { connection: u64, link: Arc<dyn Link>, outbox: Outbox<HostCommand> },
+    Connected {
+        connection: u64,
+        link: Arc<dyn Link>,
+        outbox: Outbox<HostCommand>,
+    },
     Event(Event),
     Ask(Box<dyn FnOnce(&mut Shell) + Send>),
+    Change(Request),
+    /// A write of the journal ended.
+    Written,
 }
 
 /// The actor.
@@ -53,10 +63,13 @@ pub struct SupervisorActor;
 /// The state and what it acts through.
 pub struct Shell {
     state: SupervisorState,
-    store: Box<dyn StateStore>,
-    /// Changes that the store has not taken yet.
-    unsaved: Vec<Change>,
-    /// Whether the store is at work, which on a slow disk takes seconds in which nobody else is answered.
+    journal: Journal,
+    /// Until the actor runs.
+    store: Option<Box<dyn StateStore>>,
+    writer: Option<Writer>,
+    /// Told when nothing is left to be written.
+    flushed: Option<oneshot::Sender<()>>,
+    /// Whether the store is at work.
     writing: Arc<AtomicBool>,
     /// Unix time at the start, and the clock that runs on from there.
     clock: (Duration, Instant),
@@ -94,7 +107,12 @@ impl Actor for SupervisorActor {
     type State = Shell;
     type Arguments = Shell;
 
-    async fn pre_start(&self, myself: ActorRef<Message>, shell: Shell) -> Result<Shell, ActorProcessingErr> {
+    async fn pre_start(&self, myself: ActorRef<Message>, mut shell: Shell) -> Result<Shell, ActorProcessingErr> {
+        if let Some(store) = shell.store.take() {
+            let actor = myself.clone();
+            let ended = move || drop(actor.cast(Message::Written));
+            shell.writer = Some(Writer::start(store, shell.writing(), ended)?);
+        }
         tokio::spawn(accept_hosts(shell.transport.clone(), myself.clone()));
         myself.send_interval(shell.state.config().liveness.heartbeat / 2, || Message::Event(Event::Tick));
         Ok(shell)
@@ -107,8 +125,9 @@ impl Actor for SupervisorActor {
         shell: &mut Shell,
     ) -> Result<(), ActorProcessingErr> {
         shell.handle(message);
+        let written = shell.write(shell.journal.backlog() > BACKLOG);
         shell.pulse.beat();
-        Ok(())
+        written
     }
 
     async fn handle_supervisor_evt(
@@ -136,11 +155,16 @@ impl Shell {
             .fill(&mut secret)
             .map_err(|_| HostError::Actor { cause: "the system gives no random numbers".into() })?;
         let fresh = Origin { cluster: unix.as_nanos() as u64 | 1, secret: Secret::new(secret) };
-        let state = SupervisorState::restore(config, unix, fresh, &store.load()?)?;
+        let mut state = SupervisorState::restore(config, unix, fresh, &store.load()?)?;
+        let mut journal = Journal::new(BatchLimits::default());
+        // Nothing but changes to be kept: nobody is connected.
+        journal.follow(state.forget_unused());
         Ok(Self {
             state,
-            store,
-            unsaved: Vec::new(),
+            journal,
+            store: Some(store),
+            writer: None,
+            flushed: None,
             writing: Arc::default(),
             clock: (unix, Instant::now()),
             transport,
@@ -169,7 +193,8 @@ impl Shell {
     /// Tells every host and node to end. Returns their links, which they close then.
     pub fn end_hosts(&mut self) -> Vec<Arc<dyn Link>> {
         let commands = self.state.end_hosts();
-        self.carry_out(commands);
+        let acts = self.journal.follow(commands);
+        self.perform(acts);
         let tell = |(link, host): &(Arc<dyn Link>, Outbox<HostCommand>)| {
             host.send(HostCommand::Shutdown);
             link.clone()
@@ -193,74 +218,17 @@ impl Shell {
                 }
                 let ticked = matches!(event, Event::Tick);
                 let commands = self.state.handle(self.now(), event);
-                self.carry_out(commands);
+                let acts = self.journal.follow(commands);
+                self.perform(acts);
                 if ticked {
                     metric::record_cluster(&self.cluster());
                     metric::record_sessions(&self.state.session_counts());
                 }
             }
             Message::Ask(question) => question(self),
+            Message::Change(request) => self.journal.ask(request),
+            Message::Written => {}
         }
-    }
-
-    /// Brings a change that a client asks for into force once the journal has it; what the journal cannot take is not.
-    pub fn change(
-        &mut self,
-        decide: impl FnOnce(&SupervisorState, Duration) -> Result<Decided, JobError>,
-    ) -> Result<(), JobError> {
-        let decided = decide(&self.state, self.now())?;
-        let lagging = self.unsaved.len();
-        if let Err(error) = self.save(decided.changes.iter().cloned()) {
-            // A disk that failed while it confirmed may have it all the same.
-            self.unsaved.truncate(lagging);
-            self.unsaved.extend(self.state.restated(&decided.changes));
-            return Err(error.into());
-        }
-        let commands = self.state.adopt(self.now(), decided);
-        self.carry_out(commands);
-        Ok(())
-    }
-
-    /// Takes a job in once the journal has it; returns its id.
-    pub fn submit(&mut self, prepared: PreparedJob) -> Result<String, JobError> {
-        let mut number = self.state.number();
-        self.change(|state, now| {
-            let (known, decided) = state.submit(now, number, prepared)?;
-            number = known;
-            Ok(decided)
-        })?;
-        Ok(self.state.job_status(self.now(), number).expect("just submitted").id)
-    }
-
-    /// Takes a session in once the journal has it.
-    pub fn create_session(
-        &mut self,
-        name: &str,
-        prepared: PreparedContext,
-        ttl: Option<Duration>,
-    ) -> Result<SessionStatus, JobError> {
-        let number = self.state.number();
-        self.change(|state, now| state.create_session((now, number), name, prepared, ttl))?;
-        self.state.session_status(self.now(), name)
-    }
-
-    /// One host by name.
-    pub fn host(&self, name: &str) -> Result<HostStatus, JobError> {
-        let hosts = self.cluster().hosts;
-        hosts.into_iter().find(|host| host.name == name).ok_or_else(|| JobError::NoHost { name: name.to_string() })
-    }
-
-    /// Writes changes, and those that could not be written before.
-    fn save(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<(), StoreError> {
-        self.unsaved.extend(changes);
-        if !self.unsaved.is_empty() {
-            self.writing.store(true, Ordering::Relaxed);
-            let applied = beside_others(|| self.store.apply(&self.unsaved));
-            self.writing.store(false, Ordering::Relaxed);
-            applied?;
-            self.unsaved.clear();
-        }
-        Ok(())
     }
 
     /// The cluster.
@@ -288,20 +256,52 @@ impl Shell {
         Ok(self.feeds.entry(job).or_default().listen(status.phase, place))
     }
 
-    /// Keeps what is to be kept, then does the rest, also when the journal fails: it lags behind then.
-    fn carry_out(&mut self, commands: Vec<Command>) {
-        let mut changes = Vec::new();
-        let mut others = Vec::with_capacity(commands.len());
-        for command in commands {
-            match command {
-                Command::Persist(change) => changes.push(change),
-                other => others.push(other),
+    /// Begins the next write, if there is one, and takes in the end of the last. `wait`: not before that ended.
+    fn write(&mut self, wait: bool) -> Result<(), ActorProcessingErr> {
+        while self.journal.is_writing() {
+            let Some(writer) = &self.writer else { break };
+            let ended = match wait {
+                true => beside_others(|| writer.result().map_err(|_| TryRecvError::Disconnected)),
+                false => writer.try_result(),
+            };
+            match ended {
+                Ok(result) => {
+                    let now = self.now();
+                    let acts = self.journal.written(&mut self.state, now, result);
+                    self.perform(acts);
+                }
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) => return Err("the journal's thread is gone".into()),
             }
         }
-        if let Err(error) = self.save(changes) {
-            tracing::error!(%error, "the journal lags behind; what is missing is written with the next change");
+        let now = self.now();
+        if let Some(changes) = self.journal.begin(&mut self.state, now) {
+            self.writer.as_ref().ok_or("the journal's thread is not there")?.write(changes);
+        } else if let Some(flushed) = self.flushed.take() {
+            let _ = flushed.send(());
         }
-        others.into_iter().for_each(|command| self.act(command));
+        Ok(())
+    }
+
+    /// Tells somebody when the journal has what it can have.
+    pub fn flush(&mut self, flushed: oneshot::Sender<()>) {
+        self.journal.hurry();
+        self.flushed = Some(flushed);
+    }
+
+    /// Tells somebody something when the journal has all that it rests on.
+    pub fn tell(&mut self, told: impl FnOnce() + Send + 'static) {
+        let acts = self.journal.tell(told);
+        self.perform(acts);
+    }
+
+    fn perform(&mut self, acts: Vec<Act>) {
+        for act in acts {
+            match act {
+                Act::Do(command) => self.act(*command),
+                Act::Tell(told) => told(&self.state, self.now()),
+            }
+        }
     }
 
     fn act(&mut self, command: Command) {
@@ -343,6 +343,8 @@ impl Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         self.transport.close();
+        let writer = self.writer.take();
+        beside_others(|| drop(writer));
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     news::News,
     store::Change,
     supervisor::{
+        change::Reserved,
         config::{Liveness, SupervisorConfig},
         context::PreparedContext,
         contexts::Contexts,
@@ -43,6 +44,17 @@ pub struct PreparedJob {
     pub question: Question,
     /// Labels.
     pub labels: BTreeMap<String, String>,
+}
+
+impl PreparedJob {
+    /// Bytes that it takes, about.
+    pub fn bytes(&self) -> u64 {
+        let context = match &self.source {
+            Source::Context(context) => context.bytes(),
+            Source::Session(_) => 0,
+        };
+        context + 4 * self.question.query_ids.len() as u64
+    }
 }
 
 /// What a question is about.
@@ -137,6 +149,8 @@ pub struct SupervisorState {
     /// What is drawn once for the life of the journal.
     pub(super) origin: Origin,
     pub(super) last_number: u64,
+    /// What is decided and not in force.
+    pub(super) reserved: Reserved,
     /// When this supervisor began, for hosts that do not come back to it.
     pub(super) began: Duration,
     /// Since when there is no query host at all, if there is none.
@@ -157,6 +171,7 @@ impl SupervisorState {
             sessions: Sessions::default(),
             origin,
             last_number: 0,
+            reserved: Reserved::default(),
             began: now,
             no_query_host_since: None,
             token_seconds: 1e-4,
@@ -182,20 +197,17 @@ impl SupervisorState {
 
     /// Whether the queue takes one more.
     pub(super) fn check_queue(&self, prepared: &PreparedJob) -> Result<(), JobError> {
-        let waiting = self.jobs.count(JobState::Pending);
+        let waiting = self.jobs.count(JobState::Pending) + self.reserved.jobs;
         if waiting >= self.config.max_queue {
             return Err(JobError::Overloaded { waiting });
         }
-        let context = match &prepared.source {
-            Source::Context(context) => context.bytes(),
-            Source::Session(_) => 0,
-        };
-        self.check_bytes(context + 4 * prepared.question.query_ids.len() as u64)
+        self.check_bytes(prepared.bytes())
     }
 
     /// Whether what is accepted may take so many bytes more.
     pub(super) fn check_bytes(&self, more: u64) -> Result<(), JobError> {
-        let (held, limit) = (self.contexts.bytes() + self.jobs.open_bytes(), self.config.max_queue_bytes);
+        let held = self.contexts.bytes() + self.jobs.open_bytes() + self.reserved.bytes;
+        let limit = self.config.max_queue_bytes;
         match held.saturating_add(more) > limit {
             true => Err(JobError::Full { held, limit, waiting: self.jobs.count(JobState::Pending) }),
             false => Ok(()),
@@ -276,6 +288,13 @@ impl SupervisorState {
             self.jobs.remove(oldest);
             commands.push(Command::Persist(record::no_job(oldest)));
         }
+    }
+
+    /// Frees the contexts that a journal has and nobody asks: one that ends between two writes may leave them.
+    pub fn forget_unused(&mut self) -> Vec<Command> {
+        let mut commands = Vec::new();
+        self.contexts.numbers().into_iter().for_each(|number| self.release_unused(number, &mut commands));
+        commands
     }
 
     /// Frees a context that neither a session nor a job that goes on has a use for.

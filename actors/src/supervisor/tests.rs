@@ -2,6 +2,7 @@
 
 mod change;
 mod ids;
+mod journal;
 mod members;
 mod moving;
 mod news;
@@ -24,6 +25,7 @@ use serde_json::json;
 use super::{
     Command, Decided, Event, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PlacementPolicy, PreparedContext,
     PreparedJob, Question, Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
+    journal::{Act, Journal},
 };
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},
@@ -82,6 +84,8 @@ struct Cluster {
     state: SupervisorState,
     now: f64,
     journal: Vec<Entry>,
+    /// What waits for a write, where a test looks at that.
+    queue: Option<Journal>,
     events: Vec<JobEvent>,
     sent: Vec<(u64, HostCommand)>,
     closed: Vec<u64>,
@@ -93,8 +97,8 @@ struct Cluster {
 impl Cluster {
     fn starting(config: SupervisorConfig) -> Self {
         let state = SupervisorState::new(config, Duration::ZERO, origin(CLUSTER));
-        let (journal, events, sent, closed, news, ids) = Default::default();
-        Self { state, now: 0.0, journal, events, sent, closed, ids, news }
+        let (journal, queue, events, sent, closed, news, ids) = Default::default();
+        Self { state, now: 0.0, journal, queue, events, sent, closed, ids, news }
     }
 
     /// All hosts and the node are there.
@@ -149,6 +153,25 @@ impl Cluster {
 
     fn note(&mut self, commands: Vec<Command>) {
         assert!(self.state.indexes_agree());
+        match &mut self.queue {
+            Some(queue) => {
+                let acts = queue.follow(commands);
+                self.perform(acts);
+            }
+            None => self.carry_out(commands),
+        }
+    }
+
+    fn perform(&mut self, acts: Vec<Act>) {
+        for act in acts {
+            match act {
+                Act::Do(command) => self.carry_out(vec![*command]),
+                Act::Tell(told) => told(&self.state, seconds(self.now)),
+            }
+        }
+    }
+
+    fn carry_out(&mut self, commands: Vec<Command>) {
         for command in commands {
             match command {
                 Command::Persist(change) => self.keep(change),
@@ -246,6 +269,8 @@ impl Cluster {
         self.state =
             SupervisorState::restore(config, seconds(self.now), origin(1), &self.journal).expect("a good journal");
         self.sent.clear();
+        let commands = self.state.forget_unused();
+        self.note(commands);
     }
 }
 

@@ -91,6 +91,15 @@ impl SupervisorState {
         HostStatus { absent: self.hosts.absence(now, host), ..status }
     }
 
+    /// One host by name.
+    ///
+    /// # Errors
+    /// [`JobError::NoHost`] when there is none.
+    pub fn host_named(&self, now: Duration, name: &str) -> Result<HostStatus, JobError> {
+        let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
+        Ok(self.host_status(now, host))
+    }
+
     pub(super) fn first_status(&self, now: Duration, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
         JobStatus {
             id: prepared.id.clone(),

@@ -7,6 +7,7 @@ use std::sync::{
 };
 
 use asterism_actors::{
+    JobError,
     api::{JobRequest, JobState, Scheduling, SessionRequest},
     store::{Change, Entry, MemoryStore, StateStore, StoreError},
     supervisor::{JobFilter, PlacementPolicy},
@@ -134,14 +135,16 @@ async fn a_full_disk_takes_no_change_and_leaves_nothing_of_one() {
     let before = supervisor.session("book").await.expect("there");
     full.store(true, Ordering::SeqCst);
     let question = JobRequest { context: None, session: Some("book".into()), method: None, ..job.clone() };
-    let refused = [
-        supervisor.create_session(session("other")).await.map(drop),
-        supervisor.extend_session("book", 1e6).await.map(drop),
-        supervisor.drop_session("book").await,
-        supervisor.submit(question.clone()).await.map(drop),
-        supervisor.cancel("long").await,
-        supervisor.schedule_host("c0", Scheduling::Cordoned, None).await.map(drop),
-    ];
+    // All at once, as each that comes alone waits for the next write.
+    let refused: [Result<(), JobError>; 6] = tokio::join!(
+        async { supervisor.cancel("long").await },
+        async { supervisor.create_session(session("other")).await.map(drop) },
+        async { supervisor.extend_session("book", 1e6).await.map(drop) },
+        async { supervisor.drop_session("book").await },
+        async { supervisor.submit(question.clone()).await.map(drop) },
+        async { supervisor.schedule_host("c0", Scheduling::Cordoned, None).await.map(drop) },
+    )
+    .into();
     assert_eq!(refused.map(|refused| refused.expect_err("it cannot be kept").code().to_string()), ["disk_full"; 6]);
     let after = supervisor.session("book").await.expect("it was not dropped");
     assert_eq!((after.hits, after.expires_s <= before.expires_s), (0, true), "{after:?}");

@@ -13,7 +13,7 @@ use crate::{
 
 /// What happens next.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(super) enum Step {
     Submit,
     Ask(u8),
     Cancel(u8),
@@ -30,7 +30,7 @@ enum Step {
     Restart,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(super) fn step() -> impl Strategy<Value = Step> {
     let scheduling = prop_oneof![Just(Scheduling::Open), Just(Scheduling::Cordoned), Just(Scheduling::Draining)];
     prop_oneof![
         Just(Step::Submit),
@@ -50,13 +50,13 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A cluster, and the latest start of each of its hosts.
-struct World {
-    cluster: Cluster,
+pub(super) struct World {
+    pub cluster: Cluster,
     starts: [u64; 4],
 }
 
 impl World {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let config = SupervisorConfig { max_queue: 8, max_running: 2, ..config(2, 1) };
         Self { cluster: Cluster::ready(config), starts: [1; 4] }
     }
@@ -89,7 +89,7 @@ impl World {
         }
     }
 
-    fn happen(&mut self, step: Step) {
+    pub fn happen(&mut self, step: Step) {
         let cluster = &mut self.cluster;
         match step {
             Step::Encode => drop(cluster.encode()),
@@ -137,7 +137,7 @@ impl World {
     }
 
     /// The journal says of everything what the state says of it; of what goes on it says less.
-    fn agree(&self) -> Result<(), TestCaseError> {
+    pub fn agree(&self) -> Result<(), TestCaseError> {
         let state = &self.cluster.state;
         for Entry { table, key, value } in &self.cluster.journal {
             let stands = Change::Put { table: *table, key: key.clone(), value: value.clone() };

@@ -1,0 +1,83 @@
+//! The thread that writes the journal, so that a slow disk holds up nobody else. Decides nothing.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvError, SyncSender, TryRecvError, sync_channel},
+    },
+    thread::JoinHandle,
+};
+
+use crate::store::{Change, StateStore, StoreError};
+
+/// Writes one transaction at a time.
+pub struct Writer {
+    orders: Option<SyncSender<Vec<Change>>>,
+    results: Receiver<Result<(), StoreError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Calls when it goes, also when the store panics.
+struct Ended<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Ended<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+impl Writer {
+    /// Starts it; it says so when a write ended. `writing` is set during each.
+    pub fn start(
+        mut store: Box<dyn StateStore>,
+        writing: Arc<AtomicBool>,
+        ended: impl Fn() + Send + 'static,
+    ) -> std::io::Result<Self> {
+        let (orders, inbox) = sync_channel::<Vec<Change>>(1);
+        let (outbox, results) = sync_channel(1);
+        let work = move || {
+            let ended = Ended(ended);
+            while let Ok(changes) = inbox.recv() {
+                writing.store(true, Ordering::Relaxed);
+                let result = store.apply(&changes);
+                writing.store(false, Ordering::Relaxed);
+                if outbox.send(result).is_err() {
+                    return;
+                }
+                (ended.0)();
+            }
+            drop((store, outbox));
+        };
+        let thread = std::thread::Builder::new().name("journal".into()).spawn(work)?;
+        Ok(Self { orders: Some(orders), results, thread: Some(thread) })
+    }
+
+    /// Has changes written. The one before must have ended.
+    pub fn write(&self, changes: Vec<Change>) {
+        if let Some(orders) = &self.orders {
+            // When it is gone, so is the channel of results.
+            let _ = orders.send(changes);
+        }
+    }
+
+    /// What came of the write, if it ended.
+    pub fn try_result(&self) -> Result<Result<(), StoreError>, TryRecvError> {
+        self.results.try_recv()
+    }
+
+    /// What came of the write, when it ends.
+    pub fn result(&self) -> Result<Result<(), StoreError>, RecvError> {
+        self.results.recv()
+    }
+}
+
+impl Drop for Writer {
+    /// Waits for the write under way, so that nobody else finds the file in use.
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!(?panic, "the journal's thread ended by a panic");
+        }
+    }
+}
