@@ -1,32 +1,13 @@
 //! Codes of failures that hosts say. They become labels of metrics, so that any other is `other`.
 
-/// Every code that a host of this version says: those of models, plans, kernels and transports.
+/// Every code that a host of this version says: those of models, and `internal` for what panics.
 const OF_HOSTS: &[&str] = &[
-    "bind",
-    "block_too_small",
     "cancelled",
-    "certificate",
-    "channel_closed",
     "chat_template",
-    "closed",
     "context_too_long",
-    "empty_context",
-    "handshake",
     "host_lost",
     "internal",
-    "invalid_method",
-    "invalid_plan",
     "kernel",
-    "kernel_device",
-    "kernel_device_memory",
-    "kernel_device_too_small",
-    "kernel_dtype",
-    "kernel_no_device",
-    "kernel_shape",
-    "kernel_tensor",
-    "kernel_threads",
-    "kernel_unknown",
-    "kernel_unsupported",
     "key_count",
     "model_config_unsupported",
     "model_file_malformed",
@@ -36,27 +17,20 @@ const OF_HOSTS: &[&str] = &[
     "no_head",
     "not_finite_logits",
     "not_finite_partial",
-    "out_of_memory",
     "parcel_missing",
-    "placement_impossible",
-    "protocol_version",
     "retaining_heads",
     "sampling",
     "template_limit",
     "tensor_missing",
     "tensor_shape",
     "tensor_type",
-    "timed_out",
     "token_id",
     "tokenizer",
     "tokens_missing",
-    "transport_closed",
-    "unreachable",
     "unsupported",
     "weights_not_finite",
     "weights_not_safetensors",
     "weights_truncated",
-    "wrong_role",
 ];
 
 /// The code that a host says, if there is such a code.
@@ -66,12 +40,44 @@ pub fn of_host(code: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
     use super::*;
 
     #[test]
     fn only_codes_that_there_are_become_labels() {
-        assert_eq!(of_host("kernel_device_memory"), "kernel_device_memory");
+        assert_eq!(of_host("not_finite_logits"), "not_finite_logits");
         assert_eq!(["", "Kernel", "made_up_7", "kernel\n"].map(of_host), ["other"; 4]);
         assert!(OF_HOSTS.is_sorted());
+    }
+
+    /// The texts in quotes of a piece of source.
+    fn quoted(source: &str) -> impl Iterator<Item = &str> {
+        source.split('"').skip(1).step_by(2)
+    }
+
+    /// The part of a file that ships.
+    fn shipped(path: &Path) -> String {
+        let text = fs::read_to_string(path).expect("a source");
+        text.split("#[cfg(test)]").next().unwrap_or_default().to_owned()
+    }
+
+    /// Hosts say the codes of `ModelError`, and those that stand as texts where they tell of a failure.
+    #[test]
+    fn every_code_that_a_host_can_say_is_known_and_no_other() {
+        let actors = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let errors = shipped(&actors.join("../models/src/error.rs"));
+        let (_, code) = errors.split_once("fn code(&self)").expect("errors have codes");
+        let mut said: BTreeSet<&str> = quoted(code).collect();
+        let sides = ["context_host", "query_host", "host"].map(|side| actors.join("src").join(side));
+        let files = sides.iter().flat_map(|side| fs::read_dir(side).expect("a folder").flatten());
+        let sources: Vec<String> = files.map(|file| shipped(&file.path())).collect();
+        for source in &sources {
+            for before in ["failed(\"", "(code, message) = (\"", "code: \""] {
+                said.extend(source.split(before).skip(1).filter_map(|rest| rest.split('"').next()));
+            }
+        }
+        assert!(said.len() > 20, "{said:?}");
+        assert_eq!(said, OF_HOSTS.iter().copied().collect());
     }
 }
