@@ -120,13 +120,15 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliE
             .app_data(web::PathConfig::default().error_handler(error::of_path))
             .configure(routes)
             .default_service(web::to(error::no_such_path))
-            .wrap(from_fn(pace::keep))
             .wrap(from_fn(request::identify))
+            // Outermost, as it looks at the end of the answer that is sent.
+            .wrap(from_fn(pace::keep))
     };
     let server = HttpServer::new(app)
         .workers(WORKERS)
         .client_request_timeout(HEAD_WITHIN)
         .keep_alive(KEPT_IDLE)
+        .on_connect(pace::take_in)
         .max_connections(MOST_CONNECTIONS.min(limits::raise_open_files() / 2) / WORKERS)
         .shutdown_timeout(1)
         .disable_signals()

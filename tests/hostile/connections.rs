@@ -55,6 +55,21 @@ fn a_body_by_halves_ends_with_408() {
     is_alive(&cluster);
 }
 
+/// In chunks without end, and of a length without end.
+#[test]
+fn an_endless_body_ends_with_its_connection() {
+    let cluster = started();
+    for head in ["Transfer-Encoding: chunked", "Content-Length: 1000000000000000"] {
+        let began = Instant::now();
+        let mut stream = sent(&cluster, format!("{POST}{head}\r\n\r\n").as_bytes());
+        let chunk = [b"10000\r\n".as_slice(), &[b' '; 1 << 16], b"\r\n"].concat();
+        while stream.write_all(&chunk).is_ok() {
+            assert!(began.elapsed() < DEADLINE, "{head}: it reads for ever");
+        }
+    }
+    is_alive(&cluster);
+}
+
 #[test]
 fn ten_thousand_idle_connections_leave_the_server_answering() {
     let Some(most) = raised_files() else { return };
