@@ -62,6 +62,7 @@ pub enum Act {
     Stalled,
     Failed,
     Exited,
+    Seen,
     // To a host or a node.
     Welcome,
     Refuse,
@@ -118,6 +119,7 @@ pub const TABLE: &[Rule] = &[
     rule(Act::Stalled, WORKERS),
     rule(Act::Failed, WORKERS),
     rule(Act::Exited, &[NODE]),
+    rule(Act::Seen, &[NODE]),
     rule(Act::Welcome, ORDERS),
     rule(Act::Refuse, ORDERS),
     rule(Act::Encode, ORDERS),
@@ -297,6 +299,7 @@ impl Spoken for HostMessage {
             Self::Stalled { .. } => Act::Stalled,
             Self::Failed { .. } => Act::Failed,
             Self::Exited { .. } => Act::Exited,
+            Self::Seen { .. } => Act::Seen,
         }
     }
 

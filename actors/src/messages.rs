@@ -169,6 +169,27 @@ pub enum HostMessage {
         /// Whether it will be started again.
         restarting: bool,
     },
+    /// A node: how a host process of it looks from outside. Said at each look that finds it starved, and when that changes.
+    Seen {
+        /// Host.
+        host: String,
+        /// The node's number of the process.
+        start: u64,
+        /// How it looks.
+        condition: Condition,
+    },
+}
+
+/// How a process looks to the node beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub enum Condition {
+    /// It runs, or waits for something to do.
+    #[default]
+    Well,
+    /// A signal or a debugger stopped it.
+    Stopped,
+    /// It waits for memory or for a disk, and does so now and then at least.
+    Starved,
 }
 
 /// One encoded shard.

@@ -48,12 +48,16 @@ pub struct NodeLink {
     pub exits: UnboundedSender<HostMessage>,
 }
 
-/// Joins the supervisor as the node that `config` names, and joins again for as long as it takes whenever it is lost.
-pub fn start(config: HostConfig, transport: Arc<dyn Transport>) -> NodeLink {
+/// What a node sees of its hosts at a heartbeat.
+pub type Look = Box<dyn FnMut() -> Vec<HostMessage> + Send>;
+
+/// Joins the supervisor as the node that `config` names, and joins again for as long as it takes whenever it is lost. What `look`
+/// finds goes with each heartbeat.
+pub fn start(config: HostConfig, transport: Arc<dyn Transport>, look: Look) -> NodeLink {
     let (ordered, orders) = mpsc::unbounded_channel();
     let (exits, exited) = mpsc::unbounded_channel();
     let wanted = ordered.clone();
-    let agent = Agent { config, transport, ordered, exited, said: VecDeque::new(), cluster: 0 };
+    let agent = Agent { config, transport, ordered, exited, said: VecDeque::new(), cluster: 0, look };
     tokio::spawn(async move {
         tokio::select! {
             () = agent.run() => {}
@@ -71,6 +75,7 @@ struct Agent {
     /// Exits that the supervisor may not have heard of, the oldest first, and when they were said.
     said: VecDeque<(Instant, HostMessage)>,
     cluster: u64,
+    look: Look,
 }
 
 impl Agent {
@@ -128,6 +133,7 @@ impl Agent {
                 }
                 _ = ticks.tick() => {
                     joined.outbox.send(HostMessage::Heartbeat { kv_bytes: 0 });
+                    (self.look)().into_iter().for_each(|seen| joined.outbox.send(seen));
                     self.said.retain(|(said, _)| said.elapsed() < HEARD_AFTER);
                 }
             }

@@ -1,5 +1,6 @@
 //! The agent of a node: starts its host processes, starts again those that end, kills one on order. Places no work.
 
+mod condition;
 mod process;
 mod state;
 mod tie;
@@ -25,7 +26,8 @@ use crate::{
     error::CliError,
     private,
 };
-pub use process::{Ended, Process, is_stopped, signal};
+pub use condition::{Watched, is_stopped};
+pub use process::{Ended, Process, signal};
 pub use state::{Ending, Fate, Restarts};
 pub use tie::Tie;
 
@@ -84,10 +86,19 @@ pub struct NodeAgent {
     running: watch::Sender<usize>,
 }
 
+/// A process of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// Its number.
+    pub start: u64,
+    /// Its id.
+    pub pid: u32,
+}
+
 /// A host that is kept running.
 struct Kept {
     orders: mpsc::UnboundedSender<Command>,
-    pid: watch::Receiver<Option<u32>>,
+    life: watch::Receiver<Option<Life>>,
     task: JoinHandle<()>,
 }
 
@@ -116,7 +127,7 @@ struct Keeper {
     launch: Launch,
     starts: Arc<Starts>,
     orders: mpsc::UnboundedReceiver<Command>,
-    pid: watch::Sender<Option<u32>>,
+    life: watch::Sender<Option<Life>>,
     exits: mpsc::UnboundedSender<HostExit>,
     given_up: Arc<Mutex<Vec<HostExit>>>,
     origin: Instant,
@@ -136,14 +147,14 @@ impl NodeAgent {
             // What earlier runs logged would be read as the cause of today's ends.
             let _ = fs::remove_file(&log);
             let (orders, ordered) = mpsc::unbounded_channel();
-            let (pid, seen) = watch::channel(None);
+            let (life, seen) = watch::channel(None);
             let keeper = Keeper {
                 host: host.name.clone(),
                 log,
                 launch: launch.clone(),
                 starts: starts.clone(),
                 orders: ordered,
-                pid,
+                life,
                 exits: exits.clone(),
                 given_up: Arc::clone(&given_up),
                 origin: Instant::now(),
@@ -154,7 +165,7 @@ impl NodeAgent {
                 keeper.keep().await;
                 running.send_modify(|running| *running -= 1);
             });
-            kept.insert(host.name.clone(), Kept { orders, pid: seen, task });
+            kept.insert(host.name.clone(), Kept { orders, life: seen, task });
         }
         (Self { hosts: kept, given_up, running }, ended)
     }
@@ -164,9 +175,15 @@ impl NodeAgent {
         Orders(self.hosts.iter().map(|(host, kept)| (host.clone(), kept.orders.clone())).collect())
     }
 
+    /// The processes of those of its hosts that `which` names, to be looked at.
+    pub fn watched(&self, which: impl Fn(&str) -> bool) -> Watched {
+        let wanted = self.hosts.iter().filter(|(host, _)| which(host));
+        Watched::new(wanted.map(|(host, kept)| (host.clone(), kept.life.clone())).collect())
+    }
+
     /// Process ids by host.
     pub fn pids(&self) -> BTreeMap<String, u32> {
-        self.hosts.iter().filter_map(|(host, kept)| Some((host.clone(), (*kept.pid.borrow())?))).collect()
+        self.hosts.iter().filter_map(|(host, kept)| Some((host.clone(), kept.life.borrow().as_ref()?.pid))).collect()
     }
 
     /// Hosts that are not started again, with their last end.
@@ -204,7 +221,7 @@ impl Keeper {
             let start = self.starts.next();
             self.restarts.started(self.origin.elapsed());
             let (ended, stopped) = self.live(start).await;
-            self.pid.send_replace(None);
+            self.life.send_replace(None);
             let fate = match stopped {
                 true => Fate::Finished,
                 false => self.restarts.ended(self.origin.elapsed(), ended.ending),
@@ -229,7 +246,7 @@ impl Keeper {
             Ok(process) => process,
             Err(error) => return (Ended::failed(format!("its process cannot be started: {error}")), false),
         };
-        self.pid.send_replace(process.pid());
+        self.life.send_replace(process.pid().map(|pid| Life { start, pid }));
         tracing::debug!(host = self.host, start, pid = process.pid(), "started");
         let (mut report, limit) = (process.report(), self.launch.join_within);
         loop {

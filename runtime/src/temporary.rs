@@ -69,7 +69,7 @@ async fn serve(cluster: &Cluster, file: PathBuf, limit: Duration) -> Result<(Ser
     credentials::provide(cluster, hosts.iter().map(|host| host.member()))?;
     let launch = Launch::new(file, service.record.listen)?;
     let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
-    tokio::spawn(Tie::new(cluster, &hosts, launch.supervisor, (agent.orders(), exits))?.hold());
+    tokio::spawn(Tie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?.hold());
     let look = async || service.supervisor.cluster().await.map_err(CliError::unreachable);
     match (Wait { cluster, agent: &agent, limit }).ready(look, |_, _| ()).await {
         Ok(_) => Ok((service, agent)),

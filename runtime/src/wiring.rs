@@ -7,7 +7,7 @@ use asterism_actors::{
     api::Role,
     messages::HostRole,
     metric::{self, TransportMetrics},
-    node::{self, NodeLink},
+    node::{self, Look, NodeLink},
     store::{RedbStore, StoreError},
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
 };
@@ -165,14 +165,14 @@ pub async fn run_host(
     ended.map_err(|error| host_refusal(&error))
 }
 
-/// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever.
-pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr) -> Result<NodeLink, CliError> {
+/// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever; says what `look` finds.
+pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr, look: Look) -> Result<NodeLink, CliError> {
     let member = (MemberRole::Node, name);
     credentials::provide(cluster, [member])?;
     let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
     let transport = bind(cluster, member, address, counted())?;
     let config = HostConfig::new(name, HostRole::Node, listen, 1);
-    Ok(node::start(config, transport))
+    Ok(node::start(config, transport, look))
 }
 
 /// The CPU backend with these threads.

@@ -239,7 +239,7 @@ async fn orders(house: &House, party: Party, command: HostCommand) -> bool {
         return joining.connect(posing.local_address()).await.is_ok();
     }
     let config = HostConfig::new("away", HostRole::Node, posing.local_address(), 1);
-    let mut agent = node::start(config, joining);
+    let mut agent = node::start(config, joining, Box::new(Vec::new));
     let link = posing.accept().await.expect("it comes");
     // Whoever is refused has no word of the agent's to answer, and says his all the same.
     let (mut channel, heard) = match link.accept().await {
@@ -344,6 +344,7 @@ fn message(act: Act) -> Option<HostMessage> {
         Act::Stalled => HostMessage::Stalled { job: 1, host: "context-0".into(), cause: text() },
         Act::Failed => HostMessage::Failed { job: 1, code: text(), message: text() },
         Act::Exited => HostMessage::Exited { host: text(), start: 1, cause: text(), restarting: true },
+        Act::Seen => HostMessage::Seen { host: text(), start: 1, condition: Default::default() },
         _ => return None,
     };
     Some(message)

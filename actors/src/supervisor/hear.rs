@@ -37,8 +37,15 @@ impl SupervisorState {
             return Stir::Everything;
         }
         if self.hosts.is_node(from) {
-            if let HostMessage::Exited { host, start, cause, restarting } = message {
-                self.on_exited(now, from, (&host, start), (cause, restarting), commands);
+            match message {
+                HostMessage::Exited { host, start, cause, restarting } => {
+                    self.on_exited(now, from, (&host, start), (cause, restarting), commands);
+                }
+                HostMessage::Seen { host, start, condition } => {
+                    self.on_seen(now, from, (&host, start), condition, commands);
+                    return Stir::Nothing;
+                }
+                _ => {}
             }
             return Stir::Everything;
         }
@@ -102,7 +109,7 @@ impl SupervisorState {
                     self.end(now, job, Outcome::Failed { code, message }, commands);
                 }
             }
-            HostMessage::Hello(_) | HostMessage::Exited { .. } => return Stir::Nothing,
+            HostMessage::Hello(_) | HostMessage::Exited { .. } | HostMessage::Seen { .. } => return Stir::Nothing,
         }
         Stir::Touched
     }

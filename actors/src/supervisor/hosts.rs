@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
-    messages::Hello,
+    messages::{Condition, Hello},
     supervisor::{
         config::{HostSpec, Recovery},
         given::Given,
@@ -33,6 +33,8 @@ pub struct HostRecord {
     pub kv_bytes: u64,
     /// Threads it computes with, says its report.
     pub threads: Option<u64>,
+    /// How its node last saw its process, and when.
+    pub seen: (Condition, Duration),
     /// Why it is dead or not ready.
     pub cause: Option<String>,
     /// Whether it said itself that it cannot work.
@@ -184,6 +186,7 @@ impl Hosts {
             last_heard: now,
             kv_bytes: 0,
             threads: None,
+            seen: Default::default(),
             cause: None,
             unfit: false,
             kept: KeptHost::default(),
@@ -302,6 +305,7 @@ impl Hosts {
         record.last_heard = now;
         record.given = Given::default();
         record.cause = None;
+        record.seen = Default::default();
         host
     }
 
@@ -310,12 +314,15 @@ impl Hosts {
     pub fn silent(&mut self, now: Duration, suspect: Duration, dead: Duration) -> (Vec<usize>, Vec<usize>) {
         let absent = now.saturating_sub(std::mem::replace(&mut self.judged, now));
         if absent > suspect {
-            self.records.iter_mut().for_each(|host| host.last_heard = (host.last_heard + absent).min(now));
+            for host in &mut self.records {
+                host.last_heard = (host.last_heard + absent).min(now);
+                host.seen.1 = (host.seen.1 + absent).min(now);
+            }
         }
         let suspects = self.that(|host| host.health == HostHealth::Ready && host.silence(now) > suspect);
         suspects.iter().for_each(|&host| self.records[host].health = HostHealth::Suspect);
         let known = |host: &HostRecord| host.hello.is_some() && host.health != HostHealth::Dead;
-        (suspects, self.that(|host| known(host) && host.silence(now) > dead))
+        (suspects, self.that(|host| known(host) && host.unexcused(now) > dead))
     }
 
     /// Declares a host dead and fences its process. Returns its connection, to be closed.
@@ -325,6 +332,7 @@ impl Hosts {
         record.kept.fenced = record.kept.incarnation;
         record.kv_bytes = 0;
         record.threads = None;
+        record.seen = Default::default();
         record.given = Given::default();
         record.cause = Some(cause);
         record.connection.take()

@@ -4,11 +4,44 @@ use std::time::Duration;
 
 use crate::{
     api::HostHealth,
+    messages::Condition,
     news::News,
     supervisor::hosts::{HostRecord, Hosts},
 };
 
+/// Longest silence that waiting for memory excuses.
+const STARVED: Duration = Duration::from_secs(60);
+
+impl HostRecord {
+    /// Time since it was last heard or, while it could not speak for want of memory, since its node last saw that.
+    pub fn unexcused(&self, now: Duration) -> Duration {
+        let silence = self.silence(now);
+        match self.seen {
+            (Condition::Starved, at) if silence <= STARVED => now.saturating_sub(at.max(self.last_heard)),
+            _ => silence,
+        }
+    }
+
+    /// Why it says nothing, as far as its node sees that.
+    pub fn why_silent(&self) -> &'static str {
+        match self.seen.0 {
+            Condition::Stopped => "its process was stopped by a signal",
+            Condition::Starved => "its process waits for memory or a disk",
+            Condition::Well => "the process hangs, is stopped or is cut off",
+        }
+    }
+}
+
 impl Hosts {
+    /// Notes how a node sees a host's process. A suspect that is starved is busy.
+    pub fn seen(&mut self, now: Duration, host: usize, condition: Condition) {
+        let record = &mut self.records[host];
+        record.seen = (condition, now);
+        if record.health == HostHealth::Suspect && condition == Condition::Starved {
+            record.cause = Some("busy: its process waits for memory or a disk, says its node".into());
+        }
+    }
+
     /// Notes a sign of life; of a suspect it is news.
     pub fn heard(&mut self, now: Duration, host: usize) -> Option<News> {
         let record = &mut self.records[host];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{
     api::{ErrorBody, HostHealth, JobEvent, JobPhase, RecoveryStatus, Role},
-    messages::HostCommand,
+    messages::{Condition, HostCommand},
     metric::Observation,
     news::News,
     supervisor::{
@@ -68,14 +68,7 @@ impl SupervisorState {
         (cause, restarting): (String, bool),
         commands: &mut Vec<Command>,
     ) {
-        let Some(host) = self.hosts.by_name(name) else { return };
-        let (node, speaker) = (self.hosts.at(host).spec.node.clone(), self.hosts.node_name(from).unwrap_or_default());
-        if node != speaker {
-            let cause = format!("node {speaker} speaks for host {name}, expected its own node {node}");
-            let refused = Observation::Refused { reason: "node", who: speaker.to_string(), cause: cause.clone() };
-            commands.push(Command::Observe(refused));
-            return commands.push(Command::Disconnect { connection: from, reason: cause });
-        }
+        let Some(host) = self.of_node(from, name, commands) else { return };
         if start < self.hosts.at(host).kept.start {
             return;
         }
@@ -84,6 +77,36 @@ impl SupervisorState {
         if let Some(cause) = record.cause.as_mut().filter(|_| !restarting && !record.unfit) {
             cause.push_str("; it is not started again");
         }
+    }
+
+    /// A node says how a process of a host looks. It speaks for its own hosts only.
+    pub(super) fn on_seen(
+        &mut self,
+        now: Duration,
+        from: u64,
+        (name, start): (&str, u64),
+        condition: Condition,
+        commands: &mut Vec<Command>,
+    ) {
+        if let Some(host) = self.of_node(from, name, commands)
+            && start == self.hosts.at(host).kept.start
+        {
+            self.hosts.seen(now, host, condition);
+        }
+    }
+
+    /// The host of this name; none where the node on this connection is not the one to speak for it.
+    fn of_node(&self, from: u64, name: &str, commands: &mut Vec<Command>) -> Option<usize> {
+        let host = self.hosts.by_name(name)?;
+        let (node, speaker) = (&self.hosts.at(host).spec.node, self.hosts.node_name(from).unwrap_or_default());
+        if node == speaker {
+            return Some(host);
+        }
+        let cause = format!("node {speaker} speaks for host {name}, expected its own node {node}");
+        let refused = Observation::Refused { reason: "node", who: speaker.to_string(), cause: cause.clone() };
+        commands.push(Command::Observe(refused));
+        commands.push(Command::Disconnect { connection: from, reason: cause });
+        None
     }
 
     /// Takes all work from a host, dead or alive, and notes that with the jobs that need it.

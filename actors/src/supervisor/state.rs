@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 use crate::{
     api::{JobEvent, JobState},
     error::JobError,
-    messages::{HostCommand, HostMessage},
+    messages::{Condition, HostCommand, HostMessage},
     metric::Observation,
     news::News,
     store::Change,
@@ -256,8 +256,9 @@ impl SupervisorState {
         for host in dead {
             let record = self.hosts.at(host);
             let silence = record.silence(now).as_secs_f64();
-            let link = record.cause.clone().filter(|_| record.connection.is_none());
-            let why = link.unwrap_or_else(|| "the process hangs, is stopped or is cut off".into());
+            let unlinked = record.connection.is_none() && record.seen.0 == Condition::Well;
+            let link = record.cause.clone().filter(|_| unlinked);
+            let why = link.unwrap_or_else(|| record.why_silent().into());
             self.lose(now, host, ("heartbeat", format!("no heartbeat for {silence:.1} s; {why}")), commands);
         }
         self.give_up_absent(now, commands);

@@ -7,6 +7,7 @@ mod members;
 mod moving;
 mod news;
 mod queue;
+mod starved;
 mod waiting;
 
 use std::{
@@ -29,7 +30,7 @@ use super::{
 };
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},
-    messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
+    messages::{Condition, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice},
     news::News,
     store::{Change, Entry},
     ticket::{Secret, Ticket},

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
     HostConfig, host,
-    messages::{Generate, Hello, HostCommand, HostMessage, HostRole, Phase2Times, ShardHolder, WireMessage},
+    messages::{Condition, Generate, Hello, HostCommand, HostMessage, HostRole, Phase2Times, ShardHolder, WireMessage},
     node::{self, NodeOrder},
 };
 use asterism_models::Parts;
@@ -290,7 +290,8 @@ async fn a_node_says_what_ended_also_after_its_supervisor_was_lost() {
     let bench = Bench::of(&[]).await;
     let config = HostConfig::new("left", HostRole::Node, bench.transport.local_address(), 5);
     let transport = bind(&bench.network);
-    let mut link = node::start(config, transport);
+    let seen = || HostMessage::Seen { host: "c0".into(), start: 9, condition: Condition::Starved };
+    let mut link = node::start(config, transport, Box::new(move || vec![seen()]));
     let exit =
         |host: &str| HostMessage::Exited { host: host.into(), start: 9, cause: "signal 9".into(), restarting: true };
     let exited = |message: HostMessage| match message {
@@ -300,6 +301,7 @@ async fn a_node_says_what_ended_also_after_its_supervisor_was_lost() {
     let mut line = bench.accept().await;
     assert_eq!((line.hello.name.as_str(), line.hello.role, line.hello.start), ("left", HostRole::Node, 5));
     line.hear(|message| matches!(message, HostMessage::Heartbeat { .. }).then_some(())).await;
+    line.hear(|message| (message == seen()).then_some(())).await;
     line.order(HostCommand::Kill { host: "c0".into(), start: 9 }).await;
     let kill = tokio::time::timeout(DEADLINE, link.orders.recv()).await.expect("in time");
     assert_eq!(kill, Some(NodeOrder::Kill { host: "c0".into(), start: 9 }));

@@ -124,7 +124,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         credentials::provide(&cluster, members)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
-        let tie = Tie::new(&cluster, &hosts, args.join, (agent.orders(), exits))?;
+        let tie = Tie::new(&cluster, &hosts, args.join, (&agent, exits))?;
         tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
         let done = tokio::select! {
             () = agent.done() => Ok(true),

@@ -170,30 +170,7 @@ impl Ended {
     }
 }
 
-/// Whether a process was stopped by a signal; `false` where the system does not tell.
-pub fn is_stopped(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_stopped_by(&stat))
-}
-
-/// The state follows the program's name, which is in brackets and may hold some itself.
-fn is_stopped_by(stat: &str) -> bool {
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
-}
-
 /// Whether the signal reached the process.
 pub fn signal(pid: u32, signal: Signal) -> bool {
     i32::try_from(pid).ok().and_then(Pid::from_raw).is_some_and(|pid| kill_process(pid, signal).is_ok())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_state_follows_the_name() {
-        assert!(is_stopped_by("12 (asterism) T 1 12 12 0"));
-        assert!(is_stopped_by("12 (a) S (b) t 1 12"));
-        assert!(!is_stopped_by("12 (T) S 1 12 12 0"));
-        assert!(!is_stopped_by("") && !is_stopped(std::process::id()));
-    }
 }

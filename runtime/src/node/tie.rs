@@ -8,7 +8,7 @@ use asterism_actors::{
 };
 use tokio::sync::mpsc;
 
-use super::{Fate, HostExit, Orders};
+use super::{Fate, HostExit, NodeAgent, Orders};
 use crate::{
     cluster::{Cluster, Host},
     error::CliError,
@@ -30,14 +30,17 @@ impl Tie {
         cluster: &Cluster,
         hosts: &[&Host],
         listen: SocketAddr,
-        (orders, exits): (Orders, mpsc::UnboundedReceiver<HostExit>),
+        (agent, exits): (&NodeAgent, mpsc::UnboundedReceiver<HostExit>),
     ) -> Result<Self, CliError> {
         let (order, ordered) = mpsc::unbounded_channel();
         let mut links = BTreeMap::new();
         let mut up = BTreeMap::new();
         for host in hosts {
             if !links.contains_key(&host.node) {
-                let NodeLink { orders: mut from, exits } = wiring::node_link(cluster, &host.node, listen)?;
+                let of_node = |name: &str| cluster.host(name).is_some_and(|other| other.node == host.node);
+                let mut watched = agent.watched(of_node);
+                let look = Box::new(move || watched.look());
+                let NodeLink { orders: mut from, exits } = wiring::node_link(cluster, &host.node, listen, look)?;
                 let order = order.clone();
                 tokio::spawn(async move {
                     while let Some(ordered) = from.recv().await {
@@ -50,7 +53,7 @@ impl Tie {
             }
             up.insert(host.name.clone(), links[&host.node].clone());
         }
-        Ok(Self { orders, exits, up, ordered })
+        Ok(Self { orders: agent.orders(), exits, up, ordered })
     }
 
     /// Carries news and orders until the supervisor ends the cluster.

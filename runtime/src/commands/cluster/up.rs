@@ -70,7 +70,7 @@ impl<'a> Running<'a> {
         let launch = Launch::new(file, keeper.record.listen)?;
         let hosts = local_hosts(cluster);
         let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
-        let tie = Tie::new(cluster, &hosts, launch.supervisor, (agent.orders(), exits))?;
+        let tie = Tie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?;
         tokio::spawn(async move {
             if let Err(error) = tie.hold().await {
                 tracing::error!(%error, "this machine's hosts are on their own");

@@ -1,0 +1,62 @@
+//! Silent hosts that their node sees: stopped, starved, or neither.
+
+use super::*;
+
+fn seen(cluster: &mut Cluster, now: f64, condition: Condition) {
+    cluster.now = now;
+    cluster.say(NODE, HostMessage::Seen { host: "c1".into(), start: 1, condition });
+}
+
+/// Ticks twice a second from `from` to `to`, with what the node sees before each; c1 says nothing.
+fn silent(cluster: &mut Cluster, from: f64, to: f64, condition: Option<Condition>) {
+    for half_seconds in (2.0 * from) as usize..=(2.0 * to) as usize {
+        let now = half_seconds as f64 / 2.0;
+        condition.into_iter().for_each(|condition| seen(cluster, now, condition));
+        cluster.tick(now, &[1, 3]);
+    }
+}
+
+#[test]
+fn a_starved_host_is_a_busy_suspect_and_keeps_its_work() {
+    let (mut cluster, job) = decoding();
+    silent(&mut cluster, 0.5, 20.0, Some(Condition::Starved));
+    assert_eq!(cluster.health(1), HostHealth::Suspect);
+    let cause = cluster.state.host_status(seconds(20.0), 1).cause.expect("one");
+    assert!(cause.contains("busy: its process waits for memory"), "{cause}");
+    assert!(cluster.encode().is_empty() && cluster.status(job).recoveries.is_empty());
+    cluster.tick(20.1, &[1, 2, 3]);
+    assert_eq!(cluster.health(1), HostHealth::Ready);
+    assert_eq!(cluster.state.host_status(seconds(20.1), 1).cause, None);
+}
+
+#[test]
+fn what_is_stopped_hangs_or_starves_without_end_is_dead() {
+    for (last, until, cause) in [
+        (Some(Condition::Stopped), 12.5, "stopped by a signal"),
+        (Some(Condition::Well), 12.5, "the process hangs"),
+        // Its node was not heard either: what it saw last is old.
+        (None, 12.5, "waits for memory"),
+        (Some(Condition::Starved), 61.0, "waits for memory"),
+    ] {
+        let (mut cluster, _) = decoding();
+        silent(&mut cluster, 0.5, 10.0, Some(Condition::Starved));
+        assert_eq!(cluster.health(1), HostHealth::Suspect);
+        silent(&mut cluster, 10.5, until, last);
+        assert_eq!(cluster.health(1), HostHealth::Dead, "{last:?}");
+        let got = cluster.state.host_status(seconds(until), 1).cause.expect("one");
+        assert!(got.contains(cause), "{got}");
+    }
+}
+
+#[test]
+fn nobody_excuses_the_hosts_of_others_or_a_process_that_is_gone() {
+    let (mut cluster, _) = decoding();
+    for now in [0.5, 1.0, 1.5, 2.0] {
+        cluster.now = now;
+        cluster.say(NODE, HostMessage::Seen { host: "c1".into(), start: 2, condition: Condition::Starved });
+        cluster.say(1, HostMessage::Seen { host: "c1".into(), start: 1, condition: Condition::Starved });
+        cluster.tick(now, &[1, 3]);
+    }
+    cluster.tick(2.5, &[1, 3]);
+    assert_eq!(cluster.health(1), HostHealth::Dead);
+}
