@@ -6,7 +6,7 @@ use metrics::{counter, gauge, histogram};
 use crate::{
     api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
     messages::{LinkReport, Phase2Times, SPREAD_SECONDS, Spread},
-    supervisor::SupervisorConfig,
+    supervisor::{SupervisorConfig, codes},
 };
 
 /// Declares a metric name with its help text.
@@ -288,6 +288,10 @@ pub fn record_config(config: &SupervisorConfig) {
     start_at_zero();
 }
 
+/// Why peers are refused: by a transport, at a door, and by the supervisor.
+const REJECTIONS: &[&str] =
+    &["certificate", "frame", "handshake", "hello", "identity", "node", "protocol_version", "role", "ticket"];
+
 /// What counts rare events is there before the first: an alert sees no change from nothing to one.
 fn start_at_zero() {
     for reason in ["exited", "disconnected", "heartbeat", "unfit"] {
@@ -296,8 +300,11 @@ fn start_at_zero() {
     for reason in ["stop", "length"] {
         counter!(REQUEST_SUCCESS, "finished_reason" => reason).increment(0);
     }
-    for code in ["host_lost", "replay_mismatch", "timeout"] {
+    for code in codes::all() {
         counter!(REQUESTS_FAILED, "error_type" => code).increment(0);
+    }
+    for reason in REJECTIONS {
+        counter!(TRANSPORT_REJECTS, "reason" => *reason).increment(0);
     }
     for name in [REQUESTS_CANCELLED, SHARD_REENCODES, SESSION_HITS] {
         counter!(name).increment(0);
@@ -347,5 +354,43 @@ impl Observer for TransportMetrics {
 
     fn rejected(&self, reason: &'static str) {
         counter!(TRANSPORT_REJECTS, "reason" => reason).increment(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::PathBuf};
+
+    use super::*;
+
+    #[test]
+    fn every_reason_to_refuse_a_peer_starts_at_zero() {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut said: BTreeSet<String> = BTreeSet::new();
+        let mut folders = ["actors/src", "transport/src"].map(|path| folder.join(path)).to_vec();
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).expect("a folder").flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = fs::read_to_string(&path).expect("a source");
+                let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+                for before in
+                    ["rejected(\"", "metric::refused(\"", "Observation::Refused { reason: \"", "IDENTITY: &str = \""]
+                {
+                    said.extend(text.split(before).skip(1).filter_map(|rest| Some(rest.split('"').next()?.to_owned())));
+                }
+                for function in ["fn rejection(", "impl Denied {"] {
+                    let body = text.split(function).nth(1).and_then(|rest| rest.split("\n}\n").next());
+                    said.extend(
+                        body.into_iter().flat_map(|body| body.split('"').skip(1).step_by(2).map(str::to_owned)),
+                    );
+                }
+            }
+        }
+        let known: BTreeSet<String> = REJECTIONS.iter().map(|reason| (*reason).to_owned()).collect();
+        assert_eq!(said, known);
     }
 }

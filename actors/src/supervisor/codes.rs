@@ -1,4 +1,4 @@
-//! Codes of failures that hosts say. They become labels of metrics, so that any other is `other`.
+//! Codes of failures. They become labels of metrics, so that any other that a host says is `other`.
 
 /// Every code that a host of this version says: those of models, and `internal` for what panics.
 const OF_HOSTS: &[&str] = &[
@@ -33,9 +33,28 @@ const OF_HOSTS: &[&str] = &[
     "weights_truncated",
 ];
 
+/// What the supervisor itself fails jobs with, beyond those of hosts.
+const OF_SUPERVISOR: &[&str] = &[
+    "placement_impossible",
+    "replay_mismatch",
+    "session_expired",
+    "session_failed",
+    "session_not_found",
+    "shard_mismatch",
+    "timeout",
+];
+
+/// What no code is known of.
+const OTHER: &str = "other";
+
 /// The code that a host says, if there is such a code.
 pub fn of_host(code: &str) -> &'static str {
-    OF_HOSTS.iter().find(|known| **known == code).copied().unwrap_or("other")
+    OF_HOSTS.iter().find(|known| **known == code).copied().unwrap_or(OTHER)
+}
+
+/// Every code that a job can fail with.
+pub fn all() -> impl Iterator<Item = &'static str> {
+    OF_HOSTS.iter().chain(OF_SUPERVISOR).copied().chain([OTHER])
 }
 
 #[cfg(test)]
@@ -60,6 +79,23 @@ mod tests {
     fn shipped(path: &Path) -> String {
         let text = fs::read_to_string(path).expect("a source");
         text.split("#[cfg(test)]").next().unwrap_or_default().to_owned()
+    }
+
+    /// A job fails with a code that stands as a text, or with a host's; those of sessions that ended are `JobError`'s.
+    #[test]
+    fn every_code_that_the_supervisor_fails_jobs_with_is_known() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/supervisor");
+        let files = fs::read_dir(folder).expect("a folder").flatten().filter(|file| file.path().is_file());
+        let sources: Vec<String> = files.map(|file| shipped(&file.path())).collect();
+        let mut said = BTreeSet::new();
+        for source in &sources {
+            for before in ["fail_context(now, number, (\"", "Outcome::Failed { code: \""] {
+                said.extend(source.split(before).skip(1).filter_map(|rest| rest.split('"').next()));
+            }
+        }
+        assert!(said.len() > 3, "{said:?}");
+        assert!(said.iter().all(|code| all().any(|known| known == *code)), "{said:?}");
+        assert_eq!(all().collect::<BTreeSet<_>>().len(), all().count(), "each once");
     }
 
     /// Hosts say the codes of `ModelError`, and those that stand as texts where they tell of a failure.

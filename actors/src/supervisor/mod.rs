@@ -3,7 +3,7 @@
 mod actor;
 mod assign;
 mod change;
-mod codes;
+pub(crate) mod codes;
 mod config;
 mod context;
 mod contexts;
