@@ -253,7 +253,7 @@ impl Supervisor {
     /// Tells every host to end, and ends.
     pub async fn shutdown(&self) {
         // Who hears the close before the order would wait for a supervisor that does not come back.
-        if let Ok(links) = self.ask(|shell| shell.end_hosts()).await {
+        if let Ok(links) = self.ask_anyway(|shell| shell.end_hosts()).await {
             let ended = async {
                 for link in links {
                     link.closed().await;
@@ -284,7 +284,16 @@ impl Supervisor {
         answered.await.map_err(|_| JobError::Stopping)?
     }
 
+    /// Asks, unless many others wait for what their answers rest on.
     async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Shell) -> T + Send + 'static,
+    ) -> Result<T, JobError> {
+        let question = move |shell: &mut Shell| (!shell.is_crowded()).then(|| question(shell));
+        self.ask_anyway(question).await?.ok_or(JobError::Busy)
+    }
+
+    async fn ask_anyway<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Shell) -> T + Send + 'static,
     ) -> Result<T, JobError> {

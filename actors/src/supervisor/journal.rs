@@ -33,6 +33,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 const WAITING: usize = 1024;
 const WAITING_BYTES: u64 = 64 << 20;
 
+/// Answers that wait for what they rest on, each with all that it says.
+const TOLD: usize = 512;
+
 /// Decides a change on the state as it is.
 pub type Decide = Box<dyn FnOnce(&mut SupervisorState, Duration) -> Result<Decided, JobError> + Send>;
 /// Told how things are.
@@ -129,6 +132,11 @@ impl Journal {
     /// How much of what happened waits for its write.
     pub fn backlog(&self) -> usize {
         self.happened.len()
+    }
+
+    /// Whether so many answers wait for a slow disk that no more should.
+    pub fn is_crowded(&self) -> bool {
+        self.happened.len() >= TOLD
     }
 
     /// Whether a write is under way.

@@ -289,6 +289,11 @@ impl Shell {
         self.flushed = Some(flushed);
     }
 
+    /// Whether a slow disk holds up as many answers as there may be.
+    pub fn is_crowded(&self) -> bool {
+        self.journal.is_crowded()
+    }
+
     /// Tells somebody something when the journal has all that it rests on.
     pub fn tell(&mut self, told: impl FnOnce() + Send + 'static) {
         let acts = self.journal.tell(told);

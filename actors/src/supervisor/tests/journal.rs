@@ -287,3 +287,16 @@ fn a_change_that_leaves_nothing_else_to_be_kept_is_one_write() {
     disk.begin();
     assert!(disk.writing.is_none(), "{:?}", disk.writing);
 }
+
+#[test]
+fn answers_that_wait_for_a_slow_disk_are_few() {
+    let mut disk = ten_waiting();
+    disk.ask(Step::Die(0));
+    let asked = (0..10_000).find(|_| {
+        assert!(disk.queue().tell(|| ()).is_empty(), "it waits for what the host's end is to leave in the journal");
+        disk.queue().is_crowded()
+    });
+    assert!(asked.is_some_and(|asked| asked < 1000), "{asked:?}");
+    disk.settle();
+    assert!(!disk.queue().is_crowded());
+}
