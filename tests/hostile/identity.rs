@@ -131,6 +131,34 @@ fn address_of(cluster: &Cluster, host: &str) -> SocketAddr {
     host["address"].as_str().expect("it joined").parse().expect("an address")
 }
 
+/// What README says to do about a certificate that was stolen.
+#[test]
+fn a_stolen_certificate_is_worth_nothing_under_another_authority() {
+    let cluster = cluster();
+    let thief = stolen(&cluster, "context-1");
+    assert!(cluster.run(&["down"]).status.success());
+    let data = cluster.folder().join("data");
+    fs::rename(data.join("certificates"), data.join("old-certificates")).expect("ours");
+    up(&cluster);
+    answers(&cluster);
+    run(async {
+        // The certificate of the new authority is no secret.
+        let transport = member(Credentials { ca: stolen(&cluster, "context-1").ca, ..thief });
+        for address in [supervisor(&cluster), address_of(&cluster, "context-0")] {
+            let said = async {
+                let link = transport.connect(address).await.map_err(|error| error.to_string())?;
+                let channel = link.open().await.map_err(|error| error.to_string())?;
+                let mut line = Line { link, channel };
+                line.say(HostMessage::Hello(hello("context-1", HostRole::Context)).frame()).await;
+                line.told().await
+            };
+            let said = said.await;
+            assert!(said.is_err(), "{address} told it {said:?}");
+        }
+    });
+    cluster.wait_for("all hosts", |status| status["ready"] == true);
+}
+
 #[test]
 fn no_member_takes_another_ones_name_and_no_number_kills_the_cluster() {
     let cluster = cluster();
