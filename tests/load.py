@@ -3,7 +3,9 @@
 a supervisor that is killed in the middle. Prints latencies and the supervisor's memory; ends with 1 when a bound is missed.
 
     tests/load.py --binary target/release/asterism                          # 10,000 submits, 5 minutes
-    tests/load.py --binary target/debug/asterism --seconds 20 --submits 500 # fit for every change
+    tests/load.py --deep --tokens 4096 --no-kill                            # all of them wait at once: the hosts take no work
+    tests/load.py --positions 131072 --at-limit 4 --submits 0 --body-mib 0  # bodies as large as a model of 128k takes
+    tests/load.py --short --binary target/debug/asterism                    # half a minute, for every change
 
 Only loopback; stops everything that it started. Python's standard library alone.
 """
@@ -34,7 +36,7 @@ block_tokens = 64
 [api]
 admin_listen = "127.0.0.1:0"
 max_queue = {queue}
-
+{model}
 [[node]]
 name = "local"
 address = "127.0.0.1"
@@ -49,19 +51,32 @@ name = "query-0"
 role = "query"
 threads = 1
 """
+TINY = pathlib.Path(__file__).parent / "golden/models/tiny-llama"
+# What a busy machine keeps too, and a supervisor that waits for something does not.
+SHORT = {"seconds": 35, "submits": 1000, "tokens": 4096, "readers": 50, "body_mib": 20, "deep": True, "no_kill": True,
+         "livez_ms": 500, "submit_ms": 2000}
 REQUEST_TIMEOUT = 30.0
 CLIENTS = 3
 
 
 class Cluster:
-    def __init__(self, binary, folder, queue):
+    def __init__(self, binary, folder, queue, positions):
         self.binary, self.folder, self.file = binary, folder, folder / "cluster.toml"
-        self.file.write_text(CLUSTER.format(folder=folder, queue=queue))
+        model = f'\n[model]\npath = "{self.stretched(positions)}"\n' if positions else ""
+        self.file.write_text(CLUSTER.format(folder=folder, queue=queue, model=model))
         self.run("up", "--detach")
 
     def run(self, *arguments):
         return subprocess.run([self.binary, *arguments, "-f", self.file], cwd=self.folder, timeout=120, check=True,
                               stdin=subprocess.DEVNULL, capture_output=True)
+
+    def stretched(self, positions):
+        """The tiny random model with so many positions."""
+        model = self.folder / "model"
+        shutil.copytree(TINY, model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+        return model
 
     def record(self):
         return json.loads((self.folder / "data/supervisor.json").read_text())
@@ -88,7 +103,7 @@ class Load:
         self.latencies, self.refused, self.failed = {}, {}, {}
         self.acknowledged, self.cancelled = [], set()
         self.stopping, self.away = threading.Event(), threading.Event()
-        self.rss, self.hwm = [], 0.0
+        self.rss, self.hwm, self.waiting = [], 0.0, 0
 
     def goes_on(self):
         return not self.stopping.is_set() and time.monotonic() < self.deadline
@@ -172,6 +187,19 @@ def huge_body(load, text):
         load.count(load.refused, "huge body closed")
 
 
+def at_limit(load, kind):
+    """Bodies as large as the model takes, of words, of letters, of escapes; every second time only as much as is tokenised."""
+    answer = load.ask("too large", "POST", "/api/v1/jobs", b" " * (34 << 20))
+    most = int(answer[1].split(b"expected at most ")[1].split()[0]) if answer and answer[0] == 413 else 1 << 20
+    room = most - 200
+    pieces = [b"word ", b"qzjxkvbwpygfmcdulhnsrtoaie", b"\\u00e9", b"\\n\\u4e2d "]
+    piece = pieces[kind % len(pieces)]
+    bodies = [b'{"context": "' + piece * (room // share // len(piece)) + b'", "query": "q"}' for share in (1, 4)]
+    while load.goes_on():
+        for body in bodies:
+            load.ask("at limit", "POST", "/api/v1/jobs", body)
+
+
 def slow_reader(load, at):
     """Asks for a job's events and reads next to nothing."""
     while load.goes_on() and len(load.acknowledged) <= at:
@@ -203,11 +231,13 @@ def cancel_one(load):
             load.cancelled.add(waiting[-1])
 
 
-def look_at_memory(load):
+def look_at(load):
     try:
         rss, hwm = load.cluster.memory()
+        status = json.loads((load.ask("status", "GET", "/api/v1/topology") or (0, "{}"))[1])
     except (OSError, KeyError, ValueError):
         return
+    load.waiting = max(load.waiting, status.get("jobs_pending", 0))
     load.rss.append(rss)
     load.hwm = max(load.hwm, hwm)
 
@@ -252,12 +282,13 @@ def percentile(values, share):
 
 def report(load, states):
     print(f"{'ms':10}{'count':>8}{'p50':>10}{'p99':>10}{'max':>10}")
-    for kind in ("/livez", "submit", "cancel", "list"):
+    for kind in ("/livez", "submit", "cancel", "list", "at limit"):
         values = load.latencies.get(kind)
         if values:
             cells = [percentile(values, 0.5), percentile(values, 0.99), max(values)]
             print(f"{kind:10}{len(values):>8}" + "".join(f"{1000 * cell:>10.1f}" for cell in cells))
     print(f"supervisor: VmRSS at most {max(load.rss, default=0):.0f} MiB, VmHWM {load.hwm:.0f} MiB")
+    print(f"at most {load.waiting} jobs waited at once")
     counts = {}
     for state in states.values():
         counts[state] = counts.get(state, 0) + 1
@@ -271,10 +302,13 @@ def judge(load, states, args):
     if lost:
         missed.append(f"{len(lost)} acknowledged jobs are lost, such as {lost[:3]}")
     wanted = sum(1 for name in load.acknowledged if states.get(name) == "FAILED")
-    if wanted:
+    # What no host takes is given up after a minute, one after the other.
+    if wanted > (args.seconds // 60 if args.deep else 0):
         missed.append(f"{wanted} jobs failed")
     if len(load.acknowledged) < args.submits:
         missed.append(f"{len(load.acknowledged)} of {args.submits} submits were acknowledged in time")
+    if args.deep and load.waiting < 0.9 * (args.submits - len(load.cancelled)):
+        missed.append(f"{load.waiting} jobs waited at once, not {args.submits}")
     if not load.latencies.get("/livez"):
         missed.append("/livez was never answered")
     for kind, bound in (("/livez", args.livez_ms), ("submit", args.submit_ms)):
@@ -296,16 +330,24 @@ def main():
     parser.add_argument("--tokens", type=int, default=200, help="tokens of each context")
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--body-mib", type=int, default=60)
+    parser.add_argument("--deep", action="store_true", help="no host takes work, so that all wait at once")
+    parser.add_argument("--positions", type=int, help="a tiny model of so many positions, in place of the embedded one")
+    parser.add_argument("--at-limit", type=int, default=0, help="clients that send bodies as large as the model takes")
+    parser.add_argument("--short", action="store_true", help="half a minute of --deep, with generous bounds")
     parser.add_argument("--no-kill", action="store_true", help="leave the supervisor alone")
     parser.add_argument("--livez-ms", type=float, default=50)
     parser.add_argument("--submit-ms", type=float, default=100)
     parser.add_argument("--memory-mib", type=float, default=1024)
+    if "--short" in sys.argv:
+        parser.set_defaults(**SHORT)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     folder = pathlib.Path(tempfile.mkdtemp(prefix="asterism-load-"))
     cluster, load, threads = None, None, []
     try:
-        cluster = Cluster(pathlib.Path(args.binary).resolve(), folder, max(args.submits, 1024))
+        cluster = Cluster(pathlib.Path(args.binary).resolve(), folder, max(args.submits, 1024), args.positions)
+        if args.deep:
+            [cluster.run("host", "cordon", host) for host in ("context-0", "query-0")]
         load = Load(cluster, time.monotonic() + args.seconds)
         share = [args.submits // CLIENTS + (at < args.submits % CLIENTS) for at in range(CLIENTS)]
         works = [lambda c=c: submitter(load, c, share[c], args.tokens) for c in range(CLIENTS)]
@@ -313,7 +355,8 @@ def main():
         works.append(lambda: every(load, 0.05, lambda: load.ask("/livez", "GET", "/livez")))
         works.append(lambda: every(load, 0.5, lambda: load.ask("list", "GET", "/api/v1/jobs?state=pending&limit=100")))
         works.append(lambda: every(load, 1.0, lambda: cancel_one(load)))
-        works.append(lambda: every(load, 0.5, lambda: look_at_memory(load)))
+        works.append(lambda: every(load, 0.5, lambda: look_at(load)))
+        works += [lambda at=at: at_limit(load, at) for at in range(args.at_limit)]
         if args.body_mib:
             text = b"word " * ((args.body_mib << 20) // 5)
             works.append(lambda: every(load, 1.0, lambda: huge_body(load, text)))
