@@ -26,6 +26,9 @@ use crate::{
 
 /// Contexts that one query host may have attached at a time.
 const ATTACHMENTS: usize = 65_536;
+/// Multiply-adds, some hundred microseconds, below which a frame is answered where it is read: to hand it to another thread
+/// and back would take as long.
+const AT_ONCE: usize = 4 << 20;
 
 /// One query host's channel.
 pub struct Queries<'a, B: Backend> {
@@ -127,15 +130,29 @@ impl<B: Backend> Queries<'_, B> {
             found.push(Found { part, shards });
         }
         let header = frame.header;
-        let (parts, payload) = tokio::task::spawn_blocking(move || attend(&decoder, found, &frame))
-            .await
-            .map_err(|panic| panic.to_string())??;
+        let (parts, payload) = if cost(&decoder, &found, &frame) <= AT_ONCE {
+            attend(&decoder, found, &frame)?
+        } else {
+            let attended = tokio::task::spawn_blocking(move || attend(&decoder, found, &frame)).await;
+            attended.map_err(|panic| panic.to_string())??
+        };
         self.send(partials(header, parts, payload)).await
     }
 
     async fn send(&mut self, frame: Frame) -> Result<(), String> {
         self.sender.send(frame).await.map_err(|error| error.to_string())
     }
+}
+
+/// Multiply-adds of what [`attend`] does.
+fn cost<B: Backend>(decoder: &Decoder<B>, found: &[Found<B>], frame: &Frame) -> usize {
+    let (Heads { query, dim, .. }, layer) = (decoder.config().heads, frame.header.layer as usize);
+    let keys = |shard: &Arc<EncodedShard<B>>| shard.layers.get(layer).map_or(0, |kv| decoder.backend().kv_len(kv));
+    let of_part = |Found { part, shards }: &Found<B>| {
+        let keys: usize = shards.iter().flat_map(|(shards, _)| shards).map(keys).sum();
+        (part.rows as usize).saturating_mul(2 * keys * query * dim)
+    };
+    found.iter().map(of_part).fold(0, usize::saturating_add)
 }
 
 /// Attention of each part's rows over its shards, in order. The error is a frame that cannot be read; what a part lacks is

@@ -74,6 +74,19 @@ pub(super) trait Lanes: Copy {
 const EXP2: [f32; 7] =
     [1.0, std::f32::consts::LN_2, 0.240_226_48, 0.055_503_324, 0.009_618_437, 0.001_339_887_5, 0.000_153_533_62];
 
+/// Asks for the memory at `at`, which need not be readable, without waiting for it.
+#[inline(always)]
+pub(super) fn fetch_ahead<E>(at: *const E) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has it, and it never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// What matrices are stored in: f32, or bf16 that kernels widen as they load.
 pub(super) trait Element: candle_core::WithDType + Default {
     /// # Safety

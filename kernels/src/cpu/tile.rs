@@ -1,7 +1,13 @@
 //! The register-tiled inner product that linear layers and attention share. Each element of a result is summed over `k` in
 //! order, whatever rows and columns stand beside it, so that the shape of a call changes no bit.
 
-use super::lanes::{Element, Lanes, PANEL};
+use super::lanes::{Element, Lanes, PANEL, fetch_ahead};
+
+/// Rows up to which the right operand takes longer to come from memory than to be multiplied. The next panels are asked for
+/// meanwhile where panels are [`SHORT`]: those the processor does not foresee, since it looks no further than a page.
+const FEW_ROWS: usize = 2;
+/// Bytes of a panel of keys, or of values, of a head of 64.
+const SHORT: usize = 8 << 10;
 
 /// Rows of f32, `row` elements apart.
 #[derive(Clone, Copy)]
@@ -102,11 +108,16 @@ unsafe fn tile<L: Lanes, E: Element, S: Sums, const R: usize, const V: usize>(
     unsafe {
         let mut acc: [[L; V]; R] = sums.start(row, column);
         let mut b = right.data;
+        let fetches = R <= FEW_ROWS && right.panel * size_of::<E>() <= SHORT;
         for p in 0..k {
             let mut lanes = [L::zero(); V];
             for (v, lanes) in lanes.iter_mut().enumerate() {
                 let c = v * L::N;
-                *lanes = E::load(b.add(c / PANEL * right.panel + c % PANEL));
+                let at = b.add(c / PANEL * right.panel + c % PANEL);
+                *lanes = E::load(at);
+                if fetches {
+                    fetch_ahead(at.wrapping_add(V * L::N / PANEL * right.panel));
+                }
             }
             for (r, acc) in acc.iter_mut().enumerate() {
                 let a = L::splat(*left.data.add(r * left.row + p));

@@ -167,6 +167,10 @@ impl Pipeline<'_> {
         let mut moved = [false; 2];
         // SAFETY: see the head of this block.
         unsafe {
+            // Few rows are done with a block sooner than the next comes from memory.
+            if let Some(next) = next.filter(|_| self.task.rows <= LANES) {
+                self.plan.cache.fetch(self.task.head, next.block + 1);
+            }
             self.list_products(before, next);
             let scores = self.scores.add(unit.side * BLOCK);
             let weights = self.weights.add(unit.side * STEP);
