@@ -12,7 +12,7 @@ use std::{
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, HeadsFiles, ModelError, Tokenizer};
-use asterism_transport::Transport;
+use asterism_transport::{MAX_PAYLOAD_BYTES, Transport};
 use ractor::ActorRef;
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -47,6 +47,8 @@ pub struct HostConfig {
     pub start: u64,
     /// How long a host that lost its supervisor works on and tries to reach it.
     pub patience: Duration,
+    /// Most bytes of what shards pass each other in one frame.
+    pub piece_bytes: usize,
 }
 
 impl HostConfig {
@@ -58,7 +60,8 @@ impl HostConfig {
             HostRole::Spare => (true, true),
             HostRole::Node => (false, false),
         };
-        Self { name: name.into(), role, encodes, generates, supervisor, start, patience: PATIENCE }
+        let (patience, piece_bytes) = (PATIENCE, MAX_PAYLOAD_BYTES);
+        Self { name: name.into(), role, encodes, generates, supervisor, start, patience, piece_bytes }
     }
 
     pub(crate) fn hello(&self, transport: &dyn Transport) -> Hello {

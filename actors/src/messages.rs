@@ -14,7 +14,7 @@ use asterism_plan::{ContextView, Exchange, KeptShard, Shard};
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
-pub use measured::{LinkReading, LinkReport, Phase2Times, ProcessReading, SPREAD_SECONDS, Spread};
+pub use measured::{Encoded, LinkReading, LinkReport, Phase2Times, ProcessReading, SPREAD_SECONDS, Spread};
 pub use queries::{
     Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask,
 };
@@ -192,25 +192,6 @@ pub enum Condition {
     Starved,
 }
 
-/// One encoded shard.
-#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
-pub struct Encoded {
-    /// Context.
-    pub context: u64,
-    /// Shard.
-    pub block: u32,
-    /// Context tokens kept.
-    pub kept_tokens: u64,
-    /// Bytes of KV held for it.
-    pub kv_bytes: u64,
-    /// Seconds from the start of the shards encoded together to their end, divided among them.
-    pub seconds: f64,
-    /// (row, key) pairs that went through a softmax, over all layers and query heads.
-    pub pairs: u64,
-    /// Bytes of tensors received from other hosts; counted with the first of the shards encoded together.
-    pub exchange_bytes: u64,
-}
-
 /// What the supervisor tells a host.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub enum HostCommand {
@@ -347,6 +328,10 @@ pub struct ParcelMeta {
     pub to: Option<u32>,
     /// Row-major shape of each tensor.
     pub shapes: Vec<Vec<u32>>,
+    /// Which part of the payload it is, where that is more than a frame may have, and of how many.
+    pub piece: u32,
+    /// Parts of the payload, at least 1.
+    pub pieces: u32,
 }
 
 /// [`asterism_models::Part`] on the wire.

@@ -90,6 +90,7 @@ fn host_messages() {
             jobs: vec![(5, Secret::new([1; 32]).ticket(5))],
         }),
         HostMessage::Encoded(Encoded {
+            digest: 77,
             context: 1,
             block: 2,
             kept_tokens: 4096,
@@ -170,7 +171,14 @@ fn openings() {
 
 #[test]
 fn parcels() {
-    fuzz(&[ParcelMeta { part: ParcelPart::Keys, from: 0, to: Some(3), shapes: vec![vec![8, 128, 64], vec![8, 128]] }]);
+    fuzz(&[ParcelMeta {
+        part: ParcelPart::Keys,
+        from: 0,
+        to: Some(3),
+        shapes: vec![vec![8, 128, 64], vec![8, 128]],
+        piece: 0,
+        pieces: 2,
+    }]);
 }
 
 #[test]

@@ -2,15 +2,15 @@
 //! other goes through [`Peers`]; who carries it is not known here.
 
 mod all_to_all;
+mod broadcast;
 mod local;
 mod max_pool;
 mod passing;
 mod peers;
-mod ring;
 mod shared_prefix;
 
 use asterism_kernels::{Backend, DType, Heads, KeySets};
-use asterism_plan::{Exchange, Input, Plan, Shard, Span, TokenIds};
+use asterism_plan::{Exchange, Input, InputDigest, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
@@ -26,6 +26,8 @@ pub struct EncodedShard<B: Backend> {
     pub tokens: usize,
     /// One entry a layer.
     pub layers: Vec<B::Kv>,
+    /// The checksum of what its pass read, as it was handed to the kernels.
+    pub digest: u64,
 }
 
 impl<B: Backend> EncodedShard<B> {
@@ -158,20 +160,30 @@ impl<B: Backend> Phase1<'_, B> {
     /// [`ModelError::Cancelled`] when `watch` says stop; what `peers` and the kernels report otherwise.
     pub fn encode(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<EncodedShard<B>>, ModelError> {
         let (decoder, count) = (self.decoder, self.decoder.config().layers);
-        let mut stacks = self.stacks()?;
-        let keep = |shard: &Shard| EncodedShard { block: shard.block, tokens: shard.kept_tokens(), layers: Vec::new() };
+        let mut read = vec![InputDigest::default(); self.shards.len()];
+        let mut stacks = self.stacks(&mut read)?;
+        let keep = |shard: &Shard| {
+            let (block, tokens) = (shard.block, shard.kept_tokens());
+            EncodedShard { block, tokens, layers: Vec::new(), digest: 0 }
+        };
         let mut encoded: Vec<EncodedShard<B>> = self.shards.iter().map(keep).collect();
         for index in 0..count {
-            let passes = self.project(index, &stacks)?;
+            let passes = self.project(index, &stacks, &mut read)?;
             let mut outputs = Vec::new();
             if index + 1 < count || watch.wants_last_layer() {
                 outputs = Layer { phase: self, index, passes: &passes }.attend(peers, watch)?;
                 peers.layer_done(index);
             }
-            for (encoded, Pass { shard, kv, .. }) in encoded.iter_mut().zip(passes) {
-                encoded.layers.push(match shard.keep_from() {
+            for ((encoded, Pass { shard, kv, .. }), read) in encoded.iter_mut().zip(passes).zip(&mut read) {
+                let kept = shard.keep_from()..shard.rows();
+                if index == 0 {
+                    read.mask(shard.prefix_rows(), &shard.attention);
+                    read.kept(kept.clone());
+                    encoded.digest = read.value();
+                }
+                encoded.layers.push(match kept.start {
                     0 => kv,
-                    from => decoder.backend().kv_rows(&kv, from, shard.rows())?,
+                    from => decoder.backend().kv_rows(&kv, from, kept.end)?,
                 });
             }
             if !outputs.is_empty() {
@@ -187,9 +199,9 @@ impl<B: Backend> Phase1<'_, B> {
     }
 
     /// The shards in stacks of as many rows as the device likes, each at least one shard, embedded.
-    fn stacks(&self) -> Result<Vec<Stack<B>>, ModelError> {
+    fn stacks(&self, read: &mut [InputDigest]) -> Result<Vec<Stack<B>>, ModelError> {
         let most = self.decoder.backend().linear_rows();
-        let (mut stacks, mut rest) = (Vec::new(), self.inputs);
+        let (mut stacks, mut rest, mut read) = (Vec::new(), self.inputs, read.iter_mut());
         while let Some(first) = rest.first() {
             let mut rows = first.ids.len();
             let more = rest[1..].iter().take_while(|input| {
@@ -198,21 +210,35 @@ impl<B: Backend> Phase1<'_, B> {
             });
             let (inputs, after) = rest.split_at(1 + more.count());
             let ids: Vec<u32> = inputs.iter().flat_map(|input| &input.ids).copied().collect();
+            let mut left = &ids[..];
+            for (input, read) in inputs.iter().zip(&mut read) {
+                let (own, after) = left.split_at(input.ids.len());
+                read.ids(own);
+                left = after;
+            }
             stacks.push(Stack { shards: inputs.len(), x: self.decoder.embed(&ids)? });
             rest = after;
         }
         Ok(stacks)
     }
 
-    fn project(&self, layer: usize, stacks: &[Stack<B>]) -> Result<Vec<Pass<'_, B>>, ModelError> {
+    fn project(
+        &self,
+        layer: usize,
+        stacks: &[Stack<B>],
+        read: &mut [InputDigest],
+    ) -> Result<Vec<Pass<'_, B>>, ModelError> {
         let (decoder, backend) = (self.decoder, self.decoder.backend());
         let mut passes = Vec::with_capacity(self.shards.len());
-        let mut shards = self.shards.iter().zip(self.inputs);
+        let mut shards = self.shards.iter().zip(self.inputs).zip(read);
         for Stack { shards: stacked, x } in stacks {
             let (all, mut start) = (decoder.project(layer, x)?, 0);
-            for (shard, input) in shards.by_ref().take(*stacked) {
+            for ((shard, input), read) in shards.by_ref().take(*stacked) {
                 let end = start + shard.rows();
                 let raw = if *stacked == 1 { all.clone() } else { backend.rows(&all, start, end)? };
+                if layer == 0 {
+                    read.positions(&input.positions);
+                }
                 let qkv = decoder.rotate(&raw, &input.positions)?;
                 let kv = backend.kv(&qkv.k, &qkv.v)?;
                 passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv });
@@ -245,7 +271,7 @@ impl<B: Backend> Layer<'_, B> {
             Exchange::None => self.passes.iter().map(|pass| Ok(self.local(pass, watch)?.output)).collect(),
             Exchange::SharedPrefix { sink_rows } => self.attend_behind_shared_prefix(*sink_rows, peers, watch),
             Exchange::PassCompressed(passing) => self.attend_with_passed(passing, peers, watch),
-            Exchange::Ring => self.attend_around_ring(peers, watch),
+            Exchange::Broadcast => self.attend_with_all_earlier(peers, watch),
             Exchange::AllToAll => self.attend_by_heads(peers, watch),
         }
     }

@@ -106,7 +106,12 @@ fn cut(decoder: &Decoder<Cpu>, shard: &EncodedShard<Cpu>, mut cuts: Vec<usize>) 
     let rows = |from, to| shard.layers.iter().map(|kv| backend.kv_rows(kv, from, to).unwrap()).collect();
     let pieces = cuts.windows(2).enumerate();
     pieces
-        .map(|(block, ends)| EncodedShard { block, tokens: ends[1] - ends[0], layers: rows(ends[0], ends[1]) })
+        .map(|(block, ends)| EncodedShard {
+            block,
+            tokens: ends[1] - ends[0],
+            layers: rows(ends[0], ends[1]),
+            digest: 0,
+        })
         .collect()
 }
 

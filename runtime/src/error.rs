@@ -95,6 +95,7 @@ pub fn exit_of_code(code: &str) -> Exit {
         | "template_limit"
         | "payload_too_large"
         | "unsupported_media_type"
+        | "plan_too_large"
         | "retaining_heads"
         | "journal_damaged"
         | "journal_other_version"

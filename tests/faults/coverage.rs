@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 pub const PHASES: [&str; 5] = ["idle", "encoding", "query", "decoding", "recovering"];
 
 /// Rows: every fault and the role that it strikes.
-pub const FAULTS: [(&str, &str); 24] = [
+pub const FAULTS: [(&str, &str); 27] = [
     ("kill", "context"),
     ("kill", "query"),
     ("kill", "spare"),
@@ -31,6 +31,9 @@ pub const FAULTS: [(&str, &str); 24] = [
     ("echo", "context"),
     ("echo", "query"),
     ("echo", "spare"),
+    ("misread", "context"),
+    ("misread", "query"),
+    ("misread", "spare"),
 ];
 
 /// Counts by fault, role and phase.

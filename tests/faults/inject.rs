@@ -68,6 +68,7 @@ impl World {
             }
             FaultKind::Corrupt(host) => self.corrupt(host).then(|| ("corrupt", self.role(host))),
             FaultKind::Echo(host) => self.echo(host).then(|| ("echo", self.role(host))),
+            FaultKind::Misread(host) => self.misread(host).then(|| ("misread", self.role(host))),
         };
         if let Some((fault, role)) = met {
             self.note(|| format!("FAULT {fault} of {role}: {kind:?} while {phase}"));
@@ -123,6 +124,13 @@ impl World {
         }
         let link = self.core.draw.pick(&links);
         self.core.break_link(link, "a frame does not have its checksum");
+        true
+    }
+
+    /// A host reads what it encodes next from somewhere else.
+    fn misread(&mut self, host: usize) -> bool {
+        let Some(host) = self.process(host).and_then(|pid| self.hosts.get_mut(&pid)) else { return false };
+        host.encoder.misreads = true;
         true
     }
 

@@ -76,6 +76,8 @@ pub enum FaultKind {
     Slow(usize, Time, Time),
     Corrupt(usize),
     Echo(usize),
+    /// What it encodes next, it reads wrong.
+    Misread(usize),
 }
 
 /// When.
@@ -300,7 +302,7 @@ fn kind(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> FaultKind {
     let host = draw.pick(&those);
     let time = draw.between(300_000, 8 * SECOND);
     let stage = draw.pick(&[None, Some(Stage::BeforeKept), Some(Stage::AfterKept), Some(Stage::Midway)]);
-    match draw.below(24) {
+    match draw.below(27) {
         0..=2 => FaultKind::Kill(host),
         3 => FaultKind::KillSupervisor(stage),
         4..=6 => FaultKind::Hang(host, if draw.one_in(3) { Time::MAX / 2 } else { time }),
@@ -313,6 +315,7 @@ fn kind(draw: &mut Draw, hosts: &[HostSpec], nodes: &[usize]) -> FaultKind {
         }
         15..=17 => FaultKind::Slow(host, time, draw.between(50_000, 600_000)),
         18..=20 => FaultKind::Corrupt(host),
-        _ => FaultKind::Echo(host),
+        21..=23 => FaultKind::Echo(host),
+        _ => FaultKind::Misread(host),
     }
 }

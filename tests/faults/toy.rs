@@ -27,7 +27,7 @@ pub fn embed(shard: &Shard, input: &Input) -> u64 {
 pub fn needs(exchange: &Exchange, block: u32, from: u32) -> bool {
     match exchange {
         Exchange::None => false,
-        Exchange::SharedPrefix { .. } | Exchange::PassCompressed(_) | Exchange::Ring => from < block,
+        Exchange::SharedPrefix { .. } | Exchange::PassCompressed(_) | Exchange::Broadcast => from < block,
         Exchange::AllToAll => from != block,
     }
 }

@@ -330,7 +330,8 @@ fn message(act: Act) -> Option<HostMessage> {
         Act::Progress => HostMessage::Progress { context: 1, block: 0, layers: 1, of: 4 },
         Act::Encoded => {
             let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
-            let encoded = Encoded { context: 1, block: 0, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes };
+            let encoded =
+                Encoded { context: 1, block: 0, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, digest: 0 };
             HostMessage::Encoded(encoded)
         }
         Act::NotEncoded => {

@@ -13,7 +13,7 @@ use asterism_models::Parcel;
 use asterism_transport::{Frame, FrameKind, FrameReceiver};
 use tokio::sync::Notify;
 
-use super::stop::Stop;
+use super::{pieces::Joiner, stop::Stop};
 use crate::messages::{ParcelMeta, WireMessage};
 
 /// How often a waiting encoder looks whether it was told to stop.
@@ -75,6 +75,7 @@ impl Mailroom {
     }
 
     async fn take_all(&self, attempt: Attempt, mut receiver: Box<dyn FrameReceiver>, peer: &str) -> Result<(), String> {
+        let mut joiner = Joiner::default();
         while let Some(frame) = receiver.receive().await.map_err(|error| error.to_string())? {
             if frame.header.kind != FrameKind::Parcel {
                 return Err(format!("{peer} sent a {:?} frame among parcels", frame.header.kind));
@@ -82,7 +83,12 @@ impl Mailroom {
             let meta = ParcelMeta::read(&frame.meta, peer).map_err(|error| error.to_string())?;
             let (from, to) = (meta.from as usize, meta.to.map(|block| block as usize));
             let parcel = Parcel { layer: frame.header.layer as usize, part: meta.part.into(), from, to };
-            let mut arrived = Some(Arrived { meta, frame });
+            let piece = Arrived { meta, frame };
+            let Some((parcel, whole)) = joiner.add(parcel, piece).map_err(|cause| format!("{peer} sent {cause}"))?
+            else {
+                continue;
+            };
+            let mut arrived = Some(whole);
             while arrived.is_some() {
                 let moved = self.moved.notified();
                 if !self.put(attempt, parcel, &mut arrived) {
@@ -204,7 +210,7 @@ mod tests {
     }
 
     fn arrived(layer: u32) -> Option<Arrived> {
-        let meta = ParcelMeta { part: ParcelPart::Keys, from: 0, to: None, shapes: Vec::new() };
+        let meta = ParcelMeta { part: ParcelPart::Keys, from: 0, to: None, shapes: Vec::new(), piece: 0, pieces: 1 };
         let (kind, payload_type) = (FrameKind::Parcel, PayloadType::None);
         let header = FrameHeader { kind, job: 1, shard_set: 0, layer, step: 0, rows: 0, payload_type };
         Some(Arrived { frame: Frame::new(header, meta.archive(), Default::default()), meta })

@@ -3,6 +3,7 @@
 mod answer;
 mod mailroom;
 mod passing;
+mod pieces;
 mod queries;
 mod side;
 mod state;
@@ -12,5 +13,6 @@ mod tickets;
 mod turns;
 mod work;
 
+pub(crate) use pieces::MOST_PIECES;
 pub(crate) use side::ContextSide;
 pub use state::{Command, ContextHostState, Event, Failure, Work};

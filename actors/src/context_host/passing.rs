@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 
 use super::{
     mailroom::{Arrived, Attempt, Mailroom},
+    pieces,
     stop::Stop,
     turns::Seat,
 };
@@ -54,17 +55,20 @@ pub struct Office<B: Backend> {
     pub stop: Stop,
     /// Where channels live.
     pub runtime: Handle,
+    /// Most bytes of a parcel in one frame.
+    pub piece_bytes: usize,
 }
 
 impl<B: Backend> Clone for Office<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, links, mailroom, stop, runtime } = self;
+        let Self { decoder, links, mailroom, stop, runtime, piece_bytes } = self;
         Self {
             decoder: decoder.clone(),
             links: links.clone(),
             mailroom: mailroom.clone(),
             stop: stop.clone(),
             runtime: runtime.clone(),
+            piece_bytes: *piece_bytes,
         }
     }
 }
@@ -99,7 +103,8 @@ impl<B: Backend> RemotePeers<B> {
         self.peer_lost
     }
 
-    fn frame(&self, parcel: Parcel, tensors: &[B::Tensor]) -> Result<Frame, ModelError> {
+    /// A parcel in as many frames as it needs.
+    fn frames(&self, parcel: Parcel, tensors: &[B::Tensor]) -> Result<Vec<Frame>, ModelError> {
         let backend = self.office.decoder.backend();
         let payload_type = payload::payload_type(backend.dtype());
         let mut bytes = Vec::new();
@@ -107,11 +112,14 @@ impl<B: Backend> RemotePeers<B> {
             payload::write(&mut bytes, &backend.download(tensor)?, payload_type);
         }
         let shape = |tensor: &B::Tensor| backend.shape(tensor).iter().map(|size| *size as u32).collect();
+        let payloads = pieces::cut(&bytes.into(), self.office.piece_bytes);
         let meta = ParcelMeta {
             part: parcel.part.into(),
             from: parcel.from as u32,
             to: parcel.to.map(|block| block as u32),
             shapes: tensors.iter().map(shape).collect(),
+            piece: 0,
+            pieces: payloads.len() as u32,
         };
         let header = FrameHeader {
             kind: FrameKind::Parcel,
@@ -122,7 +130,8 @@ impl<B: Backend> RemotePeers<B> {
             rows: 0,
             payload_type,
         };
-        Ok(Frame::new(header, meta.archive(), bytes.into()))
+        let frame = |(piece, payload)| Frame::new(header, ParcelMeta { piece, ..meta.clone() }.archive(), payload);
+        Ok((0..).zip(payloads).map(frame).collect())
     }
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
@@ -217,9 +226,9 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
         let wanting: Vec<ShardHolder> =
             self.peers.iter().filter(|peer| peer.blocks.iter().any(|block| wants(*block as usize))).cloned().collect();
         if !wanting.is_empty() {
-            let frame = self.frame(parcel, &tensors)?;
+            let frames = self.frames(parcel, &tensors)?;
             for peer in wanting {
-                self.send_to(&peer, frame.clone())?;
+                frames.iter().try_for_each(|frame| self.send_to(&peer, frame.clone()))?;
             }
         }
         self.local.send(parcel, tensors)

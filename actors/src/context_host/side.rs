@@ -30,13 +30,15 @@ pub struct ContextSide<B: Backend> {
     links: Arc<Links>,
     heads: Arc<HeadsShelf<B>>,
     turns: Turns,
+    piece_bytes: usize,
     running: HashMap<u64, Stop>,
     post: Post<Event>,
 }
 
 impl<B: Backend> ContextSide<B> {
-    /// Starts answering whoever connects to `transport`; what happens goes to `post`.
-    pub fn start(transport: Arc<dyn Transport>, model: &LoadedModel<B>, post: Post<Event>) -> Self {
+    /// Starts answering whoever connects to `transport`; what happens goes to `post`. Parcels go in frames of at most
+    /// `piece_bytes`.
+    pub fn start(transport: Arc<dyn Transport>, model: &LoadedModel<B>, piece_bytes: usize, post: Post<Event>) -> Self {
         let (decoder, tickets) = (model.decoder.clone(), Arc::default());
         let desk = Desk { decoder, store: ShardStore::default(), mailroom: Arc::default(), tickets };
         tokio::spawn(answer::serve(transport.clone(), desk.clone()));
@@ -46,6 +48,7 @@ impl<B: Backend> ContextSide<B> {
             links: Arc::new(Links::new(transport)),
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
             turns: Turns::new(model.cores.clone()),
+            piece_bytes,
             running: HashMap::new(),
             post,
         }
@@ -100,6 +103,7 @@ impl<B: Backend> ContextSide<B> {
                 mailroom: self.desk.mailroom.clone(),
                 stop,
                 runtime: Handle::current(),
+                piece_bytes: self.piece_bytes,
             },
             store: self.desk.store.clone(),
             heads: self.heads.clone(),

@@ -362,8 +362,8 @@ mod tests {
     }
 
     fn report(context: u64, block: u32) -> Encoded {
-        let (kept_tokens, kv_bytes, seconds) = (2, 8, 0.1);
-        Encoded { context, block, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0 }
+        let (digest, kept_tokens, kv_bytes, seconds) = (5, 2, 8, 0.1);
+        Encoded { context, block, digest, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0 }
     }
 
     fn told(context: u64, block: u32) -> Command {
@@ -391,7 +391,7 @@ mod tests {
         }
 
         fn ring(&mut self, context: u64, attempt: u32) -> Vec<Command> {
-            self.hears(HostCommand::Encode(order(context, attempt, &[1], Exchange::Ring)))
+            self.hears(HostCommand::Encode(order(context, attempt, &[1], Exchange::Broadcast)))
         }
 
         fn encoded(&mut self, work: u64, context: u64, block: u32) -> Vec<Command> {
@@ -464,7 +464,7 @@ mod tests {
     #[test]
     fn a_later_attempt_ends_an_earlier_one_whose_shards_pass_each_other_something() {
         let mut host = Host::new();
-        let ring = |attempt| order(1, attempt, &[1], Exchange::Ring);
+        let ring = |attempt| order(1, attempt, &[1], Exchange::Broadcast);
         let expect = |attempt| Command::Expect { context: 1, attempt };
         assert_eq!(host.ring(1, 1), [expect(1), work(0, 0.0, ring(1))]);
         assert_eq!(host.ring(1, 1), []);

@@ -121,6 +121,7 @@ impl<B: Backend> Bench<B> {
         let report = |shard: &EncodedShard<B>| Encoded {
             context: order.context,
             block: shard.block as u32,
+            digest: shard.digest,
             kept_tokens: shard.tokens as u64,
             kv_bytes: shard.bytes(&decoder),
             seconds,

@@ -143,7 +143,7 @@ impl<B: Backend> Shell<B> {
         if self.config.encodes {
             let actor = myself.clone();
             let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Context(event))));
-            self.context = Some(ContextSide::start(self.transport.clone(), &model, post));
+            self.context = Some(ContextSide::start(self.transport.clone(), &model, self.config.piece_bytes, post));
         }
         if self.config.generates {
             let actor = myself.clone();

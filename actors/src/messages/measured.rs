@@ -16,6 +16,27 @@ const MOST_LAYERS: u64 = 4096;
 
 const BUCKETS: usize = SPREAD_SECONDS.len() + 1;
 
+/// One encoded shard.
+#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+pub struct Encoded {
+    /// Context.
+    pub context: u64,
+    /// Shard.
+    pub block: u32,
+    /// The checksum of what its pass read.
+    pub digest: u64,
+    /// Context tokens kept.
+    pub kept_tokens: u64,
+    /// Bytes of KV held for it.
+    pub kv_bytes: u64,
+    /// Seconds from the start of the shards encoded together to their end, divided among them.
+    pub seconds: f64,
+    /// (row, key) pairs that went through a softmax, over all layers and query heads.
+    pub pairs: u64,
+    /// Bytes of tensors received from other hosts; counted with the first of the shards encoded together.
+    pub exchange_bytes: u64,
+}
+
 /// How often something took how long: count and sum by bucket, so that it costs the same however much was measured.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Spread {

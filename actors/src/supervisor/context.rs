@@ -42,6 +42,12 @@ pub struct PreparedContext {
 }
 
 impl PreparedContext {
+    /// Whether a checksum is that of what a shard's pass is to read: as the plan has it, or alone.
+    pub fn is_input(&self, block: usize, digest: u64) -> bool {
+        let is = |shard: &Shard| shard.input(&*self.ids).is_ok_and(|input| shard.digest(&input) == digest);
+        is(&self.plan.shards[block]) || is(&self.plan.alone(block))
+    }
+
     /// Bytes that a shard keeps.
     pub fn kv_bytes(&self, block: usize) -> u64 {
         self.plan.shards[block].kept_tokens() as u64 * self.kv_bytes_per_token
@@ -124,6 +130,8 @@ pub struct Context {
     pub redo: bool,
     /// Hosts that others cannot reach, and that get none of its shards.
     pub avoid: BTreeSet<usize>,
+    /// Shards that a host encoded from something else than it was to read.
+    pub misread: u32,
     /// Attempts that failed on the way, and when the next may begin.
     pub retry: (u32, Duration),
     /// Since when shards are without a host, if they are.
@@ -159,6 +167,7 @@ impl Context {
             places: Vec::new(),
             heirs: BTreeMap::new(),
             avoid: BTreeSet::new(),
+            misread: 0,
             retry: (0, Duration::ZERO),
             homeless_since: None,
             aside: false,

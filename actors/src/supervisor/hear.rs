@@ -36,20 +36,10 @@ impl SupervisorState {
             self.on_hello(now, from, hello, commands);
             return Stir::Everything;
         }
-        if self.hosts.is_node(from) {
-            match message {
-                HostMessage::Exited { host, start, cause, restarting } => {
-                    self.on_exited(now, from, (&host, start), (cause, restarting), commands);
-                }
-                HostMessage::Seen { host, start, condition } => {
-                    self.on_seen(now, from, (&host, start), condition, commands);
-                    return Stir::Nothing;
-                }
-                _ => {}
-            }
-            return Stir::Everything;
-        }
         let Some(host) = self.hosts.by_connection(from) else {
+            if self.hosts.is_node(from) {
+                return self.on_node_message(now, from, message, commands);
+            }
             let reason = "this host was declared dead or never said hello".to_string();
             commands.push(Command::Disconnect { connection: from, reason });
             return Stir::Nothing;
@@ -112,6 +102,21 @@ impl SupervisorState {
             HostMessage::Hello(_) | HostMessage::Exited { .. } | HostMessage::Seen { .. } => return Stir::Nothing,
         }
         Stir::Touched
+    }
+
+    /// What an agent says of the hosts of its node.
+    fn on_node_message(&mut self, now: Duration, from: u64, message: HostMessage, commands: &mut Vec<Command>) -> Stir {
+        match message {
+            HostMessage::Exited { host, start, cause, restarting } => {
+                self.on_exited(now, from, (&host, start), (cause, restarting), commands);
+                Stir::Everything
+            }
+            HostMessage::Seen { host, start, condition } => {
+                self.on_seen(now, from, (&host, start), condition, commands);
+                Stir::Nothing
+            }
+            _ => Stir::Everything,
+        }
     }
 
     fn on_hello(&mut self, now: Duration, from: u64, hello: Hello, commands: &mut Vec<Command>) {
@@ -251,6 +256,10 @@ impl SupervisorState {
             drop(context);
             let message = format!("host {name} kept {got} tokens of shard {block}, not the {expected} planned");
             return self.fail_context(now, number, ("shard_mismatch", message), commands);
+        }
+        if !context.prepared.is_input(block, encoded.digest) {
+            drop(context);
+            return self.on_misread(now, host, (number, block), commands);
         }
         let encoded = Encoded { seconds: possible(encoded.seconds), ..encoded };
         let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);

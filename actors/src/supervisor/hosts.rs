@@ -167,6 +167,8 @@ impl HostRecord {
 #[derive(Debug)]
 pub struct Hosts {
     pub(super) records: Vec<HostRecord>,
+    by_name: BTreeMap<String, usize>,
+    by_connection: BTreeMap<u64, usize>,
     /// What each is started as, whatever role it has taken since.
     started_as: Vec<Role>,
     /// Connection of each node agent, and since when.
@@ -195,8 +197,10 @@ impl Hosts {
             given: Given::default(),
         };
         let records = specs.iter().map(record).collect();
+        let by_name = specs.iter().enumerate().rev().map(|(host, spec)| (spec.name.clone(), host)).collect();
         let started_as = specs.iter().map(|spec| spec.role).collect();
-        Self { records, started_as, nodes: BTreeMap::new(), judged: Duration::MAX }
+        let (by_connection, nodes) = Default::default();
+        Self { records, by_name, by_connection, started_as, nodes, judged: Duration::MAX }
     }
 
     /// All records.
@@ -221,12 +225,12 @@ impl Hosts {
 
     /// The host on a connection.
     pub fn by_connection(&self, connection: u64) -> Option<usize> {
-        self.records.iter().position(|host| host.connection == Some(connection))
+        self.by_connection.get(&connection).copied()
     }
 
     /// The host of a name.
     pub fn by_name(&self, name: &str) -> Option<usize> {
-        self.records.iter().position(|host| host.spec.name == name)
+        self.by_name.get(name).copied()
     }
 
     /// Hosts that satisfy a condition.
@@ -236,7 +240,8 @@ impl Hosts {
 
     /// Takes in what the journal kept of a host.
     pub fn restore(&mut self, name: &str, kept: KeptHost) {
-        if let Some(record) = self.records.iter_mut().find(|host| host.spec.name == name) {
+        if let Some(host) = self.by_name(name) {
+            let record = &mut self.records[host];
             record.spec.role = kept.role.unwrap_or(record.spec.role);
             record.drain = (kept.scheduling == Scheduling::Draining).then(Drain::default);
             record.kept = kept.mended();
@@ -290,6 +295,8 @@ impl Hosts {
     /// one was lost: not where that was told to end, or had been given no work so that it could.
     pub fn admit(&mut self, now: Duration, connection: u64, hello: Hello) -> usize {
         let host = self.by_name(&hello.name).expect("it was judged good");
+        self.unplug(host);
+        self.by_connection.insert(connection, host);
         let record = &mut self.records[host];
         if hello.incarnation == 0 {
             let planned = record.kept.told_to_end || record.kept.scheduling != Scheduling::Open;
@@ -335,7 +342,13 @@ impl Hosts {
         record.seen = Default::default();
         record.given = Given::default();
         record.cause = Some(cause);
-        record.connection.take()
+        self.unplug(host)
+    }
+
+    pub(super) fn unplug(&mut self, host: usize) -> Option<u64> {
+        let connection = self.records[host].connection.take()?;
+        self.by_connection.remove(&connection);
+        Some(connection)
     }
 
     /// A node agent said hello. Returns its earlier connection.

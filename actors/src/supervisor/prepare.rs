@@ -1,4 +1,5 @@
-//! From a request to a prepared job: template, tokens, plan. Pure, but slow enough to run off the event loop.
+//! From a request to a prepared job: template, tokens, plan. Slow enough to run off the event loop. Files are read where a
+//! front is made, of paths in the cluster file; preparing reads none.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -6,10 +7,12 @@ use asterism_models::{
     ChatTemplate, Checkpoint, Frame, HeadsFiles, ModelConfig, ModelError, QuerySeparator, TemplateRefusal,
     TemplateSource, Tokenizer, check_retaining_heads,
 };
-use asterism_plan::{Method, MethodConfig, Plan, PlanError, PlanRequest};
+use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest, Span};
+use asterism_transport::{MAX_META_BYTES, MAX_PAYLOAD_BYTES};
 
 use crate::{
     api::{JobRequest, Prompt, SessionRequest, bounds},
+    context_host::MOST_PIECES,
     error::JobError,
     messages::TokenChoice,
     supervisor::{
@@ -178,6 +181,12 @@ pub struct AskedSession {
     pub query_separator: QuerySeparator,
 }
 
+/// What hosts pass each other goes in a few frames of whatever size, what an order names in a part of one.
+const CARRIED: Carried = Carried {
+    parcel_bytes: MOST_PIECES as u64 * MAX_PAYLOAD_BYTES as u64,
+    order_spans: MAX_META_BYTES as u64 / 2 / size_of::<Span>() as u64,
+};
+
 /// Text in place of the half of a conversation that is not at hand.
 const STAND_IN: &str = "x";
 
@@ -211,6 +220,7 @@ impl ModelFront {
         method.review(&request)?;
         let plan = method.plan(&request)?;
         plan.check(context.len())?;
+        plan.check_sizes(&shape, CARRIED)?;
         if asked.is_some() && !allow_idle_hosts {
             refuse_idle_hosts(method, &plan)?;
         }

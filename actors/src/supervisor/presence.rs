@@ -57,8 +57,8 @@ impl Hosts {
 
     /// A connection ended; its process may be alive and come back. Whether it is a suspect by that, and was not told to end.
     pub fn disconnected(&mut self, host: usize, cause: String) -> bool {
+        self.unplug(host);
         let record = &mut self.records[host];
-        record.connection = None;
         record.cause = Some(cause);
         let suspect = record.health == HostHealth::Ready;
         if suspect {

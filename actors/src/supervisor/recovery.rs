@@ -204,6 +204,40 @@ impl SupervisorState {
         context.redo = true;
     }
 
+    /// A host encoded a shard from something else than it was to read: it gets no shard of the context while another can.
+    pub(super) fn on_misread(
+        &mut self,
+        now: Duration,
+        host: usize,
+        (number, block): (u64, usize),
+        commands: &mut Vec<Command>,
+    ) {
+        let name = self.hosts.name(host).to_string();
+        let message = format!(
+            "{name} read another input for shard {block} than planned. See whether its memory is sound and it runs this very version"
+        );
+        let (reason, cause) = ("input_mismatch", message.clone());
+        commands.push(Command::Observe(Observation::Refused { reason, who: name, cause }));
+        let mut context = self.contexts.get_mut(number).expect("it has the shard");
+        context.avoid.insert(host);
+        context.misread += 1;
+        let (often, was_heir) = (context.misread > ATTEMPTS, context.heirs.contains_key(&block));
+        if was_heir {
+            context.heirs.remove(&block);
+        }
+        let has_none = context.shards_on(host) == 0;
+        drop(context);
+        if often {
+            return self.fail_context(now, number, (reason, message), commands);
+        }
+        match was_heir {
+            // Who held it holds it still.
+            true if has_none => self.release(host, number, commands),
+            true => {}
+            false => self.take_shards(now, number, (host, reason), commands),
+        }
+    }
+
     /// A query host gets no answer from a host that others hear: it tries again, and if that does not help, shards move, or
     /// the generation does when nobody answers it.
     pub(super) fn on_stalled(

@@ -136,7 +136,15 @@ impl Cluster {
         self.say(connection(at, start), HostMessage::Hello(hello));
     }
 
-    fn say(&mut self, connection: u64, message: HostMessage) {
+    /// What hosts read is what they were to, unless a test says otherwise.
+    fn say(&mut self, connection: u64, mut message: HostMessage) {
+        if let HostMessage::Encoded(encoded) = &mut message
+            && encoded.digest == 0
+            && let Some(context) = self.state.contexts.get(encoded.context)
+        {
+            let shard = &context.plan().shards[encoded.block as usize];
+            encoded.digest = shard.digest(&shard.input(&*context.prepared.ids).expect("it has all ids"));
+        }
         self.event(Event::Message { connection, message });
     }
 
@@ -289,7 +297,7 @@ fn connection(at: usize, start: u64) -> u64 {
 }
 
 fn encoded(context: u64, block: u32, kept_tokens: u64) -> Encoded {
-    Encoded { context, block, kept_tokens, kv_bytes: 1, seconds: 0.1, pairs: 1, exchange_bytes: 0 }
+    Encoded { context, block, digest: 0, kept_tokens, kv_bytes: 1, seconds: 0.1, pairs: 1, exchange_bytes: 0 }
 }
 
 fn prepared(method: &MethodConfig, hosts: usize) -> PreparedContext {

@@ -15,7 +15,7 @@ use asterism_actors::{
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
 use asterism_plan::{Exchange, Method, Plan, PlanRequest};
-use asterism_transport::{Channel, Link, NoObserver, Transport, local::LocalNetwork};
+use asterism_transport::{Channel, Link, MAX_PAYLOAD_BYTES, NoObserver, Transport, local::LocalNetwork};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
@@ -104,6 +104,12 @@ impl Case {
             choice: TokenChoice { max_tokens, temperature, top_p: 0.95, seed: 11, stop: Vec::new(), ignore_eos: true },
             ticket: ticket(),
         }
+    }
+
+    /// Bytes of what a shard of ring attention passes on in a layer.
+    pub fn passed_bytes(&self, block: usize) -> usize {
+        let shape = Checkpoint::open(&golden().join("models").join(MODEL)).expect("a model").config().shape(DType::F32);
+        self.plan.shards[block].rows() * shape.kv_bytes_per_token() as usize / shape.layers
     }
 
     pub fn golden_tokens(&self) -> Vec<u32> {
@@ -207,14 +213,20 @@ pub struct Bench {
     pub lines: BTreeMap<String, Line>,
     pub transports: BTreeMap<String, Arc<dyn Transport>>,
     pub hosts: BTreeMap<String, JoinHandle<Result<(), HostError>>>,
+    piece_bytes: usize,
 }
 
 impl Bench {
     pub async fn of(hosts: &[(&str, HostRole)]) -> Self {
+        Self::with_pieces(MAX_PAYLOAD_BYTES, hosts).await
+    }
+
+    /// Hosts whose frames hold so much of what shards pass each other.
+    pub async fn with_pieces(piece_bytes: usize, hosts: &[(&str, HostRole)]) -> Self {
         let network = LocalNetwork::new();
         let transport = bind(&network);
         let (lines, transports, handles) = Default::default();
-        let mut bench = Self { network, transport, lines, transports, hosts: handles };
+        let mut bench = Self { network, transport, lines, transports, hosts: handles, piece_bytes };
         for (name, role) in hosts {
             bench.start(name, *role).await;
         }
@@ -225,7 +237,7 @@ impl Bench {
         let transport = bind(&self.network);
         let parts = if role == HostRole::Context { Parts::Context } else { Parts::Query };
         let mut config = HostConfig::new(name, role, self.transport.local_address(), 1);
-        config.patience = DEADLINE;
+        (config.patience, config.piece_bytes) = (DEADLINE, self.piece_bytes);
         let running = host::run(config, transport.clone(), Box::new(move || load(parts)));
         self.hosts.insert(name.into(), tokio::spawn(running));
         self.transports.insert(name.into(), transport);

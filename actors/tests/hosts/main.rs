@@ -221,6 +221,26 @@ async fn generations_run_side_by_side() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_shards_pass_each_other_may_be_more_than_a_frame_holds() {
+    let case = Case::of("ring", 4);
+    let mut answers = Vec::new();
+    for piece_bytes in [asterism_transport::MAX_PAYLOAD_BYTES, case.passed_bytes(0) / 5] {
+        let hosts = [("c0", HostRole::Context), ("c1", HostRole::Spare)];
+        let mut bench = Bench::with_pieces(piece_bytes, &hosts).await;
+        let holders = vec![bench.holder("c0", &[0, 2]), bench.holder("c1", &[1, 3])];
+        bench.line("c0").encode(&case, 1, &[0, 2], &holders).await;
+        bench.line("c1").encode(&case, 1, &[1, 3], &holders).await;
+        bench.line("c0").encoded(&[0, 2]).await;
+        bench.line("c1").encoded(&[1, 3]).await;
+        // Drawn tokens depend on more bits than the most likely ones.
+        bench.generate("c1", case.generate(&holders, 24, 0.9)).await;
+        answers.push(bench.line("c1").tokens(0).await);
+        bench.shutdown().await;
+    }
+    assert_eq!(answers[0], answers[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_later_attempt_of_shards_that_pass_each_other_something() {
     let mut bench = Bench::of(&[("c0", HostRole::Context), ("c1", HostRole::Spare)]).await;
     let case = Case::of("ring", 4);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Exchange, Plan, Shard, TokenSet, attention::causal_pairs};
+use crate::{Exchange, Plan, PlanError, Shard, TokenSet, attention::causal_pairs};
 
 /// Bytes of an element of a partial on the wire: outputs and log-sum-exps travel in f32.
 const F32_BYTES: u64 = 4;
@@ -233,8 +233,51 @@ fn given_tokens(plan: &Plan, shard: &Shard) -> usize {
         Exchange::None | Exchange::AllToAll => 0,
         Exchange::SharedPrefix { sink_rows } => shard.prefix_rows() + if shard.block == 0 { *sink_rows } else { 0 },
         Exchange::PassCompressed(passing) => passing.given(shard),
-        Exchange::Ring => shard.rows(),
+        Exchange::Broadcast => shard.rows(),
     }
+}
+
+impl Plan {
+    /// Whether messages can carry it: what a shard passes another in a layer, and the spans that an order names.
+    ///
+    /// # Errors
+    /// [`PlanError::TooLarge`] with what cannot be carried.
+    pub fn check_sizes(&self, shape: &ModelShape, most: Carried) -> Result<(), PlanError> {
+        let refused = |what, unit, got, most| Err(PlanError::TooLarge { what, unit, got, most });
+        let passed = self.shards.iter().map(|shard| passed_bytes(self, shard, shape)).max().unwrap_or(0);
+        if passed > most.parcel_bytes {
+            return refused("what a shard passes others in a layer", "bytes", passed, most.parcel_bytes);
+        }
+        let spans = |shard: &Shard| shard.spans().count() as u64;
+        // Shards that pass each other something may all go to one host in one order.
+        let spans = match self.exchange {
+            Exchange::None => self.shards.iter().map(spans).max().unwrap_or(0),
+            _ => self.shards.iter().map(spans).sum(),
+        };
+        if spans > most.order_spans {
+            return refused("an order", "ranges of the context", spans, most.order_spans);
+        }
+        Ok(())
+    }
+}
+
+/// What messages can carry.
+#[derive(Clone, Copy, Debug)]
+pub struct Carried {
+    /// Bytes of what a shard passes another in a layer.
+    pub parcel_bytes: u64,
+    /// Spans of an order.
+    pub order_spans: u64,
+}
+
+/// Bytes of the largest parcel of a shard in one layer.
+fn passed_bytes(plan: &Plan, shard: &Shard, shape: &ModelShape) -> u64 {
+    if plan.exchange == Exchange::AllToAll {
+        let each = |share: &HeadShare| (share.query.len() + 2 * share.kv.len()) as u64;
+        let heads = shape.head_shares(plan.shards.len()).iter().map(each).max().unwrap_or(0);
+        return shard.rows() as u64 * heads * (shape.head_dim * shape.kv_bytes_per_element) as u64;
+    }
+    given_tokens(plan, shard) as u64 * shape.kv_bytes_per_token() / shape.layers as u64
 }
 
 /// (row, key) pairs of one head in one layer, of a shard that sees so many tokens of those before it.
@@ -248,7 +291,7 @@ fn visible_pairs(plan: &Plan, shard: &Shard, before: usize) -> u64 {
             own + (block * before) as u64 + causal_pairs(block)
         }
         Exchange::PassCompressed(_) => shard.attention.pairs(rows) + (block * before) as u64,
-        Exchange::Ring => causal_pairs(rows) + (rows * before) as u64,
+        Exchange::Broadcast => causal_pairs(rows) + (rows * before) as u64,
     }
 }
 
@@ -371,6 +414,27 @@ mod tests {
          32768 tokens 2.15e9 pairs 1.13e15 + 4.57e14 = 1.58e15 flops, 403 MB a layer  {"ring": {"layout": "zigzag"}} on 4
          65536 tokens 2.15e9 pairs 1.13e15 + 9.15e14 = 2.04e15 flops,   0 MB a layer  {"star": {}} on 4
         "#);
+    }
+
+    #[test]
+    fn what_cannot_be_carried_is_refused() {
+        let context: Vec<u32> = (0..300_000).collect();
+        let refusal = |method: &str, most: Carried| {
+            let shape = &LLAMA_8B;
+            let request =
+                PlanRequest { context: &context, query: &[], hosts: 2, one_machine: true, shape, speeds: None };
+            let method: MethodConfig = serde_json::from_str(method).unwrap();
+            let checked = method.plan(&request).unwrap().check_sizes(shape, most);
+            checked.err().map(|error| format!("{}: {error}", error.code()))
+        };
+        let most = Carried { parcel_bytes: 256 << 20, order_spans: 1000 };
+        let ring = r#"{"ring": {"layout": "contiguous"}}"#;
+        insta::assert_snapshot!(refusal(ring, most).unwrap(), @"plan_too_large: what a shard passes others in a layer of this plan has 614400000 bytes, expected at most 268435456; use more hosts or smaller blocks, or another method");
+        assert_eq!(refusal(ring, Carried { parcel_bytes: 4 << 30, ..most }), None);
+        assert_eq!(refusal(r#"{"star": {"anchor_tokens": 64}}"#, most), None);
+        let few = Carried { order_spans: 100, ..most };
+        let pulsar = refusal(r#"{"pulsar": {"heuristic": "max-idf", "ties": "strided"}}"#, few).unwrap();
+        assert!(pulsar.starts_with("plan_too_large: an order"), "{pulsar}");
     }
 
     #[test]

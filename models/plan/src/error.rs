@@ -161,6 +161,20 @@ pub enum PlanError {
         /// The names there are.
         known: String,
     },
+    /// More passes between shards, or is to be named to a host, than messages can carry.
+    #[error(
+        "{what} of this plan has {got} {unit}, expected at most {most}; use more hosts or smaller blocks, or another method"
+    )]
+    TooLarge {
+        /// What.
+        what: &'static str,
+        /// Of what it has too many.
+        unit: &'static str,
+        /// How many it has.
+        got: u64,
+        /// How many can be carried.
+        most: u64,
+    },
     /// A plan breaks an invariant of [`Plan`](crate::Plan): refuse to carry it out.
     #[error("not a plan: {what} of block {block} is {got}, expected {expected}; make the plan anew")]
     Broken {
@@ -193,6 +207,7 @@ impl PlanError {
             | Self::ListValue { .. }
             | Self::Repeated { .. }
             | Self::UnknownMethod { .. } => "invalid_method",
+            Self::TooLarge { .. } => "plan_too_large",
             Self::Broken { .. } => "invalid_plan",
         }
     }

@@ -23,8 +23,9 @@ pub enum Exchange {
     },
     /// Each shard sends its highest-scored keys and values to all later ones, whose block rows see them (APB).
     PassCompressed(Passing),
-    /// Each shard's keys and values go to all later ones, whose rows see them all (ring attention).
-    Ring,
+    /// Each shard's keys and values go to all later ones at once, whose rows see them all: what ring attention computes, without
+    /// passing from host to host.
+    Broadcast,
     /// Shard `i` gets all rows of the `i`th share of query heads, attends, and returns the rows' outputs (Ulysses).
     AllToAll,
 }

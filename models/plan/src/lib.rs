@@ -5,6 +5,7 @@
 pub mod attention;
 mod blocks;
 mod cost;
+mod digest;
 mod draw;
 mod error;
 mod exchange;
@@ -17,7 +18,8 @@ mod summary;
 
 pub use attention::LocalAttention;
 pub use blocks::{balanced_blocks, host_of_blocks, split_blocks};
-pub use cost::{Cost, HeadShare, HostCost, ModelShape};
+pub use cost::{Carried, Cost, HeadShare, HostCost, ModelShape};
+pub use digest::InputDigest;
 pub use error::PlanError;
 pub use exchange::{Exchange, Passing, PassingScore};
 pub use forecast::{Calibration, Conditions, Forecast, StepSeconds};

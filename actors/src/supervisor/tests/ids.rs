@@ -2,8 +2,12 @@
 
 use serde_json::json;
 
-use super::{CLUSTER, CONTEXT, Cluster, config};
-use crate::{api::Scheduling, messages::HostCommand, supervisor::SupervisorConfig};
+use super::{CLUSTER, CONTEXT, Cluster, config, connection, encoded};
+use crate::{
+    api::{JobState, Scheduling},
+    messages::{Encoded, HostCommand, HostMessage},
+    supervisor::SupervisorConfig,
+};
 
 impl Cluster {
     /// A host knows what it was sent: what an order reads is there when it comes, and is the context's.
@@ -88,10 +92,40 @@ fn a_new_process_has_no_ids_and_the_journal_has_all() {
     cluster.hello(2, 1, CLUSTER, (&[], &[]));
     cluster.take_sent();
     for connection in [102, 1, 3] {
-        cluster.say(connection, crate::messages::HostMessage::Ready);
+        cluster.say(connection, HostMessage::Ready);
     }
     let sent = cluster.ids_sent();
     let all: std::collections::BTreeSet<u32> = sent.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
     assert_eq!(all.len(), CONTEXT as usize, "{sent:?}");
     assert!(sent.iter().any(|(to, _)| *to == 102), "{sent:?}");
+}
+
+#[test]
+fn a_host_that_reads_something_else_is_found_out_before_anybody_asks_it() {
+    let mut cluster = Cluster::ready(star());
+    let job = cluster.submit(None);
+    let misread = Encoded { digest: 1, ..encoded(job, 0, 30) };
+    cluster.say(1, HostMessage::Encoded(misread.clone()));
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    cluster.sent.retain(|(to, _)| *to != 1);
+    let orders = cluster.encode();
+    assert!(orders.iter().all(|(to, _)| *to == 2), "{orders:?}");
+    let (_, generate) = cluster.generation().expect("all shards are encoded by the other");
+    assert_eq!(generate.holders.len(), 1);
+    assert_eq!(cluster.status(job).recoveries[0].reason, "input_mismatch");
+}
+
+#[test]
+fn where_every_host_reads_something_else_the_context_fails() {
+    let mut cluster = Cluster::ready(SupervisorConfig { hosts: config(1, 0).hosts, ..star() });
+    let job = cluster.submit(None);
+    let misread = Encoded { digest: 1, ..encoded(job, 0, 30) };
+    for _ in 0..9 {
+        assert_eq!(cluster.status(job).state, JobState::Running);
+        // The query host does it where no other can.
+        let host =
+            cluster.state.contexts.get(job).and_then(|context| context.places[0].host).expect("it is tried again");
+        cluster.say(connection(host, 1), HostMessage::Encoded(misread.clone()));
+    }
+    assert_eq!(cluster.status(job).error.expect("it failed").code, "input_mismatch");
 }

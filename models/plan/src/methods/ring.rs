@@ -40,6 +40,6 @@ impl Method for RingConfig {
             RingLayout::Contiguous => host_of_blocks(blocks, hosts),
             RingLayout::Zigzag => (0..blocks).map(|block| block.min(2 * hosts - 1 - block)).collect(),
         };
-        Ok(Plan { exchange: Exchange::Ring, ..bare_shards(self.name(), request, size, owners) })
+        Ok(Plan { exchange: Exchange::Broadcast, ..bare_shards(self.name(), request, size, owners) })
     }
 }

@@ -1,4 +1,5 @@
-//! Ring attention: a shard's rows see the keys of all earlier shards, and partials merge from the nearest to the farthest.
+//! Ring attention as a broadcast: a shard's rows see the keys of all earlier shards, which these send to all later ones; partials
+//! merge from the nearest to the farthest.
 
 use asterism_kernels::{Backend, Mask};
 
@@ -6,7 +7,7 @@ use super::{Layer, Peers, Watch};
 use crate::{ModelError, decoder::Projected};
 
 impl<B: Backend> Layer<'_, B> {
-    pub(super) fn attend_around_ring(
+    pub(super) fn attend_with_all_earlier(
         &self,
         peers: &mut dyn Peers<B>,
         watch: &mut dyn Watch,
