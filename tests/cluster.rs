@@ -126,13 +126,15 @@ fn idle_cores_go_to_the_host_that_computes() {
     assert_eq!(validated["hosts"][0]["threads"], json!({"least": cores / 2, "most": cores}));
     fs::write(cluster.folder().join("long.txt"), "The harbour was quiet. ".repeat(2000)).expect("written");
     let submit = ["job", "submit", "--context", "long.txt", "--query", "Where?", "--method", "dense", "--no-wait"];
-    let id = String::from_utf8(cluster.run(&submit).stdout).expect("UTF-8");
     let contexts = |status: &Value| [0, 1].map(|host| status["hosts"][host]["threads"].as_u64());
     cluster.wait_for("all cores at the only host that computes", |status| {
+        // A fast machine is done before it tells.
+        if status["jobs_running"] == 0 {
+            assert!(cluster.run(&submit).status.success());
+        }
         let threads = contexts(status);
         threads.contains(&Some(cores)) && threads.contains(&Some(cores / 2))
     });
-    assert!(cluster.run(&["job", "cancel", id.trim()]).status.success());
     cluster.wait_for("its share", |status| contexts(status) == [Some(cores / 2); 2]);
 }
 
