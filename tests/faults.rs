@@ -1,7 +1,7 @@
 //! Simulated clusters under seeded faults: the real state machines of supervisor and hosts, a toy model, a fake clock. No
 //! process, socket or thread of a cluster is started.
 //!
-//! `cargo test -p tests --release faults` runs 1,000 schedules; `-- --schedules 100000` more, `-- --seed N` one, with its
+//! `cargo test -p tests --release faults` runs 3,000 schedules; `-- --schedules 100000` more, `-- --seed N` one, with its
 //! trace.
 
 #[path = "faults/checks.rs"]
@@ -43,7 +43,7 @@ use coverage::Coverage;
 use world::{Report, World};
 
 /// Schedules of a release build, after which every fault has met every role in every phase; and those of a debug build.
-const SCHEDULES: (u64, u64) = (1000, 200);
+const SCHEDULES: (u64, u64) = (3000, 200);
 /// Events shown of a schedule that failed.
 const SHOWN: usize = 80;
 

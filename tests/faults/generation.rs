@@ -63,7 +63,7 @@ impl Host {
         decoder.begin(&order.query_ids);
         let generation = Generation {
             life,
-            gather: Gather::default(),
+            gather: Gather::new(order.shards.len()),
             started: core.now,
             links: BTreeMap::new(),
             decoder,

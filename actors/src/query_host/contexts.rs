@@ -106,8 +106,8 @@ impl<B: Backend> Contexts<B> {
 
     /// Attaches a job's shards at their holders.
     pub fn add(&mut self, generate: &Generate) {
-        let (gather, channels, times) = (Gather::default(), HashMap::new(), Box::default());
         let (context, ticket, shards) = (generate.context, generate.ticket, generate.shards.clone());
+        let (gather, channels, times) = (Gather::new(shards.len()), HashMap::new(), Box::default());
         self.jobs.insert(generate.job, Context { context, ticket, shards, gather, channels, times });
         self.apply(generate.job, gather::Event::Holders(generate.holders.clone()), None);
     }

@@ -87,11 +87,10 @@ pub enum Command {
 }
 
 /// The state.
-#[derive(Default)]
 pub struct Gather {
     channels: BTreeMap<u64, Channel>,
     opened: u64,
-    /// Every block that was ever named.
+    /// Every block that is to answer, whether anybody holds it or not.
     blocks: BTreeSet<u32>,
     asked: Option<Asked>,
     /// Some shard has nobody to ask for it.
@@ -122,6 +121,12 @@ impl Asked {
 }
 
 impl Gather {
+    /// Of a context of so many shards, of which nobody is known to hold one.
+    pub fn new(shards: usize) -> Self {
+        let blocks: BTreeSet<u32> = (0..shards as u32).collect();
+        Self { channels: BTreeMap::new(), opened: 0, stuck: !blocks.is_empty(), blocks, asked: None }
+    }
+
     /// Applies one event.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Command> {
         let mut commands = Vec::new();
@@ -227,9 +232,8 @@ impl Gather {
     fn moved(&mut self, mut holders: Vec<ShardHolder>, commands: &mut Vec<Command>) {
         let mut named = BTreeSet::new();
         for holder in &mut holders {
-            holder.blocks.retain(|block| named.insert(*block));
+            holder.blocks.retain(|block| self.blocks.contains(block) && named.insert(*block));
         }
-        self.blocks.extend(named);
         let asked = self.asked.as_ref();
         self.channels.retain(|id, Channel { holder, broken }| {
             let place = |other: &&mut ShardHolder| (&other.host, &other.address) == (&holder.host, &holder.address);
@@ -289,7 +293,7 @@ mod tests {
     impl Driver {
         /// Shards 0 and 1 on a, 2 on b; asked for the first layer.
         fn asked() -> Self {
-            let mut driver = Self(Gather::default(), Duration::ZERO);
+            let mut driver = Self(Gather::new(3), Duration::ZERO);
             assert_eq!(
                 driver.holders(&[holder("a", &[0, 1]), holder("b", &[2])]),
                 [open(0, "a", &[0, 1]), open(1, "b", &[2])]
@@ -431,6 +435,20 @@ mod tests {
     }
 
     #[test]
+    fn a_shard_that_nobody_has_held_yet_is_waited_for() {
+        let mut driver = Driver(Gather::new(2), Duration::ZERO);
+        assert_eq!(driver.holders(&[]), []);
+        assert!(driver.0.is_stuck());
+        assert_eq!(driver.holders(&[holder("a", &[1])]), [open(0, "a", &[1])]);
+        assert!(driver.0.is_stuck(), "nobody holds shard 0");
+        assert_eq!(driver.ask(0), [send(0)]);
+        assert_eq!(driver.answer(0, 0, &[1]), [take(&[1])]);
+        assert_eq!(driver.holders(&[holder("a", &[1]), holder("b", &[0])])[..], [open(1, "b", &[0]), send(1)]);
+        assert!(!driver.0.is_stuck());
+        assert_eq!(driver.answer(1, 0, &[0]), [take(&[0]), Command::Done { keys: 20 }]);
+    }
+
+    #[test]
     fn a_layer_ends_once_with_every_shard_whatever_was_lost_and_moved_before() {
         for seed in 0..500_u64 {
             let mut state = seed;
@@ -438,7 +456,7 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) as usize % below
             };
-            let (mut driver, mut shell) = (Driver(Gather::default(), Duration::ZERO), Shell::default());
+            let (mut driver, mut shell) = (Driver(Gather::new(3), Duration::ZERO), Shell::default());
             shell.carry_out(driver.holders(&[holder("a", &[0, 1]), holder("b", &[2])]));
             shell.carry_out(driver.ask(0));
             for _ in 0..20 {
