@@ -289,8 +289,18 @@ pub fn record_config(config: &SupervisorConfig) {
 }
 
 /// Why peers are refused: by a transport, at a door, and by the supervisor.
-const REJECTIONS: &[&str] =
-    &["certificate", "frame", "handshake", "hello", "identity", "node", "protocol_version", "role", "ticket"];
+const REJECTIONS: &[&str] = &[
+    "certificate",
+    "frame",
+    "handshake",
+    "hello",
+    "identity",
+    "input_mismatch",
+    "node",
+    "protocol_version",
+    "role",
+    "ticket",
+];
 
 /// What counts rare events is there before the first: an alert sees no change from nothing to one.
 fn start_at_zero() {

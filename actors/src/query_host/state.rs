@@ -212,11 +212,11 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::TokenChoice;
 
     fn jobs(state: &QueryHostState) -> Vec<u64> {
         state.jobs().into_iter().map(|(job, _)| job).collect()
     }
-    use crate::messages::TokenChoice;
 
     fn generate(job: u64, generated: &[u32]) -> Generate {
         Generate {

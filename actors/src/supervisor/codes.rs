@@ -35,6 +35,7 @@ const OF_HOSTS: &[&str] = &[
 
 /// What the supervisor itself fails jobs with, beyond those of hosts.
 const OF_SUPERVISOR: &[&str] = &[
+    "input_mismatch",
     "placement_impossible",
     "replay_mismatch",
     "session_expired",

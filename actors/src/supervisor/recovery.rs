@@ -216,8 +216,8 @@ impl SupervisorState {
         let message = format!(
             "{name} read another input for shard {block} than planned. See whether its memory is sound and it runs this very version"
         );
-        let (reason, cause) = ("input_mismatch", message.clone());
-        commands.push(Command::Observe(Observation::Refused { reason, who: name, cause }));
+        let refused = Observation::Refused { reason: "input_mismatch", who: name, cause: message.clone() };
+        commands.push(Command::Observe(refused));
         let mut context = self.contexts.get_mut(number).expect("it has the shard");
         context.avoid.insert(host);
         context.misread += 1;
@@ -228,13 +228,13 @@ impl SupervisorState {
         let has_none = context.shards_on(host) == 0;
         drop(context);
         if often {
-            return self.fail_context(now, number, (reason, message), commands);
+            return self.fail_context(now, number, ("input_mismatch", message), commands);
         }
         match was_heir {
             // Who held it holds it still.
             true if has_none => self.release(host, number, commands),
             true => {}
-            false => self.take_shards(now, number, (host, reason), commands),
+            false => self.take_shards(now, number, (host, "input_mismatch"), commands),
         }
     }
 
