@@ -16,7 +16,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub use ids::{ContextIds, IdRun};
 pub use measured::{Encoded, LinkReading, LinkReport, Phase2Times, ProcessReading, SPREAD_SECONDS, Spread};
 pub use queries::{
-    Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask,
+    Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask, Taken,
 };
 pub use wire::{InvalidMessage, WireMessage};
 

@@ -15,7 +15,7 @@ use asterism_actors::{
     messages::{
         Attach, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading,
         LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times,
-        ProcessReading, QueryMeta, QueryPart, ShardHolder, ShardKeys, StreamingMask, TokenChoice, WireMessage,
+        ProcessReading, QueryMeta, QueryPart, ShardHolder, ShardKeys, StreamingMask, Taken, TokenChoice, WireMessage,
     },
     ticket::Secret,
 };
@@ -167,6 +167,7 @@ fn openings() {
         Opening::Detach { attachment: 4 },
         Opening::Pass { context: 4, attempt: 1, ticket },
     ]);
+    fuzz(&[Taken { context: 4, attempt: 1 }]);
 }
 
 #[test]

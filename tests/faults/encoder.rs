@@ -43,9 +43,17 @@ struct Running {
     shards: BTreeMap<u32, u64>,
     stop: bool,
     failure: Option<String>,
-    /// Links that parcels go out on, and whether they are open: it computes on only when all are.
-    links: BTreeMap<String, (LinkId, bool)>,
+    /// Links that parcels go out on: it computes on only when all are open, and is done when all were taken.
+    links: BTreeMap<String, (LinkId, Way)>,
     begun: Time,
+}
+
+/// How far a link is that parcels go out on.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Opening,
+    Open,
+    Taken,
 }
 
 impl Encoder {
@@ -129,7 +137,7 @@ impl Host {
                 let (context, attempt) = (order.context, order.attempt);
                 core.send(link, Frame::Pass { context, attempt });
                 self.uses.insert(link, Use::Parcels { work });
-                (link, false)
+                (link, Way::Opening)
             });
             for (from, value) in parcels {
                 let layer = running.layer;
@@ -152,7 +160,10 @@ impl Host {
         if running.stop {
             return self.end_work(core, work, None);
         }
-        if running.links.values().any(|(_, open)| !open) {
+        if running.links.values().any(|(_, way)| *way == Way::Opening) || running.layer == LAYERS {
+            if running.links.values().all(|(_, way)| *way == Way::Taken) {
+                return self.finish_work(core, work);
+            }
             return core.timer(self.pid, STOP_CHECK, What::Layer { work });
         }
         running.waits = true;
@@ -177,10 +188,17 @@ impl Host {
         for block in blocks {
             self.on_context(core, Event::Layer { work, block, layers, of });
         }
-        if layers == LAYERS {
-            return self.finish_work(core, work);
+        let links =
+            self.encoder.running.get(&work).map_or(Vec::new(), |running| running.links.values().copied().collect());
+        match layers < LAYERS {
+            true => self.pass_on(core, work),
+            false if links.is_empty() => return self.finish_work(core, work),
+            false => {
+                for (link, _) in links {
+                    core.send(link, Frame::Passed);
+                }
+            }
         }
-        self.pass_on(core, work);
         core.timer(self.pid, self.config.layer.0, What::Layer { work });
     }
 
@@ -238,7 +256,19 @@ impl Host {
     /// A link that parcels go out on is open.
     pub(super) fn parcels_opened(&mut self, link: LinkId) {
         let links = self.encoder.running.values_mut().flat_map(|running| running.links.values_mut());
-        links.filter(|(ours, _)| *ours == link).for_each(|(_, open)| *open = true);
+        links.filter(|(ours, _)| *ours == link).for_each(|(_, way)| *way = Way::Open);
+    }
+
+    /// Whoever parcels went to on a link has what it needs.
+    pub(super) fn parcels_taken(&mut self, link: LinkId, work: u64) {
+        let links = self.encoder.running.get_mut(&work).into_iter().flat_map(|running| running.links.values_mut());
+        links.filter(|(ours, _)| *ours == link).for_each(|(_, way)| *way = Way::Taken);
+    }
+
+    /// All that a link brings has come.
+    pub(super) fn all_passed(&mut self, core: &mut Core, link: LinkId) {
+        self.uses.remove(&link);
+        core.close(link, "all parcels were taken");
     }
 
     /// A link that parcels went out on ended, or could not be opened.

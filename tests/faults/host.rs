@@ -289,6 +289,7 @@ impl Host {
             (Some(Use::Pass { context, attempt }), Frame::Parcel { layer, from, value }) => {
                 self.parcel(core, link, (context, attempt), (layer, from, value));
             }
+            (Some(Use::Pass { .. }), Frame::Passed) => self.all_passed(core, link),
             (Some(Use::Channel { job, life, channel }), frame) => self.arrived(core, (job, life), channel, frame),
             _ => {}
         }
@@ -298,6 +299,7 @@ impl Host {
         match self.uses.remove(&link) {
             Some(Use::Channel { job, life, channel }) => self.channel_broke(core, (job, life), channel, cause),
             Some(Use::Parcels { work }) if lost => self.parcels_lost(core, work, &cause),
+            Some(Use::Parcels { work }) => self.parcels_taken(link, work),
             Some(Use::Pass { context, attempt }) if lost => self.pass_lost(core, (context, attempt), &cause),
             _ => {}
         }

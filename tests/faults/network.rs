@@ -31,6 +31,8 @@ pub enum Frame {
     Pass { context: u64, attempt: u32 },
     /// What a shard passes in a layer.
     Parcel { layer: u32, from: u32, value: u64 },
+    /// No more parcels of this attempt come; who takes them closes the link.
+    Passed,
     /// The sender closed the link.
     Bye { cause: String },
 }

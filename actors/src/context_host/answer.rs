@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     authority, link,
-    messages::{Opening, WireMessage},
+    messages::{Opening, Taken, WireMessage},
     metric,
 };
 
@@ -99,7 +99,11 @@ async fn serve_channel<B: Backend>(
             if known != ticket {
                 return refuse(&mut channel, first.header, queries::wrong_ticket(context, peer)).await;
             }
-            desk.mailroom.take_in((context, attempt), channel.receiver, peer).await
+            let Channel { mut sender, receiver } = channel;
+            desk.mailroom.take_in((context, attempt), receiver, peer).await?;
+            // Who passed them may be gone by now.
+            let _ = sender.send(Taken { context, attempt }.frame()).await;
+            Ok(())
         }
     }
 }

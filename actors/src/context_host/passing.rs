@@ -13,7 +13,7 @@ use std::{
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, LocalPeers, ModelError, Parcel, Part, Peers};
-use asterism_transport::{Frame, FrameHeader, FrameKind, FrameSender, TransportError};
+use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, FrameReceiver, TransportError};
 use tokio::runtime::Handle;
 
 use super::{
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     link::Links,
-    messages::{EncodeShards, Opening, ParcelMeta, ParcelPart, ShardHolder, WireMessage},
+    messages::{EncodeShards, Opening, ParcelMeta, ParcelPart, ShardHolder, Taken, WireMessage},
     payload,
     ticket::Ticket,
 };
@@ -38,7 +38,7 @@ pub struct RemotePeers<B: Backend> {
     own: Vec<usize>,
     peers: Vec<ShardHolder>,
     local: LocalPeers<B>,
-    channels: HashMap<String, Box<dyn FrameSender>>,
+    channels: HashMap<String, Channel>,
     received_bytes: u64,
     peer_lost: bool,
 }
@@ -135,31 +135,45 @@ impl<B: Backend> RemotePeers<B> {
     }
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
-        let mut sender = match self.channels.remove(&peer.host) {
-            Some(sender) => sender,
+        let mut channel = match self.channels.remove(&peer.host) {
+            Some(channel) => channel,
             None => self.open(peer)?,
         };
-        let sent = self.office.away(&self.seat, sender.send(frame)).ok_or(ModelError::Cancelled)?;
-        self.reached(peer, sent)?;
-        self.channels.insert(peer.host.clone(), sender);
+        let sent = self.office.away(&self.seat, channel.sender.send(frame)).ok_or(ModelError::Cancelled)?;
+        self.reached(&peer.host, sent)?;
+        self.channels.insert(peer.host.clone(), channel);
         Ok(())
     }
 
-    fn open(&mut self, peer: &ShardHolder) -> Result<Box<dyn FrameSender>, ModelError> {
-        let address: SocketAddr = self.reached(peer, peer.address.parse())?;
+    /// Waits until all that was sent has come where it is needed: what a link loses behind the back of its sender is missed
+    /// by a host that may never have heard of the channel, and waits for it.
+    ///
+    /// # Errors
+    /// A host that cannot say so any more.
+    pub fn finish(&mut self) -> Result<(), ModelError> {
+        for (host, Channel { sender, receiver }) in std::mem::take(&mut self.channels) {
+            drop(sender);
+            let taken = self.office.away(&self.seat, taken(receiver, self.attempt)).ok_or(ModelError::Cancelled)?;
+            self.reached(&host, taken)?;
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, peer: &ShardHolder) -> Result<Channel, ModelError> {
+        let address: SocketAddr = self.reached(&peer.host, peer.address.parse())?;
         let (links, host) = (self.office.links.clone(), peer.host.clone());
         let ((context, attempt), ticket) = (self.attempt, self.ticket);
         let opened = self.office.away(&self.seat, async move {
             let mut channel = links.channel(&host, address).await?;
             channel.sender.send(Opening::Pass { context, attempt, ticket }.frame()).await?;
-            Ok::<_, TransportError>(channel.sender)
+            Ok::<_, TransportError>(channel)
         });
-        self.reached(peer, opened.ok_or(ModelError::Cancelled)?)
+        self.reached(&peer.host, opened.ok_or(ModelError::Cancelled)?)
     }
 
-    fn reached<T, E: ToString>(&mut self, peer: &ShardHolder, result: Result<T, E>) -> Result<T, ModelError> {
+    fn reached<T, E: ToString>(&mut self, host: &str, result: Result<T, E>) -> Result<T, ModelError> {
         self.peer_lost |= result.is_err();
-        result.map_err(|error| ModelError::Host { host: peer.host.clone(), cause: error.to_string() })
+        result.map_err(|error| ModelError::Host { host: host.to_string(), cause: error.to_string() })
     }
 
     fn read(&self, Arrived { meta, frame }: &Arrived) -> Result<Vec<B::Tensor>, ModelError> {
@@ -197,6 +211,16 @@ impl<B: Backend> RemotePeers<B> {
             rest = after;
         }
         Ok(tensors)
+    }
+}
+
+/// Waits for the word that all parcels of a channel were taken.
+async fn taken(mut receiver: Box<dyn FrameReceiver>, (context, attempt): Attempt) -> Result<(), String> {
+    let said = receiver.receive().await.map_err(|error| error.to_string())?;
+    let answer = said.filter(|frame| frame.header.kind == FrameKind::Control);
+    match answer.map(|frame| Taken::read(&frame.meta, "it")).transpose().map_err(|error| error.to_string())? {
+        Some(said) if said == (Taken { context, attempt }) => Ok(()),
+        _ => Err("it closed the channel before it had taken all parcels".to_string()),
     }
 }
 

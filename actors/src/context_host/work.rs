@@ -129,6 +129,7 @@ impl<B: Backend> Bench<B> {
             exchange_bytes: std::mem::take(&mut exchange_bytes),
         };
         let reports = encoded.iter().map(report).collect();
+        peers.finish()?;
         Ok((encoded, reports))
     }
 }

@@ -25,6 +25,15 @@ pub enum Opening {
     },
 }
 
+/// Last frame of a channel of parcels, from whom they went to: each has come to its encoder, or is wanted no more.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Taken {
+    /// Context.
+    pub context: u64,
+    /// Attempt.
+    pub attempt: u32,
+}
+
 /// Meta of a `Query` frame: whose rows the payload holds, one part after the other, each row `(query heads, dim)`.
 #[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub struct QueryMeta {
