@@ -223,17 +223,16 @@ impl SupervisorState {
         context.misread += 1;
         let (often, was_heir) = (context.misread > ATTEMPTS, context.heirs.contains_key(&block));
         if was_heir {
-            context.heirs.remove(&block);
+            // Who held them holds them still; what this host has of them goes with the rest.
+            context.disinherit(host);
         }
         let has_none = context.shards_on(host) == 0;
         drop(context);
         if often {
             return self.fail_context(now, number, ("input_mismatch", message), commands);
         }
-        match was_heir {
-            // Who held it holds it still.
-            true if has_none => self.release(host, number, commands),
-            true => {}
+        match has_none {
+            true => self.release(host, number, commands),
             false => self.take_shards(now, number, (host, "input_mismatch"), commands),
         }
     }

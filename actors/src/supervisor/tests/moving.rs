@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{CLUSTER, Cluster, NODE, config, connection, decoding, seconds};
+use super::{CLUSTER, Cluster, NODE, config, connection, decoding, encoded, seconds};
 use crate::{
     api::{Role, Scheduling},
     error::JobError,
-    messages::{EncodeShards, HostCommand, HostMessage},
+    messages::{EncodeShards, Encoded, HostCommand, HostMessage},
     supervisor::SupervisorConfig,
 };
 
@@ -128,7 +128,7 @@ fn a_restarted_supervisor_goes_on_draining() {
     cluster.tick(0.5, &[]);
     for at in [0, 1] {
         cluster.hello(at, 1, CLUSTER, (&[job], &[]));
-        cluster.say(connection(at, 1), HostMessage::Ready);
+        cluster.say(connection(at, 1), super::ready());
         cluster.encode();
     }
     cluster.tick(1.0, &[1, 2]);
@@ -151,4 +151,22 @@ fn a_spare_replaces_a_dead_host_for_good() {
     cluster.restart();
     let roles: Vec<Role> = (0..5).map(|at| cluster.state.host_status(Duration::ZERO, at).role).collect();
     assert_eq!(roles, [Role::Context, Role::Spare, Role::Query, Role::Context, Role::Spare]);
+}
+
+#[test]
+fn an_heir_that_reads_something_else_keeps_nothing_of_it() {
+    let (mut cluster, job) = decoding();
+    cluster.sent.clear();
+    cluster.drain("c0", None).expect("there is another");
+    let first = |cluster: &Cluster| {
+        cluster.sent.iter().find_map(|(to, command)| match command {
+            HostCommand::Encode(order) => Some((*to, order.shards[0].block as u32)),
+            _ => None,
+        })
+    };
+    let (heir, block) = first(&cluster).expect("its shards move");
+    cluster.sent.clear();
+    cluster.say(heir, HostMessage::Encoded(Encoded { digest: 1, ..encoded(job, block, 30) }));
+    let released = cluster.sent.iter().position(|sent| *sent == (heir, HostCommand::Release { context: job }));
+    assert!(released.is_some(), "it would report the same again: {:?}", cluster.sent);
 }
