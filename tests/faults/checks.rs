@@ -19,6 +19,8 @@ use crate::{
 const BOUND: Time = 150_000_000;
 /// For hosts to come back, and for what was freed to be freed.
 const HEALING: Time = 60_000_000;
+/// For fresh jobs: where nobody is left to generate, one fails as long after it is encoded as a job waits for hosts, 60 s.
+const ANSWERING: Time = 75_000_000;
 const SETTLING: Time = 3_000_000;
 
 /// All of them.
@@ -70,7 +72,7 @@ impl World {
             Course::Fresh(since) => {
                 if self.clients.iter().all(|client| client.done.is_some()) {
                     self.course = Course::Pinned(now);
-                } else if now > since + HEALING {
+                } else if now > since + ANSWERING {
                     return Err(format!("on the healed cluster: {}", self.describe_stuck()));
                 }
             }
