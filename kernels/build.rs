@@ -1,16 +1,24 @@
-//! Compiles the GPU kernels to machine code for sm_80 and sm_90a, where the feature `cuda` is on.
+//! Numbers the build of the kernels, and compiles those of GPUs to machine code for sm_80 and sm_90a, where the feature `cuda`
+//! is on.
 
-use std::{env, ffi::OsString, path::PathBuf, process::Command};
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 const KERNELS: &[&str] = &["elementwise", "products", "moves", "attention", "plain"];
 const TARGETS: &[&str] = &["80", "90a"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src");
+    println!("cargo::rustc-env=ASTERISM_KERNELS_BUILD={:08x}", build_number() as u32);
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
-    println!("cargo::rerun-if-changed=src/cuda/kernels");
     for name in ["NVCC", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
@@ -26,6 +34,29 @@ fn main() {
             Ok(status) if status.success() => {}
             Ok(status) => fail(&format!("{} failed on kernels/{source}: {status}", nvcc.display())),
             Err(error) => fail(&format!("cannot run {}: {error}", nvcc.display())),
+        }
+    }
+}
+
+/// FNV-1a of the sources, the compiler and what it compiles for: builds of one number compute the same bits.
+fn build_number() -> u64 {
+    let mut sources = Vec::new();
+    collect(Path::new("src"), &mut sources);
+    sources.sort();
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let version = Command::new(rustc).arg("-vV").output().map(|output| output.stdout).unwrap_or_default();
+    let target = env::var("TARGET").unwrap_or_default();
+    let contents = sources.iter().map(|path| fs::read(path).expect("a source can be read"));
+    let parts = [version, target.into_bytes()].into_iter().chain(contents);
+    parts.flatten().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the sources can be listed") {
+        let path = entry.expect("the sources can be listed").path();
+        match path.is_dir() {
+            true => collect(&path, files),
+            false => files.push(path),
         }
     }
 }

@@ -271,3 +271,55 @@ fn a_host_of_another_certificate_authority_is_refused_and_counted() {
     let counted = |page: String| page.lines().filter_map(|line| line.strip_prefix(series)).any(|count| count != "0");
     theirs.wait_for("the refusal to be counted", |_| counted(theirs.metrics()));
 }
+
+/// Two context hosts that compute different bits, with room for some 1,400 tokens each.
+fn unequal(mixed_numerics: &str) -> Cluster {
+    let cluster = Cluster::written(BINARY, &tiny(2), |text| {
+        let text = text.replace("[cluster]\n", &format!("[cluster]\nmixed_numerics = \"{mixed_numerics}\"\n"));
+        let text = text.replace("role = \"context\"\n", "role = \"context\"\nmemory_limit = \"4MiB\"\n");
+        let text = text.replace("name = \"context-0\"\n", "name = \"context-0\"\nkernels = \"avx2\"\n");
+        // The query host, which has room for all, takes no shards.
+        let text = text.replace("[[node]]", "[supervisor]\nrecovery = \"fail\"\n\n[[node]]");
+        text.replace("name = \"context-1\"\n", "name = \"context-1\"\nkernels = \"portable\"\n")
+    });
+    let up = cluster.run(&["up", "--detach"]);
+    assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
+    cluster
+}
+
+#[test]
+fn hosts_of_other_kernels_share_a_job_only_where_that_is_allowed_and_said() {
+    if !std::is_x86_feature_detected!("avx2") {
+        return eprintln!("SKIPPED: this machine has one kind of kernels");
+    }
+    let ids = |tokens: u64| (0..tokens).map(|i| i * i * 7 % 509).collect::<Vec<u64>>();
+    let case = |tokens| json!({"context_ids": ids(tokens), "query_ids": [11, 49, 7], "max_new_tokens": 4});
+    let method = json!({"star": {}});
+
+    let cluster = unequal("refuse");
+    let status = cluster.answer_tokens(&case(600), method.clone());
+    let hosts = status["timings"]["hosts"].as_array().expect("hosts");
+    assert_eq!(hosts.len(), 1, "{status:#}");
+    assert_eq!(status.get("mixed_numerics"), None);
+    let numerics = |host: usize| cluster.status()["hosts"][host]["numerics"].as_str().expect("a ready host").to_owned();
+    assert!(numerics(0).starts_with("cpu avx2 f32 ") && numerics(1).starts_with("cpu portable f32 "));
+    let said = cluster.run(&["status"]);
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("numerics differ") && said.contains(&numerics(1)), "{said}");
+    let request =
+        json!({"context": ids(2000), "query": [11], "max_tokens": 4, "method": method, "allow_idle_hosts": true});
+    let post = ureq::post(format!("{}/api/v1/jobs", cluster.server()));
+    let refused = post.config().http_status_as_error(false).build().send_json(&request).expect("an answer");
+    let refused: Value = refused.into_body().read_json().expect("JSON");
+    assert_eq!(refused["error"]["code"], "placement_impossible", "{refused:#}");
+    let message = refused["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("mixed_numerics of [cluster] is \"mark\""), "{message}");
+    drop(cluster);
+
+    let cluster = unequal("mark");
+    let status = cluster.answer_tokens(&case(600), method.clone());
+    assert_eq!((status["timings"]["hosts"].as_array().map(Vec::len), status.get("mixed_numerics")), (Some(1), None));
+    let status = cluster.answer_tokens(&case(2000), method);
+    assert_eq!((&status["state"], &status["mixed_numerics"]), (&json!("SUCCEEDED"), &json!(true)), "{status:#}");
+    assert!(cluster.metrics().contains("asterism_numerics_mixed_total 1\n"));
+}

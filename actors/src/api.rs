@@ -258,6 +258,10 @@ pub struct HostTiming {
     pub exchange_bytes: u64,
 }
 
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
 /// A job as `job status` shows it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JobStatus {
@@ -307,6 +311,10 @@ pub struct JobStatus {
     /// prefixes cost more than blocks save.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention_sparsity: Option<f64>,
+    /// Whether hosts worked on it whose results differ in their last bits, so that its tokens may differ from those of another
+    /// run.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub mixed_numerics: bool,
     /// Hosts lost while the job needed them, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recoveries: Vec<RecoveryStatus>,

@@ -287,7 +287,7 @@ impl Spoken for HostMessage {
     fn act(&self) -> Act {
         match self {
             Self::Hello(_) => Act::Hello,
-            Self::Ready => Act::Ready,
+            Self::Ready { .. } => Act::Ready,
             Self::Unfit { .. } => Act::Unfit,
             Self::Heartbeat { .. } => Act::Heartbeat,
             Self::Links(_) => Act::Links,
@@ -394,10 +394,13 @@ mod tests {
     #[test]
     fn without_certificates_a_peer_is_what_its_first_words_say() {
         let mut claimed = None;
-        assert!(admit(None, &mut claimed, &HostMessage::Ready).is_err(), "nobody has said hello");
+        assert!(
+            admit(None, &mut claimed, &HostMessage::Ready { numerics: String::new() }).is_err(),
+            "nobody has said hello"
+        );
         let (mut claimed, hello) = (None, Hello { role: HostRole::Node, ..Hello::default() });
         assert!(admit(None, &mut claimed, &HostMessage::Hello(hello)).is_ok());
-        assert!(admit(None, &mut claimed, &HostMessage::Ready).is_err());
+        assert!(admit(None, &mut claimed, &HostMessage::Ready { numerics: String::new() }).is_err());
         assert!(admit(None, &mut claimed, &HostMessage::Heartbeat { kv_bytes: 0 }).is_ok());
     }
 }

@@ -140,9 +140,10 @@ impl<B: Backend> Host<B> {
         let mut joined = first;
         let mut beats = self.linked(&joined);
         let model = self.load(&mut joined, loader).await?;
+        let numerics = model.decoder.backend().numerics();
         self.tell(Message::Loaded(model));
         loop {
-            joined.outbox.send(HostMessage::Ready);
+            joined.outbox.send(HostMessage::Ready { numerics: numerics.clone() });
             let cause = loop {
                 match joined.inbox.receive().await {
                     Ok(HostCommand::Shutdown) => return Ok(()),

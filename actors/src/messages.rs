@@ -77,7 +77,10 @@ pub enum HostMessage {
     /// Opens the conversation.
     Hello(Hello),
     /// The model is loaded.
-    Ready,
+    Ready {
+        /// What decides the bits of its results, in words.
+        numerics: String,
+    },
     /// The host cannot work; it ends after saying so.
     Unfit {
         /// Why, with the remedy.

@@ -81,6 +81,8 @@ names! {
     HOST_RESTARTS = "host_restarts_total";
     /// Shards encoded again after a loss.
     SHARD_REENCODES = "shard_reencodes_total";
+    /// Times that a job or a session went on, on hosts whose results differ in their last bits.
+    NUMERICS_MIXED = "numerics_mixed_total";
     /// Seconds from a loss to the next token or encoded context.
     RECOVERY_DURATION = "recovery_duration_seconds";
     /// Sessions, by state.
@@ -168,6 +170,8 @@ pub enum Observation {
     },
     /// A session was asked.
     SessionHit,
+    /// A job or a session goes on, on hosts whose results differ in their last bits.
+    NumericsMixed,
     /// Shards are encoded again.
     ShardsReencoded {
         /// How many.
@@ -247,6 +251,7 @@ impl Observation {
             }
             Self::Links { host, report } => record_links(host, report),
             Self::SessionHit => counter!(SESSION_HITS).increment(1),
+            Self::NumericsMixed => counter!(NUMERICS_MIXED).increment(1),
             Self::ShardsReencoded { shards } => counter!(SHARD_REENCODES).increment(*shards as u64),
             Self::Recovered { seconds } => histogram!(RECOVERY_DURATION).record(*seconds),
             Self::HostRestarted { host } => counter!(HOST_RESTARTS, "host" => host.clone()).increment(1),
@@ -316,7 +321,7 @@ fn start_at_zero() {
     for reason in REJECTIONS {
         counter!(TRANSPORT_REJECTS, "reason" => *reason).increment(0);
     }
-    for name in [REQUESTS_CANCELLED, SHARD_REENCODES, SESSION_HITS] {
+    for name in [REQUESTS_CANCELLED, SHARD_REENCODES, NUMERICS_MIXED, SESSION_HITS] {
         counter!(name).increment(0);
     }
     let _ = histogram!(RECOVERY_DURATION);

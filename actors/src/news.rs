@@ -129,6 +129,15 @@ pub enum News {
         /// Why.
         cause: String,
     },
+    /// Hosts work on something whose results differ in their last bits.
+    NumericsMixed {
+        /// What: a context or a job.
+        what: String,
+        /// The host that differs.
+        host: String,
+        /// What the others compute with.
+        wanted: String,
+    },
     /// All shards that a loss took are encoded again.
     ShardsReencoded {
         /// Of which context.
@@ -212,6 +221,9 @@ impl News {
                 tracing::info!(host, role = lower(role), incarnation, pid, "host joined");
             }
             Self::HostReady { host } => tracing::info!(host, "host ready"),
+            Self::NumericsMixed { what, host, wanted } => {
+                tracing::warn!(what, host, wanted, "hosts of different numerics share it");
+            }
             Self::HostSuspect { host, silent_s, cause } => {
                 tracing::info!(host, silent_s = ms(*silent_s), cause, "host suspect");
             }

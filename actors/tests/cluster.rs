@@ -95,6 +95,7 @@ async fn start_on(
         patience: Duration::from_secs(30),
         speeds: None,
         weight_bytes: 0,
+        mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: None },
     };
     let transport = bind();

@@ -58,6 +58,7 @@ fn config(hosts: usize) -> SupervisorConfig {
         patience: 60 * second,
         speeds: None,
         weight_bytes: 0,
+        mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: 100 * second, max_pinned_bytes: None },
     }
 }
@@ -71,7 +72,7 @@ fn ready(hosts: usize) -> SupervisorState {
         let address = "127.0.0.1:1".to_string();
         let hello = Hello { name: spec.name, role, start: 1, pid: 1, address, ..Hello::default() };
         say(&mut state, connection, HostMessage::Hello(hello));
-        say(&mut state, connection, HostMessage::Ready);
+        say(&mut state, connection, HostMessage::Ready { numerics: "cpu".into() });
     }
     state
 }
@@ -230,7 +231,7 @@ fn shards_are_placed_in_a_time_that_grows_as_they_do() {
         ((0..hosts).map(|host| format!("n{}", host / 8)).collect(), BTreeMap::new());
     let candidate = |host: usize| {
         let (node, labels) = (nodes[host].as_str(), &labels);
-        Candidate { host, node, labels, rank: 0, free_bytes: Some(1 << 40), busy: host % 3 }
+        Candidate { host, node, labels, rank: 0, free_bytes: Some(1 << 40), busy: host % 3, numerics: None }
     };
     let candidates: Vec<Candidate> = (0..hosts).map(candidate).collect();
     for each in [1, 8] {

@@ -53,6 +53,20 @@ pub enum Mask {
     },
 }
 
+impl DType {
+    /// The name used in configuration files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+/// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.
+pub(crate) const BUILD: &str = env!("ASTERISM_KERNELS_BUILD");
+
 impl Mask {
     /// End of the keys that row `row` of `queries` sees among `keys`.
     pub(crate) fn visible(self, row: usize, queries: usize, keys: usize) -> usize {
@@ -116,6 +130,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// Type of activations and cached keys and values: `F32` or `Bf16`.
     fn dtype(&self) -> DType;
+
+    /// What decides the bits of its results, in a few words: device, kernels and libraries, compute type, build. Two of equal
+    /// words compute the same from the same.
+    fn numerics(&self) -> String;
 
     /// Rows that linear layers like to get at once: shards are stacked up to it, and more rows taken in turns, which bounds what
     /// lies between the layers. 0: as they come.

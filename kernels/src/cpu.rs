@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::Tensor;
 use half::bf16;
 
+use crate::backend::BUILD;
 use crate::packed::check_parts;
 use crate::{
     Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
@@ -127,6 +128,10 @@ impl Backend for Cpu {
 
     fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    fn numerics(&self) -> String {
+        format!("cpu {} {} {BUILD}", self.kernels(), self.dtype.name())
     }
 
     fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor, KernelError> {

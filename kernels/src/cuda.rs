@@ -26,7 +26,7 @@ pub use tensor::{Tensor, View};
 
 use crate::{
     Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
-    VerticalSlashRule,
+    VerticalSlashRule, backend::BUILD,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster, and take more memory between them. Above 8192,
@@ -118,6 +118,14 @@ impl Backend for Cuda {
 
     fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    fn numerics(&self) -> String {
+        // Libraries choose by the model of the GPU, not by its architecture alone.
+        let name = self.device.name().unwrap_or_else(|_| "GPU".to_string());
+        let libraries = survey::libraries().into_iter().filter_map(|library| Some((library.name, library.version?)));
+        let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
+        format!("cuda {name} {} {}{BUILD}", self.dtype.name(), libraries.concat())
     }
 
     fn linear_rows(&self) -> usize {

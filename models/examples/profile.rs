@@ -52,6 +52,9 @@ impl<B: Backend> Backend for Timed<B> {
     fn dtype(&self) -> DType {
         self.inner.dtype()
     }
+    fn numerics(&self) -> String {
+        self.inner.numerics()
+    }
     fn upload(&self, shape: &[usize], values: &[f32]) -> Outcome<B::Tensor> {
         self.time("upload", |b| b.upload(shape, values))
     }

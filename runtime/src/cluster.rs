@@ -12,7 +12,8 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::supervisor::{Liveness, SessionLimits};
+use asterism_actors::supervisor::{Liveness, MixedNumerics, SessionLimits};
+use asterism_kernels::KernelChoice;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 use asterism_transport::certificates::MemberRole;
 
@@ -63,6 +64,8 @@ pub struct Cluster {
     pub liveness: Liveness,
     /// What happens to a job whose host died.
     pub recovery: Recovery,
+    /// What becomes of a job that no hosts of equal numerics can take.
+    pub mixed_numerics: MixedNumerics,
     /// Times that a host's process is started again.
     pub max_restarts: u32,
     /// What pinned contexts may take.
@@ -108,6 +111,8 @@ pub struct Host {
     pub address: SocketAddr,
     /// Threads it computes with; `None`: a share of its node's cores, see [`Cluster::threads_of`].
     pub threads: Option<usize>,
+    /// Which instructions it computes with on the CPU.
+    pub kernels: KernelChoice,
     /// Bytes that its weights and KV may take; `None`: unlimited.
     pub memory_limit: Option<u64>,
     /// What jobs may ask of their hosts.
@@ -155,6 +160,7 @@ impl Cluster {
             security,
             liveness: liveness(file)?,
             recovery: recovery(file)?,
+            mixed_numerics: file.cluster.mixed_numerics,
             max_restarts: file.supervisor.max_restarts,
             sessions: sessions(file)?,
             queue: queue(file)?,
@@ -336,9 +342,19 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Resu
         device: section.device.unwrap_or(device),
         address: SocketAddr::new(*address, section.port),
         threads: section.threads,
+        kernels: kernels(section, device)?,
         memory_limit,
         labels: section.labels.clone(),
     })
+}
+
+fn kernels(section: &HostSection, device: Device) -> Result<KernelChoice, ClusterError> {
+    let Some(name) = &section.kernels else { return Ok(KernelChoice::Auto) };
+    let refused = |expected: String| ClusterError::Value { key: "host.kernels", got: format!("{name:?}"), expected };
+    match section.device.unwrap_or(device) {
+        Device::Cpu => name.parse().map_err(|cause: asterism_kernels::KernelError| refused(cause.to_string())),
+        gpu => Err(refused(format!("no such key for '{}', which computes on {gpu}", section.name))),
+    }
 }
 
 fn socket_address(key: &str, text: &str) -> Result<SocketAddr, ClusterError> {

@@ -1,6 +1,7 @@
 //! `cluster.toml` as typed. Says what a line means and whether it parses; what the lines add up to is `cluster.rs`'s.
 
 mod device;
+mod host;
 mod read;
 
 use std::{
@@ -8,11 +9,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use asterism_actors::supervisor::MixedNumerics;
 use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
 pub use device::Device;
+pub use host::{HostSection, Role};
 pub use read::{FileError, parse};
 
 use crate::size::Bytes;
@@ -72,6 +75,8 @@ pub struct ClusterSection {
     pub data_dir: Option<PathBuf>,
     /// Address hosts reach the supervisor at.
     pub listen: String,
+    /// What becomes of a job that no hosts of equal numerics can take: `refuse` or `mark`.
+    pub mixed_numerics: MixedNumerics,
 }
 
 /// `[model]`
@@ -271,46 +276,6 @@ pub struct NodeSection {
     pub address: String,
 }
 
-/// `[[host]]`: one process that holds a model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HostSection {
-    /// Name, unique in the cluster.
-    pub name: String,
-    /// Node it runs on. May be absent when there is one node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub node: Option<String>,
-    /// `context`, `query` or `spare`.
-    pub role: Role,
-    /// `cpu`, or `cuda:N`. Absent: `device` of `[model]`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<Device>,
-    /// UDP port; 0: chosen by the operating system.
-    #[serde(default)]
-    pub port: u16,
-    /// Threads. Absent: the node's cores, shared by those of its hosts that compute; all of them for the query host.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub threads: Option<usize>,
-    /// Most memory for weights and KV. Absent: unlimited.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_limit: Option<Bytes>,
-    /// What jobs may ask of their hosts, such as a rack.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub labels: BTreeMap<String, String>,
-}
-
-/// What a host does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Encodes shards of a context and keeps their KV.
-    Context,
-    /// Encodes the query and generates.
-    Query,
-    /// Waits to take the place of a host that is lost.
-    Spare,
-}
-
 /// `file` with the paths that are relative to `directory` made absolute.
 pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
     let security = &mut file.security;
@@ -349,7 +314,12 @@ impl Default for ClusterFile {
 
 impl Default for ClusterSection {
     fn default() -> Self {
-        Self { name: "asterism".into(), data_dir: None, listen: "127.0.0.1:7400".into() }
+        Self {
+            name: "asterism".into(),
+            data_dir: None,
+            listen: "127.0.0.1:7400".into(),
+            mixed_numerics: MixedNumerics::Refuse,
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use asterism_actors::cores::OwnDevice;
 use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, cores::Cores, host};
-use asterism_kernels::{Backend, KernelChoice};
+use asterism_kernels::Backend;
 use asterism_models::{Decoder, ModelConfig, ModelError, Parts, Tokenizer};
 use asterism_transport::Transport;
 
@@ -55,7 +55,7 @@ pub async fn run_host(
     match of.device {
         Device::Cpu => {
             let open = move |_: &ModelConfig| {
-                let cpu = wiring::cpu(dtype, of.threads.unwrap_or(cores), KernelChoice::Auto)?;
+                let cpu = wiring::cpu(dtype, of.threads.unwrap_or(cores), of.kernels)?;
                 let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(&cluster, &of, cores, cpu.thread_limit()));
                 Ok((cpu, cores))
             };

@@ -127,6 +127,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
         speeds: calibration::find(cluster, model).ok(),
         weight_bytes: 0,
         sessions: cluster.sessions,
+        mixed_numerics: cluster.mixed_numerics,
     }
 }
 

@@ -213,7 +213,7 @@ impl Host {
         if self.supervisor.is_none() {
             return self.lost(core, "it was lost while the model was loaded");
         }
-        self.tell(core, HostMessage::Ready);
+        self.tell(core, HostMessage::Ready { numerics: "toy".into() });
         for command in std::mem::take(&mut self.unheard) {
             self.command(core, command);
         }

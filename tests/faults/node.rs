@@ -69,7 +69,7 @@ impl Node {
             }
             What::Frame { link, frame: Frame::Down(HostCommand::Welcome { cluster, .. }) } => {
                 (self.supervisor, self.cluster) = (Some((link, true)), cluster);
-                core.send(link, Frame::Up(HostMessage::Ready));
+                core.send(link, Frame::Up(HostMessage::Ready { numerics: "toy".into() }));
                 for exit in &self.unsaid {
                     core.send(link, Frame::Up(exit.clone()));
                 }

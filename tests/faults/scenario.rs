@@ -183,6 +183,7 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         patience: Duration::from_secs(60),
         speeds: None,
         weight_bytes: 1000,
+        mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: Duration::from_secs(3600), max_pinned_bytes: None },
     }
 }

@@ -91,7 +91,7 @@ impl Supervisor {
             }
             _ => return,
         };
-        if matches!(&event, Event::Message { message: HostMessage::Ready, connection } if !self.connections.contains_key(connection))
+        if matches!(&event, Event::Message { message: HostMessage::Ready { .. }, connection } if !self.connections.contains_key(connection))
         {
             return;
         }

@@ -323,7 +323,7 @@ fn message(act: Act) -> Option<HostMessage> {
     let text = || "x".to_owned();
     let message = match act {
         Act::Hello => HostMessage::Hello(Default::default()),
-        Act::Ready => HostMessage::Ready,
+        Act::Ready => HostMessage::Ready { numerics: "cpu".into() },
         Act::Unfit => HostMessage::Unfit { cause: text() },
         Act::Heartbeat => HostMessage::Heartbeat { kv_bytes: 0 },
         Act::Links => HostMessage::Links(LinkReport::default()),

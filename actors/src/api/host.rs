@@ -75,6 +75,9 @@ pub struct HostStatus {
     /// Threads that it computes with now, where it computes on the CPU and has said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u64>,
+    /// What decides the bits of its results: device, kernels, compute type, build. Shards of a job go to hosts of equal words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numerics: Option<String>,
     /// KV bytes held.
     pub kv_bytes: u64,
     /// Why it is dead or not ready, in one line.

@@ -4,24 +4,16 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
-    api::{JobEvent, JobPhase, Role},
-    error::JobError,
+    api::{JobEvent, JobPhase},
     messages::{Generate, HostCommand},
     metric::Observation,
     news::News,
     supervisor::{
-        context::{Context, Owner, PreparedContext},
-        contexts::Load,
-        hosts::HostRecord,
-        job::Outcome,
-        placement::{Candidate, Demand, PlacementRefusal, place},
+        context::{Context, Owner},
         record,
         state::{Command, SupervisorState},
     },
 };
-
-/// Generations of one query host at a time.
-const GENERATIONS: usize = 32;
 
 impl SupervisorState {
     /// Orders what is missing where something changed; with `all`, as after a change of hosts, also where something was missing
@@ -76,44 +68,10 @@ impl SupervisorState {
         }
     }
 
-    /// Whether a context could be placed at all, beside what sessions hold.
-    ///
-    /// # Errors
-    /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
-    pub(super) fn check_room(&self, prepared: &PreparedContext) -> Result<(), JobError> {
-        let candidates = self.candidates(|load| load.pinned_bytes, |_| true);
-        let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
-        place(&demands(prepared, &blocks), &candidates, &prepared.placement).map(drop).map_err(JobError::Placement)
-    }
-
     /// Name and address of every host.
     pub(super) fn addresses(&self) -> Vec<(String, String)> {
         let address = |host: usize| self.hosts.at(host).hello.as_ref().map_or(String::new(), |h| h.address.clone());
         (0..self.config.hosts.len()).map(|host| (self.hosts.name(host).to_string(), address(host))).collect()
-    }
-
-    /// Hosts that could take shards, beside what is `held` of what they have.
-    fn candidates(&self, held: impl Fn(&Load) -> u64, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
-        let candidate = |host: usize| {
-            let record = self.hosts.at(host);
-            let rank = record.rank(Role::Context, self.config.recovery)?;
-            let load = self.contexts.load(host);
-            let taken = self.config.weight_bytes + held(&load);
-            let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
-            let (node, labels) = (record.spec.node.as_str(), &record.spec.labels);
-            Some(Candidate { host, node, labels, rank, free_bytes, busy: load.unready })
-        };
-        (0..self.config.hosts.len()).filter(|&host| fit(host)).filter_map(candidate).collect()
-    }
-
-    /// Hosts for `blocks` of a context now, or why there are none. Those that others could not reach are better than none.
-    pub(super) fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
-        let find = |fit: &dyn Fn(usize) -> bool| {
-            let takes = |host| self.hosts.at(host).takes_work() && fit(host);
-            let candidates = self.candidates(|load| load.kv_bytes, takes);
-            place(&demands(&context.prepared, blocks), &candidates, &context.prepared.placement)
-        };
-        find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
     }
 
     /// Gives shards without a host a new one, and encodes with them again what was under way with them.
@@ -154,6 +112,7 @@ impl SupervisorState {
 
     /// Deals shards to hosts and orders them.
     pub(super) fn settle(&mut self, number: u64, blocks: &[usize], hosts: &[usize], commands: &mut Vec<Command>) {
+        self.note_numerics(number, blocks, hosts, commands);
         let addresses = self.addresses();
         let mut context = self.contexts.get_mut(number).expect("it was there");
         context.settle(blocks, hosts);
@@ -217,63 +176,12 @@ impl SupervisorState {
         }
     }
 
-    /// Has jobs generate whose contexts are ready, the one that waits for the longest first, while query hosts take them.
-    fn generate(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        self.note_query_hosts(now);
-        while let Some((_, number)) = self.jobs.first_unhoused().filter(|_| !self.is_booting(now)) {
-            let Some(host) = self.find_query_host(number) else { return self.give_up_unhoused(now, commands) };
-            let mut job = self.jobs.get_mut(number).expect("an index names those there are");
-            job.query_host = Some(host);
-            job.clock.encoding.get_or_insert(now);
-            commands.extend(job.started(now).map(Command::Tell));
-            let enters = job.clock.querying.is_none() && job.enter(now, JobPhase::Querying);
-            drop(job);
-            self.order_generation(number, host, commands);
-            if enters {
-                let event = JobEvent::Phase { phase: JobPhase::Querying };
-                commands.push(Command::Publish { job: number, event });
-            }
-        }
-    }
-
-    /// Notes since when there is no query host at all, if there is none.
-    fn note_query_hosts(&mut self, now: Duration) {
-        let capable = |host: &HostRecord| host.rank(Role::Query, self.config.recovery).is_some() && host.takes_work();
-        match self.hosts.iter().any(capable) {
-            true => self.no_query_host_since = None,
-            false => drop(self.no_query_host_since.get_or_insert(now)),
-        }
-    }
-
-    /// Fails jobs that have waited too long for there to be a query host.
-    fn give_up_unhoused(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let patience = self.config.patience;
-        let Some(gone) = self.no_query_host_since else { return };
-        while let Some((ready, number)) = self.jobs.first_unhoused() {
-            if now.saturating_sub(gone.max(ready)) <= patience {
-                return;
-            }
-            let message = format!("no query host is alive, and none came within {:.0} s", patience.as_secs_f64());
-            self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
-        }
-    }
-
-    fn find_query_host(&self, number: u64) -> Option<usize> {
-        let job = self.jobs.get(number)?;
-        let generations = |host: usize| self.jobs.count_on(host);
-        let fits = |&host: &usize| self.hosts.at(host).takes_work() && generations(host) < GENERATIONS;
-        let rank = |host: usize| self.hosts.at(host).rank(Role::Query, self.config.recovery);
-        let ranked = (0..self.config.hosts.len()).filter(fits).filter_map(|host| Some((rank(host)?, host)));
-        ranked
-            .min_by_key(|&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host))
-            .map(|(_, host)| host)
-    }
-
-    fn order_generation(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
+    pub(super) fn order_generation(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
         let addresses = self.addresses();
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
         job.told_attempt = context.attempt;
+        job.status.mixed_numerics |= context.mixed_numerics;
         let generate = Generate {
             job: number,
             context: context.number,
@@ -295,6 +203,7 @@ impl SupervisorState {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
         job.told_attempt = context.attempt;
+        job.status.mixed_numerics |= context.mixed_numerics;
         let holders = context.holders(&addresses);
         drop(job);
         self.send(host, HostCommand::Holders { job: number, holders }, commands);
@@ -309,13 +218,4 @@ impl SupervisorState {
             commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
         }
     }
-}
-
-fn demands(prepared: &PreparedContext, blocks: &[usize]) -> Vec<Demand> {
-    let demand = |&block: &usize| Demand {
-        block,
-        logical: prepared.plan.shards[block].host,
-        kv_bytes: prepared.kv_bytes(block),
-    };
-    blocks.iter().map(demand).collect()
 }

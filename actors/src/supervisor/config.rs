@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use asterism_kernels::DType;
 use asterism_plan::{Calibration, MethodConfig};
 
-use crate::api::Role;
+use crate::{api::Role, supervisor::placement::MixedNumerics};
 
 /// What the supervisor knows of the cluster before any host connects.
 #[derive(Clone, Debug)]
@@ -38,6 +38,8 @@ pub struct SupervisorConfig {
     pub weight_bytes: u64,
     /// Limits of sessions.
     pub sessions: SessionLimits,
+    /// What becomes of a job that no hosts of equal numerics can take.
+    pub mixed_numerics: MixedNumerics,
 }
 
 /// When a host that says nothing is given up.

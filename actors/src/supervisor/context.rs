@@ -132,6 +132,10 @@ pub struct Context {
     pub avoid: BTreeSet<usize>,
     /// Shards that a host encoded from something else than it was to read.
     pub misread: u32,
+    /// What decides the bits of its shards: said by the hosts that had them first.
+    pub numerics: Option<String>,
+    /// Whether hosts of other numerics have or had some of them.
+    pub mixed_numerics: bool,
     /// Attempts that failed on the way, and when the next may begin.
     pub retry: (u32, Duration),
     /// Since when shards are without a host, if they are.
@@ -168,6 +172,8 @@ impl Context {
             heirs: BTreeMap::new(),
             avoid: BTreeSet::new(),
             misread: 0,
+            numerics: None,
+            mixed_numerics: false,
             retry: (0, Duration::ZERO),
             homeless_since: None,
             aside: false,

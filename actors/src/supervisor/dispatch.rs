@@ -29,7 +29,7 @@ impl SupervisorState {
                     self.settle(number, &blocks, &hosts, commands);
                     self.enter_phase(now, number, JobPhase::Encoding, commands);
                 }
-                Err(PlacementRefusal::NotEnoughMemory { .. }) => {
+                Err(PlacementRefusal::NotEnoughMemory { .. } | PlacementRefusal::UnequalNumerics { .. }) => {
                     self.homeless_since(now, number);
                     return;
                 }

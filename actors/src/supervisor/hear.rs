@@ -8,7 +8,7 @@ use crate::{
     metric::Observation,
     news::News,
     supervisor::{
-        codes,
+        choose, codes,
         hosts::Admission,
         job::Outcome,
         jobs::Edit,
@@ -61,8 +61,13 @@ impl SupervisorState {
                 commands.push(Command::Observe(Observation::Links { host, report }));
                 return Stir::Nothing;
             }
-            HostMessage::Ready => {
+            HostMessage::Ready { numerics } => {
+                if let Err(cause) = choose::check_numerics(&numerics) {
+                    self.lose(now, host, ("unfit", cause), commands);
+                    return Stir::Everything;
+                }
                 let record = self.hosts.at_mut(host);
+                record.numerics = Some(numerics);
                 if record.health != HostHealth::Ready {
                     record.health = HostHealth::Ready;
                     commands.push(Command::Tell(News::HostReady { host: record.spec.name.clone() }));
@@ -302,6 +307,9 @@ impl SupervisorState {
         if job.enter(now, JobPhase::Decoding) {
             let event = JobEvent::Phase { phase: JobPhase::Decoding };
             commands.push(Command::Publish { job: number, event });
+        }
+        if job.numerics.is_none() {
+            job.numerics.clone_from(&self.hosts.at(host).numerics);
         }
         job.status.generated_tokens += 1;
         job.status.tokens.push(id);

@@ -33,6 +33,8 @@ pub struct HostRecord {
     pub kv_bytes: u64,
     /// Threads it computes with, says its report.
     pub threads: Option<u64>,
+    /// What decides the bits of its results, once it is ready.
+    pub numerics: Option<String>,
     /// How its node last saw its process, and when.
     pub seen: (Condition, Duration),
     /// Why it is dead or not ready.
@@ -128,6 +130,7 @@ impl HostRecord {
             address: self.hello.as_ref().map(|hello| hello.address.clone()),
             heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
             threads: self.threads,
+            numerics: self.numerics.clone(),
             kv_bytes: self.kv_bytes,
             cause: self.cause.clone(),
             absent: None,
@@ -188,6 +191,7 @@ impl Hosts {
             last_heard: now,
             kv_bytes: 0,
             threads: None,
+            numerics: None,
             seen: Default::default(),
             cause: None,
             unfit: false,
@@ -307,11 +311,10 @@ impl Hosts {
             record.kept.start = hello.start;
         }
         record.health = HostHealth::Loading;
-        record.connection = Some(connection);
-        record.hello = Some(hello);
+        (record.connection, record.hello) = (Some(connection), Some(hello));
         record.last_heard = now;
         record.given = Given::default();
-        record.cause = None;
+        (record.cause, record.numerics) = (None, None);
         record.seen = Default::default();
         host
     }

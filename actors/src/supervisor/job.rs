@@ -47,6 +47,8 @@ pub struct Job {
     pub stalls: Stalls,
     /// Hosts that could reach nobody when they generated for it.
     pub avoid: BTreeSet<usize>,
+    /// What decides the bits of the query host that made its first tokens.
+    pub numerics: Option<String>,
     /// Since when its context is ready, if it is.
     pub ready_since: Option<Duration>,
     /// Whether somebody wants to hear how it goes on.
@@ -108,6 +110,7 @@ impl Job {
             told_attempt: 0,
             stalls: Default::default(),
             avoid: BTreeSet::new(),
+            numerics: None,
             ready_since: None,
             watched: false,
             clock,
@@ -173,6 +176,11 @@ impl Job {
     /// Whether a recovery is under way.
     pub fn is_recovering(&self) -> bool {
         !self.open.is_empty()
+    }
+
+    /// Since when it lacks a host that it lost, if it does.
+    pub fn lost_since(&self) -> Option<Duration> {
+        self.open.first().map(|(_, declared)| *declared)
     }
 
     /// Bytes that are held for it: of what it asks, and once it has ended of what it answers.

@@ -9,6 +9,9 @@ use std::{
 
 use crate::{api::JobState, supervisor::job::Job};
 
+/// A job without a host that could be generated: since when, and its number.
+pub type Unhoused = (Duration, u64);
+
 /// Jobs by number, with indexes.
 #[derive(Debug, Default)]
 pub struct Jobs {
@@ -24,7 +27,7 @@ struct Index {
     of_context: BTreeMap<u64, BTreeSet<u64>>,
     watched_of: BTreeMap<u64, BTreeSet<u64>>,
     on_host: BTreeMap<usize, BTreeSet<u64>>,
-    unhoused: BTreeSet<(Duration, u64)>,
+    unhoused: BTreeSet<Unhoused>,
     limits: BTreeSet<(Duration, u64)>,
     ended: BTreeSet<(Duration, u64)>,
     generating_own: usize,
@@ -187,9 +190,10 @@ impl Jobs {
         self.index.on_host.get(&host).map_or(0, BTreeSet::len)
     }
 
-    /// The job that could be generated for the longest and has no host, and since when.
-    pub fn first_unhoused(&self) -> Option<(Duration, u64)> {
-        self.index.unhoused.first().copied()
+    /// The job that could be generated for the longest and has no host, of all or of those after one.
+    pub fn next_unhoused(&self, after: Option<Unhoused>) -> Option<Unhoused> {
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.index.unhoused.range((after, Bound::Unbounded)).next().copied()
     }
 
     /// How many of those are before a job, or would be.

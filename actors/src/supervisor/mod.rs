@@ -3,6 +3,7 @@
 mod actor;
 mod assign;
 mod change;
+mod choose;
 pub(crate) mod codes;
 mod config;
 mod context;
@@ -39,7 +40,9 @@ pub use context::PreparedContext;
 pub use feed::Listener;
 pub use fingerprint::Fingerprint;
 pub use job::{Outcome, Question};
-pub use placement::{Arrangement, Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
+pub use placement::{
+    Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,
+};
 pub use prepare::{AskedSession, ModelFront};
 pub use state::{Command, Event, Origin, PreparedJob, Source, SupervisorState};
 pub use view::JobFilter;

@@ -160,7 +160,7 @@ impl SupervisorState {
         if blocks.is_empty() {
             return;
         }
-        let Ok(heirs) = self.find_hosts(context, &blocks) else { return };
+        let Ok(heirs) = self.find_equals(context, &blocks) else { return };
         let mut context = self.contexts.get_mut(number).expect("it was there");
         context.moving.get_or_insert((now, 0)).1 += blocks.len();
         context.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));

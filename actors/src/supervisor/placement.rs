@@ -1,5 +1,6 @@
 //! Which host gets which shard of a plan, or why none can. A pure function of what it is told; it moves nothing.
 
+mod equals;
 mod floor;
 #[cfg(test)]
 mod obvious;
@@ -9,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use equals::{MixedNumerics, place_among_equals};
 use floor::{Floor, deal_tightly};
 
 /// A host that could take shards.
@@ -26,6 +28,8 @@ pub struct Candidate<'a> {
     pub free_bytes: Option<u64>,
     /// Shards it has of jobs that run.
     pub busy: usize,
+    /// What decides the bits of its results; none: not known yet.
+    pub numerics: Option<&'a str>,
 }
 
 /// A shard to place.
@@ -47,6 +51,12 @@ pub struct PlacementPolicy {
     pub arrangement: Arrangement,
     /// Labels that a host must carry, all of them.
     pub labels: BTreeMap<String, String>,
+}
+
+impl PlacementPolicy {
+    fn admits(&self, candidate: &Candidate) -> bool {
+        self.labels.iter().all(|(key, value)| candidate.labels.get(key).is_some_and(|has| has == value))
+    }
 }
 
 /// How a job's shards lie over nodes.
@@ -77,6 +87,20 @@ pub enum PlacementRefusal {
         /// Labels asked for, as `key=value, ...`.
         wanted: String,
         /// What hosts have under these keys.
+        known: String,
+    },
+    /// Only hosts of different numerics have room together.
+    #[error(
+        "{shards} shards{} fit on no hosts that compute the same bits; there are {known}. Hosts of more than one kind take them \
+         where mixed_numerics of [cluster] is \"mark\"; or add hosts of one kind",
+        wanted.as_ref().map_or(String::new(), |wanted| format!(" of a context that began on {wanted}"))
+    )]
+    UnequalNumerics {
+        /// Shards to place.
+        shards: usize,
+        /// What they are to be encoded with, where others of the context are already.
+        wanted: Option<String>,
+        /// How many hosts compute with what.
         known: String,
     },
     /// The hosts have not enough memory.
@@ -116,10 +140,7 @@ pub fn place(
     if candidates.is_empty() {
         return Err(PlacementRefusal::NoHost { shards });
     }
-    let has_labels = |candidate: &&Candidate| {
-        policy.labels.iter().all(|(key, value)| candidate.labels.get(key).is_some_and(|has| has == value))
-    };
-    let matching: Vec<Candidate> = candidates.iter().filter(has_labels).copied().collect();
+    let matching: Vec<Candidate> = candidates.iter().filter(|candidate| policy.admits(candidate)).copied().collect();
     if matching.is_empty() {
         return Err(no_such_labels(candidates, &policy.labels));
     }
@@ -198,6 +219,7 @@ mod tests {
             rank: of.rank,
             free_bytes: of.free,
             busy: of.busy,
+            numerics: None,
         };
         hosts.iter().enumerate().map(candidate).collect()
     }

@@ -44,6 +44,8 @@ struct PlacesEntry {
     attempt: u32,
     together: bool,
     hosts: Vec<Option<String>>,
+    numerics: Option<String>,
+    mixed_numerics: bool,
     clock: (Option<Duration>, Option<Duration>),
 }
 
@@ -93,7 +95,9 @@ pub fn places(context: &Context, names: &[(String, String)]) -> Change {
     let host = |place: &Place| place.host.map(|host| names[host].0.clone());
     let hosts = context.places.iter().map(host).collect();
     let (attempt, together, clock) = (context.attempt, context.together, context.clock);
-    put(Table::Contexts, part_key(context.number, PLACES), &PlacesEntry { attempt, together, hosts, clock })
+    let (numerics, mixed_numerics) = (context.numerics.clone(), context.mixed_numerics);
+    let entry = PlacesEntry { attempt, together, hosts, numerics, mixed_numerics, clock };
+    put(Table::Contexts, part_key(context.number, PLACES), &entry)
 }
 
 /// A context is gone.
@@ -215,6 +219,7 @@ impl SupervisorState {
     }
 
     fn put_back(&self, context: &mut Context, entry: PlacesEntry) {
+        (context.numerics, context.mixed_numerics) = (entry.numerics, entry.mixed_numerics);
         let host = |name: &Option<String>| name.as_ref().and_then(|name| self.hosts.by_name(name));
         let place = |name: &Option<String>| Place { host: host(name), encoded: None };
         context.places = entry.hosts.iter().map(place).collect();

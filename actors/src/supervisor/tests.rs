@@ -6,6 +6,7 @@ mod journal;
 mod members;
 mod moving;
 mod news;
+mod numerics;
 mod queue;
 mod starved;
 mod waiting;
@@ -76,8 +77,13 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         patience: seconds(60.0),
         speeds: None,
         weight_bytes: 0,
+        mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: seconds(100.0), max_pinned_bytes: None },
     }
+}
+
+fn ready() -> HostMessage {
+    HostMessage::Ready { numerics: "cpu".into() }
 }
 
 /// A state with its clock, journal and what it sent last.
@@ -117,7 +123,7 @@ impl Cluster {
     /// A new process of host `at` joins, the `start`th of its node.
     fn join(&mut self, at: usize, start: u64) {
         self.hello(at, start, 0, (&[], &[]));
-        self.say(connection(at, start), HostMessage::Ready);
+        self.say(connection(at, start), ready());
     }
 
     /// Every process was given its number of starts as its incarnation; a new one does not know it.
@@ -473,7 +479,7 @@ fn a_broken_link_alone_costs_nothing() {
         ..Hello::default()
     };
     cluster.say(20, HostMessage::Hello(hello));
-    cluster.say(20, HostMessage::Ready);
+    cluster.say(20, ready());
     let sent = cluster.take_sent();
     assert!(sent.contains(&(20, HostCommand::Release { context: 55 })), "{sent:?}");
     assert!(sent.contains(&(20, HostCommand::Stop { job: 66 })), "{sent:?}");
@@ -522,11 +528,11 @@ fn a_restarted_supervisor_finds_shards_and_generations_again() {
     cluster.now = 5.0;
     cluster.restart();
     cluster.hello(0, 1, CLUSTER, (&[job], &[]));
-    cluster.say(1, HostMessage::Ready);
+    cluster.say(1, ready());
     cluster.hello(2, 1, CLUSTER, (&[], &[job]));
-    cluster.say(3, HostMessage::Ready);
+    cluster.say(3, ready());
     cluster.hello(1, 1, CLUSTER, (&[job], &[]));
-    cluster.say(2, HostMessage::Ready);
+    cluster.say(2, ready());
     // Hosts hold what they are ordered to encode, and say so again.
     let orders = cluster.encode();
     assert_eq!(orders.iter().map(|(_, order)| order.shards.len()).sum::<usize>(), 4, "{orders:?}");
@@ -549,7 +555,7 @@ fn hosts_that_do_not_come_back_to_a_restarted_supervisor_are_lost() {
     cluster.restart();
     for at in [0, 2] {
         cluster.hello(at, 1, CLUSTER, (&[job], &[]));
-        cluster.say(connection(at, 1), HostMessage::Ready);
+        cluster.say(connection(at, 1), ready());
     }
     cluster.tick(11.0, &[1, 3]);
     assert_eq!(cluster.health(1), HostHealth::Starting);
@@ -569,7 +575,7 @@ fn a_host_that_stopped_with_its_supervisor_is_missed_once_its_node_is_back() {
     cluster.say(NODE, HostMessage::Hello(hello));
     for at in [0, 2] {
         cluster.hello(at, 1, CLUSTER, (&[job], &[]));
-        cluster.say(connection(at, 1), HostMessage::Ready);
+        cluster.say(connection(at, 1), ready());
     }
     let again = cluster.now;
     cluster.tick(again + 1.9, &[1, 3]);

@@ -123,6 +123,7 @@ impl SupervisorState {
             error: None,
             labels: prepared.labels.clone(),
             attention_sparsity: None,
+            mixed_numerics: false,
             recoveries: Vec::new(),
             timings: Default::default(),
         }

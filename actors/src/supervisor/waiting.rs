@@ -61,6 +61,9 @@ impl SupervisorState {
         if self.is_booting(now) || !self.hosts.iter().any(|host| able(host) && host.takes_work()) {
             return self.awaited(|host, _| able(host) && !host.takes_work());
         }
+        if let Some(cause) = self.lacks_equal(number) {
+            return Some(Waiting::Placement { cause });
+        }
         let running = (0..self.config.hosts.len()).map(|host| self.jobs.count_on(host)).sum();
         Some(Waiting::Turn { before: self.jobs.unhoused_before(number), running })
     }

@@ -153,7 +153,7 @@ impl Line {
     }
 
     pub async fn ready(&mut self) {
-        self.hear(|message| (message == HostMessage::Ready).then_some(())).await;
+        self.hear(|message| matches!(message, HostMessage::Ready { .. }).then_some(())).await;
     }
 
     /// Waits until all these blocks are encoded.

@@ -49,18 +49,9 @@ pub struct Library {
 
 /// Looks.
 pub fn survey() -> Survey {
-    // SAFETY: these only try to load the libraries.
-    let [driver, lt, dnn] =
-        unsafe { [sys::is_culib_present(), cublaslt::sys::is_culib_present(), cudnn::sys::is_culib_present()] };
-    // SAFETY: the library is there; the call takes nothing and tells its version.
-    let lt = lt.then(|| unsafe { cublaslt::sys::cublasLtGetVersion() }).map(|version| dotted(version, 10_000, 100));
-    // SAFETY: as above.
-    let dnn = dnn.then(|| unsafe { cudnn::sys::cudnnGetVersion() }).map(|version| dotted(version, 10_000, 100));
-    let libraries = vec![
-        Library { name: "cublasLt", version: lt, without: "linear layers by own kernels, many times slower" },
-        Library { name: "cuDNN", version: dnn, without: "attention by own kernels, at half the speed in prefill" },
-    ];
-    let mut found = Survey { libraries, ..Survey::default() };
+    // SAFETY: this only tries to load the library.
+    let driver = unsafe { sys::is_culib_present() };
+    let mut found = Survey { libraries: libraries(), ..Survey::default() };
     if driver {
         let mut version: c_int = 0;
         // SAFETY: the library is there; the pointer is to a live number.
@@ -73,6 +64,20 @@ pub fn survey() -> Survey {
         }
     }
     found
+}
+
+/// The libraries that this process would use.
+pub(super) fn libraries() -> Vec<Library> {
+    // SAFETY: these only try to load the libraries.
+    let [lt, dnn] = unsafe { [cublaslt::sys::is_culib_present(), cudnn::sys::is_culib_present()] };
+    // SAFETY: the library is there; the call takes nothing and tells its version.
+    let lt = lt.then(|| unsafe { cublaslt::sys::cublasLtGetVersion() }).map(|version| dotted(version, 10_000, 100));
+    // SAFETY: as above.
+    let dnn = dnn.then(|| unsafe { cudnn::sys::cudnnGetVersion() }).map(|version| dotted(version, 10_000, 100));
+    vec![
+        Library { name: "cublasLt", version: lt, without: "linear layers by own kernels, many times slower" },
+        Library { name: "cuDNN", version: dnn, without: "attention by own kernels, at half the speed in prefill" },
+    ]
 }
 
 fn gpus() -> Result<Vec<Gpu>, result::DriverError> {

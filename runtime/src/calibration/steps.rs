@@ -104,6 +104,7 @@ fn hosts_of(setup: &Setup, model: ModelSection) -> ClusterFile {
         device: Default::default(),
         port: 0,
         threads: Some(threads),
+        kernels: None,
         memory_limit: None,
         labels: Default::default(),
     };

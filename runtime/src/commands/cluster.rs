@@ -4,11 +4,11 @@ mod detach;
 mod up;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus};
+use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus, Role};
 use clap::Args;
 use rustix::process::Signal;
 
@@ -156,6 +156,7 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         Format::Table => output::print(&status_table(&status.hosts).to_string())?,
         format => output::print_json(&status, format)?,
     }
+    unequal(&status.hosts).into_iter().for_each(|note| globals.note(note));
     globals.note(format_args!(
         "cluster '{}' at {} is {}: model {}, method {}, {} running, {} waiting",
         status.name,
@@ -171,6 +172,19 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         false => "next: asterism host list shows who is missing, and why",
     });
     Ok(Exit::Success)
+}
+
+/// What to know of hosts that do not all compute the same bits.
+fn unequal(hosts: &[HostStatus]) -> Option<String> {
+    let mut by_numerics: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for host in hosts.iter().filter(|host| host.role != Role::Query) {
+        by_numerics.entry(host.numerics.as_deref()?).or_default().push(&host.name);
+    }
+    let of = |(numerics, names): (&str, Vec<&str>)| format!("{numerics}: {}", names.join(", "));
+    (by_numerics.len() > 1).then(|| {
+        let groups: Vec<String> = by_numerics.into_iter().map(of).collect();
+        format!("numerics differ, and the shards of a job stay among equals: {}", groups.join("; "))
+    })
 }
 
 fn status_table(hosts: &[HostStatus]) -> Table {

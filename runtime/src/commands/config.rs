@@ -48,6 +48,7 @@ const OPTIONAL: &str = "\
 # device = \"cuda:0\"                   # a GPU; device of [model]
 # port = 7410                         # chosen by the operating system
 # threads = 8                         # the node's cores, shared by its hosts that compute
+# kernels = \"avx2\"                    # instructions of the CPU; the best there are
 # memory_limit = \"16GiB\"              # for weights and KV; unlimited
 # labels = { rack = \"a\" }             # what jobs may ask for with --host-label; none
 ";

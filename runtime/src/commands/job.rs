@@ -125,6 +125,12 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
     lines.extend(status.method_reason.iter().map(|reason| ("because", reason.clone())));
     let pairs = |sparsity: f64| format!("{:.0}% of dense attention's pairs", 100.0 * (1.0 - sparsity));
     lines.extend(status.attention_sparsity.map(|sparsity| ("attention", pairs(sparsity))));
+    if status.mixed_numerics {
+        lines.push((
+            "numerics",
+            "mixed: hosts of different kernels worked on it, so another run may answer otherwise".into(),
+        ));
+    }
     lines.extend(status.recoveries.iter().map(|recovery| ("recovered", recovered(recovery))));
     lines.extend(status.labels.iter().map(|(key, value)| ("label", format!("{key}={value}"))));
     lines.extend(status.error.iter().map(|error| ("error", format!("{} ({})", error.message, error.code))));

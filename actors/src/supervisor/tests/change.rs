@@ -118,7 +118,7 @@ impl World {
                 cluster.say(NODE, HostMessage::Hello(hello));
                 for at in 0..4 {
                     cluster.hello(at, self.starts[at], CLUSTER, (&[], &[]));
-                    cluster.say(connection(at, self.starts[at]), HostMessage::Ready);
+                    cluster.say(connection(at, self.starts[at]), super::ready());
                 }
             }
             _ => unreachable!("a change of a client"),

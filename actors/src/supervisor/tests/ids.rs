@@ -92,7 +92,7 @@ fn a_new_process_has_no_ids_and_the_journal_has_all() {
     cluster.hello(2, 1, CLUSTER, (&[], &[]));
     cluster.take_sent();
     for connection in [102, 1, 3] {
-        cluster.say(connection, HostMessage::Ready);
+        cluster.say(connection, super::ready());
     }
     let sent = cluster.ids_sent();
     let all: std::collections::BTreeSet<u32> = sent.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();

@@ -61,7 +61,7 @@ fn hosts_come_falter_and_go_and_what_that_costs_is_told() {
     assert_eq!(told(&mut cluster), ["suspect c1 1.6", "back c1 1.6"]);
     cluster.hello(1, 1, CLUSTER, (&[job], &[]));
     assert_eq!(told(&mut cluster), ["back c1 0"], "over a new connection");
-    cluster.say(connection(1, 1), HostMessage::Ready);
+    cluster.say(connection(1, 1), super::ready());
     let adopted = |state: &mut SupervisorState| {
         state.schedule_host(seconds(1.6), "c0", Scheduling::Draining, None).expect("there is another")
     };

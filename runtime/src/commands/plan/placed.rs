@@ -72,6 +72,7 @@ impl<'a> Holders<'a> {
             rank: u8::from(host.role == Role::Spare),
             free_bytes: free(host),
             busy: 0,
+            numerics: None,
         };
         let candidates: Vec<Candidate> = self.hosts.iter().enumerate().map(candidate).collect();
         place(&self.demands(plan), &candidates, policy)

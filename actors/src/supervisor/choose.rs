@@ -1,0 +1,279 @@
+//! Which hosts get shards and generations: those that compute the same bits as what a job has already. Orders nothing.
+
+use std::time::Duration;
+
+use crate::{
+    api::{JobEvent, JobPhase, Role},
+    error::JobError,
+    metric::Observation,
+    news::News,
+    supervisor::{
+        context::{Context, PreparedContext},
+        contexts::Load,
+        hosts::HostRecord,
+        job::{Job, Outcome},
+        jobs::Unhoused,
+        placement::{Candidate, Demand, MixedNumerics, PlacementRefusal, place, place_among_equals},
+        state::{Command, SupervisorState},
+    },
+};
+
+/// Most generations of a query host at once.
+const GENERATIONS: usize = 32;
+/// Most bytes of what a host says that it computes with.
+const NUMERICS_BYTES: usize = 160;
+
+/// Refuses words that say nothing, or too much.
+pub(super) fn check_numerics(said: &str) -> Result<(), String> {
+    let plain = said.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    match plain && !said.trim().is_empty() && said.len() <= NUMERICS_BYTES {
+        true => Ok(()),
+        false => Err(format!(
+            "it says that it computes with {} bytes of something, expected 1 to {NUMERICS_BYTES} printable characters; run \
+             the same version of asterism on every host",
+            said.len()
+        )),
+    }
+}
+
+/// Where a job is generated.
+enum Choice {
+    Host(usize),
+    /// Hosts that compute what its tokens were computed with have all they take, or there are none.
+    NoEqual {
+        up: bool,
+    },
+    /// Nobody generates, or all have all they take.
+    Nobody,
+}
+
+impl SupervisorState {
+    /// Whether a context could be placed at all, beside what sessions hold.
+    ///
+    /// # Errors
+    /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
+    pub(super) fn check_room(&self, prepared: &PreparedContext) -> Result<(), JobError> {
+        let candidates = self.candidates(|load| load.pinned_bytes, |_| true);
+        let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
+        let (demands, policy) = (demands(prepared, &blocks), &prepared.placement);
+        let placed = match self.config.mixed_numerics {
+            MixedNumerics::Refuse => place_among_equals(&demands, &candidates, policy, None),
+            MixedNumerics::Mark => place(&demands, &candidates, policy),
+        };
+        placed.map(drop).map_err(JobError::Placement)
+    }
+
+    /// Hosts that could take shards, beside what is `held` of what they have.
+    fn candidates(&self, held: impl Fn(&Load) -> u64, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
+        let candidate = |host: usize| {
+            let record = self.hosts.at(host);
+            let rank = record.rank(Role::Context, self.config.recovery)?;
+            let load = self.contexts.load(host);
+            let taken = self.config.weight_bytes + held(&load);
+            let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
+            let (node, labels, numerics) = (record.spec.node.as_str(), &record.spec.labels, record.numerics.as_deref());
+            Some(Candidate { host, node, labels, rank, free_bytes, busy: load.unready, numerics })
+        };
+        (0..self.config.hosts.len()).filter(|&host| fit(host)).filter_map(candidate).collect()
+    }
+
+    /// Hosts for `blocks` of a context now, or why there are none: of equal numerics, and where there are none such, any if
+    /// that is allowed.
+    pub(super) fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
+        let found = self.find_equals(context, blocks);
+        if self.config.mixed_numerics == MixedNumerics::Mark
+            && matches!(found, Err(PlacementRefusal::UnequalNumerics { .. }))
+        {
+            return self.find(context, |candidates| {
+                place(&demands(&context.prepared, blocks), candidates, &context.prepared.placement)
+            });
+        }
+        found
+    }
+
+    /// Hosts of equal numerics for `blocks` of a context now.
+    pub(super) fn find_equals(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
+        let wanted = self.wanted(context, blocks);
+        self.find(context, |candidates| {
+            let (demands, policy) = (demands(&context.prepared, blocks), &context.prepared.placement);
+            place_among_equals(&demands, candidates, policy, wanted.as_deref())
+        })
+    }
+
+    /// Those that others could not reach are better than none.
+    fn find(
+        &self,
+        context: &Context,
+        place: impl Fn(&[Candidate]) -> Result<Vec<usize>, PlacementRefusal>,
+    ) -> Result<Vec<usize>, PlacementRefusal> {
+        let find = |fit: &dyn Fn(usize) -> bool| {
+            let takes = |host| self.hosts.at(host).takes_work() && fit(host);
+            place(&self.candidates(|load| load.kv_bytes, takes))
+        };
+        find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
+    }
+
+    /// What `blocks` of a context are to be encoded with: anything, where nothing else is left of it that they must fit.
+    fn wanted(&self, context: &Context, blocks: &[usize]) -> Option<String> {
+        let decodes = |number: &u64| self.jobs.get(*number).is_some_and(|job| job.numerics.is_some());
+        let whole = blocks.len() == context.plan().shards.len();
+        match whole && !self.jobs.of_context(context.number).iter().any(decodes) {
+            true => None,
+            false => context.numerics.clone(),
+        }
+    }
+
+    /// Shards of a context go to these hosts: what they are encoded with from now on, and whether that is no longer one thing.
+    pub(super) fn note_numerics(
+        &mut self,
+        number: u64,
+        blocks: &[usize],
+        hosts: &[usize],
+        commands: &mut Vec<Command>,
+    ) {
+        let (records, wanted) = (&self.hosts, self.wanted(&self.contexts[number], blocks));
+        let Some(first) = hosts.iter().find_map(|host| records.at(*host).numerics.clone()) else { return };
+        let wanted = wanted.unwrap_or(first);
+        let other = hosts.iter().find(|host| records.at(**host).numerics.as_ref().is_some_and(|has| *has != wanted));
+        let other = other.map(|host| records.name(*host).to_string());
+        let mut context = self.contexts.get_mut(number).expect("it was there");
+        let whole = blocks.len() == context.plan().shards.len();
+        let before = context.mixed_numerics && !whole;
+        context.mixed_numerics = before || other.is_some();
+        context.numerics = Some(wanted.clone());
+        drop(context);
+        if let Some(host) = other.filter(|_| !before) {
+            commands.push(Command::Observe(Observation::NumericsMixed));
+            commands.push(Command::Tell(News::NumericsMixed { what: format!("context {number}"), host, wanted }));
+        }
+    }
+
+    /// Has jobs generate whose contexts are ready, the one that waits for the longest first, while query hosts take them.
+    pub(super) fn generate(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        self.note_query_hosts(now);
+        let mut after: Option<Unhoused> = None;
+        while let Some(place) = self.jobs.next_unhoused(after).filter(|_| !self.is_booting(now)) {
+            let number = place.1;
+            match self.choose_query_host(number) {
+                Choice::Host(host) => self.begin_generation(now, number, host, commands),
+                Choice::NoEqual { up } => {
+                    after = Some(place);
+                    if !up {
+                        self.give_up_unequal(now, number, commands);
+                    }
+                }
+                Choice::Nobody => return self.give_up_unhoused(now, commands),
+            }
+        }
+    }
+
+    fn choose_query_host(&self, number: u64) -> Choice {
+        let Some(job) = self.jobs.get(number) else { return Choice::Nobody };
+        let able = |host: &usize| {
+            let record = self.hosts.at(*host);
+            Some((record.rank(Role::Query, self.config.recovery).filter(|_| record.takes_work())?, *host))
+        };
+        let able: Vec<(u8, usize)> = (0..self.config.hosts.len()).filter_map(|host| able(&host)).collect();
+        let is_equal = |host: usize| job.numerics.is_none() || self.hosts.at(host).numerics == job.numerics;
+        let up = able.iter().any(|&(_, host)| is_equal(host));
+        if !up && !able.is_empty() && self.config.mixed_numerics == MixedNumerics::Refuse {
+            return Choice::NoEqual { up };
+        }
+        let generations = |host: usize| self.jobs.count_on(host);
+        let takes = |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < GENERATIONS;
+        let ranked = able.iter().filter(takes);
+        match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
+            Some(&(_, host)) => Choice::Host(host),
+            None if job.numerics.is_some() && up => Choice::NoEqual { up },
+            None => Choice::Nobody,
+        }
+    }
+
+    /// Why nobody goes on with a job, where only hosts of other numerics could.
+    pub(super) fn lacks_equal(&self, number: u64) -> Option<String> {
+        let wanted = self.jobs.get(number)?.numerics.clone()?;
+        let lacks = matches!(self.choose_query_host(number), Choice::NoEqual { up: false });
+        lacks.then(|| format!("its tokens were made on {wanted}, and no such query host is there"))
+    }
+
+    fn begin_generation(&mut self, now: Duration, number: u64, host: usize, commands: &mut Vec<Command>) {
+        let record = self.hosts.at(host);
+        let (name, numerics) = (record.spec.name.clone(), record.numerics.clone());
+        let mut job = self.jobs.get_mut(number).expect("an index names those there are");
+        if let Some(wanted) = job.numerics.clone().filter(|wanted| numerics.as_ref() != Some(wanted)) {
+            job.status.mixed_numerics = true;
+            let what = format!("job {}", job.status.id);
+            commands.push(Command::Observe(Observation::NumericsMixed));
+            commands.push(Command::Tell(News::NumericsMixed { what, host: name, wanted }));
+        }
+        job.query_host = Some(host);
+        job.clock.encoding.get_or_insert(now);
+        commands.extend(job.started(now).map(Command::Tell));
+        let enters = job.clock.querying.is_none() && job.enter(now, JobPhase::Querying);
+        drop(job);
+        self.order_generation(number, host, commands);
+        if enters {
+            let event = JobEvent::Phase { phase: JobPhase::Querying };
+            commands.push(Command::Publish { job: number, event });
+        }
+    }
+
+    /// Notes since when there is no query host at all, if there is none.
+    fn note_query_hosts(&mut self, now: Duration) {
+        let capable = |host: &HostRecord| host.rank(Role::Query, self.config.recovery).is_some() && host.takes_work();
+        match self.hosts.iter().any(capable) {
+            true => self.no_query_host_since = None,
+            false => drop(self.no_query_host_since.get_or_insert(now)),
+        }
+    }
+
+    /// Fails jobs that have waited too long for there to be a query host.
+    fn give_up_unhoused(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let patience = self.config.patience;
+        let Some(gone) = self.no_query_host_since else { return };
+        while let Some((ready, number)) = self.jobs.next_unhoused(None) {
+            if now.saturating_sub(gone.max(ready)) <= patience {
+                return;
+            }
+            let message = format!("no query host is alive, and none came within {:.0} s", patience.as_secs_f64());
+            self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+        }
+    }
+
+    /// Fails a job that has waited too long for a query host that goes on as its last one would have.
+    fn give_up_unequal(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
+        let patience = self.config.patience;
+        let Some(Job { numerics: Some(wanted), .. }) = self.jobs.get(number) else { return };
+        let since = self.jobs.get(number).and_then(Job::lost_since).unwrap_or(now);
+        if now.saturating_sub(since) > patience {
+            let message = format!(
+                "its tokens were made on {wanted}, and no such query host came within {:.0} s; others go on with it where \
+                 mixed_numerics of [cluster] is \"mark\"",
+                patience.as_secs_f64()
+            );
+            self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+        }
+    }
+}
+
+fn demands(prepared: &PreparedContext, blocks: &[usize]) -> Vec<Demand> {
+    let demand = |&block: &usize| Demand {
+        block,
+        logical: prepared.plan.shards[block].host,
+        kv_bytes: prepared.kv_bytes(block),
+    };
+    blocks.iter().map(demand).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numerics_are_a_few_plain_words() {
+        assert!(check_numerics("cpu avx2 f32 0a1b2c3d").is_ok());
+        for said in ["", " ", "cpu\n", "cpü", &"x".repeat(NUMERICS_BYTES + 1)] {
+            assert!(check_numerics(said).is_err(), "{said}");
+        }
+    }
+}
