@@ -231,11 +231,17 @@ impl Backend for Cpu {
     }
 
     fn narrow(&self, x: &Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor, KernelError> {
-        moves::narrow(x, axis, start..end)
+        match tensor::dtype(x) {
+            DType::Bf16 => moves::narrow::<bf16>(x, axis, start..end),
+            _ => moves::narrow::<f32>(x, axis, start..end),
+        }
     }
 
     fn concat(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
-        moves::concat(parts, axis)
+        match parts.first().map(tensor::dtype) {
+            Some(DType::Bf16) => moves::concat::<bf16>(parts, axis),
+            _ => moves::concat::<f32>(parts, axis),
+        }
     }
 
     fn gather(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {

@@ -9,31 +9,49 @@ use super::tensor::{cube, elements, tensor};
 use crate::KernelError;
 
 /// A copy of `range` along `axis`.
-pub(super) fn narrow(x: &Tensor, axis: usize, range: Range<usize>) -> Result<Tensor, KernelError> {
+pub(super) fn narrow<E: Element>(x: &Tensor, axis: usize, range: Range<usize>) -> Result<Tensor, KernelError> {
     let size = x.dims().get(axis).copied();
-    if size.is_none_or(|size| range.start > range.end || range.end > size) {
+    let Some(size) = size.filter(|size| range.start <= range.end && range.end <= *size) else {
         let expected = format!("a range within axis {axis} of {:?}", x.dims());
         return Err(KernelError::shape("narrow", expected, &[&[range.start, range.end]]));
+    };
+    let from = elements::<E>("narrow", x)?;
+    let mut dims = x.dims().to_vec();
+    dims[axis] = range.len();
+    let inner: usize = dims[axis + 1..].iter().product();
+    let mut to = Vec::with_capacity(dims.iter().product());
+    for outer in 0..dims[..axis].iter().product() {
+        to.extend_from_slice(&from[(outer * size + range.start) * inner..][..range.len() * inner]);
     }
-    Ok(x.narrow(axis, range.start, range.len())?.force_contiguous()?)
+    tensor(&dims, to)
 }
 
 /// `parts` one after the other along `axis`.
-pub(super) fn concat(parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
+pub(super) fn concat<E: Element>(parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
     let shapes = || parts.iter().map(Tensor::dims).collect::<Vec<_>>();
     let beside = |part: &Tensor| {
         let mut dims = part.dims().to_vec();
         (axis < dims.len()).then(|| dims.remove(axis)).map(|_| dims)
     };
     let first = parts.first().and_then(|first| beside(first).map(|dims| (dims, first.dtype())));
-    let Some((dims, dtype)) = first else {
+    let Some((mut dims, dtype)) = first else {
         return Err(KernelError::shape("concat", format!("parts that have an axis {axis}"), &shapes()));
     };
     if parts.iter().any(|part| part.dtype() != dtype || beside(part).as_ref() != Some(&dims)) {
         let expected = format!("parts of one type that differ in axis {axis} only");
         return Err(KernelError::shape("concat", expected, &shapes()));
     }
-    Ok(Tensor::cat(parts, axis)?)
+    let (outer, inner) = (dims[..axis].iter().product::<usize>(), dims[axis..].iter().product::<usize>());
+    let mut from = Vec::with_capacity(parts.len());
+    for part in parts {
+        from.push((elements::<E>("concat", part)?, part.dims()[axis] * inner));
+    }
+    dims.insert(axis, parts.iter().map(|part| part.dims()[axis]).sum());
+    let mut to = Vec::with_capacity(dims.iter().product());
+    for at in 0..outer {
+        from.iter().for_each(|(part, rows)| to.extend_from_slice(&part[at * rows..][..*rows]));
+    }
+    tensor(&dims, to)
 }
 
 /// Rows `rows[head]` of each head of `x (heads, t, dim)`.
