@@ -21,7 +21,7 @@ pub enum JobError {
     },
     /// The context does not fit the model.
     #[error(
-        "the context has {context} tokens and the query {query}; with {generated} tokens to generate that is {} and {model} takes at most {maximum}. Shorten the context or lower --max-tokens",
+        "the context has {context} tokens, the query {query}, and --max-tokens adds {generated}: {} in all, and {model} takes at most {maximum}. Shorten the context or lower --max-tokens",
         context.saturating_add(*query).saturating_add(*generated)
     )]
     TooLong {

@@ -100,6 +100,12 @@ impl Setup {
     }
 }
 
+/// Whether a calibration could be written: asked before half a minute of measuring.
+pub fn can_be_saved(data_dir: &Path) -> io::Result<()> {
+    private::make(data_dir)?;
+    tempfile::tempfile_in(data_dir).map(drop)
+}
+
 /// Where the calibration of a cluster lies.
 pub fn path(data_dir: &Path) -> PathBuf {
     data_dir.join("calibration.json")

@@ -223,7 +223,10 @@ impl Client {
             return Err(CliError::unreachable(format!("{} answered {status} and no error of ours", self.base))
                 .hint("is that an asterism supervisor? check --server"));
         };
-        Err(CliError::of_code(&error.code, &error.message).hint(next_step(&error.code)))
+        Err(CliError {
+            hint: next_step(&error.code).map(str::to_owned),
+            ..CliError::of_code(&error.code, &error.message)
+        })
     }
 
     fn failed(&self, error: &ureq::Error) -> CliError {
@@ -247,24 +250,24 @@ impl Client {
     }
 }
 
-fn next_step(code: &str) -> &'static str {
-    match code {
+/// What to do, where an answer's message does not say it.
+fn next_step(code: &str) -> Option<&'static str> {
+    Some(match code {
+        "job_not_found" | "session_not_found" | "session_exists" | "host_not_found" => return None,
         "other_cluster" => "name the cluster with -f FILE or --server URL, or give each its own [api] admin_listen",
         "joining_closed" => "set [security] join_listen in the cluster file, then start the supervisor again",
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",
-        "job_not_found" | "job_ended" => "`asterism job list` shows the jobs there are",
+        "job_ended" => "`asterism job list` shows the jobs there are",
         "job_exists" => "give another --id, or none",
         "not_ready" | "stopping" => "`asterism status` shows which host is missing",
-        "session_not_found" | "session_expired" | "session_exists" => {
-            "`asterism session list` shows the sessions there are"
-        }
+        "session_expired" => "`asterism session list` shows the sessions there are",
         "session_failed" => "`asterism session show NAME` says why; drop it and create it anew",
-        "host_not_found" | "last_host" | "host_conflict" => "`asterism host list` shows the hosts there are",
+        "last_host" | "host_conflict" => "`asterism host list` shows the hosts there are",
         "spare_busy" => "`asterism host list` shows which spare hosts are free",
         "capacity_exhausted" => "`asterism session list` shows what is pinned; drop a session, or wait",
         "overloaded" => "try again when a job has ended: `asterism job list`",
         "context_too_long" => "shorten the context, or serve a model with a longer one ([model] path)",
         "placement_impossible" => "`asterism status` shows the hosts there are",
         _ => "correct the request; `asterism job submit --help` shows what it takes",
-    }
+    })
 }

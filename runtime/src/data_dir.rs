@@ -58,6 +58,17 @@ pub fn log_file(data_dir: &Path, name: &str) -> PathBuf {
     data_dir.join("logs").join(format!("{name}.log"))
 }
 
+/// Refuses to say that nobody serves a cluster whose data_dir this user may not look into.
+pub fn look(data_dir: &Path) -> Result<(), CliError> {
+    match fs::read_dir(data_dir) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(CliError::usage(format!("cannot look into data_dir {}: {error}", data_dir.display()))
+                .hint("run this as the user that runs the cluster, or name it with --server URL"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The record of the supervisor that serves the cluster now, if one does.
 pub fn running(data_dir: &Path) -> Option<Record> {
     occupied(data_dir, Seat::Supervisor).then(|| read_record(data_dir))?

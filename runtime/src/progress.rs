@@ -6,7 +6,7 @@ use std::{
 };
 
 use asterism_actors::api::{HostProgress, JobPhase, RecoveryStatus, Waiting};
-use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::{globals::Globals, output::printable, size::grouped};
 
@@ -22,7 +22,7 @@ pub struct Progress {
 
 enum Sink {
     Silent,
-    Bars { all: MultiProgress, bars: Vec<(String, ProgressBar)>, waiting: Option<ProgressBar> },
+    Bars { all: MultiProgress, bars: Vec<HostBar>, waiting: Option<ProgressBar> },
     Lines { last: Option<Instant>, said: Option<String> },
 }
 
@@ -51,7 +51,7 @@ impl Progress {
         }
         match &mut self.sink {
             Sink::Bars { all, bars, .. } if phase != JobPhase::Queued && phase != JobPhase::Encoding => {
-                bars.iter().for_each(|(_, bar)| bar.finish_and_clear());
+                bars.iter().for_each(|bar| bar.line.finish_and_clear());
                 bars.clear();
                 let _ = all.clear();
             }
@@ -88,11 +88,13 @@ impl Progress {
             Sink::Silent => {}
             Sink::Bars { all, bars, .. } => {
                 for host in hosts {
-                    let position = bars.iter().position(|(name, _)| *name == host.host).unwrap_or_else(|| {
-                        bars.push((host.host.clone(), all.add(bar(host))));
+                    let position = bars.iter().position(|bar| bar.host == host.host).unwrap_or_else(|| {
+                        let mut bar = HostBar::new(host);
+                        bar.line = all.add(bar.line);
+                        bars.push(bar);
                         bars.len() - 1
                     });
-                    bars[position].1.set_position(host.done_tokens as u64);
+                    bars[position].show(elapsed, host);
                 }
             }
             Sink::Lines { last, .. } => {
@@ -122,23 +124,38 @@ impl Progress {
     pub fn clear(&mut self) {
         self.waiting(None);
         if let Sink::Bars { all, bars, .. } = &mut self.sink {
-            bars.iter().for_each(|(_, bar)| bar.finish_and_clear());
+            bars.iter().for_each(|bar| bar.line.finish_and_clear());
             let _ = all.clear();
         }
     }
 }
 
-fn bar(host: &HostProgress) -> ProgressBar {
-    let style = ProgressStyle::with_template(
-        "{prefix:14} {bar:32} {human_pos:>9}/{human_len} tokens {rate:>7} tok/s eta {eta}",
-    )
-    .expect("the template is a constant")
-    .with_key("rate", |state: &ProgressState, text: &mut dyn std::fmt::Write| {
-        // Writing to indicatif's own buffer cannot fail.
-        let _ = write!(text, "{}", grouped(state.per_sec() as usize));
-    });
-    let bar = ProgressBar::new(host.total_tokens as u64).with_position(host.done_tokens as u64);
-    bar.with_style(style).with_prefix(printable(&host.host).into_owned())
+/// One host's part of the work.
+struct HostBar {
+    host: String,
+    line: ProgressBar,
+    pace: Pace,
+}
+
+impl HostBar {
+    fn new(host: &HostProgress) -> Self {
+        // One line in a terminal of 40 columns: lines that are wrapped cannot be read.
+        let style = ProgressStyle::with_template("{prefix:9} {wide_bar} {human_pos:>6}/{human_len} {msg}")
+            .expect("the template is a constant");
+        let line = ProgressBar::new(host.total_tokens as u64).with_style(style);
+        let line = line.with_prefix(printable(&host.host).into_owned());
+        Self { host: host.host.clone(), line, pace: Pace::default() }
+    }
+
+    /// How far it is, and how fast since it was first seen: what was done before took a time that nobody here knows.
+    fn show(&mut self, now: Duration, host: &HostProgress) {
+        self.pace.see(now, host.done_tokens);
+        if let Some(rate) = self.pace.rate(now, host.done_tokens) {
+            let left = host.total_tokens.saturating_sub(host.done_tokens) as f64 / rate;
+            self.line.set_message(format!("{:>5} tok/s {left:.0}s", grouped(rate as usize)));
+        }
+        self.line.set_position(host.done_tokens as u64);
+    }
 }
 
 fn waiting_line() -> ProgressBar {
@@ -183,7 +200,77 @@ fn line(hosts: &[HostProgress], pace: &Pace, now: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use indicatif::{ProgressDrawTarget, TermLike};
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
     use super::*;
+
+    /// A terminal of so many columns that keeps what is written.
+    #[derive(Clone, Debug)]
+    struct Screen(u16, Arc<Mutex<Vec<String>>>);
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            self.0
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.1.lock().unwrap().push(text.to_string());
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_bar_is_one_line_of_a_narrow_terminal() {
+        for columns in [40, 80, 200] {
+            let screen = Screen(columns, Arc::default());
+            let host = |done_tokens| HostProgress { host: "context-0".into(), done_tokens, total_tokens: 15_360 };
+            let mut bar = HostBar::new(&host(0));
+            bar.line.set_draw_target(ProgressDrawTarget::term_like(Box::new(screen.clone())));
+            bar.show(Duration::from_secs(60), &host(12_000));
+            bar.show(Duration::from_secs(61), &host(12_345));
+            bar.line.tick();
+            let drawn = screen.1.lock().unwrap();
+            let shown = drawn.iter().rev().find(|text| !text.trim().is_empty()).expect("a line");
+            assert!(shown.contains("12,345/15,360   345 tok/s 9s"), "{shown:?}");
+            assert!(
+                shown.chars().count() <= usize::from(columns),
+                "{} columns of {columns}: {shown:?}",
+                shown.chars().count()
+            );
+        }
+    }
 
     #[test]
     fn a_line_sums_the_hosts() {

@@ -86,6 +86,15 @@ fn a_calibrated_machine_tells_times() {
 }
 
 #[test]
+fn a_calibration_that_could_not_be_kept_is_not_made() {
+    let place = Place::new(&SMALL.replace("data_dir = \"data\"", "data_dir = \"cluster.toml/data\""));
+    let refused = place.run(&["bench", "calibrate"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("cannot write to data_dir") && !said.contains("loading the model"), "{said}");
+}
+
+#[test]
 fn retaining_heads_of_another_shape() {
     let heads = "[models.heads.trained]\npath = \"heads.safetensors\"\n";
     let place = Place::new(&(SMALL.to_string() + heads));

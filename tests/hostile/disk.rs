@@ -4,7 +4,10 @@ use std::{
     fs::{self, File, Permissions},
     io::Write,
     net::TcpListener,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     thread,
@@ -261,6 +264,24 @@ fn files_of_somebody_else_are_refused() {
     assert_eq!(up.status.code(), Some(2), "{}", text(&up));
     let said = text(&up);
     assert!(said.contains("supervisor.lock belongs to user 65534") && said.contains("chown"), "{said}");
+}
+
+#[test]
+fn a_cluster_of_somebody_else_is_not_said_to_be_down() {
+    let cluster = Cluster::written(BINARY, &tiny(), |text| text);
+    let data = cluster.folder().join("data");
+    fs::create_dir_all(&data).expect("a folder");
+    for (folder, mode) in [(cluster.folder().to_path_buf(), 0o755), (data, 0o700)] {
+        fs::set_permissions(folder, Permissions::from_mode(mode)).expect("a folder of ours");
+    }
+    for command in ["down", "chaos"] {
+        let Ok(asked) = cluster.command(&[command]).uid(65534).gid(65534).output() else {
+            eprintln!("NOT RUN: being somebody else is not permitted here");
+            return;
+        };
+        assert_eq!(asked.status.code(), Some(2), "{}", text(&asked));
+        assert!(text(&asked).contains("cannot look into data_dir"), "{}", text(&asked));
+    }
 }
 
 #[test]

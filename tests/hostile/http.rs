@@ -89,6 +89,17 @@ fn refusals_name_what_is_at_fault() {
 }
 
 #[test]
+fn a_remedy_is_told_once() {
+    let cluster = cluster();
+    for (command, list) in [("job", "job list"), ("session", "session list"), ("host", "host list")] {
+        let said = cluster.run(&[command, if command == "job" { "status" } else { "show" }, "nobody"]);
+        assert_eq!(said.status.code(), Some(5));
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert_eq!(said.matches(list).count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn lists_are_cut_and_filtered_newest_first() {
     let cluster = cluster();
     let context = "The whale is white. ".repeat(30);

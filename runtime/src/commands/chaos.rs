@@ -64,6 +64,7 @@ pub fn run(globals: &Globals, args: &ChaosArgs) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
     let faults = matrix(args.phase, args.role, args.signal);
     refuse_other_machines(&cluster, &faults)?;
+    data_dir::look(&cluster.data_dir)?;
     if data_dir::running(&cluster.data_dir).is_none() {
         return Err(CliError::unreachable(format!("cluster '{}' is not running on this machine", cluster.name))
             .hint("start it with `asterism up --detach`"));

@@ -107,6 +107,7 @@ pub fn down(globals: &Globals, args: &DownArgs) -> Result<Exit, CliError> {
         return Ok(Exit::Success);
     }
     let cluster = globals.cluster()?;
+    data_dir::look(&cluster.data_dir)?;
     let (served, keeper) = (data_dir::running(&cluster.data_dir), data_dir::keeper(&cluster.data_dir));
     let pids: Vec<u32> = keeper.into_iter().chain(served.iter().map(|record| record.pid)).collect();
     let Some(first) = pids.first().copied() else {

@@ -212,7 +212,7 @@ fn show(globals: &Globals, status: &SessionStatus) -> Result<(), CliError> {
         ("method", status.method.clone()),
         ("context", format!("{} tokens", grouped(status.context_tokens))),
         ("kv", bytes(status.kv_bytes)),
-        ("asked", format!("{} times", status.hits)),
+        ("questions", grouped(status.hits as usize)),
         ("encoding", format!("{:.2} s", status.encode_s)),
         ("ends in", span(status.expires_s)),
     ];

@@ -12,6 +12,11 @@ use crate::{
 /// Measures, writes the file, shows what came out.
 pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
+    let no_room = |error| {
+        CliError::usage(format!("cannot write to data_dir {}: {error}", cluster.data_dir.display()))
+            .hint("set [cluster] data_dir to a folder this user may write")
+    };
+    calibration::can_be_saved(&cluster.data_dir).map_err(no_room)?;
     let model = wiring::checkpoint_of(&cluster.model).map_err(|error| {
         CliError::usage(format!("the model cannot be used: {error}")).hint("correct [model] in the cluster file")
     })?;
@@ -25,10 +30,7 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     }
     let speeds = calibration::measure(globals, &setup, &model)?;
     let calibrated = Calibrated::new(machine, setup, speeds);
-    calibrated.save(&cluster.data_dir).map_err(|error| {
-        CliError::usage(format!("cannot write to data_dir {}: {error}", cluster.data_dir.display()))
-            .hint("set [cluster] data_dir to a folder this user may write")
-    })?;
+    calibrated.save(&cluster.data_dir).map_err(no_room)?;
     match globals.format {
         Format::Table => output::print(&table(&calibrated, model.config().heads.dim))?,
         format => output::print_json(&calibrated, format)?,
