@@ -1,14 +1,14 @@
 #!/bin/sh
 # A cluster under load: busy processes beside it and a memory limit that makes its hosts wait for pages, while jobs come in a
-# stream. No host may be declared dead, every job is answered, and a host that is stopped is noticed within four seconds.
-# Linux only; needs a memory cgroup that this user may make.
+# stream. No host may be declared dead, every job is answered, hosts wait for pages at least a hundred times, none is killed for
+# memory, and a host that is stopped is noticed within four seconds. Linux only; needs a memory cgroup that this user may make.
 #
-#   tests/load.sh BINARY [SECONDS [BUSY [LIMIT_MIB]]]   (180 s, 24, what hosts have after a job and 288 MiB for the next)
+#   tests/load.sh BINARY [SECONDS [BUSY [ROOM_MIB]]]   (180 s, 24, and 48 MiB of room for files beside what a job took at most)
 set -eu
-binary=$(realpath "$1") seconds=${2:-180} busy=${3:-24} limit=${4:-0}
+binary=$(realpath "$1") seconds=${2:-180} busy=${3:-24} room=${4:-48}
 place=$(mktemp -d) group= pids=
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
-    base=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup) knob=memory.max used=memory.current
+    base=/sys/fs/cgroup$(sed -n 's/^0:://p' /proc/self/cgroup) knob=memory.high used=memory.current
 else
     base=/sys/fs/cgroup/memory$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup) knob=memory.limit_in_bytes used=memory.usage_in_bytes
 fi
@@ -35,12 +35,23 @@ head -c 268435456 /dev/zero >pages
 sh -c 'echo $$ >"$1/cgroup.procs" && exec ./asterism up' sh "$group" >up.log 2>&1 &
 pids=$!
 until ./asterism status 2>&1 | grep -q "is ready"; do sleep 0.5; done
-./asterism job submit --context text.txt --query "Where?" --max-tokens 8 >/dev/null 2>&1
-if [ "$limit" = 0 ]; then
-    anon=$(sed -n 's/^\(total_rss\|anon\) //p' "$group/memory.stat" | head -1)
-    limit=$((anon / 1048576 + 288))
-fi
+# What hosts have of their own cannot be taken away where there is no swap, and what they read from files can.
+anon() { sed -n 's/^\(total_rss\|anon\) //p' "$group/memory.stat" | head -1; }
+most=0
+for n in 1 2 3; do
+    ./asterism job submit --context text.txt --query "Where?" --max-tokens 8 >/dev/null 2>&1 & job=$!
+    while kill -0 $job 2>/dev/null; do now=$(anon); [ "$now" -le "$most" ] || most=$now; sleep 0.02; done
+    wait $job
+done
+limit=$((most / 1048576 + room))
 echo $((limit * 1048576)) >"$group/$knob"
+# Who finds no page waits for one: nobody is killed, and where all wait the limit grows a little.
+if [ -e "$group/memory.oom_control" ]; then
+    echo 1 >"$group/memory.oom_control"
+    while sleep 0.1; do
+        ! grep -q "^under_oom 1" "$group/memory.oom_control" || { limit=$((limit + 8)); echo $((limit * 1048576)) >"$group/$knob"; echo "$limit" >"$place/limit"; }
+    done & pids="$pids $!"
+fi
 echo "limit $limit MiB, used $(($(cat "$group/$used") / 1048576)) MiB, $busy busy processes, $seconds s"
 n=0; while [ $n -lt "$busy" ]; do sh -c 'while :; do :; done' & pids="$pids $!"; n=$((n + 1)); done
 # Somebody of the group reads a file that is larger than what is left.
@@ -59,7 +70,9 @@ while [ $(($(date +%s) - began)) -lt "$seconds" ]; do
         noticed=$((($(date +%s%N) - at) / 1000000))
     fi
 done
+faults=$(sed -n 's/^pgmajfault //p' "$group/memory.stat")
+killed=$(sed -n 's/^oom_kill //p' "$group/memory.oom_control" "$group/memory.events" 2>/dev/null || :)
 cat "$place"/.asterism/*/logs/supervisor.log "$place"/up.log 2>/dev/null | grep -i "host \(lost\|suspect\|back\)" | sed 's/\x1b\[[0-9;]*m//g' | tail -40
-echo "jobs $jobs, failed $failed, hosts lost before the stop ${lost:-?}, stop noticed after ${noticed:-?} ms, $(sed -n 's/^pgmajfault //p' "$group/memory.stat") major faults"
+echo "jobs $jobs, failed $failed, hosts lost before the stop ${lost:-?}, stop noticed after ${noticed:-?} ms, $faults major faults, limit $(cat limit 2>/dev/null || echo "$limit") MiB in the end, ${killed:-0} killed for memory"
 ./asterism host list 2>/dev/null
-[ "$failed" = 0 ] && [ "${lost:-1}" = 0 ] && [ "${noticed:-9999}" -le 4000 ]
+[ "$failed" = 0 ] && [ "${lost:-1}" = 0 ] && [ "${noticed:-9999}" -le 4000 ] && [ "$faults" -ge 100 ] && [ "${killed:-0}" = 0 ]
