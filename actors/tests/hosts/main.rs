@@ -9,7 +9,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
     HostConfig, host,
-    messages::{Condition, Generate, Hello, HostCommand, HostMessage, HostRole, Phase2Times, ShardHolder, WireMessage},
+    messages::{
+        Condition, Generate, Hello, HostCommand, HostMessage, HostRole, Phase2Times, ShardHolder, Taken, WireMessage,
+    },
     node::{self, NodeOrder},
 };
 use asterism_models::Parts;
@@ -269,6 +271,43 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
         _ => None,
     });
     kv_bytes.await;
+    bench.shutdown().await;
+}
+
+/// A link that breaks behind the last parcel leaves the host that it was for without a word of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_passes_parcels_is_done_when_they_are_taken() {
+    let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
+    let (case, peer) = (Case::of("ring", 4), bind(&bench.network));
+    let address = peer.local_address().to_string();
+    let holders = [bench.holder("c0", &[0]), ShardHolder { host: "c1".into(), address, blocks: vec![1, 2, 3] }];
+    for attempt in [1, 2] {
+        bench.line("c0").encode(&case, attempt, &[0], &holders).await;
+        let mut link = None;
+        let mut channel = loop {
+            let open = match &mut link {
+                Some(open) => open,
+                None => link.insert(peer.accept().await.expect("it calls")),
+            };
+            match open.accept().await {
+                Ok(channel) => break channel,
+                Err(_) => link = None,
+            }
+        };
+        while channel.receiver.receive().await.expect("a link").is_some() {}
+        if attempt == 2 {
+            channel.sender.send(Taken { context: CONTEXT, attempt }.frame()).await.expect("it listens");
+            bench.line("c0").encoded(&[0]).await;
+            break;
+        }
+        link.expect("it called").close("cut");
+        let lost = bench.line("c0").hear(|message| match message {
+            HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, .. } => Some((attempt, peer_lost)),
+            HostMessage::Encoded(_) => panic!("nobody has said that the parcels came"),
+            _ => None,
+        });
+        assert_eq!(lost.await, (1, true));
+    }
     bench.shutdown().await;
 }
 
