@@ -2,7 +2,7 @@
 
 mod numbers;
 
-use std::sync::OnceLock;
+use std::{io::Write as _, sync::OnceLock};
 
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 use proptest::test_runner::TestCaseError;
@@ -28,7 +28,7 @@ pub fn devices() -> &'static [asterism_kernels::Cuda] {
             Ok(devices) => devices,
             Err(error) if std::env::var_os("ASTERISM_REQUIRE_GPU").is_some() => panic!("{error}"),
             Err(error) => {
-                eprintln!("NOT TESTED on a GPU: {error}");
+                let _ = writeln!(std::io::stderr(), "NOT TESTED on a GPU: {error}");
                 Vec::new()
             }
         }
@@ -61,7 +61,17 @@ pub fn on_every_thread_count(result: impl Fn(&Cpu) -> Vec<f32>) -> Result<(), Te
 fn with_threads(threads: usize) -> Vec<Cpu> {
     let options =
         |kernels| [DType::F32, DType::Bf16].map(|dtype| CpuOptions { dtype, threads: Some(threads), kernels });
-    let backends: Vec<Cpu> = KERNELS.into_iter().flat_map(options).filter_map(|o| Cpu::new(o).ok()).collect();
+    let open = |options: CpuOptions| match Cpu::new(options) {
+        Ok(cpu) => Some(cpu),
+        // AMX has no f32 anywhere.
+        Err(_) if options.kernels == KernelChoice::Amx && options.dtype == DType::F32 => None,
+        Err(error) => {
+            // Past the harness, which keeps what passing tests print to itself.
+            let _ = writeln!(std::io::stderr(), "NOT TESTED: {error}");
+            None
+        }
+    };
+    let backends: Vec<Cpu> = KERNELS.into_iter().flat_map(options).filter_map(open).collect();
     assert!(backends.iter().any(|cpu| cpu.kernels() == KernelChoice::Portable));
     backends
 }

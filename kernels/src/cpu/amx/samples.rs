@@ -1,5 +1,8 @@
 //! Inputs, runners and error measures of the tests.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use std::io::Write as _;
+
 use half::bf16;
 
 /// Normal-like numbers from a linear congruential generator.
@@ -42,7 +45,8 @@ pub(super) fn relative(got: &[f32], wanted: &[f64]) -> f64 {
 pub(super) fn without_unit() -> bool {
     let missing = !super::available();
     if missing {
-        eprintln!("no tile unit here: only the scalar engine is tested");
+        // Past the harness, which keeps what passing tests print to itself.
+        let _ = writeln!(std::io::stderr(), "NOT TESTED: no tile unit here, only the scalar engine");
     }
     missing
 }
