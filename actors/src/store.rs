@@ -24,6 +24,8 @@ pub enum Table {
     Hosts,
     /// Encoded contexts and where their shards lie.
     Contexts,
+    /// Token ids of contexts: large and never changed, so that a change beside them does not write them again.
+    Ids,
     /// Jobs.
     Jobs,
     /// Pinned contexts by name.
@@ -32,7 +34,7 @@ pub enum Table {
 
 impl Table {
     /// All tables.
-    pub const ALL: [Self; 5] = [Self::Cluster, Self::Hosts, Self::Contexts, Self::Jobs, Self::Sessions];
+    pub const ALL: [Self; 6] = [Self::Cluster, Self::Hosts, Self::Contexts, Self::Ids, Self::Jobs, Self::Sessions];
 
     /// Name, as stored.
     pub const fn name(self) -> &'static str {
@@ -40,6 +42,7 @@ impl Table {
             Self::Cluster => "cluster",
             Self::Hosts => "hosts",
             Self::Contexts => "contexts",
+            Self::Ids => "ids",
             Self::Jobs => "jobs",
             Self::Sessions => "sessions",
         }

@@ -20,9 +20,8 @@ use crate::{
 };
 
 const CLUSTER_KEY: &str = "cluster";
-/// Parts of a context that have entries of their own.
+/// The part of a context that changes, which has an entry of its own.
 const PLACES: &str = "places";
-const IDS: &str = "ids";
 
 #[derive(Serialize, Deserialize)]
 struct ClusterEntry {
@@ -87,7 +86,7 @@ fn context_entry(context: &Context) -> Change {
 /// The ids of a context's tokens, four bytes each.
 fn ids(context: &Context) -> Change {
     let value = context.prepared.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    Change::Put { table: Table::Contexts, key: part_key(context.number, IDS), value }
+    Change::Put { table: Table::Ids, key: number_key(context.number), value }
 }
 
 /// Where a context's shards are, by host name.
@@ -102,8 +101,12 @@ pub fn places(context: &Context, names: &[(String, String)]) -> Change {
 
 /// A context is gone.
 pub fn no_context(number: u64) -> [Change; 3] {
-    [number_key(number), part_key(number, IDS), part_key(number, PLACES)]
-        .map(|key| Change::Remove { table: Table::Contexts, key })
+    let keys = [
+        (Table::Contexts, number_key(number)),
+        (Table::Ids, number_key(number)),
+        (Table::Contexts, part_key(number, PLACES)),
+    ];
+    keys.map(|(table, key)| Change::Remove { table, key })
 }
 
 /// A job; one that has ended without its question.
@@ -160,10 +163,10 @@ impl SupervisorState {
                 }
                 Table::Hosts => state.hosts.restore(&entry.key, read::<KeptHost>(entry)?),
                 Table::Contexts => match entry.key.split_once('/') {
-                    Some((number, IDS)) => drop(ids.insert(parse(entry, number)?, read_ids(entry)?)),
                     Some((number, _)) => drop(places.insert(parse(entry, number)?, read::<PlacesEntry>(entry)?)),
                     None => drop(contexts.insert(parse(entry, &entry.key)?, read::<ContextEntry>(entry)?)),
                 },
+                Table::Ids => drop(ids.insert(parse(entry, &entry.key)?, read_ids(entry)?)),
                 Table::Jobs => {
                     let number = parse(entry, &entry.key)?;
                     jobs.push(read::<JobEntry>(entry)?.restore(number));
@@ -209,9 +212,9 @@ impl SupervisorState {
             Table::Hosts => self.hosts.by_name(key).map(|at| host(self.hosts.at(at))),
             Table::Contexts => self.contexts.get(number).and_then(|context| match part {
                 PLACES => context.is_placed().then(|| self::places(context, &self.addresses())),
-                IDS => Some(ids(context)),
                 _ => Some(context_entry(context)),
             }),
+            Table::Ids => self.contexts.get(number).map(ids),
             Table::Jobs => self.jobs.get(number).map(job),
             Table::Sessions => self.sessions.get(key).map(session),
         };
@@ -269,7 +272,7 @@ fn check_ids(number: u64, prepared: &PreparedContext) -> Result<(), StoreError> 
     if expected == got {
         return Ok(());
     }
-    let (table, key) = (Table::Contexts.name(), part_key(number, IDS));
+    let (table, key) = (Table::Ids.name(), number_key(number));
     Err(StoreError::Record { table, key, cause: format!("it has {got} ids and the plan {expected}") })
 }
 
