@@ -161,6 +161,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Prepares a linear layer whose output is the outputs of `parts` (each `(n_i, k)`) side by side. `biases` is empty
     /// or has one `(n_i)` for each part.
     fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Self::Linear, KernelError>;
+    /// The same of the output head `(vocab, e)`, whose small differences choose tokens: never in fewer bits than compute type.
+    fn head_weight(&self, weight: HostTensor<'_>) -> Result<Self::Linear, KernelError> {
+        self.linear_weight(&[weight], &[])
+    }
 
     /// Rows of `table (vocab, e)`: `(t, e)`.
     fn embed(&self, table: &Self::Tensor, ids: &[u32]) -> Result<Self::Tensor, KernelError>;
@@ -177,6 +181,24 @@ pub trait Backend: Sized + Send + Sync + 'static {
     ) -> Result<Self::Tensor, KernelError>;
     /// `silu(gate) * up` of `gate_up (t, 2 f)`, gate first: `(t, f)`.
     fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
+    /// [`Backend::linear`] of [`Backend::rms_norm`].
+    fn norm_linear(
+        &self,
+        x: &Self::Tensor,
+        (norm, eps): (&Self::Tensor, f32),
+        weight: &Self::Linear,
+    ) -> Result<Self::Tensor, KernelError> {
+        self.linear(&self.rms_norm(x, norm, eps)?, weight)
+    }
+    /// [`Backend::linear_add`] of [`Backend::gated_silu`].
+    fn gated_linear_add(
+        &self,
+        gate_up: &Self::Tensor,
+        weight: &Self::Linear,
+        residual: Self::Tensor,
+    ) -> Result<Self::Tensor, KernelError> {
+        self.linear_add(&self.gated_silu(gate_up)?, weight, residual)
+    }
     /// `silu(x)` of each element: the activation of a retaining head.
     fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
     /// Rows `start..end` of `x (t, e)`.
@@ -215,6 +237,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Attention of `q (query heads, t, dim)` in compute type over one shard of keys, scaled by `1 / sqrt(dim)`. Memory is
     /// linear in `t` and in the keys; KV heads are shared by their query heads, never copied.
     fn attention(&self, q: &Self::Tensor, kv: &Self::Kv, mask: Mask) -> Result<Partial<Self::Tensor>, KernelError>;
+    /// Outputs of [`Backend::attention`] of each call, to the last bit: few rows of many shards.
+    fn attention_each(&self, calls: &[(Self::Tensor, Self::Kv, Mask)]) -> Result<Vec<Self::Tensor>, KernelError> {
+        calls.iter().map(|(q, kv, mask)| Ok(self.attention(q, kv, *mask)?.output)).collect()
+    }
     /// `q.k` of each key of `k (kv heads, t, dim)`, averaged over the rows of `q (query heads, m, dim)` and the query heads
     /// that share the KV head, not scaled: `(kv heads, t)`, row-major.
     fn key_scores(&self, q: &Self::Tensor, k: &Self::Tensor) -> Result<Vec<f32>, KernelError>;
@@ -254,6 +280,17 @@ pub trait Backend: Sized + Send + Sync + 'static {
         packed: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
         packed::attend_each(self, heads, q, asks, packed)
+    }
+    /// [`Backend::attend_many`], and [`Backend::merge_rows`] of each group: as many asks, one after the other, as it says, all
+    /// of equally many rows.
+    fn attend_merged(
+        &self,
+        heads: Heads,
+        q: &Self::Tensor,
+        (asks, groups): (&[Ask<'_, Self::Kv>], &[usize]),
+        packed: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        packed::attend_then_merge(self, heads, q, (asks, groups), packed)
     }
     /// [`Backend::merge`] of packed partials, those of each part in the order given, then [`Backend::join_heads`]: the rows of
     /// all parts `(t, query heads dim)` in compute type.

@@ -8,12 +8,16 @@ mod device;
 mod elementwise;
 mod kv;
 mod linear;
+mod many;
 mod moves;
 mod sparse;
+mod staging;
 mod survey;
 mod tensor;
 
 use std::sync::OnceLock;
+
+use elementwise::PositionsShelf;
 
 pub use attention::{Attender, Attention, FEW_ROWS, PIECE};
 pub use device::Device;
@@ -25,8 +29,8 @@ pub use survey::{Gpu, Library, Survey, survey};
 pub use tensor::{Tensor, View};
 
 use crate::{
-    Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
-    VerticalSlashRule, backend::BUILD,
+    Ask, Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
+    VerticalSlashRule, backend::BUILD, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster, and take more memory between them. Above 8192,
@@ -40,6 +44,9 @@ pub struct CudaOptions {
     pub device: usize,
     /// Compute type: `F32` or `Bf16`.
     pub dtype: DType,
+    /// Whether linear layers but the output head are computed in 8-bit floats (e4m3): weights with a scale for each output,
+    /// activations with one for each row. Of bf16 only.
+    pub eight_bits: bool,
 }
 
 /// A GPU as a backend.
@@ -49,7 +56,9 @@ pub struct Cuda {
     attender: Attender,
     /// What still selects keys on the host.
     host: OnceLock<Cpu>,
+    positions: PositionsShelf,
     dtype: DType,
+    eight_bits: bool,
     index: usize,
     device: Device,
 }
@@ -65,8 +74,12 @@ impl Cuda {
         }
         let device = Device::open(options.device)?;
         let (products, attender) = (Products::new(&device)?, Attender::new(&device)?);
-        let (dtype, index) = (options.dtype, options.device);
-        Ok(Self { products, attender, host: OnceLock::new(), dtype, index, device })
+        let CudaOptions { dtype, device: index, eight_bits } = options;
+        if eight_bits && (dtype != DType::Bf16 || !products.has_library() || !device.multiplies_eight_bits()?) {
+            return Err(KernelError::EightBits { index });
+        }
+        let (host, positions) = (OnceLock::new(), PositionsShelf::default());
+        Ok(Self { products, attender, host, positions, dtype, eight_bits, index, device })
     }
 
     /// Refuses a GPU that has no room for `bytes` of weights.
@@ -104,10 +117,10 @@ impl Cuda {
     }
 
     /// An unset partial for `q`.
-    fn partial(&self, q: &Tensor) -> Result<Partial<Tensor>, KernelError> {
-        let (heads, t, _) = q.cube("attention")?;
+    fn partial(&self, q: &Tensor, dtype: DType) -> Result<Partial<Tensor>, KernelError> {
+        let (heads, t, dim) = q.cube("attention")?;
         let lse = self.device.empty(&[heads, t], DType::F32)?;
-        Ok(Partial { output: self.device.empty(q.shape(), DType::F32)?, lse })
+        Ok(Partial { output: self.device.empty_by_rows([heads, t, dim], dtype)?, lse })
     }
 }
 
@@ -125,7 +138,8 @@ impl Backend for Cuda {
         let name = self.device.name().unwrap_or_else(|_| "GPU".to_string());
         let libraries = survey::libraries().into_iter().filter_map(|library| Some((library.name, library.version?)));
         let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
-        format!("cuda {name} {} {}{BUILD}", self.dtype.name(), libraries.concat())
+        let linear = if self.eight_bits { "linear e4m3 " } else { "" };
+        format!("cuda {name} {} {linear}{}{BUILD}", self.dtype.name(), libraries.concat())
     }
 
     fn linear_rows(&self) -> usize {
@@ -157,7 +171,12 @@ impl Backend for Cuda {
     }
 
     fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Linear, KernelError> {
-        Linear::pack(&self.device, parts, biases, self.dtype)
+        let linear = Linear::pack(&self.device, parts, biases, self.dtype)?;
+        if self.eight_bits { linear.in_eight_bits(&self.device) } else { Ok(linear) }
+    }
+
+    fn head_weight(&self, weight: HostTensor<'_>) -> Result<Linear, KernelError> {
+        Linear::pack(&self.device, &[weight], &[], self.dtype)
     }
 
     fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor, KernelError> {
@@ -178,6 +197,14 @@ impl Backend for Cuda {
 
     fn gated_silu(&self, gate_up: &Tensor) -> Result<Tensor, KernelError> {
         self.device.gated_silu(gate_up)
+    }
+
+    fn norm_linear(&self, x: &Tensor, norm: (&Tensor, f32), weight: &Linear) -> Result<Tensor, KernelError> {
+        self.products.norm_linear(&self.device, x, norm, weight)
+    }
+
+    fn gated_linear_add(&self, gate_up: &Tensor, weight: &Linear, residual: Tensor) -> Result<Tensor, KernelError> {
+        self.products.gated_linear(&self.device, gate_up, weight, residual)
     }
 
     fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {
@@ -209,7 +236,7 @@ impl Backend for Cuda {
         }
         let mut list = self.device.words(&rows.concat())?;
         list.shape = vec![heads, count];
-        self.device.gather(x, &list)
+        self.device.gather(&self.device.by_heads(x)?, &list)
     }
 
     fn split_rotate(
@@ -221,15 +248,18 @@ impl Backend for Cuda {
     ) -> Result<(Tensor, Tensor, Tensor), KernelError> {
         self.computed("split_rotate", qkv)?;
         let (t, Heads { query, kv, dim }) = (qkv.matrix("split_rotate")?.0, heads);
-        let empty = |heads: usize| self.device.empty(&[heads, t, dim], self.dtype);
+        let empty = |heads: usize| self.device.empty_by_rows([heads, t, dim], self.dtype);
         let (q, k, v) = (empty(query)?, empty(kv)?, empty(kv)?);
-        let positions = self.device.positions(positions, inv_freq)?;
+        let positions = self.positions.find(&self.device, positions, inv_freq)?;
         let to = [k.heads_first()?, v.heads_first()?];
         self.device.split_rotate(qkv, &positions, q.heads_first()?, to)?;
         Ok((q, k, v))
     }
 
     fn kv(&self, k: &Tensor, v: &Tensor) -> Result<Kv, KernelError> {
+        if let Some(kv) = Kv::of(k, v).filter(|_| k.dtype() == self.dtype) {
+            return Ok(kv);
+        }
         let (heads, t, dim) = k.cube("kv")?;
         let mut kv = Kv::new(&self.device, heads, dim, self.dtype, t)?;
         kv.append(&self.device, k, v)?;
@@ -254,28 +284,32 @@ impl Backend for Cuda {
 
     fn attention(&self, q: &Tensor, kv: &Kv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
         self.computed("attention", q)?;
-        let mut partial = self.partial(q)?;
-        // cuDNN writes bf16 only; many rows of it go that way.
+        // cuDNN writes bf16 only; many rows of it go that way, and stay so: whoever reads them rounds them to that.
         let many = q.dtype() == DType::Bf16 && q.shape()[1] > FEW_ROWS && matches!(q.shape()[2], 64 | 128);
-        if many && self.attender.has_library() && matches!(mask, Mask::None | Mask::Causal) {
-            partial.output = self.device.empty(q.shape(), DType::Bf16)?;
-        }
+        let rounded = many && self.attender.has_library() && matches!(mask, Mask::None | Mask::Causal);
+        let partial = self.partial(q, if rounded { DType::Bf16 } else { DType::F32 })?;
         let [k, v] = kv.view(0, kv.len());
         let out = partial.output.heads_first()?;
         let call = Attention { q: q.heads_first()?, k, v, mask, out, lse: &partial.lse };
         self.attender.attend(&self.device, call)?;
-        partial.output = self.device.cast(&partial.output, DType::F32)?;
         Ok(partial)
+    }
+
+    fn attention_each(&self, calls: &[(Tensor, Kv, Mask)]) -> Result<Vec<Tensor>, KernelError> {
+        match self.device.attend_few_each(calls)? {
+            Some(outputs) => Ok(outputs),
+            None => calls.iter().map(|(q, kv, mask)| Ok(self.attention(q, kv, *mask)?.output)).collect(),
+        }
     }
 
     fn key_scores(&self, q: &Tensor, k: &Tensor) -> Result<Vec<f32>, KernelError> {
         self.computed("key_scores", q)?;
-        self.device.download(&self.device.key_scores(q, k)?)
+        self.device.download(&self.device.key_scores(&self.device.by_heads(q)?, &self.device.by_heads(k)?)?)
     }
 
     fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
         self.computed("attention_selected", q)?;
-        let partial = self.partial(q)?;
+        let partial = self.partial(q, DType::F32)?;
         let [k, v] = kv.view(0, kv.len());
         let (q, out) = (q.heads_first()?, partial.output.heads_first()?);
         let call = Attention { q, k, v, mask: Mask::Causal, out, lse: &partial.lse };
@@ -303,7 +337,49 @@ impl Backend for Cuda {
     }
 
     fn merge(&self, partials: &[Partial<Tensor>]) -> Result<Partial<Tensor>, KernelError> {
-        self.device.merge(partials)
+        let wide = |partial: &Partial<Tensor>| -> Result<Partial<Tensor>, KernelError> {
+            let output = self.device.by_heads(&self.device.cast(&partial.output, DType::F32)?)?;
+            Ok(Partial { output, lse: partial.lse.clone() })
+        };
+        self.device.merge(&partials.iter().map(wide).collect::<Result<Vec<_>, _>>()?)
+    }
+
+    fn row_major(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.join_heads(x, x.dtype())
+    }
+
+    fn attend_many(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        asks: &[Ask<'_, Kv>],
+        packed: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        match self.device.attend_merged(heads, q, (asks, &vec![1; asks.len()]), packed)? {
+            true => Ok(()),
+            false => packed::attend_each(self, heads, q, asks, packed),
+        }
+    }
+
+    fn attend_merged(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        (asks, groups): (&[Ask<'_, Kv>], &[usize]),
+        packed: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        match self.device.attend_merged(heads, q, (asks, groups), packed)? {
+            true => Ok(()),
+            false => packed::attend_then_merge(self, heads, q, (asks, groups), packed),
+        }
+    }
+
+    fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Tensor, KernelError> {
+        self.device.merge_packed(heads, parts, self.dtype)
+    }
+
+    fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
+        self.device.merge_rows(heads, parts, packed)
     }
 
     fn join_heads(&self, output: &Tensor) -> Result<Tensor, KernelError> {

@@ -53,6 +53,14 @@ pub enum KernelError {
         /// Why not.
         cause: String,
     },
+    /// 8-bit linear layers where they cannot be.
+    #[error(
+        "GPU {index} computes no linear layers in 8-bit floats: that needs compute capability 8.9 or later, cublasLt and dtype \"bf16\"; leave them out"
+    )]
+    EightBits {
+        /// The GPU.
+        index: usize,
+    },
     /// A GPU without room for what has to be on it.
     #[error(
         "GPU {index} is too small: the weights take {bytes} bytes, {free} of its {all} are free, {missing} are missing; put fewer hosts on it, or a smaller model"
@@ -102,6 +110,7 @@ impl KernelError {
             Self::UnknownKernels { .. } => "kernel_unknown",
             Self::Threads { .. } => "kernel_threads",
             Self::NoDevice { .. } => "kernel_no_device",
+            Self::EightBits { .. } => "kernel_eight_bits",
             Self::TooSmall { .. } => "kernel_device_too_small",
             Self::DeviceMemory { .. } => "kernel_device_memory",
             Self::Device { .. } => "kernel_device",

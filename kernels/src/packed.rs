@@ -67,6 +67,31 @@ pub fn attend_each<B: Backend>(
     Ok(())
 }
 
+/// As [`Backend::attend_merged`]: attention first, then the merge of every group, unless none has two.
+pub fn attend_then_merge<B: Backend>(
+    backend: &B,
+    heads: Heads,
+    q: &B::Tensor,
+    (asks, groups): (&[Ask<'_, B::Kv>], &[usize]),
+    packed: &mut Vec<f32>,
+) -> Result<(), KernelError> {
+    check_groups(asks, groups)?;
+    if groups.iter().all(|asks| *asks == 1) {
+        return backend.attend_many(heads, q, asks, packed);
+    }
+    let mut partials = Vec::new();
+    backend.attend_many(heads, q, asks, &mut partials)?;
+    let (mut rest, mut asks) = (&partials[..], asks.iter());
+    let mut next = |ask: &Ask<'_, B::Kv>| {
+        let (partial, after) = rest.split_at(ask.rows.len() * heads.packed_row());
+        rest = after;
+        partial
+    };
+    let parts: Vec<Vec<&[f32]>> =
+        groups.iter().map(|group| asks.by_ref().take(*group).map(&mut next).collect()).collect();
+    backend.merge_rows(heads, &parts, packed)
+}
+
 /// As [`Backend::merge_packed`], on the host: partials come from there.
 pub fn merge_on_host<B: Backend>(backend: &B, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<B::Tensor, KernelError> {
     let mut packed = Vec::new();
@@ -202,6 +227,21 @@ pub(crate) fn check_asks<'a>(
         [t, n] if *n == width && rows.all(|rows| rows.start <= rows.end && rows.end <= *t) => Ok(()),
         _ => Err(KernelError::shape("attend_many", format!("q (t, {width}) and asks of its rows"), &[q])),
     }
+}
+
+/// Whether every ask is in a group, and those of a group are of equally many rows.
+pub(crate) fn check_groups<K>(asks: &[Ask<'_, K>], groups: &[usize]) -> Result<(), KernelError> {
+    let mut rest = asks;
+    let even = groups.iter().all(|&group| {
+        let Some((of_group, after)) = rest.split_at_checked(group) else { return false };
+        rest = after;
+        of_group.first().is_some_and(|first| of_group.iter().all(|ask| ask.rows.len() == first.rows.len()))
+    });
+    if even && rest.is_empty() {
+        return Ok(());
+    }
+    let expected = format!("groups of {} asks, equally many rows in each", asks.len());
+    Err(KernelError::shape("attend_merged", expected, &[groups]))
 }
 
 /// Whether each part has partials, all of as many whole rows.

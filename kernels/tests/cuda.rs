@@ -75,6 +75,49 @@ fn products_are_within_rounding_of_double_precision() {
     }
 }
 
+#[test]
+fn products_of_eight_bits_are_close_to_those_of_sixteen_and_their_rows_stand_alone() {
+    let Some(gpu) = gpu() else { return };
+    let device = gpu.device();
+    if !device.multiplies_eight_bits().unwrap() {
+        return;
+    }
+    for (n, k, biased) in [(6144, 4096, false), (4096, 14336, false), (4608, 3584, true), (512, 256, false)] {
+        let (x, w) = (draw(gpu, &[1100, k], 1).1, draw(gpu, &[n, k], 2).1);
+        let linear = || Linear::of(w.clone(), biased.then(|| draw(gpu, &[n], 3).1)).unwrap();
+        let (sixteen, eight) = (linear(), linear().in_eight_bits(device).unwrap());
+        assert!(eight.is_in_eight_bits());
+        let residual = draw(gpu, &[1100, n], 4).1;
+        let product = |start: usize, end: usize, by: &Linear, added: bool| {
+            let (x, residual) = (x.rows(start, end).unwrap(), residual.rows(start, end).unwrap());
+            device.download(&gpu.products().linear(device, &x, by, added.then_some(residual)).unwrap()).unwrap()
+        };
+        for added in [false, true] {
+            let all = product(0, 1100, &eight, added);
+            let apart = distance(&all, &product(0, 1100, &sixteen, added));
+            println!("({n}, {k}): {apart}");
+            assert!(apart < 0.06, "({n}, {k}): {apart}");
+            for rows in [1, 2, 7, 16, 17, 100, 128, 129, 500, 1024, 1025] {
+                let start = rows * 31 % (1101 - rows);
+                let got = product(start, start + rows, &eight, added);
+                let differ = got.iter().zip(&all[start * n..(start + rows) * n]).filter(|(a, b)| a != b).count();
+                assert_eq!(differ, 0, "({n}, {k}): {rows} rows from {start}");
+            }
+        }
+        let (products, host) = (gpu.products(), |x: Tensor| device.download(&x).unwrap());
+        let norm = draw(gpu, &[k], 7).1;
+        let normed = device.rms_norm(&x, None, &norm, 1e-5).unwrap();
+        let fused = products.norm_linear(device, &x, (&norm, 1e-5), &eight).unwrap();
+        assert!(host(fused) == host(products.linear(device, &normed, &eight, None).unwrap()), "({n}, {k}), normed");
+        let (gate_up, residual) = (draw(gpu, &[100, 2 * k], 8).1, residual.rows(0, 100).unwrap());
+        let gated = device.gated_silu(&gate_up).unwrap();
+        let fused = products.gated_linear(device, &gate_up, &eight, residual.clone()).unwrap();
+        let apart = products.linear(device, &gated, &eight, Some(residual)).unwrap();
+        assert!(host(fused) == host(apart), "({n}, {k}), gated");
+    }
+    gpu.products().choices().iter().for_each(|choice| println!("{choice:?}"));
+}
+
 /// Which kernel attends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kernel {
@@ -253,10 +296,13 @@ fn rotated_keys_go_straight_into_the_cache() {
 
 #[test]
 fn what_is_not_there_is_refused() {
-    let refused = Cuda::new(CudaOptions { device: 99, dtype: DType::Bf16 }).err().unwrap();
+    let refused = Cuda::new(CudaOptions { device: 99, dtype: DType::Bf16, eight_bits: false }).err().unwrap();
     assert_eq!(refused.code(), "kernel_no_device");
     println!("{refused}");
-    assert_eq!(Cuda::new(CudaOptions { device: 0, dtype: DType::F16 }).err().unwrap().code(), "kernel_dtype");
+    assert_eq!(
+        Cuda::new(CudaOptions { device: 0, dtype: DType::F16, eight_bits: false }).err().unwrap().code(),
+        "kernel_dtype"
+    );
     let Some(gpu) = gpu() else { return };
     let full = gpu.device().empty(&[1 << 42], DType::Bf16).err().unwrap();
     assert_eq!(full.code(), "kernel_device_memory");

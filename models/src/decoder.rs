@@ -94,10 +94,7 @@ impl<B: Backend> Decoder<B> {
     /// Queries, keys and values of `x (t, e)` side by side, not rotated: `(t, (query + 2 kv) dim)`.
     pub fn project(&self, layer: usize, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
         let Layer { attention_norm, qkv, .. } = &self.layers[layer];
-        self.in_turns(x, |x| {
-            let x = self.backend.rms_norm(x, attention_norm, self.config.eps)?;
-            Ok(self.backend.linear(&x, qkv)?)
-        })
+        self.in_turns(x, |x| Ok(self.backend.norm_linear(x, (attention_norm, self.config.eps), qkv)?))
     }
 
     /// What [`Decoder::project`] gave, split into heads, queries and keys rotated.
@@ -131,10 +128,8 @@ impl<B: Backend> Decoder<B> {
         let Layer { output, mlp_norm, gate_up, down, .. } = &self.layers[layer];
         let x = self.backend.linear_add(attention, output, x)?;
         self.in_turns(&x, |x| {
-            let y = self.backend.rms_norm(x, mlp_norm, self.config.eps)?;
-            let y = self.backend.linear(&y, gate_up)?;
-            let y = self.backend.gated_silu(&y)?;
-            Ok(self.backend.linear_add(&y, down, x.clone())?)
+            let y = self.backend.norm_linear(x, (mlp_norm, self.config.eps), gate_up)?;
+            Ok(self.backend.gated_linear_add(&y, down, x.clone())?)
         })
     }
 
@@ -227,7 +222,7 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn head(&self) -> Result<Head<B>, ModelError> {
         let weight = self.table_weight(if self.config.tied { TABLE } else { "lm_head.weight" })?;
-        Ok(Head { norm: self.norm("model.norm")?, linear: self.backend.linear_weight(&[weight], &[])? })
+        Ok(Head { norm: self.norm("model.norm")?, linear: self.backend.head_weight(weight)? })
     }
 
     fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {

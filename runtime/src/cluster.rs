@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 27] = [
+        let edits: [(&str, &str); 29] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -417,6 +417,8 @@ mod tests {
             ("[[node]]\nname = \"local\"", "[[node]]\nname = \"supervisor\""),
             ("127.0.0.1:7401", "0.0.0.0:7401"),
             ("mode = \"mtls\"", "mode = \"mtls\"\njoin_listen = \"0.0.0.0:7401\""),
+            ("dtype = \"f32\"", "linear = \"fp8\""),
+            ("dtype = \"f32\"", "dtype = \"bf16\"\nlinear = \"fp8\""),
         ];
         let errors = edits.map(|(from, to)| resolve(&SAMPLE.replace(from, to)).unwrap_err().to_string()).join("\n");
         insta::assert_snapshot!(errors);

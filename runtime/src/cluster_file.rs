@@ -2,6 +2,7 @@
 
 mod device;
 mod host;
+mod numbers;
 mod read;
 
 use std::{
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use device::Device;
 pub use host::{HostSection, Role};
+pub use numbers::{DType, LinearType};
 pub use read::{FileError, parse};
 
 use crate::size::Bytes;
@@ -93,6 +95,9 @@ pub struct ModelSection {
     pub device: Device,
     /// Element type of weights and products.
     pub dtype: DType,
+    /// What linear layers but the output head are computed in. Absent: `dtype`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear: Option<LinearType>,
     /// Longest context accepted. Absent: what the model was trained for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_context_tokens: Option<usize>,
@@ -114,17 +119,6 @@ pub struct ModelsSection {
 pub struct HeadsSection {
     /// A safetensors file, relative to the cluster file.
     pub path: PathBuf,
-}
-
-/// Element types a model computes in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    /// 32-bit floats.
-    #[default]
-    F32,
-    /// bfloat16 products, f32 sums.
-    Bf16,
 }
 
 /// `[transport]`
@@ -330,6 +324,7 @@ impl Default for ModelSection {
             random_weights: None,
             device: Device::Cpu,
             dtype: DType::F32,
+            linear: None,
             max_context_tokens: None,
             query_separator: QuerySeparator::default(),
         }

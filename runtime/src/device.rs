@@ -12,7 +12,7 @@ use asterism_transport::Transport;
 
 use crate::{
     cluster::{Cluster, Host, Model},
-    cluster_file::Device,
+    cluster_file::{DType, Device, LinearType},
     cores::SharedCores,
     error::CliError,
     wiring,
@@ -28,6 +28,22 @@ pub struct Setup {
     pub cores: usize,
     /// What it loads of the model.
     pub parts: Parts,
+}
+
+/// What a host computes in.
+#[derive(Clone, Copy)]
+pub struct Numbers {
+    /// Weights and products.
+    pub dtype: DType,
+    /// Linear layers, if not in that.
+    pub linear: Option<LinearType>,
+}
+
+impl Numbers {
+    /// As the cluster file says.
+    pub fn of(model: &Model) -> Self {
+        Self { dtype: model.dtype, linear: model.linear }
+    }
 }
 
 /// Refuses hosts on devices that this build knows nothing of.
@@ -51,11 +67,11 @@ pub async fn run_host(
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), HostError> {
     let Setup { cluster, host: of, cores, parts } = setup;
-    let (model, dtype) = (cluster.model.clone(), cluster.model.dtype);
+    let (model, numbers) = (cluster.model.clone(), Numbers::of(&cluster.model));
     match of.device {
         Device::Cpu => {
             let open = move |_: &ModelConfig| {
-                let cpu = wiring::cpu(dtype, of.threads.unwrap_or(cores), of.kernels)?;
+                let cpu = wiring::cpu(numbers.dtype, of.threads.unwrap_or(cores), of.kernels)?;
                 let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(&cluster, &of, cores, cpu.thread_limit()));
                 Ok((cpu, cores))
             };
@@ -64,7 +80,7 @@ pub async fn run_host(
         #[cfg(feature = "cuda")]
         Device::Cuda(index) => {
             let open = move |shape: &ModelConfig| {
-                let gpu = cuda(index, dtype, shape.weight_bytes(parts, wiring::dtype(dtype)))?;
+                let gpu = cuda(index, numbers, shape.weight_bytes(parts, wiring::dtype(numbers.dtype)))?;
                 let cores: Arc<dyn Cores> = Arc::new(OwnDevice);
                 Ok((gpu, cores))
             };
@@ -81,12 +97,12 @@ pub async fn run_host(
 
 /// A GPU with room for these weights. What is missing beside it is said once, here.
 #[cfg(feature = "cuda")]
-pub fn cuda(
-    index: usize,
-    dtype: crate::cluster_file::DType,
-    weights: u64,
-) -> Result<asterism_kernels::Cuda, ModelError> {
-    let options = asterism_kernels::CudaOptions { device: index, dtype: wiring::dtype(dtype) };
+pub fn cuda(index: usize, numbers: Numbers, weights: u64) -> Result<asterism_kernels::Cuda, ModelError> {
+    let options = asterism_kernels::CudaOptions {
+        device: index,
+        dtype: wiring::dtype(numbers.dtype),
+        eight_bits: numbers.linear == Some(LinearType::Fp8),
+    };
     let gpu = asterism_kernels::Cuda::new(options)?;
     gpu.require(weights)?;
     if !gpu.attender().has_library() {

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_kernels::{Ask, Backend, Heads, KernelError, Mask};
+use asterism_kernels::{Ask, Backend, Heads, Mask};
 use asterism_models::{Decoder, EncodedShard};
 use asterism_transport::{
     Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, Link, MAX_PAYLOAD_BYTES, PayloadType,
@@ -172,7 +172,7 @@ fn attend<B: Backend>(
     let rows = found.iter().fold(0, |sum: usize, found| sum.saturating_add(found.part.rows as usize));
     let values = payload::read(&frame.payload, rows.saturating_mul(query * dim), payload_type)?;
     let mut room = MAX_PAYLOAD_BYTES / (4 * heads.packed_row());
-    let (mut parts, mut asks, mut sizes, mut start) = (Vec::with_capacity(found.len()), Vec::new(), Vec::new(), 0);
+    let (mut parts, mut asks, mut grouped, mut start) = (Vec::with_capacity(found.len()), Vec::new(), Vec::new(), 0);
     for Found { part: QueryPart { attachment, rows, mask }, shards } in &found {
         let (range, mask) = (start..start + *rows as usize, mask.map_or(Mask::None, seen));
         start = range.end;
@@ -188,7 +188,7 @@ fn attend<B: Backend>(
                 let mut each = shards.iter().map(keys);
                 let groups_keys = groups.iter().map(|shards| each.by_ref().take(*shards).collect()).collect();
                 asks.extend(shards.iter().map(|shard| Ask { kv: &shard.layers[layer], rows: range.clone(), mask }));
-                sizes.extend(groups.iter().map(|shards| (*shards, range.len() * heads.packed_row())));
+                grouped.extend_from_slice(groups);
                 PartialsAnswer::Groups(groups_keys)
             }
             Err(cause) => PartialsAnswer::Failed { cause },
@@ -199,31 +199,9 @@ fn attend<B: Backend>(
     let attended = backend
         .upload(&[rows, query * dim], &values)
         .and_then(|q| backend.cast(&q))
-        .and_then(|q| backend.attend_many(heads, &q, &asks, &mut packed))
-        .and_then(|()| merge_groups(backend, heads, &sizes, packed));
-    Ok((parts, Floats::of(attended.map_err(|error| error.to_string())?)))
-}
-
-/// Merges the partials of each group of `(shards, values of each)`, which lie one after the other.
-fn merge_groups<B: Backend>(
-    backend: &B,
-    heads: Heads,
-    groups: &[(usize, usize)],
-    packed: Vec<f32>,
-) -> Result<Vec<f32>, KernelError> {
-    if groups.iter().all(|(shards, _)| *shards == 1) {
-        return Ok(packed);
-    }
-    let mut rest = &packed[..];
-    let group = |&(shards, values): &(usize, usize)| {
-        let (own, after) = rest.split_at(shards * values);
-        rest = after;
-        (0..shards).map(|shard| &own[shard * values..][..values]).collect()
-    };
-    let groups: Vec<Vec<&[f32]>> = groups.iter().map(group).collect();
-    let mut merged = Vec::new();
-    backend.merge_rows(heads, &groups, &mut merged)?;
-    Ok(merged)
+        .and_then(|q| backend.attend_merged(heads, &q, (&asks, &grouped), &mut packed));
+    attended.map_err(|error| error.to_string())?;
+    Ok((parts, Floats::of(packed)))
 }
 
 /// Which keys the rows of a part see.

@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     if parts.is_empty() {
         parts = ["copy", "products", "rows", "attention", "layers-32", "layers-128"].map(String::from).to_vec();
     }
-    let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16 })?;
+    let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false })?;
     println!(
         "{}, cublasLt {}, cuDNN {}",
         gpu.device().name()?,

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 
 use fused::{Fused, Shape};
 pub use own::PIECE;
+pub(super) use own::{CHUNK, Pieces, Tiled, Tiling};
 
 use super::device::Device;
 use super::tensor::{Tensor, View};
@@ -18,6 +19,8 @@ pub const FEW_ROWS: usize = 512;
 /// Prefill rows, and keys that all of them see, go to cuDNN in multiples of this, so that lengths share plans; the own kernel
 /// takes the rest.
 const ROUNDED: usize = 512;
+/// What is left of the keys that all rows of a causal call see goes to cuDNN with the others where it is a multiple of this.
+const REST: usize = 64;
 
 /// What attention of `q` over `k, v` is given. Views are of one type; `lse` is `(query heads, rows)` f32.
 #[derive(Clone, Copy)]
@@ -98,19 +101,21 @@ impl Attender {
     /// Attention of many rows.
     fn prefill(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
         let (rows, keys) = (call.q.rows, call.k.rows);
-        let split = match call.mask {
-            _ if self.fused.is_none() || call.out.dtype != DType::Bf16 => 0,
-            Mask::None => keys / ROUNDED * ROUNDED,
+        let (split, whole) = match call.mask {
+            _ if self.fused.is_none() || call.out.dtype != DType::Bf16 => (0, false),
+            Mask::None => (keys / ROUNDED * ROUNDED, keys.is_multiple_of(ROUNDED)),
             // Rows that see no key are not cuDNN's.
-            Mask::Causal if keys >= rows => keys - rows,
-            _ => 0,
+            Mask::Causal if keys >= rows => {
+                let (before, rest) = (keys - rows, (keys - rows) % ROUNDED);
+                let even = rest.is_multiple_of(REST);
+                (if even { before - rest } else { before }, even && rest == before)
+            }
+            _ => (0, false),
         };
-        let even = split.is_multiple_of(ROUNDED);
-        match call.mask {
-            Mask::None if split == keys => self.fused(device, call),
-            Mask::Causal if even && keys >= rows => self.fused(device, call),
-            Mask::None | Mask::Causal if split > 0 => self.in_two(device, call, split),
-            _ => device.attend_whole(call, 0),
+        match split {
+            _ if whole => self.fused(device, call),
+            0 => device.attend_whole(call, 0),
+            split => self.in_two(device, call, split),
         }
     }
 
@@ -118,7 +123,7 @@ impl Attender {
     fn in_two(&self, device: &Device, call: Attention<'_>, split: usize) -> Result<(), KernelError> {
         let Attention { q, k, v, out, lse, .. } = call;
         self.prefill(device, Attention { k: k.part(split, k.rows), v: v.part(split, v.rows), ..call })?;
-        let before = device.empty(&[q.heads, q.rows, q.dim], DType::Bf16)?;
+        let before = device.empty_by_rows([q.heads, q.rows, q.dim], DType::Bf16)?;
         let before_lse = device.empty(&lse.shape, DType::F32)?;
         let (k, v, to) = (k.part(0, split), v.part(0, split), before.heads_first()?);
         self.prefill(device, Attention { q, k, v, mask: Mask::None, out: to, lse: &before_lse })?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
+use super::staging::Staging;
 use crate::{DType, KernelError};
 
 /// What a kernel's name ends with in its versions.
@@ -26,28 +27,41 @@ const MODULES: &[Module] = &[
         include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
         &[
             (TYPES, &["embed", "rms_norm", "rms_norm_wide", "gated_silu", "gated_silu_wide", "silu"]),
-            (TYPES, &["split_rotate", "split_rotate_wide", "join_heads", "copy_heads", "cast_to", "random_fill"]),
+            (TYPES, &["split_rotate", "split_rotate_wide", "join_heads", "cast_to", "random_fill"]),
+            (TYPES, &["copy_heads", "copy_heads_wide"]),
         ],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
     (
+        include_bytes!(concat!(env!("OUT_DIR"), "/eight.fatbin")),
+        &[(ONE, &["quantize", "quantize_norm", "quantize_gated", "add_bf16"])],
+    ),
+    (
         include_bytes!(concat!(env!("OUT_DIR"), "/moves.fatbin")),
-        &[(TYPES, &["merge", "gather", "mean_rows", "key_dots"]), (ONE, &["merge_into", "top_k"])],
+        &[
+            (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs"]),
+            (ONE, &["merge_into", "merge_rows", "top_k"]),
+        ],
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
-        &[(HEAD_SIZES, &["attend_whole", "attend_tile", "attend_rows_shallow", "attend_rows"]), (ONE, &["combine"])],
+        &[
+            (HEAD_SIZES, &["attend_whole", "attend_tile", "attend_rows_shallow", "attend_rows"]),
+            (HEAD_SIZES, &["attend_listed_tile", "attend_listed_rows_shallow", "attend_listed_rows"]),
+            (ONE, &["combine", "combine_placed"]),
+        ],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// What a resting process keeps of freed memory, as a share of the GPU's: allocating within it costs no call to the system.
-const KEPT_SHARE: usize = 32;
+const KEPT_SHARE: usize = 16;
 
 /// A GPU with one stream, in whose order everything happens.
 pub struct Device {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     functions: HashMap<String, sys::CUfunction>,
+    staging: Staging,
     /// Bytes of shared memory that a block can ask for.
     shared_limit: u32,
 }
@@ -114,7 +128,8 @@ impl Device {
         let stream = context.new_stream().map_err(missing)?;
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(missing)? as u32;
-        let mut device = Self { context, stream, functions: HashMap::new(), shared_limit };
+        let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
+        let mut device = Self { context, stream, functions: HashMap::new(), staging, shared_limit };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -273,20 +288,14 @@ impl Device {
             return Ok(());
         }
         self.context.bind_to_thread().map_err(|error| device_error("upload", error))?;
-        // SAFETY: callers pass ranges of live buffers; pageable host memory is staged before the call returns.
-        unsafe { result::memcpy_htod_async(pointer, bytes, self.stream.cu_stream()) }
-            .map_err(|error| device_error("upload", error))
+        self.staging.upload(pointer, bytes).map_err(|error| device_error("upload", error))
     }
 
     /// Device bytes from `pointer` on, once all work queued before is done.
     pub(super) fn download_bytes(&self, pointer: u64, to: &mut [u8]) -> Result<(), KernelError> {
         let failed = |error| device_error("download", error);
-        if !to.is_empty() {
-            self.context.bind_to_thread().map_err(failed)?;
-            // SAFETY: callers pass ranges of live buffers; the stream is waited for before `to` is read.
-            unsafe { result::memcpy_dtoh_async(to, pointer, self.stream.cu_stream()) }.map_err(failed)?;
-        }
-        self.synchronize()
+        self.context.bind_to_thread().map_err(failed)?;
+        self.staging.download(pointer, to).map_err(failed)
     }
 
     /// `height` runs of `width` bytes, `pitch` apart on either side.
@@ -353,6 +362,11 @@ pub(super) fn device_error(operation: &'static str, error: impl std::fmt::Displa
 /// The name of a kernel's version for a type.
 pub(super) fn typed(name: &str, dtype: DType) -> String {
     format!("{name}_{}", if dtype == DType::F32 { "f32" } else { "bf16" })
+}
+
+/// Bytes of shared memory for so many numbers of four bytes, which kernels read up to eight at a time.
+pub(super) fn padded(numbers: usize) -> usize {
+    4 * numbers.next_multiple_of(8)
 }
 
 /// Bytes of an element.

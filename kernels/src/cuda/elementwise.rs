@@ -1,5 +1,7 @@
 //! Embedding, norm, rotation, activation, conversion: operations between the products of a decoder. Sums stay within a row.
 
+use std::sync::{Arc, Mutex};
+
 use super::device::{Device, Spread, launch, typed, width};
 use super::tensor::{Strides, Tensor, View};
 use crate::{DType, Heads, KernelError};
@@ -51,6 +53,32 @@ impl Positions {
     }
 }
 
+/// Lists of positions that are kept: those of the shards of a pass.
+const SHELVED: usize = 1024;
+
+/// Positions uploaded before: every layer of a pass asks for the same.
+#[derive(Default)]
+pub(super) struct PositionsShelf(Mutex<Vec<Shelved>>);
+
+/// Positions and frequencies, and where they are on the device.
+type Shelved = (Vec<u32>, Vec<f32>, Arc<Positions>);
+
+impl PositionsShelf {
+    /// These positions and frequencies on the device.
+    pub fn find(&self, device: &Device, ids: &[u32], inv_freq: &[f32]) -> Result<Arc<Positions>, KernelError> {
+        let mut shelf = self.0.lock().expect("no panic holds it");
+        if let Some((_, _, known)) = shelf.iter().rev().find(|(known, by, _)| known == ids && by == inv_freq) {
+            return Ok(Arc::clone(known));
+        }
+        if shelf.len() >= SHELVED {
+            shelf.remove(0);
+        }
+        let positions = Arc::new(device.positions(ids, inv_freq)?);
+        shelf.push((ids.to_vec(), inv_freq.to_vec(), Arc::clone(&positions)));
+        Ok(positions)
+    }
+}
+
 /// Whether rows of `columns` elements at `tensors` can be read sixteen bytes at a time.
 fn wide(columns: usize, tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|x| (columns * width(x.dtype)).is_multiple_of(16) && x.pointer().is_multiple_of(16))
@@ -61,7 +89,7 @@ impl Device {
     pub(super) fn words(&self, words: &[u32]) -> Result<Tensor, KernelError> {
         let bytes: Vec<u8> = words.iter().flat_map(|x| x.to_le_bytes()).collect();
         let buffer = self.upload_bytes(&bytes)?.into();
-        Ok(Tensor { shape: vec![words.len()], dtype: DType::F32, buffer, offset: 0 })
+        Ok(Tensor { shape: vec![words.len()], dtype: DType::F32, buffer, offset: 0, rows_first: false })
     }
 
     /// Uploads positions and frequencies.
@@ -135,7 +163,7 @@ impl Device {
         if x.dtype == dtype {
             return Ok(x.clone());
         }
-        let out = self.empty(&x.shape, dtype)?;
+        let out = Tensor { rows_first: x.rows_first, ..self.empty(&x.shape, dtype)? };
         let (from, to, count) = (x.pointer(), out.pointer(), x.elements() as i64);
         launch!(self, &typed("cast_to", dtype), Spread::over(x.elements()), from, to, count)?;
         Ok(out)
@@ -185,9 +213,12 @@ impl Device {
         launch!(self, &typed(name, qkv.dtype), spread, rotation)
     }
 
-    /// `(heads, t, dim)` f32 -> `(t, heads dim)` in `dtype`.
+    /// `(heads, t, dim)` -> `(t, heads dim)` in `dtype`; the same memory where nothing changes.
     pub fn join_heads(&self, x: &Tensor, dtype: DType) -> Result<Tensor, KernelError> {
         let (heads, t, dim) = x.cube("join_heads")?;
+        if x.rows_first || x.dtype == dtype {
+            return Ok(self.cast(&self.by_rows(x)?, dtype)?.joined());
+        }
         if x.dtype != DType::F32 {
             return Err(KernelError::DType { operation: "join_heads", got: x.dtype });
         }
@@ -207,9 +238,18 @@ impl Device {
         if from.dtype != to.dtype {
             return Err(KernelError::DType { operation: "copy_heads", got: from.dtype });
         }
-        let spread = Spread::over(from.heads * from.rows * from.dim);
+        let (count, by_rows) = (from.heads * from.rows * from.dim, Strides::by_rows(from.heads, from.dim));
+        if from.at == by_rows && to.at == by_rows {
+            return self.copy_2d((from.pointer, 0), (to.pointer, 0), count * width(from.dtype), 1);
+        }
+        let step = 16 / width(from.dtype);
+        let wide = [from, to].iter().all(|view| {
+            let strides = [view.at.head, view.at.row, view.dim as i64];
+            view.pointer.is_multiple_of(16) && strides.iter().all(|stride| *stride % step as i64 == 0)
+        });
+        let (name, step) = if wide { ("copy_heads_wide", step) } else { ("copy_heads", 1) };
         let (heads, t, dim) = (from.heads as i32, from.rows as i32, from.dim as i32);
-        let name = typed("copy_heads", from.dtype);
+        let (name, spread) = (typed(name, from.dtype), Spread::over(count / step));
         launch!(self, &name, spread, from.pointer, to.pointer, from.at, to.at, heads, t, dim)
     }
 

@@ -29,6 +29,20 @@ impl Kv {
         Ok(Self { buffers, heads, dim, dtype, len: 0, capacity })
     }
 
+    /// Keys and values `(kv heads, t, dim)`, in the memory where they lie, if they lie as a cache does.
+    pub(super) fn of(k: &Tensor, v: &Tensor) -> Option<Self> {
+        let lies = |x: &Tensor| x.rows_first && x.offset == 0;
+        let [heads, len, dim] = k.shape[..] else { return None };
+        (lies(k) && lies(v) && (&k.shape, k.dtype) == (&v.shape, v.dtype)).then(|| Self {
+            buffers: [Arc::clone(&k.buffer), Arc::clone(&v.buffer)],
+            heads,
+            dim,
+            dtype: k.dtype,
+            len,
+            capacity: len,
+        })
+    }
+
     /// Cached tokens.
     pub fn len(&self) -> usize {
         self.len
@@ -59,7 +73,7 @@ impl Kv {
     /// When the cache has no room for such tokens.
     pub fn view(&self, start: usize, end: usize) -> [View<'_>; 2] {
         assert!(start <= end && end <= self.capacity, "tokens {start}..{end} of {}", self.capacity);
-        let at = Strides { head: self.dim as i64, row: (self.heads * self.dim) as i64 };
+        let at = Strides::by_rows(self.heads, self.dim);
         let pointer = |buffer: &Buffer| buffer.pointer + (start * self.row()) as u64;
         [0, 1].map(|i| View::new(pointer(&self.buffers[i]), [self.heads, end - start, self.dim], at, self.dtype))
     }

@@ -1,23 +1,30 @@
 //! Linear layers: cublasLt for bf16 with algorithms that are chosen once, an own kernel for f32 and for shapes that are not
 //! aligned. A row's bits do not depend on how many rows there are.
 
+mod eight;
 mod plans;
 
 use std::sync::Mutex;
 
+use eight::Eight;
 pub use plans::Choice;
-use plans::{Key, Plans};
+use plans::{Key, Operands, Plans};
 
-use super::device::{Device, Spread, launch, typed};
+use super::device::{Device, Spread, device_error, launch, typed};
 use super::tensor::Tensor;
 use crate::{DType, HostTensor, KernelError};
 
 /// The weights of `y = x W^T + b` in device memory.
 pub struct Linear {
-    /// `(n, k)`.
-    weight: Tensor,
+    weight: Weight,
     /// `(n)`.
     bias: Option<Tensor>,
+}
+
+/// `(n, k)`.
+enum Weight {
+    Plain(Tensor),
+    Eight(Eight),
 }
 
 /// What multiplies: the library's plans where the library is there.
@@ -35,7 +42,35 @@ impl Linear {
         if let Some(bias) = bias.as_ref().filter(|bias| bias.shape != [n] || bias.dtype != weight.dtype) {
             return Err(KernelError::shape("linear_weight", format!("a bias ({n})"), &[&bias.shape]));
         }
-        Ok(Self { weight, bias })
+        Ok(Self { weight: Weight::Plain(weight), bias })
+    }
+
+    /// The same with weights in 8 bits, where they are bf16 and their sizes allow it.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn in_eight_bits(self, device: &Device) -> Result<Self, KernelError> {
+        let (n, k) = self.shape();
+        match &self.weight {
+            Weight::Plain(weight)
+                if weight.dtype == DType::Bf16 && n % eight::MULTIPLE == 0 && k % eight::MULTIPLE == 0 =>
+            {
+                Ok(Self { weight: Weight::Eight(device.quantize(weight)?), bias: self.bias })
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// Whether the weights are 8-bit floats.
+    pub fn is_in_eight_bits(&self) -> bool {
+        matches!(self.weight, Weight::Eight(_))
+    }
+
+    fn dtype(&self) -> DType {
+        match &self.weight {
+            Weight::Plain(weight) => weight.dtype,
+            Weight::Eight(_) => DType::Bf16,
+        }
     }
 
     /// A checkpoint's parts side by side.
@@ -64,7 +99,10 @@ impl Linear {
 
     /// Outputs and inputs: `(n, k)`.
     pub fn shape(&self) -> (usize, usize) {
-        (self.weight.shape[0], self.weight.shape[1])
+        match &self.weight {
+            Weight::Plain(weight) => (weight.shape[0], weight.shape[1]),
+            Weight::Eight(weight) => weight.shape,
+        }
     }
 }
 
@@ -99,45 +137,124 @@ impl Products {
             return Err(KernelError::shape("linear", format!("x (t, {k}), residual (t, {n})"), &got));
         }
         let types = residual.iter().map(|residual| residual.dtype).chain([x.dtype]);
-        if let Some(got) = types.into_iter().find(|dtype| *dtype != linear.weight.dtype) {
+        if let Some(got) = types.into_iter().find(|dtype| *dtype != linear.dtype()) {
             return Err(KernelError::DType { operation: "linear", got });
         }
-        let out = match &residual {
-            Some(residual) if std::sync::Arc::strong_count(&residual.buffer) == 1 => residual.clone(),
-            _ => device.empty(&[rows, n], x.dtype)?,
-        };
         if rows == 0 {
-            return Ok(out);
+            return device.empty(&[0, n], x.dtype);
         }
+        let weight = match &linear.weight {
+            Weight::Plain(weight) => weight,
+            Weight::Eight(weight) => {
+                let x = device.quantize(x)?;
+                return self.in_eight_bits(device, (&x, weight), linear.bias.as_ref(), residual);
+            }
+        };
+        let out = place(device, [rows, n], x.dtype, residual.as_ref())?;
         let aligned = n % 8 == 0 && k % 8 == 0 && [x, &out].iter().all(|x| x.pointer().is_multiple_of(16));
         match &self.plans {
             Some(plans) if x.dtype == DType::Bf16 && aligned => {
-                let key = Key { n, k, bias: linear.bias.is_some(), residual: residual.is_some() };
-                let operands = plans::Operands {
+                let key = Key { n, k, bias: linear.bias.is_some(), residual: residual.is_some(), eight: false };
+                let operands = Operands {
                     x: x.pointer(),
-                    weight: linear.weight.pointer(),
+                    weight: weight.pointer(),
+                    scales: [0; 2],
                     bias: linear.bias.as_ref().map_or(0, Tensor::pointer),
                     residual: residual.as_ref().map_or(0, Tensor::pointer),
                     out: out.pointer(),
                 };
                 plans.lock().expect("no panic holds it").run(device, key, rows, operands)?;
             }
-            _ => own(device, x, linear, residual.as_ref(), &out)?,
+            _ => own(device, (x, weight), linear.bias.as_ref(), residual.as_ref(), &out)?,
+        }
+        Ok(out)
+    }
+
+    /// [`Products::linear`] of the norm of `x`: where weights are of 8 bits, its rows become so as they are normed.
+    pub fn norm_linear(
+        &self,
+        device: &Device,
+        x: &Tensor,
+        (norm, eps): (&Tensor, f32),
+        linear: &Linear,
+    ) -> Result<Tensor, KernelError> {
+        match &linear.weight {
+            Weight::Eight(weight) if x.shape.last() == Some(&weight.shape.1) && x.shape[0] > 0 => {
+                let x = device.quantize_norm(x, norm, eps)?;
+                self.in_eight_bits(device, (&x, weight), linear.bias.as_ref(), None)
+            }
+            _ => self.linear(device, &device.rms_norm(x, None, norm, eps)?, linear, None),
+        }
+    }
+
+    /// [`Products::linear`] of what `gated_silu` makes of `gate_up`, likewise.
+    pub fn gated_linear(
+        &self,
+        device: &Device,
+        gate_up: &Tensor,
+        linear: &Linear,
+        residual: Tensor,
+    ) -> Result<Tensor, KernelError> {
+        let (rows, both) = gate_up.matrix("gated_linear")?;
+        if let Weight::Eight(weight) = &linear.weight
+            && (both, residual.shape.as_slice()) == (2 * weight.shape.1, &[rows, weight.shape.0][..])
+            && rows > 0
+            && let Some(x) = device.quantize_gated(gate_up)?
+        {
+            return self.in_eight_bits(device, (&x, weight), linear.bias.as_ref(), Some(residual));
+        }
+        self.linear(device, &device.gated_silu(gate_up)?, linear, Some(residual))
+    }
+
+    /// The same with weights of 8 bits, and rows of them. What the library does not add is added behind it.
+    fn in_eight_bits(
+        &self,
+        device: &Device,
+        (x, weight): (&Eight, &Eight),
+        bias: Option<&Tensor>,
+        residual: Option<Tensor>,
+    ) -> Result<Tensor, KernelError> {
+        let missing = || device_error("linear", "products of 8-bit floats need cublasLt, which is not there");
+        let mut plans = self.plans.as_ref().ok_or_else(missing)?.lock().expect("no panic holds it");
+        let ((n, k), rows) = (weight.shape, x.shape.0);
+        let whole = Key { n, k, bias: bias.is_some(), residual: residual.is_some(), eight: true };
+        let taken = plans.takes(device, whole, rows)?;
+        let key = if taken { whole } else { Key { bias: false, residual: false, ..whole } };
+        let out = place(device, [rows, n], DType::Bf16, residual.as_ref().filter(|_| taken))?;
+        let operands = Operands {
+            x: x.values.pointer,
+            weight: weight.values.pointer,
+            scales: [x.scales.pointer(), weight.scales.pointer()],
+            bias: bias.filter(|_| taken).map_or(0, Tensor::pointer),
+            residual: residual.as_ref().filter(|_| taken).map_or(0, Tensor::pointer),
+            out: out.pointer(),
+        };
+        plans.run(device, key, rows, operands)?;
+        if !taken {
+            device.add(&out, residual.as_ref(), bias)?;
         }
         Ok(out)
     }
 }
 
+/// Where a product goes: to the residual's memory, where nobody shares it.
+fn place(device: &Device, shape: [usize; 2], dtype: DType, residual: Option<&Tensor>) -> Result<Tensor, KernelError> {
+    match residual {
+        Some(residual) if std::sync::Arc::strong_count(&residual.buffer) == 1 => Ok(residual.clone()),
+        _ => device.empty(&shape, dtype),
+    }
+}
+
 fn own(
     device: &Device,
-    x: &Tensor,
-    linear: &Linear,
+    (x, weight): (&Tensor, &Tensor),
+    bias: Option<&Tensor>,
     residual: Option<&Tensor>,
     out: &Tensor,
 ) -> Result<(), KernelError> {
-    let (rows, (n, k)) = (x.shape[0], linear.shape());
-    let (from, weight, to) = (x.pointer(), linear.weight.pointer(), out.pointer());
-    let (bias, add) = (linear.bias.as_ref().map_or(0, Tensor::pointer), residual.map_or(0, Tensor::pointer));
+    let (rows, n, k) = (x.shape[0], weight.shape[0], weight.shape[1]);
+    let (from, weight, to) = (x.pointer(), weight.pointer(), out.pointer());
+    let (bias, add) = (bias.map_or(0, Tensor::pointer), residual.map_or(0, Tensor::pointer));
     let spread = Spread { blocks: (n.div_ceil(64), rows.div_ceil(64)), threads: 256, shared: 0 };
     let (rows, n, k) = (rows as i32, n as i32, k as i32);
     launch!(device, &typed("linear", x.dtype), spread, from, weight, bias, add, to, rows, n, k)

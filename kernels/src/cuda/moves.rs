@@ -89,13 +89,16 @@ impl Device {
         Ok(merged)
     }
 
-    /// A copy of `start..end` along `axis`.
+    /// `start..end` along `axis`: a copy, unless it lies that way.
     pub fn narrow(&self, x: &Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor, KernelError> {
         if x.shape.get(axis).is_none_or(|size| start > end || end > *size) {
             let expected = format!("a range within axis {axis} of {:?}", x.shape);
             return Err(KernelError::shape("narrow", expected, &[&[start, end]]));
         }
-        let mut shape = x.shape.clone();
+        if x.rows_first && axis == 1 {
+            return Ok(x.part(start, end));
+        }
+        let (x, mut shape) = (&self.by_heads(x)?, x.shape.clone());
         shape[axis] = end - start;
         let out = self.empty(&shape, x.dtype)?;
         let run = x.shape[axis + 1..].iter().product::<usize>() * width(x.dtype);
@@ -107,6 +110,32 @@ impl Device {
 
     /// A copy of `parts` one after the other along `axis`.
     pub fn concat(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
+        match (parts.iter().any(|part| part.rows_first), axis) {
+            (false, _) => self.concat_plain(parts, axis),
+            (true, 1) => self.concat_by_rows(parts),
+            (true, _) => {
+                let parts = parts.iter().map(|part| self.by_heads(part)).collect::<Result<Vec<_>, _>>()?;
+                self.concat_plain(&parts, axis)
+            }
+        }
+    }
+
+    /// Rows behind rows. Where attention of many and of few rows meets, f32 gives way to the type of the others.
+    fn concat_by_rows(&self, parts: &[Tensor]) -> Result<Tensor, KernelError> {
+        let dtype = if parts.iter().all(|part| part.dtype == DType::F32) { DType::F32 } else { DType::Bf16 };
+        let lying = |part: &Tensor| self.by_rows(&self.cast(part, dtype)?);
+        let parts = parts.iter().map(lying).collect::<Result<Vec<_>, _>>()?;
+        let (heads, _, dim) = parts[0].cube("concat")?;
+        if parts.iter().any(|part| (part.shape[0], part.shape[2]) != (heads, dim)) {
+            let shapes: Vec<&[usize]> = parts.iter().map(|part| part.shape.as_slice()).collect();
+            return Err(KernelError::shape("concat", "parts that differ in axis 1 only", &shapes));
+        }
+        let joined: Vec<Tensor> = parts.iter().map(Tensor::joined).collect();
+        let all = self.concat_plain(&joined, 0)?;
+        Ok(Tensor { shape: vec![heads, all.shape[0], dim], rows_first: true, ..all })
+    }
+
+    fn concat_plain(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
         let beside = |part: &Tensor| {
             let mut shape = part.shape.clone();
             (axis < shape.len()).then(|| shape.remove(axis)).map(|_| shape)

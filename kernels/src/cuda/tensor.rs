@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::device::{Buffer, Device, width};
 use crate::{DType, HostTensor, KernelError};
 
-/// A row-major tensor in device memory; clones share it.
+/// A tensor in device memory, row-major but for what `rows_first` says; clones share it.
 #[derive(Clone)]
 pub struct Tensor {
     pub(super) shape: Vec<usize>,
@@ -17,6 +17,8 @@ pub struct Tensor {
     pub(super) buffer: Arc<Buffer>,
     /// Bytes before the first element.
     pub(super) offset: usize,
+    /// `(heads, rows, dim)` that lies as `(rows, heads, dim)`: as products give and take it, and caches hold it.
+    pub(super) rows_first: bool,
 }
 
 impl fmt::Debug for Tensor {
@@ -31,6 +33,13 @@ impl fmt::Debug for Tensor {
 pub(super) struct Strides {
     pub head: i64,
     pub row: i64,
+}
+
+impl Strides {
+    /// Of `(rows, heads, dim)`.
+    pub fn by_rows(heads: usize, dim: usize) -> Self {
+        Self { head: dim as i64, row: (heads * dim) as i64 }
+    }
 }
 
 /// `(heads, rows, dim)` in device memory, elements of a row side by side, heads and rows anywhere.
@@ -109,7 +118,10 @@ impl Tensor {
     /// [`KernelError::Shape`] for another number of axes.
     pub fn heads_first(&self) -> Result<View<'_>, KernelError> {
         let (heads, rows, dim) = self.cube("heads_first")?;
-        let at = Strides { head: (rows * dim) as i64, row: dim as i64 };
+        let at = match self.rows_first {
+            true => Strides::by_rows(heads, dim),
+            false => Strides { head: (rows * dim) as i64, row: dim as i64 },
+        };
         Ok(View::new(self.pointer(), [heads, rows, dim], at, self.dtype))
     }
 
@@ -136,7 +148,20 @@ impl Tensor {
             return Err(KernelError::shape("rows", format!("a range within {rows} rows"), &[&[start, end]]));
         }
         let offset = self.offset + start * columns * width(self.dtype);
-        Ok(Self { shape: vec![end - start, columns], dtype: self.dtype, buffer: Arc::clone(&self.buffer), offset })
+        Ok(Self { shape: vec![end - start, columns], offset, ..self.clone() })
+    }
+
+    /// Rows `start..end` of every head, shared, of a tensor that lies by rows.
+    pub(super) fn part(&self, start: usize, end: usize) -> Self {
+        let (heads, dim) = (self.shape[0], self.shape[2]);
+        let offset = self.offset + start * heads * dim * width(self.dtype);
+        Self { shape: vec![heads, end - start, dim], offset, ..self.clone() }
+    }
+
+    /// `(heads, rows, dim)` that lies by rows as `(rows, heads dim)`, shared.
+    pub(super) fn joined(&self) -> Self {
+        let (heads, rows, dim) = (self.shape[0], self.shape[1], self.shape[2]);
+        Self { shape: vec![rows, heads * dim], rows_first: false, ..self.clone() }
     }
 }
 
@@ -144,7 +169,33 @@ impl Device {
     /// A tensor whose elements are not set.
     pub fn empty(&self, shape: &[usize], dtype: DType) -> Result<Tensor, KernelError> {
         let bytes = shape.iter().product::<usize>() * width(dtype);
-        Ok(Tensor { shape: shape.to_vec(), dtype, buffer: Arc::new(self.alloc(bytes)?), offset: 0 })
+        Ok(Tensor { shape: shape.to_vec(), dtype, buffer: Arc::new(self.alloc(bytes)?), offset: 0, rows_first: false })
+    }
+
+    /// A tensor `(heads, rows, dim)` that lies by rows, whose elements are not set.
+    pub(super) fn empty_by_rows(&self, shape: [usize; 3], dtype: DType) -> Result<Tensor, KernelError> {
+        Ok(Tensor { rows_first: true, ..self.empty(&shape, dtype)? })
+    }
+
+    /// The same tensor, row-major.
+    pub(super) fn by_heads(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        if !x.rows_first {
+            return Ok(x.clone());
+        }
+        let to = self.empty(&x.shape, x.dtype)?;
+        self.copy_heads(x.heads_first()?, to.heads_first()?)?;
+        Ok(to)
+    }
+
+    /// The same tensor `(heads, rows, dim)`, lying by rows.
+    pub(super) fn by_rows(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        let (heads, rows, dim) = x.cube("by_rows")?;
+        if x.rows_first {
+            return Ok(x.clone());
+        }
+        let to = self.empty_by_rows([heads, rows, dim], x.dtype)?;
+        self.copy_heads(x.heads_first()?, to.heads_first()?)?;
+        Ok(to)
     }
 
     /// Host values, rounded to `dtype`.
@@ -156,7 +207,8 @@ impl Device {
             DType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
             _ => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
         };
-        Ok(Tensor { shape: shape.to_vec(), dtype, buffer: Arc::new(self.upload_bytes(&bytes)?), offset: 0 })
+        let buffer = Arc::new(self.upload_bytes(&bytes)?);
+        Ok(Tensor { shape: shape.to_vec(), dtype, buffer, offset: 0, rows_first: false })
     }
 
     /// A checkpoint's tensors, equal in all but their rows, one after the other, in `dtype`.
@@ -191,7 +243,7 @@ impl Device {
 
     /// Waits, and gives the elements as f32.
     pub fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
-        let mut bytes = vec![0; tensor.bytes()];
+        let (mut bytes, tensor) = (vec![0; tensor.bytes()], self.by_heads(tensor)?);
         self.download_bytes(tensor.pointer(), &mut bytes)?;
         Ok(match tensor.dtype {
             DType::F32 => bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),

@@ -89,6 +89,18 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     packed::merge_rows_on_host(*heads, &parts, &mut host).unwrap();
     assert_close(DType::F32, &together, &apart)?;
     assert_close(DType::F32, &host, &apart)?;
+    let groups: Vec<usize> = jobs.iter().map(|(_, shards)| shards.len()).collect();
+    let mut at_once = vec![5.0];
+    backend.attend_merged(*heads, &q, (&asks, &groups), &mut at_once).unwrap();
+    prop_assert_eq!(&at_once, &together, "groups merged where they are attended");
+    let of_ask = |ask: &Ask<'_, B::Kv>| {
+        (backend.narrow(&first, 1, ask.rows.start, ask.rows.end).unwrap(), ask.kv.clone(), ask.mask)
+    };
+    let calls: Vec<_> = asks.iter().map(of_ask).collect();
+    for ((q, kv, mask), output) in calls.iter().zip(backend.attention_each(&calls).unwrap()) {
+        let alone = backend.attention(q, kv, *mask).unwrap().output;
+        prop_assert_eq!(bits(&backend.download(&output).unwrap()), bits(&backend.download(&alone).unwrap()));
+    }
     Ok(())
 }
 
@@ -148,6 +160,14 @@ fn batches_that_do_not_fit_are_refused() {
         assert!(attend(0..2, &[2, 32]).is_ok());
         assert_eq!(attend(0..3, &[2, 32]).unwrap_err().code(), "kernel_shape");
         assert_eq!(attend(0..1, &[2, 16]).unwrap_err().code(), "kernel_shape");
+        let attend = |groups: &[usize]| {
+            let asks = [0, 1].map(|row| Ask { kv: &kv, rows: row..row + 1, mask: Mask::None });
+            backend.attend_merged(heads, &x(&[2, 32]), (&asks, groups), &mut Vec::new())
+        };
+        assert!(attend(&[2]).is_ok());
+        for groups in [&[1][..], &[3], &[2, 0], &[1, 2]] {
+            assert_eq!(attend(groups).unwrap_err().code(), "kernel_shape");
+        }
         let row = vec![0.0; heads.packed_row()];
         assert!(backend.merge_packed(heads, &[vec![&row[..], &row]]).is_ok());
         for parts in [vec![], vec![vec![]], vec![vec![&row[1..]]], vec![vec![&row[..], &[]]]] {

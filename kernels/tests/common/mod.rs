@@ -23,7 +23,8 @@ pub fn backends() -> &'static [Cpu] {
 pub fn devices() -> &'static [asterism_kernels::Cuda] {
     static DEVICES: OnceLock<Vec<asterism_kernels::Cuda>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let open = |dtype| asterism_kernels::Cuda::new(asterism_kernels::CudaOptions { device: 0, dtype });
+        let open =
+            |dtype| asterism_kernels::Cuda::new(asterism_kernels::CudaOptions { device: 0, dtype, eight_bits: false });
         match [DType::F32, DType::Bf16].into_iter().map(open).collect() {
             Ok(devices) => devices,
             Err(error) if std::env::var_os("ASTERISM_REQUIRE_GPU").is_some() => panic!("{error}"),

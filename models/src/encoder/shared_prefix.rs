@@ -7,6 +7,9 @@ use asterism_plan::attention::causal_pairs;
 use super::{Layer, Pass, Peers, Watch};
 use crate::{ModelError, decoder::Projected};
 
+/// Keys that prefixes see together before their attention is asked for: their copies are held until then.
+const TOGETHER: usize = 64 << 10;
+
 impl<B: Backend> Layer<'_, B> {
     pub(super) fn attend_behind_shared_prefix(
         &self,
@@ -18,7 +21,8 @@ impl<B: Backend> Layer<'_, B> {
         for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
             peers.send(self.keys_of(pass.shard.block), self.shared(pass, sink)?)?;
         }
-        let mut outputs = Vec::with_capacity(self.passes.len());
+        let (mut blocks, mut prefixes) = (Vec::with_capacity(self.passes.len()), Vec::new());
+        let (mut asked, mut keys) = (Vec::new(), 0);
         // Of all shards before the pass, in block order.
         let (mut earlier, mut joined) = (None, 0);
         for pass in self.passes {
@@ -28,9 +32,9 @@ impl<B: Backend> Layer<'_, B> {
             joined = pass.shard.block;
             let mut before = earlier.clone();
             let (prefix, rows) = (pass.shard.prefix_rows(), pass.shard.rows());
-            let block = self.behind(pass, before.as_ref(), prefix..rows, watch)?;
+            let (q, kv) = self.behind(pass, before.as_ref(), prefix..rows, watch)?;
+            blocks.push(backend.attention(&q, &kv, Mask::Causal)?.output);
             if prefix == 0 {
-                outputs.push(block);
                 continue;
             }
             if pass.shard.block == 0 {
@@ -38,10 +42,21 @@ impl<B: Backend> Layer<'_, B> {
                 before =
                     Some([backend.narrow(k, 1, prefix, prefix + sink)?, backend.narrow(v, 1, prefix, prefix + sink)?]);
             }
-            let own = self.behind(pass, before.as_ref(), 0..prefix, watch)?;
-            outputs.push(backend.concat(&[own, block], 1)?);
+            let (q, kv) = self.behind(pass, before.as_ref(), 0..prefix, watch)?;
+            keys += backend.kv_len(&kv);
+            asked.push((q, kv, Mask::Causal));
+            if keys >= TOGETHER {
+                prefixes.append(&mut backend.attention_each(&std::mem::take(&mut asked))?);
+                keys = 0;
+            }
         }
-        Ok(outputs)
+        prefixes.append(&mut backend.attention_each(&asked)?);
+        let mut prefixes = prefixes.into_iter();
+        let whole = |(pass, block): (&Pass<'_, B>, B::Tensor)| match pass.shard.prefix_rows() {
+            0 => Ok(block),
+            _ => Ok(backend.concat(&[prefixes.next().expect("one for each"), block], 1)?),
+        };
+        self.passes.iter().zip(blocks).map(whole).collect()
     }
 
     /// Keys and values, then more of them.
@@ -67,20 +82,20 @@ impl<B: Backend> Layer<'_, B> {
         Ok(vec![part(k)?, part(v)?])
     }
 
-    /// Output of some rows of a pass over what stands before them, then themselves.
+    /// Queries of some rows of a pass, and the keys that they see: what stands before them, then their own.
     fn behind(
         &self,
         pass: &Pass<'_, B>,
         before: Option<&[B::Tensor; 2]>,
         rows: std::ops::Range<usize>,
         watch: &mut dyn Watch,
-    ) -> Result<B::Tensor, ModelError> {
+    ) -> Result<(B::Tensor, B::Kv), ModelError> {
         let (backend, Projected { q, k, v }) = (self.backend(), &pass.qkv);
         let cut = |x: &B::Tensor| backend.narrow(x, 1, rows.start, rows.end);
         let [k, v] = self.joined(before.cloned(), [cut(k)?, cut(v)?])?;
         let kv = backend.kv(&k, &v)?;
         let earlier = backend.kv_len(&kv) - rows.len();
         watch.pairs(pass.shard.block, self.query_heads() * ((earlier * rows.len()) as u64 + causal_pairs(rows.len())));
-        Ok(backend.attention(&cut(q)?, &kv, Mask::Causal)?.output)
+        Ok((cut(q)?, kv))
     }
 }

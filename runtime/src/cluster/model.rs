@@ -6,7 +6,7 @@ use asterism_models::{HeadsFiles, KnownShape, QuerySeparator};
 use asterism_plan::Method;
 
 use super::{ClusterError, clashes::check_name};
-use crate::cluster_file::{ClusterFile, DType};
+use crate::cluster_file::{ClusterFile, DType, Device, LinearType, ModelSection};
 
 /// The model every host loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct Model {
     pub random: Option<KnownShape>,
     /// Element type of weights and products.
     pub dtype: DType,
+    /// What linear layers are computed in, if not in `dtype`.
+    pub linear: Option<LinearType>,
     /// Longest context accepted, when shorter than the model's own.
     pub max_context_tokens: Option<usize>,
     /// Files of APB's retaining heads, by the names that requests use.
@@ -51,10 +53,29 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path) -> Result<Model, Clu
         random,
         path: section.path.as_ref().map(|path| directory.join(path)),
         dtype: section.dtype,
+        linear: linear(file)?,
         max_context_tokens: section.max_context_tokens,
         heads: heads(file, directory)?,
         query_separator: section.query_separator.clone(),
     })
+}
+
+/// 8-bit linear layers are a GPU's, and go with bf16.
+fn linear(file: &ClusterFile) -> Result<Option<LinearType>, ClusterError> {
+    let ModelSection { linear, device, dtype, .. } = &file.model;
+    let on_cpu = file.hosts.iter().find(|host| host.device.as_ref().unwrap_or(device) == &Device::Cpu);
+    let expected = match on_cpu {
+        _ if linear.is_none() => return Ok(None),
+        _ if *dtype != DType::Bf16 => {
+            "8-bit linear layers go with dtype = \"bf16\"; write that, or leave linear out".into()
+        }
+        Some(host) => {
+            let name = host.name.as_str();
+            format!("8-bit linear layers are computed on GPUs, and host '{name}' is on the CPU; leave linear out")
+        }
+        None => return Ok(*linear),
+    };
+    Err(ClusterError::Value { key: "model.linear", got: "\"fp8\"".into(), expected })
 }
 
 fn heads(file: &ClusterFile, directory: &Path) -> Result<HeadsFiles, ClusterError> {

@@ -103,7 +103,9 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
         #[cfg(feature = "cuda")]
         Device::Cuda(index) => {
             let open = |shape: &ModelConfig| {
-                crate::device::cuda(index, dtype, shape.weight_bytes(Parts::All, wiring::dtype(dtype)))
+                let linear = cluster.as_ref().and_then(|cluster| cluster.model.linear);
+                let numbers = crate::device::Numbers { dtype, linear };
+                crate::device::cuda(index, numbers, shape.weight_bytes(Parts::All, wiring::dtype(dtype)))
             };
             time(globals, what, Bench::load(args, given, open)?)
         }

@@ -28,6 +28,7 @@ const OPTIONAL: &str = "\
 # path = \"Llama-3.1-8B-Instruct\"      # a Hugging Face folder; the embedded model
 # max_context_tokens = \"128k\"         # what the model was trained for
 # random_weights = \"llama-3.1-8b\"     # instead of path, to measure speed; none
+# linear = \"fp8\"                      # 8-bit linear layers, on GPUs of bf16; what dtype says
 # [models.heads.trained]              # APB's retaining heads, which requests call `trained`
 # path = \"heads.safetensors\"
 # [security]

@@ -45,6 +45,7 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 const EMBEDDED: Model = Model {
     path: None,
     random: None,
+    linear: None,
     dtype: DType::F32,
     max_context_tokens: None,
     heads: BTreeMap::new(),

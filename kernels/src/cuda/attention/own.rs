@@ -1,13 +1,14 @@
 //! The own attention kernels, launched.
 
-use super::super::device::{Device, Spread, launch, typed, width};
+use super::super::device::{Device, Spread, launch, padded, typed, width};
+use super::super::tensor::View;
 use super::Attention;
 use crate::{DType, KernelError, KeySets, Mask};
 
 /// Keys of a piece, as the kernel has it.
 pub const PIECE: usize = 2048;
 /// Rows of a call whose partials are held at a time.
-const CHUNK: usize = 64;
+pub const CHUNK: usize = 64;
 
 /// `Mask` as the kernels declare it.
 #[repr(C)]
@@ -21,10 +22,10 @@ struct MaskArgument {
 }
 
 impl MaskArgument {
-    fn of(call: &Attention<'_>, first: usize) -> Self {
+    fn of(mask: Mask, (queries, keys): (usize, usize), first: usize) -> Self {
         // What is beyond any token is as good as this.
         let number = |x: usize| x.min(1 << 40) as i64;
-        let (kind, numbers) = match call.mask {
+        let (kind, numbers) = match mask {
             Mask::None => (0, [0; 4]),
             Mask::Causal => (1, [0; 4]),
             Mask::From { row } => (2, [number(row), 0, 0, 0]),
@@ -32,13 +33,14 @@ impl MaskArgument {
                 (3, [sink, window, first_row, first_key].map(number))
             }
         };
-        Self { kind, queries: call.q.rows as i32, keys: call.k.rows as i32, first: first as i32, numbers }
+        Self { kind, queries: queries as i32, keys: keys as i32, first: first as i32, numbers }
     }
 }
 
 /// As `attention.cu` declares it.
 #[repr(C)]
-struct Tiled {
+#[derive(Clone, Copy)]
+pub struct Tiled {
     q: u64,
     k: u64,
     v: u64,
@@ -59,19 +61,40 @@ struct Tiled {
     scale: f32,
 }
 
-/// As `attention.cu` declares it.
+/// Partials of the pieces of a call, as `attention.cu` declares them: `(kv head, piece, packed rows)`.
 #[repr(C)]
-struct Combination {
+#[derive(Clone, Copy)]
+pub struct Pieces {
     outputs: u64,
     maxima: u64,
     sums: u64,
+    pub pieces: i32,
+    pub packed: i32,
+}
+
+impl Pieces {
+    /// Bytes of `count` pieces of so many packed rows: outputs, then maxima and sums.
+    pub fn bytes(kv: usize, count: usize, packed: usize, dim: usize) -> [usize; 2] {
+        let rows = kv * count * packed * 4;
+        [rows * dim, 2 * rows]
+    }
+
+    /// At these addresses.
+    pub fn at([outputs, statistics]: [u64; 2], kv: usize, count: usize, packed: usize) -> Self {
+        let sums = statistics + (kv * count * packed * 4) as u64;
+        Self { outputs, maxima: statistics, sums, pieces: count as i32, packed: packed as i32 }
+    }
+}
+
+/// As `attention.cu` declares it.
+#[repr(C)]
+struct Combination {
+    pieces: Pieces,
     out: u64,
     lse: u64,
     out_head: i64,
     out_row: i64,
     lse_head: i64,
-    pieces: i32,
-    packed: i32,
     group: i32,
     dim: i32,
     out_is_bf16: i32,
@@ -106,28 +129,75 @@ struct Plain {
 impl Tiled {
     /// Rows `first..first + rows` of a call.
     fn of(call: &Attention<'_>, first: usize, rows: usize) -> Self {
-        let Attention { q, k, v, out, lse, .. } = call;
-        let (q, out) = (q.part(first, first + rows), out.part(first, first + rows));
+        let Attention { q, k, v, out, lse, mask } = call;
+        let to = out.part(first, first + rows);
         Self {
-            q: q.pointer,
+            out: to.pointer,
+            lse: lse.pointer() + 4 * first as u64,
+            out_head: out.at.head,
+            out_row: out.at.row,
+            lse_head: lse.shape[1] as i64,
+            out_is_bf16: i32::from(out.dtype == DType::Bf16),
+            ..Self::asking(*q, [*k, *v], *mask, (first, rows))
+        }
+    }
+
+    /// The same of a call whose results have no place yet.
+    pub fn asking(q: View<'_>, [k, v]: [View<'_>; 2], mask: Mask, (first, rows): (usize, usize)) -> Self {
+        let asking = q.part(first, first + rows);
+        Self {
+            q: asking.pointer,
             k: k.pointer,
             v: v.pointer,
-            out: out.pointer,
-            lse: lse.pointer() + 4 * first as u64,
+            out: 0,
+            lse: 0,
             sums: 0,
             q_head: q.at.head,
             q_row: q.at.row,
             kv_head: k.at.head,
             kv_row: k.at.row,
-            out_head: out.at.head,
-            out_row: out.at.row,
-            lse_head: lse.shape[1] as i64,
-            mask: MaskArgument::of(call, first),
+            out_head: 0,
+            out_row: 0,
+            lse_head: 0,
+            mask: MaskArgument::of(mask, (q.rows, k.rows), first),
             group: (q.heads / k.heads) as i32,
             rows: rows as i32,
-            out_is_bf16: i32::from(out.dtype == DType::Bf16),
+            out_is_bf16: 0,
             scale: std::f32::consts::LOG2_E / (q.dim as f32).sqrt(),
         }
+    }
+
+    /// The same, with partials of its pieces to write.
+    pub fn in_pieces(self, pieces: &Pieces) -> Self {
+        Self { out: pieces.outputs, lse: pieces.maxima, sums: pieces.sums, ..self }
+    }
+
+    /// Rows of the tiles that it is computed in: by query heads that share a KV head, times rows.
+    pub fn packed(&self) -> usize {
+        (self.rows * self.group) as usize
+    }
+}
+
+/// How a kernel that cuts keys in pieces is spread.
+pub struct Tiling {
+    /// The kernel, for calls alone: `attend_` and this.
+    pub name: &'static str,
+    /// Packed rows of a tile.
+    pub tile: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+impl Tiling {
+    /// For calls of so many packed rows.
+    pub fn of(packed: usize, dim: usize, shared_limit: usize) -> Self {
+        let block = 2 * 32 * dim * 2;
+        let (name, tile, shared) = match packed {
+            17.. => ("tile", 64, 3 * block),
+            _ if 4 * 3 * block <= shared_limit => ("rows", 16, 4 * 3 * block),
+            _ => ("rows_shallow", 16, 4 * 2 * block),
+        };
+        Self { name, tile, shared }
     }
 }
 
@@ -146,40 +216,28 @@ impl Device {
         let (dim, kv) = (call.q.dim, call.k.heads);
         let pieces = call.k.rows.div_ceil(PIECE).max(1);
         for first in (0..call.q.rows).step_by(CHUNK) {
-            let rows = CHUNK.min(call.q.rows - first);
-            let mut argument = Tiled::of(&call, first, rows);
-            let packed = rows * argument.group as usize;
-            let outputs = self.alloc(kv * pieces * packed * dim * 4)?;
-            let statistics = self.alloc(2 * kv * pieces * packed * 4)?;
-            let (out, lse) = (argument.out, argument.lse);
-            argument.out = outputs.pointer;
-            argument.lse = statistics.pointer;
-            argument.sums = statistics.pointer + (kv * pieces * packed * 4) as u64;
+            let alone = Tiled::of(&call, first, CHUNK.min(call.q.rows - first));
+            let packed = alone.packed();
+            let [outputs, statistics] = Pieces::bytes(kv, pieces, packed, dim);
+            let (outputs, statistics) = (self.alloc(outputs)?, self.alloc(statistics)?);
+            let partials = Pieces::at([outputs.pointer, statistics.pointer], kv, pieces, packed);
+            let argument = alone.in_pieces(&partials);
             let combination = Combination {
-                outputs: argument.out,
-                maxima: argument.lse,
-                sums: argument.sums,
-                out,
-                lse,
-                out_head: argument.out_head,
-                out_row: argument.out_row,
-                lse_head: argument.lse_head,
-                pieces: pieces as i32,
-                packed: packed as i32,
-                group: argument.group,
+                pieces: partials,
+                out: alone.out,
+                lse: alone.lse,
+                out_head: alone.out_head,
+                out_row: alone.out_row,
+                lse_head: alone.lse_head,
+                group: alone.group,
                 dim: dim as i32,
-                out_is_bf16: argument.out_is_bf16,
+                out_is_bf16: alone.out_is_bf16,
                 unused: 0,
             };
-            let block = 2 * 32 * dim * 2;
-            let (name, tile, shared) = match packed {
-                17.. => ("attend_tile", 64, 3 * block),
-                _ if 4 * 3 * block <= self.shared_limit() => ("attend_rows", 16, 4 * 3 * block),
-                _ => ("attend_rows_shallow", 16, 4 * 2 * block),
-            };
+            let Tiling { name, tile, shared } = Tiling::of(packed, dim, self.shared_limit());
             let spread = Spread { blocks: (pieces * packed.div_ceil(tile), kv), threads: 128, shared };
-            launch!(self, &format!("{name}_{dim}"), spread, argument)?;
-            let spread = Spread { blocks: (packed, kv), threads: dim as u32, shared: 4 * pieces };
+            launch!(self, &format!("attend_{name}_{dim}"), spread, argument)?;
+            let spread = Spread { blocks: (packed, kv), threads: dim as u32, shared: padded(pieces) };
             launch!(self, "combine", spread, combination)?;
         }
         Ok(())
@@ -207,7 +265,7 @@ impl Device {
             kv_row: k.at.row,
             out_head: out.at.head,
             out_row: out.at.row,
-            mask: MaskArgument::of(&call, 0),
+            mask: MaskArgument::of(call.mask, (q.rows, k.rows), 0),
             group: (q.heads / k.heads) as i32,
             dim: q.dim as i32,
             list_rows: keys.map_or(1, |keys| keys.rows().min(i32::MAX as usize) as i32),

@@ -82,15 +82,13 @@ __device__ __forceinline__ float merge_output(float out, float part, float a, fl
 // KEYS: keys of a block. WARPS: warps that share a block of keys, 16 rows each; 1: four warps of the same 16 rows with a
 // quarter of the piece and blocks of keys of their own.
 template <int D, int KEYS, int WARPS, int STAGES, bool WHOLE>
-__device__ __forceinline__ void attend(const Attention& a) {
+__device__ __forceinline__ void attend(const Attention& a, int tile, int piece, int pieces) {
     constexpr int THREADS = WARPS == 1 ? 32 : WARPS * 32;  // that load a block of keys together
     constexpr int CHUNKS = D / 8, BLOCK = KEYS * D;        // 16-byte chunks of a row, elements of a block
     constexpr int TILE = WARPS * 16;
     extern __shared__ __align__(128) bf16 memory[];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, kv_head = blockIdx.y;
     int packed = a.rows * a.group;
-    int tiles = (packed + TILE - 1) / TILE;
-    int tile = WHOLE ? tiles - 1 - (int)blockIdx.x : blockIdx.x % tiles, piece = WHOLE ? 0 : blockIdx.x / tiles;
     bf16* stages = memory + (WARPS == 1 ? warp * STAGES * 2 * BLOCK : 0);
     int loader = threadIdx.x % THREADS;
     int first_row = tile * TILE + (WARPS == 1 ? 0 : warp * 16);
@@ -277,7 +275,6 @@ __device__ __forceinline__ void attend(const Attention& a) {
         return;
     }
     // Partials of the piece: maxima and sums (kv head, piece, packed rows), outputs beside them.
-    int pieces = gridDim.x / tiles;
     size_t base = ((size_t)kv_head * pieces + piece) * packed;
     if (WARPS > 1) {
         merge_part();
@@ -322,37 +319,62 @@ __device__ __forceinline__ void attend(const Attention& a) {
     }
 }
 
+// A call alone: blocks of threads by tile and piece; whole tiles from the last on, which has the most keys.
+template <int D, int KEYS, int WARPS, int STAGES, bool WHOLE>
+__device__ __forceinline__ void attend_alone(const Attention& a) {
+    int tiles = (a.rows * a.group + WARPS * 16 - 1) / (WARPS * 16);
+    if (WHOLE) attend<D, KEYS, WARPS, STAGES, true>(a, tiles - 1 - (int)blockIdx.x, 0, 1);
+    else attend<D, KEYS, WARPS, STAGES, false>(a, blockIdx.x % tiles, blockIdx.x / tiles, gridDim.x / tiles);
+}
+
+// Calls together: what each block of threads does is listed.
+struct Item {
+    int call, tile, piece, pieces;
+};
+template <int D, int WARPS, int STAGES>
+__device__ __forceinline__ void attend_listed(const Attention* calls, const Item* items) {
+    Item item = items[blockIdx.x];
+    const Attention a = calls[item.call];
+    attend<D, 32, WARPS, STAGES, false>(a, item.tile, item.piece, item.pieces);
+}
+
+#define K extern "C" __global__ void
 #define ATTEND(D)                                                                                                        \
-    extern "C" __global__ __launch_bounds__(256, 1) void attend_whole_##D(const __grid_constant__ Attention a) {          \
-        attend<D, 64, 8, 2, true>(a);                                                                                    \
+    K __launch_bounds__(256, 1) attend_whole_##D(const __grid_constant__ Attention a) {                                  \
+        attend_alone<D, 64, 8, 2, true>(a);                                                                              \
     }                                                                                                                    \
-    extern "C" __global__ __launch_bounds__(128, 2) void attend_tile_##D(const __grid_constant__ Attention a) {           \
-        attend<D, 32, 4, 3, false>(a);                                                                                   \
+    K __launch_bounds__(128, 2) attend_tile_##D(const __grid_constant__ Attention a) {                                   \
+        attend_alone<D, 32, 4, 3, false>(a);                                                                             \
     }                                                                                                                    \
-    extern "C" __global__ __launch_bounds__(128, 1) void attend_rows_##D(const __grid_constant__ Attention a) {           \
-        attend<D, 32, 1, 3, false>(a);                                                                                   \
+    K __launch_bounds__(128, 1) attend_rows_##D(const __grid_constant__ Attention a) {                                   \
+        attend_alone<D, 32, 1, 3, false>(a);                                                                             \
     }                                                                                                                    \
-    extern "C" __global__ __launch_bounds__(128, 1) void attend_rows_shallow_##D(const __grid_constant__ Attention a) {   \
-        attend<D, 32, 1, 2, false>(a);                                                                                   \
+    K __launch_bounds__(128, 1) attend_rows_shallow_##D(const __grid_constant__ Attention a) {                           \
+        attend_alone<D, 32, 1, 2, false>(a);                                                                             \
+    }                                                                                                                    \
+    K __launch_bounds__(128, 2) attend_listed_tile_##D(const Attention* calls, const Item* items) {                      \
+        attend_listed<D, 4, 3>(calls, items);                                                                            \
+    }                                                                                                                    \
+    K __launch_bounds__(128, 1) attend_listed_rows_##D(const Attention* calls, const Item* items) {                      \
+        attend_listed<D, 1, 3>(calls, items);                                                                            \
+    }                                                                                                                    \
+    K __launch_bounds__(128, 1) attend_listed_rows_shallow_##D(const Attention* calls, const Item* items) {              \
+        attend_listed<D, 1, 2>(calls, items);                                                                            \
     }
 ATTEND(64)
 ATTEND(128)
 
-// Partials of pieces to output and log-sum-exp. One block a packed row and KV head, a thread an element.
-struct Combination {
+// Partials of the pieces of one call, (kv head, piece, packed rows).
+struct Pieces {
     const float *outputs, *maxima, *sums;
-    void* out;
-    float* lse;
-    long long out_head, out_row, lse_head;
-    int pieces, packed, group, dim, out_is_bf16, unused;
+    int pieces, packed;
 };
-extern "C" __global__ void combine(const __grid_constant__ Combination c) {
-    extern __shared__ float weights[];
-    int row = blockIdx.x, kv_head = blockIdx.y;
-    size_t first = (size_t)kv_head * c.pieces * c.packed + row;
+// An element, a thread each, of the output of a packed row, and the row's log-sum-exp.
+__device__ __forceinline__ float combine_pieces(const Pieces& p, int row, int kv_head, int dim, float* weights, float& lse) {
+    size_t first = (size_t)kv_head * p.pieces * p.packed + row;
     float max = -INFINITY;
-    for (int i = threadIdx.x; i < c.pieces; i += blockDim.x) {
-        weights[i] = c.maxima[first + (size_t)i * c.packed];
+    for (int i = threadIdx.x; i < p.pieces; i += blockDim.x) {
+        weights[i] = p.maxima[first + (size_t)i * p.packed];
         max = fmaxf(max, weights[i]);
     }
     __shared__ float most[32];
@@ -360,19 +382,50 @@ extern "C" __global__ void combine(const __grid_constant__ Combination c) {
     if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = max;
     __syncthreads();
     for (int i = 0; i < (int)blockDim.x / 32; i++) max = fmaxf(max, most[i]);
-    for (int i = threadIdx.x; i < c.pieces; i += blockDim.x) weights[i] = factor(weights[i], max);
+    for (int i = threadIdx.x; i < p.pieces; i += blockDim.x) weights[i] = factor(weights[i], max);
     __syncthreads();
     float sum = 0, out = 0;
 #pragma unroll 8
-    for (int i = 0; i < c.pieces; i++) {
-        size_t at = first + (size_t)i * c.packed;
-        sum = __fmaf_rn(c.sums[at], weights[i], sum);
-        out = __fmaf_rn(c.outputs[at * c.dim + threadIdx.x], weights[i], out);
+    for (int i = 0; i < p.pieces; i++) {
+        size_t at = first + (size_t)i * p.packed;
+        sum = __fmaf_rn(p.sums[at], weights[i], sum);
+        out = __fmaf_rn(p.outputs[at * dim + threadIdx.x], weights[i], out);
     }
-    int head = kv_head * c.group + row % c.group, token = row / c.group;
+    lse = sum > 0 ? __fmaf_rn(max, LN2, logf(sum)) : -INFINITY;
+    return sum > 0 ? out / sum : 0.f;
+}
+
+// One block a packed row and KV head, a thread an element.
+struct Combination {
+    Pieces pieces;
+    void* out;
+    float* lse;
+    long long out_head, out_row, lse_head;
+    int group, dim, out_is_bf16, unused;
+};
+K combine(const __grid_constant__ Combination c) {
+    extern __shared__ float weights[];
+    int row = blockIdx.x, kv_head = blockIdx.y, head = kv_head * c.group + row % c.group, token = row / c.group;
+    float lse, out = combine_pieces(c.pieces, row, kv_head, c.dim, weights, lse);
     size_t at = head * c.out_head + token * c.out_row + threadIdx.x;
-    out = sum > 0 ? out / sum : 0.f;
     if (c.out_is_bf16) ((bf16*)c.out)[at] = narrow<bf16>(out);
     else ((float*)c.out)[at] = out;
-    if (threadIdx.x == 0) c.lse[head * c.lse_head + token] = sum > 0 ? __fmaf_rn(max, LN2, logf(sum)) : -INFINITY;
+    if (threadIdx.x == 0) c.lse[head * c.lse_head + token] = lse;
+}
+
+// The same of many calls, each to a place of its own, in f32: `row` elements from row to row, of heads one behind the other.
+// Blocks in x: calls times the packed rows of the largest.
+struct PlacedCombination {
+    Pieces pieces;
+    float *out, *lse;  // log-sum-exps where they are wanted
+    long long row;
+};
+K combine_placed(const PlacedCombination* calls, int packed, int group, int dim) {
+    extern __shared__ float weights[];
+    const PlacedCombination c = calls[blockIdx.x / packed];
+    int row = blockIdx.x % packed, kv_head = blockIdx.y, head = kv_head * group + row % group;
+    if (row >= c.pieces.packed) return;
+    float lse, out = combine_pieces(c.pieces, row, kv_head, dim, weights, lse);
+    c.out[row / group * c.row + head * dim + threadIdx.x] = out;
+    if (threadIdx.x == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
 }

@@ -106,12 +106,14 @@ template <class T> __device__ void join_heads(const float* x, T* out, int heads,
 }
 
 // Rows with strides of their own, to and from: what appending to a cache and reading it are.
-template <class T>
+template <class T, int V>
 __device__ void copy_heads(const T* from, T* to, Strides from_at, Strides to_at, int heads, int t, int dim) {
     long long count = (long long)heads * t * dim;
-    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (long long)gridDim.x * blockDim.x) {
+    for (long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * V; at < count;
+         at += (long long)gridDim.x * blockDim.x * V) {
         long long head = at / dim % heads, token = at / ((long long)heads * dim), i = at % dim;
-        to[head * to_at.head + token * to_at.row + i] = from[head * from_at.head + token * from_at.row + i];
+        *(Pack<T, V>*)(to + head * to_at.head + token * to_at.row + i) =
+            *(const Pack<T, V>*)(from + head * from_at.head + token * from_at.row + i);
     }
 }
 
@@ -135,7 +137,10 @@ template <class T> __device__ void silu_each(const T* x, T* out, long long count
     K split_rotate_##S(const Rotation r) { split_rotate<T, 1>(r); }                                                        \
     K split_rotate_wide_##S(const Rotation r) { split_rotate<T, 4>(r); }                                                   \
     K join_heads_##S(const float* x, T* out, int h, int t, int d) { join_heads(x, out, h, t, d); }                         \
-    K copy_heads_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) { copy_heads(x, y, a, b, h, t, d); }     \
+    K copy_heads_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) { copy_heads<T, 1>(x, y, a, b, h, t, d); } \
+    K copy_heads_wide_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) {                                   \
+        copy_heads<T, V>(x, y, a, b, h, t, d);                                                                             \
+    }                                                                                                                      \
     K silu_##S(const T* x, T* out, long long n) { silu_each(x, out, n); }
 EACH(bf16, bf16, 8)
 EACH(float, f32, 4)

@@ -147,3 +147,46 @@ extern "C" __global__ __launch_bounds__(256) void merge_into(const __grid_consta
     __syncwarp();
     if (lane == 0) *lse = max == -INFINITY ? max : max + logf(a + b);
 }
+
+// Packed rows, each of the outputs of all query heads and their log-sum-exps, merged in the order given: row `at` of partials
+// `first..first + count` becomes row `to`. One block a row and head. To packed rows again, or to outputs alone.
+struct MergedRow {
+    int first, count, at, to;
+};
+template <class T, bool PACKED>
+__device__ void merge_packed(const float* const* partials, const MergedRow* rows, T* out, int query, int dim) {
+    extern __shared__ float weights[];
+    const MergedRow r = rows[blockIdx.x];
+    int head = blockIdx.y;
+    size_t stride = (size_t)query * (dim + 1), start = r.at * stride;
+    for (int i = threadIdx.x; i < r.count; i += blockDim.x)
+        weights[i] = partials[r.first + i][start + query * dim + head];
+    __syncthreads();
+    float max = -INFINITY, sum = 0;
+    for (int i = 0; i < r.count; i++) max = fmaxf(max, weights[i]);
+    __syncthreads();
+    for (int i = threadIdx.x; i < r.count; i += blockDim.x)
+        weights[i] = weights[i] == -INFINITY ? 0.f : expf(weights[i] - max);
+    __syncthreads();
+    for (int i = 0; i < r.count; i++) sum += weights[i];
+    float inverse = sum == 0 ? 0.f : 1.f / sum;
+    T* to = out + r.to * (PACKED ? stride : (size_t)query * dim);
+    for (int at = threadIdx.x; at < dim; at += blockDim.x) {
+        float total = 0;
+#pragma unroll 8
+        for (int i = 0; i < r.count; i++)
+            total = fmaf(partials[r.first + i][start + head * dim + at], weights[i] * inverse, total);
+        to[head * dim + at] = narrow<T>(total);
+    }
+    if (PACKED && threadIdx.x == 0) to[query * dim + head] = narrow<T>(max == -INFINITY ? max : max + logf(sum));
+}
+#define K extern "C" __global__ void
+K merge_rows(const float* const* p, const MergedRow* r, float* out, int query, int dim) {
+    merge_packed<float, true>(p, r, out, query, dim);
+}
+K merge_outputs_bf16(const float* const* p, const MergedRow* r, bf16* out, int query, int dim) {
+    merge_packed<bf16, false>(p, r, out, query, dim);
+}
+K merge_outputs_f32(const float* const* p, const MergedRow* r, float* out, int query, int dim) {
+    merge_packed<float, false>(p, r, out, query, dim);
+}

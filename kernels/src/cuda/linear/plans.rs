@@ -1,16 +1,17 @@
 //! cublasLt's algorithms, chosen once for each weight shape and class of rows, among those that give a row the same bits as the
 //! first class does.
 
+mod trial;
+
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::time::Instant;
 
 use cudarc::cublaslt::{result, sys};
 
 use super::super::device::{Buffer, Device, device_error};
-use super::super::tensor::Tensor;
-use crate::{DType, KernelError};
+use crate::KernelError;
+use trial::Trial;
 
 /// Bytes that a product may use beside its operands.
 static WORKSPACE: usize = 32 << 20;
@@ -19,11 +20,6 @@ static WORKSPACE: usize = 32 << 20;
 const CLASSES: [(usize, usize); 4] = [(usize::MAX, 4096), (1024, 512), (128, 64), (16, 8)];
 /// Algorithms asked for by class.
 const ASKED: usize = 12;
-/// Runs of which the fastest counts, and products of a run.
-const RUNS: usize = 3;
-const REPEATS: usize = 3;
-/// How many times the best so far a run may take, to be repeated.
-const FAR: f64 = 1.3;
 /// Rows of the trial that compares bits.
 const TRIAL: usize = 128;
 
@@ -34,6 +30,8 @@ pub struct Key {
     pub k: usize,
     pub bias: bool,
     pub residual: bool,
+    /// Rows and weights are 8-bit floats with scales.
+    pub eight: bool,
 }
 
 /// Device addresses; 0 where there is none.
@@ -41,6 +39,8 @@ pub struct Key {
 pub struct Operands {
     pub x: u64,
     pub weight: u64,
+    /// Scales of rows and of outputs, where the operands are 8-bit floats.
+    pub scales: [u64; 2],
     pub bias: u64,
     pub residual: u64,
     pub out: u64,
@@ -68,7 +68,8 @@ type Algorithm = sys::cublasLtMatmulAlgo_t;
 pub struct Plans {
     handle: sys::cublasLtHandle_t,
     workspace: Buffer,
-    algorithms: HashMap<(Key, usize), (Algorithm, Choice)>,
+    /// `None`: the library has none.
+    algorithms: HashMap<(Key, usize), Option<(Algorithm, Choice)>>,
 }
 
 // SAFETY: the handle is used by one thread at a time, behind the mutex of the owner.
@@ -105,16 +106,17 @@ fn failed(error: result::CublasError) -> KernelError {
 }
 
 impl Call {
-    fn new(key: Key, rows: usize, bias: u64) -> Result<Self, result::CublasError> {
+    fn new(key: Key, rows: usize, operands: Operands) -> Result<Self, result::CublasError> {
         let (n, k, rows) = (key.n as u64, key.k as u64, rows as u64);
         let bf16 = sys::cudaDataType::CUDA_R_16BF;
+        let read = if key.eight { sys::cudaDataType::CUDA_R_8F_E4M3 } else { bf16 };
         let f32 = sys::cudaDataType::CUDA_R_32F;
         // Column-major: out (n, rows) = weight (k, n)^T x (k, rows).
         let call = Self {
             product: result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, f32)?,
             layouts: [
-                result::create_matrix_layout(bf16, k, n, k as i64)?,
-                result::create_matrix_layout(bf16, k, rows, k as i64)?,
+                result::create_matrix_layout(read, k, n, k as i64)?,
+                result::create_matrix_layout(read, k, rows, k as i64)?,
                 result::create_matrix_layout(bf16, n, rows, n as i64)?,
             ],
         };
@@ -122,7 +124,16 @@ impl Call {
         call.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &1i32)?;
         if key.bias {
             call.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS)?;
-            call.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands.bias)?;
+        }
+        if key.eight {
+            let each = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+            let [rows, outputs] = operands.scales;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &each)?;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &each)?;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &outputs)?;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &rows)?;
+            call.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &1i8)?;
         }
         Ok(call)
     }
@@ -147,39 +158,47 @@ impl Plans {
     }
 
     pub fn choices(&self) -> Vec<Choice> {
-        let mut choices: Vec<Choice> = self.algorithms.values().map(|(_, choice)| choice.clone()).collect();
+        let mut choices: Vec<Choice> = self.algorithms.values().flatten().map(|(_, choice)| choice.clone()).collect();
         choices.sort_by_key(|choice| (choice.n, choice.k, choice.rows));
         choices
     }
 
-    pub fn run(&mut self, device: &Device, key: Key, rows: usize, operands: Operands) -> Result<(), KernelError> {
+    /// Whether the library has an algorithm for so many rows.
+    pub fn takes(&mut self, device: &Device, key: Key, rows: usize) -> Result<bool, KernelError> {
         device.context().bind_to_thread().map_err(|error| device_error("linear", error))?;
-        let class = CLASSES.iter().rposition(|(end, _)| rows <= *end).expect("the first class has no end");
+        let class = class_of(rows);
         if !self.algorithms.contains_key(&(key, class)) {
             let chosen = self.choose(device, key, class)?;
             self.algorithms.insert((key, class), chosen);
         }
-        let algorithm = self.algorithms[&(key, class)].0;
-        let call = Call::new(key, rows, operands.bias).map_err(failed)?;
+        Ok(self.algorithms[&(key, class)].is_some())
+    }
+
+    /// Queues a product; there must be an algorithm that takes it.
+    pub fn run(&mut self, device: &Device, key: Key, rows: usize, operands: Operands) -> Result<(), KernelError> {
+        if !self.takes(device, key, rows)? {
+            let cause = format!("cublasLt offers no algorithm for ({}, {}) without a split sum", key.n, key.k);
+            return Err(device_error("linear", cause));
+        }
+        let algorithm = self.algorithms[&(key, class_of(rows))].as_ref().expect("it takes it").0;
+        let call = Call::new(key, rows, operands).map_err(failed)?;
         self.multiply(device, &call, &algorithm, operands).map_err(failed)
     }
 
     /// The fastest for a class of rows among the algorithms that split no sum and give the first one's bits.
-    fn choose(&self, device: &Device, key: Key, class: usize) -> Result<(Algorithm, Choice), KernelError> {
+    fn choose(&self, device: &Device, key: Key, class: usize) -> Result<Option<(Algorithm, Choice)>, KernelError> {
         let (end, rows) = CLASSES[class];
         let mut offers: Vec<Algorithm> = Vec::new();
         for (_, rows) in CLASSES {
-            let more = self.offers(key, rows).map_err(failed)?;
+            // What is not supported at all is refused with an error.
+            let more = self.offers(key, rows).unwrap_or_default();
             offers.extend(
                 more.into_iter()
                     .filter(|offer| offers.iter().all(|known| known.data != offer.data))
                     .collect::<Vec<_>>(),
             );
         }
-        let Some(first) = offers.first().copied() else {
-            let cause = format!("cublasLt offers no algorithm for ({}, {}) without a split sum", key.n, key.k);
-            return Err(device_error("linear", cause));
-        };
+        let Some(first) = offers.first().copied() else { return Ok(None) };
         let trial = Trial::new(device, key, rows.max(TRIAL))?;
         let expected = trial.bits(self, device, &first, TRIAL)?;
         let mut choice = Choice { n: key.n, k: key.k, rows: end, offered: offers.len(), equal: 0, taken: 0 };
@@ -197,12 +216,14 @@ impl Plans {
                 choice.taken = at;
             }
         }
-        Ok((best.1, choice))
+        Ok(Some((best.1, choice)))
     }
 
     /// Algorithms for so many rows that keep each output's sum in one piece, the library's favourite first.
     fn offers(&self, key: Key, rows: usize) -> Result<Vec<Algorithm>, result::CublasError> {
-        let call = Call::new(key, rows, 0x100)?;
+        let some = 0x100;
+        let operands = Operands { x: some, weight: some, scales: [some; 2], bias: some, residual: some, out: some };
+        let call = Call::new(key, rows, operands)?;
         let preference = result::create_matmul_pref()?;
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let set = |attribute, value: *const c_void, bytes| {
@@ -285,6 +306,10 @@ impl Plans {
     }
 }
 
+fn class_of(rows: usize) -> usize {
+    CLASSES.iter().rposition(|(end, _)| rows <= *end).expect("the first class has no end")
+}
+
 /// Pieces that an algorithm cuts its sums into.
 fn splits(algorithm: &Algorithm) -> i32 {
     let (mut splits, mut written) = (0i32, 0usize);
@@ -295,71 +320,4 @@ fn splits(algorithm: &Algorithm) -> i32 {
         sys::cublasLtMatmulAlgoConfigGetAttribute(algorithm, attribute, to, 4, &mut written)
     };
     if status.result().is_ok() { splits } else { i32::MAX }
-}
-
-/// Random operands on which algorithms are compared.
-struct Trial {
-    key: Key,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor,
-    out: Tensor,
-}
-
-impl Trial {
-    fn new(device: &Device, key: Key, rows: usize) -> Result<Self, KernelError> {
-        let draw = |shape: &[usize], seed| device.random(shape, DType::Bf16, seed, 1.0);
-        Ok(Self {
-            key,
-            x: draw(&[rows, key.k], 1)?,
-            weight: draw(&[key.n, key.k], 2)?,
-            bias: draw(&[key.n], 3)?,
-            residual: draw(&[rows, key.n], 4)?,
-            out: device.empty(&[rows, key.n], DType::Bf16)?,
-        })
-    }
-
-    fn run(&self, plans: &Plans, device: &Device, algorithm: &Algorithm, rows: usize) -> Result<(), KernelError> {
-        let operands = Operands {
-            x: self.x.pointer(),
-            weight: self.weight.pointer(),
-            bias: self.bias.pointer(),
-            residual: if self.key.residual { self.residual.pointer() } else { 0 },
-            out: self.out.pointer(),
-        };
-        let call = Call::new(self.key, rows, operands.bias).map_err(failed)?;
-        plans.multiply(device, &call, algorithm, operands).map_err(failed)
-    }
-
-    fn bits(&self, plans: &Plans, device: &Device, algorithm: &Algorithm, rows: usize) -> Result<Vec<u8>, KernelError> {
-        self.run(plans, device, algorithm, rows)?;
-        let mut bits = vec![0; rows * self.key.n * 2];
-        device.download_bytes(self.out.pointer(), &mut bits)?;
-        Ok(bits)
-    }
-
-    /// Of a product, the fastest run; of one that is far from the best so far, the first.
-    fn seconds(
-        &self,
-        plans: &Plans,
-        device: &Device,
-        algorithm: &Algorithm,
-        (rows, so_far): (usize, f64),
-    ) -> Result<f64, KernelError> {
-        let mut best = f64::INFINITY;
-        for _ in 0..RUNS {
-            if best.is_finite() && best > FAR * so_far {
-                break;
-            }
-            device.synchronize()?;
-            let start = Instant::now();
-            for _ in 0..REPEATS {
-                self.run(plans, device, algorithm, rows)?;
-            }
-            device.synchronize()?;
-            best = best.min(start.elapsed().as_secs_f64() / REPEATS as f64);
-        }
-        Ok(best)
-    }
 }

@@ -1,0 +1,99 @@
+//! Random operands on which algorithms of a product are compared.
+
+use std::time::Instant;
+
+use super::super::super::device::Device;
+use super::super::super::tensor::Tensor;
+use super::super::eight::Eight;
+use super::{Algorithm, Call, Key, Operands, Plans, failed};
+use crate::{DType, KernelError};
+
+/// Runs of which the fastest counts, and products of a run.
+const RUNS: usize = 3;
+const REPEATS: usize = 3;
+/// How many times the best so far a run may take, to be repeated.
+const FAR: f64 = 1.3;
+
+/// Operands.
+pub(super) struct Trial {
+    key: Key,
+    x: Tensor,
+    weight: Tensor,
+    /// The same in 8 bits, where that is asked for.
+    eight: Option<[Eight; 2]>,
+    bias: Tensor,
+    residual: Tensor,
+    out: Tensor,
+}
+
+impl Trial {
+    pub fn new(device: &Device, key: Key, rows: usize) -> Result<Self, KernelError> {
+        let draw = |shape: &[usize], seed| device.random(shape, DType::Bf16, seed, 1.0);
+        let (x, weight) = (draw(&[rows, key.k], 1)?, draw(&[key.n, key.k], 2)?);
+        Ok(Self {
+            key,
+            eight: if key.eight { Some([device.quantize(&x)?, device.quantize(&weight)?]) } else { None },
+            x,
+            weight,
+            bias: draw(&[key.n], 3)?,
+            residual: draw(&[rows, key.n], 4)?,
+            out: device.empty(&[rows, key.n], DType::Bf16)?,
+        })
+    }
+
+    fn run(&self, plans: &Plans, device: &Device, algorithm: &Algorithm, rows: usize) -> Result<(), KernelError> {
+        let (x, weight, scales) = match &self.eight {
+            Some([x, weight]) => {
+                (x.values.pointer, weight.values.pointer, [x.scales.pointer(), weight.scales.pointer()])
+            }
+            None => (self.x.pointer(), self.weight.pointer(), [0; 2]),
+        };
+        let operands = Operands {
+            x,
+            weight,
+            scales,
+            bias: self.bias.pointer(),
+            residual: if self.key.residual { self.residual.pointer() } else { 0 },
+            out: self.out.pointer(),
+        };
+        let call = Call::new(self.key, rows, operands).map_err(failed)?;
+        plans.multiply(device, &call, algorithm, operands).map_err(failed)
+    }
+
+    pub fn bits(
+        &self,
+        plans: &Plans,
+        device: &Device,
+        algorithm: &Algorithm,
+        rows: usize,
+    ) -> Result<Vec<u8>, KernelError> {
+        self.run(plans, device, algorithm, rows)?;
+        let mut bits = vec![0; rows * self.key.n * 2];
+        device.download_bytes(self.out.pointer(), &mut bits)?;
+        Ok(bits)
+    }
+
+    /// Of a product, the fastest run; of one that is far from the best so far, the first.
+    pub fn seconds(
+        &self,
+        plans: &Plans,
+        device: &Device,
+        algorithm: &Algorithm,
+        (rows, so_far): (usize, f64),
+    ) -> Result<f64, KernelError> {
+        let mut best = f64::INFINITY;
+        for _ in 0..RUNS {
+            if best.is_finite() && best > FAR * so_far {
+                break;
+            }
+            device.synchronize()?;
+            let start = Instant::now();
+            for _ in 0..REPEATS {
+                self.run(plans, device, algorithm, rows)?;
+            }
+            device.synchronize()?;
+            best = best.min(start.elapsed().as_secs_f64() / REPEATS as f64);
+        }
+        Ok(best)
+    }
+}

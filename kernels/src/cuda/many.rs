@@ -1,0 +1,149 @@
+//! Few rows of many calls at once: one launch over the pieces of all keys, one that combines them, one that merges groups, one copy
+//! to the host. The arithmetic is that of each call alone.
+
+mod merges;
+mod rounds;
+
+use merges::{Merges, To};
+use rounds::{Asked, Place, Places};
+
+use super::device::Device;
+use super::tensor::Tensor;
+use super::{FEW_ROWS, Kv};
+use crate::packed::{check_asks, check_groups};
+use crate::{Ask, DType, Heads, KernelError, Mask};
+
+/// Structures as kernels declare them, one behind the other, to be uploaded together.
+#[derive(Default)]
+struct Table(Vec<u8>);
+
+impl Table {
+    /// Appends and returns the place.
+    fn push<T: Copy>(&mut self, values: &[T]) -> u64 {
+        self.0.resize(self.0.len().next_multiple_of(16), 0);
+        let at = self.0.len();
+        // SAFETY: these are C structures of numbers without gaps.
+        self.0.extend_from_slice(unsafe {
+            std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), std::mem::size_of_val(values))
+        });
+        at as u64
+    }
+}
+
+impl Device {
+    /// As `Backend::attend_merged`, where the kernels that cut keys take all asks; says whether they do.
+    pub(super) fn attend_merged(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        (asks, groups): (&[Ask<'_, Kv>], &[usize]),
+        packed: &mut Vec<f32>,
+    ) -> Result<bool, KernelError> {
+        check_asks(heads, q.shape(), asks.iter().map(|ask| &ask.rows))?;
+        check_groups(asks, groups)?;
+        let suits = |ask: &Ask<'_, Kv>| {
+            let [k, _] = ask.kv.view(0, ask.kv.len());
+            ask.rows.len() <= FEW_ROWS && k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == q.dtype
+        };
+        let tiled = q.dtype() == DType::Bf16 && matches!(heads.dim, 64 | 128) && q.pointer().is_multiple_of(16);
+        if !tiled || !asks.iter().all(suits) {
+            return Ok(false);
+        }
+        let row = heads.packed_row();
+        let several = grouped(asks, groups).filter(|asks| asks.len() > 1).flatten();
+        let partials = self.alloc(4 * row * several.map(|ask| ask.rows.len()).sum::<usize>())?;
+        let merged: usize = grouped(asks, groups).map(|asks| asks[0].rows.len()).sum();
+        let results = self.alloc(4 * row * merged)?;
+        let (mut table, mut places, mut merges) = (Table::default(), Vec::with_capacity(asks.len()), Merges::default());
+        let (mut from, mut to) = (partials.pointer, 0);
+        for asks in grouped(asks, groups) {
+            let rows = asks[0].rows.len();
+            match asks {
+                [_] => places.push(results.pointer + (4 * row * to) as u64),
+                asks => {
+                    let each = (4 * row * rows) as u64;
+                    let first = from;
+                    from += each * asks.len() as u64;
+                    let of_group = (0..asks.len() as u64).map(|ask| first + ask * each);
+                    places.extend(of_group.clone());
+                    merges.add(of_group, rows, to);
+                }
+            }
+            to += rows;
+        }
+        let q = q.token_major(heads.query)?;
+        let asked = asks.iter().zip(places).map(|(Ask { kv, rows, mask }, out)| Asked {
+            q: q.part(rows.start, rows.end),
+            kv,
+            mask: *mask,
+            place: Place::packed(heads, out),
+        });
+        let (rounds, _held) = self.rounds(heads, asked)?;
+        let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
+        let merge = merges.lay(&mut table);
+        let table = self.upload_bytes(&table.0)?;
+        for (round, places) in rounds.iter().zip(laid) {
+            self.attend_round(heads, round, &places, table.pointer)?;
+        }
+        self.merge_laid(heads, &merges, merge.map(|at| table.pointer + at), To::Rows(results.pointer))?;
+        self.download_floats(results.pointer, row * merged, packed)?;
+        Ok(true)
+    }
+
+    /// Outputs of attention of each `(q (query heads, t, dim), keys, mask)`, in f32, where the kernels that cut keys take all.
+    pub(super) fn attend_few_each(&self, calls: &[(Tensor, Kv, Mask)]) -> Result<Option<Vec<Tensor>>, KernelError> {
+        let Some((first, ..)) = calls.first() else { return Ok(Some(Vec::new())) };
+        let (query, _, dim) = first.cube("attention")?;
+        let heads = Heads { query, kv: calls[0].1.view(0, 0)[0].shape()[0], dim };
+        let suits = |(q, kv, _): &(Tensor, Kv, Mask)| {
+            let ([k, _], shape) = (kv.view(0, kv.len()), q.shape());
+            let fits = shape.len() == 3 && (shape[0], shape[2]) == (query, dim) && k.shape()[0] == heads.kv;
+            let like = [q.dtype(), k.dtype] == [DType::Bf16; 2] && k.shape()[2] == dim;
+            fits && like && shape[1] <= FEW_ROWS && q.pointer().is_multiple_of(16)
+        };
+        let grouped = heads.kv > 0 && query.is_multiple_of(heads.kv) && matches!(dim, 64 | 128);
+        if !grouped || !calls.iter().all(suits) {
+            return Ok(None);
+        }
+        let rows = calls.iter().map(|(q, ..)| q.shape()[1]).sum();
+        let all = self.empty_by_rows([query, rows, dim], DType::F32)?;
+        let (mut outputs, mut asked, mut start) = (Vec::with_capacity(calls.len()), Vec::with_capacity(calls.len()), 0);
+        for (q, kv, mask) in calls {
+            let out = all.part(start, start + q.shape()[1]);
+            start += q.shape()[1];
+            let place = Place { out: out.pointer(), lse: 0, row: (query * dim) as i64 };
+            asked.push(Asked { q: q.heads_first()?, kv, mask: *mask, place });
+            outputs.push(out);
+        }
+        let (rounds, _held) = self.rounds(heads, asked.into_iter())?;
+        let mut table = Table::default();
+        let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
+        let table = self.upload_bytes(&table.0)?;
+        for (round, places) in rounds.iter().zip(laid) {
+            self.attend_round(heads, round, &places, table.pointer)?;
+        }
+        Ok(Some(outputs))
+    }
+
+    /// Appends `count` values from `pointer` on, once all work queued before is done.
+    fn download_floats(&self, pointer: u64, count: usize, values: &mut Vec<f32>) -> Result<(), KernelError> {
+        if count == 0 {
+            return Ok(());
+        }
+        let start = values.len();
+        values.resize(start + count, 0.0);
+        // SAFETY: every bit pattern is a value of either type, and these are its bytes.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(values[start..].as_mut_ptr().cast::<u8>(), 4 * count) };
+        self.download_bytes(pointer, bytes)
+    }
+}
+
+/// The asks of each group.
+fn grouped<'a, 'b>(asks: &'a [Ask<'b, Kv>], groups: &'a [usize]) -> impl Iterator<Item = &'a [Ask<'b, Kv>]> {
+    let mut rest = asks;
+    groups.iter().map(move |group| {
+        let (of_group, after) = rest.split_at(*group);
+        rest = after;
+        of_group
+    })
+}

@@ -1,0 +1,22 @@
+//! What a model computes in, as the cluster file writes it.
+
+use serde::{Deserialize, Serialize};
+
+/// Element types a model computes in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// bfloat16 products, f32 sums.
+    Bf16,
+}
+
+/// What linear layers are computed in, where that is not the model's element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinearType {
+    /// 8-bit floats (e4m3) on GPUs: weights with a scale for each output, activations with one for each row.
+    Fp8,
+}
