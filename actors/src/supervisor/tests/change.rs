@@ -143,7 +143,7 @@ impl World {
             let stands = Change::Put { table: *table, key: key.clone(), value: value.clone() };
             let is = state.restated(std::slice::from_ref(&stands)).remove(0);
             let said = |change: &Change, of: &[&str]| match change {
-                Change::Put { key, value, .. } if key.ends_with("/ids") => vec![format!("{value:?}")],
+                Change::Put { table: Table::Ids, value, .. } => vec![format!("{value:?}")],
                 Change::Put { value, .. } => {
                     let value: serde_json::Value = serde_json::from_slice(value).expect("JSON");
                     of.iter().map(|path| value.pointer(path).expect("a field").to_string()).collect()
