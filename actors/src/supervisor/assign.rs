@@ -4,12 +4,16 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
-    api::{JobEvent, JobPhase},
+    api::{JobEvent, JobPhase, Role},
     messages::{Generate, HostCommand},
     metric::Observation,
     news::News,
     supervisor::{
+        choose::Choice,
         context::{Context, Owner},
+        hosts::HostRecord,
+        job::{Job, Outcome},
+        jobs::Unhoused,
         record,
         state::{Command, SupervisorState},
     },
@@ -176,7 +180,85 @@ impl SupervisorState {
         }
     }
 
-    pub(super) fn order_generation(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
+    /// Has jobs generate whose contexts are ready, the one that waits for the longest first, while query hosts take them.
+    pub(super) fn generate(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        self.note_query_hosts(now);
+        let mut after: Option<Unhoused> = None;
+        while let Some(place) = self.jobs.next_unhoused(after).filter(|_| !self.is_booting(now)) {
+            let number = place.1;
+            match self.choose_query_host(number) {
+                Choice::Host(host) => self.begin_generation(now, number, host, commands),
+                Choice::NoEqual { up } => {
+                    after = Some(place);
+                    if !up {
+                        self.give_up_unequal(now, number, commands);
+                    }
+                }
+                Choice::Nobody => return self.give_up_unhoused(now, commands),
+            }
+        }
+    }
+
+    fn begin_generation(&mut self, now: Duration, number: u64, host: usize, commands: &mut Vec<Command>) {
+        let record = self.hosts.at(host);
+        let (name, numerics) = (record.spec.name.clone(), record.numerics.clone());
+        let mut job = self.jobs.get_mut(number).expect("an index names those there are");
+        if let Some(wanted) = job.numerics.clone().filter(|wanted| numerics.as_ref() != Some(wanted)) {
+            job.status.mixed_numerics = true;
+            let what = format!("job {}", job.status.id);
+            commands.push(Command::Observe(Observation::NumericsMixed));
+            commands.push(Command::Tell(News::NumericsMixed { what, host: name, wanted }));
+        }
+        job.query_host = Some(host);
+        job.clock.encoding.get_or_insert(now);
+        commands.extend(job.started(now).map(Command::Tell));
+        let enters = job.clock.querying.is_none() && job.enter(now, JobPhase::Querying);
+        drop(job);
+        self.order_generation(number, host, commands);
+        if enters {
+            let event = JobEvent::Phase { phase: JobPhase::Querying };
+            commands.push(Command::Publish { job: number, event });
+        }
+    }
+
+    /// Notes since when there is no query host at all, if there is none.
+    fn note_query_hosts(&mut self, now: Duration) {
+        let capable = |host: &HostRecord| host.rank(Role::Query, self.config.recovery).is_some() && host.takes_work();
+        match self.hosts.iter().any(capable) {
+            true => self.no_query_host_since = None,
+            false => drop(self.no_query_host_since.get_or_insert(now)),
+        }
+    }
+
+    /// Fails jobs that have waited too long for there to be a query host.
+    fn give_up_unhoused(&mut self, now: Duration, commands: &mut Vec<Command>) {
+        let patience = self.config.patience;
+        let Some(gone) = self.no_query_host_since else { return };
+        while let Some((ready, number)) = self.jobs.next_unhoused(None) {
+            if now.saturating_sub(gone.max(ready)) <= patience {
+                return;
+            }
+            let message = format!("no query host is alive, and none came within {:.0} s", patience.as_secs_f64());
+            self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+        }
+    }
+
+    /// Fails a job that has waited too long for a query host that goes on as its last one would have.
+    fn give_up_unequal(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
+        let patience = self.config.patience;
+        let Some(Job { numerics: Some(wanted), .. }) = self.jobs.get(number) else { return };
+        let since = self.jobs.get(number).and_then(Job::lost_since).unwrap_or(now);
+        if now.saturating_sub(since) > patience {
+            let message = format!(
+                "its tokens were made on {wanted}, and no such query host came within {:.0} s; others go on with it where \
+                 mixed_numerics of [cluster] is \"mark\"",
+                patience.as_secs_f64()
+            );
+            self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+        }
+    }
+
+    fn order_generation(&mut self, number: u64, host: usize, commands: &mut Vec<Command>) {
         let addresses = self.addresses();
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
