@@ -179,7 +179,9 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
 fn unequal(hosts: &[HostStatus]) -> Option<String> {
     let mut by_numerics: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for host in hosts.iter().filter(|host| host.role != Role::Query) {
-        by_numerics.entry(host.numerics.as_deref()?).or_default().push(&host.name);
+        if let Some(numerics) = &host.numerics {
+            by_numerics.entry(numerics).or_default().push(&host.name);
+        }
     }
     let of = |(numerics, names): (&str, Vec<&str>)| format!("{numerics}: {}", names.join(", "));
     (by_numerics.len() > 1).then(|| {
@@ -204,4 +206,25 @@ fn status_table(hosts: &[HostStatus]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str, role: &str, numerics: Option<&str>) -> HostStatus {
+        let of = serde_json::json!({
+            "name": name, "role": role, "device": "cpu", "health": "ready", "kv_bytes": 0, "numerics": numerics,
+        });
+        serde_json::from_value(of).expect("a host")
+    }
+
+    #[test]
+    fn hosts_that_differ_are_told_whoever_is_not_there_yet() {
+        let mut hosts = vec![host("c0", "context", Some("a")), host("q0", "query", Some("b"))];
+        assert_eq!(unequal(&hosts), None, "shards go to context hosts and spares");
+        hosts.extend([host("c1", "context", None), host("s0", "spare", Some("b"))]);
+        let note = unequal(&hosts).expect("a note");
+        assert!(note.ends_with("a: c0; b: s0"), "{note}");
+    }
 }
