@@ -15,6 +15,8 @@ pub struct Ask<'a, K> {
     pub rows: Range<usize>,
     /// Which keys they see; its row 0 is `rows.start`.
     pub mask: Mask,
+    /// Keys that none of them sees: ranges of the keys, ascending and apart. With [`Mask::None`] only.
+    pub holes: &'a [Range<usize>],
 }
 
 impl Heads {
@@ -45,11 +47,11 @@ pub fn attend_each<B: Backend>(
     asks: &[Ask<'_, B::Kv>],
     packed: &mut Vec<f32>,
 ) -> Result<(), KernelError> {
-    check_asks(heads, &backend.shape(q), asks.iter().map(|ask| &ask.rows))?;
+    check_asks(heads, &backend.shape(q), asks, |ask| backend.kv_len(ask.kv))?;
     let values = backend.download(q)?;
     let mut last: Option<(&Range<usize>, B::Tensor)> = None;
     let mut partials = Vec::with_capacity(asks.len());
-    for Ask { kv, rows, mask } in asks {
+    for Ask { kv, rows, mask, holes } in asks {
         // Shards of one job are asked one after the other.
         let (_, q) = match last.take_if(|(of, _)| *of == rows) {
             Some(same) => last.insert(same),
@@ -59,12 +61,36 @@ pub fn attend_each<B: Backend>(
                 last.insert((rows, backend.cast(&q)?))
             }
         };
-        partials.push(backend.attention(q, kv, *mask)?);
+        partials.push(match holes {
+            [] => backend.attention(q, kv, *mask)?,
+            holes => attend_around(backend, q, kv, holes)?,
+        });
     }
     for Partial { output, lse } in partials {
         pack(heads, &backend.download(&output)?, &backend.download(&lse)?, packed);
     }
     Ok(())
+}
+
+/// Attention of every row over the keys that are left, copied range by range.
+fn attend_around<B: Backend>(
+    backend: &B,
+    q: &B::Tensor,
+    kv: &B::Kv,
+    holes: &[Range<usize>],
+) -> Result<Partial<B::Tensor>, KernelError> {
+    let left = around(holes, backend.kv_len(kv));
+    let attend = |keys: Range<usize>| backend.attention(q, &backend.kv_rows(kv, keys.start, keys.end)?, Mask::None);
+    backend.merge(&left.into_iter().map(attend).collect::<Result<Vec<_>, _>>()?)
+}
+
+/// What holes leave of so many keys, in ranges; an empty one when that is nothing.
+pub(crate) fn around(holes: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
+    let starts = [0].into_iter().chain(holes.iter().map(|hole| hole.end));
+    let ends = holes.iter().map(|hole| hole.start).chain([keys]);
+    let mut left: Vec<Range<usize>> = starts.zip(ends).map(|(start, end)| start..end).collect();
+    left.retain(|range| !range.is_empty());
+    if left.is_empty() { vec![0..0] } else { left }
 }
 
 /// As [`Backend::attend_merged`]: attention first, then the merge of every group, unless none has two.
@@ -216,17 +242,28 @@ fn unpack(heads: Heads, packed: &[f32]) -> (Vec<f32>, Vec<f32>) {
     (output, lse)
 }
 
-/// Whether `q (t, query heads dim)` has the rows that are asked about.
-pub(crate) fn check_asks<'a>(
+/// Whether `q (t, query heads dim)` has the rows that are asked about, and the keys the holes.
+pub(crate) fn check_asks<'a, K>(
     heads: Heads,
     q: &[usize],
-    mut rows: impl Iterator<Item = &'a Range<usize>>,
+    asks: &[Ask<'a, K>],
+    keys: impl Fn(&Ask<'a, K>) -> usize,
 ) -> Result<(), KernelError> {
     let width = heads.query * heads.dim;
+    let within = |rows: &Range<usize>, end: usize| rows.start <= rows.end && rows.end <= end;
     match q {
-        [t, n] if *n == width && rows.all(|rows| rows.start <= rows.end && rows.end <= *t) => Ok(()),
-        _ => Err(KernelError::shape("attend_many", format!("q (t, {width}) and asks of its rows"), &[q])),
+        [t, n] if *n == width && asks.iter().all(|ask| within(&ask.rows, *t)) => {}
+        _ => return Err(KernelError::shape("attend_many", format!("q (t, {width}) and asks of its rows"), &[q])),
     }
+    for ask in asks.iter().filter(|ask| !ask.holes.is_empty()) {
+        let (end, apart) = (keys(ask), ask.holes.windows(2).all(|two| two[0].end <= two[1].start));
+        if ask.mask != Mask::None || !apart || !ask.holes.iter().all(|hole| within(hole, end)) {
+            let expected = format!("holes within {end} keys, ascending, and no other mask");
+            let sizes: Vec<usize> = ask.holes.iter().flat_map(|hole| [hole.start, hole.end]).collect();
+            return Err(KernelError::shape("attend_many", expected, &[&sizes]));
+        }
+    }
+    Ok(())
 }
 
 /// Whether every ask is in a group, and those of a group are of equally many rows.

@@ -153,8 +153,12 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         context.ask(LayerQueries { layer, heads, q: &q }, &asks)?;
         self.append(layer, &k, &v)?;
         let tail = |live: &Live| &self.parts[live.part].generator.tail[layer];
-        let own =
-            |(live, (_, mask)): (&Live, &(Mask, Mask))| Ask { kv: tail(live), rows: live.rows.clone(), mask: *mask };
+        let own = |(live, (_, mask)): (&Live, &(Mask, Mask))| Ask {
+            kv: tail(live),
+            rows: live.rows.clone(),
+            mask: *mask,
+            holes: &[],
+        };
         let own: Vec<_> = self.live.iter().zip(&masks).map(own).collect();
         self.own.clear();
         backend.attend_many(heads, &q, &own, &mut self.own)?;

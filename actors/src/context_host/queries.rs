@@ -187,7 +187,12 @@ fn attend<B: Backend>(
                 let keys = |shard: &Arc<EncodedShard<B>>| ShardKeys { block: shard.block as u32, keys: kv(shard) };
                 let mut each = shards.iter().map(keys);
                 let groups_keys = groups.iter().map(|shards| each.by_ref().take(*shards).collect()).collect();
-                asks.extend(shards.iter().map(|shard| Ask { kv: &shard.layers[layer], rows: range.clone(), mask }));
+                asks.extend(shards.iter().map(|shard| Ask {
+                    kv: &shard.layers[layer],
+                    rows: range.clone(),
+                    mask,
+                    holes: &[],
+                }));
                 grouped.extend_from_slice(groups);
                 PartialsAnswer::Groups(groups_keys)
             }

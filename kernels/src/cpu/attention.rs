@@ -32,6 +32,8 @@ pub(super) struct Attention<'a, E> {
     pub q: &'a [E],
     pub cache: &'a Cache<E>,
     pub shape: AttentionShape,
+    /// Keys that no row sees, ascending.
+    pub holes: &'a [Range<usize>],
 }
 
 /// Rows of one KV head's queries, which lie side by side: `(query heads of the group x queries)`.
@@ -114,6 +116,7 @@ impl<E: Element> Attention<'_, E> {
         let sight =
             |row: usize| Sight { end: self.shape.visible(row % queries), hidden: self.shape.hidden(row % queries) };
         tile.start(&self.q[self.first_row(piece) * dim..][..piece.rows.len() * dim], piece.rows.clone().map(sight));
+        tile.hide(self.holes);
     }
 
     fn sizes(&self) -> Sizes {

@@ -1,5 +1,6 @@
 //! Keys and values on the CPU, laid out for whichever kernels attend to them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -115,15 +116,26 @@ impl Kv {
 
     /// As `Backend::attention`.
     pub(super) fn attend(&self, q: &Tensor, mask: Mask, compute: &Compute) -> Result<Partial<Tensor>, KernelError> {
+        self.attend_around(q, mask, &[], compute)
+    }
+
+    /// The same where no row sees the keys of some ranges, ascending.
+    pub(super) fn attend_around(
+        &self,
+        q: &Tensor,
+        mask: Mask,
+        holes: &[Range<usize>],
+        compute: &Compute,
+    ) -> Result<Partial<Tensor>, KernelError> {
         let (heads @ Heads { query, dim, .. }, queries) = self.check("attention", q)?;
         let shape = AttentionShape { heads, queries, keys: self.len(), mask };
         let (output, lse) = match &self.0 {
-            Store::F32(cache) => Attention { q: &elements("attention", q)?, cache, shape }.run(compute),
-            Store::Bf16(cache) => Attention { q: &elements("attention", q)?, cache, shape }.run(compute),
+            Store::F32(cache) => Attention { q: &elements("attention", q)?, cache, shape, holes }.run(compute),
+            Store::Bf16(cache) => Attention { q: &elements("attention", q)?, cache, shape, holes }.run(compute),
             Store::Tiles(cache) => {
                 let (mut output, mut lse) = (vec![0.0; query * queries * dim], vec![0.0; query * queries]);
                 let rows = elements::<bf16>("attention", q)?;
-                let call = amx::Query { rows: &rows, heads: query, tokens: queries, mask };
+                let call = amx::Query { rows: &rows, heads: query, tokens: queries, mask, holes };
                 // Tile products are some ten times as fast as what costs are counted in.
                 let cost = shape.flops() as usize / 20;
                 let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost }, work);

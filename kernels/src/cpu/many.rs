@@ -21,12 +21,12 @@ pub(super) fn attend_many<E: Element>(
     packed: &mut Vec<f32>,
     compute: &Compute,
 ) -> Result<(), KernelError> {
-    check_asks(heads, q.dims(), asks.iter().map(|ask| &ask.rows))?;
+    check_asks(heads, q.dims(), asks, |ask| ask.kv.len())?;
     let Heads { query, dim, .. } = heads;
     let values = elements::<E>("attend_many", q)?;
     let attend = |ask: &Ask<'_, Kv>, to: &mut [f32]| {
         let q = tensor(&[query, ask.rows.len(), dim], heads_first(heads, &values, ask.rows.clone()))?;
-        let partial = ask.kv.attend(&q, ask.mask, compute)?;
+        let partial = ask.kv.attend_around(&q, ask.mask, ask.holes, compute)?;
         let (output, lse) = (elements("attend_many", &partial.output)?, elements("attend_many", &partial.lse)?);
         pack_into(heads, &output, &lse, to);
         Ok(())

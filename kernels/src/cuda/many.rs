@@ -4,13 +4,15 @@
 mod merges;
 mod rounds;
 
+use std::ops::Range;
+
 use merges::{Merges, To};
 use rounds::{Asked, Place, Places};
 
 use super::device::Device;
 use super::tensor::Tensor;
 use super::{FEW_ROWS, Kv};
-use crate::packed::{check_asks, check_groups};
+use crate::packed::{around, check_asks, check_groups};
 use crate::{Ask, DType, Heads, KernelError, Mask};
 
 /// Structures as kernels declare them, one behind the other, to be uploaded together.
@@ -39,7 +41,7 @@ impl Device {
         (asks, groups): (&[Ask<'_, Kv>], &[usize]),
         packed: &mut Vec<f32>,
     ) -> Result<bool, KernelError> {
-        check_asks(heads, q.shape(), asks.iter().map(|ask| &ask.rows))?;
+        check_asks(heads, q.shape(), asks, |ask| ask.kv.len())?;
         check_groups(asks, groups)?;
         let suits = |ask: &Ask<'_, Kv>| {
             let [k, _] = ask.kv.view(0, ask.kv.len());
@@ -50,21 +52,25 @@ impl Device {
             return Ok(false);
         }
         let row = heads.packed_row();
-        let several = grouped(asks, groups).filter(|asks| asks.len() > 1).flatten();
-        let partials = self.alloc(4 * row * several.map(|ask| ask.rows.len()).sum::<usize>())?;
-        let merged: usize = grouped(asks, groups).map(|asks| asks[0].rows.len()).sum();
+        // What holes leave of an ask's keys is asked range by range, and merged with the rest of its group.
+        let parts = |ask| around(ask.holes, ask.kv.len()).into_iter().map(move |keys| (ask, keys));
+        let parts: Vec<Vec<(&Ask<'_, Kv>, Range<usize>)>> =
+            grouped(asks, groups).map(|asks| asks.iter().flat_map(parts).collect()).collect();
+        let several = parts.iter().filter(|parts| parts.len() > 1).flatten();
+        let partials = self.alloc(4 * row * several.map(|(ask, _)| ask.rows.len()).sum::<usize>())?;
+        let merged: usize = parts.iter().map(|parts| parts[0].0.rows.len()).sum();
         let results = self.alloc(4 * row * merged)?;
         let (mut table, mut places, mut merges) = (Table::default(), Vec::with_capacity(asks.len()), Merges::default());
         let (mut from, mut to) = (partials.pointer, 0);
-        for asks in grouped(asks, groups) {
-            let rows = asks[0].rows.len();
-            match asks {
+        for parts in &parts {
+            let rows = parts[0].0.rows.len();
+            match &parts[..] {
                 [_] => places.push(results.pointer + (4 * row * to) as u64),
-                asks => {
+                parts => {
                     let each = (4 * row * rows) as u64;
                     let first = from;
-                    from += each * asks.len() as u64;
-                    let of_group = (0..asks.len() as u64).map(|ask| first + ask * each);
+                    from += each * parts.len() as u64;
+                    let of_group = (0..parts.len() as u64).map(|part| first + part * each);
                     places.extend(of_group.clone());
                     merges.add(of_group, rows, to);
                 }
@@ -72,9 +78,9 @@ impl Device {
             to += rows;
         }
         let q = q.token_major(heads.query)?;
-        let asked = asks.iter().zip(places).map(|(Ask { kv, rows, mask }, out)| Asked {
+        let asked = parts.iter().flatten().zip(places).map(|((Ask { kv, rows, mask, .. }, keys), out)| Asked {
             q: q.part(rows.start, rows.end),
-            kv,
+            keys: kv.view(keys.start, keys.end),
             mask: *mask,
             place: Place::packed(heads, out),
         });
@@ -112,7 +118,7 @@ impl Device {
             let out = all.part(start, start + q.shape()[1]);
             start += q.shape()[1];
             let place = Place { out: out.pointer(), lse: 0, row: (query * dim) as i64 };
-            asked.push(Asked { q: q.heads_first()?, kv, mask: *mask, place });
+            asked.push(Asked { q: q.heads_first()?, keys: kv.view(0, kv.len()), mask: *mask, place });
             outputs.push(out);
         }
         let (rounds, _held) = self.rounds(heads, asked.into_iter())?;

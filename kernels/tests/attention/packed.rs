@@ -1,5 +1,8 @@
 //! Batches of every backend against the same work one piece after the other: equal to the last bit.
 
+use std::ops::Range;
+
+use asterism_kernels::reference::{self, AttentionShape};
 use asterism_kernels::{Ask, Backend, Cpu, DType, Heads, Mask, packed};
 
 use proptest::collection::vec;
@@ -57,7 +60,7 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
         for _ in shards {
             let window = Mask::Streaming { sink: 3, window: 50, first_row: 200, first_key: 0 };
             let mask = if *streaming { window } else { Mask::None };
-            asks.push(Ask { kv: next.next().unwrap(), rows: start..start + rows, mask });
+            asks.push(Ask { kv: next.next().unwrap(), rows: start..start + rows, mask, holes: &[] });
         }
         start += rows;
     }
@@ -116,8 +119,65 @@ fn merges_have_the_bits_of_merge(backend: &Cpu, heads: Heads, parts: &[Vec<&[f32
     Ok(())
 }
 
+/// Keys in holes are as if they were not there, for one ask and for a group of two.
+fn holes_hide_keys<B: Backend>(
+    backend: &B,
+    heads: Heads,
+    (rows, keys): (usize, usize),
+    holes: &[Range<usize>],
+) -> Result<(), TestCaseError> {
+    let Heads { query, kv, dim } = heads;
+    let draw = |count: usize, salt: u64| rounded(backend.dtype(), numbers(count, salt));
+    let up = |shape: &[usize], values: &[f32]| backend.cast(&backend.upload(shape, values).unwrap()).unwrap();
+    let [q, k, v] = [draw(query * rows * dim, 1), draw(kv * keys * dim, 2), draw(kv * keys * dim, 3)];
+    let whole = backend.kv(&up(&[kv, keys, dim], &k), &up(&[kv, keys, dim], &v)).unwrap();
+    let x = backend.row_major(&up(&[query, rows, dim], &q)).unwrap();
+    let left: Vec<usize> = (0..keys).filter(|key| !holes.iter().any(|hole| hole.contains(key))).collect();
+    let of = |x: &[f32]| -> Vec<f32> {
+        let row = |(head, key): (usize, usize)| x[(head * keys + key) * dim..][..dim].to_vec();
+        (0..kv).flat_map(|head| left.iter().map(move |key| (head, *key))).flat_map(row).collect()
+    };
+    let shape = AttentionShape { heads, queries: rows, keys: left.len(), mask: Mask::None };
+    let (output, lse) = reference::attention(&q, &of(&k), &of(&v), shape);
+    let mut expected = Vec::new();
+    for row in 0..rows {
+        (0..query).for_each(|head| expected.extend_from_slice(&output[(head * rows + row) * dim..][..dim]));
+        expected.extend((0..query).map(|head| lse[head * rows + row]));
+    }
+    let ask = || Ask { kv: &whole, rows: 0..rows, mask: Mask::None, holes };
+    let (mut many, mut each, mut twice) = Default::default();
+    backend.attend_many(heads, &x, &[ask()], &mut many).unwrap();
+    packed::attend_each(backend, heads, &x, &[ask()], &mut each).unwrap();
+    backend.attend_merged(heads, &x, (&[ask(), ask()], &[2]), &mut twice).unwrap();
+    assert_close(backend.dtype(), &many, &expected)?;
+    assert_close(backend.dtype(), &each, &expected)?;
+    for (row, one) in twice.chunks_exact_mut(heads.packed_row()).zip(many.chunks_exact(heads.packed_row())) {
+        row[query * dim..].iter_mut().for_each(|lse| *lse -= 2f32.ln());
+        assert_close(backend.dtype(), row, one)?;
+    }
+    Ok(())
+}
+
+/// Ascending ranges of `keys` keys, some of them empty or side by side.
+fn holes(keys: usize) -> impl Strategy<Value = Vec<Range<usize>>> {
+    vec(0..=keys, 0..12).prop_map(|mut ends| {
+        ends.sort_unstable();
+        ends.chunks_exact(2).map(|ends| ends[0]..ends[1]).collect()
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn keys_in_holes_are_not_seen(
+        (group, kv, dim) in (1usize..=3, 1usize..=2, prop::sample::select(vec![16usize, 32, 64])),
+        rows in prop_oneof![3 => 1usize..4, 1 => 4usize..40],
+        (keys, holes) in (1usize..400).prop_flat_map(|keys| (Just(keys), holes(keys))),
+    ) {
+        let heads = Heads { query: group * kv, kv, dim };
+        on_every_backend!(backend => { holes_hide_keys(backend, heads, (rows, keys), &holes)?; });
+    }
 
     #[test]
     fn merged_rows_have_the_bits_of_merge(seeds in vec((1usize..5, 1usize..9), 1..5), salt in any::<u64>()) {
@@ -155,13 +215,18 @@ fn batches_that_do_not_fit_are_refused() {
         };
         let kv = backend.kv(&x(&[1, 3, 16]), &x(&[1, 3, 16])).unwrap();
         let attend = |rows, q: &[usize]| {
-            backend.attend_many(heads, &x(q), &[Ask { kv: &kv, rows, mask: Mask::None }], &mut Vec::new())
+            backend.attend_many(heads, &x(q), &[Ask { kv: &kv, rows, mask: Mask::None, holes: &[] }], &mut Vec::new())
         };
         assert!(attend(0..2, &[2, 32]).is_ok());
         assert_eq!(attend(0..3, &[2, 32]).unwrap_err().code(), "kernel_shape");
         assert_eq!(attend(0..1, &[2, 16]).unwrap_err().code(), "kernel_shape");
+        for (holes, mask) in [(&[2..4][..], Mask::None), (&[1..2, 0..1], Mask::None), (&[0..1], Mask::Causal)] {
+            let refused = [Ask { kv: &kv, rows: 0..1, mask, holes }];
+            let refused = backend.attend_many(heads, &x(&[2, 32]), &refused, &mut Vec::new());
+            assert_eq!(refused.unwrap_err().code(), "kernel_shape");
+        }
         let attend = |groups: &[usize]| {
-            let asks = [0, 1].map(|row| Ask { kv: &kv, rows: row..row + 1, mask: Mask::None });
+            let asks = [0, 1].map(|row| Ask { kv: &kv, rows: row..row + 1, mask: Mask::None, holes: &[] });
             backend.attend_merged(heads, &x(&[2, 32]), (&asks, groups), &mut Vec::new())
         };
         assert!(attend(&[2]).is_ok());

@@ -108,7 +108,7 @@ impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
         let shards = |ask: &PartAsk| self.contexts[ask.part].iter();
         let pairs = asks.iter().flat_map(|ask| shards(ask).map(move |shard| (ask, shard)));
         let each: Vec<_> = pairs
-            .map(|(ask, shard)| Ask { kv: &shard.layers[layer], rows: ask.rows.clone(), mask: ask.mask })
+            .map(|(ask, shard)| Ask { kv: &shard.layers[layer], rows: ask.rows.clone(), mask: ask.mask, holes: &[] })
             .collect();
         let mut packed = Vec::new();
         self.backend.attend_many(heads, q, &each, &mut packed)?;

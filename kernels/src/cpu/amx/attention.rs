@@ -26,6 +26,8 @@ pub struct Query<'a> {
     pub tokens: usize,
     /// Which keys each token sees.
     pub mask: Mask,
+    /// Keys that none does, ascending.
+    pub holes: &'a [Range<usize>],
 }
 
 /// Attention scaled by `1 / sqrt(head dim)`: normalised `output (query heads, tokens, head dim)` and natural
@@ -52,7 +54,7 @@ pub fn attention_listed(listed: &Listed<'_>, output: &mut [f32], lse: &mut [f32]
     let Listed { rows, visible, cache } = *listed;
     assert!(cache.heads() == 1 && visible.iter().all(|visible| *visible <= cache.len()));
     assert!(visible.len() == maxima.len() && rows.len() == visible.len() * cache.dim());
-    let query = Query { rows, heads: 1, tokens: visible.len(), mask: Mask::None };
+    let query = Query { rows, heads: 1, tokens: visible.len(), mask: Mask::None, holes: &[] };
     let plan = Plan { listed: Some(visible), maxima: maxima.as_mut_ptr(), ..Plan::new(&query, cache, output, lse) };
     dispatch!(listed_with(plan));
 }
@@ -79,6 +81,8 @@ struct Plan<'a> {
     /// Query tokens.
     tokens: usize,
     mask: Mask,
+    /// Keys that no row sees.
+    holes: &'a [Range<usize>],
     /// Keys each row sees, whatever the mask says.
     listed: Option<&'a [usize]>,
     /// Highest scaled score of each row; null where it is not wanted.
@@ -100,8 +104,8 @@ struct Task {
 
 impl<'a> Plan<'a> {
     /// Checks that the operands fit one another.
-    fn new(query: &Query<'_>, cache: &'a Cache, output: &mut [f32], lse: &mut [f32]) -> Self {
-        let Query { rows, heads, tokens, mask } = *query;
+    fn new(query: &Query<'a>, cache: &'a Cache, output: &mut [f32], lse: &mut [f32]) -> Self {
+        let Query { rows, heads, tokens, mask, holes } = *query;
         let (kv, dim) = (cache.heads(), cache.dim());
         assert!(kv > 0 && heads.is_multiple_of(kv), "query heads must be a multiple of kv heads");
         assert_eq!(rows.len(), heads * tokens * dim, "queries must be (query heads, tokens, head dim)");
@@ -115,6 +119,7 @@ impl<'a> Plan<'a> {
             rows: heads / kv * tokens,
             tokens,
             mask,
+            holes,
             listed: None,
             maxima: std::ptr::null_mut(),
         }

@@ -59,6 +59,8 @@ pub(super) struct Tile {
     sights: Vec<Sight>,
     /// Keys hidden to any row, and whatever lies between.
     hidden: Range<usize>,
+    /// Keys that no row sees, ascending.
+    holes: Vec<Range<usize>>,
     /// Sum of weighted values so far, `(rows, stride)`, relative to `max`.
     pub output: Vec<f32>,
     pub max: Vec<f32>,
@@ -78,6 +80,7 @@ impl Tile {
             q: Vec::new(),
             sights: Vec::new(),
             hidden: 0..0,
+            holes: Vec::new(),
             output: vec![0.0; rows * stride],
             max: each(),
             sum: each(),
@@ -93,12 +96,13 @@ impl Tile {
         vec![0.0; rows * KEYS]
     }
 
-    /// Takes up rows `q (rows, dim)`.
+    /// Takes up rows `q (rows, dim)`, which may see every key.
     pub(super) fn start<E: Element>(&mut self, q: &[E], sights: impl Iterator<Item = Sight>) {
         self.q.clear();
         self.q.extend(q.iter().map(|x| x.widen()));
         self.sights.clear();
         self.sights.extend(sights);
+        self.holes.clear();
         let holes = || self.sights.iter().map(|sight| &sight.hidden).filter(|hidden| !hidden.is_empty());
         let start = holes().map(|hidden| hidden.start).min().unwrap_or(0);
         self.hidden = start..holes().map(|hidden| hidden.end).max().unwrap_or(0);
@@ -107,6 +111,19 @@ impl Tile {
         self.sum.fill(0.0);
         self.block_max.fill(LOWEST);
         self.block_sum.fill(0.0);
+    }
+
+    /// Hides keys from all rows, ascending.
+    pub(super) fn hide(&mut self, holes: &[Range<usize>]) {
+        self.holes.extend_from_slice(holes);
+    }
+
+    /// Those of the holes that reach into a block's keys.
+    #[inline(always)]
+    fn holes_from(&self, first: usize) -> impl Iterator<Item = &Range<usize>> {
+        self.holes[self.holes.partition_point(|hole| hole.end <= first)..]
+            .iter()
+            .take_while(move |hole| hole.start < first + KEYS)
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -199,9 +216,10 @@ impl Tile {
                 }
                 for (i, row) in rows.clone().enumerate() {
                     let scores = scores.add(i * KEYS);
-                    let hidden = &self.sights[row].hidden;
-                    for key in hidden.start.max(first)..hidden.end.min(first + seen) {
-                        *scores.add(key - first) = f32::NEG_INFINITY;
+                    for hidden in self.holes_from(first).chain([&self.sights[row].hidden]) {
+                        for key in hidden.start.max(first)..hidden.end.min(first + seen) {
+                            *scores.add(key - first) = f32::NEG_INFINITY;
+                        }
                     }
                     *maxima.add(row) = largest::<L>(scores, self.seen(row, first).min(seen), seen);
                 }

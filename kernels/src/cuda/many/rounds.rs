@@ -1,9 +1,9 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
+use super::super::PIECE;
 use super::super::attention::{CHUNK, Pieces, Tiled, Tiling};
 use super::super::device::{Buffer, Device, Spread, launch, padded};
 use super::super::tensor::View;
-use super::super::{Kv, PIECE};
 use super::Table;
 use crate::{Heads, KernelError, Mask};
 
@@ -53,7 +53,8 @@ impl Place {
 /// Rows, the keys that they see, and where their results go.
 pub(super) struct Asked<'a> {
     pub q: View<'a>,
-    pub kv: &'a Kv,
+    /// Keys and values.
+    pub keys: [View<'a>; 2],
     pub mask: Mask,
     pub place: Place,
 }
@@ -134,11 +135,11 @@ impl Device {
 
 impl<'a> Asked<'a> {
     fn calls(self) -> impl Iterator<Item = Call> + 'a {
-        let Self { q, kv, mask, place } = self;
-        let (keys, rows) = (kv.len(), q.shape()[1]);
+        let Self { q, keys, mask, place } = self;
+        let (count, rows) = (keys[0].rows, q.shape()[1]);
         (0..rows).step_by(CHUNK).map(move |first| Call {
-            asking: Tiled::asking(q, kv.view(0, keys), mask, (first, CHUNK.min(rows - first))),
-            pieces: keys.div_ceil(PIECE).max(1),
+            asking: Tiled::asking(q, keys, mask, (first, CHUNK.min(rows - first))),
+            pieces: count.div_ceil(PIECE).max(1),
             place: place.after(first),
         })
     }

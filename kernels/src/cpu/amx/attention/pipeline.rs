@@ -184,6 +184,10 @@ impl Pipeline<'_> {
                 if holes.any.start < end && first < holes.any.end {
                     punch(scores, first, &holes.rows[half * LANES..][..LANES]);
                 }
+                let from = self.plan.holes.partition_point(|hole| hole.end <= first);
+                for hole in self.plan.holes[from..].iter().take_while(|hole| hole.start < end) {
+                    blank(scores, hole.start.max(first) - first..hole.end.min(end) - first);
+                }
                 if !self.plan.maxima.is_null() {
                     raise(scores, &mut self.peaks[unit.tile][half]);
                 }
@@ -372,6 +376,17 @@ unsafe fn punch(scores: *mut f32, first: usize, hidden: &[Range<usize>]) {
             // SAFETY: the caller's promise.
             unsafe { *scores.add((key - first) * SIDE + lane) = f32::NEG_INFINITY };
         }
+    }
+}
+
+/// Sets the scores of some keys of the block to minus infinity.
+///
+/// # Safety
+/// As [`hide`].
+unsafe fn blank(scores: *mut f32, keys: Range<usize>) {
+    for key in keys {
+        // SAFETY: the caller's promise.
+        unsafe { scores.add(key * SIDE).cast::<[f32; LANES]>().write([f32::NEG_INFINITY; LANES]) };
     }
 }
 

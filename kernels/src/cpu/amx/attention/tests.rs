@@ -73,7 +73,7 @@ impl Case {
     fn run<E: Engine>(&self, parallel: Parallel<'_>) -> (Vec<f32>, Vec<f32>) {
         let Shape { heads, queries, mask, .. } = self.shape;
         let (mut output, mut lse) = (vec![f32::NAN; self.query.len()], vec![f32::NAN; heads.query * queries]);
-        let query = Query { rows: &self.query, heads: heads.query, tokens: queries, mask };
+        let query = Query { rows: &self.query, heads: heads.query, tokens: queries, mask, holes: &[] };
         let mut cache = Cache::new(heads.kv, heads.dim);
         cache.append(&self.keys, &self.values, parallel);
         let plan = Plan::new(&query, &cache, &mut output, &mut lse);
@@ -182,7 +182,7 @@ fn rows_stand_alone_on_the_scalar_engine() {
 fn rows_without_keys_are_zero_and_weigh_nothing() {
     let rows = numbers(1, 2 * 3 * 32);
     let (mut output, mut lse) = (vec![f32::NAN; 192], vec![f32::NAN; 6]);
-    let query = Query { rows: &rows, heads: 2, tokens: 3, mask: Mask::Causal };
+    let query = Query { rows: &rows, heads: 2, tokens: 3, mask: Mask::Causal, holes: &[] };
     attention(&query, &Cache::new(1, 32), &mut output, &mut lse, &alone);
     assert!(output.iter().all(|&x| x == 0.0) && lse.iter().all(|&x| x == f32::NEG_INFINITY));
 }
