@@ -158,6 +158,12 @@ pub enum JobError {
         /// Why.
         cause: String,
     },
+    /// Another session has the name by now.
+    #[error("session {name} was dropped and created again while the question was prepared; ask it again")]
+    SessionReplaced {
+        /// The session.
+        name: String,
+    },
     /// No such host.
     #[error("there is no host {name} in the cluster file; `asterism host list` shows those there are")]
     NoHost {
@@ -217,6 +223,7 @@ impl JobError {
             Self::NoSession { .. } => "session_not_found",
             Self::SessionExpired { .. } => "session_expired",
             Self::SessionFailed { .. } => "session_failed",
+            Self::SessionReplaced { .. } => "session_replaced",
             Self::NoHost { .. } => "host_not_found",
             Self::LastHost { .. } => "last_host",
             Self::SpareBusy { .. } => "spare_busy",

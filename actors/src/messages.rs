@@ -16,7 +16,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub use ids::{ContextIds, IdRun};
 pub use measured::{Encoded, LinkReading, LinkReport, Phase2Times, ProcessReading, SPREAD_SECONDS, Spread};
 pub use queries::{
-    Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask, Taken,
+    Anew, Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask,
+    Taken,
 };
 pub use wire::{InvalidMessage, WireMessage};
 
@@ -282,6 +283,8 @@ pub struct Generate {
     pub query_start: u32,
     /// The shards of the context: the keys that each must answer for, and how they are merged.
     pub shards: Vec<KeptShard>,
+    /// What of the context it gets anew: keys that no shard answers for.
+    pub anew: Option<Box<Anew>>,
     /// Which of the keys a row sees.
     pub view: ContextView,
     /// Hosts that hold shards.

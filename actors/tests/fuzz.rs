@@ -13,13 +13,14 @@ use std::{
 
 use asterism_actors::{
     messages::{
-        Attach, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, LinkReading,
-        LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times,
-        ProcessReading, QueryMeta, QueryPart, ShardHolder, ShardKeys, StreamingMask, Taken, TokenChoice, WireMessage,
+        Anew, Attach, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole,
+        LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart,
+        Phase2Times, ProcessReading, QueryMeta, QueryPart, ShardHolder, ShardKeys, StreamingMask, Taken, TokenChoice,
+        WireMessage,
     },
     ticket::Secret,
 };
-use asterism_plan::{ContextView, Exchange, KeptShard, LocalAttention, Shard, Span};
+use asterism_plan::{ContextView, Exchange, HiddenKeys, KeptShard, LocalAttention, Shard, Span};
 use asterism_transport::sim::Draw;
 use rkyv::util::AlignedVec;
 
@@ -123,6 +124,8 @@ fn host_commands() {
         keeps_prefix: false,
         attention: LocalAttention::Causal,
     };
+    let hidden = vec![HiddenKeys { block: 1, runs: vec![(0, 16)] }];
+    let anew = Anew { shard: shard.clone(), ids: vec![5; 20], hidden };
     let choice = TokenChoice {
         max_tokens: 64,
         temperature: 0.0,
@@ -151,6 +154,7 @@ fn host_commands() {
             generated: vec![4, 5],
             query_start: 1000,
             shards: vec![KeptShard { keys: 1000, group: 0 }; 3],
+            anew: Some(Box::new(anew)),
             view: ContextView::All,
             holders: holders(),
             choice,
@@ -162,8 +166,9 @@ fn host_commands() {
 #[test]
 fn openings() {
     let ticket = Secret::new([7; 32]).ticket(9);
+    let hidden = vec![HiddenKeys { block: 2, runs: vec![(0, 4), (9, 90)] }];
     fuzz(&[
-        Opening::Attach(Attach { attachment: 4, context: 9, groups: vec![vec![1, 2], vec![3]], ticket }),
+        Opening::Attach(Attach { attachment: 4, context: 9, groups: vec![vec![1, 2], vec![3]], hidden, ticket }),
         Opening::Detach { attachment: 4 },
         Opening::Pass { context: 4, attempt: 1, ticket },
     ]);

@@ -90,7 +90,10 @@ pub(crate) fn around(holes: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
     let ends = holes.iter().map(|hole| hole.start).chain([keys]);
     let mut left: Vec<Range<usize>> = starts.zip(ends).map(|(start, end)| start..end).collect();
     left.retain(|range| !range.is_empty());
-    if left.is_empty() { vec![0..0] } else { left }
+    if left.is_empty() {
+        left.push(0..0);
+    }
+    left
 }
 
 /// As [`Backend::attend_merged`]: attention first, then the merge of every group, unless none has two.

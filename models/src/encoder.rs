@@ -108,6 +108,20 @@ pub fn encode_plan<B: Backend>(
     Ok(encoded)
 }
 
+/// Encodes what a question gets anew, behind no other shard.
+///
+/// # Errors
+/// As [`Phase1::encode`].
+pub fn encode_alone<B: Backend>(
+    decoder: &Decoder<B>,
+    (shard, input): (&Shard, &Input),
+    watch: &mut dyn Watch,
+) -> Result<EncodedShard<B>, ModelError> {
+    let (shards, inputs, exchange) = (std::slice::from_ref(shard), std::slice::from_ref(input), &Exchange::None);
+    let phase = Phase1 { decoder, shards, inputs, blocks: 1, exchange, heads: None };
+    Ok(phase.encode(&mut LocalPeers::default(), watch)?.swap_remove(0))
+}
+
 /// What each of some shards reads, of the ids that are `known`.
 ///
 /// # Errors

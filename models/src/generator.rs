@@ -13,7 +13,7 @@ pub use context::{
     ContextAttention, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk, ShardPartial, StepError,
 };
 
-use crate::{Decoder, ModelError, decoder::Projected};
+use crate::{Decoder, EncodedShard, ModelError, decoder::Projected};
 use groups::Groups;
 
 /// The state of phase 2 of one job on the query host: its own keys and values and the next position.
@@ -21,7 +21,7 @@ pub struct Generator<B: Backend> {
     tail: Vec<B::Kv>,
     context: ContextKeys,
     next_position: u32,
-    /// Rows that went through.
+    /// Rows that went through, and fresh keys before them.
     rows: usize,
 }
 
@@ -50,6 +50,16 @@ impl<B: Backend> Generator<B> {
     /// Starts behind a context; the first query token has position id `query_start`.
     pub fn new(context: ContextKeys, query_start: u32) -> Self {
         Self { tail: Vec::new(), context, next_position: query_start, rows: 0 }
+    }
+
+    /// Starts behind a context of which the query host has some tokens anew: rows see these keys before their own, whoever
+    /// answers for the others.
+    ///
+    /// # Panics
+    /// When rows went through already.
+    pub fn refresh(&mut self, fresh: EncodedShard<B>) {
+        assert!(self.tail.is_empty(), "fresh keys come before the first row");
+        (self.tail, self.rows) = (fresh.layers, fresh.tokens);
     }
 
     /// Starts behind the context of a plan.

@@ -22,7 +22,8 @@ pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Parts, Projected};
 pub use embedded::EMBEDDED_NAME;
 pub use encoder::{
-    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_plan, inputs_of, max_pool,
+    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_alone, encode_plan, inputs_of,
+    max_pool,
 };
 pub use error::ModelError;
 pub use generator::{

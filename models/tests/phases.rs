@@ -2,6 +2,8 @@
 
 #[path = "phases/batch.rs"]
 mod batch;
+#[path = "phases/refresh.rs"]
+mod refresh;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

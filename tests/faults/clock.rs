@@ -64,7 +64,7 @@ pub enum What {
 #[derive(Clone, Debug)]
 pub enum Happening {
     /// To a process.
-    Process(Pid, What),
+    Process(Pid, Box<What>),
     /// To the network.
     Net(NetEvent),
     /// A hung process goes on.
@@ -159,7 +159,7 @@ impl Core {
 
     /// Plans something for a process.
     pub fn timer(&mut self, pid: Pid, after: Time, what: What) {
-        self.after(after, Happening::Process(pid, what));
+        self.after(after, Happening::Process(pid, Box::new(what)));
     }
 
     /// What happens next; the clock goes on to it.

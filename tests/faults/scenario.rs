@@ -245,7 +245,7 @@ fn job(draw: &mut Draw, number: u64, hosts: usize, sessions: &[(String, Prepared
         at: draw.below(3 * SECOND),
         session,
         context,
-        question: Question { query_ids, choice, timeout: None },
+        question: Question { query_ids, choice, timeout: None, anew: None },
         cancel: draw.one_in(12).then(|| draw.below(6 * SECOND)),
     }
 }

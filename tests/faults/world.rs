@@ -127,7 +127,7 @@ impl World {
 
     fn happen(&mut self, happening: Happening) -> Result<(), String> {
         match happening {
-            Happening::Process(pid, what) => self.core.hand(pid, what),
+            Happening::Process(pid, what) => self.core.hand(pid, *what),
             Happening::Net(event) => self.core.on_net(event),
             Happening::Wake(pid) => self.core.wake(pid),
             Happening::Fault(number) => {

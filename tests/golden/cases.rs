@@ -72,7 +72,7 @@ fn pulsar(params: &Value) -> PulsarConfig {
         sink_tokens: size(params, "sink").unwrap(),
         chunk_tokens: chunk,
         summary_tokens: if none { Some(0) } else { budget },
-        summary_fraction: fraction,
+        summary_fraction: Some(fraction),
         heuristic: list(&params["heuristic"]),
         positions: list(&params["positions"]),
         keep_summary_kv: list(&params["keep_summary_kv"]),

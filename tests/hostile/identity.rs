@@ -255,8 +255,13 @@ fn a_members_certificate_alone_reads_no_context() {
             for context in 2..8 {
                 let at = address_of(&cluster, if context % 2 == 0 { "context-0" } else { "context-1" });
                 let mut line = Line::to(&transport, at).await;
-                let attach =
-                    Attach { attachment: 1, context: context / 2, groups: vec![vec![0]], ticket: Ticket::default() };
+                let attach = Attach {
+                    attachment: 1,
+                    context: context / 2,
+                    groups: vec![vec![0]],
+                    hidden: Vec::new(),
+                    ticket: Ticket::default(),
+                };
                 line.say(Opening::Attach(attach).frame()).await;
                 let answer = line.channel.receiver.receive().await.expect("an answer").expect("an answer");
                 let meta = PartialsMeta::read(&answer.meta, "the host").expect("an answer");
@@ -270,7 +275,8 @@ fn a_members_certificate_alone_reads_no_context() {
         }
         let transport = member(stolen(&cluster, "far"));
         let mut line = Line::to(&transport, address_of(&cluster, "context-0")).await;
-        let attach = Attach { attachment: 1, context: 1, groups: vec![vec![0]], ticket: Ticket::default() };
+        let attach =
+            Attach { attachment: 1, context: 1, groups: vec![vec![0]], hidden: Vec::new(), ticket: Ticket::default() };
         line.say(Opening::Attach(attach).frame()).await;
         let words = line.end().await;
         assert!(words.contains("a node may not do Attach"), "{words}");

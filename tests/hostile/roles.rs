@@ -280,8 +280,13 @@ async fn opens(house: &House, party: Party, act: Act) -> bool {
     if !matches!(party, Party::Member(_)) {
         return transport.connect(house.context).await.is_ok();
     }
-    let attach =
-        Opening::Attach(Attach { attachment: 1, context: 1, groups: vec![vec![0]], ticket: Ticket::default() });
+    let attach = Opening::Attach(Attach {
+        attachment: 1,
+        context: 1,
+        groups: vec![vec![0]],
+        hidden: Vec::new(),
+        ticket: Ticket::default(),
+    });
     let pass = Opening::Pass { context: 1, attempt: 1, ticket: Ticket::default() };
     let mut line = Line::to(&transport, house.context).await;
     if act == Act::Pass {
@@ -368,6 +373,7 @@ fn command(act: Act) -> Option<HostCommand> {
             generated: Vec::new(),
             query_start: 0,
             shards: Vec::new(),
+            anew: None,
             view: Default::default(),
             holders: Vec::new(),
             choice: TokenChoice::default(),

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    ops::Range,
     sync::Arc,
 };
 
@@ -35,7 +36,7 @@ pub struct Queries<'a, B: Backend> {
     /// What is answered from.
     pub desk: Desk<B>,
     /// By their numbers.
-    pub attached: HashMap<u64, Attached>,
+    pub attached: HashMap<u64, Arc<Attached>>,
     /// Where answers go.
     pub sender: Box<dyn FrameSender>,
     /// Who asks.
@@ -51,6 +52,8 @@ pub struct Attached {
     blocks: Vec<u32>,
     /// Shards of each group.
     sizes: Vec<usize>,
+    /// Keys of each shard that are not to be seen.
+    hidden: Vec<Vec<Range<usize>>>,
 }
 
 /// A part of a query, and what it is answered from.
@@ -59,8 +62,8 @@ struct Found<B: Backend> {
     shards: Result<Grouped<B>, String>,
 }
 
-/// Shards, and how many of them each group has.
-type Grouped<B> = (Vec<Arc<EncodedShard<B>>>, Vec<usize>);
+/// Shards, as they were attached.
+type Grouped<B> = (Vec<Arc<EncodedShard<B>>>, Arc<Attached>);
 
 impl<B: Backend> Queries<'_, B> {
     /// Answers until the query host goes; the error is why it ended before.
@@ -94,21 +97,10 @@ impl<B: Backend> Queries<'_, B> {
 
     /// Whoever asks for what is not here, or may not, hears so before the first query, too.
     async fn attach(&mut self, attach: Attach) -> Result<(), String> {
-        let Attach { attachment, context, groups, ticket } = attach;
-        let (blocks, sizes) = (groups.concat(), groups.iter().map(Vec::len).collect());
-        let refused = match self.desk.tickets.find(context) {
-            _ if groups.is_empty() || groups.iter().any(Vec::is_empty) => Some("a group has no shard".to_owned()),
-            _ if blocks.iter().collect::<BTreeSet<_>>().len() < blocks.len() => {
-                Some("a shard is named twice".to_owned())
-            }
-            _ if self.attached.len() >= ATTACHMENTS => Some(format!("{ATTACHMENTS} contexts are attached already")),
-            Some(known) if known != ticket => Some(wrong_ticket(context, self.peer)),
-            Some(_) => self.desk.store.find(context, &blocks).err().map(|block| missing(context, block)),
-            None => Some(missing(context, blocks.first().copied().unwrap_or_default())),
-        };
-        match refused {
-            None => drop(self.attached.insert(attachment, Attached { context, blocks, sizes })),
-            Some(cause) => {
+        let attachment = attach.attachment;
+        match self.attachable(attach) {
+            Ok(attached) => drop(self.attached.insert(attachment, Arc::new(attached))),
+            Err(cause) => {
                 let header = Frame::control(Default::default()).header;
                 self.send(refusal(header, attachment, cause)).await?;
             }
@@ -116,14 +108,44 @@ impl<B: Backend> Queries<'_, B> {
         Ok(())
     }
 
+    /// What is to be attached, or why it cannot be.
+    fn attachable(&self, attach: Attach) -> Result<Attached, String> {
+        let Attach { context, groups, hidden, ticket, .. } = attach;
+        let blocks = groups.concat();
+        if groups.is_empty() || groups.iter().any(Vec::is_empty) {
+            return Err("a group has no shard".to_owned());
+        }
+        if blocks.iter().collect::<BTreeSet<_>>().len() < blocks.len() {
+            return Err("a shard is named twice".to_owned());
+        }
+        if self.attached.len() >= ATTACHMENTS {
+            return Err(format!("{ATTACHMENTS} contexts are attached already"));
+        }
+        let known = self.desk.tickets.find(context).ok_or_else(|| missing(context, blocks[0]))?;
+        if known != ticket {
+            return Err(wrong_ticket(context, self.peer));
+        }
+        let shards = self.desk.store.find(context, &blocks).map_err(|block| missing(context, block))?;
+        let mut ranges = vec![Vec::new(); blocks.len()];
+        for hidden in hidden {
+            let at = blocks.iter().position(|block| *block == hidden.block);
+            let of_shard = at.and_then(|at| Some((at, hidden.ranges(shards[at].tokens)?)));
+            let unfit = || format!("what is hidden of shard {} is none of its keys, in order", hidden.block);
+            let (at, of_shard) = of_shard.ok_or_else(unfit)?;
+            ranges[at] = of_shard;
+        }
+        Ok(Attached { context, blocks, sizes: groups.iter().map(Vec::len).collect(), hidden: ranges })
+    }
+
     async fn answer(&mut self, frame: Frame) -> Result<(), String> {
         let QueryMeta { parts } = QueryMeta::read(&frame.meta, self.peer).map_err(|error| error.to_string())?;
         let (mut found, decoder) = (Vec::with_capacity(parts.len()), self.desk.decoder.clone());
         for part in parts {
             let shards = match self.attached.get(&part.attachment) {
-                Some(Attached { context, blocks, sizes }) => {
-                    let found = self.desk.store.find(*context, blocks);
-                    found.map(|shards| (shards, sizes.clone())).map_err(|block| missing(*context, block))
+                Some(attached) => {
+                    let found = self.desk.store.find(attached.context, &attached.blocks);
+                    let known = |shards| (shards, attached.clone());
+                    found.map(known).map_err(|block| missing(attached.context, block))
                 }
                 None => Err(format!("nothing is attached by number {}", part.attachment)),
             };
@@ -176,25 +198,31 @@ fn attend<B: Backend>(
     for Found { part: QueryPart { attachment, rows, mask }, shards } in &found {
         let (range, mask) = (start..start + *rows as usize, mask.map_or(Mask::None, seen));
         start = range.end;
-        let fits = shards.as_ref().map_err(Clone::clone).and_then(|(shards, groups)| {
+        let fits = shards.as_ref().map_err(Clone::clone).and_then(|(shards, attached)| {
+            if mask != Mask::None && attached.hidden.iter().any(|hidden| !hidden.is_empty()) {
+                return Err("keys are hidden, so that no other mask can be".to_owned());
+            }
             let wanted = range.len() * shards.len();
             room = room.checked_sub(wanted).ok_or_else(|| format!("{wanted} partial rows do not fit into a frame"))?;
-            Ok((shards, groups))
+            Ok((shards, &**attached))
         });
         let answer = match fits {
-            Ok((shards, groups)) => {
-                let kv = |shard: &Arc<EncodedShard<B>>| backend.kv_len(&shard.layers[layer]) as u64;
-                let keys = |shard: &Arc<EncodedShard<B>>| ShardKeys { block: shard.block as u32, keys: kv(shard) };
-                let mut each = shards.iter().map(keys);
-                let groups_keys = groups.iter().map(|shards| each.by_ref().take(*shards).collect()).collect();
-                asks.extend(shards.iter().map(|shard| Ask {
+            Ok((shards, Attached { sizes, hidden, .. })) => {
+                let each = shards.iter().zip(hidden);
+                let seen = |(shard, hidden): (&Arc<EncodedShard<B>>, &Vec<Range<usize>>)| ShardKeys {
+                    block: shard.block as u32,
+                    keys: (backend.kv_len(&shard.layers[layer]) - hidden.iter().map(Range::len).sum::<usize>()) as u64,
+                };
+                let mut keys = each.clone().map(seen);
+                let groups = sizes.iter().map(|shards| keys.by_ref().take(*shards).collect()).collect();
+                asks.extend(each.map(|(shard, holes)| Ask {
                     kv: &shard.layers[layer],
                     rows: range.clone(),
                     mask,
-                    holes: &[],
+                    holes,
                 }));
-                grouped.extend_from_slice(groups);
-                PartialsAnswer::Groups(groups_keys)
+                grouped.extend_from_slice(sizes);
+                PartialsAnswer::Groups(groups)
             }
             Err(cause) => PartialsAnswer::Failed { cause },
         };

@@ -1,5 +1,6 @@
 //! What is said on channels between hosts: who comes for what, the queries of phase 2 and their answers.
 
+use asterism_plan::{HiddenKeys, Shard};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::ticket::Ticket;
@@ -74,8 +75,21 @@ pub struct Attach {
     pub context: u64,
     /// Shards the query host expects there. Those of a list are answered by one partial.
     pub groups: Vec<Vec<u32>>,
+    /// Keys of these shards that are not to be seen; ascending by shard.
+    pub hidden: Vec<HiddenKeys>,
     /// The context's.
     pub ticket: Ticket,
+}
+
+/// Tokens of a context that a question gets anew: encoded together by whoever generates, in place of the keys that shards keep.
+#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+pub struct Anew {
+    /// The pass that encodes them.
+    pub shard: Shard,
+    /// What it reads, row by row.
+    pub ids: Vec<u32>,
+    /// Keys of shards that are hidden for it; ascending by shard.
+    pub hidden: Vec<HiddenKeys>,
 }
 
 /// Meta of a `Partials` frame: whose partials the payload holds, one part after the other, packed rows of each of its groups.

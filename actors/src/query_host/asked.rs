@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use asterism_kernels::{Heads, Mask};
 use asterism_models::{PackedRows, PartAsk, ShardPartial, StepError};
-use asterism_plan::KeptShard;
+use asterism_plan::{HiddenKeys, KeptShard};
 use asterism_transport::{Frame, FrameHeader, FrameKind, PayloadType};
 use bytes::{Bytes, BytesMut};
 
@@ -55,6 +55,14 @@ impl Asked {
         self.parts = asks.iter().map(part).collect();
         (self.layer, self.payload, self.heads) = (layer as u32, payload, Some((heads, kind)));
         self.row_bytes = heads.query * heads.dim * payload::element_bytes(kind);
+    }
+
+    /// Takes the parts that are waited for out of the step, to be taken again, once all of them are stuck.
+    pub fn leave_where(&mut self, is_stuck: impl Fn(u64) -> bool) {
+        let mut waiting: Vec<_> = self.parts.iter_mut().filter(|part| part.end.is_none()).collect();
+        if waiting.iter().all(|part| is_stuck(part.job)) {
+            waiting.iter_mut().for_each(|part| part.end = Some(Err(StepError::Later)));
+        }
     }
 
     /// The part of a job, if this layer of this step is what it waits for.
@@ -148,6 +156,11 @@ pub fn groups_of(shards: &[KeptShard], blocks: &[u32]) -> Vec<Vec<u32>> {
         _ => blocks.into_iter().map(|block| vec![block]).collect(),
     };
     held.into_iter().flat_map(merged).collect()
+}
+
+/// What is hidden of the shards of one holder.
+pub fn hidden_of(hidden: &[HiddenKeys], blocks: &[u32]) -> Vec<HiddenKeys> {
+    hidden.iter().filter(|hidden| blocks.contains(&hidden.block)).cloned().collect()
 }
 
 #[cfg(test)]

@@ -11,12 +11,12 @@ use asterism_kernels::Backend;
 use asterism_models::{
     ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError,
 };
-use asterism_plan::KeptShard;
+use asterism_plan::{HiddenKeys, KeptShard};
 use asterism_transport::{Frame, FrameKind};
 use tokio::{runtime::Handle, sync::mpsc};
 
 use super::{
-    asked::{Asked, AskedPart, groups_of},
+    asked::{Asked, AskedPart, groups_of, hidden_of},
     engine::Arrival,
     gather::{self, Command, Gather},
     lines::Lines,
@@ -53,6 +53,8 @@ struct Context {
     context: u64,
     ticket: Ticket,
     shards: Vec<KeptShard>,
+    /// Keys that are hidden for it.
+    hidden: Vec<HiddenKeys>,
     gather: Gather,
     /// Line and attachment of each of its gather's channels.
     channels: HashMap<u64, (u64, u64)>,
@@ -108,7 +110,8 @@ impl<B: Backend> Contexts<B> {
     pub fn add(&mut self, generate: &Generate) {
         let (context, ticket, shards) = (generate.context, generate.ticket, generate.shards.clone());
         let (gather, channels, times) = (Gather::new(shards.len()), HashMap::new(), Box::default());
-        self.jobs.insert(generate.job, Context { context, ticket, shards, gather, channels, times });
+        let hidden = generate.anew.as_ref().map_or(Vec::new(), |anew| anew.hidden.clone());
+        self.jobs.insert(generate.job, Context { context, ticket, shards, hidden, gather, channels, times });
         self.apply(generate.job, gather::Event::Holders(generate.holders.clone()), None);
     }
 
@@ -210,7 +213,9 @@ impl<B: Backend> Contexts<B> {
                     self.attached += 1;
                     let groups = groups_of(&context.shards, &holder.blocks);
                     let sizes = groups.iter().map(Vec::len).collect();
-                    let attach = Attach { attachment, context: context.context, groups, ticket: context.ticket };
+                    let (number, ticket) = (context.context, context.ticket);
+                    let hidden = hidden_of(&context.hidden, &holder.blocks);
+                    let attach = Attach { attachment, context: number, groups, hidden, ticket };
                     context.channels.insert(channel, (self.lines.attach(&holder, attach), attachment));
                     self.attachments.insert(attachment, Attachment { job, channel, sizes });
                 }
@@ -323,11 +328,7 @@ impl<B: Backend> Contexts<B> {
     /// Parts whose shards nobody holds leave the step, once nobody else is waited for.
     fn leave_those_that_are_stuck(&mut self) {
         let jobs = &self.jobs;
-        let stuck = |part: &AskedPart| jobs.get(&part.job).is_none_or(|context| context.gather.is_stuck());
-        let mut waiting: Vec<_> = self.asked.parts.iter_mut().filter(|part| part.end.is_none()).collect();
-        if waiting.iter().all(|part| stuck(part)) {
-            waiting.iter_mut().for_each(|part| part.end = Some(Err(StepError::Later)));
-        }
+        self.asked.leave_where(|job| jobs.get(&job).is_none_or(|context| context.gather.is_stuck()));
     }
 }
 

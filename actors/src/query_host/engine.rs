@@ -11,11 +11,12 @@ use std::{
 use asterism_kernels::Backend;
 use asterism_models::{ModelError, StepError, StepPart, step};
 use asterism_transport::{Frame, MAX_PAYLOAD_BYTES};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::{
     contexts::Contexts,
     generation::{Chosen, End, Generation},
+    refreshing::{Refresher, words},
     schedule::{self, Room, Waiting},
     state::{Event, GenerationEnd},
 };
@@ -42,6 +43,11 @@ pub enum Arrival {
         /// Who holds which shards.
         holders: Vec<ShardHolder>,
     },
+    /// What a job's question gets anew is encoded.
+    Fresh {
+        /// Job.
+        job: u64,
+    },
     /// A generation is to stop.
     Stop {
         /// Job.
@@ -56,6 +62,9 @@ pub struct Engine<B: Backend> {
     model: Arc<LoadedModel<B>>,
     contexts: Contexts<B>,
     generations: BTreeMap<u64, Generation<B>>,
+    refresher: Refresher<B>,
+    /// Where it says that it is done.
+    arrivals: mpsc::UnboundedSender<Arrival>,
     /// Steps taken.
     turn: u64,
     post: Post<Event>,
@@ -66,8 +75,14 @@ type PartEnd = Result<Option<Result<Vec<f32>, ModelError>>, StepError>;
 
 impl<B: Backend> Engine<B> {
     /// Generates nothing yet; what happens goes to `post`.
-    pub fn new(model: Arc<LoadedModel<B>>, contexts: Contexts<B>, post: Post<Event>) -> Self {
-        Self { model, contexts, generations: BTreeMap::new(), turn: 0, post }
+    pub fn new(
+        model: Arc<LoadedModel<B>>,
+        contexts: Contexts<B>,
+        arrivals: mpsc::UnboundedSender<Arrival>,
+        post: Post<Event>,
+    ) -> Self {
+        let refresher = Refresher::start(model.decoder.clone());
+        Self { model, contexts, generations: BTreeMap::new(), refresher, arrivals, turn: 0, post }
     }
 
     /// Generates until it is told to close.
@@ -92,9 +107,18 @@ impl<B: Backend> Engine<B> {
     /// Whether to go on.
     fn hear(&mut self, arrival: Arrival) -> bool {
         match arrival {
-            Arrival::Begin(order) => {
+            Arrival::Begin(mut order) => {
                 self.contexts.add(&order);
-                self.generations.insert(order.job, Generation::new(self.model.clone(), *order));
+                let (job, arrivals) = (order.job, self.arrivals.clone());
+                let done = move || drop(arrivals.send(Arrival::Fresh { job }));
+                let awaited = order.anew.take().map(|anew| self.refresher.order(*anew, done));
+                self.generations.insert(job, Generation::new(self.model.clone(), *order, awaited));
+            }
+            Arrival::Fresh { job } => {
+                let fresh = self.generations.get_mut(&job).map_or(Ok(()), Generation::refresh);
+                if let Err((code, message)) = fresh {
+                    self.end(job, |_| GenerationEnd::Failed { code, message });
+                }
             }
             Arrival::Stop { job } => self.end(job, |_| GenerationEnd::Stopped),
             Arrival::Close => return false,
@@ -105,7 +129,9 @@ impl<B: Backend> Engine<B> {
     }
 
     fn choose(&self) -> Vec<(u64, usize)> {
-        let ready = self.generations.iter().filter(|(job, _)| !self.contexts.is_stuck(**job));
+        let ready =
+            |(job, generation): &(&u64, &Generation<B>)| generation.is_ready() && !self.contexts.is_stuck(**job);
+        let ready = self.generations.iter().filter(ready);
         let waiting = ready.map(|(&job, generation)| {
             let (rows, again) = generation.waiting();
             Waiting { job, rows, again, shards: self.contexts.most_shards(job) }
@@ -133,8 +159,7 @@ impl<B: Backend> Engine<B> {
                 return chosen.into_iter().for_each(end);
             }
             Err(panic) => {
-                let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
-                let words = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+                let words = words(panic);
                 let end = |(job, _)| self.end(job, failed("internal", format!("the generation panicked: {words}")));
                 return chosen.into_iter().for_each(end);
             }

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use asterism_kernels::Backend;
 use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, StepPart, TextStream};
 
+use super::refreshing::Awaited;
 use crate::{host::LoadedModel, messages::Generate};
 
 /// A generation on its way.
@@ -14,6 +15,8 @@ use crate::{host::LoadedModel, messages::Generate};
 pub struct Generation<B: Backend> {
     model: Arc<LoadedModel<B>>,
     order: Generate,
+    /// Fresh keys that it has to wait for.
+    awaited: Option<Awaited<B>>,
     generator: Generator<B>,
     sampler: Sampler,
     text: TextStream,
@@ -47,11 +50,12 @@ pub struct End {
 }
 
 impl<B: Backend> Generation<B> {
-    /// As ordered.
-    pub fn new(model: Arc<LoadedModel<B>>, order: Generate) -> Self {
+    /// As ordered; it begins when what is awaited has come.
+    pub fn new(model: Arc<LoadedModel<B>>, order: Generate, awaited: Option<Awaited<B>>) -> Self {
         let keys = ContextKeys { shards: order.shards.clone(), view: order.view };
         let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
         Self {
+            awaited,
             generator: Generator::new(keys, order.query_start),
             sampler: Sampler::new(Sampling { temperature, top_p, seed }),
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
@@ -63,6 +67,20 @@ impl<B: Backend> Generation<B> {
             model,
             order,
         }
+    }
+
+    /// Takes in the fresh keys that have come; the error is code and message of what failed.
+    pub fn refresh(&mut self) -> Result<(), (String, String)> {
+        if let Some(fresh) = self.awaited.as_ref().and_then(Awaited::take) {
+            self.generator.refresh(fresh?);
+            self.awaited = None;
+        }
+        Ok(())
+    }
+
+    /// Whether it can take steps.
+    pub fn is_ready(&self) -> bool {
+        self.awaited.is_none()
     }
 
     /// Rows that it has to go through, and those of a step that it has to take again.

@@ -6,6 +6,7 @@ mod engine;
 pub mod gather;
 mod generation;
 mod lines;
+mod refreshing;
 mod schedule;
 mod side;
 mod state;

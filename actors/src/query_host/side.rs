@@ -55,7 +55,8 @@ impl QuerySide {
         let (links, (engine, arrivals)) = (Arc::new(Links::new(transport)), mpsc::unbounded_channel());
         let (cores, lines) = (model.cores.clone(), Lines::new(links.clone(), engine.clone()));
         let contexts = Contexts::new(model.decoder.clone(), lines, arrivals, post.clone());
-        let run = move || Engine::new(model, contexts, post).run();
+        let arrivals = engine.clone();
+        let run = move || Engine::new(model, contexts, arrivals, post).run();
         thread::Builder::new().name("generate".into()).spawn(run).expect("the system starts a thread");
         Self { state: QueryHostState::default(), links, engine, running: HashMap::new(), cores }
     }

@@ -226,6 +226,7 @@ mod tests {
             generated: generated.to_vec(),
             query_start: 3,
             shards: Vec::new(),
+            anew: None,
             view: Default::default(),
             holders: Vec::new(),
             choice: TokenChoice {

@@ -264,13 +264,19 @@ impl SupervisorState {
         let Some(context) = self.contexts.get(job.context) else { return };
         job.told_attempt = context.attempt;
         job.status.mixed_numerics |= context.mixed_numerics;
+        let kept = context.plan().kept_shards();
+        let (shards, anew) = match &job.question.anew {
+            Some(anew) => (anew.refresh.left_of(kept), context.prepared.anew(&anew.refresh)),
+            None => (kept, None),
+        };
         let generate = Generate {
             job: number,
             context: context.number,
             query_ids: job.question.query_ids.clone(),
             generated: job.status.tokens.clone(),
             query_start: context.plan().query_start,
-            shards: context.plan().kept_shards(),
+            shards,
+            anew,
             view: context.plan().view,
             holders: context.holders(&addresses),
             choice: job.question.choice.clone(),

@@ -107,6 +107,9 @@ impl SupervisorState {
         let submission = match &prepared.source {
             Source::Session(name) => {
                 let session = self.sessions.find(name)?.asked();
+                if prepared.question.anew.as_ref().is_some_and(|anew| anew.context != session.context) {
+                    return Err(JobError::SessionReplaced { name: name.clone() });
+                }
                 changes.push(record::session(&session));
                 let status = self.first_status(now, &prepared, &self.contexts[session.context].prepared);
                 let job = Job::new((number, session.context), now, status, &prepared);

@@ -7,12 +7,12 @@ use std::{
 };
 
 use asterism_models::QuerySeparator;
-use asterism_plan::{Exchange, Plan, Shard, Span};
+use asterism_plan::{Exchange, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     api::{HostProgress, HostTiming},
-    messages::{EncodeShards, Encoded, ShardHolder},
+    messages::{Anew, EncodeShards, Encoded, ShardHolder},
     supervisor::placement::PlacementPolicy,
     ticket::Ticket,
 };
@@ -46,6 +46,12 @@ impl PreparedContext {
     pub fn is_input(&self, block: usize, digest: u64) -> bool {
         let is = |shard: &Shard| shard.input(&*self.ids).is_ok_and(|input| shard.digest(&input) == digest);
         is(&self.plan.shards[block]) || is(&self.plan.alone(block))
+    }
+
+    /// What of it a question gets anew, as who generates is told.
+    pub fn anew(&self, Refresh { shard, hidden }: &Refresh) -> Option<Box<Anew>> {
+        let ids = shard.input(&*self.ids).ok()?.ids;
+        Some(Box::new(Anew { shard: shard.clone(), ids, hidden: hidden.clone() }))
     }
 
     /// Bytes that a shard keeps.

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use asterism_plan::Refresh;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -24,6 +25,25 @@ pub struct Question {
     pub choice: TokenChoice,
     /// Time after submission at which the job fails.
     pub timeout: Option<Duration>,
+    /// What of a session's context it gets anew.
+    #[serde(default)]
+    pub anew: Option<Box<Anew>>,
+}
+
+/// What a question gets anew, chosen while its session had a certain context.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Anew {
+    /// Number of the context.
+    pub context: u64,
+    /// Its tokens, and the keys that they stand for.
+    pub refresh: Refresh,
+}
+
+impl Anew {
+    fn bytes(&self) -> usize {
+        let runs: usize = self.refresh.hidden.iter().map(|hidden| size_of_val(&hidden.runs[..])).sum();
+        size_of_val(&self.refresh.shard.prefix[..]) + runs
+    }
 }
 
 /// One job.
@@ -189,7 +209,8 @@ impl Job {
         let text: usize = self.status.id.len() + labels.sum::<usize>();
         let part = match self.has_ended() {
             false => {
-                4 * self.question.query_ids.len() + self.question.choice.stop.iter().map(String::len).sum::<usize>()
+                let stops = self.question.choice.stop.iter().map(String::len).sum::<usize>();
+                4 * self.question.query_ids.len() + stops + self.question.anew.as_ref().map_or(0, |anew| anew.bytes())
             }
             true => 4 * self.status.tokens.len() + self.status.text.len(),
         };

@@ -1,6 +1,7 @@
 //! The supervisor: admits hosts, plans and places jobs, decides what a failure means. Runs no model.
 
 mod actor;
+mod asked_session;
 mod assign;
 mod change;
 mod choose;
@@ -34,6 +35,7 @@ mod writer;
 mod tests;
 
 pub use actor::Supervisor;
+pub use asked_session::AskedSession;
 pub use change::Decided;
 pub use config::{ContextHosts, HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig};
 pub use context::PreparedContext;
@@ -43,6 +45,6 @@ pub use job::{Outcome, Question};
 pub use placement::{
     Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,
 };
-pub use prepare::{AskedSession, ModelFront};
+pub use prepare::ModelFront;
 pub use state::{Command, Event, Origin, PreparedJob, Source, SupervisorState};
 pub use view::JobFilter;

@@ -16,6 +16,7 @@ use crate::{
     error::JobError,
     messages::TokenChoice,
     supervisor::{
+        asked_session::AskedSession,
         config::ContextHosts,
         context::PreparedContext,
         job::Question,
@@ -95,11 +96,12 @@ impl ModelFront {
         let limits = self.check(&request)?;
         let template = session.map_or(request.chat_template, |session| session.chat_template);
         let separator = request.query_separator.clone();
-        let (source, query_ids, context_tokens) = match (request.context, request.session, session) {
+        let (source, query_ids, context_tokens, anew) = match (request.context, request.session, session) {
             (None, Some(name), Some(session)) => {
                 let separator = separator.unwrap_or(session.query_separator.clone());
                 let (_, query) = self.tokens(STAND_IN.into(), separated(request.query, &separator), template)?;
-                (Source::Session(name), query, session.context_tokens)
+                let anew = session.anew(&query);
+                (Source::Session(name), query, session.plan.context_tokens, anew)
             }
             (context, _, _) => {
                 let context = context.unwrap_or(Prompt::Text(String::new()));
@@ -110,7 +112,7 @@ impl ModelFront {
                 self.check_length(most)?;
                 let mut prepared = self.plan((&context, &query), method, hosts)?;
                 prepared.placement = request.placement;
-                (Source::Context(prepared), query, context.len())
+                (Source::Context(prepared), query, context.len(), None)
             }
         };
         self.check_length((context_tokens, query_ids.len(), limits.max_tokens))?;
@@ -122,7 +124,7 @@ impl ModelFront {
             stop: request.stop,
             ignore_eos: request.ignore_eos,
         };
-        let question = Question { query_ids, choice, timeout: limits.timeout };
+        let question = Question { query_ids, choice, timeout: limits.timeout, anew };
         let (id, labels) = (request.id.unwrap_or_default(), request.labels);
         Ok(PreparedJob { id, fingerprint: None, source, question, labels })
     }
@@ -168,17 +170,6 @@ impl ModelFront {
         prepared.placement = request.placement;
         Ok(prepared)
     }
-}
-
-/// A session as a question to it is prepared.
-#[derive(Clone, Debug)]
-pub struct AskedSession {
-    /// Tokens of its context.
-    pub context_tokens: usize,
-    /// Whether its questions go through the chat template.
-    pub chat_template: bool,
-    /// What stands before those that name nothing else.
-    pub query_separator: QuerySeparator,
 }
 
 /// What hosts pass each other goes in a few frames of whatever size, what an order names in a part of one.
@@ -465,8 +456,8 @@ mod tests {
             (create(separated_by("\n--\n"), text()), Some(" "), " Who?"),
             (create(None, ids), None, "Who?"),
         ] {
-            let PreparedContext { plan, chat_template, query_separator, .. } = session;
-            let session = AskedSession { context_tokens: plan.context_tokens, chat_template, query_separator };
+            let PreparedContext { plan, ids, chat_template, query_separator, .. } = session;
+            let session = AskedSession { context: 1, plan, ids, chat_template, query_separator };
             assert_eq!(asked(question(own), Some(&session)).unwrap(), front().tokenizer.encode(expected).unwrap());
         }
     }

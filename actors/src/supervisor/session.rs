@@ -12,9 +12,9 @@ use crate::{
     error::JobError,
     news::News,
     supervisor::{
+        asked_session::AskedSession,
         change::{Decided, Effect},
         context::{Context, Owner, PreparedContext},
-        prepare::AskedSession,
         record,
         state::{Command, SupervisorState},
     },
@@ -172,9 +172,12 @@ impl SupervisorState {
 
     /// What a question to a session is prepared for.
     pub fn asked_session(&self, name: &str) -> Result<AskedSession, JobError> {
-        let prepared = &self.contexts[self.sessions.find(name)?.context].prepared;
+        let context = self.sessions.find(name)?.context;
+        let prepared = &self.contexts[context].prepared;
         Ok(AskedSession {
-            context_tokens: prepared.plan.context_tokens,
+            context,
+            plan: prepared.plan.clone(),
+            ids: prepared.ids.clone(),
             chat_template: prepared.chat_template,
             query_separator: prepared.query_separator.clone(),
         })

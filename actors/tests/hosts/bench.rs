@@ -7,16 +7,16 @@ use asterism_actors::{
     cores::OwnDevice,
     host,
     messages::{
-        ContextIds, EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, TokenChoice,
+        Anew, ContextIds, EncodeShards, Generate, Hello, HostCommand, HostMessage, HostRole, ShardHolder, TokenChoice,
         WireMessage,
     },
     ticket::{Secret, Ticket},
 };
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
-use asterism_plan::{Exchange, Method, Plan, PlanRequest};
+use asterism_plan::{Exchange, Method, MethodConfig, Plan, PlanRequest, Refresh};
 use asterism_transport::{Channel, Link, MAX_PAYLOAD_BYTES, NoObserver, Transport, local::LocalNetwork};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::cases;
@@ -79,6 +79,17 @@ impl Case {
         Self { ids: plan.numbered_ids(&context), plan, case }
     }
 
+    /// Its context as a session's, whose questions get some tokens anew.
+    pub fn session(&self, tokens: usize) -> Self {
+        let context = &self.ids[..self.plan.context_tokens];
+        let method: MethodConfig =
+            serde_json::from_value(json!({"pulsar": {"refresh_tokens": tokens, "shared_prefix": false}}))
+                .expect("a method");
+        let shape = Checkpoint::open(&golden().join("models").join(MODEL)).expect("a model").config().shape(DType::F32);
+        let asked = PlanRequest { context, query: &[], hosts: 4, one_machine: false, shape: &shape, speeds: None };
+        Self { case: self.case.clone(), plan: method.plan(&asked).expect("a plan"), ids: context.to_vec() }
+    }
+
     fn encode(&self, attempt: u32, blocks: &[usize], peers: &[ShardHolder]) -> HostCommand {
         HostCommand::Encode(EncodeShards {
             context: CONTEXT,
@@ -92,13 +103,22 @@ impl Case {
     }
 
     pub fn generate(&self, holders: &[ShardHolder], max_tokens: u32, temperature: f32) -> Generate {
+        let query: Vec<u32> = cases::list(&self.case["query_ids"]);
+        let kept = self.plan.kept_shards();
+        let refresh = self.plan.refresh(&self.ids, &query);
+        let shards = refresh.as_ref().map_or(kept.clone(), |refresh| refresh.left_of(kept));
+        let anew = refresh.map(|Refresh { shard, hidden }| {
+            let ids = shard.input(&self.ids[..]).expect("ids of the context").ids;
+            Box::new(Anew { shard, ids, hidden })
+        });
         Generate {
             job: JOB,
             context: CONTEXT,
-            query_ids: cases::list(&self.case["query_ids"]),
+            query_ids: query,
             generated: Vec::new(),
             query_start: self.plan.query_start,
-            shards: self.plan.kept_shards(),
+            shards,
+            anew,
             view: self.plan.view,
             holders: holders.to_vec(),
             choice: TokenChoice { max_tokens, temperature, top_p: 0.95, seed: 11, stop: Vec::new(), ignore_eos: true },

@@ -4,6 +4,7 @@
 mod bench;
 #[path = "../../../tests/golden/cases.rs"]
 mod cases;
+mod refresh;
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -6,6 +6,7 @@ mod block;
 mod masses;
 mod selected;
 mod stripes;
+mod sums;
 mod tiled;
 
 use std::ops::Range;
@@ -16,10 +17,11 @@ use super::lanes::{Element, Kernel, Lanes};
 use super::pool::{Shared, Tasks, filled};
 use crate::Heads;
 use crate::reference::AttentionShape;
-use block::{Block, Live, Raw, Sight, Sizes, Tile, merge};
+use block::{Block, Live, Sight, Sizes, Tile};
 pub(super) use masses::{Masses, masses};
 pub(super) use selected::{Selected, Sequence};
 pub(super) use stripes::stripes;
+use sums::{Raw, merge};
 pub(super) use tiled::TiledSequence;
 
 /// Query rows that share a block of keys.

@@ -220,8 +220,8 @@ fn batches_that_do_not_fit_are_refused() {
         assert!(attend(0..2, &[2, 32]).is_ok());
         assert_eq!(attend(0..3, &[2, 32]).unwrap_err().code(), "kernel_shape");
         assert_eq!(attend(0..1, &[2, 16]).unwrap_err().code(), "kernel_shape");
-        for (holes, mask) in [(&[2..4][..], Mask::None), (&[1..2, 0..1], Mask::None), (&[0..1], Mask::Causal)] {
-            let refused = [Ask { kv: &kv, rows: 0..1, mask, holes }];
+        for (holes, mask) in [([0..1, 2..4], Mask::None), ([1..2, 0..1], Mask::None), ([0..1, 1..2], Mask::Causal)] {
+            let refused = [Ask { kv: &kv, rows: 0..1, mask, holes: &holes }];
             let refused = backend.attend_many(heads, &x(&[2, 32]), &refused, &mut Vec::new());
             assert_eq!(refused.unwrap_err().code(), "kernel_shape");
         }

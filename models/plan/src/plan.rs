@@ -7,8 +7,8 @@ use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Calibration, Exchange, Input, LocalAttention, ModelShape, PlanError, Span, TokenIds, attention::Streaming,
-    span::rows,
+    Calibration, Exchange, Input, LocalAttention, ModelShape, PlanError, RefreshRule, Span, TokenIds,
+    attention::Streaming, span::rows,
 };
 
 /// What a method plans for. Token ids only: methods that need scores computed at run time put the rule in the plan.
@@ -49,6 +49,9 @@ pub struct Plan {
     /// ablation's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_ids: Vec<u32>,
+    /// What each question gets anew that the plan did not know; none where it knew the question, or nothing is gained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refresh: Option<RefreshRule>,
 }
 
 /// A method by name.

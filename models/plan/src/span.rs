@@ -92,6 +92,20 @@ impl Input {
     }
 }
 
+impl Input {
+    /// The rows of `spans` whose ids are given one after the other; none where there are more or fewer.
+    pub fn in_order(spans: impl IntoIterator<Item = Span>, ids: Vec<u32>) -> Option<Self> {
+        let mut positions = Vec::with_capacity(ids.len());
+        for span in spans {
+            if span.tokens as usize > ids.len() - positions.len() {
+                return None;
+            }
+            positions.extend(span.position..u32::try_from(span.past()).ok()?);
+        }
+        (positions.len() == ids.len()).then_some(Self { ids, positions })
+    }
+}
+
 /// Ids of tokens by number.
 pub trait TokenIds {
     /// The ids of `tokens` tokens from number `start`, if all are known.

@@ -57,8 +57,15 @@ pub enum SummaryBudget {
     Tokens(usize),
     /// This share of the block's tokens, rounded down.
     Fraction(f64),
-    /// The same, but so much that all blocks but the last have at least so many tokens together.
-    FractionAtLeast(f64, usize),
+    /// So many tokens of all blocks but the last together: a share of them, within bounds.
+    InAll {
+        /// The share.
+        share: f64,
+        /// Least tokens, however short the context.
+        least: usize,
+        /// Most tokens, however long.
+        most: usize,
+    },
 }
 
 /// Who competes for the budget.
@@ -126,9 +133,7 @@ impl SummaryRule {
             return Err(PlanError::Size { name: "chunk_tokens", expected: "at least 1".into(), got: "0".into() });
         }
         match self.budget {
-            SummaryBudget::Fraction(share) | SummaryBudget::FractionAtLeast(share, _)
-                if !(0.0..=1.0).contains(&share) =>
-            {
+            SummaryBudget::Fraction(share) | SummaryBudget::InAll { share, .. } if !(0.0..=1.0).contains(&share) => {
                 let (name, expected) = ("summary_fraction", "a share from 0 to 1".into());
                 Err(PlanError::Size { name, expected, got: share.to_string() })
             }
@@ -143,9 +148,18 @@ impl SummaryBudget {
         match self {
             Self::Tokens(tokens) => tokens,
             Self::Fraction(share) => (share * block as f64).floor() as usize,
-            Self::FractionAtLeast(share, least) => {
-                Self::Fraction(share).tokens(block, read).max(least.div_ceil(read.max(1)))
+            Self::InAll { .. } => self.in_all(block, read).div_ceil(read.max(1)),
+        }
+    }
+
+    /// Tokens of the summaries of `read` blocks of `block` tokens together.
+    pub fn in_all(self, block: usize, read: usize) -> usize {
+        match self {
+            Self::InAll { share, least, most } => {
+                let share = Self::Fraction(share).tokens(block.saturating_mul(read.max(1)), read);
+                share.max(least).min(most.max(least))
             }
+            each => each.tokens(block, read).saturating_mul(read),
         }
     }
 }
@@ -156,7 +170,13 @@ pub fn summarize(context: &[u32], query: &[u32], blocks: &[Range<usize>], rule: 
     let chunks = Chunks::cut(blocks, rule.chunk_tokens);
     let whole_chunks =
         |block: &Range<usize>| rule.budget.tokens(block.len(), blocks.len().saturating_sub(1)) / rule.chunk_tokens;
-    let quotas: Vec<_> = blocks.iter().map(whole_chunks).collect();
+    let mut quotas: Vec<_> = blocks.iter().map(whole_chunks).collect();
+    if let (BudgetSpread::Shared, SummaryBudget::InAll { .. }, [first, _, ..]) = (rule.spread, rule.budget, blocks) {
+        // What is shared is cut into chunks once, not block by block.
+        let read = blocks.len() - 1;
+        quotas[..read].fill(0);
+        quotas[0] = rule.budget.in_all(first.len(), read) / rule.chunk_tokens;
+    }
     if rule.heuristic == Heuristic::EvenSpaced {
         let sizes = quotas.iter().map(|chunks| chunks.saturating_mul(rule.chunk_tokens));
         return blocks.iter().zip(sizes).map(|(block, tokens)| even_spaced(block, tokens)).collect();

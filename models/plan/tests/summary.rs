@@ -127,7 +127,7 @@ fn budget() -> impl Strategy<Value = SummaryBudget> {
     prop_oneof![
         (0_usize..300).prop_map(SummaryBudget::Tokens),
         (0.0..=1.0).prop_map(SummaryBudget::Fraction),
-        (0.0..=1.0, 0_usize..300).prop_map(|(share, least)| SummaryBudget::FractionAtLeast(share, least)),
+        (0.0..=1.0, 0_usize..300).prop_map(|(share, least)| SummaryBudget::InAll { share, least, most: least + 200 }),
     ]
 }
 
@@ -176,8 +176,9 @@ proptest! {
             shares.push(match rule.budget {
                 SummaryBudget::Tokens(tokens) => tokens,
                 SummaryBudget::Fraction(share) => (share * block.len() as f64) as usize,
-                SummaryBudget::FractionAtLeast(share, least) => {
-                    least.div_ceil((blocks.len() - 1).max(1)).max((share * block.len() as f64) as usize)
+                SummaryBudget::InAll { share, least, most } => {
+                    let read = (blocks.len() - 1).max(1);
+                    ((share * (block.len() * read) as f64) as usize).max(least).min(most).div_ceil(read)
                 }
             });
         }

@@ -1,8 +1,9 @@
 //! Where the context's keys and values live, as a step asks for them: behind a wire, or in this very process.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use asterism_kernels::{Ask, Backend, Heads, Mask};
+use asterism_plan::HiddenKeys;
 
 use crate::{EncodedShard, ModelError};
 
@@ -84,6 +85,8 @@ pub struct LocalContext<'a, B: Backend> {
     backend: &'a B,
     /// Shards of each part's context.
     contexts: Vec<&'a [EncodedShard<B>]>,
+    /// Keys that nobody sees, by block.
+    hidden: BTreeMap<usize, Vec<Range<usize>>>,
     answers: Vec<PartAnswer>,
 }
 
@@ -95,7 +98,20 @@ impl<'a, B: Backend> LocalContext<'a, B> {
 
     /// Answers each part of a step from the shards of its own context.
     pub fn of(backend: &'a B, contexts: Vec<&'a [EncodedShard<B>]>) -> Self {
-        Self { backend, contexts, answers: Vec::new() }
+        Self { backend, contexts, hidden: BTreeMap::new(), answers: Vec::new() }
+    }
+
+    /// Without keys of shards that have others in their place.
+    ///
+    /// # Panics
+    /// For keys that a shard does not have.
+    pub fn without(self, hidden: &[HiddenKeys]) -> Self {
+        let ranges = |hidden: &HiddenKeys| {
+            let (block, shard) = (hidden.block as usize, self.contexts.iter().flat_map(|shards| shards.iter()));
+            let keys = shard.filter(|shard| shard.block == block).map(|shard| shard.tokens).max().unwrap_or(0);
+            (block, hidden.ranges(keys).expect("keys of a shard that there is"))
+        };
+        Self { hidden: hidden.iter().map(ranges).collect(), ..self }
     }
 }
 
@@ -107,8 +123,17 @@ impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
     ) -> Result<(), ModelError> {
         let shards = |ask: &PartAsk| self.contexts[ask.part].iter();
         let pairs = asks.iter().flat_map(|ask| shards(ask).map(move |shard| (ask, shard)));
+        let hidden = |block: usize| self.hidden.get(&block).map_or(0, |holes| holes.iter().map(Range::len).sum());
         let each: Vec<_> = pairs
-            .map(|(ask, shard)| Ask { kv: &shard.layers[layer], rows: ask.rows.clone(), mask: ask.mask, holes: &[] })
+            .map(|(ask, shard)| {
+                let (rows, mask) = (ask.rows.clone(), ask.mask);
+                Ask {
+                    kv: &shard.layers[layer],
+                    rows,
+                    mask,
+                    holes: self.hidden.get(&shard.block).map_or(&[], |holes| &holes[..]),
+                }
+            })
             .collect();
         let mut packed = Vec::new();
         self.backend.attend_many(heads, q, &each, &mut packed)?;
@@ -117,7 +142,8 @@ impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
             let range = start..start + ask.rows.len() * heads.packed_row();
             start = range.end;
             let rows = PackedRows::new(values.clone(), range);
-            ShardPartial { shards: vec![(shard.block, self.backend.kv_len(&shard.layers[layer]) as u64)], rows }
+            let keys = self.backend.kv_len(&shard.layers[layer]) - hidden(shard.block);
+            ShardPartial { shards: vec![(shard.block, keys as u64)], rows }
         };
         self.answers = asks.iter().map(|ask| Ok(shards(ask).map(|shard| answer(ask, shard)).collect())).collect();
         Ok(())

@@ -5,6 +5,7 @@
 //! between the exponentials of another. Keys are always visited in the same blocks, so a row depends on itself alone.
 
 mod pipeline;
+mod scores;
 
 use std::ops::Range;
 

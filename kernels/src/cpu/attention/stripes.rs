@@ -9,7 +9,7 @@ use super::super::pool::{Shared, Tasks, filled};
 use super::super::scores::mean;
 use super::super::tile::{Extent, Left, Right, product};
 use super::Sequence;
-use super::block::Raw;
+use super::sums::Raw;
 use crate::{KernelError, KeySets, StripeRule};
 
 /// Keys that a task searches.

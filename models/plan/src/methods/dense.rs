@@ -35,5 +35,6 @@ pub(super) fn one_shard(name: &str, request: &PlanRequest, attention: LocalAtten
         query_start: tokens as u32,
         view: ContextView::All,
         extra_ids: Vec::new(),
+        refresh: None,
     })
 }

@@ -180,6 +180,7 @@ fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<usize
         query_start: tokens as u32,
         view: ContextView::All,
         extra_ids: Vec::new(),
+        refresh: None,
     }
 }
 

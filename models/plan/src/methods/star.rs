@@ -157,6 +157,7 @@ impl Method for StarConfig {
             query_start: context.len() as u32,
             view: ContextView::All,
             extra_ids: anchors.extra_ids(),
+            refresh: None,
         })
     }
 }

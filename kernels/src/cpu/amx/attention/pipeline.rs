@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::super::buffer::Buffer;
 use super::super::engine::{BLOCK, Engine, Exponentials, LANES, Product, Rows, SIDE, STEP, Softmax, TILE};
 use super::super::panels;
+use super::scores::{blank, hide, punch, raise};
 use super::{KEYS, Plan, STRETCH, TILES, Task};
 
 thread_local! {
@@ -347,59 +348,5 @@ impl Pipeline<'_> {
     /// Half tiles, of 16 rows, that hold rows.
     fn halves(&self, tile: usize) -> usize {
         (self.task.rows - tile * SIDE).div_ceil(LANES).min(2)
-    }
-}
-
-/// Sets the scores that a row may not see to minus infinity.
-///
-/// # Safety
-/// `scores` must be `KEYS` rows of 32, from the half tile's first lane on.
-unsafe fn hide(scores: *mut f32, first: usize, visible: &[u32; LANES]) {
-    for key in 0..KEYS {
-        // SAFETY: the caller's promise.
-        let line = unsafe { &mut *scores.add(key * SIDE).cast::<[f32; LANES]>() };
-        for (score, &visible) in line.iter_mut().zip(visible) {
-            if first + key >= visible as usize {
-                *score = f32::NEG_INFINITY;
-            }
-        }
-    }
-}
-
-/// Sets the scores of hidden keys to minus infinity.
-///
-/// # Safety
-/// As [`hide`].
-unsafe fn punch(scores: *mut f32, first: usize, hidden: &[Range<usize>]) {
-    for (lane, hidden) in hidden.iter().enumerate() {
-        for key in hidden.start.max(first)..hidden.end.min(first + KEYS) {
-            // SAFETY: the caller's promise.
-            unsafe { *scores.add((key - first) * SIDE + lane) = f32::NEG_INFINITY };
-        }
-    }
-}
-
-/// Sets the scores of some keys of the block to minus infinity.
-///
-/// # Safety
-/// As [`hide`].
-unsafe fn blank(scores: *mut f32, keys: Range<usize>) {
-    for key in keys {
-        // SAFETY: the caller's promise.
-        unsafe { scores.add(key * SIDE).cast::<[f32; LANES]>().write([f32::NEG_INFINITY; LANES]) };
-    }
-}
-
-/// Raises the peaks of 16 rows to their highest scores.
-///
-/// # Safety
-/// As [`hide`].
-unsafe fn raise(scores: *const f32, peaks: &mut [f32; LANES]) {
-    for key in 0..KEYS {
-        // SAFETY: the caller's promise.
-        let line = unsafe { &*scores.add(key * SIDE).cast::<[f32; LANES]>() };
-        for (peak, score) in peaks.iter_mut().zip(line) {
-            *peak = peak.max(*score);
-        }
     }
 }

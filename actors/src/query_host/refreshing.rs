@@ -1,0 +1,102 @@
+//! The thread that encodes what questions get anew, one after the other, while others generate. Chooses nothing.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+};
+
+use asterism_kernels::Backend;
+use asterism_models::{Decoder, EncodedShard, ModelError, encode_alone};
+use asterism_plan::Input;
+
+use crate::messages::Anew;
+
+/// What came of an order: fresh keys, or code and message of what failed.
+pub type Fresh<B> = Result<EncodedShard<B>, (String, String)>;
+
+/// Takes orders; its thread ends with it.
+pub struct Refresher<B: Backend> {
+    orders: mpsc::Sender<Order<B>>,
+}
+
+/// An order that was given: dropped, it is given up.
+pub struct Awaited<B: Backend>(Arc<Slip<B>>);
+
+/// What both sides of an order see.
+struct Slip<B: Backend> {
+    fresh: Mutex<Option<Fresh<B>>>,
+    given_up: AtomicBool,
+}
+
+struct Order<B: Backend> {
+    anew: Anew,
+    slip: Arc<Slip<B>>,
+    done: Box<dyn FnOnce() + Send>,
+}
+
+/// What a panic says.
+pub fn words(panic: Box<dyn Any + Send>) -> String {
+    let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+    words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}
+
+impl<B: Backend> Refresher<B> {
+    /// Starts the thread.
+    pub fn start(decoder: Arc<Decoder<B>>) -> Self {
+        let (orders, taken) = mpsc::channel::<Order<B>>();
+        let run = move || {
+            for Order { anew, slip, done } in taken {
+                let fresh = catch_unwind(AssertUnwindSafe(|| encode(&decoder, anew, &slip.given_up)));
+                let fresh = match fresh {
+                    Ok(encoded) => encoded.map_err(|error| (error.code().to_owned(), error.to_string())),
+                    Err(panic) => Err(("internal".to_owned(), format!("encoding anew panicked: {}", words(panic)))),
+                };
+                *slip.fresh.lock().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
+                done();
+            }
+        };
+        thread::Builder::new().name("refresh".into()).spawn(run).expect("the system starts a thread");
+        Self { orders }
+    }
+
+    /// Has tokens encoded; `done` is called once it can be taken.
+    pub fn order(&self, anew: Anew, done: impl FnOnce() + Send + 'static) -> Awaited<B> {
+        let slip = Arc::new(Slip { fresh: Mutex::new(None), given_up: AtomicBool::new(false) });
+        let order = Order { anew, slip: slip.clone(), done: Box::new(done) };
+        // The thread goes when this does.
+        let _ = self.orders.send(order);
+        Awaited(slip)
+    }
+}
+
+impl<B: Backend> Awaited<B> {
+    /// What came of it, once it is done.
+    pub fn take(&self) -> Option<Fresh<B>> {
+        self.0.fresh.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl<B: Backend> Drop for Awaited<B> {
+    fn drop(&mut self) {
+        self.0.given_up.store(true, Ordering::Relaxed);
+    }
+}
+
+fn encode<B: Backend>(decoder: &Decoder<B>, anew: Anew, given_up: &AtomicBool) -> Result<EncodedShard<B>, ModelError> {
+    let Anew { shard, ids, .. } = anew;
+    let missing = ModelError::NoTokens { block: shard.block, start: shard.own.start, tokens: shard.own.tokens };
+    let input = Input::in_order(shard.spans(), ids).ok_or(missing)?;
+    let mut on = |_, _| !given_up.load(Ordering::Relaxed);
+    if !on(0, 0) {
+        return Err(ModelError::Cancelled);
+    }
+    let fresh = encode_alone(decoder, (&shard, &input), &mut on)?;
+    decoder.backend().finish()?;
+    Ok(fresh)
+}

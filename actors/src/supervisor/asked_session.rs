@@ -1,0 +1,31 @@
+//! What of a session the preparing of a question needs. Reads no state.
+
+use std::sync::Arc;
+
+use asterism_models::QuerySeparator;
+use asterism_plan::Plan;
+
+use crate::supervisor::job::Anew;
+
+/// A session as a question to it is prepared.
+#[derive(Clone, Debug)]
+pub struct AskedSession {
+    /// Number of its context.
+    pub context: u64,
+    /// The plan of it.
+    pub plan: Arc<Plan>,
+    /// The ids of the tokens that the plan numbers.
+    pub ids: Arc<[u32]>,
+    /// Whether its questions go through the chat template.
+    pub chat_template: bool,
+    /// What stands before those that name nothing else.
+    pub query_separator: QuerySeparator,
+}
+
+impl AskedSession {
+    /// What of the context a question gets anew.
+    pub fn anew(&self, query: &[u32]) -> Option<Box<Anew>> {
+        let context = &self.ids[..self.plan.context_tokens];
+        self.plan.refresh(context, query).map(|refresh| Box::new(Anew { context: self.context, refresh }))
+    }
+}

@@ -1,0 +1,59 @@
+//! Questions that get some tokens of a session's context anew, over hosts.
+
+use asterism_actors::messages::{Generate, HostMessage, HostRole};
+use asterism_models::{ContextKeys, Generator, LocalContext, Parts, encode_alone, encode_plan};
+
+use crate::bench::{Bench, Case, load};
+
+/// The tokens that fresh keys and what is left of the shards give, in this very process.
+fn tokens_here(case: &Case, order: &Generate) -> Vec<u32> {
+    let decoder = load(Parts::All).expect("the model").decoder;
+    let shards = encode_plan(&decoder, &case.plan, &case.ids, None, &mut |_, _| true).expect("shards");
+    let anew = order.anew.as_ref().expect("some tokens anew");
+    let input = anew.shard.input(&case.ids[..]).expect("ids of the context");
+    let fresh = encode_alone(&decoder, (&anew.shard, &input), &mut |_, _| true).expect("fresh keys");
+    let keys = ContextKeys { shards: order.shards.clone(), view: order.view };
+    let mut generator = Generator::new(keys, order.query_start);
+    generator.refresh(fresh);
+    let (mut ids, mut tokens) = (order.query_ids.clone(), Vec::new());
+    while tokens.len() < order.choice.max_tokens as usize {
+        let mut context = LocalContext::new(decoder.backend(), &shards).without(&anew.hidden);
+        let x = generator.step(&decoder, &ids, &mut context).expect("a step");
+        let logits = decoder.last_logits(&[&x]).expect("logits").remove(0).expect("numbers");
+        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]).then(b.cmp(a)));
+        ids = vec![best.expect("a vocabulary") as u32];
+        tokens.extend(&ids);
+    }
+    tokens
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_question_that_gets_tokens_anew_has_the_same_answer_whoever_generates() {
+    let (context, query) = (HostRole::Context, HostRole::Query);
+    let mut bench = Bench::of(&[("c0", context), ("c1", context), ("q0", query), ("q1", query)]).await;
+    let case = Case::of("star", 4).session(32);
+    let holders = vec![bench.encode(&case, "c0", &[0, 2]).await, bench.encode(&case, "c1", &[1, 3]).await];
+    let order = case.generate(&holders, 40, 0.0);
+    let anew = order.anew.as_ref().expect("some tokens anew");
+    assert!(anew.hidden.len() > 1 && anew.shard.rows() < case.ids.len() / 2, "{anew:?}");
+    let expected = tokens_here(&case, &order);
+    bench.generate("q0", order.clone()).await;
+    assert_eq!(bench.line("q0").tokens(0).await, expected);
+    // Another query host encodes them again, and goes on.
+    bench.generate("q1", Generate { generated: expected[..17].to_vec(), ..order.clone() }).await;
+    assert_eq!(bench.line("q1").tokens(17).await, expected[17..]);
+    // Ids that are not those of the pass, and keys that a shard does not have.
+    let mut wrong = Generate { job: 90, ..order.clone() };
+    wrong.anew.as_mut().expect("some tokens anew").ids.pop();
+    bench.generate("q0", wrong).await;
+    let failed = |message| if let HostMessage::Failed { job, code, .. } = message { Some((job, code)) } else { None };
+    assert_eq!(bench.line("q0").hear(failed).await, (90, "tokens_missing".to_owned()));
+    let mut wrong = Generate { job: 91, ..order };
+    wrong.anew.as_mut().expect("some tokens anew").hidden[0].runs.push((5000, 5001));
+    bench.generate("q0", wrong).await;
+    let stalled =
+        |message| if let HostMessage::Stalled { job, cause, .. } = message { Some((job, cause)) } else { None };
+    let (job, cause) = bench.line("q0").hear(stalled).await;
+    assert!(job == 91 && cause.contains("none of its keys"), "{job} {cause}");
+    bench.shutdown().await;
+}
