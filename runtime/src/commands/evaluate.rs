@@ -1,6 +1,8 @@
 //! `eval`: benchmarks and question files answered by methods on the cluster, scored, compared and drawn.
 
 mod arguments;
+mod asked_session;
+mod contender;
 mod meter;
 mod questions;
 mod run;
@@ -24,8 +26,9 @@ pub use arguments::{
 pub use questions::TokenCounter;
 
 use self::{
+    contender::Contender,
     questions::Questions,
-    run::{Asking, Contender, Failure, Outcome, answer_all},
+    run::{Asking, Failure, Outcome, answer_all},
 };
 use crate::{
     client::Client,
@@ -138,9 +141,9 @@ fn ask(
     let outcome = client.topology().and_then(|cluster| {
         let contenders = match methods {
             Some(methods) => {
-                methods.into_iter().map(|(label, method)| Contender { label, config: Some(method) }).collect()
+                methods.into_iter().map(|(label, method)| Contender::new(label, Some(method), args.asked_as)).collect()
             }
-            None => vec![Contender { label: cluster.method, config: None }],
+            None => vec![Contender::new(cluster.method, None, args.asked_as)],
         };
         known.retain(|answer| answer.model == cluster.model);
         let jobs = args.jobs.into();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::{eval::Scoring, size::Tokens};
 
@@ -50,6 +50,9 @@ pub struct RunArgs {
     /// Most tokens of an answer [default: the benchmark's; 64 for files]
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<Tokens>,
+    /// How questions are asked
+    #[arg(long = "as", value_enum, value_name = "HOW", default_value_t)]
+    pub asked_as: AskedAs,
     /// Questions in flight at once; more than one makes each take longer
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub jobs: u16,
@@ -62,6 +65,16 @@ pub struct RunArgs {
     /// Table and chart
     #[command(flatten)]
     pub show: ShowArgs,
+}
+
+/// How questions are asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AskedAs {
+    /// Context and question together
+    #[default]
+    Jobs,
+    /// The question to a session of its context, which was encoded without it
+    Sessions,
 }
 
 /// How answers are shown.

@@ -11,10 +11,12 @@ use std::{
 };
 
 use asterism_actors::api::{JobState, JobStatus};
-use asterism_plan::MethodConfig;
 use serde::Serialize;
 
 use super::{
+    arguments::AskedAs,
+    asked_session::AskedSession,
+    contender::Contender,
     meter::{LINE_EVERY, Meter},
     question,
     questions::Questions,
@@ -26,15 +28,6 @@ use crate::{
     eval::{Answer, Question, Seconds},
     globals::Globals,
 };
-
-/// A method that answers.
-#[derive(Clone, Debug)]
-pub struct Contender {
-    /// As typed.
-    pub label: String,
-    /// Absent: the cluster's own.
-    pub config: Option<MethodConfig>,
-}
 
 /// A question without an answer.
 #[derive(Clone, Debug, Serialize)]
@@ -215,6 +208,13 @@ impl Run<'_> {
     fn ask(&self, work: &Work) -> Event {
         let (asked, contender) = (&*work.question, &self.contenders[work.contender]);
         let request = question(&asked.record, contender.config.clone(), asked.max_tokens);
+        let (request, session) = match contender.asked_as {
+            AskedAs::Jobs => (request, None),
+            AskedAs::Sessions => match AskedSession::create(self.client, request, work.place) {
+                Ok((request, session)) => (request, Some(session)),
+                Err(error) => return event_of(error, asked, contender),
+            },
+        };
         let following = match Following::submit(self.client, request, |text| self.note(text)) {
             Ok(following) => following,
             Err(error) => return event_of(error, asked, contender),
@@ -227,7 +227,13 @@ impl Run<'_> {
         let followed = follow(following, &self.globals, |_| Ok(()));
         self.in_flight().retain(|other| *other != id);
         match followed {
-            Ok(status) => judged(&status, asked, contender, work.place),
+            Ok(status) => {
+                let status = match session {
+                    Some(session) => session.timed(status),
+                    None => status,
+                };
+                judged(&status, asked, contender, work.place)
+            }
             Err(error) => event_of(error, asked, contender),
         }
     }
