@@ -16,6 +16,9 @@ use asterism_transport::certificates::{CertificateAuthority, Credentials, HOST_F
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
 
+#[path = "survival/sessions.rs"]
+mod sessions;
+
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 /// More restarts than any scenario makes, and shards of a lost host spread over the rest.
 const SURVIVING: &str = "[supervisor]\nrecovery = \"redistribute\"\nmax_restarts = 1000\n\n[attention.star]";
