@@ -319,8 +319,12 @@ impl Context {
         }
         let mut together: BTreeMap<usize, Vec<Shard>> = BTreeMap::new();
         placed.for_each(|(host, block)| together.entry(host).or_default().push(self.plan().shards[block].clone()));
-        let peers = self.holders(addresses);
-        let ordered = |(host, shards)| (host, self.order(shards, self.plan().exchange.clone(), peers.clone()));
+        let (holders, exchange, blocks) = (self.holders(addresses), &self.plan().exchange, self.places.len());
+        let ordered = |(host, shards): (usize, Vec<Shard>)| {
+            let receives = exchange.receivers(&shards, blocks);
+            let sent = |holder: &&ShardHolder| holder.blocks.iter().any(|block| receives(*block as usize));
+            (host, self.order(shards, exchange.clone(), holders.iter().filter(sent).cloned().collect()))
+        };
         together.into_iter().map(ordered).collect()
     }
 

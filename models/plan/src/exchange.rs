@@ -44,6 +44,19 @@ pub struct Passing {
 }
 
 impl Exchange {
+    /// The shards that a host of some shards sends something to, of `0..blocks`: of others it need not know.
+    pub fn receivers(&self, from: &[Shard], blocks: usize) -> impl Fn(usize) -> bool + use<> {
+        let (mut first, mut second) = (blocks, false);
+        for shard in from {
+            (first, second) = (first.min(shard.block), second || shard.block == 1);
+        }
+        let all = *self == Self::AllToAll;
+        // The second shard lends the first its query.
+        let lent = second && matches!(self, Self::PassCompressed(Passing { score: PassingScore::Query { .. }, .. }));
+        let none = *self == Self::None;
+        move |block| !none && (all || block > first || (lent && block == 0))
+    }
+
     /// The retaining heads that shards score by, by name.
     pub fn retaining_heads(&self) -> Option<&str> {
         match self {
@@ -90,4 +103,40 @@ pub enum PassingScore {
         /// Rows of the query within the anchor.
         rows: Range<usize>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LocalAttention, Span};
+
+    #[test]
+    fn a_host_knows_whom_its_shards_send_something() {
+        let score = |query: bool| match query {
+            true => PassingScore::Query { rows: 0..4 },
+            false => PassingScore::Heads { name: "trained".into() },
+        };
+        let passing =
+            |query| Exchange::PassCompressed(Passing { tokens: 8, pool: 1, first_skip: 0, score: score(query) });
+        let of = |exchange: &Exchange, from: &[usize]| -> Vec<usize> {
+            let shard = |block: &usize| Shard {
+                block: *block,
+                host: 0,
+                prefix: Vec::new(),
+                own: Span::in_place(*block..block + 1),
+                keeps_prefix: false,
+                attention: LocalAttention::Causal,
+            };
+            let from: Vec<Shard> = from.iter().map(shard).collect();
+            (0..6).filter(|block| exchange.receivers(&from, 6)(*block)).collect()
+        };
+        for later in [Exchange::Broadcast, Exchange::SharedPrefix { sink_rows: 4 }, passing(false), passing(true)] {
+            assert_eq!(of(&later, &[3, 2]), [3, 4, 5], "{later:?}");
+            assert_eq!(of(&later, &[5]), [0; 0], "{later:?}");
+        }
+        assert_eq!(of(&passing(true), &[1, 4]), [0, 2, 3, 4, 5], "the query is lent");
+        assert_eq!(of(&passing(false), &[1, 4]), [2, 3, 4, 5]);
+        assert_eq!(of(&Exchange::AllToAll, &[5]), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(of(&Exchange::None, &[0]), [0; 0]);
+    }
 }
