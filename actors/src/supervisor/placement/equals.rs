@@ -52,7 +52,8 @@ pub fn place_among_equals(
     })
 }
 
-/// What hosts with the labels compute with and how many of them do, those first that most of the lowest rank have.
+/// What hosts with the labels compute with and how many of them do, those first that most of the lowest rank have: of devices
+/// that are no CPU before any CPU, which are slower by more than there are of them.
 fn groups<'a>(candidates: &[Candidate<'a>], policy: &PlacementPolicy) -> Vec<(&'a str, usize)> {
     let lowest = candidates.iter().map(|candidate| candidate.rank).min();
     let mut counts: BTreeMap<&str, (usize, usize, usize)> = BTreeMap::new();
@@ -62,7 +63,8 @@ fn groups<'a>(candidates: &[Candidate<'a>], policy: &PlacementPolicy) -> Vec<(&'
         (*first, *own, *all) = (*first, *own + usize::from(Some(candidate.rank) == lowest), *all + 1);
     }
     let mut groups: Vec<_> = counts.into_iter().collect();
-    groups.sort_by_key(|(_, (first, own, all))| (Reverse((*own, *all)), *first));
+    let rank = |numerics: &str, own: usize| own > 0 && numerics.split(' ').next() != Some("cpu");
+    groups.sort_by_key(|(numerics, (first, own, all))| (Reverse((rank(numerics, *own), *own, *all)), *first));
     groups.into_iter().map(|(numerics, (_, _, all))| (numerics, all)).collect()
 }
 
@@ -76,6 +78,7 @@ mod tests {
 
     const A: &str = "cpu avx2 f32 1";
     const B: &str = "cpu portable f32 1";
+    const GPU: &str = "cuda sm_90 bf16 1";
 
     /// Hosts by what they compute with, their rank and their room.
     fn placed(
@@ -95,7 +98,13 @@ mod tests {
         };
         let hosts: Vec<(Option<&'static str>, u8, u64)> = hosts
             .iter()
-            .map(|(numerics, rank, free)| (numerics.map(|of| if of == A { A } else { B }), *rank, *free))
+            .map(|(numerics, rank, free)| {
+                (
+                    numerics.map(|of| [A, B, GPU].into_iter().find(|known| *known == of).expect("one of these")),
+                    *rank,
+                    *free,
+                )
+            })
             .collect();
         let candidates: Vec<Candidate> = hosts.iter().enumerate().map(candidate).collect();
         let demands: Vec<Demand> = (0..shards).map(|at| Demand { block: at, logical: at, kv_bytes: 1 }).collect();
@@ -110,6 +119,15 @@ mod tests {
         assert_eq!(placed(&hosts, 2, Some(B)), Ok(vec![0, 0]));
         let spares = [(Some(A), 1, 9), (Some(A), 1, 9), (Some(B), 0, 9)];
         assert_eq!(placed(&spares, 1, None), Ok(vec![2]), "spares come after all others");
+    }
+
+    #[test]
+    fn one_gpu_is_taken_before_three_cpus() {
+        let hosts = [(Some(A), 0, 9), (Some(A), 0, 9), (Some(GPU), 0, 9), (Some(A), 0, 9)];
+        assert_eq!(placed(&hosts, 2, None), Ok(vec![2, 2]));
+        assert_eq!(placed(&hosts, 12, None).map(|hosts| hosts.contains(&2)), Ok(false), "it has no room for as many");
+        let spare = [(Some(A), 0, 9), (Some(GPU), 1, 9)];
+        assert_eq!(placed(&spare, 1, None), Ok(vec![0]), "a spare waits until it is needed");
     }
 
     #[test]
