@@ -308,13 +308,18 @@ impl SupervisorState {
             let event = JobEvent::Phase { phase: JobPhase::Decoding };
             commands.push(Command::Publish { job: number, event });
         }
-        if job.numerics.is_none() {
+        let first = job.numerics.is_none() && self.hosts.at(host).numerics.is_some();
+        if first {
             job.numerics.clone_from(&self.hosts.at(host).numerics);
         }
         job.status.generated_tokens += 1;
         job.status.tokens.push(id);
         job.status.text.push_str(&text);
+        let kept = first.then(|| record::job(&job));
+        drop(job);
         commands.push(Command::Publish { job: number, event: JobEvent::Token { id, text } });
+        // Whoever goes on with it after another supervisor's start computes the same.
+        commands.extend(kept.map(Command::Persist));
     }
 
     fn on_generated(

@@ -54,6 +54,9 @@ struct JobEntry {
     fingerprint: Option<Fingerprint>,
     context: u64,
     question: Option<Question>,
+    /// What its tokens were computed with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    numerics: Option<String>,
     clock: Clock,
 }
 
@@ -117,11 +120,9 @@ pub fn job(job: &Job) -> Change {
         // What was generated, its query host says again.
         (status.generated_tokens, status.tokens, status.text) = (0, Vec::new(), String::new());
     }
-    put(
-        Table::Jobs,
-        number_key(job.number),
-        &JobEntry { status, fingerprint: job.fingerprint, context: job.context, question, clock: job.clock.clone() },
-    )
+    let (numerics, clock) = (job.numerics.clone().filter(|_| !job.has_ended()), job.clock.clone());
+    let entry = JobEntry { status, fingerprint: job.fingerprint, context: job.context, question, numerics, clock };
+    put(Table::Jobs, number_key(job.number), &entry)
 }
 
 /// A job is forgotten.
@@ -235,7 +236,7 @@ impl JobEntry {
         let ended = !matches!(self.status.state, JobState::Pending | JobState::Running);
         let clock = Clock { ended: self.clock.ended.filter(|_| ended), ..self.clock };
         let mut job = Job::restored((number, self.context), self.status, self.question.unwrap_or_default(), clock);
-        job.fingerprint = self.fingerprint;
+        (job.fingerprint, job.numerics) = (self.fingerprint, self.numerics);
         job
     }
 }

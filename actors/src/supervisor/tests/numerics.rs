@@ -137,3 +137,27 @@ fn a_host_that_says_nothing_of_its_numerics_is_unfit() {
     let cause = cluster.state.host_status(seconds(0.0), 0).cause.expect("one");
     assert!(cause.contains("printable"), "{cause}");
 }
+
+#[test]
+fn the_next_supervisor_knows_what_tokens_were_made_on() {
+    for mixed_numerics in [MixedNumerics::Refuse, MixedNumerics::Mark] {
+        let mut cluster = cluster(&["a", "a", "b"], mixed_numerics);
+        let job = cluster.submit(None);
+        cluster.encode();
+        let (query, _) = cluster.generation().expect("it is asked");
+        cluster.token(query, job, 0, 7);
+        cluster.restart();
+        for at in [0, 1] {
+            cluster.hello(at, 1, CLUSTER, (&[job], &[]));
+            cluster.say(connection(at, 1), HostMessage::Ready { numerics: "a".into() });
+            cluster.encode();
+        }
+        // The query host does not come back.
+        for half_seconds in 1..20 {
+            cluster.tick(f64::from(half_seconds) / 2.0, &[1, 2]);
+        }
+        let marked = mixed_numerics == MixedNumerics::Mark;
+        assert_eq!(cluster.generation().is_some(), marked, "only where others may go on");
+        assert_eq!(cluster.status(job).mixed_numerics, marked);
+    }
+}
