@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use asterism_actors::messages::Condition;
 use tokio::{sync::oneshot, task::JoinHandle};
 use ureq::Agent;
 
@@ -13,7 +14,7 @@ use crate::{
     cluster::Cluster,
     data_dir::{Record, log_file},
     error::{CliError, Exit},
-    node::{Ended, Fate, Process, Restarts, is_stopped},
+    node::{Ended, Fate, Process, Restarts, Watching},
 };
 
 /// How long a supervisor may say nothing from its start until it serves; while it waits for its disk it says so.
@@ -24,6 +25,10 @@ const ASK_EVERY: Duration = Duration::from_millis(500);
 const STOPPED_AFTER: Duration = Duration::from_secs(2);
 /// And for so long if it is not: on a busy machine it may only wait for a core.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
+/// And for so long in all where it waits for memory or a disk meanwhile.
+const STARVED_AFTER: Duration = Duration::from_secs(60);
+/// Longest wait for one answer.
+const ANSWER: Duration = Duration::from_millis(1500);
 /// How long it may take to end by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -165,17 +170,45 @@ async fn serving(process: &mut Process, waits: impl Fn(&str)) -> Result<Record, 
 
 /// Completes when `url`, served by the process `pid`, has not answered for too long; returns for how long.
 async fn silent(url: String, pid: u32) -> Duration {
-    let agent: Agent = Agent::config_builder().timeout_global(Some(STOPPED_AFTER - ASK_EVERY)).build().into();
-    let mut heard = Instant::now();
+    let agent: Agent = Agent::config_builder().timeout_global(Some(ANSWER)).build().into();
+    let (origin, mut silence, mut look) = (Instant::now(), Silence::default(), Watching::at(pid));
     loop {
         tokio::time::sleep(ASK_EVERY).await;
         let (agent, url) = (agent.clone(), url.clone());
         let answered = tokio::task::spawn_blocking(move || agent.get(&url).call().is_ok()).await;
-        if answered.unwrap_or(false) {
-            heard = Instant::now();
-        } else if heard.elapsed() >= if is_stopped(pid) { STOPPED_AFTER } else { HUNG_AFTER } {
-            return heard.elapsed();
+        if let Some(silence) = silence.judge(origin.elapsed(), answered.unwrap_or(false), look.again()) {
+            return silence;
         }
+    }
+}
+
+/// How long the supervisor has said nothing, as far as that is not the keeper's own doing.
+#[derive(Default)]
+struct Silence {
+    /// When it last answered; later by what the keeper was late itself.
+    heard: Duration,
+    /// When it was last seen to wait for memory or a disk.
+    starved: Duration,
+    asked: Duration,
+}
+
+impl Silence {
+    /// After a question that took its time; whether and for how long it has been silent for too long.
+    fn judge(&mut self, now: Duration, answered: bool, condition: Condition) -> Option<Duration> {
+        let passed = now.saturating_sub(std::mem::replace(&mut self.asked, now));
+        self.heard += passed.saturating_sub(ASK_EVERY + ANSWER);
+        if answered {
+            self.heard = now;
+        }
+        if condition == Condition::Starved {
+            self.starved = now;
+        }
+        let silence = now.saturating_sub(self.heard);
+        let over = match condition {
+            Condition::Stopped => silence >= STOPPED_AFTER,
+            _ => silence >= STARVED_AFTER || now.saturating_sub(self.heard.max(self.starved)) >= HUNG_AFTER,
+        };
+        over.then_some(silence)
     }
 }
 
@@ -195,4 +228,31 @@ pub fn refusal(ended: &Ended, log: &Path) -> CliError {
     let exit = known.into_iter().find(|exit| ended.code == Some(*exit as i32)).unwrap_or(Exit::Unreachable);
     let folder = log.parent().unwrap_or(log);
     CliError::new(exit, cause).hint(format!("see the logs in {}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Asked every two seconds up to `until`, without an answer; returns when it counts as hung.
+    fn hung(until: u64, condition: impl Fn(u64) -> Condition, step: u64) -> Option<u64> {
+        let mut silence = Silence::default();
+        (0..=until)
+            .step_by(step as usize)
+            .find(|now| silence.judge(Duration::from_secs(*now), false, condition(*now)).is_some())
+    }
+
+    #[test]
+    fn who_is_starved_or_asked_late_is_not_hung() {
+        assert_eq!(hung(60, |_| Condition::Well, 2), Some(10));
+        assert_eq!(hung(60, |_| Condition::Stopped, 2), Some(2));
+        assert_eq!(hung(80, |_| Condition::Starved, 2), Some(60), "not for ever");
+        let starved_until_20 = |now| if now <= 20 { Condition::Starved } else { Condition::Well };
+        assert_eq!(hung(60, starved_until_20, 2), Some(30));
+        // A keeper that was away for eight seconds each time has heard nothing for its own sake.
+        assert_eq!(hung(40, |_| Condition::Well, 10), None);
+        let mut silence = Silence::default();
+        assert_eq!(silence.judge(Duration::from_secs(9), true, Condition::Well), None);
+        assert_eq!(silence.judge(Duration::from_secs(11), false, Condition::Stopped), Some(Duration::from_secs(2)));
+    }
 }

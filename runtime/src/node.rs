@@ -26,7 +26,7 @@ use crate::{
     error::CliError,
     private,
 };
-pub use condition::{Watched, is_stopped};
+pub use condition::{Watched, Watching};
 pub use process::{Ended, Process, signal};
 pub use state::{Ending, Fate, Restarts};
 pub use tie::Tie;

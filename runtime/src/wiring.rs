@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc, thread::available_parallelism,
 use asterism_actors::{
     HostConfig, HostError,
     api::Role,
-    messages::HostRole,
+    messages::{Condition, HostRole},
     metric::{self, TransportMetrics},
     node::{self, Look, NodeLink},
     store::{RedbStore, StoreError},
@@ -27,6 +27,7 @@ use crate::{
     data_dir, device,
     door::Door,
     error::{CliError, Exit},
+    node::Watching,
     private,
     rotation::Rotation,
     template,
@@ -95,7 +96,24 @@ pub async fn start_supervisor(
     metric::record_config(&config);
     let supervisor =
         Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
+    watch_itself(&supervisor, cluster.liveness.heartbeat / 2);
     Ok((supervisor, address, door))
+}
+
+/// Tells the supervisor when its own process waits for memory or a disk. On a thread of its own, which waits for nobody's.
+fn watch_itself(supervisor: &Supervisor, every: Duration) {
+    let (supervisor, mut look) = (supervisor.clone(), Watching::at(std::process::id()));
+    let watch = move || {
+        while !supervisor.has_ended() {
+            std::thread::sleep(every);
+            if look.again() == Condition::Starved {
+                supervisor.was_starved();
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("watch".into()).spawn(watch) {
+        tracing::warn!(%error, "the supervisor does not see whether it waits for memory");
+    }
 }
 
 /// What the supervisor of `cluster` is told about it.

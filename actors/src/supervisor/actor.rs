@@ -10,7 +10,7 @@ use std::{
 
 use asterism_plan::MethodConfig;
 use asterism_transport::Transport;
-use ractor::{Actor, ActorRef};
+use ractor::{Actor, ActorRef, ActorStatus};
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
         journal::{Request, Subject},
         prepare::ModelFront,
         shell::{Message, Pulse, Shell, SupervisorActor},
-        state::{PreparedJob, Source, SupervisorState},
+        state::{Event, PreparedJob, Source, SupervisorState},
         view::JobFilter,
     },
 };
@@ -80,6 +80,16 @@ impl Supervisor {
     /// before it is no silence.
     pub fn silence(&self) -> Option<Duration> {
         self.pulse.silence()
+    }
+
+    /// Says that this process has waited for memory or a disk: silence of hosts may have been its own.
+    pub fn was_starved(&self) {
+        let _ = self.actor.cast(Message::Event(Event::Starved));
+    }
+
+    /// Whether its actor is gone.
+    pub fn has_ended(&self) -> bool {
+        self.actor.get_status() == ActorStatus::Stopped
     }
 
     /// The model as the supervisor knows it.

@@ -10,6 +10,7 @@ use crate::{
     supervisor::{
         config::{HostSpec, Recovery},
         given::Given,
+        presence::Judge,
     },
 };
 
@@ -176,8 +177,8 @@ pub struct Hosts {
     started_as: Vec<Role>,
     /// Connection of each node agent, and since when.
     pub(super) nodes: BTreeMap<String, (u64, Duration)>,
-    /// When silence was last judged.
-    judged: Duration,
+    /// What is known of who judges them.
+    pub(super) judge: Judge,
 }
 
 impl Hosts {
@@ -204,7 +205,7 @@ impl Hosts {
         let by_name = specs.iter().enumerate().rev().map(|(host, spec)| (spec.name.clone(), host)).collect();
         let started_as = specs.iter().map(|spec| spec.role).collect();
         let (by_connection, nodes) = Default::default();
-        Self { records, by_name, by_connection, started_as, nodes, judged: Duration::MAX }
+        Self { records, by_name, by_connection, started_as, nodes, judge: Judge::default() }
     }
 
     /// All records.
@@ -317,22 +318,6 @@ impl Hosts {
         (record.cause, record.numerics) = (None, None);
         record.seen = Default::default();
         host
-    }
-
-    /// Marks hosts silent for `suspect` and returns them, and those silent for `dead`. While the supervisor itself did nothing, it
-    /// could hear nobody: such a time is no silence of theirs.
-    pub fn silent(&mut self, now: Duration, suspect: Duration, dead: Duration) -> (Vec<usize>, Vec<usize>) {
-        let absent = now.saturating_sub(std::mem::replace(&mut self.judged, now));
-        if absent > suspect {
-            for host in &mut self.records {
-                host.last_heard = (host.last_heard + absent).min(now);
-                host.seen.1 = (host.seen.1 + absent).min(now);
-            }
-        }
-        let suspects = self.that(|host| host.health == HostHealth::Ready && host.silence(now) > suspect);
-        suspects.iter().for_each(|&host| self.records[host].health = HostHealth::Suspect);
-        let known = |host: &HostRecord| host.hello.is_some() && host.health != HostHealth::Dead;
-        (suspects, self.that(|host| known(host) && host.unexcused(now) > dead))
     }
 
     /// Declares a host dead and fences its process. Returns its connection, to be closed.

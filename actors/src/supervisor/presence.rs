@@ -9,8 +9,34 @@ use crate::{
     supervisor::hosts::{HostRecord, Hosts},
 };
 
-/// Longest silence that waiting for memory excuses.
-const STARVED: Duration = Duration::from_secs(60);
+/// Longest silence that waiting for memory excuses, a host's own or the supervisor's.
+pub(super) const STARVED: Duration = Duration::from_secs(60);
+
+/// Who judges the silence of hosts, as far as that may be its own.
+#[derive(Debug, Default)]
+pub(super) struct Judge {
+    /// When it last judged.
+    last: Option<Duration>,
+    /// Whether it has waited for memory or a disk since then.
+    pub starved: bool,
+    /// How long it has done so, judgement after judgement.
+    excused: Duration,
+}
+
+impl Judge {
+    /// The time since it last judged in which it could hear nobody: where it came much later than it does, all of it; where it
+    /// waited for memory in between, all of it too (`true`), up to a minute on end.
+    fn deaf(&mut self, now: Duration, late: Duration) -> (Duration, bool) {
+        let passed = self.last.replace(now).map_or(Duration::ZERO, |last| now.saturating_sub(last));
+        let starved = std::mem::take(&mut self.starved);
+        self.excused = if starved { self.excused + passed } else { Duration::ZERO };
+        match passed > late {
+            true => (passed, false),
+            false if starved && self.excused <= STARVED => (passed, true),
+            false => (Duration::ZERO, false),
+        }
+    }
+}
 
 impl HostRecord {
     /// Time since it was last heard or, while it could not speak for want of memory, since its node last saw that.
@@ -33,6 +59,42 @@ impl HostRecord {
 }
 
 impl Hosts {
+    /// Takes out of everybody's silence the time in which the supervisor itself could hear nobody; returns it. That a process was
+    /// stopped, its node has seen and said: a supervisor that only waits for memory now and then excuses it of nothing.
+    pub fn excuse(&mut self, now: Duration, late: Duration) -> Duration {
+        let (deaf, starved) = self.judge.deaf(now, late);
+        for host in self.records.iter_mut().filter(|host| !starved || host.seen.0 != Condition::Stopped) {
+            host.last_heard = (host.last_heard + deaf).min(now);
+            host.seen.1 = (host.seen.1 + deaf).min(now);
+        }
+        self.nodes.values_mut().for_each(|(_, since)| *since = (*since + deaf).min(now));
+        deaf
+    }
+
+    /// Marks hosts silent for `suspect` and returns them, and those silent for `dead`.
+    pub fn silent(&mut self, now: Duration, suspect: Duration, dead: Duration) -> (Vec<usize>, Vec<usize>) {
+        let suspects = self.that(|host| host.health == HostHealth::Ready && host.silence(now) > suspect);
+        suspects.iter().for_each(|&host| self.records[host].health = HostHealth::Suspect);
+        let known = |host: &HostRecord| host.hello.is_some() && host.health != HostHealth::Dead;
+        (suspects, self.that(|host| known(host) && host.unexcused(now) > dead))
+    }
+
+    /// Hosts of an earlier supervisor's that have not come back to this one, which began at `began`. They dial as the agent of
+    /// their node does: when that is back for as long as a host may be silent (`dead`), so would they be; and without an agent in
+    /// `all`. One that its node sees waiting for memory is waited for.
+    pub fn absent(&self, now: Duration, began: Duration, (dead, all): (Duration, Duration)) -> Vec<usize> {
+        let over = |since: Duration, most: Duration| now.saturating_sub(since) > most;
+        self.that(|host| {
+            let starved = match host.seen {
+                (Condition::Starved, at) if !over(began, STARVED) => at,
+                _ => Duration::ZERO,
+            };
+            let node = self.node_since(host).is_some_and(|since| over(since.max(starved), dead));
+            let known = host.health == HostHealth::Starting && host.kept.incarnation > 0;
+            known && (node || over(began.max(starved), all))
+        })
+    }
+
     /// Notes how a node sees a host's process. A suspect that is starved is busy.
     pub fn seen(&mut self, now: Duration, host: usize, condition: Condition) {
         let record = &mut self.records[host];

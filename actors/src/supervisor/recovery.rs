@@ -322,18 +322,10 @@ impl SupervisorState {
         commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
     }
 
-    /// Hosts that held shards for an earlier supervisor and have not come back to this one. They dial as the agent of their
-    /// node does: when that is back for as long as a host may be silent, so would they be.
+    /// Hosts that held shards for an earlier supervisor and have not come back to this one.
     pub(super) fn give_up_absent(&mut self, now: Duration, commands: &mut Vec<Command>) {
         let Liveness { dead_after, rejoin, .. } = self.config.liveness;
-        let over = |since: Duration, most: Duration| now.saturating_sub(since) > most;
-        let all_over = over(self.began, dead_after + rejoin);
-        let absent = self.hosts.that(|host| {
-            host.health == HostHealth::Starting
-                && host.kept.incarnation > 0
-                && (all_over || self.hosts.node_since(host).is_some_and(|since| over(since, dead_after)))
-        });
-        for host in absent {
+        for host in self.hosts.absent(now, self.began, (dead_after, dead_after + rejoin)) {
             let cause = "it did not come back to the supervisor after that was started again".to_string();
             self.lose(now, host, ("disconnected", cause), commands);
         }

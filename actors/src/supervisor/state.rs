@@ -83,6 +83,8 @@ pub enum Event {
         /// Why.
         cause: String,
     },
+    /// The supervisor's own process has waited for memory or a disk since the last tick.
+    Starved,
     /// Time passed.
     Tick,
 }
@@ -227,6 +229,10 @@ impl SupervisorState {
                 }
                 Stir::Nothing
             }
+            Event::Starved => {
+                self.hosts.judge.starved = true;
+                Stir::Nothing
+            }
             Event::Tick => {
                 self.on_tick(now, &mut commands);
                 Stir::Everything
@@ -251,7 +257,9 @@ impl SupervisorState {
 
     fn on_tick(&mut self, now: Duration, commands: &mut Vec<Command>) {
         let Liveness { heartbeat, suspect_after, dead_after, .. } = self.config.liveness;
-        let (suspect, dead) = self.hosts.silent(now, heartbeat * suspect_after, dead_after);
+        let suspect_after = heartbeat * suspect_after;
+        self.began += self.hosts.excuse(now, suspect_after);
+        let (suspect, dead) = self.hosts.silent(now, suspect_after, dead_after);
         commands.extend(suspect.into_iter().map(|host| Command::Tell(self.hosts.suspected(now, host))));
         for host in dead {
             let record = self.hosts.at(host);

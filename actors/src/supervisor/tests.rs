@@ -559,7 +559,7 @@ fn hosts_that_do_not_come_back_to_a_restarted_supervisor_are_lost() {
     }
     cluster.tick(11.0, &[1, 3]);
     assert_eq!(cluster.health(1), HostHealth::Starting);
-    cluster.tick(12.5, &[1, 3]);
+    [11.5, 12.0, 12.5].into_iter().for_each(|now| cluster.tick(now, &[1, 3]));
     assert_eq!(cluster.health(1), HostHealth::Dead);
     assert!(cluster.encode().iter().filter(|(to, _)| *to == 1).count() >= 4, "the host that is there encodes all");
     assert!(cluster.generation().is_some());

@@ -52,9 +52,23 @@ impl Watched {
     }
 }
 
-/// Whether a process was stopped by a signal or a debugger; `false` where the system does not tell.
-pub fn is_stopped(pid: u32) -> bool {
-    Reading::of(pid).is_some_and(|reading| reading.is_stopped())
+/// A process that is looked at now and then.
+pub struct Watching {
+    pid: u32,
+    faults: Option<u64>,
+}
+
+impl Watching {
+    /// At a process.
+    pub fn at(pid: u32) -> Self {
+        Self { pid, faults: None }
+    }
+
+    /// How it is, and has been since the last time; well where the system does not tell.
+    pub fn again(&mut self) -> Condition {
+        let Some(reading) = Reading::of(self.pid) else { return Condition::Well };
+        reading.judge(self.faults.replace(reading.major_faults))
+    }
 }
 
 impl Reading {

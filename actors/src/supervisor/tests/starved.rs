@@ -60,3 +60,60 @@ fn nobody_excuses_the_hosts_of_others_or_a_process_that_is_gone() {
     cluster.tick(2.5, &[1, 3]);
     assert_eq!(cluster.health(1), HostHealth::Dead);
 }
+
+#[test]
+fn a_supervisor_that_waits_for_memory_itself_judges_nobody_by_that_time() {
+    let (mut cluster, job) = decoding();
+    // Its clock goes on, but nothing reaches it: no host and no node is heard.
+    let starved = |cluster: &mut Cluster, from: f64, to: f64| {
+        for half_seconds in (2.0 * from) as usize..=(2.0 * to) as usize {
+            cluster.now = half_seconds as f64 / 2.0;
+            cluster.event(Event::Starved);
+            cluster.tick(cluster.now, &[]);
+        }
+    };
+    starved(&mut cluster, 0.5, 30.0);
+    assert!((0..3).all(|host| cluster.health(host) != HostHealth::Dead));
+    assert!(cluster.encode().is_empty() && cluster.status(job).recoveries.is_empty());
+    // Once it hears again, who is not heard is lost as ever.
+    for half_seconds in 61..67 {
+        cluster.tick(f64::from(half_seconds) / 2.0, &[1, 3]);
+    }
+    assert_eq!((cluster.health(0), cluster.health(1)), (HostHealth::Ready, HostHealth::Dead));
+}
+
+#[test]
+fn who_is_stopped_is_lost_also_while_the_supervisor_waits_for_memory_and_nobody_is_excused_for_ever() {
+    for (condition, until) in [(Condition::Stopped, 4.0), (Condition::Well, 64.0)] {
+        let (mut cluster, _) = decoding();
+        for half_seconds in 1..=(2.0 * until) as usize {
+            let now = half_seconds as f64 / 2.0;
+            seen(&mut cluster, now, condition);
+            cluster.event(Event::Starved);
+            cluster.tick(now, &[1, 3]);
+            assert!(now < until || cluster.health(1) == HostHealth::Dead, "{condition:?}");
+        }
+    }
+}
+
+#[test]
+fn hosts_that_starve_or_that_a_starved_supervisor_does_not_hear_have_longer_to_come_back() {
+    // Without anybody's want of memory they are given up seven seconds after the start.
+    for (own, of_c1, lost) in [(false, false, true), (true, false, false), (false, true, false)] {
+        let (mut cluster, _) = decoding();
+        cluster.restart();
+        let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
+        cluster.say(NODE, HostMessage::Hello(hello));
+        for half_seconds in 1..=20 {
+            cluster.now = f64::from(half_seconds) / 2.0;
+            if own {
+                cluster.event(Event::Starved);
+            }
+            if of_c1 {
+                seen(&mut cluster, f64::from(half_seconds) / 2.0, Condition::Starved);
+            }
+            cluster.tick(cluster.now, &[]);
+        }
+        assert_eq!(cluster.health(1) == HostHealth::Dead, lost, "{own} {of_c1}");
+    }
+}
