@@ -239,6 +239,12 @@ impl Client {
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
                 CliError::usage(format!("--server {}: {error}", self.base)).hint("write http://ADDRESS:PORT")
             }
+            // Any port: nobody has said which.
+            _ if self.base.ends_with(":0") && self.cluster.is_some() => {
+                let name = self.cluster.as_deref().unwrap_or_default();
+                CliError::unreachable(format!("cluster '{name}' is not running"))
+                    .hint("start it with `asterism up --detach`, or name another with --server URL or -f FILE")
+            }
             _ => CliError::unreachable(format!("no cluster answers at {}: {error}", self.base))
                 .hint("start it with `asterism up --detach`, or name it with --server URL or -f FILE"),
         }

@@ -152,6 +152,12 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 /// Seconds in the two largest units that say something.
 pub fn span(seconds: f64) -> String {
     let seconds = seconds.max(0.0).round() as u64;
+    let unit = match seconds {
+        0..3600 => 1,
+        3600..86400 => 60,
+        _ => 3600,
+    };
+    let seconds = (seconds + unit / 2) / unit * unit;
     let (days, hours, minutes) = (seconds / 86400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{seconds} s"),
@@ -186,8 +192,8 @@ mod tests {
 
     #[test]
     fn spans_have_two_units() {
-        let shown = [59.6, 3599.0, 7260.0, 90000.0, -3.0].map(span);
-        assert_eq!(shown, ["1 min 0 s", "59 min 59 s", "2 h 1 min", "1 d 1 h", "0 s"]);
+        let shown = [59.6, 3599.0, 7199.2, 7260.0, 86390.0, 90000.0, -3.0].map(span);
+        assert_eq!(shown, ["1 min 0 s", "59 min 59 s", "2 h 0 min", "2 h 1 min", "1 d 0 h", "1 d 1 h", "0 s"]);
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub enum FileError {
         /// What is wrong there, what was expected, and the nearest known key.
         cause: String,
     },
+    /// Nothing is in it.
+    #[error("the file is empty; `asterism init` prints one that runs as it stands")]
+    Empty,
     /// An environment override is at fault.
     #[error("environment variable {variable}: {cause}")]
     Override {
@@ -37,6 +40,9 @@ pub enum FileError {
 
 /// Reads `text`, then lays the overrides among `environment` over it, in the order of their names.
 pub fn parse(text: &str, environment: impl IntoIterator<Item = (String, String)>) -> Result<ClusterFile, FileError> {
+    if text.trim().is_empty() {
+        return Err(FileError::Empty);
+    }
     let text = spell_sizes_out(text)?;
     let mut file = typed(&text, &[]).map_err(|error| line_error(&text, &error))?;
     let mut overrides: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(OVERRIDE_PREFIX)).collect();
@@ -197,6 +203,11 @@ mod tests {
         .map(|text| format!("{text:?}\n  {}", refused(text)))
         .join("\n");
         insta::assert_snapshot!(errors);
+    }
+
+    #[test]
+    fn an_empty_file_is_said_to_be_empty() {
+        assert_eq!([parse("", []), parse(" \n\n", [])], [Err(FileError::Empty), Err(FileError::Empty)]);
     }
 
     #[test]
