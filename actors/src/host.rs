@@ -154,7 +154,7 @@ impl<B: Backend> Host<B> {
             beats.abort();
             self.tell(Message::Unlinked);
             tracing::warn!(host = %self.config.name, %cause, "the supervisor is lost; work goes on");
-            joined = self.rejoin(cause).await?;
+            joined = self.rejoin(cause.to_string()).await?;
             self.life = (joined.cluster, joined.incarnation);
             tracing::info!(host = %self.config.name, "the supervisor is back");
             beats = self.linked(&joined);

@@ -3,24 +3,28 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    net::SocketAddr,
+    net::{AddrParseError, SocketAddr},
     sync::{
         Arc, Mutex as SyncMutex, Weak,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use asterism_transport::{Channel, FrameKind, FrameReceiver, FrameSender, Link, Transport, TransportError};
+use thiserror::Error;
 use tokio::sync::{Mutex, mpsc};
 
 use crate::{
-    authority::{self, Party, Spoken},
-    messages::{LinkReading, LinkReport, WireMessage},
+    authority::{self, Denied, Party, Spoken},
+    messages::{InvalidMessage, LinkReading, LinkReport, WireMessage},
     metric,
 };
 
 /// Messages that a host is told and does not read, before its link is closed: it hears all again when it comes back.
 pub const UNREAD: usize = 65_536;
+/// Longest wait for a host to accept a channel.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Where messages for one peer are queued; clones write to the same peer, in order. Sending never blocks, and a message
 /// for a peer that is gone is dropped: its link's end is reported where it is read.
@@ -72,6 +76,62 @@ impl<M: WireMessage + Send + 'static> Outbox<M> {
     }
 }
 
+/// Why no message comes from a peer any more.
+#[derive(Debug, Error)]
+pub enum InboxError {
+    /// The network.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// Bytes that are no message.
+    #[error(transparent)]
+    Message(#[from] InvalidMessage),
+    /// Not the peer's to say.
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    /// The peer has said all it had to.
+    #[error("{peer} closed its channel")]
+    Closed {
+        /// The peer.
+        peer: String,
+    },
+    /// A frame that is no message.
+    #[error("{peer} sent a {kind:?} frame on a control channel; run the same version of asterism on every host")]
+    Frame {
+        /// The peer.
+        peer: String,
+        /// The frame's kind.
+        kind: FrameKind,
+    },
+    /// The peer says nothing.
+    #[error("no answer to hello in {} s; is it an asterism supervisor, and does it run?", waited.as_secs())]
+    Silent {
+        /// For how long.
+        waited: Duration,
+    },
+}
+
+/// Why there is no channel to a host.
+#[derive(Debug, Error)]
+pub enum ReachError {
+    /// The network, or another than the host is there.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// An address that is none.
+    #[error("its address {address} is none: {cause}")]
+    Address {
+        /// The address.
+        address: String,
+        /// The parser's words.
+        cause: AddrParseError,
+    },
+    /// The host says nothing.
+    #[error("no answer from {address} in {} s", CONNECT_DEADLINE.as_secs())]
+    Silent {
+        /// Its address.
+        address: SocketAddr,
+    },
+}
+
 /// Typed messages from a peer, who may say them.
 pub struct Inbox {
     receiver: Box<dyn FrameReceiver>,
@@ -82,21 +142,15 @@ pub struct Inbox {
 
 impl Inbox {
     /// The next message, or why there is none.
-    pub async fn receive<M: WireMessage + Spoken>(&mut self) -> Result<M, String> {
+    pub async fn receive<M: WireMessage + Spoken>(&mut self) -> Result<M, InboxError> {
         let peer = peer_name(self.link.as_ref());
-        let message = match self.receiver.receive().await {
-            Ok(Some(frame)) if frame.header.kind == FrameKind::Control => {
-                M::read(&frame.meta, &peer).map_err(|error| error.to_string())?
-            }
-            Ok(Some(frame)) => return Err(format!("{peer} sent a {:?} frame on a control channel", frame.header.kind)),
-            Ok(None) => return Err(format!("{peer} closed its channel")),
-            Err(error) => return Err(error.to_string()),
-        };
-        let admitted = authority::admit(self.link.peer(), &mut self.claimed, &message);
-        admitted.map_err(|denied| {
-            metric::refused(denied.code(), &peer, &denied);
-            denied.to_string()
-        })?;
+        let frame = self.receiver.receive().await?.ok_or_else(|| InboxError::Closed { peer: peer.clone() })?;
+        if frame.header.kind != FrameKind::Control {
+            return Err(InboxError::Frame { peer, kind: frame.header.kind });
+        }
+        let message = M::read(&frame.meta, &peer)?;
+        authority::admit(self.link.peer(), &mut self.claimed, &message)
+            .inspect_err(|denied| metric::refused(denied.code(), &peer, denied))?;
         Ok(message)
     }
 }
@@ -148,6 +202,16 @@ impl Links {
         self.book.lock().expect("no holder panics").opened(host, &link);
         *open = Some(link.clone());
         link.open().await
+    }
+
+    /// As [`Links::channel`], of an address as it was told, and not for long.
+    pub async fn reach(&self, host: &str, address: &str) -> Result<Channel, ReachError> {
+        let address: SocketAddr =
+            address.parse().map_err(|cause| ReachError::Address { address: address.to_owned(), cause })?;
+        match tokio::time::timeout(CONNECT_DEADLINE, self.channel(host, address)).await {
+            Ok(channel) => Ok(channel?),
+            Err(_) => Err(ReachError::Silent { address }),
+        }
     }
 
     /// Adds what is known of them.

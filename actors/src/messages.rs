@@ -16,9 +16,10 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub use ids::{ContextIds, IdRun};
 pub use measured::{Encoded, LinkReading, LinkReport, Phase2Times, ProcessReading, SPREAD_SECONDS, Spread};
 pub use queries::{
-    Anew, Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask,
-    Taken,
+    Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart,
+    Relay, ShardKeys, StreamingMask, Taken,
 };
+pub(crate) use queries::{are_of, unmerged};
 pub use wire::{InvalidMessage, WireMessage};
 
 use crate::{api::Role, ticket::Ticket};
@@ -262,7 +263,7 @@ pub struct EncodeShards {
     pub blocks: u32,
     /// What shards pass each other.
     pub exchange: Exchange,
-    /// Who has which shards; empty when they pass nothing.
+    /// Who has the shards that these send something to.
     pub peers: Vec<ShardHolder>,
     /// What whoever asks these shards, or passes them something, must show.
     pub ticket: Ticket,
@@ -285,6 +286,8 @@ pub struct Generate {
     pub shards: Vec<KeptShard>,
     /// What of the context it gets anew: keys that no shard answers for.
     pub anew: Option<Box<Anew>>,
+    /// Partials that are merged at a time, above the groups of the shards.
+    pub fan_in: u32,
     /// Which of the keys a row sees.
     pub view: ContextView,
     /// Hosts that hold shards.

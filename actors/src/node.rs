@@ -124,7 +124,7 @@ impl Agent {
                         return None;
                     }
                     Ok(other) => tracing::warn!(command = ?other, "a command that is not for a node"),
-                    Err(cause) => return Some(cause),
+                    Err(cause) => return Some(cause.to_string()),
                 },
                 exit = self.exited.recv() => {
                     let exit = exit?;

@@ -4,6 +4,7 @@
 use asterism_kernels::DType;
 use asterism_transport::PayloadType;
 use bytes::Bytes;
+use thiserror::Error;
 
 /// The payload type of tensors in a compute type.
 pub fn payload_type(dtype: DType) -> PayloadType {
@@ -13,11 +14,34 @@ pub fn payload_type(dtype: DType) -> PayloadType {
     }
 }
 
-/// Reads exactly `count` values.
-pub fn read(bytes: &[u8], count: usize, kind: PayloadType) -> Result<Vec<f32>, String> {
-    if count.checked_mul(element_bytes(kind)) != Some(bytes.len()) {
-        return Err(format!("expected a payload of {count} {kind:?} values, got {} bytes", bytes.len()));
+/// A payload of another size than its frame says.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "expected a payload of {count} {kind:?} values, got {bytes} bytes; do all hosts have one model and one version?"
+)]
+pub struct WrongPayload {
+    count: usize,
+    kind: PayloadType,
+    bytes: usize,
+}
+
+/// Whether a payload is of exactly `count` values.
+///
+/// # Errors
+/// [`WrongPayload`].
+pub fn check(bytes: &[u8], count: usize, kind: PayloadType) -> Result<(), WrongPayload> {
+    match count.checked_mul(element_bytes(kind)) == Some(bytes.len()) {
+        true => Ok(()),
+        false => Err(WrongPayload { count, kind, bytes: bytes.len() }),
     }
+}
+
+/// Reads exactly `count` values.
+///
+/// # Errors
+/// [`WrongPayload`].
+pub fn read(bytes: &[u8], count: usize, kind: PayloadType) -> Result<Vec<f32>, WrongPayload> {
+    check(bytes, count, kind)?;
     Ok(match kind {
         PayloadType::None => Vec::new(),
         PayloadType::F32 => {

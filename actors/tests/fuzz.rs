@@ -13,10 +13,10 @@ use std::{
 
 use asterism_actors::{
     messages::{
-        Anew, Attach, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole,
+        Anew, Attach, Below, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole,
         LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart,
-        Phase2Times, ProcessReading, QueryMeta, QueryPart, ShardHolder, ShardKeys, StreamingMask, Taken, TokenChoice,
-        WireMessage,
+        Phase2Times, ProcessReading, QueryMeta, QueryPart, Relay, ShardHolder, ShardKeys, StreamingMask, Taken,
+        TokenChoice, WireMessage,
     },
     ticket::Secret,
 };
@@ -155,6 +155,7 @@ fn host_commands() {
             query_start: 1000,
             shards: vec![KeptShard { keys: 1000, group: 0 }; 3],
             anew: Some(Box::new(anew)),
+            fan_in: 32,
             view: ContextView::All,
             holders: holders(),
             choice,
@@ -166,9 +167,13 @@ fn host_commands() {
 #[test]
 fn openings() {
     let ticket = Secret::new([7; 32]).ticket(9);
+    let below =
+        Below { host: "c1".into(), address: "127.0.0.1:1".into(), answers: vec![vec![4, 5]], opening: vec![7; 40] };
+    let relay = Relay { below: vec![below; 2], merges: vec![vec![0, 2], vec![4, 1]] };
     let hidden = vec![HiddenKeys { block: 2, runs: vec![(0, 4), (9, 90)] }];
+    let groups = vec![vec![1, 2], vec![3]];
     fuzz(&[
-        Opening::Attach(Attach { attachment: 4, context: 9, groups: vec![vec![1, 2], vec![3]], hidden, ticket }),
+        Opening::Attach(Attach { attachment: 4, context: 9, groups, hidden, relay, ticket }),
         Opening::Detach { attachment: 4 },
         Opening::Pass { context: 4, attempt: 1, ticket },
     ]);
@@ -199,7 +204,7 @@ fn partials() {
     let part = |answer| PartialsMeta { parts: vec![PartialsPart { attachment: 7, rows: 1, answer }; 2] };
     fuzz(&[
         part(PartialsAnswer::Groups(vec![(0..5).map(|block| ShardKeys { block, keys: 4096 }).collect(); 2])),
-        part(PartialsAnswer::Failed { cause: "block 3 is not held here".into() }),
+        part(PartialsAnswer::Failed { cause: "block 3 is not held here".into(), host: Some("c1".into()) }),
     ]);
 }
 

@@ -11,7 +11,8 @@ use std::{
 };
 
 use asterism_actors::{
-    messages::{EncodeShards, Encoded, Hello, HostCommand, HostMessage, HostRole, TokenChoice, WireMessage},
+    messages::{EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole, TokenChoice, WireMessage},
+    query_host::route::routes,
     store::{Change, RedbStore, StateStore},
     supervisor::{
         Candidate, Command, Demand, Event, HostSpec, Liveness, Origin, PlacementPolicy, PreparedContext, PreparedJob,
@@ -20,7 +21,7 @@ use asterism_actors::{
     ticket::Secret,
 };
 use asterism_models::QuerySeparator;
-use asterism_plan::{Method, MethodConfig, ModelShape, PlanRequest, Shard};
+use asterism_plan::{MergeTree, Method, MethodConfig, ModelShape, PlanRequest, Shard};
 
 const NOW: Duration = Duration::from_secs(1_000_000);
 const METHODS: [&str; 3] = [
@@ -145,6 +146,14 @@ fn orders(commands: Vec<Command>) -> (usize, usize, Vec<(usize, EncodeShards)>) 
     (ids, ordered, orders)
 }
 
+/// Partials that the query host of a generation receives in a layer, and the most that any other host does.
+fn received(order: &Generate) -> (usize, usize) {
+    let routes = routes(&MergeTree::new(&order.shards, order.fan_in), order.fan_in, &order.holders);
+    let mut by = BTreeMap::new();
+    routes.iter().for_each(|route| route.received(&mut by));
+    (routes.iter().map(|route| route.answers().len()).sum(), by.into_values().max().unwrap_or(0))
+}
+
 fn encoded(order: &EncodeShards, shard: &Shard, ids: &[u32]) -> Encoded {
     Encoded {
         context: order.context,
@@ -206,17 +215,25 @@ fn a_long_context_on_many_hosts() {
             });
             said
         });
-        let asked = |command: &Command| matches!(command, Command::Send { command: HostCommand::Generate(_), .. });
-        assert!(said.iter().any(asked), "every shard is encoded");
+        let asked = said.iter().find_map(|command| match command {
+            Command::Send { command: HostCommand::Generate(order), .. } => Some(order),
+            _ => None,
+        });
+        let (query, others) = received(asked.expect("every shard is encoded"));
+        assert!(query <= 32 && others <= 32, "partials a layer: {query} and {others}");
         println!(
             "{method}: plan {plan_ms:.0} ms, {plan_bytes} B in the journal beside {id_bytes} B of ids; \
              taken in {submit_ms:.1} ms, written in {first_ms:.1} ms; placed and ordered in {place_ms:.1} ms, \
              {sent} B of ids and {ordered} B of orders sent; job's change {job_bytes} B, places {places_bytes} B written \
-             in {places_ms:.2} ms; progress {:.2} us, heartbeat {:.2} us, encoded {:.1} us each",
+             in {places_ms:.2} ms; progress {:.2} us, heartbeat {:.2} us, encoded {:.1} us each; the query host receives \
+             {query} partials a layer, any other {others} at most",
             progress_ms * 1e3 / f64::from(times),
             heartbeat_ms * 1e3 / f64::from(times),
             encoded_ms * 1e3 / shards.len() as f64,
         );
+        // A host is told of those that its shards send something to: half of all, where that is all later ones.
+        let named: usize = orders.iter().map(|(_, order)| order.peers.len()).sum();
+        assert!(named <= hosts * (hosts + 1) / 2, "{named} peers are named");
         assert_eq!(id_bytes, 4 * tokens);
         assert!(plan_bytes < (2 * tokens).max(1 << 20), "{plan_bytes} B for {method}");
         assert!(sent < 8 * tokens + 8192 * 4 * hosts, "{sent} B of ids: each host gets what its shards read");

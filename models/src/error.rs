@@ -178,6 +178,14 @@ pub enum ModelError {
         /// Keys answered for.
         got: u64,
     },
+    /// A partial of shards that the plan merges otherwise.
+    #[error("layer {layer}: a host merged shards {blocks:?}, which the plan merges otherwise; the step is refused")]
+    MergedOtherwise {
+        /// The layer.
+        layer: usize,
+        /// The shards.
+        blocks: Vec<usize>,
+    },
     /// Logits that choose no token.
     #[error(
         "the step's logits are not finite (token {token} has {got}), so that no token was chosen; the model's weights or its dtype are unfit for this input"
@@ -295,6 +303,7 @@ impl ModelError {
             Self::Cancelled => "cancelled",
             Self::Unsupported { .. } => "unsupported",
             Self::KeyCount { .. } => "key_count",
+            Self::MergedOtherwise { .. } => "merge_order",
             Self::RetainingHeads { .. } | Self::NoRetainingHeads { .. } => "retaining_heads",
             Self::TooManyBytes { .. } | Self::TooManyTokens { .. } | Self::Uncut { .. } => "context_too_long",
             Self::NoParcel { .. } => "parcel_missing",

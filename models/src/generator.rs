@@ -2,24 +2,25 @@
 //! of many jobs through the linear layers together; a row's bits do not depend on its company.
 
 mod context;
-mod groups;
+mod merging;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use asterism_kernels::{Ask, Backend, Mask};
-use asterism_plan::{ContextView, KeptShard, Plan, attention::Streaming};
+use asterism_plan::{ContextView, KeptShard, MergeTree, Plan, attention::Streaming};
 
 pub use context::{
     ContextAttention, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk, ShardPartial, StepError,
 };
 
 use crate::{Decoder, EncodedShard, ModelError, decoder::Projected};
-use groups::Groups;
+use merging::Answered;
 
 /// The state of phase 2 of one job on the query host: its own keys and values and the next position.
 pub struct Generator<B: Backend> {
     tail: Vec<B::Kv>,
     context: ContextKeys,
+    merge: Arc<MergeTree>,
     next_position: u32,
     /// Rows that went through, and fresh keys before them.
     rows: usize,
@@ -30,8 +31,17 @@ pub struct Generator<B: Backend> {
 pub struct ContextKeys {
     /// Its shards in merge order: the keys that each must answer for, and the group that it is merged with.
     pub shards: Vec<KeptShard>,
+    /// Partials that are merged at a time, above the groups.
+    pub fan_in: u32,
     /// Which of the keys a row sees.
     pub view: ContextView,
+}
+
+impl ContextKeys {
+    /// Those of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        Self { shards: plan.kept_shards(), fan_in: plan.fan_in, view: plan.view }
+    }
 }
 
 /// What one job brings to a step.
@@ -49,7 +59,8 @@ pub type StepEnds<B> = Vec<Result<<B as Backend>::Tensor, StepError>>;
 impl<B: Backend> Generator<B> {
     /// Starts behind a context; the first query token has position id `query_start`.
     pub fn new(context: ContextKeys, query_start: u32) -> Self {
-        Self { tail: Vec::new(), context, next_position: query_start, rows: 0 }
+        let merge = Arc::new(MergeTree::new(&context.shards, context.fan_in));
+        Self { tail: Vec::new(), context, merge, next_position: query_start, rows: 0 }
     }
 
     /// Starts behind a context of which the query host has some tokens anew: rows see these keys before their own, whoever
@@ -64,7 +75,7 @@ impl<B: Backend> Generator<B> {
 
     /// Starts behind the context of a plan.
     pub fn of(plan: &Plan) -> Self {
-        Self::new(ContextKeys { shards: plan.kept_shards(), view: plan.view }, plan.query_start)
+        Self::new(ContextKeys::of(plan), plan.query_start)
     }
 
     /// A step of this job alone.
@@ -175,10 +186,10 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         let answered = self.review(layer, context.collect()?);
         let Some(x) = self.without_those_that_left(x, &answered)? else { return Ok(None) };
         let row = heads.packed_row();
-        let merged = Groups::merged(backend, heads, answered.iter().flatten().map(|(_, groups)| groups))?;
+        let merged = Answered::merged(backend, heads, answered.iter().flatten().map(|(_, answered)| answered))?;
         let own = answered.iter().flatten().map(|(own, _)| &self.own[own.start * row..own.end * row]);
         let partials: Vec<Vec<&[f32]>> =
-            merged.partials().zip(own).map(|(groups, own)| groups.into_iter().chain([own]).collect()).collect();
+            merged.partials().zip(own).map(|(top, own)| top.into_iter().chain([own]).collect()).collect();
         let merged = backend.merge_packed(heads, &partials)?;
         context.merged();
         Ok(Some(decoder.finish_joined(layer, x, &merged)?))
@@ -204,13 +215,14 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         Ok(())
     }
 
-    /// The rows and the answers of each live part, group by group; nothing for one that has to leave.
-    fn review(&mut self, layer: usize, answers: Vec<PartAnswer>) -> Vec<Option<(Range<usize>, Groups)>> {
+    /// The rows and the answers of each live part; nothing for one that has to leave.
+    fn review(&mut self, layer: usize, answers: Vec<PartAnswer>) -> Vec<Option<(Range<usize>, Answered)>> {
         let review = |(live, answer): (&Live, PartAnswer)| {
-            let context = &self.parts[live.part].generator.context;
-            let whole = answer.and_then(|answers| Groups::of(context, layer, answers).map_err(StepError::Failed));
+            let Generator { context, merge, .. } = &*self.parts[live.part].generator;
+            let whole = answer
+                .and_then(|answers| Answered::of(&context.shards, merge, (layer, answers)).map_err(StepError::Failed));
             match whole {
-                Ok(groups) => Some((live.rows.clone(), groups)),
+                Ok(answered) => Some((live.rows.clone(), answered)),
                 Err(error) => {
                     self.left[live.part] = Some(error);
                     None

@@ -14,7 +14,7 @@ use asterism_models::{
     ModelError, PartAnswer, PartAsk, Parts, RetainingHeads, ShardPartial, encode_plan,
 };
 use asterism_plan::methods::{DenseConfig, StarConfig};
-use asterism_plan::{ContextView, KeptShard, Method, MethodConfig, Plan, PlanRequest};
+use asterism_plan::{ContextView, FAN_IN, KeptShard, Method, MethodConfig, Plan, PlanRequest};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::json;
@@ -83,7 +83,7 @@ fn logits(decoder: &Decoder<Cpu>, shards: &[EncodedShard<Cpu>], context: &mut dy
 fn keys_of(shards: &[EncodedShard<Cpu>]) -> ContextKeys {
     let kept =
         |(group, shard): (usize, &EncodedShard<Cpu>)| KeptShard { keys: shard.tokens as u64, group: group as u32 };
-    ContextKeys { shards: shards.iter().enumerate().map(kept).collect(), view: ContextView::All }
+    ContextKeys { shards: shards.iter().enumerate().map(kept).collect(), fan_in: FAN_IN, view: ContextView::All }
 }
 
 fn steps(decoder: &Decoder<Cpu>, mut generator: Generator<Cpu>, context: &mut dyn ContextAttention<Cpu>) -> Vec<f32> {

@@ -1,6 +1,9 @@
 //! Phase 2 on the toy model: one generation with its channels to holders of shards, as [`Gather`] decides.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use asterism_actors::{
     messages::Generate,
@@ -9,6 +12,7 @@ use asterism_actors::{
         gather::{self, Gather},
     },
 };
+use asterism_plan::MergeTree;
 
 use crate::{
     clock::{Core, Time, What},
@@ -63,7 +67,7 @@ impl Host {
         decoder.begin(&order.query_ids);
         let generation = Generation {
             life,
-            gather: Gather::new(order.shards.len()),
+            gather: Gather::new(Arc::new(MergeTree::new(&order.shards, order.fan_in)), order.fan_in),
             started: core.now,
             links: BTreeMap::new(),
             decoder,
@@ -90,7 +94,8 @@ impl Host {
         let mut stalled = Vec::new();
         for command in generation.gather.handle(now, event) {
             match command {
-                gather::Command::Open { channel, holder } => {
+                gather::Command::Open { channel, route } => {
+                    let holder = route.holder;
                     let link = core.connect(self.pid, &holder.address);
                     core.send(link, Frame::Attach { context, blocks: holder.blocks });
                     self.uses.insert(link, Use::Channel { job, life, channel });
@@ -172,14 +177,16 @@ impl Host {
             match arrival {
                 Arrival::Stop => return self.end_generation(core, job, GenerationEnd::Stopped),
                 Arrival::Holders(event) => self.gather(core, job, event, &[]),
-                Arrival::Broke(channel, cause) => self.gather(core, job, gather::Event::Broke { channel, cause }, &[]),
+                Arrival::Broke(channel, cause) => {
+                    self.gather(core, job, gather::Event::Broke { channel, host: None, cause }, &[])
+                }
                 Arrival::Frame(channel, Frame::Answers { step, layer, shards, values }) => {
                     let values: Vec<(u32, u64)> = shards.iter().map(|shard| shard.block).zip(values).collect();
                     self.gather(core, job, gather::Event::Answer { channel, step, layer, shards }, &values);
                 }
                 Arrival::Frame(channel, frame) => {
                     let cause = format!("it said {frame:?}");
-                    self.gather(core, job, gather::Event::Broke { channel, cause }, &[]);
+                    self.gather(core, job, gather::Event::Broke { channel, host: None, cause }, &[]);
                 }
             }
         }

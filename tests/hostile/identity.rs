@@ -12,7 +12,7 @@ use std::{
 use asterism_actors::{
     messages::{
         Attach, Encoded, Hello, HostCommand, HostMessage, HostRole, Opening, PartialsAnswer, PartialsMeta,
-        PartialsPart, WireMessage,
+        PartialsPart, Relay, WireMessage,
     },
     store::{Change, RedbStore, StateStore, Table},
     ticket::Ticket,
@@ -260,12 +260,14 @@ fn a_members_certificate_alone_reads_no_context() {
                     context: context / 2,
                     groups: vec![vec![0]],
                     hidden: Vec::new(),
+                    relay: Relay::default(),
                     ticket: Ticket::default(),
                 };
                 line.say(Opening::Attach(attach).frame()).await;
                 let answer = line.channel.receiver.receive().await.expect("an answer").expect("an answer");
                 let meta = PartialsMeta::read(&answer.meta, "the host").expect("an answer");
-                let [PartialsPart { attachment: 1, answer: PartialsAnswer::Failed { cause }, .. }] = &meta.parts[..]
+                let [PartialsPart { attachment: 1, answer: PartialsAnswer::Failed { cause, .. }, .. }] =
+                    &meta.parts[..]
                 else {
                     panic!("it answered {thief}: {meta:?}")
                 };
@@ -275,8 +277,14 @@ fn a_members_certificate_alone_reads_no_context() {
         }
         let transport = member(stolen(&cluster, "far"));
         let mut line = Line::to(&transport, address_of(&cluster, "context-0")).await;
-        let attach =
-            Attach { attachment: 1, context: 1, groups: vec![vec![0]], hidden: Vec::new(), ticket: Ticket::default() };
+        let attach = Attach {
+            attachment: 1,
+            context: 1,
+            groups: vec![vec![0]],
+            hidden: Vec::new(),
+            relay: Relay::default(),
+            ticket: Ticket::default(),
+        };
         line.say(Opening::Attach(attach).frame()).await;
         let words = line.end().await;
         assert!(words.contains("a node may not do Attach"), "{words}");

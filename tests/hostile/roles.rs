@@ -14,8 +14,8 @@ use asterism_actors::{
     HostConfig,
     authority::{Act, Party, TABLE, allows},
     messages::{
-        Attach, EncodeShards, Encoded, Generate, HostCommand, HostMessage, HostRole, LinkReport, Opening, TokenChoice,
-        WireMessage,
+        Attach, EncodeShards, Encoded, Generate, HostCommand, HostMessage, HostRole, LinkReport, Opening, Relay,
+        TokenChoice, WireMessage,
     },
     node::{self, NodeOrder},
     ticket::Ticket,
@@ -285,6 +285,7 @@ async fn opens(house: &House, party: Party, act: Act) -> bool {
         context: 1,
         groups: vec![vec![0]],
         hidden: Vec::new(),
+        relay: Relay::default(),
         ticket: Ticket::default(),
     });
     let pass = Opening::Pass { context: 1, attempt: 1, ticket: Ticket::default() };
@@ -374,6 +375,7 @@ fn command(act: Act) -> Option<HostCommand> {
             query_start: 0,
             shards: Vec::new(),
             anew: None,
+            fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),
             choice: TokenChoice::default(),

@@ -4,18 +4,20 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_models::Decoder;
-use asterism_transport::{Channel, FrameHeader, Link, Transport, TransportError};
+use asterism_transport::{Channel, FrameHeader, Link, Transport};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 use super::{
+    error::{ChannelError, Refusal},
     mailroom::Mailroom,
     queries::{self, Queries},
     store::ShardStore,
     tickets::Tickets,
 };
 use crate::{
-    authority, link,
+    authority,
+    link::{self, Links},
     messages::{Opening, Taken, WireMessage},
     metric,
 };
@@ -23,7 +25,7 @@ use crate::{
 /// Channels of one link that are served at a time: a peer has one for each job or context that it works on here.
 const CHANNELS: usize = 256;
 /// Longest wait of another host's parcels for the order that they belong to.
-const ORDER_DEADLINE: Duration = Duration::from_secs(60);
+pub const ORDER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Answers every channel that a query host opens, until the transport closes.
 pub async fn serve<B: Backend>(transport: Arc<dyn Transport>, desk: Desk<B>) {
@@ -42,12 +44,20 @@ pub struct Desk<B: Backend> {
     pub mailroom: Arc<Mailroom>,
     /// What opens the contexts ordered here.
     pub tickets: Arc<Tickets>,
+    /// To other hosts.
+    pub links: Arc<Links>,
 }
 
 impl<B: Backend> Clone for Desk<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, store, mailroom, tickets } = self;
-        Self { decoder: decoder.clone(), store: store.clone(), mailroom: mailroom.clone(), tickets: tickets.clone() }
+        let Self { decoder, store, mailroom, tickets, links } = self;
+        Self {
+            decoder: decoder.clone(),
+            store: store.clone(),
+            mailroom: mailroom.clone(),
+            tickets: tickets.clone(),
+            links: links.clone(),
+        }
     }
 }
 
@@ -71,30 +81,26 @@ async fn serve_channel<B: Backend>(
     mut channel: Channel,
     desk: Desk<B>,
     (link, peer): (&Arc<dyn Link>, &str),
-) -> Result<(), String> {
-    let said = |error: TransportError| error.to_string();
-    let Some(first) = channel.receiver.receive().await.map_err(said)? else { return Ok(()) };
-    let opening = Opening::read(&first.meta, peer).map_err(|error| error.to_string())?;
-    let admitted = authority::admit(link.peer(), &mut None, &opening);
-    if let Err(denied) = admitted {
-        metric::refused(denied.code(), peer, &denied);
+) -> Result<(), ChannelError> {
+    let Some(first) = channel.receiver.receive().await? else { return Ok(()) };
+    let opening = Opening::read(&first.meta, peer)?;
+    authority::admit(link.peer(), &mut None, &opening).inspect_err(|denied| {
+        metric::refused(denied.code(), peer, denied);
         link.close(&denied.to_string());
-        return Err(denied.to_string());
-    }
+    })?;
     match opening {
         Opening::Attach(attach) => {
             let Channel { sender, receiver } = channel;
-            Queries { desk, attached: HashMap::new(), sender, link, peer }.serve(attach, receiver).await
+            let replies = Arc::new(Mutex::new(sender));
+            Queries { desk, attached: HashMap::new(), replies, link, peer }.serve(attach, receiver).await
         }
-        Opening::Detach { attachment } => Err(format!("nothing is attached by number {attachment}")),
+        Opening::Detach { attachment } => Err(Refusal::NotAttached { attachment }.into()),
         Opening::Pass { context, attempt, ticket } => {
             // Parcels may come before the order does; until then they stay in their channel.
             let known = tokio::select! {
                 known = desk.tickets.wait(context) => known,
-                error = link.closed() => return Err(error.to_string()),
-                () = tokio::time::sleep(ORDER_DEADLINE) => {
-                    return Err(format!("context {context} was not ordered here in {} s", ORDER_DEADLINE.as_secs()));
-                }
+                error = link.closed() => return Err(error.into()),
+                () = tokio::time::sleep(ORDER_DEADLINE) => return Err(ChannelError::NotOrdered { context }),
             };
             if known != ticket {
                 return refuse(&mut channel, first.header, queries::wrong_ticket(context, peer)).await;
@@ -109,7 +115,7 @@ async fn serve_channel<B: Backend>(
 }
 
 /// Says why a channel is closed.
-async fn refuse(channel: &mut Channel, asked: FrameHeader, cause: String) -> Result<(), String> {
-    let told = channel.sender.send(queries::refusal(asked, 0, cause.clone())).await;
-    Err(told.map_or_else(|error| error.to_string(), |()| cause))
+async fn refuse(channel: &mut Channel, asked: FrameHeader, refused: Refusal) -> Result<(), ChannelError> {
+    channel.sender.send(queries::refusal(asked, 0, &refused)).await?;
+    Err(refused.into())
 }

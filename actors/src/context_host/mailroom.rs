@@ -13,7 +13,7 @@ use asterism_models::Parcel;
 use asterism_transport::{Frame, FrameKind, FrameReceiver};
 use tokio::sync::Notify;
 
-use super::{pieces::Joiner, stop::Stop};
+use super::{error::ChannelError, pieces::Joiner, stop::Stop};
 use crate::messages::{ParcelMeta, WireMessage};
 
 /// How often a waiting encoder looks whether it was told to stop.
@@ -63,28 +63,39 @@ struct Pigeonholes {
 impl Mailroom {
     /// Takes in what a peer sends for an attempt, until it closes the channel or the attempt ends here. Whoever waits for what
     /// a broken channel would have brought hears so.
-    pub async fn take_in(&self, attempt: Attempt, receiver: Box<dyn FrameReceiver>, peer: &str) -> Result<(), String> {
+    pub async fn take_in(
+        &self,
+        attempt: Attempt,
+        receiver: Box<dyn FrameReceiver>,
+        peer: &str,
+    ) -> Result<(), ChannelError> {
         let taken = self.take_all(attempt, receiver, peer).await;
         if let Err(cause) = &taken
             && let Some(holes) = self.lock().open.get_mut(&attempt)
         {
-            holes.broken.get_or_insert_with(|| (peer.to_string(), cause.clone()));
+            holes.broken.get_or_insert_with(|| (peer.to_string(), cause.to_string()));
             self.arrived.notify_all();
         }
         taken
     }
 
-    async fn take_all(&self, attempt: Attempt, mut receiver: Box<dyn FrameReceiver>, peer: &str) -> Result<(), String> {
+    async fn take_all(
+        &self,
+        attempt: Attempt,
+        mut receiver: Box<dyn FrameReceiver>,
+        peer: &str,
+    ) -> Result<(), ChannelError> {
         let mut joiner = Joiner::default();
-        while let Some(frame) = receiver.receive().await.map_err(|error| error.to_string())? {
+        while let Some(frame) = receiver.receive().await? {
             if frame.header.kind != FrameKind::Parcel {
-                return Err(format!("{peer} sent a {:?} frame among parcels", frame.header.kind));
+                return Err(ChannelError::Frame { peer: peer.to_owned(), kind: frame.header.kind, of: "parcels" });
             }
-            let meta = ParcelMeta::read(&frame.meta, peer).map_err(|error| error.to_string())?;
+            let meta = ParcelMeta::read(&frame.meta, peer)?;
             let (from, to) = (meta.from as usize, meta.to.map(|block| block as usize));
             let parcel = Parcel { layer: frame.header.layer as usize, part: meta.part.into(), from, to };
             let piece = Arrived { meta, frame };
-            let Some((parcel, whole)) = joiner.add(parcel, piece).map_err(|cause| format!("{peer} sent {cause}"))?
+            let joined = joiner.add(parcel, piece);
+            let Some((parcel, whole)) = joined.map_err(|cause| ChannelError::Piece { peer: peer.to_owned(), cause })?
             else {
                 continue;
             };

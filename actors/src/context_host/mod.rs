@@ -1,10 +1,12 @@
 //! The context host: encodes shards (phase 1) and answers queries over those it holds (phase 2).
 
 mod answer;
+mod error;
 mod mailroom;
 mod passing;
 mod pieces;
 mod queries;
+mod relay;
 mod side;
 mod state;
 mod stop;

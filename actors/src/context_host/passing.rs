@@ -17,6 +17,7 @@ use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, FrameReceiver, 
 use tokio::runtime::Handle;
 
 use super::{
+    error::ChannelError,
     mailroom::{Arrived, Attempt, Mailroom},
     pieces,
     stop::Stop,
@@ -200,7 +201,7 @@ impl<B: Backend> RemotePeers<B> {
         let (Some(counts), Some(total)) = (counts, total) else {
             return Err(wrong(format!("its shapes are {sizes:?}")));
         };
-        let values = payload::read(&frame.payload, total, expected).map_err(wrong)?;
+        let values = payload::read(&frame.payload, total, expected).map_err(|error| wrong(error.to_string()))?;
         let mut rest = values.as_slice();
         let mut tensors = Vec::with_capacity(sizes.len());
         for (shape, count) in sizes.iter().zip(counts) {
@@ -215,12 +216,11 @@ impl<B: Backend> RemotePeers<B> {
 }
 
 /// Waits for the word that all parcels of a channel were taken.
-async fn taken(mut receiver: Box<dyn FrameReceiver>, (context, attempt): Attempt) -> Result<(), String> {
-    let said = receiver.receive().await.map_err(|error| error.to_string())?;
-    let answer = said.filter(|frame| frame.header.kind == FrameKind::Control);
-    match answer.map(|frame| Taken::read(&frame.meta, "it")).transpose().map_err(|error| error.to_string())? {
+async fn taken(mut receiver: Box<dyn FrameReceiver>, (context, attempt): Attempt) -> Result<(), ChannelError> {
+    let answer = receiver.receive().await?.filter(|frame| frame.header.kind == FrameKind::Control);
+    match answer.map(|frame| Taken::read(&frame.meta, "it")).transpose()? {
         Some(said) if said == (Taken { context, attempt }) => Ok(()),
-        _ => Err("it closed the channel before it had taken all parcels".to_string()),
+        _ => Err(ChannelError::NotTaken),
     }
 }
 

@@ -4,7 +4,7 @@
 use asterism_models::Parcel;
 use bytes::Bytes;
 
-use super::mailroom::Arrived;
+use super::{error::PieceError, mailroom::Arrived};
 use crate::{messages::ParcelMeta, payload};
 
 /// Most pieces of a parcel, in whole frames 4 GiB. What is larger is refused where it is planned.
@@ -34,11 +34,11 @@ impl Joiner {
     ///
     /// # Errors
     /// What is wrong with a piece that is not the one expected.
-    pub fn add(&mut self, parcel: Parcel, mut piece: Arrived) -> Result<Option<(Parcel, Arrived)>, String> {
+    pub fn add(&mut self, parcel: Parcel, mut piece: Arrived) -> Result<Option<(Parcel, Arrived)>, PieceError> {
         let ParcelMeta { piece: at, pieces, .. } = piece.meta;
         let Some(mut coming) = self.0.take() else {
             if at != 0 || !(1..=MOST_PIECES).contains(&pieces) {
-                return Err(format!("piece {at} of {pieces} of a parcel, expected the first of at most {MOST_PIECES}"));
+                return Err(PieceError::First { piece: at, pieces, most: MOST_PIECES });
             }
             if pieces == 1 {
                 return Ok(Some((parcel, piece)));
@@ -49,11 +49,13 @@ impl Joiner {
         };
         let expected = ParcelMeta { piece: coming.next, ..coming.first.meta.clone() };
         if parcel != coming.parcel || piece.meta != expected || piece.frame.header != coming.first.frame.header {
-            return Err(format!("a piece of {parcel:?}, {:?}, expected {expected:?}", piece.meta));
+            let named = |parcel: Parcel, meta: &ParcelMeta| format!("{meta:?} of {parcel:?}");
+            let (expected, got) = (named(coming.parcel, &expected), named(parcel, &piece.meta));
+            return Err(PieceError::Next { expected, got });
         }
         let whole = whole_bytes(&coming.first);
         if whole.is_none_or(|whole| coming.bytes.len() + piece.frame.payload.len() > whole) {
-            return Err(format!("more bytes than a parcel of {:?} has", expected.shapes));
+            return Err(PieceError::TooLong { shapes: expected.shapes });
         }
         coming.bytes.extend_from_slice(&piece.frame.payload);
         coming.next += 1;
@@ -98,7 +100,7 @@ mod tests {
         (0..).zip(payloads).map(piece).collect()
     }
 
-    fn joined(pieces: Vec<Arrived>) -> Result<Option<Bytes>, String> {
+    fn joined(pieces: Vec<Arrived>) -> Result<Option<Bytes>, PieceError> {
         let mut joiner = Joiner::default();
         let mut whole = None;
         for piece in pieces {

@@ -9,12 +9,14 @@ use std::{
 
 use asterism_kernels::{Ask, Backend, Heads, Mask};
 use asterism_models::{Decoder, EncodedShard};
-use asterism_transport::{
-    Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, Link, MAX_PAYLOAD_BYTES, PayloadType,
-};
+use asterism_transport::{Frame, FrameHeader, FrameKind, FrameReceiver, Link, MAX_PAYLOAD_BYTES, PayloadType};
 use bytes::Bytes;
 
-use super::answer::Desk;
+use super::{
+    answer::Desk,
+    error::{ChannelError, Refusal},
+    relay::{Query, Relay, Replies, Served},
+};
 use crate::{
     authority,
     messages::{
@@ -27,6 +29,8 @@ use crate::{
 
 /// Contexts that one query host may have attached at a time.
 const ATTACHMENTS: usize = 65_536;
+/// Hosts that an attachment may have asked in its turn.
+const BELOW: usize = 1024;
 /// Multiply-adds, some hundred microseconds, below which a frame is answered where it is read: to hand it to another thread
 /// and back would take as long.
 const AT_ONCE: usize = 4 << 20;
@@ -36,9 +40,9 @@ pub struct Queries<'a, B: Backend> {
     /// What is answered from.
     pub desk: Desk<B>,
     /// By their numbers.
-    pub attached: HashMap<u64, Arc<Attached>>,
+    pub attached: HashMap<u64, (Arc<Attached>, Option<Relay<B>>)>,
     /// Where answers go.
-    pub sender: Box<dyn FrameSender>,
+    pub replies: Replies,
     /// Who asks.
     pub link: &'a Arc<dyn Link>,
     /// The same for logs.
@@ -57,153 +61,190 @@ pub struct Attached {
 }
 
 /// A part of a query, and what it is answered from.
-struct Found<B: Backend> {
-    part: QueryPart,
-    shards: Result<Grouped<B>, String>,
+pub struct Found<B: Backend> {
+    /// The part.
+    pub part: QueryPart,
+    /// Its rows among those of the frame.
+    pub rows: Range<usize>,
+    /// The shards.
+    pub shards: Result<Grouped<B>, Refusal>,
 }
 
 /// Shards, as they were attached.
-type Grouped<B> = (Vec<Arc<EncodedShard<B>>>, Arc<Attached>);
+pub type Grouped<B> = (Vec<Arc<EncodedShard<B>>>, Arc<Attached>);
 
 impl<B: Backend> Queries<'_, B> {
     /// Answers until the query host goes; the error is why it ended before.
-    pub async fn serve(mut self, first: Attach, mut receiver: Box<dyn FrameReceiver>) -> Result<(), String> {
+    pub async fn serve(mut self, first: Attach, mut receiver: Box<dyn FrameReceiver>) -> Result<(), ChannelError> {
         self.attach(first).await?;
-        while let Some(frame) = receiver.receive().await.map_err(|error| error.to_string())? {
+        while let Some(frame) = receiver.receive().await? {
             match frame.header.kind {
                 FrameKind::Control => self.control(&frame).await?,
                 FrameKind::Query => self.answer(frame).await?,
-                kind => return Err(format!("{} sent a {kind:?} frame on a channel of queries", self.peer)),
+                kind => return Err(ChannelError::Frame { peer: self.peer.to_owned(), kind, of: "queries" }),
             }
         }
         Ok(())
     }
 
-    async fn control(&mut self, frame: &Frame) -> Result<(), String> {
-        let opening = Opening::read(&frame.meta, self.peer).map_err(|error| error.to_string())?;
-        authority::admit(self.link.peer(), &mut None, &opening).map_err(|denied| {
-            metric::refused(denied.code(), self.peer, &denied);
-            denied.to_string()
-        })?;
+    async fn control(&mut self, frame: &Frame) -> Result<(), ChannelError> {
+        let opening = Opening::read(&frame.meta, self.peer)?;
+        authority::admit(self.link.peer(), &mut None, &opening)
+            .inspect_err(|denied| metric::refused(denied.code(), self.peer, denied))?;
         match opening {
             Opening::Attach(attach) => self.attach(attach).await,
             Opening::Detach { attachment } => {
                 self.attached.remove(&attachment);
                 Ok(())
             }
-            Opening::Pass { .. } => Err(format!("{} passes parcels on a channel of queries", self.peer)),
+            Opening::Pass { .. } => {
+                let what = "that it passes parcels, on a channel of queries";
+                Err(ChannelError::OutOfPlace { peer: self.peer.to_owned(), what })
+            }
         }
     }
 
     /// Whoever asks for what is not here, or may not, hears so before the first query, too.
-    async fn attach(&mut self, attach: Attach) -> Result<(), String> {
+    async fn attach(&mut self, attach: Attach) -> Result<(), ChannelError> {
         let attachment = attach.attachment;
-        match self.attachable(attach) {
-            Ok(attached) => drop(self.attached.insert(attachment, Arc::new(attached))),
-            Err(cause) => {
+        match self.attachable(&attach) {
+            Ok(attached) => {
+                let (decoder, links) = (self.desk.decoder.clone(), self.desk.links.clone());
+                let (merges, replies) = (attach.relay, self.replies.clone());
+                let idle = merges.is_idle();
+                let served = Served { attachment, decoder, merges, links, replies };
+                let relay = if idle { None } else { Some(Relay::start(served)) };
+                self.attached.insert(attachment, (Arc::new(attached), relay));
+                Ok(())
+            }
+            Err(refused) => {
                 let header = Frame::control(Default::default()).header;
-                self.send(refusal(header, attachment, cause)).await?;
+                self.send(refusal(header, attachment, &refused)).await
             }
         }
-        Ok(())
     }
 
     /// What is to be attached, or why it cannot be.
-    fn attachable(&self, attach: Attach) -> Result<Attached, String> {
-        let Attach { context, groups, hidden, ticket, .. } = attach;
-        let blocks = groups.concat();
+    fn attachable(&self, attach: &Attach) -> Result<Attached, Refusal> {
+        let Attach { context, groups, hidden, relay, ticket, .. } = attach;
+        let (context, blocks) = (*context, groups.concat());
         if groups.is_empty() || groups.iter().any(Vec::is_empty) {
-            return Err("a group has no shard".to_owned());
+            return Err(Refusal::EmptyGroup);
         }
         if blocks.iter().collect::<BTreeSet<_>>().len() < blocks.len() {
-            return Err("a shard is named twice".to_owned());
+            return Err(Refusal::NamedTwice);
         }
         if self.attached.len() >= ATTACHMENTS {
-            return Err(format!("{ATTACHMENTS} contexts are attached already"));
+            return Err(Refusal::TooMany { what: "contexts are attached", most: ATTACHMENTS });
         }
-        let known = self.desk.tickets.find(context).ok_or_else(|| missing(context, blocks[0]))?;
-        if known != ticket {
+        if relay.below.len() > BELOW {
+            return Err(Refusal::TooMany { what: "hosts are asked through another", most: BELOW });
+        }
+        relay.answers(groups)?;
+        let missing = |block| Refusal::Missing { context, block };
+        if self.desk.tickets.find(context).ok_or_else(|| missing(blocks[0]))? != *ticket {
             return Err(wrong_ticket(context, self.peer));
         }
-        let shards = self.desk.store.find(context, &blocks).map_err(|block| missing(context, block))?;
+        let shards = self.desk.store.find(context, &blocks).map_err(missing)?;
         let mut ranges = vec![Vec::new(); blocks.len()];
         for hidden in hidden {
             let at = blocks.iter().position(|block| *block == hidden.block);
             let of_shard = at.and_then(|at| Some((at, hidden.ranges(shards[at].tokens)?)));
-            let unfit = || format!("what is hidden of shard {} is none of its keys, in order", hidden.block);
-            let (at, of_shard) = of_shard.ok_or_else(unfit)?;
+            let (at, of_shard) = of_shard.ok_or(Refusal::Hidden { block: hidden.block })?;
             ranges[at] = of_shard;
         }
         Ok(Attached { context, blocks, sizes: groups.iter().map(Vec::len).collect(), hidden: ranges })
     }
 
-    async fn answer(&mut self, frame: Frame) -> Result<(), String> {
-        let QueryMeta { parts } = QueryMeta::read(&frame.meta, self.peer).map_err(|error| error.to_string())?;
-        let (mut found, decoder) = (Vec::with_capacity(parts.len()), self.desk.decoder.clone());
+    async fn answer(&mut self, frame: Frame) -> Result<(), ChannelError> {
+        let QueryMeta { parts } = QueryMeta::read(&frame.meta, self.peer)?;
+        let all = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.rows as usize));
+        let (mut found, mut start, decoder) = (Vec::with_capacity(parts.len()), 0, self.desk.decoder.clone());
+        check(&decoder, &frame, all)?;
+        let row_bytes = frame.payload.len().checked_div(all).unwrap_or(0);
         for part in parts {
-            let shards = match self.attached.get(&part.attachment) {
-                Some(attached) => {
+            let rows = start..start + part.rows as usize;
+            start = rows.end;
+            let attached = self.attached.get(&part.attachment);
+            let shards =
+                attached.ok_or(Refusal::NotAttached { attachment: part.attachment }).and_then(|(attached, _)| {
                     let found = self.desk.store.find(attached.context, &attached.blocks);
                     let known = |shards| (shards, attached.clone());
-                    found.map(known).map_err(|block| missing(attached.context, block))
+                    found.map(known).map_err(|block| Refusal::Missing { context: attached.context, block })
+                });
+            match (attached.and_then(|(_, relay)| relay.as_ref()), shards) {
+                (Some(relay), Ok(shards)) => {
+                    let (header, rows) =
+                        (frame.header, frame.payload.slice(rows.start * row_bytes..rows.end * row_bytes));
+                    let attachment = part.attachment;
+                    if let Err(refused) = relay.ask(Query { header, part, rows, shards }) {
+                        self.send(refusal(header, attachment, &refused)).await?;
+                    }
                 }
-                None => Err(format!("nothing is attached by number {}", part.attachment)),
-            };
-            found.push(Found { part, shards });
+                (_, shards) => found.push(Found { part, rows, shards }),
+            }
+        }
+        if found.is_empty() {
+            return Ok(());
         }
         let header = frame.header;
-        let (parts, payload) = if cost(&decoder, &found, &frame) <= AT_ONCE {
-            attend(&decoder, found, &frame)?
+        let (parts, values) = if cost(&decoder, &found, &frame) <= AT_ONCE {
+            attend(&decoder, found, all, &frame)?
         } else {
-            let attended = tokio::task::spawn_blocking(move || attend(&decoder, found, &frame)).await;
-            attended.map_err(|panic| panic.to_string())??
+            let attended = tokio::task::spawn_blocking(move || attend(&decoder, found, all, &frame)).await;
+            attended.map_err(|panic| ChannelError::Panicked { cause: panic.to_string() })??
         };
-        self.send(partials(header, parts, payload)).await
+        self.send(partials(header, parts, Floats::of(values))).await
     }
 
-    async fn send(&mut self, frame: Frame) -> Result<(), String> {
-        self.sender.send(frame).await.map_err(|error| error.to_string())
+    async fn send(&mut self, frame: Frame) -> Result<(), ChannelError> {
+        Ok(self.replies.lock().await.send(frame).await?)
     }
+}
+
+/// Whether a frame has so many rows of queries for the model.
+fn check<B: Backend>(decoder: &Decoder<B>, frame: &Frame, rows: usize) -> Result<(), ChannelError> {
+    let (Heads { query, dim, .. }, layers) = (decoder.config().heads, decoder.config().layers);
+    let FrameHeader { payload_type: got, layer, .. } = frame.header;
+    let (expected, layer) = (payload::payload_type(decoder.backend().dtype()), layer as usize);
+    if layer >= layers || got != expected {
+        return Err(ChannelError::Query { expected, layers, got, layer });
+    }
+    Ok(payload::check(&frame.payload, rows.saturating_mul(query * dim), expected)?)
 }
 
 /// Multiply-adds of what [`attend`] does.
 fn cost<B: Backend>(decoder: &Decoder<B>, found: &[Found<B>], frame: &Frame) -> usize {
     let (Heads { query, dim, .. }, layer) = (decoder.config().heads, frame.header.layer as usize);
     let keys = |shard: &Arc<EncodedShard<B>>| shard.layers.get(layer).map_or(0, |kv| decoder.backend().kv_len(kv));
-    let of_part = |Found { part, shards }: &Found<B>| {
+    let of_part = |Found { rows, shards, .. }: &Found<B>| {
         let keys: usize = shards.iter().flat_map(|(shards, _)| shards).map(keys).sum();
-        (part.rows as usize).saturating_mul(2 * keys * query * dim)
+        rows.len().saturating_mul(2 * keys * query * dim)
     };
     found.iter().map(of_part).fold(0, usize::saturating_add)
 }
 
-/// Attention of each part's rows over its shards, in order. The error is a frame that cannot be read; what a part lacks is
-/// its own answer.
-fn attend<B: Backend>(
+/// Attention of each part's rows over its shards, in order, where the frame has so many in all. The error is a frame that
+/// cannot be read; what a part lacks is its own answer.
+pub fn attend<B: Backend>(
     decoder: &Decoder<B>,
     found: Vec<Found<B>>,
+    all: usize,
     frame: &Frame,
-) -> Result<(Vec<PartialsPart>, Bytes), String> {
+) -> Result<(Vec<PartialsPart>, Vec<f32>), ChannelError> {
     let (header, backend, heads) = (frame.header, decoder.backend(), decoder.config().heads);
-    let (Heads { query, dim, .. }, layers) = (heads, decoder.config().layers);
-    let layer = header.layer as usize;
-    let payload_type = payload::payload_type(backend.dtype());
-    if layer >= layers || header.payload_type != payload_type {
-        return Err(format!("expected {payload_type:?} queries of a layer below {layers}, got {header:?}"));
-    }
-    let rows = found.iter().fold(0, |sum: usize, found| sum.saturating_add(found.part.rows as usize));
-    let values = payload::read(&frame.payload, rows.saturating_mul(query * dim), payload_type)?;
+    let (Heads { query, dim, .. }, layer) = (heads, header.layer as usize);
+    let values = payload::read(&frame.payload, all.saturating_mul(query * dim), header.payload_type)?;
     let mut room = MAX_PAYLOAD_BYTES / (4 * heads.packed_row());
-    let (mut parts, mut asks, mut grouped, mut start) = (Vec::with_capacity(found.len()), Vec::new(), Vec::new(), 0);
-    for Found { part: QueryPart { attachment, rows, mask }, shards } in &found {
-        let (range, mask) = (start..start + *rows as usize, mask.map_or(Mask::None, seen));
-        start = range.end;
+    let (mut parts, mut asks, mut grouped) = (Vec::with_capacity(found.len()), Vec::new(), Vec::new());
+    for Found { part: QueryPart { attachment, rows: count, mask }, rows, shards } in &found {
+        let mask = mask.map_or(Mask::None, seen);
         let fits = shards.as_ref().map_err(Clone::clone).and_then(|(shards, attached)| {
             if mask != Mask::None && attached.hidden.iter().any(|hidden| !hidden.is_empty()) {
-                return Err("keys are hidden, so that no other mask can be".to_owned());
+                return Err(Refusal::HiddenAndMasked);
             }
-            let wanted = range.len() * shards.len();
-            room = room.checked_sub(wanted).ok_or_else(|| format!("{wanted} partial rows do not fit into a frame"))?;
+            let wanted = rows.len() * shards.len();
+            room = room.checked_sub(wanted).ok_or(Refusal::TooManyRows { rows: wanted })?;
             Ok((shards, &**attached))
         });
         let answer = match fits {
@@ -217,24 +258,21 @@ fn attend<B: Backend>(
                 let groups = sizes.iter().map(|shards| keys.by_ref().take(*shards).collect()).collect();
                 asks.extend(each.map(|(shard, holes)| Ask {
                     kv: &shard.layers[layer],
-                    rows: range.clone(),
+                    rows: rows.clone(),
                     mask,
                     holes,
                 }));
                 grouped.extend_from_slice(sizes);
                 PartialsAnswer::Groups(groups)
             }
-            Err(cause) => PartialsAnswer::Failed { cause },
+            Err(refused) => failed(&refused),
         };
-        parts.push(PartialsPart { attachment: *attachment, rows: *rows, answer });
+        parts.push(PartialsPart { attachment: *attachment, rows: *count, answer });
     }
     let mut packed = Vec::new();
-    let attended = backend
-        .upload(&[rows, query * dim], &values)
-        .and_then(|q| backend.cast(&q))
-        .and_then(|q| backend.attend_merged(heads, &q, (&asks, &grouped), &mut packed));
-    attended.map_err(|error| error.to_string())?;
-    Ok((parts, Floats::of(packed)))
+    let q = backend.cast(&backend.upload(&[all, query * dim], &values)?)?;
+    backend.attend_merged(heads, &q, (&asks, &grouped), &mut packed)?;
+    Ok((parts, packed))
 }
 
 /// Which keys the rows of a part see.
@@ -245,23 +283,27 @@ fn seen(mask: StreamingMask) -> Mask {
 }
 
 /// Counts and says that somebody has no business with a context.
-pub fn wrong_ticket(context: u64, peer: &str) -> String {
-    let cause = format!("context {context} opens to its ticket only, and another one was shown");
-    metric::refused("ticket", peer, &cause);
-    cause
-}
-
-fn missing(context: u64, block: u32) -> String {
-    format!("shard {block} of context {context} is not here")
+pub fn wrong_ticket(context: u64, peer: &str) -> Refusal {
+    let refused = Refusal::Ticket { context };
+    metric::refused("ticket", peer, &refused);
+    refused
 }
 
 /// Says that an attachment has no answer.
-pub fn refusal(asked: FrameHeader, attachment: u64, cause: String) -> Frame {
-    let part = PartialsPart { attachment, rows: 0, answer: PartialsAnswer::Failed { cause } };
-    partials(asked, vec![part], Bytes::new())
+pub fn refusal(asked: FrameHeader, attachment: u64, refused: &Refusal) -> Frame {
+    partials(asked, vec![PartialsPart { attachment, rows: 0, answer: failed(refused) }], Bytes::new())
 }
 
-fn partials(asked: FrameHeader, parts: Vec<PartialsPart>, payload: Bytes) -> Frame {
+fn failed(refused: &Refusal) -> PartialsAnswer {
+    let (host, cause) = match refused {
+        Refusal::Below { host, cause } => (Some(host.clone()), cause.clone()),
+        refused => (None, refused.to_string()),
+    };
+    PartialsAnswer::Failed { cause, host }
+}
+
+/// Answers as they travel.
+pub fn partials(asked: FrameHeader, parts: Vec<PartialsPart>, payload: Bytes) -> Frame {
     let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::F32, ..asked };
     Frame::new(header, PartialsMeta { parts }.archive(), payload)
 }

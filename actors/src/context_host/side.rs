@@ -40,12 +40,14 @@ impl<B: Backend> ContextSide<B> {
     /// `piece_bytes`.
     pub fn start(transport: Arc<dyn Transport>, model: &LoadedModel<B>, piece_bytes: usize, post: Post<Event>) -> Self {
         let (decoder, tickets) = (model.decoder.clone(), Arc::default());
-        let desk = Desk { decoder, store: ShardStore::default(), mailroom: Arc::default(), tickets };
-        tokio::spawn(answer::serve(transport.clone(), desk.clone()));
+        let links = Arc::new(Links::new(transport.clone()));
+        let (store, mailroom) = (ShardStore::default(), Arc::default());
+        let desk = Desk { decoder, store, mailroom, tickets, links: links.clone() };
+        tokio::spawn(answer::serve(transport, desk.clone()));
         Self {
             state: ContextHostState::default(),
             desk,
-            links: Arc::new(Links::new(transport)),
+            links,
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
             turns: Turns::new(model.cores.clone()),
             piece_bytes,

@@ -7,7 +7,7 @@ use asterism_transport::{Link, Transport, TransportError, certificates::MemberRo
 use crate::{
     authority::{self, Act, Party},
     error::HostError,
-    link::{self, Inbox, Outbox},
+    link::{self, Inbox, InboxError, Outbox},
     messages::{Hello, HostCommand, HostMessage},
     metric,
 };
@@ -53,14 +53,14 @@ pub async fn join(hello: Hello, supervisor: SocketAddr, transport: &dyn Transpor
     let (outbox, mut inbox) = link::control(channel, &link);
     outbox.send(HostMessage::Hello(hello));
     let answer = tokio::time::timeout(ANSWER_DEADLINE, inbox.receive()).await;
-    match answer.unwrap_or_else(|_| Err(format!("no answer to hello in {} s", ANSWER_DEADLINE.as_secs()))) {
+    match answer.unwrap_or(Err(InboxError::Silent { waited: ANSWER_DEADLINE })) {
         Ok(HostCommand::Welcome { heartbeat_ms, cluster, incarnation }) => {
             let heartbeat = Duration::from_millis(heartbeat_ms.max(1));
             Ok(Joined { outbox, inbox, link, heartbeat, cluster, incarnation })
         }
         Ok(HostCommand::Refuse { reason }) => Err(HostError::Refused { host, reason }),
         Ok(other) => Err(HostError::Refused { host, reason: format!("it answered hello with {other:?}") }),
-        Err(cause) => Err(HostError::Lost { host, cause }),
+        Err(cause) => Err(HostError::Lost { host, cause: cause.to_string() }),
     }
 }
 

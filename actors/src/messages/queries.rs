@@ -2,6 +2,7 @@
 
 use asterism_plan::{HiddenKeys, Shard};
 use rkyv::{Archive, Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::ticket::Ticket;
 
@@ -73,10 +74,12 @@ pub struct Attach {
     pub attachment: u64,
     /// Context.
     pub context: u64,
-    /// Shards the query host expects there. Those of a list are answered by one partial.
+    /// Shards that the host is expected to hold. Those of a list are one partial.
     pub groups: Vec<Vec<u32>>,
     /// Keys of these shards that are not to be seen; ascending by shard.
     pub hidden: Vec<HiddenKeys>,
+    /// What it merges with those of other hosts before it answers.
+    pub relay: Relay,
     /// The context's.
     pub ticket: Ticket,
 }
@@ -90,6 +93,79 @@ pub struct Anew {
     pub ids: Vec<u32>,
     /// Keys of shards that are hidden for it; ascending by shard.
     pub hidden: Vec<HiddenKeys>,
+}
+
+/// A host's part in the merge above its own shards.
+#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
+pub struct Relay {
+    /// Hosts that it asks in its turn.
+    pub below: Vec<Below>,
+    /// What it merges, by places among its own partials, then those of the hosts below, then what it merged before. It answers
+    /// with those that it merged no further, in that order.
+    pub merges: Vec<Vec<u32>>,
+}
+
+/// A host that another asks, and with what.
+#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+pub struct Below {
+    /// Host name.
+    pub host: String,
+    /// Where it is reached.
+    pub address: String,
+    /// The shards of each partial that it answers with.
+    pub answers: Vec<Vec<u32>>,
+    /// The archive of the [`Opening`] that it is to be sent: whoever passes it on has no need to read it.
+    pub opening: Vec<u8>,
+}
+
+/// Merges that cannot be: one of partials that there are not, or that were merged already.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "merge {merge} takes partial {input}, and there are {partials}, each to be merged once; a host of another build?"
+)]
+pub struct InvalidMerge {
+    /// The merge.
+    pub merge: usize,
+    /// What it takes.
+    pub input: u32,
+    /// Partials that there are by then.
+    pub partials: usize,
+}
+
+impl Relay {
+    /// Whether there is nothing to be done.
+    pub fn is_idle(&self) -> bool {
+        self.below.is_empty() && self.merges.is_empty()
+    }
+
+    /// The partials that a host of these groups answers with: the place of each among all, and its shards.
+    ///
+    /// # Errors
+    /// A merge that cannot be.
+    pub fn answers(&self, groups: &[Vec<u32>]) -> Result<Vec<(usize, Vec<u32>)>, InvalidMerge> {
+        let below = self.below.iter().flat_map(|below| &below.answers);
+        unmerged(groups.iter().chain(below).cloned(), &self.merges)
+    }
+}
+
+/// The partials that `merges` leave of those of some shards: the place of each among all, and its shards.
+///
+/// # Errors
+/// A merge that cannot be.
+pub fn unmerged(
+    partials: impl Iterator<Item = Vec<u32>>,
+    merges: &[Vec<u32>],
+) -> Result<Vec<(usize, Vec<u32>)>, InvalidMerge> {
+    let mut there: Vec<Option<Vec<u32>>> = partials.map(Some).collect();
+    for (merge, inputs) in merges.iter().enumerate() {
+        let (mut merged, partials) = (Vec::new(), there.len());
+        for &input in inputs {
+            let shards = there.get_mut(input as usize).and_then(Option::take);
+            merged.extend(shards.ok_or(InvalidMerge { merge, input, partials })?);
+        }
+        there.push(Some(merged));
+    }
+    Ok(there.into_iter().enumerate().filter_map(|(at, shards)| Some((at, shards?))).collect())
 }
 
 /// Meta of a `Partials` frame: whose partials the payload holds, one part after the other, packed rows of each of its groups.
@@ -119,6 +195,8 @@ pub enum PartialsAnswer {
     Failed {
         /// Why.
         cause: String,
+        /// The host at fault, where it is one below.
+        host: Option<String>,
     },
 }
 
@@ -129,4 +207,33 @@ pub struct ShardKeys {
     pub block: u32,
     /// Keys attended to.
     pub keys: u64,
+}
+
+/// Whether partials are of these shards.
+pub fn are_of(groups: &[Vec<ShardKeys>], shards: &[Vec<u32>]) -> bool {
+    let same =
+        |(group, shards): (&Vec<ShardKeys>, &Vec<u32>)| group.iter().map(|one| one.block).eq(shards.iter().copied());
+    groups.len() == shards.len() && groups.iter().zip(shards).all(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_merge_takes_what_is_there_and_once() {
+        let groups = [vec![0, 1], vec![2]];
+        let below =
+            Below { host: "c1".into(), address: "c1:1".into(), answers: vec![vec![3], vec![4]], opening: Vec::new() };
+        let of = |merges: &[&[u32]]| {
+            let merges = merges.iter().map(|inputs| inputs.to_vec()).collect();
+            Relay { below: vec![below.clone()], merges }.answers(&groups)
+        };
+        assert_eq!(of(&[]).map(|answers| answers.len()), Ok(4));
+        let merged = vec![(1, vec![2]), (5, vec![0, 1, 3, 4])];
+        assert_eq!(of(&[&[2, 3], &[0, 4]]), Ok(merged));
+        assert_eq!(of(&[&[0, 9]]), Err(InvalidMerge { merge: 0, input: 9, partials: 4 }));
+        assert_eq!(of(&[&[0, 1], &[1, 2]]), Err(InvalidMerge { merge: 1, input: 1, partials: 5 }));
+        assert_eq!(of(&[&[0, 4]]), Err(InvalidMerge { merge: 0, input: 4, partials: 4 }), "not yet");
+    }
 }

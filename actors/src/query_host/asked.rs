@@ -1,10 +1,9 @@
 //! What a layer step asks of all hosts, as frames, and what they answer. Reads and writes no line.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use asterism_kernels::{Heads, Mask};
 use asterism_models::{PackedRows, PartAsk, ShardPartial, StepError};
-use asterism_plan::{HiddenKeys, KeptShard};
 use asterism_transport::{Frame, FrameHeader, FrameKind, PayloadType};
 use bytes::{Bytes, BytesMut};
 
@@ -142,36 +141,5 @@ fn streaming(mask: Mask) -> Option<StreamingMask> {
             Some(StreamingMask { sink, window, first_row, first_key })
         }
         Mask::None | Mask::Causal | Mask::From { .. } => None,
-    }
-}
-
-/// The shards of one holder as it is to answer them: by one partial where it has all of a merge group, else one by one.
-pub fn groups_of(shards: &[KeptShard], blocks: &[u32]) -> Vec<Vec<u32>> {
-    let group = |block: &u32| shards.get(*block as usize).map(|shard| shard.group);
-    let (mut held, mut whole) = (BTreeMap::<Option<u32>, Vec<u32>>::new(), BTreeMap::<Option<u32>, usize>::new());
-    blocks.iter().for_each(|block| held.entry(group(block)).or_default().push(*block));
-    shards.iter().for_each(|shard| *whole.entry(Some(shard.group)).or_default() += 1);
-    let merged = |(group, blocks): (Option<u32>, Vec<u32>)| match whole.get(&group) {
-        Some(shards) if *shards == blocks.len() => vec![blocks],
-        _ => blocks.into_iter().map(|block| vec![block]).collect(),
-    };
-    held.into_iter().flat_map(merged).collect()
-}
-
-/// What is hidden of the shards of one holder.
-pub fn hidden_of(hidden: &[HiddenKeys], blocks: &[u32]) -> Vec<HiddenKeys> {
-    hidden.iter().filter(|hidden| blocks.contains(&hidden.block)).cloned().collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_holder_merges_the_groups_that_it_has_all_of() {
-        let shards: Vec<KeptShard> = [0, 0, 1, 2, 1].map(|group| KeptShard { keys: 8, group }).to_vec();
-        assert_eq!(groups_of(&shards, &[0, 1, 2, 3, 4]), [vec![0, 1], vec![2, 4], vec![3]]);
-        assert_eq!(groups_of(&shards, &[0, 2, 3]), [vec![0], vec![2], vec![3]]);
-        assert_eq!(groups_of(&shards, &[1, 2, 4]), [vec![1], vec![2, 4]]);
     }
 }

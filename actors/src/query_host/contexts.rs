@@ -11,22 +11,23 @@ use asterism_kernels::Backend;
 use asterism_models::{
     ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError,
 };
-use asterism_plan::{HiddenKeys, KeptShard};
-use asterism_transport::{Frame, FrameKind};
+use asterism_plan::MergeTree;
+use asterism_transport::Frame;
 use tokio::{runtime::Handle, sync::mpsc};
 
 use super::{
-    asked::{Asked, AskedPart, groups_of, hidden_of},
+    answers::{self, Answer, AnswerError},
+    asked::{Asked, AskedPart},
     engine::Arrival,
     gather::{self, Command, Gather},
     lines::Lines,
+    route::AskedContext,
     state::Event,
 };
 use crate::{
     host::Post,
-    messages::{Attach, Generate, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, WireMessage},
-    payload::{self, Floats},
-    ticket::Ticket,
+    messages::{Generate, PartialsAnswer, Phase2Times, are_of},
+    payload,
 };
 
 /// The contexts of the jobs that are generated for.
@@ -50,11 +51,7 @@ pub struct Contexts<B: Backend> {
 
 /// One job's.
 struct Context {
-    context: u64,
-    ticket: Ticket,
-    shards: Vec<KeptShard>,
-    /// Keys that are hidden for it.
-    hidden: Vec<HiddenKeys>,
+    asked: AskedContext,
     gather: Gather,
     /// Line and attachment of each of its gather's channels.
     channels: HashMap<u64, (u64, u64)>,
@@ -66,8 +63,8 @@ struct Attachment {
     job: u64,
     /// Of its gather.
     channel: u64,
-    /// Shards of each group that is answered by one partial.
-    sizes: Vec<usize>,
+    /// The shards of each partial that it is answered by.
+    answers: Vec<Vec<u32>>,
 }
 
 /// When things happen, and how long they take.
@@ -108,10 +105,11 @@ impl<B: Backend> Contexts<B> {
 
     /// Attaches a job's shards at their holders.
     pub fn add(&mut self, generate: &Generate) {
-        let (context, ticket, shards) = (generate.context, generate.ticket, generate.shards.clone());
-        let (gather, channels, times) = (Gather::new(shards.len()), HashMap::new(), Box::default());
         let hidden = generate.anew.as_ref().map_or(Vec::new(), |anew| anew.hidden.clone());
-        self.jobs.insert(generate.job, Context { context, ticket, shards, hidden, gather, channels, times });
+        let asked = AskedContext { context: generate.context, ticket: generate.ticket, hidden };
+        let gather = Gather::new(Arc::new(MergeTree::new(&generate.shards, generate.fan_in)), generate.fan_in);
+        let (channels, times) = Default::default();
+        self.jobs.insert(generate.job, Context { asked, gather, channels, times });
         self.apply(generate.job, gather::Event::Holders(generate.holders.clone()), None);
     }
 
@@ -181,8 +179,8 @@ impl<B: Backend> Contexts<B> {
     fn hear(&mut self, arrival: Arrival) -> Option<Arrival> {
         match arrival {
             Arrival::Frame(line, frame, _place) => {
-                if let Err(cause) = self.read(line, &frame) {
-                    self.broke(line, &cause);
+                if let Err(wrong) = self.read(line, &frame) {
+                    self.broke(line, &wrong.to_string());
                 }
             }
             Arrival::Broke(line, cause) => self.broke(line, &cause),
@@ -197,7 +195,8 @@ impl<B: Backend> Contexts<B> {
     fn broke(&mut self, line: u64, cause: &str) {
         for attachment in self.lines.ended(line) {
             if let Some(Attachment { job, channel, .. }) = self.attachments.remove(&attachment) {
-                self.apply(job, gather::Event::Broke { channel, cause: cause.to_owned() }, None);
+                let (host, cause) = (None, cause.to_owned());
+                self.apply(job, gather::Event::Broke { channel, host, cause }, None);
             }
         }
     }
@@ -208,16 +207,12 @@ impl<B: Backend> Contexts<B> {
         let part = self.asked.parts.iter().position(|part| part.job == job);
         for command in context.gather.handle(self.clock.started.elapsed(), event) {
             match command {
-                Command::Open { channel, holder } => {
+                Command::Open { channel, route } => {
                     let attachment = self.attached;
                     self.attached += 1;
-                    let groups = groups_of(&context.shards, &holder.blocks);
-                    let sizes = groups.iter().map(Vec::len).collect();
-                    let (number, ticket) = (context.context, context.ticket);
-                    let hidden = hidden_of(&context.hidden, &holder.blocks);
-                    let attach = Attach { attachment, context: number, groups, hidden, ticket };
-                    context.channels.insert(channel, (self.lines.attach(&holder, attach), attachment));
-                    self.attachments.insert(attachment, Attachment { job, channel, sizes });
+                    let attach = route.attach(attachment, &context.asked);
+                    context.channels.insert(channel, (self.lines.attach(&route.holder, attach), attachment));
+                    self.attachments.insert(attachment, Attachment { job, channel, answers: route.answers() });
                 }
                 Command::Drop { channel } => {
                     if let Some((line, attachment)) = context.channels.remove(&channel) {
@@ -253,45 +248,30 @@ impl<B: Backend> Contexts<B> {
     }
 
     /// Takes in a frame's answers; the error is what is wrong with all of it.
-    fn read(&mut self, line: u64, frame: &Frame) -> Result<(), String> {
-        let header = frame.header;
-        if header.kind != FrameKind::Partials {
-            return Err(format!("asked for partials, it sent {header:?}"));
-        }
-        let meta = PartialsMeta::read(&frame.meta, "the context host").map_err(|error| error.to_string())?;
-        let values = Floats::new(frame.payload.clone()).ok_or("its payload is not of whole values")?;
-        let (values, row): (Arc<Floats>, _) = (Arc::new(values), self.decoder.config().heads.packed_row());
-        let mut start = 0_usize;
-        for PartialsPart { attachment, rows, answer } in meta.parts {
-            let (from, whole) = (start, (*values).as_ref().len());
-            let partials = if let PartialsAnswer::Groups(groups) = &answer { groups.len() } else { 0 };
-            start = start.saturating_add((rows as usize).saturating_mul(row).saturating_mul(partials));
-            if start > whole {
-                return Err(format!("it answered with {partials} partials of {rows} rows in {whole} values"));
-            }
+    fn read(&mut self, line: u64, frame: &Frame) -> Result<(), AnswerError> {
+        let (header, read) = (frame.header, answers::read(frame, self.decoder.config().heads.packed_row())?);
+        for Answer { attachment, rows, answer, range } in read.parts {
             // What was detached meanwhile is not waited for.
-            let Some(Attachment { job, channel, sizes }) = self.attachments.get(&attachment) else { continue };
+            let Some(Attachment { job, channel, answers: asked }) = self.attachments.get(&attachment) else { continue };
             let (job, channel) = (*job, *channel);
             if self.jobs[&job].channels.get(&channel).is_none_or(|(attached, _)| *attached != line) {
-                return Err(format!("it answered for attachment {attachment}, which is another host's"));
+                return Err(AnswerError::OfAnother { attachment });
             }
             let groups = match answer {
-                PartialsAnswer::Groups(groups) if groups.iter().map(Vec::len).eq(sizes.iter().copied()) => groups,
-                PartialsAnswer::Groups(groups) => {
-                    return Err(format!("asked for groups of {sizes:?} shards, it answered for {groups:?}"));
-                }
-                PartialsAnswer::Failed { cause } => {
-                    self.apply(job, gather::Event::Broke { channel, cause }, None);
+                PartialsAnswer::Groups(groups) if are_of(&groups, asked) => groups,
+                PartialsAnswer::Groups(got) => return Err(AnswerError::Shards { asked: asked.clone(), got }),
+                PartialsAnswer::Failed { host, cause } => {
+                    self.apply(job, gather::Event::Broke { channel, host, cause }, None);
                     continue;
                 }
             };
             let answers = match self.asked.awaits(job, (header.step, header.layer)) {
                 None => Ok(None),
-                Some(part) if self.asked.parts[part].rows.len() != rows as usize => {
-                    Err(format!("asked for {} rows, it answered {rows}", self.asked.parts[part].rows.len()))
+                Some(part) if self.asked.parts[part].rows.len() != rows => {
+                    Err(AnswerError::Rows { asked: self.asked.parts[part].rows.len(), got: rows })
                 }
                 Some(part) => {
-                    let partials = self.asked.partials(&groups, (&values, from..start));
+                    let partials = self.asked.partials(&groups, (&read.values, range));
                     Ok(Some(partials.unwrap_or_else(|block| self.not_finite(line, part, block))))
                 }
             };
@@ -301,13 +281,13 @@ impl<B: Backend> Contexts<B> {
                     shards.sort_unstable_by_key(|shard| shard.block);
                     self.apply(job, gather::Event::Answer { channel, step, layer, shards }, answers);
                 }
-                Err(cause) => self.apply(job, gather::Event::Broke { channel, cause }, None),
+                Err(wrong) => {
+                    let (host, cause) = (None, wrong.to_string());
+                    self.apply(job, gather::Event::Broke { channel, host, cause }, None);
+                }
             }
         }
-        match start == (*values).as_ref().len() {
-            true => Ok(()),
-            false => Err(format!("it sent {} values more than it answers with", (*values).as_ref().len() - start)),
-        }
+        Ok(())
     }
 
     /// A number that is none ends the part.

@@ -5,9 +5,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
+use asterism_plan::MergeTree;
+
+use super::route::{Route, routes};
 use crate::messages::{ShardHolder, ShardKeys};
 
 /// After how long a loss that nothing was done about is told again.
@@ -38,6 +42,8 @@ pub enum Event {
     Broke {
         /// Channel.
         channel: u64,
+        /// The host at fault, where it is one that the channel's host asks in its turn.
+        host: Option<String>,
         /// What was observed.
         cause: String,
     },
@@ -50,12 +56,12 @@ pub enum Event {
 /// What a generation wants done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Open a channel to a holder, for the blocks it names. What is sent on it waits until it is open.
+    /// Open a channel to a holder, for what the route says. What is sent on it waits until it is open.
     Open {
         /// Channel; never used again.
         channel: u64,
-        /// Whom to open it to.
-        holder: ShardHolder,
+        /// Whom to open it to, and what to ask of it.
+        route: Route,
     },
     /// Close a channel; the next one to its host goes over a new link.
     Drop {
@@ -90,20 +96,24 @@ pub enum Command {
 pub struct Gather {
     channels: BTreeMap<u64, Channel>,
     opened: u64,
-    /// Every block that is to answer, whether anybody holds it or not.
-    blocks: BTreeSet<u32>,
+    /// In which order what every block answers is merged, whether anybody holds it or not.
+    tree: Arc<MergeTree>,
+    fan_in: u32,
+    /// Blocks of one host, at most.
+    most: usize,
     asked: Option<Asked>,
     /// Some shard has nobody to ask for it.
     stuck: bool,
 }
 
 struct Channel {
-    holder: ShardHolder,
+    route: Route,
     broken: Option<Broken>,
 }
 
 struct Broken {
     told: Duration,
+    host: String,
     cause: String,
 }
 
@@ -121,10 +131,10 @@ impl Asked {
 }
 
 impl Gather {
-    /// Of a context of so many shards, of which nobody is known to hold one.
-    pub fn new(shards: usize) -> Self {
-        let blocks: BTreeSet<u32> = (0..shards as u32).collect();
-        Self { channels: BTreeMap::new(), opened: 0, stuck: !blocks.is_empty(), blocks, asked: None }
+    /// Of a context whose shards are merged so, of which nobody is known to hold one.
+    pub fn new(tree: Arc<MergeTree>, fan_in: u32) -> Self {
+        let stuck = tree.shards() > 0;
+        Self { channels: BTreeMap::new(), opened: 0, stuck, tree, fan_in, most: 0, asked: None }
     }
 
     /// Applies one event.
@@ -140,13 +150,13 @@ impl Gather {
             Event::Answer { channel, step, layer, shards } => {
                 return self.answered(now, channel, (step, layer), &shards);
             }
-            Event::Broke { channel, cause } => return self.broke(now, channel, cause),
-            Event::Holders(holders) => self.moved(holders, &mut commands),
+            Event::Broke { channel, host, cause } => return self.broke(now, channel, (host, cause)),
+            Event::Holders(holders) => self.moved(&holders, &mut commands),
             Event::Tick => {
-                for Channel { holder, broken } in self.channels.values_mut() {
+                for Channel { broken, .. } in self.channels.values_mut() {
                     if let Some(broken) = broken.as_mut().filter(|broken| now >= broken.told + TELL_AGAIN) {
                         broken.told = now;
-                        commands.push(Command::Stalled { host: holder.host.clone(), cause: broken.cause.clone() });
+                        commands.push(Command::Stalled { host: broken.host.clone(), cause: broken.cause.clone() });
                     }
                 }
             }
@@ -168,9 +178,9 @@ impl Gather {
         self.stuck
     }
 
-    /// Shards that one channel leads to, at most.
+    /// Shards that one host holds, at most.
     pub fn most_shards(&self) -> usize {
-        self.channels.values().map(|channel| channel.holder.blocks.len()).max().unwrap_or(0)
+        self.most
     }
 
     /// The layer step under way is given up; it will be asked for anew.
@@ -181,14 +191,16 @@ impl Gather {
     /// Blocks that have not answered the layer step under way.
     pub fn missing(&self) -> Vec<u32> {
         let Some(asked) = &self.asked else { return Vec::new() };
-        self.blocks.iter().filter(|block| !asked.answered.contains_key(block)).copied().collect()
+        (0..self.tree.shards() as u32).filter(|block| !asked.answered.contains_key(block)).collect()
     }
 
     fn answered(&mut self, now: Duration, channel: u64, of: (u32, u32), shards: &[ShardKeys]) -> Vec<Command> {
-        let Some(Channel { holder, broken: None }) = self.channels.get(&channel) else { return Vec::new() };
+        let Some(Channel { route: Route { holder, .. }, broken: None }) = self.channels.get(&channel) else {
+            return Vec::new();
+        };
         if shards.iter().map(|shard| shard.block).ne(holder.blocks.iter().copied()) {
             let cause = format!("it holds shards {:?} and answered for {shards:?}", holder.blocks);
-            return self.broke(now, channel, cause);
+            return self.broke(now, channel, (None, cause));
         }
         // What answers an earlier ask was not waited for.
         let Some(asked) = self.asked.as_mut().filter(|asked| (asked.step, asked.layer) == of) else {
@@ -207,42 +219,39 @@ impl Gather {
     }
 
     fn finish(&mut self, commands: &mut Vec<Command>) {
-        if let Some(asked) = self.asked.take_if(|asked| asked.answered.len() == self.blocks.len()) {
+        if let Some(asked) = self.asked.take_if(|asked| asked.answered.len() == self.tree.shards()) {
             let keys = asked.answered.values().fold(0, |all: u64, keys| all.saturating_add(*keys));
             commands.push(Command::Done { keys });
         }
     }
 
-    fn broke(&mut self, now: Duration, channel: u64, cause: String) -> Vec<Command> {
-        let Some(Channel { holder, broken: broken @ None }) = self.channels.get_mut(&channel) else {
+    fn broke(&mut self, now: Duration, channel: u64, (host, cause): (Option<String>, String)) -> Vec<Command> {
+        let Some(Channel { route, broken: broken @ None }) = self.channels.get_mut(&channel) else {
             return Vec::new();
         };
-        *broken = Some(Broken { told: now, cause: cause.clone() });
-        let commands = vec![Command::Drop { channel }, Command::Stalled { host: holder.host.clone(), cause }];
+        let host = host.filter(|host| route.leads_to(host)).unwrap_or_else(|| route.holder.host.clone());
+        *broken = Some(Broken { told: now, host: host.clone(), cause: cause.clone() });
+        let commands = vec![Command::Drop { channel }, Command::Stalled { host, cause }];
         self.stuck = self.lacks_a_holder();
         commands
     }
 
     fn lacks_a_holder(&self) -> bool {
         let live = self.channels.values().filter(|channel| channel.broken.is_none());
-        let held: BTreeSet<u32> = live.flat_map(|channel| channel.holder.blocks.iter().copied()).collect();
-        self.blocks.iter().any(|block| !held.contains(block))
+        let held: BTreeSet<u32> = live.flat_map(|channel| channel.route.holder.blocks.iter().copied()).collect();
+        (0..self.tree.shards() as u32).any(|block| !held.contains(&block))
     }
 
-    fn moved(&mut self, mut holders: Vec<ShardHolder>, commands: &mut Vec<Command>) {
-        let mut named = BTreeSet::new();
-        for holder in &mut holders {
-            holder.blocks.retain(|block| self.blocks.contains(block) && named.insert(*block));
-        }
+    fn moved(&mut self, holders: &[ShardHolder], commands: &mut Vec<Command>) {
         let asked = self.asked.as_ref();
-        self.channels.retain(|id, Channel { holder, broken }| {
-            let place = |other: &&mut ShardHolder| (&other.host, &other.address) == (&holder.host, &holder.address);
-            let now = holders.iter_mut().find(place);
+        let mut wanted = routes(&self.tree, self.fan_in, holders);
+        self.most = holders.iter().map(|holder| holder.blocks.len()).max().unwrap_or(0);
+        self.channels.retain(|id, Channel { route, broken }| {
             // Who owes an answer is asked anew: its channel may lead to a process that is no more.
-            let owes = asked.is_some_and(|asked| asked.lacks(holder));
-            match now.filter(|now| !owes && holder.blocks.iter().all(|block| now.blocks.contains(block))) {
-                Some(now) if broken.is_none() => {
-                    now.blocks.retain(|block| !holder.blocks.contains(block));
+            let owes = asked.is_some_and(|asked| asked.lacks(&route.holder));
+            match wanted.iter_mut().find(|wanted| !owes && wanted.covers(route)) {
+                Some(wanted) if broken.is_none() => {
+                    wanted.leave_to(route);
                     true
                 }
                 _ => {
@@ -251,14 +260,14 @@ impl Gather {
                 }
             }
         });
-        for holder in holders.into_iter().filter(|holder| !holder.blocks.is_empty()) {
+        for route in wanted.into_iter().filter(|route| !route.holder.blocks.is_empty()) {
             let channel = self.opened;
             self.opened += 1;
-            commands.push(Command::Open { channel, holder: holder.clone() });
-            if self.asked.as_ref().is_some_and(|asked| asked.lacks(&holder)) {
+            commands.push(Command::Open { channel, route: route.clone() });
+            if self.asked.as_ref().is_some_and(|asked| asked.lacks(&route.holder)) {
                 commands.push(Command::Send { channel });
             }
-            self.channels.insert(channel, Channel { holder, broken: None });
+            self.channels.insert(channel, Channel { route, broken: None });
         }
         self.stuck = self.lacks_a_holder();
     }
@@ -266,14 +275,24 @@ impl Gather {
 
 #[cfg(test)]
 mod tests {
+    use asterism_plan::KeptShard;
+
     use super::*;
 
     fn holder(host: &str, blocks: &[u32]) -> ShardHolder {
         ShardHolder { host: host.into(), address: format!("{host}:1"), blocks: blocks.to_vec() }
     }
 
+    /// Each shard is a group of its own.
     fn open(channel: u64, host: &str, blocks: &[u32]) -> Command {
-        Command::Open { channel, holder: holder(host, blocks) }
+        let groups = blocks.iter().map(|block| vec![*block]).collect();
+        let route = Route { holder: holder(host, blocks), groups, below: Vec::new(), merges: Vec::new() };
+        Command::Open { channel, route }
+    }
+
+    fn gather(shards: u32, fan_in: u32) -> Gather {
+        let shards: Vec<KeptShard> = (0..shards).map(|group| KeptShard { keys: 10, group }).collect();
+        Gather::new(Arc::new(MergeTree::new(&shards, fan_in)), fan_in)
     }
 
     fn send(channel: u64) -> Command {
@@ -293,7 +312,7 @@ mod tests {
     impl Driver {
         /// Shards 0 and 1 on a, 2 on b; asked for the first layer.
         fn asked() -> Self {
-            let mut driver = Self(Gather::new(3), Duration::ZERO);
+            let mut driver = Self(gather(3, 32), Duration::ZERO);
             assert_eq!(
                 driver.holders(&[holder("a", &[0, 1]), holder("b", &[2])]),
                 [open(0, "a", &[0, 1]), open(1, "b", &[2])]
@@ -320,7 +339,7 @@ mod tests {
         }
 
         fn broke(&mut self, channel: u64) -> Vec<Command> {
-            self.on(Event::Broke { channel, cause: "it is gone".into() })
+            self.on(Event::Broke { channel, host: None, cause: "it is gone".into() })
         }
     }
 
@@ -412,7 +431,7 @@ mod tests {
         fn carry_out(&mut self, commands: Vec<Command>) {
             for command in commands {
                 match command {
-                    Command::Open { channel, holder } => drop(self.open.insert(channel, holder.blocks)),
+                    Command::Open { channel, route } => drop(self.open.insert(channel, route.holder.blocks)),
                     Command::Drop { channel } => {
                         assert!(self.open.remove(&channel).is_some(), "channel {channel} is not open");
                         self.owed.remove(&channel);
@@ -436,7 +455,7 @@ mod tests {
 
     #[test]
     fn a_shard_that_nobody_has_held_yet_is_waited_for() {
-        let mut driver = Driver(Gather::new(2), Duration::ZERO);
+        let mut driver = Driver(gather(2, 32), Duration::ZERO);
         assert_eq!(driver.holders(&[]), []);
         assert!(driver.0.is_stuck());
         assert_eq!(driver.holders(&[holder("a", &[1])]), [open(0, "a", &[1])]);
@@ -456,7 +475,7 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) as usize % below
             };
-            let (mut driver, mut shell) = (Driver(Gather::new(3), Duration::ZERO), Shell::default());
+            let (mut driver, mut shell) = (Driver(gather(3, 32), Duration::ZERO), Shell::default());
             shell.carry_out(driver.holders(&[holder("a", &[0, 1]), holder("b", &[2])]));
             shell.carry_out(driver.ask(0));
             for _ in 0..20 {

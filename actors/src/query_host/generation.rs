@@ -52,7 +52,7 @@ pub struct End {
 impl<B: Backend> Generation<B> {
     /// As ordered; it begins when what is awaited has come.
     pub fn new(model: Arc<LoadedModel<B>>, order: Generate, awaited: Option<Awaited<B>>) -> Self {
-        let keys = ContextKeys { shards: order.shards.clone(), view: order.view };
+        let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
         let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
         Self {
             awaited,

@@ -2,12 +2,11 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    net::SocketAddr,
     sync::Arc,
-    time::Duration,
 };
 
-use asterism_transport::Frame;
+use asterism_transport::{Frame, TransportError};
+use thiserror::Error;
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, mpsc},
@@ -15,15 +14,23 @@ use tokio::{
 
 use super::engine::Arrival;
 use crate::{
-    link::Links,
+    link::{Links, ReachError},
     messages::{Attach, Opening, ShardHolder, WireMessage},
 };
 
-/// Longest wait for a context host to accept a channel.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-
 /// Frames of one line that nobody has heard yet; more stay with the host that sends them.
 const UNHEARD: usize = 64;
+
+/// Why a line ended before it was of no use any more.
+#[derive(Debug, Error)]
+enum LineError {
+    #[error(transparent)]
+    Reach(#[from] ReachError),
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    #[error("it closed the channel")]
+    Closed,
+}
 
 /// A host as it is reached: its name and address.
 type Place = (String, String);
@@ -117,7 +124,7 @@ impl Lines {
         let (links, arrived, to) = (self.links.clone(), self.arrived.clone(), place.clone());
         let task = self.runtime.spawn(async move {
             if let Err(cause) = serve(number, &to, &links, queue, &arrived).await {
-                let _ = arrived.send(Arrival::Broke(number, cause));
+                let _ = arrived.send(Arrival::Broke(number, cause.to_string()));
             }
         });
         self.lines.insert(number, Line { place: place.clone(), frames, attached: BTreeSet::new(), task });
@@ -133,22 +140,18 @@ async fn serve(
     links: &Links,
     mut frames: mpsc::UnboundedReceiver<Frame>,
     arrived: &mpsc::UnboundedSender<Arrival>,
-) -> Result<(), String> {
-    let address: SocketAddr = address.parse().map_err(|error| format!("its address {address}: {error}"))?;
-    let mut channel = tokio::time::timeout(CONNECT_DEADLINE, links.channel(host, address))
-        .await
-        .map_err(|_| format!("no answer from {address} in {} s", CONNECT_DEADLINE.as_secs()))?
-        .map_err(|error| error.to_string())?;
+) -> Result<(), LineError> {
+    let mut channel = links.reach(host, address).await?;
     let places = Arc::new(Semaphore::new(UNHEARD));
     loop {
         tokio::select! {
             frame = frames.recv() => {
                 let Some(frame) = frame else { return Ok(()) };
-                channel.sender.send(frame).await.map_err(|error| error.to_string())?;
+                channel.sender.send(frame).await?;
             }
             answer = channel.receiver.receive() => {
-                let answer = answer.map_err(|error| error.to_string())?.ok_or("it closed the channel")?;
-                let place = places.clone().acquire_owned().await.map_err(|error| error.to_string())?;
+                let answer = answer?.ok_or(LineError::Closed)?;
+                let place = places.clone().acquire_owned().await.expect("it is never closed");
                 let _ = arrived.send(Arrival::Frame(number, answer, place));
             }
         }

@@ -1,5 +1,6 @@
 //! The query host: encodes queries and generates, all jobs together, asking every context host layer by layer (phase 2).
 
+mod answers;
 mod asked;
 mod contexts;
 mod engine;
@@ -7,6 +8,7 @@ pub mod gather;
 mod generation;
 mod lines;
 mod refreshing;
+pub mod route;
 mod schedule;
 mod side;
 mod state;

@@ -227,6 +227,7 @@ mod tests {
             query_start: 3,
             shards: Vec::new(),
             anew: None,
+            fan_in: 32,
             view: Default::default(),
             holders: Vec::new(),
             choice: TokenChoice {

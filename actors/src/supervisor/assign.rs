@@ -277,6 +277,7 @@ impl SupervisorState {
             query_start: context.plan().query_start,
             shards,
             anew,
+            fan_in: context.plan().fan_in,
             view: context.plan().view,
             holders: context.holders(&addresses),
             choice: job.question.choice.clone(),

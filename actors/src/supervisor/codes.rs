@@ -9,6 +9,7 @@ const OF_HOSTS: &[&str] = &[
     "internal",
     "kernel",
     "key_count",
+    "merge_order",
     "model_config_unsupported",
     "model_file_malformed",
     "model_file_missing",

@@ -382,7 +382,7 @@ async fn serve_host(connection: u64, link: Arc<dyn Link>, actor: ActorRef<Messag
                     break "the supervisor ended".to_string();
                 }
             }
-            Err(cause) => break cause,
+            Err(cause) => break cause.to_string(),
         }
     };
     link.close(&cause);

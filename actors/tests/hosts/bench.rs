@@ -119,6 +119,7 @@ impl Case {
             query_start: self.plan.query_start,
             shards,
             anew,
+            fan_in: self.plan.fan_in,
             view: self.plan.view,
             holders: holders.to_vec(),
             choice: TokenChoice { max_tokens, temperature, top_p: 0.95, seed: 11, stop: Vec::new(), ignore_eos: true },

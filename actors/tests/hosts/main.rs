@@ -5,6 +5,7 @@ mod bench;
 #[path = "../../../tests/golden/cases.rs"]
 mod cases;
 mod refresh;
+mod tree;
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -12,7 +12,7 @@ fn tokens_here(case: &Case, order: &Generate) -> Vec<u32> {
     let anew = order.anew.as_ref().expect("some tokens anew");
     let input = anew.shard.input(&case.ids[..]).expect("ids of the context");
     let fresh = encode_alone(&decoder, (&anew.shard, &input), &mut |_, _| true).expect("fresh keys");
-    let keys = ContextKeys { shards: order.shards.clone(), view: order.view };
+    let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
     let mut generator = Generator::new(keys, order.query_start);
     generator.refresh(fresh);
     let (mut ids, mut tokens) = (order.query_ids.clone(), Vec::new());

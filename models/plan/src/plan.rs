@@ -7,7 +7,7 @@ use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Calibration, Exchange, Input, LocalAttention, ModelShape, PlanError, RefreshRule, Span, TokenIds,
+    Calibration, Exchange, FAN_IN, Input, LocalAttention, ModelShape, PlanError, RefreshRule, Span, TokenIds,
     attention::Streaming, span::rows,
 };
 
@@ -52,6 +52,17 @@ pub struct Plan {
     /// What each question gets anew that the plan did not know; none where it knew the question, or nothing is gained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refresh: Option<RefreshRule>,
+    /// Partials of phase 2 that are merged at a time, above the groups of [`KeptShard`].
+    #[serde(default = "fan_in", skip_serializing_if = "is_usual")]
+    pub fan_in: u32,
+}
+
+fn fan_in() -> u32 {
+    FAN_IN
+}
+
+fn is_usual(fan_in: &u32) -> bool {
+    *fan_in == FAN_IN
 }
 
 /// A method by name.
@@ -88,8 +99,8 @@ pub enum ContextView {
 pub struct KeptShard {
     /// Its keys.
     pub keys: u64,
-    /// The shards of a group are merged first, in order; then the groups, in the order of their first shards. So a host answers
-    /// with one partial a group that it has all shards of, and bits are the plan's whoever merges.
+    /// The shards of a group are merged first, then the groups, as [`MergeTree`](crate::MergeTree) says. So a host answers with
+    /// one partial a group that it has all shards of, and bits are the plan's whoever merges.
     pub group: u32,
 }
 

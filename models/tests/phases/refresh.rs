@@ -23,7 +23,7 @@ fn fresh(decoder: &Decoder<Cpu>, refresh: &Refresh, context: &[u32]) -> EncodedS
 
 fn generator(plan: &Plan, refresh: &Refresh) -> Generator<Cpu> {
     let shards = refresh.left_of(plan.kept_shards());
-    Generator::new(ContextKeys { shards, view: plan.view }, plan.query_start)
+    Generator::new(ContextKeys { shards, fan_in: plan.fan_in, view: plan.view }, plan.query_start)
 }
 
 proptest! {

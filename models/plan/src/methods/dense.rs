@@ -36,5 +36,6 @@ pub(super) fn one_shard(name: &str, request: &PlanRequest, attention: LocalAtten
         view: ContextView::All,
         extra_ids: Vec::new(),
         refresh: None,
+        fan_in: crate::FAN_IN,
     })
 }

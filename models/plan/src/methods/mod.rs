@@ -181,6 +181,7 @@ fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<usize
         view: ContextView::All,
         extra_ids: Vec::new(),
         refresh: None,
+        fan_in: crate::FAN_IN,
     }
 }
 

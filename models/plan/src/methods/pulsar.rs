@@ -196,6 +196,7 @@ impl Method for PulsarConfig {
             view: ContextView::All,
             extra_ids: Vec::new(),
             refresh: self.refresh(request, blocks.len()),
+            fan_in: crate::FAN_IN,
         })
     }
 }

@@ -158,6 +158,7 @@ impl Method for StarConfig {
             view: ContextView::All,
             extra_ids: anchors.extra_ids(),
             refresh: None,
+            fan_in: crate::FAN_IN,
         })
     }
 }
