@@ -12,6 +12,7 @@ mod frame;
 pub mod join;
 pub mod local;
 pub mod quic;
+mod signal;
 pub mod sim;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};

@@ -14,10 +14,11 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{Mutex as AsyncMutex, mpsc, watch};
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use crate::{
     Channel, Frame, FrameReceiver, FrameSender, Link, Observer, Transport, TransportError, certificates::Member, codec,
+    signal::Signal,
 };
 
 /// Frames that wait in one direction of a channel before `send` waits.
@@ -63,8 +64,8 @@ impl LocalNetwork {
             return Err(in_use("the address is in use"));
         }
         let (sender, receiver) = mpsc::channel(LINKS_IN_FLIGHT);
-        let closed = watch::Sender::new(false);
-        let endpoint = Arc::new(Endpoint { address, observer, incoming: sender, sides: Mutex::default(), closed });
+        let (sides, closed) = Default::default();
+        let endpoint = Arc::new(Endpoint { address, observer, incoming: sender, sides, closed });
         endpoints.insert(address, endpoint.clone());
         Ok(LocalTransport { network: self.clone(), endpoint, incoming: AsyncMutex::new(receiver) })
     }
@@ -79,7 +80,7 @@ pub struct LocalTransport {
 
 impl LocalTransport {
     pub(crate) async fn connect_to(&self, address: SocketAddr) -> Result<Arc<LocalLink>, TransportError> {
-        if *self.endpoint.closed.borrow() {
+        if self.endpoint.closed.get() {
             return Err(TransportError::TransportClosed);
         }
         let unreachable = || TransportError::Unreachable { address, cause: "nothing listens there".into() };
@@ -91,7 +92,7 @@ impl LocalTransport {
             permit = peer.incoming.reserve() => permit.map_err(|_| unreachable())?,
         };
         let number = self.network.links.fetch_add(1, Ordering::Relaxed);
-        let connection = Arc::new(Connection { number, closed: watch::Sender::new(None) });
+        let connection = Arc::new(Connection { number, closed: Signal::default() });
         let (to_peer, from_here) = mpsc::channel(CHANNELS_IN_FLIGHT);
         let (to_here, from_peer) = mpsc::channel(CHANNELS_IN_FLIGHT);
         let near = LocalLink::new(self.endpoint.join(&connection, address), to_peer, from_peer);
@@ -134,7 +135,7 @@ impl Transport for LocalTransport {
 
     fn close(&self) {
         lock(&self.network.endpoints).retain(|_, endpoint| !Arc::ptr_eq(endpoint, &self.endpoint));
-        self.endpoint.closed.send_replace(true);
+        self.endpoint.closed.set(true);
         for side in lock(&self.endpoint.sides).drain(..).filter_map(|side| side.upgrade()) {
             side.connection.close(TRANSPORT_CLOSED);
         }
@@ -157,13 +158,12 @@ struct Endpoint {
     observer: Arc<dyn Observer>,
     incoming: mpsc::Sender<Arc<LocalLink>>,
     sides: Mutex<Vec<Weak<Side>>>,
-    closed: watch::Sender<bool>,
+    closed: Signal<bool>,
 }
 
 impl Endpoint {
     async fn closed(&self) {
-        let waited = self.closed.subscribe().wait_for(|closed| *closed).await.map(drop);
-        waited.expect("the sender outlives this borrow");
+        self.closed.wait_for(|closed| *closed).await;
     }
 
     /// This endpoint's side of a new connection.
@@ -172,7 +172,7 @@ impl Endpoint {
         let mut sides = lock(&self.sides);
         sides.retain(|side| side.strong_count() > 0);
         sides.push(Arc::downgrade(&side));
-        if *self.closed.borrow() {
+        if self.closed.get() {
             connection.close(TRANSPORT_CLOSED);
         }
         side
@@ -183,17 +183,13 @@ impl Endpoint {
 struct Connection {
     /// Its place among the links of the network.
     number: u64,
-    closed: watch::Sender<Option<String>>,
+    closed: Signal<Option<String>>,
 }
 
 impl Connection {
     /// The first reason stands.
     fn close(&self, reason: &str) {
-        self.closed.send_if_modified(|closed| {
-            let first = closed.is_none();
-            closed.get_or_insert_with(|| reason.into());
-            first
-        });
+        self.closed.set_once(reason.into());
     }
 }
 
@@ -206,8 +202,7 @@ struct Side {
 
 impl Side {
     async fn closed(&self) -> TransportError {
-        let mut closed = self.connection.closed.subscribe();
-        let reason = closed.wait_for(Option::is_some).await.expect("the sender outlives this borrow").clone();
+        let reason = self.connection.closed.wait_for(Option::is_some).await;
         TransportError::Closed { peer: self.peer, reason: reason.unwrap_or_default() }
     }
 }

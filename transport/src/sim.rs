@@ -16,7 +16,7 @@ mod faults;
 mod link;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::SocketAddr,
     sync::{Arc, Mutex},
     time::Duration,
@@ -69,7 +69,7 @@ struct Shared {
     local: LocalNetwork,
     /// Faults of peers that have none of their own.
     faults: Mutex<Faults>,
-    pairs: Mutex<HashMap<(SocketAddr, SocketAddr), Arc<Pair>>>,
+    pairs: Mutex<BTreeMap<(SocketAddr, SocketAddr), Arc<Pair>>>,
     /// Links that only one side has taken so far, by the number of the link beneath.
     half_taken: Mutex<HashMap<u64, Arc<Connection>>>,
     log: Mutex<Vec<Fault>>,

@@ -8,7 +8,6 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use tokio::sync::watch;
 
 use super::{
     Shared,
@@ -19,6 +18,7 @@ use crate::{
     Channel, FrameError, Link, Observer, TransportError,
     certificates::Member,
     local::{LINK_DROPPED, LocalLink, lock},
+    signal::Signal,
 };
 
 const CUT: &str = "the link was cut";
@@ -29,7 +29,7 @@ pub(super) struct Pair {
     /// Faults of their own.
     pub faults: Mutex<Option<Faults>>,
     /// While they are partitioned: the number of that partition.
-    blocked: watch::Sender<Option<u64>>,
+    blocked: Signal<Option<u64>>,
     state: Mutex<PairState>,
 }
 
@@ -44,8 +44,7 @@ struct PairState {
 impl Pair {
     /// Completes while the two hear each other.
     pub(super) async fn wait_open(&self) {
-        let waited = self.blocked.subscribe().wait_for(Option::is_none).await.map(drop);
-        waited.expect("the sender outlives this borrow");
+        self.blocked.wait_for(Option::is_none).await;
     }
 
     pub(super) fn connections(&self) -> Vec<Arc<Connection>> {
@@ -64,15 +63,14 @@ impl Pair {
                 return;
             }
             state.partitions += 1;
-            self.blocked.send_replace(Some(state.partitions));
+            self.blocked.set(Some(state.partitions));
             state.partitions
         };
         let pair = self.clone();
         tokio::spawn(async move {
-            let mut blocked = pair.blocked.subscribe();
             tokio::select! {
                 biased;
-                _ = blocked.wait_for(|now| *now != Some(partition)) => {}
+                _ = pair.blocked.wait_for(|now| *now != Some(partition)) => {}
                 () = tokio::time::sleep(idle_timeout) => {
                     pair.connections().iter().for_each(|connection| connection.time_out());
                 }
@@ -83,11 +81,11 @@ impl Pair {
     pub(super) fn heal(&self) {
         // Ends come first: what was closed across the silence delivers nothing any more.
         self.connections().iter().for_each(|connection| connection.spread_end());
-        self.blocked.send_replace(None);
+        self.blocked.set(None);
     }
 
     fn is_blocked(&self) -> bool {
-        self.blocked.borrow().is_some()
+        self.blocked.get().is_some()
     }
 }
 
@@ -98,7 +96,7 @@ pub(super) struct Connection {
     addresses: [SocketAddr; 2],
     number: u64,
     /// How the link ended, as each side sees it.
-    ends: [watch::Sender<Option<TransportError>>; 2],
+    ends: [Signal<Option<TransportError>>; 2],
     /// Channels that only their opener knows of so far, by opener and number.
     half_taken: Mutex<HashMap<(usize, u64), Arc<Refusals>>>,
 }
@@ -151,14 +149,12 @@ impl Connection {
 
     /// Whether the link has ended on both sides.
     pub(super) fn is_over(&self) -> bool {
-        self.ends.iter().all(|end| end.borrow().is_some())
+        self.ends.iter().all(|end| end.get().is_some())
     }
 
     /// Completes with the cause once the link has ended on `side`.
     pub(super) async fn ended(&self, side: usize) -> TransportError {
-        let mut end = self.ends[side].subscribe();
-        let end = end.wait_for(Option::is_some).await.expect("the sender outlives this borrow").clone();
-        end.expect("it was waited for")
+        self.ends[side].wait_for(Option::is_some).await.expect("it was waited for")
     }
 
     fn time_out(&self) {
@@ -168,7 +164,7 @@ impl Connection {
     /// Tells either side what the other said when it closed.
     fn spread_end(&self) {
         for side in 0..2 {
-            let end = self.ends[1 - side].borrow().clone();
+            let end = self.ends[1 - side].get();
             if let Some(TransportError::Closed { reason, .. }) = end {
                 self.end(side, Self::closed(self.addresses[1 - side], &reason));
             }
@@ -177,11 +173,7 @@ impl Connection {
 
     /// The first end stands.
     fn end(&self, side: usize, error: TransportError) {
-        self.ends[side].send_if_modified(|end| {
-            let first = end.is_none();
-            end.get_or_insert(error);
-            first
-        });
+        self.ends[side].set_once(error);
     }
 
     fn closed(peer: SocketAddr, reason: &str) -> TransportError {
