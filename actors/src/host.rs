@@ -4,21 +4,18 @@ mod actor;
 pub(crate) mod joining;
 mod process;
 
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, HeadsFiles, ModelError, Tokenizer};
 use asterism_transport::{MAX_PAYLOAD_BYTES, Transport};
 use ractor::ActorRef;
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
 use crate::{
     cores::Cores,
     error::HostError,
+    machine,
     messages::{Hello, HostCommand, HostMessage, HostRole},
 };
 use actor::Message;
@@ -94,7 +91,8 @@ pub type ModelLoader<B> = Box<dyn FnOnce() -> Result<LoadedModel<B>, ModelError>
 /// Where a side of the host reports what happens; may be called from any thread.
 pub(crate) type Post<E> = Arc<dyn Fn(E) + Send + Sync>;
 
-/// Runs a host until its supervisor ends it, refuses it, or is gone for longer than the host's patience.
+/// Runs a host until its supervisor ends it, refuses it, or is gone for longer than the host's patience. Dropping the future
+/// ends the host as well, as if its process were killed; what it says until then is for whoever closes the transport.
 ///
 /// # Errors
 /// [`HostError::Supervisor`] when the supervisor cannot be reached at the start, [`HostError::Refused`] when it does not
@@ -115,9 +113,11 @@ pub async fn run<B: Backend>(
         }
     };
     let (actor, ended) = actor::spawn(&config, transport.clone()).await?;
+    let _running = Running(actor.clone());
     let host =
         Host { config, transport: transport.clone(), actor: actor.clone(), life: (first.cluster, first.incarnation) };
     let result = tokio::select! {
+        biased;
         result = host.live(first, loader) => result,
         _ = ended => Err(HostError::Actor { cause: "it ended before its host did".into() }),
     };
@@ -125,6 +125,15 @@ pub async fn run<B: Backend>(
     transport.close();
     transport.drained().await;
     result
+}
+
+/// An actor that ends with whoever runs it.
+struct Running<B: Backend>(ActorRef<Message<B>>);
+
+impl<B: Backend> Drop for Running<B> {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
 }
 
 struct Host<B: Backend> {
@@ -175,7 +184,7 @@ impl<B: Backend> Host<B> {
     /// Loads the model off the event loop; a failure is told to the supervisor, with its cause.
     async fn load(&self, joined: &mut Joined, loader: ModelLoader<B>) -> Result<LoadedModel<B>, HostError> {
         let host = &self.config.name;
-        let loaded = tokio::task::spawn_blocking(loader)
+        let loaded = machine::spawn(loader)
             .await
             .unwrap_or_else(|panic| Err(ModelError::Host { host: host.clone(), cause: panic.to_string() }));
         match loaded {

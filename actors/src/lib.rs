@@ -10,6 +10,7 @@ pub mod cores;
 mod error;
 pub mod host;
 mod link;
+pub mod machine;
 pub mod messages;
 pub mod metric;
 pub mod news;

@@ -2,7 +2,7 @@
 //! them. Decides nothing.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     net::{AddrParseError, SocketAddr},
     sync::{
         Arc, Mutex as SyncMutex, Weak,
@@ -173,7 +173,7 @@ type LinkSlot = Arc<Mutex<Option<Arc<dyn Link>>>>;
 /// Links to context hosts, kept between jobs. A host that does not answer keeps nobody from the others.
 pub struct Links {
     transport: Arc<dyn Transport>,
-    open: SyncMutex<HashMap<SocketAddr, LinkSlot>>,
+    open: SyncMutex<BTreeMap<SocketAddr, LinkSlot>>,
     book: SyncMutex<LinkBook>,
 }
 

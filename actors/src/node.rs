@@ -1,13 +1,12 @@
 //! The link of a node agent to its supervisor: heartbeats and exits up, orders down. Starts and ends no process.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use asterism_transport::Transport;
-use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::{
+    sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
+    time::Instant,
+};
 
 use crate::{
     error::HostError,
@@ -60,6 +59,7 @@ pub fn start(config: HostConfig, transport: Arc<dyn Transport>, look: Look) -> N
     let agent = Agent { config, transport, ordered, exited, said: VecDeque::new(), cluster: 0, look };
     tokio::spawn(async move {
         tokio::select! {
+            biased;
             () = agent.run() => {}
             () = wanted.closed() => {}
         }
@@ -115,6 +115,7 @@ impl Agent {
         }
         loop {
             tokio::select! {
+                biased;
                 command = joined.inbox.receive() => match command {
                     Ok(HostCommand::Kill { host, start }) => {
                         self.ordered.send(NodeOrder::Kill { host, start }).ok()?;

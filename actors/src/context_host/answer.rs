@@ -1,6 +1,6 @@
 //! The doors of a context host: who comes with queries goes to [`Queries`], who comes with parcels of phase 1 to the mailroom.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_models::Decoder;
@@ -92,12 +92,13 @@ async fn serve_channel<B: Backend>(
         Opening::Attach(attach) => {
             let Channel { sender, receiver } = channel;
             let replies = Arc::new(Mutex::new(sender));
-            Queries { desk, attached: HashMap::new(), replies, link, peer }.serve(attach, receiver).await
+            Queries { desk, attached: BTreeMap::new(), replies, link, peer }.serve(attach, receiver).await
         }
         Opening::Detach { attachment } => Err(Refusal::NotAttached { attachment }.into()),
         Opening::Pass { context, attempt, ticket } => {
             // Parcels may come before the order does; until then they stay in their channel.
             let known = tokio::select! {
+                biased;
                 known = desk.tickets.wait(context) => known,
                 error = link.closed() => return Err(error.into()),
                 () = tokio::time::sleep(ORDER_DEADLINE) => return Err(ChannelError::NotOrdered { context }),

@@ -5,8 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Condvar, Mutex, MutexGuard},
-    time::Duration,
+    sync::{Mutex, MutexGuard},
 };
 
 use asterism_models::Parcel;
@@ -16,8 +15,6 @@ use tokio::sync::Notify;
 use super::{error::ChannelError, pieces::Joiner, stop::Stop};
 use crate::messages::{ParcelMeta, WireMessage};
 
-/// How often a waiting encoder looks whether it was told to stop.
-const STOP_CHECK: Duration = Duration::from_millis(20);
 /// Layers that a sender may be ahead of the encoder here; what comes later stays in the channel.
 const LAYERS_AHEAD: usize = 1;
 /// Attempts that parcels may come for before the order does; those of others stay in their channels.
@@ -40,7 +37,7 @@ pub struct Arrived {
 #[derive(Default)]
 pub struct Mailroom {
     rooms: Mutex<Rooms>,
-    arrived: Condvar,
+    arrived: Notify,
     moved: Notify,
 }
 
@@ -74,7 +71,7 @@ impl Mailroom {
             && let Some(holes) = self.lock().open.get_mut(&attempt)
         {
             holes.broken.get_or_insert_with(|| (peer.to_string(), cause.to_string()));
-            self.arrived.notify_all();
+            self.arrived.notify_waiters();
         }
         taken
     }
@@ -122,10 +119,15 @@ impl Mailroom {
     ///
     /// # Errors
     /// A peer whose channel for this attempt broke, and why, when the parcel has not come.
-    pub fn wait(&self, attempt: Attempt, parcel: Parcel, stop: &Stop) -> Result<Option<Arrived>, (String, String)> {
-        let mut rooms = self.lock();
+    pub async fn wait(
+        &self,
+        attempt: Attempt,
+        parcel: Parcel,
+        stop: &Stop,
+    ) -> Result<Option<Arrived>, (String, String)> {
         loop {
-            if let Some(holes) = rooms.open.get_mut(&attempt) {
+            let arrived = self.arrived.notified();
+            if let Some(holes) = self.lock().open.get_mut(&attempt) {
                 if let Some(arrived) = holes.parcels.remove(&parcel) {
                     return Ok(Some(arrived));
                 }
@@ -133,10 +135,11 @@ impl Mailroom {
                     return Err(broken.clone());
                 }
             }
-            if stop.is_set() {
-                return Ok(None);
+            tokio::select! {
+                biased;
+                () = stop.wait() => return Ok(None),
+                () = arrived => {}
             }
-            rooms = self.arrived.wait_timeout(rooms, STOP_CHECK).expect("no holder panics").0;
         }
     }
 
@@ -186,7 +189,7 @@ impl Mailroom {
         let holes = rooms.open.entry(attempt).or_default();
         if parcel.layer <= holes.layer + LAYERS_AHEAD {
             holes.parcels.extend(arrived.take().map(|arrived| (parcel, arrived)));
-            self.arrived.notify_all();
+            self.arrived.notify_waiters();
         }
         true
     }
@@ -260,11 +263,11 @@ mod tests {
         assert!(mailroom.put((1000, 1), parcel(0), &mut unknown) && unknown.is_none());
     }
 
-    #[test]
-    fn a_wait_ends_when_told_to_stop() {
+    #[tokio::test]
+    async fn a_wait_ends_when_told_to_stop() {
         let stop = Stop::default();
         stop.set();
-        assert!(matches!(Mailroom::default().wait((1, 1), parcel(0), &stop), Ok(None)));
+        assert!(matches!(Mailroom::default().wait((1, 1), parcel(0), &stop).await, Ok(None)));
     }
 
     /// A channel that breaks at its first frame.
@@ -282,8 +285,8 @@ mod tests {
         mailroom.expect((1, 1));
         assert!(mailroom.put((1, 1), parcel(0), &mut arrived(0)));
         assert!(mailroom.take_in((1, 1), Box::new(Breaking), "c1").await.is_err());
-        assert!(matches!(mailroom.wait((1, 1), parcel(0), &stop), Ok(Some(_))), "it had come before");
-        let Err((peer, _)) = mailroom.wait((1, 1), parcel(1), &stop) else { panic!("it never comes") };
+        assert!(matches!(mailroom.wait((1, 1), parcel(0), &stop).await, Ok(Some(_))), "it had come before");
+        let Err((peer, _)) = mailroom.wait((1, 1), parcel(1), &stop).await else { panic!("it never comes") };
         assert_eq!(peer, "c1");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
+    collections::BTreeMap,
     future::{Future, poll_fn},
     net::SocketAddr,
     pin::pin,
@@ -14,7 +14,6 @@ use std::{
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, LocalPeers, ModelError, Parcel, Part, Peers};
 use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, FrameReceiver, TransportError};
-use tokio::runtime::Handle;
 
 use super::{
     error::ChannelError,
@@ -25,6 +24,7 @@ use super::{
 };
 use crate::{
     link::Links,
+    machine,
     messages::{EncodeShards, Opening, ParcelMeta, ParcelPart, ShardHolder, Taken, WireMessage},
     payload,
     ticket::Ticket,
@@ -39,7 +39,7 @@ pub struct RemotePeers<B: Backend> {
     own: Vec<usize>,
     peers: Vec<ShardHolder>,
     local: LocalPeers<B>,
-    channels: HashMap<String, Channel>,
+    channels: BTreeMap<String, Channel>,
     received_bytes: u64,
     peer_lost: bool,
 }
@@ -54,21 +54,18 @@ pub struct Office<B: Backend> {
     pub mailroom: Arc<Mailroom>,
     /// Set when the work is to stop.
     pub stop: Stop,
-    /// Where channels live.
-    pub runtime: Handle,
     /// Most bytes of a parcel in one frame.
     pub piece_bytes: usize,
 }
 
 impl<B: Backend> Clone for Office<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, links, mailroom, stop, runtime, piece_bytes } = self;
+        let Self { decoder, links, mailroom, stop, piece_bytes } = self;
         Self {
             decoder: decoder.clone(),
             links: links.clone(),
             mailroom: mailroom.clone(),
             stop: stop.clone(),
-            runtime: runtime.clone(),
             piece_bytes: *piece_bytes,
         }
     }
@@ -88,7 +85,7 @@ impl<B: Backend> RemotePeers<B> {
             own,
             peers,
             local: LocalPeers::default(),
-            channels: HashMap::new(),
+            channels: BTreeMap::new(),
             received_bytes: 0,
             peer_lost: false,
         }
@@ -229,11 +226,11 @@ impl<B: Backend> Office<B> {
     fn away<F: Future>(&self, seat: &RefCell<Seat>, work: F) -> Option<F::Output> {
         let mut work = pin!(work);
         let at_once = poll_fn(|context| Poll::Ready(work.as_mut().poll(context)));
-        if let Poll::Ready(done) = self.runtime.block_on(at_once) {
+        if let Poll::Ready(done) = machine::block_on(at_once) {
             return Some(done);
         }
         seat.borrow_mut().give_up();
-        let done = self.runtime.block_on(async {
+        let done = machine::block_on(async {
             tokio::select! {
                 biased;
                 done = work => Some(done),
@@ -270,10 +267,11 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
             Some(arrived) => arrived,
             None => {
                 self.seat.borrow_mut().give_up();
-                let arrived = mailroom.wait(self.attempt, parcel, stop).map_err(|(host, cause)| {
-                    self.peer_lost = true;
-                    ModelError::Host { host, cause }
-                })?;
+                let arrived =
+                    machine::block_on(mailroom.wait(self.attempt, parcel, stop)).map_err(|(host, cause)| {
+                        self.peer_lost = true;
+                        ModelError::Host { host, cause }
+                    })?;
                 arrived.filter(|_| self.seat.borrow_mut().take()).ok_or(ModelError::Cancelled)?
             }
         };

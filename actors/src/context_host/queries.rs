@@ -2,7 +2,7 @@
 //! with partial attention over their shards. Keeps nothing of a query.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     sync::Arc,
 };
@@ -18,7 +18,7 @@ use super::{
     relay::{Query, Relay, Replies, Served},
 };
 use crate::{
-    authority,
+    authority, machine,
     messages::{
         Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask,
         WireMessage,
@@ -40,7 +40,7 @@ pub struct Queries<'a, B: Backend> {
     /// What is answered from.
     pub desk: Desk<B>,
     /// By their numbers.
-    pub attached: HashMap<u64, (Arc<Attached>, Option<Relay<B>>)>,
+    pub attached: BTreeMap<u64, (Arc<Attached>, Option<Relay<B>>)>,
     /// Where answers go.
     pub replies: Replies,
     /// Who asks.
@@ -191,7 +191,7 @@ impl<B: Backend> Queries<'_, B> {
         let (parts, values) = if cost(&decoder, &found, &frame) <= AT_ONCE {
             attend(&decoder, found, all, &frame)?
         } else {
-            let attended = tokio::task::spawn_blocking(move || attend(&decoder, found, all, &frame)).await;
+            let attended = machine::spawn(move || attend(&decoder, found, all, &frame)).await;
             attended.map_err(|panic| ChannelError::Panicked { cause: panic.to_string() })??
         };
         self.send(partials(header, parts, Floats::of(values))).await

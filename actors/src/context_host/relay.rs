@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     link::Links,
+    machine,
     messages::{
         Below, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, Relay as Merges, ShardKeys,
         WireMessage, are_of,
@@ -149,7 +150,7 @@ impl<B: Backend> Served<B> {
         try_join_all(lines.iter_mut().map(|line| line.ask(asked.clone()))).await?;
         let (decoder, count) = (self.decoder.clone(), part.rows as usize);
         let found = Found { part: part.clone(), rows: 0..count, shards: Ok(shards) };
-        let own = tokio::task::spawn_blocking(move || queries::attend(&decoder, vec![found], count, &asked));
+        let own = machine::spawn(move || queries::attend(&decoder, vec![found], count, &asked));
         let below = try_join_all(lines.iter_mut().map(|line| line.hear(header, &part, row))).await?;
         let not_computed = |cause: String| Refusal::NotComputed { cause };
         let (own, values) = own
@@ -163,7 +164,7 @@ impl<B: Backend> Served<B> {
         };
         let (decoder, merges) = (self.decoder.clone(), self.merges.merges.clone());
         let all = own.into_iter().chain(below.into_iter().flatten()).collect();
-        let merged = tokio::task::spawn_blocking(move || merged(&decoder, all, &merges)).await;
+        let merged = machine::spawn(move || merged(&decoder, all, &merges)).await;
         let (groups, values) = merged
             .map_err(|panic| not_computed(panic.to_string()))?
             .map_err(|error| not_computed(error.to_string()))?;

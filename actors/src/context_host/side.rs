@@ -1,10 +1,9 @@
 //! The context host's side of a host process: carries out what its state decides.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_transport::Transport;
-use tokio::runtime::Handle;
 
 use super::{
     answer::{self, Desk},
@@ -18,6 +17,7 @@ use super::{
 use crate::{
     host::{LoadedModel, Post},
     link::Links,
+    machine,
     messages::{Encoded, HostCommand, HostMessage, LinkReport},
     news::News,
 };
@@ -31,7 +31,7 @@ pub struct ContextSide<B: Backend> {
     heads: Arc<HeadsShelf<B>>,
     turns: Turns,
     piece_bytes: usize,
-    running: HashMap<u64, Stop>,
+    running: BTreeMap<u64, Stop>,
     post: Post<Event>,
 }
 
@@ -51,7 +51,7 @@ impl<B: Backend> ContextSide<B> {
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
             turns: Turns::new(model.cores.clone()),
             piece_bytes,
-            running: HashMap::new(),
+            running: BTreeMap::new(),
             post,
         }
     }
@@ -104,7 +104,6 @@ impl<B: Backend> ContextSide<B> {
                 links: self.links.clone(),
                 mailroom: self.desk.mailroom.clone(),
                 stop,
-                runtime: Handle::current(),
                 piece_bytes: self.piece_bytes,
             },
             store: self.desk.store.clone(),
@@ -113,7 +112,7 @@ impl<B: Backend> ContextSide<B> {
             post: self.post.clone(),
         };
         let (number, post) = (work.work, self.post.clone());
-        let thread = tokio::task::spawn_blocking(move || bench.run(&work));
+        let thread = machine::spawn(move || bench.run(&work));
         tokio::spawn(async move {
             if let Err(panic) = thread.await {
                 let (code, message) = ("internal".to_string(), format!("the encoder panicked: {panic}"));

@@ -1,33 +1,42 @@
 //! An order to stop, seen by threads that look and by tasks that wait. Stops nothing itself.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 /// Set once; clones share it.
-#[derive(Clone)]
-pub struct Stop(Arc<watch::Sender<bool>>);
+#[derive(Clone, Default)]
+pub struct Stop(Arc<Order>);
 
-impl Default for Stop {
-    fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(false)))
-    }
+#[derive(Default)]
+struct Order {
+    given: AtomicBool,
+    heard: Notify,
 }
 
 impl Stop {
     /// Gives the order.
     pub fn set(&self) {
-        self.0.send_replace(true);
+        self.0.given.store(true, Ordering::Relaxed);
+        self.0.heard.notify_waiters();
     }
 
     /// Whether it was given.
     pub fn is_set(&self) -> bool {
-        *self.0.borrow()
+        self.0.given.load(Ordering::Relaxed)
     }
 
     /// Completes once it is given.
     pub async fn wait(&self) {
-        let given = self.0.subscribe().wait_for(|set| *set).await.map(drop);
-        given.expect("the sender outlives this borrow");
+        loop {
+            let heard = self.0.heard.notified();
+            if self.is_set() {
+                return;
+            }
+            heard.await;
+        }
     }
 }

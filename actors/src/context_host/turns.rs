@@ -5,16 +5,15 @@
 //! are due it is who asked first. So a wait is over once others have computed [`PATIENCE`] times that turn and one turn each
 //! at most, however many short contexts come; and while others have used less, a long one takes a fifth of the host at most.
 
-use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard},
-    time::{Duration, Instant},
-};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::{sync::Notify, time::Instant};
 
 use super::stop::Stop;
-use crate::cores::{Cores, Work};
-
-/// How often somebody who waits looks whether it was told to stop.
-const STOP_CHECK: Duration = Duration::from_millis(20);
+use crate::{
+    cores::{Cores, Work},
+    machine,
+};
 
 /// How many times its own longest turn others may compute before a work is due. As many as work at once, so that equals
 /// take their turns by what they have used.
@@ -26,14 +25,14 @@ pub struct Turns(Arc<Shared>);
 
 struct Shared {
     queue: Mutex<Queue>,
-    moved: Condvar,
+    moved: Notify,
     cores: Arc<dyn Cores>,
 }
 
 impl Turns {
     /// Whoever has a turn computes with these.
     pub fn new(cores: Arc<dyn Cores>) -> Self {
-        Self(Arc::new(Shared { queue: Mutex::default(), moved: Condvar::new(), cores }))
+        Self(Arc::new(Shared { queue: Mutex::default(), moved: Notify::new(), cores }))
     }
 
     /// A seat for a work whose context has used so many seconds.
@@ -91,18 +90,29 @@ impl Seat {
     /// Asks, after a turn of so many seconds, and waits until the next one comes; `false` when told to stop first.
     fn wait(&mut self, took: f64) -> bool {
         let shared = &self.turns.0;
-        let mut queue = self.turns.lock();
-        queue.ask(self.seat, took, (self.used, self.longest));
-        shared.moved.notify_all();
-        while queue.holder != Some(self.seat) {
-            if self.stop.is_set() {
-                self.leave(queue, 0.0);
-                return false;
-            }
-            queue = shared.moved.wait_timeout(queue, STOP_CHECK).expect("no holder panics").0;
+        self.turns.lock().ask(self.seat, took, (self.used, self.longest));
+        shared.moved.notify_waiters();
+        let has_it = || self.turns.lock().holder == Some(self.seat);
+        let comes = has_it()
+            || machine::block_on(async {
+                loop {
+                    let moved = shared.moved.notified();
+                    if has_it() {
+                        return true;
+                    }
+                    tokio::select! {
+                        biased;
+                        () = self.stop.wait() => return false,
+                        () = moved => {}
+                    }
+                }
+            });
+        if !comes {
+            self.leave(self.turns.lock(), 0.0);
+            return false;
         }
-        shared.cores.begin(Work::Encoding);
         self.since = Some(Instant::now());
+        shared.cores.begin(Work::Encoding);
         true
     }
 
@@ -112,7 +122,7 @@ impl Seat {
         if queue.holder.is_none() {
             self.turns.0.cores.end(Work::Encoding);
         }
-        self.turns.0.moved.notify_all();
+        self.turns.0.moved.notify_waiters();
     }
 
     /// Seconds used, by earlier works of the context too.
@@ -187,6 +197,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::{collection::vec, prelude::*};
+    use tokio::runtime::Runtime;
 
     use super::*;
     use crate::cores::OwnDevice;
@@ -314,11 +325,11 @@ mod tests {
     #[test]
     fn one_computes_at_a_time_and_all_come_to_an_end() {
         let turns = Turns::new(Arc::new(OwnDevice));
-        let computing = Arc::new(Mutex::new(()));
+        let (computing, runtime) = (Arc::new(Mutex::new(())), Runtime::new().expect("a runtime"));
         let workers: Vec<_> = (0..4)
             .map(|_| {
                 let (mut seat, computing) = (turns.seat(0.0, Stop::default()), computing.clone());
-                std::thread::spawn(move || {
+                runtime.spawn_blocking(move || {
                     for _ in 0..50 {
                         assert!(seat.pass());
                         drop(computing.try_lock().expect("nobody else computes"));
@@ -326,7 +337,7 @@ mod tests {
                 })
             })
             .collect();
-        workers.into_iter().for_each(|worker| worker.join().expect("no panic"));
+        workers.into_iter().for_each(|worker| runtime.block_on(worker).expect("no panic"));
         assert_eq!(turns.lock().holder, None);
     }
 
@@ -334,6 +345,8 @@ mod tests {
     fn who_is_told_to_stop_waits_no_longer() {
         let turns = Turns::new(Arc::new(OwnDevice));
         let (stop, mut busy) = (Stop::default(), turns.seat(0.0, Stop::default()));
+        let runtime = Runtime::new().expect("a runtime");
+        let _runtime = runtime.enter();
         assert!(busy.take());
         stop.set();
         assert!(!turns.seat(0.0, stop).take());

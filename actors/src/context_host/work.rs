@@ -5,12 +5,12 @@ use std::{
     collections::HashMap,
     rc::Rc,
     sync::{Arc, Mutex},
-    time::Instant,
 };
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, EncodedShard, HeadsFiles, ModelError, Phase1, RetainingHeads, Watch};
 use asterism_plan::{Exchange, Input};
+use tokio::time::Instant;
 
 use super::{
     passing::{Office, RemotePeers},

@@ -1,11 +1,11 @@
 //! The shell of a host: a ractor actor that hands each event to the side it belongs to, and says what they want said.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use asterism_kernels::Backend;
 use asterism_transport::{Link, Transport};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
 use super::{HostConfig, LoadedModel, Post, process};
 use crate::{

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use asterism_kernels::Backend;
@@ -13,7 +13,10 @@ use asterism_models::{
 };
 use asterism_plan::MergeTree;
 use asterism_transport::Frame;
-use tokio::{runtime::Handle, sync::mpsc};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
 
 use super::{
     answers::{self, Answer, AnswerError},
@@ -26,6 +29,7 @@ use super::{
 };
 use crate::{
     host::Post,
+    machine,
     messages::{Generate, PartialsAnswer, Phase2Times, are_of},
     payload,
 };
@@ -33,7 +37,6 @@ use crate::{
 /// The contexts of the jobs that are generated for.
 pub struct Contexts<B: Backend> {
     decoder: Arc<Decoder<B>>,
-    runtime: Handle,
     lines: Lines,
     jobs: BTreeMap<u64, Context>,
     /// By the number that hosts know.
@@ -54,7 +57,7 @@ struct Context {
     asked: AskedContext,
     gather: Gather,
     /// Line and attachment of each of its gather's channels.
-    channels: HashMap<u64, (u64, u64)>,
+    channels: BTreeMap<u64, (u64, u64)>,
     times: Box<Phase2Times>,
 }
 
@@ -89,7 +92,6 @@ impl<B: Backend> Contexts<B> {
         let (jobs, attachments, outgoing) = Default::default();
         Self {
             decoder,
-            runtime: Handle::current(),
             lines,
             jobs,
             attachments,
@@ -163,9 +165,9 @@ impl<B: Backend> Contexts<B> {
     /// The next arrival; none when losses are due to be told again, which they then are.
     fn next(&mut self) -> Option<Arrival> {
         let deadline = self.jobs.values().filter_map(|context| context.gather.deadline()).min();
-        let Some(deadline) = deadline else { return self.arrivals.blocking_recv() };
+        let Some(deadline) = deadline else { return machine::block_on(self.arrivals.recv()) };
         let (arrivals, left) = (&mut self.arrivals, deadline.saturating_sub(self.clock.started.elapsed()));
-        match self.runtime.block_on(async { tokio::time::timeout(left, arrivals.recv()).await }) {
+        match machine::block_on(async { timeout(left, arrivals.recv()).await }) {
             Ok(arrival) => arrival,
             Err(_) => {
                 let jobs: Vec<u64> = self.jobs.keys().copied().collect();

@@ -5,13 +5,15 @@ use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Instant,
 };
 
 use asterism_kernels::Backend;
 use asterism_models::{ModelError, StepError, StepPart, step};
 use asterism_transport::{Frame, MAX_PAYLOAD_BYTES};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::Instant,
+};
 
 use super::{
     contexts::Contexts,

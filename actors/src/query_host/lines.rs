@@ -1,7 +1,7 @@
 //! Channels to context hosts, one a host, which the contexts of all jobs share: what is attached where. Decides nothing.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -40,9 +40,9 @@ pub struct Lines {
     links: Arc<Links>,
     runtime: Handle,
     arrived: mpsc::UnboundedSender<Arrival>,
-    lines: HashMap<u64, Line>,
+    lines: BTreeMap<u64, Line>,
     /// The line that the next attachment to a place goes over.
-    current: HashMap<Place, u64>,
+    current: BTreeMap<Place, u64>,
     opened: u64,
 }
 
@@ -65,7 +65,7 @@ impl Lines {
     /// None open yet. What comes over them goes to `arrived`.
     pub fn new(links: Arc<Links>, arrived: mpsc::UnboundedSender<Arrival>) -> Self {
         let runtime = Handle::current();
-        Self { links, runtime, arrived, lines: HashMap::new(), current: HashMap::new(), opened: 0 }
+        Self { links, runtime, arrived, lines: BTreeMap::new(), current: BTreeMap::new(), opened: 0 }
     }
 
     /// Attaches shards of a holder, over the line to it or a new one. Returns the line.
@@ -145,6 +145,7 @@ async fn serve(
     let places = Arc::new(Semaphore::new(UNHEARD));
     loop {
         tokio::select! {
+            biased;
             frame = frames.recv() => {
                 let Some(frame) = frame else { return Ok(()) };
                 channel.sender.send(frame).await?;

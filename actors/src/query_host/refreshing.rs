@@ -6,23 +6,25 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
-        mpsc,
     },
-    thread,
 };
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, EncodedShard, ModelError, encode_alone};
 use asterism_plan::Input;
+use tokio::sync::mpsc;
 
-use crate::messages::Anew;
+use crate::{
+    machine::{self, Thread},
+    messages::Anew,
+};
 
 /// What came of an order: fresh keys, or code and message of what failed.
 pub type Fresh<B> = Result<EncodedShard<B>, (String, String)>;
 
 /// Takes orders; its thread ends with it.
 pub struct Refresher<B: Backend> {
-    orders: mpsc::Sender<Order<B>>,
+    orders: mpsc::UnboundedSender<Order<B>>,
 }
 
 /// An order that was given: dropped, it is given up.
@@ -49,9 +51,9 @@ pub fn words(panic: Box<dyn Any + Send>) -> String {
 impl<B: Backend> Refresher<B> {
     /// Starts the thread.
     pub fn start(decoder: Arc<Decoder<B>>) -> Self {
-        let (orders, taken) = mpsc::channel::<Order<B>>();
+        let (orders, mut taken) = mpsc::unbounded_channel::<Order<B>>();
         let run = move || {
-            for Order { anew, slip, done } in taken {
+            while let Some(Order { anew, slip, done }) = machine::block_on(taken.recv()) {
                 let fresh = catch_unwind(AssertUnwindSafe(|| encode(&decoder, anew, &slip.given_up)));
                 let fresh = match fresh {
                     Ok(encoded) => encoded.map_err(|error| (error.code().to_owned(), error.to_string())),
@@ -61,7 +63,7 @@ impl<B: Backend> Refresher<B> {
                 done();
             }
         };
-        thread::Builder::new().name("refresh".into()).spawn(run).expect("the system starts a thread");
+        Thread::start("refresh", run).expect("the system starts a thread");
         Self { orders }
     }
 

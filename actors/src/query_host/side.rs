@@ -1,6 +1,6 @@
 //! The query host's side of a host process: hands what its state decides to the thread that generates.
 
-use std::{collections::HashMap, sync::Arc, thread, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_transport::Transport;
@@ -16,6 +16,7 @@ use crate::{
     cores::{Cores, Work},
     host::{LoadedModel, Post},
     link::Links,
+    machine::Thread,
     messages::{Generate, HostMessage, LinkReport},
     news::News,
 };
@@ -57,7 +58,7 @@ impl QuerySide {
         let contexts = Contexts::new(model.decoder.clone(), lines, arrivals, post.clone());
         let arrivals = engine.clone();
         let run = move || Engine::new(model, contexts, arrivals, post).run();
-        thread::Builder::new().name("generate".into()).spawn(run).expect("the system starts a thread");
+        Thread::start("generate", run).expect("the system starts a thread");
         Self { state: QueryHostState::default(), links, engine, running: HashMap::new(), cores }
     }
 

@@ -18,6 +18,7 @@ use crate::{
         ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus, Waiting, bounds,
     },
     error::{HostError, JobError},
+    machine,
     store::StateStore,
     supervisor::{
         change::Decided,
@@ -145,7 +146,7 @@ impl Supervisor {
         let seat = tokio::time::timeout(PREPARED_WITHIN, self.desk.clone().acquire_owned()).await;
         let seat = seat.map_err(|_| JobError::Busy)?.map_err(|_| JobError::Stopping)?;
         // The seat goes with the work, also when nobody waits for it any more.
-        let done = tokio::task::spawn_blocking(move || {
+        let done = machine::spawn(move || {
             let _seat = seat;
             work()
         });
@@ -276,6 +277,11 @@ impl Supervisor {
             let _ = flushing.await;
         }
         let _ = self.actor.stop_and_wait(None, None).await;
+    }
+
+    /// Ends at once, as a process that is killed: nothing is said or kept any more. Whoever calls this closes the transport.
+    pub fn kill(&self) {
+        self.actor.kill();
     }
 
     /// Has a change decided, kept and brought into force. `subject`: what it changes, what it asks, and its bytes.

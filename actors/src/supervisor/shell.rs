@@ -2,13 +2,13 @@
 //! commands out. Decides nothing.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::TryRecvError,
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use asterism_transport::{Link, Transport};
@@ -17,12 +17,14 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::{Semaphore, oneshot},
+    time::Instant,
 };
 
 use crate::{
     api::{ClusterStatus, JobEvent},
     error::{HostError, JobError},
     link::{self, Outbox, UNREAD},
+    machine,
     messages::HostCommand,
     metric,
     store::StateStore,
@@ -74,9 +76,9 @@ pub struct Shell {
     /// Unix time at the start, and the clock that runs on from there.
     clock: (Duration, Instant),
     transport: Arc<dyn Transport>,
-    connections: HashMap<u64, (Arc<dyn Link>, Outbox<HostCommand>)>,
+    connections: BTreeMap<u64, (Arc<dyn Link>, Outbox<HostCommand>)>,
     /// What jobs that have not ended said, where they said anything or somebody listens.
-    feeds: HashMap<u64, Feed>,
+    feeds: BTreeMap<u64, Feed>,
     listeners: Arc<Semaphore>,
     pulse: Arc<Pulse>,
 }
@@ -148,7 +150,7 @@ impl Shell {
         transport: Arc<dyn Transport>,
         mut store: Box<dyn StateStore>,
     ) -> Result<Self, HostError> {
-        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix = machine::unix_time();
         let limit = ALIVE_WITHIN.max(2 * config.liveness.heartbeat);
         let mut secret = [0; 32];
         SystemRandom::new()
@@ -168,8 +170,8 @@ impl Shell {
             writing: Arc::default(),
             clock: (unix, Instant::now()),
             transport,
-            connections: HashMap::new(),
-            feeds: HashMap::new(),
+            connections: BTreeMap::new(),
+            feeds: BTreeMap::new(),
             listeners: Arc::new(Semaphore::new(MAX_LISTENERS)),
             pulse: Arc::new(Pulse { origin: Instant::now(), limit, last: AtomicU64::new(0) }),
         })

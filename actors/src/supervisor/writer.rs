@@ -1,21 +1,23 @@
 //! The thread that writes the journal, so that a slow disk holds up nobody else. Decides nothing.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, RecvError, SyncSender, TryRecvError, sync_channel},
-    },
-    thread::JoinHandle,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+    mpsc::{Receiver, RecvError, TryRecvError, sync_channel},
 };
 
-use crate::store::{Change, StateStore, StoreError};
+use tokio::sync::mpsc;
+
+use crate::{
+    machine::{self, Thread},
+    store::{Change, StateStore, StoreError},
+};
 
 /// Writes one transaction at a time.
 pub struct Writer {
-    orders: Option<SyncSender<Vec<Change>>>,
+    orders: Option<mpsc::Sender<Vec<Change>>>,
     results: Receiver<Result<(), StoreError>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
 }
 
 /// Calls when it goes, also when the store panics.
@@ -34,11 +36,11 @@ impl Writer {
         writing: Arc<AtomicBool>,
         ended: impl Fn() + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (orders, inbox) = sync_channel::<Vec<Change>>(1);
+        let (orders, mut inbox) = mpsc::channel::<Vec<Change>>(1);
         let (outbox, results) = sync_channel(1);
         let work = move || {
             let ended = Ended(ended);
-            while let Ok(changes) = inbox.recv() {
+            while let Some(changes) = machine::block_on(inbox.recv()) {
                 writing.store(true, Ordering::Relaxed);
                 let result = store.apply(&changes);
                 writing.store(false, Ordering::Relaxed);
@@ -49,7 +51,7 @@ impl Writer {
             }
             drop((store, outbox));
         };
-        let thread = std::thread::Builder::new().name("journal".into()).spawn(work)?;
+        let thread = Thread::start("journal", work)?;
         Ok(Self { orders: Some(orders), results, thread: Some(thread) })
     }
 
@@ -57,7 +59,7 @@ impl Writer {
     pub fn write(&self, changes: Vec<Change>) {
         if let Some(orders) = &self.orders {
             // When it is gone, so is the channel of results.
-            let _ = orders.send(changes);
+            let _ = orders.try_send(changes);
         }
     }
 
@@ -76,7 +78,7 @@ impl Drop for Writer {
     /// Waits for the write under way, so that nobody else finds the file in use.
     fn drop(&mut self) {
         self.orders = None;
-        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
+        if let Some(Err(panic)) = self.thread.take().map(Thread::join) {
             tracing::error!(?panic, "the journal's thread ended by a panic");
         }
     }
