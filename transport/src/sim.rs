@@ -117,6 +117,14 @@ impl SimNetwork {
         self.shared.pair(left, right).cut();
     }
 
+    /// `from` gives every link to `to` up, which hears of it only `later`: until then it hears what was under way. Must be
+    /// called within a tokio runtime.
+    pub fn half_close(&self, from: SocketAddr, to: SocketAddr, later: Duration) {
+        for connection in self.shared.pair(from, to).connections() {
+            connection.half_close(connection.side_of(from), later);
+        }
+    }
+
     /// Silence between each of `left` and each of `right` until it is healed. Must be called within a tokio runtime, which
     /// then drives the idle timeout.
     pub fn partition(&self, left: &[SocketAddr], right: &[SocketAddr]) {

@@ -271,3 +271,21 @@ async fn faults_between_two_spare_the_others() {
     channel(&world.near_link, &world.far_link).await;
     assert_eq!(start.elapsed(), ms(50));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_link_that_one_side_gave_up_brings_the_other_what_was_under_way() {
+    let world = World::new(7, Faults::default()).await;
+    let (mut here, mut there) = channel(&world.near_link, &world.far_link).await;
+    world.network.set_faults(Faults { delay: ms(500)..=ms(500), ..Faults::default() });
+    let began = Instant::now();
+    send(&mut here, frame(1, 0, 0)).await;
+    let ([near], [far]) = world.ends();
+    world.network.half_close(near, far, ms(1500));
+    assert!(matches!(world.near_link.closed().await, TransportError::TimedOut { .. }));
+    drop(here);
+    world.near_link.close("it is over here");
+    assert_eq!((receive(&mut there).await.header.step, began.elapsed()), (1, ms(500)));
+    assert!(world.far_link.closed().now_or_never().is_none(), "it has heard of no end");
+    assert!(matches!(world.far_link.closed().await, TransportError::TimedOut { .. }));
+    assert_eq!(began.elapsed(), ms(1500));
+}

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash, Hasher},
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, atomic::Ordering},
     time::Duration,
 };
 
@@ -26,6 +26,7 @@ use tokio::{
 };
 
 use crate::{
+    misreading::{Misreading, Misreads},
     model::Model,
     scenario::{Moment, Peer, Scenario},
 };
@@ -68,6 +69,7 @@ type Listening = (Supervisor, Arc<dyn Transport>);
 struct Process {
     start: u64,
     transport: Arc<dyn Transport>,
+    misreads: Misreads,
     task: AbortHandle,
 }
 
@@ -313,7 +315,9 @@ impl Cluster {
         let spec = &self.scenario.config.hosts[host];
         let (role, encodes, generates) = self.scenario.started_as(host);
         let (load, layer) = self.scenario.times[host];
-        let transport = self.bind(address(2, host, if self.scenario.fixed_ports { 1 } else { start }));
+        let inner = self.bind(address(2, host, if self.scenario.fixed_ports { 1 } else { start }));
+        let misreads = Misreads::default();
+        let transport = Arc::new(Misreading { inner, misreads: misreads.clone() });
         let config =
             HostConfig { encodes, generates, ..HostConfig::new(&spec.name, role, supervisor_address(), start) };
         let loader = Box::new(move || {
@@ -322,7 +326,7 @@ impl Cluster {
         });
         self.note(|| format!("{} starts ({start})", spec.name));
         let running = tokio::spawn(host::run(config, transport.clone(), loader));
-        self.state().hosts.insert(host, Process { start, transport, task: running.abort_handle() });
+        self.state().hosts.insert(host, Process { start, transport, misreads, task: running.abort_handle() });
         let cluster = self.clone();
         tokio::spawn(async move {
             let cause = match running.await {
@@ -356,6 +360,12 @@ impl Cluster {
         drop(state);
         drop(ended);
         self.moved.notify_waiters();
+    }
+
+    /// The ids that a host is told next it reads wrong.
+    pub fn misread(&self, host: usize) -> bool {
+        let state = self.state();
+        state.hosts.get(&host).map(|process| process.misreads.store(true, Ordering::Relaxed)).is_some()
     }
 
     /// Ends a host's process as a signal would, if it runs and is this start of it.

@@ -31,6 +31,9 @@ pub fn table<'a>(met: impl Iterator<Item = &'a Vec<Met>>) -> String {
     lines.join("\n")
 }
 
+/// How late comes what is under way when a link is given up.
+const LATE: Duration = Duration::from_millis(600);
+
 /// Waits for a fault's time and has it happen. Returns what it met.
 pub async fn strike(cluster: Arc<Cluster>, fault: Fault) -> Option<Met> {
     match fault.trigger {
@@ -101,6 +104,18 @@ fn happen(cluster: &Arc<Cluster>, kind: FaultKind) -> Option<(&'static str, &'st
             let faults = Faults { delay: by..=by, ..cluster.calm() };
             Some(("slow", role(host), noisy(cluster, host, (faults, time))?))
         }
+        FaultKind::GiveUp(from, to, time) => {
+            let struck = struck(cluster, kind.clone())?;
+            let (from, to) = (of(from)?, of(to)?);
+            let late = Faults { delay: LATE..=LATE, ..cluster.calm() };
+            cluster.network.set_faults_between(from, to, Some(late));
+            let give_up = move |cluster: &Cluster| {
+                cluster.network.half_close(from, to, time);
+                cluster.network.set_faults_between(from, to, None);
+            };
+            Some(("give up", struck, Some((LATE / 2, Box::new(give_up)))))
+        }
+        FaultKind::Misread(host) => cluster.misread(host).then(|| ("misread", role(host), None)),
         FaultKind::Noise(host, time, chance) => {
             let faults = Faults {
                 drop: chance,
@@ -117,8 +132,13 @@ fn happen(cluster: &Arc<Cluster>, kind: FaultKind) -> Option<(&'static str, &'st
 
 /// The ends of a link between two.
 fn struck(cluster: &Cluster, kind: FaultKind) -> Option<&'static str> {
-    let (FaultKind::CutPair(Peer::Host(host), other, _) | FaultKind::Break(Peer::Host(host), other)) = kind else {
+    let (FaultKind::CutPair(one, other, _) | FaultKind::Break(one, other) | FaultKind::GiveUp(one, other, _)) = kind
+    else {
         return None;
+    };
+    let (host, other) = match (one, other) {
+        (Peer::Host(host), other) | (other, Peer::Host(host)) => (host, other),
+        _ => return None,
     };
     let query = cluster.scenario.config.hosts[host].role == Role::Query;
     Some(match (other, query) {

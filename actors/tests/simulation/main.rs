@@ -14,6 +14,7 @@ mod checks;
 mod client;
 mod cluster;
 mod faults;
+mod misreading;
 mod model;
 mod node;
 mod scenario;

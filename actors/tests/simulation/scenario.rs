@@ -77,6 +77,10 @@ pub enum FaultKind {
     /// Links break at once.
     Break(Peer, Peer),
     Slow(usize, Duration, Duration),
+    /// A host gives its links to another up, which hears what is under way late and of the end later still.
+    GiveUp(Peer, Peer, Duration),
+    /// What a host is told next to encode it reads wrong.
+    Misread(usize),
     /// Packets are lost, repeated, reordered, damaged, or end their links.
     Noise(usize, Duration, f64),
 }
@@ -360,7 +364,7 @@ fn kind(draw: &mut Draw, hosts: &[HostSpec], nodes: usize) -> FaultKind {
     let (host, time) = (pick(draw, &those), ms(between(draw, 300, 8000)));
     let other = (host + 1 + draw.below(hosts.len() - 1)) % hosts.len();
     let other = if one_in(draw, 2) { Peer::Supervisor } else { Peer::Host(other) };
-    match draw.below(20) {
+    match draw.below(24) {
         0..=3 => FaultKind::Kill(host, one_in(draw, 2)),
         4 | 5 => FaultKind::KillSupervisor(pick(draw, &[Moment::Now, Moment::BeforeKept, Moment::AfterKept])),
         6..=8 => FaultKind::Hang(host, time),
@@ -368,6 +372,9 @@ fn kind(draw: &mut Draw, hosts: &[HostSpec], nodes: usize) -> FaultKind {
         10 if nodes > 1 => FaultKind::CutNode(draw.below(nodes), time),
         10..=13 => FaultKind::CutPair(Peer::Host(host), other, time),
         14 | 15 => FaultKind::Break(Peer::Host(host), other),
+        20 => FaultKind::GiveUp(Peer::Host(host), other, time),
+        21 => FaultKind::GiveUp(other, Peer::Host(host), time),
+        22 | 23 => FaultKind::Misread(host),
         16 | 17 => FaultKind::Slow(host, time, ms(between(draw, 20, 300))),
         _ => FaultKind::Noise(host, time, pick(draw, &[0.01, 0.05, 0.2])),
     }

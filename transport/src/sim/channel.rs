@@ -88,9 +88,10 @@ impl Route {
         let until_ended_here = async {
             tokio::select! {
                 biased;
-                _ = self.connection.ended(self.from) => pending().await,
+                () = self.connection.silent(self.from) => pending().await,
                 () = self.deliver(&mut packets, &mut inner) => {}
             }
+            self.connection.pend_if_given_up(self.from).await;
         };
         tokio::select! {
             biased;

@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, OnceLock, Weak},
+    sync::{
+        Arc, Mutex, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -97,6 +100,8 @@ pub(super) struct Connection {
     number: u64,
     /// How the link ended, as each side sees it.
     ends: [Signal<Option<TransportError>>; 2],
+    /// Sides that gave the link up without a word.
+    given_up: [AtomicBool; 2],
     /// Channels that only their opener knows of so far, by opener and number.
     half_taken: Mutex<HashMap<(usize, u64), Arc<Refusals>>>,
 }
@@ -118,6 +123,7 @@ impl Connection {
             addresses,
             number,
             ends: Default::default(),
+            given_up: Default::default(),
             half_taken: Mutex::default(),
         });
         state.connections.retain(|connection| connection.strong_count() > 0);
@@ -145,6 +151,30 @@ impl Connection {
     /// Ends the link on both sides, whether they hear each other or not.
     pub(super) fn cut(&self) {
         (0..2).for_each(|side| self.end(side, Self::closed(self.addresses[1 - side], CUT)));
+    }
+
+    /// Ends the link on `side`, and on the other one `later`.
+    pub(super) fn half_close(self: &Arc<Self>, side: usize, later: Duration) {
+        self.given_up[side].store(true, Ordering::Relaxed);
+        self.end(side, TransportError::TimedOut { peer: self.addresses[1 - side] });
+        let connection = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(later).await;
+            connection.end(1 - side, TransportError::TimedOut { peer: connection.addresses[side] });
+        });
+    }
+
+    /// Completes when nothing of what `side` has sent arrives any more.
+    pub(super) async fn silent(&self, side: usize) {
+        self.ended(side).await;
+        self.pend_if_given_up(side).await;
+    }
+
+    /// Who gives a link up says nothing, not even that a channel ends.
+    pub(super) async fn pend_if_given_up(&self, side: usize) {
+        if self.given_up[side].load(Ordering::Relaxed) {
+            std::future::pending().await
+        }
     }
 
     /// Whether the link has ended on both sides.
