@@ -227,6 +227,9 @@ impl SupervisorState {
             context.disinherit(host);
         }
         let has_none = context.shards_on(host) == 0;
+        // Who was passed something by this host has it in its own shards, whose inputs were right.
+        let passed = context.together && !was_heir;
+        let others: Vec<usize> = context.hosts().into_iter().filter(|other| passed && *other != host).collect();
         drop(context);
         if often {
             return self.fail_context(now, number, ("input_mismatch", message), commands);
@@ -235,6 +238,7 @@ impl SupervisorState {
             true => self.release(host, number, commands),
             false => self.take_shards(now, number, (host, "input_mismatch"), commands),
         }
+        others.into_iter().for_each(|other| self.take_shards(now, number, (other, "input_mismatch"), commands));
     }
 
     /// A query host gets no answer from a host that others hear: it tries again, and if that does not help, shards move, or
