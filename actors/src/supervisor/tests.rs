@@ -1,4 +1,4 @@
-//! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated elsewhere.
+//! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated in tests/simulation.
 
 mod change;
 mod ids;

@@ -1,4 +1,4 @@
-//! The processes of a simulated cluster: started, ended and found; and the disk of the journal. Decides nothing.
+//! The processes of a simulated cluster: started, ended and found. Decides nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,13 +8,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::{
-    HostConfig, HostError,
-    api::JobPhase,
-    host, machine,
-    store::{Change, Entry, MemoryStore, StateStore, StoreError},
-    supervisor::Supervisor,
-};
+use asterism_actors::{HostConfig, HostError, api::JobPhase, host, machine, supervisor::Supervisor};
 use asterism_transport::{
     NoObserver, Transport,
     sim::{Draw, Faults, SimConfig, SimNetwork},
@@ -26,9 +20,10 @@ use tokio::{
 };
 
 use crate::{
+    disk::Disk,
     misreading::{Misreading, Misreads},
     model::Model,
-    scenario::{Moment, Peer, Scenario},
+    scenario::{Peer, Scenario},
 };
 
 /// A host's process that ended: its number, its start and why.
@@ -91,7 +86,7 @@ impl Cluster {
     /// Nothing runs yet. Exits of a node's hosts go to its number in `exits`.
     pub fn new(seed: u64, scenario: Scenario, exits: Vec<mpsc::UnboundedSender<Exit>>, traced: bool) -> Arc<Self> {
         let network = SimNetwork::new(SimConfig::new(seed));
-        let disk = Disk { takes: scenario.disk, ..Disk::default() };
+        let disk = Disk::new(scenario.disk);
         let state = State {
             draw: Draw::new(seed ^ 0xc0de),
             supervisor: (None, 0),
@@ -382,53 +377,5 @@ impl Cluster {
         transport.close();
         task.abort();
         true
-    }
-}
-
-/// The disk of the journal: takes time, and may be the last that a supervisor does.
-#[derive(Clone, Default)]
-pub struct Disk {
-    pub content: MemoryStore,
-    takes: Duration,
-    crash: Arc<Mutex<Option<Moment>>>,
-    /// Told when the supervisor is to end.
-    pub crashed: Arc<Notify>,
-}
-
-impl Disk {
-    /// The supervisor ends at the next write.
-    pub fn crash(&self, moment: Moment) {
-        *self.crash.lock().expect("no holder panics") = Some(moment);
-    }
-
-    /// What has not happened by now does not happen any more.
-    pub fn calm(&self) {
-        *self.crash.lock().expect("no holder panics") = None;
-    }
-
-    fn may_end(&self, here: Moment) {
-        let mut crash = self.crash.lock().expect("no holder panics");
-        if *crash == Some(here) {
-            *crash = None;
-            drop(crash);
-            self.crashed.notify_one();
-            machine::block_on(std::future::pending::<()>());
-        }
-    }
-}
-
-impl StateStore for Disk {
-    fn load(&mut self) -> Result<Vec<Entry>, StoreError> {
-        self.content.load()
-    }
-
-    fn apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
-        if !self.takes.is_zero() {
-            machine::block_on(sleep(self.takes));
-        }
-        self.may_end(Moment::BeforeKept);
-        self.content.apply(changes)?;
-        self.may_end(Moment::AfterKept);
-        Ok(())
     }
 }

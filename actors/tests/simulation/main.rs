@@ -13,6 +13,7 @@
 mod checks;
 mod client;
 mod cluster;
+mod disk;
 mod faults;
 mod misreading;
 mod model;
