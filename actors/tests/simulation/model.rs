@@ -73,7 +73,8 @@ impl Model {
         let (mut generator, mut known) = (Generator::of(plan), LocalContext::new(self.decoder.backend(), &shards));
         // A session does not know its questions: they get some of its context anew.
         if let Some(refresh) = request.session.as_ref().and_then(|_| plan.refresh(context, &ids)) {
-            let keys = ContextKeys { shards: refresh.left_of(plan.kept_shards()), view: plan.view };
+            let keys =
+                ContextKeys { shards: refresh.left_of(plan.kept_shards()), view: plan.view, fan_in: plan.fan_in };
             let input = refresh.shard.input(context).expect("its tokens are in the context");
             let fresh = encode_alone(&self.decoder, (&refresh.shard, &input), &mut |_, _| true).expect("fresh keys");
             (generator, known) = (Generator::new(keys, plan.query_start), known.without(&refresh.hidden));
