@@ -53,9 +53,7 @@ impl Device {
         }
         let row = heads.packed_row();
         // What holes leave of an ask's keys is asked range by range, and merged with the rest of its group.
-        let parts = |ask| around(ask.holes, ask.kv.len()).into_iter().map(move |keys| (ask, keys));
-        let parts: Vec<Vec<(&Ask<'_, Kv>, Range<usize>)>> =
-            grouped(asks, groups).map(|asks| asks.iter().flat_map(parts).collect()).collect();
+        let parts: Vec<Vec<(&Ask<'_, Kv>, Range<usize>)>> = grouped(asks, groups).map(parts_of).collect();
         let several = parts.iter().filter(|parts| parts.len() > 1).flatten();
         let partials = self.alloc(4 * row * several.map(|(ask, _)| ask.rows.len()).sum::<usize>())?;
         let merged: usize = parts.iter().map(|parts| parts[0].0.rows.len()).sum();
@@ -78,10 +76,10 @@ impl Device {
             to += rows;
         }
         let q = q.token_major(heads.query)?;
-        let asked = parts.iter().flatten().zip(places).map(|((Ask { kv, rows, mask, .. }, keys), out)| Asked {
-            q: q.part(rows.start, rows.end),
-            keys: kv.view(keys.start, keys.end),
-            mask: *mask,
+        let asked = parts.iter().flatten().zip(places).map(|((ask, keys), out)| Asked {
+            q: q.part(ask.rows.start, ask.rows.end),
+            keys: ask.kv.view(keys.start, keys.end),
+            mask: ask.mask,
             place: Place::packed(heads, out),
         });
         let (rounds, _held) = self.rounds(heads, asked)?;
@@ -142,6 +140,12 @@ impl Device {
         let bytes = unsafe { std::slice::from_raw_parts_mut(values[start..].as_mut_ptr().cast::<u8>(), 4 * count) };
         self.download_bytes(pointer, bytes)
     }
+}
+
+/// What holes leave of the keys of each ask, range by range.
+fn parts_of<'a, 'b>(asks: &'a [Ask<'b, Kv>]) -> Vec<(&'a Ask<'b, Kv>, Range<usize>)> {
+    let of_ask = |ask: &'a Ask<'b, Kv>| around(ask.holes, ask.kv.len()).into_iter().map(move |keys| (ask, keys));
+    asks.iter().flat_map(of_ask).collect()
 }
 
 /// The asks of each group.
