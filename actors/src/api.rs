@@ -292,6 +292,9 @@ pub struct JobStatus {
     pub context_tokens: usize,
     /// Query tokens.
     pub query_tokens: usize,
+    /// Tokens of a session's context that the question gets anew.
+    #[serde(default)]
+    pub refreshed_tokens: usize,
     /// Tokens generated so far.
     pub generated_tokens: usize,
     /// Answer so far.

@@ -116,6 +116,7 @@ impl SupervisorState {
             },
             context_tokens: context.plan.context_tokens,
             query_tokens: prepared.question.query_ids.len(),
+            refreshed_tokens: prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens()),
             generated_tokens: 0,
             text: String::new(),
             tokens: Vec::new(),

@@ -258,3 +258,33 @@ proptest! {
         prop_assert!(plan.check(context.len()).is_err());
     }
 }
+
+/// The work of a token is the same however long the context, where hosts share prefixes and where they do not.
+#[test]
+fn the_default_is_linear_in_the_context() {
+    for one_machine in [true, false] {
+        let per_token = |tokens: u32| {
+            let context: Vec<u32> = (0..tokens).map(|token| token.wrapping_mul(2_654_435_761) % 3001).collect();
+            let request = PlanRequest { query: &[7, 8, 9], one_machine, ..request(&context, 64) };
+            let plan = MethodConfig::default().plan(&request).unwrap();
+            assert_eq!((plan.method.name.as_str(), plan.idle_hosts()), ("pulsar", 0));
+            let cost = Cost::of(&plan, &SHAPE);
+            cost.hosts.iter().map(|host| host.flops).sum::<u64>() as f64 / f64::from(tokens)
+        };
+        let [short, long] = [1 << 19, 1 << 21].map(per_token);
+        assert!(long < 1.05 * short, "{long} operations a token, {short} in a quarter of the context");
+    }
+}
+
+/// However many the hosts, blocks are large enough to hold what belongs together.
+#[test]
+fn auto_leaves_hosts_idle_rather_than_cut_too_small() {
+    let context: Vec<u32> = (0..4096_u32).map(|token| token.wrapping_mul(2_654_435_761) % 3001).collect();
+    let plan = |hosts| {
+        let request = PlanRequest { query: &[7, 8, 9], one_machine: true, ..request(&context, hosts) };
+        MethodConfig::default().plan(&request).unwrap()
+    };
+    let blocks = |hosts| plan(hosts).shards.iter().map(|shard| shard.block_tokens()).collect::<Vec<_>>();
+    assert_eq!([blocks(4), blocks(16)], [vec![1024; 4], vec![512; 8]]);
+    assert_eq!(plan(16).idle_hosts(), 8);
+}

@@ -3,10 +3,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{DenseConfig, Method, PulsarConfig};
-use crate::{Choice, Conditions, Cost, Forecast, Plan, PlanError, PlanRequest};
+use crate::{Choice, Conditions, Cost, Forecast, Plan, PlanError, PlanRequest, RefreshRule};
 
 /// Context tokens below which no plan but dense's is looked at: summaries need 1,152 tokens, so that none is cheaper.
 const DENSE_BELOW_TOKENS: usize = 2048;
+
+/// Blocks are no smaller than this, however many the hosts: some are then left idle. Blocks of 256 tokens lose facts that are
+/// spread over a few hundred.
+const LEAST_BLOCK_TOKENS: usize = 512;
 
 /// Where to change over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,11 +46,15 @@ impl Method for AutoConfig {
         if tokens < limit {
             return Ok(because(dense, format!("{tokens} context tokens are fewer than {limit}")));
         }
-        let split = PulsarConfig::default().plan(request)?;
+        let block_tokens = (tokens.div_ceil(hosts) < LEAST_BLOCK_TOKENS).then_some(LEAST_BLOCK_TOKENS);
+        let split = PulsarConfig { block_tokens, ..PulsarConfig::default() }.plan(request)?;
         if let Some(reason) = dearer(&split, &dense, request) {
             return Ok(because(dense, format!("{tokens} context tokens over {hosts} hosts: {reason}")));
         }
-        let known = if request.query.is_empty() { "rare chunks" } else { "chunks that the query asks for" };
+        let known = match split.refresh {
+            Some(RefreshRule { tokens, .. }) => format!("rare chunks; each question gets {tokens} tokens anew"),
+            None => "chunks that the query asks for".to_owned(),
+        };
         let reason = format!("{tokens} context tokens over {hosts} hosts: blocks behind summaries of {known}");
         Ok(because(split, reason))
     }

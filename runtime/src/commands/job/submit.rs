@@ -291,12 +291,17 @@ fn show(globals: &Globals, status: &JobStatus) -> Result<(), CliError> {
         Format::Jsonl => output::print_json(status, globals.format)?,
         Format::Table | Format::Json => {}
     }
+    let anew = match status.refreshed_tokens {
+        0 => String::new(),
+        tokens => format!(", {} anew", grouped(tokens)),
+    };
     globals.note(format_args!(
-        "job {}: {} of {} + {} tokens, {} generated; {}",
+        "job {}: {} of {} + {} tokens{}, {} generated; {}",
         status.id,
         status.method,
         grouped(status.context_tokens),
         grouped(status.query_tokens),
+        anew,
         grouped(status.generated_tokens),
         times(status),
     ));
