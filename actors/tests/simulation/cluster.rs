@@ -46,8 +46,8 @@ struct State {
     supervisor: (Option<Listening>, u64),
     hosts: BTreeMap<usize, Process>,
     exits: Vec<mpsc::UnboundedSender<Exit>>,
-    /// Where a process ended without a word.
-    silent: BTreeSet<SocketAddr>,
+    /// Where a process ended without a word, and who was to hear one.
+    silent: BTreeMap<SocketAddr, Vec<SocketAddr>>,
     /// What jobs do, by their ids, and what any has done so far.
     phases: BTreeMap<String, JobPhase>,
     entered: Vec<JobPhase>,
@@ -92,7 +92,7 @@ impl Cluster {
             supervisor: (None, 0),
             hosts: BTreeMap::new(),
             exits,
-            silent: BTreeSet::new(),
+            silent: BTreeMap::new(),
             phases: BTreeMap::new(),
             entered: Vec::new(),
             sessions: BTreeSet::new(),
@@ -241,15 +241,15 @@ impl Cluster {
 
     /// Nothing comes from there or goes there any more.
     fn silence(&self, address: SocketAddr) {
-        self.network.partition(&[address], &self.network.addresses());
-        self.state().silent.insert(address);
+        let others = self.network.addresses();
+        self.network.partition(&[address], &others);
+        self.state().silent.insert(address, others);
     }
 
     fn speak(&self, address: SocketAddr) {
-        if self.state().silent.remove(&address) {
-            let others: Vec<SocketAddr> = self.network.addresses();
-            self.network.heal(&[address], &others);
-        }
+        let others = self.state().silent.remove(&address);
+        // Also those that do not run right now.
+        others.into_iter().for_each(|others| self.network.heal(&[address], &others));
     }
 
     fn bind(&self, address: SocketAddr) -> Arc<dyn Transport> {
