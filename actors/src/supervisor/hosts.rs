@@ -28,8 +28,10 @@ pub struct HostRecord {
     pub connection: Option<u64>,
     /// Its last hello; kept after death.
     pub hello: Option<Hello>,
-    /// When it last said anything to this supervisor, or when that began.
+    /// When it last said anything to this supervisor, or when that began; later by what the supervisor could not hear.
     pub last_heard: Duration,
+    /// The same, whatever the supervisor could hear.
+    pub spoke: Duration,
     /// KV bytes held, says its heartbeat.
     pub kv_bytes: u64,
     /// Threads it computes with, says its report.
@@ -190,6 +192,7 @@ impl Hosts {
             connection: None,
             hello: None,
             last_heard: now,
+            spoke: now,
             kv_bytes: 0,
             threads: None,
             numerics: None,
@@ -313,7 +316,7 @@ impl Hosts {
         }
         record.health = HostHealth::Loading;
         (record.connection, record.hello) = (Some(connection), Some(hello));
-        record.last_heard = now;
+        (record.last_heard, record.spoke) = (now, now);
         record.given = Given::default();
         (record.cause, record.numerics) = (None, None);
         record.seen = Default::default();

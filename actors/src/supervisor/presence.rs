@@ -15,26 +15,31 @@ pub(super) const STARVED: Duration = Duration::from_secs(60);
 /// Who judges the silence of hosts, as far as that may be its own.
 #[derive(Debug, Default)]
 pub(super) struct Judge {
-    /// When it last judged.
-    last: Option<Duration>,
+    /// When it first judged, and when it did last.
+    judged: Option<(Duration, Duration)>,
     /// Whether it has waited for memory or a disk since then.
     pub starved: bool,
-    /// How long it has done so, judgement after judgement.
-    excused: Duration,
+}
+
+/// A time in which nobody could be heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Deaf {
+    time: Duration,
+    /// Nobody can have been heard; otherwise somebody may not have been.
+    sure: bool,
+    /// For how long it has judged.
+    judging: Duration,
 }
 
 impl Judge {
-    /// The time since it last judged in which it could hear nobody: where it came much later than it does, all of it; where it
-    /// waited for memory in between, all of it too (`true`), up to a minute on end.
-    fn deaf(&mut self, now: Duration, late: Duration) -> (Duration, bool) {
-        let passed = self.last.replace(now).map_or(Duration::ZERO, |last| now.saturating_sub(last));
-        let starved = std::mem::take(&mut self.starved);
-        self.excused = if starved { self.excused + passed } else { Duration::ZERO };
-        match passed > late {
-            true => (passed, false),
-            false if starved && self.excused <= STARVED => (passed, true),
-            false => (Duration::ZERO, false),
-        }
+    /// The time since it last judged: where it came much later than it does, it can have heard nobody; where it waited for memory
+    /// in between, it may not have.
+    fn deaf(&mut self, now: Duration, late: Duration) -> Deaf {
+        let (first, last) = self.judged.unwrap_or((now, now));
+        self.judged = Some((first, now));
+        let (passed, starved) = (now.saturating_sub(last), std::mem::take(&mut self.starved));
+        let time = if passed > late || starved { passed } else { Duration::ZERO };
+        Deaf { time, sure: passed > late, judging: now.saturating_sub(first) }
     }
 }
 
@@ -59,16 +64,20 @@ impl HostRecord {
 }
 
 impl Hosts {
-    /// Takes out of everybody's silence the time in which the supervisor itself could hear nobody; returns it. That a process was
-    /// stopped, its node has seen and said: a supervisor that only waits for memory now and then excuses it of nothing.
+    /// Takes out of everybody's silence the time in which the supervisor itself could hear nobody; returns what of it counts for
+    /// those that it has not heard yet. That a process was stopped, its node has seen and said, and who has said nothing for a
+    /// minute is not excused by a supervisor that only waits for memory now and then.
     pub fn excuse(&mut self, now: Duration, late: Duration) -> Duration {
-        let (deaf, starved) = self.judge.deaf(now, late);
-        for host in self.records.iter_mut().filter(|host| !starved || host.seen.0 != Condition::Stopped) {
-            host.last_heard = (host.last_heard + deaf).min(now);
-            host.seen.1 = (host.seen.1 + deaf).min(now);
+        let Deaf { time, sure, judging } = self.judge.deaf(now, late);
+        let stopped = |host: &HostRecord| host.seen.0 == Condition::Stopped;
+        let gone = |host: &HostRecord| now.saturating_sub(host.spoke) > STARVED;
+        for host in self.records.iter_mut().filter(|host| sure || !(stopped(host) || gone(host))) {
+            host.last_heard = (host.last_heard + time).min(now);
+            host.seen.1 = (host.seen.1 + time).min(now);
         }
-        self.nodes.values_mut().for_each(|(_, since)| *since = (*since + deaf).min(now));
-        deaf
+        let others = if sure || judging <= STARVED { time } else { Duration::ZERO };
+        self.nodes.values_mut().for_each(|(_, since)| *since = (*since + others).min(now));
+        others
     }
 
     /// Marks hosts silent for `suspect` and returns them, and those silent for `dead`.
@@ -108,7 +117,7 @@ impl Hosts {
     pub fn heard(&mut self, now: Duration, host: usize) -> Option<News> {
         let record = &mut self.records[host];
         let silent_s = record.silence(now).as_secs_f64();
-        record.last_heard = now;
+        (record.last_heard, record.spoke) = (now, now);
         if record.health != HostHealth::Suspect {
             return None;
         }

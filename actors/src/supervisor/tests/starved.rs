@@ -117,3 +117,16 @@ fn hosts_that_starve_or_that_a_starved_supervisor_does_not_hear_have_longer_to_c
         assert_eq!(cluster.health(1) == HostHealth::Dead, lost, "{own} {of_c1}");
     }
 }
+
+#[test]
+fn a_supervisor_that_waits_for_memory_for_minutes_loses_nobody_whom_it_hears_now_and_then() {
+    let (mut cluster, job) = decoding();
+    for half_seconds in 1..=400 {
+        let heard: &[u64] = if half_seconds % 14 == 0 { &[1, 2, 3] } else { &[] };
+        cluster.now = f64::from(half_seconds) / 2.0;
+        cluster.event(Event::Starved);
+        cluster.tick(cluster.now, heard);
+    }
+    assert!((0..3).all(|host| cluster.health(host) != HostHealth::Dead));
+    assert!(cluster.status(job).recoveries.is_empty());
+}
