@@ -271,7 +271,7 @@ fn the_default_is_linear_in_the_context() {
             let cost = Cost::of(&plan, &SHAPE);
             cost.hosts.iter().map(|host| host.flops).sum::<u64>() as f64 / f64::from(tokens)
         };
-        let [short, long] = [1 << 19, 1 << 21].map(per_token);
+        let [short, long] = [1 << 20, 1 << 22].map(per_token);
         assert!(long < 1.05 * short, "{long} operations a token, {short} in a quarter of the context");
     }
 }
