@@ -137,7 +137,8 @@ pub struct HostCost {
     pub layer_exchange_bytes: u64,
     /// The same over all layers that are computed.
     pub exchange_bytes: u64,
-    /// Bytes to and from it for each token of phase 2: queries in; per shard an output and a log-sum-exp back.
+    /// Bytes to and from it for each token of phase 2: queries in; an output and a log-sum-exp back, its
+    /// shards merged.
     pub step_bytes_per_token: u64,
 }
 
@@ -201,7 +202,9 @@ impl HostCost {
     fn add(&mut self, plan: &Plan, shard: &Shard, before: usize, shape: &ModelShape) {
         let (tokens, kept, heads) = (shard.rows() as u64, shard.kept_tokens() as u64, shape.query_heads as u64);
         if self.shards == 0 {
-            self.step_bytes_per_token += shape.layer_query_bytes() * shape.layers as u64;
+            // Its shards are a merge group: it answers by one partial.
+            let partial = heads * (shape.head_dim as u64 + 1) * F32_BYTES;
+            self.step_bytes_per_token = (shape.layer_query_bytes() + partial) * shape.layers as u64;
         }
         self.shards += 1;
         self.linear_tokens += tokens;
@@ -213,7 +216,6 @@ impl HostCost {
         self.kept_tokens += kept;
         self.kv_bytes += kept * shape.kv_bytes_per_token();
         self.input_bytes += shard.spans().count() as u64 * SPAN_BYTES;
-        self.step_bytes_per_token += shape.layers as u64 * heads * (shape.head_dim as u64 + 1) * F32_BYTES;
     }
 
     fn finish(&mut self, shape: &ModelShape) {
@@ -456,5 +458,8 @@ mod tests {
         assert_eq!(critical.kv_bytes, 16_384 * 128 * 1024);
         // Per layer: a query of 8 KiB in, an f32 output of 16 KiB and 32 log-sum-exps back.
         assert_eq!(critical.step_bytes_per_token, 32 * (8192 + 16_384 + 128));
+        let small = cost(r#"{"star": {"block_tokens": 1024, "anchor_tokens": 64}}"#, 8);
+        assert_eq!(small.critical_host().unwrap().shards, 16);
+        assert_eq!(small.critical_host().unwrap().step_bytes_per_token, critical.step_bytes_per_token);
     }
 }
