@@ -67,8 +67,19 @@ fn the_supervisor_serves_what_its_hosts_measure() {
     assert!(wait > 0.0 && merge > 0.0 && wait + merge < step, "{wait} {merge} {step}");
     assert!(metrics.contains("asterism_config_info{cluster=\"scenario\",dtype=\"f32\",method=\"star\""), "{metrics}");
     assert!(metrics.contains("asterism_transport_reconnects_total{host=\"query-0\"} "), "{metrics}");
-    // A link's round trip comes with the next heartbeat.
-    for peer in ["supervisor\"", "context-"] {
+    // A link's round trip comes with the next heartbeat, and so do bytes: a context host's go to the query host too.
+    for (host, direction) in
+        ["context-0", "query-0", "supervisor"].into_iter().flat_map(|host| [(host, "sent"), (host, "received")])
+    {
+        let labels = format!("{{direction=\"{direction}\",host=\"{host}\",transport=\"quic\"}} ");
+        let series = format!("asterism_transport_bytes_total{labels}");
+        cluster.wait_for(&series, |_| {
+            let metrics = cluster.metrics();
+            let bytes = metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse::<f64>().ok());
+            bytes.is_some_and(|bytes| bytes > 1000.0)
+        });
+    }
+    for peer in ["supervisor\"", "hosts\""] {
         let series = format!("asterism_transport_rtt_seconds{{host=\"query-0\",peer=\"{peer}");
         cluster.wait_for(&series, |_| {
             let metrics = cluster.metrics();
@@ -92,11 +103,11 @@ fn what_counts_rare_events_is_there_before_the_first() {
         "requests_failed_total{error_type=\"host_lost\"} 0",
         "requests_failed_total{error_type=\"not_finite_logits\"} 0",
         "requests_failed_total{error_type=\"other\"} 0",
-        "transport_rejects_total{reason=\"certificate\"} 0",
-        "transport_rejects_total{reason=\"role\"} 0",
+        "transport_rejects_total{host=\"supervisor\",reason=\"certificate\"} 0",
+        "transport_rejects_total{host=\"context-0\",reason=\"role\"} 0",
         "requests_cancelled_total 0",
         "request_success_total{finished_reason=\"stop\"} 0",
-        "shard_reencodes_total 0",
+        "shard_reencodes_total{reason=\"lost\"} 0",
         "recovery_duration_seconds_count 0",
     ] {
         assert!(metrics.contains(&format!("asterism_{series}\n")), "{series}\n{metrics}");
@@ -109,7 +120,12 @@ fn what_counts_rare_events_is_there_before_the_first() {
     };
     assert!(above_zero("host_weights_bytes"), "{metrics}");
     // What a process takes comes with its next heartbeat.
-    for series in ["host_process_resident_memory_bytes", "host_process_cpu_seconds", "host_process_threads"] {
+    for series in [
+        "host_process_resident_memory_bytes",
+        "host_process_cpu_seconds",
+        "host_process_threads",
+        "certificate_expiry_timestamp_seconds",
+    ] {
         cluster.wait_for(series, |_| above_zero(series));
     }
 }
@@ -267,7 +283,7 @@ fn a_host_of_another_certificate_authority_is_refused_and_counted() {
     let stray = ours.run(&["run-host", "--name", "context-0", "--supervisor", &free.to_string()]);
     assert_eq!(stray.status.code(), Some(6), "{}", String::from_utf8_lossy(&stray.stderr));
     // The stray may end before the refused side has counted it.
-    let series = "asterism_transport_rejects_total{reason=\"certificate\"} ";
+    let series = "asterism_transport_rejects_total{host=\"supervisor\",reason=\"certificate\"} ";
     let counted = |page: String| page.lines().filter_map(|line| line.strip_prefix(series)).any(|count| count != "0");
     theirs.wait_for("the refusal to be counted", |_| counted(theirs.metrics()));
 }

@@ -17,6 +17,7 @@ use crate::{
     error::HostError,
     machine,
     messages::{Hello, HostCommand, HostMessage, HostRole},
+    tally::Tally,
 };
 use actor::Message;
 use joining::{Backoff, Joined};
@@ -46,6 +47,8 @@ pub struct HostConfig {
     pub patience: Duration,
     /// Most bytes of what shards pass each other in one frame.
     pub piece_bytes: usize,
+    /// What its process counts.
+    pub tally: Arc<Tally>,
 }
 
 impl HostConfig {
@@ -57,8 +60,8 @@ impl HostConfig {
             HostRole::Spare => (true, true),
             HostRole::Node => (false, false),
         };
-        let (patience, piece_bytes) = (PATIENCE, MAX_PAYLOAD_BYTES);
-        Self { name: name.into(), role, encodes, generates, supervisor, start, patience, piece_bytes }
+        let (name, patience, piece_bytes, tally) = (name.into(), PATIENCE, MAX_PAYLOAD_BYTES, Arc::default());
+        Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, tally }
     }
 
     pub(crate) fn hello(&self, transport: &dyn Transport) -> Hello {

@@ -19,6 +19,7 @@ mod payload;
 pub mod query_host;
 pub mod store;
 pub mod supervisor;
+pub mod tally;
 pub mod ticket;
 
 pub use error::{HostError, JobError};

@@ -14,7 +14,9 @@ use asterism_plan::{ContextView, Exchange, KeptShard, Shard};
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
-pub use measured::{Encoded, LinkReading, LinkReport, Phase2Times, ProcessReading, SPREAD_SECONDS, Spread};
+pub use measured::{
+    Encoded, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Spread, Traffic,
+};
 pub use queries::{
     Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart,
     Relay, ShardKeys, StreamingMask, Taken,

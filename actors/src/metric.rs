@@ -1,107 +1,16 @@
-//! Every metric by name, and the observations that feed them. Exports nothing: the process that serves `/metrics` does.
+//! The observations that feed the metrics. Exports nothing: the process that serves `/metrics` does.
+
+mod names;
 
 use asterism_transport::Observer;
 use metrics::{counter, gauge, histogram};
 
 use crate::{
     api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
-    messages::{LinkReport, Phase2Times, SPREAD_SECONDS, Spread},
+    messages::{LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Spread, Traffic},
     supervisor::{SupervisorConfig, codes},
 };
-
-/// Declares a metric name with its help text.
-macro_rules! names {
-    ($($(#[doc = $help:literal])+ $constant:ident = $name:literal;)+) => {
-        $($(#[doc = $help])+ pub const $constant: &str = concat!("asterism_", $name);)+
-        /// Every name with its help text.
-        pub const ALL: &[(&str, &str)] = &[$(($constant, concat!($($help),+))),+];
-    };
-}
-
-names! {
-    /// Jobs that run.
-    REQUESTS_RUNNING = "requests_running";
-    /// Jobs that wait.
-    REQUESTS_WAITING = "requests_waiting";
-    /// Jobs that ended with an answer, by reason.
-    REQUEST_SUCCESS = "request_success_total";
-    /// Jobs that their users cancelled.
-    REQUESTS_CANCELLED = "requests_cancelled_total";
-    /// Jobs that failed, by error code.
-    REQUESTS_FAILED = "requests_failed_total";
-    /// Context and query tokens of answered jobs.
-    PROMPT_TOKENS = "prompt_tokens_total";
-    /// Tokens generated.
-    GENERATION_TOKENS = "generation_tokens_total";
-    /// Seconds from submission to the first token.
-    TIME_TO_FIRST_TOKEN = "time_to_first_token_seconds";
-    /// Seconds from one token of an answer to the next, each for itself, on the query host.
-    INTER_TOKEN_LATENCY = "inter_token_latency_seconds";
-    /// Seconds from submission to the end.
-    E2E_REQUEST_LATENCY = "e2e_request_latency_seconds";
-    /// Seconds from submission to the start of work.
-    REQUEST_QUEUE_TIME = "request_queue_time_seconds";
-    /// Seconds of phase 1 and the query step.
-    REQUEST_PREFILL_TIME = "request_prefill_time_seconds";
-    /// Seconds of decoding.
-    REQUEST_DECODE_TIME = "request_decode_time_seconds";
-    /// Context and query tokens of a job.
-    REQUEST_PROMPT_TOKENS = "request_prompt_tokens";
-    /// Seconds of phase 1 of one shard.
-    PHASE1_SHARD_ENCODE = "phase1_shard_encode_seconds";
-    /// Tokens run through the model in phase 1, prefixes included.
-    PHASE1_TOKENS = "phase1_tokens_total";
-    /// Seconds of a step of phase 2 on the query host: the query or a token through every layer, to the next token's choice.
-    PHASE2_STEP = "phase2_step_seconds";
-    /// Seconds that the query host waits in a layer of phase 2 for the slowest context host, its own attention being done.
-    PHASE2_LAYER_WAIT = "phase2_layer_wait_seconds";
-    /// Seconds that the query host merges partials in a layer of phase 2.
-    PHASE2_MERGE = "phase2_merge_seconds";
-    /// Share of dense attention's pairs that phase 1 of the latest job did not compute, by method; 0 where it computed more.
-    ATTENTION_SPARSITY = "attention_sparsity_ratio";
-    /// Bytes of keys and values a host holds.
-    KV_CACHE_BYTES = "kv_cache_bytes";
-    /// Bytes of the weights that a host holds.
-    HOST_WEIGHTS_BYTES = "host_weights_bytes";
-    /// Most bytes of weights, keys and values that a host may hold, where that is limited.
-    HOST_MEMORY_LIMIT_BYTES = "host_memory_limit_bytes";
-    /// Bytes in memory of a host's process, as it last told.
-    HOST_RESIDENT_BYTES = "host_process_resident_memory_bytes";
-    /// Seconds of CPU that a host's present process has taken, as it last told.
-    HOST_CPU_SECONDS = "host_process_cpu_seconds";
-    /// Threads of a host's process, as it last told.
-    HOST_THREADS = "host_process_threads";
-    /// 1 while a host is ready.
-    HOST_UP = "host_up";
-    /// Seconds since a host was last heard.
-    HOST_HEARTBEAT_AGE = "host_heartbeat_age_seconds";
-    /// Hosts declared dead, by reason.
-    HOST_FAILURES = "host_failures_total";
-    /// Times that a host's process was started again.
-    HOST_RESTARTS = "host_restarts_total";
-    /// Shards encoded again after a loss.
-    SHARD_REENCODES = "shard_reencodes_total";
-    /// Times that a job or a session went on, on hosts whose results differ in their last bits.
-    NUMERICS_MIXED = "numerics_mixed_total";
-    /// Seconds from a loss to the next token or encoded context.
-    RECOVERY_DURATION = "recovery_duration_seconds";
-    /// Sessions, by state.
-    SESSIONS = "sessions";
-    /// Questions to sessions.
-    SESSION_HITS = "session_hits_total";
-    /// Bytes of frames that the supervisor's process sent and received, by direction.
-    TRANSPORT_BYTES = "transport_bytes_total";
-    /// Smoothed round trip of a link, as the host at its near end last told it; NaN while there is no link.
-    TRANSPORT_RTT = "transport_rtt_seconds";
-    /// Links that a host opened in the place of one it had lost, since its process started.
-    TRANSPORT_RECONNECTS = "transport_reconnects_total";
-    /// Peers that the supervisor's process refused, by reason.
-    TRANSPORT_REJECTS = "transport_rejects_total";
-    /// Always 1; its labels say what runs.
-    BUILD_INFO = "build_info";
-    /// Always 1; its labels say what the supervisor was told to run.
-    CONFIG_INFO = "config_info";
-}
+pub use names::*;
 
 /// Buckets of phase 2's times: the ones that hosts count by, so that nothing is lost on the way.
 pub const PHASE2_SECONDS: &[f64] = &SPREAD_SECONDS;
@@ -174,6 +83,8 @@ pub enum Observation {
     NumericsMixed,
     /// Shards are encoded again.
     ShardsReencoded {
+        /// `lost`, or `together` with those lost.
+        reason: &'static str,
         /// How many.
         shards: usize,
     },
@@ -252,7 +163,9 @@ impl Observation {
             Self::Links { host, report } => record_links(host, report),
             Self::SessionHit => counter!(SESSION_HITS).increment(1),
             Self::NumericsMixed => counter!(NUMERICS_MIXED).increment(1),
-            Self::ShardsReencoded { shards } => counter!(SHARD_REENCODES).increment(*shards as u64),
+            Self::ShardsReencoded { reason, shards } => {
+                counter!(SHARD_REENCODES, "reason" => *reason).increment(*shards as u64);
+            }
             Self::Recovered { seconds } => histogram!(RECOVERY_DURATION).record(*seconds),
             Self::HostRestarted { host } => counter!(HOST_RESTARTS, "host" => host.clone()).increment(1),
             Self::Refused { reason, who, cause } => refused(reason, who, cause),
@@ -267,11 +180,26 @@ fn record_links(host: &str, report: &LinkReport) {
     process(HOST_CPU_SECONDS, report.process.cpu_s.max(0.0));
     process(HOST_THREADS, report.process.threads as f64);
     counter!(TRANSPORT_RECONNECTS, "host" => host.to_string()).absolute(report.reconnects);
-    for reading in &report.links {
-        let (transport, peer) = (report.transport.clone(), reading.peer.clone());
-        let labels = [("transport", transport), ("host", host.to_string()), ("peer", peer)];
-        gauge!(TRANSPORT_RTT, &labels).set(reading.rtt_s.unwrap_or(f64::NAN));
+    let Traffic { sent_bytes, received_bytes, refused, certificate_ends_s } = &report.traffic;
+    for (direction, bytes) in [("sent", sent_bytes), ("received", received_bytes)] {
+        let labels = [("host", host), ("direction", direction), ("transport", &report.transport)];
+        counter!(TRANSPORT_BYTES, &labels.map(owned)).absolute(*bytes);
     }
+    for Refused { reason, peers } in refused {
+        counter!(TRANSPORT_REJECTS, &[("host", host), ("reason", reason)].map(owned)).absolute(*peers);
+    }
+    process(CERTIFICATE_EXPIRY, certificate_ends_s.unwrap_or(f64::NAN));
+    // By pair of hosts they would be as many as there are hosts, squared.
+    for (peer, of_supervisor) in [(SUPERVISOR, true), ("hosts", false)] {
+        let links = report.links.iter().filter(|link| (link.peer == SUPERVISOR) == of_supervisor);
+        let longest = links.filter_map(|link| link.rtt_s).fold(f64::NAN, f64::max);
+        let labels = [("host", host), ("peer", peer), ("transport", &report.transport)];
+        gauge!(TRANSPORT_RTT, &labels.map(owned)).set(longest);
+    }
+}
+
+fn owned((name, value): (&'static str, &str)) -> (&'static str, String) {
+    (name, value.to_owned())
 }
 
 /// Says what a supervisor runs.
@@ -290,11 +218,23 @@ pub fn record_config(config: &SupervisorConfig) {
         host.memory_limit.into_iter().for_each(|limit| of_host(HOST_MEMORY_LIMIT_BYTES, limit));
         counter!(HOST_RESTARTS, "host" => host.name.clone()).increment(0);
     }
+    gauge!(REQUESTS_WAITING_LIMIT).set(config.max_queue as f64);
+    gauge!(HOST_DEAD_AFTER).set(config.liveness.dead_after.as_secs_f64());
+    config.sessions.max_pinned_bytes.into_iter().for_each(|most| gauge!(SESSION_PINNED_LIMIT_BYTES).set(most as f64));
     start_at_zero();
+    let processes = config.hosts.iter().map(|host| host.name.as_str()).chain([SUPERVISOR]);
+    for (host, reason) in processes.flat_map(|host| REJECTIONS.iter().map(move |reason| (host, *reason))) {
+        counter!(TRANSPORT_REJECTS, &[("host", host), ("reason", reason)].map(owned)).increment(0);
+    }
 }
 
+/// The supervisor among the hosts that processes are labelled by.
+pub const SUPERVISOR: &str = "supervisor";
+/// What hosts may say that they speak over.
+pub const TRANSPORTS: [&str; 3] = ["quic", "local", "sim"];
+
 /// Why peers are refused: by a transport, at a door, and by the supervisor.
-const REJECTIONS: &[&str] = &[
+pub const REJECTIONS: &[&str] = &[
     "certificate",
     "frame",
     "handshake",
@@ -318,10 +258,13 @@ fn start_at_zero() {
     for code in codes::all() {
         counter!(REQUESTS_FAILED, "error_type" => code).increment(0);
     }
-    for reason in REJECTIONS {
-        counter!(TRANSPORT_REJECTS, "reason" => *reason).increment(0);
+    for reason in ["lost", "together"] {
+        counter!(SHARD_REENCODES, "reason" => reason).increment(0);
     }
-    for name in [REQUESTS_CANCELLED, SHARD_REENCODES, NUMERICS_MIXED, SESSION_HITS] {
+    for code in ["capacity_exhausted", "invalid_request", "overloaded", "unauthorized"] {
+        counter!(REQUESTS_REFUSED, "error_type" => code).increment(0);
+    }
+    for name in [REQUESTS_CANCELLED, NUMERICS_MIXED, SESSION_HITS] {
         counter!(name).increment(0);
     }
     let _ = histogram!(RECOVERY_DURATION);
@@ -339,11 +282,27 @@ pub fn record_cluster(status: &ClusterStatus) {
             gauge!(HOST_HEARTBEAT_AGE, "host" => host.name.clone()).set(age);
         }
         gauge!(KV_CACHE_BYTES, "host" => host.name.clone(), "state" => "held").set(host.kv_bytes as f64);
+        if matches!(host.health, HostHealth::Starting | HostHealth::Dead) {
+            forget(&host.name);
+        }
     }
 }
 
-/// Sets the gauges that count the sessions there are now.
-pub fn record_sessions(counts: &[(SessionState, usize)]) {
+/// What a process told last is not so any more once it is gone: gauges that are not a number are not served.
+fn forget(host: &str) {
+    for name in [HOST_RESIDENT_BYTES, HOST_CPU_SECONDS, HOST_THREADS, CERTIFICATE_EXPIRY] {
+        gauge!(name, "host" => host.to_owned()).set(f64::NAN);
+    }
+    gauge!(KV_CACHE_BYTES, "host" => host.to_owned(), "state" => "held").set(f64::NAN);
+    for (peer, transport) in [SUPERVISOR, "hosts"].into_iter().flat_map(|peer| TRANSPORTS.map(|name| (peer, name))) {
+        let labels = [("host", host), ("peer", peer), ("transport", transport)];
+        gauge!(TRANSPORT_RTT, &labels.map(owned)).set(f64::NAN);
+    }
+}
+
+/// Sets the gauges that count the sessions there are now, and the bytes that they pin.
+pub fn record_sessions(counts: &[(SessionState, usize)], pinned_bytes: u64) {
+    gauge!(SESSION_PINNED_BYTES).set(pinned_bytes as f64);
     for (state, count) in counts {
         gauge!(SESSIONS, "state" => format!("{state:?}").to_lowercase()).set(*count as f64);
     }
@@ -351,11 +310,12 @@ pub fn record_sessions(counts: &[(SessionState, usize)]) {
 
 /// Counts somebody who was refused, and says so with who and why.
 pub fn refused(reason: &'static str, who: &str, cause: &dyn std::fmt::Display) {
-    counter!(TRANSPORT_REJECTS, "reason" => reason).increment(1);
+    counter!(TRANSPORT_REJECTS, "host" => SUPERVISOR, "reason" => reason).increment(1);
     tracing::warn!(who, reason, %cause, "refused a peer");
 }
 
-/// Counts what a transport does.
+/// Counts what the transport of this process does. A host's own counts go into its [`crate::tally::Tally`], which asks for no
+/// host, and are the host's where the supervisor serves them.
 pub struct TransportMetrics {
     /// Transport by name, such as `quic`.
     pub transport: &'static str,
@@ -364,11 +324,12 @@ pub struct TransportMetrics {
 impl Observer for TransportMetrics {
     fn bytes(&self, sent: bool, bytes: usize) {
         let direction = if sent { "sent" } else { "received" };
-        counter!(TRANSPORT_BYTES, "direction" => direction, "transport" => self.transport).increment(bytes as u64);
+        let labels = [("host", SUPERVISOR), ("direction", direction), ("transport", self.transport)];
+        counter!(TRANSPORT_BYTES, &labels).increment(bytes as u64);
     }
 
     fn rejected(&self, reason: &'static str) {
-        counter!(TRANSPORT_REJECTS, "reason" => reason).increment(1);
+        counter!(TRANSPORT_REJECTS, "host" => SUPERVISOR, "reason" => reason).increment(1);
     }
 }
 

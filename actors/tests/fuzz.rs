@@ -15,8 +15,8 @@ use asterism_actors::{
     messages::{
         Anew, Attach, Below, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole,
         LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart,
-        Phase2Times, ProcessReading, QueryMeta, QueryPart, Relay, ShardHolder, ShardKeys, StreamingMask, Taken,
-        TokenChoice, WireMessage,
+        Phase2Times, ProcessReading, QueryMeta, QueryPart, Refused, Relay, ShardHolder, ShardKeys, StreamingMask,
+        Taken, TokenChoice, Traffic, WireMessage,
     },
     ticket::Secret,
 };
@@ -110,6 +110,12 @@ fn host_messages() {
             ],
             reconnects: 1,
             process: ProcessReading { resident_bytes: 1 << 30, cpu_s: 12.5, threads: 9, computing: 2 },
+            traffic: Traffic {
+                sent_bytes: 1 << 40,
+                received_bytes: 7,
+                refused: vec![Refused { reason: "frame".into(), peers: 2 }],
+                certificate_ends_s: Some(1.9e9),
+            },
         }),
     ]);
 }

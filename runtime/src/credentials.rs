@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use asterism_actors::metric;
 use asterism_transport::{
     certificates::{
         CA_FILE, CA_KEY_FILE, CertificateAuthority, CertificateError, CertificateInfo, Credentials, HOST_FILE, Member,
@@ -64,6 +65,15 @@ pub fn load(cluster: &Cluster, member: Named<'_>) -> Result<Security, CliError> 
     match credentials.member().map_err(wrong)? {
         got if got == expected => Ok(Security::Mutual(credentials)),
         got => Err(wrong(CertificateError::OtherMember { expected, got })),
+    }
+}
+
+/// Says when what a member shows its peers ends.
+pub fn tell_end((_, name): Named<'_>, security: &Security) {
+    let Security::Mutual(credentials) = security else { return };
+    if let Ok(info) = CertificateInfo::from_pem(&credentials.identity.certificate) {
+        let ends = info.validity.not_after.unix_timestamp();
+        metrics::gauge!(metric::CERTIFICATE_EXPIRY, "host" => name.to_owned()).set(ends as f64);
     }
 }
 

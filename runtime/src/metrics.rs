@@ -1,11 +1,11 @@
 //! Metrics of this process as Prometheus text: the facade's recorder, and the buckets of every histogram by hand.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use asterism_actors::metric;
+use asterism_actors::{metric, tally::Tally};
 use metrics::{SharedString, Unit};
 use metrics_prometheus::failure::strategy;
-use prometheus::{HistogramOpts, HistogramVec, Registry, TextEncoder};
+use prometheus::{HistogramOpts, HistogramVec, Registry, TextEncoder, proto::MetricType};
 
 use crate::version::Version;
 
@@ -57,9 +57,20 @@ pub fn install() {
     metrics::gauge!(metric::BUILD_INFO, &labels).set(1.0);
 }
 
-/// What a scraper reads.
+/// Has a host's process count into what it reports; a second call, as tests make, counts nothing.
+pub fn tally() -> Arc<Tally> {
+    let tally = Arc::new(Tally::default());
+    let _ = metrics::set_global_recorder(tally.clone());
+    tally
+}
+
+/// What a scraper reads. A gauge that is not a number has nothing to say.
 pub fn render() -> String {
-    let families = REGISTRY.get().map(Registry::gather).unwrap_or_default();
+    let mut families = REGISTRY.get().map(Registry::gather).unwrap_or_default();
+    for family in families.iter_mut().filter(|family| family.get_field_type() == MetricType::GAUGE) {
+        family.mut_metric().retain(|metric| !metric.get_gauge().get_value().is_nan());
+    }
+    families.retain(|family| !family.get_metric().is_empty());
     TextEncoder::new().encode_to_string(&families).unwrap_or_else(|error| {
         tracing::error!(%error, "metrics cannot be rendered");
         String::new()
@@ -88,8 +99,8 @@ mod tests {
     use std::time::Duration;
 
     use asterism_actors::{
-        api::Timings,
-        messages::{LinkReading, LinkReport, Phase2Times, ProcessReading},
+        api::{ClusterStatus, Timings},
+        messages::{LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
         metric::Observation,
     };
 
@@ -165,12 +176,24 @@ mod tests {
             report: LinkReport {
                 transport: "quic".into(),
                 process: ProcessReading { resident_bytes: 4096, cpu_s: 1.25, threads: 3, computing: 1 },
-                links: vec![link("supervisor", Some(0.002)), link("context-0", rtt_s)],
+                links: vec![
+                    link("supervisor", Some(0.002)),
+                    link("context-0", rtt_s),
+                    link("context-1", rtt_s.map(|rtt| rtt / 2.0)),
+                ],
                 reconnects,
+                traffic: Traffic {
+                    sent_bytes: 4096 + reconnects,
+                    received_bytes: 7,
+                    refused: vec![Refused { reason: "frame".into(), peers: reconnects }],
+                    certificate_ends_s: Some(2e9),
+                },
             },
         };
         let line = |name: &str, rest: &str| format!("asterism_transport_{name}{rest}\n");
-        for (reconnects, rtt, shown) in [(2, Some(0.25), "0.25"), (2, Some(0.25), "0.25"), (3, None, "NaN")] {
+        let of_hosts = "{host=\"query-1\",peer=\"hosts\",transport=\"quic\"}";
+        // A process that was started again counts anew.
+        for (reconnects, rtt) in [(2, Some(0.25)), (2, Some(0.25)), (1, None)] {
             report(reconnects, rtt).record();
             let text = render();
             for line in [
@@ -179,10 +202,61 @@ mod tests {
                 "asterism_host_process_threads{host=\"query-1\"} 3\n".to_string(),
                 line("reconnects_total", &format!("{{host=\"query-1\"}} {reconnects}")),
                 line("rtt_seconds", "{host=\"query-1\",peer=\"supervisor\",transport=\"quic\"} 0.002"),
-                line("rtt_seconds", &format!("{{host=\"query-1\",peer=\"context-0\",transport=\"quic\"}} {shown}")),
+                line(
+                    "bytes_total",
+                    &format!("{{direction=\"sent\",host=\"query-1\",transport=\"quic\"}} {}", 4096 + reconnects),
+                ),
+                line("bytes_total", "{direction=\"received\",host=\"query-1\",transport=\"quic\"} 7"),
+                line("rejects_total", &format!("{{host=\"query-1\",reason=\"frame\"}} {reconnects}")),
+                "asterism_certificate_expiry_timestamp_seconds{host=\"query-1\"} 2000000000\n".to_string(),
             ] {
                 assert!(text.contains(&line), "{line}\n{text}");
             }
+            let shown = text.contains(&line("rtt_seconds", &format!("{of_hosts} 0.25")));
+            assert_eq!((shown, text.contains(of_hosts)), (rtt.is_some(), rtt.is_some()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_host_told_goes_with_it() {
+        install();
+        let host = |health: &str| {
+            let status = serde_json::json!({
+                "name": "gone-0", "role": "context", "device": "cpu", "health": health, "pid": 7, "address": null,
+                "heartbeat_age_s": 3.0, "kv_bytes": 512, "cause": null,
+            });
+            ClusterStatus {
+                name: "c".into(),
+                model: "m".into(),
+                method: "star".into(),
+                version: "0".into(),
+                ready: false,
+                hosts: vec![serde_json::from_value(status).unwrap()],
+                jobs_pending: 0,
+                jobs_running: 0,
+            }
+        };
+        let links = vec![LinkReading { peer: "supervisor".into(), rtt_s: Some(0.1) }];
+        let process = ProcessReading { resident_bytes: 4096, cpu_s: 1.0, threads: 3, computing: 1 };
+        let report = LinkReport { transport: "quic".into(), links, process, ..LinkReport::default() };
+        let told = Observation::Links { host: "gone-0".into(), report };
+        let gauges =
+            ["kv_cache_bytes", "host_process_resident_memory_bytes", "host_process_threads", "transport_rtt_seconds"];
+        for (health, up, there) in [("ready", 1, true), ("dead", 0, false), ("ready", 1, true)] {
+            if there {
+                told.record();
+            }
+            metric::record_cluster(&host(health));
+            let text = render();
+            for gauge in gauges {
+                assert_eq!(
+                    text.contains(&format!("asterism_{gauge}{{host=\"gone-0\"")),
+                    there,
+                    "{gauge} {health}\n{text}"
+                );
+            }
+            assert!(text.contains(&format!("asterism_host_up{{host=\"gone-0\",role=\"context\"}} {up}\n")), "{text}");
+            assert!(!text.contains("NaN"), "{text}");
         }
     }
 }

@@ -73,6 +73,7 @@ impl Rotation {
         }
         let security = credentials::load(&self.cluster, (self.role, &self.name))?;
         transport.rotate(&security).map_err(CliError::unreachable)?;
+        credentials::tell_end((self.role, &self.name), &security);
         Ok(true)
     }
 }

@@ -27,6 +27,7 @@ use crate::{
     data_dir, device,
     door::Door,
     error::{CliError, Exit},
+    metrics,
     node::Watching,
     private,
     rotation::Rotation,
@@ -166,13 +167,14 @@ pub async fn run_host(
     (supervisor, start): (SocketAddr, u64),
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
+    let tally = metrics::tally();
     let transport = bind(cluster, host.member(), host.address, counted())?;
     let role = match host.role {
         cluster_file::Role::Context => HostRole::Context,
         cluster_file::Role::Query => HostRole::Query,
         cluster_file::Role::Spare => HostRole::Spare,
     };
-    let mut config = HostConfig::new(&host.name, role, supervisor, start);
+    let mut config = HostConfig { tally, ..HostConfig::new(&host.name, role, supervisor, start) };
     if cluster.recovery == cluster_file::Recovery::Redistribute {
         (config.encodes, config.generates) = (true, true);
     }
@@ -220,7 +222,9 @@ fn bind(
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<dyn Transport>, CliError> {
     let rotation = Rotation::new(cluster, member);
-    let mut config = QuicConfig::new(listen, credentials::load(cluster, member)?);
+    let security = credentials::load(cluster, member)?;
+    credentials::tell_end(member, &security);
+    let mut config = QuicConfig::new(listen, security);
     config.idle_timeout = cluster.liveness.dead_after;
     config.keep_alive = config.idle_timeout / 5;
     let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);

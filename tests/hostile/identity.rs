@@ -204,7 +204,7 @@ fn no_member_takes_another_ones_name_and_no_number_kills_the_cluster() {
     assert_eq!(cluster.pid("query-0"), genuine, "it works on");
     answers(&cluster);
     let page = cluster.metrics();
-    assert!(page.contains("asterism_transport_rejects_total{reason=\"identity\"} 2"), "{page}");
+    assert!(page.contains("asterism_transport_rejects_total{host=\"supervisor\",reason=\"identity\"} 2"), "{page}");
 
     // What the attack once wrote, and what no supervisor gives.
     assert!(cluster.run(&["down"]).status.success());

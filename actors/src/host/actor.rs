@@ -188,7 +188,8 @@ impl<B: Backend> Shell<B> {
         let transport = self.transport.name().into();
         let computing = self.cores.as_ref().map_or(0, |cores| cores.threads() as u64);
         let process = ProcessReading { computing, ..process::reading() };
-        let mut report = LinkReport { transport, process, ..LinkReport::default() };
+        let traffic = self.config.tally.traffic();
+        let mut report = LinkReport { transport, process, traffic, ..LinkReport::default() };
         self.supervisor.report(&mut report);
         self.query.iter().for_each(|side| side.report(&mut report));
         self.context.iter().for_each(|side| side.report(&mut report));

@@ -68,6 +68,30 @@ pub struct LinkReport {
     pub reconnects: u64,
     /// What the process takes.
     pub process: ProcessReading,
+    /// What went over its links, and whom it refused.
+    pub traffic: Traffic,
+}
+
+/// What a process counted since it started.
+#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Bytes of frames sent.
+    pub sent_bytes: u64,
+    /// Bytes of frames received.
+    pub received_bytes: u64,
+    /// Whom it refused; reasons of nobody are left out.
+    pub refused: Vec<Refused>,
+    /// Unix seconds at which its certificate ends, where it has one.
+    pub certificate_ends_s: Option<f64>,
+}
+
+/// How many peers were refused for one reason.
+#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+pub struct Refused {
+    /// From a short list.
+    pub reason: String,
+    /// How many.
+    pub peers: u64,
 }
 
 /// What a process takes of its machine; zeros where the system tells nothing.

@@ -101,7 +101,8 @@ impl SupervisorState {
                 return;
             }
         };
-        let blocks: BTreeSet<usize> = [context.entangled(), inherited, homeless.clone()].concat().into_iter().collect();
+        let blocks: BTreeSet<usize> =
+            [context.entangled(), inherited.clone(), homeless.clone()].concat().into_iter().collect();
         let at = |block: &usize| match homeless.iter().position(|homeless| homeless == block) {
             Some(at) => found[at],
             None => {
@@ -109,7 +110,10 @@ impl SupervisorState {
             }
         };
         let (blocks, hosts): (Vec<usize>, Vec<usize>) = blocks.iter().map(|block| (*block, at(block))).unzip();
-        commands.push(Command::Observe(Observation::ShardsReencoded { shards: blocks.len() }));
+        let lost = homeless.len() + inherited.len();
+        for (reason, shards) in [("lost", lost), ("together", blocks.len() - lost)] {
+            commands.push(Command::Observe(Observation::ShardsReencoded { reason, shards }));
+        }
         self.contexts.get_mut(number).expect("it was there").again.get_or_insert((now, 0)).1 += blocks.len();
         self.settle(number, &blocks, &hosts, commands);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobState, Role},
     messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times},
-    metric::Observation,
+    metric::{self, Observation},
     news::News,
     supervisor::{
         choose, codes,
@@ -20,8 +20,6 @@ use crate::{
 
 /// Seconds that no shard takes to be encoded: a day.
 const LONGEST_ENCODE_S: f64 = 86_400.0;
-/// What hosts may say that they speak over.
-const TRANSPORTS: [&str; 3] = ["quic", "local", "sim"];
 
 impl SupervisorState {
     /// Applies a message. Says what it may change of who works on what.
@@ -52,8 +50,9 @@ impl SupervisorState {
             }
             HostMessage::Links(mut report) => {
                 // What stands in labels is of this cluster, or not counted.
-                report.links.retain(|link| link.peer == "supervisor" || self.hosts.by_name(&link.peer).is_some());
-                if !TRANSPORTS.contains(&report.transport.as_str()) {
+                report.links.retain(|link| link.peer == metric::SUPERVISOR || self.hosts.by_name(&link.peer).is_some());
+                report.traffic.refused.retain(|refused| metric::REJECTIONS.contains(&refused.reason.as_str()));
+                if !metric::TRANSPORTS.contains(&report.transport.as_str()) {
                     return Stir::Nothing;
                 }
                 self.hosts.at_mut(host).threads = (report.process.computing > 0).then_some(report.process.computing);

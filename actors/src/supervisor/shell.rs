@@ -224,7 +224,7 @@ impl Shell {
                 self.perform(acts);
                 if ticked {
                     metric::record_cluster(&self.cluster());
-                    metric::record_sessions(&self.state.session_counts());
+                    metric::record_sessions(&self.state.session_counts(), self.state.pinned_bytes());
                 }
             }
             Message::Ask(question) => question(self),

@@ -66,6 +66,11 @@ impl SupervisorState {
         ]
     }
 
+    /// Bytes of keys and values that sessions pin.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.contexts.pinned_bytes()
+    }
+
     /// Whether every index is what counting anew gives; for tests, as it looks at everything.
     pub fn indexes_agree(&self) -> bool {
         self.jobs.agree() && self.contexts.agree()

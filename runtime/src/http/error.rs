@@ -129,6 +129,11 @@ impl ResponseError for Refusal {
 }
 
 impl Refusal {
+    /// Its stable code.
+    pub fn code(&self) -> &str {
+        &self.code
+    }
+
     /// The answer to the request of this name.
     pub fn answer(&self, request_id: Option<&str>) -> HttpResponse {
         let kind = match self.status {

@@ -13,7 +13,7 @@ use actix_web::{
     },
     middleware::Next,
 };
-use asterism_actors::api::bounds;
+use asterism_actors::{api::bounds, metric};
 use uuid::Uuid;
 
 use super::error::Refusal;
@@ -42,7 +42,10 @@ pub async fn identify(
     let pattern = request.match_pattern().unwrap_or_else(|| "unknown".into());
     let response = next.call(request).await?.map_into_boxed_body();
     let refused = response.response().error().map(|error| match error.as_error::<Refusal>() {
-        Some(refusal) => refusal.answer(Some(&id)),
+        Some(refusal) => {
+            metrics::counter!(metric::REQUESTS_REFUSED, "error_type" => refusal.code().to_owned()).increment(1);
+            refusal.answer(Some(&id))
+        }
         // What the framework refuses by itself.
         None => Refusal::of(response.status(), "invalid_request", error).answer(Some(&id)),
     });
