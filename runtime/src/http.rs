@@ -1,7 +1,8 @@
-//! The admin API, health and metrics over HTTP, on an own listener. Every answer comes from the supervisor.
+//! The admin API, the console, health and metrics over HTTP, on an own listener. Every answer comes from the supervisor.
 
 mod bodies;
 mod cluster;
+mod console;
 mod error;
 mod field;
 mod health;
@@ -163,6 +164,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(cluster::version)
         .service(cluster::shutdown);
     app.service(api).service(health::live).service(health::ready).service(health::scrape);
+    app.service(console::page).service(console::style).service(console::script);
 }
 
 /// Refuses a request of who may not make it: whoever bears the token is a client, and everybody is where none is wanted.

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""The console in headless Chromium against a cluster that wants a token: tests/console/check.mjs, with puppeteer-core and axe-core of npm.
+
+    tests/console.py --binary target/release/asterism [--picture runtime/console.png]
+
+Ends with 0 and a loud line where Chromium, node or npm's packages cannot be had. Only loopback; stops what it started. Python's standard
+library alone.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+PACKAGES = ["puppeteer-core@25.16.0", "axe-core@4.14.1"]
+TOKEN = "moon-over-the-harbour"
+CLUSTER = """version = 1
+
+[cluster]
+name = "harbour"
+listen = "127.0.0.1:0"
+data_dir = "{folder}/data"
+
+[security]
+token_file = "{folder}/token"
+
+[attention.auto]
+
+[api]
+admin_listen = "127.0.0.1:0"
+
+[[node]]
+name = "local"
+address = "127.0.0.1"
+"""
+HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
+HOSTS = [("context-0", "context"), ("context-1", "context"), ("context-2", "context"), ("query-0", "query")]
+
+
+def skip(why):
+    print(f"SKIPPED: the console was not opened: {why}", file=sys.stderr)
+    sys.exit(0)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--binary", type=pathlib.Path, required=True)
+    arguments.add_argument("--picture", type=pathlib.Path)
+    given = arguments.parse_args()
+    browser = next((found for name in ["chromium", "chromium-browser", "google-chrome"] if (found := shutil.which(name))), None)
+    if not browser or not shutil.which("node") or not shutil.which("npm"):
+        skip("it takes chromium, node and npm")
+    with tempfile.TemporaryDirectory(prefix="asterism-console-") as folder:
+        folder = pathlib.Path(folder)
+        (folder / "package.json").write_text("{}")
+        got = subprocess.run(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", *PACKAGES], cwd=folder, capture_output=True,
+                             text=True)
+        if got.returncode:
+            skip(f"npm does not give {' and '.join(PACKAGES)}: {got.stderr[-300:]}")
+        (folder / "token").write_text(TOKEN + "\n")
+        (folder / "token").chmod(0o600)
+        file = folder / "cluster.toml"
+        file.write_text(CLUSTER.format(folder=folder) + "".join(HOST.format(name=name, role=role) for name, role in HOSTS))
+        run = lambda *words: subprocess.run([given.binary.resolve(), *words, "-f", file], cwd=folder, check=True, timeout=180,
+                                            stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        run("up", "--detach")
+        try:
+            admin = json.loads((folder / "data/supervisor.json").read_text())["admin"]
+            check = pathlib.Path(__file__).parent.resolve() / "console/check.mjs"
+            picture = [given.picture.resolve()] if given.picture else []
+            ended = subprocess.run(["node", check, f"http://{admin}/", browser, TOKEN, *picture], cwd=folder, timeout=400)
+        finally:
+            run("down")
+    sys.exit(ended.returncode)
+
+
+if __name__ == "__main__":
+    main()
