@@ -145,16 +145,21 @@ fn every_file_says_what_it_is() {
 }
 
 #[test]
-fn every_path_in_the_readme_exists() {
-    let readme = fs::read_to_string(root().join("README.md")).expect("a README");
+fn every_path_in_the_documentation_exists() {
+    let docs = fs::read_dir(root().join("docs")).expect("docs").flatten().map(|entry| entry.path());
+    let pages = docs.chain(["README.md", "CONTRIBUTING.md", "dashboards/README.md"].map(|page| root().join(page)));
     let mut missing = BTreeMap::new();
-    for (at, line) in readme.lines().enumerate() {
-        for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let target = target.split('#').next().unwrap_or_default();
-            if !target.is_empty() && !target.contains("://") && !root().join(target).exists() {
-                missing.insert(at + 1, target.to_string());
+    for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+        let text = fs::read_to_string(&page).expect("a page");
+        for (at, line) in text.lines().enumerate() {
+            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                let target = target.split('#').next().unwrap_or_default();
+                let there = page.parent().expect("a folder").join(target).exists();
+                if !target.is_empty() && !target.contains("://") && !there {
+                    missing.insert((page.clone(), at + 1), target.to_string());
+                }
             }
         }
     }
-    assert!(missing.is_empty(), "README.md names paths that do not exist, by line: {missing:?}");
+    assert!(missing.is_empty(), "paths that do not exist, by page and line: {missing:?}");
 }

@@ -1,10 +1,16 @@
-//! Every command line of README.md, in its order, in one folder, with the binary under test.
+//! Every command line of README.md and of the first hour, in its order, in one folder, with the binary under test; and docs/reference.md
+//! against what there is.
 
 use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+};
+
+use asterism_actors::{
+    authority::{Act, Party, TABLE},
+    metric,
 };
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
@@ -101,6 +107,41 @@ fn every_command_of_the_readme_works() {
             assert!(answer.contains("4817263"), "`{line}` answers {answer}");
             assert!(!said.contains("benchmark tasks only"), "{said}");
         }
+    }
+}
+
+#[test]
+fn every_command_of_the_first_hour_works() {
+    let page = fs::read_to_string(root().join("docs/first-hour.md")).expect("a page");
+    let clone = Clone::new();
+    let lines = lines(&page);
+    assert!(lines.len() > 12, "{lines:?}");
+    for line in lines {
+        let output = clone.run(&line);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "`{line}`: {}\n{said}", output.status);
+        if line.contains("harbour-lantern") {
+            let answer = String::from_utf8_lossy(&output.stdout);
+            assert!(answer.contains("4817263"), "`{line}` answers {answer}");
+        }
+    }
+}
+
+#[test]
+fn the_reference_has_every_metric_and_every_endpoint() {
+    let page = fs::read_to_string(root().join("docs/reference.md")).expect("a page");
+    for (name, help) in metric::ALL {
+        let row = format!("| `{name}` | {} |\n", help.trim());
+        assert!(page.contains(&row), "docs/reference.md has no row\n{row}");
+    }
+    assert_eq!(page.matches("| `asterism_").count(), metric::ALL.len(), "a metric that there is not");
+    let endpoints = TABLE.iter().filter_map(|rule| match rule.act {
+        Act::Http(method, path) => Some((method, path, rule.by.contains(&Party::Stranger))),
+        _ => None,
+    });
+    for (method, path, open) in endpoints {
+        let row = format!("| `{method} {path}` | {} |", if open { "anybody" } else { "the token" });
+        assert!(page.contains(&row), "docs/reference.md has no row beginning\n{row}");
     }
 }
 

@@ -84,7 +84,6 @@ try {
   await until(page, () => /succeeded/.test(document.querySelector("#jobs").textContent));
   await until(page, () => /job .* succeeded/.test(document.querySelector("#events").textContent));
   console.log(`progress in ${new Set(shares).size} steps, the answer in ${new Set(lengths).size}: ${await text(page, "#answer")}`);
-  if (picture) await page.screenshot({ path: picture.replace(".png", "-after.png"), fullPage: true });
 
   // What a document says is text, whatever it looks like.
   await page.$eval("#question", (area) => { area.value = ""; });
