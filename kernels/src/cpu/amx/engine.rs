@@ -142,6 +142,8 @@ pub(super) struct Product {
     pub(super) c: *mut f32,
     /// Whether to add to what the block holds.
     pub(super) accumulate: bool,
+    /// Whether only the first 16 columns are wanted; what the block holds of the others is undefined afterwards.
+    pub(super) narrow: bool,
 }
 
 /// Scores of 32 keys for 16 query rows, on their way to weights.

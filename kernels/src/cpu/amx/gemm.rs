@@ -204,7 +204,8 @@ impl<E: Engine> Blocks<'_, E> {
         unsafe {
             let a = self.left.add((panel * steps + step) * STEP);
             let b = weights.panel(column, step);
-            let product = Product { a, b, steps: depth.min(steps - step), c: sums, accumulate: step > 0 };
+            let product =
+                Product { a, b, steps: depth.min(steps - step), c: sums, accumulate: step > 0, narrow: false };
             E::product(&mut self.session, product);
             if step + depth >= steps {
                 let (row, column) = (panel * SIDE, column * SIDE);

@@ -20,6 +20,8 @@ pub(super) struct Amx;
 pub(super) struct Session {
     /// The block that tiles 0 to 3 hold and memory does not yet; null for none.
     open: *mut f32, // also makes the session stay on its thread
+    /// Whether that block's product is a narrow one, which tiles 0 and 2 hold.
+    narrow: bool,
 }
 
 impl Drop for Session {
@@ -50,12 +52,12 @@ impl Engine for Amx {
     unsafe fn begin() -> Session {
         // SAFETY: the unit is there and granted, and the 64 bytes are a valid palette 1 configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) };
-        Session { open: std::ptr::null_mut() }
+        Session { open: std::ptr::null_mut(), narrow: false }
     }
 
     /// Four tiles of sums, two of each operand.
     #[inline(always)]
-    unsafe fn product(session: &mut Session, Product { a, b, steps, c, accumulate }: Product) {
+    unsafe fn product(session: &mut Session, Product { a, b, steps, c, accumulate, narrow: _ }: Product) {
         // SAFETY: a session lives.
         unsafe { Self::settle(session) }
         // SAFETY: the caller's panels cover 2 KiB a step and the block 4 KiB (its last 16 rows begin at 2 KiB); a session
@@ -114,17 +116,24 @@ impl Engine for Amx {
     #[inline(always)]
     unsafe fn settle(session: &mut Session) {
         if !session.open.is_null() {
-            // SAFETY: tiles 0 to 3 hold this block's sums, and it is 4 KiB long.
+            // SAFETY: these tiles hold the sums of this block, which is 4 KiB long.
             unsafe {
                 asm!(
                     "tilestored [{c} + {row}*1], tmm0",
-                    "tilestored [{c} + {row}*1 + 64], tmm1",
                     "tilestored [{c} + {row}*1 + 2048], tmm2",
-                    "tilestored [{c} + {row}*1 + 2112], tmm3",
                     c = in(reg) session.open,
                     row = in(reg) 128usize,
                     options(nostack, preserves_flags),
                 );
+                if !session.narrow {
+                    asm!(
+                        "tilestored [{c} + {row}*1 + 64], tmm1",
+                        "tilestored [{c} + {row}*1 + 2112], tmm3",
+                        c = in(reg) session.open,
+                        row = in(reg) 128usize,
+                        options(nostack, preserves_flags),
+                    );
+                }
             }
             session.open = std::ptr::null_mut();
         }

@@ -169,7 +169,7 @@ impl Pipeline<'_> {
         // SAFETY: see the head of this block.
         unsafe {
             // Few rows are done with a block sooner than the next comes from memory.
-            if let Some(next) = next.filter(|_| self.task.rows <= LANES) {
+            if let Some(next) = next.filter(|_| self.is_narrow()) {
                 self.plan.cache.fetch(self.task.head, next.block + 1);
             }
             self.list_products(before, next);
@@ -241,6 +241,7 @@ impl Pipeline<'_> {
                 steps: cache.steps(),
                 c: self.scores.add(unit.side * BLOCK),
                 accumulate: false,
+                narrow: self.is_narrow(),
             }
         }
     }
@@ -256,6 +257,7 @@ impl Pipeline<'_> {
                 steps: 1,
                 c: self.sums.add((unit.tile * cache.steps() + panel) * BLOCK),
                 accumulate: true,
+                narrow: self.is_narrow(),
             }
         }
     }
@@ -338,6 +340,11 @@ impl Pipeline<'_> {
             }
             block = stretch * STRETCH;
         }
+    }
+
+    /// Whether the only tile's second half holds no row.
+    fn is_narrow(&self) -> bool {
+        self.task.rows <= LANES
     }
 
     /// Tiles that hold rows.

@@ -7,11 +7,18 @@
 use std::arch::asm;
 use std::slice::Iter;
 
-use super::super::engine::{Product, STEP};
-use super::Session;
+use super::super::engine::{Engine, Product, STEP};
+use super::{Amx, Session};
 
-/// Tile multiplications of a step.
+/// Tile multiplications of a step: of each half of `A` with each of `B`, in this order.
 const MULTIPLICATIONS: usize = 4;
+
+impl Product {
+    /// From one multiplication to the next: a narrow product has none with the second half of `B`.
+    fn stride(&self) -> usize {
+        if self.narrow { 2 } else { 1 }
+    }
+}
 
 /// Products to be issued evenly over a number of slots.
 pub(super) struct Beside<'a> {
@@ -21,6 +28,8 @@ pub(super) struct Beside<'a> {
     current: Product,
     /// Whether the step reached is the product's first.
     fresh: bool,
+    /// The next multiplication of the step reached.
+    at: usize,
     /// Multiplications issued, and those of all products.
     issued: usize,
     total: usize,
@@ -32,10 +41,27 @@ pub(super) struct Beside<'a> {
 impl<'a> Beside<'a> {
     /// Nothing is issued until the first slot.
     pub(super) fn new(session: &'a mut Session, products: &'a [Product], slots: usize) -> Self {
-        const NONE: Product =
-            Product { a: std::ptr::null(), b: std::ptr::null(), steps: 0, c: std::ptr::null_mut(), accumulate: false };
-        let total = MULTIPLICATIONS * products.iter().map(|product| product.steps).sum::<usize>();
-        Self { session, products: products.iter(), current: NONE, fresh: false, issued: 0, total, slot: 0, slots }
+        const NONE: Product = Product {
+            a: std::ptr::null(),
+            b: std::ptr::null(),
+            steps: 0,
+            c: std::ptr::null_mut(),
+            accumulate: false,
+            narrow: false,
+        };
+        let of = |product: &Product| MULTIPLICATIONS / product.stride() * product.steps;
+        let total = products.iter().map(of).sum();
+        Self {
+            session,
+            products: products.iter(),
+            current: NONE,
+            fresh: false,
+            at: 0,
+            issued: 0,
+            total,
+            slot: 0,
+            slots,
+        }
     }
 
     /// Issues one slot's share; after the last slot, all products are issued.
@@ -53,7 +79,8 @@ impl<'a> Beside<'a> {
         }
     }
 
-    /// Issues the next multiplication: tiles 0 to 3 are sums, 4 and 5 the halves of `A`'s step, 6 and 7 those of `B`'s.
+    /// Issues the next multiplication: tiles 0 to 3 are sums, of which a narrow product has 0 and 2; 4 and 5 are the halves of
+    /// `A`'s step, 6 and 7 those of `B`'s.
     ///
     /// # Safety
     /// As [`advance`](Self::advance), and one must be left.
@@ -82,11 +109,14 @@ impl<'a> Beside<'a> {
         // SAFETY: a session lives, so tiles are configured; panels cover 2 KiB a step, blocks 4 KiB. Sums are handed over
         // tile by tile in a product's first step, after which its block is the open one.
         unsafe {
-            match self.issued % MULTIPLICATIONS {
+            match self.at {
                 0 => {
                     self.fresh = self.current.steps == 0;
                     if self.fresh {
                         self.current = *self.products.next().expect("multiplications are counted from the products");
+                        if self.session.narrow != self.current.narrow {
+                            Amx::settle(self.session);
+                        }
                     }
                     take_over!("tmm0", 0);
                     asm!("tileloadd tmm6, [{b} + {s}*1]", "tileloadd tmm4, [{a} + {s}*1]", "tdpbf16ps tmm0, tmm4, tmm6",
@@ -108,12 +138,16 @@ impl<'a> Beside<'a> {
                 _ => {
                     take_over!("tmm3", 2112);
                     asm!("tdpbf16ps tmm3, tmm5, tmm7", out("tmm3") _, options(nostack, nomem, preserves_flags));
-                    self.session.open = self.current.c;
-                    self.current.a = self.current.a.wrapping_add(STEP);
-                    self.current.b = self.current.b.wrapping_add(STEP);
-                    self.current.steps -= 1;
                 }
             }
+        }
+        self.at += self.current.stride();
+        if self.at == MULTIPLICATIONS {
+            self.at = 0;
+            (self.session.open, self.session.narrow) = (self.current.c, self.current.narrow);
+            self.current.a = self.current.a.wrapping_add(STEP);
+            self.current.b = self.current.b.wrapping_add(STEP);
+            self.current.steps -= 1;
         }
     }
 }
