@@ -13,6 +13,8 @@ use crate::cluster::{Cluster, Exit, supervisor_address};
 
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// Hosts that the supervisor could not tell to end have so long to end by themselves.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Runs a node until the supervisor ends it.
 pub async fn run(cluster: Arc<Cluster>, node: usize, mut exits: mpsc::UnboundedReceiver<Exit>) {
@@ -52,4 +54,8 @@ pub async fn run(cluster: Arc<Cluster>, node: usize, mut exits: mpsc::UnboundedR
         }
     }
     transport.close();
+    sleep(GRACE).await;
+    waits.keys().for_each(|host| {
+        cluster.kill_host(*host, None, false);
+    });
 }
