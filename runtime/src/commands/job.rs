@@ -52,8 +52,8 @@ pub struct ListArgs {
     #[arg(long, value_name = "STATE", value_parser = job_state)]
     pub state: Vec<JobState>,
     /// At most so many
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
-    pub limit: usize,
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: u64,
 }
 
 fn job_state(name: &str) -> Result<JobState, String> {
@@ -67,7 +67,7 @@ pub fn run(globals: &Globals, verb: JobVerb) -> Result<Exit, CliError> {
     match verb {
         JobVerb::Submit(args) => submit::run(globals, &args),
         JobVerb::List(ListArgs { state, limit }) => {
-            let jobs = Client::find(globals)?.jobs(&state, limit)?;
+            let jobs = Client::find(globals)?.jobs(&state, usize::try_from(limit).unwrap_or(usize::MAX))?;
             output::print_rows(&jobs, globals.format, table)?;
             globals.note(match jobs.first() {
                 Some(job) => format!("next: asterism job status {}", job.id),
