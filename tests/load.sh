@@ -76,7 +76,9 @@ losses=$(sed 's/\x1b\[[0-9;]*m//g' "$place"/.asterism/*/logs/supervisor.log 2>/d
 others=$((losses - 1))
 faults=$(sed -n 's/^pgmajfault //p' "$group/memory.stat")
 killed=$(sed -n 's/^oom_kill //p' "$group/memory.oom_control" "$group/memory.events" 2>/dev/null || :)
-cat "$place"/.asterism/*/logs/supervisor.log "$place"/up.log 2>/dev/null | grep -i "host \(lost\|suspect\|back\)\|supervisor" | sed 's/\x1b\[[0-9;]*m//g' | tail -40
+said() { cat "$place"/.asterism/*/logs/supervisor.log "$place"/up.log 2>/dev/null | sed 's/\x1b\[[0-9;]*m//g' | grep -i "$1" | cut -c1-400; }
+said "host \(suspect\|back\)\|supervisor" | tail -20
+said "host \(lost\|ended\|is started again\)"
 echo "jobs $jobs, failed $failed, hosts lost before the stop ${lost:-?} and $others besides the stopped one in all, stop noticed after ${noticed:-?} ms, $faults major faults, limit $(cat limit 2>/dev/null || echo "$limit") MiB in the end, ${killed:-0} killed for memory"
 ./asterism host list 2>/dev/null
 [ "$failed" = 0 ] && [ "${lost:-1}" = 0 ] && [ "$others" = 0 ] && [ "${noticed:-9999}" -le 4000 ] && [ "$faults" -ge 100 ] && [ "${killed:-0}" = 0 ]

@@ -22,8 +22,9 @@ use crate::{
 use actor::Message;
 use joining::{Backoff, Joined};
 
-/// How long a host works on without its supervisor, unless told otherwise.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a host works on without its supervisor, unless told otherwise. It ends with the agent that started it anyway; and one that
+/// starts the supervisor again may take minutes where the machine is short of memory.
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Longest wait for the actor to end.
 const STOP_DEADLINE: Duration = Duration::from_secs(2);

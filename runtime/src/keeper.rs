@@ -25,7 +25,7 @@ const ASK_EVERY: Duration = Duration::from_millis(500);
 const STOPPED_AFTER: Duration = Duration::from_secs(2);
 /// And for so long if it is not: on a busy machine it may only wait for a core.
 const HUNG_AFTER: Duration = Duration::from_secs(10);
-/// And for so long in all where it waits for memory or a disk meanwhile.
+/// And for so long in all where it waits for memory, a disk or a core meanwhile.
 const STARVED_AFTER: Duration = Duration::from_secs(60);
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_millis(1500);

@@ -101,7 +101,7 @@ pub async fn start_supervisor(
     Ok((supervisor, address, door))
 }
 
-/// Tells the supervisor when its own process waits for memory or a disk. On a thread of its own, which waits for nobody's.
+/// Tells the supervisor when its own process waits for memory, a disk or a core. On a thread of its own, which waits for nobody's.
 fn watch_itself(supervisor: &Supervisor, every: Duration) {
     let (supervisor, mut look) = (supervisor.clone(), Watching::at(std::process::id()));
     let watch = move || {

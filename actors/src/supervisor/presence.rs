@@ -57,7 +57,7 @@ impl HostRecord {
     pub fn why_silent(&self) -> &'static str {
         match self.seen.0 {
             Condition::Stopped => "its process was stopped by a signal",
-            Condition::Starved => "its process waits for memory or a disk",
+            Condition::Starved => "its process waits for memory, a disk or a core",
             Condition::Well => "the process hangs, is stopped or is cut off",
         }
     }
@@ -109,7 +109,7 @@ impl Hosts {
         let record = &mut self.records[host];
         record.seen = (condition, now);
         if record.health == HostHealth::Suspect && condition == Condition::Starved {
-            record.cause = Some("busy: its process waits for memory or a disk, says its node".into());
+            record.cause = Some("busy: its process waits for memory, a disk or a core, says its node".into());
         }
     }
 

@@ -1,7 +1,8 @@
-//! How a host process looks from outside, as /proc tells: stopped, waiting for memory or a disk, or well. Ends no process.
+//! How a host process looks from outside, as /proc tells: stopped, waiting for memory, a disk or a core, or well. Ends no process.
 //!
-//! A process that waits for a page is uninterruptible, or has had major faults since it was last looked at; one that hangs in its
-//! own code has neither, and one that was stopped is told apart by its state.
+//! A process that waits for a page is uninterruptible, or has had major faults since it was last looked at; one that waits for a core
+//! wants to run and has not, or has stood in the queue for long; one that hangs in its own code has none of these, and one that was
+//! stopped is told apart by its state.
 
 use std::{collections::HashMap, fs};
 
@@ -13,19 +14,31 @@ use super::Life;
 /// Threads of a process that are looked at: the first are those that keep the link to the supervisor.
 const THREADS: usize = 8;
 
+/// How long a thread has stood in the queue for a core between two looks where the machine is too busy for it.
+const LONG_WAIT_NS: u64 = 200_000_000;
+
 /// What /proc says of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Reading {
-    /// State of each thread that was looked at, the first one's first.
-    states: Vec<char>,
+    /// The threads that were looked at, the first one first.
+    threads: Vec<Thread>,
     /// Page faults that waited for a disk, since it started.
     major_faults: u64,
+}
+
+/// What it says of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Thread {
+    id: u32,
+    state: char,
+    /// Nanoseconds that it has run, and that it has waited for a core, where the system counts them.
+    times: Option<(u64, u64)>,
 }
 
 /// The processes of a node's hosts, by host.
 pub struct Watched {
     hosts: Vec<(String, watch::Receiver<Option<Life>>)>,
-    seen: HashMap<u64, (u64, Condition)>,
+    seen: HashMap<u64, (Reading, Condition)>,
 }
 
 impl Watched {
@@ -41,9 +54,9 @@ impl Watched {
         self.seen.retain(|start, _| lives.iter().any(|(_, life)| life.start == *start));
         let news = lives.into_iter().filter_map(|(host, Life { start, pid })| {
             let reading = Reading::of(pid)?;
-            let last = self.seen.get(&start).copied();
-            let condition = reading.judge(last.map(|(faults, _)| faults));
-            self.seen.insert(start, (reading.major_faults, condition));
+            let last = self.seen.remove(&start);
+            let condition = reading.judge(last.as_ref().map(|(before, _)| before));
+            self.seen.insert(start, (reading, condition));
             let known = last.map_or(Condition::Well, |(_, condition)| condition);
             let is_news = condition == Condition::Starved || condition != known;
             is_news.then_some(HostMessage::Seen { host, start, condition })
@@ -55,65 +68,86 @@ impl Watched {
 /// A process that is looked at now and then.
 pub struct Watching {
     pid: u32,
-    faults: Option<u64>,
+    before: Option<Reading>,
 }
 
 impl Watching {
     /// At a process.
     pub fn at(pid: u32) -> Self {
-        Self { pid, faults: None }
+        Self { pid, before: None }
     }
 
     /// How it is, and has been since the last time; well where the system does not tell.
     pub fn again(&mut self) -> Condition {
         let Some(reading) = Reading::of(self.pid) else { return Condition::Well };
-        reading.judge(self.faults.replace(reading.major_faults))
+        let condition = reading.judge(self.before.as_ref());
+        self.before = Some(reading);
+        condition
     }
 }
 
 impl Reading {
     /// Of a process; none when it is gone.
     fn of(pid: u32) -> Option<Self> {
+        let read = |thread: u32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).ok()?;
+            let times = fs::read_to_string(format!("/proc/{pid}/task/{thread}/schedstat")).ok();
+            Thread::parsed(thread, &stat, times.as_deref())
+        };
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let mut reading = Self::parsed(&stat)?;
         let mut threads: Vec<u32> = fs::read_dir(format!("/proc/{pid}/task"))
             .into_iter()
             .flatten()
             .filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok())
-            .filter(|thread| *thread != pid)
             .collect();
-        threads.sort_unstable();
-        for thread in threads.into_iter().take(THREADS) {
-            let stat = fs::read_to_string(format!("/proc/{pid}/task/{thread}/stat")).ok();
-            reading
-                .states
-                .extend(stat.and_then(|stat| Self::parsed(&stat)).into_iter().flat_map(|thread| thread.states));
-        }
-        Some(reading)
-    }
-
-    /// The state follows the program's name, which is in brackets and may hold some itself; major faults are the tenth field
-    /// from there.
-    fn parsed(stat: &str) -> Option<Self> {
-        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        let state = fields.next()?.chars().next()?;
-        Some(Self { states: vec![state], major_faults: fields.nth(8)?.parse().ok()? })
+        // The first thread has the process's number.
+        threads.sort_unstable_by_key(|thread| (*thread != pid, *thread));
+        let threads = threads.into_iter().take(1 + THREADS).filter_map(read).collect();
+        Some(Self { threads, major_faults: fields(&stat)?.nth(9)?.parse().ok()? })
     }
 
     fn is_stopped(&self) -> bool {
-        self.states.first().is_some_and(|state| matches!(state, 'T' | 't'))
+        self.threads.first().is_some_and(|thread| matches!(thread.state, 'T' | 't'))
     }
 
-    /// How it is, with the major faults that it had when it was last looked at.
-    fn judge(&self, faults_before: Option<u64>) -> Condition {
+    /// How it is, with what was read when it was last looked at.
+    fn judge(&self, before: Option<&Self>) -> Condition {
+        let waits = |thread: &Thread| {
+            let earlier = before.and_then(|before| before.threads.iter().find(|earlier| earlier.id == thread.id));
+            thread.state == 'D' || earlier.is_some_and(|earlier| thread.waits_for_a_core(earlier))
+        };
         if self.is_stopped() {
             Condition::Stopped
-        } else if self.states.contains(&'D') || faults_before.is_some_and(|before| self.major_faults > before) {
+        } else if before.is_some_and(|before| self.major_faults > before.major_faults) || self.threads.iter().any(waits)
+        {
             Condition::Starved
         } else {
             Condition::Well
         }
     }
+}
+
+impl Thread {
+    fn parsed(id: u32, stat: &str, times: Option<&str>) -> Option<Self> {
+        let state = fields(stat)?.next()?.chars().next()?;
+        let times = times.and_then(|times| {
+            let mut times = times.split_whitespace().map(str::parse);
+            Some((times.next()?.ok()?, times.next()?.ok()?))
+        });
+        Some(Self { id, state, times })
+    }
+
+    /// Whether it wants to run and has not since then, or has stood in the queue for long.
+    fn waits_for_a_core(&self, before: &Self) -> bool {
+        let (Some((ran, waited)), Some((ran_before, waited_before))) = (self.times, before.times) else { return false };
+        self.state == 'R' && ran == ran_before || waited.saturating_sub(waited_before) >= LONG_WAIT_NS
+    }
+}
+
+/// Fields of a `stat` file from the state on, which follows the program's name, which is in brackets and may hold some itself.
+/// Major faults are the tenth from there.
+fn fields(stat: &str) -> Option<impl Iterator<Item = &str>> {
+    Some(stat.rsplit_once(')')?.1.split_whitespace())
 }
 
 #[cfg(test)]
@@ -125,26 +159,35 @@ mod tests {
     use super::*;
     use crate::node::signal;
 
-    fn reading(state: char, faults: u64) -> Reading {
-        Reading::parsed(&format!("12 (a) S (b) {state} 1 12 12 0 -1 4194560 100 0 {faults} 0 250 50")).unwrap()
+    fn thread(id: u32, state: char, times: &str) -> Thread {
+        let stat = format!("{id} (a) S (b) {state} 1 12 12 0 -1 4194560 100 0 3 0 250 50");
+        assert_eq!(fields(&stat).unwrap().nth(9), Some("3"), "major faults");
+        Thread::parsed(id, &stat, Some(times)).unwrap()
     }
 
     #[test]
     fn stopped_starved_and_hung_are_told_apart() {
-        assert_eq!(reading('S', 3), Reading { states: vec!['S'], major_faults: 3 });
-        assert_eq!(Reading::parsed(""), None);
-        for (state, faults, before, expected) in [
-            ('S', 3, None, Condition::Well),
-            ('R', 3, Some(3), Condition::Well),
-            ('R', 4, Some(3), Condition::Starved),
-            ('D', 3, Some(3), Condition::Starved),
-            ('T', 4, Some(3), Condition::Stopped),
-            ('t', 3, Some(3), Condition::Stopped),
+        let reading =
+            |state, major_faults, times: &str| Reading { threads: vec![thread(1, state, times)], major_faults };
+        assert!(Thread::parsed(1, "", None).is_none() && thread(1, 'S', "").times.is_none());
+        let before = reading('S', 3, "5000 1000 7");
+        for (now, before, expected) in [
+            (reading('S', 3, "5000 1000 7"), None, Condition::Well),
+            (reading('S', 3, "5000 1000 7"), Some(&before), Condition::Well),
+            (reading('R', 3, "6000 1000 8"), Some(&before), Condition::Well),
+            (reading('R', 4, "6000 1000 8"), Some(&before), Condition::Starved),
+            (reading('D', 3, "6000 1000 8"), Some(&before), Condition::Starved),
+            (reading('R', 3, "5000 1000 7"), Some(&before), Condition::Starved),
+            (reading('S', 3, "6000 250001000 8"), Some(&before), Condition::Starved),
+            (reading('R', 3, ""), Some(&before), Condition::Well),
+            (reading('T', 4, "5000 250001000 7"), Some(&before), Condition::Stopped),
+            (reading('t', 3, "5000 1000 7"), Some(&before), Condition::Stopped),
         ] {
-            assert_eq!(reading(state, faults).judge(before), expected, "{state} {faults} {before:?}");
+            assert_eq!(now.judge(before), expected, "{now:?} {before:?}");
         }
-        let behind = Reading { states: vec!['S', 'D'], major_faults: 3 };
-        assert_eq!(behind.judge(Some(3)), Condition::Starved, "a thread waits");
+        let mut behind = reading('S', 3, "5000 1000 7");
+        behind.threads.push(thread(2, 'D', ""));
+        assert_eq!(behind.judge(Some(&before)), Condition::Starved, "a thread waits");
     }
 
     #[test]
