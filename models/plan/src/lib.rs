@@ -26,7 +26,7 @@ pub use error::PlanError;
 pub use exchange::{Exchange, Passing, PassingScore};
 pub use forecast::{Calibration, Conditions, Forecast, StepSeconds};
 pub use merge::{FAN_IN, MergeNode, MergeTree};
-pub use methods::{Method, MethodConfig};
+pub use methods::{Alternative, Method, MethodConfig};
 pub use plan::{Choice, ContextView, KeptShard, Plan, PlanRequest, Shard};
 pub use refresh::{HiddenKeys, Refresh, RefreshRule};
 pub use span::{Input, KnownIds, Span, TokenIds, TokenSet};

@@ -13,7 +13,10 @@ use std::ops::Range;
 use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
-use crate::{KeptShard, LocalAttention, Plan, Shard, Span, SummaryBudget, SummaryRule, summarize};
+use crate::{
+    Choice, ContextView, Exchange, FAN_IN, KeptShard, LocalAttention, Plan, Shard, Span, SummaryBudget, SummaryRule,
+    summarize,
+};
 
 /// Which tokens a question gets anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +66,23 @@ impl Refresh {
     /// Tokens that are encoded again.
     pub fn tokens(&self) -> usize {
         self.shard.rows()
+    }
+
+    /// The pass alone, on one host: for what a question costs before it is answered.
+    pub fn pass(&self) -> Plan {
+        let tokens = self.tokens();
+        Plan {
+            method: Choice::typed("refresh"),
+            context_tokens: tokens,
+            hosts: 1,
+            shards: vec![Shard { block: 0, ..self.shard.clone() }],
+            exchange: Exchange::None,
+            query_start: tokens as u32,
+            view: ContextView::All,
+            extra_ids: Vec::new(),
+            refresh: None,
+            fan_in: FAN_IN,
+        }
     }
 
     /// What phase 2 finds of the context's shards beside the fresh keys.
@@ -131,7 +151,9 @@ mod tests {
     use crate::{Method, MethodConfig, ModelShape, PlanRequest};
 
     fn session(context: &[u32], hosts: usize, refresh: usize, sink: usize) -> Plan {
-        let method = json!({"pulsar": {"refresh_tokens": refresh, "sink_tokens": sink, "chunk_tokens": 4}});
+        let method = json!({"pulsar": {
+            "block_tokens": context.len().div_ceil(hosts), "refresh_tokens": refresh, "sink_tokens": sink, "chunk_tokens": 4,
+        }});
         let method: MethodConfig = serde_json::from_value(method).expect("a method");
         let shape = &ModelShape::TINY;
         let request = PlanRequest { context, query: &[], hosts, one_machine: true, shape, speeds: None };

@@ -112,6 +112,13 @@ fn shareable() -> impl Strategy<Value = (MethodConfig, MethodConfig)> {
     ]
 }
 
+/// Rules of sessions whose blocks stand on a grid.
+fn growing() -> impl Strategy<Value = MethodConfig> {
+    (16_usize..90, 0_usize..40).prop_map(|(block, sink)| {
+        serde_json::from_value(json!({"pulsar": {"block_tokens": block, "sink_tokens": sink}})).unwrap()
+    })
+}
+
 fn method() -> impl Strategy<Value = MethodConfig> {
     let plain =
         prop::sample::select(vec!["dense", "apb", "anchor", "ring", "streaming", "minference", "flexprefill", "auto"]);
@@ -287,4 +294,42 @@ fn auto_leaves_hosts_idle_rather_than_cut_too_small() {
     let blocks = |hosts| plan(hosts).shards.iter().map(|shard| shard.block_tokens()).collect::<Vec<_>>();
     assert_eq!([blocks(4), blocks(16)], [vec![1024; 4], vec![512; 8]]);
     assert_eq!(plan(16).idle_hosts(), 8);
+}
+
+proptest! {
+    /// What is appended touches no block that is full, nor its host, whatever stands behind it.
+    #[test]
+    fn a_session_that_grew_has_the_full_blocks_that_it_had(
+        context in prop::collection::vec(0_u32..50, 2..600),
+        cut in 1_usize..600,
+        method in growing(),
+        hosts in 1_usize..6,
+    ) {
+        let plan = |tokens: usize| {
+            let request = PlanRequest { query: &[], ..request(&context[..tokens], hosts) };
+            method.plan(&request).unwrap()
+        };
+        let (before, after) = (plan(cut.min(context.len())), plan(context.len()));
+        let block = method.block_tokens().unwrap();
+        let full = before.context_tokens / block;
+        prop_assert!(before.shards.len() - full <= 1);
+        prop_assert_eq!(&before.shards[..full], &after.shards[..full]);
+        prop_assert_eq!(&after.exchange, &Exchange::None);
+        let rows: usize = after.shards.iter().map(Shard::rows).sum();
+        prop_assert!(rows <= context.len() + after.shards.len() * 40, "no more than the sink before each");
+    }
+}
+
+#[test]
+fn sessions_of_the_default_method_grow_by_blocks() {
+    let context: Vec<u32> = (0..9000).collect();
+    let plan = |method: &str, tokens: usize| {
+        let method: MethodConfig = method.parse().unwrap();
+        method.plan(&PlanRequest { query: &[], ..request(&context[..tokens], 4) }).unwrap()
+    };
+    let (before, after) = (plan("auto", 5000), plan("auto", 9000));
+    assert_eq!(before.shards[..4], after.shards[..4]);
+    assert_eq!(after.shards, plan("pulsar", 9000).shards);
+    assert_eq!(after.shards.iter().map(|shard| shard.host).collect::<Vec<_>>(), [0, 1, 2, 3, 0, 1, 2, 3, 0]);
+    assert!(after.refresh.is_some());
 }

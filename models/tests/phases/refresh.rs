@@ -11,7 +11,7 @@ use asterism_models::{ContextKeys, Decoder, EncodedShard};
 
 fn session(decoder: &Decoder<Cpu>, context: &[u32], hosts: usize, tokens: usize) -> Plan {
     let shape = decoder.config().shape(asterism_kernels::DType::F32);
-    let pulsar = json!({"pulsar": {"sink_tokens": 4, "refresh_tokens": tokens, "chunk_tokens": 4}});
+    let pulsar = json!({"pulsar": {"block_tokens": 20, "sink_tokens": 4, "refresh_tokens": tokens, "chunk_tokens": 4}});
     let request = PlanRequest { context, query: &[], hosts, one_machine: true, shape: &shape, speeds: None };
     method(pulsar).plan(&request).unwrap()
 }
@@ -66,4 +66,27 @@ fn a_context_that_hides_nothing_is_refused() {
     assert!(matches!(error, ModelError::KeyCount { layer: 0, .. }), "{error}");
     let mut host = LocalContext::new(decoder.backend(), &shards).without(&refresh.hidden);
     assert!(generator.step(decoder, STEPS[0], &mut host).is_ok(), "taken again, it hides them");
+}
+
+/// Kept blocks of what it was, and new ones: the same bits as all encoded at once.
+#[test]
+fn a_session_that_grew_answers_as_one_that_was_created_so() {
+    let whole: Vec<u32> = (0..150).map(|i| i * 37 % 512).collect();
+    for decoder in decoders() {
+        let (before, after) = (session(decoder, &whole[..70], 3, 12), session(decoder, &whole, 3, 12));
+        let encode =
+            |plan: &Plan| encode_plan(decoder, plan, &whole[..plan.context_tokens], None, &mut |_, _| true).unwrap();
+        let (created, mut grown) = (encode(&after), encode(&before));
+        let kept = before.shards.iter().zip(&after.shards).take_while(|(one, other)| one == other).count();
+        assert_eq!((before.shards.len(), kept, after.shards.len()), (4, 3, 8), "the last block was not full");
+        grown.truncate(kept);
+        grown.extend(encode(&after).drain(kept..));
+        let refresh = after.refresh(&whole, STEPS[0]).unwrap();
+        let answer = |shards: &[EncodedShard<Cpu>]| {
+            let mut generator = generator(&after, &refresh);
+            generator.refresh(fresh(decoder, &refresh, &whole));
+            steps(decoder, generator, &mut LocalContext::new(decoder.backend(), shards).without(&refresh.hidden))
+        };
+        assert_eq!(answer(&grown), answer(&created));
+    }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{DenseConfig, Method, PulsarConfig};
-use crate::{Choice, Conditions, Cost, Forecast, Plan, PlanError, PlanRequest, RefreshRule};
+use crate::{Choice, Conditions, Cost, Forecast, Plan, PlanError, PlanRequest};
 
 /// Context tokens below which no plan but dense's is looked at: summaries need 1,152 tokens, so that none is cheaper.
 const DENSE_BELOW_TOKENS: usize = 2048;
@@ -32,36 +32,111 @@ fn is_default(tokens: &usize) -> bool {
     *tokens == DENSE_BELOW_TOKENS
 }
 
+/// A plan that was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Alternative {
+    /// Its method.
+    pub method: String,
+    /// Whether it is the one taken.
+    pub taken: bool,
+    /// (row, key) pairs of phase 1, over all hosts.
+    pub pairs: u64,
+    /// Operations of phase 1, over all hosts.
+    pub flops: u64,
+    /// Seconds of phase 1, where the speeds are known.
+    pub encode_s: Option<f64>,
+    /// Why it was taken, or was not.
+    pub why: String,
+}
+
 impl Method for AutoConfig {
     fn name(&self) -> &'static str {
         "auto"
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
-        let (tokens, hosts, limit) = (request.context.len(), request.hosts, self.dense_below_tokens);
+        let (tokens, hosts) = (request.context.len(), request.hosts);
+        if let Some(reason) = self.needs_dense(request) {
+            return Ok(because(DenseConfig {}.plan(request)?, reason));
+        }
+        let split = split(request)?;
+        if request.query.is_empty() {
+            let anew = split.refresh.map_or(0, |rule| rule.tokens);
+            let known = format!("blocks behind the sink; each question gets {anew} tokens anew");
+            return Ok(because(split, format!("a session of {tokens} context tokens over {hosts} hosts: {known}")));
+        }
         let dense = DenseConfig {}.plan(request)?;
-        if hosts == 1 {
-            return Ok(because(dense, "one context host: nothing to split over".to_owned()));
-        }
-        if tokens < limit {
-            return Ok(because(dense, format!("{tokens} context tokens are fewer than {limit}")));
-        }
-        let block_tokens = (tokens.div_ceil(hosts) < LEAST_BLOCK_TOKENS).then_some(LEAST_BLOCK_TOKENS);
-        let split = PulsarConfig { block_tokens, ..PulsarConfig::default() }.plan(request)?;
         if let Some(reason) = dearer(&split, &dense, request) {
             return Ok(because(dense, format!("{tokens} context tokens over {hosts} hosts: {reason}")));
         }
-        let known = match split.refresh {
-            Some(RefreshRule { tokens, .. }) => format!("rare chunks; each question gets {tokens} tokens anew"),
-            None => "chunks that the query asks for".to_owned(),
+        let known = "blocks behind summaries of chunks that the query asks for";
+        Ok(because(split, format!("{tokens} context tokens over {hosts} hosts: {known}")))
+    }
+}
+
+impl AutoConfig {
+    /// The plans between which it chooses, the one taken first, and why the other is not.
+    ///
+    /// # Errors
+    /// When there is no plan.
+    pub fn alternatives(&self, request: &PlanRequest) -> Result<Vec<Alternative>, PlanError> {
+        let taken = self.plan(request)?;
+        let (dense, split) = (DenseConfig {}.plan(request)?, split(request)?);
+        let reason = taken.method.reason.clone().unwrap_or_default();
+        let (other, why) = match taken.method.name == dense.method.name {
+            true => (split, self.needs_dense(request).unwrap_or_else(|| reason.clone())),
+            false => {
+                let [cheap, dear] = [&taken, &dense].map(|plan| Cost::of(plan, request.shape));
+                let part = percent(cheap.prefill_pairs, dear.prefill_pairs);
+                let why = match request.query.is_empty() {
+                    true => "what is appended would have it encoded all over",
+                    false => "no answer gets better by more",
+                };
+                (dense, format!("the one taken computes {part} of its pairs; {why}"))
+            }
         };
-        let reason = format!("{tokens} context tokens over {hosts} hosts: blocks behind summaries of {known}");
-        Ok(because(split, reason))
+        Ok(vec![looked_at(&taken, true, reason, request), looked_at(&other, false, why, request)])
+    }
+
+    /// Why no plan but dense's is looked at, if so.
+    fn needs_dense(&self, request: &PlanRequest) -> Option<String> {
+        let (tokens, limit) = (request.context.len(), self.dense_below_tokens);
+        if request.hosts == 1 {
+            return Some("one context host: nothing to split over".to_owned());
+        }
+        (tokens < limit).then(|| format!("{tokens} context tokens are fewer than {limit}"))
+    }
+}
+
+/// Blocks behind what stands for others. Those of a session stand on a grid whatever they cost here: a context that grows
+/// keeps those that it has.
+fn split(request: &PlanRequest) -> Result<Plan, PlanError> {
+    let small = request.context.len().div_ceil(request.hosts) < LEAST_BLOCK_TOKENS;
+    let block_tokens = (small && !request.query.is_empty()).then_some(LEAST_BLOCK_TOKENS);
+    PulsarConfig { block_tokens, ..PulsarConfig::default() }.plan(request)
+}
+
+fn looked_at(plan: &Plan, taken: bool, why: String, request: &PlanRequest) -> Alternative {
+    let cost = Cost::of(plan, request.shape);
+    Alternative {
+        method: plan.method.name.clone(),
+        taken,
+        pairs: cost.prefill_pairs,
+        flops: cost.hosts.iter().map(|host| host.flops).sum(),
+        encode_s: encode_s(&cost, request),
+        why,
     }
 }
 
 fn because(plan: Plan, reason: String) -> Plan {
     Plan { method: Choice { reason: Some(reason), ..plan.method }, ..plan }
+}
+
+/// Seconds of phase 1, where the speeds are known.
+fn encode_s(cost: &Cost, request: &PlanRequest) -> Option<f64> {
+    let machines: Vec<usize> = (0..request.hosts).map(|host| if request.one_machine { 0 } else { host }).collect();
+    let on = Conditions { shape: request.shape, machines: &machines, query_tokens: request.query.len().max(1) };
+    Some(Forecast::of(cost, &on, request.speeds?).encode_s)
 }
 
 /// Why `split` costs more than `dense`. Never more (row, key) pairs; and of seconds, where the speeds are known, or else of
@@ -74,10 +149,7 @@ fn dearer(split: &Plan, dense: &Plan, request: &PlanRequest) -> Option<String> {
             percent(split.prefill_pairs, dense.prefill_pairs)
         ));
     }
-    if let Some(speeds) = request.speeds {
-        let machines: Vec<usize> = (0..request.hosts).map(|host| if request.one_machine { 0 } else { host }).collect();
-        let on = Conditions { shape: request.shape, machines: &machines, query_tokens: request.query.len().max(1) };
-        let [split, dense] = [split, dense].map(|cost| Forecast::of(&cost, &on, speeds).encode_s);
+    if let (Some(split), Some(dense)) = (encode_s(&split, request), encode_s(&dense, request)) {
         return (split >= dense).then(|| format!("split, {split:.2} s to encode instead of {dense:.2} s"));
     }
     let work = |cost: &Cost| match request.one_machine {

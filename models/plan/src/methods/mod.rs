@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use anchor::AnchorConfig;
 pub use apb::{ApbConfig, FirstSkip};
-pub use auto::AutoConfig;
+pub use auto::{Alternative, AutoConfig};
 pub use dense::DenseConfig;
 pub use flexprefill::FlexprefillConfig;
 pub use minference::MinferenceConfig;

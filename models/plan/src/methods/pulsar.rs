@@ -28,6 +28,10 @@ const SUMMARY_FRACTION: f64 = 0.125;
 /// What keeps the work of a token the same however long the context.
 const MOST_SUMMARY_TOKENS: usize = 8192;
 
+/// Tokens of a session's blocks where nobody says. They stand on a fixed grid, each behind the sink alone, so that no block
+/// depends on what the context is appended with: figures in the model's README.
+const SESSION_BLOCK_TOKENS: usize = 1024;
+
 /// Share of a session's context that each question gets anew, within the bounds of summaries.
 const REFRESH_SHARE: f64 = 0.125;
 
@@ -45,7 +49,7 @@ const MOST_ROWS: (usize, usize) = (64, 1 << 16);
 #[serde(default, deny_unknown_fields)]
 pub struct PulsarConfig {
     /// Tokens of a block. Absent: the context spread evenly, one block a host, or several of at most 1,024 tokens when a query
-    /// chooses (16,384 where shards share no prefix).
+    /// chooses (16,384 where shards share no prefix), or of 1,024 tokens each in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     pub block_tokens: Option<usize>,
@@ -61,7 +65,7 @@ pub struct PulsarConfig {
     #[serde(deserialize_with = "crate::size::optional")]
     pub summary_tokens: Option<usize>,
     /// Share of a block that its summary holds. Absent: a thirty-second of all blocks, at most 8,192 tokens, when a query
-    /// chooses, an eighth otherwise.
+    /// chooses, none in a session that a query would choose for, an eighth otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub summary_fraction: Option<f64>,
     /// Least tokens of all summaries by share that the last block sees. Absent: 1,152 when a query chooses, 0 otherwise.
@@ -142,6 +146,7 @@ impl Method for PulsarConfig {
             (self.rule(request.query).chunk_tokens, self.review_budget(request.query, block, earlier));
         match (self.summary_tokens, self.block_tokens) {
             (Some(0), _) => Ok(()),
+            _ if self.grows(request.query) => Ok(()),
             // A derived budget of a short context is made to fit; one that somebody typed is not.
             (None, None) => Ok(()),
             _ if budget < chunk => Err(PlanError::BudgetBelowChunk { budget, chunk, block }),
@@ -162,7 +167,10 @@ impl Method for PulsarConfig {
         if !shared {
             check_rows(context.len(), sink, &summaries)?;
         }
-        let hosts = host_of_blocks(blocks.len(), request.hosts);
+        let hosts = match self.grows(request.query) {
+            true => (0..blocks.len()).map(|block| block % request.hosts).collect(),
+            false => host_of_blocks(blocks.len(), request.hosts),
+        };
         let mut shards = Vec::with_capacity(blocks.len());
         for (block, host) in hosts.into_iter().enumerate() {
             let last = block + 1 == blocks.len();
@@ -249,7 +257,18 @@ impl PulsarConfig {
         }
     }
 
+    /// Whether a block depends on nothing but the sink and its place: the rule of sessions, whose contexts may grow.
+    fn grows(&self, query: &[u32]) -> bool {
+        let suits = self.heuristic == Heuristic::QueryAware && self.positions == Positions::Sparse;
+        let unsaid = (self.summary_fraction, self.least_summary_tokens) == (None, None);
+        let bare = self.summary_tokens.map_or(unsaid, |tokens| tokens == 0);
+        query.is_empty() && suits && bare && !self.keep_summary_kv && !self.balanced
+    }
+
     fn budget(&self, query: &[u32]) -> SummaryBudget {
+        if self.grows(query) {
+            return SummaryBudget::Tokens(0);
+        }
         let least = match (self.heuristic, query) {
             (Heuristic::QueryAware, [_, ..]) => LEAST_SUMMARY_TOKENS,
             _ => 0,
@@ -289,6 +308,7 @@ impl PulsarConfig {
                 let most = if shared { BLOCK_TOKENS } else { BLOCK_TOKENS_APART };
                 Ok(tokens.div_ceil(tokens.div_ceil(most).next_multiple_of(hosts)))
             }
+            None if self.grows(request.query) => Ok(SESSION_BLOCK_TOKENS),
             typed => block_tokens(typed, tokens, hosts),
         }
     }
@@ -322,6 +342,8 @@ impl PulsarConfig {
             Some(true) if !causal => conflict("a local_attention that is not causal"),
             Some(true) if self.positions == Positions::Contiguous => conflict("contiguous positions"),
             Some(true) if self.keep_summary_kv => conflict("keep_summary_kv"),
+            // Nothing but the sink to share, which would tie blocks together that could be encoded one by one.
+            None if self.grows(request.query) => Ok(false),
             typed => Ok(typed.unwrap_or(request.one_machine)
                 && causal
                 && self.positions == Positions::Sparse
