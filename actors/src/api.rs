@@ -15,7 +15,7 @@ use serde::{
 };
 
 pub use host::{ClusterStatus, HostHealth, HostStatus, Role, Scheduling};
-pub use session::{SessionHost, SessionRequest, SessionState, SessionStatus};
+pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, SessionState, SessionStatus};
 pub use waiting::{AwaitedHost, Waiting};
 
 use crate::supervisor::PlacementPolicy;
@@ -246,6 +246,9 @@ pub struct HostTiming {
     pub shards: usize,
     /// Tokens it ran through the model in phase 1, prefixes included.
     pub encoded_tokens: usize,
+    /// Tokens of blocks that it did not encode, since it held the same already.
+    #[serde(default)]
+    pub cached_tokens: usize,
     /// Context tokens whose KV it keeps.
     pub kept_tokens: usize,
     /// Bytes of KV it keeps.
@@ -295,6 +298,9 @@ pub struct JobStatus {
     /// Tokens of a session's context that the question gets anew.
     #[serde(default)]
     pub refreshed_tokens: usize,
+    /// Context tokens that were not encoded for it, since hosts had their keys and values.
+    #[serde(default)]
+    pub cached_tokens: usize,
     /// Tokens generated so far.
     pub generated_tokens: usize,
     /// Answer so far.

@@ -154,6 +154,7 @@ pub const TABLE: &[Rule] = &[
     rule(Act::Http("POST", "/api/v1/sessions"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/sessions"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/sessions/{name}"), CLIENTS),
+    rule(Act::Http("POST", "/api/v1/sessions/{name}/append"), CLIENTS),
     rule(Act::Http("POST", "/api/v1/sessions/{name}/extend"), CLIENTS),
     rule(Act::Http("DELETE", "/api/v1/sessions/{name}"), CLIENTS),
     rule(Act::Http("POST", "/api/v1/join-tokens"), CLIENTS),
@@ -404,6 +405,6 @@ mod tests {
         let (mut claimed, hello) = (None, Hello { role: HostRole::Node, ..Hello::default() });
         assert!(admit(None, &mut claimed, &HostMessage::Hello(hello)).is_ok());
         assert!(admit(None, &mut claimed, &HostMessage::Ready { numerics: String::new() }).is_err());
-        assert!(admit(None, &mut claimed, &HostMessage::Heartbeat { kv_bytes: 0 }).is_ok());
+        assert!(admit(None, &mut claimed, &HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 }).is_ok());
     }
 }

@@ -159,10 +159,22 @@ pub enum JobError {
         cause: String,
     },
     /// Another session has the name by now.
-    #[error("session {name} was dropped and created again while the question was prepared; ask it again")]
+    #[error(
+        "session {name} has another context than when the request was prepared: it was created again, or has grown; try again"
+    )]
     SessionReplaced {
         /// The session.
         name: String,
+    },
+    /// It cannot grow right now.
+    #[error(
+        "nothing can be appended to session {name} now: {cause}; try again when `asterism session show {name}` says ready"
+    )]
+    SessionBusy {
+        /// The session.
+        name: String,
+        /// Why.
+        cause: &'static str,
     },
     /// No such host.
     #[error("there is no host {name} in the cluster file; `asterism host list` shows those there are")]
@@ -224,6 +236,7 @@ impl JobError {
             Self::SessionExpired { .. } => "session_expired",
             Self::SessionFailed { .. } => "session_failed",
             Self::SessionReplaced { .. } => "session_replaced",
+            Self::SessionBusy { .. } => "session_busy",
             Self::NoHost { .. } => "host_not_found",
             Self::LastHost { .. } => "last_host",
             Self::SpareBusy { .. } => "spare_busy",

@@ -94,6 +94,8 @@ pub enum HostMessage {
     Heartbeat {
         /// KV bytes held.
         kv_bytes: u64,
+        /// KV bytes of shards that nobody asks for any more, and that go when there is no room.
+        idle_bytes: u64,
     },
     /// What the host measures of its links; said with every heartbeat, and the latest stands.
     Links(LinkReport),
@@ -235,7 +237,7 @@ pub enum HostCommand {
         /// Job.
         job: u64,
     },
-    /// Stop encoding a context and free its KV.
+    /// Stop encoding a context. Its KV goes, or lies idle while there is room.
     Release {
         /// Context.
         context: u64,
@@ -269,6 +271,8 @@ pub struct EncodeShards {
     pub peers: Vec<ShardHolder>,
     /// What whoever asks these shards, or passes them something, must show.
     pub ticket: Ticket,
+    /// Bytes of keys and values that the host may hold, idle ones among them; none: unlimited.
+    pub room: Option<u64>,
 }
 
 /// Phase 2 of one job.

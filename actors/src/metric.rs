@@ -52,6 +52,13 @@ pub enum Observation {
         /// Tokens run through the model.
         tokens: usize,
     },
+    /// A shard was not encoded: its host held the same already.
+    ShardCached {
+        /// Host.
+        host: String,
+        /// Tokens of its block.
+        tokens: usize,
+    },
     /// Every shard of a job is encoded.
     JobEncoded {
         /// Method by name.
@@ -143,6 +150,9 @@ impl Observation {
                 let labels = [("host", host.clone()), ("method", method.clone())];
                 histogram!(PHASE1_SHARD_ENCODE, &labels).record(*seconds);
                 counter!(PHASE1_TOKENS, "host" => host.clone()).increment(*tokens as u64);
+            }
+            Self::ShardCached { host, tokens } => {
+                counter!(PHASE1_CACHED_TOKENS, "host" => host.clone()).increment(*tokens as u64);
             }
             Self::JobEncoded { method, sparsity } => {
                 gauge!(ATTENTION_SPARSITY, "method" => method.clone()).set(sparsity.max(0.0));
@@ -282,6 +292,7 @@ pub fn record_cluster(status: &ClusterStatus) {
             gauge!(HOST_HEARTBEAT_AGE, "host" => host.name.clone()).set(age);
         }
         gauge!(KV_CACHE_BYTES, "host" => host.name.clone(), "state" => "held").set(host.kv_bytes as f64);
+        gauge!(KV_IDLE_BYTES, "host" => host.name.clone()).set(host.idle_kv_bytes as f64);
         if matches!(host.health, HostHealth::Starting | HostHealth::Dead) {
             forget(&host.name);
         }
@@ -294,6 +305,7 @@ fn forget(host: &str) {
         gauge!(name, "host" => host.to_owned()).set(f64::NAN);
     }
     gauge!(KV_CACHE_BYTES, "host" => host.to_owned(), "state" => "held").set(f64::NAN);
+    gauge!(KV_IDLE_BYTES, "host" => host.to_owned()).set(f64::NAN);
     for (peer, transport) in [SUPERVISOR, "hosts"].into_iter().flat_map(|peer| TRANSPORTS.map(|name| (peer, name))) {
         let labels = [("host", host), ("peer", peer), ("transport", transport)];
         gauge!(TRANSPORT_RTT, &labels.map(owned)).set(f64::NAN);

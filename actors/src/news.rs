@@ -70,6 +70,13 @@ pub enum News {
         /// Stable code.
         code: String,
     },
+    /// What was to be appended to it came to nothing.
+    AppendFailed {
+        /// Its name.
+        session: String,
+        /// Stable code.
+        code: String,
+    },
     /// It is over.
     SessionEnded {
         /// Its name.
@@ -210,6 +217,7 @@ impl News {
             Self::SessionCreated { .. }
             | Self::SessionReady { .. }
             | Self::SessionFailed { .. }
+            | Self::AppendFailed { .. }
             | Self::SessionEnded { .. } => self.log_session(),
             Self::ShardsReencoded { .. }
             | Self::ShardsMoved { .. }
@@ -287,6 +295,7 @@ impl News {
             Self::SessionReady { session, context, encode_s } => {
                 tracing::info!(session, context, encode_s = ms(*encode_s), "session ready");
             }
+            Self::AppendFailed { session, code } => tracing::info!(session, code, "nothing was appended"),
             Self::SessionFailed { session, code } => tracing::info!(session, code, "session failed"),
             Self::SessionEnded { session, context, expired: true, hits } => {
                 tracing::info!(session, context, hits, "session expired");

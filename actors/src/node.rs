@@ -133,7 +133,7 @@ impl Agent {
                     self.said.push_back((Instant::now(), exit));
                 }
                 _ = ticks.tick() => {
-                    joined.outbox.send(HostMessage::Heartbeat { kv_bytes: 0 });
+                    joined.outbox.send(HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
                     (self.look)().into_iter().for_each(|seen| joined.outbox.send(seen));
                     self.said.retain(|(said, _)| said.elapsed() < HEARD_AFTER);
                 }

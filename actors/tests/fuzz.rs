@@ -99,6 +99,7 @@ fn host_messages() {
             seconds: 0.25,
             pairs: 1 << 40,
             exchange_bytes: 0,
+            cached: false,
         }),
         HostMessage::Token { job: 3, index: 8, id: 128_000, text: "an answer".into() },
         HostMessage::Generated { job: 3, tokens: 9, stopped: true, text: ".".into(), times: Box::new(times) },
@@ -152,6 +153,7 @@ fn host_commands() {
             exchange: Exchange::SharedPrefix { sink_rows: 4 },
             peers: holders(),
             ticket,
+            room: Some(1 << 30),
         }),
         HostCommand::Generate(Generate {
             job: 1,

@@ -112,6 +112,8 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
     let plan = method.plan(&request).expect("a plan");
     PreparedContext {
         ids: plan.numbered_ids(context).into(),
+        digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
+        method: Box::new(method),
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,
@@ -164,6 +166,7 @@ fn encoded(order: &EncodeShards, shard: &Shard, ids: &[u32]) -> Encoded {
         seconds: 0.1,
         pairs: 1,
         exchange_bytes: 0,
+        cached: false,
     }
 }
 
@@ -201,7 +204,7 @@ fn a_long_context_on_many_hosts() {
         });
         let ((), heartbeat_ms) = timed(|| {
             for _ in 0..times {
-                black_box(say(&mut state, connection, HostMessage::Heartbeat { kv_bytes: 1 }));
+                black_box(say(&mut state, connection, HostMessage::Heartbeat { kv_bytes: 1, idle_bytes: 0 }));
             }
         });
         let reports: Vec<(usize, Encoded)> = orders

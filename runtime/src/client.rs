@@ -259,7 +259,8 @@ impl Client {
 /// What to do, where an answer's message does not say it.
 fn next_step(code: &str) -> Option<&'static str> {
     Some(match code {
-        "job_not_found" | "session_not_found" | "session_exists" | "host_not_found" => return None,
+        "job_not_found" | "session_not_found" | "session_exists" | "host_not_found" | "session_busy"
+        | "session_replaced" => return None,
         "other_cluster" => "name the cluster with -f FILE or --server URL, or give each its own [api] admin_listen",
         "joining_closed" => "set [security] join_listen in the cluster file, then start the supervisor again",
         "unauthorized" => "give the token with --token-file FILE, or [security] token_file in the cluster file",

@@ -157,6 +157,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(sessions::create)
         .service(sessions::list)
         .service(sessions::show)
+        .service(sessions::append)
         .service(sessions::extend)
         .service(sessions::end)
         .service(joining::create_token)

@@ -331,14 +331,15 @@ fn message(act: Act) -> Option<HostMessage> {
         Act::Hello => HostMessage::Hello(Default::default()),
         Act::Ready => HostMessage::Ready { numerics: "cpu".into() },
         Act::Unfit => HostMessage::Unfit { cause: text() },
-        Act::Heartbeat => HostMessage::Heartbeat { kv_bytes: 0 },
+        Act::Heartbeat => HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 },
         Act::Links => HostMessage::Links(LinkReport::default()),
         Act::Progress => HostMessage::Progress { context: 1, block: 0, layers: 1, of: 4 },
         Act::Encoded => {
             let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
-            let encoded =
-                Encoded { context: 1, block: 0, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, digest: 0 };
-            HostMessage::Encoded(encoded)
+            let (context, block, digest, cached) = (1, 0, 0, false);
+            let said =
+                Encoded { context, block, kept_tokens, kv_bytes, seconds, pairs, exchange_bytes, digest, cached };
+            HostMessage::Encoded(said)
         }
         Act::NotEncoded => {
             let (code, message) = (text(), text());
@@ -364,8 +365,8 @@ fn command(act: Act) -> Option<HostCommand> {
         Act::Welcome => HostCommand::Welcome { heartbeat_ms: 20, cluster: 1, incarnation: 1 },
         Act::Refuse => HostCommand::Refuse { reason: "x".into() },
         Act::Encode => {
-            let (exchange, peers, shards) = (Exchange::None, Vec::new(), Vec::new());
-            HostCommand::Encode(EncodeShards { context, attempt: 1, shards, blocks: 1, exchange, peers, ticket })
+            let (exchange, peers, shards, room) = (Exchange::None, Vec::new(), Vec::new(), None);
+            HostCommand::Encode(EncodeShards { context, attempt: 1, shards, blocks: 1, exchange, peers, ticket, room })
         }
         Act::Generate => HostCommand::Generate(Generate {
             job,

@@ -80,6 +80,9 @@ pub struct HostStatus {
     pub numerics: Option<String>,
     /// KV bytes held.
     pub kv_bytes: u64,
+    /// KV bytes of shards that nobody asks for any more, kept in case that they are asked for again.
+    #[serde(default)]
+    pub idle_kv_bytes: u64,
     /// Why it is dead or not ready, in one line.
     pub cause: Option<String>,
     /// Since when it is not there, or that it never was, in one line.

@@ -36,6 +36,18 @@ pub struct SessionRequest {
     pub placement: PlacementPolicy,
 }
 
+/// What a session goes on with.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AppendRequest {
+    /// Text or token ids, tokenised by itself and taken as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<Prompt>,
+    /// A question to the session that was answered, by its job: it and its answer are appended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+}
+
 /// How a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -61,6 +73,16 @@ pub struct SessionStatus {
     pub method: String,
     /// Context tokens.
     pub context_tokens: usize,
+    /// Of these, tokens that were not encoded for it, since hosts held the same already: what it was before the last append,
+    /// or another context.
+    #[serde(default)]
+    pub cached_tokens: usize,
+    /// What is being appended; questions see nothing of it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub appending: Option<Appending>,
+    /// Why the last append came to nothing, if it did: the session is as it was before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub append_error: Option<ErrorBody>,
     /// Who holds what.
     pub hosts: Vec<SessionHost>,
     /// Bytes of KV over all hosts.
@@ -80,6 +102,19 @@ pub struct SessionStatus {
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorBody>,
+}
+
+/// An append under way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Appending {
+    /// Context tokens that the session has after it.
+    pub context_tokens: usize,
+    /// What it waits for, while nobody encodes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+    /// How far each host is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub progress: Vec<HostProgress>,
 }
 
 /// A host's part of a session.

@@ -1,7 +1,9 @@
 //! The context host: encodes shards (phase 1) and answers queries over those it holds (phase 2).
 
 mod answer;
+mod command;
 mod error;
+mod known;
 mod mailroom;
 mod passing;
 mod pieces;
@@ -15,6 +17,7 @@ mod tickets;
 mod turns;
 mod work;
 
+pub use command::{Command, Event, Failure, Work};
 pub(crate) use pieces::MOST_PIECES;
 pub(crate) use side::ContextSide;
-pub use state::{Command, ContextHostState, Event, Failure, Work};
+pub use state::ContextHostState;

@@ -2,7 +2,7 @@
 //! with partial attention over their shards. Keeps nothing of a query.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
     sync::Arc,
 };
@@ -147,8 +147,10 @@ impl<B: Backend> Queries<'_, B> {
         }
         let shards = self.desk.store.find(context, &blocks).map_err(missing)?;
         let mut ranges = vec![Vec::new(); blocks.len()];
+        let mut places: HashMap<u32, usize> = blocks.iter().enumerate().map(|(at, block)| (*block, at)).collect();
         for hidden in hidden {
-            let at = blocks.iter().position(|block| *block == hidden.block);
+            // A shard that is named twice is not there the second time.
+            let at = places.remove(&hidden.block);
             let of_shard = at.and_then(|at| Some((at, hidden.ranges(shards[at].tokens)?)));
             let (at, of_shard) = of_shard.ok_or(Refusal::Hidden { block: hidden.block })?;
             ranges[at] = of_shard;

@@ -7,8 +7,9 @@ use asterism_transport::Transport;
 
 use super::{
     answer::{self, Desk},
+    command::{Command, Event, Failure, Work},
     passing::Office,
-    state::{Command, ContextHostState, Event, Failure, Work},
+    state::ContextHostState,
     stop::Stop,
     store::ShardStore,
     turns::Turns,
@@ -84,6 +85,10 @@ impl<B: Backend> ContextSide<B> {
                 }
                 Command::Keep { work, context } => self.desk.store.keep(work, context),
                 Command::Discard { work } => self.desk.store.discard(work),
+                Command::Share { from, context, block } => self.desk.store.share(from, context, block),
+                Command::LayIdle { context, block, place } => self.desk.store.lay_idle(context, block, place),
+                Command::TakeUp { place, context } => self.desk.store.take_up(place, context),
+                Command::Evict { place } => self.desk.store.evict(place),
                 Command::Expect { context, attempt } => self.desk.mailroom.expect((context, attempt)),
                 Command::Free { context } => self.desk.store.free(context),
                 Command::Forget { context } => {

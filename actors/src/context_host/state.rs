@@ -9,115 +9,16 @@ use std::{
 };
 
 use asterism_models::{ModelError, inputs_of};
-use asterism_plan::{Exchange, Input, KnownIds};
+use asterism_plan::{Exchange, KnownIds, Shard};
 
+use super::{
+    command::{Command, Event, Failure, Work},
+    known::{Found, Known},
+};
 use crate::messages::{ContextIds, EncodeShards, Encoded, HostCommand, HostMessage};
 
 /// Contexts whose orders are under way at once.
 const MOST_UNDER_WAY: usize = 4;
-
-/// What happens to a context host.
-#[derive(Debug)]
-pub enum Event {
-    /// The supervisor wants something.
-    Command(HostCommand),
-    /// The encoder finished a layer.
-    Layer {
-        /// Number of the work.
-        work: u64,
-        /// Shard.
-        block: u32,
-        /// Layers done.
-        layers: u32,
-        /// Layers in all.
-        of: u32,
-    },
-    /// The encoder is done: shards lie ready to be kept or discarded.
-    Encoded {
-        /// Number of the work.
-        work: u64,
-        /// Those it encoded together.
-        encoded: Vec<Encoded>,
-        /// Seconds of compute.
-        used: f64,
-    },
-    /// The encoder stopped without a shard.
-    Stopped {
-        /// Number of the work.
-        work: u64,
-        /// Why, unless it was told to.
-        failure: Option<Failure>,
-        /// Seconds of compute.
-        used: f64,
-    },
-}
-
-/// Why nothing was encoded.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Failure {
-    /// Another host could not be reached.
-    pub peer_lost: bool,
-    /// Stable code.
-    pub code: String,
-    /// What failed, where, and what to do.
-    pub message: String,
-}
-
-/// What a context host wants done.
-#[derive(Debug, PartialEq)]
-pub enum Command {
-    /// Encode shards; [`Event::Encoded`] or [`Event::Stopped`] follows.
-    Encode(Work),
-    /// Stop encoding; [`Event::Stopped`] or [`Event::Encoded`] follows.
-    Stop {
-        /// Number of the work.
-        work: u64,
-    },
-    /// Keep the shards that a work encoded: queries over them are answered from now on.
-    Keep {
-        /// Number of the work.
-        work: u64,
-        /// Their context.
-        context: u64,
-    },
-    /// Free the shards that a work encoded.
-    Discard {
-        /// Number of the work.
-        work: u64,
-    },
-    /// Parcels of this attempt are wanted, those of earlier ones are not.
-    Expect {
-        /// Context.
-        context: u64,
-        /// Attempt.
-        attempt: u32,
-    },
-    /// Free the shards of a context.
-    Free {
-        /// Context.
-        context: u64,
-    },
-    /// Free the shards of a context and what others sent for it.
-    Forget {
-        /// Context.
-        context: u64,
-    },
-    /// Tell the supervisor.
-    Tell(HostMessage),
-}
-
-/// An order, or what is left of it, on its way to the encoder.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Work {
-    /// Its number.
-    pub work: u64,
-    /// Seconds of compute that earlier works of its context used.
-    pub used: f64,
-    /// What to encode.
-    pub order: EncodeShards,
-    /// What each of its shards reads.
-    pub inputs: Vec<Input>,
-}
 
 /// The state.
 #[derive(Default)]
@@ -126,6 +27,10 @@ pub struct ContextHostState {
     waiting: VecDeque<EncodeShards>,
     running: BTreeMap<u64, Running>,
     held: BTreeMap<(u64, u32), Encoded>,
+    /// Of what is held, and of what is idle, what other contexts may have too.
+    known: Known,
+    /// Bytes that may be held, as the last order said.
+    room: Option<u64>,
     /// Latest attempts of contexts whose shards pass each other something, and how they failed.
     tied: BTreeMap<u64, (u32, Option<Failure>)>,
     /// Seconds of compute of contexts with orders.
@@ -139,8 +44,10 @@ struct Running {
     context: u64,
     attempt: u32,
     blocks: BTreeSet<u32>,
-    /// Whether it needs parcels of others.
-    tied: bool,
+    /// What each of its shards reads, unless it needs parcels of others.
+    reads: Option<Vec<(Shard, Vec<u32>)>>,
+    /// Tokens whose keys and values it will keep.
+    kept_tokens: u64,
     /// Nobody wants what it encodes.
     abandoned: bool,
 }
@@ -166,6 +73,8 @@ impl ContextHostState {
             Event::Stopped { work, failure, used } => self.stopped(work, failure, used, &mut commands),
         }
         self.admit(&mut commands);
+        let surplus = self.known.surplus(self.room, self.unknown_bytes());
+        commands.extend(surplus.into_iter().map(|place| Command::Evict { place }));
         commands
     }
 
@@ -177,9 +86,20 @@ impl ContextHostState {
         all.into_iter().collect()
     }
 
-    /// Bytes of KV held.
-    pub fn kv_bytes(&self) -> u64 {
-        self.held.values().map(|shard| shard.kv_bytes).sum()
+    /// Bytes of KV held, those of several contexts once, and bytes that are idle.
+    pub fn kv_bytes(&self) -> (u64, u64) {
+        let others = self.held.iter().filter(|((context, block), _)| !self.known.has(*context, *block));
+        let others: u64 = others.map(|(_, shard)| shard.kv_bytes).sum();
+        (others + self.known.held_bytes(), self.known.idle_bytes())
+    }
+
+    /// Bytes held beside those that are known, or soon will be: about as much a token as others have.
+    fn unknown_bytes(&self) -> u64 {
+        let others = self.held.iter().filter(|((context, block), _)| !self.known.has(*context, *block));
+        let others = others.map(|(_, shard)| shard.kv_bytes).fold(0, u64::saturating_add);
+        let a_token = self.held.values().next().map_or(0, |shard| shard.kv_bytes.div_ceil(shard.kept_tokens.max(1)));
+        let coming = self.running.values().map(|running| running.kept_tokens).fold(0, u64::saturating_add);
+        others.saturating_add(coming.saturating_mul(a_token))
     }
 
     /// Those that do not add up are of no use: the order that needs them comes to nothing.
@@ -190,6 +110,7 @@ impl ContextHostState {
 
     fn take_independent(&mut self, mut order: EncodeShards, commands: &mut Vec<Command>) {
         let (context, attempt) = (order.context, order.attempt);
+        self.room = order.room;
         self.untie(context, attempt, commands);
         order.shards.retain(|shard| {
             let block = shard.block as u32;
@@ -206,18 +127,34 @@ impl ContextHostState {
             for order in waiting.filter(|order| order.shards.iter().any(|other| other.block == shard.block)) {
                 (order.attempt, coming) = (order.attempt.max(attempt), true);
             }
-            !coming
+            !coming && !self.find_known(context, shard, commands)
         });
         if !order.shards.is_empty() {
             self.waiting.push_back(order);
         }
     }
 
+    /// Whether a shard lies here already: its context has it then.
+    fn find_known(&mut self, context: u64, shard: &Shard, commands: &mut Vec<Command>) -> bool {
+        let Some(Ok(input)) = self.ids.get(&context).map(|ids| shard.input(ids)) else { return false };
+        let Some((found, encoded)) = self.known.take(context, shard.digest(&input), shard, &input.ids) else {
+            return false;
+        };
+        commands.push(match found {
+            Found::Held { context: from } => Command::Share { from, context, block: encoded.block },
+            Found::Idle { place } => Command::TakeUp { place, context },
+        });
+        self.held.insert((context, encoded.block), encoded.clone());
+        commands.push(Command::Tell(HostMessage::Encoded(encoded)));
+        true
+    }
+
     /// Shards ordered alone are to be encoded alone: an earlier attempt at them may wait for parcels that nobody sends.
     fn untie(&mut self, context: u64, attempt: u32, commands: &mut Vec<Command>) {
         let tied = |order: &EncodeShards| order.exchange != Exchange::None;
         self.waiting.retain(|order| order.context != context || order.attempt >= attempt || !tied(order));
-        let earlier = |running: &Running| running.context == context && running.attempt < attempt && running.tied;
+        let earlier =
+            |running: &Running| running.context == context && running.attempt < attempt && running.reads.is_none();
         for (work, running) in self.running.iter_mut().filter(|(_, running)| earlier(running)) {
             if !std::mem::replace(&mut running.abandoned, true) {
                 commands.push(Command::Stop { work: *work });
@@ -237,8 +174,9 @@ impl ContextHostState {
             }
             _ => {}
         }
+        self.room = order.room;
         self.abandon(context, commands);
-        if self.drop_held(context) {
+        if self.drop_held(context, commands) {
             commands.push(Command::Free { context });
         }
         self.tied.insert(context, (attempt, None));
@@ -248,7 +186,7 @@ impl ContextHostState {
 
     fn release(&mut self, context: u64, commands: &mut Vec<Command>) {
         self.abandon(context, commands);
-        self.drop_held(context);
+        self.drop_held(context, commands);
         self.tied.remove(&context);
         self.used.remove(&context);
         self.ids.remove(&context);
@@ -265,18 +203,24 @@ impl ContextHostState {
         }
     }
 
-    /// Whether there was something.
-    fn drop_held(&mut self, context: u64) -> bool {
+    /// Whether there was something. What others may ask for again is laid aside.
+    fn drop_held(&mut self, context: u64, commands: &mut Vec<Command>) -> bool {
+        let idle = self.known.leave(context).into_iter();
+        commands.extend(idle.map(|(place, block)| Command::LayIdle { context, block, place }));
         let before = self.held.len();
         self.held.retain(|(held, _), _| *held != context);
         self.held.len() < before
     }
 
     fn encoded(&mut self, work: u64, encoded: Vec<Encoded>, used: f64, commands: &mut Vec<Command>) {
-        let Some(Running { context, abandoned: false, .. }) = self.ended(work, used) else {
+        let Some(Running { context, reads, abandoned: false, .. }) = self.ended(work, used) else {
             return commands.push(Command::Discard { work });
         };
         commands.push(Command::Keep { work, context });
+        for (shard, ids) in reads.into_iter().flatten() {
+            let said = encoded.iter().find(|encoded| encoded.block as usize == shard.block);
+            said.into_iter().for_each(|said| self.known.add((shard.clone(), ids.clone()), said.clone()));
+        }
         for shard in encoded {
             self.held.insert((context, shard.block), shard.clone());
             commands.push(Command::Tell(HostMessage::Encoded(shard)));
@@ -319,7 +263,16 @@ impl ContextHostState {
     fn admit(&mut self, commands: &mut Vec<Command>) {
         while self.running.len() < MOST_UNDER_WAY {
             let idle = |order: &EncodeShards| self.running.values().all(|running| running.context != order.context);
-            let Some(order) = self.waiting.iter().position(idle).and_then(|at| self.waiting.remove(at)) else { return };
+            let Some(mut order) = self.waiting.iter().position(idle).and_then(|at| self.waiting.remove(at)) else {
+                return;
+            };
+            if order.exchange == Exchange::None {
+                // Another context may have encoded the same meanwhile.
+                order.shards.retain(|shard| !self.find_known(order.context, shard, commands));
+                if order.shards.is_empty() {
+                    continue;
+                }
+            }
             let (work, context, attempt) = (self.works, order.context, order.attempt);
             let inputs = match inputs_of(&order.shards, self.ids.get(&context).unwrap_or(&KnownIds::default())) {
                 Ok(inputs) => inputs,
@@ -330,8 +283,11 @@ impl ContextHostState {
             };
             let blocks = order.shards.iter().map(|shard| shard.block as u32).collect();
             self.works += 1;
-            let tied = order.exchange != Exchange::None;
-            self.running.insert(work, Running { context, attempt, blocks, tied, abandoned: false });
+            let reads = || order.shards.iter().cloned().zip(inputs.iter().map(|input| input.ids.clone())).collect();
+            let reads = (order.exchange == Exchange::None).then(reads);
+            let kept_tokens = order.shards.iter().map(|shard| shard.kept_tokens() as u64).sum();
+            let running = Running { context, attempt, blocks, reads, kept_tokens, abandoned: false };
+            self.running.insert(work, running);
             let used = self.used.get(&context).copied().unwrap_or(0.0);
             commands.push(Command::Encode(Work { work, used, order, inputs }));
         }
@@ -346,7 +302,7 @@ fn not_encoded(context: u64, attempt: u32, failure: Failure) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use asterism_plan::{LocalAttention, Shard, Span};
+    use asterism_plan::{Input, LocalAttention, Shard, Span};
 
     fn order(context: u64, attempt: u32, blocks: &[usize], exchange: Exchange) -> EncodeShards {
         let shard = |block| Shard {
@@ -358,12 +314,13 @@ mod tests {
             attention: LocalAttention::Causal,
         };
         let shards = blocks.iter().copied().map(shard).collect();
-        EncodeShards { context, attempt, shards, blocks: 8, exchange, peers: Vec::new(), ticket: Default::default() }
+        let (peers, ticket, room) = Default::default();
+        EncodeShards { context, attempt, shards, blocks: 8, exchange, peers, ticket, room }
     }
 
     fn report(context: u64, block: u32) -> Encoded {
         let (digest, kept_tokens, kv_bytes, seconds) = (5, 2, 8, 0.1);
-        Encoded { context, block, digest, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0 }
+        Encoded { context, block, digest, kept_tokens, kv_bytes, seconds, pairs: 3, exchange_bytes: 0, cached: false }
     }
 
     fn told(context: u64, block: u32) -> Command {
@@ -434,7 +391,7 @@ mod tests {
         assert_eq!(host.alone(5, 1, 0), []);
         let next = work(4, 1.5, alone(1, 1));
         assert_eq!(host.encoded(0, 1, 0), [Command::Keep { work: 0, context: 1 }, told(1, 0), next]);
-        assert_eq!((host.0.contexts(), host.0.kv_bytes()), (vec![1, 2, 3, 4, 5], 8));
+        assert_eq!((host.0.contexts(), host.0.kv_bytes()), (vec![1, 2, 3, 4, 5], (8, 0)));
     }
 
     #[test]
@@ -493,7 +450,43 @@ mod tests {
         assert_eq!(host.encoded(0, 1, 0), [Command::Discard { work: 0 }, again]);
         host.hears(HostCommand::Release { context: 1 });
         assert_eq!(host.stopped(1), []);
-        assert_eq!(host.0.kv_bytes(), 0);
+        assert_eq!(host.0.kv_bytes(), (0, 0));
+    }
+
+    /// The report of a shard that was encoded from what it was to read.
+    fn read_well(context: u64, block: u32) -> Encoded {
+        let shard = order(context, 1, &[block as usize], Exchange::None).shards.remove(0);
+        let mut known = KnownIds::default();
+        known.learn(0, &[1, 2]);
+        Encoded { digest: shard.digest(&shard.input(&known).expect("ids")), ..report(context, block) }
+    }
+
+    #[test]
+    fn what_another_context_holds_or_held_is_not_encoded_again() {
+        let mut host = Host::new();
+        host.alone(1, 1, 0);
+        assert_eq!(host.alone(2, 1, 0), [work(1, 0.0, order(2, 1, &[0], Exchange::None))], "nobody has it yet");
+        host.0.handle(Duration::ZERO, Event::Encoded { work: 0, encoded: vec![read_well(1, 0)], used: 1.5 });
+        let cached = |context| {
+            let (seconds, pairs, cached) = (0.0, 0, true);
+            let said = Encoded { seconds, pairs, cached, ..read_well(context, 0) };
+            Command::Tell(HostMessage::Encoded(said))
+        };
+        assert_eq!(host.alone(3, 1, 0), [Command::Share { from: 1, context: 3, block: 0 }, cached(3)]);
+        assert_eq!(host.alone(3, 2, 0), [cached(3)], "said again");
+        assert_eq!(host.0.kv_bytes(), (8, 0), "held once");
+        assert_eq!(host.hears(HostCommand::Release { context: 1 }), [Command::Forget { context: 1 }]);
+        let [Command::LayIdle { context: 3, block: 0, place }, Command::Forget { context: 3 }] =
+            host.hears(HostCommand::Release { context: 3 })[..]
+        else {
+            panic!("nobody asks for it any more")
+        };
+        assert_eq!(host.0.kv_bytes(), (0, 8));
+        assert_eq!(host.alone(4, 1, 0), [Command::TakeUp { place, context: 4 }, cached(4)]);
+        // No room for anything that is not held.
+        host.hears(HostCommand::Release { context: 4 });
+        let order = EncodeShards { room: Some(0), ..order(5, 1, &[1], Exchange::None) };
+        assert!(host.hears(HostCommand::Encode(order)).contains(&Command::Evict { place }));
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub struct ShardStore<B: Backend> {
 
 struct Shards<B: Backend> {
     kept: HashMap<u64, BTreeMap<u32, Arc<EncodedShard<B>>>>,
+    /// Those that nobody asks for any more, by number.
+    idle: HashMap<u64, Arc<EncodedShard<B>>>,
     /// Encoded, and nobody has said yet whether they are wanted; by work.
     ready: HashMap<u64, Vec<EncodedShard<B>>>,
 }
@@ -27,7 +29,9 @@ impl<B: Backend> Clone for ShardStore<B> {
 
 impl<B: Backend> Default for ShardStore<B> {
     fn default() -> Self {
-        Self { shards: Arc::new(Mutex::new(Shards { kept: HashMap::new(), ready: HashMap::new() })) }
+        Self {
+            shards: Arc::new(Mutex::new(Shards { kept: HashMap::new(), idle: HashMap::new(), ready: HashMap::new() })),
+        }
     }
 }
 
@@ -55,6 +59,33 @@ impl<B: Backend> ShardStore<B> {
     pub fn free(&self, context: u64) {
         let shards = self.lock().kept.remove(&context);
         drop(shards);
+    }
+
+    /// Keeps a context's shard for another one too.
+    pub fn share(&self, from: u64, context: u64, block: u32) {
+        let mut shards = self.lock();
+        let shard = shards.kept.get(&from).and_then(|kept| kept.get(&block)).cloned();
+        shards.kept.entry(context).or_default().extend(shard.map(|shard| (block, shard)));
+    }
+
+    /// Lays a context's shard aside.
+    pub fn lay_idle(&self, context: u64, block: u32, place: u64) {
+        let mut shards = self.lock();
+        let shard = shards.kept.get_mut(&context).and_then(|kept| kept.remove(&block));
+        shards.idle.extend(shard.map(|shard| (place, shard)));
+    }
+
+    /// Keeps for a context what was laid aside.
+    pub fn take_up(&self, place: u64, context: u64) {
+        let mut shards = self.lock();
+        let shard = shards.idle.remove(&place);
+        shards.kept.entry(context).or_default().extend(shard.map(|shard| (shard.block as u32, shard)));
+    }
+
+    /// Frees what was laid aside, once nobody reads it.
+    pub fn evict(&self, place: u64) {
+        let shard = self.lock().idle.remove(&place);
+        drop(shard);
     }
 
     /// The named shards of a context, in the order named; the first one missing is the error.

@@ -13,8 +13,8 @@ use asterism_plan::{Exchange, Input};
 use tokio::time::Instant;
 
 use super::{
+    command::{Event, Failure, Work},
     passing::{Office, RemotePeers},
-    state::{Event, Failure, Work},
     store::ShardStore,
     turns::{Seat, Turns},
 };
@@ -127,6 +127,7 @@ impl<B: Backend> Bench<B> {
             seconds,
             pairs: watch.pairs.get(&shard.block).copied().unwrap_or(0),
             exchange_bytes: std::mem::take(&mut exchange_bytes),
+            cached: false,
         };
         let reports = encoded.iter().map(report).collect();
         peers.finish()?;

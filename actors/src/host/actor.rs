@@ -107,8 +107,8 @@ impl<B: Backend> Actor for HostActor<B> {
             Message::Context(event) => shell.context(event),
             Message::Query(event) => shell.query(event),
             Message::Beat(handled) => {
-                let kv_bytes = shell.context.as_ref().map_or(0, |side| side.state.kv_bytes());
-                shell.tell(HostMessage::Heartbeat { kv_bytes });
+                let (kv_bytes, idle_bytes) = shell.context.as_ref().map_or((0, 0), |side| side.state.kv_bytes());
+                shell.tell(HostMessage::Heartbeat { kv_bytes, idle_bytes });
                 shell.tell(HostMessage::Links(shell.links()));
                 let _ = handled.send(());
             }

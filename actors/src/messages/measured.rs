@@ -35,6 +35,8 @@ pub struct Encoded {
     pub pairs: u64,
     /// Bytes of tensors received from other hosts; counted with the first of the shards encoded together.
     pub exchange_bytes: u64,
+    /// Whether it lay there already, encoded for another context, so that nothing was computed.
+    pub cached: bool,
 }
 
 /// How often something took how long: count and sum by bucket, so that it costs the same however much was measured.

@@ -46,6 +46,8 @@ names! {
     PHASE1_SHARD_ENCODE = "phase1_shard_encode_seconds";
     /// Tokens run through the model in phase 1, prefixes included.
     PHASE1_TOKENS = "phase1_tokens_total";
+    /// Tokens of blocks that were not encoded, since a host held the same already.
+    PHASE1_CACHED_TOKENS = "phase1_cached_tokens_total";
     /// Seconds of a step of phase 2 on the query host: the query or a token through every layer, to the next token's choice.
     PHASE2_STEP = "phase2_step_seconds";
     /// Seconds that the query host waits in a layer of phase 2 for the slowest context host, its own attention being done.
@@ -56,6 +58,8 @@ names! {
     ATTENTION_SPARSITY = "attention_sparsity_ratio";
     /// Bytes of keys and values a host holds.
     KV_CACHE_BYTES = "kv_cache_bytes";
+    /// Bytes of keys and values of shards that nobody asks for any more, which a host keeps while there is room.
+    KV_IDLE_BYTES = "kv_idle_bytes";
     /// Bytes of the weights that a host needs.
     HOST_WEIGHTS_BYTES = "host_weights_bytes";
     /// Most bytes of weights, keys and values that a host may hold, where that is limited.

@@ -64,7 +64,8 @@ pub struct Engine<B: Backend> {
     model: Arc<LoadedModel<B>>,
     contexts: Contexts<B>,
     generations: BTreeMap<u64, Generation<B>>,
-    refresher: Refresher<B>,
+    /// Its thread starts with the first that needs it.
+    refresher: Option<Refresher<B>>,
     /// Where it says that it is done.
     arrivals: mpsc::UnboundedSender<Arrival>,
     /// Steps taken.
@@ -83,8 +84,7 @@ impl<B: Backend> Engine<B> {
         arrivals: mpsc::UnboundedSender<Arrival>,
         post: Post<Event>,
     ) -> Self {
-        let refresher = Refresher::start(model.decoder.clone());
-        Self { model, contexts, generations: BTreeMap::new(), refresher, arrivals, turn: 0, post }
+        Self { model, contexts, generations: BTreeMap::new(), refresher: None, arrivals, turn: 0, post }
     }
 
     /// Generates until it is told to close.
@@ -113,7 +113,10 @@ impl<B: Backend> Engine<B> {
                 self.contexts.add(&order);
                 let (job, arrivals) = (order.job, self.arrivals.clone());
                 let done = move || drop(arrivals.send(Arrival::Fresh { job }));
-                let awaited = order.anew.take().map(|anew| self.refresher.order(*anew, done));
+                let decoder = &self.model.decoder;
+                let start = || Refresher::start(decoder.clone());
+                let refresher = &mut self.refresher;
+                let awaited = order.anew.take().map(|anew| refresher.get_or_insert_with(start).order(*anew, done));
                 self.generations.insert(job, Generation::new(self.model.clone(), *order, awaited));
             }
             Arrival::Fresh { job } => {

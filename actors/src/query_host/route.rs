@@ -4,7 +4,7 @@
 //! query host is to have is merged by one of its holders, which asks the others in its turn, and so on down the tree. Whoever
 //! merges, the tree says what: bits do not depend on it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use asterism_plan::{HiddenKeys, MergeTree};
 
@@ -78,7 +78,8 @@ impl Route {
             opening: Opening::Attach(route.attach(attachment, asked)).archive().to_vec(),
         });
         let relay = Relay { below: below.collect(), merges: self.merges.clone() };
-        let own = |hidden: &&HiddenKeys| self.groups.iter().any(|group| group.contains(&hidden.block));
+        let blocks: BTreeSet<u32> = self.groups.iter().flatten().copied().collect();
+        let own = |hidden: &&HiddenKeys| blocks.contains(&hidden.block);
         let hidden = asked.hidden.iter().filter(own).cloned().collect();
         let AskedContext { context, ticket, .. } = *asked;
         Attach { attachment, context, groups: self.groups.clone(), hidden, relay, ticket }

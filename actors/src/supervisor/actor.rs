@@ -15,12 +15,14 @@ use tokio::sync::Semaphore;
 
 use crate::{
     api::{
-        ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus, Waiting, bounds,
+        AppendRequest, ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus,
+        Waiting, bounds,
     },
     error::{HostError, JobError},
     machine,
     store::StateStore,
     supervisor::{
+        asked_session::AskedSession,
         change::Decided,
         config::{ContextHosts, SupervisorConfig},
         feed::Listener,
@@ -35,6 +37,9 @@ use crate::{
 
 /// Longest wait for hosts and nodes that were told to end.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Times that a question is prepared whose session has grown meanwhile.
+const REPLACED: usize = 8;
 
 /// Requests that are tokenised and planned at once; others wait.
 const PREPARED_AT_ONCE: usize = 2;
@@ -116,13 +121,25 @@ impl Supervisor {
         if let Some(session) = &request.session {
             bounds::name("session", session)?;
         }
-        let session = match &request.session {
-            Some(name) => {
-                let name = name.clone();
-                Some(self.ask(move |shell| shell.state().asked_session(&name)).await??)
+        let Some(name) = request.session.clone() else { return self.enqueue(request, (id, fingerprint), None).await };
+        let mut tries = REPLACED;
+        loop {
+            let asked = name.clone();
+            let session = self.ask(move |shell| shell.state().asked_session(&asked)).await??;
+            tries -= 1;
+            match self.enqueue(request.clone(), (id.clone(), fingerprint), Some(session)).await {
+                Err(JobError::SessionReplaced { .. }) if tries > 0 => {}
+                answer => return answer,
             }
-            None => None,
-        };
+        }
+    }
+
+    async fn enqueue(
+        &self,
+        request: JobRequest,
+        (id, fingerprint): (String, Option<Fingerprint>),
+        session: Option<AskedSession>,
+    ) -> Result<String, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
         let prepared = self.prepared(move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
         let prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
@@ -224,6 +241,24 @@ impl Supervisor {
         let (name, ttl) = (bounds::name("name", name)?, bounds::seconds("ttl_s", ttl_s)?);
         let (subject, extended) = ((vec![Subject::Session(name.clone())], None, 0), name.clone());
         let decide = move |state: &mut SupervisorState, now| state.extend_session(now, &extended, ttl);
+        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
+    }
+
+    /// Appends to a session, for questions that come when that is encoded; until then they see nothing of it.
+    pub async fn append_session(&self, name: &str, request: AppendRequest) -> Result<SessionStatus, JobError> {
+        let name = bounds::name("name", name)?;
+        let job = request.job.as_deref().map(|job| bounds::name("job", job)).transpose()?;
+        let grown = name.clone();
+        let found = self.ask(move |shell| shell.state().grown_session(&grown, job.as_deref())).await?;
+        let (session, asked) = found?;
+        let (model, hosts, base) = (self.model.clone(), self.context_hosts, session.context);
+        let prepared = self.prepared(move || model.prepare_append(request, (&session, asked), &hosts)).await?;
+        let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
+        let grown = name.clone();
+        let decide = move |state: &mut SupervisorState, now| {
+            let number = state.number();
+            state.append_session((now, number), (&grown, base), prepared)
+        };
         self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use asterism_models::QuerySeparator;
-use asterism_plan::Plan;
+use asterism_plan::{MethodConfig, Plan};
 
-use crate::supervisor::job::Anew;
+use crate::supervisor::{job::Anew, placement::PlacementPolicy};
 
 /// A session as a question to it is prepared.
 #[derive(Clone, Debug)]
@@ -16,6 +16,10 @@ pub struct AskedSession {
     pub plan: Arc<Plan>,
     /// The ids of the tokens that the plan numbers.
     pub ids: Arc<[u32]>,
+    /// The method that it was planned by.
+    pub method: Box<MethodConfig>,
+    /// Which hosts it may go to.
+    pub placement: PlacementPolicy,
     /// Whether its questions go through the chat template.
     pub chat_template: bool,
     /// What stands before those that name nothing else.

@@ -152,6 +152,10 @@ impl SupervisorState {
         let reencoded =
             |(since, shards)| News::ShardsReencoded { context: number, shards, took: now.saturating_sub(since) };
         commands.extend(again.map(reencoded).map(Command::Tell));
+        if let Owner::Session(session) = &owner {
+            self.appended(session, number, commands);
+        }
+        let cached = self.contexts[number].cached_tokens();
         if first {
             if let Owner::Session(session) = owner {
                 commands.push(Command::Tell(News::SessionReady { session, context: number, encode_s }));
@@ -163,6 +167,7 @@ impl SupervisorState {
             job.ready_since.get_or_insert(now);
             if job.status.session.is_none() {
                 job.status.attention_sparsity = Some(sparsity);
+                job.status.cached_tokens = cached;
                 job.status.timings.hosts = timings.clone();
             }
             let recovered = job.phase() == JobPhase::Encoding && job.is_recovering();

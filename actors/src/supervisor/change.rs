@@ -3,7 +3,7 @@
 //!
 //! Between the two, hosts may go on saying things; another change of the same job, session or hosts waits for its turn.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
     api::Scheduling,
@@ -40,6 +40,8 @@ pub(super) enum Effect {
     Cancel(u64),
     /// A session is taken in.
     Create(Session, Box<Context>),
+    /// A session is to go on with another context, once that is encoded.
+    Append(Session, Box<Context>),
     /// A session lives on, as it is here.
     Extend(Session),
     /// A session ends.
@@ -76,8 +78,18 @@ impl Decided {
                 let context = submission.context.as_ref().map_or(0, |context| context.prepared.bytes());
                 Reserved { jobs: 1, bytes: context + submission.job.bytes() }
             }
-            Effect::Create(_, context) => Reserved { jobs: 0, bytes: context.prepared.bytes() },
+            Effect::Create(_, context) | Effect::Append(_, context) => {
+                Reserved { jobs: 0, bytes: context.prepared.bytes() }
+            }
             _ => Reserved::default(),
+        }
+    }
+
+    /// The context of a session that a question is about.
+    fn asks(&self) -> Option<u64> {
+        match &self.effect {
+            Effect::Submit(submission) => submission.session.as_ref().map(|_| submission.job.context),
+            _ => None,
         }
     }
 
@@ -116,7 +128,7 @@ impl SupervisorState {
                 Submission { job, context: None, session: Some(session) }
             }
             Source::Context(context) => {
-                self.check_room(context)?;
+                self.check_room(context, &BTreeSet::new())?;
                 let status = self.first_status(now, &prepared, context);
                 let context = Context::new((number, now), Owner::Job(number), context.clone());
                 changes.extend(record::context(&context));
@@ -151,6 +163,9 @@ impl SupervisorState {
 
     /// Counts a change that is decided towards what the queue holds.
     pub(super) fn reserve(&mut self, decided: &Decided) {
+        if let Some(context) = decided.asks() {
+            *self.asked_soon.entry(context).or_default() += 1;
+        }
         let Reserved { jobs, bytes } = decided.takes();
         self.reserved.jobs += jobs;
         self.reserved.bytes += bytes;
@@ -158,6 +173,14 @@ impl SupervisorState {
 
     /// Counts it no more: it comes into force now, or never.
     pub(super) fn unreserve(&mut self, decided: &Decided) {
+        if let Some(context) = decided.asks()
+            && let Some(questions) = self.asked_soon.get_mut(&context)
+        {
+            *questions -= 1;
+            if *questions == 0 {
+                self.asked_soon.remove(&context);
+            }
+        }
         let Reserved { jobs, bytes } = decided.takes();
         self.reserved.jobs -= jobs;
         self.reserved.bytes -= bytes;
@@ -176,6 +199,7 @@ impl SupervisorState {
                 self.sessions.take(session);
                 self.take_context(*context);
             }
+            Effect::Append(session, context) => self.take_append(session, *context, &mut commands),
             Effect::Extend(session) => self.renew_session(session, &mut commands),
             Effect::Drop(name) => self.end_session(&name, false, &mut commands),
             Effect::Schedule(host, scheduling, deadline) => {
@@ -211,7 +235,7 @@ impl SupervisorState {
     }
 
     /// A context waits for its turn.
-    fn take_context(&mut self, mut context: Context) {
+    pub(super) fn take_context(&mut self, mut context: Context) {
         context.ticket = self.origin.secret.ticket(context.number);
         self.last_number = self.last_number.max(context.number);
         self.contexts.insert(context);
@@ -222,12 +246,13 @@ impl SupervisorState {
         let Some(Owner::Session(name)) = self.contexts.get(context).map(|context| &context.owner) else {
             return false;
         };
-        self.sessions.get(name).is_some_and(|session| session.context == context && session.error.is_none())
+        let has = |session: &Session| session.context == context || session.append == Some(context);
+        self.sessions.get(name).is_some_and(|session| has(session) && session.error.is_none())
     }
 
     /// Whether a job that has not ended asks the context, other than one.
     pub(super) fn is_asked_beside(&self, context: u64, one: Option<u64>) -> bool {
-        self.jobs.ask(context, one)
+        self.jobs.ask(context, one) || self.asked_soon.contains_key(&context)
     }
 }
 

@@ -1,14 +1,17 @@
 //! Which hosts get shards and generations: those that compute the same bits as what a job has already. Orders nothing.
 
+use std::collections::BTreeSet;
+
 use crate::{
     api::Role,
     error::JobError,
     metric::Observation,
     news::News,
     supervisor::{
-        context::{Context, PreparedContext},
+        context::Context,
         contexts::Load,
         placement::{Candidate, Demand, MixedNumerics, PlacementRefusal, place, place_among_equals},
+        prepared::PreparedContext,
         state::{Command, SupervisorState},
     },
 };
@@ -46,10 +49,10 @@ impl SupervisorState {
     ///
     /// # Errors
     /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
-    pub(super) fn check_room(&self, prepared: &PreparedContext) -> Result<(), JobError> {
+    pub(super) fn check_room(&self, prepared: &PreparedContext, lent: &BTreeSet<usize>) -> Result<(), JobError> {
         let candidates = self.candidates(|load| load.pinned_bytes, |_| true);
         let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
-        let (demands, policy) = (demands(prepared, &blocks), &prepared.placement);
+        let (demands, policy) = (demands(prepared, lent, &blocks), &prepared.placement);
         let placed = match self.config.mixed_numerics {
             MixedNumerics::Refuse => place_among_equals(&demands, &candidates, policy, None),
             MixedNumerics::Mark => place(&demands, &candidates, policy),
@@ -58,7 +61,7 @@ impl SupervisorState {
     }
 
     /// Hosts that could take shards, beside what is `held` of what they have.
-    fn candidates(&self, held: impl Fn(&Load) -> u64, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
+    pub(super) fn candidates(&self, held: impl Fn(&Load) -> u64, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'_>> {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
@@ -79,7 +82,7 @@ impl SupervisorState {
             && matches!(found, Err(PlacementRefusal::UnequalNumerics { .. }))
         {
             return self.find(context, |candidates| {
-                place(&demands(&context.prepared, blocks), candidates, &context.prepared.placement)
+                place(&demands(&context.prepared, &context.lent, blocks), candidates, &context.prepared.placement)
             });
         }
         found
@@ -89,7 +92,8 @@ impl SupervisorState {
     pub(super) fn find_equals(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
         let wanted = self.wanted(context, blocks);
         self.find(context, |candidates| {
-            let (demands, policy) = (demands(&context.prepared, blocks), &context.prepared.placement);
+            let demands = demands(&context.prepared, &context.lent, blocks);
+            let policy = &context.prepared.placement;
             place_among_equals(&demands, candidates, policy, wanted.as_deref())
         })
     }
@@ -173,11 +177,12 @@ impl SupervisorState {
     }
 }
 
-fn demands(prepared: &PreparedContext, blocks: &[usize]) -> Vec<Demand> {
+/// What blocks ask of hosts; those that are lent take no room that is not taken already.
+pub(super) fn demands(prepared: &PreparedContext, lent: &BTreeSet<usize>, blocks: &[usize]) -> Vec<Demand> {
     let demand = |&block: &usize| Demand {
         block,
         logical: prepared.plan.shards[block].host,
-        kv_bytes: prepared.kv_bytes(block),
+        kv_bytes: if lent.contains(&block) { 0 } else { prepared.kv_bytes(block) },
     };
     blocks.iter().map(demand).collect()
 }

@@ -2,98 +2,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
     time::Duration,
 };
 
-use asterism_models::QuerySeparator;
-use asterism_plan::{Exchange, Plan, Refresh, Shard, Span};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use asterism_plan::{Exchange, Plan, Shard};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     api::{HostProgress, HostTiming},
-    messages::{Anew, EncodeShards, Encoded, ShardHolder},
-    supervisor::placement::PlacementPolicy,
+    messages::{EncodeShards, Encoded, ShardHolder},
+    supervisor::prepared::{PreparedContext, Weight},
     ticket::Ticket,
 };
-
-/// Bytes that a shard or a context takes beside its spans and ids, about.
-const OVERHEAD: u64 = 256;
-
-/// A context planned, before hosts are chosen.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct PreparedContext {
-    /// The plan; copies share it.
-    #[serde(serialize_with = "plan_to", deserialize_with = "plan_from")]
-    pub plan: Arc<Plan>,
-    /// The ids of the tokens that the plan numbers; copies share them. The journal has them apart, as bytes.
-    #[serde(skip)]
-    pub ids: Arc<[u32]>,
-    /// Pairs that dense attention over the context computes in phase 1.
-    pub dense_pairs: u64,
-    /// Bytes of keys and values that a token keeps.
-    pub kv_bytes_per_token: u64,
-    /// Whether its template was applied, so that its questions get theirs.
-    pub chat_template: bool,
-    /// What stands before its questions that name nothing else.
-    pub query_separator: QuerySeparator,
-    /// Which hosts it may go to.
-    pub placement: PlacementPolicy,
-}
-
-impl PreparedContext {
-    /// Whether a checksum is that of what a shard's pass is to read: as the plan has it, or alone.
-    pub fn is_input(&self, block: usize, digest: u64) -> bool {
-        let is = |shard: &Shard| shard.input(&*self.ids).is_ok_and(|input| shard.digest(&input) == digest);
-        is(&self.plan.shards[block]) || is(&self.plan.alone(block))
-    }
-
-    /// What of it a question gets anew, as who generates is told.
-    pub fn anew(&self, Refresh { shard, hidden }: &Refresh) -> Option<Box<Anew>> {
-        let ids = shard.input(&*self.ids).ok()?.ids;
-        Some(Box::new(Anew { shard: shard.clone(), ids, hidden: hidden.clone() }))
-    }
-
-    /// Bytes that a shard keeps.
-    pub fn kv_bytes(&self, block: usize) -> u64 {
-        self.plan.shards[block].kept_tokens() as u64 * self.kv_bytes_per_token
-    }
-
-    /// Bytes that its plan and its ids take here.
-    pub fn bytes(&self) -> u64 {
-        let spans = |shard: &Shard| size_of::<Span>() as u64 * shard.prefix.len() as u64 + OVERHEAD;
-        self.plan.shards.iter().map(spans).sum::<u64>() + 4 * self.ids.len() as u64 + OVERHEAD
-    }
-
-    /// What of it never changes, counted once.
-    pub fn weight(&self) -> Weight {
-        let tokens: usize = self.plan.shards.iter().map(Shard::rows).sum();
-        Weight {
-            work: tokens.div_ceil(self.plan.hosts.max(1)) as u64,
-            bytes: self.bytes(),
-            kv_bytes: self.plan.kept_tokens() as u64 * self.kv_bytes_per_token,
-        }
-    }
-}
-
-/// What a context weighs, whatever becomes of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Weight {
-    /// Tokens that a host runs through the model for it, about.
-    pub work: u64,
-    /// Bytes that its plan and its ids take here.
-    pub bytes: u64,
-    /// Bytes that all its shards keep.
-    pub kv_bytes: u64,
-}
-
-fn plan_to<S: Serializer>(plan: &Arc<Plan>, serializer: S) -> Result<S::Ok, S::Error> {
-    plan.as_ref().serialize(serializer)
-}
-
-fn plan_from<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Plan>, D::Error> {
-    Plan::deserialize(deserializer).map(Arc::new)
-}
 
 /// Whose context it is; it goes with its owner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,6 +44,8 @@ pub struct Context {
     pub weight: Weight,
     /// Whose it is.
     pub owner: Owner,
+    /// Shards that another context has too, which counts their bytes.
+    pub lent: BTreeSet<usize>,
     /// Times that shards were dealt.
     pub attempt: u32,
     /// Where shards are, in plan order; empty until its turn has come.
@@ -169,6 +91,7 @@ impl Context {
             weight: prepared.weight(),
             prepared,
             owner,
+            lent: BTreeSet::new(),
             ticket: Ticket::default(),
             attempt: 0,
             together: false,
@@ -188,6 +111,29 @@ impl Context {
             moving: None,
             layers_done: BTreeMap::new(),
         }
+    }
+
+    /// Some of its shards are another context's as well: they are neither encoded nor counted again.
+    pub fn lend(&mut self, lent: BTreeSet<usize>) {
+        self.weight = self.prepared.weight();
+        let shards = lent.iter().filter_map(|block| self.prepared.plan.shards.get(*block));
+        let rows: usize = shards.map(Shard::rows).sum();
+        let bytes: u64 = lent.iter().map(|block| self.prepared.kv_bytes(*block)).sum();
+        self.weight.work = self.weight.work.saturating_sub(rows.div_ceil(self.prepared.plan.hosts.max(1)) as u64);
+        self.weight.kv_bytes = self.weight.kv_bytes.saturating_sub(bytes);
+        self.lent = lent;
+    }
+
+    /// Bytes of keys and values that a shard adds to those of its host.
+    pub fn kv_bytes(&self, block: usize) -> u64 {
+        if self.lent.contains(&block) { 0 } else { self.prepared.kv_bytes(block) }
+    }
+
+    /// Tokens of blocks that hosts had already.
+    pub fn cached_tokens(&self) -> usize {
+        let cached = |place: &Place| place.encoded.as_ref().is_some_and(|encoded| encoded.cached);
+        let both = self.plan().shards.iter().zip(&self.places);
+        both.filter(|(_, place)| cached(place)).map(|(shard, _)| shard.block_tokens()).sum()
     }
 
     /// The plan.
@@ -223,7 +169,7 @@ impl Context {
         let mut loads: BTreeMap<usize, (usize, u64)> = BTreeMap::new();
         for (host, block) in held.chain(coming) {
             let (shards, bytes) = loads.entry(host).or_default();
-            (*shards, *bytes) = (*shards + 1, *bytes + self.prepared.kv_bytes(block));
+            (*shards, *bytes) = (*shards + 1, *bytes + self.kv_bytes(block));
         }
         loads
     }
@@ -335,7 +281,7 @@ impl Context {
 
     fn order(&self, shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>) -> EncodeShards {
         let (context, attempt, blocks) = (self.number, self.attempt, self.plan().shards.len() as u32);
-        EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket: self.ticket }
+        EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket: self.ticket, room: None }
     }
 
     /// Whether a host has been ordered to encode a shard.
@@ -379,7 +325,10 @@ impl Context {
             let (Some(host), Some(encoded)) = (place.host, &place.encoded) else { continue };
             let timing = hosts.entry(host).or_insert_with(|| HostTiming { host: name(host), ..HostTiming::default() });
             timing.shards += 1;
-            timing.encoded_tokens += shard.rows();
+            match encoded.cached {
+                true => timing.cached_tokens += shard.block_tokens(),
+                false => timing.encoded_tokens += shard.rows(),
+            }
             timing.kept_tokens += encoded.kept_tokens as usize;
             timing.encode_s += encoded.seconds;
             // Counted by the host, which may say what it likes.

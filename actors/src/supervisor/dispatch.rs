@@ -22,9 +22,9 @@ impl SupervisorState {
         while self.running_contexts() < self.config.max_running && !self.is_booting(now) {
             let Some(number) = self.contexts.next(self.token_seconds) else { return };
             let context = &self.contexts[number];
-            let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
-            match self.find_hosts(context, &blocks) {
+            match self.find_homes(context) {
                 Ok(hosts) => {
+                    let blocks: Vec<usize> = (0..hosts.len()).collect();
                     self.contexts.get_mut(number).expect("it was there").clock.0 = Some(now);
                     self.settle(number, &blocks, &hosts, commands);
                     self.enter_phase(now, number, JobPhase::Encoding, commands);

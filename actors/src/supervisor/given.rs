@@ -59,7 +59,9 @@ impl SupervisorState {
             let has = has.entry((host, number)).or_insert_with(|| given.tokens(number, &prepared.plan));
             let ids = ContextIds::of(number, &prepared.ids, given.take(&order, has));
             ids.into_iter().for_each(|ids| self.send(host, HostCommand::Ids(ids), commands));
-            self.send(host, HostCommand::Encode(order), commands);
+            let limit = self.hosts.at(host).spec.memory_limit;
+            let room = limit.map(|limit| limit.saturating_sub(self.config.weight_bytes));
+            self.send(host, HostCommand::Encode(EncodeShards { room, ..order }), commands);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use asterism_plan::Exchange;
+
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobState, Role},
     messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times},
@@ -44,8 +46,9 @@ impl SupervisorState {
         };
         commands.extend(self.hosts.heard(now, host).map(Command::Tell));
         match message {
-            HostMessage::Heartbeat { kv_bytes } => {
-                self.hosts.at_mut(host).kv_bytes = kv_bytes;
+            HostMessage::Heartbeat { kv_bytes, idle_bytes } => {
+                let record = self.hosts.at_mut(host);
+                (record.kv_bytes, record.idle_bytes) = (kv_bytes, idle_bytes);
                 return Stir::Nothing;
             }
             HostMessage::Links(mut report) => {
@@ -267,8 +270,16 @@ impl SupervisorState {
         }
         let encoded = Encoded { seconds: possible(encoded.seconds), ..encoded };
         let (method, seconds) = (context.plan().method.name.clone(), encoded.seconds);
-        self.token_seconds += 0.2 * (seconds / tokens.max(1) as f64 - self.token_seconds);
-        commands.push(Command::Observe(Observation::ShardEncoded { host: name, method, seconds, tokens }));
+        if context.plan().exchange == Exchange::None {
+            self.lately.note(encoded.digest, host);
+        }
+        commands.push(Command::Observe(match encoded.cached {
+            true => Observation::ShardCached { host: name, tokens: context.plan().shards[block].block_tokens() },
+            false => {
+                self.token_seconds += 0.2 * (seconds / tokens.max(1) as f64 - self.token_seconds);
+                Observation::ShardEncoded { host: name, method, seconds, tokens }
+            }
+        }));
         if moves {
             drop(context);
             return self.moved(now, host, encoded, commands);

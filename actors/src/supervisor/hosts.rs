@@ -34,6 +34,8 @@ pub struct HostRecord {
     pub spoke: Duration,
     /// KV bytes held, says its heartbeat.
     pub kv_bytes: u64,
+    /// KV bytes of shards that lie idle, says its heartbeat.
+    pub idle_bytes: u64,
     /// Threads it computes with, says its report.
     pub threads: Option<u64>,
     /// What decides the bits of its results, once it is ready.
@@ -135,6 +137,7 @@ impl HostRecord {
             threads: self.threads,
             numerics: self.numerics.clone(),
             kv_bytes: self.kv_bytes,
+            idle_kv_bytes: self.idle_bytes,
             cause: self.cause.clone(),
             absent: None,
         }
@@ -194,6 +197,7 @@ impl Hosts {
             last_heard: now,
             spoke: now,
             kv_bytes: 0,
+            idle_bytes: 0,
             threads: None,
             numerics: None,
             seen: Default::default(),
@@ -328,7 +332,7 @@ impl Hosts {
         let record = &mut self.records[host];
         record.health = HostHealth::Dead;
         record.kept.fenced = record.kept.incarnation;
-        record.kv_bytes = 0;
+        (record.kv_bytes, record.idle_bytes) = (0, 0);
         record.threads = None;
         record.seen = Default::default();
         record.given = Given::default();

@@ -212,7 +212,7 @@ impl Job {
                 let stops = self.question.choice.stop.iter().map(String::len).sum::<usize>();
                 4 * self.question.query_ids.len() + stops + self.question.anew.as_ref().map_or(0, |anew| anew.bytes())
             }
-            true => 4 * self.status.tokens.len() + self.status.text.len(),
+            true => 4 * (self.question.query_ids.len() + self.status.tokens.len()) + self.status.text.len(),
         };
         OVERHEAD + (text + part) as u64
     }
@@ -220,7 +220,10 @@ impl Job {
     /// Marks the end.
     pub fn finish(&mut self, now: Duration, outcome: Outcome) {
         self.clock.ended = Some(now);
-        self.question = Question::default();
+        // What was asked a session may become a part of it.
+        let query_ids = std::mem::take(&mut self.question.query_ids);
+        let kept = if self.status.session.is_some() { query_ids } else { Vec::new() };
+        self.question = Question { query_ids: kept, ..Question::default() };
         self.open.clear();
         self.status.phase = None;
         self.status.error = outcome.error();

@@ -1,6 +1,7 @@
 //! The supervisor: admits hosts, plans and places jobs, decides what a failure means. Runs no model.
 
 mod actor;
+mod append;
 mod asked_session;
 mod assign;
 mod change;
@@ -14,6 +15,7 @@ mod feed;
 mod fingerprint;
 mod given;
 mod hear;
+mod homes;
 mod hosts;
 mod job;
 mod jobs;
@@ -21,6 +23,7 @@ mod journal;
 mod moving;
 mod placement;
 mod prepare;
+mod prepared;
 mod presence;
 mod record;
 mod recovery;
@@ -38,7 +41,6 @@ pub use actor::Supervisor;
 pub use asked_session::AskedSession;
 pub use change::Decided;
 pub use config::{ContextHosts, HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig};
-pub use context::PreparedContext;
 pub use feed::Listener;
 pub use fingerprint::Fingerprint;
 pub use job::{Outcome, Question};
@@ -46,5 +48,6 @@ pub use placement::{
     Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,
 };
 pub use prepare::ModelFront;
+pub use prepared::PreparedContext;
 pub use state::{Command, Event, Origin, PreparedJob, Source, SupervisorState};
 pub use view::JobFilter;

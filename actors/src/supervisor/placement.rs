@@ -54,7 +54,7 @@ pub struct PlacementPolicy {
 }
 
 impl PlacementPolicy {
-    fn admits(&self, candidate: &Candidate) -> bool {
+    pub(super) fn admits(&self, candidate: &Candidate) -> bool {
         self.labels.iter().all(|(key, value)| candidate.labels.get(key).is_some_and(|has| has == value))
     }
 }

@@ -1,6 +1,9 @@
 //! From a request to a prepared job: template, tokens, plan. Slow enough to run off the event loop. Files are read where a
 //! front is made, of paths in the cluster file; preparing reads none.
 
+mod append;
+mod preview;
+
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
@@ -18,9 +21,9 @@ use crate::{
     supervisor::{
         asked_session::AskedSession,
         config::ContextHosts,
-        context::PreparedContext,
         job::Question,
         placement::PlacementPolicy,
+        prepared::PreparedContext,
         state::{PreparedJob, Source},
     },
 };
@@ -129,20 +132,6 @@ impl ModelFront {
         Ok(PreparedJob { id, fingerprint: None, source, question, labels })
     }
 
-    /// What a request over a context of its own comes to: its plan and how many tokens its query has.
-    pub fn preview(
-        &self,
-        request: JobRequest,
-        default_method: &MethodConfig,
-        hosts: &ContextHosts,
-    ) -> Result<(Plan, usize), JobError> {
-        let PreparedJob { source, question, .. } = self.prepare(request, default_method, hosts, None)?;
-        match source {
-            Source::Context(prepared) => Ok((Arc::unwrap_or_clone(prepared.plan), question.query_ids.len())),
-            Source::Session(_) => Err(invalid("session", "a session's context is planned already")),
-        }
-    }
-
     /// Tokenises and plans a session's context: the query is not known yet.
     pub fn prepare_session(
         &self,
@@ -220,6 +209,8 @@ impl ModelFront {
             dense_pairs: shape.computed_dense_pairs(context.len()),
             kv_bytes_per_token: shape.kv_bytes_per_token(),
             ids: plan.numbered_ids(context).into(),
+            digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
+            method: Box::new(method.clone()),
             plan: Arc::new(plan),
             chat_template: false,
             query_separator: QuerySeparator::NONE,
@@ -456,8 +447,8 @@ mod tests {
             (create(separated_by("\n--\n"), text()), Some(" "), " Who?"),
             (create(None, ids), None, "Who?"),
         ] {
-            let PreparedContext { plan, ids, chat_template, query_separator, .. } = session;
-            let session = AskedSession { context: 1, plan, ids, chat_template, query_separator };
+            let PreparedContext { plan, ids, method, placement, chat_template, query_separator, .. } = session;
+            let session = AskedSession { context: 1, plan, ids, method, placement, chat_template, query_separator };
             assert_eq!(asked(question(own), Some(&session)).unwrap(), front().tokenizer.encode(expected).unwrap());
         }
     }

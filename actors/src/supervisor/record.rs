@@ -9,10 +9,11 @@ use crate::{
     store::{Change, Entry, StoreError, Table},
     supervisor::{
         config::SupervisorConfig,
-        context::{Context, Owner, Place, PreparedContext},
+        context::{Context, Owner, Place},
         fingerprint::Fingerprint,
         hosts::{HostRecord, KeptHost},
         job::{Clock, Job, Question},
+        prepared::PreparedContext,
         session::Session,
         state::{Origin, SupervisorState},
     },
@@ -115,8 +116,8 @@ pub fn no_context(number: u64) -> [Change; 3] {
 /// A job; one that has ended without its question.
 pub fn job(job: &Job) -> Change {
     let mut status = job.status_at(job.clock.ended.unwrap_or(job.clock.submitted));
-    let question = (!job.has_ended()).then(|| job.question.clone());
-    if question.is_some() {
+    let question = (!job.has_ended() || !job.question.query_ids.is_empty()).then(|| job.question.clone());
+    if !job.has_ended() {
         // What was generated, its query host says again.
         (status.generated_tokens, status.tokens, status.text) = (0, Vec::new(), String::new());
     }
@@ -190,6 +191,7 @@ impl SupervisorState {
             }
             state.contexts.insert(context);
         }
+        state.lend_again();
         for mut job in jobs {
             if !job.has_ended() && state.contexts.get(job.context).is_some_and(Context::is_placed) {
                 job.enter(now, JobPhase::Encoding);

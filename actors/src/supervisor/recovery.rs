@@ -302,7 +302,7 @@ impl SupervisorState {
         let Some(context) = self.contexts.get(number) else { return };
         if let Owner::Session(name) = context.owner.clone() {
             let error = ErrorBody { message: message.clone(), code: code.to_string(), param: None };
-            self.fail_session(&name, error, commands);
+            self.fail_session((&name, number), error, commands);
         }
         for job in self.jobs.of_context(number) {
             self.end(now, job, Outcome::Failed { code: code.to_string(), message: message.clone() }, commands);

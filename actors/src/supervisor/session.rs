@@ -8,13 +8,14 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{ErrorBody, SessionHost, SessionState, SessionStatus, bounds},
+    api::{Appending, ErrorBody, SessionHost, SessionState, SessionStatus, bounds},
     error::JobError,
     news::News,
     supervisor::{
         asked_session::AskedSession,
         change::{Decided, Effect},
-        context::{Context, Owner, PreparedContext},
+        context::{Context, Owner},
+        prepared::PreparedContext,
         record,
         state::{Command, SupervisorState},
     },
@@ -38,6 +39,12 @@ pub struct Session {
     pub hits: u64,
     /// Why its context could not be encoded.
     pub error: Option<ErrorBody>,
+    /// The context that it goes on with once that is encoded: its own, and what is appended.
+    #[serde(default)]
+    pub append: Option<u64>,
+    /// Why the last append came to nothing, if it did.
+    #[serde(default)]
+    pub append_error: Option<ErrorBody>,
 }
 
 impl Session {
@@ -81,11 +88,13 @@ impl Sessions {
         self.failed
     }
 
-    fn fail(&mut self, name: &str, error: ErrorBody) -> Option<&Session> {
+    /// Notes why one came to nothing. Returns it, and the context that it was to go on with.
+    fn fail(&mut self, name: &str, error: ErrorBody) -> Option<(&Session, Option<u64>)> {
         let session = self.open.get_mut(name)?;
         self.failed += usize::from(session.error.is_none());
         session.error = Some(error);
-        Some(session)
+        let append = session.append.take();
+        Some((session, append))
     }
 
     fn first_expired(&self, now: Duration) -> Option<String> {
@@ -149,25 +158,30 @@ impl SupervisorState {
             return Err(JobError::Overloaded { waiting: self.sessions.count() });
         }
         self.check_bytes(prepared.bytes())?;
-        let (pinned, needed) = (self.contexts.pinned_bytes(), prepared.weight().kv_bytes);
-        if let Some(most) = self.config.sessions.max_pinned_bytes
-            && pinned.saturating_add(needed) > most
-        {
-            return Err(JobError::Capacity {
-                needed,
-                free: most.saturating_sub(pinned),
-                cause: format!("sessions.max_pinned_bytes is {most}, sessions hold {pinned}"),
-            });
-        }
-        self.check_room(&prepared)?;
+        self.check_pinned(prepared.weight().kv_bytes)?;
+        self.check_room(&prepared, &BTreeSet::new())?;
         let ttl = ttl.unwrap_or(self.config.sessions.default_ttl);
-        let session =
-            Session { name: name.to_string(), context: number, ttl, expires: now + ttl, hits: 0, error: None };
-        let context = Context::new((number, now), Owner::Session(name.to_string()), prepared);
+        let (hits, error, append, append_error) = Default::default();
+        let (name, expires) = (name.to_string(), now + ttl);
+        let session = Session { name, context: number, ttl, expires, hits, error, append, append_error };
+        let context = Context::new((number, now), Owner::Session(session.name.clone()), prepared);
         let number = self.last_number.max(number);
         let mut changes = vec![record::cluster(&self.origin, number), record::session(&session)];
         changes.extend(record::context(&context));
         Ok(Decided::new(now, changes, Effect::Create(session, Box::new(context))))
+    }
+
+    /// Refuses more bytes than sessions may hold.
+    pub(super) fn check_pinned(&self, needed: u64) -> Result<(), JobError> {
+        let pinned = self.contexts.pinned_bytes();
+        match self.config.sessions.max_pinned_bytes {
+            Some(most) if pinned.saturating_add(needed) > most => Err(JobError::Capacity {
+                needed,
+                free: most.saturating_sub(pinned),
+                cause: format!("sessions.max_pinned_bytes is {most}, sessions hold {pinned}"),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// What a question to a session is prepared for.
@@ -178,6 +192,8 @@ impl SupervisorState {
             context,
             plan: prepared.plan.clone(),
             ids: prepared.ids.clone(),
+            method: prepared.method.clone(),
+            placement: prepared.placement.clone(),
             chat_template: prepared.chat_template,
             query_separator: prepared.query_separator.clone(),
         })
@@ -202,9 +218,9 @@ impl SupervisorState {
             None => self.sessions.find(name)?,
         };
         let mut changes = vec![record::no_session(name)];
-        if !self.is_asked_beside(session.context, None) {
-            changes.extend(record::no_context(session.context));
-        }
+        let unasked = |context: &u64| !self.is_asked_beside(*context, None);
+        changes
+            .extend([session.context].into_iter().chain(session.append).filter(unasked).flat_map(record::no_context));
         Ok(Decided::new(now, changes, Effect::Drop(name.to_string())))
     }
 
@@ -229,11 +245,17 @@ impl SupervisorState {
     }
 
     /// A session's context came to nothing.
-    pub(super) fn fail_session(&mut self, name: &str, error: ErrorBody, commands: &mut Vec<Command>) {
+    pub(super) fn fail_session(&mut self, (name, context): (&str, u64), error: ErrorBody, commands: &mut Vec<Command>) {
+        match self.sessions.get(name) {
+            Some(session) if session.append == Some(context) => return self.fail_append(name, error, commands),
+            Some(session) if session.context == context => {}
+            _ => return,
+        }
         let code = error.code.clone();
-        let Some(session) = self.sessions.fail(name, error) else { return };
+        let Some((session, append)) = self.sessions.fail(name, error) else { return };
         commands.push(Command::Tell(News::SessionFailed { session: name.to_string(), code }));
         commands.push(Command::Persist(record::session(session)));
+        append.into_iter().for_each(|context| self.release_unused(context, commands));
     }
 
     /// A session's new end comes into force, unless it is over.
@@ -258,10 +280,17 @@ impl SupervisorState {
         commands.push(Command::Tell(News::SessionEnded { session: name.to_string(), context, expired, hits }));
         commands.push(Command::Persist(record::no_session(name)));
         self.release_unused(session.context, commands);
+        session.append.into_iter().for_each(|context| self.release_unused(context, commands));
     }
 
     fn describe(&self, now: Duration, session: &Session) -> SessionStatus {
         let context = self.contexts.get(session.context);
+        let name = |host| self.hosts.name(host).to_string();
+        let appending = session.append.and_then(|context| self.contexts.get(context)).map(|context| Appending {
+            context_tokens: context.plan().context_tokens,
+            waiting: self.context_waits_for(now, context),
+            progress: if context.is_placed() { context.progress(&name) } else { Vec::new() },
+        });
         let timings = context.map(|context| context.timings(&|host| self.hosts.name(host).to_string()));
         let hosts: Vec<SessionHost> = timings
             .unwrap_or_default()
@@ -292,6 +321,9 @@ impl SupervisorState {
             state,
             method: context.map_or(String::new(), |context| context.plan().method.name.clone()),
             context_tokens: context.map_or(0, |context| context.plan().context_tokens),
+            cached_tokens: context.map_or(0, |context| context.cached_tokens()),
+            appending,
+            append_error: session.append_error.clone(),
             kv_bytes: hosts.iter().map(|host| host.kv_bytes).sum(),
             hosts,
             hits: session.hits,

@@ -3,7 +3,10 @@
 //!
 //! Time is a duration since the Unix epoch at the supervisor's start, running on with a clock that does not jump.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use crate::{
     api::{JobEvent, JobState},
@@ -15,12 +18,13 @@ use crate::{
     supervisor::{
         change::Reserved,
         config::{Liveness, SupervisorConfig},
-        context::PreparedContext,
         contexts::Contexts,
         fingerprint::Fingerprint,
+        homes::Lately,
         hosts::Hosts,
         job::{Outcome, Question},
         jobs::{Edit, Jobs},
+        prepared::PreparedContext,
         record,
         session::Sessions,
     },
@@ -148,6 +152,12 @@ pub struct SupervisorState {
     pub(super) contexts: Contexts,
     pub(super) jobs: Jobs,
     pub(super) sessions: Sessions,
+    /// Where shards that depend on nothing were encoded lately.
+    pub(super) lately: Lately,
+    /// How many questions that are not in force yet are about a context.
+    pub(super) asked_soon: BTreeMap<u64, usize>,
+    /// Contexts that sessions have grown out of and that somebody may still ask.
+    pub(super) outgrown: BTreeSet<u64>,
     /// What is drawn once for the life of the journal.
     pub(super) origin: Origin,
     pub(super) last_number: u64,
@@ -171,6 +181,9 @@ impl SupervisorState {
             contexts: Contexts::default(),
             jobs: Jobs::default(),
             sessions: Sessions::default(),
+            lately: Lately::default(),
+            asked_soon: BTreeMap::new(),
+            outgrown: BTreeSet::new(),
             origin,
             last_number: 0,
             reserved: Reserved::default(),
@@ -272,6 +285,7 @@ impl SupervisorState {
         self.give_up_absent(now, commands);
         self.move_out(now, commands);
         self.expire_sessions(now, commands);
+        self.release_outgrown(commands);
         for job in self.jobs.late(now) {
             let message = "the job reached its time limit; raise --timeout or shorten the context".to_string();
             self.end(now, job, Outcome::Failed { code: "timeout".into(), message }, commands);

@@ -1,5 +1,6 @@
 //! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated in tests/simulation.
 
+mod append;
 mod change;
 mod ids;
 mod journal;
@@ -213,7 +214,7 @@ impl Cluster {
     /// Time passes; hosts in `beating` are alive.
     fn tick(&mut self, now: f64, beating: &[u64]) {
         self.now = now;
-        beating.iter().for_each(|&at| self.say(at, HostMessage::Heartbeat { kv_bytes: 0 }));
+        beating.iter().for_each(|&at| self.say(at, HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 }));
         self.event(Event::Tick);
     }
 
@@ -303,22 +304,32 @@ fn connection(at: usize, start: u64) -> u64 {
 }
 
 fn encoded(context: u64, block: u32, kept_tokens: u64) -> Encoded {
-    Encoded { context, block, digest: 0, kept_tokens, kv_bytes: 1, seconds: 0.1, pairs: 1, exchange_bytes: 0 }
+    Encoded {
+        context,
+        block,
+        digest: 0,
+        kept_tokens,
+        kv_bytes: 1,
+        seconds: 0.1,
+        pairs: 1,
+        exchange_bytes: 0,
+        cached: false,
+    }
 }
 
 fn prepared(method: &MethodConfig, hosts: usize) -> PreparedContext {
-    let context: Vec<u32> = (0..CONTEXT).collect();
-    let asked = PlanRequest {
-        context: &context,
-        query: &[1],
-        hosts,
-        one_machine: false,
-        shape: &ModelShape::TINY,
-        speeds: None,
-    };
+    prepared_of(method, hosts, CONTEXT, &[1])
+}
+
+fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) -> PreparedContext {
+    let context: Vec<u32> = (0..tokens).collect();
+    let asked =
+        PlanRequest { context: &context, query, hosts, one_machine: false, shape: &ModelShape::TINY, speeds: None };
     let plan = method.plan(&asked).expect("a plan");
     PreparedContext {
         ids: plan.numbered_ids(&context).into(),
+        digests: PreparedContext::digests(&plan, &plan.numbered_ids(&context)),
+        method: Box::new(method.clone()),
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,
@@ -448,7 +459,7 @@ fn without_recovery_the_jobs_of_a_lost_host_fail() {
 fn a_dead_process_is_fenced_and_a_new_one_gets_another_incarnation() {
     let mut cluster = Cluster::ready(config(1, 0));
     cluster.tick(2.5, &[2]);
-    cluster.say(1, HostMessage::Heartbeat { kv_bytes: 0 });
+    cluster.say(1, HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
     assert!(cluster.closed.contains(&1));
     for (start, cluster_id, given) in [(1, CLUSTER, None), (2, CLUSTER, None), (2, 5, None), (2, 0, Some(2))] {
         cluster.sent.clear();

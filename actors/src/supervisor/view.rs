@@ -6,8 +6,8 @@ use crate::{
     api::{ClusterStatus, HostHealth, HostStatus, JobPhase, JobState, JobStatus, SessionState},
     error::JobError,
     supervisor::{
-        context::PreparedContext,
         contexts::SessionContexts,
+        prepared::PreparedContext,
         state::{PreparedJob, Source, SupervisorState},
     },
 };
@@ -122,6 +122,13 @@ impl SupervisorState {
             context_tokens: context.plan.context_tokens,
             query_tokens: prepared.question.query_ids.len(),
             refreshed_tokens: prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens()),
+            cached_tokens: match &prepared.source {
+                Source::Session(_) => {
+                    let anew = prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens());
+                    context.plan.context_tokens.saturating_sub(anew)
+                }
+                Source::Context(_) => 0,
+            },
             generated_tokens: 0,
             text: String::new(),
             tokens: Vec::new(),

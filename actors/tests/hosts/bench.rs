@@ -82,9 +82,10 @@ impl Case {
     /// Its context as a session's, whose questions get some tokens anew.
     pub fn session(&self, tokens: usize) -> Self {
         let context = &self.ids[..self.plan.context_tokens];
-        let method: MethodConfig =
-            serde_json::from_value(json!({"pulsar": {"refresh_tokens": tokens, "shared_prefix": false}}))
-                .expect("a method");
+        let method: MethodConfig = serde_json::from_value(
+            json!({"pulsar": {"block_tokens": context.len().div_ceil(4), "refresh_tokens": tokens}}),
+        )
+        .expect("a method");
         let shape = Checkpoint::open(&golden().join("models").join(MODEL)).expect("a model").config().shape(DType::F32);
         let asked = PlanRequest { context, query: &[], hosts: 4, one_machine: false, shape: &shape, speeds: None };
         Self { case: self.case.clone(), plan: method.plan(&asked).expect("a plan"), ids: context.to_vec() }
@@ -99,6 +100,7 @@ impl Case {
             exchange: self.plan.exchange.clone(),
             peers: peers.to_vec(),
             ticket: ticket(),
+            room: None,
         })
     }
 

@@ -269,7 +269,7 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
     assert_eq!(lost.await, (3, true, "host_lost".to_string()));
     bench.line("c1").order(HostCommand::Release { context: CONTEXT }).await;
     let kv_bytes = bench.line("c1").hear(|message| match message {
-        HostMessage::Heartbeat { kv_bytes: 0 } => Some(()),
+        HostMessage::Heartbeat { kv_bytes: 0, .. } => Some(()),
         _ => None,
     });
     kv_bytes.await;

@@ -5,12 +5,16 @@ use std::{sync::Arc, time::Duration};
 
 use asterism_actors::{
     JobError,
-    api::{JobEvent, JobState, JobStatus},
+    api::{AppendRequest, JobEvent, JobState, JobStatus, Prompt, SessionRequest},
     supervisor::{Recovery, Supervisor},
 };
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::{cluster::Cluster, scenario::JobSpec};
+use crate::{
+    cluster::Cluster,
+    model,
+    scenario::{self, JobSpec},
+};
 
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -21,22 +25,52 @@ enum Asked {
     Wrong(String),
 }
 
-/// Creates a session, however often it takes.
+/// Creates a session, however often it takes, in as many parts as its scenario says.
 pub async fn make_session(cluster: Arc<Cluster>, session: usize) {
-    let request = cluster.scenario.sessions[session].clone();
+    let whole = cluster.scenario.sessions[session].clone();
+    let ids = model::ids(&whole.context).to_vec();
+    let cut = cluster.scenario.cuts[session];
+    let first = Prompt::Tokens(ids[..cut.unwrap_or(ids.len())].to_vec());
+    let request = SessionRequest { context: first, ..whole };
+    let mut made = false;
     loop {
         if let Some((supervisor, life)) = cluster.supervisor() {
-            match supervisor.create_session(request.clone()).await {
-                Ok(_) => return cluster.session_made(session),
-                Err(error) if error.code() == "session_exists" => return cluster.session_made(session),
+            let done = match (made, cut) {
+                (false, _) => supervisor.create_session(request.clone()).await.map(|_| cut.is_none()),
+                (true, None) => Ok(true),
+                (true, Some(cut)) => grow(&supervisor, &request.name, &ids, cut).await,
+            };
+            match done {
+                Ok(true) => return cluster.session_made(session),
+                Ok(false) => made = true,
+                Err(error) if error.code() == "session_exists" => made = true,
+                Err(error) if made && error.code() == "session_busy" => {}
                 Err(error) => match judged(&cluster, life, &error) {
                     Asked::Again => {}
-                    _ => return cluster.fail(format!("session {session} was refused: {error}")),
+                    // Questions hear of it too.
+                    Asked::Over => return cluster.session_made(session),
+                    Asked::Wrong(_) => return cluster.fail(format!("session {session} was refused: {error}")),
                 },
             }
         }
         sleep(AGAIN).await;
     }
+}
+
+/// Appends the next part of a session unless one is being appended. Whether it has all of them.
+async fn grow(supervisor: &Supervisor, name: &str, ids: &[u32], cut: usize) -> Result<bool, JobError> {
+    let status = supervisor.session(name).await?;
+    let middle = scenario::middle(cut, ids.len());
+    let next = match status.context_tokens {
+        tokens if tokens == ids.len() => return Ok(true),
+        tokens if tokens == cut => cut..middle,
+        _ => middle..ids.len(),
+    };
+    if status.appending.is_none() {
+        let request = AppendRequest { context: Some(Prompt::Tokens(ids[next].to_vec())), job: None };
+        supervisor.append_session(name, request).await?;
+    }
+    Ok(false)
 }
 
 /// What a refusal means: a supervisor that has ended since is asked again when it is back.

@@ -30,6 +30,8 @@ pub struct Scenario {
     /// How long the journal takes to write.
     pub disk: Duration,
     pub sessions: Vec<SessionRequest>,
+    /// Tokens with which a session is created; the rest is appended, in two parts.
+    pub cuts: Vec<Option<usize>>,
     pub jobs: Vec<JobSpec>,
     pub operations: Vec<(Duration, Operation)>,
     pub faults: Vec<Fault>,
@@ -165,12 +167,13 @@ impl Scenario {
         let disk = Duration::from_micros(pick(&mut draw, &[0, 200, 5000, 60_000]));
         let sessions: Vec<SessionRequest> =
             (0..draw.below(3)).map(|number| session(&mut draw, number, &config)).collect();
+        let cuts = sessions.iter().map(|session| cut(&mut draw, session, &config)).collect();
         let jobs = between(&mut draw, 1, 4);
         let jobs = (0..jobs).map(|number| job(&mut draw, number, &config, &sessions, None)).collect();
         let operations = operations(&mut draw, &config.hosts);
         let faults = faults(&mut draw, &config.hosts, node_count);
         let fixed_ports = one_in(&mut draw, 2);
-        Self { config, nodes, node_count, times, fixed_ports, delay, disk, sessions, jobs, operations, faults }
+        Self { config, nodes, node_count, times, fixed_ports, delay, disk, sessions, cuts, jobs, operations, faults }
     }
 
     /// A job for the healed cluster.
@@ -225,7 +228,7 @@ const METHODS: [Option<&str>; 15] = [
     ),
     Some(r#"{"star": {"block_tokens": 8, "anchor_tokens": 4, "shared_prefix": false}}"#),
     Some(r#"{"star": {"block_tokens": 12, "shared_prefix": true}}"#),
-    Some(r#"{"pulsar": {"sink_tokens": 4, "refresh_tokens": 12, "chunk_tokens": 4}}"#),
+    Some(r#"{"pulsar": {"block_tokens": 16, "sink_tokens": 4, "refresh_tokens": 12, "chunk_tokens": 4}}"#),
     Some(r#"{"star": {}}"#),
     Some(r#"{"apb": {"heads": "trained"}}"#),
     Some(r#"{"apb": {}}"#),
@@ -258,6 +261,22 @@ fn session(draw: &mut Draw, number: usize, config: &SupervisorConfig) -> Session
             return request;
         }
     }
+}
+
+/// Where a session is cut, unless it is created as a whole or its method takes no part of it.
+fn cut(draw: &mut Draw, session: &SessionRequest, config: &SupervisorConfig) -> Option<usize> {
+    let whole = crate::model::ids(&session.context);
+    let cut = one_in(draw, 2).then(|| between(draw, 12, whole.len() as u64 - 2) as usize)?;
+    let takes = |tokens: usize| {
+        let request = SessionRequest { context: Prompt::Tokens(whole[..tokens].to_vec()), ..session.clone() };
+        Model::shared().front.prepare_session(request, &config.method, &config.context_hosts()).is_ok()
+    };
+    (takes(cut) && takes(middle(cut, whole.len()))).then_some(cut)
+}
+
+/// Where the second part ends of a session that is created with `cut` of so many tokens.
+pub fn middle(cut: usize, whole: usize) -> usize {
+    cut + (whole - cut).div_ceil(2)
 }
 
 fn method(draw: &mut Draw) -> Option<MethodConfig> {

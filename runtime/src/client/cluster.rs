@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use asterism_actors::api::{HostStatus, Scheduling, SessionRequest, SessionStatus};
+use asterism_actors::api::{AppendRequest, HostStatus, Scheduling, SessionRequest, SessionStatus};
 
 use super::Client;
 use crate::{
@@ -51,6 +51,11 @@ impl Client {
     /// Begins to encode a context that stays.
     pub fn create_session(&self, request: &SessionRequest) -> Result<SessionStatus, CliError> {
         self.post("/api/v1/sessions", request)
+    }
+
+    /// Begins to encode what a session goes on with.
+    pub fn append_session(&self, name: &str, request: &AppendRequest) -> Result<SessionStatus, CliError> {
+        self.post(&format!("/api/v1/sessions/{}/append", segment(name)?), request)
     }
 
     /// Every session.

@@ -4,10 +4,10 @@ mod placed;
 
 use asterism_actors::{
     JobError,
-    api::{JobRequest, Prompt},
-    supervisor::ModelFront,
+    api::{JobRequest, Prompt, SessionRequest},
+    supervisor::{ModelFront, PlacementPolicy, SupervisorConfig},
 };
-use asterism_plan::{Conditions, Cost, Forecast, HostCost, Plan};
+use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, Plan, Refresh};
 use clap::Args;
 use serde::Serialize;
 
@@ -41,6 +41,12 @@ pub struct PlanArgs {
     /// Hosts
     #[command(flatten)]
     pub placement: PlacementArgs,
+    /// Plan a session: what encoding it costs, and each question to it
+    #[arg(long)]
+    pub session: bool,
+    /// Show the plans between which auto chooses, and why it leaves the others
+    #[arg(long)]
+    pub explain: bool,
 }
 
 /// Plans a context of made-up tokens.
@@ -58,7 +64,11 @@ pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
         placement: args.placement.policy(),
         ..JobRequest::new(Some(ids(args.tokens.0)), ids(args.query_tokens.0))
     };
-    planner.show(globals, request)?;
+    match (args.explain, args.session) {
+        (true, as_session) => planner.explain(globals, request, as_session)?,
+        (false, true) => planner.show_session(globals, request)?,
+        (false, false) => planner.show(globals, request)?,
+    }
     Ok(Exit::Success)
 }
 
@@ -142,11 +152,66 @@ impl Planner {
 
     /// Prints what `request` would cost, or refuses what does not fit.
     pub fn show(&self, globals: &Globals, request: JobRequest) -> Result<(), CliError> {
-        let config = wiring::supervisor_config(&self.cluster, &self.model.name);
         let (policy, answer_tokens) = (request.placement.clone(), request.max_tokens);
-        let planned = self.model.preview(request, &self.cluster.method, &config.context_hosts());
-        let (mut plan, query_tokens) =
-            planned.map_err(|error| CliError::of_code(error.code(), &error).hint("nothing was started"))?;
+        let planned = self.model.preview(request, &self.cluster.method, &self.config().context_hosts());
+        let (plan, query_tokens) = planned.map_err(|error| refused(&error))?;
+        self.show_plan(globals, (plan, policy), query_tokens, answer_tokens)
+    }
+
+    /// Prints what a session of the context would cost, and a question to it.
+    fn show_session(&self, globals: &Globals, request: JobRequest) -> Result<(), CliError> {
+        let (Some(Prompt::Tokens(context)), Prompt::Tokens(query)) = (&request.context, &request.query) else {
+            return Err(CliError::usage("a session is planned for so many tokens, and not for a text"));
+        };
+        let asked = serde_json::json!({"name": "plan", "context": context, "method": request.method});
+        let asked: SessionRequest = serde_json::from_value(asked).expect("what a session is asked for with");
+        let prepared = self.model.prepare_session(asked, &self.cluster.method, &self.config().context_hosts());
+        let prepared = prepared.map_err(|error| refused(&error))?;
+        let refresh = prepared.plan.refresh(context, query);
+        let (policy, answer_tokens) = (request.placement.clone(), request.max_tokens);
+        let anew = refresh.as_ref().map_or(0, Refresh::tokens);
+        let plan = Plan::clone(&prepared.plan);
+        self.show_plan(globals, (plan, policy), query.len(), answer_tokens + anew)?;
+        globals.note(self.question(refresh.as_ref()));
+        Ok(())
+    }
+
+    /// What a question to a session gets anew, and what that costs.
+    fn question(&self, refresh: Option<&Refresh>) -> String {
+        let Some(refresh) = refresh else { return "each question: nothing is encoded again for it".into() };
+        let shape = self.model.config.shape(self.config().dtype);
+        let cost = Cost::of(&refresh.pass(), &shape);
+        let flops: u64 = cost.hosts.iter().map(|host| host.flops).sum();
+        let on = Conditions { shape: &shape, machines: &[0], query_tokens: 1 };
+        let takes = calibration::find(&self.cluster, &self.model.name)
+            .map(|speeds| format!(", in {}", duration(Forecast::of(&cost, &on, &speeds).encode_s)));
+        format!(
+            "each question: {} tokens encoded again on the query host, {:.1} GFLOP{}",
+            grouped(refresh.tokens()),
+            flops as f64 / 1e9,
+            takes.unwrap_or_default(),
+        )
+    }
+
+    /// Prints the plans between which `auto` chooses.
+    fn explain(&self, globals: &Globals, request: JobRequest, as_session: bool) -> Result<(), CliError> {
+        let hosts = self.config().context_hosts();
+        let found = self.model.alternatives(request, &self.cluster.method, (&hosts, as_session));
+        output::print_rows(&found.map_err(|error| refused(&error))?, globals.format, alternatives)
+    }
+
+    fn config(&self) -> SupervisorConfig {
+        wiring::supervisor_config(&self.cluster, &self.model.name)
+    }
+
+    fn show_plan(
+        &self,
+        globals: &Globals,
+        (mut plan, policy): (Plan, PlacementPolicy),
+        query_tokens: usize,
+        answer_tokens: usize,
+    ) -> Result<(), CliError> {
+        let config = self.config();
         let holders = Holders::of(&self.cluster, &self.model.config);
         holders.place(&mut plan, &policy)?;
         let shape = self.model.config.shape(config.dtype);
@@ -197,6 +262,25 @@ fn timed(rows: &mut [PlannedHost], forecast: &Forecast) -> String {
         (query.query_s, query.token_s) = (Some(forecast.query_s), Some(forecast.token_s));
     }
     timing
+}
+
+fn refused(error: &JobError) -> CliError {
+    CliError::of_code(error.code(), error).hint("nothing was started")
+}
+
+fn alternatives(found: &[Alternative]) -> Table {
+    let mut table = Table::new(["METHOD", "TAKEN", "PAIRS", "GFLOP", "ENCODE", "WHY"]);
+    for alternative in found {
+        table.row([
+            alternative.method.clone(),
+            if alternative.taken { "yes" } else { "no" }.into(),
+            format!("{:.2e}", alternative.pairs as f64),
+            format!("{:.1}", alternative.flops as f64 / 1e9),
+            alternative.encode_s.map_or("-".into(), duration),
+            alternative.why.clone(),
+        ]);
+    }
+    table
 }
 
 fn summary(plan: &Plan, query_tokens: usize, cost: &Cost) -> String {

@@ -1,11 +1,11 @@
-//! `session create|list|show|ask|extend|drop`: contexts that are encoded once and asked many times.
+//! `session create|list|show|ask|append|extend|drop`: contexts that are encoded once and asked many times.
 
 use std::{
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use asterism_actors::api::{SessionRequest, SessionState, SessionStatus};
+use asterism_actors::api::{AppendRequest, Appending, SessionRequest, SessionState, SessionStatus};
 use asterism_models::QuerySeparator;
 use clap::{Args, Subcommand};
 
@@ -33,6 +33,8 @@ pub enum SessionVerb {
     Show(SessionName),
     /// Ask a session; waits for the answer and shows it as it comes
     Ask(Box<AskArgs>),
+    /// Append to a session's document; waits until questions see it
+    Append(AppendArgs),
     /// Let a session live longer
     Extend(ExtendArgs),
     /// End a session and free what it holds
@@ -91,9 +93,25 @@ pub struct AskArgs {
     /// Waiting
     #[command(flatten)]
     pub wait: WaitArgs,
+    /// Make the question and its answer a part of the session, for the questions that come
+    #[arg(long, conflicts_with = "no_wait")]
+    pub keep: bool,
     /// Idempotency key: the same id a second time is the same job
     #[arg(long, value_name = "ID")]
     pub id: Option<String>,
+}
+
+/// `asterism session append`
+#[derive(Args, Debug)]
+pub struct AppendArgs {
+    /// Name of the session
+    pub name: String,
+    /// What follows its document, or - for standard input; several are joined
+    #[arg(long, value_name = "FILE", required = true)]
+    pub context: Vec<String>,
+    /// Return while it is still being encoded
+    #[arg(long)]
+    pub no_wait: bool,
 }
 
 /// `asterism session extend`
@@ -125,6 +143,11 @@ pub fn run(globals: &Globals, verb: SessionVerb) -> Result<Exit, CliError> {
         }
         SessionVerb::Show(SessionName { name }) => show(globals, &client.session(&name)?)?,
         SessionVerb::Ask(_) => {}
+        SessionVerb::Append(AppendArgs { name, context, no_wait }) => {
+            let context = Some(read_contexts(&context)?.into());
+            let status = append(globals, &client, &name, &AppendRequest { context, job: None }, no_wait)?;
+            show(globals, &status)?;
+        }
         SessionVerb::Extend(ExtendArgs { name, ttl }) => show(globals, &client.extend_session(&name, ttl)?)?,
         SessionVerb::Drop(SessionName { name }) => {
             client.drop_session(&name)?;
@@ -155,14 +178,42 @@ fn create(globals: &Globals, client: &Client, args: &CreateArgs) -> Result<(), C
     show(globals, &status)
 }
 
-/// Waits until the session can be asked, or has failed; a supervisor that is away for a while is waited for.
+/// Appends to a session, once it is ready, and waits until questions see it.
+fn append(
+    globals: &Globals,
+    client: &Client,
+    name: &str,
+    request: &AppendRequest,
+    no_wait: bool,
+) -> Result<SessionStatus, CliError> {
+    encoded(globals, client, client.session(name)?)?;
+    let taken = client.append_session(name, request)?;
+    let status = if no_wait { taken } else { encoded(globals, client, taken)? };
+    match &status.append_error {
+        Some(error) => {
+            let message = format!("nothing was appended to session {name}: {}", error.message);
+            Err(CliError::of_code(&error.code, message)
+                .hint(format!("the session is as it was: `asterism session show {name}`")))
+        }
+        None => Ok(status),
+    }
+}
+
+/// Waits until the session can be asked and has grown to what it is to be, or has failed; a supervisor that is away for a while
+/// is waited for.
 fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Result<SessionStatus, CliError> {
     let mut away: Option<Instant> = None;
     let mut progress = Progress::new(globals);
-    while matches!(status.state, SessionState::Encoding | SessionState::Recovering) {
-        progress.waiting(status.waiting.as_ref());
-        if status.waiting.is_none() && !status.progress.is_empty() {
-            progress.hosts(&status.progress);
+    while matches!(status.state, SessionState::Encoding | SessionState::Recovering)
+        || (status.appending.is_some() && status.state != SessionState::Failed)
+    {
+        let (waiting, hosts) = match &status.appending {
+            Some(Appending { waiting, progress, .. }) => (waiting, progress),
+            None => (&status.waiting, &status.progress),
+        };
+        progress.waiting(waiting.as_ref());
+        if waiting.is_none() && !hosts.is_empty() {
+            progress.hosts(hosts);
         }
         thread::sleep(POLL);
         match client.session(&status.name) {
@@ -183,7 +234,9 @@ fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Res
 }
 
 fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
-    let AskArgs { name, query, query_separator, generation, wait, id } = args;
+    let AskArgs { name, query, query_separator, generation, wait, keep, id } = args;
+    let id = id.or_else(|| keep.then(own_id));
+    let kept = id.clone().filter(|_| keep).map(|id| (name.clone(), id));
     let submit = SubmitArgs {
         context: Vec::new(),
         session: Some(name),
@@ -199,7 +252,19 @@ fn ask(globals: &Globals, args: AskArgs) -> Result<Exit, CliError> {
         allow_idle_hosts: false,
         dry_run: false,
     };
-    job::run(globals, job::JobVerb::Submit(Box::new(submit)))
+    let exit = job::run(globals, job::JobVerb::Submit(Box::new(submit)))?;
+    if let Some((name, job)) = kept.filter(|_| matches!(exit, Exit::Success)) {
+        let request = AppendRequest { context: None, job: Some(job) };
+        let status = append(globals, &Client::find(globals)?, &name, &request, false)?;
+        globals.note(format_args!("session {name} has {} tokens now", grouped(status.context_tokens)));
+    }
+    Ok(exit)
+}
+
+/// An id for a job that is looked up again.
+fn own_id() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("ask-{:x}-{:x}", std::process::id(), since.as_nanos())
 }
 
 fn show(globals: &Globals, status: &SessionStatus) -> Result<(), CliError> {
@@ -211,11 +276,17 @@ fn show(globals: &Globals, status: &SessionStatus) -> Result<(), CliError> {
         ("state", lower(&status.state)),
         ("method", status.method.clone()),
         ("context", format!("{} tokens", grouped(status.context_tokens))),
+        ("not encoded again", format!("{} tokens", grouped(status.cached_tokens))),
         ("kv", bytes(status.kv_bytes)),
         ("questions", grouped(status.hits as usize)),
         ("encoding", format!("{:.2} s", status.encode_s)),
         ("ends in", span(status.expires_s)),
     ];
+    let appending =
+        |appending: &Appending| ("appending", format!("up to {} tokens", grouped(appending.context_tokens)));
+    lines.extend(status.appending.iter().map(appending));
+    let failed = status.append_error.iter();
+    lines.extend(failed.map(|error| ("not appended", format!("{} ({})", error.message, error.code))));
     lines.extend(status.error.iter().map(|error| ("error", format!("{} ({})", error.message, error.code))));
     output::print_pairs(&lines)?;
     if !status.hosts.is_empty() {

@@ -1,4 +1,4 @@
-//! `/api/v1/sessions`: create, list, look, extend, drop. A session is asked through `/api/v1/jobs`.
+//! `/api/v1/sessions`: create, list, look, append, extend, drop. A session is asked through `/api/v1/jobs`.
 
 use actix_web::{
     HttpResponse, Responder, delete, get,
@@ -6,7 +6,7 @@ use actix_web::{
     post,
     web::{Data, Json, Path, Query},
 };
-use asterism_actors::api::{SessionRequest, SessionState};
+use asterism_actors::api::{AppendRequest, SessionRequest, SessionState};
 
 use super::{
     AdminState, Extension,
@@ -49,6 +49,16 @@ pub async fn extend(
     body: Body<Extension>,
 ) -> Result<impl Responder, Refusal> {
     Ok(Json(state.supervisor.extend_session(&name, body.0.ttl_s).await?))
+}
+
+#[post("/sessions/{name}/append")]
+pub async fn append(
+    state: Data<AdminState>,
+    name: Path<String>,
+    taken: Taken<AppendRequest>,
+) -> Result<impl Responder, Refusal> {
+    let (request, _share) = taken.into_parts();
+    Ok(HttpResponse::Accepted().json(state.supervisor.append_session(&name, request).await?))
 }
 
 #[delete("/sessions/{name}")]

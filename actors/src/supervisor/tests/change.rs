@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 
-use super::{CLUSTER, Cluster, NODE, config, connection, every_job, job, prepared, seconds};
+use super::{CLUSTER, Cluster, NODE, config, connection, every_job, job, prepared, prepared_of, seconds};
 use crate::{
     api::Scheduling,
     error::JobError,
     messages::{Hello, HostMessage, HostRole},
     store::{Change, Entry, Table},
-    supervisor::{Decided, Source, SupervisorConfig, session::Session},
+    supervisor::{Decided, PreparedContext, Source, SupervisorConfig, SupervisorState, session::Session},
 };
 
 /// What happens next.
@@ -18,6 +18,7 @@ pub(super) enum Step {
     Ask(u8),
     Cancel(u8),
     Create(u8),
+    Append(u8),
     Extend(u8),
     Drop(u8),
     Schedule(u8, Scheduling),
@@ -37,6 +38,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         (0..3u8).prop_map(Step::Ask),
         (0..12u8).prop_map(Step::Cancel),
         (0..3u8).prop_map(Step::Create),
+        (0..3u8).prop_map(Step::Append),
         (0..3u8).prop_map(Step::Extend),
         (0..3u8).prop_map(Step::Drop),
         (0..4u8, scheduling).prop_map(|(host, scheduling)| Step::Schedule(host, scheduling)),
@@ -47,6 +49,13 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         (1..40u8).prop_map(Step::Tick),
         Just(Step::Restart),
     ]
+}
+
+/// A session's context, and what it is to be with some tokens more.
+pub(super) fn grown(state: &SupervisorState, name: &str) -> Result<(u64, PreparedContext), JobError> {
+    let session = state.asked_session(name)?;
+    let tokens = session.plan.context_tokens as u32 + 20;
+    Ok((session.context, prepared_of(&session.method, 2, tokens, &[1])))
 }
 
 /// A cluster, and the latest start of each of its hosts.
@@ -81,6 +90,10 @@ impl World {
                 state.cancel(now, ids.get(job as usize).map_or("none", |id| id))
             }
             Step::Create(session) => state.create_session((now, number), &name(session), context, None),
+            Step::Append(session) => {
+                let (base, context) = grown(state, &name(session))?;
+                state.append_session((now, number), (&name(session), base), context)
+            }
             Step::Extend(session) => state.extend_session(now, &name(session), seconds(50.0)),
             Step::Drop(session) => state.drop_session(now, &name(session)),
             Step::Schedule(at, scheduling) => state.schedule_host(now, host(at), scheduling, None),

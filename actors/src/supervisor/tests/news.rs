@@ -57,7 +57,7 @@ fn hosts_come_falter_and_go_and_what_that_costs_is_told() {
     let (mut cluster, job) = decoding();
     told(&mut cluster);
     cluster.tick(1.6, &[1, 3]);
-    cluster.say(2, HostMessage::Heartbeat { kv_bytes: 0 });
+    cluster.say(2, HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 });
     assert_eq!(told(&mut cluster), ["suspect c1 1.6", "back c1 1.6"]);
     cluster.hello(1, 1, CLUSTER, (&[job], &[]));
     assert_eq!(told(&mut cluster), ["back c1 0"], "over a new connection");

@@ -1,0 +1,57 @@
+//! What a request would come to, before anything is asked of a cluster.
+
+use std::sync::Arc;
+
+use asterism_plan::{Alternative, MethodConfig, Plan, PlanRequest};
+
+use super::{ModelFront, invalid};
+use crate::{
+    api::{JobRequest, Prompt},
+    error::JobError,
+    supervisor::{
+        config::ContextHosts,
+        state::{PreparedJob, Source},
+    },
+};
+
+impl ModelFront {
+    /// What a request over a context of its own comes to: its plan and how many tokens its query has.
+    pub fn preview(
+        &self,
+        request: JobRequest,
+        default_method: &MethodConfig,
+        hosts: &ContextHosts,
+    ) -> Result<(Plan, usize), JobError> {
+        let PreparedJob { source, question, .. } = self.prepare(request, default_method, hosts, None)?;
+        match source {
+            Source::Context(prepared) => Ok((Arc::unwrap_or_clone(prepared.plan), question.query_ids.len())),
+            Source::Session(_) => Err(invalid("session", "a session's context is planned already")),
+        }
+    }
+
+    /// The plans between which `auto` chooses for a request over a context of its own, or for a session of that context.
+    ///
+    /// # Errors
+    /// When another method is asked for, or there is no plan.
+    pub fn alternatives(
+        &self,
+        request: JobRequest,
+        default_method: &MethodConfig,
+        (hosts, as_session): (&ContextHosts, bool),
+    ) -> Result<Vec<Alternative>, JobError> {
+        let MethodConfig::Auto(auto) = request.method.as_ref().unwrap_or(default_method) else {
+            return Err(invalid("method", "only auto looks at alternatives; ask for it, or for no method"));
+        };
+        let context = request.context.unwrap_or(Prompt::Text(String::new()));
+        let (context, query) = self.tokens(context, request.query, false)?;
+        let shape = self.config.shape(hosts.dtype);
+        Ok(auto.alternatives(&PlanRequest {
+            context: &context,
+            query: if as_session { &[] } else { &query },
+            hosts: hosts.count,
+            one_machine: hosts.one_machine,
+            shape: &shape,
+            speeds: hosts.speeds.as_ref(),
+        })?)
+    }
+}

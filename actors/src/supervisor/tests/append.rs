@@ -1,0 +1,185 @@
+//! Sessions that grow: what is encoded, what questions see meanwhile, and what becomes of it when it fails.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Cluster, config, encoded, prepared_of, seconds};
+use crate::{
+    api::{JobState, SessionState, SessionStatus},
+    error::JobError,
+    messages::{EncodeShards, HostCommand, HostMessage},
+    supervisor::{PreparedContext, Source, SupervisorConfig},
+};
+
+/// Blocks of 30 tokens, each behind the sink alone.
+fn grid(tokens: u32) -> PreparedContext {
+    let method = serde_json::from_value(json!({"pulsar": {"block_tokens": 30, "sink_tokens": 4}})).expect("a method");
+    prepared_of(&method, 2, tokens, &[])
+}
+
+fn session(config: SupervisorConfig, tokens: u32) -> Cluster {
+    let mut cluster = Cluster::ready(config);
+    let at = (Duration::ZERO, cluster.state.number());
+    let decided = cluster.state.create_session(at, "moby", grid(tokens), None).expect("taken");
+    cluster.adopt(decided);
+    cluster
+}
+
+fn append(cluster: &mut Cluster, tokens: u32) -> Result<u64, JobError> {
+    let base = cluster.state.asked_session("moby")?.context;
+    let at = (seconds(cluster.now), cluster.state.number());
+    let decided = cluster.state.append_session(at, ("moby", base), grid(tokens))?;
+    cluster.adopt(decided);
+    Ok(at.1)
+}
+
+fn status(cluster: &Cluster) -> SessionStatus {
+    cluster.state.session_status(seconds(cluster.now), "moby").expect("it is there")
+}
+
+fn answered(cluster: &mut Cluster, job: u64) {
+    cluster.token(3, job, 0, 7);
+    let (tokens, stopped, text, times) = (1, true, String::new(), Box::default());
+    cluster.say(3, HostMessage::Generated { job, tokens, stopped, text, times });
+    assert_eq!(cluster.status(job).state, JobState::Succeeded);
+}
+
+/// Who was ordered which shards.
+fn dealt(orders: &[(u64, EncodeShards)]) -> Vec<(u64, usize)> {
+    let of =
+        |(to, order): &(u64, EncodeShards)| order.shards.iter().map(|shard| (*to, shard.block)).collect::<Vec<_>>();
+    let mut dealt: Vec<(u64, usize)> = orders.iter().flat_map(of).collect();
+    dealt.sort_unstable_by_key(|(_, block)| *block);
+    dealt
+}
+
+#[test]
+fn questions_see_what_is_appended_once_all_of_it_is_encoded() {
+    let mut cluster = session(config(2, 0), 75);
+    assert_eq!(dealt(&cluster.encode()), [(1, 0), (2, 1), (1, 2)]);
+    let before = cluster.ask(Source::Session("moby".into()), None);
+    let old = cluster.state.asked_session("moby").unwrap().context;
+    let grown = append(&mut cluster, 120).expect("taken");
+    let between = cluster.ask(Source::Session("moby".into()), None);
+    assert_eq!(status(&cluster).context_tokens, 75);
+    assert_eq!(status(&cluster).appending.expect("under way").context_tokens, 120);
+    assert_eq!(cluster.state.contexts.pinned_bytes(), 8 * (75 + 60), "full blocks are counted once");
+    assert_eq!(dealt(&cluster.encode()), [(1, 0), (2, 1), (1, 2), (2, 3)], "where they lie already");
+    let after = cluster.ask(Source::Session("moby".into()), None);
+    let contexts = [before, between, after].map(|job| cluster.status(job).context_tokens);
+    assert_eq!(contexts, [75, 75, 120]);
+    assert_eq!((status(&cluster).context_tokens, status(&cluster).appending), (120, None));
+    answered(&mut cluster, before);
+    assert!(cluster.state.contexts.get(old).is_some(), "one is still answered");
+    answered(&mut cluster, between);
+    assert!(cluster.state.contexts.get(old).is_none() && cluster.state.contexts.get(grown).is_some());
+    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: old })));
+    assert_eq!(cluster.state.contexts.pinned_bytes(), 8 * 120);
+}
+
+#[test]
+fn an_append_goes_on_after_the_supervisor_was_started_again() {
+    let mut cluster = session(config(2, 0), 75);
+    cluster.encode();
+    let grown = append(&mut cluster, 120).expect("taken");
+    let pinned = cluster.state.contexts.pinned_bytes();
+    cluster.restart();
+    assert_eq!(cluster.state.contexts.pinned_bytes(), pinned);
+    for at in 0..3 {
+        cluster.join(at, 2);
+    }
+    cluster.encode();
+    assert_eq!((status(&cluster).context_tokens, status(&cluster).appending), (120, None));
+    assert_eq!(cluster.state.contexts.numbers(), [grown]);
+    cluster.restart();
+    assert_eq!((status(&cluster).context_tokens, cluster.state.contexts.numbers()), (120, vec![grown]));
+}
+
+#[test]
+fn an_append_that_cannot_be_is_refused_and_the_session_stays() {
+    let pinned = |bytes| {
+        let mut config = config(2, 0);
+        config.sessions.max_pinned_bytes = Some(bytes);
+        config
+    };
+    let mut cluster = session(pinned(8 * 200), 75);
+    let code = |result: Result<u64, JobError>| result.expect_err("refused").code();
+    assert_eq!(code(append(&mut cluster, 120)), "session_busy", "it is not ready");
+    cluster.encode();
+    assert_eq!(code(append(&mut cluster, 300)), "capacity_exhausted");
+    let at = (Duration::ZERO, cluster.state.number());
+    let other = cluster.state.append_session(at, ("moby", 77), grid(90)).expect_err("another context");
+    assert_eq!(other.code(), "session_replaced");
+    let grown = append(&mut cluster, 120).expect("there is room");
+    assert_eq!(code(append(&mut cluster, 130)), "session_busy", "one at a time");
+    // A shard of another size than planned.
+    cluster.say(2, HostMessage::Encoded(encoded(grown, 3, 29)));
+    assert_eq!(status(&cluster).append_error.expect("it failed").code, "shard_mismatch");
+    assert_eq!((status(&cluster).state, status(&cluster).context_tokens), (SessionState::Ready, 75));
+    assert!(cluster.state.contexts.get(grown).is_none());
+    let asked = cluster.ask(Source::Session("moby".into()), None);
+    answered(&mut cluster, asked);
+    append(&mut cluster, 120).expect("again");
+    assert_eq!(status(&cluster).append_error, None);
+    cluster.encode();
+    assert_eq!(status(&cluster).context_tokens, 120);
+}
+
+#[test]
+fn a_session_that_ends_while_it_grows_leaves_nothing() {
+    for expires in [false, true] {
+        let mut cluster = session(config(2, 0), 75);
+        cluster.encode();
+        let grown = append(&mut cluster, 120).expect("taken");
+        match expires {
+            true => cluster.tick(1000.0, &[1, 2, 3]),
+            false => {
+                let decided = cluster.state.drop_session(seconds(0.0), "moby").expect("it is there");
+                cluster.adopt(decided);
+            }
+        }
+        assert!(cluster.state.contexts.numbers().is_empty(), "{expires}");
+        let of_contexts = |key: &str| key.contains(&format!("{grown:020}"));
+        assert!(!cluster.journal.iter().any(|entry| of_contexts(&entry.key)), "{expires}");
+        cluster.say(1, HostMessage::Encoded(encoded(grown, 0, 30)));
+        let gone = if expires { "session_expired" } else { "session_not_found" };
+        assert_eq!(append(&mut cluster, 120).expect_err("it is over").code(), gone);
+    }
+}
+
+#[test]
+fn an_append_that_comes_into_force_when_its_session_is_over_leaves_nothing() {
+    let mut cluster = session(config(2, 0), 75);
+    cluster.encode();
+    let base = cluster.state.asked_session("moby").unwrap().context;
+    let at = (seconds(0.0), cluster.state.number());
+    let decided = cluster.state.append_session(at, ("moby", base), grid(120)).expect("it is there");
+    cluster.tick(1000.0, &[1, 2, 3]);
+    cluster.adopt(decided);
+    assert!(cluster.state.contexts.numbers().is_empty());
+    let left = cluster.journal.iter().any(|entry| entry.key.starts_with(&format!("{:020}", at.1)));
+    assert!(!left, "{:?}", cluster.journal.iter().map(|entry| &entry.key).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_same_context_again_goes_where_it_lies() {
+    let mut cluster = session(config(2, 0), 75);
+    let first = dealt(&cluster.encode());
+    let decided = cluster.state.drop_session(seconds(0.0), "moby").expect("it is there");
+    cluster.adopt(decided);
+    // One other shard makes the first host the busier one.
+    let other = Source::Context(prepared_of(&serde_json::from_value(json!({"dense": {}})).unwrap(), 1, 40, &[1]));
+    cluster.ask(other, None);
+    let job = cluster.ask(Source::Context(grid(75)), None);
+    cluster.encode();
+    let again: Vec<_> = cluster.encode();
+    let again = if again.is_empty() { dealt_of(&cluster, job) } else { dealt(&again) };
+    assert_eq!(again, first);
+}
+
+/// Who holds which shards of a context, by connection.
+fn dealt_of(cluster: &Cluster, context: u64) -> Vec<(u64, usize)> {
+    let places = &cluster.state.contexts[context].places;
+    places.iter().enumerate().map(|(block, place)| (place.host.expect("placed") as u64 + 1, block)).collect()
+}
