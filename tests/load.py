@@ -177,7 +177,7 @@ def huge_body(load, text):
     try:
         with socket.create_connection(load.cluster.address(), timeout=REQUEST_TIMEOUT) as link:
             length = len(head) + len(text) + len(tail)
-            link.sendall(b"POST /api/v1/jobs HTTP/1.1\r\nHost: load\r\nContent-Type: application/json\r\n"
+            link.sendall(b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                          b"Content-Length: %d\r\n\r\n" % length + head)
             link.sendall(text)
             link.sendall(tail)
@@ -209,7 +209,7 @@ def slow_reader(load, at):
             with socket.create_connection(load.cluster.address(), timeout=5) as link:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 name = load.acknowledged[-1 - at % len(load.acknowledged)]
-                link.sendall(b"GET /api/v1/jobs/%s/events HTTP/1.1\r\nHost: load\r\n\r\n" % name.encode())
+                link.sendall(b"GET /api/v1/jobs/%s/events HTTP/1.1\r\nHost: localhost\r\n\r\n" % name.encode())
                 while load.goes_on():
                     load.stopping.wait(2.0)
                     link.settimeout(0.1)

@@ -11,6 +11,7 @@ mod intake;
 mod jobs;
 mod joining;
 mod lists;
+mod origin;
 mod pace;
 mod request;
 mod sessions;
@@ -181,8 +182,12 @@ async fn authorize(
     let pattern = request.match_pattern().unwrap_or_default();
     let refused = match authority::endpoint(request.method().as_str(), &pattern) {
         Some(act) if authority::allows(party, act) => {
-            let meant = request::check_cluster(request.headers(), &state.cluster);
-            meant.and_then(|()| request::check_query(&pattern, request.query_string())).err()
+            // What stands outside of the API changes nothing, and no other site's page can read it.
+            let listener = (request.app_config().local_addr().ip().is_loopback(), state.token.is_none());
+            let own = if pattern.starts_with("/api/") { origin::check(request.headers(), listener) } else { Ok(()) };
+            own.and_then(|()| request::check_cluster(request.headers(), &state.cluster))
+                .and_then(|()| request::check_query(&pattern, request.query_string()))
+                .err()
         }
         // What is not in the table nobody may ask for; that it is not there, a client may know.
         None if party == Party::Client => Some(error::nothing_at(request.request())),

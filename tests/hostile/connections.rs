@@ -33,7 +33,7 @@ fn answer(mut stream: TcpStream) -> String {
     got
 }
 
-const POST: &str = "POST /api/v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n";
+const POST: &str = "POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
 
 #[test]
 fn a_body_by_halves_ends_with_408() {
@@ -96,7 +96,7 @@ fn raised_files() -> Option<usize> {
 #[test]
 fn junk_fills_no_log() {
     let cluster = started();
-    let huge = format!("GET /livez HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "a".repeat(200_000));
+    let huge = format!("GET /livez HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "a".repeat(200_000));
     for _ in 0..50 {
         let mut stream = sent(&cluster, b"");
         // It may be cut off in the middle.
@@ -130,7 +130,8 @@ fn events_live_while_nothing_happens() {
     assert_eq!(status, 202, "{last}");
     // It waits for a host that takes work, and has nothing to say.
     let id = last["id"].as_str().expect("an id");
-    let mut stream = sent(&cluster, format!("GET /api/v1/jobs/{id}/events HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes());
+    let mut stream =
+        sent(&cluster, format!("GET /api/v1/jobs/{id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes());
     let mut got = Vec::new();
     // An empty line is a chunk of one byte.
     while !String::from_utf8_lossy(&got).contains("\r\n1\r\n\n\r\n") {

@@ -89,6 +89,43 @@ fn refusals_name_what_is_at_fault() {
 }
 
 #[test]
+fn another_sites_page_reaches_nothing_in_a_browser() {
+    let cluster = cluster();
+    let pages: [&[(&str, &str)]; 4] = [
+        &[("origin", "https://evil.example")],
+        &[("origin", "null")],
+        &[("sec-fetch-site", "cross-site")],
+        // A name of the site's own that means this machine.
+        &[("host", "evil.example"), ("origin", "http://evil.example"), ("sec-fetch-site", "same-origin")],
+    ];
+    for page in pages {
+        for (method, path) in
+            [("POST", "/api/v1/shutdown"), ("GET", "/api/v1/jobs"), ("POST", "/api/v1/hosts/context-0/cordon")]
+        {
+            let (status, _, answer) = told(send(&cluster, method, path, page, ""));
+            assert_eq!(
+                (status, answer["error"]["code"].as_str()),
+                (403, Some("cross_origin")),
+                "{method} {path} {page:?}"
+            );
+        }
+    }
+    let own = cluster.server();
+    let page = [("origin", own.as_str()), ("sec-fetch-site", "same-origin")];
+    let (status, _, hosts) = told(send(&cluster, "GET", "/api/v1/hosts", &page, ""));
+    assert_eq!((status, hosts[0]["scheduling"].as_str()), (200, Some("open")), "{hosts}");
+    for path in ["/", "/console.css", "/console.js"] {
+        let answer = send(&cluster, "GET", path, &[], "");
+        let policy =
+            answer.headers().get("content-security-policy").expect("a policy").to_str().expect("plain").to_owned();
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{path}: {policy}");
+    }
+    for path in ["/console.html", "/console/../cluster.toml", "/..%2f..%2fetc/passwd", "/console.js/"] {
+        assert_eq!(told(send(&cluster, "GET", path, &[], "")).0, 404, "{path}");
+    }
+}
+
+#[test]
 fn a_remedy_is_told_once() {
     let cluster = cluster();
     for (command, list) in [("job", "job list"), ("session", "session list"), ("host", "host list")] {

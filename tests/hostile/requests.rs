@@ -35,7 +35,7 @@ fn exchange(cluster: &Cluster, method: &str, path: &str, body: &[u8], length: us
     let mut stream = TcpStream::connect(address).expect("a listener");
     stream.set_read_timeout(Some(tests::DEADLINE)).expect("a deadline");
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).expect("a head is taken");
     // Who is refused early may not be read to the end.
