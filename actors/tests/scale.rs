@@ -114,6 +114,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         ids: plan.numbered_ids(context).into(),
         digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
         method: Box::new(method),
+        hosts,
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,

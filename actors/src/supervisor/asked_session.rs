@@ -18,6 +18,8 @@ pub struct AskedSession {
     pub ids: Arc<[u32]>,
     /// The method that it was planned by.
     pub method: Box<MethodConfig>,
+    /// The context hosts that it was planned for.
+    pub hosts: usize,
     /// Which hosts it may go to.
     pub placement: PlacementPolicy,
     /// Whether its questions go through the chat template.

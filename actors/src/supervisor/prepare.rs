@@ -211,6 +211,7 @@ impl ModelFront {
             ids: plan.numbered_ids(context).into(),
             digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
             method: Box::new(method.clone()),
+            hosts: hosts.count,
             plan: Arc::new(plan),
             chat_template: false,
             query_separator: QuerySeparator::NONE,
@@ -447,10 +448,35 @@ mod tests {
             (create(separated_by("\n--\n"), text()), Some(" "), " Who?"),
             (create(None, ids), None, "Who?"),
         ] {
-            let PreparedContext { plan, ids, method, placement, chat_template, query_separator, .. } = session;
-            let session = AskedSession { context: 1, plan, ids, method, placement, chat_template, query_separator };
+            let PreparedContext { plan, ids, method, hosts, placement, chat_template, query_separator, .. } = session;
+            let session =
+                AskedSession { context: 1, plan, ids, method, hosts, placement, chat_template, query_separator };
             assert_eq!(asked(question(own), Some(&session)).unwrap(), front().tokenizer.encode(expected).unwrap());
         }
+    }
+
+    #[test]
+    fn a_session_that_grew_is_planned_as_one_that_was_created_so() {
+        let ids: Vec<u32> = (0..6000).map(|at| at * 37 % 500).collect();
+        let auto = method(json!({"auto": {}}));
+        let create = |tokens: usize| {
+            let request = json!({"name": "book", "context": ids[..tokens]});
+            front().prepare_session(serde_json::from_value(request).unwrap(), &auto, &HOSTS).unwrap()
+        };
+        // Dense, which one host has, then blocks, then more of them.
+        let mut grown = create(900);
+        for tokens in [1500, 2500, 2501, 6000] {
+            let PreparedContext { plan, ids: had, method, hosts, placement, chat_template, query_separator, .. } =
+                grown;
+            let more = Prompt::Tokens(ids[plan.context_tokens..tokens].to_vec());
+            let session =
+                AskedSession { context: 1, plan, ids: had, method, hosts, placement, chat_template, query_separator };
+            let request = crate::api::AppendRequest { context: Some(more), job: None };
+            grown = front().prepare_append(request, (&session, Vec::new()), &HOSTS).unwrap();
+            let created = create(tokens);
+            assert_eq!((&grown.plan, &grown.ids, &grown.digests), (&created.plan, &created.ids, &created.digests));
+        }
+        assert_eq!(grown.plan.method.name, "pulsar");
     }
 
     #[test]

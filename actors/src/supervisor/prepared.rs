@@ -22,6 +22,8 @@ pub struct PreparedContext {
     pub ids: Arc<[u32]>,
     /// The method that it was planned by, to plan for more tokens.
     pub method: Box<MethodConfig>,
+    /// The context hosts that it was planned for, of which the plan may use fewer.
+    pub hosts: usize,
     /// Checksums of what each shard's pass reads, where that depends on no other shard; none of what the journal had.
     #[serde(skip)]
     pub digests: Arc<[u64]>,

@@ -193,6 +193,7 @@ impl SupervisorState {
             plan: prepared.plan.clone(),
             ids: prepared.ids.clone(),
             method: prepared.method.clone(),
+            hosts: prepared.hosts,
             placement: prepared.placement.clone(),
             chat_template: prepared.chat_template,
             query_separator: prepared.query_separator.clone(),

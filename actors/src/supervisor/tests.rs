@@ -330,6 +330,7 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         ids: plan.numbered_ids(&context).into(),
         digests: PreparedContext::digests(&plan, &plan.numbered_ids(&context)),
         method: Box::new(method.clone()),
+        hosts,
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,

@@ -33,7 +33,7 @@ impl ModelFront {
         }
         let context = [&session.ids[..session.plan.context_tokens], &added].concat();
         self.check_length((context.len(), 0, 1))?;
-        let hosts = ContextHosts { count: session.plan.hosts, ..*hosts };
+        let hosts = ContextHosts { count: session.hosts, ..*hosts };
         let mut prepared = self.plan((&context, &[]), (Some(&session.method), &session.method, true), &hosts)?;
         (prepared.chat_template, prepared.query_separator) = (session.chat_template, session.query_separator.clone());
         prepared.placement = session.placement.clone();
