@@ -108,6 +108,8 @@ PHASES = [
      {"steps": [(None, "transparent"), (1.5, RED)]}),
     ("lines", "Phase 1 tokens by host", "Tokens run through the model in phase 1, prefixes included, a second.", "short",
      [rate("phase1_tokens_total", "host")], {}),
+    ("lines", "Phase 1 tokens not encoded", "Tokens of blocks that a host held the same already, a second.", "short",
+     [rate("phase1_cached_tokens_total", "host")], {}),
     ("lines", "Shard encoding", "Seconds that a shard takes, over all hosts and methods.", "s",
      quantiles("phase1_shard_encode_seconds"), {}),
     ("lines", "Shard encoding by method", "Mean seconds of a shard, by method.", "s",
@@ -150,6 +152,8 @@ CLUSTER = [
      [now("session_pinned_bytes", None, "pinned"), now("session_pinned_limit_bytes", None, "limit")], {}),
     ("lines", "Keys and values", "Bytes of keys and values that a host holds.", "bytes",
      [("sum by (host) (asterism_kv_cache_bytes{ASTERISM})", "{{host}}")], {"stack": True}),
+    ("lines", "Kept for nobody", "Bytes of keys and values of shards that nobody asks for any more, which a host keeps while there is room.",
+     "bytes", [now("kv_idle_bytes", "host")], {"stack": True}),
     ("lines", "Memory against its limit", "Weights, keys and values of a host as a share of its limit, where one is set.",
      "percentunit",
      [("sum by (host) (asterism_kv_cache_bytes{ASTERISM} + on (instance, host) group_left () asterism_host_weights_bytes{ASTERISM}) "

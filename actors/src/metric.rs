@@ -226,7 +226,9 @@ pub fn record_config(config: &SupervisorConfig) {
         let of_host = |name: &'static str, bytes: u64| gauge!(name, "host" => host.name.clone()).set(bytes as f64);
         of_host(HOST_WEIGHTS_BYTES, config.weight_bytes);
         host.memory_limit.into_iter().for_each(|limit| of_host(HOST_MEMORY_LIMIT_BYTES, limit));
-        counter!(HOST_RESTARTS, "host" => host.name.clone()).increment(0);
+        for name in [HOST_RESTARTS, PHASE1_CACHED_TOKENS] {
+            counter!(name, "host" => host.name.clone()).increment(0);
+        }
     }
     gauge!(REQUESTS_WAITING_LIMIT).set(config.max_queue as f64);
     gauge!(HOST_DEAD_AFTER).set(config.liveness.dead_after.as_secs_f64());
