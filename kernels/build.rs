@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-const KERNELS: &[&str] = &["elementwise", "products", "eight", "moves", "attention", "plain"];
+const KERNELS: &[&str] = &["elementwise", "products", "few", "eight", "moves", "attention", "plain"];
 const TARGETS: &[&str] = &["80", "90a"];
 
 fn main() {

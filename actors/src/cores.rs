@@ -3,6 +3,8 @@
 
 use std::fmt::Debug;
 
+use crate::messages::GpuMemory;
+
 /// What a host computes for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
@@ -22,6 +24,11 @@ pub trait Cores: Debug + Send + Sync {
 
     /// Threads that it computes with now; 0 where that is not known.
     fn threads(&self) -> usize;
+
+    /// Memory of its GPU, whoever uses it; none where it computes on no GPU.
+    fn gpu_memory(&self) -> Option<GpuMemory> {
+        None
+    }
 }
 
 /// A host that shares its device with nobody.

@@ -15,7 +15,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
 pub use measured::{
-    Encoded, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Spread, Traffic,
+    Encoded, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Spread, Traffic,
 };
 pub use queries::{
     Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart,

@@ -7,7 +7,7 @@ use metrics::{counter, gauge, histogram};
 
 use crate::{
     api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
-    messages::{LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Spread, Traffic},
+    messages::{GpuMemory, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Spread, Traffic},
     supervisor::{SupervisorConfig, codes},
 };
 pub use names::*;
@@ -189,6 +189,11 @@ fn record_links(host: &str, report: &LinkReport) {
     process(HOST_RESIDENT_BYTES, report.process.resident_bytes as f64);
     process(HOST_CPU_SECONDS, report.process.cpu_s.max(0.0));
     process(HOST_THREADS, report.process.threads as f64);
+    if let Some(GpuMemory { used, free }) = report.process.gpu {
+        for (state, bytes) in [("used", used), ("free", free)] {
+            gauge!(GPU_MEMORY_BYTES, "host" => host.to_string(), "state" => state).set(bytes as f64);
+        }
+    }
     counter!(TRANSPORT_RECONNECTS, "host" => host.to_string()).absolute(report.reconnects);
     let Traffic { sent_bytes, received_bytes, refused, certificate_ends_s } = &report.traffic;
     for (direction, bytes) in [("sent", sent_bytes), ("received", received_bytes)] {

@@ -13,7 +13,7 @@ use std::{
 
 use asterism_actors::{
     messages::{
-        Anew, Attach, Below, ContextIds, EncodeShards, Encoded, Generate, Hello, HostCommand, HostMessage, HostRole,
+        Anew, Attach, Below, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello, HostCommand, HostMessage, HostRole,
         LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart,
         Phase2Times, ProcessReading, QueryMeta, QueryPart, Refused, Relay, ShardHolder, ShardKeys, StreamingMask,
         Taken, TokenChoice, Traffic, WireMessage,
@@ -110,7 +110,13 @@ fn host_messages() {
                 LinkReading { peer: "context-0".into(), rtt_s: None },
             ],
             reconnects: 1,
-            process: ProcessReading { resident_bytes: 1 << 30, cpu_s: 12.5, threads: 9, computing: 2 },
+            process: ProcessReading {
+                resident_bytes: 1 << 30,
+                cpu_s: 12.5,
+                threads: 9,
+                computing: 2,
+                gpu: Some(GpuMemory { used: 1 << 36, free: 1 << 35 }),
+            },
             traffic: Traffic {
                 sent_bytes: 1 << 40,
                 received_bytes: 7,

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::{Ask, FlexRule, KernelError, KeySets, StripeRule, VerticalSlashRule, packed};
+use crate::{Ask, FlexRule, KernelError, KeySets, Merging, StripeRule, VerticalSlashRule, merging, packed};
 
 /// Element type of weights, activations and cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,6 +118,9 @@ pub struct Partial<T> {
     pub lse: T,
 }
 
+/// Tensors that a backend lent: what another of its kind, of this process, gets of them is its own. They are kept as long as this.
+pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as Backend>::Tensor>, KernelError> + Send + Sync>;
+
 /// One device. Shapes are row-major and written heads-first; `t` is tokens, `e` the hidden size.
 /// A result never depends on the number of threads, and a row never on the other rows of its call.
 pub trait Backend: Sized + Send + Sync + 'static {
@@ -145,6 +148,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// as it is asked has nothing to wait for.
     fn finish(&self) -> Result<(), KernelError> {
         Ok(())
+    }
+
+    /// Lends tensors to other backends of its kind. Memory of the host is everybody's.
+    fn lend(&self, tensors: Vec<Self::Tensor>) -> Result<Lent<Self>, KernelError> {
+        Ok(Box::new(move |_| Ok(tensors.clone())))
     }
 
     /// Uploads f32 values as an f32 tensor (a query off the wire, a partial off the wire, a test's input).
@@ -291,6 +299,26 @@ pub trait Backend: Sized + Send + Sync + 'static {
         packed: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
         packed::attend_then_merge(self, heads, q, (asks, groups), packed)
+    }
+    /// What [`Backend::attend_many`] appends, f32 `(rows, packed row)`, where it is.
+    fn attend_rows(
+        &self,
+        heads: Heads,
+        q: &Self::Tensor,
+        asks: &[Ask<'_, Self::Kv>],
+    ) -> Result<Self::Tensor, KernelError> {
+        packed::attend_rows(self, heads, q, asks)
+    }
+    /// [`Backend::attend_many`] of the asks, beside rows that are given, [`Backend::merge_rows`] of each level,
+    /// [`Backend::merge_packed`] of the tops: all that attention is to a step, queued at once where the device can.
+    fn attend_tree(
+        &self,
+        heads: Heads,
+        q: &Self::Tensor,
+        asks: (&[Ask<'_, Self::Kv>], &[Self::Tensor]),
+        merging: &Merging,
+    ) -> Result<Self::Tensor, KernelError> {
+        merging::attend_tree(self, heads, q, asks, merging)
     }
     /// [`Backend::merge`] of packed partials, those of each part in the order given, then [`Backend::join_heads`]: the rows of
     /// all parts `(t, query heads dim)` in compute type.

@@ -7,6 +7,7 @@ mod attention;
 mod device;
 mod elementwise;
 mod kv;
+mod lending;
 mod linear;
 mod many;
 mod moves;
@@ -17,20 +18,19 @@ mod tensor;
 
 use std::sync::OnceLock;
 
-use elementwise::PositionsShelf;
-
 pub use attention::{Attender, Attention, FEW_ROWS, PIECE};
 pub use device::Device;
 pub use elementwise::Positions;
+use elementwise::PositionsShelf;
 pub use kv::Kv;
 pub use linear::{Choice, Linear, Products};
 pub use moves::Placed;
-pub use survey::{Gpu, Library, Survey, survey};
+pub use survey::{Gauge, Gpu, Library, Survey, survey};
 pub use tensor::{Tensor, View};
 
 use crate::{
-    Ask, Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
-    VerticalSlashRule, backend::BUILD, packed,
+    Ask, Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mask, Merging, Partial,
+    StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster, and take more memory between them. Above 8192,
@@ -150,6 +150,10 @@ impl Backend for Cuda {
         self.device.rest()
     }
 
+    fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {
+        self.lend_tensors(tensors)
+    }
+
     fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor, KernelError> {
         self.device.tensor(shape, values, DType::F32)
     }
@@ -224,19 +228,7 @@ impl Backend for Cuda {
     }
 
     fn gather(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
-        let (heads, t, _) = x.cube("gather")?;
-        let count = rows.first().map_or(0, Vec::len);
-        if rows.len() != heads || rows.iter().any(|rows| rows.len() != count) {
-            let got: Vec<usize> = rows.iter().map(Vec::len).collect();
-            return Err(KernelError::shape("gather", format!("{heads} lists, equally long"), &[&got]));
-        }
-        if let Some(row) = rows.iter().flatten().find(|row| **row as usize >= t) {
-            let (expected, got) = (format!("rows below {t}"), row.to_string());
-            return Err(KernelError::Shape { operation: "gather", expected, got });
-        }
-        let mut list = self.device.words(&rows.concat())?;
-        list.shape = vec![heads, count];
-        self.device.gather(&self.device.by_heads(x)?, &list)
+        self.device.gather_listed(x, rows)
     }
 
     fn split_rotate(
@@ -371,6 +363,26 @@ impl Backend for Cuda {
         match self.device.attend_merged(heads, q, (asks, groups), packed)? {
             true => Ok(()),
             false => packed::attend_then_merge(self, heads, q, (asks, groups), packed),
+        }
+    }
+
+    fn attend_rows(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, Kv>]) -> Result<Tensor, KernelError> {
+        match self.device.attend_groups(heads, q, (asks, &vec![1; asks.len()]))? {
+            Some(rows) => Ok(rows),
+            None => packed::attend_rows(self, heads, q, asks),
+        }
+    }
+
+    fn attend_tree(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        asks: (&[Ask<'_, Kv>], &[Tensor]),
+        merging: &Merging,
+    ) -> Result<Tensor, KernelError> {
+        match self.device.attend_tree(heads, q, asks, (merging, self.dtype))? {
+            Some(outputs) => Ok(outputs),
+            None => merging::attend_tree(self, heads, q, asks, merging),
         }
     }
 

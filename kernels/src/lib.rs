@@ -9,17 +9,19 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 mod key_sets;
+pub mod merging;
 pub mod packed;
 pub mod reference;
 mod sparse;
 mod top_k;
 
-pub use backend::{Backend, DType, Heads, HostTensor, Mask, Partial};
+pub use backend::{Backend, DType, Heads, HostTensor, Lent, Mask, Partial};
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
 pub use error::KernelError;
 pub use key_sets::KeySets;
+pub use merging::Merging;
 pub use packed::Ask;
 pub use sparse::{FlexRule, StripeRule, VerticalSlashRule};
 pub use top_k::top_k;

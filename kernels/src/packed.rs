@@ -72,6 +72,18 @@ pub fn attend_each<B: Backend>(
     Ok(())
 }
 
+/// As [`Backend::attend_rows`], by way of the host.
+pub fn attend_rows<B: Backend>(
+    backend: &B,
+    heads: Heads,
+    q: &B::Tensor,
+    asks: &[Ask<'_, B::Kv>],
+) -> Result<B::Tensor, KernelError> {
+    let (mut packed, row) = (Vec::new(), heads.packed_row());
+    backend.attend_many(heads, q, asks, &mut packed)?;
+    backend.upload(&[packed.len() / row, row], &packed)
+}
+
 /// Attention of every row over the keys that are left, copied range by range.
 fn attend_around<B: Backend>(
     backend: &B,

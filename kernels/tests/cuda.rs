@@ -7,7 +7,7 @@ mod common;
 
 use asterism_kernels::cuda::{Attention, Kv, Linear, Tensor};
 use asterism_kernels::reference::{self, AttentionShape};
-use asterism_kernels::{Cuda, CudaOptions, DType, Heads, Mask, Partial, top_k};
+use asterism_kernels::{Backend, Cuda, CudaOptions, DType, Heads, Mask, Partial, top_k};
 use common::{devices, numbers, rounded};
 
 /// The GPU computing in bf16.
@@ -292,6 +292,25 @@ fn rotated_keys_go_straight_into_the_cache() {
     let joined = device.empty(&[4, t, dim], DType::Bf16).unwrap();
     device.copy_heads(token_major.token_major(4).unwrap(), joined.heads_first().unwrap()).unwrap();
     assert_eq!(device.download(&joined).unwrap(), device.download(&q).unwrap());
+}
+
+/// Memory that was lent is drawn upon again at once: the copies must be made by then.
+#[test]
+fn lent_tensors_arrive_as_they_were_lent() {
+    let Some(gpu) = gpu() else { return };
+    let open = |device| Cuda::new(CudaOptions { device, dtype: DType::Bf16, eight_bits: false });
+    let others: Vec<Cuda> = (0..2).map_while(|device| open(device).ok()).collect();
+    println!("to {} GPUs, the first by another stream", others.len());
+    for (seed, other) in (0..24).zip(others.iter().cycle()) {
+        let (values, tensor) = draw(gpu, &[8, 2000, 64], seed);
+        let lent = gpu.lend(vec![tensor.clone(), tensor]).unwrap();
+        let got = lent(other).unwrap();
+        drop(lent);
+        let _over = [draw(gpu, &[8, 2000, 64], seed + 100), draw(gpu, &[8, 2000, 64], seed + 200)];
+        for got in &got {
+            assert!(other.device().download(got).unwrap() == values, "round {seed}");
+        }
+    }
 }
 
 #[test]

@@ -163,7 +163,10 @@ impl<B: Backend> Decoder<B> {
             self.backend.narrow(x, 0, t - 1, t)
         };
         let rows = parts.iter().map(last).collect::<Result<Vec<_>, _>>()?;
-        let logits = self.head_of(&self.backend.concat(&rows, 0)?)?;
+        let logits = match &rows[..] {
+            [one] => return Ok(vec![self.finite(self.head_of(one)?)]),
+            rows => self.head_of(&self.backend.concat(rows, 0)?)?,
+        };
         Ok(logits.chunks_exact(self.config.vocab).map(|row| self.finite(row.to_vec())).collect())
     }
 

@@ -8,12 +8,14 @@ mod max_pool;
 mod passing;
 mod peers;
 mod shared_prefix;
+mod team;
 
 use asterism_kernels::{Backend, DType, Heads, KeySets};
 use asterism_plan::{Exchange, Input, InputDigest, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
+pub use team::encode_together;
 
 use crate::{Decoder, ModelError, RetainingHeads, decoder::Projected};
 

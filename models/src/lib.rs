@@ -22,13 +22,13 @@ pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Parts, Projected};
 pub use embedded::EMBEDDED_NAME;
 pub use encoder::{
-    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_alone, encode_plan, inputs_of,
-    max_pool,
+    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_alone, encode_plan, encode_together,
+    inputs_of, max_pool,
 };
 pub use error::ModelError;
 pub use generator::{
-    ContextAttention, ContextKeys, Generator, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
-    ShardPartial, StepEnds, StepError, StepPart, step,
+    ContextAttention, ContextKeys, Generator, Held, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
+    ShardPartial, StepEnds, StepError, StepPart, TeamContext, step,
 };
 pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};

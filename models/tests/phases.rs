@@ -4,6 +4,8 @@
 mod batch;
 #[path = "phases/refresh.rs"]
 mod refresh;
+#[path = "phases/team.rs"]
+mod team;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-#[cfg(feature = "cuda")]
-use asterism_actors::cores::OwnDevice;
 use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, cores::Cores, host};
+#[cfg(feature = "cuda")]
+use asterism_actors::{cores::Work, messages::GpuMemory};
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, ModelConfig, ModelError, Parts, Tokenizer};
 use asterism_transport::Transport;
@@ -81,7 +81,7 @@ pub async fn run_host(
         Device::Cuda(index) => {
             let open = move |shape: &ModelConfig| {
                 let gpu = cuda(index, numbers, shape.weight_bytes(parts, wiring::dtype(numbers.dtype)))?;
-                let cores: Arc<dyn Cores> = Arc::new(OwnDevice);
+                let cores: Arc<dyn Cores> = Arc::new(OwnGpu(gpu.device().gauge()));
                 Ok((gpu, cores))
             };
             host::run(config, transport, loader(model, parts, open, joined)).await
@@ -92,6 +92,27 @@ pub async fn run_host(
             let cause = ModelError::Kernel(asterism_kernels::KernelError::NoDevice { index, cause });
             Err(HostError::Model { host: config.name, cause })
         }
+    }
+}
+
+/// A GPU that a host shares with no other of this cluster.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct OwnGpu(asterism_kernels::cuda::Gauge);
+
+#[cfg(feature = "cuda")]
+impl Cores for OwnGpu {
+    fn begin(&self, _: Work) {}
+
+    fn end(&self, _: Work) {}
+
+    fn threads(&self) -> usize {
+        0
+    }
+
+    fn gpu_memory(&self) -> Option<GpuMemory> {
+        let (free, all) = self.0.memory().ok()?;
+        Some(GpuMemory { used: (all - free) as u64, free: free as u64 })
     }
 }
 

@@ -100,7 +100,7 @@ mod tests {
 
     use asterism_actors::{
         api::{ClusterStatus, Timings},
-        messages::{LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
+        messages::{GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
         metric::Observation,
     };
 
@@ -175,7 +175,13 @@ mod tests {
             host: "query-1".into(),
             report: LinkReport {
                 transport: "quic".into(),
-                process: ProcessReading { resident_bytes: 4096, cpu_s: 1.25, threads: 3, computing: 1 },
+                process: ProcessReading {
+                    resident_bytes: 4096,
+                    cpu_s: 1.25,
+                    threads: 3,
+                    computing: 1,
+                    gpu: Some(GpuMemory { used: 700, free: 300 }),
+                },
                 links: vec![
                     link("supervisor", Some(0.002)),
                     link("context-0", rtt_s),
@@ -200,6 +206,8 @@ mod tests {
                 "asterism_host_process_resident_memory_bytes{host=\"query-1\"} 4096\n".to_string(),
                 "asterism_host_process_cpu_seconds{host=\"query-1\"} 1.25\n".to_string(),
                 "asterism_host_process_threads{host=\"query-1\"} 3\n".to_string(),
+                "asterism_gpu_memory_bytes{host=\"query-1\",state=\"free\"} 300\n".to_string(),
+                "asterism_gpu_memory_bytes{host=\"query-1\",state=\"used\"} 700\n".to_string(),
                 line("reconnects_total", &format!("{{host=\"query-1\"}} {reconnects}")),
                 line("rtt_seconds", "{host=\"query-1\",peer=\"supervisor\",transport=\"quic\"} 0.002"),
                 line(

@@ -187,7 +187,8 @@ impl<B: Backend> Shell<B> {
     fn links(&self) -> LinkReport {
         let transport = self.transport.name().into();
         let computing = self.cores.as_ref().map_or(0, |cores| cores.threads() as u64);
-        let process = ProcessReading { computing, ..process::reading() };
+        let gpu = self.cores.as_ref().and_then(|cores| cores.gpu_memory());
+        let process = ProcessReading { computing, gpu, ..process::reading() };
         let traffic = self.config.tally.traffic();
         let mut report = LinkReport { transport, process, traffic, ..LinkReport::default() };
         self.supervisor.report(&mut report);

@@ -26,6 +26,7 @@ fn parsed(status: &str, stat: &str) -> ProcessReading {
         cpu_s: ticks as f64 / TICKS_PER_SECOND,
         threads: field("Threads"),
         computing: 0,
+        gpu: None,
     }
 }
 
@@ -39,7 +40,7 @@ mod tests {
         let stat = "12 (a) b) S 1 12 12 0 -1 4194560 100 0 3 0 250 50 0 0 20 0 7 0 100 4096 512";
         assert_eq!(
             parsed(status, stat),
-            ProcessReading { resident_bytes: 2 << 20, cpu_s: 3.0, threads: 7, computing: 0 }
+            ProcessReading { resident_bytes: 2 << 20, cpu_s: 3.0, threads: 7, computing: 0, gpu: None }
         );
         assert_eq!(parsed("", ""), ProcessReading::default());
         let own = reading();

@@ -107,6 +107,17 @@ pub struct ProcessReading {
     pub threads: u64,
     /// Of these, how many compute; 0 where that is not known.
     pub computing: u64,
+    /// Memory of the GPU that it computes on, if it does.
+    pub gpu: Option<GpuMemory>,
+}
+
+/// Memory of a GPU, whoever uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct GpuMemory {
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that are free.
+    pub free: u64,
 }
 
 /// One link.

@@ -70,6 +70,8 @@ names! {
     HOST_CPU_SECONDS = "host_process_cpu_seconds";
     /// Threads of a host's process, as it last told.
     HOST_THREADS = "host_process_threads";
+    /// Bytes of the memory of a host's GPU, used by whomever or free, as it last told.
+    GPU_MEMORY_BYTES = "gpu_memory_bytes";
     /// 1 while a host is ready.
     HOST_UP = "host_up";
     /// Seconds since a host was last heard.

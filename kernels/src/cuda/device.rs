@@ -1,58 +1,19 @@
 //! One GPU: its context, the stream all work is queued on, memory in stream order, and the compiled kernels. Nothing here waits
 //! for the device but downloads and `synchronize`.
 
+mod modules;
+
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
+use super::moves::CARRIED;
 use super::staging::Staging;
 use crate::{DType, KernelError};
+use modules::{FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
 
-/// What a kernel's name ends with in its versions.
-type Versions = &'static [&'static str];
-const ONE: Versions = &[""];
-const TYPES: Versions = &["_bf16", "_f32"];
-const HEAD_SIZES: Versions = &["_64", "_128"];
-
-/// Machine code for sm_80 and sm_90a, and the kernels in it.
-type Module = (&'static [u8], &'static [Kernels]);
-/// Kernels that have the same versions.
-type Kernels = (Versions, &'static [&'static str]);
-
-/// All that is compiled.
-const MODULES: &[Module] = &[
-    (
-        include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
-        &[
-            (TYPES, &["embed", "rms_norm", "rms_norm_wide", "gated_silu", "gated_silu_wide", "silu"]),
-            (TYPES, &["split_rotate", "split_rotate_wide", "join_heads", "cast_to", "random_fill"]),
-            (TYPES, &["copy_heads", "copy_heads_wide"]),
-        ],
-    ),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
-    (
-        include_bytes!(concat!(env!("OUT_DIR"), "/eight.fatbin")),
-        &[(ONE, &["quantize", "quantize_norm", "quantize_gated", "add_bf16"])],
-    ),
-    (
-        include_bytes!(concat!(env!("OUT_DIR"), "/moves.fatbin")),
-        &[
-            (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs"]),
-            (ONE, &["merge_into", "merge_rows", "top_k"]),
-        ],
-    ),
-    (
-        include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
-        &[
-            (HEAD_SIZES, &["attend_whole", "attend_tile", "attend_rows_shallow", "attend_rows"]),
-            (HEAD_SIZES, &["attend_listed_tile", "attend_listed_rows_shallow", "attend_listed_rows"]),
-            (ONE, &["combine", "combine_placed"]),
-        ],
-    ),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
-];
 /// What a resting process keeps of freed memory, as a share of the GPU's: allocating within it costs no call to the system.
 const KEPT_SHARE: usize = 16;
 
@@ -60,10 +21,13 @@ const KEPT_SHARE: usize = 16;
 pub struct Device {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    functions: HashMap<String, sys::CUfunction>,
+    /// Handles, and whether they are launched as followers.
+    functions: HashMap<String, (sys::CUfunction, bool)>,
     staging: Staging,
     /// Bytes of shared memory that a block can ask for.
     shared_limit: u32,
+    /// First number of the compute capability.
+    major: i32,
 }
 
 // SAFETY: function handles are process-wide names of loaded code; the driver's calls on them are thread-safe.
@@ -129,7 +93,7 @@ impl Device {
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(missing)? as u32;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
-        let mut device = Self { context, stream, functions: HashMap::new(), staging, shared_limit };
+        let mut device = Self { context, stream, functions: HashMap::new(), staging, shared_limit, major };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -161,12 +125,13 @@ impl Device {
                     let c_name = CString::new(full.as_str()).expect("names have no zero byte");
                     // SAFETY: the module was just loaded.
                     let function = unsafe { result::module::get_function(module, c_name) }?;
-                    if *versions == HEAD_SIZES {
+                    if [HEAD_SIZES, ROW_COUNTS].contains(versions) {
                         let limit = self.shared_limit as i32;
                         // SAFETY: the function belongs to a loaded module; none of these has shared memory of its own.
                         unsafe { result::function::set_function_attribute(function, large, limit) }?;
                     }
-                    self.functions.insert(full, function);
+                    let follows = self.major >= 9 && FOLLOWERS.iter().any(|follower| name.starts_with(follower));
+                    self.functions.insert(full, (function, follows));
                 }
             }
         }
@@ -185,18 +150,33 @@ impl Device {
         arguments: &mut [*mut c_void],
     ) -> Result<(), KernelError> {
         let failed = |error| device_error("launch", error);
-        let function = *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"));
-        let grid = (spread.blocks.0 as u32, spread.blocks.1 as u32, 1);
+        let (function, follows) = *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"));
+        let grid = (spread.blocks.0 as u32, spread.blocks.1 as u32);
         if grid.0 == 0 || grid.1 == 0 {
             return Ok(());
         }
         self.context.bind_to_thread().map_err(failed)?;
-        let stream = self.stream.cu_stream();
+        let mut follower: sys::CUlaunchAttribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid.0,
+            gridDimY: grid.1,
+            gridDimZ: 1,
+            blockDimX: spread.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: spread.shared as u32,
+            hStream: self.stream.cu_stream(),
+            attrs: &mut follower,
+            numAttrs: u32::from(follows),
+        };
         // SAFETY: as the caller promises.
-        unsafe {
-            result::launch_kernel(function, grid, (spread.threads, 1, 1), spread.shared as u32, stream, arguments)
-        }
-        .map_err(failed)
+        unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(failed)
     }
 
     /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
@@ -233,17 +213,16 @@ impl Device {
         self.context.name().map_err(|error| device_error("name", error))
     }
 
-    /// Free and all bytes of the GPU's memory.
-    pub fn memory(&self) -> Result<(usize, usize), KernelError> {
-        self.context.mem_get_info().map_err(|error| device_error("memory", error))
-    }
-
     /// The stream that work is queued on.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
     pub(super) fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    pub(super) fn shared_context(&self) -> &Arc<CudaContext> {
         &self.context
     }
 
@@ -286,6 +265,9 @@ impl Device {
     pub(super) fn write(&self, pointer: u64, bytes: &[u8]) -> Result<(), KernelError> {
         if bytes.is_empty() {
             return Ok(());
+        }
+        if bytes.len() <= CARRIED && bytes.len().is_multiple_of(4) && pointer.is_multiple_of(4) {
+            return self.put(pointer, bytes);
         }
         self.context.bind_to_thread().map_err(|error| device_error("upload", error))?;
         self.staging.upload(pointer, bytes).map_err(|error| device_error("upload", error))

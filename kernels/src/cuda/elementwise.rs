@@ -253,6 +253,12 @@ impl Device {
         launch!(self, &name, spread, from.pointer, to.pointer, from.at, to.at, heads, t, dim)
     }
 
+    /// Writes numbers to all elements of an f32 tensor.
+    pub(super) fn fill(&self, tensor: &Tensor) -> Result<(), KernelError> {
+        let (to, count, seed, scale) = (tensor.pointer(), tensor.elements() as i64, 0u32, 1f32);
+        launch!(self, "random_fill_f32", Spread::over(tensor.elements()), to, count, seed, scale)
+    }
+
     /// Numbers in `[-scale, scale)`, a function of place and seed: weights for measuring, made on the device.
     pub fn random(&self, shape: &[usize], dtype: DType, seed: u32, scale: f32) -> Result<Tensor, KernelError> {
         let out = self.empty(shape, dtype)?;

@@ -7,6 +7,9 @@ use super::device::{Buffer, Device, width};
 use super::tensor::{Strides, Tensor, View};
 use crate::{DType, KernelError};
 
+/// Tokens up to which a kernel appends, which follows others sooner than a copy does.
+const FEW: usize = 64;
+
 /// A cache that grows geometrically; clones share memory until one of them grows.
 #[derive(Clone)]
 pub struct Kv {
@@ -110,9 +113,14 @@ impl Kv {
         if let Some(got) = [k.dtype, v.dtype].into_iter().find(|dtype| *dtype != self.dtype) {
             return Err(KernelError::DType { operation: "kv_append", got });
         }
+        let (bytes, by_rows) = (t * self.row(), Strides::by_rows(heads, dim));
         let [to_k, to_v] = self.extend(device, t)?;
-        device.copy_heads(k.heads_first()?, to_k)?;
-        device.copy_heads(v.heads_first()?, to_v)
+        let (k, v) = (k.heads_first()?, v.heads_first()?);
+        if t <= FEW && k.at == by_rows && v.at == by_rows && bytes.is_multiple_of(16) {
+            return device.copy_pair([k.pointer, v.pointer], [to_k.pointer, to_v.pointer], bytes);
+        }
+        device.copy_heads(k, to_k)?;
+        device.copy_heads(v, to_v)
     }
 
     /// A copy of tokens `start..end`.

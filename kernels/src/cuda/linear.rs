@@ -2,6 +2,7 @@
 //! aligned. A row's bits do not depend on how many rows there are.
 
 mod eight;
+mod few;
 mod plans;
 
 use std::sync::Mutex;

@@ -3,6 +3,7 @@
 
 mod merges;
 mod rounds;
+mod tree;
 
 use std::ops::Range;
 
@@ -38,18 +39,25 @@ impl Device {
         &self,
         heads: Heads,
         q: &Tensor,
-        (asks, groups): (&[Ask<'_, Kv>], &[usize]),
+        asks: (&[Ask<'_, Kv>], &[usize]),
         packed: &mut Vec<f32>,
     ) -> Result<bool, KernelError> {
+        let Some(rows) = self.attend_groups(heads, q, asks)? else { return Ok(false) };
+        self.download_floats(rows.pointer(), rows.elements(), packed)?;
+        Ok(true)
+    }
+
+    /// The packed rows of each group, `(rows, packed row)` f32, on the device.
+    pub(super) fn attend_groups(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        (asks, groups): (&[Ask<'_, Kv>], &[usize]),
+    ) -> Result<Option<Tensor>, KernelError> {
         check_asks(heads, q.shape(), asks, |ask| ask.kv.len())?;
         check_groups(asks, groups)?;
-        let suits = |ask: &Ask<'_, Kv>| {
-            let [k, _] = ask.kv.view(0, ask.kv.len());
-            ask.rows.len() <= FEW_ROWS && k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == q.dtype
-        };
-        let tiled = q.dtype() == DType::Bf16 && matches!(heads.dim, 64 | 128) && q.pointer().is_multiple_of(16);
-        if !tiled || !asks.iter().all(suits) {
-            return Ok(false);
+        if !self.cuts(heads, q, asks) {
+            return Ok(None);
         }
         let row = heads.packed_row();
         // What holes leave of an ask's keys is asked range by range, and merged with the rest of its group.
@@ -57,13 +65,13 @@ impl Device {
         let several = parts.iter().filter(|parts| parts.len() > 1).flatten();
         let partials = self.alloc(4 * row * several.map(|(ask, _)| ask.rows.len()).sum::<usize>())?;
         let merged: usize = parts.iter().map(|parts| parts[0].0.rows.len()).sum();
-        let results = self.alloc(4 * row * merged)?;
+        let results = self.empty(&[merged, row], DType::F32)?;
         let (mut table, mut places, mut merges) = (Table::default(), Vec::with_capacity(asks.len()), Merges::default());
         let (mut from, mut to) = (partials.pointer, 0);
         for parts in &parts {
             let rows = parts[0].0.rows.len();
             match &parts[..] {
-                [_] => places.push(results.pointer + (4 * row * to) as u64),
+                [_] => places.push(results.pointer() + (4 * row * to) as u64),
                 parts => {
                     let each = (4 * row * rows) as u64;
                     let first = from;
@@ -89,9 +97,18 @@ impl Device {
         for (round, places) in rounds.iter().zip(laid) {
             self.attend_round(heads, round, &places, table.pointer)?;
         }
-        self.merge_laid(heads, &merges, merge.map(|at| table.pointer + at), To::Rows(results.pointer))?;
-        self.download_floats(results.pointer, row * merged, packed)?;
-        Ok(true)
+        self.merge_laid(heads, &merges, merge.map(|at| table.pointer + at), To::Rows(results.pointer()))?;
+        Ok(Some(results))
+    }
+
+    /// Whether the kernels that cut keys take all asks.
+    fn cuts(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, Kv>]) -> bool {
+        let suits = |ask: &Ask<'_, Kv>| {
+            let [k, _] = ask.kv.view(0, ask.kv.len());
+            ask.rows.len() <= FEW_ROWS && k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == q.dtype
+        };
+        let tiled = q.dtype() == DType::Bf16 && matches!(heads.dim, 64 | 128) && q.pointer().is_multiple_of(16);
+        tiled && asks.iter().all(suits)
     }
 
     /// Outputs of attention of each `(q (query heads, t, dim), keys, mask)`, in f32, where the kernels that cut keys take all.

@@ -23,10 +23,35 @@ struct Pair {
     unused: i32,
 }
 
+/// Bytes that go to the device as an argument of a kernel.
+pub(super) const CARRIED: usize = 3968;
+
+/// As the kernel declares it.
+#[repr(C)]
+struct Carried([u32; CARRIED / 4]);
+
 /// A bf16 partial whose rows lie anywhere: output, log-sum-exp `(heads, rows of more)` f32, and which of its rows is the first.
 pub type Placed<'a> = (View<'a>, &'a Tensor, usize);
 
 impl Device {
+    /// Up to [`CARRIED`] bytes, whole words, to `pointer`: sooner there than by a copy, which another engine has to make.
+    pub(super) fn put(&self, pointer: u64, bytes: &[u8]) -> Result<(), KernelError> {
+        let (mut carried, words) = (Carried([0; CARRIED / 4]), bytes.len() / 4);
+        carried.0.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(to, from)| *to = u32::from_ne_bytes(*from));
+        let count = words as i32;
+        launch!(self, "put", Spread::new(1, 256), pointer, carried, count)
+    }
+
+    /// Two runs of as many bytes, in 16-byte steps, by one launch; by two copies where they do not lie so.
+    pub(super) fn copy_pair(&self, [a, b]: [u64; 2], [to_a, to_b]: [u64; 2], bytes: usize) -> Result<(), KernelError> {
+        if [a, b, to_a, to_b].iter().any(|pointer| !pointer.is_multiple_of(16)) {
+            self.copy_2d((a, 0), (to_a, 0), bytes, 1)?;
+            return self.copy_2d((b, 0), (to_b, 0), bytes, 1);
+        }
+        let count = (bytes / 16) as i32;
+        launch!(self, "copy_pair", Spread::over(bytes / 16), a, to_a, b, to_b, count)
+    }
+
     /// Merges `other` into `to`, in place: a prefix's partial into a block's own.
     pub fn merge_into(&self, to: Placed<'_>, other: Placed<'_>) -> Result<(), KernelError> {
         let ((out, lse, first), (more, more_lse, more_first)) = (to, other);
@@ -160,6 +185,23 @@ impl Device {
             to += bytes as u64;
         }
         Ok(out)
+    }
+
+    /// As `Backend::gather`.
+    pub(super) fn gather_listed(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
+        let (heads, t, _) = x.cube("gather")?;
+        let count = rows.first().map_or(0, Vec::len);
+        if rows.len() != heads || rows.iter().any(|rows| rows.len() != count) {
+            let got: Vec<usize> = rows.iter().map(Vec::len).collect();
+            return Err(KernelError::shape("gather", format!("{heads} lists, equally long"), &[&got]));
+        }
+        if let Some(row) = rows.iter().flatten().find(|row| **row as usize >= t) {
+            let (expected, got) = (format!("rows below {t}"), row.to_string());
+            return Err(KernelError::Shape { operation: "gather", expected, got });
+        }
+        let mut list = self.words(&rows.concat())?;
+        list.shape = vec![heads, count];
+        self.gather(&self.by_heads(x)?, &list)
     }
 
     /// Rows `rows (heads, n)` of each head of `x (heads, t, dim)`; every one below `t`, as `top_k` gives them: `(heads, n, dim)`.

@@ -1,9 +1,13 @@
-//! What a machine has for GPUs: driver, devices, libraries. Opens nothing but to look at it.
+//! What a machine has for GPUs: driver, devices, libraries, and memory that is free. Opens nothing but to look at it.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result, sys};
 use cudarc::{cublaslt, cudnn};
+
+use super::device::{Device, device_error};
+use crate::KernelError;
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -91,4 +95,33 @@ fn gpus() -> Result<Vec<Gpu>, result::DriverError> {
 /// A version that is written as one number.
 fn dotted(version: usize, major: usize, minor: usize) -> String {
     format!("{}.{}", version / major, version % major / minor)
+}
+
+/// Tells of a GPU's memory.
+#[derive(Debug)]
+pub struct Gauge(Arc<CudaContext>);
+
+impl Gauge {
+    /// Free and all bytes.
+    ///
+    /// # Errors
+    /// [`KernelError::Device`] where the driver does not tell.
+    pub fn memory(&self) -> Result<(usize, usize), KernelError> {
+        self.0.mem_get_info().map_err(|error| device_error("memory", error))
+    }
+}
+
+impl Device {
+    /// What tells of its memory.
+    pub fn gauge(&self) -> Gauge {
+        Gauge(Arc::clone(self.shared_context()))
+    }
+
+    /// Free and all bytes of the GPU's memory.
+    ///
+    /// # Errors
+    /// [`KernelError::Device`] where the driver does not tell.
+    pub fn memory(&self) -> Result<(usize, usize), KernelError> {
+        self.gauge().memory()
+    }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use asterism_kernels::reference::{self, AttentionShape};
-use asterism_kernels::{Ask, Backend, Cpu, DType, Heads, Mask, packed};
+use asterism_kernels::{Ask, Backend, Cpu, DType, Heads, Mask, Merging, merging, packed};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -96,6 +96,28 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     let mut at_once = vec![5.0];
     backend.attend_merged(*heads, &q, (&asks, &groups), &mut at_once).unwrap();
     prop_assert_eq!(&at_once, &together, "groups merged where they are attended");
+    let mut seen = 0;
+    let next = |shards: &usize| -> Vec<usize> {
+        seen += shards;
+        (seen - shards..seen).collect()
+    };
+    let level: Vec<Vec<usize>> = groups.iter().map(next).collect();
+    // Each job's shards together, and the first of them once more.
+    let tops = level.iter().enumerate().map(|(job, shards)| vec![asks.len() + job, shards[0]]).collect();
+    let tree = Merging { levels: vec![level], tops };
+    let here = on_host(&backend.attend_tree(*heads, &q, (&asks, &[]), &tree).unwrap());
+    let host = on_host(&merging::attend_tree(backend, *heads, &q, (&asks, &[]), &tree).unwrap());
+    prop_assert_eq!(here.0, host.0);
+    prop_assert_eq!(bits(&here.1), bits(&host.1), "merged where it is attended");
+    let kept = backend.attend_rows(*heads, &q, &asks).unwrap();
+    prop_assert_eq!(bits(&backend.download(&kept).unwrap()), bits(&many[1..]));
+    let (mut given, mut end) = (Vec::new(), 0);
+    for ask in &asks {
+        given.push(backend.rows(&kept, end, end + ask.rows.len()).unwrap());
+        end += ask.rows.len();
+    }
+    let given = on_host(&backend.attend_tree(*heads, &q, (&[], &given), &tree).unwrap());
+    prop_assert_eq!(bits(&here.1), bits(&given.1), "rows that are given");
     let of_ask = |ask: &Ask<'_, B::Kv>| {
         (backend.narrow(&first, 1, ask.rows.start, ask.rows.end).unwrap(), ask.kv.clone(), ask.mask)
     };
@@ -151,6 +173,10 @@ fn holes_hide_keys<B: Backend>(
     backend.attend_merged(heads, &x, (&[ask(), ask()], &[2]), &mut twice).unwrap();
     assert_close(backend.dtype(), &many, &expected)?;
     assert_close(backend.dtype(), &each, &expected)?;
+    let tree = Merging { levels: Vec::new(), tops: vec![vec![0, 1]] };
+    let here = backend.download(&backend.attend_tree(heads, &x, (&[ask(), ask()], &[]), &tree).unwrap()).unwrap();
+    let outputs = twice.chunks_exact(heads.packed_row()).flat_map(|row: &[f32]| row[..query * dim].to_vec());
+    assert_close(backend.dtype(), &here, &outputs.collect::<Vec<f32>>())?;
     for (row, one) in twice.chunks_exact_mut(heads.packed_row()).zip(many.chunks_exact(heads.packed_row())) {
         row[query * dim..].iter_mut().for_each(|lse| *lse -= 2f32.ln());
         assert_close(backend.dtype(), row, one)?;
@@ -232,6 +258,18 @@ fn batches_that_do_not_fit_are_refused() {
         assert!(attend(&[2]).is_ok());
         for groups in [&[1][..], &[3], &[2, 0], &[1, 2]] {
             assert_eq!(attend(groups).unwrap_err().code(), "kernel_shape");
+        }
+        let tree = |levels: &[&[usize]], tops: &[&[usize]]| {
+            let asks = [0, 1].map(|row| Ask { kv: &kv, rows: row..row + 1, mask: Mask::None, holes: &[] });
+            let levels = levels.iter().map(|slots| vec![slots.to_vec()]).collect();
+            let merging = Merging { levels, tops: tops.iter().map(|slots| slots.to_vec()).collect() };
+            backend.attend_tree(heads, &x(&[2, 32]), (&asks, &[]), &merging)
+        };
+        assert!(tree(&[&[0, 1]], &[&[2], &[0, 1]]).is_ok());
+        let refused: [(&[&[usize]], &[&[usize]]); 5] =
+            [(&[], &[]), (&[], &[&[]]), (&[], &[&[2]]), (&[&[2]], &[&[0]]), (&[&[]], &[&[0]])];
+        for (levels, tops) in refused {
+            assert_eq!(tree(levels, tops).err().unwrap().code(), "kernel_shape");
         }
         let row = vec![0.0; heads.packed_row()];
         assert!(backend.merge_packed(heads, &[vec![&row[..], &row]]).is_ok());

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use asterism_kernels::{Ask, Backend, Heads, Mask};
+use asterism_kernels::{Ask, Backend, Heads, Lent, Mask};
 use asterism_plan::HiddenKeys;
 
 use crate::{EncodedShard, ModelError};
@@ -69,8 +69,38 @@ impl PackedRows {
     }
 }
 
+/// Shards in this very process, as the rows of a part find them.
+pub enum Held<'a, B: Backend> {
+    /// Keys on the device of the step.
+    Keys {
+        /// Place of the shard in the merge, and the keys of it that are seen.
+        shard: (usize, u64),
+        /// All its keys.
+        kv: &'a B::Kv,
+        /// Those that are not seen.
+        holes: &'a [Range<usize>],
+    },
+    /// What another device makes of the rows, on its way.
+    Rows {
+        /// Places of the shards in the merge, and the keys that each attended to.
+        shards: Vec<(usize, u64)>,
+        /// Packed rows of several such, and which of them these are.
+        rows: (Arc<Lent<B>>, Range<usize>),
+    },
+}
+
 /// Where the context's keys and values live. A step of one layer asks, computes its own part, then collects.
 pub trait ContextAttention<B: Backend> {
+    /// The shards of each part's context, where all of them are in this process: a step then attends to them together with
+    /// its own keys, and neither asks nor collects.
+    fn here(
+        &self,
+        queries: &LayerQueries<'_, B>,
+        asks: &[PartAsk],
+    ) -> Result<Option<Vec<Vec<Held<'_, B>>>>, ModelError> {
+        let _ = (queries, asks);
+        Ok(None)
+    }
     /// Sends the rows of each part to every shard of the part's context.
     fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<(), ModelError>;
     /// What the parts of the last `ask` get, in their order.
@@ -115,37 +145,69 @@ impl<'a, B: Backend> LocalContext<'a, B> {
     }
 }
 
+/// A shard and what is seen of it.
+type Seen<'a, B> = ((usize, u64), &'a <B as Backend>::Kv, &'a [Range<usize>]);
+
+impl<B: Backend> LocalContext<'_, B> {
+    fn seen(&self, layer: usize, part: usize) -> impl Iterator<Item = Seen<'_, B>> {
+        self.contexts[part].iter().map(move |shard| {
+            let (kv, holes) = (&shard.layers[layer], self.hidden.get(&shard.block).map_or(&[][..], |holes| &holes[..]));
+            let keys = self.backend.kv_len(kv) - holes.iter().map(Range::len).sum::<usize>();
+            ((shard.block, keys as u64), kv, holes)
+        })
+    }
+
+    /// The shards of each part, and what their asks are, in order.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn asked(&self, layer: usize, asks: &[PartAsk]) -> (Vec<Vec<(usize, u64)>>, Vec<Ask<'_, B::Kv>>) {
+        let (mut shards, mut each) = (Vec::with_capacity(asks.len()), Vec::new());
+        for PartAsk { part, rows, mask } in asks {
+            let seen = self.seen(layer, *part);
+            shards.push(
+                seen.map(|(shard, kv, holes)| {
+                    each.push(Ask { kv, rows: rows.clone(), mask: *mask, holes });
+                    shard
+                })
+                .collect(),
+            );
+        }
+        (shards, each)
+    }
+
+    /// As [`ContextAttention::here`].
+    pub(super) fn keys(&self, layer: usize, asks: &[PartAsk]) -> Vec<Vec<Held<'_, B>>> {
+        let keys = |(shard, kv, holes)| Held::Keys { shard, kv, holes };
+        asks.iter().map(|ask| self.seen(layer, ask.part).map(keys).collect()).collect()
+    }
+}
+
 impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
+    fn here(
+        &self,
+        queries: &LayerQueries<'_, B>,
+        asks: &[PartAsk],
+    ) -> Result<Option<Vec<Vec<Held<'_, B>>>>, ModelError> {
+        Ok(Some(self.keys(queries.layer, asks)))
+    }
+
     fn ask(
         &mut self,
         LayerQueries { layer, heads, q }: LayerQueries<'_, B>,
         asks: &[PartAsk],
     ) -> Result<(), ModelError> {
-        let shards = |ask: &PartAsk| self.contexts[ask.part].iter();
-        let pairs = asks.iter().flat_map(|ask| shards(ask).map(move |shard| (ask, shard)));
-        let hidden = |block: usize| self.hidden.get(&block).map_or(0, |holes| holes.iter().map(Range::len).sum());
-        let each: Vec<_> = pairs
-            .map(|(ask, shard)| {
-                let (rows, mask) = (ask.rows.clone(), ask.mask);
-                Ask {
-                    kv: &shard.layers[layer],
-                    rows,
-                    mask,
-                    holes: self.hidden.get(&shard.block).map_or(&[], |holes| &holes[..]),
-                }
-            })
-            .collect();
+        let (shards, each) = self.asked(layer, asks);
         let mut packed = Vec::new();
         self.backend.attend_many(heads, q, &each, &mut packed)?;
         let (values, mut start) = (Arc::new(packed), 0);
-        let mut answer = |ask: &PartAsk, shard: &EncodedShard<B>| {
+        let mut answer = |(ask, shard): (&PartAsk, (usize, u64))| {
             let range = start..start + ask.rows.len() * heads.packed_row();
             start = range.end;
-            let rows = PackedRows::new(values.clone(), range);
-            let keys = self.backend.kv_len(&shard.layers[layer]) - hidden(shard.block);
-            ShardPartial { shards: vec![(shard.block, keys as u64)], rows }
+            ShardPartial { shards: vec![shard], rows: PackedRows::new(values.clone(), range) }
         };
-        self.answers = asks.iter().map(|ask| Ok(shards(ask).map(|shard| answer(ask, shard)).collect())).collect();
+        let of_part = |(ask, shards): (&PartAsk, Vec<(usize, u64)>)| {
+            Ok(shards.into_iter().map(|shard| answer((ask, shard))).collect())
+        };
+        self.answers = asks.iter().zip(shards).map(of_part).collect();
         Ok(())
     }
 

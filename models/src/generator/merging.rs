@@ -2,20 +2,23 @@
 
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, Heads};
+use asterism_kernels::{Backend, Heads, Merging};
 use asterism_plan::{KeptShard, MergeTree};
 
-use super::context::{PackedRows, ShardPartial};
+use super::context::PackedRows;
 use crate::ModelError;
 
+/// What shards answered: their places in the merge with the keys that each attended to, and their rows, or where these are.
+pub type Answer<R> = (Vec<(usize, u64)>, R);
+
 /// A part's answers, each at its place in the tree.
-pub struct Answered {
+pub struct Answered<R = PackedRows> {
     tree: Arc<MergeTree>,
     /// By node.
-    there: Vec<Option<PackedRows>>,
+    there: Vec<Option<R>>,
 }
 
-impl Answered {
+impl<R: Clone> Answered<R> {
     /// Checks that every shard answered for the keys that the plan kept of it, once, and that what was merged is so in the plan.
     ///
     /// # Errors
@@ -23,10 +26,10 @@ impl Answered {
     pub fn of(
         shards: &[KeptShard],
         tree: &Arc<MergeTree>,
-        (layer, answers): (usize, Vec<ShardPartial>),
+        (layer, answers): (usize, Vec<Answer<R>>),
     ) -> Result<Self, ModelError> {
         let mut keys = vec![0_u64; shards.len()];
-        for (block, got) in answers.iter().flat_map(|answer| &answer.shards) {
+        for (block, got) in answers.iter().flat_map(|(shards, _)| shards) {
             let expected = shards.get(*block).map_or(0, |shard| shard.keys);
             match keys.get_mut(*block).filter(|keys| **keys == 0) {
                 Some(keys) if *got == expected => *keys = *got,
@@ -39,7 +42,7 @@ impl Answered {
             return Err(ModelError::KeyCount { layer, block, expected, got });
         }
         let mut there = vec![None; tree.nodes().len()];
-        for ShardPartial { shards, rows } in answers {
+        for (shards, rows) in answers {
             let blocks = || shards.iter().map(|shard| shard.0);
             match tree.find(blocks().map(|block| block as u32)) {
                 Some(node) => there[node] = Some(rows),
@@ -49,16 +52,13 @@ impl Answered {
         Ok(Self { tree: tree.clone(), there })
     }
 
-    /// Merges what nobody merged, of all parts at a time, up to what the query host merges with its own.
-    pub fn merged<'a, B: Backend>(
-        backend: &B,
-        heads: Heads,
-        parts: impl Iterator<Item = &'a Self>,
-    ) -> Result<Merged<'a>, ModelError> {
-        let mut merged = Merged { parts: parts.map(|part| (part, Vec::new())).collect(), values: Vec::new() };
+    /// Nodes of the parts that nobody merged, up to what the query host merges with its own: by height, part and node.
+    fn unmerged<'a>(parts: impl Iterator<Item = &'a Self>) -> Vec<(usize, usize, usize)>
+    where
+        R: 'a,
+    {
         let mut unmerged = Vec::new();
-        for (part, (Self { tree, there }, places)) in merged.parts.iter_mut().enumerate() {
-            *places = there.iter().map(|rows| rows.as_ref().map(|rows| Place::There(rows.values()))).collect();
+        for (part, Self { tree, there }) in parts.enumerate() {
             let mut open: Vec<usize> = tree.top().to_vec();
             while let Some(node) = open.pop() {
                 let inputs = &tree.nodes()[node].inputs;
@@ -69,6 +69,49 @@ impl Answered {
             }
         }
         unmerged.sort_unstable();
+        unmerged
+    }
+}
+
+impl Answered<usize> {
+    /// How slots of a device are merged, `slots` of them answers of shards and of the parts themselves: each part is here with
+    /// its own.
+    pub fn merging(parts: &[(&Self, usize)], slots: usize) -> Merging {
+        let (mut merging, mut next) = (Merging::default(), slots);
+        let mut places: Vec<Vec<Option<usize>>> = parts.iter().map(|(part, _)| part.there.clone()).collect();
+        let found = |places: &[Option<usize>], nodes: &[usize]| nodes.iter().filter_map(|node| places[*node]).collect();
+        let unmerged = Self::unmerged(parts.iter().map(|(part, _)| *part));
+        for level in unmerged.chunk_by(|(one, ..), (other, ..)| one == other) {
+            let inputs = |(_, part, node): &(usize, usize, usize)| -> Vec<usize> {
+                found(&places[*part], &parts[*part].0.tree.nodes()[*node].inputs)
+            };
+            merging.levels.push(level.iter().map(inputs).collect());
+            for (_, part, node) in level {
+                places[*part][*node] = Some(next);
+                next += 1;
+            }
+        }
+        let top = |((part, own), places): (&(&Self, usize), &Vec<Option<usize>>)| -> Vec<usize> {
+            let shards: Vec<usize> = found(places, part.tree.top());
+            shards.into_iter().chain([*own]).collect()
+        };
+        merging.tops = parts.iter().zip(&places).map(top).collect();
+        merging
+    }
+}
+
+impl Answered {
+    /// Merges what nobody merged, of all parts at a time, up to what the query host merges with its own.
+    pub fn merged<'a, B: Backend>(
+        backend: &B,
+        heads: Heads,
+        parts: impl Iterator<Item = &'a Self>,
+    ) -> Result<Merged<'a>, ModelError> {
+        let mut merged = Merged { parts: parts.map(|part| (part, Vec::new())).collect(), values: Vec::new() };
+        for (Self { there, .. }, places) in &mut merged.parts {
+            *places = there.iter().map(|rows| rows.as_ref().map(|rows| Place::There(rows.values()))).collect();
+        }
+        let unmerged = Self::unmerged(merged.parts.iter().map(|(part, _)| *part));
         for level in unmerged.chunk_by(|(one, ..), (other, ..)| one == other) {
             merged.merge(backend, heads, level)?;
         }

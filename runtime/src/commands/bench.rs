@@ -11,8 +11,8 @@ use std::{
 
 use asterism_kernels::{Backend, KernelChoice};
 use asterism_models::{
-    Decoder, Generator, HeadsFiles, LocalContext, ModelConfig, ModelError, Parts, RetainingHeads, Sampler, Sampling,
-    encode_plan, synthetic_prompt,
+    Decoder, Generator, HeadsFiles, ModelConfig, ModelError, Parts, RetainingHeads, Sampler, Sampling, TeamContext,
+    encode_plan, encode_together, synthetic_prompt,
 };
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use clap::{Args, Subcommand};
@@ -53,9 +53,10 @@ pub struct BenchArgs {
     /// Context hosts to plan for; their shards run one after another [default: the cluster file's, 4 without one]
     #[arg(long, value_name = "N", value_parser = up_to::<1024>)]
     pub hosts: Option<usize>,
-    /// Where to compute: cpu, or cuda:N [default: the cluster file's first context host's, cpu without one]
-    #[arg(long, value_name = "DEVICE")]
-    pub device: Option<Device>,
+    /// Where to compute: cpu, or cuda:N; several with commas, a context host each, which pass tensors among themselves [default:
+    /// the cluster file's first context host's, cpu without one]
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
+    pub device: Vec<Device>,
     /// Element type of weights and products [default: the cluster file's, f32 without one]
     #[arg(long, value_enum)]
     pub dtype: Option<DType>,
@@ -98,11 +99,21 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
     let cluster = globals.cluster_if_any()?;
     let given = Given::of(args, cluster.as_ref());
     let (dtype, threads, kernels) = (given.dtype, given.threads, args.kernels);
-    match given.device {
-        Device::Cpu => time(globals, what, Bench::load(args, given, |_| wiring::cpu(dtype, threads, kernels))?),
+    let devices = given.devices.clone();
+    if devices.iter().any(|device| (*device == Device::Cpu) != (devices[0] == Device::Cpu)) {
+        return Err(
+            CliError::usage("--device mixes cpu and GPUs").hint("name GPUs only, such as --device cuda:0,cuda:1")
+        );
+    }
+    match devices[0] {
+        Device::Cpu => time(globals, what, Bench::load(args, given, |_, _| wiring::cpu(dtype, threads, kernels))?),
         #[cfg(feature = "cuda")]
-        Device::Cuda(index) => {
-            let open = |shape: &ModelConfig| {
+        Device::Cuda(_) => {
+            let open = |device: Device, shape: &ModelConfig| {
+                let index = match device {
+                    Device::Cuda(index) => index,
+                    Device::Cpu => unreachable!("no processor is among GPUs"),
+                };
                 let linear = cluster.as_ref().and_then(|cluster| cluster.model.linear);
                 let numbers = crate::device::Numbers { dtype, linear };
                 crate::device::cuda(index, numbers, shape.weight_bytes(Parts::All, wiring::dtype(dtype)))
@@ -121,9 +132,10 @@ fn time<B: Backend>(
     (phase, generated): (&'static str, usize),
     bench: Bench<B>,
 ) -> Result<Exit, CliError> {
-    let Given { dtype, threads, hosts, device, .. } = bench.given;
+    let Given { dtype, threads, hosts, ref devices, .. } = bench.given;
     let method = bench.given.method.name();
-    let computing = if device == Device::Cpu { format!("{threads} threads") } else { device.to_string() };
+    let device = devices.iter().map(Device::to_string).collect::<Vec<_>>().join(",");
+    let computing = if devices[0] == Device::Cpu { format!("{threads} threads") } else { device.clone() };
     globals.note(format_args!("{phase} of {} with {method}, {hosts} hosts, {computing}", bench.model));
     let mut reference = None;
     let mut seconds = Vec::new();
@@ -145,7 +157,7 @@ fn time<B: Backend>(
     let setup = Setup {
         model: bench.model.clone(),
         method,
-        device: device.to_string(),
+        device,
         dtype: if dtype == DType::F32 { "f32" } else { "bf16" },
         kernels: bench.kernels,
         threads,
@@ -220,7 +232,7 @@ fn show(globals: &Globals, report: &Report) -> Result<(), CliError> {
 
 /// What is timed and on what: the command line's, else the cluster file's.
 struct Given<'a> {
-    device: Device,
+    devices: Vec<Device>,
     dtype: DType,
     threads: usize,
     hosts: usize,
@@ -233,11 +245,16 @@ impl<'a> Given<'a> {
         let contexts = |cluster: &'a Cluster| cluster.with_role(Role::Context);
         let device = |cluster: &'a Cluster| contexts(cluster).next().map(|host| host.device);
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let devices = match &args.device[..] {
+            [] => vec![cluster.and_then(device).unwrap_or_default()],
+            devices => devices.to_vec(),
+        };
+        let given_hosts = args.hosts.or((devices.len() > 1).then_some(devices.len()));
         Self {
-            device: args.device.or(cluster.and_then(device)).unwrap_or_default(),
+            devices,
             dtype: args.dtype.or(cluster.map(|cluster| cluster.model.dtype)).unwrap_or(DType::F32),
             threads: args.threads.unwrap_or(cores),
-            hosts: args.hosts.or(cluster.map(|cluster| contexts(cluster).count())).unwrap_or(4).max(1),
+            hosts: given_hosts.or(cluster.map(|cluster| contexts(cluster).count())).unwrap_or(4).max(1),
             method: MethodConfig::default(),
             cluster,
         }
@@ -245,7 +262,8 @@ impl<'a> Given<'a> {
 }
 
 struct Bench<'a, B: Backend> {
-    decoder: Decoder<B>,
+    /// One for each device; steps are taken on the first.
+    decoders: Vec<Decoder<B>>,
     model: String,
     kernels: &'static str,
     repeat: u16,
@@ -264,7 +282,7 @@ impl<'a, B: Backend> Bench<'a, B> {
     fn load(
         args: &BenchArgs,
         mut given: Given<'a>,
-        open: impl FnOnce(&ModelConfig) -> Result<B, ModelError>,
+        open: impl Fn(Device, &ModelConfig) -> Result<B, ModelError>,
     ) -> Result<Self, CliError> {
         let unusable = |error: ModelError| CliError::usage(error).hint("`asterism bench prefill --help`");
         let cluster = given.cluster;
@@ -278,8 +296,11 @@ impl<'a, B: Backend> Bench<'a, B> {
             (folder, _) => wiring::checkpoint(folder.as_deref()),
         };
         let checkpoint = checkpoint.map_err(unusable)?;
-        let backend = Arc::new(open(checkpoint.config()).map_err(unusable)?);
         let config = checkpoint.config();
+        let load = |(at, device): (usize, &Device)| {
+            let parts = if at == 0 { Parts::All } else { Parts::Context };
+            Decoder::load(Arc::new(open(*device, config)?), &checkpoint, parts)
+        };
         let ids = match &args.prompt_ids {
             Some(path) => read_ids(path)?,
             None => synthetic_prompt(args.tokens.0, config.vocab),
@@ -297,7 +318,7 @@ impl<'a, B: Backend> Bench<'a, B> {
         }
         Ok(Self {
             model: checkpoint.name().to_owned(),
-            decoder: Decoder::load(backend, &checkpoint, Parts::All).map_err(unusable)?,
+            decoders: given.devices.iter().enumerate().map(load).collect::<Result<_, _>>().map_err(unusable)?,
             kernels: args.kernels.name(),
             repeat: args.repeat,
             ids,
@@ -309,8 +330,9 @@ impl<'a, B: Backend> Bench<'a, B> {
     /// The prompt but for its last token as context, the last as query, then `generated` greedy tokens.
     fn round(&self, generated: usize) -> Result<Round, ModelError> {
         let (context, query) = self.ids.split_at(self.ids.len() - 1);
-        let backend = self.decoder.backend();
-        let shape = self.decoder.config().shape(backend.dtype());
+        let decoder = &self.decoders[0];
+        let backend = decoder.backend();
+        let shape = decoder.config().shape(backend.dtype());
         // One process encodes all shards, as hosts of one machine would.
         let request =
             PlanRequest { context, query, hosts: self.given.hosts, one_machine: true, shape: &shape, speeds: None };
@@ -319,21 +341,28 @@ impl<'a, B: Backend> Bench<'a, B> {
         let plan = plan.map_err(|error| ModelError::Unsupported { what: error.to_string() })?;
         let load = |name: &str| {
             let path = self.heads.get(name).ok_or_else(|| ModelError::NoRetainingHeads { name: name.into() })?;
-            RetainingHeads::load(backend, path, self.decoder.config())
+            RetainingHeads::load(backend, path, decoder.config())
         };
         let heads = plan.exchange.retaining_heads().map(load).transpose()?;
         let started = Instant::now();
-        let shards = encode_plan(&self.decoder, &plan, context, heads.as_ref(), &mut |_, _| true)?;
-        let mut held = LocalContext::new(backend, &shards);
+        let shards = match &self.decoders[..] {
+            [one] => vec![encode_plan(one, &plan, context, heads.as_ref(), &mut |_, _| true)?],
+            _ if heads.is_some() => {
+                let what = "retaining heads on several devices of one process".into();
+                return Err(ModelError::Unsupported { what });
+            }
+            several => encode_together(&several.iter().collect::<Vec<_>>(), &plan, context)?,
+        };
+        let held = self.decoders.iter().zip(&shards).map(|(decoder, shards)| (decoder.backend(), &shards[..]));
+        let mut held = TeamContext::new(&held.collect::<Vec<_>>());
         let mut generator = Generator::of(&plan);
         let mut sampler = Sampler::new(Sampling::default());
-        let mut tokens =
-            vec![sampler.next(&self.decoder.logits(&generator.step(&self.decoder, query, &mut held)?)?)];
+        let mut tokens = vec![sampler.next(&decoder.logits(&generator.step(decoder, query, &mut held)?)?)];
         let prefill_s = started.elapsed().as_secs_f64();
         let started = Instant::now();
         while tokens.len() < generated {
             let last = [tokens[tokens.len() - 1]];
-            tokens.push(sampler.next(&self.decoder.logits(&generator.step(&self.decoder, &last, &mut held)?)?));
+            tokens.push(sampler.next(&decoder.logits(&generator.step(decoder, &last, &mut held)?)?));
         }
         Ok(Round { prefill_s, decode_s: started.elapsed().as_secs_f64(), tokens })
     }

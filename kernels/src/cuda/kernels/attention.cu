@@ -3,7 +3,7 @@
 // a quarter is one running softmax, quarters are merged in order within the piece, pieces by `combine`. What a row is given is
 // a function of the row and its keys alone, whatever the tile it falls in.
 // The query heads that share a KV head are rows of one tile: packed row r is row r / group of head r % group.
-#include "common.cuh"
+#include "tiles.cuh"
 
 constexpr int PIECE = 2048, QUARTER = PIECE / 4;
 constexpr float LN2 = 0.69314718055994530942f;
@@ -18,26 +18,6 @@ struct Attention {
     float scale;  // 1 / sqrt(dim), times log2(e)
 };
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, bool there) {
-    int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wait_all_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-__device__ __forceinline__ void load4(uint32_t (&r)[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void load4_transposed(uint32_t (&r)[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -333,6 +313,7 @@ struct Item {
 };
 template <int D, int WARPS, int STAGES>
 __device__ __forceinline__ void attend_listed(const Attention* calls, const Item* items) {
+    follow();
     Item item = items[blockIdx.x];
     const Attention a = calls[item.call];
     attend<D, 32, WARPS, STAGES, false>(a, item.tile, item.piece, item.pieces);
@@ -422,6 +403,7 @@ struct PlacedCombination {
 };
 K combine_placed(const PlacedCombination* calls, int packed, int group, int dim) {
     extern __shared__ float weights[];
+    follow();
     const PlacedCombination c = calls[blockIdx.x / packed];
     int row = blockIdx.x % packed, kv_head = blockIdx.y, head = kv_head * group + row % group;
     if (row >= c.pieces.packed) return;

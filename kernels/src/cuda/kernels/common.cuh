@@ -5,6 +5,15 @@
 
 typedef __nv_bfloat16 bf16;
 
+// Kernels that are queued as followers may start before what was queued before them is done: they wait for it here, before they
+// touch memory that it writes or reads, and let the next one start.
+__device__ __forceinline__ void follow() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
 template <class T> __device__ __forceinline__ T narrow(float x);

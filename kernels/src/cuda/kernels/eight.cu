@@ -36,12 +36,14 @@ template <class V> __device__ __forceinline__ void quantize_row(V value, unsigne
 
 #define K extern "C" __global__ __launch_bounds__(256) void
 K quantize(const bf16* x, unsigned char* out, float* scales, int columns) {
+    follow();
     const bf16* row = x + (size_t)blockIdx.x * columns;
     quantize_row([&](int i) { return *(const Sixteen*)(row + i); }, out, scales, columns);
 }
 
 // Of what `rms_norm` gives, with its arithmetic.
 K quantize_norm(const bf16* x, const bf16* weight, unsigned char* out, float* scales, int columns, float eps) {
+    follow();
     __shared__ float sums[8];
     const bf16* row = x + (size_t)blockIdx.x * columns;
     float sum = 0;
@@ -65,6 +67,7 @@ K quantize_norm(const bf16* x, const bf16* weight, unsigned char* out, float* sc
 
 // Of what `gated_silu` gives for rows of gate and up, with its arithmetic; a row lies in shared memory meanwhile.
 K quantize_gated(const bf16* gate_up, unsigned char* out, float* scales, int columns) {
+    follow();
     extern __shared__ __align__(16) bf16 gated[];
     const bf16* row = gate_up + (size_t)blockIdx.x * 2 * columns;
     for (int i = threadIdx.x * 8; i < columns; i += 256 * 8) {
@@ -81,6 +84,7 @@ K quantize_gated(const bf16* gate_up, unsigned char* out, float* scales, int col
 
 // `residual (rows, columns)` and `bias (columns)`, where there are, added to `out`; `columns` is a multiple of 8.
 K add_bf16(bf16* out, const bf16* residual, const bf16* bias, int columns, long long count) {
+    follow();
     for (long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * 8; at < count;
          at += (long long)gridDim.x * blockDim.x * 8) {
         Sixteen x = *(Sixteen*)(out + at);

@@ -128,24 +128,25 @@ template <class T> __device__ void silu_each(const T* x, T* out, long long count
 }
 
 #define K extern "C" __global__ void
-#define EACH(T, S, V)                                                                                                      \
-    K embed_##S(const T* table, const unsigned* ids, T* out, int e) { embed(table, ids, out, e); }                         \
-    K rms_norm_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { rms_norm<T, 1>(x, r, w, out, e, eps); }       \
-    K rms_norm_wide_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { rms_norm<T, V>(x, r, w, out, e, eps); }  \
-    K gated_silu_##S(const T* x, T* out, long long n, int f) { gated_silu<T, 1>(x, out, n, f); }                           \
-    K gated_silu_wide_##S(const T* x, T* out, long long n, int f) { gated_silu<T, V>(x, out, n, f); }                      \
-    K split_rotate_##S(const Rotation r) { split_rotate<T, 1>(r); }                                                        \
-    K split_rotate_wide_##S(const Rotation r) { split_rotate<T, 4>(r); }                                                   \
-    K join_heads_##S(const float* x, T* out, int h, int t, int d) { join_heads(x, out, h, t, d); }                         \
-    K copy_heads_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) { copy_heads<T, 1>(x, y, a, b, h, t, d); } \
-    K copy_heads_wide_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) {                                   \
-        copy_heads<T, V>(x, y, a, b, h, t, d);                                                                             \
-    }                                                                                                                      \
+#define EACH(T, S, V)                                                                                                       \
+    K embed_##S(const T* table, const unsigned* ids, T* out, int e) { follow(); embed(table, ids, out, e); }                \
+    K rms_norm_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { follow(); rms_norm<T, 1>(x, r, w, out, e, eps); }\
+    K rms_norm_wide_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { follow(); rms_norm<T, V>(x, r, w, out, e, eps); }\
+    K gated_silu_##S(const T* x, T* out, long long n, int f) { follow(); gated_silu<T, 1>(x, out, n, f); }                  \
+    K gated_silu_wide_##S(const T* x, T* out, long long n, int f) { follow(); gated_silu<T, V>(x, out, n, f); }             \
+    K split_rotate_##S(const Rotation r) { follow(); split_rotate<T, 1>(r); }                                               \
+    K split_rotate_wide_##S(const Rotation r) { follow(); split_rotate<T, 4>(r); }                                          \
+    K join_heads_##S(const float* x, T* out, int h, int t, int d) { join_heads(x, out, h, t, d); }                          \
+    K copy_heads_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) { follow(); copy_heads<T, 1>(x, y, a, b, h, t, d); }\
+    K copy_heads_wide_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) {                                    \
+        follow();                                                                                                           \
+        copy_heads<T, V>(x, y, a, b, h, t, d);                                                                              \
+    }                                                                                                                       \
     K silu_##S(const T* x, T* out, long long n) { silu_each(x, out, n); }
 EACH(bf16, bf16, 8)
 EACH(float, f32, 4)
-K cast_to_bf16(const float* x, bf16* out, long long n) { cast(x, out, n); }
-K cast_to_f32(const bf16* x, float* out, long long n) { cast(x, out, n); }
+K cast_to_bf16(const float* x, bf16* out, long long n) { follow(); cast(x, out, n); }
+K cast_to_f32(const bf16* x, float* out, long long n) { follow(); cast(x, out, n); }
 
 // Numbers in [-1, 1) times `scale`, a function of place and seed: random weights that no host has to make.
 template <class T> __device__ void random_fill(T* out, long long count, unsigned seed, float scale) {

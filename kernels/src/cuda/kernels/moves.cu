@@ -182,11 +182,29 @@ __device__ void merge_packed(const float* const* partials, const MergedRow* rows
 }
 #define K extern "C" __global__ void
 K merge_rows(const float* const* p, const MergedRow* r, float* out, int query, int dim) {
+    follow();
     merge_packed<float, true>(p, r, out, query, dim);
 }
 K merge_outputs_bf16(const float* const* p, const MergedRow* r, bf16* out, int query, int dim) {
+    follow();
     merge_packed<bf16, false>(p, r, out, query, dim);
 }
 K merge_outputs_f32(const float* const* p, const MergedRow* r, float* out, int query, int dim) {
+    follow();
     merge_packed<float, false>(p, r, out, query, dim);
+}
+
+// Words that came as an argument.
+struct Carried {
+    unsigned words[992];
+};
+K put(unsigned* to, const __grid_constant__ Carried from, int count) {
+    follow();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from.words[i];
+}
+
+// Two runs of 16-byte elements: a token's keys and values to where they are kept.
+K copy_pair(const uint4* a, uint4* to_a, const uint4* b, uint4* to_b, int count) {
+    follow();
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to_a[i] = a[i], to_b[i] = b[i];
 }

@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use cudarc::cublaslt::{result, sys};
 
 use super::super::device::{Buffer, Device, device_error};
+use super::few;
 use crate::KernelError;
 use trial::Trial;
 
@@ -17,7 +18,7 @@ use trial::Trial;
 static WORKSPACE: usize = 32 << 20;
 /// Upper ends of the classes of rows and the row count that stands for each. What the library likes best for the first gives the
 /// bits.
-const CLASSES: [(usize, usize); 4] = [(usize::MAX, 4096), (1024, 512), (128, 64), (16, 8)];
+const CLASSES: [(usize, usize); 4] = [(usize::MAX, 4096), (1024, 512), (128, 64), (few::ROWS, 8)];
 /// Algorithms asked for by class.
 const ASKED: usize = 12;
 /// Rows of the trial that compares bits.
@@ -59,17 +60,25 @@ pub struct Choice {
     pub offered: usize,
     /// Those of them that give a row the same bits as the first.
     pub equal: usize,
-    /// Place of the one taken; the first is what the library likes best for many rows.
+    /// Place of the one taken: the first is what the library likes best for many rows, the one behind the last the own kernel
+    /// for few.
     pub taken: usize,
 }
 
 type Algorithm = sys::cublasLtMatmulAlgo_t;
 
+/// Who multiplies.
+#[derive(Clone, Copy)]
+pub enum Way {
+    Library(Algorithm),
+    Few,
+}
+
 pub struct Plans {
     handle: sys::cublasLtHandle_t,
     workspace: Buffer,
     /// `None`: the library has none.
-    algorithms: HashMap<(Key, usize), Option<(Algorithm, Choice)>>,
+    ways: HashMap<(Key, usize), Option<(Way, Choice)>>,
 }
 
 // SAFETY: the handle is used by one thread at a time, behind the mutex of the owner.
@@ -154,11 +163,11 @@ impl Plans {
         }
         device.context().bind_to_thread().map_err(|error| device_error("linear", error))?;
         let handle = result::create_handle().map_err(failed)?;
-        Ok(Some(Self { handle, workspace: device.alloc(WORKSPACE)?, algorithms: HashMap::new() }))
+        Ok(Some(Self { handle, workspace: device.alloc(WORKSPACE)?, ways: HashMap::new() }))
     }
 
     pub fn choices(&self) -> Vec<Choice> {
-        let mut choices: Vec<Choice> = self.algorithms.values().flatten().map(|(_, choice)| choice.clone()).collect();
+        let mut choices: Vec<Choice> = self.ways.values().flatten().map(|(_, choice)| choice.clone()).collect();
         choices.sort_by_key(|choice| (choice.n, choice.k, choice.rows));
         choices
     }
@@ -167,11 +176,11 @@ impl Plans {
     pub fn takes(&mut self, device: &Device, key: Key, rows: usize) -> Result<bool, KernelError> {
         device.context().bind_to_thread().map_err(|error| device_error("linear", error))?;
         let class = class_of(rows);
-        if !self.algorithms.contains_key(&(key, class)) {
+        if !self.ways.contains_key(&(key, class)) {
             let chosen = self.choose(device, key, class)?;
-            self.algorithms.insert((key, class), chosen);
+            self.ways.insert((key, class), chosen);
         }
-        Ok(self.algorithms[&(key, class)].is_some())
+        Ok(self.ways[&(key, class)].is_some())
     }
 
     /// Queues a product; there must be an algorithm that takes it.
@@ -180,13 +189,22 @@ impl Plans {
             let cause = format!("cublasLt offers no algorithm for ({}, {}) without a split sum", key.n, key.k);
             return Err(device_error("linear", cause));
         }
-        let algorithm = self.algorithms[&(key, class_of(rows))].as_ref().expect("it takes it").0;
-        let call = Call::new(key, rows, operands).map_err(failed)?;
-        self.multiply(device, &call, &algorithm, operands).map_err(failed)
+        let way = self.ways[&(key, class_of(rows))].as_ref().expect("it takes it").0;
+        self.go(device, way, (key, rows), operands)
+    }
+
+    fn go(&self, device: &Device, way: Way, (key, rows): (Key, usize), operands: Operands) -> Result<(), KernelError> {
+        match way {
+            Way::Few => few::multiply(device, key, rows, operands),
+            Way::Library(algorithm) => {
+                let call = Call::new(key, rows, operands).map_err(failed)?;
+                self.multiply(device, &call, &algorithm, operands).map_err(failed)
+            }
+        }
     }
 
     /// The fastest for a class of rows among the algorithms that split no sum and give the first one's bits.
-    fn choose(&self, device: &Device, key: Key, class: usize) -> Result<Option<(Algorithm, Choice)>, KernelError> {
+    fn choose(&self, device: &Device, key: Key, class: usize) -> Result<Option<(Way, Choice)>, KernelError> {
         let (end, rows) = CLASSES[class];
         let mut offers: Vec<Algorithm> = Vec::new();
         for (_, rows) in CLASSES {
@@ -199,20 +217,23 @@ impl Plans {
             );
         }
         let Some(first) = offers.first().copied() else { return Ok(None) };
-        let trial = Trial::new(device, key, rows.max(TRIAL))?;
-        let expected = trial.bits(self, device, &first, TRIAL)?;
+        let trial = Trial::new(device, key, rows)?;
+        let expected = trial.bits(self, device, Way::Library(first), TRIAL)?;
         let mut choice = Choice { n: key.n, k: key.k, rows: end, offered: offers.len(), equal: 0, taken: 0 };
-        let mut best = (f64::INFINITY, first);
-        for (at, offer) in offers.iter().enumerate() {
+        let mut best = (f64::INFINITY, Way::Library(first));
+        let own = few::takes(key, end).then_some(Way::Few);
+        for (at, way) in offers.iter().copied().map(Way::Library).chain(own).enumerate() {
+            let counts: &[usize] = if matches!(way, Way::Few) { &[1, 8, few::ROWS] } else { &[rows.min(TRIAL)] };
             // One that cannot run here is passed over.
-            let Ok(bits) = trial.bits(self, device, offer, rows.min(TRIAL)) else { continue };
-            if bits != expected[..bits.len()] {
+            let equal =
+                |rows: &usize| trial.bits(self, device, way, *rows).is_ok_and(|bits| bits == expected[..bits.len()]);
+            if !counts.iter().all(equal) {
                 continue;
             }
             choice.equal += 1;
-            let seconds = trial.seconds(self, device, offer, (rows, best.0))?;
+            let seconds = trial.seconds(self, device, way, (rows, best.0))?;
             if seconds < best.0 {
-                best = (seconds, *offer);
+                best = (seconds, way);
                 choice.taken = at;
             }
         }

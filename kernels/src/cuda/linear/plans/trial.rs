@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::super::super::device::Device;
 use super::super::super::tensor::Tensor;
 use super::super::eight::Eight;
-use super::{Algorithm, Call, Key, Operands, Plans, failed};
+use super::{Key, Operands, Plans, TRIAL, Way};
 use crate::{DType, KernelError};
 
 /// Runs of which the fastest counts, and products of a run.
@@ -13,6 +13,9 @@ const RUNS: usize = 3;
 const REPEATS: usize = 3;
 /// How many times the best so far a run may take, to be repeated.
 const FAR: f64 = 1.3;
+
+/// What is written between runs of few rows, more than the cache holds: a step finds no weights there that it has not read.
+const FLUSHED: usize = 128 << 20;
 
 /// Operands.
 pub(super) struct Trial {
@@ -24,10 +27,15 @@ pub(super) struct Trial {
     bias: Tensor,
     residual: Tensor,
     out: Tensor,
+    /// Written between runs, where rows are few.
+    flushed: Option<Tensor>,
 }
 
 impl Trial {
+    /// Of up to so many rows, and of those whose bits are compared.
     pub fn new(device: &Device, key: Key, rows: usize) -> Result<Self, KernelError> {
+        let few = rows <= super::few::ROWS;
+        let rows = rows.max(TRIAL);
         let draw = |shape: &[usize], seed| device.random(shape, DType::Bf16, seed, 1.0);
         let (x, weight) = (draw(&[rows, key.k], 1)?, draw(&[key.n, key.k], 2)?);
         Ok(Self {
@@ -38,10 +46,11 @@ impl Trial {
             bias: draw(&[key.n], 3)?,
             residual: draw(&[rows, key.n], 4)?,
             out: device.empty(&[rows, key.n], DType::Bf16)?,
+            flushed: if few { Some(device.empty(&[FLUSHED / 4], DType::F32)?) } else { None },
         })
     }
 
-    fn run(&self, plans: &Plans, device: &Device, algorithm: &Algorithm, rows: usize) -> Result<(), KernelError> {
+    fn run(&self, plans: &Plans, device: &Device, way: Way, rows: usize) -> Result<(), KernelError> {
         let (x, weight, scales) = match &self.eight {
             Some([x, weight]) => {
                 (x.values.pointer, weight.values.pointer, [x.scales.pointer(), weight.scales.pointer()])
@@ -56,18 +65,11 @@ impl Trial {
             residual: if self.key.residual { self.residual.pointer() } else { 0 },
             out: self.out.pointer(),
         };
-        let call = Call::new(self.key, rows, operands).map_err(failed)?;
-        plans.multiply(device, &call, algorithm, operands).map_err(failed)
+        plans.go(device, way, (self.key, rows), operands)
     }
 
-    pub fn bits(
-        &self,
-        plans: &Plans,
-        device: &Device,
-        algorithm: &Algorithm,
-        rows: usize,
-    ) -> Result<Vec<u8>, KernelError> {
-        self.run(plans, device, algorithm, rows)?;
+    pub fn bits(&self, plans: &Plans, device: &Device, way: Way, rows: usize) -> Result<Vec<u8>, KernelError> {
+        self.run(plans, device, way, rows)?;
         let mut bits = vec![0; rows * self.key.n * 2];
         device.download_bytes(self.out.pointer(), &mut bits)?;
         Ok(bits)
@@ -78,7 +80,7 @@ impl Trial {
         &self,
         plans: &Plans,
         device: &Device,
-        algorithm: &Algorithm,
+        way: Way,
         (rows, so_far): (usize, f64),
     ) -> Result<f64, KernelError> {
         let mut best = f64::INFINITY;
@@ -89,7 +91,10 @@ impl Trial {
             device.synchronize()?;
             let start = Instant::now();
             for _ in 0..REPEATS {
-                self.run(plans, device, algorithm, rows)?;
+                if let Some(flushed) = &self.flushed {
+                    device.fill(flushed)?;
+                }
+                self.run(plans, device, way, rows)?;
             }
             device.synchronize()?;
             best = best.min(start.elapsed().as_secs_f64() / REPEATS as f64);

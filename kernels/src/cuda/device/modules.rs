@@ -1,0 +1,66 @@
+//! The machine code that was compiled, and the kernels in it.
+
+/// What a kernel's name ends with in its versions.
+pub type Versions = &'static [&'static str];
+const ONE: Versions = &[""];
+const TYPES: Versions = &["_bf16", "_f32"];
+pub const HEAD_SIZES: Versions = &["_64", "_128"];
+pub const ROW_COUNTS: Versions = &["_8", "_16"];
+
+/// Machine code for sm_80 and sm_90a, and the kernels in it.
+pub type Module = (&'static [u8], &'static [Kernels]);
+/// Kernels that have the same versions.
+pub type Kernels = (Versions, &'static [&'static str]);
+
+/// All that is compiled.
+pub const MODULES: &[Module] = &[
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
+        &[
+            (TYPES, &["embed", "rms_norm", "rms_norm_wide", "gated_silu", "gated_silu_wide", "silu"]),
+            (TYPES, &["split_rotate", "split_rotate_wide", "join_heads", "cast_to", "random_fill"]),
+            (TYPES, &["copy_heads", "copy_heads_wide"]),
+        ],
+    ),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/few.fatbin")), &[(ROW_COUNTS, &["linear_few"])]),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/eight.fatbin")),
+        &[(ONE, &["quantize", "quantize_norm", "quantize_gated", "add_bf16"])],
+    ),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/moves.fatbin")),
+        &[
+            (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs"]),
+            (ONE, &["merge_into", "merge_rows", "top_k", "put", "copy_pair"]),
+        ],
+    ),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
+        &[
+            (HEAD_SIZES, &["attend_whole", "attend_tile", "attend_rows_shallow", "attend_rows"]),
+            (HEAD_SIZES, &["attend_listed_tile", "attend_listed_rows_shallow", "attend_listed_rows"]),
+            (ONE, &["combine", "combine_placed"]),
+        ],
+    ),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
+];
+/// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.
+pub const FOLLOWERS: &[&str] = &[
+    "embed",
+    "rms_norm",
+    "gated_silu",
+    "split_rotate",
+    "copy_heads",
+    "cast_to",
+    "merge_rows",
+    "merge_outputs",
+    "put",
+    "copy_pair",
+    "quantize",
+    "add_bf16",
+    "copy_pair",
+    "attend_listed",
+    "combine_placed",
+    "linear_few",
+];

@@ -1,0 +1,53 @@
+//! Products of few rows by an own kernel that reads the weights once and at full speed. Where it gives a row the library's bits,
+//! and is faster, it is chosen.
+
+use super::super::device::{Device, Spread, launch};
+use super::plans::{Key, Operands};
+use crate::KernelError;
+
+/// Most rows that it takes.
+pub const ROWS: usize = 16;
+/// Outputs of a block of threads, as the kernel has it.
+const OUTPUTS: usize = 16;
+/// Inputs that are multiplied at a time.
+const STEP: usize = 32;
+
+/// As `few.cu` declares it.
+#[repr(C)]
+struct Few {
+    x: u64,
+    weight: u64,
+    bias: u64,
+    residual: u64,
+    out: u64,
+    rows: i32,
+    n: i32,
+    k: i32,
+    unused: i32,
+}
+
+/// Whether the kernel takes a product of up to so many rows.
+pub fn takes(key: Key, rows: usize) -> bool {
+    let even = key.n.is_multiple_of(OUTPUTS) && key.k.is_multiple_of(STEP);
+    rows <= ROWS && even && !key.eight && !(key.bias && key.residual)
+}
+
+/// Queues a product that the kernel takes.
+pub fn multiply(device: &Device, key: Key, rows: usize, operands: Operands) -> Result<(), KernelError> {
+    let Key { n, k, bias, .. } = key;
+    let few = Few {
+        x: operands.x,
+        weight: operands.weight,
+        bias: if bias { operands.bias } else { 0 },
+        residual: operands.residual,
+        out: operands.out,
+        rows: rows as i32,
+        n: n as i32,
+        k: k as i32,
+        unused: 0,
+    };
+    // Stages of 256 inputs of the outputs' weights and of the rows, as the kernel has them.
+    let (name, stages, held) = if rows <= 8 { ("linear_few_8", 6, 8) } else { ("linear_few_16", 4, 16) };
+    let shared = stages * (OUTPUTS + held) * 256 * 2;
+    launch!(device, name, Spread { blocks: (n / OUTPUTS, 1), threads: 32, shared }, few)
+}

@@ -1,0 +1,157 @@
+//! Times of both phases on GPUs of one process, a model of random weights: what `bench` does not ask for, such as several rows and
+//! several jobs in a step.
+//!
+//!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8] 0[,1] CASE...
+//!
+//! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step) or `jobs/COUNT/TOKENS`. METHOD is
+//! a name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
+
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use asterism_kernels::{Backend, Cuda, CudaOptions, DType};
+use asterism_models::{
+    Checkpoint, Decoder, EncodedShard, Generator, KnownShape, LocalContext, Parts, StepPart, TeamContext, encode_plan,
+    encode_together, step, synthetic_prompt,
+};
+use asterism_plan::{Method, MethodConfig, Plan, PlanRequest};
+use serde_json::{Value, json};
+
+/// Runs of a prefill, and steps of a run.
+const RUNS: usize = 4;
+const STEPS: usize = 32;
+/// Tokens of a question, as the plan is made for it.
+const QUERY: usize = 16;
+
+/// Decoders, one for each GPU.
+struct Devices(Vec<Decoder<Cuda>>);
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [out, model, gpus, cases @ ..] = &arguments[..] else { bail!("OUT.jsonl MODEL GPUS CASE...") };
+    let mut out = std::fs::File::options().create(true).append(true).open(out)?;
+    let devices = Devices::open(model, gpus)?;
+    for case in cases {
+        let [what, how, tokens] = case.splitn(3, '/').collect::<Vec<_>>()[..] else { bail!("{case}: WHAT/HOW/TOKENS") };
+        let tokens: usize = tokens.parse()?;
+        let timed = match what {
+            "prefill" => devices.prefill(method(how)?, tokens)?,
+            "decode" => devices.decode(method(how)?, tokens)?,
+            "jobs" => devices.jobs(how.parse()?, tokens)?,
+            _ => bail!("{case}: prefill, decode or jobs"),
+        };
+        let (free, all) = devices.0[0].backend().device().memory()?;
+        let line = json!({"case": case, "model": model, "gpus": gpus, "timed": timed, "used_gb": (all - free) >> 30});
+        println!("{line}");
+        writeln!(out, "{line}")?;
+        devices.0.iter().try_for_each(|decoder| decoder.backend().finish())?;
+    }
+    Ok(())
+}
+
+fn method(text: &str) -> Result<MethodConfig> {
+    Ok(if text.starts_with('{') { serde_json::from_str(text)? } else { text.parse()? })
+}
+
+/// Thousandths of a second, the smallest and the median of some.
+fn spread(mut seconds: Vec<f64>) -> Value {
+    seconds.sort_by(f64::total_cmp);
+    let milliseconds = |seconds: f64| (1e6 * seconds).round() / 1e3;
+    json!({"least_ms": milliseconds(seconds[0]), "median_ms": milliseconds(seconds[seconds.len() / 2])})
+}
+
+impl Devices {
+    fn open(model: &str, gpus: &str) -> Result<Self> {
+        let (name, eight_bits) = model.strip_suffix("+fp8").map_or((model, false), |name| (name, true));
+        let checkpoint = match name {
+            "embedded" => Checkpoint::embedded()?,
+            name => Checkpoint::random(name.parse::<KnownShape>().ok().context("no such model")?)?,
+        };
+        let load = |(at, gpu): (usize, &str)| -> Result<Decoder<Cuda>> {
+            let options = CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits };
+            let parts = if at == 0 { Parts::All } else { Parts::Context };
+            Ok(Decoder::load(Arc::new(Cuda::new(options)?), &checkpoint, parts)?)
+        };
+        Ok(Self(gpus.split(',').enumerate().map(load).collect::<Result<_>>()?))
+    }
+
+    fn home(&self) -> &Decoder<Cuda> {
+        &self.0[0]
+    }
+
+    fn plan(&self, method: &MethodConfig, context: &[u32]) -> Result<Plan> {
+        let shape = self.home().config().shape(DType::Bf16);
+        let query = &context[..QUERY];
+        let hosts = self.0.len();
+        Ok(method.plan(&PlanRequest { context, query, hosts, one_machine: true, shape: &shape, speeds: None })?)
+    }
+
+    fn encode(&self, plan: &Plan, context: &[u32]) -> Result<(Vec<Vec<EncodedShard<Cuda>>>, f64)> {
+        let started = Instant::now();
+        let shards = match &self.0[..] {
+            [one] => vec![encode_plan(one, plan, context, None, &mut |_, _| true)?],
+            several => encode_together(&several.iter().collect::<Vec<_>>(), plan, context)?,
+        };
+        self.0.iter().try_for_each(|decoder| decoder.backend().device().synchronize())?;
+        Ok((shards, started.elapsed().as_secs_f64()))
+    }
+
+    fn prompt(&self, tokens: usize) -> Vec<u32> {
+        synthetic_prompt(tokens, self.home().config().vocab)
+    }
+
+    fn prefill(&self, method: MethodConfig, tokens: usize) -> Result<Value> {
+        let context = self.prompt(tokens);
+        let plan = self.plan(&method, &context)?;
+        // A million tokens take a while.
+        let runs = if tokens < 1 << 19 { RUNS } else { 2 };
+        let runs = (0..runs).map(|_| Ok(self.encode(&plan, &context)?.1)).collect::<Result<Vec<_>>>()?;
+        Ok(json!({"shards": plan.shards.len(), "first_ms": 1e3 * runs[0], "encode": spread(runs[1..].to_vec())}))
+    }
+
+    fn decode(&self, method: MethodConfig, tokens: usize) -> Result<Value> {
+        let context = self.prompt(tokens);
+        let plan = self.plan(&method, &context)?;
+        let (shards, _) = self.encode(&plan, &context)?;
+        let held = self.0.iter().zip(&shards).map(|(decoder, shards)| (decoder.backend(), &shards[..]));
+        let mut held = TeamContext::new(&held.collect::<Vec<_>>());
+        let (home, mut generator) = (self.home(), Generator::of(&plan));
+        let mut steps = |ids: &[u32]| -> Result<Value> {
+            let (mut seconds, mut last) = (Vec::new(), 0.0);
+            for _ in 0..STEPS + 2 {
+                let started = Instant::now();
+                let logits = home.logits(&generator.step(home, ids, &mut held)?)?;
+                seconds.push(started.elapsed().as_secs_f64());
+                last = logits[0];
+            }
+            Ok(json!({"step": spread(seconds.split_off(2)), "logit": last}))
+        };
+        Ok(json!({"shards": plan.shards.len(), "one": steps(&context[..1])?, "sixteen": steps(&context[..QUERY])?}))
+    }
+
+    fn jobs(&self, count: usize, tokens: usize) -> Result<Value> {
+        let home = self.home();
+        let context = self.prompt(tokens + count);
+        let mut jobs = Vec::new();
+        for job in 0..count {
+            let context = &context[job..job + tokens];
+            let plan = self.plan(&"dense".parse()?, context)?;
+            jobs.push((encode_plan(home, &plan, context, None, &mut |_, _| true)?, Generator::of(&plan)));
+        }
+        let (shards, mut generators): (Vec<_>, Vec<_>) = jobs.into_iter().unzip();
+        let mut held = LocalContext::of(home.backend(), shards.iter().map(|shards| &shards[..]).collect());
+        let mut seconds = Vec::new();
+        for at in 0..STEPS + 2 {
+            let started = Instant::now();
+            let mut parts: Vec<_> =
+                generators.iter_mut().map(|generator| StepPart { generator, ids: &context[at..at + 1] }).collect();
+            let ends = step(home, &mut parts, &mut held)?;
+            let rows: Vec<_> = ends.iter().filter_map(|end| end.as_ref().ok()).collect();
+            home.last_logits(&rows)?;
+            seconds.push(started.elapsed().as_secs_f64());
+        }
+        Ok(json!({"step": spread(seconds.split_off(2))}))
+    }
+}

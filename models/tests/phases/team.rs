@@ -1,0 +1,44 @@
+//! Several devices of one process: what they encode and answer together has the bits of one that does all.
+
+use asterism_models::{Generator, LocalContext, ModelError, Parts, TeamContext, encode_plan, encode_together};
+use serde_json::json;
+
+use super::{decoder, decoders, method, plan, some_context, star, steps};
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn devices_that_pass_each_other_tensors_make_the_same_as_one() {
+    let other = decoder("tiny-llama", Parts::Context);
+    let (first, context) = (&decoders()[0], some_context());
+    let methods = [
+        star(16, 8),
+        method(json!({"ring": {"layout": "zigzag"}})),
+        method(json!({"ulysses": {}})),
+        method(json!({"pulsar": {"block_tokens": 16, "sink_tokens": 4, "summary_fraction": 0.25, "chunk_tokens": 4}})),
+    ];
+    for method in methods {
+        let plan = plan(first, &method, &context, 2);
+        let alone = encode_plan(first, &plan, &context, None, &mut |_, _| true).unwrap();
+        let expected = steps(first, Generator::of(&plan), &mut LocalContext::new(first.backend(), &alone));
+        let shards = encode_together(&[first, &other], &plan, &context).unwrap();
+        assert!(shards.iter().all(|shards| !shards.is_empty()), "{method:?}");
+        let devices = [(first.backend(), &shards[0][..]), (other.backend(), &shards[1][..])];
+        let got = steps(first, Generator::of(&plan), &mut TeamContext::new(&devices));
+        assert_eq!(bits(&got), bits(&expected), "{method:?}");
+    }
+}
+
+#[test]
+fn a_device_that_fails_stops_the_others_and_is_the_cause() {
+    let (first, context) = (&decoders()[0], some_context());
+    let other = decoder("tiny-llama", Parts::Context);
+    let plan = plan(first, &method(json!({"ring": {"layout": "contiguous"}})), &context, 2);
+    let mut wrong = plan.clone();
+    wrong.shards[1].own.start = 1 << 20;
+    let error = encode_together(&[first, &other], &wrong, &context).err().unwrap();
+    assert!(matches!(error, ModelError::NoTokens { block: 1, .. }), "{error}");
+    assert!(encode_together(&[first, &other], &plan, &context).is_ok());
+}
