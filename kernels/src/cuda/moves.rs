@@ -42,6 +42,16 @@ impl Device {
         launch!(self, "put", Spread::new(1, 256), pointer, carried, count)
     }
 
+    /// Waits, and says whether the first `bytes` of two tensors, whole words, are the same.
+    pub(super) fn equal(&self, a: &Tensor, b: &Tensor, bytes: usize) -> Result<bool, KernelError> {
+        let differ = self.words(&[0])?;
+        let (one, other, to, count) = (a.pointer(), b.pointer(), differ.pointer(), (bytes / 4) as i64);
+        launch!(self, "differ", Spread::over(bytes / 4), one, other, to, count)?;
+        let mut found = [0; 4];
+        self.download_bytes(to, &mut found)?;
+        Ok(found == [0; 4])
+    }
+
     /// Two runs of as many bytes, in 16-byte steps, by one launch; by two copies where they do not lie so.
     pub(super) fn copy_pair(&self, [a, b]: [u64; 2], [to_a, to_b]: [u64; 2], bytes: usize) -> Result<(), KernelError> {
         if [a, b, to_a, to_b].iter().any(|pointer| !pointer.is_multiple_of(16)) {

@@ -32,7 +32,7 @@ pub const MODULES: &[Module] = &[
         include_bytes!(concat!(env!("OUT_DIR"), "/moves.fatbin")),
         &[
             (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs"]),
-            (ONE, &["merge_into", "merge_rows", "top_k", "put", "copy_pair"]),
+            (ONE, &["merge_into", "merge_rows", "top_k", "put", "copy_pair", "differ"]),
         ],
     ),
     (

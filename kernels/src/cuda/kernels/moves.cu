@@ -208,3 +208,11 @@ K copy_pair(const uint4* a, uint4* to_a, const uint4* b, uint4* to_b, int count)
     follow();
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to_a[i] = a[i], to_b[i] = b[i];
 }
+
+// Says in `*found` that there are words that differ.
+K differ(const unsigned* a, const unsigned* b, unsigned* found, long long count) {
+    bool mine = false;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
+        mine |= a[i] != b[i];
+    if (mine) *found = 1;
+}

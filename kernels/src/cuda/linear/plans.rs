@@ -16,12 +16,13 @@ use trial::Trial;
 
 /// Bytes that a product may use beside its operands.
 static WORKSPACE: usize = 32 << 20;
-/// Upper ends of the classes of rows and the row count that stands for each. What the library likes best for the first gives the
-/// bits.
-const CLASSES: [(usize, usize); 4] = [(usize::MAX, 4096), (1024, 512), (128, 64), (few::ROWS, 8)];
+/// Upper ends of the classes of rows, and row counts whose bits are compared: the second stands for the class. What the library
+/// likes best for that of the first class gives the bits.
+const CLASSES: [(usize, [usize; 3]); 4] =
+    [(usize::MAX, [1025, 4096, 8704]), (1024, [129, 512, 1024]), (128, [17, 64, 128]), (few::ROWS, [1, 8, few::ROWS])];
 /// Algorithms asked for by class.
 const ASKED: usize = 12;
-/// Rows of the trial that compares bits.
+/// Rows at a time of what others are compared with.
 const TRIAL: usize = 128;
 
 /// A product, its rows aside.
@@ -205,9 +206,10 @@ impl Plans {
 
     /// The fastest for a class of rows among the algorithms that split no sum and give the first one's bits.
     fn choose(&self, device: &Device, key: Key, class: usize) -> Result<Option<(Way, Choice)>, KernelError> {
-        let (end, rows) = CLASSES[class];
+        let (end, counts) = CLASSES[class];
+        let rows = counts[1];
         let mut offers: Vec<Algorithm> = Vec::new();
-        for (_, rows) in CLASSES {
+        for (_, [_, rows, _]) in CLASSES {
             // What is not supported at all is refused with an error.
             let more = self.offers(key, rows).unwrap_or_default();
             offers.extend(
@@ -217,17 +219,14 @@ impl Plans {
             );
         }
         let Some(first) = offers.first().copied() else { return Ok(None) };
-        let trial = Trial::new(device, key, rows)?;
-        let expected = trial.bits(self, device, Way::Library(first), TRIAL)?;
+        let first = Way::Library(first);
+        let trial = Trial::new(self, device, (key, counts[2]), first)?;
         let mut choice = Choice { n: key.n, k: key.k, rows: end, offered: offers.len(), equal: 0, taken: 0 };
-        let mut best = (f64::INFINITY, Way::Library(first));
+        let mut best = (f64::INFINITY, first);
         let own = few::takes(key, end).then_some(Way::Few);
         for (at, way) in offers.iter().copied().map(Way::Library).chain(own).enumerate() {
-            let counts: &[usize] = if matches!(way, Way::Few) { &[1, 8, few::ROWS] } else { &[rows.min(TRIAL)] };
             // One that cannot run here is passed over.
-            let equal =
-                |rows: &usize| trial.bits(self, device, way, *rows).is_ok_and(|bits| bits == expected[..bits.len()]);
-            if !counts.iter().all(equal) {
+            if !counts.iter().all(|rows| trial.agrees(self, device, way, *rows).unwrap_or(false)) {
                 continue;
             }
             choice.equal += 1;

@@ -27,52 +27,70 @@ pub(super) struct Trial {
     bias: Tensor,
     residual: Tensor,
     out: Tensor,
+    /// What the algorithm that gives the bits makes of the rows, [`TRIAL`] at a time.
+    expected: Tensor,
     /// Written between runs, where rows are few.
     flushed: Option<Tensor>,
 }
 
 impl Trial {
-    /// Of up to so many rows, and of those whose bits are compared.
-    pub fn new(device: &Device, key: Key, rows: usize) -> Result<Self, KernelError> {
+    /// Of up to so many rows, whose bits are what `first` gives them.
+    pub fn new(plans: &Plans, device: &Device, (key, rows): (Key, usize), first: Way) -> Result<Self, KernelError> {
         let few = rows <= super::few::ROWS;
         let rows = rows.max(TRIAL);
         let draw = |shape: &[usize], seed| device.random(shape, DType::Bf16, seed, 1.0);
         let (x, weight) = (draw(&[rows, key.k], 1)?, draw(&[key.n, key.k], 2)?);
-        Ok(Self {
+        let empty = || device.empty(&[rows, key.n], DType::Bf16);
+        let trial = Self {
             key,
             eight: if key.eight { Some([device.quantize(&x)?, device.quantize(&weight)?]) } else { None },
             x,
             weight,
             bias: draw(&[key.n], 3)?,
             residual: draw(&[rows, key.n], 4)?,
-            out: device.empty(&[rows, key.n], DType::Bf16)?,
+            out: empty()?,
+            expected: empty()?,
             flushed: if few { Some(device.empty(&[FLUSHED / 4], DType::F32)?) } else { None },
-        })
+        };
+        for start in (0..rows).step_by(TRIAL) {
+            trial.run(plans, device, first, (start, TRIAL.min(rows - start)), &trial.expected)?;
+        }
+        Ok(trial)
     }
 
-    fn run(&self, plans: &Plans, device: &Device, way: Way, rows: usize) -> Result<(), KernelError> {
+    /// Rows of the operands, to their places in `out`.
+    fn run(
+        &self,
+        plans: &Plans,
+        device: &Device,
+        way: Way,
+        (start, rows): (usize, usize),
+        out: &Tensor,
+    ) -> Result<(), KernelError> {
+        let Key { n, k, .. } = self.key;
+        let at = |pointer: u64, bytes: usize| pointer + (start * bytes) as u64;
         let (x, weight, scales) = match &self.eight {
             Some([x, weight]) => {
-                (x.values.pointer, weight.values.pointer, [x.scales.pointer(), weight.scales.pointer()])
+                let scales = [at(x.scales.pointer(), 4), weight.scales.pointer()];
+                (at(x.values.pointer, k), weight.values.pointer, scales)
             }
-            None => (self.x.pointer(), self.weight.pointer(), [0; 2]),
+            None => (at(self.x.pointer(), 2 * k), self.weight.pointer(), [0; 2]),
         };
         let operands = Operands {
             x,
             weight,
             scales,
             bias: self.bias.pointer(),
-            residual: if self.key.residual { self.residual.pointer() } else { 0 },
-            out: self.out.pointer(),
+            residual: if self.key.residual { at(self.residual.pointer(), 2 * n) } else { 0 },
+            out: at(out.pointer(), 2 * n),
         };
         plans.go(device, way, (self.key, rows), operands)
     }
 
-    pub fn bits(&self, plans: &Plans, device: &Device, way: Way, rows: usize) -> Result<Vec<u8>, KernelError> {
-        self.run(plans, device, way, rows)?;
-        let mut bits = vec![0; rows * self.key.n * 2];
-        device.download_bytes(self.out.pointer(), &mut bits)?;
-        Ok(bits)
+    /// Whether so many rows at a time have the bits that they have [`TRIAL`] at a time.
+    pub fn agrees(&self, plans: &Plans, device: &Device, way: Way, rows: usize) -> Result<bool, KernelError> {
+        self.run(plans, device, way, (0, rows), &self.out)?;
+        device.equal(&self.out, &self.expected, rows * self.key.n * 2)
     }
 
     /// Of a product, the fastest run; of one that is far from the best so far, the first.
@@ -94,7 +112,7 @@ impl Trial {
                 if let Some(flushed) = &self.flushed {
                     device.fill(flushed)?;
                 }
-                self.run(plans, device, way, rows)?;
+                self.run(plans, device, way, (0, rows), &self.out)?;
             }
             device.synchronize()?;
             best = best.min(start.elapsed().as_secs_f64() / REPEATS as f64);
