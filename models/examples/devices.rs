@@ -3,8 +3,9 @@
 //!
 //!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8] 0[,1] CASE...
 //!
-//! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step) or `jobs/COUNT/TOKENS`. METHOD is
-//! a name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
+//! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step), `jobs/COUNT/TOKENS` or
+//! `company/METHOD/TOKENS`: whether the shards of a plan for twelve hosts have the same bits whoever encodes them. METHOD is a
+//! name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -40,7 +41,8 @@ fn main() -> Result<()> {
             "prefill" => devices.prefill(method(how)?, tokens)?,
             "decode" => devices.decode(method(how)?, tokens)?,
             "jobs" => devices.jobs(how.parse()?, tokens)?,
-            _ => bail!("{case}: prefill, decode or jobs"),
+            "company" => devices.company(method(how)?, tokens)?,
+            _ => bail!("{case}: prefill, decode, jobs or company"),
         };
         let (free, all) = devices.0[0].backend().device().memory()?;
         let line = json!({"case": case, "model": model, "gpus": gpus, "timed": timed, "used_gb": (all - free) >> 30});
@@ -119,16 +121,46 @@ impl Devices {
         let mut held = TeamContext::new(&held.collect::<Vec<_>>());
         let (home, mut generator) = (self.home(), Generator::of(&plan));
         let mut steps = |ids: &[u32]| -> Result<Value> {
-            let (mut seconds, mut last) = (Vec::new(), 0.0);
+            let (mut seconds, mut digest) = (Vec::new(), 0xcbf2_9ce4_8422_2325_u64);
             for _ in 0..STEPS + 2 {
                 let started = Instant::now();
                 let logits = home.logits(&generator.step(home, ids, &mut held)?)?;
                 seconds.push(started.elapsed().as_secs_f64());
-                last = logits[0];
+                let bits = logits.iter().map(|logit| u64::from(logit.to_bits()));
+                digest = bits.fold(digest, |digest, bits| (digest ^ bits).wrapping_mul(0x0100_0000_01b3));
             }
-            Ok(json!({"step": spread(seconds.split_off(2)), "logit": last}))
+            Ok(json!({"step": spread(seconds.split_off(2)), "digest": format!("{digest:016x}")}))
         };
         Ok(json!({"shards": plan.shards.len(), "one": steps(&context[..1])?, "sixteen": steps(&context[..QUERY])?}))
+    }
+
+    /// The digest of logits after the plan's shards were encoded by so many at a time.
+    fn company(&self, method: MethodConfig, tokens: usize) -> Result<Value> {
+        let (home, context) = (self.home(), self.prompt(tokens));
+        let shape = home.config().shape(DType::Bf16);
+        let request = PlanRequest {
+            context: &context,
+            query: &context[..QUERY],
+            hosts: 12,
+            one_machine: true,
+            shape: &shape,
+            speeds: None,
+        };
+        let plan = method.plan(&request)?;
+        let digest = |members: usize| -> Result<String> {
+            let shards = encode_together(&vec![home; members], &plan, &context)?;
+            let shards: Vec<_> = shards.into_iter().flatten().collect();
+            let (mut held, mut generator) = (LocalContext::new(home.backend(), &shards), Generator::of(&plan));
+            let mut digest = 0xcbf2_9ce4_8422_2325_u64;
+            for ids in [&context[..QUERY], &context[..1], &context[1..2]] {
+                let logits = home.logits(&generator.step(home, ids, &mut held)?)?;
+                let bits = logits.iter().map(|logit| u64::from(logit.to_bits()));
+                digest = bits.fold(digest, |digest, bits| (digest ^ bits).wrapping_mul(0x0100_0000_01b3));
+            }
+            Ok(format!("{members}: {digest:016x}"))
+        };
+        let digests = [1, 2, 3, 4, 6, 12, 1].into_iter().map(digest).collect::<Result<Vec<_>>>()?;
+        Ok(json!({"shards": plan.shards.len(), "digests": digests}))
     }
 
     fn jobs(&self, count: usize, tokens: usize) -> Result<Value> {

@@ -11,7 +11,8 @@ use asterism_kernels::{Ask, Backend, Lent, Mask};
 use asterism_plan::{ContextView, KeptShard, MergeTree, Plan, attention::Streaming};
 
 pub use context::{
-    ContextAttention, Held, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk, ShardPartial, StepError,
+    ContextAttention, Held, HeldShards, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk, ShardPartial,
+    StepError,
 };
 
 pub use team::TeamContext;
@@ -205,7 +206,7 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         &mut self,
         layer: usize,
         (x, q): (B::Tensor, &B::Tensor),
-        (masks, held): (&[(Mask, Mask)], &[Vec<Held<'_, B>>]),
+        (masks, held): (&[(Mask, Mask)], &HeldShards<'_, B>),
     ) -> Result<Option<B::Tensor>, ModelError> {
         let (decoder, backend, heads) = (self.decoder, self.decoder.backend(), self.decoder.config().heads);
         let is_key = |held: &&Held<'_, B>| matches!(held, Held::Keys { .. });
@@ -247,7 +248,7 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
     fn given(
         &self,
         (q, asks): (&B::Tensor, &mut Vec<Ask<'_, B::Kv>>),
-        held: &[Vec<Held<'_, B>>],
+        held: &HeldShards<'_, B>,
     ) -> Result<Vec<B::Tensor>, ModelError> {
         let (backend, heads) = (self.decoder.backend(), self.decoder.config().heads);
         let others = held.iter().flatten().filter_map(|held| match held {

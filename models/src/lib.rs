@@ -27,8 +27,8 @@ pub use encoder::{
 };
 pub use error::ModelError;
 pub use generator::{
-    ContextAttention, ContextKeys, Generator, Held, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
-    ShardPartial, StepEnds, StepError, StepPart, TeamContext, step,
+    ContextAttention, ContextKeys, Generator, Held, HeldShards, LayerQueries, LocalContext, PackedRows, PartAnswer,
+    PartAsk, ShardPartial, StepEnds, StepError, StepPart, TeamContext, step,
 };
 pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};

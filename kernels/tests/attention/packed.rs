@@ -266,10 +266,11 @@ fn batches_that_do_not_fit_are_refused() {
             backend.attend_tree(heads, &x(&[2, 32]), (&asks, &[]), &merging)
         };
         assert!(tree(&[&[0, 1]], &[&[2], &[0, 1]]).is_ok());
-        let refused: [(&[&[usize]], &[&[usize]]); 5] =
-            [(&[], &[]), (&[], &[&[]]), (&[], &[&[2]]), (&[&[2]], &[&[0]]), (&[&[]], &[&[0]])];
-        for (levels, tops) in refused {
-            assert_eq!(tree(levels, tops).err().unwrap().code(), "kernel_shape");
+        for tops in [&[][..], &[&[][..]], &[&[2]]] {
+            assert_eq!(tree(&[], tops).err().unwrap().code(), "kernel_shape");
+        }
+        for level in [&[2][..], &[]] {
+            assert_eq!(tree(&[level], &[&[0]]).err().unwrap().code(), "kernel_shape");
         }
         let row = vec![0.0; heads.packed_row()];
         assert!(backend.merge_packed(heads, &[vec![&row[..], &row]]).is_ok());

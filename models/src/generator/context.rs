@@ -89,15 +89,14 @@ pub enum Held<'a, B: Backend> {
     },
 }
 
+/// The shards of each part's context, in the order of the parts.
+pub type HeldShards<'a, B> = Vec<Vec<Held<'a, B>>>;
+
 /// Where the context's keys and values live. A step of one layer asks, computes its own part, then collects.
 pub trait ContextAttention<B: Backend> {
     /// The shards of each part's context, where all of them are in this process: a step then attends to them together with
     /// its own keys, and neither asks nor collects.
-    fn here(
-        &self,
-        queries: &LayerQueries<'_, B>,
-        asks: &[PartAsk],
-    ) -> Result<Option<Vec<Vec<Held<'_, B>>>>, ModelError> {
+    fn here(&self, queries: &LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Option<HeldShards<'_, B>>, ModelError> {
         let _ = (queries, asks);
         Ok(None)
     }
@@ -175,18 +174,14 @@ impl<B: Backend> LocalContext<'_, B> {
     }
 
     /// As [`ContextAttention::here`].
-    pub(super) fn keys(&self, layer: usize, asks: &[PartAsk]) -> Vec<Vec<Held<'_, B>>> {
+    pub(super) fn keys(&self, layer: usize, asks: &[PartAsk]) -> HeldShards<'_, B> {
         let keys = |(shard, kv, holes)| Held::Keys { shard, kv, holes };
         asks.iter().map(|ask| self.seen(layer, ask.part).map(keys).collect()).collect()
     }
 }
 
 impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
-    fn here(
-        &self,
-        queries: &LayerQueries<'_, B>,
-        asks: &[PartAsk],
-    ) -> Result<Option<Vec<Vec<Held<'_, B>>>>, ModelError> {
+    fn here(&self, queries: &LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Option<HeldShards<'_, B>>, ModelError> {
         Ok(Some(self.keys(queries.layer, asks)))
     }
 

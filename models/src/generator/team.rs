@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use asterism_kernels::Backend;
 
-use super::context::{ContextAttention, Held, LayerQueries, LocalContext, PartAnswer, PartAsk};
+use super::context::{ContextAttention, Held, HeldShards, LayerQueries, LocalContext, PartAnswer, PartAsk};
 use crate::{EncodedShard, ModelError};
 
 /// Context shards on the device that steps are taken on, and on others.
@@ -27,11 +27,7 @@ impl<'a, B: Backend> TeamContext<'a, B> {
 }
 
 impl<B: Backend> ContextAttention<B> for TeamContext<'_, B> {
-    fn here(
-        &self,
-        queries: &LayerQueries<'_, B>,
-        asks: &[PartAsk],
-    ) -> Result<Option<Vec<Vec<Held<'_, B>>>>, ModelError> {
+    fn here(&self, queries: &LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Option<HeldShards<'_, B>>, ModelError> {
         let LayerQueries { layer, heads, q } = *queries;
         let mut held = self.home.keys(layer, asks);
         let (home, others) = &self.devices;
