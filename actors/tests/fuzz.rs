@@ -13,8 +13,8 @@ use std::{
 
 use asterism_actors::{
     messages::{
-        Anew, Attach, Below, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello, HostCommand, HostMessage, HostRole,
-        LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart,
+        Anew, Attach, Below, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello, HostCommand, HostMessage,
+        HostRole, LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart,
         Phase2Times, ProcessReading, QueryMeta, QueryPart, Refused, Relay, ShardHolder, ShardKeys, StreamingMask,
         Taken, TokenChoice, Traffic, WireMessage,
     },
