@@ -245,7 +245,7 @@ mod tests {
             }
         };
         let links = vec![LinkReading { peer: "supervisor".into(), rtt_s: Some(0.1) }];
-        let process = ProcessReading { resident_bytes: 4096, cpu_s: 1.0, threads: 3, computing: 1 };
+        let process = ProcessReading { resident_bytes: 4096, cpu_s: 1.0, threads: 3, computing: 1, gpu: None };
         let report = LinkReport { transport: "quic".into(), links, process, ..LinkReport::default() };
         let told = Observation::Links { host: "gone-0".into(), report };
         let gauges =
