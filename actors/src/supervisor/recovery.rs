@@ -113,7 +113,9 @@ impl SupervisorState {
     pub(super) fn vacate(&mut self, now: Duration, host: usize, why: (&str, String), commands: &mut Vec<Command>) {
         let alive = self.hosts.at(host).is_up();
         for number in self.contexts.on_host(host) {
-            let held = !self.contexts[number].held_by(host).is_empty();
+            // A session that fails takes with it what was appended to it, which may be on this host too.
+            let Some(context) = self.contexts.get(number) else { continue };
+            let held = !context.held_by(host).is_empty();
             if self.config.recovery == Recovery::Fail && !alive && held {
                 let message = self.loss_message(host, "context", &why.1);
                 self.fail_context(now, number, ("host_lost", message), commands);
