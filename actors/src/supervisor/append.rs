@@ -2,7 +2,7 @@
 //! created so. Its hosts encode only what they do not hold already. Questions see the old one until the new one is ready, and
 //! then the new one: all of it or nothing of it.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
     api::{ErrorBody, JobState},
@@ -92,7 +92,9 @@ impl SupervisorState {
         let (old, session) = (session.context, Session { context: number, append: None, ..session.clone() });
         commands.push(Command::Persist(record::session(&session)));
         self.sessions.insert(session);
-        self.contexts.get_mut(number).into_iter().for_each(|mut context| context.lend(Default::default()));
+        if let Some(mut context) = self.contexts.get_mut(number) {
+            context.lend(BTreeSet::new());
+        }
         self.outgrown.insert(old);
         self.release_outgrown(commands);
     }
@@ -126,7 +128,9 @@ impl SupervisorState {
                 && let Some(old) = self.contexts.get(session.context)
             {
                 let lent = self.contexts[number].prepared.shared_with(&old.prepared);
-                self.contexts.get_mut(number).into_iter().for_each(|mut context| context.lend(lent.clone()));
+                if let Some(mut context) = self.contexts.get_mut(number) {
+                    context.lend(lent);
+                }
             } else if session.context != number {
                 self.outgrown.insert(number);
             }

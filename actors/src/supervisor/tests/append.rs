@@ -9,7 +9,7 @@ use crate::{
     api::{JobState, SessionState, SessionStatus},
     error::JobError,
     messages::{EncodeShards, HostCommand, HostMessage},
-    supervisor::{PreparedContext, Source, SupervisorConfig},
+    supervisor::{PreparedContext, Recovery, Source, SupervisorConfig},
 };
 
 /// Blocks of 30 tokens, each behind the sink alone.
@@ -146,6 +146,18 @@ fn a_session_that_ends_while_it_grows_leaves_nothing() {
         let gone = if expires { "session_expired" } else { "session_not_found" };
         assert_eq!(append(&mut cluster, 120).expect_err("it is over").code(), gone);
     }
+}
+
+#[test]
+fn a_lost_host_of_a_session_and_of_what_is_appended_to_it_fails_both_where_nobody_takes_over() {
+    let mut cluster = session(SupervisorConfig { recovery: Recovery::Fail, ..config(2, 0) }, 75);
+    cluster.encode();
+    let grown = append(&mut cluster, 120).expect("taken");
+    cluster.say(1, HostMessage::Encoded(encoded(grown, 0, 30)));
+    cluster.tick(2.5, &[2, 3]);
+    assert_eq!(status(&cluster).state, SessionState::Failed);
+    assert_eq!(status(&cluster).error.expect("it failed").code, "host_lost");
+    assert!(cluster.state.contexts.numbers().is_empty());
 }
 
 #[test]
