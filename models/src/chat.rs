@@ -1,5 +1,6 @@
 //! The checkpoint's chat template as the two strings of a long-context prompt. Tokenises nothing.
 
+mod around;
 mod frame;
 mod source;
 
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::parse;
 use crate::{Checkpoint, ModelError, Tokenizer};
-pub use frame::Frame;
+pub use frame::{Conversation, Frame, Speaker, Turn};
 pub use source::TemplateSource;
 
 /// Puts a context and a query into the form the model was trained on.
@@ -62,6 +63,33 @@ impl ChatTemplate {
             Some(Err(refusal)) => Err(refusal.clone().into()),
             None => Ok((format!("{}{context}", self.bos), query.to_owned())),
         }
+    }
+
+    /// A conversation as the template renders it: system, if at all, then user and assistant in turns, user last. Without a
+    /// template: BOS, and the messages with `separator` between them, which also stands where a template writes nothing.
+    pub fn conversation(&self, turns: &[Turn], separator: &str) -> Result<Conversation, ModelError> {
+        match &self.frame {
+            Some(Ok(frame)) => Ok(frame.conversation(turns, separator)?),
+            Some(Err(refusal)) => Err(refusal.clone().into()),
+            None => {
+                let (last, earlier) = turns.split_last().ok_or(TemplateRefusal::order())?;
+                let head = earlier.iter().flat_map(|turn| [turn.text.as_str(), separator]);
+                let head = [self.bos.as_str()].into_iter().chain(head).collect();
+                Ok(Conversation { head, last: last.text.clone(), tail: String::new() })
+            }
+        }
+    }
+
+    /// What stands before every text.
+    pub fn bos(&self) -> &str {
+        &self.bos
+    }
+}
+
+impl TemplateRefusal {
+    fn order() -> Self {
+        let expected = "expected one system message at most, then user and assistant in turns, and user last";
+        Self::Unfit(format!("the conversation has another order: {expected}"))
     }
 }
 
@@ -175,7 +203,68 @@ mod tests {
     #[test]
     fn a_base_model_gets_bos_and_both_strings() {
         let base = ChatTemplate { bos: "<s>".into(), frame: None };
+        let turns = [turn(Speaker::System, "a"), turn(Speaker::User, "b"), turn(Speaker::User, "c")];
+        assert_eq!(joined(&base.conversation(&turns, "\n").unwrap()), "<s>a\nb\nc");
         assert_eq!(base.split("context", " query").unwrap(), ("<s>context".to_owned(), " query".to_owned()));
+    }
+
+    fn turn(speaker: Speaker, text: &str) -> Turn {
+        Turn { speaker, text: text.to_owned() }
+    }
+
+    fn joined(conversation: &Conversation) -> String {
+        [conversation.head.as_str(), &conversation.last, &conversation.tail].concat()
+    }
+
+    /// As ChatML has it, with a default system message.
+    const TURNS: &str = "{% if messages[0].role != 'system' %}<|s|>Help.<|e|>\n{% endif %}{% for m in messages %}\
+                         <|{{ m.role }}|>{{ m.content | trim }}<|e|>\n{% endfor %}<|assistant|>";
+
+    #[test]
+    fn a_conversation_is_what_the_template_renders_of_it() {
+        let chat = chat(TURNS);
+        let render = |turns: &[Turn]| joined(&chat.conversation(turns, "--").unwrap());
+        let (user, assistant) = (|text| turn(Speaker::User, text), |text| turn(Speaker::Assistant, text));
+        assert_eq!(render(&[user(" a ")]), "<|s|>Help.<|e|>\n<|user|>a<|e|>\n<|assistant|>");
+        assert_eq!(
+            render(&[
+                turn(Speaker::System, "Be brief.\n"),
+                user("a"),
+                assistant(" b\n"),
+                user("c"),
+                assistant("d"),
+                user("e")
+            ]),
+            "<|system|>Be brief.<|e|>\n<|user|>a<|e|>\n<|assistant|>b<|e|>\n<|user|>c<|e|>\n<|assistant|>d<|e|>\n\
+             <|user|>e<|e|>\n<|assistant|>"
+        );
+        let split = chat.conversation(&[user("a"), assistant("b"), user("c ")], "--").unwrap();
+        assert_eq!((split.last.as_str(), split.tail.as_str()), ("c", "<|e|>\n<|assistant|>"));
+        for wrong in [vec![], vec![assistant("a")], vec![user("a"), assistant("b")], vec![user("a"), user("b")]] {
+            let error = chat.conversation(&wrong, "--").unwrap_err();
+            assert!(error.code() == "chat_template" && error.to_string().contains("order"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_template_that_takes_no_such_conversation_refuses_it_alone() {
+        let (user, system) = (turn(Speaker::User, "a"), turn(Speaker::System, "b"));
+        let chat = chat(HEADERS);
+        assert!(chat.conversation(std::slice::from_ref(&user), "").is_ok());
+        let error = chat.conversation(&[system, user], "").unwrap_err();
+        assert!(error.to_string().contains("users only"), "{error}");
+        // The answer before the last is left out.
+        let short = "{% for m in messages %}{% if m.role == 'user' or loop.index0 > messages | length - 3 %}\
+                     <|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}";
+        let (user, assistant) = (turn(Speaker::User, "a"), turn(Speaker::Assistant, "b"));
+        let error = self::chat(short).conversation(&[user.clone(), assistant, user], "").unwrap_err();
+        assert!(error.to_string().contains("longer conversation"), "{error}");
+    }
+
+    #[test]
+    fn messages_that_a_template_would_glue_are_separated() {
+        let turns = [turn(Speaker::System, "A fact."), turn(Speaker::User, "Which?")];
+        assert_eq!(joined(&embedded().conversation(&turns, "\n\n").unwrap()), "<|begin_of_text|>A fact.\n\nWhich?");
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod separator;
 mod synthetic;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, Frame, TemplateRefusal, TemplateSource};
+pub use chat::{ChatTemplate, Conversation, Frame, Speaker, TemplateRefusal, TemplateSource, Turn};
 pub use checkpoint::{Checkpoint, KnownShape};
 pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Parts, Projected};

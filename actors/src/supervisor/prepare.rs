@@ -2,6 +2,7 @@
 //! front is made, of paths in the cluster file; preparing reads none.
 
 mod append;
+mod conversation;
 mod preview;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};

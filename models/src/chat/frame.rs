@@ -1,171 +1,197 @@
-//! What a chat template puts around a user's message, found by asking it with stand-ins. Renders nothing itself.
-//!
-//! A message may be megabytes, and a template is a program that others wrote: it never sees a message. It is asked once about
-//! short texts, and whatever else it would do to a message than trim it is found by what its own text names.
-
-use std::collections::BTreeSet;
+//! A whole conversation as a chat template renders it, out of pieces that it was asked for with stand-ins. Renders nothing itself.
 
 use serde::{Deserialize, Serialize};
 
 use super::TemplateRefusal;
+use super::around::Around;
 
-/// Most bytes of a text in quotes that is tried; longer ones are prompts, not things to look for.
-const LONGEST_LITERAL: usize = 256;
-/// Most texts in quotes that a template may have.
-const MOST_LITERALS: usize = 1024;
-/// Characters of a message that is long for a template and short for us.
-const LONG: usize = 20_000;
-
-/// What stands around a message, and what is trimmed off it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
-    before: String,
-    after: String,
-    /// Characters trimmed off the beginning of a message.
-    left: BTreeSet<char>,
-    /// Characters trimmed off its end.
-    right: BTreeSet<char>,
-    /// Texts that make the template do something else with the message.
-    special: BTreeSet<String>,
+/// Whose message it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Speaker {
+    /// Whoever set the model up.
+    System,
+    /// Who asks.
+    User,
+    /// The model.
+    Assistant,
 }
 
+impl Speaker {
+    /// As templates call it.
+    pub(super) fn role(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Whose.
+    pub speaker: Speaker,
+    /// What it says.
+    pub text: String,
+}
+
+/// A conversation as it is rendered: three texts that follow each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversation {
+    /// Up to the last message.
+    pub head: String,
+    /// The last message.
+    pub last: String,
+    /// Behind it, to where the answer begins.
+    pub tail: String,
+}
+
+/// What a template puts around messages and between them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    user: Around,
+    system: Result<Lead, TemplateRefusal>,
+    reply: Result<Reply, TemplateRefusal>,
+}
+
+/// A system message before the first of the user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Lead {
+    around: Around,
+    to_user: String,
+}
+
+/// An answer between two messages of the user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Reply {
+    around: Around,
+    from_user: String,
+    to_user: String,
+}
+
+type Rendered = Result<String, TemplateRefusal>;
+
 impl Frame {
-    /// Asks `render` what becomes of messages; `template` is the text it renders by.
+    /// Asks `render` what becomes of conversations; `template` is the text it renders by.
     pub(super) fn derive(
         template: &str,
-        render: impl Fn(&str) -> Result<String, TemplateRefusal>,
+        render: impl Fn(&[(Speaker, &str)]) -> Rendered,
     ) -> Result<Self, TemplateRefusal> {
-        let mark = mark(template);
-        let rendered = render(&mark)?;
-        let parts: Vec<&str> = rendered.split(mark.as_str()).collect();
-        let [before, after] = parts[..] else {
-            let times = parts.len() - 1;
-            return Err(TemplateRefusal::Unfit(format!("it writes the user's message {times} times instead of once")));
-        };
-        let empty = BTreeSet::new;
-        let [before, after] = [before, after].map(str::to_owned);
-        let mut frame = Self { before, after, left: empty(), right: empty(), special: BTreeSet::new() };
-        let literals = literals(template)?;
-        frame.find_edges(&mark, &literals, &render)?;
-        let long = format!("{mark}{}{mark}", "x ".repeat(LONG / 2));
-        if render(&long)? != frame.around(&long) {
-            return Err(TemplateRefusal::Unfit("it changes the text of a long message".to_owned()));
-        }
-        for literal in literals {
-            let message = format!("{literal}{mark}{literal}{mark}{literal}");
-            if render(&message)? != frame.around(&message) {
-                frame.special.insert(literal);
-            }
+        use Speaker::{Assistant, System, User};
+        let user = Around::derive(template, |message| render(&[(User, message)]))?;
+        let other = stand_in(template);
+        let lead = Around::derive(template, |message| render(&[(System, message), (User, &other)]));
+        let system = lead.and_then(|around| {
+            let to_user = joint(&around, (&user, &other))?;
+            Ok(Lead { to_user, around })
+        });
+        let reply = Around::derive(template, |message| render(&[(User, &other), (Assistant, message), (User, &other)]));
+        let reply = reply.and_then(|around| {
+            let to_user = joint(&around, (&user, &other))?;
+            let begins = [&user.before, other.as_str()].concat();
+            let from_user = around.before.strip_prefix(&begins).ok_or_else(uneven)?.to_owned();
+            Ok(Reply { from_user, to_user, around })
+        });
+        let mut frame = Self { user, system, reply };
+        if let Err(refusal) = frame.check(&other, render) {
+            frame.reply = Err(refusal);
         }
         Ok(frame)
     }
 
-    /// Finds which characters are trimmed: white space, or what a literal names.
-    fn find_edges(
-        &mut self,
-        mark: &str,
-        literals: &BTreeSet<String>,
-        render: impl Fn(&str) -> Result<String, TemplateRefusal>,
-    ) -> Result<(), TemplateRefusal> {
-        let named: BTreeSet<char> = literals.iter().flat_map(|literal| literal.chars()).collect();
-        let spaces = (0..=0x3000u32).filter_map(char::from_u32).filter(|c| c.is_whitespace());
-        let tried: BTreeSet<char> = spaces.chain(named).collect();
-        for &c in &tried {
-            let rendered = render(&format!("{c}{mark}{c}"))?;
-            let inner = rendered.strip_prefix(&self.before).and_then(|rest| rest.strip_suffix(&self.after));
-            let Some((left, right)) = inner.and_then(|inner| inner.split_once(mark)) else { continue };
-            self.left.extend(left.is_empty().then_some(c));
-            self.right.extend(right.is_empty().then_some(c));
-        }
-        let spaces: String = tried.iter().filter(|c| c.is_whitespace()).collect();
-        for edge in [spaces.clone(), format!("{spaces}{spaces}x{spaces}")] {
-            let message = format!("{edge}{mark}{edge}");
-            if render(&message)? != self.around(&message) {
-                return Err(TemplateRefusal::Unfit("it changes the text of the user's message".to_owned()));
+    /// Whether conversations are what their pieces say.
+    fn check(&self, other: &str, render: impl Fn(&[(Speaker, &str)]) -> Rendered) -> Result<(), TemplateRefusal> {
+        use Speaker::{Assistant, System, User};
+        let speakers = [System, User, Assistant, User, Assistant, User];
+        let texts: Vec<String> = (0..speakers.len()).map(|at| format!(" \n{other}{at}\n ")).collect();
+        let turns: Vec<Turn> =
+            speakers.into_iter().zip(&texts).map(|(speaker, text)| Turn { speaker, text: text.clone() }).collect();
+        let asked: Vec<(Speaker, &str)> = turns.iter().map(|turn| (turn.speaker, turn.text.as_str())).collect();
+        for from in if self.system.is_ok() { 0..2 } else { 1..2 } {
+            let Conversation { head, last, tail } = self.conversation(&turns[from..], "")?;
+            if render(&asked[from..])? != [head, last, tail].concat() {
+                return Err(uneven());
             }
         }
         Ok(())
     }
 
-    /// The context with what stands before it, and the query with what stands behind it.
+    /// The context with what stands before it, and the query with what stands behind it, as one message.
     pub(super) fn split(&self, context: &str, query: &str) -> Result<(String, String), TemplateRefusal> {
-        if let Some(special) = self.special.iter().find(|text| context.contains(*text) || query.contains(*text)) {
-            return Err(TemplateRefusal::Unfit(format!(
-                "it changes the text of a message with {special:?} in it; take that out, or ask without the template"
-            )));
-        }
-        let context = context.trim_start_matches(|c| self.left.contains(&c));
-        let query = query.trim_end_matches(|c| self.right.contains(&c));
-        Ok(([&self.before, context].concat(), [query, &self.after].concat()))
+        self.user.split(context, query)
     }
 
-    /// What the template makes of `message`, as far as this frame knows.
-    fn around(&self, message: &str) -> String {
-        let message = message.trim_start_matches(|c| self.left.contains(&c));
-        let message = message.trim_end_matches(|c| self.right.contains(&c));
-        [&self.before, message, &self.after].concat()
+    /// A conversation; `separator` stands where the template writes nothing between two messages.
+    pub(super) fn conversation(&self, turns: &[Turn], separator: &str) -> Result<Conversation, TemplateRefusal> {
+        let (mut head, mut before) = (String::new(), None);
+        let Some((last, earlier)) = turns.split_last().filter(|(last, _)| last.speaker == Speaker::User) else {
+            return Err(TemplateRefusal::order());
+        };
+        for turn in earlier {
+            head.push_str(self.joint(before, turn.speaker, separator)?);
+            head.push_str(self.around(turn.speaker)?.kept(&turn.text)?);
+            before = Some(turn.speaker);
+        }
+        head.push_str(self.joint(before, last.speaker, separator)?);
+        let last = self.user.kept(&last.text)?.to_owned();
+        Ok(Conversation { head, last, tail: self.user.after.clone() })
+    }
+
+    fn around(&self, speaker: Speaker) -> Result<&Around, TemplateRefusal> {
+        match speaker {
+            Speaker::System => self.lead().map(|lead| &lead.around),
+            Speaker::User => Ok(&self.user),
+            Speaker::Assistant => self.reply().map(|reply| &reply.around),
+        }
+    }
+
+    /// What stands before a message.
+    fn joint<'a>(
+        &'a self,
+        before: Option<Speaker>,
+        speaker: Speaker,
+        separator: &'a str,
+    ) -> Result<&'a str, TemplateRefusal> {
+        use Speaker::{Assistant, System, User};
+        let joint = match (before, speaker) {
+            (None, System) => return Ok(&self.lead()?.around.before),
+            (None, User) => return Ok(&self.user.before),
+            (Some(System), User) => &self.lead()?.to_user,
+            (Some(User), Assistant) => &self.reply()?.from_user,
+            (Some(Assistant), User) => &self.reply()?.to_user,
+            _ => return Err(TemplateRefusal::order()),
+        };
+        Ok(if joint.is_empty() { separator } else { joint })
+    }
+
+    fn lead(&self) -> Result<&Lead, TemplateRefusal> {
+        self.system.as_ref().map_err(Clone::clone)
+    }
+
+    fn reply(&self) -> Result<&Reply, TemplateRefusal> {
+        self.reply.as_ref().map_err(Clone::clone)
     }
 }
 
-/// Text that the template does not name, from the private-use area so that none treats it as space.
-fn mark(template: &str) -> String {
-    let mut mark = String::from('\u{f8ff}');
-    while template.contains(&mark) {
-        mark.push('\u{e000}');
-        mark.push('\u{f8ff}');
-    }
-    mark
+/// What stands between a message and the user's last, which is `other`.
+fn joint(around: &Around, (user, other): (&Around, &str)) -> Rendered {
+    let ends = [other, &user.after].concat();
+    around.after.strip_suffix(&ends).map(str::to_owned).ok_or_else(uneven)
 }
 
-/// Texts in quotes inside the template's tags: what it can look for in a message.
-fn literals(template: &str) -> Result<BTreeSet<String>, TemplateRefusal> {
-    let mut found = BTreeSet::new();
-    let mut rest = template;
-    while let Some((at, end)) = ["{%", "{{"].iter().filter_map(|tag| rest.find(tag).map(|at| (at, *tag))).min() {
-        let closing = if end == "{%" { "%}" } else { "}}" };
-        let tag = &rest[at + 2..];
-        let length = tag.find(closing).unwrap_or(tag.len());
-        quoted(&tag[..length], &mut found);
-        if found.len() > MOST_LITERALS {
-            return Err(TemplateRefusal::Limit(format!("it has more than {MOST_LITERALS} texts in quotes")));
-        }
-        rest = &tag[length..];
-    }
-    Ok(found)
+fn uneven() -> TemplateRefusal {
+    TemplateRefusal::Unfit(
+        "it writes the messages of a longer conversation otherwise than those of a short one".to_owned(),
+    )
 }
 
-fn quoted(tag: &str, found: &mut BTreeSet<String>) {
-    let mut chars = tag.chars();
-    while let Some(quote) = chars.find(|c| matches!(c, '\'' | '"')) {
-        let mut literal = String::new();
-        while let Some(c) = chars.next().filter(|c| *c != quote) {
-            literal.push(match c {
-                '\\' => match chars.next() {
-                    Some('n') => '\n',
-                    Some('t') => '\t',
-                    Some('r') => '\r',
-                    Some(other) => other,
-                    None => break,
-                },
-                other => other,
-            });
-        }
-        if (1..=LONGEST_LITERAL).contains(&literal.len()) {
-            found.insert(literal);
-        }
+/// Text that the template does not name and that no other stand-in has.
+fn stand_in(template: &str) -> String {
+    let mut text = String::from('\u{f8fe}');
+    while template.contains(&text) {
+        text.push('\u{f8fe}');
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn texts_in_quotes_are_found_inside_tags_only() {
-        let template = "don't {% if 'a\\n' in x %}{{ \"b'c\" + '' }} isn't {{ 'open";
-        let expected = ["a\n", "b'c", "open"].map(str::to_owned);
-        assert_eq!(literals(template).unwrap(), BTreeSet::from(expected));
-        let many: String = (0..=MOST_LITERALS).map(|n| format!("{{{{ '{n}' }}}}")).collect();
-        assert!(matches!(literals(&many), Err(TemplateRefusal::Limit(_))));
-    }
+    text
 }

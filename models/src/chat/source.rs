@@ -7,7 +7,7 @@ use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind, context};
 use serde::{Deserialize, Serialize};
 
-use super::{Frame, TemplateRefusal};
+use super::{Frame, Speaker, TemplateRefusal};
 
 /// Longest text of a template.
 pub(super) const MOST_TEXT: usize = 1 << 20;
@@ -27,7 +27,7 @@ pub struct TemplateSource {
 }
 
 impl TemplateSource {
-    /// What it puts around a message. Its instructions and output are bounded here; the memory of what it makes on the way is
+    /// What it puts around messages and between them. Its instructions and output are bounded here; the memory of what it makes on the way is
     /// not, which whoever does not trust it bounds for the process that asks.
     pub fn frame(&self) -> Result<Frame, TemplateRefusal> {
         if self.text.len() > MOST_TEXT {
@@ -37,10 +37,12 @@ impl TemplateSource {
         let environment = environment().map_err(refusal)?;
         let text = plain_tags(&self.text);
         let template = environment.template_from_str(&text).map_err(refusal)?;
-        Frame::derive(&self.text, |message| {
-            let mut output = Bounded { text: Vec::new(), left: MOST_ADDED + message.len() };
+        Frame::derive(&self.text, |turns| {
+            let length: usize = turns.iter().map(|(_, text)| text.len()).sum();
+            let mut output = Bounded { text: Vec::new(), left: MOST_ADDED + length };
+            let message = |(speaker, text): &(Speaker, &str)| context! { role => speaker.role(), content => *text };
             let context = context! {
-                messages => [context! { role => "user", content => message }],
+                messages => turns.iter().map(message).collect::<Vec<_>>(),
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
                 add_generation_prompt => true,

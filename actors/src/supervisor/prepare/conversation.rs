@@ -1,0 +1,159 @@
+//! A conversation, or a text to be gone on with, as the context and the query of a job. Plans nothing.
+
+use asterism_models::{Conversation, ModelError, Turn};
+
+use super::{ModelFront, invalid};
+use crate::error::JobError;
+
+impl ModelFront {
+    /// The context and the query that join to what the chat template renders of `turns`: the last message is the query,
+    /// everything before it the context. A last message that is longer than all before it is a document with its question,
+    /// and cut at its last separator. Messages of one speaker that follow each other are one, the separator between them.
+    ///
+    /// # Errors
+    /// When they are too long, or the template takes no such conversation.
+    pub fn conversation(&self, turns: Vec<Turn>) -> Result<(String, String), JobError> {
+        let bytes = turns.iter().map(|turn| turn.text.len()).sum();
+        self.check_text("messages", bytes)?;
+        let mut joined: Vec<Turn> = Vec::new();
+        // Where the query begins in the last turn, if that was several messages.
+        let mut begins = 0;
+        for turn in turns {
+            match joined.last_mut().filter(|last| last.speaker == turn.speaker) {
+                Some(last) => {
+                    last.text.push_str(&self.query_separator.to_string());
+                    begins = last.text.len();
+                    last.text.push_str(&turn.text);
+                }
+                None => {
+                    begins = 0;
+                    joined.push(turn);
+                }
+            }
+        }
+        let separator = self.query_separator.to_string();
+        let given = joined.last().map_or(0, |last| last.text.len());
+        let Conversation { mut head, mut last, tail } = self.template.conversation(&joined, &separator)?;
+        // What was trimmed off the beginning moved it.
+        let trimmed = joined.last().map_or(0, |turn| turn.text.find(&last).unwrap_or(0));
+        let begins = begins.saturating_sub(trimmed).min(last.len());
+        let earlier = bytes - given.min(bytes) + begins;
+        let at = match last.len() - begins > earlier {
+            true => cut(&last[begins..], &separator).map_or(begins, |at| begins + at),
+            false => begins,
+        };
+        let query = last.split_off(at) + &tail;
+        head.push_str(&last);
+        // What separates goes with the question, as it does in jobs.
+        let query = match head.strip_suffix(&separator).map(str::len) {
+            Some(length) if !separator.is_empty() => head.split_off(length) + &query,
+            _ => query,
+        };
+        self.both(head, query, "messages")
+    }
+
+    /// The context and the query that join to `text` behind what the model wants before every text.
+    ///
+    /// # Errors
+    /// When it is too long or too short to be both.
+    pub fn completion(&self, text: &str) -> Result<(String, String), JobError> {
+        self.check_text("prompt", text.len())?;
+        let separator = self.query_separator.to_string();
+        let (context, query) = text.split_at(cut(text, &separator).unwrap_or(0));
+        self.both(self.template.bos().to_owned() + context, query.to_owned(), "prompt")
+    }
+
+    /// A context behind what the model wants before every text.
+    pub fn document(&self, context: &str) -> String {
+        self.template.bos().to_owned() + context
+    }
+
+    fn check_text(&self, param: &'static str, bytes: usize) -> Result<(), JobError> {
+        let most = self.most_text_bytes();
+        if bytes > most { Err(self.too_large(param, ModelError::TooManyBytes { bytes, most })) } else { Ok(()) }
+    }
+
+    /// Neither may be empty, so that of a text without a joint the last word is the query.
+    fn both(&self, context: String, query: String, param: &'static str) -> Result<(String, String), JobError> {
+        if query.trim().is_empty() {
+            return Err(invalid(param, "there is nothing to answer: the last message or the prompt is empty"));
+        }
+        if !context.trim().is_empty() {
+            return Ok((context, query));
+        }
+        let words = query.trim_end();
+        match words.rfind(char::is_whitespace).filter(|at| !query[..*at].trim().is_empty()) {
+            Some(at) => Ok((context + &query[..at], query[at..].to_owned())),
+            None => Err(invalid(param, "one word is no context and question; this model puts nothing before it")),
+        }
+    }
+}
+
+/// Where the last separator of a text begins that has something on both sides.
+fn cut(text: &str, separator: &str) -> Option<usize> {
+    if separator.is_empty() {
+        return None;
+    }
+    text.trim_end().rfind(separator).filter(|at| !text[..*at].trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_models::{Checkpoint, Speaker, TemplateSource};
+
+    use super::*;
+
+    fn front() -> ModelFront {
+        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap()
+    }
+
+    fn split(turns: &[(Speaker, &str)]) -> (String, String) {
+        let turn = |(speaker, text): &(Speaker, &str)| Turn { speaker: *speaker, text: (*text).to_owned() };
+        front().conversation(turns.iter().map(turn).collect()).unwrap()
+    }
+
+    fn both(context: &str, query: &str) -> (String, String) {
+        (format!("<|begin_of_text|>{context}"), query.to_owned())
+    }
+
+    #[test]
+    fn the_last_message_is_the_query() {
+        use Speaker::{Assistant, System, User};
+        let document = "A long document.\n\nOf two paragraphs.";
+        for (turns, expected) in [
+            (&[(System, document), (User, "Which?")][..], both(document, "\n\nWhich?")),
+            (&[(User, document), (User, "Which?")], both(document, "\n\nWhich?")),
+            (
+                &[(User, document), (Assistant, "Read."), (User, "A?\n\nB?")],
+                both(&format!("{document}\n\nRead."), "\n\nA?\n\nB?"),
+            ),
+            (&[(User, &format!("{document}\n\nWhich?"))], both(document, "\n\nWhich?")),
+            (
+                &[(System, "Be brief."), (User, &format!("{document}\n\nWhich?\n"))],
+                both(&format!("Be brief.\n\n{document}"), "\n\nWhich?\n"),
+            ),
+            (&[(User, "Which?")], both("", "Which?")),
+        ] {
+            assert_eq!(split(turns), expected, "{turns:?}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_is_cut_at_its_last_separator() {
+        let front = front();
+        assert_eq!(front.completion("a\n\nb\n\nc\n\n").unwrap(), both("a\n\nb", "\n\nc\n\n"));
+        assert_eq!(front.completion("one line").unwrap(), both("", "one line"));
+        for empty in ["", " \n\n "] {
+            assert_eq!(front.completion(empty).unwrap_err().code(), "invalid_request");
+        }
+        let long = front.completion(&"word ".repeat(1 << 20)).unwrap_err();
+        assert_eq!(long.code(), "context_too_long");
+    }
+
+    #[test]
+    fn where_nothing_stands_before_a_text_its_last_word_is_the_query() {
+        let front = front();
+        assert_eq!(front.both(String::new(), "two words ".into(), "prompt").unwrap(), ("two".into(), " words ".into()));
+        assert_eq!(front.both(String::new(), " word".into(), "prompt").unwrap_err().code(), "invalid_request");
+    }
+}
