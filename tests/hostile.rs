@@ -14,6 +14,8 @@ mod identity;
 mod joining;
 #[path = "hostile/logs.rs"]
 mod logs;
+#[path = "hostile/openai.rs"]
+mod openai;
 #[path = "hostile/queue.rs"]
 mod queue;
 #[path = "hostile/requests.rs"]

@@ -8,6 +8,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use asterism::openai;
 use asterism_actors::{
     authority::{Act, Party, TABLE},
     metric,
@@ -24,6 +25,7 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
     ("cargo test --workspace", None, "runs this test"),
     ("cargo install --path runtime", None, "builds for minutes"),
     ("asterism chaos --rounds 30", Some("asterism chaos --rounds 1"), "half an hour in this profile"),
+    ("curl -s http://127.0.0.1:8000", Some(ASKED), "any free port"),
     ("asterism supervisor", Some(JOINABLE), "stays, and has no hosts"),
     ("asterism node --join 10.0.0.1:7400", Some("asterism node --help"), "further machines; netns.sh runs it"),
     ("asterism eval ruler", Some(RULER), "300 questions"),
@@ -33,6 +35,9 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
 
 /// What the text before asks of the cluster file.
 const JOINABLE: &str = "sed -i '/^.security/a join_listen = \"127.0.0.1:0\"' cluster.toml && asterism up --detach";
+const ASKED: &str = r#"curl -s http://$(sed 's/.*"api":"\([^"]*\)".*/\1/' .asterism/asterism/supervisor.json)/v1/chat/completions \
+    -H "Content-Type: application/json" -d '{"session_id": "harbour", "messages": [{"role": "user", "content":
+    "What is the special magic number for harbour-lantern?"}]}'"#;
 const RULER: &str = "asterism eval ruler --methods dense,star,pulsar --lengths 1k --tasks niah_single_1 --samples 1 \
                      --save run.jsonl --chart ruler.svg";
 const NIAH: &str = "asterism eval niah --methods dense,pulsar --lengths 1k --depths 1 --samples 1 --chart niah.svg";
@@ -52,7 +57,11 @@ impl Clone {
         let at = |name: &str| folder.path().join(name);
         let cluster = fs::read_to_string(root().join("cluster.toml")).expect("the sample");
         // Other clusters may run here: any free port.
-        fs::write(at("cluster.toml"), cluster.replace(":7400", ":0").replace(":7401", ":0")).expect("a cluster file");
+        fs::write(
+            at("cluster.toml"),
+            [":7400", ":7401", ":8000"].iter().fold(cluster, |text, port| text.replace(port, ":0")),
+        )
+        .expect("a cluster file");
         fs::create_dir(at("bin")).expect("a folder");
         symlink(BINARY, at("bin/asterism")).expect("a link");
         symlink(root().join("examples"), at("examples")).expect("a link");
@@ -141,6 +150,10 @@ fn the_reference_has_every_metric_and_every_endpoint() {
     });
     for (method, path, open) in endpoints {
         let row = format!("| `{method} {path}` | {} |", if open { "anybody" } else { "the token" });
+        assert!(page.contains(&row), "docs/reference.md has no row beginning\n{row}");
+    }
+    for (method, path) in openai::ENDPOINTS {
+        let row = format!("| `{method} {path}` | a key |");
         assert!(page.contains(&row), "docs/reference.md has no row beginning\n{row}");
     }
 }

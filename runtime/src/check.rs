@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use crate::{cluster::Cluster, credentials, device, error::CliError, globals, wiring};
+use crate::{cluster::Cluster, credentials, device, error::CliError, globals, openai::Keys, wiring};
 
 /// Refuses a cluster that could not start here, with everything that is wrong at once.
 pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
@@ -13,7 +13,8 @@ pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
         None => Ok(()),
     };
     let token = admin_token(cluster).map(drop);
-    let mut problems = [model, certificates, token, device::known(cluster)].into_iter().filter_map(Result::err);
+    let keys = api_keys(cluster).map(drop);
+    let mut problems = [model, certificates, token, keys, device::known(cluster)].into_iter().filter_map(Result::err);
     let Some(first) = problems.next() else { return Ok(()) };
     Err(problems
         .fold(first, |all, next| CliError { message: format!("{}\nerror: {}", all.message, next.message), ..all }))
@@ -27,11 +28,29 @@ pub fn admin_token(cluster: &Cluster) -> Result<Option<String>, CliError> {
     Ok(Some(token))
 }
 
-/// A group may read a secret, as service managers hand them out, and nobody else.
-fn refuse_exposed(path: &Path) -> Result<(), CliError> {
+/// The keys that requests to OpenAI's API bear, if any. Their hashes are no secret; who could write there could add a key.
+pub fn api_keys(cluster: &Cluster) -> Result<Option<Keys>, CliError> {
+    let Some(path) = cluster.api.as_ref().and_then(|api| api.key_file.as_ref()) else { return Ok(None) };
+    let keys = Keys::read(path)?;
+    let mode = mode_of(path)?;
+    match mode & 0o022 {
+        0 => Ok(Some(keys)),
+        _ => Err(CliError::usage(format!(
+            "the key file {0} has mode {mode:04o}, so that others on this machine can add keys; expected 0644: `chmod 644 {0}`",
+            path.display()
+        ))),
+    }
+}
+
+fn mode_of(path: &Path) -> Result<u32, CliError> {
     let metadata =
         fs::metadata(path).map_err(|error| CliError::usage(format!("cannot look at {}: {error}", path.display())))?;
-    let mode = metadata.permissions().mode() & 0o777;
+    Ok(metadata.permissions().mode() & 0o777)
+}
+
+/// A group may read a secret, as service managers hand them out, and nobody else.
+fn refuse_exposed(path: &Path) -> Result<(), CliError> {
+    let mode = mode_of(path)?;
     if mode & 0o027 == 0 {
         return Ok(());
     }

@@ -1,5 +1,6 @@
 //! The cluster as it will run: every default filled in, every name resolved, contradictions refused. Starts nothing.
 
+mod api;
 mod clashes;
 mod error;
 mod model;
@@ -21,6 +22,7 @@ use crate::cluster_file::{
     ClusterFile, ControlTransport, DataTransport, Device, HostSection, LogFormat, Recovery, Role,
 };
 
+pub use api::Api;
 use clashes::{check_free, check_name, check_ports, check_tcp_ports, check_unique};
 pub use error::ClusterError;
 pub use model::Model;
@@ -54,6 +56,8 @@ pub struct Cluster {
     pub listen: SocketAddr,
     /// Where the admin API listens.
     pub admin_listen: SocketAddr,
+    /// Where OpenAI's API listens, if anywhere, and the file of its keys.
+    pub api: Option<Api>,
     /// The model every host loads.
     pub model: Model,
     /// Attention when a job names none.
@@ -149,12 +153,18 @@ impl Cluster {
         let admin_listen = socket_address("api.admin_listen", &file.api.admin_listen)?;
         let security = security::resolve(&file.security, directory, listen)?;
         security.check_admin(admin_listen)?;
-        check_tcp_ports(admin_listen, security.join_listen)?;
+        let api = api::resolve(file, directory, security.allow_open_admin)?;
+        check_tcp_ports([
+            ("api.admin_listen", Some(admin_listen)),
+            ("api.listen", api.as_ref().map(|api| api.listen)),
+            ("security.join_listen", security.join_listen),
+        ])?;
         Ok(Self {
             name: file.cluster.name.clone(),
             data_dir,
             listen,
             admin_listen,
+            api,
             model: model::resolve(file, directory)?,
             method: file.attention.clone(),
             security,
@@ -389,7 +399,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 29] = [
+        let edits: [(&str, &str); 31] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -417,6 +427,8 @@ mod tests {
             ("[[node]]\nname = \"local\"", "[[node]]\nname = \"supervisor\""),
             ("127.0.0.1:7401", "0.0.0.0:7401"),
             ("mode = \"mtls\"", "mode = \"mtls\"\njoin_listen = \"0.0.0.0:7401\""),
+            ("127.0.0.1:8000", "0.0.0.0:8000"),
+            ("127.0.0.1:8000", "127.0.0.1:7401"),
             ("dtype = \"f32\"", "linear = \"fp8\""),
             ("dtype = \"f32\"", "dtype = \"bf16\"\nlinear = \"fp8\""),
         ];

@@ -231,6 +231,12 @@ pub struct SessionsSection {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApiSection {
+    /// Address of OpenAI's API. Absent: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+    /// File of the keys that requests to it bear: a name and the SHA-256 of a key on each line. Absent: everybody may ask.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key_file: Option<PathBuf>,
     /// Address of the admin API and of /metrics.
     pub admin_listen: String,
     /// Jobs that may wait, and sessions that there may be; more are told to come again later.
@@ -276,7 +282,7 @@ pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
     let paths =
         [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
     let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
-    for path in paths.into_iter().flatten().chain(heads) {
+    for path in paths.into_iter().flatten().chain(heads).chain(&mut file.api.api_key_file) {
         *path = directory.join(&*path);
     }
     file
@@ -351,7 +357,13 @@ impl Default for SessionsSection {
 
 impl Default for ApiSection {
     fn default() -> Self {
-        Self { admin_listen: "127.0.0.1:7401".into(), max_queue: 1024, max_queue_bytes: Bytes(512 << 20) }
+        Self {
+            listen: None,
+            api_key_file: None,
+            admin_listen: "127.0.0.1:7401".into(),
+            max_queue: 1024,
+            max_queue_bytes: Bytes(512 << 20),
+        }
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Record {
     pub pid: u32,
     /// Its admin API.
     pub admin: SocketAddr,
+    /// OpenAI's API, if there is one.
+    pub api: Option<SocketAddr>,
     /// Where hosts reach it.
     pub listen: SocketAddr,
 }
@@ -200,8 +202,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let data_dir = folder.path().join("data");
         assert_eq!(running(&data_dir), None);
-        let record =
-            Record { pid: 7, admin: "127.0.0.1:7401".parse().unwrap(), listen: "127.0.0.1:7400".parse().unwrap() };
+        let record = Record {
+            pid: 7,
+            admin: "127.0.0.1:7401".parse().unwrap(),
+            api: None,
+            listen: "127.0.0.1:7400".parse().unwrap(),
+        };
         let held = lock(&data_dir, "north", Seat::Supervisor).unwrap();
         held.publish(&record).unwrap();
         assert_eq!(running(&data_dir), Some(record));
@@ -220,8 +226,12 @@ mod tests {
         let up = lock(data_dir, "north", Seat::Up).unwrap();
         up.publish_pid().unwrap();
         assert_eq!((keeper(data_dir), served(data_dir)), (Some(std::process::id()), None));
-        let record =
-            Record { pid: 7, admin: "127.0.0.1:7401".parse().unwrap(), listen: "127.0.0.1:7400".parse().unwrap() };
+        let record = Record {
+            pid: 7,
+            admin: "127.0.0.1:7401".parse().unwrap(),
+            api: None,
+            listen: "127.0.0.1:7400".parse().unwrap(),
+        };
         // What a killed process leaves: its record, and a lock that nobody holds.
         fs::write(path(data_dir, Seat::Supervisor, "json"), serde_json::to_vec(&record).unwrap()).unwrap();
         assert_eq!((running(data_dir), served(data_dir)), (None, Some(record)));

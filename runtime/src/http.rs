@@ -3,24 +3,23 @@
 mod bodies;
 mod cluster;
 mod console;
-mod error;
+pub(crate) mod error;
 mod field;
 mod health;
 mod hosts;
-mod intake;
+pub(crate) mod intake;
 mod jobs;
 mod joining;
 mod lists;
-mod origin;
-mod pace;
-mod request;
+pub(crate) mod origin;
+pub(crate) mod pace;
+pub(crate) mod request;
 mod sessions;
 mod waiting;
 
 use std::{
     net::{SocketAddr, TcpListener},
     sync::Arc,
-    time::Duration,
 };
 
 use actix_web::{
@@ -53,10 +52,6 @@ pub use waiting::{Cause, wait};
 
 /// Threads that answer requests.
 const WORKERS: usize = 2;
-/// Time for the head of a request.
-const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// Time between requests of one connection.
-const KEPT_IDLE: Duration = Duration::from_secs(5);
 /// Most connections at a time; where fewer files can be open, half of those.
 const MOST_CONNECTIONS: usize = 16_384;
 
@@ -128,8 +123,8 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliE
     };
     let server = HttpServer::new(app)
         .workers(WORKERS)
-        .client_request_timeout(HEAD_WITHIN)
-        .keep_alive(KEPT_IDLE)
+        .client_request_timeout(pace::HEAD_WITHIN)
+        .keep_alive(pace::KEPT_IDLE)
         .on_connect(pace::take_in)
         .max_connections(MOST_CONNECTIONS.min(limits::raise_open_files() / 2) / WORKERS)
         .shutdown_timeout(1)
@@ -201,7 +196,7 @@ async fn authorize(
 }
 
 /// The token of `Bearer TOKEN`; the scheme's name is the same in lower case (RFC 9110, section 11.1).
-fn bearer_token(value: &str) -> Option<&str> {
+pub(crate) fn bearer_token(value: &str) -> Option<&str> {
     let (scheme, token) = value.trim().split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
 }
@@ -215,7 +210,7 @@ fn bears(request: &ServiceRequest, token: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{path::Path, time::Duration};
 
     use asterism_actors::api::JobRequest;
 

@@ -217,6 +217,9 @@ fn arguments(file: &Path, ports: Option<&Record>) -> Vec<OsString> {
     if let Some(record) = ports {
         arguments.extend(["--listen".into(), record.listen.to_string().into()]);
         arguments.extend(["--admin-listen".into(), record.admin.to_string().into()]);
+        if let Some(api) = record.api {
+            arguments.extend(["--api-listen".into(), api.to_string().into()]);
+        }
     }
     arguments
 }

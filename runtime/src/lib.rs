@@ -23,6 +23,7 @@ pub mod logging;
 pub mod method_spec;
 pub mod metrics;
 pub mod node;
+pub mod openai;
 pub mod output;
 pub mod private;
 pub mod progress;

@@ -1,8 +1,8 @@
-//! The supervisor and its admin API in this process: the lock, the actor, the listener. Starts no host and prints nothing.
+//! The supervisor and its APIs in this process: the lock, the actor, the listeners. Starts no host and prints nothing.
 
 use std::{
     sync::{Arc, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use asterism_actors::{store::RedbStore, supervisor::Supervisor};
@@ -15,7 +15,9 @@ use crate::{
     data_dir::{self, Seat},
     error::CliError,
     http::{self, AdminServer, AdminState, Cause},
-    joining, rotation, wiring,
+    joining,
+    openai::{self, ApiServer, ApiState, Keys},
+    rotation, wiring,
 };
 
 /// How often a disk that takes nothing is looked at.
@@ -28,6 +30,7 @@ pub struct Service {
     /// Who serves the cluster, as other commands find it.
     pub record: data_dir::Record,
     admin: AdminServer,
+    api: Option<ApiServer>,
     stop_wanted: Arc<Notify>,
     lock: Arc<data_dir::Lock>,
 }
@@ -43,6 +46,7 @@ impl Service {
     /// takes nothing it waits for it, and calls `waits` with the cause every second.
     pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
         let token = check::admin_token(cluster)?;
+        let keys = check::api_keys(cluster)?;
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
         let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
         let joins = joining::open(cluster)?.map(Arc::new);
@@ -58,10 +62,12 @@ impl Service {
             stop_wanted: stop_wanted.clone(),
         };
         let admin = http::serve(cluster.admin_listen, state)?;
-        let record = data_dir::Record { pid: std::process::id(), admin: admin.address, listen };
+        let api = open_api(cluster, &supervisor, keys).await?;
+        let at = api.as_ref().map(|api| api.address);
+        let record = data_dir::Record { pid: std::process::id(), admin: admin.address, api: at, listen };
         let lock = Arc::new(lock);
         publish(&lock, record.clone())?;
-        Ok(Self { supervisor, record, admin, stop_wanted, lock })
+        Ok(Self { supervisor, record, admin, api, stop_wanted, lock })
     }
 
     /// Completes when a client asks for the end.
@@ -72,9 +78,24 @@ impl Service {
     /// Tells every host to end, and ends supervisor and admin API.
     pub async fn stop(self) {
         self.supervisor.shutdown().await;
+        if let Some(api) = self.api {
+            api.stop().await;
+        }
         self.admin.stop().await;
         drop(self.lock);
     }
+}
+
+/// OpenAI's API, where the cluster file has one.
+async fn open_api(
+    cluster: &Cluster,
+    supervisor: &Supervisor,
+    keys: Option<Keys>,
+) -> Result<Option<ApiServer>, CliError> {
+    let Some(api) = &cluster.api else { return Ok(None) };
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let state = ApiState { supervisor: supervisor.clone(), cluster: cluster.name.clone(), keys, since };
+    openai::serve(api.listen, state).await.map(Some)
 }
 
 impl Ground {

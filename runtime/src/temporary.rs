@@ -90,6 +90,7 @@ fn relocated(mut file: ClusterFile) -> ClusterFile {
     file.cluster.data_dir = Some(PathBuf::from("data"));
     file.cluster.listen = "127.0.0.1:0".into();
     file.api.admin_listen = "127.0.0.1:0".into();
+    file.api.listen = None;
     file.hosts.iter_mut().for_each(|host| host.port = 0);
     file
 }

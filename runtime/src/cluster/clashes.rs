@@ -14,14 +14,15 @@ pub(super) fn check_free(kind: &'static str, name: &str) -> Result<(), ClusterEr
     Err(ClusterError::TakenName { kind, name: name.to_owned(), owner })
 }
 
-pub(super) fn check_tcp_ports(admin: SocketAddr, join: Option<SocketAddr>) -> Result<(), ClusterError> {
-    match join.filter(|join| overlap(*join, admin)) {
-        Some(address) => {
-            let [first, second] = ["api.admin_listen", "security.join_listen"].map(str::to_owned);
-            Err(ClusterError::PortTaken { first, second, address })
+pub(super) fn check_tcp_ports(listeners: [(&'static str, Option<SocketAddr>); 3]) -> Result<(), ClusterError> {
+    let listeners: Vec<_> = listeners.into_iter().filter_map(|(key, address)| Some((key, address?))).collect();
+    for (at, (second, address)) in listeners.iter().enumerate() {
+        if let Some((first, _)) = listeners[..at].iter().find(|(_, other)| overlap(*other, *address)) {
+            let [first, second] = [first, second].map(|key| (*key).to_owned());
+            return Err(ClusterError::PortTaken { first, second, address: *address });
         }
-        None => Ok(()),
     }
+    Ok(())
 }
 
 /// Whether two processes of one machine could not listen at both.

@@ -115,4 +115,12 @@ pub enum ClusterError {
         /// Keys that are missing.
         missing: String,
     },
+    /// OpenAI's API for everybody on the network.
+    #[error(
+        "api.listen = \"{listen}\" lets everybody who reaches this machine ask questions; expected 127.0.0.1, or keys: set [api] api_key_file, or [security] allow_open_admin = true where the network is closed"
+    )]
+    OpenApi {
+        /// Where it would listen.
+        listen: SocketAddr,
+    },
 }

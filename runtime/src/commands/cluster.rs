@@ -76,6 +76,9 @@ impl Readiness {
             "cluster '{}' is ready: model {}, method {}, admin API http://{} (process {})",
             status.name, status.model, status.method, record.admin, record.pid
         ));
+        if let Some(api) = record.api {
+            globals.note(format_args!("OpenAI's API is at http://{api}/v1"));
+        }
         globals.note("next: asterism job submit --context FILE --query TEXT");
         Ok(())
     }

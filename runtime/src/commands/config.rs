@@ -39,6 +39,9 @@ const OPTIONAL: &str = "\
 # join_listen = \"10.0.0.1:7402\"       # nodes get certificates here (`cert token`); nowhere
 # [sessions]
 # max_pinned_bytes = \"64GiB\"          # KV that sessions may pin; what the hosts' memory allows
+# [api]
+# listen = \"127.0.0.1:8000\"         # OpenAI's API; none
+# api_key_file = \"api-keys\"         # NAME SHA256 [REQUESTS] on each line; everybody may ask
 # [[node]]
 # name = \"north\"
 # address = \"10.0.0.1\"

@@ -35,6 +35,9 @@ pub struct SupervisorArgs {
     /// Where its admin API listens [default: api.admin_listen]
     #[arg(long, value_name = "ADDRESS")]
     pub admin_listen: Option<SocketAddr>,
+    /// Where OpenAI's API listens, if the cluster file has it [default: api.listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub api_listen: Option<SocketAddr>,
     /// End when standard input ends
     #[arg(long, hide = true)]
     pub end_with_stdin: bool,
@@ -78,6 +81,10 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
     cluster.listen = args.listen.unwrap_or(cluster.listen);
     cluster.admin_listen = args.admin_listen.unwrap_or(cluster.admin_listen);
     cluster.security.check_admin(cluster.admin_listen).map_err(CliError::usage)?;
+    if let (Some(api), Some(listen)) = (&mut cluster.api, args.api_listen) {
+        api.check(listen, cluster.security.allow_open_admin).map_err(CliError::usage)?;
+        api.listen = listen;
+    }
     if args.end_with_stdin {
         end_with_stdin();
     }

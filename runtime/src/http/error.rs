@@ -6,7 +6,10 @@ use actix_web::{
     HttpRequest, HttpResponse, ResponseError,
     http::{StatusCode, header},
 };
-use asterism_actors::{JobError, api::bounds};
+use asterism_actors::{
+    JobError,
+    api::{ErrorBody, bounds},
+};
 use serde::{Deserialize, Serialize};
 
 /// Characters of a parser's message that a refusal repeats.
@@ -89,6 +92,16 @@ impl Refusal {
         Self::new(status, code, message)
     }
 
+    /// An error with its code, under a status of the caller's choice.
+    pub fn with(status: StatusCode, body: ErrorBody) -> Self {
+        Self { status, code: body.code, message: body.message, param: body.param }
+    }
+
+    /// The same under the code's own status.
+    pub fn coded(body: ErrorBody) -> Self {
+        Self::with(status_of(&body.code), body)
+    }
+
     /// The supervisor's machine failed.
     pub fn failed(code: &str, cause: impl fmt::Display) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, code, cause)
@@ -107,8 +120,7 @@ impl Refusal {
 
 impl From<JobError> for Refusal {
     fn from(error: JobError) -> Self {
-        let body = error.body();
-        Self { status: status_of(&body.code), code: body.code, message: body.message, param: body.param }
+        Self::coded(error.body())
     }
 }
 
@@ -136,21 +148,26 @@ impl Refusal {
 
     /// The answer to the request of this name.
     pub fn answer(&self, request_id: Option<&str>) -> HttpResponse {
-        let kind = match self.status {
-            StatusCode::UNAUTHORIZED => "authentication_error",
-            StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::GONE => "not_found_error",
-            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
-            status if status.is_client_error() => "invalid_request_error",
-            _ => "server_error",
-        };
         let mut response = HttpResponse::build(self.status);
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        if [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.status) {
             response.insert_header((header::RETRY_AFTER, "1"));
         }
         if [StatusCode::REQUEST_TIMEOUT, StatusCode::UNAUTHORIZED].contains(&self.status) {
             response.force_close();
         }
-        response.json(ErrorEnvelope {
+        response.json(self.envelope(request_id))
+    }
+
+    /// The body of the answer to the request of this name.
+    pub fn envelope(&self, request_id: Option<&str>) -> ErrorEnvelope {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND | StatusCode::CONFLICT | StatusCode::GONE => "not_found_error",
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => "overloaded_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        };
+        ErrorEnvelope {
             error: ErrorObject {
                 message: self.message.clone(),
                 kind: kind.to_owned(),
@@ -158,7 +175,7 @@ impl Refusal {
                 param: self.param.clone(),
                 request_id: request_id.map(str::to_owned),
             },
-        })
+        }
     }
 }
 

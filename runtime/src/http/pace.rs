@@ -25,6 +25,10 @@ use futures_util::{StreamExt, stream};
 use socket2::SockRef;
 use tokio::time::{Instant, timeout_at};
 
+/// Time for the head of a request.
+pub const HEAD_WITHIN: Duration = Duration::from_secs(5);
+/// Time between requests of one connection.
+pub const KEPT_IDLE: Duration = Duration::from_secs(5);
 /// Time for a body of a few bytes.
 const GRACE: Duration = Duration::from_secs(10);
 /// Bytes a second that a longer one has to bring.

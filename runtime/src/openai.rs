@@ -1,0 +1,154 @@
+//! OpenAI's API over HTTP, on an own listener: what applications speak. Every request becomes a job of the supervisor, or a question
+//! to one of its sessions; nothing is scheduled here.
+
+mod answer;
+mod ask;
+mod chat;
+mod completions;
+mod fields;
+mod gone;
+mod keys;
+mod models;
+mod refusal;
+mod running;
+mod stream;
+mod wire;
+
+use std::net::{SocketAddr, TcpListener};
+
+use actix_web::{
+    App, Error, HttpMessage, HttpServer,
+    body::{BoxBody, MessageBody},
+    dev::{ServerHandle, ServiceRequest, ServiceResponse},
+    middleware::{Next, from_fn},
+    web,
+};
+use asterism_actors::supervisor::Supervisor;
+use tokio::task::JoinHandle;
+
+use crate::{
+    error::CliError,
+    http::{
+        error::{self, Refusal},
+        intake::Intake,
+        origin, pace, request,
+    },
+    limits,
+};
+pub use keys::Keys;
+
+/// Every method and path; all of them want a key where there are keys.
+pub const ENDPOINTS: &[(&str, &str)] = &[
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+];
+
+/// Threads that answer requests.
+const WORKERS: usize = 2;
+/// Most connections at a time, two files each; where fewer files can be open, a quarter of those.
+const MOST_CONNECTIONS: usize = 8192;
+
+/// What handlers work with.
+#[derive(Clone)]
+pub struct ApiState {
+    /// The supervisor.
+    pub supervisor: Supervisor,
+    /// Its cluster's name.
+    pub cluster: String,
+    /// Who may ask; everybody where there are none.
+    pub keys: Option<Keys>,
+    /// When this supervisor started, in seconds since 1970.
+    pub since: u64,
+}
+
+/// The running listener.
+pub struct ApiServer {
+    /// Where it listens.
+    pub address: SocketAddr,
+    handle: ServerHandle,
+    serving: JoinHandle<std::io::Result<()>>,
+}
+
+impl ApiServer {
+    /// Ends open requests and the listener.
+    pub async fn stop(self) {
+        self.handle.stop(false).await;
+        let _ = self.serving.await;
+    }
+}
+
+/// Listens at `address`.
+pub async fn serve(address: SocketAddr, state: ApiState) -> Result<ApiServer, CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::unreachable(format!("OpenAI's API cannot listen on {address}: {error}"))
+            .hint("free the port, or set [api] listen to another (port 0: one is chosen), or take it out")
+    };
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    running::cancel_orphans(&state.supervisor).await;
+    let intake = web::Data::new(Intake::new(state.supervisor.model()));
+    let data = web::Data::new(state);
+    let app = move || {
+        App::new()
+            .wrap(from_fn(authorize))
+            .app_data(data.clone())
+            .app_data(intake.clone())
+            .app_data(web::PathConfig::default().error_handler(error::of_path))
+            .configure(routes)
+            .default_service(web::to(error::no_such_path))
+            .wrap(from_fn(request::identify))
+            .wrap(from_fn(pace::keep))
+    };
+    let server = HttpServer::new(app)
+        .workers(WORKERS)
+        .client_request_timeout(pace::HEAD_WITHIN)
+        .keep_alive(pace::KEPT_IDLE)
+        .on_connect(|connection, kept| {
+            pace::take_in(connection, kept);
+            gone::take_in(connection, kept);
+        })
+        .max_connections(MOST_CONNECTIONS.min(limits::raise_open_files() / 4) / WORKERS)
+        .shutdown_timeout(1)
+        .disable_signals()
+        .listen(listener)
+        .map_err(failed)?
+        .run();
+    let handle = server.handle();
+    Ok(ApiServer { address, handle, serving: tokio::spawn(server) })
+}
+
+fn routes(app: &mut web::ServiceConfig) {
+    app.service(models::list).service(models::show).service(chat::complete).service(completions::complete);
+}
+
+/// Refuses a request of who may not make it, and one too many of who may.
+async fn authorize(
+    request: ServiceRequest,
+    next: Next<impl MessageBody + 'static>,
+) -> Result<ServiceResponse<BoxBody>, Error> {
+    let state = request.app_data::<web::Data<ApiState>>().expect("every app of this module has its state");
+    let listener = (request.app_config().local_addr().ip().is_loopback(), state.keys.is_none());
+    let borne = state.keys.as_ref().map(|keys| keys.admit(request.headers())).transpose();
+    let admitted = borne.and_then(|borne| {
+        origin::check(request.headers(), listener)?;
+        request::check_cluster(request.headers(), &state.cluster)?;
+        match request.match_pattern() {
+            Some(_) => Ok(borne),
+            None => Err(error::nothing_at(request.request())),
+        }
+    });
+    match admitted {
+        Err(refused) => Ok(request.error_response(refused)),
+        Ok(borne) => {
+            if let Some(borne) = borne {
+                request.extensions_mut().insert(borne);
+            }
+            Ok(next.call(request).await?.map_into_boxed_body())
+        }
+    }
+}
+
+/// What a request must be like to be taken: refused otherwise, by the name of its field.
+type Checked<T> = Result<T, Refusal>;

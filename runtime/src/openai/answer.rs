@@ -1,0 +1,72 @@
+//! From a request to its answer, in one piece or as a stream.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use actix_web::{HttpRequest, HttpResponse, web::Data};
+use asterism_actors::{
+    api::{JobEvent, JobState, JobStatus},
+    supervisor::Listener,
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{
+    ApiState, Checked,
+    ask::Asked,
+    gone::Client,
+    refusal,
+    running::Running,
+    stream,
+    wire::{Head, Kind},
+};
+use crate::http::error::Refusal;
+
+/// Has a job done for a client that waits. `text`: the field that context and query came in. `share`: what their bytes hold until
+/// the job is taken.
+pub async fn give(
+    (state, request): (Data<ApiState>, &HttpRequest),
+    (kind, text): (Kind, &'static str),
+    asked: Asked,
+    share: OwnedSemaphorePermit,
+) -> Checked<HttpResponse> {
+    let client = Client::of(request);
+    let streamed = asked.stream;
+    let started = Running::start(&state.supervisor, asked).await;
+    let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
+    drop(share);
+    let head = Head::new(kind, &running.id, (unix_time(), &state.supervisor.model().name));
+    match streamed {
+        Some(streamed) => Ok(stream::answer((running, listener), client, (head, streamed))),
+        None => {
+            let status = ended((running, listener), &client).await?;
+            Ok(HttpResponse::Ok().json(head.whole(&status)))
+        }
+    }
+}
+
+/// How a job ended whose client waits for all of it.
+async fn ended((mut running, mut listener): (Running, Listener), client: &Client) -> Checked<JobStatus> {
+    loop {
+        let event = tokio::select! {
+            event = listener.next() => event.ok_or_else(refusal::stopping)?,
+            // Nobody reads this.
+            () = client.gone() => return Err(refusal::cancelled()),
+        };
+        if let JobEvent::Finished { status } = event {
+            running.ended();
+            return outcome(*status);
+        }
+    }
+}
+
+/// The status of a job that succeeded, or why it did not.
+pub fn outcome(status: JobStatus) -> Result<JobStatus, Refusal> {
+    match (status.state, status.error) {
+        (JobState::Failed, Some(error)) => Err(refusal::of_failure(error)),
+        (JobState::Cancelled, _) => Err(refusal::cancelled()),
+        (_, error) => Ok(JobStatus { error, ..status }),
+    }
+}
+
+fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

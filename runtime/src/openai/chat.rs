@@ -1,0 +1,145 @@
+//! `/v1/chat/completions`: the last user message is the question, everything before it the context.
+
+use actix_web::{
+    HttpRequest, HttpResponse, post,
+    web::{Data, block},
+};
+use asterism_actors::api::{JobRequest, bounds};
+use asterism_models::{QuerySeparator, Speaker, Turn};
+use serde_json::Value;
+
+use super::{
+    ApiState, Checked, answer,
+    ask::Asked,
+    fields::{Fields, wrong},
+    refusal,
+    wire::Kind,
+};
+use crate::http::{error::Refusal, intake::Taken};
+
+#[post("/v1/chat/completions")]
+pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
+    let (mut fields, share) = taken.into_parts();
+    let messages = fields.value("messages").ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
+    refuse_texts(&fields)?;
+    let mut turns = read(messages)?;
+    let mut asked = Asked::take(fields, &state)?;
+    if asked.job.session.is_some() {
+        let last = turns.pop().filter(|_| turns.is_empty()).ok_or_else(|| {
+            Refusal::invalid("messages", "a session has what was said before: send the new user message alone")
+        })?;
+        asked.job.query = last.text.into();
+    } else {
+        let model = state.supervisor.model().clone();
+        let split = block(move || model.conversation(turns)).await;
+        let split = split.map_err(|error| Refusal::failed("internal", error))?;
+        let (context, query) = split.map_err(|error| refusal::of_job(error, "messages"))?;
+        asked.job = JobRequest {
+            context: Some(context.into()),
+            query: query.into(),
+            chat_template: false,
+            query_separator: Some(QuerySeparator::NONE),
+            ..asked.job
+        };
+    }
+    answer::give((state, &request), (Kind::Chat, "messages"), asked, share).await
+}
+
+fn refuse_texts(fields: &Fields) -> Checked<()> {
+    let given = [("prompt", fields.prompt.is_some()), ("context", fields.context.is_some())];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((name, _)) => Err(refusal::unknown(name)),
+        None => Ok(()),
+    }
+}
+
+/// A conversation: system first, if at all, then user and assistant in turns, user last.
+fn read(messages: Value) -> Checked<Vec<Turn>> {
+    use Speaker::{Assistant, System, User};
+    let Value::Array(messages) = messages else { return Err(wrong("messages", &"expected a list")) };
+    let mut turns: Vec<Turn> = Vec::with_capacity(messages.len().min(1024));
+    for (at, message) in messages.into_iter().enumerate() {
+        let refused = |what: &str| Refusal::invalid("messages", format!("message {at} {what}"));
+        let Value::Object(mut message) = message else { return Err(refused("is no object")) };
+        let speaker = match message.get("role").and_then(Value::as_str) {
+            Some("system" | "developer") => System,
+            Some("user") => User,
+            Some("assistant") => Assistant,
+            role => {
+                let role = bounds::shown(role.unwrap_or("none"));
+                return Err(refused(&format!("has role {role}, expected system, developer, user or assistant")));
+            }
+        };
+        let before = turns.last().map(|turn| turn.speaker);
+        match (before, speaker) {
+            (None | Some(System), System) | (_, User) | (Some(User | Assistant), Assistant) => {}
+            _ => return Err(refused("is out of order: system first, if at all, then user, then assistant and user")),
+        }
+        let text = match message.remove("content") {
+            Some(Value::String(text)) => text,
+            Some(Value::Array(parts)) => parts.into_iter().map(part).collect::<Option<String>>().ok_or_else(|| {
+                refused("has content that is no text; expected parts {\"type\": \"text\", \"text\": ...}")
+            })?,
+            _ => return Err(refused("has no content that is text")),
+        };
+        turns.push(Turn { speaker, text });
+    }
+    match turns.last() {
+        Some(turn) if turn.speaker == User => Ok(turns),
+        _ => Err(Refusal::invalid("messages", "the last message is not the user's, and there is nothing to answer")),
+    }
+}
+
+/// The text of a part that is one.
+fn part(part: Value) -> Option<String> {
+    let Value::Object(mut part) = part else { return None };
+    let is_text = matches!(part.get("type").and_then(Value::as_str), Some("text" | "input_text" | "output_text"));
+    match part.remove("text").filter(|_| is_text) {
+        Some(Value::String(text)) => Some(text),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_conversation_is_read_in_both_ways_to_write_it() {
+        let turns = read(json!([
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "me"},
+            {"role": "assistant", "content": "c", "refusal": null},
+            {"role": "user", "content": "d"},
+        ]));
+        let turns: Vec<_> = turns.unwrap().into_iter().map(|turn| (turn.speaker, turn.text)).collect();
+        let expected =
+            [(Speaker::System, "Be brief."), (Speaker::User, "ab"), (Speaker::Assistant, "c"), (Speaker::User, "d")];
+        assert_eq!(turns, expected.map(|(speaker, text)| (speaker, text.to_owned())));
+    }
+
+    #[test]
+    fn what_is_no_conversation_is_refused() {
+        for (messages, cause) in [
+            (json!([]), "nothing to answer"),
+            (json!("hello"), "expected a list"),
+            (json!(["hello"]), "message 0 is no object"),
+            (json!([{"content": "a"}]), "has role none"),
+            (json!([{"role": "tool", "content": "a"}]), "has role tool"),
+            (json!([{"role": "user"}]), "no content"),
+            (json!([{"role": "user", "content": null}]), "no content"),
+            (json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "no text"),
+            (json!([{"role": "assistant", "content": "a"}]), "message 0 is out of order"),
+            (
+                json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]),
+                "message 1 is out of order",
+            ),
+            (json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]), "nothing to answer"),
+        ] {
+            let error = read(messages.clone()).unwrap_err().to_string();
+            assert!(error.contains(cause), "{messages}: {error}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Whether a client is still there, by its socket: who asked and went away is not worked for. Ends no work itself.
+
+use std::{any::Any, future::pending, io::ErrorKind, os::fd::AsFd};
+
+use actix_web::{HttpMessage, HttpRequest, dev::Extensions, rt::net::TcpStream};
+use tokio::io::Interest;
+
+use super::keys::Bearer;
+
+/// A connection's socket, under a number of its own.
+struct Socket(std::net::TcpStream);
+
+/// Takes in a connection, so that its requests can look at it.
+pub fn take_in(connection: &dyn Any, kept: &mut Extensions) {
+    let Some(stream) = connection.downcast_ref::<TcpStream>() else { return };
+    match stream.as_fd().try_clone_to_owned() {
+        Ok(socket) => drop(kept.insert(Socket(socket.into()))),
+        Err(error) => tracing::debug!(%error, "a client that goes away is noticed late"),
+    }
+}
+
+/// A client, to be waited for until it goes away.
+pub struct Client {
+    socket: Option<TcpStream>,
+    /// Its place among its key's requests, which an answer takes longer than its request is there.
+    _bearer: Option<Bearer>,
+}
+
+impl Client {
+    /// Whose request it is.
+    pub fn of(request: &HttpRequest) -> Self {
+        let socket = request.conn_data::<Socket>().and_then(|socket| socket.0.try_clone().ok());
+        let socket = socket.and_then(|socket| TcpStream::from_std(socket).ok());
+        Self { socket, _bearer: request.extensions().get::<Bearer>().cloned() }
+    }
+
+    /// Completes when the client has closed its end; never where that cannot be seen.
+    pub async fn gone(&self) {
+        let Some(socket) = &self.socket else { return pending().await };
+        loop {
+            let Ok(ready) = socket.ready(Interest::READABLE).await else { return pending().await };
+            if ready.is_read_closed() {
+                return;
+            }
+            // A further request that waits its turn: not read here, and not to be told of again.
+            let _ = socket.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into()));
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! `/v1/models`: the one that the cluster has.
+
+use actix_web::{
+    Responder, get,
+    web::{Data, Json, Path},
+};
+use serde_json::{Value, json};
+
+use super::{ApiState, Checked, refusal};
+
+#[get("/v1/models")]
+pub async fn list(state: Data<ApiState>) -> impl Responder {
+    Json(json!({ "object": "list", "data": [described(&state)] }))
+}
+
+#[get("/v1/models/{model}")]
+pub async fn show(state: Data<ApiState>, model: Path<String>) -> Checked<impl Responder> {
+    match *model == state.supervisor.model().name {
+        true => Ok(Json(described(&state))),
+        false => Err(refusal::no_model(&model, &state.supervisor.model().name)),
+    }
+}
+
+fn described(state: &ApiState) -> Value {
+    let model = state.supervisor.model();
+    json!({
+        "id": model.name,
+        "object": "model",
+        "created": state.since,
+        "owned_by": state.cluster,
+        "max_model_len": model.max_tokens,
+        "context_length": model.max_tokens,
+    })
+}

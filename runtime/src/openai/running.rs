@@ -1,0 +1,72 @@
+//! A job that somebody waits for on a connection: cancelled when nobody does any more.
+
+use asterism_actors::{
+    JobError,
+    api::{JobRequest, JobState},
+    supervisor::{JobFilter, Listener, Supervisor},
+};
+use tokio::runtime::Handle;
+
+use super::ask::Asked;
+
+/// Label of jobs that somebody waits for on a connection.
+pub const ATTACHED: &str = "attached";
+/// Jobs that are looked at together.
+const LOOKED_AT: usize = 1000;
+
+/// A job, cancelled when this is dropped before its end.
+pub struct Running {
+    supervisor: Supervisor,
+    /// Its id.
+    pub id: String,
+    has_ended: bool,
+}
+
+impl Running {
+    /// Submits a job and listens to it. An answer whose length the request leaves open gets what room there is.
+    pub async fn start(supervisor: &Supervisor, asked: Asked) -> Result<(Self, Listener), JobError> {
+        let again = (!asked.is_limited).then(|| asked.job.clone());
+        let submitted = match (supervisor.submit(asked.job).await, again) {
+            (Err(JobError::TooLong { context, query, maximum, .. }), Some(job)) if context + query < maximum => {
+                supervisor.submit(JobRequest { max_tokens: maximum - context - query, ..job }).await
+            }
+            (submitted, _) => submitted,
+        };
+        let running = Self { supervisor: supervisor.clone(), id: submitted?, has_ended: false };
+        let listener = supervisor.watch(&running.id).await?;
+        Ok((running, listener))
+    }
+
+    /// Its end was heard.
+    pub fn ended(&mut self) {
+        self.has_ended = true;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        let (supervisor, id) = (self.supervisor.clone(), self.id.clone());
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                // One that has just ended needs no end.
+                let _ = supervisor.cancel(&id).await;
+            });
+        }
+    }
+}
+
+/// Cancels jobs whose connections went with an earlier supervisor.
+pub async fn cancel_orphans(supervisor: &Supervisor) {
+    let states = vec![JobState::Pending, JobState::Running];
+    let mut filter = JobFilter { states, after: None, oldest_first: true, limit: LOOKED_AT };
+    while let Ok(jobs) = supervisor.jobs(filter.clone()).await {
+        let Some(last) = jobs.last() else { return };
+        filter.after = Some(last.id.clone());
+        for job in jobs.iter().filter(|job| job.labels.contains_key(ATTACHED)) {
+            let _ = supervisor.cancel(&job.id).await;
+        }
+    }
+}

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""OpenAI's own Python client, and LangChain's, against a cluster: models, completions, chat, streams, errors, keys, cancellation.
+
+    tests/openai_client.py --binary target/release/asterism
+
+Makes a virtual environment for the packages. Ends with 0 and a loud line where they cannot be had. Only loopback; stops what it started.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import venv
+
+PACKAGES = ["openai==2.54.0", "langchain-openai==1.7.3"]
+# SHA-256 of "moon".
+KEYS = "alice 9e78b43ea00edcac8299e0cc8df7f6f913078171335f733a21d5d911b6999132 8\n"
+CLUSTER = """version = 1
+
+[cluster]
+name = "harbour"
+listen = "127.0.0.1:0"
+data_dir = "{folder}/data"
+
+[attention.auto]
+
+[api]
+listen = "127.0.0.1:0"
+api_key_file = "{folder}/keys"
+admin_listen = "127.0.0.1:0"
+
+[[node]]
+name = "local"
+address = "127.0.0.1"
+"""
+HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
+HOSTS = [("context-0", "context"), ("context-1", "context"), ("query-0", "query")]
+HARBOUR = pathlib.Path(__file__).parent.parent / "examples/harbour.txt"
+QUESTION, FACT = "What is the special magic number for harbour-lantern?", "4817263"
+DEADLINE_S = 60
+
+
+def skip(why):
+    print(f"SKIPPED: OpenAI's client was not run: {why}", file=sys.stderr)
+    sys.exit(0)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--binary", type=pathlib.Path, required=True)
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory(prefix="asterism-openai-") as folder:
+        folder = pathlib.Path(folder)
+        try:
+            venv.create(folder / "venv", with_pip=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            skip(f"there is no venv to make: {error}")
+        python = folder / "venv/bin/python"
+        got = subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], capture_output=True, text=True)
+        if got.returncode:
+            skip(f"pip does not give {' and '.join(PACKAGES)}: {got.stderr[-300:]}")
+        (folder / "keys").write_text(KEYS)
+        (folder / "keys").chmod(0o600)
+        file = folder / "cluster.toml"
+        file.write_text(CLUSTER.format(folder=folder) + "".join(HOST.format(name=name, role=role) for name, role in HOSTS))
+        run = lambda *words: subprocess.run([given.binary.resolve(), *words, "-f", file], cwd=folder, check=True, timeout=180,
+                                            stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        run("up", "--detach")
+        try:
+            run("session", "create", "--context", HARBOUR.resolve(), "--name", "harbour")
+            record = json.loads((folder / "data/supervisor.json").read_text())
+            here = [python, pathlib.Path(__file__).resolve(), "--ask", record["api"], record["admin"]]
+            ended = subprocess.run(here, cwd=folder, timeout=400)
+        finally:
+            run("down")
+    sys.exit(ended.returncode)
+
+
+def ask(api, admin):
+    """What runs in the virtual environment."""
+    import openai
+
+    client = openai.OpenAI(base_url=f"http://{api}/v1", api_key="moon", max_retries=0, timeout=DEADLINE_S)
+    document = HARBOUR.read_text()
+    messages = [{"role": "system", "content": document}, {"role": "user", "content": QUESTION}]
+    for test in [models, whole, streamed, completions, sessions, errors, keys]:
+        test(openai, client, api, messages)
+        print(f"ok: {test.__name__}")
+    cancelled(client, admin, messages)
+    print("ok: cancelled")
+    langchain(api, messages)
+    print("ok: langchain")
+
+
+def models(openai, client, api, messages):
+    listed = client.models.list().data
+    assert [model.id for model in listed] == ["asterism-7m"], listed
+    assert client.models.retrieve("asterism-7m").context_length == 16384
+
+
+def whole(openai, client, api, messages):
+    answer = client.chat.completions.create(model="asterism-7m", messages=messages, max_completion_tokens=32, user="me", seed=7)
+    choice, usage = answer.choices[0], answer.usage
+    assert FACT in choice.message.content and choice.message.role == "assistant", answer
+    assert choice.finish_reason in ["stop", "length"], answer
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens and usage.prompt_tokens > 1000, usage
+    assert usage.prompt_tokens_details.cached_tokens is not None, usage
+    short = client.chat.completions.create(model="asterism-7m", messages=messages, max_tokens=3)
+    assert (short.choices[0].finish_reason, short.usage.completion_tokens) == ("length", 3), short
+    # One message with the document and the question behind a blank line is the same.
+    one = [{"role": "user", "content": [{"type": "text", "text": messages[0]["content"] + "\n\n" + QUESTION}]}]
+    same = client.chat.completions.create(model="asterism-7m", messages=one, max_completion_tokens=32)
+    assert same.choices[0].message.content == choice.message.content, (same, answer)
+    stopped = client.chat.completions.create(model="asterism-7m", messages=messages, max_completion_tokens=32, stop=[FACT])
+    assert FACT not in stopped.choices[0].message.content and stopped.choices[0].finish_reason == "stop", stopped
+
+
+def streamed(openai, client, api, messages):
+    expected = client.chat.completions.create(model="asterism-7m", messages=messages, max_tokens=32)
+    chunks = list(client.chat.completions.create(model="asterism-7m", messages=messages, max_tokens=32, stream=True,
+                                                 stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == expected.choices[0].message.content, (text, expected)
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == expected.choices[0].finish_reason
+    assert chunks[-1].usage.completion_tokens == expected.usage.completion_tokens and len({chunk.id for chunk in chunks}) == 1
+    # A document that nobody has encoded yet, with progress.
+    fresh = [{"role": "system", "content": "The whale is white. " * 1200}, {"role": "user", "content": "Which colour?"}]
+    told = list(client.chat.completions.create(model="asterism-7m", messages=fresh, max_tokens=2, stream=True,
+                                               extra_body={"return_progress": True}))
+    progress = [chunk.prompt_progress for chunk in told if getattr(chunk, "prompt_progress", None)]
+    assert progress and all(seen["processed"] <= seen["total"] and seen["hosts"] for seen in progress), told
+
+
+def completions(openai, client, api, messages):
+    document = messages[0]["content"]
+    text = client.completions.create(model="asterism-7m", prompt=document + "\n\n" + QUESTION, max_tokens=32)
+    assert FACT in text.choices[0].text, text
+    apart = client.completions.create(model="asterism-7m", prompt=QUESTION, max_tokens=32, extra_body={"context": document})
+    assert apart.choices[0].text == text.choices[0].text, (apart, text)
+    chunks = client.completions.create(model="asterism-7m", prompt=[document + "\n\n" + QUESTION], max_tokens=32, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == text.choices[0].text
+    ids = client.completions.create(model="asterism-7m", prompt=[5, 6, 7, 8], max_tokens=2,
+                                    extra_body={"attention": {"method": "dense"}})
+    assert ids.usage.prompt_tokens == 4, ids
+
+
+def sessions(openai, client, api, messages):
+    answer = client.chat.completions.create(model="asterism-7m", messages=messages[1:], max_tokens=32,
+                                            extra_body={"session_id": "harbour"})
+    assert FACT in answer.choices[0].message.content and answer.usage.prompt_tokens_details.cached_tokens > 0, answer
+
+
+def errors(openai, client, api, messages):
+    def refused(kind, code, param, **fields):
+        try:
+            client.chat.completions.create(**{"model": "asterism-7m", "messages": messages, "max_tokens": 2, **fields})
+        except kind as error:
+            assert (error.code, error.param) == (code, param) and error.request_id, (error.code, error.param, error.body)
+            return str(error)
+        raise AssertionError(f"{fields} was taken")
+
+    refused(openai.NotFoundError, "model_not_found", "model", model="gpt-4")
+    refused(openai.NotFoundError, "session_not_found", "session_id", messages=messages[1:], extra_body={"session_id": "none"})
+    refused(openai.BadRequestError, "unsupported_parameter", "n", n=2)
+    refused(openai.BadRequestError, "unsupported_parameter", "logprobs", logprobs=True)
+    refused(openai.BadRequestError, "unsupported_parameter", "tools",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
+    refused(openai.BadRequestError, "unknown_parameter", "top_k", extra_body={"top_k": 3})
+    refused(openai.BadRequestError, "sampling", "temperature", temperature=-1)
+    refused(openai.BadRequestError, "invalid_request", "messages", messages=[])
+    said = refused(openai.BadRequestError, "context_too_long", "messages", messages=[{"role": "user", "content": "word " * 20000}])
+    assert "maximum context length is 16384 tokens" in said, said
+    said = refused(openai.BadRequestError, "context_too_long", "messages", max_tokens=16000)
+    assert "maximum context length is 16384 tokens" in said and "you requested 17" in said, said
+
+
+def keys(openai, client, api, messages):
+    for key in ["sun", "9e78b43ea00edcac8299e0cc8df7f6f913078171335f733a21d5d911b6999132"]:
+        try:
+            openai.OpenAI(base_url=f"http://{api}/v1", api_key=key, max_retries=0).models.list()
+        except openai.AuthenticationError as error:
+            assert error.code == "invalid_api_key", error.body
+        else:
+            raise AssertionError(f"{key} was let in")
+
+
+def cancelled(client, admin, messages):
+    def jobs():
+        with urllib.request.urlopen(f"http://{admin}/api/v1/jobs?limit=1") as answer:
+            return json.load(answer)
+
+    def wait_for(state, what):
+        until = time.monotonic() + DEADLINE_S
+        while (newest := jobs()[0])["state"] != state:
+            assert time.monotonic() < until, f"{what}: {newest['state']}"
+        return newest
+
+    long = {"model": "asterism-7m", "messages": messages, "max_tokens": 8000, "extra_body": {"ignore_eos": True}}
+    stream = client.chat.completions.create(stream=True, **long)
+    next(iter(stream))
+    stream.close()
+    wait_for("CANCELLED", "a stream was closed")
+    try:
+        client.with_options(timeout=1).chat.completions.create(**long)
+    except Exception as error:
+        assert type(error).__name__ == "APITimeoutError", error
+    ended = wait_for("CANCELLED", "a client gave up")
+    assert ended["generated_tokens"] < 8000, ended
+
+
+def langchain(api, messages):
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(base_url=f"http://{api}/v1", api_key="moon", model="asterism-7m", max_tokens=32, max_retries=0, timeout=DEADLINE_S)
+    asked = [("system", messages[0]["content"]), ("human", QUESTION)]
+    answer = chat.invoke(asked)
+    assert FACT in answer.content and answer.usage_metadata["input_tokens"] > 1000, answer
+    assert "".join(chunk.content for chunk in chat.stream(asked)) == answer.content
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--ask"]:
+        ask(*sys.argv[2:4])
+    else:
+        main()
