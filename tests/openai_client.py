@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""OpenAI's own Python client, and LangChain's, against a cluster: models, completions, chat, streams, errors, keys, cancellation.
+"""OpenAI's own Python client, and LangChain's, against a cluster: models, completions, chat, responses, streams,
+errors, keys, cancellation.
 
     tests/openai_client.py --binary target/release/asterism
 
@@ -87,7 +88,7 @@ def ask(api, admin):
     client = openai.OpenAI(base_url=f"http://{api}/v1", api_key="moon", max_retries=0, timeout=DEADLINE_S)
     document = HARBOUR.read_text()
     messages = [{"role": "system", "content": document}, {"role": "user", "content": QUESTION}]
-    for test in [models, whole, streamed, completions, sessions, errors, keys]:
+    for test in [models, whole, streamed, completions, sessions, responses, background, errors, keys]:
         test(openai, client, api, messages)
         print(f"ok: {test.__name__}")
     cancelled(client, admin, messages)
@@ -154,6 +155,52 @@ def sessions(openai, client, api, messages):
     assert FACT in answer.choices[0].message.content and answer.usage.prompt_tokens_details.cached_tokens > 0, answer
 
 
+def responses(openai, client, api, messages):
+    asked = {"model": "asterism-7m", "instructions": messages[0]["content"], "input": QUESTION, "max_output_tokens": 32}
+    answer = client.responses.create(**asked)
+    assert FACT in answer.output_text and answer.status in ["completed", "incomplete"], answer
+    assert answer.usage.input_tokens > 1000 and answer.usage.output_tokens <= 32 and answer.output[0].role == "assistant", answer
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
+    events = list(client.responses.create(stream=True, **asked))
+    assert events[0].type == "response.created" and events[-1].type == f"response.{answer.status}", events
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == answer.output_text
+    numbers = [event.sequence_number for event in events]
+    assert numbers == sorted(set(numbers)), numbers
+    listed = client.responses.create(model="asterism-7m", max_output_tokens=32, input=messages)
+    assert listed.output_text == answer.output_text, listed
+    with client.responses.stream(**asked) as stream:
+        assert stream.until_done().get_final_response().output_text == answer.output_text
+
+
+def background(openai, client, api, messages):
+    asked = {"model": "asterism-7m", "instructions": messages[0]["content"], "input": QUESTION, "background": True}
+    made = client.responses.create(max_output_tokens=32, **asked)
+    assert made.status in ["queued", "in_progress"] and made.background, made
+    until = time.monotonic() + DEADLINE_S
+    while (made := client.responses.retrieve(made.id)).status in ["queued", "in_progress"]:
+        assert time.monotonic() < until, made
+    assert FACT in made.output_text, made
+    # A stream that breaks off after three pieces goes on from there.
+    stream, heard, last = client.responses.create(stream=True, max_output_tokens=200, extra_body={"ignore_eos": True}, **asked), [], None
+    for event in stream:
+        last = event.sequence_number
+        name = event.response.id if event.type == "response.created" else name
+        if event.type == "response.output_text.delta":
+            heard.append(event.delta)
+        if len(heard) == 3:
+            break
+    stream.close()
+    for event in client.responses.retrieve(name, stream=True, starting_after=last):
+        assert event.sequence_number > last, event
+        if event.type == "response.output_text.delta":
+            heard.append(event.delta)
+    whole = client.responses.retrieve(name)
+    assert "".join(heard) == whole.output_text and whole.usage.output_tokens == 200 and whole.status == "incomplete", (heard, whole)
+    long = client.responses.create(max_output_tokens=8000, extra_body={"ignore_eos": True}, **asked)
+    assert client.responses.cancel(long.id).status == "cancelled"
+    assert client.responses.cancel(long.id).status == "cancelled", "again"
+
+
 def errors(openai, client, api, messages):
     def refused(kind, code, param, **fields):
         try:
@@ -172,6 +219,12 @@ def errors(openai, client, api, messages):
     refused(openai.BadRequestError, "unknown_parameter", "top_k", extra_body={"top_k": 3})
     refused(openai.BadRequestError, "sampling", "temperature", temperature=-1)
     refused(openai.BadRequestError, "invalid_request", "messages", messages=[])
+    try:
+        client.responses.retrieve("resp_" + "0" * 32)
+    except openai.NotFoundError as error:
+        assert error.code == "response_not_found", error.body
+    else:
+        raise AssertionError("a response that is not there")
     said = refused(openai.BadRequestError, "context_too_long", "messages", messages=[{"role": "user", "content": "word " * 20000}])
     assert "maximum context length is 16384 tokens" in said, said
     said = refused(openai.BadRequestError, "context_too_long", "messages", max_tokens=16000)

@@ -10,8 +10,11 @@ mod gone;
 mod keys;
 mod models;
 mod refusal;
+mod response;
+mod responses;
 mod running;
 mod stream;
+mod voice;
 mod wire;
 
 use std::net::{SocketAddr, TcpListener};
@@ -43,6 +46,9 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
     ("GET", "/v1/models/{model}"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/{id}"),
+    ("POST", "/v1/responses/{id}/cancel"),
 ];
 
 /// Threads that answer requests.
@@ -96,6 +102,7 @@ pub async fn serve(address: SocketAddr, state: ApiState) -> Result<ApiServer, Cl
             .app_data(data.clone())
             .app_data(intake.clone())
             .app_data(web::PathConfig::default().error_handler(error::of_path))
+            .app_data(web::QueryConfig::default().error_handler(refusal::of_query))
             .configure(routes)
             .default_service(web::to(error::no_such_path))
             .wrap(from_fn(request::identify))
@@ -121,6 +128,7 @@ pub async fn serve(address: SocketAddr, state: ApiState) -> Result<ApiServer, Cl
 
 fn routes(app: &mut web::ServiceConfig) {
     app.service(models::list).service(models::show).service(chat::complete).service(completions::complete);
+    app.service(responses::create).service(responses::show).service(responses::cancel);
 }
 
 /// Refuses a request of who may not make it, and one too many of who may.

@@ -241,6 +241,73 @@ fn what_a_lost_supervisor_was_asked_for_is_not_gone_on_with() {
 }
 
 #[test]
+fn a_response_in_the_background_outlives_its_connection_and_its_supervisor() {
+    let cluster = cluster(None);
+    let body = json!({"instructions": whale(), "input": "Which colour?", "max_output_tokens": 400, "ignore_eos": true, "background": true});
+    let (status, made) = send(&cluster, ("POST", "/v1/responses"), &[JSON], &body.to_string());
+    assert_eq!((status, &made["background"]), (200, &json!(true)), "{made}");
+    let path = format!("/v1/responses/{}", made["id"].as_str().expect("an id"));
+    let lost = cluster.supervisor();
+    kill(lost);
+    cluster.wait_for("another supervisor", |status| status["ready"] == true && cluster.supervisor() != lost);
+    let started = Instant::now();
+    let ended = loop {
+        let (status, response) = send(&cluster, ("GET", &path), &[], "");
+        assert_eq!(status, 200, "{response}");
+        if response["status"] == "incomplete" {
+            break response;
+        }
+        assert!(["queued", "in_progress"].map(Value::from).contains(&response["status"]), "{response}");
+        assert!(started.elapsed() < DEADLINE, "{response}");
+    };
+    assert_eq!(ended["usage"]["output_tokens"], 400, "{ended}");
+    let text = ended["output"][0]["content"][0]["text"].as_str().expect("text");
+    // The stream of a job that has ended goes on from any byte.
+    let (_, stream) = send(&cluster, ("GET", &format!("{path}?stream=true&starting_after=13")), &[], "");
+    let stream = stream.as_str().expect("events");
+    let delta = stream.lines().find(|line| line.contains("output_text.delta\"")).expect("the rest");
+    let delta: Value = serde_json::from_str(delta.strip_prefix("data: ").expect("an event")).expect("JSON");
+    assert_eq!(delta["delta"].as_str(), text.get(10..), "{stream}");
+}
+
+#[test]
+fn a_response_is_there_for_its_key_alone() {
+    let cluster = cluster(Some(KEYS));
+    let ask = |way: (&str, &str), key: &str, body: &str| {
+        let key = format!("Bearer {key}");
+        send(&cluster, way, &[JSON, ("authorization", &key)], body)
+    };
+    let body = json!({"input": "Which colour has the whale?", "max_output_tokens": 2, "background": true}).to_string();
+    let (status, made) = ask(("POST", "/v1/responses"), "moon", &body);
+    assert_eq!(status, 200, "{made}");
+    let id = made["id"].as_str().expect("an id");
+    let (path, cancel) = (format!("/v1/responses/{id}"), format!("/v1/responses/{id}/cancel"));
+    assert_eq!(ask(("GET", &path), "moon", "").0, 200);
+    let job = id.replace("resp_", "job-");
+    let strange = ["resp_..%2f..%2fetc%2fpasswd", "resp_", &job, "%ff", &id.to_uppercase()]
+        .map(|id| format!("/v1/responses/{id}"));
+    for path in &strange {
+        let (status, answer) = ask(("GET", path), "moon", "");
+        assert!([400, 404].contains(&status), "{path}: {answer}");
+    }
+    for way in [("GET", path.as_str()), ("POST", cancel.as_str())] {
+        let (status, answer) = ask(way, "sun", "");
+        assert_eq!((status, answer["error"]["code"].as_str()), (404, Some("response_not_found")), "{way:?}");
+    }
+    let (status, answer) = ask(("GET", &format!("{path}?starting_after=x")), "moon", "");
+    assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("invalid_request")), "{answer}");
+    // A job of the admin API is no response, whatever its id.
+    let request = json!({"context": whale(), "query": "Which colour?", "max_tokens": 1});
+    let sent = ureq::post(format!("{}/api/v1/jobs", cluster.server())).send_json(&request).expect("the job is taken");
+    let job: Value = sent.into_body().read_json().expect("JSON");
+    let path = format!("/v1/responses/{}", job["id"].as_str().expect("an id").replace("job-", "resp_"));
+    assert_eq!(ask(("GET", &path), "moon", "").0, 404);
+    let body = json!({"input": "Which colour?", "previous_response_id": id}).to_string();
+    let (status, answer) = ask(("POST", "/v1/responses"), "moon", &body);
+    assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("previous_response_id")), "{answer}");
+}
+
+#[test]
 fn keys_open_the_door_and_each_has_so_many_requests() {
     let cluster = cluster(Some(KEYS));
     let models = |headers: &[(&str, &str)]| send(&cluster, ("GET", "/v1/models"), headers, "");

@@ -16,6 +16,7 @@ use super::{
     refusal,
     running::Running,
     stream,
+    voice::Voice,
     wire::{Head, Kind},
 };
 use crate::http::error::Refusal;
@@ -35,7 +36,10 @@ pub async fn give(
     drop(share);
     let head = Head::new(kind, &running.id, (unix_time(), &state.supervisor.model().name));
     match streamed {
-        Some(streamed) => Ok(stream::answer((running, listener), client, (head, streamed))),
+        Some(streamed) => {
+            let voice = Voice::new(head, streamed.usage);
+            Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
+        }
         None => {
             let status = ended((running, listener), &client).await?;
             Ok(HttpResponse::Ok().json(head.whole(&status)))
@@ -44,7 +48,7 @@ pub async fn give(
 }
 
 /// How a job ended whose client waits for all of it.
-async fn ended((mut running, mut listener): (Running, Listener), client: &Client) -> Checked<JobStatus> {
+pub async fn ended((mut running, mut listener): (Running, Listener), client: &Client) -> Checked<JobStatus> {
     loop {
         let event = tokio::select! {
             event = listener.next() => event.ok_or_else(refusal::stopping)?,
@@ -52,7 +56,7 @@ async fn ended((mut running, mut listener): (Running, Listener), client: &Client
             () = client.gone() => return Err(refusal::cancelled()),
         };
         if let JobEvent::Finished { status } = event {
-            running.ended();
+            running.let_go();
             return outcome(*status);
         }
     }

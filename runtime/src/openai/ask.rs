@@ -60,7 +60,8 @@ impl Asked {
         }
         let mut job = JobRequest::new(None, String::new().into());
         job.labels.insert(ATTACHED.into(), "yes".into());
-        let most = [fields.take("max_completion_tokens")?, fields.take("max_tokens")?].into_iter().flatten().next();
+        let most = ["max_completion_tokens", "max_output_tokens", "max_tokens"].map(|name| fields.take(name));
+        let most = most.into_iter().collect::<Checked<Vec<_>>>()?.into_iter().flatten().next();
         let (default, part) = MOST_TOKENS;
         job.max_tokens = most.unwrap_or(default.min(model.max_tokens / part).max(1));
         job.sampling = sampling(&mut fields)?;

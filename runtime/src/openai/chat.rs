@@ -22,30 +22,39 @@ pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<
     let (mut fields, share) = taken.into_parts();
     let messages = fields.value("messages").ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
     refuse_texts(&fields)?;
-    let mut turns = read(messages)?;
+    let turns = read(messages, "messages")?;
     let mut asked = Asked::take(fields, &state)?;
-    if asked.job.session.is_some() {
-        let last = turns.pop().filter(|_| turns.is_empty()).ok_or_else(|| {
-            Refusal::invalid("messages", "a session has what was said before: send the new user message alone")
-        })?;
-        asked.job.query = last.text.into();
-    } else {
-        let model = state.supervisor.model().clone();
-        let split = block(move || model.conversation(turns)).await;
-        let split = split.map_err(|error| Refusal::failed("internal", error))?;
-        let (context, query) = split.map_err(|error| refusal::of_job(error, "messages"))?;
-        asked.job = JobRequest {
-            context: Some(context.into()),
-            query: query.into(),
-            chat_template: false,
-            query_separator: Some(QuerySeparator::NONE),
-            ..asked.job
-        };
-    }
+    asked.job = about(&state, turns, (asked.job, "messages")).await?;
     answer::give((state, &request), (Kind::Chat, "messages"), asked, share).await
 }
 
-fn refuse_texts(fields: &Fields) -> Checked<()> {
+/// The job that answers a conversation, by a session if it names one. `param`: where the conversation came from.
+pub async fn about(
+    state: &ApiState,
+    mut turns: Vec<Turn>,
+    (job, param): (JobRequest, &'static str),
+) -> Checked<JobRequest> {
+    if job.session.is_some() {
+        let last = turns.pop().filter(|_| turns.is_empty()).ok_or_else(|| {
+            Refusal::invalid(param, "a session has what was said before: send the new user message alone")
+        })?;
+        return Ok(JobRequest { query: last.text.into(), ..job });
+    }
+    let model = state.supervisor.model().clone();
+    let split = block(move || model.conversation(turns)).await;
+    let split = split.map_err(|error| Refusal::failed("internal", error))?;
+    let (context, query) = split.map_err(|error| refusal::of_job(error, param))?;
+    Ok(JobRequest {
+        context: Some(context.into()),
+        query: query.into(),
+        chat_template: false,
+        query_separator: Some(QuerySeparator::NONE),
+        ..job
+    })
+}
+
+/// A conversation alone is what is asked about.
+pub fn refuse_texts(fields: &Fields) -> Checked<()> {
     let given = [("prompt", fields.prompt.is_some()), ("context", fields.context.is_some())];
     match given.into_iter().find(|(_, given)| *given) {
         Some((name, _)) => Err(refusal::unknown(name)),
@@ -54,13 +63,16 @@ fn refuse_texts(fields: &Fields) -> Checked<()> {
 }
 
 /// A conversation: system first, if at all, then user and assistant in turns, user last.
-fn read(messages: Value) -> Checked<Vec<Turn>> {
+pub fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
     use Speaker::{Assistant, System, User};
-    let Value::Array(messages) = messages else { return Err(wrong("messages", &"expected a list")) };
+    let Value::Array(messages) = messages else { return Err(wrong(param, &"expected a list")) };
     let mut turns: Vec<Turn> = Vec::with_capacity(messages.len().min(1024));
     for (at, message) in messages.into_iter().enumerate() {
-        let refused = |what: &str| Refusal::invalid("messages", format!("message {at} {what}"));
+        let refused = |what: &str| Refusal::invalid(param, format!("message {at} {what}"));
         let Value::Object(mut message) = message else { return Err(refused("is no object")) };
+        if message.get("type").is_some_and(|kind| kind != "message") {
+            return Err(refused("is no message, and there are no tools here"));
+        }
         let speaker = match message.get("role").and_then(Value::as_str) {
             Some("system" | "developer") => System,
             Some("user") => User,
@@ -86,7 +98,7 @@ fn read(messages: Value) -> Checked<Vec<Turn>> {
     }
     match turns.last() {
         Some(turn) if turn.speaker == User => Ok(turns),
-        _ => Err(Refusal::invalid("messages", "the last message is not the user's, and there is nothing to answer")),
+        _ => Err(Refusal::invalid(param, "the last message is not the user's, and there is nothing to answer")),
     }
 }
 
@@ -108,12 +120,15 @@ mod tests {
 
     #[test]
     fn a_conversation_is_read_in_both_ways_to_write_it() {
-        let turns = read(json!([
-            {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "me"},
-            {"role": "assistant", "content": "c", "refusal": null},
-            {"role": "user", "content": "d"},
-        ]));
+        let turns = read(
+            json!([
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "me"},
+                {"role": "assistant", "content": "c", "refusal": null},
+                {"type": "message", "role": "user", "content": "d"},
+            ]),
+            "messages",
+        );
         let turns: Vec<_> = turns.unwrap().into_iter().map(|turn| (turn.speaker, turn.text)).collect();
         let expected =
             [(Speaker::System, "Be brief."), (Speaker::User, "ab"), (Speaker::Assistant, "c"), (Speaker::User, "d")];
@@ -127,6 +142,7 @@ mod tests {
             (json!("hello"), "expected a list"),
             (json!(["hello"]), "message 0 is no object"),
             (json!([{"content": "a"}]), "has role none"),
+            (json!([{"type": "function_call_output", "output": "a"}]), "is no message"),
             (json!([{"role": "tool", "content": "a"}]), "has role tool"),
             (json!([{"role": "user"}]), "no content"),
             (json!([{"role": "user", "content": null}]), "no content"),
@@ -138,7 +154,7 @@ mod tests {
             ),
             (json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]), "nothing to answer"),
         ] {
-            let error = read(messages.clone()).unwrap_err().to_string();
+            let error = read(messages.clone(), "messages").unwrap_err().to_string();
             assert!(error.contains(cause), "{messages}: {error}");
         }
     }

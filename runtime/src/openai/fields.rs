@@ -34,6 +34,10 @@ const NEUTRAL: &[(&str, &[&str], &str)] = &[
     ("response_format", &["{\"type\":\"text\"}"], "answers are text"),
     ("modalities", &["[\"text\"]"], "answers are text"),
     ("reasoning_effort", &["\"none\""], "the model is asked as it is"),
+    ("text", &["{\"format\":{\"type\":\"text\"}}", "{}"], "answers are text"),
+    ("truncation", &["\"disabled\""], "nothing is left out of a context"),
+    ("include", &["[]"], "there is nothing more to tell"),
+    ("reasoning", &["{}"], "the model is asked as it is"),
     ("verbosity", &["\"medium\""], "the model is asked as it is"),
     ("prompt_cache_retention", &["\"in_memory\"", "\"in-memory\""], "create a session to keep a document"),
 ];

@@ -37,6 +37,8 @@ struct Key {
 /// Whose request it is; held until it is answered.
 #[derive(Clone)]
 pub struct Bearer {
+    /// The key's name.
+    pub name: Arc<str>,
     _place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -98,7 +100,7 @@ impl Keys {
             let message = format!("key '{}' has {} requests open already, which is its most", key.name, key.most);
             Refusal::of(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
         })?;
-        Ok(Bearer { _place: Arc::new(place) })
+        Ok(Bearer { name: key.name.clone(), _place: Arc::new(place) })
     }
 }
 

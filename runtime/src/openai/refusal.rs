@@ -1,6 +1,6 @@
 //! What this API refuses, in words that its clients know. Codes are those of the admin API.
 
-use actix_web::http::StatusCode;
+use actix_web::{HttpRequest, error::QueryPayloadError, http::StatusCode};
 use asterism_actors::{
     JobError,
     api::{ErrorBody, bounds},
@@ -76,6 +76,19 @@ pub fn no_model(asked: &str, model: &str) -> Refusal {
     let message = format!("there is no model '{}' here, expected '{model}'", bounds::shown(asked));
     let body = ErrorBody { message, code: "model_not_found".into(), param: Some("model".into()) };
     Refusal::with(StatusCode::NOT_FOUND, body)
+}
+
+/// Something that is not there, or not for whoever asks.
+pub fn not_found(what: &str, id: &str) -> Refusal {
+    let message = format!("there is no {what} '{}'", bounds::shown(id));
+    let body = ErrorBody { message, code: format!("{what}_not_found"), param: Some("id".into()) };
+    Refusal::with(StatusCode::NOT_FOUND, body)
+}
+
+/// What stands behind the `?` and cannot be read.
+pub fn of_query(error: QueryPayloadError, _: &HttpRequest) -> actix_web::Error {
+    let cause: String = error.to_string().chars().take(200).flat_map(char::escape_debug).collect();
+    Refusal::invalid(None, format!("what stands behind the ? is not what is wanted here: {cause}")).into()
 }
 
 /// A field that is known and cannot be honoured.

@@ -19,7 +19,7 @@ pub struct Running {
     supervisor: Supervisor,
     /// Its id.
     pub id: String,
-    has_ended: bool,
+    is_free: bool,
 }
 
 impl Running {
@@ -32,20 +32,25 @@ impl Running {
             }
             (submitted, _) => submitted,
         };
-        let running = Self { supervisor: supervisor.clone(), id: submitted?, has_ended: false };
+        let running = Self { supervisor: supervisor.clone(), id: submitted?, is_free: false };
         let listener = supervisor.watch(&running.id).await?;
         Ok((running, listener))
     }
 
-    /// Its end was heard.
-    pub fn ended(&mut self) {
-        self.has_ended = true;
+    /// A job that goes on whoever listens.
+    pub fn of(supervisor: &Supervisor, id: &str) -> Self {
+        Self { supervisor: supervisor.clone(), id: id.to_owned(), is_free: true }
+    }
+
+    /// Not to be cancelled from now on: it has ended, or is nobody's to wait for.
+    pub fn let_go(&mut self) {
+        self.is_free = true;
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.has_ended {
+        if self.is_free {
             return;
         }
         let (supervisor, id) = (self.supervisor.clone(), self.id.clone());

@@ -1,33 +1,46 @@
-//! An answer as server-sent events, each token as it comes. Waits for nobody who has gone.
+//! An answer as server-sent events, each token as it comes. Waits for nobody who has gone; how it is worded is a voice's business.
 
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 use actix_web::{HttpResponse, http::header};
 use asterism_actors::{
-    api::{JobEvent, JobStatus},
+    api::{HostProgress, JobEvent, JobStatus, RecoveryStatus},
     supervisor::Listener,
 };
 use bytes::Bytes;
 use futures_util::stream;
-use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use super::{answer::outcome, ask::Streamed, gone::Client, refusal, running::Running, wire::Head};
+use super::{ask::Streamed, gone::Client, refusal, running::Running};
 use crate::http::error::Refusal;
 
 /// After so much silence a comment says that the stream lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// The words of a stream: what a client is sent for what a job says.
+pub trait Voice {
+    /// What comes first.
+    fn opening(&mut self) -> Vec<Bytes>;
+    /// More of the answer.
+    fn token(&mut self, text: &str) -> Option<Bytes>;
+    /// How far the context is encoded.
+    fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes>;
+    /// A host that was lost, or what it did goes on elsewhere.
+    fn recovery(&mut self, recovery: &RecoveryStatus) -> Option<Bytes>;
+    /// The end of a job, whichever it is.
+    fn end(&mut self, status: JobStatus) -> Vec<Bytes>;
+    /// An end that is not the job's.
+    fn broken(&mut self, refusal: &Refusal) -> Vec<Bytes>;
+}
 
 /// An answer on its way.
 struct Told {
     running: Running,
     listener: Listener,
     client: Client,
-    head: Head,
+    voice: Box<dyn Voice>,
     says: Streamed,
     began: Instant,
-    /// Whether any of the text was sent.
-    has_spoken: bool,
     ready: VecDeque<Bytes>,
     has_ended: bool,
 }
@@ -36,12 +49,10 @@ struct Told {
 pub fn answer(
     (running, listener): (Running, Listener),
     client: Client,
-    (head, says): (Head, Streamed),
+    (mut voice, says): (Box<dyn Voice>, Streamed),
 ) -> HttpResponse {
-    let mut ready = VecDeque::new();
-    ready.extend(head.first().as_ref().map(data));
-    let began = Instant::now();
-    let told = Told { running, listener, client, head, says, began, has_spoken: false, ready, has_ended: false };
+    let (ready, began) = (voice.opening().into(), Instant::now());
+    let told = Told { running, listener, client, voice, says, began, ready, has_ended: false };
     HttpResponse::Ok()
         .content_type("text/event-stream")
         .insert_header((header::CACHE_CONTROL, "no-cache"))
@@ -71,41 +82,24 @@ async fn next(mut told: Told) -> Option<(Piece, Told)> {
 impl Told {
     fn hear(&mut self, event: Option<JobEvent>) {
         let said = match event {
-            Some(JobEvent::Token { text, .. }) if !text.is_empty() => {
-                self.has_spoken = true;
-                Some(self.head.delta(&text))
-            }
+            Some(JobEvent::Token { text, .. }) if !text.is_empty() => self.voice.token(&text),
             Some(JobEvent::Progress { hosts }) if self.says.progress => {
-                Some(self.head.progress(&hosts, self.began.elapsed().as_millis() as u64))
+                self.voice.progress(&hosts, self.began.elapsed().as_millis() as u64)
             }
-            Some(JobEvent::Recovery { recovery }) if self.says.progress => Some(self.head.recovery(&recovery)),
+            Some(JobEvent::Recovery { recovery }) if self.says.progress => self.voice.recovery(&recovery),
             Some(JobEvent::Finished { status }) => {
-                self.running.ended();
-                return self.end(outcome(*status));
+                self.running.let_go();
+                self.has_ended = true;
+                self.ready.extend(self.voice.end(*status));
+                None
             }
-            None => return self.end(Err(refusal::stopping())),
+            None => {
+                self.has_ended = true;
+                self.ready.extend(self.voice.broken(&refusal::stopping()));
+                None
+            }
             Some(_) => None,
         };
-        self.ready.extend(said.as_ref().map(data));
+        self.ready.extend(said);
     }
-
-    fn end(&mut self, outcome: Result<JobStatus, Refusal>) {
-        self.has_ended = true;
-        match outcome {
-            Ok(status) => {
-                // A job that had ended before anybody listened says all of it now.
-                let unsaid = (!self.has_spoken && !status.text.is_empty()).then(|| self.head.delta(&status.text));
-                let usage = self.says.usage.then(|| self.head.usage(&status));
-                let said = unsaid.into_iter().chain([self.head.last(&status)]).chain(usage);
-                self.ready.extend(said.map(|said| data(&said)));
-            }
-            Err(refusal) => self.ready.push_back(data(&refusal.envelope(None))),
-        }
-        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
-    }
-}
-
-fn data(said: &impl Serialize) -> Bytes {
-    let json = serde_json::to_string(said).expect("plain values are JSON");
-    Bytes::from(format!("data: {json}\n\n"))
 }

@@ -71,10 +71,7 @@ impl Head {
 
     /// How far the context is encoded.
     pub fn progress(&self, hosts: &[HostProgress], time_ms: u64) -> Value {
-        let total: usize = hosts.iter().map(|host| host.total_tokens).sum();
-        let processed: usize = hosts.iter().map(|host| host.done_tokens).sum();
-        let progress = json!({ "total": total, "processed": processed, "time_ms": time_ms, "hosts": hosts });
-        self.chunk(json!({ "choices": [], "prompt_progress": progress }))
+        self.chunk(json!({ "choices": [], "prompt_progress": progress(hosts, time_ms) }))
     }
 
     /// A host that was lost, or what it did goes on elsewhere.
@@ -104,6 +101,13 @@ impl Head {
         }
         body
     }
+}
+
+/// `prompt_progress`: tokens in all, and host by host.
+pub fn progress(hosts: &[HostProgress], time_ms: u64) -> Value {
+    let total: usize = hosts.iter().map(|host| host.total_tokens).sum();
+    let processed: usize = hosts.iter().map(|host| host.done_tokens).sum();
+    json!({ "total": total, "processed": processed, "time_ms": time_ms, "hosts": hosts })
 }
 
 fn reason(reason: Option<FinishReason>) -> &'static str {

@@ -1,0 +1,156 @@
+//! `/v1/responses`: answers that may be made in the background, looked at, followed and cancelled later. A response is a job: its id
+//! is the job's, so that nothing else has to be kept.
+
+use actix_web::{
+    HttpMessage, HttpRequest, HttpResponse, get, post,
+    web::{Data, Json, Path, Query},
+};
+use asterism_actors::{
+    JobError,
+    api::{JobRequest, JobStatus},
+    supervisor::Supervisor,
+};
+use asterism_models::{Speaker, Turn};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{
+    ApiState, Checked, answer,
+    ask::{Asked, Streamed},
+    chat,
+    fields::{Fields, wrong},
+    gone::Client,
+    keys::Bearer,
+    refusal, response,
+    running::{ATTACHED, Running},
+    stream,
+};
+use crate::http::{error::Refusal, intake::Taken};
+
+/// Label of jobs that are responses, with how they were asked for.
+const LABEL: &str = "response";
+/// Label with the name of the key that asked.
+const OWNER: &str = "key";
+
+#[post("/v1/responses")]
+pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
+    let (mut fields, share) = taken.into_parts();
+    let background = fields.take("background")?.unwrap_or(false);
+    let turns = conversation(&mut fields)?;
+    let mut asked = Asked::take(fields, &state)?;
+    asked.job = about(&state, turns, asked.job).await?;
+    let way = if background { "background" } else { "attached" };
+    asked.job.labels.insert(LABEL.into(), way.into());
+    if background {
+        asked.job.labels.remove(ATTACHED);
+    }
+    asked.job.labels.extend(owner(&request).map(|name| (OWNER.to_owned(), name)));
+    let (client, streamed) = (Client::of(&request), asked.stream);
+    let started = Running::start(&state.supervisor, asked).await;
+    let (mut running, listener) = started.map_err(|error| refusal::of_job(error, "input"))?;
+    drop(share);
+    let status = look(&state.supervisor, &running.id).await?;
+    if background {
+        running.let_go();
+    }
+    match (streamed, background) {
+        (Some(streamed), _) => {
+            let voice = response::Voice::new(status, None);
+            Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
+        }
+        (None, true) => Ok(HttpResponse::Ok().json(response::object(&status))),
+        (None, false) => {
+            let status = answer::ended((running, listener), &client).await?;
+            Ok(HttpResponse::Ok().json(response::object(&status)))
+        }
+    }
+}
+
+/// Behind the `?` of a response.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Looking {
+    stream: bool,
+    starting_after: Option<u64>,
+    #[serde(rename = "include_obfuscation")]
+    _include_obfuscation: Option<bool>,
+}
+
+#[get("/v1/responses/{id}")]
+pub async fn show(
+    state: Data<ApiState>,
+    request: HttpRequest,
+    id: Path<String>,
+    looking: Query<Looking>,
+) -> Checked<HttpResponse> {
+    let status = find(&state.supervisor, &request, &id).await?;
+    if !looking.stream {
+        return Ok(HttpResponse::Ok().json(response::object(&status)));
+    }
+    let listener = state.supervisor.watch(&status.id).await?;
+    let mut running = Running::of(&state.supervisor, &status.id);
+    running.let_go();
+    let voice = Box::new(response::Voice::new(status, looking.starting_after));
+    Ok(stream::answer((running, listener), Client::of(&request), (voice, Streamed::default())))
+}
+
+#[post("/v1/responses/{id}/cancel")]
+pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<Json<Value>> {
+    let status = find(&state.supervisor, &request, &id).await?;
+    if status.labels.get(LABEL).map(String::as_str) != Some("background") {
+        return Err(Refusal::invalid("id", "only a response in the background is cancelled so; close the connection"));
+    }
+    match state.supervisor.cancel(&status.id).await {
+        // One that has ended already stays as it is.
+        Ok(()) | Err(JobError::Ended { .. }) => {}
+        Err(error) => return Err(refusal::of_job(error, "id")),
+    }
+    Ok(Json(response::object(&look(&state.supervisor, &status.id).await?)))
+}
+
+/// `instructions` and `input` as a conversation.
+fn conversation(fields: &mut Fields) -> Checked<Vec<Turn>> {
+    chat::refuse_texts(fields)?;
+    if fields.take::<String>("previous_response_id")?.is_some() {
+        let expected = "send the whole conversation as input, or ask a session by session_id";
+        return Err(refusal::unsupported("previous_response_id", expected));
+    }
+    let instructions: Option<String> = fields.take("instructions")?;
+    let mut turns: Vec<Turn> = instructions.map(|text| Turn { speaker: Speaker::System, text }).into_iter().collect();
+    match fields.value("input") {
+        Some(Value::String(text)) => turns.push(Turn { speaker: Speaker::User, text }),
+        Some(items @ Value::Array(_)) => turns.extend(chat::read(items, "input")?),
+        Some(_) => return Err(wrong("input", &"expected a text or a list of messages")),
+        None => return Err(Refusal::invalid("input", "there is no input")),
+    }
+    Ok(turns)
+}
+
+/// The job that answers a conversation, by a session if one is asked.
+async fn about(state: &ApiState, turns: Vec<Turn>, job: JobRequest) -> Checked<JobRequest> {
+    chat::about(state, turns, (job, "input")).await
+}
+
+/// A response of whoever asks; another's is not there.
+async fn find(supervisor: &Supervisor, request: &HttpRequest, id: &str) -> Checked<JobStatus> {
+    let job = response::job_id(id).ok_or_else(|| unknown(id))?;
+    match supervisor.status(&job).await {
+        Ok(status) if status.labels.contains_key(LABEL) && status.labels.get(OWNER) == owner(request).as_ref() => {
+            Ok(status)
+        }
+        Ok(_) | Err(JobError::NotFound { .. }) => Err(unknown(id)),
+        Err(error) => Err(refusal::of_job(error, "id")),
+    }
+}
+
+async fn look(supervisor: &Supervisor, id: &str) -> Checked<JobStatus> {
+    supervisor.status(id).await.map_err(|error| refusal::of_job(error, "id"))
+}
+
+fn owner(request: &HttpRequest) -> Option<String> {
+    request.extensions().get::<Bearer>().map(|bearer| bearer.name.to_string())
+}
+
+fn unknown(id: &str) -> Refusal {
+    refusal::not_found("response", id)
+}
