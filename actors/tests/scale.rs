@@ -241,7 +241,9 @@ fn a_long_context_on_many_hosts() {
         assert_eq!(id_bytes, 4 * tokens);
         assert!(plan_bytes < (2 * tokens).max(1 << 20), "{plan_bytes} B for {method}");
         assert!(sent < 8 * tokens + 8192 * 4 * hosts, "{sent} B of ids: each host gets what its shards read");
-        assert!(job_bytes + places_bytes < 4096 + 64 * hosts, "{job_bytes} + {places_bytes} B");
+        assert!(job_bytes + places_bytes < 4096 + 16 * shards.len(), "{job_bytes} + {places_bytes} B");
+        let each_us = encoded_ms * 1e3 / shards.len() as f64;
+        assert!(each_us < 200.0 + 0.1 * shards.len() as f64, "{each_us} us for a shard's report");
     }
 }
 

@@ -7,9 +7,12 @@ use std::{
     time::Duration,
 };
 
-use crate::supervisor::{
-    context::{Context, Owner},
-    jobs::remove_from,
+use crate::{
+    messages::Encoded,
+    supervisor::{
+        context::{Context, Owner, Place},
+        jobs::remove_from,
+    },
 };
 
 /// Contexts by number, with indexes.
@@ -177,6 +180,16 @@ impl Contexts {
     pub fn progressed(&mut self, number: u64, block: u32, layers: (u32, u32)) {
         if let Some(context) = self.all.get_mut(&number) {
             context.progressed(block, layers);
+        }
+    }
+
+    /// Notes that a shard's host has encoded it, which an index knows of where no other is missing.
+    pub fn note_encoded(&mut self, number: u64, block: usize, encoded: Encoded) {
+        let Some(context) = self.all.get_mut(&number) else { return };
+        let missing = |(other, place): (usize, &Place)| other != block && place.encoded.is_none();
+        match context.places.iter().enumerate().any(missing) {
+            true => context.places[block].encoded = Some(encoded),
+            false => self.get_mut(number).expect("it was there").places[block].encoded = Some(encoded),
         }
     }
 

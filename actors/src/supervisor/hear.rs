@@ -250,7 +250,7 @@ impl SupervisorState {
 
     fn on_encoded(&mut self, now: Duration, host: usize, encoded: Encoded, commands: &mut Vec<Command>) {
         let (number, block) = (encoded.context, encoded.block as usize);
-        let Some(mut context) = self.contexts.get_mut(number) else { return };
+        let Some(context) = self.contexts.get(number) else { return };
         let here = context.places.get(block).is_some_and(|place| place.host == Some(host) && place.encoded.is_none());
         let moves = context.heirs.get(&block) == Some(&host);
         if !here && !moves {
@@ -260,12 +260,10 @@ impl SupervisorState {
         let (tokens, expected, got) = (shard.rows(), shard.kept_tokens() as u64, encoded.kept_tokens);
         let name = self.hosts.name(host).to_string();
         if expected != got {
-            drop(context);
             let message = format!("host {name} kept {got} tokens of shard {block}, not the {expected} planned");
             return self.fail_context(now, number, ("shard_mismatch", message), commands);
         }
         if !context.prepared.is_input(block, encoded.digest) {
-            drop(context);
             return self.on_misread(now, host, (number, block), commands);
         }
         let encoded = Encoded { seconds: possible(encoded.seconds), ..encoded };
@@ -281,10 +279,9 @@ impl SupervisorState {
             }
         }));
         if moves {
-            drop(context);
             return self.moved(now, host, encoded, commands);
         }
-        context.places[block].encoded = Some(encoded);
+        self.contexts.note_encoded(number, block, encoded);
     }
 
     fn on_token(
