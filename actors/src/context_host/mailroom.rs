@@ -53,7 +53,7 @@ struct Pigeonholes {
     expected: bool,
     layer: usize,
     parcels: HashMap<Parcel, Arrived>,
-    /// A peer whose channel ended early, and why.
+    /// A peer to or from whom a channel ended early, and why.
     broken: Option<(String, String)>,
 }
 
@@ -67,13 +67,18 @@ impl Mailroom {
         peer: &str,
     ) -> Result<(), ChannelError> {
         let taken = self.take_all(attempt, receiver, peer).await;
-        if let Err(cause) = &taken
-            && let Some(holes) = self.lock().open.get_mut(&attempt)
-        {
+        if let Err(cause) = &taken {
+            self.break_off(attempt, peer, cause);
+        }
+        taken
+    }
+
+    /// A channel from or to a peer broke: whoever waits for a parcel of this attempt that has not come waits in vain.
+    pub fn break_off(&self, attempt: Attempt, peer: &str, cause: &ChannelError) {
+        if let Some(holes) = self.lock().open.get_mut(&attempt) {
             holes.broken.get_or_insert_with(|| (peer.to_string(), cause.to_string()));
             self.arrived.notify_waiters();
         }
-        taken
     }
 
     async fn take_all(

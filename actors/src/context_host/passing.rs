@@ -13,7 +13,8 @@ use std::{
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, LocalPeers, ModelError, Parcel, Part, Peers};
-use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, FrameReceiver, TransportError};
+use asterism_transport::{Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, TransportError};
+use tokio::task::JoinHandle;
 
 use super::{
     error::ChannelError,
@@ -39,9 +40,24 @@ pub struct RemotePeers<B: Backend> {
     own: Vec<usize>,
     peers: Vec<ShardHolder>,
     local: LocalPeers<B>,
-    channels: BTreeMap<String, Channel>,
+    channels: BTreeMap<String, Outgoing>,
     received_bytes: u64,
     peer_lost: bool,
+}
+
+/// A channel of parcels to a peer.
+struct Outgoing {
+    sender: Box<dyn FrameSender>,
+    taken: Taking,
+}
+
+/// Waits for a peer's word that it has all, or that the channel broke; ends with its holder.
+struct Taking(JoinHandle<Result<(), ChannelError>>);
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// What parcels go through.
@@ -149,24 +165,35 @@ impl<B: Backend> RemotePeers<B> {
     /// # Errors
     /// A host that cannot say so any more.
     pub fn finish(&mut self) -> Result<(), ModelError> {
-        for (host, Channel { sender, receiver }) in std::mem::take(&mut self.channels) {
+        for (host, Outgoing { sender, mut taken }) in std::mem::take(&mut self.channels) {
             drop(sender);
-            let taken = self.office.away(&self.seat, taken(receiver, self.attempt)).ok_or(ModelError::Cancelled)?;
-            self.reached(&host, taken)?;
+            let taken = self.office.away(&self.seat, &mut taken.0).ok_or(ModelError::Cancelled)?;
+            self.reached(&host, taken.unwrap_or(Err(ChannelError::NotTaken)))?;
         }
         Ok(())
     }
 
-    fn open(&mut self, peer: &ShardHolder) -> Result<Channel, ModelError> {
+    /// A channel that is watched: where two hosts wait for each other, who lost what it sent is the only one to know.
+    fn open(&mut self, peer: &ShardHolder) -> Result<Outgoing, ModelError> {
         let address: SocketAddr = self.reached(&peer.host, peer.address.parse())?;
         let (links, host) = (self.office.links.clone(), peer.host.clone());
-        let ((context, attempt), ticket) = (self.attempt, self.ticket);
+        let (attempt, ticket) = (self.attempt, self.ticket);
+        let (context, number) = attempt;
         let opened = self.office.away(&self.seat, async move {
             let mut channel = links.channel(&host, address).await?;
-            channel.sender.send(Opening::Pass { context, attempt, ticket }.frame()).await?;
+            channel.sender.send(Opening::Pass { context, attempt: number, ticket }.frame()).await?;
             Ok::<_, TransportError>(channel)
         });
-        self.reached(&peer.host, opened.ok_or(ModelError::Cancelled)?)
+        let channel = self.reached(&peer.host, opened.ok_or(ModelError::Cancelled)?)?;
+        let (mailroom, host) = (self.office.mailroom.clone(), peer.host.clone());
+        let watch = tokio::spawn(async move {
+            let taken = taken(channel.receiver, attempt).await;
+            if let Err(cause) = &taken {
+                mailroom.break_off(attempt, &host, cause);
+            }
+            taken
+        });
+        Ok(Outgoing { sender: channel.sender, taken: Taking(watch) })
     }
 
     fn reached<T, E: ToString>(&mut self, host: &str, result: Result<T, E>) -> Result<T, ModelError> {
