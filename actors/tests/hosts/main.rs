@@ -313,6 +313,27 @@ async fn who_passes_parcels_is_done_when_they_are_taken() {
     bench.shutdown().await;
 }
 
+/// Two hosts that wait for each other have each lost what the other waits for.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_parcels_hears_that_its_own_were_lost() {
+    let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
+    let (case, peer) = (Case::of("ring", 4), bind(&bench.network));
+    let address = peer.local_address().to_string();
+    let holders = [bench.holder("c0", &[0, 2]), ShardHolder { host: "c1".into(), address, blocks: vec![1, 3] }];
+    bench.line("c0").encode(&case, 1, &[0, 2], &holders).await;
+    let link = peer.accept().await.expect("it calls");
+    let mut channel = link.accept().await.expect("it passes parcels");
+    let opening = channel.receiver.receive().await.expect("a link");
+    assert!(opening.is_some(), "it says for what");
+    link.close("cut");
+    let lost = bench.line("c0").hear(|message| match message {
+        HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, code, .. } => Some((attempt, peer_lost, code)),
+        _ => None,
+    });
+    assert_eq!(lost.await, (1, true, "host_lost".to_string()));
+    bench.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_order_for_another_role_is_refused_and_so_is_a_host() {
     let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
