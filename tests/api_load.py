@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Many clients of OpenAI's API at once, each streaming answers about documents of its own, beside one long document. Prints times to the
+first token, between tokens and how long short requests wait behind the long one; ends with 1 when a bound is missed.
+
+    tests/api_load.py --binary target/release/asterism                    # 64 clients, 2k tokens each, beside 16k, 5 minutes
+    tests/api_load.py --binary target/debug/asterism --seconds 30 --clients 8 --tokens 500 --long 4000
+
+Only loopback; stops everything that it started. Python's standard library alone.
+"""
+
+import argparse
+import http.client
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+CLUSTER = """version = 1
+
+[cluster]
+name = "apiload"
+listen = "127.0.0.1:0"
+data_dir = "{folder}/data"
+
+[attention.auto]
+
+[api]
+listen = "127.0.0.1:0"
+admin_listen = "127.0.0.1:0"
+max_queue = {queue}
+
+[[node]]
+name = "local"
+address = "127.0.0.1"
+"""
+HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
+HOSTS = [("context-0", "context"), ("context-1", "context"), ("query-0", "query")]
+WORDS = "the harbour lantern road whale river stone garden letter winter market bridge story number captain island".split()
+# Longest wait of one request, and growth of the supervisor's memory from the first third of the run to the last.
+REQUEST_TIMEOUT, GROWTH_MIB = 600.0, 64.0
+
+
+def document(tokens, seed):
+    """Text of about so many tokens that no other seed begins alike."""
+    draw = random.Random(seed)
+    return f"Document {seed}. " + " ".join(draw.choice(WORDS) for _ in range(int(tokens * 0.8)))
+
+
+class Load:
+    def __init__(self, api, until):
+        self.api, self.until, self.lock = api, until, threading.Lock()
+        self.first, self.between, self.beside, self.whole = [], [], [], []
+        self.answered, self.refused, self.failed = 0, 0, []
+        self.long_runs = threading.Event()
+
+    def goes_on(self):
+        return time.monotonic() < self.until
+
+    def ask(self, text, tokens):
+        """Streams one answer: seconds to its first token, and between its tokens. None where it was refused as announced."""
+        connection = http.client.HTTPConnection(*self.api, timeout=REQUEST_TIMEOUT)
+        body = {"messages": [{"role": "user", "content": text}, {"role": "user", "content": "What is the number?"}], "stream": True,
+                "max_tokens": tokens, "ignore_eos": True}
+        began = last = time.monotonic()
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status == 503 and answer.getheader("retry-after"):
+                answer.read()
+                return None
+            if answer.status != 200:
+                raise OSError(f"{answer.status} {answer.read()[:200]}")
+            first, between, done = None, [], False
+            for line in answer:
+                if not line.startswith(b"data: "):
+                    continue
+                if line.startswith(b"data: [DONE]"):
+                    done = True
+                    break
+                said, now = json.loads(line[6:]), time.monotonic()
+                if "error" in said:
+                    raise OSError(str(said))
+                if said["choices"][0]["delta"].get("content"):
+                    first, between = (now - began, between) if first is None else (first, between + [now - last])
+                    last = now
+            if not done:
+                raise OSError("a stream ended early")
+            return first, between, time.monotonic() - began
+        finally:
+            connection.close()
+
+
+def client(load, number, tokens):
+    count = 0
+    while load.goes_on():
+        beside, count = load.long_runs.is_set(), count + 1
+        try:
+            told = load.ask(document(tokens, f"{number}-{count}"), 16)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            with load.lock:
+                load.failed.append(f"{type(error).__name__}: {error}")
+            return
+        with load.lock:
+            if told is None:
+                load.refused += 1
+            else:
+                load.answered += 1
+                load.first.append(told[0])
+                load.between.extend(told[1])
+                load.whole.append(told[2])
+                if beside and told[0] is not None:
+                    load.beside.append(told[0])
+        if told is None:
+            time.sleep(1)
+
+
+def long(load, tokens, times):
+    count = 0
+    while load.goes_on() and tokens:
+        count += 1
+        load.long_runs.set()
+        try:
+            told = load.ask(document(tokens, f"long-{count}"), 16)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            with load.lock:
+                load.failed.append(f"long {type(error).__name__}: {error}")
+            return
+        finally:
+            load.long_runs.clear()
+        if told:
+            times.append(told[2])
+        time.sleep(1)
+
+
+def memory(record):
+    lines = pathlib.Path(f"/proc/{record['pid']}/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)["VmRSS"].split()[0]) / 1024
+
+
+def told(name, seconds):
+    if not seconds:
+        return f"{name:<44} nothing"
+    ordered = sorted(seconds)
+    at = lambda share: ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return f"{name:<44} p50 {at(0.5):8.3f} s   p99 {at(0.99):8.3f} s   most {ordered[-1]:8.3f} s   of {len(ordered)}"
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--binary", type=pathlib.Path, required=True)
+    arguments.add_argument("--clients", type=int, default=64)
+    arguments.add_argument("--tokens", type=int, default=2000)
+    arguments.add_argument("--long", type=int, default=15000, help="tokens of the long document; 0: none")
+    arguments.add_argument("--seconds", type=float, default=300)
+    arguments.add_argument("--queue", type=int, default=1024)
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory(prefix="asterism-api-load-") as folder:
+        folder = pathlib.Path(folder)
+        file = folder / "cluster.toml"
+        file.write_text(CLUSTER.format(folder=folder, queue=given.queue) + "".join(HOST.format(name=n, role=r) for n, r in HOSTS))
+        run = lambda *words: subprocess.run([given.binary.resolve(), *words, "-f", file], cwd=folder, check=True, timeout=180,
+                                            stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        run("up", "--detach")
+        try:
+            ended = measure(given, json.loads((folder / "data/supervisor.json").read_text()))
+        finally:
+            run("down")
+    sys.exit(ended)
+
+
+def measure(given, record):
+    host, _, port = record["api"].rpartition(":")
+    load, times, rss = Load((host, int(port)), time.monotonic() + given.seconds), [], []
+    threads = [threading.Thread(target=client, args=(load, number, given.tokens)) for number in range(given.clients)]
+    threads.append(threading.Thread(target=long, args=(load, given.long, times)))
+    for thread in threads:
+        thread.start()
+    while load.goes_on():
+        rss.append(memory(record))
+        time.sleep(1)
+    for thread in threads:
+        thread.join()
+    third = max(1, len(rss) // 3)
+    growth = max(rss[-third:]) - max(rss[:third])
+    print(f"{given.clients} clients, {given.tokens} tokens each, beside {given.long}, {given.seconds:.0f} s")
+    print(f"{load.answered} answered, {load.refused} told to come again (503), {len(load.failed)} failed, {len(times)} long ones")
+    print(told("first token", [seconds for seconds in load.first if seconds is not None]))
+    print(told("first token of those that came beside a long one", load.beside))
+    print(told("from token to token", load.between))
+    print(told("whole answer", load.whole))
+    print(told("whole long answer", times))
+    print(f"supervisor {rss[0]:.0f} MiB at first, {max(rss):.0f} at most, {growth:+.1f} from the first third to the last")
+    for failure in load.failed[:5]:
+        print(f"failed: {failure}", file=sys.stderr)
+    wrong = load.failed or not load.answered or (given.long and not times) or growth > GROWTH_MIB
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    main()
