@@ -1,5 +1,7 @@
 //! What clients, members and files that mean harm cannot do: over real processes, TLS and HTTP.
 
+#[path = "hostile/background.rs"]
+mod background;
 #[path = "hostile/connections.rs"]
 mod connections;
 #[path = "hostile/disk.rs"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""OpenAI's own Python client, and LangChain's, against a cluster: models, completions, chat, responses, streams,
+"""OpenAI's own Python client, and LangChain's, against a cluster: models, completions, chat, responses, streams, batches,
 errors, keys, cancellation.
 
     tests/openai_client.py --binary target/release/asterism
@@ -88,7 +88,7 @@ def ask(api, admin):
     client = openai.OpenAI(base_url=f"http://{api}/v1", api_key="moon", max_retries=0, timeout=DEADLINE_S)
     document = HARBOUR.read_text()
     messages = [{"role": "system", "content": document}, {"role": "user", "content": QUESTION}]
-    for test in [models, whole, streamed, completions, sessions, responses, background, errors, keys]:
+    for test in [models, whole, streamed, completions, sessions, responses, background, batch, errors, keys]:
         test(openai, client, api, messages)
         print(f"ok: {test.__name__}")
     cancelled(client, admin, messages)
@@ -199,6 +199,40 @@ def background(openai, client, api, messages):
     long = client.responses.create(max_output_tokens=8000, extra_body={"ignore_eos": True}, **asked)
     assert client.responses.cancel(long.id).status == "cancelled"
     assert client.responses.cancel(long.id).status == "cancelled", "again"
+
+
+def batch(openai, client, api, messages):
+    line = lambda name, body: json.dumps({"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}) + "\n"
+    about = lambda question: {"model": "asterism-7m", "max_tokens": 32, "messages": messages[:1] + [{"role": "user", "content": question}]}
+    questions = {f"q{number}": f"{QUESTION} Answer {number}." for number in range(6)} | {"the-fact": QUESTION}
+    lines = "".join(line(name, about(question)) for name, question in questions.items()) + line("wrong", about(QUESTION) | {"n": 2})
+    file = client.files.create(file=("questions.jsonl", lines.encode()), purpose="batch")
+    assert client.files.retrieve(file.id).filename == "questions.jsonl" and client.files.content(file.id).text == lines
+    assert file.id in [listed.id for listed in client.files.list()]
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "us"})
+    until = time.monotonic() + DEADLINE_S
+    while made.status == "in_progress":
+        assert time.monotonic() < until, made
+        made = client.batches.retrieve(made.id)
+    counts = made.request_counts
+    assert (made.status, counts.total, counts.completed, counts.failed, made.metadata) == ("completed", 8, 7, 1, {"for": "us"}), made
+    answers = [json.loads(answer) for answer in client.files.content(made.output_file_id).text.splitlines()]
+    assert [answer["custom_id"] for answer in answers] == list(questions), answers
+    bodies = {answer["custom_id"]: answer["response"]["body"] for answer in answers}
+    assert FACT in bodies["the-fact"]["choices"][0]["message"]["content"], bodies["the-fact"]
+    assert all(body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0 for body in bodies.values()), "encoded once"
+    [wrong] = [json.loads(answer) for answer in client.files.content(made.error_file_id).text.splitlines()]
+    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("wrong", 400), wrong
+    assert made.id in [listed.id for listed in client.batches.list()]
+    assert client.files.delete(file.id).deleted
+    long = "".join(line(f"l{number}", about(QUESTION) | {"max_tokens": 8000, "ignore_eos": True}) for number in range(3))
+    file = client.files.create(file=("long.jsonl", long.encode()), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    made = client.batches.cancel(made.id)
+    while made.status == "cancelling":
+        assert time.monotonic() < until, made
+        made = client.batches.retrieve(made.id)
+    assert made.status == "cancelled" and made.request_counts.completed == 0, made
 
 
 def errors(openai, client, api, messages):

@@ -3,9 +3,12 @@
 
 mod answer;
 mod ask;
+mod batch_run;
+mod batches;
 mod chat;
 mod completions;
 mod fields;
+mod files;
 mod gone;
 mod keys;
 mod models;
@@ -13,11 +16,15 @@ mod refusal;
 mod response;
 mod responses;
 mod running;
+mod store;
 mod stream;
 mod voice;
 mod wire;
 
-use std::net::{SocketAddr, TcpListener};
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
 
 use actix_web::{
     App, Error, HttpMessage, HttpServer,
@@ -27,7 +34,7 @@ use actix_web::{
     web,
 };
 use asterism_actors::supervisor::Supervisor;
-use tokio::task::JoinHandle;
+use tokio::{runtime::Handle, task::JoinHandle};
 
 use crate::{
     error::CliError,
@@ -38,7 +45,9 @@ use crate::{
     },
     limits,
 };
+pub use batch_run::Open;
 pub use keys::Keys;
+pub use store::Store;
 
 /// Every method and path; all of them want a key where there are keys.
 pub const ENDPOINTS: &[(&str, &str)] = &[
@@ -49,6 +58,15 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
     ("POST", "/v1/responses"),
     ("GET", "/v1/responses/{id}"),
     ("POST", "/v1/responses/{id}/cancel"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{id}"),
+    ("GET", "/v1/files/{id}/content"),
+    ("DELETE", "/v1/files/{id}"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{id}"),
+    ("POST", "/v1/batches/{id}/cancel"),
 ];
 
 /// Threads that answer requests.
@@ -67,6 +85,12 @@ pub struct ApiState {
     pub keys: Option<Keys>,
     /// When this supervisor started, in seconds since 1970.
     pub since: u64,
+    /// Files and batches.
+    pub store: Arc<Store>,
+    /// Batches that are worked on.
+    pub open: Open,
+    /// Where they are.
+    pub runtime: Handle,
 }
 
 /// The running listener.
@@ -94,6 +118,7 @@ pub async fn serve(address: SocketAddr, state: ApiState) -> Result<ApiServer, Cl
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     running::cancel_orphans(&state.supervisor).await;
+    batch_run::resume(&state);
     let intake = web::Data::new(Intake::new(state.supervisor.model()));
     let data = web::Data::new(state);
     let app = move || {
@@ -129,6 +154,12 @@ pub async fn serve(address: SocketAddr, state: ApiState) -> Result<ApiServer, Cl
 fn routes(app: &mut web::ServiceConfig) {
     app.service(models::list).service(models::show).service(chat::complete).service(completions::complete);
     app.service(responses::create).service(responses::show).service(responses::cancel);
+    app.service(files::create)
+        .service(files::list)
+        .service(files::download)
+        .service(files::show)
+        .service(files::delete);
+    app.service(batches::create).service(batches::list).service(batches::show).service(batches::cancel);
 }
 
 /// Refuses a request of who may not make it, and one too many of who may.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use asterism_actors::{store::RedbStore, supervisor::Supervisor};
-use tokio::sync::Notify;
+use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
     check,
@@ -16,7 +16,7 @@ use crate::{
     error::CliError,
     http::{self, AdminServer, AdminState, Cause},
     joining,
-    openai::{self, ApiServer, ApiState, Keys},
+    openai::{self, ApiServer, ApiState, Keys, Open, Store},
     rotation, wiring,
 };
 
@@ -94,7 +94,15 @@ async fn open_api(
 ) -> Result<Option<ApiServer>, CliError> {
     let Some(api) = &cluster.api else { return Ok(None) };
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let state = ApiState { supervisor: supervisor.clone(), cluster: cluster.name.clone(), keys, since };
+    let state = ApiState {
+        supervisor: supervisor.clone(),
+        cluster: cluster.name.clone(),
+        keys,
+        since,
+        store: Arc::new(Store::open(&cluster.data_dir)?),
+        open: Open::default(),
+        runtime: Handle::current(),
+    };
     openai::serve(api.listen, state).await.map(Some)
 }
 

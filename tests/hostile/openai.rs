@@ -13,11 +13,11 @@ use ureq::{Agent, http::Request};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 /// SHA-256 of `moon` and of `sun`, who may have one request open.
-const KEYS: &str = "moon 9e78b43ea00edcac8299e0cc8df7f6f913078171335f733a21d5d911b6999132\n\
+pub const KEYS: &str = "moon 9e78b43ea00edcac8299e0cc8df7f6f913078171335f733a21d5d911b6999132\n\
                     sun 27756f050e14a1cb1c1ee867f0eace9ea4d9fcb81b8bee089469f1ebd5fd7b17 1\n";
-const CHAT: &str = "/v1/chat/completions";
+pub const CHAT: &str = "/v1/chat/completions";
 
-fn cluster(keys: Option<&str>) -> Cluster {
+pub fn cluster(keys: Option<&str>) -> Cluster {
     let method = "[attention.star]\nblock_tokens = 64";
     let spec = ClusterSpec { contexts: 1, model: None, method, listen: "127.0.0.1:0".into() };
     let named = if keys.is_some() { "api_key_file = \"keys\"\n" } else { "" };
@@ -37,7 +37,7 @@ fn api(cluster: &Cluster) -> String {
 }
 
 /// Status and body of an answer.
-fn send(cluster: &Cluster, (method, path): (&str, &str), headers: &[(&str, &str)], body: &str) -> (u16, Value) {
+pub fn send(cluster: &Cluster, (method, path): (&str, &str), headers: &[(&str, &str)], body: &str) -> (u16, Value) {
     let agent: Agent = Agent::config_builder().http_status_as_error(false).build().into();
     let mut request = Request::builder().method(method).uri(format!("http://{}{path}", api(cluster)));
     for (name, value) in headers {
@@ -54,13 +54,13 @@ fn send(cluster: &Cluster, (method, path): (&str, &str), headers: &[(&str, &str)
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-const JSON: (&str, &str) = ("content-type", "application/json");
+pub const JSON: (&str, &str) = ("content-type", "application/json");
 
 fn ask(cluster: &Cluster, body: &Value) -> (u16, Value) {
     send(cluster, ("POST", CHAT), &[JSON], &body.to_string())
 }
 
-fn whale() -> String {
+pub fn whale() -> String {
     "The whale is white. ".repeat(40)
 }
 
@@ -238,73 +238,6 @@ fn what_a_lost_supervisor_was_asked_for_is_not_gone_on_with() {
     cluster.wait_for("another supervisor", |status| status["ready"] == true && cluster.supervisor() != lost);
     wait_until_cancelled(&cluster, "a job whose connection went with the supervisor");
     assert_eq!(api(&cluster), address, "clients find it where it was");
-}
-
-#[test]
-fn a_response_in_the_background_outlives_its_connection_and_its_supervisor() {
-    let cluster = cluster(None);
-    let body = json!({"instructions": whale(), "input": "Which colour?", "max_output_tokens": 400, "ignore_eos": true, "background": true});
-    let (status, made) = send(&cluster, ("POST", "/v1/responses"), &[JSON], &body.to_string());
-    assert_eq!((status, &made["background"]), (200, &json!(true)), "{made}");
-    let path = format!("/v1/responses/{}", made["id"].as_str().expect("an id"));
-    let lost = cluster.supervisor();
-    kill(lost);
-    cluster.wait_for("another supervisor", |status| status["ready"] == true && cluster.supervisor() != lost);
-    let started = Instant::now();
-    let ended = loop {
-        let (status, response) = send(&cluster, ("GET", &path), &[], "");
-        assert_eq!(status, 200, "{response}");
-        if response["status"] == "incomplete" {
-            break response;
-        }
-        assert!(["queued", "in_progress"].map(Value::from).contains(&response["status"]), "{response}");
-        assert!(started.elapsed() < DEADLINE, "{response}");
-    };
-    assert_eq!(ended["usage"]["output_tokens"], 400, "{ended}");
-    let text = ended["output"][0]["content"][0]["text"].as_str().expect("text");
-    // The stream of a job that has ended goes on from any byte.
-    let (_, stream) = send(&cluster, ("GET", &format!("{path}?stream=true&starting_after=13")), &[], "");
-    let stream = stream.as_str().expect("events");
-    let delta = stream.lines().find(|line| line.contains("output_text.delta\"")).expect("the rest");
-    let delta: Value = serde_json::from_str(delta.strip_prefix("data: ").expect("an event")).expect("JSON");
-    assert_eq!(delta["delta"].as_str(), text.get(10..), "{stream}");
-}
-
-#[test]
-fn a_response_is_there_for_its_key_alone() {
-    let cluster = cluster(Some(KEYS));
-    let ask = |way: (&str, &str), key: &str, body: &str| {
-        let key = format!("Bearer {key}");
-        send(&cluster, way, &[JSON, ("authorization", &key)], body)
-    };
-    let body = json!({"input": "Which colour has the whale?", "max_output_tokens": 2, "background": true}).to_string();
-    let (status, made) = ask(("POST", "/v1/responses"), "moon", &body);
-    assert_eq!(status, 200, "{made}");
-    let id = made["id"].as_str().expect("an id");
-    let (path, cancel) = (format!("/v1/responses/{id}"), format!("/v1/responses/{id}/cancel"));
-    assert_eq!(ask(("GET", &path), "moon", "").0, 200);
-    let job = id.replace("resp_", "job-");
-    let strange = ["resp_..%2f..%2fetc%2fpasswd", "resp_", &job, "%ff", &id.to_uppercase()]
-        .map(|id| format!("/v1/responses/{id}"));
-    for path in &strange {
-        let (status, answer) = ask(("GET", path), "moon", "");
-        assert!([400, 404].contains(&status), "{path}: {answer}");
-    }
-    for way in [("GET", path.as_str()), ("POST", cancel.as_str())] {
-        let (status, answer) = ask(way, "sun", "");
-        assert_eq!((status, answer["error"]["code"].as_str()), (404, Some("response_not_found")), "{way:?}");
-    }
-    let (status, answer) = ask(("GET", &format!("{path}?starting_after=x")), "moon", "");
-    assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("invalid_request")), "{answer}");
-    // A job of the admin API is no response, whatever its id.
-    let request = json!({"context": whale(), "query": "Which colour?", "max_tokens": 1});
-    let sent = ureq::post(format!("{}/api/v1/jobs", cluster.server())).send_json(&request).expect("the job is taken");
-    let job: Value = sent.into_body().read_json().expect("JSON");
-    let path = format!("/v1/responses/{}", job["id"].as_str().expect("an id").replace("job-", "resp_"));
-    assert_eq!(ask(("GET", &path), "moon", "").0, 404);
-    let body = json!({"input": "Which colour?", "previous_response_id": id}).to_string();
-    let (status, answer) = ask(("POST", "/v1/responses"), "moon", &body);
-    assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("previous_response_id")), "{answer}");
 }
 
 #[test]

@@ -141,6 +141,11 @@ impl ResponseError for Refusal {
 }
 
 impl Refusal {
+    /// Its HTTP status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// Its stable code.
     pub fn code(&self) -> &str {
         &self.code

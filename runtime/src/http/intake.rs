@@ -82,7 +82,8 @@ impl Intake {
         Ok((bytes, share))
     }
 
-    async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Refusal> {
+    /// Room for so many bytes of bodies.
+    pub async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Refusal> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let room = timeout(ROOM_WITHIN, self.room.clone().acquire_many_owned(bytes)).await;
         room.ok().and_then(Result::ok).ok_or_else(|| JobError::Busy.into())

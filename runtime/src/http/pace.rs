@@ -55,7 +55,7 @@ pub async fn keep(
     let began = Instant::now();
     let body: Shared = Rc::new(RefCell::new(request.take_payload()));
     let pieces = stream::unfold((body.clone(), 0), move |(body, had)| read(began, body, had));
-    request.set_payload(Payload::Stream { payload: Box::pin(pieces) });
+    request.set_payload(Payload::Stream { payload: Box::pin(pieces.fuse()) });
     let response = next.call(request).await?;
     Ok(response.map_into_boxed_body().map_body(|_, answer| Answer { answer, _body: body }))
 }

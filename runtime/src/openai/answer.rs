@@ -71,6 +71,7 @@ pub fn outcome(status: JobStatus) -> Result<JobStatus, Refusal> {
     }
 }
 
-fn unix_time() -> u64 {
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -16,7 +16,7 @@ use super::{
 const MOST_TOKENS: (usize, usize) = (1024, 4);
 
 /// How to answer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Asked {
     /// What the job has beside its texts.
     pub job: JobRequest,

@@ -19,13 +19,19 @@ use crate::http::{error::Refusal, intake::Taken};
 
 #[post("/v1/chat/completions")]
 pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
-    let (mut fields, share) = taken.into_parts();
+    let (fields, share) = taken.into_parts();
+    let asked = asked(&state, fields).await?;
+    answer::give((state, &request), (Kind::Chat, "messages"), asked, share).await
+}
+
+/// The job of a request.
+pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
     let messages = fields.value("messages").ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
     refuse_texts(&fields)?;
     let turns = read(messages, "messages")?;
-    let mut asked = Asked::take(fields, &state)?;
-    asked.job = about(&state, turns, (asked.job, "messages")).await?;
-    answer::give((state, &request), (Kind::Chat, "messages"), asked, share).await
+    let mut asked = Asked::take(fields, state)?;
+    asked.job = about(state, turns, (asked.job, "messages")).await?;
+    Ok(asked)
 }
 
 /// The job that answers a conversation, by a session if it names one. `param`: where the conversation came from.

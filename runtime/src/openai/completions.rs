@@ -22,10 +22,16 @@ use crate::http::{error::Refusal, intake::Taken};
 
 #[post("/v1/completions")]
 pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
-    let (mut fields, share) = taken.into_parts();
+    let (fields, share) = taken.into_parts();
+    let asked = asked(&state, fields).await?;
+    answer::give((state, &request), (Kind::Text, "prompt"), asked, share).await
+}
+
+/// The job of a request.
+pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
     let (prompt, context) = (fields.prompt.take(), fields.context.take());
     let separator: Option<QuerySeparator> = fields.take("query_separator")?;
-    let mut asked = Asked::take(fields, &state)?;
+    let mut asked = Asked::take(fields, state)?;
     let prompt = match prompt {
         Some(Given::One(prompt)) => prompt,
         Some(Given::Many(count)) => {
@@ -53,7 +59,7 @@ pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<
             asked.job = JobRequest { context: Some(context), query, query_separator: text, ..asked.job };
         }
     }
-    answer::give((state, &request), (Kind::Text, "prompt"), asked, share).await
+    Ok(asked)
 }
 
 /// One prompt as context and query: at its last separator, or before its last token.

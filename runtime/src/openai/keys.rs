@@ -2,9 +2,12 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use actix_web::http::{
-    StatusCode,
-    header::{AUTHORIZATION, HeaderMap},
+use actix_web::{
+    HttpMessage, HttpRequest,
+    http::{
+        StatusCode,
+        header::{AUTHORIZATION, HeaderMap},
+    },
 };
 use asterism_actors::api::bounds;
 use ring::digest;
@@ -102,6 +105,11 @@ impl Keys {
         })?;
         Ok(Bearer { name: key.name.clone(), _place: Arc::new(place) })
     }
+}
+
+/// The name of the key that a request bears, where there are keys.
+pub fn owner(request: &HttpRequest) -> Option<String> {
+    request.extensions().get::<Bearer>().map(|bearer| bearer.name.to_string())
 }
 
 fn unhex(text: &str) -> Option<[u8; digest::SHA256_OUTPUT_LEN]> {

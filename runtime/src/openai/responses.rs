@@ -2,14 +2,10 @@
 //! is the job's, so that nothing else has to be kept.
 
 use actix_web::{
-    HttpMessage, HttpRequest, HttpResponse, get, post,
+    HttpRequest, HttpResponse, get, post,
     web::{Data, Json, Path, Query},
 };
-use asterism_actors::{
-    JobError,
-    api::{JobRequest, JobStatus},
-    supervisor::Supervisor,
-};
+use asterism_actors::{JobError, api::JobStatus, supervisor::Supervisor};
 use asterism_models::{Speaker, Turn};
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,7 +16,7 @@ use super::{
     chat,
     fields::{Fields, wrong},
     gone::Client,
-    keys::Bearer,
+    keys::owner,
     refusal, response,
     running::{ATTACHED, Running},
     stream,
@@ -36,9 +32,7 @@ const OWNER: &str = "key";
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (mut fields, share) = taken.into_parts();
     let background = fields.take("background")?.unwrap_or(false);
-    let turns = conversation(&mut fields)?;
-    let mut asked = Asked::take(fields, &state)?;
-    asked.job = about(&state, turns, asked.job).await?;
+    let mut asked = asked(&state, fields).await?;
     let way = if background { "background" } else { "attached" };
     asked.job.labels.insert(LABEL.into(), way.into());
     if background {
@@ -126,9 +120,12 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<Turn>> {
     Ok(turns)
 }
 
-/// The job that answers a conversation, by a session if one is asked.
-async fn about(state: &ApiState, turns: Vec<Turn>, job: JobRequest) -> Checked<JobRequest> {
-    chat::about(state, turns, (job, "input")).await
+/// The job of a request.
+pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
+    let turns = conversation(&mut fields)?;
+    let mut asked = Asked::take(fields, state)?;
+    asked.job = chat::about(state, turns, (asked.job, "input")).await?;
+    Ok(asked)
 }
 
 /// A response of whoever asks; another's is not there.
@@ -145,10 +142,6 @@ async fn find(supervisor: &Supervisor, request: &HttpRequest, id: &str) -> Check
 
 async fn look(supervisor: &Supervisor, id: &str) -> Checked<JobStatus> {
     supervisor.status(id).await.map_err(|error| refusal::of_job(error, "id"))
-}
-
-fn owner(request: &HttpRequest) -> Option<String> {
-    request.extensions().get::<Bearer>().map(|bearer| bearer.name.to_string())
 }
 
 fn unknown(id: &str) -> Refusal {

@@ -23,16 +23,10 @@ pub struct Running {
 }
 
 impl Running {
-    /// Submits a job and listens to it. An answer whose length the request leaves open gets what room there is.
+    /// Submits a job and listens to it.
     pub async fn start(supervisor: &Supervisor, asked: Asked) -> Result<(Self, Listener), JobError> {
-        let again = (!asked.is_limited).then(|| asked.job.clone());
-        let submitted = match (supervisor.submit(asked.job).await, again) {
-            (Err(JobError::TooLong { context, query, maximum, .. }), Some(job)) if context + query < maximum => {
-                supervisor.submit(JobRequest { max_tokens: maximum - context - query, ..job }).await
-            }
-            (submitted, _) => submitted,
-        };
-        let running = Self { supervisor: supervisor.clone(), id: submitted?, is_free: false };
+        let id = submit(supervisor, asked).await?;
+        let running = Self { supervisor: supervisor.clone(), id, is_free: false };
         let listener = supervisor.watch(&running.id).await?;
         Ok((running, listener))
     }
@@ -60,6 +54,17 @@ impl Drop for Running {
                 let _ = supervisor.cancel(&id).await;
             });
         }
+    }
+}
+
+/// Submits a job. An answer whose length the request leaves open gets what room there is.
+pub async fn submit(supervisor: &Supervisor, asked: Asked) -> Result<String, JobError> {
+    let again = (!asked.is_limited).then(|| asked.job.clone());
+    match (supervisor.submit(asked.job).await, again) {
+        (Err(JobError::TooLong { context, query, maximum, .. }), Some(job)) if context + query < maximum => {
+            supervisor.submit(JobRequest { max_tokens: maximum - context - query, ..job }).await
+        }
+        (submitted, _) => submitted,
     }
 }
 

@@ -1,0 +1,326 @@
+//! Works a batch off: a job for each line, under the line's own id, so that none is done twice whatever ends in between. A document
+//! that several lines ask about is encoded once, as a session.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use asterism_actors::{
+    JobError,
+    api::{ErrorBody, JobEvent, JobRequest, JobStatus, Prompt, SessionRequest},
+};
+use ring::digest;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::{
+    sync::{OnceCell, watch},
+    task::JoinSet,
+    time::sleep,
+};
+
+use super::{
+    ApiState, Checked, answer,
+    ask::Asked,
+    chat, completions,
+    fields::Fields,
+    refusal, response, responses, running,
+    store::{self, Answered, BATCH, Batch, FILE, Kept, Progress},
+    wire::{Head, Kind},
+};
+
+/// Lines that are worked on at once.
+const AT_ONCE: usize = 8;
+/// How long a full queue is left alone.
+const LATER: Duration = Duration::from_secs(1);
+/// How long a document of a batch is kept at most.
+const KEPT_S: f64 = 7.0 * 86_400.0;
+
+/// Batches that are worked on, to be cancelled by their ids.
+#[derive(Clone, Default)]
+pub struct Open(Arc<Mutex<HashMap<String, watch::Sender<bool>>>>);
+
+impl Open {
+    /// Has a batch end early.
+    pub fn cancel(&self, batch: &str) {
+        if let Some(open) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(batch) {
+            open.send_replace(true);
+        }
+    }
+}
+
+/// A line of an input file.
+#[derive(Debug, Deserialize)]
+pub struct Line {
+    pub custom_id: String,
+    pub method: String,
+    pub url: String,
+    pub body: Fields,
+}
+
+/// The lines of a file that have something on them, with their places.
+pub fn lines(content: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let lines = content.split(|byte| *byte == b'\n').enumerate();
+    lines.filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace))
+}
+
+/// Whether a batch is not at its end.
+pub fn is_open(batch: &Batch) -> bool {
+    matches!(batch.status, Progress::InProgress | Progress::Cancelling)
+}
+
+/// Goes on with every batch that an earlier process left open.
+pub fn resume(state: &ApiState) {
+    for batch in state.store.batches().into_iter().filter(is_open) {
+        start(state, batch);
+    }
+}
+
+/// Works a batch off beside everything else.
+pub fn start(state: &ApiState, batch: Batch) {
+    let (cancel, cancelled) = watch::channel(batch.status == Progress::Cancelling);
+    state.open.0.lock().unwrap_or_else(PoisonError::into_inner).insert(batch.id.clone(), cancel);
+    let state = state.clone();
+    state.runtime.clone().spawn(async move {
+        let id = batch.id.clone();
+        let work = Work { state: state.clone(), batch, cancelled, documents: HashMap::new() };
+        if let Err(error) = work.run().await {
+            tracing::error!(batch = id, %error, "a batch waits for the next start of the supervisor");
+        }
+        state.open.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+    });
+}
+
+type Digest = [u8; digest::SHA256_OUTPUT_LEN];
+
+/// A batch at work.
+struct Work {
+    state: ApiState,
+    batch: Batch,
+    cancelled: watch::Receiver<bool>,
+    /// Documents that several lines ask about, with the sessions that have them.
+    documents: HashMap<Digest, (String, OnceCell<bool>)>,
+}
+
+/// What became of a line.
+enum Outcome {
+    Answered(Answered),
+    Cancelled,
+    /// The supervisor ends; another one goes on.
+    Stopped,
+}
+
+impl Work {
+    async fn run(mut self) -> std::io::Result<()> {
+        let (store, id) = (self.state.store.clone(), self.batch.id.clone());
+        let content = store.content(&self.batch.input_file_id)?;
+        let mut left: VecDeque<(usize, Vec<u8>)> = lines(&content).map(|(at, line)| (at, line.to_vec())).collect();
+        drop(content);
+        let done: HashSet<usize> = store.answered(&id).iter().map(|answered| answered.line).collect();
+        self.find_documents(&left).await;
+        left.retain(|(at, _)| !done.contains(at));
+        let mut answers = store.answers(&id)?;
+        let (work, mut tasks, mut stopped) = (Arc::new(self), JoinSet::new(), false);
+        loop {
+            while tasks.len() < AT_ONCE && !stopped {
+                let Some((at, line)) = left.pop_front() else { break };
+                tasks.spawn(work.clone().line(at, line));
+            }
+            match tasks.join_next().await {
+                Some(Ok(Outcome::Answered(answered))) => store::append(&mut answers, &answered)?,
+                Some(Ok(Outcome::Cancelled)) => {}
+                Some(Ok(Outcome::Stopped) | Err(_)) => stopped = true,
+                None => break,
+            }
+        }
+        if stopped {
+            return Ok(());
+        }
+        answers.sync_all()?;
+        for (name, _) in work.documents.values() {
+            // One that was never made is not there.
+            let _ = work.state.supervisor.drop_session(name).await;
+        }
+        work.finish()
+    }
+
+    /// Names the documents that more than one line asks about.
+    async fn find_documents(&mut self, all: &VecDeque<(usize, Vec<u8>)>) {
+        let mut seen: HashMap<Digest, usize> = HashMap::new();
+        for (_, line) in all {
+            let Ok(Line { body, .. }) = serde_json::from_slice(line) else { continue };
+            let Ok(asked) = self.asked(body).await else { continue };
+            if let Some(digest) = document(&asked.job) {
+                *seen.entry(digest).or_default() += 1;
+            }
+        }
+        let digits = store::digits(BATCH, &self.batch.id).unwrap_or_default().to_owned();
+        for (digest, _) in seen.into_iter().filter(|(_, lines)| *lines > 1) {
+            let name: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+            self.documents.insert(digest, (format!("batch-{digits}-{name}"), OnceCell::new()));
+        }
+    }
+
+    async fn asked(&self, body: Fields) -> Checked<Asked> {
+        match self.batch.endpoint.as_str() {
+            "/v1/chat/completions" => chat::asked(&self.state, body).await,
+            "/v1/completions" => completions::asked(&self.state, body).await,
+            _ => responses::asked(&self.state, body).await,
+        }
+    }
+
+    async fn line(self: Arc<Self>, at: usize, line: Vec<u8>) -> Outcome {
+        let Ok(Line { custom_id, body, .. }) = serde_json::from_slice(&line) else { return Outcome::Cancelled };
+        let told = match self.asked(body).await {
+            Ok(asked) => self.answer(at, asked).await,
+            Err(refused) => Some(Err(refused)),
+        };
+        let digits = store::digits(BATCH, &self.batch.id).unwrap_or_default();
+        let (id, request) = (format!("batch_req_{digits}-{at}"), self.job_id(at));
+        let (is_good, status, body) = match told {
+            None if *self.cancelled.borrow() => return Outcome::Cancelled,
+            None => return Outcome::Stopped,
+            Some(Ok(status)) => (true, 200, self.worded(&status)),
+            Some(Err(refusal)) => (false, refusal.status().as_u16(), json!(refusal.envelope(None))),
+        };
+        let response = json!({ "status_code": status, "request_id": request, "body": body });
+        let answer = json!({ "id": id, "custom_id": custom_id, "response": response, "error": null });
+        Outcome::Answered(Answered { line: at, is_good, answer })
+    }
+
+    fn job_id(&self, at: usize) -> String {
+        format!("batch-{}-{at}", store::digits(BATCH, &self.batch.id).unwrap_or_default())
+    }
+
+    fn worded(&self, status: &JobStatus) -> Value {
+        let head = |kind| Head::new(kind, &status.id, (status.created_at, &status.model)).whole(status);
+        match self.batch.endpoint.as_str() {
+            "/v1/chat/completions" => head(Kind::Chat),
+            "/v1/completions" => head(Kind::Text),
+            _ => response::object(status),
+        }
+    }
+
+    /// How the job of a line ends; none where it does not end here.
+    async fn answer(&self, at: usize, mut asked: Asked) -> Option<Checked<JobStatus>> {
+        asked.job.labels.remove(running::ATTACHED);
+        asked.job.labels.insert("batch".into(), self.batch.id.clone());
+        asked.job.id = Some(self.job_id(at));
+        if let Some((name, made)) = document(&asked.job).and_then(|digest| self.documents.get(&digest)) {
+            if *made.get_or_init(|| self.keep(name, &asked.job)).await {
+                (asked.job.context, asked.job.method, asked.job.session) = (None, None, Some(name.clone()));
+            }
+        }
+        let id = loop {
+            if *self.cancelled.borrow() {
+                return None;
+            }
+            match running::submit(&self.state.supervisor, asked.clone()).await {
+                Ok(id) => break id,
+                // Its seed was drawn again, or its document went another way: it is this line's all the same.
+                Err(JobError::IdTaken { id }) => break id,
+                Err(JobError::Stopping) => return None,
+                Err(error) if may_pass(&error) => sleep(LATER).await,
+                Err(error) => return Some(Err(refusal::of_job(error, "body"))),
+            }
+        };
+        self.ended(&id).await
+    }
+
+    async fn ended(&self, id: &str) -> Option<Checked<JobStatus>> {
+        let supervisor = &self.state.supervisor;
+        let mut listener = loop {
+            match supervisor.watch(id).await {
+                Ok(listener) => break listener,
+                Err(JobError::Crowded { .. }) => sleep(LATER).await,
+                Err(_) => return None,
+            }
+        };
+        let mut cancelled = self.cancelled.clone();
+        let mut asked_to_end = false;
+        loop {
+            tokio::select! {
+                event = listener.next() => match event? {
+                    JobEvent::Finished { .. } if asked_to_end => return None,
+                    JobEvent::Finished { status } => return Some(answer::outcome(*status)),
+                    _ => {}
+                },
+                is_wanted = async { cancelled.wait_for(|cancelled| *cancelled).await.is_ok() }, if !asked_to_end => {
+                    asked_to_end = true;
+                    if is_wanted {
+                        let _ = supervisor.cancel(id).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Keeps the document of a job as a session; whether there is one then.
+    async fn keep(&self, name: &str, job: &JobRequest) -> bool {
+        loop {
+            let Some(context) = job.context.clone() else { return false };
+            let request = SessionRequest {
+                name: name.to_owned(),
+                context,
+                method: job.method.clone(),
+                allow_idle_hosts: job.allow_idle_hosts,
+                chat_template: false,
+                query_separator: job.query_separator.clone(),
+                ttl_s: Some(KEPT_S),
+                placement: job.placement.clone(),
+            };
+            match self.state.supervisor.create_session(request).await {
+                Ok(_) | Err(JobError::SessionExists { .. }) => return true,
+                Err(error) if may_pass(&error) && !*self.cancelled.borrow() => sleep(LATER).await,
+                // Each line brings its document then.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Writes the files of a batch that is at its end.
+    fn finish(&self) -> std::io::Result<()> {
+        let mut batch = self.batch.clone();
+        let store = &self.state.store;
+        let (good, bad): (Vec<_>, Vec<_>) =
+            store.answered(&self.batch.id).into_iter().partition(|answered| answered.is_good);
+        let now = answer::unix_time();
+        let write = |answered: &[Answered], kind: &str| -> std::io::Result<Option<String>> {
+            if answered.is_empty() {
+                return Ok(None);
+            }
+            let content: String = answered.iter().map(|answered| format!("{}\n", answered.answer)).collect();
+            let id = store::drawn(FILE);
+            let kept = Kept {
+                id: id.clone(),
+                owner: self.batch.owner.clone(),
+                filename: format!("{}_{kind}.jsonl", self.batch.id),
+                purpose: "batch_output".into(),
+                bytes: content.len(),
+                created_at: now,
+            };
+            store.put_file(&kept, content.as_bytes()).map(|()| Some(id))
+        };
+        (batch.output_file_id, batch.error_file_id) = (write(&good, "output")?, write(&bad, "error")?);
+        let whole = good.len() + bad.len() == batch.total;
+        batch.status = if whole { Progress::Completed } else { Progress::Cancelled };
+        batch.ended_at = Some(now);
+        store.put_batch(&batch)
+    }
+}
+
+/// The digest of a job's document, where it could be a session's.
+fn document(job: &JobRequest) -> Option<Digest> {
+    let Some(Prompt::Text(text)) = &job.context else { return None };
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(text.as_bytes());
+    context.update(&serde_json::to_vec(&(&job.method, &job.query_separator)).ok()?);
+    context.finish().as_ref().try_into().ok()
+}
+
+/// Whether a refusal is for now alone.
+fn may_pass(error: &JobError) -> bool {
+    let ErrorBody { code, .. } = error.body();
+    ["overloaded", "not_ready", "disk_full", "session_replaced"].contains(&code.as_str())
+}
