@@ -26,7 +26,7 @@ use super::{
     chat, completions,
     fields::Fields,
     refusal, response, responses, running,
-    store::{self, Answered, BATCH, Batch, FILE, Kept, Progress},
+    store::{self, Answered, BATCH, Batch, Course, FILE, Kept},
     wire::{Head, Kind},
 };
 
@@ -67,7 +67,7 @@ pub fn lines(content: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
 
 /// Whether a batch is not at its end.
 pub fn is_open(batch: &Batch) -> bool {
-    matches!(batch.status, Progress::InProgress | Progress::Cancelling)
+    matches!(batch.status, Course::Open | Course::Cancelling)
 }
 
 /// Goes on with every batch that an earlier process left open.
@@ -79,7 +79,7 @@ pub fn resume(state: &ApiState) {
 
 /// Works a batch off beside everything else.
 pub fn start(state: &ApiState, batch: Batch) {
-    let (cancel, cancelled) = watch::channel(batch.status == Progress::Cancelling);
+    let (cancel, cancelled) = watch::channel(batch.status == Course::Cancelling);
     state.open.0.lock().unwrap_or_else(PoisonError::into_inner).insert(batch.id.clone(), cancel);
     let state = state.clone();
     state.runtime.clone().spawn(async move {
@@ -207,10 +207,10 @@ impl Work {
         asked.job.labels.remove(running::ATTACHED);
         asked.job.labels.insert("batch".into(), self.batch.id.clone());
         asked.job.id = Some(self.job_id(at));
-        if let Some((name, made)) = document(&asked.job).and_then(|digest| self.documents.get(&digest)) {
-            if *made.get_or_init(|| self.keep(name, &asked.job)).await {
-                (asked.job.context, asked.job.method, asked.job.session) = (None, None, Some(name.clone()));
-            }
+        if let Some((name, made)) = document(&asked.job).and_then(|digest| self.documents.get(&digest))
+            && *made.get_or_init(|| self.keep(name, &asked.job)).await
+        {
+            (asked.job.context, asked.job.method, asked.job.session) = (None, None, Some(name.clone()));
         }
         let id = loop {
             if *self.cancelled.borrow() {
@@ -304,7 +304,7 @@ impl Work {
         };
         (batch.output_file_id, batch.error_file_id) = (write(&good, "output")?, write(&bad, "error")?);
         let whole = good.len() + bad.len() == batch.total;
-        batch.status = if whole { Progress::Completed } else { Progress::Cancelled };
+        batch.status = if whole { Course::Completed } else { Course::Cancelled };
         batch.ended_at = Some(now);
         store.put_batch(&batch)
     }

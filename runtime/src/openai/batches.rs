@@ -15,7 +15,7 @@ use super::{
     files::{self, Listing},
     keys::owner,
     refusal,
-    store::{BATCH, Batch, Progress, drawn},
+    store::{BATCH, Batch, Course, drawn},
 };
 use crate::http::{error::Refusal, intake::Taken};
 
@@ -56,7 +56,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
         endpoint,
         input_file_id,
         metadata,
-        status: Progress::InProgress,
+        status: Course::Open,
         total,
         created_at: unix_time(),
         ended_at: None,
@@ -109,8 +109,8 @@ pub async fn show(state: Data<ApiState>, request: HttpRequest, id: Path<String>)
 #[post("/v1/batches/{id}/cancel")]
 pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<Json<Value>> {
     let mut batch = find(&state, &request, &id)?;
-    if batch.status == Progress::InProgress {
-        batch.status = Progress::Cancelling;
+    if batch.status == Course::Open {
+        batch.status = Course::Cancelling;
         state.store.put_batch(&batch).map_err(|error| files::of_disk(&error))?;
         state.open.cancel(&batch.id);
     }
@@ -126,7 +126,7 @@ fn find(state: &ApiState, request: &HttpRequest, id: &str) -> Checked<Batch> {
 fn described(state: &ApiState, batch: &Batch) -> Value {
     let answered = state.store.answered(&batch.id);
     let good = answered.iter().filter(|answered| answered.is_good).count();
-    let at = |status: Progress| (batch.status == status).then_some(batch.ended_at).flatten();
+    let at = |status: Course| (batch.status == status).then_some(batch.ended_at).flatten();
     json!({
         "id": batch.id,
         "object": "batch",
@@ -139,8 +139,8 @@ fn described(state: &ApiState, batch: &Batch) -> Value {
         "error_file_id": batch.error_file_id,
         "created_at": batch.created_at,
         "in_progress_at": batch.created_at,
-        "completed_at": at(Progress::Completed),
-        "cancelled_at": at(Progress::Cancelled),
+        "completed_at": at(Course::Completed),
+        "cancelled_at": at(Course::Cancelled),
         "request_counts": { "total": batch.total, "completed": good, "failed": answered.len() - good },
         "metadata": batch.metadata,
     })

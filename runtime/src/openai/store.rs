@@ -37,8 +37,9 @@ pub struct Kept {
 /// How a batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Progress {
-    InProgress,
+pub enum Course {
+    #[serde(rename = "in_progress")]
+    Open,
     Cancelling,
     Completed,
     Cancelled,
@@ -52,7 +53,7 @@ pub struct Batch {
     pub endpoint: String,
     pub input_file_id: String,
     pub metadata: Value,
-    pub status: Progress,
+    pub status: Course,
     pub total: usize,
     pub created_at: u64,
     pub ended_at: Option<u64>,
