@@ -171,10 +171,12 @@ impl Mailroom {
         self.moved.notify_waiters();
     }
 
-    /// Drops everything of a context, also what is still to come of the attempts known.
+    /// Drops everything of a context up to the attempt that was ordered here last, also what is still to come of it. Parcels of
+    /// a later one stay: they may be faster than its order, and than the word that the one before is over.
     pub fn forget(&self, context: u64) {
         let mut rooms = self.lock();
-        let latest = rooms.open.range((context, 0)..=(context, u32::MAX)).next_back().map(|((_, attempt), _)| *attempt);
+        let of_context = rooms.open.range((context, 0)..=(context, u32::MAX)).rev();
+        let latest = of_context.filter(|(_, holes)| holes.expected).map(|((_, attempt), _)| *attempt).next();
         if let Some(latest) = latest {
             rooms.end_before(context, latest.saturating_add(1));
         }
@@ -248,8 +250,12 @@ mod tests {
         mailroom.end((1, 3));
         assert!(!mailroom.put((1, 3), parcel(0), &mut arrived(0)));
         assert!(mailroom.put((1, 4), parcel(0), &mut arrived(0)));
+        mailroom.expect((1, 4));
+        assert!(mailroom.put((1, 5), parcel(0), &mut arrived(0)));
         mailroom.forget(1);
         assert!(!mailroom.put((1, 4), parcel(0), &mut arrived(0)));
+        mailroom.expect((1, 5));
+        assert!(mailroom.find((1, 5), parcel(0)).is_some(), "it came before the word that the fourth was over");
     }
 
     #[test]
