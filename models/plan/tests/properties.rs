@@ -284,6 +284,23 @@ fn the_default_is_linear_in_the_context() {
 }
 
 /// However many the hosts, blocks are large enough to hold what belongs together.
+/// Blocks save work without another host to share it with.
+#[test]
+fn auto_splits_a_long_context_over_one_host_too() {
+    let context: Vec<u32> = (0..32_768_u32).map(|token| token.wrapping_mul(2_654_435_761) % 3000).collect();
+    let plan = |name: &str, query: &[u32]| {
+        name.parse::<MethodConfig>()
+            .unwrap()
+            .plan(&PlanRequest { query, one_machine: true, ..request(&context, 1) })
+            .unwrap()
+    };
+    let (auto, dense) = (plan("auto", &[7, 8, 9]), plan("dense", &[7, 8, 9]));
+    assert_eq!((auto.method.name.as_str(), auto.shards.len()), ("pulsar", 32));
+    let flops = |plan: &asterism_plan::Plan| Cost::of(plan, &SHAPE).hosts[0].flops;
+    assert!(flops(&auto) < flops(&dense), "{} and {}", flops(&auto), flops(&dense));
+    assert_eq!(plan("auto", &[]).method.name, "dense");
+}
+
 #[test]
 fn auto_leaves_hosts_idle_rather_than_cut_too_small() {
     let context: Vec<u32> = (0..4096_u32).map(|token| token.wrapping_mul(2_654_435_761) % 3001).collect();

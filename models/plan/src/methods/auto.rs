@@ -101,8 +101,8 @@ impl AutoConfig {
     /// Why no plan but dense's is looked at, if so.
     fn needs_dense(&self, request: &PlanRequest) -> Option<String> {
         let (tokens, limit) = (request.context.len(), self.dense_below_tokens);
-        if request.hosts == 1 {
-            return Some("one context host: nothing to split over".to_owned());
+        if request.hosts == 1 && request.query.is_empty() {
+            return Some("a session on one context host: nothing to split over".to_owned());
         }
         (tokens < limit).then(|| format!("{tokens} context tokens are fewer than {limit}"))
     }
