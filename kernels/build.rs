@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-const KERNELS: &[&str] = &["elementwise", "products", "few", "eight", "moves", "attention", "plain"];
+const KERNELS: &[&str] = &["elementwise", "products", "few", "eight", "moves", "attention", "combine", "plain"];
 const TARGETS: &[&str] = &["80", "90a"];
 
 fn main() {

@@ -281,6 +281,22 @@ pub(crate) fn check_asks<'a, K>(
     Ok(())
 }
 
+/// Whether there is a list of rows for each of `heads` heads, all equally long, of rows below `t`: how long.
+pub(crate) fn check_lists(rows: &[Vec<u32>], heads: usize, t: usize) -> Result<usize, KernelError> {
+    let count = rows.first().map_or(0, Vec::len);
+    if rows.len() != heads || rows.iter().any(|rows| rows.len() != count) {
+        let got: Vec<usize> = rows.iter().map(Vec::len).collect();
+        return Err(KernelError::shape("gather", format!("{heads} lists, equally long"), &[&got]));
+    }
+    match rows.iter().flatten().find(|row| **row as usize >= t) {
+        Some(row) => {
+            let (expected, got) = (format!("rows below {t}"), row.to_string());
+            Err(KernelError::Shape { operation: "gather", expected, got })
+        }
+        None => Ok(count),
+    }
+}
+
 /// Whether every ask is in a group, and those of a group are of equally many rows.
 pub(crate) fn check_groups<K>(asks: &[Ask<'_, K>], groups: &[usize]) -> Result<(), KernelError> {
     let mut rest = asks;

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 
 use super::lanes::Element;
 use super::tensor::{cube, elements, tensor};
-use crate::KernelError;
+use crate::{KernelError, packed::check_lists};
 
 /// A copy of `range` along `axis`.
 pub(super) fn narrow<E: Element>(x: &Tensor, axis: usize, range: Range<usize>) -> Result<Tensor, KernelError> {
@@ -57,15 +57,7 @@ pub(super) fn concat<E: Element>(parts: &[Tensor], axis: usize) -> Result<Tensor
 /// Rows `rows[head]` of each head of `x (heads, t, dim)`.
 pub(super) fn gather<E: Element>(x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
     let (heads, t, dim) = cube("gather", x)?;
-    let count = rows.first().map_or(0, Vec::len);
-    if rows.len() != heads || rows.iter().any(|rows| rows.len() != count) {
-        let got: Vec<usize> = rows.iter().map(Vec::len).collect();
-        return Err(KernelError::shape("gather", format!("{heads} lists, equally long"), &[&got]));
-    }
-    if let Some(row) = rows.iter().flatten().find(|row| **row as usize >= t) {
-        let (expected, got) = (format!("rows below {t}"), row.to_string());
-        return Err(KernelError::Shape { operation: "gather", expected, got });
-    }
+    let count = check_lists(rows, heads, t)?;
     let from = elements::<E>("gather", x)?;
     let mut to = Vec::with_capacity(heads * count * dim);
     for (head, rows) in rows.iter().enumerate() {

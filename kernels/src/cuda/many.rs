@@ -11,7 +11,7 @@ use merges::{Merges, To};
 use rounds::{Asked, Place, Places};
 
 use super::device::Device;
-use super::tensor::Tensor;
+use super::tensor::{Tensor, View};
 use super::{FEW_ROWS, Kv};
 use crate::packed::{around, check_asks, check_groups};
 use crate::{Ask, DType, Heads, KernelError, Mask};
@@ -84,12 +84,7 @@ impl Device {
             to += rows;
         }
         let q = q.token_major(heads.query)?;
-        let asked = parts.iter().flatten().zip(places).map(|((ask, keys), out)| Asked {
-            q: q.part(ask.rows.start, ask.rows.end),
-            keys: ask.kv.view(keys.start, keys.end),
-            mask: ask.mask,
-            place: Place::packed(heads, out),
-        });
+        let asked = asked_of(heads, q, &parts, places.into_iter());
         let (rounds, _held) = self.rounds(heads, asked)?;
         let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let merge = merges.lay(&mut table);
@@ -163,6 +158,21 @@ impl Device {
 fn parts_of<'a, 'b>(asks: &'a [Ask<'b, Kv>]) -> Vec<(&'a Ask<'b, Kv>, Range<usize>)> {
     let of_ask = |ask: &'a Ask<'b, Kv>| around(ask.holes, ask.kv.len()).into_iter().map(move |keys| (ask, keys));
     asks.iter().flat_map(of_ask).collect()
+}
+
+/// Each part of asks about rows of `q`, packed to its place.
+fn asked_of<'a>(
+    heads: Heads,
+    q: View<'a>,
+    parts: &'a [Vec<(&Ask<'_, Kv>, Range<usize>)>],
+    places: impl Iterator<Item = u64> + 'a,
+) -> impl Iterator<Item = Asked<'a>> {
+    parts.iter().flatten().zip(places).map(move |((ask, keys), out)| Asked {
+        q: q.part(ask.rows.start, ask.rows.end),
+        keys: ask.kv.view(keys.start, keys.end),
+        mask: ask.mask,
+        place: Place::packed(heads, out),
+    })
 }
 
 /// The asks of each group.

@@ -3,10 +3,10 @@
 // a quarter is one running softmax, quarters are merged in order within the piece, pieces by `combine`. What a row is given is
 // a function of the row and its keys alone, whatever the tile it falls in.
 // The query heads that share a KV head are rows of one tile: packed row r is row r / group of head r % group.
+#include "softmax.cuh"
 #include "tiles.cuh"
 
 constexpr int PIECE = 2048, QUARTER = PIECE / 4;
-constexpr float LN2 = 0.69314718055994530942f;
 
 struct Attention {
     const bf16 *q, *k, *v;
@@ -18,18 +18,10 @@ struct Attention {
     float scale;  // 1 / sqrt(dim), times log2(e)
 };
 
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ __forceinline__ uint32_t pair(float low, float high) {
     __nv_bfloat162 p = __floats2bfloat162_rn(low, high);
     return *(uint32_t*)&p;
 }
-// Factor of a part with maximum `m` in a sum with maximum `max`.
-__device__ __forceinline__ float factor(float m, float max) { return m == -INFINITY ? 0.f : exp2_fast(m - max); }
-
 // A warp's 16 rows: running maximum (base 2), sum and output of the rows lane / 4 and lane / 4 + 8.
 template <int D> struct Running {
     float max[2], sum[2], out[D / 8][4];
@@ -344,70 +336,3 @@ __device__ __forceinline__ void attend_listed(const Attention* calls, const Item
     }
 ATTEND(64)
 ATTEND(128)
-
-// Partials of the pieces of one call, (kv head, piece, packed rows).
-struct Pieces {
-    const float *outputs, *maxima, *sums;
-    int pieces, packed;
-};
-// An element, a thread each, of the output of a packed row, and the row's log-sum-exp.
-__device__ __forceinline__ float combine_pieces(const Pieces& p, int row, int kv_head, int dim, float* weights, float& lse) {
-    size_t first = (size_t)kv_head * p.pieces * p.packed + row;
-    float max = -INFINITY;
-    for (int i = threadIdx.x; i < p.pieces; i += blockDim.x) {
-        weights[i] = p.maxima[first + (size_t)i * p.packed];
-        max = fmaxf(max, weights[i]);
-    }
-    __shared__ float most[32];
-    max = warp_max(max);
-    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = max;
-    __syncthreads();
-    for (int i = 0; i < (int)blockDim.x / 32; i++) max = fmaxf(max, most[i]);
-    for (int i = threadIdx.x; i < p.pieces; i += blockDim.x) weights[i] = factor(weights[i], max);
-    __syncthreads();
-    float sum = 0, out = 0;
-#pragma unroll 8
-    for (int i = 0; i < p.pieces; i++) {
-        size_t at = first + (size_t)i * p.packed;
-        sum = __fmaf_rn(p.sums[at], weights[i], sum);
-        out = __fmaf_rn(p.outputs[at * dim + threadIdx.x], weights[i], out);
-    }
-    lse = sum > 0 ? __fmaf_rn(max, LN2, logf(sum)) : -INFINITY;
-    return sum > 0 ? out / sum : 0.f;
-}
-
-// One block a packed row and KV head, a thread an element.
-struct Combination {
-    Pieces pieces;
-    void* out;
-    float* lse;
-    long long out_head, out_row, lse_head;
-    int group, dim, out_is_bf16, unused;
-};
-K combine(const __grid_constant__ Combination c) {
-    extern __shared__ float weights[];
-    int row = blockIdx.x, kv_head = blockIdx.y, head = kv_head * c.group + row % c.group, token = row / c.group;
-    float lse, out = combine_pieces(c.pieces, row, kv_head, c.dim, weights, lse);
-    size_t at = head * c.out_head + token * c.out_row + threadIdx.x;
-    if (c.out_is_bf16) ((bf16*)c.out)[at] = narrow<bf16>(out);
-    else ((float*)c.out)[at] = out;
-    if (threadIdx.x == 0) c.lse[head * c.lse_head + token] = lse;
-}
-
-// The same of many calls, each to a place of its own, in f32: `row` elements from row to row, of heads one behind the other.
-// Blocks in x: calls times the packed rows of the largest.
-struct PlacedCombination {
-    Pieces pieces;
-    float *out, *lse;  // log-sum-exps where they are wanted
-    long long row;
-};
-K combine_placed(const PlacedCombination* calls, int packed, int group, int dim) {
-    extern __shared__ float weights[];
-    follow();
-    const PlacedCombination c = calls[blockIdx.x / packed];
-    int row = blockIdx.x % packed, kv_head = blockIdx.y, head = kv_head * group + row % group;
-    if (row >= c.pieces.packed) return;
-    float lse, out = combine_pieces(c.pieces, row, kv_head, dim, weights, lse);
-    c.out[row / group * c.row + head * dim + threadIdx.x] = out;
-    if (threadIdx.x == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
-}
