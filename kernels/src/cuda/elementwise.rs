@@ -253,17 +253,25 @@ impl Device {
         launch!(self, &name, spread, from.pointer, to.pointer, from.at, to.at, heads, t, dim)
     }
 
-    /// Writes numbers to all elements of an f32 tensor.
-    pub(super) fn fill(&self, tensor: &Tensor) -> Result<(), KernelError> {
-        let (to, count, seed, scale) = (tensor.pointer(), tensor.elements() as i64, 0u32, 1f32);
-        launch!(self, "random_fill_f32", Spread::over(tensor.elements()), to, count, seed, scale)
-    }
-
     /// Numbers in `[-scale, scale)`, a function of place and seed: weights for measuring, made on the device.
     pub fn random(&self, shape: &[usize], dtype: DType, seed: u32, scale: f32) -> Result<Tensor, KernelError> {
         let out = self.empty(shape, dtype)?;
         let (to, count) = (out.pointer(), out.elements() as i64);
         launch!(self, &typed("random_fill", dtype), Spread::over(out.elements()), to, count, seed, scale)?;
+        Ok(out)
+    }
+
+    /// Rows `(rows, columns)` of bf16 numbers of many sizes, whose second half is the first again, times the second factor
+    /// instead of the first: with factors of two signs on one side only, sums of products cancel.
+    pub(super) fn cancelling(
+        &self,
+        shape: [usize; 2],
+        seed: u32,
+        [first, second]: [f32; 2],
+    ) -> Result<Tensor, KernelError> {
+        let out = self.empty(&shape, DType::Bf16)?;
+        let (to, count, columns) = (out.pointer(), out.elements() as i64, shape[1] as i32);
+        launch!(self, "cancelling_fill", Spread::over(out.elements()), to, count, seed, columns, first, second)?;
         Ok(out)
     }
 }

@@ -20,6 +20,7 @@ pub const MODULES: &[Module] = &[
             (TYPES, &["embed", "rms_norm", "rms_norm_wide", "gated_silu", "gated_silu_wide", "silu"]),
             (TYPES, &["split_rotate", "split_rotate_wide", "join_heads", "cast_to", "random_fill"]),
             (TYPES, &["copy_heads", "copy_heads_wide"]),
+            (ONE, &["cancelling_fill"]),
         ],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
@@ -40,9 +41,9 @@ pub const MODULES: &[Module] = &[
         &[
             (HEAD_SIZES, &["attend_whole", "attend_tile", "attend_rows_shallow", "attend_rows"]),
             (HEAD_SIZES, &["attend_listed_tile", "attend_listed_rows_shallow", "attend_listed_rows"]),
-            (ONE, &["combine", "combine_placed"]),
         ],
     ),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")), &[(ONE, &["combine", "combine_placed"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.

@@ -149,12 +149,25 @@ K cast_to_bf16(const float* x, bf16* out, long long n) { follow(); cast(x, out, 
 K cast_to_f32(const bf16* x, float* out, long long n) { follow(); cast(x, out, n); }
 
 // Numbers in [-1, 1) times `scale`, a function of place and seed: random weights that no host has to make.
+__device__ __forceinline__ unsigned scattered(long long at, unsigned seed) {
+    unsigned x = (unsigned)at * 2654435761u ^ (unsigned)(at >> 32) * 40503u ^ seed;
+    x ^= x >> 16; x *= 0x85ebca6bu; x ^= x >> 13; x *= 0xc2b2ae35u; x ^= x >> 16;
+    return x;
+}
 template <class T> __device__ void random_fill(T* out, long long count, unsigned seed, float scale) {
-    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (long long)gridDim.x * blockDim.x) {
-        unsigned x = (unsigned)at * 2654435761u ^ (unsigned)(at >> 32) * 40503u ^ seed;
-        x ^= x >> 16; x *= 0x85ebca6bu; x ^= x >> 13; x *= 0xc2b2ae35u; x ^= x >> 16;
-        out[at] = narrow<T>(((float)(x >> 8) / 8388608.f - 1.f) * scale);
-    }
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (long long)gridDim.x * blockDim.x)
+        out[at] = narrow<T>(((float)(scattered(at, seed) >> 8) / 8388608.f - 1.f) * scale);
 }
 K random_fill_bf16(bf16* out, long long n, unsigned seed, float scale) { random_fill(out, n, seed, scale); }
 K random_fill_f32(float* out, long long n, unsigned seed, float scale) { random_fill(out, n, seed, scale); }
+
+// Rows of numbers of sizes from 1/16 to 8: the second half of a row is the first again, by a factor of its own.
+K cancelling_fill(bf16* out, long long count, unsigned seed, int columns, float first, float second) {
+    int half = columns / 2;
+    for (long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x; at < count; at += (long long)gridDim.x * blockDim.x) {
+        bool again = at % columns >= half;
+        unsigned x = scattered(again ? at - half : at, seed);
+        float size = exp2f((float)(x & 7) - 4.f) * (again ? second : first);
+        out[at] = narrow<bf16>(((float)(x >> 8) / 8388608.f - 1.f) * size);
+    }
+}

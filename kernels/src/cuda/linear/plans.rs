@@ -1,5 +1,5 @@
-//! cublasLt's algorithms, chosen once for each weight shape and class of rows, among those that give a row the same bits as the
-//! first class does.
+//! cublasLt's algorithms, chosen once for each weight shape and class of rows: the library's favourite for the class, of those that
+//! give a row the same bits as the first class does. No clock is asked, so that every process on a GPU of one kind chooses alike.
 
 mod trial;
 
@@ -16,10 +16,10 @@ use trial::Trial;
 
 /// Bytes that a product may use beside its operands.
 static WORKSPACE: usize = 32 << 20;
-/// Upper ends of the classes of rows, and row counts whose bits are compared: the second stands for the class. What the library
+/// Upper ends of the classes of rows, and row counts whose bits are compared: the second is what the library is asked for. What it
 /// likes best for that of the first class gives the bits.
 const CLASSES: [(usize, [usize; 3]); 4] =
-    [(usize::MAX, [1025, 4096, 8704]), (1024, [129, 512, 1024]), (128, [17, 64, 128]), (few::ROWS, [1, 8, few::ROWS])];
+    [(usize::MAX, [1025, 8192, 8704]), (1024, [129, 512, 1024]), (128, [17, 64, 128]), (few::ROWS, [1, 8, few::ROWS])];
 /// Algorithms asked for by class.
 const ASKED: usize = 12;
 /// Rows at a time of what others are compared with.
@@ -49,7 +49,7 @@ pub struct Operands {
 }
 
 /// What was chosen for a product.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// Outputs.
     pub n: usize,
@@ -57,13 +57,10 @@ pub struct Choice {
     pub k: usize,
     /// Most rows it is used for.
     pub rows: usize,
-    /// Algorithms that were offered.
-    pub offered: usize,
-    /// Those of them that give a row the same bits as the first.
-    pub equal: usize,
-    /// Place of the one taken: the first is what the library likes best for many rows, the one behind the last the own kernel
-    /// for few.
-    pub taken: usize,
+    /// Those tried before it, which give a row other bits or cannot run here.
+    pub passed: usize,
+    /// The library's configuration of the one taken; `None`: the own kernel for few rows.
+    pub taken: Option<[u64; 8]>,
 }
 
 type Algorithm = sys::cublasLtMatmulAlgo_t;
@@ -204,39 +201,32 @@ impl Plans {
         }
     }
 
-    /// The fastest for a class of rows among the algorithms that split no sum and give the first one's bits.
+    /// The first for a class of rows, in the library's order, of those that give a row the bits of the first class's favourite.
+    /// The own kernel comes before all: few rows are read at the memory's speed by it.
     fn choose(&self, device: &Device, key: Key, class: usize) -> Result<Option<(Way, Choice)>, KernelError> {
         let (end, counts) = CLASSES[class];
-        let rows = counts[1];
-        let mut offers: Vec<Algorithm> = Vec::new();
-        for (_, [_, rows, _]) in CLASSES {
-            // What is not supported at all is refused with an error.
-            let more = self.offers(key, rows).unwrap_or_default();
-            offers.extend(
-                more.into_iter()
-                    .filter(|offer| offers.iter().all(|known| known.data != offer.data))
-                    .collect::<Vec<_>>(),
-            );
-        }
-        let Some(first) = offers.first().copied() else { return Ok(None) };
-        let first = Way::Library(first);
+        // What is not supported at all is refused with an error.
+        let offers = CLASSES.map(|(_, [_, rows, _])| self.offers(key, rows).unwrap_or_default());
+        let Some(first) = offers.iter().flatten().next().copied().map(Way::Library) else { return Ok(None) };
         let trial = Trial::new(self, device, (key, counts[2]), first)?;
-        let mut choice = Choice { n: key.n, k: key.k, rows: end, offered: offers.len(), equal: 0, taken: 0 };
-        let mut best = (f64::INFINITY, first);
         let own = few::takes(key, end).then_some(Way::Few);
-        for (at, way) in offers.iter().copied().map(Way::Library).chain(own).enumerate() {
-            // One that cannot run here is passed over.
-            if !counts.iter().all(|rows| trial.agrees(self, device, way, *rows).unwrap_or(false)) {
-                continue;
-            }
-            choice.equal += 1;
-            let seconds = trial.seconds(self, device, way, (rows, best.0))?;
-            if seconds < best.0 {
-                best = (seconds, way);
-                choice.taken = at;
+        let mut liked: Vec<Algorithm> = Vec::new();
+        for offer in offers[class].iter().chain(offers.iter().flatten()) {
+            if liked.iter().all(|known| known.data != offer.data) {
+                liked.push(*offer);
             }
         }
-        Ok(Some((best.1, choice)))
+        let mut tried = own.into_iter().chain(liked.into_iter().map(Way::Library)).enumerate();
+        let agrees = |way| -> Result<bool, KernelError> {
+            counts.iter().try_fold(true, |so_far, rows| Ok(so_far && trial.agrees(self, device, way, *rows)?))
+        };
+        let equal = tried.find_map(|(passed, way)| agrees(way).map(|equal| equal.then_some((passed, way))).transpose());
+        let (passed, way) = equal.transpose()?.unwrap_or((0, first));
+        let taken = match way {
+            Way::Library(algorithm) => Some(algorithm.data),
+            Way::Few => None,
+        };
+        Ok(Some((way, Choice { n: key.n, k: key.k, rows: end, passed, taken })))
     }
 
     /// Algorithms for so many rows that keep each output's sum in one piece, the library's favourite first.
