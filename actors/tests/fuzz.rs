@@ -135,6 +135,7 @@ fn host_commands() {
         prefix: vec![Span { start: 0, tokens: 4, position: 10 }],
         own: Span { start: 20, tokens: 16, position: 14 },
         keeps_prefix: false,
+        apart_rows: 0,
         attention: LocalAttention::Causal,
     };
     let hidden = vec![HiddenKeys { block: 1, runs: vec![(0, 16)] }];

@@ -272,6 +272,18 @@ pub enum ModelError {
         /// What happened to it.
         cause: String,
     },
+    /// A device's memory was full before all shards that it encodes together were done.
+    #[error(
+        "shards of {tokens} tokens do not fit on the device: at least {missing} bytes are missing, blocks of about {fits} tokens in all would fit; take smaller blocks, a shorter context or more context hosts"
+    )]
+    NoRoom {
+        /// Tokens whose keys and values the shards keep.
+        tokens: usize,
+        /// Bytes that the rest of them needs and that are not there.
+        missing: u64,
+        /// Tokens for whose keys and values there is room.
+        fits: usize,
+    },
     /// A kernel refused its operands, or the device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -309,7 +321,7 @@ impl ModelError {
             Self::NoParcel { .. } => "parcel_missing",
             Self::NoTokens { .. } => "tokens_missing",
             Self::Host { .. } => "host_lost",
-            Self::Kernel(_) => "kernel",
+            Self::NoRoom { .. } | Self::Kernel(_) => "kernel",
         }
     }
 }

@@ -157,7 +157,15 @@ mod tests {
 
     fn shard(block: usize, host: usize) -> Shard {
         let own = Span::in_place(block * 4..block * 4 + 4);
-        Shard { block, host, prefix: Vec::new(), own, keeps_prefix: false, attention: LocalAttention::Causal }
+        Shard {
+            block,
+            host,
+            prefix: Vec::new(),
+            own,
+            keeps_prefix: false,
+            apart_rows: 0,
+            attention: LocalAttention::Causal,
+        }
     }
 
     fn encoded(context: u64, block: u32, digest: u64) -> Encoded {

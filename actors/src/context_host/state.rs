@@ -311,6 +311,7 @@ mod tests {
             prefix: Vec::new(),
             own: Span { start: 0, tokens: 2, position: 0 },
             keeps_prefix: false,
+            apart_rows: 0,
             attention: LocalAttention::Causal,
         };
         let shards = blocks.iter().copied().map(shard).collect();

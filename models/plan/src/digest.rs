@@ -76,8 +76,15 @@ mod tests {
     fn whatever_a_pass_reads_counts() {
         let span = |start, tokens| Span { start, tokens, position: start };
         let attention = LocalAttention::Causal;
-        let shard =
-            Shard { block: 1, host: 0, prefix: vec![span(0, 2)], own: span(8, 4), keeps_prefix: false, attention };
+        let shard = Shard {
+            block: 1,
+            host: 0,
+            prefix: vec![span(0, 2)],
+            own: span(8, 4),
+            keeps_prefix: false,
+            apart_rows: 0,
+            attention,
+        };
         let ids: Vec<u32> = (100..120).collect();
         let of = |shard: &Shard| shard.digest(&shard.input(ids.as_slice()).unwrap());
         let others = [

@@ -125,6 +125,7 @@ mod tests {
                 prefix: Vec::new(),
                 own: Span::in_place(*block..block + 1),
                 keeps_prefix: false,
+                apart_rows: 0,
                 attention: LocalAttention::Causal,
             };
             let from: Vec<Shard> = from.iter().map(shard).collect();

@@ -117,6 +117,10 @@ pub struct Shard {
     pub own: Span,
     /// Whether the prefix keeps its KV too; the block always does.
     pub keeps_prefix: bool,
+    /// Rows at the beginning that other shards of a shared prefix compute in passes of their own: their attention is computed
+    /// apart from the others' here too, where a row's bits depend on how many are computed with it.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub apart_rows: usize,
     /// Which keys a row of this pass sees.
     pub attention: LocalAttention,
 }
@@ -174,7 +178,9 @@ impl Plan {
         let summaries = self.shards[..block].iter().flat_map(|earlier| earlier.prefix.iter().copied());
         let mut prefix = Vec::new();
         sink.into_iter().chain(summaries).for_each(|span| span.push_to(&mut prefix));
-        Shard { prefix, keeps_prefix: false, ..shard.clone() }
+        let mut alone = Shard { prefix, keeps_prefix: false, ..shard.clone() };
+        alone.apart_rows = if block == 0 { sink_rows.min(alone.block_tokens()) } else { alone.prefix_rows() };
+        alone
     }
 
     /// Keys that phase 2 must find over all shards: the context, and prefixes where they are kept.
@@ -201,6 +207,10 @@ impl Plan {
     pub fn idle_hosts(&self) -> usize {
         (0..self.hosts).filter(|host| self.shards.iter().all(|shard| shard.host != *host)).count()
     }
+}
+
+fn is_none(rows: &usize) -> bool {
+    *rows == 0
 }
 
 impl Shard {
@@ -282,7 +292,8 @@ mod tests {
                     method.plan(&request).expect("a plan")
                 };
                 let (shared, apart) = (plan(true), plan(false));
-                let alone: Vec<Shard> = (0..shared.shards.len()).map(|block| shared.alone(block)).collect();
+                let alone = (0..shared.shards.len()).map(|block| Shard { apart_rows: 0, ..shared.alone(block) });
+                let alone: Vec<Shard> = alone.collect();
                 prop_assert_eq!(alone, apart.shards);
             }
         }

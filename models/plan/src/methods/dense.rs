@@ -24,8 +24,15 @@ impl Method for DenseConfig {
 pub(super) fn one_shard(name: &str, request: &PlanRequest, attention: LocalAttention) -> Result<Plan, PlanError> {
     attention.check()?;
     let tokens = request.context.len();
-    let shard =
-        Shard { block: 0, host: 0, prefix: Vec::new(), own: Span::in_place(0..tokens), keeps_prefix: false, attention };
+    let shard = Shard {
+        block: 0,
+        host: 0,
+        prefix: Vec::new(),
+        own: Span::in_place(0..tokens),
+        keeps_prefix: false,
+        apart_rows: 0,
+        attention,
+    };
     Ok(Plan {
         method: Choice::typed(name),
         context_tokens: tokens,

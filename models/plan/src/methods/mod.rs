@@ -169,6 +169,7 @@ fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<usize
         prefix: Vec::new(),
         own: Span::in_place(range),
         keeps_prefix: false,
+        apart_rows: 0,
         attention: LocalAttention::Causal,
     };
     Plan {

@@ -189,7 +189,15 @@ impl Method for PulsarConfig {
                 Positions::Contiguous => Span { position: rows(&prefix) as u32, ..own },
             };
             let keeps_prefix = self.keep_summary_kv && !prefix.is_empty();
-            shards.push(Shard { block, host, prefix, own, keeps_prefix, attention: self.local_attention });
+            shards.push(Shard {
+                block,
+                host,
+                prefix,
+                own,
+                keeps_prefix,
+                apart_rows: 0,
+                attention: self.local_attention,
+            });
         }
         let longest = shards.iter().map(Shard::rows).max().unwrap_or(0);
         Ok(Plan {

@@ -146,7 +146,7 @@ impl Method for StarConfig {
         let shard = |(block, host): (usize, usize)| {
             let prefix = if shared { Vec::new() } else { anchors.before(block) };
             let own = Span::in_place(blocks[block].clone());
-            Shard { block, host, prefix, own, keeps_prefix: false, attention: self.local_attention }
+            Shard { block, host, prefix, own, keeps_prefix: false, apart_rows: 0, attention: self.local_attention }
         };
         Ok(Plan {
             method: Choice::typed(self.name()),
