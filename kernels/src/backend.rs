@@ -144,6 +144,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
         0
     }
 
+    /// Most rows of an attention call whose bits do not depend on how many there are; 0: those of none do.
+    fn independent_rows(&self) -> usize {
+        0
+    }
+
     /// Waits until all that was asked of the device is done, and gives back memory that it held for it. A device that computes
     /// as it is asked has nothing to wait for.
     fn finish(&self) -> Result<(), KernelError> {
@@ -216,6 +221,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn narrow(&self, x: &Self::Tensor, axis: usize, start: usize, end: usize) -> Result<Self::Tensor, KernelError>;
     /// A copy of `parts` one after the other along `axis`; their other sizes and their types are equal.
     fn concat(&self, parts: &[Self::Tensor], axis: usize) -> Result<Self::Tensor, KernelError>;
+    /// `x (heads, t, dim)`, then `more (heads, n, dim)`: as `concat`, but a device may write `more` behind `x` where it lies.
+    fn extended(&self, x: &Self::Tensor, more: &Self::Tensor) -> Result<Self::Tensor, KernelError> {
+        self.concat(&[x.clone(), more.clone()], 1)
+    }
+
     /// Rows `rows[head]` of each head of `x (heads, t, dim)`, in the order given, as many for one head as for another:
     /// `(heads, n, dim)`.
     fn gather(&self, x: &Self::Tensor, rows: &[Vec<u32>]) -> Result<Self::Tensor, KernelError>;

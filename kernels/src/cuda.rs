@@ -11,6 +11,7 @@ mod lending;
 mod linear;
 mod many;
 mod moves;
+mod options;
 mod sparse;
 mod staging;
 mod survey;
@@ -25,6 +26,7 @@ use elementwise::PositionsShelf;
 pub use kv::Kv;
 pub use linear::{Choice, Linear, Products};
 pub use moves::Placed;
+pub use options::CudaOptions;
 pub use survey::{Gauge, Gpu, Library, Survey, survey};
 pub use tensor::{Tensor, View};
 
@@ -36,18 +38,6 @@ use crate::{
 /// Products of fewer rows leave processors idle at their end; more are no faster, and take more memory between them. Above 8192,
 /// so that four blocks of 2k stack with the summaries before them.
 const LINEAR_ROWS: usize = 8704;
-
-/// How a [`Cuda`] computes.
-#[derive(Clone, Copy, Debug)]
-pub struct CudaOptions {
-    /// Which GPU, counted from 0.
-    pub device: usize,
-    /// Compute type: `F32` or `Bf16`.
-    pub dtype: DType,
-    /// Whether linear layers but the output head are computed in 8-bit floats (e4m3): weights with a scale for each output,
-    /// activations with one for each row. Of bf16 only.
-    pub eight_bits: bool,
-}
 
 /// A GPU as a backend.
 pub struct Cuda {
@@ -146,6 +136,10 @@ impl Backend for Cuda {
         LINEAR_ROWS
     }
 
+    fn independent_rows(&self) -> usize {
+        if self.dtype == DType::F32 { 0 } else { FEW_ROWS }
+    }
+
     fn finish(&self) -> Result<(), KernelError> {
         self.device.rest()
     }
@@ -225,6 +219,10 @@ impl Backend for Cuda {
 
     fn concat(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
         self.device.concat(parts, axis)
+    }
+
+    fn extended(&self, x: &Tensor, more: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.extended(x, more)
     }
 
     fn gather(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {

@@ -2,6 +2,8 @@
 //! rows on many keys, selection on the device. Skipped, loudly, where there is no GPU.
 #![cfg(feature = "cuda")]
 
+#[path = "cuda/chosen.rs"]
+mod chosen;
 #[allow(dead_code, reason = "the processor's backends are tested elsewhere")]
 mod common;
 
@@ -311,6 +313,37 @@ fn lent_tensors_arrive_as_they_were_lent() {
             assert!(other.device().download(got).unwrap() == values, "round {seed}");
         }
     }
+}
+
+/// Rows are written behind others only while nobody else did so.
+#[test]
+fn what_is_extended_keeps_its_rows() {
+    let Some(gpu) = gpu() else { return };
+    let heads = Heads { query: 2, kv: 2, dim: 64 };
+    let (_, qkv) = draw(gpu, &[40, 6 * 64], 1);
+    let (_, k, _) = gpu.split_rotate(&qkv, heads, &(0..40).collect::<Vec<_>>(), &[0.5; 32]).unwrap();
+    let cut = |start: usize, end: usize| gpu.narrow(&k, 1, start, end).unwrap();
+    let host = |x: &Tensor| gpu.device().download(x).unwrap();
+    let joined = |ranges: &[(usize, usize)]| {
+        let parts: Vec<Tensor> = ranges.iter().map(|(start, end)| cut(*start, *end)).collect();
+        host(&gpu.concat(&parts, 1).unwrap())
+    };
+    let first = gpu.extended(&cut(0, 3), &cut(3, 10)).unwrap();
+    let one = gpu.extended(&first, &cut(10, 20)).unwrap();
+    let other = gpu.extended(&first, &cut(20, 40)).unwrap();
+    assert_eq!([host(&first), host(&one)], [joined(&[(0, 10)]), joined(&[(0, 20)])]);
+    assert_eq!(host(&other), joined(&[(0, 10), (20, 40)]));
+    let mut cached = gpu.kv(&one, &one).unwrap();
+    drop(one);
+    let more = gpu.extended(&first, &cut(30, 35)).unwrap();
+    assert_eq!(cached.len(), 20);
+    assert_eq!(host(&more), joined(&[(0, 10), (30, 35)]));
+    drop(more);
+    gpu.kv_append(&mut cached, &cut(5, 6), &cut(5, 6)).unwrap();
+    drop(cached);
+    let again = gpu.extended(&gpu.extended(&first, &cut(39, 40)).unwrap(), &cut(0, 2)).unwrap();
+    assert_eq!(host(&again), joined(&[(0, 10), (39, 40), (0, 2)]));
+    assert_eq!(host(&first), joined(&[(0, 10)]));
 }
 
 #[test]

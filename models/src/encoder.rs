@@ -10,8 +10,8 @@ mod peers;
 mod shared_prefix;
 mod team;
 
-use asterism_kernels::{Backend, DType, Heads, KeySets};
-use asterism_plan::{Exchange, Input, InputDigest, Plan, Shard, Span, TokenIds};
+use asterism_kernels::{Backend, DType, Heads, KernelError, KeySets};
+use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
@@ -173,8 +173,36 @@ impl<B: Backend> Phase1<'_, B> {
     /// Encodes the shards, in lock step.
     ///
     /// # Errors
-    /// [`ModelError::Cancelled`] when `watch` says stop; what `peers` and the kernels report otherwise.
+    /// [`ModelError::Cancelled`] when `watch` says stop, [`ModelError::NoRoom`] when the device is full; what `peers` and the
+    /// kernels report otherwise.
     pub fn encode(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<EncodedShard<B>>, ModelError> {
+        let mut encoded = Vec::with_capacity(self.shards.len());
+        let end = self.encode_layers(peers, watch, &mut encoded);
+        end.map_err(|error| match error {
+            ModelError::Kernel(KernelError::DeviceMemory { bytes, free }) => {
+                self.no_room(encoded.first().map_or(0, |shard| shard.layers.len()), bytes as u64, free as u64)
+            }
+            error => error,
+        })?;
+        Ok(encoded)
+    }
+
+    /// What is missing where the device was full after so many layers: `wanted` bytes at once, of which `free` were there.
+    fn no_room(&self, layers: usize, wanted: u64, free: u64) -> ModelError {
+        let config = self.decoder.config();
+        let tokens = self.shards.iter().map(Shard::kept_tokens).sum::<usize>();
+        let each = config.shape(self.decoder.backend().dtype()).kv_bytes_per_token();
+        let held = tokens as u64 * each * layers as u64 / config.layers as u64;
+        let missing = (tokens as u64 * each - held).max(wanted).saturating_sub(free);
+        ModelError::NoRoom { tokens, missing, fits: ((held + free) / each) as usize }
+    }
+
+    fn encode_layers(
+        &self,
+        peers: &mut dyn Peers<B>,
+        watch: &mut dyn Watch,
+        encoded: &mut Vec<EncodedShard<B>>,
+    ) -> Result<(), ModelError> {
         let (decoder, count) = (self.decoder, self.decoder.config().layers);
         let mut read = vec![InputDigest::default(); self.shards.len()];
         let mut stacks = self.stacks(&mut read)?;
@@ -182,7 +210,7 @@ impl<B: Backend> Phase1<'_, B> {
             let (block, tokens) = (shard.block, shard.kept_tokens());
             EncodedShard { block, tokens, layers: Vec::new(), digest: 0 }
         };
-        let mut encoded: Vec<EncodedShard<B>> = self.shards.iter().map(keep).collect();
+        encoded.extend(self.shards.iter().map(keep));
         for index in 0..count {
             let passes = self.project(index, &stacks, &mut read)?;
             let mut outputs = Vec::new();
@@ -211,7 +239,7 @@ impl<B: Backend> Phase1<'_, B> {
                 }
             }
         }
-        Ok(encoded)
+        Ok(())
     }
 
     /// The shards in stacks of as many rows as the device likes, each at least one shard, embedded.
@@ -269,11 +297,11 @@ impl<B: Backend> Phase1<'_, B> {
         &self,
         layer: usize,
         stacks: Vec<Stack<B>>,
-        outputs: Vec<B::Tensor>,
+        outputs: Vec<Vec<B::Tensor>>,
     ) -> Result<Vec<Stack<B>>, ModelError> {
         let mut outputs = outputs.into_iter();
         let finish = |Stack { shards, x }: Stack<B>| {
-            let attention: Vec<_> = outputs.by_ref().take(shards).collect();
+            let attention: Vec<_> = outputs.by_ref().take(shards).flatten().collect();
             Ok(Stack { shards, x: self.decoder.finish_stacked(layer, x, &attention)? })
         };
         stacks.into_iter().map(finish).collect()
@@ -281,14 +309,26 @@ impl<B: Backend> Phase1<'_, B> {
 }
 
 impl<B: Backend> Layer<'_, B> {
-    /// Attention output `(query, t, dim)` in f32 of every pass.
-    fn attend(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<B::Tensor>, ModelError> {
-        match self.phase.exchange {
-            Exchange::None => self.passes.iter().map(|pass| Ok(self.local(pass, watch)?.output)).collect(),
-            Exchange::SharedPrefix { sink_rows } => self.attend_behind_shared_prefix(*sink_rows, peers, watch),
+    /// Attention output `(query, t, dim)` in f32 of every pass, in pieces that lie one behind the other.
+    fn attend(&self, peers: &mut dyn Peers<B>, watch: &mut dyn Watch) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
+        let whole = match self.phase.exchange {
+            Exchange::SharedPrefix { sink_rows } => {
+                return self.attend_behind_shared_prefix(*sink_rows, peers, watch);
+            }
+            Exchange::None => return self.passes.iter().map(|pass| self.alone(pass, watch)).collect(),
             Exchange::PassCompressed(passing) => self.attend_with_passed(passing, peers, watch),
             Exchange::Broadcast => self.attend_with_all_earlier(peers, watch),
             Exchange::AllToAll => self.attend_by_heads(peers, watch),
+        };
+        Ok(whole?.into_iter().map(|output| vec![output]).collect())
+    }
+
+    /// Attention output of a pass that nobody passes anything.
+    fn alone(&self, pass: &Pass<'_, B>, watch: &mut dyn Watch) -> Result<Vec<B::Tensor>, ModelError> {
+        let apart = pass.shard.apart_rows > 0 && self.backend().independent_rows() > 0;
+        match apart && pass.shard.attention == LocalAttention::Causal {
+            true => self.behind_own_prefix(pass, watch),
+            false => Ok(vec![self.local(pass, watch)?.output]),
         }
     }
 

@@ -1,6 +1,7 @@
 //! One GPU: its context, the stream all work is queued on, memory in stream order, and the compiled kernels. Nothing here waits
 //! for the device but downloads and `synchronize`.
 
+mod buffer;
 mod modules;
 
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use super::moves::CARRIED;
 use super::staging::Staging;
 use crate::{DType, KernelError};
+pub(super) use buffer::Buffer;
 use modules::{FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
 
 /// What a resting process keeps of freed memory, as a share of the GPU's: allocating within it costs no call to the system.
@@ -251,7 +253,7 @@ impl Device {
             }
             _ => device_error("alloc", error),
         })?;
-        Ok(Buffer { pointer, bytes, stream: Arc::clone(&self.stream) })
+        Ok(Buffer::new(pointer, bytes, Arc::clone(&self.stream)))
     }
 
     /// A copy of host bytes.
@@ -319,21 +321,6 @@ impl Device {
         };
         // SAFETY: callers pass ranges of live buffers.
         unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream) }.result().map_err(failed)
-    }
-}
-
-/// Device memory, freed in stream order.
-pub(super) struct Buffer {
-    pub pointer: u64,
-    pub bytes: usize,
-    stream: Arc<CudaStream>,
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let _ = self.stream.context().bind_to_thread();
-        // SAFETY: the memory came from this stream and nobody else frees it; work queued before still finds it.
-        let _ = unsafe { result::free_async(self.pointer, self.stream.cu_stream()) };
     }
 }
 

@@ -87,7 +87,7 @@ impl Kv {
     /// [`KernelError::DeviceMemory`] where there is no room.
     pub fn extend(&mut self, device: &Device, count: usize) -> Result<[View<'_>; 2], KernelError> {
         let (start, end) = (self.len, self.len + count);
-        let shared = self.buffers.iter().any(|buffer| Arc::strong_count(buffer) > 1);
+        let shared = self.buffers.iter().any(|buffer| Arc::strong_count(buffer) > 1 || buffer.is_shared());
         if end > self.capacity || shared {
             let capacity = if end > self.capacity { end.max(2 * self.capacity) } else { self.capacity };
             let grown = Self::new(device, self.heads, self.dim, self.dtype, capacity)?;

@@ -1,7 +1,10 @@
 //! Merge of partials, copies of parts, gather, scores of keys and the largest of them.
 
+use std::sync::Arc;
+
 use super::device::{Device, Spread, launch, typed, width};
 use super::tensor::{Tensor, View};
+use crate::packed::check_lists;
 use crate::{DType, KernelError, Partial};
 
 /// As the kernel declares it.
@@ -25,6 +28,9 @@ struct Pair {
 
 /// Bytes that go to the device as an argument of a kernel.
 pub(super) const CARRIED: usize = 3968;
+
+/// Rows that there is room for behind a tensor that was extended: those of a block, behind the summaries before it.
+const SPARE_ROWS: usize = 8192;
 
 /// As the kernel declares it.
 #[repr(C)]
@@ -170,6 +176,30 @@ impl Device {
         Ok(Tensor { shape: vec![heads, all.shape[0], dim], rows_first: true, ..all })
     }
 
+    /// As `Backend::extended`: `more` is written behind `x` where that is the beginning of memory with room, which nobody else
+    /// goes on from.
+    pub(super) fn extended(&self, x: &Tensor, more: &Tensor) -> Result<Tensor, KernelError> {
+        let fits = x.shape.len() == 3 && (x.shape.first(), x.shape.get(2)) == (more.shape.first(), more.shape.get(2));
+        if !fits || x.dtype != more.dtype || !(x.rows_first || more.rows_first) {
+            return self.concat(&[x.clone(), more.clone()], 1);
+        }
+        let (x, more) = (&self.by_rows(x)?, &self.by_rows(more)?);
+        let (shape, row) = (vec![x.shape[0], x.shape[1] + more.shape[1], x.shape[2]], x.shape[0] * x.shape[2]);
+        let whole = x.offset == 0 && x.bytes() == x.buffer.bytes;
+        let grown = if whole { x.buffer.extended(more.bytes()) } else { None };
+        let buffer = match grown {
+            Some(buffer) => buffer,
+            None => {
+                let bytes = x.bytes() + more.bytes();
+                let buffer = self.alloc(bytes + SPARE_ROWS * row * width(x.dtype))?.shared(bytes);
+                self.copy_2d((x.pointer(), 0), (buffer.pointer, 0), x.bytes(), 1)?;
+                buffer
+            }
+        };
+        self.copy_2d((more.pointer(), 0), (buffer.pointer + x.bytes() as u64, 0), more.bytes(), 1)?;
+        Ok(Tensor { shape, buffer: Arc::new(buffer), offset: 0, ..x.clone() })
+    }
+
     fn concat_plain(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
         let beside = |part: &Tensor| {
             let mut shape = part.shape.clone();
@@ -200,15 +230,7 @@ impl Device {
     /// As `Backend::gather`.
     pub(super) fn gather_listed(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
         let (heads, t, _) = x.cube("gather")?;
-        let count = rows.first().map_or(0, Vec::len);
-        if rows.len() != heads || rows.iter().any(|rows| rows.len() != count) {
-            let got: Vec<usize> = rows.iter().map(Vec::len).collect();
-            return Err(KernelError::shape("gather", format!("{heads} lists, equally long"), &[&got]));
-        }
-        if let Some(row) = rows.iter().flatten().find(|row| **row as usize >= t) {
-            let (expected, got) = (format!("rows below {t}"), row.to_string());
-            return Err(KernelError::Shape { operation: "gather", expected, got });
-        }
+        let count = check_lists(rows, heads, t)?;
         let mut list = self.words(&rows.concat())?;
         list.shape = vec![heads, count];
         self.gather(&self.by_heads(x)?, &list)

@@ -1,6 +1,8 @@
 //! A prefix that is encoded once: every shard encodes the rows of its own summary, and sends their keys and values to the
 //! later shards, whose rows see them as if they had encoded them themselves. The same numbers, row by row.
 
+use std::ops::Range;
+
 use asterism_kernels::{Backend, Mask};
 use asterism_plan::attention::causal_pairs;
 
@@ -16,47 +18,44 @@ impl<B: Backend> Layer<'_, B> {
         sink: usize,
         peers: &mut dyn Peers<B>,
         watch: &mut dyn Watch,
-    ) -> Result<Vec<B::Tensor>, ModelError> {
+    ) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
         let backend = self.backend();
         for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
-            peers.send(self.keys_of(pass.shard.block), self.shared(pass, sink)?)?;
+            peers.send(self.keys_of(pass.shard.block), self.own(pass, sink)?.into())?;
         }
-        let (mut blocks, mut prefixes) = (Vec::with_capacity(self.passes.len()), Vec::new());
-        let (mut asked, mut keys) = (Vec::new(), 0);
+        let (mut outputs, mut behind) = (Vec::with_capacity(self.passes.len()), Vec::new());
+        let (mut prefixes, mut asked, mut keys) = (Vec::new(), Vec::new(), 0);
         // Of all shards before the pass, in block order.
         let (mut earlier, mut joined) = (None, 0);
-        for pass in self.passes {
+        for (number, pass) in self.passes.iter().enumerate() {
             for from in joined..pass.shard.block {
                 earlier = Some(self.joined(earlier, self.keys_from(from, peers)?)?);
             }
             joined = pass.shard.block;
-            let mut before = earlier.clone();
             let (prefix, rows) = (pass.shard.prefix_rows(), pass.shard.rows());
-            let (q, kv) = self.behind(pass, before.as_ref(), prefix..rows, watch)?;
-            blocks.push(backend.attention(&q, &kv, Mask::Causal)?.output);
+            let apart = if pass.shard.block == 0 { sink.min(rows - prefix) } else { 0 };
+            outputs.push(self.block(pass, earlier.clone(), (prefix..rows, apart), watch)?);
             if prefix == 0 {
                 continue;
             }
-            if pass.shard.block == 0 {
-                let Projected { k, v, .. } = &pass.qkv;
-                before =
-                    Some([backend.narrow(k, 1, prefix, prefix + sink)?, backend.narrow(v, 1, prefix, prefix + sink)?]);
-            }
-            let (q, kv) = self.behind(pass, before.as_ref(), 0..prefix, watch)?;
-            keys += backend.kv_len(&kv);
-            asked.push((q, kv, Mask::Causal));
+            // What its prefix sees is what the next shard sees before itself.
+            let upto = self.joined(earlier, self.own(pass, sink)?)?;
+            let calls = self.calls(&pass.qkv.q, &upto, 0..prefix)?;
+            self.seen(pass, backend.shape(&upto[0])[1], prefix, watch);
+            keys += calls.iter().map(|(_, kv, _)| backend.kv_len(kv)).sum::<usize>();
+            behind.extend(calls.iter().map(|_| number));
+            asked.extend(calls);
+            (earlier, joined) = (Some(upto), joined + 1);
             if keys >= TOGETHER {
                 prefixes.append(&mut backend.attention_each(&std::mem::take(&mut asked))?);
                 keys = 0;
             }
         }
         prefixes.append(&mut backend.attention_each(&asked)?);
-        let mut prefixes = prefixes.into_iter();
-        let whole = |(pass, block): (&Pass<'_, B>, B::Tensor)| match pass.shard.prefix_rows() {
-            0 => Ok(block),
-            _ => Ok(backend.concat(&[prefixes.next().expect("one for each"), block], 1)?),
-        };
-        self.passes.iter().zip(blocks).map(whole).collect()
+        let mut pieces: Vec<Vec<B::Tensor>> = outputs.iter().map(|_| Vec::new()).collect();
+        behind.into_iter().zip(prefixes).for_each(|(number, prefix)| pieces[number].push(prefix));
+        pieces.iter_mut().zip(outputs).for_each(|(pieces, block)| pieces.extend(block));
+        Ok(pieces)
     }
 
     /// Keys and values, then more of them.
@@ -66,11 +65,11 @@ impl<B: Backend> Layer<'_, B> {
         [more_k, more_v]: [B::Tensor; 2],
     ) -> Result<[B::Tensor; 2], ModelError> {
         let Some([k, v]) = before else { return Ok([more_k, more_v]) };
-        Ok([self.backend().concat(&[k, more_k], 1)?, self.backend().concat(&[v, more_v], 1)?])
+        Ok([self.backend().extended(&k, &more_k)?, self.backend().extended(&v, &more_v)?])
     }
 
     /// Keys and values that later shards see: of the first shard its leading block rows, of each its prefix rows.
-    fn shared(&self, pass: &Pass<'_, B>, sink: usize) -> Result<Vec<B::Tensor>, ModelError> {
+    fn own(&self, pass: &Pass<'_, B>, sink: usize) -> Result<[B::Tensor; 2], ModelError> {
         let (backend, Projected { k, v, .. }, prefix) = (self.backend(), &pass.qkv, pass.shard.prefix_rows());
         let part = |x: &B::Tensor| -> Result<B::Tensor, ModelError> {
             let own = backend.narrow(x, 1, 0, prefix)?;
@@ -79,23 +78,74 @@ impl<B: Backend> Layer<'_, B> {
                 _ => own,
             })
         };
-        Ok(vec![part(k)?, part(v)?])
+        Ok([part(k)?, part(v)?])
     }
 
-    /// Queries of some rows of a pass, and the keys that they see: what stands before them, then their own.
-    fn behind(
+    /// Attention output of a pass that has all of its prefix before its block, to the bits that these rows have where they
+    /// are shared.
+    pub(super) fn behind_own_prefix(
         &self,
         pass: &Pass<'_, B>,
-        before: Option<&[B::Tensor; 2]>,
-        rows: std::ops::Range<usize>,
         watch: &mut dyn Watch,
-    ) -> Result<(B::Tensor, B::Kv), ModelError> {
+    ) -> Result<Vec<B::Tensor>, ModelError> {
+        let rows = pass.shard.rows();
+        self.block(pass, None, (0..rows, pass.shard.apart_rows.min(rows)), watch)
+    }
+
+    /// Attention output of a pass's rows, over what stands before them and themselves. The first `apart` are computed by
+    /// themselves.
+    fn block(
+        &self,
+        pass: &Pass<'_, B>,
+        before: Option<[B::Tensor; 2]>,
+        (rows, apart): (Range<usize>, usize),
+        watch: &mut dyn Watch,
+    ) -> Result<Vec<B::Tensor>, ModelError> {
         let (backend, Projected { q, k, v }) = (self.backend(), &pass.qkv);
         let cut = |x: &B::Tensor| backend.narrow(x, 1, rows.start, rows.end);
-        let [k, v] = self.joined(before.cloned(), [cut(k)?, cut(v)?])?;
-        let kv = backend.kv(&k, &v)?;
-        let earlier = backend.kv_len(&kv) - rows.len();
-        watch.pairs(pass.shard.block, self.query_heads() * ((earlier * rows.len()) as u64 + causal_pairs(rows.len())));
-        Ok((cut(q)?, kv))
+        let keys = self.joined(before, [cut(k)?, cut(v)?])?;
+        self.seen(pass, backend.shape(&keys[0])[1], rows.len(), watch);
+        let apart = if backend.independent_rows() == 0 { 0 } else { apart };
+        let start = rows.start + apart;
+        let mut outputs = Vec::new();
+        if apart > 0 {
+            let mut upto = keys.clone();
+            for x in &mut upto {
+                *x = backend.narrow(x, 1, 0, backend.shape(x)[1] - (rows.end - start))?;
+            }
+            outputs = backend.attention_each(&self.calls(q, &upto, rows.start..start)?)?;
+        }
+        if start < rows.end {
+            let kv = backend.kv(&keys[0], &keys[1])?;
+            outputs.push(backend.attention(&backend.narrow(q, 1, start, rows.end)?, &kv, Mask::Causal)?.output);
+        }
+        Ok(outputs)
+    }
+
+    /// Calls of some rows over keys of which the last are their own: of no more rows than stand alone.
+    fn calls(
+        &self,
+        q: &B::Tensor,
+        [k, v]: &[B::Tensor; 2],
+        rows: Range<usize>,
+    ) -> Result<Vec<(B::Tensor, B::Kv, Mask)>, ModelError> {
+        let backend = self.backend();
+        let (keys, most) = (backend.shape(k)[1], backend.independent_rows());
+        let step = if most == 0 { rows.len().max(1) } else { most };
+        let call = |start: usize| -> Result<_, ModelError> {
+            let end = rows.end.min(start + step);
+            let seen = keys - (rows.end - end);
+            let kv = match seen == keys {
+                true => backend.kv(k, v)?,
+                false => backend.kv(&backend.narrow(k, 1, 0, seen)?, &backend.narrow(v, 1, 0, seen)?)?,
+            };
+            Ok((backend.narrow(q, 1, start, end)?, kv, Mask::Causal))
+        };
+        rows.clone().step_by(step).map(call).collect()
+    }
+
+    /// The last of so many keys are those of the rows themselves.
+    fn seen(&self, pass: &Pass<'_, B>, keys: usize, rows: usize, watch: &mut dyn Watch) {
+        watch.pairs(pass.shard.block, self.query_heads() * (((keys - rows) * rows) as u64 + causal_pairs(rows)));
     }
 }
