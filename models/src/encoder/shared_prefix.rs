@@ -12,6 +12,9 @@ use crate::{ModelError, decoder::Projected};
 /// Keys that prefixes see together before their attention is asked for: their copies are held until then.
 const TOGETHER: usize = 64 << 10;
 
+/// Queries, the keys that they see, and which of them.
+type Call<B> = (<B as Backend>::Tensor, <B as Backend>::Kv, Mask);
+
 impl<B: Backend> Layer<'_, B> {
     pub(super) fn attend_behind_shared_prefix(
         &self,
@@ -123,12 +126,7 @@ impl<B: Backend> Layer<'_, B> {
     }
 
     /// Calls of some rows over keys of which the last are their own: of no more rows than stand alone.
-    fn calls(
-        &self,
-        q: &B::Tensor,
-        [k, v]: &[B::Tensor; 2],
-        rows: Range<usize>,
-    ) -> Result<Vec<(B::Tensor, B::Kv, Mask)>, ModelError> {
+    fn calls(&self, q: &B::Tensor, [k, v]: &[B::Tensor; 2], rows: Range<usize>) -> Result<Vec<Call<B>>, ModelError> {
         let backend = self.backend();
         let (keys, most) = (backend.shape(k)[1], backend.independent_rows());
         let step = if most == 0 { rows.len().max(1) } else { most };
