@@ -1,0 +1,116 @@
+//! What shards pass each other: in pieces, again in a later attempt, and lost on the way.
+
+use asterism_actors::messages::{HostCommand, HostMessage, HostRole, ShardHolder, Taken, WireMessage};
+use asterism_plan::Exchange;
+
+use crate::bench::{Bench, CONTEXT, Case, bind};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_shards_pass_each_other_may_be_more_than_a_frame_holds() {
+    let case = Case::of("ring", 4);
+    let mut answers = Vec::new();
+    for piece_bytes in [asterism_transport::MAX_PAYLOAD_BYTES, case.passed_bytes(0) / 5] {
+        let hosts = [("c0", HostRole::Context), ("c1", HostRole::Spare)];
+        let mut bench = Bench::with_pieces(piece_bytes, &hosts).await;
+        let holders = vec![bench.holder("c0", &[0, 2]), bench.holder("c1", &[1, 3])];
+        bench.line("c0").encode(&case, 1, &[0, 2], &holders).await;
+        bench.line("c1").encode(&case, 1, &[1, 3], &holders).await;
+        bench.line("c0").encoded(&[0, 2]).await;
+        bench.line("c1").encoded(&[1, 3]).await;
+        // Drawn tokens depend on more bits than the most likely ones.
+        bench.generate("c1", case.generate(&holders, 24, 0.9)).await;
+        answers.push(bench.line("c1").tokens(0).await);
+        bench.shutdown().await;
+    }
+    assert_eq!(answers[0], answers[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_later_attempt_of_shards_that_pass_each_other_something() {
+    let mut bench = Bench::of(&[("c0", HostRole::Context), ("c1", HostRole::Spare)]).await;
+    let case = Case::of("ring", 4);
+    assert_ne!(case.plan.exchange, Exchange::None);
+    let holders = vec![bench.holder("c0", &[0, 2]), bench.holder("c1", &[1, 3])];
+    // The first attempt lacks its other half, and waits for what will never come.
+    bench.line("c1").encode(&case, 1, &[1, 3], &holders).await;
+    bench.line("c1").encode(&case, 2, &[1, 3], &holders).await;
+    bench.line("c0").encode(&case, 2, &[0, 2], &holders).await;
+    bench.line("c0").encoded(&[0, 2]).await;
+    bench.line("c1").encoded(&[1, 3]).await;
+    let golden = case.golden_tokens();
+    bench.generate("c1", case.generate(&holders, golden.len() as u32, 0.0)).await;
+    assert_eq!(bench.line("c1").tokens(0).await, golden);
+    // A peer that is not there ends an attempt; the shards can be encoded again with another one.
+    let nobody = ShardHolder { address: "127.0.0.1:1".into(), ..holders[1].clone() };
+    bench.line("c0").encode(&case, 3, &[0, 2], &[holders[0].clone(), nobody]).await;
+    let lost = bench.line("c0").hear(|message| match message {
+        HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, code, .. } => Some((attempt, peer_lost, code)),
+        _ => None,
+    });
+    assert_eq!(lost.await, (3, true, "host_lost".to_string()));
+    bench.line("c1").order(HostCommand::Release { context: CONTEXT }).await;
+    let kv_bytes = bench.line("c1").hear(|message| match message {
+        HostMessage::Heartbeat { kv_bytes: 0, .. } => Some(()),
+        _ => None,
+    });
+    kv_bytes.await;
+    bench.shutdown().await;
+}
+
+/// A link that breaks behind the last parcel leaves the host that it was for without a word of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_passes_parcels_is_done_when_they_are_taken() {
+    let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
+    let (case, peer) = (Case::of("ring", 4), bind(&bench.network));
+    let address = peer.local_address().to_string();
+    let holders = [bench.holder("c0", &[0]), ShardHolder { host: "c1".into(), address, blocks: vec![1, 2, 3] }];
+    for attempt in [1, 2] {
+        bench.line("c0").encode(&case, attempt, &[0], &holders).await;
+        let mut link = None;
+        let mut channel = loop {
+            let open = match &mut link {
+                Some(open) => open,
+                None => link.insert(peer.accept().await.expect("it calls")),
+            };
+            match open.accept().await {
+                Ok(channel) => break channel,
+                Err(_) => link = None,
+            }
+        };
+        while channel.receiver.receive().await.expect("a link").is_some() {}
+        if attempt == 2 {
+            channel.sender.send(Taken { context: CONTEXT, attempt }.frame()).await.expect("it listens");
+            bench.line("c0").encoded(&[0]).await;
+            break;
+        }
+        link.expect("it called").close("cut");
+        let lost = bench.line("c0").hear(|message| match message {
+            HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, .. } => Some((attempt, peer_lost)),
+            HostMessage::Encoded(_) => panic!("nobody has said that the parcels came"),
+            _ => None,
+        });
+        assert_eq!(lost.await, (1, true));
+    }
+    bench.shutdown().await;
+}
+
+/// Two hosts that wait for each other have each lost what the other waits for.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_parcels_hears_that_its_own_were_lost() {
+    let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
+    let (case, peer) = (Case::of("ring", 4), bind(&bench.network));
+    let address = peer.local_address().to_string();
+    let holders = [bench.holder("c0", &[0, 2]), ShardHolder { host: "c1".into(), address, blocks: vec![1, 3] }];
+    bench.line("c0").encode(&case, 1, &[0, 2], &holders).await;
+    let link = peer.accept().await.expect("it calls");
+    let mut channel = link.accept().await.expect("it passes parcels");
+    let opening = channel.receiver.receive().await.expect("a link");
+    assert!(opening.is_some(), "it says for what");
+    link.close("cut");
+    let lost = bench.line("c0").hear(|message| match message {
+        HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, code, .. } => Some((attempt, peer_lost, code)),
+        _ => None,
+    });
+    assert_eq!(lost.await, (1, true, "host_lost".to_string()));
+    bench.shutdown().await;
+}
