@@ -13,32 +13,13 @@ import http.client
 import json
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 
-CLUSTER = """version = 1
+from clusters import Cluster
 
-[cluster]
-name = "apiload"
-listen = "127.0.0.1:0"
-data_dir = "{folder}/data"
-
-[attention.auto]
-
-[api]
-listen = "127.0.0.1:0"
-admin_listen = "127.0.0.1:0"
-max_queue = {queue}
-
-[[node]]
-name = "local"
-address = "127.0.0.1"
-"""
-HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
-HOSTS = [("context-0", "context"), ("context-1", "context"), ("query-0", "query")]
 WORDS = "the harbour lantern road whale river stone garden letter winter market bridge story number captain island".split()
 # Longest wait of one request, and growth of the supervisor's memory from the first third of the run to the last.
 REQUEST_TIMEOUT, GROWTH_MIB = 600.0, 64.0
@@ -159,16 +140,9 @@ def main():
     arguments.add_argument("--queue", type=int, default=1024)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="asterism-api-load-") as folder:
-        folder = pathlib.Path(folder)
-        file = folder / "cluster.toml"
-        file.write_text(CLUSTER.format(folder=folder, queue=given.queue) + "".join(HOST.format(name=n, role=r) for n, r in HOSTS))
-        run = lambda *words: subprocess.run([given.binary.resolve(), *words, "-f", file], cwd=folder, check=True, timeout=180,
-                                            stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        run("up", "--detach")
-        try:
-            ended = measure(given, json.loads((folder / "data/supervisor.json").read_text()))
-        finally:
-            run("down")
+        api = f'listen = "127.0.0.1:0"\nmax_queue = {given.queue}\n'
+        with Cluster(given.binary, pathlib.Path(folder), "apiload", api=api) as cluster:
+            ended = measure(given, cluster.record())
     sys.exit(ended)
 
 

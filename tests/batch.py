@@ -14,52 +14,29 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 
-CLUSTER = """version = 1
+from clusters import Cluster
 
-[cluster]
-name = "batch"
-listen = "127.0.0.1:0"
-data_dir = "{folder}/data"
-
-[attention.auto]
-
-[api]
-listen = "127.0.0.1:0"
-admin_listen = "127.0.0.1:0"
-
-[[node]]
-name = "local"
-address = "127.0.0.1"
-"""
-HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
-HOSTS = [("context-0", "context"), ("context-1", "context"), ("query-0", "query")]
 HARBOUR = pathlib.Path(__file__).parent.parent / "examples/harbour.txt"
 CHAT, DEADLINE_S = "/v1/chat/completions", 1800
 
 
-class Cluster:
-    def __init__(self, folder):
-        self.folder = folder
-
-    def record(self):
-        return json.loads((self.folder / "data/supervisor.json").read_text())
-
-    def ask(self, path, body=None, kind="application/json", listener="api"):
-        """The answer as text; asked again while the supervisor is away."""
-        until = time.monotonic() + DEADLINE_S
-        while True:
-            url, headers = f"http://{self.record()[listener]}{path}", {"Content-Type": kind} if body else {}
-            try:
-                with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
-                    return answer.read().decode()
-            except urllib.error.HTTPError:
+def ask(cluster, path, body=None, kind="application/json", listener="api"):
+    """The answer as text; asked again while the supervisor is away."""
+    until = time.monotonic() + DEADLINE_S
+    while True:
+        url, headers = f"http://{cluster.record()[listener]}{path}", {"Content-Type": kind} if body else {}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            if time.monotonic() > until:
                 raise
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.2)
+            time.sleep(0.2)
 
 
 def kill(pid):
@@ -72,14 +49,14 @@ def run(cluster, questions):
         {"role": "system", "content": document}, {"role": "user", "content": f"What is the special magic number for ship-{at}?"}]}})
     form = "--b\r\nContent-Disposition: form-data; name=\"{}\"{}\r\n\r\n{}\r\n"
     body = form.format("purpose", "", "batch") + form.format("file", '; filename="q.jsonl"', "\n".join(map(line, range(questions)))) + "--b--\r\n"
-    file = json.loads(cluster.ask("/v1/files", body.encode(), "multipart/form-data; boundary=b"))
+    file = json.loads(ask(cluster, "/v1/files", body.encode(), "multipart/form-data; boundary=b"))
     began = time.monotonic()
     made = json.dumps({"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}).encode()
-    batch, killed = json.loads(cluster.ask("/v1/batches", made)), []
+    batch, killed = json.loads(ask(cluster, "/v1/batches", made)), []
     while batch["status"] == "in_progress" and time.monotonic() - began < DEADLINE_S:
         done = batch["request_counts"]["completed"]
         if not killed and done > questions // 4:
-            hosts = json.loads(cluster.ask("/api/v1/hosts", listener="admin"))
+            hosts = json.loads(ask(cluster, "/api/v1/hosts", listener="admin"))
             holder = max((host for host in hosts if host["role"] == "context"), key=lambda host: host["kv_bytes"])
             killed.append((holder["name"], done))
             kill(holder["pid"])
@@ -87,8 +64,8 @@ def run(cluster, questions):
             killed.append(("supervisor", done))
             kill(cluster.record()["pid"])
         time.sleep(0.2)
-        batch = json.loads(cluster.ask(f"/v1/batches/{batch['id']}"))
-    answers = [json.loads(answer) for answer in cluster.ask(f"/v1/files/{batch['output_file_id']}/content").splitlines()]
+        batch = json.loads(ask(cluster, f"/v1/batches/{batch['id']}"))
+    answers = [json.loads(answer) for answer in ask(cluster, f"/v1/files/{batch['output_file_id']}/content").splitlines()]
     names = [answer["custom_id"] for answer in answers]
     cached = [answer["response"]["body"]["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     print(f"{len(answers)} answers, {len(set(names))} different, {batch['request_counts']['failed']} failed, in {time.monotonic() - began:.1f} s")
@@ -102,16 +79,8 @@ def main():
     arguments.add_argument("--questions", type=int, default=500)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="asterism-batch-") as folder:
-        folder = pathlib.Path(folder)
-        file = folder / "cluster.toml"
-        file.write_text(CLUSTER.format(folder=folder) + "".join(HOST.format(name=name, role=role) for name, role in HOSTS))
-        command = lambda *words: subprocess.run([given.binary.resolve(), *words, "-f", file], cwd=folder, check=True, timeout=180,
-                                                stdin=subprocess.DEVNULL, capture_output=True)
-        command("up", "--detach")
-        try:
-            good = run(Cluster(folder), given.questions)
-        finally:
-            command("down")
+        with Cluster(given.binary, pathlib.Path(folder), "batch", api='listen = "127.0.0.1:0"\n') as cluster:
+            good = run(cluster, given.questions)
     sys.exit(0 if good else 1)
 
 

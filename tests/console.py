@@ -8,36 +8,16 @@ library alone.
 """
 
 import argparse
-import json
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
 
+from clusters import Cluster
+
 PACKAGES = ["puppeteer-core@25.16.0", "axe-core@4.14.1"]
 TOKEN = "moon-over-the-harbour"
-CLUSTER = """version = 1
-
-[cluster]
-name = "harbour"
-listen = "127.0.0.1:0"
-data_dir = "{folder}/data"
-
-[security]
-token_file = "{folder}/token"
-
-[attention.auto]
-
-[api]
-admin_listen = "127.0.0.1:0"
-
-[[node]]
-name = "local"
-address = "127.0.0.1"
-"""
-HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
-HOSTS = [("context-0", "context"), ("context-1", "context"), ("context-2", "context"), ("query-0", "query")]
 
 
 def skip(why):
@@ -60,20 +40,13 @@ def main():
                              text=True)
         if got.returncode:
             skip(f"npm does not give {' and '.join(PACKAGES)}: {got.stderr[-300:]}")
-        (folder / "token").write_text(TOKEN + "\n")
-        (folder / "token").chmod(0o600)
-        file = folder / "cluster.toml"
-        file.write_text(CLUSTER.format(folder=folder) + "".join(HOST.format(name=name, role=role) for name, role in HOSTS))
-        run = lambda *words: subprocess.run([given.binary.resolve(), *words, "-f", file], cwd=folder, check=True, timeout=180,
-                                            stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        run("up", "--detach")
-        try:
-            admin = json.loads((folder / "data/supervisor.json").read_text())["admin"]
+        cluster = Cluster(given.binary, folder, "harbour", contexts=3, sections=f'\n[security]\ntoken_file = "{folder}/token"\n')
+        cluster.secret("token", TOKEN + "\n")
+        with cluster:
             check = pathlib.Path(__file__).parent.resolve() / "console/check.mjs"
             picture = [given.picture.resolve()] if given.picture else []
-            ended = subprocess.run(["node", check, f"http://{admin}/", browser, TOKEN, *picture], cwd=folder, timeout=400)
-        finally:
-            run("down")
+            admin = f"http://{cluster.record()['admin']}/"
+            ended = subprocess.run(["node", check, admin, browser, TOKEN, *picture], cwd=folder, timeout=400)
     sys.exit(ended.returncode)
 
 

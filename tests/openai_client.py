@@ -17,29 +17,11 @@ import time
 import urllib.request
 import venv
 
+from clusters import Cluster
+
 PACKAGES = ["openai==2.54.0", "langchain-openai==1.7.3"]
 # SHA-256 of "moon".
 KEYS = "alice 9e78b43ea00edcac8299e0cc8df7f6f913078171335f733a21d5d911b6999132 8\n"
-CLUSTER = """version = 1
-
-[cluster]
-name = "harbour"
-listen = "127.0.0.1:0"
-data_dir = "{folder}/data"
-
-[attention.auto]
-
-[api]
-listen = "127.0.0.1:0"
-api_key_file = "{folder}/keys"
-admin_listen = "127.0.0.1:0"
-
-[[node]]
-name = "local"
-address = "127.0.0.1"
-"""
-HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
-HOSTS = [("context-0", "context"), ("context-1", "context"), ("query-0", "query")]
 HARBOUR = pathlib.Path(__file__).parent.parent / "examples/harbour.txt"
 QUESTION, FACT = "What is the special magic number for harbour-lantern?", "4817263"
 DEADLINE_S = 60
@@ -64,20 +46,13 @@ def main():
         got = subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], capture_output=True, text=True)
         if got.returncode:
             skip(f"pip does not give {' and '.join(PACKAGES)}: {got.stderr[-300:]}")
-        (folder / "keys").write_text(KEYS)
-        (folder / "keys").chmod(0o600)
-        file = folder / "cluster.toml"
-        file.write_text(CLUSTER.format(folder=folder) + "".join(HOST.format(name=name, role=role) for name, role in HOSTS))
-        run = lambda *words: subprocess.run([given.binary.resolve(), *words, "-f", file], cwd=folder, check=True, timeout=180,
-                                            stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        run("up", "--detach")
-        try:
-            run("session", "create", "--context", HARBOUR.resolve(), "--name", "harbour")
-            record = json.loads((folder / "data/supervisor.json").read_text())
+        cluster = Cluster(given.binary, folder, "harbour", api=f'listen = "127.0.0.1:0"\napi_key_file = "{folder}/keys"\n')
+        cluster.secret("keys", KEYS)
+        with cluster:
+            cluster.run("session", "create", "--context", HARBOUR.resolve(), "--name", "harbour")
+            record = cluster.record()
             here = [python, pathlib.Path(__file__).resolve(), "--ask", record["api"], record["admin"]]
             ended = subprocess.run(here, cwd=folder, timeout=400)
-        finally:
-            run("down")
     sys.exit(ended.returncode)
 
 

@@ -1,0 +1,55 @@
+"""A cluster of real processes on loopback, for the scripts beside this file: made in a folder, up while it is entered, then down. Python's
+standard library alone."""
+
+import json
+import pathlib
+import subprocess
+
+CLUSTER = """version = 1
+
+[cluster]
+name = "{name}"
+listen = "127.0.0.1:0"
+data_dir = "{folder}/data"
+{sections}
+[attention.auto]
+
+[api]
+admin_listen = "127.0.0.1:0"
+{api}
+[[node]]
+name = "local"
+address = "127.0.0.1"
+"""
+HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
+
+
+class Cluster:
+    """`api` are lines of that section, `sections` whole ones."""
+
+    def __init__(self, binary, folder, name, contexts=2, api="", sections=""):
+        self.binary, self.folder, self.file = binary.resolve(), folder, folder / "cluster.toml"
+        hosts = [(f"context-{at}", "context") for at in range(contexts)] + [("query-0", "query")]
+        text = CLUSTER.format(name=name, folder=folder, api=api, sections=sections)
+        self.file.write_text(text + "".join(HOST.format(name=name, role=role) for name, role in hosts))
+
+    def __enter__(self):
+        self.run("up", "--detach")
+        return self
+
+    def __exit__(self, *_):
+        self.run("down")
+
+    def run(self, *words):
+        return subprocess.run([self.binary, *words, "-f", self.file], cwd=self.folder, check=True, timeout=180, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True)
+
+    def record(self):
+        """Process and addresses of the supervisor that there is now."""
+        return json.loads((self.folder / "data/supervisor.json").read_text())
+
+    def secret(self, name, text):
+        """A file of that name which its owner alone reads."""
+        path = pathlib.Path(self.folder) / name
+        path.write_text(text)
+        path.chmod(0o600)
