@@ -83,15 +83,20 @@ impl AdminState {
     }
 }
 
-/// The running listener.
-pub struct AdminServer {
+/// A running listener.
+pub struct Server {
     /// Where it listens.
     pub address: SocketAddr,
     handle: ServerHandle,
     serving: JoinHandle<std::io::Result<()>>,
 }
 
-impl AdminServer {
+impl Server {
+    /// Of a server that listens at `address`.
+    pub fn spawn(address: SocketAddr, server: actix_web::dev::Server) -> Self {
+        Self { address, handle: server.handle(), serving: tokio::spawn(server) }
+    }
+
     /// Ends open requests and the listener.
     pub async fn stop(self) {
         self.handle.stop(false).await;
@@ -100,7 +105,7 @@ impl AdminServer {
 }
 
 /// Listens at `address`.
-pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliError> {
+pub fn serve(address: SocketAddr, state: AdminState) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
@@ -132,8 +137,7 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<AdminServer, CliE
         .listen(listener)
         .map_err(failed)?
         .run();
-    let handle = server.handle();
-    Ok(AdminServer { address, handle, serving: tokio::spawn(server) })
+    Ok(Server::spawn(address, server))
 }
 
 fn routes(app: &mut web::ServiceConfig) {
@@ -218,7 +222,7 @@ mod tests {
     use crate::{client::Client, cluster::Cluster, cluster_file, error::Exit, sample::SAMPLE, wiring, wiring::runtime};
 
     /// A supervisor without hosts behind a listener that wants the token `moon`.
-    async fn start(folder: &Path) -> AdminServer {
+    async fn start(folder: &Path) -> Server {
         let text = SAMPLE.replace("\"mtls\"", "\"insecure\"").replace(":7400", ":0").replace(":7401", ":0");
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), folder).unwrap();
         std::fs::create_dir_all(&cluster.data_dir).unwrap();

@@ -29,16 +29,17 @@ use std::{
 use actix_web::{
     App, Error, HttpMessage, HttpServer,
     body::{BoxBody, MessageBody},
-    dev::{ServerHandle, ServiceRequest, ServiceResponse},
+    dev::{ServiceRequest, ServiceResponse},
     middleware::{Next, from_fn},
     web,
 };
 use asterism_actors::supervisor::Supervisor;
-use tokio::{runtime::Handle, task::JoinHandle};
+use tokio::runtime::Handle;
 
 use crate::{
     error::CliError,
     http::{
+        Server,
         error::{self, Refusal},
         intake::Intake,
         origin, pace, request,
@@ -93,24 +94,8 @@ pub struct ApiState {
     pub runtime: Handle,
 }
 
-/// The running listener.
-pub struct ApiServer {
-    /// Where it listens.
-    pub address: SocketAddr,
-    handle: ServerHandle,
-    serving: JoinHandle<std::io::Result<()>>,
-}
-
-impl ApiServer {
-    /// Ends open requests and the listener.
-    pub async fn stop(self) {
-        self.handle.stop(false).await;
-        let _ = self.serving.await;
-    }
-}
-
 /// Listens at `address`.
-pub async fn serve(address: SocketAddr, state: ApiState) -> Result<ApiServer, CliError> {
+pub async fn serve(address: SocketAddr, state: ApiState) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("OpenAI's API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] listen to another (port 0: one is chosen), or take it out")
@@ -147,8 +132,7 @@ pub async fn serve(address: SocketAddr, state: ApiState) -> Result<ApiServer, Cl
         .listen(listener)
         .map_err(failed)?
         .run();
-    let handle = server.handle();
-    Ok(ApiServer { address, handle, serving: tokio::spawn(server) })
+    Ok(Server::spawn(address, server))
 }
 
 fn routes(app: &mut web::ServiceConfig) {

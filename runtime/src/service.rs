@@ -14,9 +14,9 @@ use crate::{
     credentials,
     data_dir::{self, Seat},
     error::CliError,
-    http::{self, AdminServer, AdminState, Cause},
+    http::{self, AdminState, Cause, Server},
     joining,
-    openai::{self, ApiServer, ApiState, Keys, Open, Store},
+    openai::{self, ApiState, Keys, Open, Store},
     rotation, wiring,
 };
 
@@ -29,8 +29,8 @@ pub struct Service {
     pub supervisor: Supervisor,
     /// Who serves the cluster, as other commands find it.
     pub record: data_dir::Record,
-    admin: AdminServer,
-    api: Option<ApiServer>,
+    admin: Server,
+    api: Option<Server>,
     stop_wanted: Arc<Notify>,
     lock: Arc<data_dir::Lock>,
 }
@@ -87,11 +87,7 @@ impl Service {
 }
 
 /// OpenAI's API, where the cluster file has one.
-async fn open_api(
-    cluster: &Cluster,
-    supervisor: &Supervisor,
-    keys: Option<Keys>,
-) -> Result<Option<ApiServer>, CliError> {
+async fn open_api(cluster: &Cluster, supervisor: &Supervisor, keys: Option<Keys>) -> Result<Option<Server>, CliError> {
     let Some(api) = &cluster.api else { return Ok(None) };
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let state = ApiState {

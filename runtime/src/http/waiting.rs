@@ -7,14 +7,14 @@ use std::{
 
 use actix_web::{App, HttpResponse, HttpServer, get, middleware::from_fn, web};
 
-use super::{AdminServer, error::Refusal, request::identify};
+use super::{Server, error::Refusal, request::identify};
 use crate::error::CliError;
 
 /// Why the supervisor waits.
 pub type Cause = Arc<RwLock<String>>;
 
 /// Listens at `address` until the supervisor can.
-pub fn wait(address: SocketAddr, cause: Cause) -> Result<AdminServer, CliError> {
+pub fn wait(address: SocketAddr, cause: Cause) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
@@ -27,8 +27,7 @@ pub fn wait(address: SocketAddr, cause: Cause) -> Result<AdminServer, CliError> 
     };
     let server = HttpServer::new(app).workers(1).shutdown_timeout(1).disable_signals().listen(listener);
     let server = server.map_err(failed)?.run();
-    let handle = server.handle();
-    Ok(AdminServer { address, handle, serving: tokio::spawn(server) })
+    Ok(Server::spawn(address, server))
 }
 
 /// A restart would not help.
