@@ -5,7 +5,7 @@ use asterism_actors::api::{FinishReason, HostProgress, JobPhase, JobState, JobSt
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::stream;
+use super::{store, stream};
 use crate::http::error::Refusal;
 
 /// Numbers of the events before the first text.
@@ -13,9 +13,7 @@ const OPENING: u64 = 3;
 
 /// The job of a response.
 pub fn job_id(id: &str) -> Option<String> {
-    let digits = id.strip_prefix("resp_")?;
-    let plain = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-    plain.then(|| format!("job-{digits}"))
+    store::digits("resp_", id).map(|digits| format!("job-{digits}"))
 }
 
 fn digits(status: &JobStatus) -> &str {

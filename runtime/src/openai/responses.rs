@@ -82,8 +82,7 @@ pub async fn show(
         return Ok(HttpResponse::Ok().json(response::object(&status)));
     }
     let listener = state.supervisor.watch(&status.id).await?;
-    let mut running = Running::of(&state.supervisor, &status.id);
-    running.let_go();
+    let running = Running::of(&state.supervisor, &status.id);
     let voice = Box::new(response::Voice::new(status, looking.starting_after));
     Ok(stream::answer((running, listener), Client::of(&request), (voice, Streamed::default())))
 }
