@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ use ring::digest;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
-    sync::{OnceCell, watch},
+    sync::{OnceCell, Semaphore, watch},
     task::JoinSet,
     time::sleep,
 };
@@ -26,27 +26,59 @@ use super::{
     chat, completions,
     fields::Fields,
     refusal, response, responses, running,
-    store::{self, Answered, BATCH, Batch, Course, FILE, Kept},
+    store::{self, Answered, BATCH, Batch, Counts, Course, FILE, Kept},
     wire::{Head, Kind},
 };
 
 /// Lines that are worked on at once.
 const AT_ONCE: usize = 8;
+/// Batches whose files are in memory; others wait.
+const AT_WORK: usize = 4;
 /// How long a full queue is left alone.
 const LATER: Duration = Duration::from_secs(1);
 /// How long a document of a batch is kept at most.
 const KEPT_S: f64 = 7.0 * 86_400.0;
 
-/// Batches that are worked on, to be cancelled by their ids.
-#[derive(Clone, Default)]
-pub struct Open(Arc<Mutex<HashMap<String, watch::Sender<bool>>>>);
+/// Batches that have not ended, by their ids.
+#[derive(Clone)]
+pub struct Open {
+    batches: Arc<Mutex<HashMap<String, Way>>>,
+    turns: Arc<Semaphore>,
+}
+
+/// How far a batch is, and how it is told to end.
+struct Way {
+    cancel: watch::Sender<bool>,
+    counts: Counts,
+}
+
+impl Default for Open {
+    fn default() -> Self {
+        Self { batches: Arc::default(), turns: Arc::new(Semaphore::new(AT_WORK)) }
+    }
+}
 
 impl Open {
     /// Has a batch end early.
     pub fn cancel(&self, batch: &str) {
-        if let Some(open) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(batch) {
-            open.send_replace(true);
+        if let Some(way) = self.lock().get(batch) {
+            way.cancel.send_replace(true);
         }
+    }
+
+    /// Lines that are done, of a batch that has not ended.
+    pub fn counts(&self, batch: &str) -> Option<Counts> {
+        self.lock().get(batch).map(|way| way.counts)
+    }
+
+    fn count(&self, batch: &str, answered: &Answered) {
+        if let Some(way) = self.lock().get_mut(batch) {
+            way.counts.add(answered.is_good);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Way>> {
+        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -80,15 +112,15 @@ pub fn resume(state: &ApiState) {
 /// Works a batch off beside everything else.
 pub fn start(state: &ApiState, batch: Batch) {
     let (cancel, cancelled) = watch::channel(batch.status == Course::Cancelling);
-    state.open.0.lock().unwrap_or_else(PoisonError::into_inner).insert(batch.id.clone(), cancel);
+    state.open.lock().insert(batch.id.clone(), Way { cancel, counts: Counts::default() });
     let state = state.clone();
     state.runtime.clone().spawn(async move {
         let id = batch.id.clone();
         let work = Work { state: state.clone(), batch, cancelled, documents: HashMap::new() };
-        if let Err(error) = work.run().await {
-            tracing::error!(batch = id, %error, "a batch waits for the next start of the supervisor");
+        match work.run().await {
+            Ok(()) => drop(state.open.lock().remove(&id)),
+            Err(error) => tracing::error!(batch = id, %error, "a batch waits for the next start of the supervisor"),
         }
-        state.open.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
     });
 }
 
@@ -113,11 +145,20 @@ enum Outcome {
 
 impl Work {
     async fn run(mut self) -> std::io::Result<()> {
-        let (store, id) = (self.state.store.clone(), self.batch.id.clone());
+        let (store, open, id) = (self.state.store.clone(), self.state.open.clone(), self.batch.id.clone());
+        let mut done = HashSet::new();
+        for answered in store.answered(&id) {
+            open.count(&id, &answered);
+            done.insert(answered.line);
+        }
+        let mut cancelled = self.cancelled.clone();
+        let _turn = tokio::select! {
+            turn = open.turns.clone().acquire_owned() => turn.ok(),
+            _ = cancelled.wait_for(|cancelled| *cancelled) => None,
+        };
         let content = store.content(&self.batch.input_file_id)?;
         let mut left: VecDeque<(usize, Vec<u8>)> = lines(&content).map(|(at, line)| (at, line.to_vec())).collect();
         drop(content);
-        let done: HashSet<usize> = store.answered(&id).iter().map(|answered| answered.line).collect();
         self.find_documents(&left).await;
         left.retain(|(at, _)| !done.contains(at));
         let mut answers = store.answers(&id)?;
@@ -128,7 +169,10 @@ impl Work {
                 tasks.spawn(work.clone().line(at, line));
             }
             match tasks.join_next().await {
-                Some(Ok(Outcome::Answered(answered))) => store::append(&mut answers, &answered)?,
+                Some(Ok(Outcome::Answered(answered))) => {
+                    store::append(&mut answers, &answered)?;
+                    open.count(&id, &answered);
+                }
                 Some(Ok(Outcome::Cancelled)) => {}
                 Some(Ok(Outcome::Stopped) | Err(_)) => stopped = true,
                 None => break,
@@ -303,10 +347,12 @@ impl Work {
             store.put_file(&kept, content.as_bytes()).map(|()| Some(id))
         };
         (batch.output_file_id, batch.error_file_id) = (write(&good, "output")?, write(&bad, "error")?);
+        batch.counts = Counts { good: good.len(), bad: bad.len() };
         let whole = good.len() + bad.len() == batch.total;
         batch.status = if whole { Course::Completed } else { Course::Cancelled };
         batch.ended_at = Some(now);
-        store.put_batch(&batch)
+        store.put_batch(&batch)?;
+        store.remove_answers(&batch.id)
     }
 }
 

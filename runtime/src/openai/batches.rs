@@ -15,15 +15,16 @@ use super::{
     files::{self, Listing},
     keys::owner,
     refusal,
-    store::{BATCH, Batch, Course, drawn},
+    store::{BATCH, Batch, Counts, Course, drawn},
 };
 use crate::http::{error::Refusal, intake::Taken};
 
 /// What lines may ask.
 pub const ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
-/// Most lines of a batch, and most batches that are worked on.
+/// Most lines of a batch, most batches that have not ended, and most that are kept: the oldest that have ended go first.
 const MOST_LINES: usize = 50_000;
 const MOST_OPEN: usize = 64;
+const MOST_KEPT: usize = 1000;
 
 #[post("/v1/batches")]
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<Json<Value>> {
@@ -43,11 +44,14 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let (store, wanted) = (state.store.clone(), endpoint.clone());
     let lines = block(move || {
         let content = store.content(&file.id).map_err(|error| files::of_disk(&error))?;
-        let open = store.batches().iter().filter(|batch| batch_run::is_open(batch)).count();
-        if open >= MOST_OPEN {
-            return Err(asterism_actors::JobError::Overloaded { waiting: open }.into());
+        let (open, ended): (Vec<_>, Vec<_>) = store.batches().into_iter().partition(batch_run::is_open);
+        if open.len() >= MOST_OPEN {
+            return Err(asterism_actors::JobError::Overloaded { waiting: open.len() }.into());
         }
-        check(&content, &wanted)
+        let total = check(&content, &wanted)?;
+        let surplus = (open.len() + ended.len() + 1).saturating_sub(MOST_KEPT);
+        let forgotten = ended.iter().take(surplus).try_for_each(|batch| store.remove_batch(&batch.id));
+        forgotten.map_err(|error| files::of_disk(&error)).map(|()| total)
     });
     let total = lines.await.map_err(|error| Refusal::failed("internal", error))??;
     let batch = Batch {
@@ -58,6 +62,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
         metadata,
         status: Course::Open,
         total,
+        counts: Counts::default(),
         created_at: unix_time(),
         ended_at: None,
         output_file_id: None,
@@ -95,8 +100,8 @@ fn check(content: &[u8], endpoint: &str) -> Checked<usize> {
 
 #[get("/v1/batches")]
 pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<Listing>) -> Checked<Json<Value>> {
-    let owner = owner(&request);
-    let batches = state.store.batches();
+    let (store, owner) = (state.store.clone(), owner(&request));
+    let batches = block(move || store.batches()).await.map_err(|error| Refusal::failed("internal", error))?;
     let own = batches.iter().filter(|batch| batch.owner == owner);
     Ok(Json(listing.cut(own.map(|batch| described(&state, batch)).collect())))
 }
@@ -124,8 +129,7 @@ fn find(state: &ApiState, request: &HttpRequest, id: &str) -> Checked<Batch> {
 
 /// A batch as clients see it.
 fn described(state: &ApiState, batch: &Batch) -> Value {
-    let answered = state.store.answered(&batch.id);
-    let good = answered.iter().filter(|answered| answered.is_good).count();
+    let Counts { good, bad } = state.open.counts(&batch.id).unwrap_or(batch.counts);
     let at = |status: Course| (batch.status == status).then_some(batch.ended_at).flatten();
     json!({
         "id": batch.id,
@@ -141,7 +145,7 @@ fn described(state: &ApiState, batch: &Batch) -> Value {
         "in_progress_at": batch.created_at,
         "completed_at": at(Course::Completed),
         "cancelled_at": at(Course::Cancelled),
-        "request_counts": { "total": batch.total, "completed": good, "failed": answered.len() - good },
+        "request_counts": { "total": batch.total, "completed": good, "failed": bad },
         "metadata": batch.metadata,
     })
 }

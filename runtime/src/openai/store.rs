@@ -45,6 +45,20 @@ pub enum Course {
     Cancelled,
 }
 
+/// How many lines of a batch were answered, and how many refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    pub good: usize,
+    pub bad: usize,
+}
+
+impl Counts {
+    /// One more.
+    pub fn add(&mut self, is_good: bool) {
+        *(if is_good { &mut self.good } else { &mut self.bad }) += 1;
+    }
+}
+
 /// A batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Batch {
@@ -55,6 +69,8 @@ pub struct Batch {
     pub metadata: Value,
     pub status: Course,
     pub total: usize,
+    /// Of one that has ended.
+    pub counts: Counts,
     pub created_at: u64,
     pub ended_at: Option<u64>,
     pub output_file_id: Option<String>,
@@ -131,6 +147,20 @@ impl Store {
     /// A batch of that id, if it is there.
     pub fn batch(&self, id: &str) -> Option<Batch> {
         read(&self.path(BATCH, id, "json").ok()?)
+    }
+
+    /// Forgets a batch; files that it made stay.
+    pub fn remove_batch(&self, id: &str) -> io::Result<()> {
+        self.remove_answers(id)?;
+        fs::remove_file(self.path(BATCH, id, "json")?)
+    }
+
+    /// Forgets the answers of a batch, which are in files of their own by then.
+    pub fn remove_answers(&self, batch: &str) -> io::Result<()> {
+        match fs::remove_file(self.path(BATCH, batch, "answers")?) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// All batches, oldest first.
@@ -226,5 +256,33 @@ mod tests {
         let mut file = store.answers(&batch).unwrap();
         [0, 2].into_iter().for_each(|line| append(&mut file, &answered(line)).unwrap());
         assert_eq!(store.answered(&batch), [answered(0), answered(2)]);
+    }
+
+    #[test]
+    fn a_batch_that_is_forgotten_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let batch = Batch {
+            id: drawn(BATCH),
+            owner: None,
+            endpoint: "/v1/completions".into(),
+            input_file_id: drawn(FILE),
+            metadata: Value::Null,
+            status: Course::Completed,
+            total: 3,
+            counts: Counts { good: 2, bad: 1 },
+            created_at: 1,
+            ended_at: Some(2),
+            output_file_id: None,
+            error_file_id: None,
+        };
+        store.put_batch(&batch).unwrap();
+        assert_eq!(store.batch(&batch.id), Some(batch.clone()));
+        for _ in 0..2 {
+            store.remove_answers(&batch.id).unwrap();
+        }
+        store.answers(&batch.id).unwrap();
+        store.remove_batch(&batch.id).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path().join("openai")).unwrap().count(), 0);
     }
 }
