@@ -26,7 +26,7 @@ fn chosen(gpu: &Cuda) -> String {
 
 /// What another process runs for the test below.
 #[test]
-#[ignore = "prints, and checks nothing"]
+#[ignore = "the child of processes_choose_alike_alone_and_together"]
 fn print_what_is_chosen() {
     let gpu = Cuda::new(CudaOptions { device: 0, dtype: DType::Bf16, eight_bits: false }).unwrap();
     println!("\n{}", chosen(&gpu));
