@@ -8,6 +8,8 @@ mod connections;
 mod disk;
 #[path = "hostile/edges.rs"]
 mod edges;
+#[path = "hostile/events.rs"]
+mod events;
 #[path = "hostile/http.rs"]
 mod http;
 #[path = "hostile/identity.rs"]

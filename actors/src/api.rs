@@ -1,6 +1,7 @@
 //! What a client says to the supervisor and hears from it: plain values, JSON on the admin API.
 
 pub mod bounds;
+mod event;
 mod host;
 mod session;
 mod waiting;
@@ -14,7 +15,8 @@ use serde::{
     de::{SeqAccess, Visitor},
 };
 
-pub use host::{ClusterStatus, HostHealth, HostStatus, Role, Scheduling};
+pub use event::{ClusterEvent, EventId, NoEventId};
+pub use host::{ClusterStatus, HostHealth, HostProgress, HostStatus, Role, Scheduling};
 pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, SessionState, SessionStatus};
 pub use waiting::{AwaitedHost, Waiting};
 
@@ -348,17 +350,6 @@ pub struct RecoveryStatus {
     pub shards: usize,
     /// Seconds from the declaration until the job went on; none while it has not.
     pub recovered_s: Option<f64>,
-}
-
-/// Phase-1 progress of one context host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct HostProgress {
-    /// Host name.
-    pub host: String,
-    /// Tokens of this job done; a token counts a layer's share at a time.
-    pub done_tokens: usize,
-    /// Tokens of this job in all, prefixes included.
-    pub total_tokens: usize,
 }
 
 /// What a watcher of a job hears, in order; the last is `Finished`. One JSON object a line on the admin API.

@@ -159,6 +159,7 @@ pub const TABLE: &[Rule] = &[
     rule(Act::Http("DELETE", "/api/v1/sessions/{name}"), CLIENTS),
     rule(Act::Http("POST", "/api/v1/join-tokens"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/topology"), CLIENTS),
+    rule(Act::Http("GET", "/api/v1/events"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/version"), CLIENTS),
     rule(Act::Http("POST", "/api/v1/shutdown"), CLIENTS),
 ];

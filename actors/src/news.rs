@@ -1,16 +1,22 @@
 //! What an operator wants to hear of, and the one line of the log that each makes: ids, counts and durations, no text of any
 //! user. Nothing here is said per token or per layer. Decides nothing.
 
-use std::time::Duration;
+mod seconds;
 
-use crate::api::{JobState, Role, Timings};
+use std::{borrow::Cow, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{JobState, Role, Scheduling, Timings};
 
 /// Something that happened to a job, a session, a host or shards.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
 pub enum News {
     /// A job was taken in.
     JobSubmitted {
         /// Which.
+        #[serde(flatten)]
         job: JobName,
         /// The context that it asks.
         context: u64,
@@ -18,12 +24,15 @@ pub enum News {
         session: Option<String>,
         /// Method by name.
         method: String,
-        /// Tokens of context and query.
-        tokens: (usize, usize),
+        /// Tokens of the context.
+        context_tokens: usize,
+        /// Tokens of the query.
+        query_tokens: usize,
     },
     /// Hosts work on it.
     JobStarted {
         /// Which.
+        #[serde(flatten)]
         job: JobName,
         /// Seconds since it was taken in.
         queue_s: f64,
@@ -31,6 +40,7 @@ pub enum News {
     /// A job is over.
     JobEnded {
         /// Which.
+        #[serde(flatten)]
         job: JobName,
         /// How.
         state: JobState,
@@ -130,11 +140,25 @@ pub enum News {
         /// The host.
         host: String,
         /// From a short list.
-        reason: &'static str,
+        reason: Cow<'static, str>,
         /// Seconds since it was heard.
         silent_s: f64,
         /// Why.
         cause: String,
+    },
+    /// It takes new work, or none, or gives what it has to others.
+    HostScheduled {
+        /// The host.
+        host: String,
+        /// Which of these.
+        scheduling: Scheduling,
+    },
+    /// A spare has its place.
+    HostReplaced {
+        /// The host.
+        host: String,
+        /// The spare.
+        spare: String,
     },
     /// Hosts work on something whose results differ in their last bits.
     NumericsMixed {
@@ -152,6 +176,7 @@ pub enum News {
         /// How many were.
         shards: usize,
         /// Since the loss.
+        #[serde(rename = "took_s", with = "seconds")]
         took: Duration,
     },
     /// All shards that were to move are where they moved to.
@@ -161,6 +186,7 @@ pub enum News {
         /// How many.
         shards: usize,
         /// Since the first began to.
+        #[serde(rename = "took_s", with = "seconds")]
         took: Duration,
     },
     /// A context host holds shards that it encoded.
@@ -196,14 +222,18 @@ pub enum News {
         /// Tokens of the answer.
         tokens: usize,
         /// Since it began.
+        #[serde(rename = "took_s", with = "seconds")]
         took: Duration,
     },
+    /// Happens to a listener alone: some of what it has not heard is kept no more.
+    EventsMissed,
 }
 
 /// A job for people, and for hosts.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobName {
     /// As clients know it.
+    #[serde(rename = "job")]
     pub id: String,
     /// As hosts know it.
     pub number: u64,
@@ -224,6 +254,7 @@ impl News {
             | Self::ShardsEncoded { .. }
             | Self::GenerationStarted { .. }
             | Self::GenerationEnded { .. } => self.log_work(),
+            Self::EventsMissed => {}
             Self::NodeJoined { node } => tracing::info!(node, "node joined"),
             Self::HostJoined { host, role, incarnation, pid } => {
                 tracing::info!(host, role = lower(role), incarnation, pid, "host joined");
@@ -237,23 +268,36 @@ impl News {
             }
             Self::HostBack { host, silent_s } => tracing::info!(host, silent_s = ms(*silent_s), "host back"),
             Self::HostLost { host, reason, silent_s, cause } => {
-                tracing::info!(host, reason, silent_s = ms(*silent_s), cause, "host lost");
+                tracing::info!(host, reason = &**reason, silent_s = ms(*silent_s), cause, "host lost");
             }
+            Self::HostScheduled { host, scheduling } => {
+                tracing::info!(host, scheduling = lower(scheduling), "host scheduled");
+            }
+            Self::HostReplaced { host, spare } => tracing::info!(host, spare, "host replaced"),
         }
     }
 
     fn log_job(&self) {
         match self {
-            Self::JobSubmitted { job: JobName { id, number }, context, session, method, tokens } => tracing::info!(
-                job = id,
-                number,
+            Self::JobSubmitted {
+                job: JobName { id, number },
                 context,
                 session,
                 method,
-                context_tokens = tokens.0,
-                query_tokens = tokens.1,
-                "job submitted"
-            ),
+                context_tokens,
+                query_tokens,
+            } => {
+                tracing::info!(
+                    job = id,
+                    number,
+                    context,
+                    session,
+                    method,
+                    context_tokens,
+                    query_tokens,
+                    "job submitted"
+                );
+            }
             Self::JobStarted { job: JobName { id, number }, queue_s } => {
                 tracing::info!(job = id, number, queue_s = ms(*queue_s), "job started");
             }

@@ -4,6 +4,7 @@ mod bodies;
 mod cluster;
 mod console;
 pub(crate) mod error;
+mod events;
 mod field;
 mod health;
 mod hosts;
@@ -161,6 +162,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(sessions::extend)
         .service(sessions::end)
         .service(joining::create_token)
+        .service(events::events)
         .service(cluster::topology)
         .service(cluster::version)
         .service(cluster::shutdown);

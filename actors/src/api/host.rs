@@ -118,3 +118,14 @@ pub struct ClusterStatus {
     /// Jobs running.
     pub jobs_running: usize,
 }
+
+/// Phase-1 progress of one context host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostProgress {
+    /// Host name.
+    pub host: String,
+    /// Tokens of this job done; a token counts a layer's share at a time.
+    pub done_tokens: usize,
+    /// Tokens of this job in all, prefixes included.
+    pub total_tokens: usize,
+}

@@ -15,8 +15,8 @@ use tokio::sync::Semaphore;
 
 use crate::{
     api::{
-        AppendRequest, ClusterStatus, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest, SessionStatus,
-        Waiting, bounds,
+        AppendRequest, ClusterStatus, EventId, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest,
+        SessionStatus, Waiting, bounds,
     },
     error::{HostError, JobError},
     machine,
@@ -25,11 +25,13 @@ use crate::{
         asked_session::AskedSession,
         change::Decided,
         config::{ContextHosts, SupervisorConfig},
+        events::EventListener,
         feed::Listener,
         fingerprint::{Fingerprint, random},
         journal::{Request, Subject},
         prepare::ModelFront,
-        shell::{Message, Pulse, Shell, SupervisorActor},
+        pulse::Pulse,
+        shell::{Message, Shell, SupervisorActor},
         state::{Event, PreparedJob, Source, SupervisorState},
         view::JobFilter,
     },
@@ -174,6 +176,11 @@ impl Supervisor {
     pub async fn watch(&self, id: &str) -> Result<Listener, JobError> {
         let id = bounds::name("id", id)?;
         self.ask(move |shell| shell.find(&id).and_then(|number| shell.watch(number))).await?
+    }
+
+    /// Everything that happens in the cluster behind an event, or from the oldest that is kept; without end.
+    pub async fn events(&self, after: Option<EventId>) -> Result<EventListener, JobError> {
+        self.ask(move |shell| shell.events(after)).await?
     }
 
     /// A job's status.

@@ -267,8 +267,14 @@ impl Job {
     /// That it was taken in.
     pub fn submitted(&self) -> News {
         let JobStatus { session, method, context_tokens, query_tokens, .. } = &self.status;
-        let (session, method, tokens) = (session.clone(), method.clone(), (*context_tokens, *query_tokens));
-        News::JobSubmitted { job: self.name(), context: self.context, session, method, tokens }
+        News::JobSubmitted {
+            job: self.name(),
+            context: self.context,
+            session: session.clone(),
+            method: method.clone(),
+            context_tokens: *context_tokens,
+            query_tokens: *query_tokens,
+        }
     }
 
     /// That hosts work on it, where they did not before.

@@ -100,6 +100,8 @@ impl SupervisorState {
             (record.spec.role, record.kept.role) = (role, Some(role));
             commands.push(Command::Persist(record::host(record)));
         }
+        let [host, spare] = [old, new].map(|host| self.hosts.name(host).to_string());
+        commands.push(Command::Tell(News::HostReplaced { host, spare }));
         if self.hosts.at(old).is_up() {
             self.set_scheduling(old, Scheduling::Draining, None, commands);
             self.move_out(now, commands);
@@ -199,5 +201,7 @@ impl SupervisorState {
         record.kept.scheduling = scheduling;
         record.drain = (scheduling == Scheduling::Draining).then_some(Drain { deadline });
         commands.push(Command::Persist(record::host(record)));
+        let host = self.hosts.name(host).to_string();
+        commands.push(Command::Tell(News::HostScheduled { host, scheduling }));
     }
 }

@@ -42,7 +42,8 @@ impl SupervisorState {
         }
         let (reason, cause) = why;
         let (start, silent_s) = (self.hosts.at(host).kept.start, self.hosts.at(host).silence(now).as_secs_f64());
-        let lost = News::HostLost { host: self.hosts.name(host).to_string(), reason, silent_s, cause: cause.clone() };
+        let name = self.hosts.name(host).to_string();
+        let lost = News::HostLost { host: name, reason: reason.into(), silent_s, cause: cause.clone() };
         commands.push(Command::Tell(lost));
         let connection = self.hosts.bury(host, cause.clone());
         self.hosts.at_mut(host).unfit = reason == "unfit";

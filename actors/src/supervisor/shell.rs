@@ -3,11 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::TryRecvError,
-    },
+    sync::{Arc, atomic::AtomicBool, mpsc::TryRecvError},
     time::Duration,
 };
 
@@ -16,12 +12,12 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
-    sync::{Semaphore, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     time::Instant,
 };
 
 use crate::{
-    api::{ClusterStatus, JobEvent},
+    api::{ClusterStatus, EventId, JobEvent},
     error::{HostError, JobError},
     link::{self, Outbox, UNREAD},
     machine,
@@ -30,19 +26,19 @@ use crate::{
     store::StateStore,
     supervisor::{
         config::SupervisorConfig,
+        events::{EventListener, Events},
         feed::{Feed, Listener},
         journal::{Act, BatchLimits, Journal, Request},
+        pulse::Pulse,
         state::{Command, Event, Origin, SupervisorState},
         writer::Writer,
     },
     ticket::Secret,
 };
 
-/// An actor that does nothing for so long hangs.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// Things that happened and wait for the disk, before the supervisor waits for it too.
 const BACKLOG: usize = 16_384;
-/// Listeners to jobs at once: each holds a connection.
+/// Listeners at once: each holds a connection.
 const MAX_LISTENERS: usize = 4096;
 
 /// What the actor is told.
@@ -80,28 +76,8 @@ pub struct Shell {
     /// What jobs that have not ended said, where they said anything or somebody listens.
     feeds: BTreeMap<u64, Feed>,
     listeners: Arc<Semaphore>,
+    events: Events,
     pulse: Arc<Pulse>,
-}
-
-/// When the actor last did something: it is told the time often, so that it is never long idle.
-pub struct Pulse {
-    origin: Instant,
-    /// The longest that it is idle while it goes on.
-    limit: Duration,
-    /// Milliseconds from the origin.
-    last: AtomicU64,
-}
-
-impl Pulse {
-    fn beat(&self) {
-        self.last.store(self.origin.elapsed().as_millis() as u64, Ordering::Relaxed);
-    }
-
-    /// For how long the actor has done nothing, or one thing, if that is too long.
-    pub fn silence(&self) -> Option<Duration> {
-        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
-        Some(self.origin.elapsed().saturating_sub(last)).filter(|silence| *silence > self.limit)
-    }
 }
 
 impl Actor for SupervisorActor {
@@ -151,7 +127,7 @@ impl Shell {
         mut store: Box<dyn StateStore>,
     ) -> Result<Self, HostError> {
         let unix = machine::unix_time();
-        let limit = ALIVE_WITHIN.max(2 * config.liveness.heartbeat);
+        let pulse = Pulse::of(config.liveness.heartbeat);
         let mut secret = [0; 32];
         SystemRandom::new()
             .fill(&mut secret)
@@ -173,7 +149,8 @@ impl Shell {
             connections: BTreeMap::new(),
             feeds: BTreeMap::new(),
             listeners: Arc::new(Semaphore::new(MAX_LISTENERS)),
-            pulse: Arc::new(Pulse { origin: Instant::now(), limit, last: AtomicU64::new(0) }),
+            events: Events::of(unix.as_micros() as u64),
+            pulse: Arc::new(pulse),
         })
     }
 
@@ -245,8 +222,7 @@ impl Shell {
 
     /// What a job has said so far and will say.
     pub fn watch(&mut self, job: u64) -> Result<Listener, JobError> {
-        let place = self.listeners.clone().try_acquire_owned();
-        let place = place.map_err(|_| JobError::Crowded { listeners: MAX_LISTENERS })?;
+        let place = self.place()?;
         let status = self.state.job_status(self.now(), job).expect("found by its id");
         if status.phase.is_none() {
             let feed = Feed::default();
@@ -256,6 +232,16 @@ impl Shell {
         }
         self.state.set_watched(job, true);
         Ok(self.feeds.entry(job).or_default().listen(status.phase, place))
+    }
+
+    /// What has happened behind an event, or lately, and will happen.
+    pub fn events(&self, after: Option<EventId>) -> Result<EventListener, JobError> {
+        Ok(self.events.listen(after, self.place()?))
+    }
+
+    fn place(&self) -> Result<OwnedSemaphorePermit, JobError> {
+        let place = self.listeners.clone().try_acquire_owned();
+        place.map_err(|_| JobError::Crowded { listeners: MAX_LISTENERS })
     }
 
     /// Begins the next write, if there is one, and takes in the end of the last. `wait`: not before that ended.
@@ -326,7 +312,7 @@ impl Shell {
             }
             Command::Publish { job, event } => self.publish(job, event),
             Command::Observe(observation) => observation.record(),
-            Command::Tell(news) => news.log(),
+            Command::Tell(news) => self.events.say(self.now(), news),
         }
     }
 

@@ -31,6 +31,7 @@ const QUERIES: &[(&str, &[&str])] = &[
     ("/api/v1/jobs", &["state", "after", "limit", "order"]),
     ("/api/v1/hosts", &["role", "state", "limit"]),
     ("/api/v1/sessions", &["state", "after", "limit"]),
+    ("/api/v1/events", &["after", "follow"]),
 ];
 
 /// Names the request, repeats the name in the answer, and says what became of it.

@@ -11,7 +11,7 @@ use crate::{
 /// The name of each, and what it took where that is part of it.
 fn told(cluster: &mut Cluster) -> Vec<String> {
     let shown = |news: News| match news {
-        News::JobSubmitted { tokens: (context, query), .. } => format!("submitted {context}+{query}"),
+        News::JobSubmitted { context_tokens, query_tokens, .. } => format!("submitted {context_tokens}+{query_tokens}"),
         News::JobStarted { queue_s, .. } => format!("started {queue_s}"),
         News::JobEnded { state, code, tokens, timings, .. } => {
             format!("{state:?} {} {tokens} in {}", code.unwrap_or_default(), timings.total_s)
@@ -24,6 +24,7 @@ fn told(cluster: &mut Cluster) -> Vec<String> {
         News::HostSuspect { host, silent_s, .. } => format!("suspect {host} {silent_s}"),
         News::HostBack { host, silent_s } => format!("back {host} {silent_s}"),
         News::HostLost { host, reason, .. } => format!("lost {host} {reason}"),
+        News::HostScheduled { host, scheduling } => format!("{host} {scheduling:?}"),
         News::ShardsReencoded { shards, took, .. } => format!("again {shards} in {took:?}"),
         News::ShardsMoved { shards, took, .. } => format!("moved {shards} in {took:?}"),
         other => format!("{other:?}"),
@@ -68,11 +69,11 @@ fn hosts_come_falter_and_go_and_what_that_costs_is_told() {
     adopt(&mut cluster, adopted);
     cluster.now = 2.1;
     cluster.encode();
-    assert_eq!(told(&mut cluster), ["ready c1", "moved 2 in 500ms"]);
+    assert_eq!(told(&mut cluster), ["ready c1", "c0 Draining", "moved 2 in 500ms"]);
     let decided = cluster.state.schedule_host(seconds(2.1), "c0", Scheduling::Open, None).expect("it is there");
     cluster.adopt(decided);
     [2.6, 3.3, 4.0, 4.5].into_iter().for_each(|at| cluster.tick(at, &[1, 3]));
-    assert_eq!(told(&mut cluster), ["suspect c1 1.2", "lost c1 heartbeat"]);
+    assert_eq!(told(&mut cluster), ["c0 Open", "suspect c1 1.2", "lost c1 heartbeat"]);
     cluster.now = 5.0;
     cluster.encode();
     assert_eq!(told(&mut cluster), ["again 4 in 500ms"]);

@@ -1,5 +1,5 @@
-// The console: looks at the admin API every two seconds, follows the events of jobs that run, and asks questions. All that comes from
-// outside goes into the page as text.
+// The console: looks at the admin API every two seconds, follows its events and those of jobs that run, and asks questions. All that
+// comes from outside goes into the page as text.
 
 const LOOK_EVERY = 2000;
 const KEPT = 150;
@@ -42,17 +42,22 @@ async function ask(path, settings = {}) {
 
 const list = async (path) => (await ask(path)).json();
 
-/// Each event of a job, to its end.
-async function follow(id, heard, signal) {
-  const answer = await ask(`api/v1/jobs/${encodeURIComponent(id)}/events`, { signal });
+/// Each line of an answer that comes by and by.
+async function* lines(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { value, done } = await reader.read();
     if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    lines.filter((line) => line.trim()).forEach((line) => heard(JSON.parse(line)));
+    const whole = (rest + value).split("\n");
+    rest = whole.pop();
+    yield* whole;
   }
+}
+
+/// Each event of a job, to its end.
+async function follow(id, heard) {
+  const answer = await ask(`api/v1/jobs/${encodeURIComponent(id)}/events`);
+  for await (const line of lines(answer)) if (line.trim()) heard(JSON.parse(line));
 }
 
 // ---- numbers as people read them
@@ -69,45 +74,58 @@ function left(seconds) {
   return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-// ---- events: what is new since the last look
+// ---- events, as the cluster tells them
 
-function tell(text) {
-  const now = new Date();
+const SAID = {
+  job_submitted: (e) => `job ${e.job} submitted: ${e.method} of ${count(e.context_tokens)} + ${count(e.query_tokens)} tokens`,
+  job_started: (e) => `job ${e.job} started after ${e.queue_s.toFixed(2)} s`,
+  job_ended: (e) => `job ${e.job} ${e.state.toLowerCase()}${e.code ? `: ${e.code}` : ""} in ${e.timings.total_s.toFixed(2)} s`,
+  session_created: (e) => `session ${e.session} created: ${e.method} of ${count(e.tokens)} tokens`,
+  session_ready: (e) => `session ${e.session} is ready`,
+  session_failed: (e) => `session ${e.session} failed: ${e.code}`,
+  append_failed: (e) => `nothing was appended to session ${e.session}: ${e.code}`,
+  session_ended: (e) => `session ${e.session} ${e.expired ? "expired" : "was dropped"}`,
+  node_joined: (e) => `node ${e.node} joined`,
+  host_joined: (e) => `host ${e.host} joined as ${e.role}${e.incarnation > 1 ? ", started again" : ""}`,
+  host_ready: (e) => `host ${e.host} is ready`,
+  host_suspect: (e) => `host ${e.host} is suspect, silent for ${e.silent_s.toFixed(2)} s: ${e.cause}`,
+  host_back: (e) => `host ${e.host} is heard again after ${e.silent_s.toFixed(2)} s`,
+  host_lost: (e) => `host ${e.host} is lost (${e.reason}): ${e.cause}`,
+  host_scheduled: (e) => `host ${e.host} is ${e.scheduling}`,
+  host_replaced: (e) => `host ${e.spare} takes the place of ${e.host}`,
+  numerics_mixed: (e) => `${e.what} has hosts whose results differ: ${e.host}`,
+  shards_reencoded: (e) => `${count(e.shards)} shards of context ${e.context} encoded again in ${e.took_s.toFixed(2)} s`,
+  shards_moved: (e) => `${count(e.shards)} shards of context ${e.context} moved in ${e.took_s.toFixed(2)} s`,
+  events_missed: () => "events before this are not kept any more",
+};
+
+function tell(event) {
+  const when = new Date(event.time * 1000);
   const events = at("events");
-  const time = made("time", { datetime: now.toISOString() }, now.toLocaleTimeString("en-GB"));
-  events.prepend(made("li", {}, time, text));
+  const time = made("time", { datetime: when.toISOString() }, when.toLocaleTimeString("en-GB"));
+  events.prepend(made("li", {}, time, SAID[event.event]?.(event) ?? event.event));
   while (events.children.length > EVENTS) events.lastChild.remove();
 }
 
-const seen = { hosts: new Map(), jobs: new Map(), sessions: new Map(), first: true };
+let listening = false;
+let last = "";
 
-function compare(known, name, state, said) {
-  const before = known.get(name);
-  known.set(name, state);
-  if (!seen.first && before !== state) tell(said(before));
-}
-
-function notice(hosts, jobs, sessions) {
-  for (const host of hosts) {
-    const why = [host.absent, host.cause].filter(Boolean).join(": ");
-    compare(seen.hosts, host.name, `${host.health} ${host.scheduling}`, () =>
-      `host ${host.name} is ${host.health}${host.scheduling === "open" ? "" : `, ${host.scheduling}`}${why ? ` (${why})` : ""}`);
-    compare(seen.hosts, `${host.name} restarts`, host.restarts, () => `host ${host.name} was started again`);
-  }
-  for (const job of [...jobs].reverse()) {
-    const why = job.error ? `: ${job.error.message}` : "";
-    compare(seen.jobs, job.id, job.state, () => `job ${job.id} ${job.state.toLowerCase()}${why}`);
-  }
-  for (const session of sessions) {
-    compare(seen.sessions, session.name, session.state, () => `session ${session.name} is ${session.state}`);
-  }
-  for (const name of seen.sessions.keys()) {
-    if (!sessions.some((session) => session.name === name)) {
-      seen.sessions.delete(name);
-      tell(`session ${name} has ended`);
+/// What happened lately and what happens, until the connection breaks: the next goes on behind it.
+async function listen() {
+  if (listening) return;
+  listening = true;
+  try {
+    const answer = await ask("api/v1/events", last ? { headers: { "last-event-id": last } } : {});
+    for await (const line of lines(answer)) {
+      if (!line.startsWith("data: ")) continue;
+      const event = JSON.parse(line.slice("data: ".length));
+      last = event.id;
+      tell(event);
     }
+  } catch {
+    // The next look says what is wrong.
   }
-  seen.first = false;
+  listening = false;
 }
 
 // ---- what hosts encode, as events of jobs say
@@ -405,7 +423,7 @@ async function look() {
     showJobs(topology, jobs);
     showSessions(sessions);
     showCharts(metrics);
-    notice(topology.hosts, jobs, sessions);
+    listen();
   } catch (error) {
     if (number !== latest) return;
     say("dead", error.locked ? "locked" : "not reached");
