@@ -16,6 +16,8 @@ mod http;
 mod identity;
 #[path = "hostile/joining.rs"]
 mod joining;
+#[path = "hostile/listener.rs"]
+mod listener;
 #[path = "hostile/logs.rs"]
 mod logs;
 #[path = "hostile/openai.rs"]

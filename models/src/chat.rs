@@ -246,6 +246,97 @@ mod tests {
         }
     }
 
+    /// As Llama 3.1 and 3.2 have it: a system header with a date in each conversation, which a system message joins.
+    const DATED: &str = "{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set lead = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set lead = '' %}
+{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' + 'Today: ' + (day | default('1 May', true)) + '\\n\\n' + lead + '<|eot_id|>' }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}";
+
+    /// As Qwen 2.5 has it: tools that there are none of, a system message of its own, and every text as it is.
+    const TOOLS: &str = "{%- if tools %}
+    {{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}
+{%- elif messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) or (message.role == 'assistant' and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}";
+
+    /// As Mistral's third has it: a system message goes with the last of the user, wherever that is.
+    const LATE: &str = "{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}{% set lead = messages[0]['content'] %}{% set loop_messages = messages[1:] %}
+{%- else %}{% set loop_messages = messages %}{% endif %}
+{%- for message in loop_messages %}
+    {%- if message['role'] == 'user' %}
+        {%- if loop.last and lead is defined %}{{- '[INST] ' + lead + '\\n\\n' + message['content'] + '[/INST]' }}
+        {%- else %}{{- '[INST] ' + message['content'] + '[/INST]' }}{% endif %}
+    {%- else %}{{- ' ' + message['content'] + eos_token }}{% endif %}
+{%- endfor %}";
+
+    #[test]
+    fn conversations_compose_as_published_templates_write_them() {
+        let turns = [
+            turn(Speaker::System, " Be brief.\n"),
+            turn(Speaker::User, " a "),
+            turn(Speaker::Assistant, " b "),
+            turn(Speaker::User, " c "),
+        ];
+        let render = |template: &str, turns: &[Turn]| joined(&chat(template).conversation(turns, "--").unwrap());
+        let header = |role: &str, text: &str| format!("<|start_header_id|>{role}<|end_header_id|>\n\n{text}");
+        let dated = |lead: &str| {
+            let said = [
+                ("system", format!("Today: 1 May\n\n{lead}")),
+                ("user", "a".into()),
+                ("assistant", "b".into()),
+                ("user", "c".into()),
+            ];
+            let said: String = said.iter().map(|(role, text)| header(role, text) + "<|eot_id|>").collect();
+            format!("<|begin_of_text|>{said}{}", header("assistant", ""))
+        };
+        assert_eq!(render(DATED, &turns), dated("Be brief."));
+        assert_eq!(render(DATED, &turns[1..]), dated(""));
+        let plain = |lead: &str| {
+            let said = [("system", lead), ("user", " a "), ("assistant", " b "), ("user", " c ")];
+            let said: String =
+                said.iter().map(|(role, text)| format!("<|im_start|>{role}\n{text}<|im_end|>\n")).collect();
+            said + "<|im_start|>assistant\n"
+        };
+        assert_eq!(render(TOOLS, &turns), plain(" Be brief.\n"));
+        assert_eq!(render(TOOLS, &turns[1..]), plain("You help."));
+        // What cannot be put together is refused, and what can be is not.
+        let late = chat(LATE);
+        assert_eq!(joined(&late.conversation(&turns[1..2], "--").unwrap()), "<|begin_of_text|>[INST]  a [/INST]");
+        assert_eq!(
+            joined(&late.conversation(&turns[..2], "--").unwrap()),
+            "<|begin_of_text|>[INST]  Be brief.\n\n\n a [/INST]"
+        );
+        let error = late.conversation(&turns, "--").unwrap_err();
+        assert!(error.code() == "chat_template" && error.to_string().contains("longer conversation"), "{error}");
+    }
+
     #[test]
     fn a_template_that_takes_no_such_conversation_refuses_it_alone() {
         let (user, system) = (turn(Speaker::User, "a"), turn(Speaker::System, "b"));

@@ -3,7 +3,9 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use crate::{cluster::Cluster, credentials, device, error::CliError, globals, openai::Keys, wiring};
+use rustls::ServerConfig;
+
+use crate::{cluster::Cluster, credentials, device, error::CliError, globals, http::tls, openai::Keys, wiring};
 
 /// Refuses a cluster that could not start here, with everything that is wrong at once.
 pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
@@ -14,7 +16,9 @@ pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
     };
     let token = admin_token(cluster).map(drop);
     let keys = api_keys(cluster).map(drop);
-    let mut problems = [model, certificates, token, keys, device::known(cluster)].into_iter().filter_map(Result::err);
+    let tls = api_tls(cluster).map(drop);
+    let problems = [model, certificates, token, keys, tls, device::known(cluster)];
+    let mut problems = problems.into_iter().filter_map(Result::err);
     let Some(first) = problems.next() else { return Ok(()) };
     Err(problems
         .fold(first, |all, next| CliError { message: format!("{}\nerror: {}", all.message, next.message), ..all }))
@@ -24,7 +28,7 @@ pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
 pub fn admin_token(cluster: &Cluster) -> Result<Option<String>, CliError> {
     let Some(path) = &cluster.security.token_file else { return Ok(None) };
     let token = globals::read_token(path)?;
-    refuse_exposed(path)?;
+    refuse_exposed("token", path)?;
     Ok(Some(token))
 }
 
@@ -42,6 +46,14 @@ pub fn api_keys(cluster: &Cluster) -> Result<Option<Keys>, CliError> {
     }
 }
 
+/// What OpenAI's API proves itself with, if it does.
+pub fn api_tls(cluster: &Cluster) -> Result<Option<ServerConfig>, CliError> {
+    let Some(files) = cluster.api.as_ref().and_then(|api| api.tls.as_ref()) else { return Ok(None) };
+    let config = tls::load(files)?;
+    refuse_exposed("key", &files.key)?;
+    Ok(Some(config))
+}
+
 fn mode_of(path: &Path) -> Result<u32, CliError> {
     let metadata =
         fs::metadata(path).map_err(|error| CliError::usage(format!("cannot look at {}: {error}", path.display())))?;
@@ -49,13 +61,13 @@ fn mode_of(path: &Path) -> Result<u32, CliError> {
 }
 
 /// A group may read a secret, as service managers hand them out, and nobody else.
-fn refuse_exposed(path: &Path) -> Result<(), CliError> {
+fn refuse_exposed(what: &str, path: &Path) -> Result<(), CliError> {
     let mode = mode_of(path)?;
     if mode & 0o027 == 0 {
         return Ok(());
     }
     Err(CliError::usage(format!(
-        "the token file {0} has mode {mode:04o}, so that others on this machine can use it; expected 0600: `chmod 600 {0}`",
+        "the {what} file {0} has mode {mode:04o}, so that others on this machine can use it; expected 0600: `chmod 600 {0}`",
         path.display()
     )))
 }
@@ -71,7 +83,7 @@ mod tests {
             [(0o600, true), (0o400, true), (0o640, true), (0o644, false), (0o660, false), (0o602, false)]
         {
             fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
-            let refused = refuse_exposed(file.path());
+            let refused = refuse_exposed("token", file.path());
             assert_eq!(refused.is_ok(), fits, "{mode:o}: {refused:?}");
         }
     }

@@ -237,6 +237,12 @@ pub struct ApiSection {
     /// File of the keys that requests to it bear: a name and the SHA-256 of a key on each line. Absent: everybody may ask.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key_file: Option<PathBuf>,
+    /// PEM file of its certificate, and of those between it and its authority. Absent: it speaks plain HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file of that certificate's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<PathBuf>,
     /// Address of the admin API and of /metrics.
     pub admin_listen: String,
     /// Jobs that may wait, and sessions that there may be; more are told to come again later.
@@ -282,7 +288,9 @@ pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
     let paths =
         [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
     let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
-    for path in paths.into_iter().flatten().chain(heads).chain(&mut file.api.api_key_file) {
+    let api = &mut file.api;
+    let api = [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key].into_iter().flatten();
+    for path in paths.into_iter().flatten().chain(heads).chain(api) {
         *path = directory.join(&*path);
     }
     file
@@ -360,6 +368,8 @@ impl Default for ApiSection {
         Self {
             listen: None,
             api_key_file: None,
+            tls_cert: None,
+            tls_key: None,
             admin_listen: "127.0.0.1:7401".into(),
             max_queue: 1024,
             max_queue_bytes: Bytes(512 << 20),

@@ -28,6 +28,9 @@ pub struct Record {
     pub admin: SocketAddr,
     /// OpenAI's API, if there is one.
     pub api: Option<SocketAddr>,
+    /// Whether that one speaks TLS.
+    #[serde(default)]
+    pub api_tls: bool,
     /// Where hosts reach it.
     pub listen: SocketAddr,
 }
@@ -206,6 +209,7 @@ mod tests {
             pid: 7,
             admin: "127.0.0.1:7401".parse().unwrap(),
             api: None,
+            api_tls: false,
             listen: "127.0.0.1:7400".parse().unwrap(),
         };
         let held = lock(&data_dir, "north", Seat::Supervisor).unwrap();
@@ -230,6 +234,7 @@ mod tests {
             pid: 7,
             admin: "127.0.0.1:7401".parse().unwrap(),
             api: None,
+            api_tls: false,
             listen: "127.0.0.1:7400".parse().unwrap(),
         };
         // What a killed process leaves: its record, and a lock that nobody holds.

@@ -11,26 +11,18 @@ mod hosts;
 pub(crate) mod intake;
 mod jobs;
 mod joining;
+pub(crate) mod listening;
 mod lists;
 pub(crate) mod origin;
 pub(crate) mod pace;
 pub(crate) mod request;
 mod sessions;
+pub(crate) mod tls;
 mod waiting;
 
-use std::{
-    net::{SocketAddr, TcpListener},
-    sync::Arc,
-};
+use std::{net::SocketAddr, sync::Arc};
 
-use actix_web::{
-    App, Error, HttpServer,
-    body::{BoxBody, MessageBody},
-    dev::{ServerHandle, ServiceRequest, ServiceResponse},
-    http::header::AUTHORIZATION,
-    middleware::{Next, from_fn},
-    web,
-};
+use actix_web::{dev::ServiceRequest, http::header::AUTHORIZATION, web};
 use asterism_actors::{
     JobError,
     api::ClusterStatus,
@@ -39,21 +31,21 @@ use asterism_actors::{
 };
 use asterism_transport::join::JoinListener;
 use subtle::ConstantTimeEq;
-use tokio::{sync::Notify, task::JoinHandle};
+use tokio::sync::Notify;
 
-use crate::{door::Door, error::CliError, limits};
+use crate::{door::Door, error::CliError};
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
 use intake::Intake;
 pub use jobs::Submitted;
+pub use listening::Server;
+use listening::Service;
 pub use lists::MAX_LISTED;
 pub use request::{CLUSTER, REQUEST_ID};
 pub use waiting::{Cause, wait};
 
-/// Threads that answer requests.
-const WORKERS: usize = 2;
-/// Most connections at a time; where fewer files can be open, half of those.
+/// Most connections at a time.
 const MOST_CONNECTIONS: usize = 16_384;
 
 /// What handlers work with.
@@ -84,61 +76,24 @@ impl AdminState {
     }
 }
 
-/// A running listener.
-pub struct Server {
-    /// Where it listens.
-    pub address: SocketAddr,
-    handle: ServerHandle,
-    serving: JoinHandle<std::io::Result<()>>,
-}
-
-impl Server {
-    /// Of a server that listens at `address`.
-    pub fn spawn(address: SocketAddr, server: actix_web::dev::Server) -> Self {
-        Self { address, handle: server.handle(), serving: tokio::spawn(server) }
-    }
-
-    /// Ends open requests and the listener.
-    pub async fn stop(self) {
-        self.handle.stop(false).await;
-        let _ = self.serving.await;
-    }
-}
-
 /// Listens at `address`.
 pub fn serve(address: SocketAddr, state: AdminState) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
     };
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
     let intake = web::Data::new(Intake::new(state.supervisor.model()));
     let data = web::Data::new(state);
-    let app = move || {
-        App::new()
-            .wrap(from_fn(authorize))
-            .app_data(data.clone())
-            .app_data(intake.clone())
-            .app_data(web::PathConfig::default().error_handler(error::of_path))
-            .configure(routes)
-            .default_service(web::to(error::no_such_path))
-            .wrap(from_fn(request::identify))
-            // Outermost, as it looks at the end of the answer that is sent.
-            .wrap(from_fn(pace::keep))
+    let to = data.clone();
+    let service = Service {
+        routes: Arc::new(move |app| {
+            app.app_data(data.clone()).app_data(intake.clone()).configure(routes);
+        }),
+        admit: Arc::new(move |request| admit(&to, request)),
+        on_connect: |_, _| {},
+        connections: (MOST_CONNECTIONS, 1),
     };
-    let server = HttpServer::new(app)
-        .workers(WORKERS)
-        .client_request_timeout(pace::HEAD_WITHIN)
-        .keep_alive(pace::KEPT_IDLE)
-        .on_connect(pace::take_in)
-        .max_connections(MOST_CONNECTIONS.min(limits::raise_open_files() / 2) / WORKERS)
-        .shutdown_timeout(1)
-        .disable_signals()
-        .listen(listener)
-        .map_err(failed)?
-        .run();
-    Ok(Server::spawn(address, server))
+    listening::listen(address, None, service).map_err(failed)
 }
 
 fn routes(app: &mut web::ServiceConfig) {
@@ -171,33 +126,23 @@ fn routes(app: &mut web::ServiceConfig) {
 }
 
 /// Refuses a request of who may not make it: whoever bears the token is a client, and everybody is where none is wanted.
-async fn authorize(
-    request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<BoxBody>, Error> {
-    let state = request.app_data::<web::Data<AdminState>>().expect("every app of this module has its state");
+fn admit(state: &AdminState, request: &ServiceRequest) -> Result<(), Refusal> {
     let party = match &state.token {
-        Some(token) if !bears(&request, token) => Party::Stranger,
+        Some(token) if !bears(request, token) => Party::Stranger,
         _ => Party::Client,
     };
     let pattern = request.match_pattern().unwrap_or_default();
-    let refused = match authority::endpoint(request.method().as_str(), &pattern) {
+    match authority::endpoint(request.method().as_str(), &pattern) {
         Some(act) if authority::allows(party, act) => {
             // What stands outside of the API changes nothing, and no other site's page can read it.
             let listener = (request.app_config().local_addr().ip().is_loopback(), state.token.is_none());
             let own = if pattern.starts_with("/api/") { origin::check(request.headers(), listener) } else { Ok(()) };
             own.and_then(|()| request::check_cluster(request.headers(), &state.cluster))
                 .and_then(|()| request::check_query(&pattern, request.query_string()))
-                .err()
         }
         // What is not in the table nobody may ask for; that it is not there, a client may know.
-        None if party == Party::Client => Some(error::nothing_at(request.request())),
-        _ => Some(Refusal::unauthorized()),
-    };
-    // Not as an error of this function: what is outside of it would not know the request any more.
-    match refused {
-        Some(refused) => Ok(request.error_response(refused)),
-        None => Ok(next.call(request).await?.map_into_boxed_body()),
+        None if party == Party::Client => Err(error::nothing_at(request.request())),
+        _ => Err(Refusal::unauthorized()),
     }
 }
 

@@ -21,19 +21,11 @@ mod stream;
 mod voice;
 mod wire;
 
-use std::{
-    net::{SocketAddr, TcpListener},
-    sync::Arc,
-};
+use std::{net::SocketAddr, sync::Arc};
 
-use actix_web::{
-    App, Error, HttpMessage, HttpServer,
-    body::{BoxBody, MessageBody},
-    dev::{ServiceRequest, ServiceResponse},
-    middleware::{Next, from_fn},
-    web,
-};
+use actix_web::{HttpMessage, dev::ServiceRequest, web};
 use asterism_actors::supervisor::Supervisor;
+use rustls::ServerConfig;
 use tokio::runtime::Handle;
 
 use crate::{
@@ -42,9 +34,9 @@ use crate::{
         Server,
         error::{self, Refusal},
         intake::Intake,
-        origin, pace, request,
+        listening::{self, Service},
+        origin, request,
     },
-    limits,
 };
 pub use batch_run::Open;
 pub use keys::Keys;
@@ -70,9 +62,7 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
     ("POST", "/v1/batches/{id}/cancel"),
 ];
 
-/// Threads that answer requests.
-const WORKERS: usize = 2;
-/// Most connections at a time, two files each; where fewer files can be open, a quarter of those.
+/// Most connections at a time, two files each.
 const MOST_CONNECTIONS: usize = 8192;
 
 /// What handlers work with.
@@ -94,45 +84,27 @@ pub struct ApiState {
     pub runtime: Handle,
 }
 
-/// Listens at `address`.
-pub async fn serve(address: SocketAddr, state: ApiState) -> Result<Server, CliError> {
+/// Listens at `address`, with TLS where there is a certificate.
+pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiState) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("OpenAI's API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] listen to another (port 0: one is chosen), or take it out")
     };
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
     running::cancel_orphans(&state.supervisor).await;
     batch_run::resume(&state);
     let intake = web::Data::new(Intake::new(state.supervisor.model()));
     let data = web::Data::new(state);
-    let app = move || {
-        App::new()
-            .wrap(from_fn(authorize))
-            .app_data(data.clone())
-            .app_data(intake.clone())
-            .app_data(web::PathConfig::default().error_handler(error::of_path))
-            .app_data(web::QueryConfig::default().error_handler(refusal::of_query))
-            .configure(routes)
-            .default_service(web::to(error::no_such_path))
-            .wrap(from_fn(request::identify))
-            .wrap(from_fn(pace::keep))
+    let to = data.clone();
+    let service = Service {
+        routes: Arc::new(move |app| {
+            let queries = web::QueryConfig::default().error_handler(refusal::of_query);
+            app.app_data(data.clone()).app_data(intake.clone()).app_data(queries).configure(routes);
+        }),
+        admit: Arc::new(move |request| admit(&to, request)),
+        on_connect: gone::take_in,
+        connections: (MOST_CONNECTIONS, 2),
     };
-    let server = HttpServer::new(app)
-        .workers(WORKERS)
-        .client_request_timeout(pace::HEAD_WITHIN)
-        .keep_alive(pace::KEPT_IDLE)
-        .on_connect(|connection, kept| {
-            pace::take_in(connection, kept);
-            gone::take_in(connection, kept);
-        })
-        .max_connections(MOST_CONNECTIONS.min(limits::raise_open_files() / 4) / WORKERS)
-        .shutdown_timeout(1)
-        .disable_signals()
-        .listen(listener)
-        .map_err(failed)?
-        .run();
-    Ok(Server::spawn(address, server))
+    listening::listen(address, tls, service).map_err(failed)
 }
 
 fn routes(app: &mut web::ServiceConfig) {
@@ -147,30 +119,18 @@ fn routes(app: &mut web::ServiceConfig) {
 }
 
 /// Refuses a request of who may not make it, and one too many of who may.
-async fn authorize(
-    request: ServiceRequest,
-    next: Next<impl MessageBody + 'static>,
-) -> Result<ServiceResponse<BoxBody>, Error> {
-    let state = request.app_data::<web::Data<ApiState>>().expect("every app of this module has its state");
+fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
     let listener = (request.app_config().local_addr().ip().is_loopback(), state.keys.is_none());
-    let borne = state.keys.as_ref().map(|keys| keys.admit(request.headers())).transpose();
-    let admitted = borne.and_then(|borne| {
-        origin::check(request.headers(), listener)?;
-        request::check_cluster(request.headers(), &state.cluster)?;
-        match request.match_pattern() {
-            Some(_) => Ok(borne),
-            None => Err(error::nothing_at(request.request())),
-        }
-    });
-    match admitted {
-        Err(refused) => Ok(request.error_response(refused)),
-        Ok(borne) => {
-            if let Some(borne) = borne {
-                request.extensions_mut().insert(borne);
-            }
-            Ok(next.call(request).await?.map_into_boxed_body())
-        }
+    let borne = state.keys.as_ref().map(|keys| keys.admit(request.headers())).transpose()?;
+    origin::check(request.headers(), listener)?;
+    request::check_cluster(request.headers(), &state.cluster)?;
+    if request.match_pattern().is_none() {
+        return Err(error::nothing_at(request.request()));
     }
+    if let Some(borne) = borne {
+        request.extensions_mut().insert(borne);
+    }
+    Ok(())
 }
 
 /// What a request must be like to be taken: refused otherwise, by the name of its field.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use asterism_actors::{store::RedbStore, supervisor::Supervisor};
+use rustls::ServerConfig;
 use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
@@ -46,7 +47,7 @@ impl Service {
     /// takes nothing it waits for it, and calls `waits` with the cause every second.
     pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
         let token = check::admin_token(cluster)?;
-        let keys = check::api_keys(cluster)?;
+        let (keys, tls) = (check::api_keys(cluster)?, check::api_tls(cluster)?);
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
         let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
         let joins = joining::open(cluster)?.map(Arc::new);
@@ -62,9 +63,10 @@ impl Service {
             stop_wanted: stop_wanted.clone(),
         };
         let admin = http::serve(cluster.admin_listen, state)?;
-        let api = open_api(cluster, &supervisor, keys).await?;
+        let api = open_api(cluster, &supervisor, (keys, tls)).await?;
+        let api_tls = cluster.api.as_ref().is_some_and(|api| api.tls.is_some());
         let at = api.as_ref().map(|api| api.address);
-        let record = data_dir::Record { pid: std::process::id(), admin: admin.address, api: at, listen };
+        let record = data_dir::Record { pid: std::process::id(), admin: admin.address, api: at, api_tls, listen };
         let lock = Arc::new(lock);
         publish(&lock, record.clone())?;
         Ok(Self { supervisor, record, admin, api, stop_wanted, lock })
@@ -87,7 +89,11 @@ impl Service {
 }
 
 /// OpenAI's API, where the cluster file has one.
-async fn open_api(cluster: &Cluster, supervisor: &Supervisor, keys: Option<Keys>) -> Result<Option<Server>, CliError> {
+async fn open_api(
+    cluster: &Cluster,
+    supervisor: &Supervisor,
+    (keys, tls): (Option<Keys>, Option<ServerConfig>),
+) -> Result<Option<Server>, CliError> {
     let Some(api) = &cluster.api else { return Ok(None) };
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let state = ApiState {
@@ -99,7 +105,7 @@ async fn open_api(cluster: &Cluster, supervisor: &Supervisor, keys: Option<Keys>
         open: Open::default(),
         runtime: Handle::current(),
     };
-    openai::serve(api.listen, state).await.map(Some)
+    openai::serve(api.listen, tls, state).await.map(Some)
 }
 
 impl Ground {

@@ -86,7 +86,7 @@ fn ten_thousand_idle_connections_leave_the_server_answering() {
 }
 
 /// How many connections this process may open, if that is of any use; the limit is this process's own.
-fn raised_files() -> Option<usize> {
+pub fn raised_files() -> Option<usize> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find(|line| line.starts_with("Max open files"))?;
     let soft: usize = line.split_whitespace().nth(3)?.parse().ok()?;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, DEADLINE, kill};
 use ureq::{Agent, http::Request};
 
-const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
+pub const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 /// SHA-256 of `moon` and of `sun`, who may have one request open.
 pub const KEYS: &str = "moon 9e78b43ea00edcac8299e0cc8df7f6f913078171335f733a21d5d911b6999132\n\
                     sun 27756f050e14a1cb1c1ee867f0eace9ea4d9fcb81b8bee089469f1ebd5fd7b17 1\n";
@@ -32,7 +32,7 @@ pub fn cluster(keys: Option<&str>) -> Cluster {
     cluster
 }
 
-fn api(cluster: &Cluster) -> String {
+pub fn api(cluster: &Cluster) -> String {
     cluster.record()["api"].as_str().expect("it listens").to_owned()
 }
 
@@ -74,7 +74,7 @@ fn newest(cluster: &Cluster) -> Value {
     jobs.into_body().read_json::<Value>().expect("JSON")[0].clone()
 }
 
-fn wait_until_cancelled(cluster: &Cluster, what: &str) {
+pub fn wait_until_cancelled(cluster: &Cluster, what: &str) {
     let started = Instant::now();
     while newest(cluster)["state"] != "CANCELLED" {
         assert!(started.elapsed() < DEADLINE, "{what}: {:#}", newest(cluster));

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{ClusterError, socket_address};
-use crate::cluster_file::ClusterFile;
+use crate::{cluster_file::ClusterFile, http::tls::TlsFiles};
 
 /// OpenAI's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct Api {
     pub listen: SocketAddr,
     /// The file of its keys; none: everybody may ask.
     pub key_file: Option<PathBuf>,
+    /// Its certificate and key; none: it speaks plain HTTP.
+    pub tls: Option<TlsFiles>,
 }
 
 impl Api {
@@ -32,7 +34,18 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path, allow_open: bool) ->
     let key_file = file.api.api_key_file.as_ref().map(|path| directory.join(path));
     let listen = file.api.listen.as_deref().map(|text| socket_address("api.listen", text)).transpose()?;
     let Some(listen) = listen else { return Ok(None) };
-    let api = Api { listen, key_file };
+    let tls = tls(file, directory)?;
+    let api = Api { listen, key_file, tls };
     api.check(listen, allow_open)?;
     Ok(Some(api))
+}
+
+fn tls(file: &ClusterFile, directory: &Path) -> Result<Option<TlsFiles>, ClusterError> {
+    let at = |path: &PathBuf| directory.join(path);
+    match (&file.api.tls_cert, &file.api.tls_key) {
+        (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert: at(cert), key: at(key) })),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(ClusterError::PartialTls { named: "tls_cert", missing: "tls_key" }),
+        (None, Some(_)) => Err(ClusterError::PartialTls { named: "tls_key", missing: "tls_cert" }),
+    }
 }

@@ -115,6 +115,14 @@ pub enum ClusterError {
         /// Keys that are missing.
         missing: String,
     },
+    /// A certificate without its key, or the other way round.
+    #[error("[api] names {named} but not {missing}; name both, or none for plain HTTP")]
+    PartialTls {
+        /// The key that is there.
+        named: &'static str,
+        /// The one that is missing.
+        missing: &'static str,
+    },
     /// OpenAI's API for everybody on the network.
     #[error(
         "api.listen = \"{listen}\" lets everybody who reaches this machine ask questions; expected 127.0.0.1, or keys: set [api] api_key_file, or [security] allow_open_admin = true where the network is closed"

@@ -77,7 +77,8 @@ impl Readiness {
             status.name, status.model, status.method, record.admin, record.pid
         ));
         if let Some(api) = record.api {
-            globals.note(format_args!("OpenAI's API is at http://{api}/v1"));
+            let scheme = if record.api_tls { "https" } else { "http" };
+            globals.note(format_args!("OpenAI's API is at {scheme}://{api}/v1"));
         }
         globals.note("next: asterism job submit --context FILE --query TEXT");
         Ok(())

@@ -42,6 +42,7 @@ const OPTIONAL: &str = "\
 # [api]
 # listen = \"127.0.0.1:8000\"         # OpenAI's API; none
 # api_key_file = \"api-keys\"         # NAME SHA256 [REQUESTS] on each line; everybody may ask
+# tls_cert = \"api.pem\"             # its certificate, and tls_key: that one's key; plain HTTP
 # [[node]]
 # name = \"north\"
 # address = \"10.0.0.1\"

@@ -1,7 +1,6 @@
 //! How slowly a request's body may come and an answer be read, and the end of a body that nobody reads on. Reads none itself.
 
 use std::{
-    any::Any,
     cell::RefCell,
     error::Error as StdError,
     future::poll_fn,
@@ -15,7 +14,7 @@ use std::{
 use actix_web::{
     Error, HttpMessage,
     body::{BodySize, BoxBody, MessageBody},
-    dev::{Extensions, Payload, ServiceRequest, ServiceResponse},
+    dev::{Payload, ServiceRequest, ServiceResponse},
     error::PayloadError,
     middleware::Next,
     rt::net::TcpStream,
@@ -40,8 +39,7 @@ type Piece = Result<Bytes, PayloadError>;
 type Shared = Rc<RefCell<Payload>>;
 
 /// Takes in a connection: one whose client reads nothing is closed.
-pub fn take_in(connection: &dyn Any, _: &mut Extensions) {
-    let Some(stream) = connection.downcast_ref::<TcpStream>() else { return };
+pub fn take_in(stream: &TcpStream) {
     if let Err(error) = SockRef::from(stream).set_tcp_user_timeout(Some(READ_WITHIN)) {
         tracing::debug!(%error, "a client that reads nothing keeps its connection");
     }
@@ -108,7 +106,7 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let _client = std::net::TcpStream::connect(address).expect("it listens");
         let (stream, _) = listener.accept().await.expect("a connection");
-        take_in(&stream, &mut Extensions::new());
+        take_in(&stream);
         assert_eq!(SockRef::from(&stream).tcp_user_timeout().expect("Linux has it"), Some(READ_WITHIN));
     }
 }

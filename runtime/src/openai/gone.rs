@@ -1,6 +1,6 @@
 //! Whether a client is still there, by its socket: who asked and went away is not worked for. Ends no work itself.
 
-use std::{any::Any, future::pending, io::ErrorKind, os::fd::AsFd};
+use std::{future::pending, io::ErrorKind, os::fd::AsFd};
 
 use actix_web::{HttpMessage, HttpRequest, dev::Extensions, rt::net::TcpStream};
 use tokio::io::Interest;
@@ -11,8 +11,7 @@ use super::keys::Bearer;
 struct Socket(std::net::TcpStream);
 
 /// Takes in a connection, so that its requests can look at it.
-pub fn take_in(connection: &dyn Any, kept: &mut Extensions) {
-    let Some(stream) = connection.downcast_ref::<TcpStream>() else { return };
+pub fn take_in(stream: &TcpStream, kept: &mut Extensions) {
     match stream.as_fd().try_clone_to_owned() {
         Ok(socket) => drop(kept.insert(Socket(socket.into()))),
         Err(error) => tracing::debug!(%error, "a client that goes away is noticed late"),
