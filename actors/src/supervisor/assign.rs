@@ -138,15 +138,20 @@ impl SupervisorState {
 
     /// Every shard is encoded and held: what waited for that goes on, and who asks others hears who holds them.
     fn on_ready(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
-        let names: Vec<String> = self.hosts.iter().map(|host| host.spec.name.clone()).collect();
+        let addresses = self.addresses();
         let mut context = self.contexts.get_mut(number).expect("it was there");
         let first = context.clock.1.is_none();
         context.clock.1.get_or_insert(now);
         context.retry.0 = 0;
+        if context.together && context.moves_alone() {
+            // All that was passed has been compared: a shard is encoded again alone from now on, after a restart too.
+            context.together = false;
+            commands.push(Command::Persist(record::places(&context, &addresses)));
+        }
         let again = context.again.take().filter(|(_, shards)| *shards > 0);
         let encode_s = now.saturating_sub(context.clock.0.unwrap_or(now)).as_secs_f64();
         let (sparsity, attempt) = (context.sparsity(), context.attempt);
-        let timings = context.timings(&|host| names[host].clone());
+        let timings = context.timings(&|host| addresses[host].0.clone());
         let (method, owner) = (context.plan().method.name.clone(), context.owner.clone());
         drop(context);
         let reencoded =

@@ -192,6 +192,21 @@ impl Context {
         lost.len()
     }
 
+    /// Hosts that a host may have passed keys of something else than it was to read: who has a later shard than one that it
+    /// has not reported, and so nobody has compared.
+    pub fn tainted_by(&self, host: usize) -> BTreeSet<usize> {
+        let unseen = |place: &Place| place.host == Some(host) && place.encoded.is_none();
+        let first = self.places.iter().position(unseen).filter(|_| self.together);
+        let later = first.map_or(&[][..], |first| &self.places[first..]);
+        later.iter().filter_map(|place| place.host).filter(|other| *other != host).collect()
+    }
+
+    /// A host is to encode its shards anew.
+    pub fn doubt(&mut self, host: usize) {
+        self.places.iter_mut().filter(|place| place.host == Some(host)).for_each(|place| place.encoded = None);
+        self.heirs.retain(|_, heir| *heir != host);
+    }
+
     /// Whether a shard can be encoded elsewhere while it is held: alone, from its input.
     pub fn moves_alone(&self) -> bool {
         matches!(self.plan().exchange, Exchange::None | Exchange::SharedPrefix { .. })

@@ -134,7 +134,7 @@ impl SupervisorState {
         }
     }
 
-    /// A host has a context's shards no more; one that is up is told.
+    /// A host has a context's shards no more; one that is up is told. What it passed others before it reported goes with it.
     pub(super) fn take_shards(
         &mut self,
         now: Duration,
@@ -143,13 +143,15 @@ impl SupervisorState {
         commands: &mut Vec<Command>,
     ) {
         let mut context = self.contexts.get_mut(number).expect("it holds shards");
+        let tainted = context.tainted_by(host);
+        tainted.iter().for_each(|other| context.doubt(*other));
         let entangled = context.entangled().len();
         let lost = context.lose(host);
         if lost > 0 {
             context.again.get_or_insert((now, 0));
         }
         drop(context);
-        if self.hosts.at(host).is_up() {
+        for host in tainted.into_iter().chain([host]).filter(|host| self.hosts.at(*host).is_up()).collect::<Vec<_>>() {
             self.release(host, number, commands);
         }
         if lost == 0 {
@@ -230,9 +232,6 @@ impl SupervisorState {
             context.disinherit(host);
         }
         let has_none = context.shards_on(host) == 0;
-        // Who was passed something by this host has it in its own shards, whose inputs were right.
-        let passed = context.together && !was_heir;
-        let others: Vec<usize> = context.hosts().into_iter().filter(|other| passed && *other != host).collect();
         drop(context);
         if often {
             return self.fail_context(now, number, ("input_mismatch", message), commands);
@@ -241,7 +240,6 @@ impl SupervisorState {
             true => self.release(host, number, commands),
             false => self.take_shards(now, number, (host, "input_mismatch"), commands),
         }
-        others.into_iter().for_each(|other| self.take_shards(now, number, (other, "input_mismatch"), commands));
     }
 
     /// A query host gets no answer from a host that others hear: it tries again, and if that does not help, shards move, or

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{CLUSTER, CONTEXT, Cluster, config, connection, encoded};
 use crate::{
     api::{JobState, Scheduling},
-    messages::{Encoded, HostCommand, HostMessage},
+    messages::{EncodeShards, Encoded, Hello, HostCommand, HostMessage, HostRole},
     supervisor::SupervisorConfig,
 };
 
@@ -113,6 +113,66 @@ fn a_host_that_reads_something_else_is_found_out_before_anybody_asks_it() {
     let (_, generate) = cluster.generation().expect("all shards are encoded by the other");
     assert_eq!(generate.holders.len(), 1);
     assert_eq!(cluster.status(job).recoveries[0].reason, "input_mismatch");
+}
+
+/// Hosts of one prefix, which each passes to later ones, and where the shards are.
+fn sharing() -> (Cluster, u64, Vec<usize>) {
+    let method = json!({"star": {"block_tokens": 30, "anchor_tokens": 5, "shared_prefix": true}});
+    let method = serde_json::from_value(method).expect("a method");
+    let mut cluster = Cluster::ready(SupervisorConfig { method, ..config(3, 0) });
+    let job = cluster.submit(None);
+    let context = cluster.state.contexts.get(job).expect("it runs");
+    assert!(context.together);
+    let hosts = context.places.iter().map(|place| place.host.expect("it has a place")).collect();
+    drop(context);
+    (cluster, job, hosts)
+}
+
+fn exits(cluster: &mut Cluster, host: usize) {
+    let (host, cause) = (format!("c{host}"), "signal 9".into());
+    cluster.say(super::NODE, HostMessage::Exited { host, start: 1, cause, restarting: true });
+}
+
+fn shards(orders: &[(u64, EncodeShards)]) -> usize {
+    orders.iter().map(|(_, order)| order.shards.len()).sum()
+}
+
+#[test]
+fn what_a_host_passed_before_it_was_compared_goes_with_it() {
+    let (mut cluster, job, hosts) = sharing();
+    let last = hosts.len() - 1;
+    assert_ne!(hosts[0], hosts[last]);
+    cluster.take_sent();
+    let kept = cluster.state.contexts[job].plan().shards[last].kept_tokens() as u64;
+    cluster.say(connection(hosts[last], 1), HostMessage::Encoded(encoded(job, last as u32, kept)));
+    exits(&mut cluster, hosts[0]);
+    assert!(cluster.sent.contains(&(connection(hosts[last], 1), HostCommand::Release { context: job })));
+    assert_eq!(shards(&cluster.encode()), hosts.len());
+    assert!(cluster.generation().is_some());
+}
+
+#[test]
+fn what_a_host_passed_stays_once_all_was_compared() {
+    for restarts in [false, true] {
+        let (mut cluster, job, hosts) = sharing();
+        cluster.encode();
+        cluster.take_sent();
+        if restarts {
+            cluster.restart();
+            for host in (0..4).filter(|host| *host != hosts[0]) {
+                cluster.hello(host, 1, CLUSTER, (&[job], &[]));
+                cluster.say(connection(host, 1), super::ready());
+            }
+            let hello = Hello { name: "here".into(), role: HostRole::Node, start: 1, ..Hello::default() };
+            cluster.say(super::NODE, HostMessage::Hello(hello));
+            let left = hosts.iter().filter(|host| **host != hosts[0]).count();
+            assert_eq!(shards(&cluster.encode()), left, "they hold them, and say so again");
+        }
+        exits(&mut cluster, hosts[0]);
+        let lost = hosts.iter().filter(|host| **host == hosts[0]).count();
+        assert_eq!(shards(&cluster.encode()), lost, "restarts: {restarts}");
+        assert!(cluster.state.contexts[job].is_ready());
+    }
 }
 
 #[test]
