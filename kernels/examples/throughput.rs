@@ -41,7 +41,9 @@ fn main() -> Result<()> {
     ] {
         attention(&cpu, AttentionShape { heads, queries, keys, mask })?;
     }
-    from_memory(&cpu, heads, 8192)?;
+    for keys in [1024, 3500, 8192] {
+        from_memory(&cpu, heads, keys)?;
+    }
     for (rows, k, n) in [
         (8192, 256, 512),
         (8192, 256, 256),
@@ -83,15 +85,15 @@ fn attention(cpu: &Cpu, shape: AttentionShape) -> Result<()> {
 
 /// One row after another over caches that do not fit any cache of the processor, as decoding does layer by layer.
 fn from_memory(cpu: &Cpu, heads: Heads, keys: usize) -> Result<()> {
-    const LAYERS: usize = 12;
+    let layers = 100_000 / keys;
     let tensor = |dims: &[usize], seed| cpu.cast(&cpu.upload(dims, &numbers(dims.iter().product(), seed))?);
     let dims = [heads.kv, keys, heads.dim];
-    let layers = (0..LAYERS as u64).map(|layer| cpu.kv(&tensor(&dims, layer)?, &tensor(&dims, layer + 99)?));
-    let layers = layers.collect::<Result<Vec<_>, _>>()?;
+    let kept = (0..layers as u64).map(|layer| cpu.kv(&tensor(&dims, layer)?, &tensor(&dims, layer + 99)?));
+    let kept = kept.collect::<Result<Vec<_>, _>>()?;
     let q = tensor(&[heads.query, 1, heads.dim], 3)?;
-    let pass = || layers.iter().try_for_each(|kv| cpu.attention(&q, kv, Mask::None).map(drop));
-    let seconds = time(pass)? / LAYERS as f64;
-    let bytes: usize = layers.iter().map(|kv| cpu.kv_bytes(kv)).sum::<usize>() / LAYERS;
+    let pass = || kept.iter().try_for_each(|kv| cpu.attention(&q, kv, Mask::None).map(drop));
+    let seconds = time(pass)? / layers as f64;
+    let bytes: usize = kept.iter().map(|kv| cpu.kv_bytes(kv)).sum::<usize>() / layers;
     let name = format!("attention from memory 1 x {keys}");
     println!("{name:32} {:8.1} GB/s     {:9.3} ms", bytes as f64 / seconds / 1e9, seconds * 1e3);
     Ok(())

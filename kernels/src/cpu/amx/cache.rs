@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::super::lanes::fetch_ahead;
 use super::buffer::Buffer;
 use super::engine::{Engine, LANES, Rows, SIDE, STEP, TILE};
 use super::{Parallel, dispatch};
@@ -144,14 +143,6 @@ impl Cache {
     pub(super) unsafe fn at(&self, head: usize, index: usize) -> *const u16 {
         // SAFETY: the caller names a block there is.
         unsafe { self.heads[head].pointer::<u16>().add(index * self.block()) }
-    }
-
-    /// Asks for block `index` of a head, which need not be there, without waiting for it: the processor foresees no more than
-    /// the rest of a page, which is half a block of a head of 64.
-    pub(super) fn fetch(&self, head: usize, index: usize) {
-        const LINE: usize = 64 / size_of::<u16>();
-        let block = self.heads[head].pointer::<u16>().cast_const().wrapping_add(index * self.block());
-        (0..self.block()).step_by(LINE).for_each(|at| fetch_ahead(block.wrapping_add(at)));
     }
 
     /// bf16 elements of a block, keys and values.

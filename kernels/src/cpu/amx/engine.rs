@@ -144,6 +144,8 @@ pub(super) struct Product {
     pub(super) accumulate: bool,
     /// Whether only the first 16 columns are wanted; what the block holds of the others is undefined afterwards.
     pub(super) narrow: bool,
+    /// Elements from `a` to what is asked for from memory meanwhile, which need not be there; 0 for nothing.
+    pub(super) ahead: usize,
 }
 
 /// Scores of 32 keys for 16 query rows, on their way to weights.

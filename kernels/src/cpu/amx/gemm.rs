@@ -204,8 +204,15 @@ impl<E: Engine> Blocks<'_, E> {
         unsafe {
             let a = self.left.add((panel * steps + step) * STEP);
             let b = weights.panel(column, step);
-            let product =
-                Product { a, b, steps: depth.min(steps - step), c: sums, accumulate: step > 0, narrow: false };
+            let product = Product {
+                a,
+                b,
+                steps: depth.min(steps - step),
+                c: sums,
+                accumulate: step > 0,
+                narrow: false,
+                ahead: 0,
+            };
             E::product(&mut self.session, product);
             if step + depth >= steps {
                 let (row, column) = (panel * SIDE, column * SIDE);

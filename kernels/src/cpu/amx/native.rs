@@ -57,7 +57,7 @@ impl Engine for Amx {
 
     /// Four tiles of sums, two of each operand.
     #[inline(always)]
-    unsafe fn product(session: &mut Session, Product { a, b, steps, c, accumulate, narrow: _ }: Product) {
+    unsafe fn product(session: &mut Session, Product { a, b, steps, c, accumulate, narrow: _, ahead: _ }: Product) {
         // SAFETY: a session lives.
         unsafe { Self::settle(session) }
         // SAFETY: the caller's panels cover 2 KiB a step and the block 4 KiB (its last 16 rows begin at 2 KiB); a session

@@ -15,7 +15,7 @@ impl Engine for Portable {
 
     /// In the order of the unit (Intel SDM, TDPBF16PS): within a step the even and the odd inner indices are summed
     /// apart, then both into the result. A product of two bf16 is exact in f32, so fused or not is the same.
-    unsafe fn product((): &mut (), Product { a, b, steps, c, accumulate, narrow }: Product) {
+    unsafe fn product((): &mut (), Product { a, b, steps, c, accumulate, narrow, ahead: _ }: Product) {
         for row in 0..SIDE {
             for half in 0..if narrow { 1 } else { 2 } {
                 // SAFETY: the caller's pointers cover two panels of `steps` steps and a block.

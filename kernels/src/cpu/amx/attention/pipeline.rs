@@ -12,6 +12,9 @@ use super::super::panels;
 use super::scores::{blank, hide, punch, raise};
 use super::{KEYS, Plan, STRETCH, TILES, Task};
 
+/// Blocks from one that few rows see to the one asked for meanwhile.
+const AHEAD: usize = 2;
+
 thread_local! {
     /// Scores, weights, sums and queries of a task, kept between calls.
     static SCRATCH: RefCell<Buffer> = RefCell::new(Buffer::new(0));
@@ -168,10 +171,6 @@ impl Pipeline<'_> {
         let mut moved = [false; 2];
         // SAFETY: see the head of this block.
         unsafe {
-            // Few rows are done with a block sooner than the next comes from memory.
-            if let Some(next) = next.filter(|_| self.is_narrow()) {
-                self.plan.cache.fetch(self.task.head, next.block + 1);
-            }
             self.list_products(before, next);
             let scores = self.scores.add(unit.side * BLOCK);
             let weights = self.weights.add(unit.side * STEP);
@@ -242,6 +241,7 @@ impl Pipeline<'_> {
                 c: self.scores.add(unit.side * BLOCK),
                 accumulate: false,
                 narrow: self.is_narrow(),
+                ahead: self.ahead(),
             }
         }
     }
@@ -258,6 +258,7 @@ impl Pipeline<'_> {
                 c: self.sums.add((unit.tile * cache.steps() + panel) * BLOCK),
                 accumulate: true,
                 narrow: self.is_narrow(),
+                ahead: self.ahead(),
             }
         }
     }
@@ -340,6 +341,12 @@ impl Pipeline<'_> {
             }
             block = stretch * STRETCH;
         }
+    }
+
+    /// Few rows are done with a block sooner than the next comes from memory, and the processor foresees no more than the
+    /// rest of a page: what is asked for lies some blocks ahead.
+    fn ahead(&self) -> usize {
+        if self.is_narrow() { AHEAD * self.plan.cache.block() } else { 0 }
     }
 
     /// Whether the only tile's second half holds no row.

@@ -7,7 +7,8 @@
 use std::arch::asm;
 use std::slice::Iter;
 
-use super::super::engine::{Engine, Product, STEP};
+use super::super::super::lanes::fetch_ahead;
+use super::super::engine::{Engine, Product, SIDE, STEP, TILE};
 use super::{Amx, Session};
 
 /// Tile multiplications of a step: of each half of `A` with each of `B`, in this order.
@@ -48,6 +49,7 @@ impl<'a> Beside<'a> {
             c: std::ptr::null_mut(),
             accumulate: false,
             narrow: false,
+            ahead: 0,
         };
         let of = |product: &Product| MULTIPLICATIONS / product.stride() * product.steps;
         let total = products.iter().map(of).sum();
@@ -76,6 +78,15 @@ impl<'a> Beside<'a> {
             // SAFETY: the caller's promise; a multiplication is due, so a product has one left.
             unsafe { self.multiply() }
             self.issued += 1;
+        }
+    }
+
+    /// Asks for what lies ahead of a tile of `A`: a tile at a time, since the processor waits for no more lines at once.
+    #[inline(always)]
+    fn fetch(&self, tile: usize) {
+        if self.current.ahead > 0 {
+            let start = self.current.a.wrapping_add(self.current.ahead + tile);
+            (0..TILE).step_by(SIDE).for_each(|line| fetch_ahead(start.wrapping_add(line)));
         }
     }
 
@@ -119,6 +130,7 @@ impl<'a> Beside<'a> {
                         }
                     }
                     take_over!("tmm0", 0);
+                    self.fetch(0);
                     asm!("tileloadd tmm6, [{b} + {s}*1]", "tileloadd tmm4, [{a} + {s}*1]", "tdpbf16ps tmm0, tmm4, tmm6",
                         a = in(reg) self.current.a, b = in(reg) self.current.b, s = in(reg) STRIDE,
                         out("tmm0") _, out("tmm4") _, out("tmm6") _, options(nostack, preserves_flags));
@@ -131,6 +143,7 @@ impl<'a> Beside<'a> {
                 }
                 2 => {
                     take_over!("tmm2", 2048);
+                    self.fetch(TILE);
                     asm!("tileloadd tmm5, [{a} + {s}*1 + 1024]", "tdpbf16ps tmm2, tmm5, tmm6",
                         a = in(reg) self.current.a, s = in(reg) STRIDE,
                         out("tmm2") _, out("tmm5") _, options(nostack, preserves_flags));
