@@ -124,7 +124,6 @@ fn sharing() -> (Cluster, u64, Vec<usize>) {
     let context = cluster.state.contexts.get(job).expect("it runs");
     assert!(context.together);
     let hosts = context.places.iter().map(|place| place.host.expect("it has a place")).collect();
-    drop(context);
     (cluster, job, hosts)
 }
 
