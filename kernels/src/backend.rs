@@ -164,6 +164,14 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Self::Tensor, KernelError>;
     /// Downloads any tensor as f32, row-major.
     fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>, KernelError>;
+    /// Tensors as they travel, one after the other: in compute type, row-major, little-endian. Waits once.
+    fn download_raw(&self, tensors: &[Self::Tensor]) -> Result<Vec<u8>, KernelError> {
+        packed::raw(self, tensors)
+    }
+    /// A tensor of compute type as it travelled.
+    fn upload_raw(&self, shape: &[usize], bytes: &[u8]) -> Result<Self::Tensor, KernelError> {
+        packed::from_raw(self, shape, bytes)
+    }
     /// Shape of a tensor.
     fn shape(&self, tensor: &Self::Tensor) -> Vec<usize>;
     /// Converts to compute type (a no-op when it is that already).
@@ -211,6 +219,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
         residual: Self::Tensor,
     ) -> Result<Self::Tensor, KernelError> {
         self.linear_add(&self.gated_silu(gate_up)?, weight, residual)
+    }
+    /// [`Backend::gated_linear_add`] of [`Backend::norm_linear`], to `x` itself: what a decoder's layer ends with.
+    fn norm_mlp(
+        &self,
+        x: &Self::Tensor,
+        norm: (&Self::Tensor, f32),
+        [gate_up, down]: [&Self::Linear; 2],
+    ) -> Result<Self::Tensor, KernelError> {
+        self.gated_linear_add(&self.norm_linear(x, norm, gate_up)?, down, x.clone())
     }
     /// `silu(x)` of each element: the activation of a retaining head.
     fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;

@@ -35,8 +35,8 @@ use crate::{
     StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
 };
 
-/// Products of fewer rows leave processors idle at their end; more are no faster, and take more memory between them. Above 8192,
-/// so that four blocks of 2k stack with the summaries before them.
+/// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
+/// the summaries before them.
 const LINEAR_ROWS: usize = 8704;
 
 /// A GPU as a backend.
@@ -68,22 +68,8 @@ impl Cuda {
         if eight_bits && (dtype != DType::Bf16 || !products.has_library() || !device.multiplies_eight_bits()?) {
             return Err(KernelError::EightBits { index });
         }
-        let (host, positions) = (OnceLock::new(), PositionsShelf::default());
+        let (host, positions) = Default::default();
         Ok(Self { products, attender, host, positions, dtype, eight_bits, index, device })
-    }
-
-    /// Refuses a GPU that has no room for `bytes` of weights.
-    ///
-    /// # Errors
-    /// [`KernelError::TooSmall`] says how many bytes are missing.
-    pub fn require(&self, bytes: u64) -> Result<(), KernelError> {
-        let (free, all) = self.device.memory()?;
-        match bytes.checked_sub(free as u64) {
-            None | Some(0) => Ok(()),
-            Some(missing) => {
-                Err(KernelError::TooSmall { index: self.index, bytes, free: free as u64, all: all as u64, missing })
-            }
-        }
     }
 
     /// The GPU.
@@ -104,13 +90,6 @@ impl Cuda {
     /// Refuses what is not in compute type.
     fn computed(&self, operation: &'static str, x: &Tensor) -> Result<(), KernelError> {
         if x.dtype() == self.dtype { Ok(()) } else { Err(KernelError::DType { operation, got: x.dtype() }) }
-    }
-
-    /// An unset partial for `q`.
-    fn partial(&self, q: &Tensor, dtype: DType) -> Result<Partial<Tensor>, KernelError> {
-        let (heads, t, dim) = q.cube("attention")?;
-        let lse = self.device.empty(&[heads, t], DType::F32)?;
-        Ok(Partial { output: self.device.empty_by_rows([heads, t, dim], dtype)?, lse })
     }
 }
 
@@ -154,6 +133,14 @@ impl Backend for Cuda {
 
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
         self.device.download(tensor)
+    }
+
+    fn download_raw(&self, tensors: &[Tensor]) -> Result<Vec<u8>, KernelError> {
+        self.device.download_raw(tensors, self.dtype)
+    }
+
+    fn upload_raw(&self, shape: &[usize], bytes: &[u8]) -> Result<Tensor, KernelError> {
+        self.device.raw(shape, bytes, self.dtype)
     }
 
     fn shape(&self, tensor: &Tensor) -> Vec<usize> {
@@ -203,6 +190,14 @@ impl Backend for Cuda {
 
     fn gated_linear_add(&self, gate_up: &Tensor, weight: &Linear, residual: Tensor) -> Result<Tensor, KernelError> {
         self.products.gated_linear(&self.device, gate_up, weight, residual)
+    }
+
+    fn norm_mlp(&self, x: &Tensor, norm: (&Tensor, f32), [gate_up, down]: [&Linear; 2]) -> Result<Tensor, KernelError> {
+        let few = self.products.norm_gated(&self.device, x, norm, gate_up)?;
+        let Some(gated) = few else {
+            return self.gated_linear_add(&self.norm_linear(x, norm, gate_up)?, down, x.clone());
+        };
+        self.linear_add(&gated, down, x.clone())
     }
 
     fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {

@@ -4,7 +4,9 @@
 
 use std::ops::Range;
 
-use crate::{Backend, Heads, KernelError, Mask, Partial};
+use half::bf16;
+
+use crate::{Backend, DType, Heads, KernelError, Mask, Partial};
 
 /// Rows of a query tensor that ask one shard's keys.
 #[derive(Clone, Debug)]
@@ -37,6 +39,28 @@ pub fn row_major<B: Backend>(backend: &B, x: &B::Tensor) -> Result<B::Tensor, Ke
         }
     }
     backend.cast(&backend.upload(&[t, heads * dim], &rows)?)
+}
+
+/// As [`Backend::download_raw`].
+pub fn raw<B: Backend>(backend: &B, tensors: &[B::Tensor]) -> Result<Vec<u8>, KernelError> {
+    let mut bytes = Vec::new();
+    for tensor in tensors {
+        let values = backend.download(tensor)?;
+        match backend.dtype() {
+            DType::F32 => values.iter().for_each(|value| bytes.extend(value.to_le_bytes())),
+            _ => values.iter().for_each(|value| bytes.extend(bf16::from_f32(*value).to_le_bytes())),
+        }
+    }
+    Ok(bytes)
+}
+
+/// As [`Backend::upload_raw`].
+pub fn from_raw<B: Backend>(backend: &B, shape: &[usize], bytes: &[u8]) -> Result<B::Tensor, KernelError> {
+    let values: Vec<f32> = match backend.dtype() {
+        DType::F32 => bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect(),
+        _ => bytes.as_chunks::<2>().0.iter().map(|value| bf16::from_le_bytes(*value).to_f32()).collect(),
+    };
+    backend.cast(&backend.upload(shape, &values)?)
 }
 
 /// As [`Backend::attend_many`], one ask after the other. All are handed to the device before the first result is waited for.

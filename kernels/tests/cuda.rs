@@ -60,6 +60,29 @@ fn a_row_of_a_product_does_not_depend_on_its_company() {
     gpu.products().choices().iter().for_each(|choice| println!("{choice:?}"));
 }
 
+/// Few rows go through gates within the product, many behind it: the same bits.
+#[test]
+fn gates_within_a_product_are_those_behind_it() {
+    let Some(gpu) = gpu() else { return };
+    let host = |x: &Tensor| gpu.device().download(x).unwrap();
+    for (k, f) in [(256, 416), (4096, 1040)] {
+        let linear = |n: usize, k: usize, seed: u64| {
+            let weight = draw(gpu, &[n, k], seed).1;
+            let bias = draw(gpu, &[n], seed + 1).1;
+            Linear::of(weight, Some(bias)).unwrap()
+        };
+        let (gate_up, down) = (linear(2 * f, k, 5), linear(k, f, 7));
+        let (_, norm) = draw(gpu, &[k], 9);
+        for rows in [1, 3, 8, 9, 16, 17] {
+            let (_, x) = draw(gpu, &[rows, k], rows as u64);
+            let within = gpu.norm_mlp(&x, (&norm, 1e-5), [&gate_up, &down]).unwrap();
+            let gates = gpu.norm_linear(&x, (&norm, 1e-5), &gate_up).unwrap();
+            let behind = gpu.linear_add(&gpu.gated_silu(&gates).unwrap(), &down, x.clone()).unwrap();
+            assert!(host(&within) == host(&behind), "{rows} rows of {k}");
+        }
+    }
+}
+
 #[test]
 fn products_are_within_rounding_of_double_precision() {
     let Some(gpu) = gpu() else { return };

@@ -127,10 +127,7 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<B::Tensor, ModelError> {
         let Layer { output, mlp_norm, gate_up, down, .. } = &self.layers[layer];
         let x = self.backend.linear_add(attention, output, x)?;
-        self.in_turns(&x, |x| {
-            let y = self.backend.norm_linear(x, (mlp_norm, self.config.eps), gate_up)?;
-            Ok(self.backend.gated_linear_add(&y, down, x.clone())?)
-        })
+        self.in_turns(&x, |x| Ok(self.backend.norm_mlp(x, (mlp_norm, self.config.eps), [gate_up, down])?))
     }
 
     /// What `work` makes of the rows of `x (t, e)`, no more at a time than the device likes.

@@ -14,6 +14,7 @@ use std::{
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, LocalPeers, ModelError, Parcel, Part, Peers};
 use asterism_transport::{Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, TransportError};
+use bytes::Bytes;
 use tokio::task::JoinHandle;
 
 use super::{
@@ -117,35 +118,44 @@ impl<B: Backend> RemotePeers<B> {
         self.peer_lost
     }
 
-    /// A parcel in as many frames as it needs.
-    fn frames(&self, parcel: Parcel, tensors: &[B::Tensor]) -> Result<Vec<Frame>, ModelError> {
+    /// Each parcel in as many frames as it needs; they are fetched from the device together.
+    fn frames(&self, parcels: &[(Parcel, Vec<B::Tensor>)]) -> Result<Vec<Vec<Frame>>, ModelError> {
         let backend = self.office.decoder.backend();
         let payload_type = payload::payload_type(backend.dtype());
-        let mut bytes = Vec::new();
-        for tensor in tensors {
-            payload::write(&mut bytes, &backend.download(tensor)?, payload_type);
-        }
-        let shape = |tensor: &B::Tensor| backend.shape(tensor).iter().map(|size| *size as u32).collect();
-        let payloads = pieces::cut(&bytes.into(), self.office.piece_bytes);
-        let meta = ParcelMeta {
-            part: parcel.part.into(),
-            from: parcel.from as u32,
-            to: parcel.to.map(|block| block as u32),
-            shapes: tensors.iter().map(shape).collect(),
-            piece: 0,
-            pieces: payloads.len() as u32,
-        };
-        let header = FrameHeader {
-            kind: FrameKind::Parcel,
-            job: self.attempt.0,
-            shard_set: self.attempt.1,
-            layer: parcel.layer as u32,
-            step: 0,
-            rows: 0,
-            payload_type,
-        };
-        let frame = |(piece, payload)| Frame::new(header, ParcelMeta { piece, ..meta.clone() }.archive(), payload);
-        Ok((0..).zip(payloads).map(frame).collect())
+        let tensors: Vec<B::Tensor> = parcels.iter().flat_map(|(_, tensors)| tensors).cloned().collect();
+        let mut bytes = Bytes::from(backend.download_raw(&tensors)?);
+        let frames = parcels.iter().map(|(parcel, tensors)| {
+            let shapes: Vec<Vec<usize>> = tensors.iter().map(|tensor| backend.shape(tensor)).collect();
+            let count: usize = shapes.iter().map(|shape| shape.iter().product::<usize>()).sum();
+            let payload = bytes.split_to(count * payload::element_bytes(payload_type));
+            let payloads = pieces::cut(&payload, self.office.piece_bytes);
+            let meta = ParcelMeta {
+                part: parcel.part.into(),
+                from: parcel.from as u32,
+                to: parcel.to.map(|block| block as u32),
+                shapes: shapes.iter().map(|shape| shape.iter().map(|size| *size as u32).collect()).collect(),
+                piece: 0,
+                pieces: payloads.len() as u32,
+            };
+            let header = FrameHeader {
+                kind: FrameKind::Parcel,
+                job: self.attempt.0,
+                shard_set: self.attempt.1,
+                layer: parcel.layer as u32,
+                step: 0,
+                rows: 0,
+                payload_type,
+            };
+            let frame = |(piece, payload)| Frame::new(header, ParcelMeta { piece, ..meta.clone() }.archive(), payload);
+            (0..).zip(payloads).map(frame).collect()
+        });
+        Ok(frames.collect())
+    }
+
+    /// Hosts that want a parcel.
+    fn wanting(&self, parcel: Parcel) -> Vec<ShardHolder> {
+        let wants = |block: usize| parcel.to.map_or(block > parcel.from, |to| block == to);
+        self.peers.iter().filter(|peer| peer.blocks.iter().any(|block| wants(*block as usize))).cloned().collect()
     }
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
@@ -225,14 +235,19 @@ impl<B: Backend> RemotePeers<B> {
         let (Some(counts), Some(total)) = (counts, total) else {
             return Err(wrong(format!("its shapes are {sizes:?}")));
         };
-        let values = payload::read(&frame.payload, total, expected).map_err(|error| wrong(error.to_string()))?;
-        let mut rest = values.as_slice();
+        payload::check(&frame.payload, total, expected).map_err(|error| wrong(error.to_string()))?;
+        let (mut rest, each) = (&frame.payload[..], payload::element_bytes(expected));
         let mut tensors = Vec::with_capacity(sizes.len());
         for (shape, count) in sizes.iter().zip(counts) {
-            let (own, after) = rest.split_at(count);
-            let tensor = backend.upload(shape, own)?;
+            let (own, after) = rest.split_at(count * each);
             // Outputs are f32 wherever they come from; all else is in compute type.
-            tensors.push(if meta.part == ParcelPart::Outputs { tensor } else { backend.cast(&tensor)? });
+            tensors.push(match meta.part {
+                ParcelPart::Outputs => {
+                    let values = payload::read(own, count, expected).map_err(|error| wrong(error.to_string()))?;
+                    backend.upload(shape, &values)?
+                }
+                _ => backend.upload_raw(shape, own)?,
+            });
             rest = after;
         }
         Ok(tensors)
@@ -270,16 +285,20 @@ impl<B: Backend> Office<B> {
 
 impl<B: Backend> Peers<B> for RemotePeers<B> {
     fn send(&mut self, parcel: Parcel, tensors: Vec<B::Tensor>) -> Result<(), ModelError> {
-        let wants = |block: usize| parcel.to.map_or(block > parcel.from, |to| block == to);
-        let wanting: Vec<ShardHolder> =
-            self.peers.iter().filter(|peer| peer.blocks.iter().any(|block| wants(*block as usize))).cloned().collect();
-        if !wanting.is_empty() {
-            let frames = self.frames(parcel, &tensors)?;
-            for peer in wanting {
-                frames.iter().try_for_each(|frame| self.send_to(&peer, frame.clone()))?;
+        self.send_all(vec![(parcel, tensors)])
+    }
+
+    fn send_all(&mut self, parcels: Vec<(Parcel, Vec<B::Tensor>)>) -> Result<(), ModelError> {
+        let (wanted, kept): (Vec<_>, Vec<_>) =
+            parcels.into_iter().partition(|(parcel, _)| !self.wanting(*parcel).is_empty());
+        if !wanted.is_empty() {
+            for (frames, (parcel, _)) in self.frames(&wanted)?.into_iter().zip(&wanted) {
+                for peer in self.wanting(*parcel) {
+                    frames.iter().try_for_each(|frame| self.send_to(&peer, frame.clone()))?;
+                }
             }
         }
-        self.local.send(parcel, tensors)
+        kept.into_iter().chain(wanted).try_for_each(|(parcel, tensors)| self.local.send(parcel, tensors))
     }
 
     fn receive(&mut self, parcel: Parcel) -> Result<Vec<B::Tensor>, ModelError> {

@@ -10,16 +10,18 @@ use fused::{Fused, Shape};
 pub use own::PIECE;
 pub(super) use own::{CHUNK, Pieces, Tiled, Tiling};
 
+use super::Cuda;
 use super::device::Device;
 use super::tensor::{Tensor, View};
-use crate::{DType, KernelError, KeySets, Mask};
+use crate::{DType, KernelError, KeySets, Mask, Partial};
 
 /// Rows up to which a call goes through the kernel that cuts the keys: below, a row's bits do not depend on its company.
 pub const FEW_ROWS: usize = 512;
 /// Prefill rows, and keys that all of them see, go to cuDNN in multiples of this, so that lengths share plans; the own kernel
 /// takes the rest.
 const ROUNDED: usize = 512;
-/// What is left of the keys that all rows of a causal call see goes to cuDNN with the others where it is a multiple of this.
+/// What is left of the keys that all rows of a causal call see goes to cuDNN with the others, but for the first few, which leave a
+/// multiple of this.
 const REST: usize = 64;
 
 /// What attention of `q` over `k, v` is given. Views are of one type; `lse` is `(query heads, rows)` f32.
@@ -106,9 +108,11 @@ impl Attender {
             Mask::None => (keys / ROUNDED * ROUNDED, keys.is_multiple_of(ROUNDED)),
             // Rows that see no key are not cuDNN's.
             Mask::Causal if keys >= rows => {
-                let (before, rest) = (keys - rows, (keys - rows) % ROUNDED);
-                let even = rest.is_multiple_of(REST);
-                (if even { before - rest } else { before }, even && rest == before)
+                let before = keys - rows;
+                match before % REST {
+                    0 => (before - before % ROUNDED, before < ROUNDED),
+                    odd => (odd, false),
+                }
             }
             _ => (0, false),
         };
@@ -143,6 +147,15 @@ impl Attender {
             return if rounded < rows { device.attend_whole(call, rounded) } else { Ok(()) };
         }
         device.attend_whole(call, 0)
+    }
+}
+
+impl Cuda {
+    /// An unset partial for `q`.
+    pub(super) fn partial(&self, q: &Tensor, dtype: DType) -> Result<Partial<Tensor>, KernelError> {
+        let (heads, t, dim) = q.cube("attention")?;
+        let lse = self.device.empty(&[heads, t], DType::F32)?;
+        Ok(Partial { output: self.device.empty_by_rows([heads, t, dim], dtype)?, lse })
     }
 }
 

@@ -207,6 +207,37 @@ impl Products {
         self.linear(device, &device.gated_silu(gate_up)?, linear, Some(residual))
     }
 
+    /// `gated_silu` of [`Products::norm_linear`] by one kernel, where few rows are multiplied by the own one; the same bits.
+    pub fn norm_gated(
+        &self,
+        device: &Device,
+        x: &Tensor,
+        (norm, eps): (&Tensor, f32),
+        linear: &Linear,
+    ) -> Result<Option<Tensor>, KernelError> {
+        let ((rows, columns), (n, k)) = (x.matrix("norm_gated")?, linear.shape());
+        let (Weight::Plain(weight), Some(plans)) = (&linear.weight, &self.plans) else { return Ok(None) };
+        let typed = [x.dtype, weight.dtype] == [DType::Bf16; 2] && columns == k;
+        if !typed || !(1..=few::ROWS).contains(&rows) || !n.is_multiple_of(16) || !k.is_multiple_of(8) {
+            return Ok(None);
+        }
+        let x = device.rms_norm(x, None, norm, eps)?;
+        let out = device.empty(&[rows, n / 2], DType::Bf16)?;
+        let key = Key { n, k, bias: linear.bias.is_some(), residual: false, eight: false };
+        let operands = Operands {
+            x: x.pointer(),
+            weight: weight.pointer(),
+            scales: [0; 2],
+            bias: linear.bias.as_ref().map_or(0, Tensor::pointer),
+            residual: 0,
+            out: out.pointer(),
+        };
+        let taken = plans.lock().expect("no panic holds it").run_gated(device, key, rows, operands)?;
+        // Elsewhere the product is one by itself, of the rows as they are normed.
+        let apart = || device.gated_silu(&self.linear(device, &x, linear, None)?);
+        Ok(Some(if taken { out } else { apart()? }))
+    }
+
     /// The same with weights of 8 bits, and rows of them. What the library does not add is added behind it.
     fn in_eight_bits(
         &self,

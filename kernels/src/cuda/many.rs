@@ -10,7 +10,8 @@ use std::ops::Range;
 use merges::{Merges, To};
 use rounds::{Asked, Place, Places};
 
-use super::device::Device;
+use super::device::{Buffer, Device};
+use super::moves::Carried;
 use super::tensor::{Tensor, View};
 use super::{FEW_ROWS, Kv};
 use crate::packed::{around, check_asks, check_groups};
@@ -33,7 +34,21 @@ impl Table {
     }
 }
 
+/// A table as kernels get it: with their arguments, or in device memory.
+enum Sent {
+    Carried(Box<Carried>),
+    Lies(Buffer),
+}
+
 impl Device {
+    /// Sends a table to the kernels behind.
+    fn send(&self, table: &Table) -> Result<Sent, KernelError> {
+        Ok(match Carried::of(&table.0) {
+            Some(carried) => Sent::Carried(Box::new(carried)),
+            None => Sent::Lies(self.upload_bytes(&table.0)?),
+        })
+    }
+
     /// As `Backend::attend_merged`, where the kernels that cut keys take all asks; says whether they do.
     pub(super) fn attend_merged(
         &self,
@@ -88,11 +103,11 @@ impl Device {
         let (rounds, _held) = self.rounds(heads, asked)?;
         let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let merge = merges.lay(&mut table);
-        let table = self.upload_bytes(&table.0)?;
+        let sent = self.send(&table)?;
         for (round, places) in rounds.iter().zip(laid) {
-            self.attend_round(heads, round, &places, table.pointer)?;
+            self.attend_round(heads, round, &places, &sent)?;
         }
-        self.merge_laid(heads, &merges, merge.map(|at| table.pointer + at), To::Rows(results.pointer()))?;
+        self.merge_laid(heads, &merges, (&sent, merge), To::Rows(results.pointer()))?;
         Ok(Some(results))
     }
 
@@ -134,9 +149,9 @@ impl Device {
         let (rounds, _held) = self.rounds(heads, asked.into_iter())?;
         let mut table = Table::default();
         let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
-        let table = self.upload_bytes(&table.0)?;
+        let sent = self.send(&table)?;
         for (round, places) in rounds.iter().zip(laid) {
-            self.attend_round(heads, round, &places, table.pointer)?;
+            self.attend_round(heads, round, &places, &sent)?;
         }
         Ok(Some(outputs))
     }

@@ -82,17 +82,16 @@ impl Staging {
         if to.is_empty() {
             return self.stream.synchronize();
         }
-        if to.len() > DOWN {
-            // SAFETY: callers pass ranges of live buffers; the stream is waited for before `to` is read.
-            unsafe { result::memcpy_dtoh_async(to, pointer, stream) }?;
-            return self.stream.synchronize();
-        }
         let down = self.down.lock().expect("no panic holds it");
-        // SAFETY: as above; the memory is as large as `to` at least and nobody else's while it is locked.
-        unsafe {
-            sys::cuMemcpyDtoHAsync_v2(down.memory.cast(), pointer, to.len(), stream).result()?;
-            self.stream.synchronize()?;
-            std::ptr::copy_nonoverlapping(down.memory, to.as_mut_ptr(), to.len());
+        for (number, part) in to.chunks_mut(DOWN).enumerate() {
+            // SAFETY: callers pass ranges of live buffers; the stream is waited for before the memory is read, which is as large
+            // as `part` at least and nobody else's while it is locked.
+            unsafe {
+                let from = pointer + (number * DOWN) as u64;
+                sys::cuMemcpyDtoHAsync_v2(down.memory.cast(), from, part.len(), stream).result()?;
+                self.stream.synchronize()?;
+                std::ptr::copy_nonoverlapping(down.memory, part.as_mut_ptr(), part.len());
+            }
         }
         Ok(())
     }

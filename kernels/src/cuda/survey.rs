@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, result, sys};
 use cudarc::{cublaslt, cudnn};
 
+use super::Cuda;
 use super::device::{Device, device_error};
 use crate::KernelError;
 
@@ -123,5 +124,21 @@ impl Device {
     /// [`KernelError::Device`] where the driver does not tell.
     pub fn memory(&self) -> Result<(usize, usize), KernelError> {
         self.gauge().memory()
+    }
+}
+
+impl Cuda {
+    /// Refuses a GPU that has no room for `bytes` of weights.
+    ///
+    /// # Errors
+    /// [`KernelError::TooSmall`] says how many bytes are missing.
+    pub fn require(&self, bytes: u64) -> Result<(), KernelError> {
+        let (free, all) = self.device.memory()?;
+        match bytes.checked_sub(free as u64) {
+            None | Some(0) => Ok(()),
+            Some(missing) => {
+                Err(KernelError::TooSmall { index: self.index, bytes, free: free as u64, all: all as u64, missing })
+            }
+        }
     }
 }

@@ -241,6 +241,35 @@ impl Device {
         Ok(tensor)
     }
 
+    /// Waits once, and gives the elements of all, in `dtype`, as they travel.
+    pub(super) fn download_raw(&self, tensors: &[Tensor], dtype: DType) -> Result<Vec<u8>, KernelError> {
+        let bytes: usize = tensors.iter().map(|x| x.elements() * width(dtype)).sum();
+        let (buffer, mut at) = (Arc::new(self.alloc(bytes)?), 0);
+        let mut held = Vec::with_capacity(tensors.len());
+        for x in tensors.iter().filter(|x| x.elements() > 0) {
+            let x = self.cast(x, dtype)?;
+            let to = Tensor { buffer: Arc::clone(&buffer), offset: at, rows_first: false, ..x.clone() };
+            at += x.bytes();
+            match x.rows_first {
+                true => self.copy_heads(x.heads_first()?, to.heads_first()?)?,
+                false => self.copy_2d((x.pointer(), 0), (to.pointer(), 0), x.bytes(), 1)?,
+            }
+            held.push(x);
+        }
+        let mut all = vec![0; bytes];
+        self.download_bytes(buffer.pointer, &mut all)?;
+        Ok(all)
+    }
+
+    /// Elements in `dtype`, as they travelled.
+    pub(super) fn raw(&self, shape: &[usize], bytes: &[u8], dtype: DType) -> Result<Tensor, KernelError> {
+        if Some(bytes.len()) != shape.iter().try_fold(width(dtype), |all, size| all.checked_mul(*size)) {
+            return Err(KernelError::shape("upload", format!("{} bytes of {dtype:?}", bytes.len()), &[shape]));
+        }
+        let buffer = Arc::new(self.upload_bytes(bytes)?);
+        Ok(Tensor { shape: shape.to_vec(), dtype, buffer, offset: 0, rows_first: false })
+    }
+
     /// Waits, and gives the elements as f32.
     pub fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
         let (mut bytes, tensor) = (vec![0; tensor.bytes()], self.by_heads(tensor)?);

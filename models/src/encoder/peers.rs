@@ -36,6 +36,10 @@ pub struct Parcel {
 pub trait Peers<B: Backend> {
     /// Hands a parcel over. Returns before it arrives.
     fn send(&mut self, parcel: Parcel, tensors: Vec<B::Tensor>) -> Result<(), ModelError>;
+    /// Hands several over: whoever has to fetch them from a device does so once.
+    fn send_all(&mut self, parcels: Vec<(Parcel, Vec<B::Tensor>)>) -> Result<(), ModelError> {
+        parcels.into_iter().try_for_each(|(parcel, tensors)| self.send(parcel, tensors))
+    }
     /// Waits for a parcel.
     fn receive(&mut self, parcel: Parcel) -> Result<Vec<B::Tensor>, ModelError>;
     /// Everything of this layer has been received by those who wanted it here.

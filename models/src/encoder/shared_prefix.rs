@@ -23,9 +23,9 @@ impl<B: Backend> Layer<'_, B> {
         watch: &mut dyn Watch,
     ) -> Result<Vec<Vec<B::Tensor>>, ModelError> {
         let backend = self.backend();
-        for pass in self.passes.iter().filter(|pass| self.has_later(pass)) {
-            peers.send(self.keys_of(pass.shard.block), self.own(pass, sink)?.into())?;
-        }
+        let later = self.passes.iter().filter(|pass| self.has_later(pass));
+        let parcel = |pass: &Pass<'_, B>| Ok((self.keys_of(pass.shard.block), self.own(pass, sink)?.into()));
+        peers.send_all(later.map(parcel).collect::<Result<_, ModelError>>()?)?;
         let (mut outputs, mut behind) = (Vec::with_capacity(self.passes.len()), Vec::new());
         let (mut prefixes, mut asked, mut keys) = (Vec::new(), Vec::new(), 0);
         // Of all shards before the pass, in block order.

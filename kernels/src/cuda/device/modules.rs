@@ -24,7 +24,7 @@ pub const MODULES: &[Module] = &[
         ],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/few.fatbin")), &[(ROW_COUNTS, &["linear_few"])]),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/few.fatbin")), &[(ROW_COUNTS, &["linear_few", "gated_few"])]),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/eight.fatbin")),
         &[(ONE, &["quantize", "quantize_norm", "quantize_gated", "add_bf16"])],
@@ -32,8 +32,8 @@ pub const MODULES: &[Module] = &[
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/moves.fatbin")),
         &[
-            (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs"]),
-            (ONE, &["merge_into", "merge_rows", "top_k", "put", "copy_pair", "differ"]),
+            (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs", "merge_outputs_carried"]),
+            (ONE, &["merge_into", "merge_rows", "merge_rows_carried", "top_k", "put", "copy_pair", "differ"]),
         ],
     ),
     (
@@ -41,9 +41,16 @@ pub const MODULES: &[Module] = &[
         &[
             (HEAD_SIZES, &["attend_whole", "attend_tile", "attend_rows_shallow", "attend_rows"]),
             (HEAD_SIZES, &["attend_listed_tile", "attend_listed_rows_shallow", "attend_listed_rows"]),
+            (
+                HEAD_SIZES,
+                &["attend_listed_tile_carried", "attend_listed_rows_shallow_carried", "attend_listed_rows_carried"],
+            ),
         ],
     ),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")), &[(ONE, &["combine", "combine_placed"])]),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")),
+        &[(ONE, &["combine", "combine_placed", "combine_placed_carried"])],
+    ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.
@@ -60,8 +67,8 @@ pub const FOLLOWERS: &[&str] = &[
     "copy_pair",
     "quantize",
     "add_bf16",
-    "copy_pair",
     "attend_listed",
     "combine_placed",
     "linear_few",
+    "gated_few",
 ];

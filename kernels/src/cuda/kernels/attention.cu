@@ -334,5 +334,18 @@ __device__ __forceinline__ void attend_listed(const Attention* calls, const Item
     K __launch_bounds__(128, 1) attend_listed_rows_shallow_##D(const Attention* calls, const Item* items) {              \
         attend_listed<D, 1, 2>(calls, items);                                                                            \
     }
+#define CARRIED(D)                                                                                                         \
+    K __launch_bounds__(128, 2) attend_listed_tile_carried_##D(const __grid_constant__ Carried c, int calls, int items) {  \
+        attend_listed<D, 4, 3>(within<Attention>(c, calls), within<Item>(c, items));                                       \
+    }                                                                                                                      \
+    K __launch_bounds__(128, 1) attend_listed_rows_carried_##D(const __grid_constant__ Carried c, int calls, int items) {  \
+        attend_listed<D, 1, 3>(within<Attention>(c, calls), within<Item>(c, items));                                       \
+    }                                                                                                                      \
+    K __launch_bounds__(128, 1)                                                                                            \
+        attend_listed_rows_shallow_carried_##D(const __grid_constant__ Carried c, int calls, int items) {                  \
+        attend_listed<D, 1, 2>(within<Attention>(c, calls), within<Item>(c, items));                                       \
+    }
 ATTEND(64)
 ATTEND(128)
+CARRIED(64)
+CARRIED(128)

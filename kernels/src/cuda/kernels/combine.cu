@@ -59,8 +59,7 @@ struct PlacedCombination {
     float *out, *lse;  // log-sum-exps where they are wanted
     long long row;
 };
-K combine_placed(const PlacedCombination* calls, int packed, int group, int dim) {
-    extern __shared__ float weights[];
+__device__ __forceinline__ void combine_placed_at(const PlacedCombination* calls, float* weights, int packed, int group, int dim) {
     follow();
     const PlacedCombination c = calls[blockIdx.x / packed];
     int row = blockIdx.x % packed, kv_head = blockIdx.y, head = kv_head * group + row % group;
@@ -68,4 +67,12 @@ K combine_placed(const PlacedCombination* calls, int packed, int group, int dim)
     float lse, out = combine_pieces(c.pieces, row, kv_head, dim, weights, lse);
     c.out[row / group * c.row + head * dim + threadIdx.x] = out;
     if (threadIdx.x == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
+}
+K combine_placed(const PlacedCombination* calls, int packed, int group, int dim) {
+    extern __shared__ float weights[];
+    combine_placed_at(calls, weights, packed, group, dim);
+}
+K combine_placed_carried(const __grid_constant__ Carried c, int calls, int packed, int group, int dim) {
+    extern __shared__ float weights[];
+    combine_placed_at(within<PlacedCombination>(c, calls), weights, packed, group, dim);
 }

@@ -20,6 +20,14 @@ template <class T> __device__ __forceinline__ T narrow(float x);
 template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
 template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __float2bfloat16_rn(x); }
 
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// What came as an argument, and where things lie in it.
+struct Carried {
+    unsigned words[992];
+};
+template <class T> __device__ __forceinline__ const T* within(const Carried& c, int at) { return (const T*)((const char*)c.words + at); }
+
 // N elements that travel as one access.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T x[N]; };
 

@@ -7,14 +7,27 @@ template <class T> __device__ void embed(const T* table, const unsigned* ids, T*
     for (int i = threadIdx.x; i < e; i += blockDim.x) to[i] = from[i];
 }
 
-// One block a row. `residual`, where there is one, is added to `x` in place first.
+// One block a row. `residual`, where there is one, is added to `x` in place first. The first packs of a thread stay where they are, and
+// their weights wait for nobody, but for those that are so short that a kernel may just be writing them.
+constexpr int HELD = 2, SHORT = 4096;
 template <class T, int V>
 __device__ void rms_norm(T* x, const T* residual, const T* weight, T* out, int e, float eps) {
     __shared__ float sums[32];
     T* row = x + (size_t)blockIdx.x * e;
     T* to = out + (size_t)blockIdx.x * e;
+    int step = blockDim.x * V, first = threadIdx.x * V;
+    Pack<T, V> held[HELD], weights[HELD];
+    auto load_weights = [&] {
+#pragma unroll
+        for (int h = 0; h < HELD; h++)
+            if (first + h * step < e) weights[h] = *(const Pack<T, V>*)(weight + first + h * step);
+    };
+    bool at_once = e * sizeof(T) > SHORT;
+    if (at_once) load_weights();
+    follow();
+    if (!at_once) load_weights();
     float sum = 0;
-    for (int i = threadIdx.x * V; i < e; i += blockDim.x * V) {
+    auto add = [&](int i) {
         Pack<T, V> p = *(const Pack<T, V>*)(row + i);
         if (residual) {
             Pack<T, V> r = *(const Pack<T, V>*)(residual + (size_t)blockIdx.x * e + i);
@@ -22,21 +35,27 @@ __device__ void rms_norm(T* x, const T* residual, const T* weight, T* out, int e
             *(Pack<T, V>*)(row + i) = p;
         }
         for (int j = 0; j < V; j++) sum += widen(p.x[j]) * widen(p.x[j]);
-    }
+        return p;
+    };
+#pragma unroll
+    for (int h = 0; h < HELD; h++)
+        if (first + h * step < e) held[h] = add(first + h * step);
+    for (int i = first + HELD * step; i < e; i += step) add(i);
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
     __syncthreads();
     sum = 0;
     for (int i = 0; i < (int)blockDim.x / 32; i++) sum += sums[i];
     float scale = 1.0f / sqrtf(sum / e + eps);
-    for (int i = threadIdx.x * V; i < e; i += blockDim.x * V) {
-        Pack<T, V> p = *(const Pack<T, V>*)(row + i), w = *(const Pack<T, V>*)(weight + i);
+    auto put = [&](int i, Pack<T, V> p, const Pack<T, V>& w) {
         for (int j = 0; j < V; j++) p.x[j] = narrow<T>(widen(p.x[j]) * scale * widen(w.x[j]));
         *(Pack<T, V>*)(to + i) = p;
-    }
+    };
+#pragma unroll
+    for (int h = 0; h < HELD; h++)
+        if (first + h * step < e) put(first + h * step, held[h], weights[h]);
+    for (int i = first + HELD * step; i < e; i += step) put(i, *(const Pack<T, V>*)(row + i), *(const Pack<T, V>*)(weight + i));
 }
-
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 template <class T, int V> __device__ void gated_silu(const T* gate_up, T* out, long long count, int f) {
     for (long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) * V; at < count;
@@ -130,8 +149,8 @@ template <class T> __device__ void silu_each(const T* x, T* out, long long count
 #define K extern "C" __global__ void
 #define EACH(T, S, V)                                                                                                       \
     K embed_##S(const T* table, const unsigned* ids, T* out, int e) { follow(); embed(table, ids, out, e); }                \
-    K rms_norm_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { follow(); rms_norm<T, 1>(x, r, w, out, e, eps); }\
-    K rms_norm_wide_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { follow(); rms_norm<T, V>(x, r, w, out, e, eps); }\
+    K rms_norm_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { rms_norm<T, 1>(x, r, w, out, e, eps); }       \
+    K rms_norm_wide_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { rms_norm<T, V>(x, r, w, out, e, eps); }       \
     K gated_silu_##S(const T* x, T* out, long long n, int f) { follow(); gated_silu<T, 1>(x, out, n, f); }                  \
     K gated_silu_wide_##S(const T* x, T* out, long long n, int f) { follow(); gated_silu<T, V>(x, out, n, f); }             \
     K split_rotate_##S(const Rotation r) { follow(); split_rotate<T, 1>(r); }                                               \

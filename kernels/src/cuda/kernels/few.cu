@@ -5,6 +5,8 @@
 constexpr int DEPTH = 256, CHUNKS = DEPTH / 8;  // elements of k in a stage; a row's 16-byte chunks, one a lane
 constexpr int OUTPUTS = 16;
 
+// Of gated products the first half of the outputs are gates of the second: what comes out is silu(gate) * up, of values rounded as they
+// are where the product is one by itself. A block has eight of either.
 struct Few {
     const bf16 *x, *w, *bias, *residual;
     bf16* y;
@@ -12,11 +14,14 @@ struct Few {
 };
 
 // A warp alone has OUTPUTS outputs of GROUPS times 8 rows.
-template <int GROUPS, int STAGES> __device__ __forceinline__ void few(const Few& f) {
+template <int GROUPS, int STAGES, bool GATED> __device__ __forceinline__ void few(const Few& f) {
     constexpr int STAGE = (OUTPUTS + GROUPS * 8) * DEPTH;
     extern __shared__ __align__(128) bf16 memory[];
-    int lane = threadIdx.x, first = blockIdx.x * OUTPUTS, stages = (f.k + DEPTH - 1) / DEPTH;
+    constexpr int HALF = OUTPUTS / 2;
+    int lane = threadIdx.x, first = blockIdx.x * (GATED ? HALF : OUTPUTS), stages = (f.k + DEPTH - 1) / DEPTH;
     const bf16* w = f.w + (size_t)first * f.k;
+    // From the first outputs' weights to those of the second eight, less what lies between them anyway.
+    size_t apart = GATED ? (size_t)(f.n / 2 - HALF) * f.k : 0;
     auto load_weights = [&](int number) {
         int column = number * DEPTH + lane * 8;
         bool there = column < f.k;
@@ -24,7 +29,7 @@ template <int GROUPS, int STAGES> __device__ __forceinline__ void few(const Few&
         uint32_t to = shared_address(memory + number % STAGES * STAGE);
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
-            copy16(to + (i * CHUNKS + (lane ^ (i & 7))) * 16, w + (size_t)i * f.k + column, there);
+            copy16(to + (i * CHUNKS + (lane ^ (i & 7))) * 16, w + (i < HALF ? 0 : apart) + (size_t)i * f.k + column, there);
     };
     auto load_rows = [&](int number) {
         int column = number * DEPTH + lane * 8;
@@ -73,19 +78,35 @@ template <int GROUPS, int STAGES> __device__ __forceinline__ void few(const Few&
         }
     }
     wait_all_but<0>();
+    if constexpr (GATED) {
+        int column = first + lane / 4, half = f.n / 2;
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++)
-        for (int i = 0; i < 4; i++) {
-            int row = g * 8 + lane % 4 * 2 + i % 2, column = first + lane / 4 + i / 2 * 8;
-            if (row >= f.rows) continue;
-            float sum = sums[g][i];
-            size_t at = (size_t)row * f.n + column;
-            if (f.bias) sum += widen(f.bias[column]);
-            if (f.residual) sum += widen(f.residual[at]);
-            f.y[at] = narrow<bf16>(sum);
-        }
+        for (int g = 0; g < GROUPS; g++)
+            for (int i = 0; i < 2; i++) {
+                int row = g * 8 + lane % 4 * 2 + i;
+                if (row >= f.rows) continue;
+                float gate = sums[g][i], up = sums[g][i + 2];
+                if (f.bias) gate += widen(f.bias[column]), up += widen(f.bias[half + column]);
+                gate = silu(widen(narrow<bf16>(gate))), up = widen(narrow<bf16>(up));
+                f.y[(size_t)row * half + column] = narrow<bf16>(gate * up);
+            }
+    } else {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            for (int i = 0; i < 4; i++) {
+                int row = g * 8 + lane % 4 * 2 + i % 2, column = first + lane / 4 + i / 2 * 8;
+                if (row >= f.rows) continue;
+                float sum = sums[g][i];
+                size_t at = (size_t)row * f.n + column;
+                if (f.bias) sum += widen(f.bias[column]);
+                if (f.residual) sum += widen(f.residual[at]);
+                f.y[at] = narrow<bf16>(sum);
+            }
+    }
 }
 
 #define K extern "C" __global__ void
-K __launch_bounds__(32) linear_few_8(const __grid_constant__ Few f) { few<1, 6>(f); }
-K __launch_bounds__(32) linear_few_16(const __grid_constant__ Few f) { few<2, 4>(f); }
+K __launch_bounds__(32) linear_few_8(const __grid_constant__ Few f) { few<1, 6, false>(f); }
+K __launch_bounds__(32) linear_few_16(const __grid_constant__ Few f) { few<2, 4, false>(f); }
+K __launch_bounds__(32) gated_few_8(const __grid_constant__ Few f) { few<1, 6, true>(f); }
+K __launch_bounds__(32) gated_few_16(const __grid_constant__ Few f) { few<2, 4, true>(f); }

@@ -189,15 +189,24 @@ K merge_outputs_bf16(const float* const* p, const MergedRow* r, bf16* out, int q
     follow();
     merge_packed<bf16, false>(p, r, out, query, dim);
 }
+K merge_rows_carried(const __grid_constant__ Carried c, int p, int r, float* out, int query, int dim) {
+    follow();
+    merge_packed<float, true>(within<const float*>(c, p), within<MergedRow>(c, r), out, query, dim);
+}
+K merge_outputs_carried_bf16(const __grid_constant__ Carried c, int p, int r, bf16* out, int query, int dim) {
+    follow();
+    merge_packed<bf16, false>(within<const float*>(c, p), within<MergedRow>(c, r), out, query, dim);
+}
+K merge_outputs_carried_f32(const __grid_constant__ Carried c, int p, int r, float* out, int query, int dim) {
+    follow();
+    merge_packed<float, false>(within<const float*>(c, p), within<MergedRow>(c, r), out, query, dim);
+}
 K merge_outputs_f32(const float* const* p, const MergedRow* r, float* out, int query, int dim) {
     follow();
     merge_packed<float, false>(p, r, out, query, dim);
 }
 
 // Words that came as an argument.
-struct Carried {
-    unsigned words[992];
-};
 K put(unsigned* to, const __grid_constant__ Carried from, int count) {
     follow();
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from.words[i];

@@ -32,8 +32,13 @@ pub fn takes(key: Key, rows: usize) -> bool {
     rows <= ROWS && even && !key.eight && !(key.bias && key.residual)
 }
 
-/// Queues a product that the kernel takes.
-pub fn multiply(device: &Device, key: Key, rows: usize, operands: Operands) -> Result<(), KernelError> {
+/// Queues a product that the kernel takes, or what is left of one whose first half of outputs are gates of the second.
+pub fn multiply(
+    device: &Device,
+    key: Key,
+    (rows, gated): (usize, bool),
+    operands: Operands,
+) -> Result<(), KernelError> {
     let Key { n, k, bias, .. } = key;
     let few = Few {
         x: operands.x,
@@ -47,7 +52,8 @@ pub fn multiply(device: &Device, key: Key, rows: usize, operands: Operands) -> R
         unused: 0,
     };
     // Stages of 256 inputs of the outputs' weights and of the rows, as the kernel has them.
-    let (name, stages, held) = if rows <= 8 { ("linear_few_8", 6, 8) } else { ("linear_few_16", 4, 16) };
+    let (version, stages, held) = if rows <= 8 { ("8", 6, 8) } else { ("16", 4, 16) };
+    let name = format!("{}_few_{version}", if gated { "gated" } else { "linear" });
     let shared = stages * (OUTPUTS + held) * 256 * 2;
-    launch!(device, name, Spread { blocks: (n / OUTPUTS, 1), threads: 32, shared }, few)
+    launch!(device, &name, Spread { blocks: (n / OUTPUTS, 1), threads: 32, shared }, few)
 }

@@ -191,9 +191,25 @@ impl Plans {
         self.go(device, way, (key, rows), operands)
     }
 
+    /// Queues a product of few rows with gates, where the own kernel was chosen for it; says whether it was.
+    pub fn run_gated(
+        &mut self,
+        device: &Device,
+        key: Key,
+        rows: usize,
+        operands: Operands,
+    ) -> Result<bool, KernelError> {
+        let own = rows <= few::ROWS && self.takes(device, key, rows)?;
+        let own = own && matches!(self.ways[&(key, class_of(rows))], Some((Way::Few, _)));
+        if own {
+            few::multiply(device, key, (rows, true), operands)?;
+        }
+        Ok(own)
+    }
+
     fn go(&self, device: &Device, way: Way, (key, rows): (Key, usize), operands: Operands) -> Result<(), KernelError> {
         match way {
-            Way::Few => few::multiply(device, key, rows, operands),
+            Way::Few => few::multiply(device, key, (rows, false), operands),
             Way::Library(algorithm) => {
                 let call = Call::new(key, rows, operands).map_err(failed)?;
                 self.multiply(device, &call, &algorithm, operands).map_err(failed)

@@ -2,7 +2,7 @@
 
 use super::super::device::{Device, Spread, launch, padded, typed};
 use super::super::tensor::Tensor;
-use super::Table;
+use super::{Sent, Table};
 use crate::packed::check_parts;
 use crate::{DType, Heads, KernelError};
 
@@ -71,28 +71,35 @@ impl Device {
         }
         let places = merges.lay(&mut table);
         self.write(buffer.pointer, &table.0)?;
-        self.merge_laid(heads, &merges, places.map(|at| buffer.pointer + at), to)
+        self.merge_laid(heads, &merges, (&Sent::Lies(buffer), places), to)
     }
 
     pub(super) fn merge_laid(
         &self,
         heads: Heads,
         merges: &Merges,
-        places: [u64; 2],
+        (sent, places): (&Sent, [u64; 2]),
         to: To<'_>,
     ) -> Result<(), KernelError> {
         if merges.rows.is_empty() {
             return Ok(());
         }
-        let [partials, rows] = places;
         let threads = heads.dim.next_multiple_of(32).clamp(32, 256) as u32;
         let most = merges.rows.iter().map(|row| row.count).max().unwrap_or(0) as usize;
         let spread = Spread { blocks: (merges.rows.len(), heads.query), threads, shared: padded(most) };
         let (query, dim) = (heads.query as i32, heads.dim as i32);
-        match to {
-            To::Rows(out) => launch!(self, "merge_rows", spread, partials, rows, out, query, dim),
-            To::Outputs(tensor) => {
-                let (name, out) = (typed("merge_outputs", tensor.dtype()), tensor.pointer());
+        let carried = if matches!(sent, Sent::Carried(_)) { "_carried" } else { "" };
+        let (name, out) = match to {
+            To::Rows(out) => (format!("merge_rows{carried}"), out),
+            To::Outputs(tensor) => (typed(&format!("merge_outputs{carried}"), tensor.dtype()), tensor.pointer()),
+        };
+        match sent {
+            Sent::Carried(table) => {
+                let [partials, rows] = places.map(|at| at as i32);
+                launch!(self, &name, spread, **table, partials, rows, out, query, dim)
+            }
+            Sent::Lies(table) => {
+                let [partials, rows] = places.map(|at| table.pointer + at);
                 launch!(self, &name, spread, partials, rows, out, query, dim)
             }
         }

@@ -4,7 +4,7 @@ use super::super::PIECE;
 use super::super::attention::{CHUNK, Pieces, Tiled, Tiling};
 use super::super::device::{Buffer, Device, Spread, launch, padded};
 use super::super::tensor::View;
-use super::Table;
+use super::{Sent, Table};
 use crate::{Heads, KernelError, Mask};
 
 /// Bytes of partials of pieces that are held at a time, if a call has no more.
@@ -114,22 +114,39 @@ impl Device {
         heads: Heads,
         round: &Round,
         places: &Places,
-        table: u64,
+        sent: &Sent,
     ) -> Result<(), KernelError> {
         let Heads { query, kv, dim } = heads;
-        let calls = table + places.calls;
         for (packed, items, place) in [(1, &round.items[0], places.items[0]), (64, &round.items[1], places.items[1])] {
             if !items.is_empty() {
                 let Tiling { name, shared, .. } = Tiling::of(packed, dim, self.shared_limit());
-                let (spread, list) = (Spread { blocks: (items.len(), kv), threads: 128, shared }, table + place);
-                launch!(self, &format!("attend_listed_{name}_{dim}"), spread, calls, list)?;
+                let spread = Spread { blocks: (items.len(), kv), threads: 128, shared };
+                match sent {
+                    Sent::Carried(table) => {
+                        let (name, at) = (format!("attend_listed_{name}_carried_{dim}"), [places.calls, place]);
+                        let [calls, list] = at.map(|at| at as i32);
+                        launch!(self, &name, spread, **table, calls, list)?;
+                    }
+                    Sent::Lies(table) => {
+                        let [calls, list] = [places.calls, place].map(|at| table.pointer + at);
+                        launch!(self, &format!("attend_listed_{name}_{dim}"), spread, calls, list)?;
+                    }
+                }
             }
         }
         let [packed, pieces] = round.most;
         let spread = Spread { blocks: (round.calls.len() * packed, kv), threads: dim as u32, shared: padded(pieces) };
-        let (list, packed, group) = (table + places.combinations, packed as i32, (query / kv) as i32);
-        let dim = dim as i32;
-        launch!(self, "combine_placed", spread, list, packed, group, dim)
+        let (list, packed, group, dim) = (places.combinations, packed as i32, (query / kv) as i32, dim as i32);
+        match sent {
+            Sent::Carried(table) => {
+                let list = list as i32;
+                launch!(self, "combine_placed_carried", spread, **table, list, packed, group, dim)
+            }
+            Sent::Lies(table) => {
+                let list = table.pointer + list;
+                launch!(self, "combine_placed", spread, list, packed, group, dim)
+            }
+        }
     }
 }
 

@@ -59,16 +59,15 @@ impl Device {
             done += rows;
         }
         let top = tops.lay(&mut table);
-        let table = self.upload_bytes(&table.0)?;
+        let sent = self.send(&table)?;
         for (round, places) in rounds.iter().zip(laid) {
-            self.attend_round(heads, round, &places, table.pointer)?;
+            self.attend_round(heads, round, &places, &sent)?;
         }
-        let placed = |at: [u64; 2]| at.map(|at| table.pointer + at);
         for (at, merges) in &levels {
-            self.merge_laid(heads, merges, placed(*at), To::Rows(slots.memory.pointer))?;
+            self.merge_laid(heads, merges, (&sent, *at), To::Rows(slots.memory.pointer))?;
         }
         let out = self.empty(&[done, heads.query * heads.dim], dtype)?;
-        self.merge_laid(heads, &tops, placed(top), To::Outputs(&out))?;
+        self.merge_laid(heads, &tops, (&sent, top), To::Outputs(&out))?;
         Ok(Some(out))
     }
 
