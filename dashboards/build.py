@@ -162,6 +162,8 @@ CLUSTER = [
      [("(max by (host) (asterism_certificate_expiry_timestamp_seconds{ASTERISM}) - time()) / 86400", "{{host}}")], {}),
     ("lines", "Mixed numerics", "Times that a job or session went on, on hosts whose results differ in their last bits.", "short",
      [happened("numerics_mixed_total", None, "mixed")], {"bars": True}),
+    ("lines", "Self-tests", "Self-tests that ended, by result, and whether the cluster takes no work for want of one that passed.", "short",
+     [happened("self_tests_total", "result"), now("self_test_closed", None, "takes no work")], {}),
     ("table", "What runs", "The supervisor's build, and what it was told to run.", "none",
      [("asterism_config_info{ASTERISM} * on (instance) group_left (version, target, profile) asterism_build_info{ASTERISM}", "")],
      {"wide": True}),

@@ -28,5 +28,7 @@ mod queue;
 mod requests;
 #[path = "hostile/roles.rs"]
 mod roles;
+#[path = "hostile/self_test.rs"]
+mod self_test;
 #[path = "hostile/waiting.rs"]
 mod waiting;

@@ -3,7 +3,9 @@
 pub mod bounds;
 mod event;
 mod host;
+mod self_test;
 mod session;
+mod timings;
 mod waiting;
 
 use std::{collections::BTreeMap, fmt};
@@ -17,7 +19,9 @@ use serde::{
 
 pub use event::{ClusterEvent, EventId, NoEventId};
 pub use host::{ClusterStatus, HostHealth, HostProgress, HostStatus, Role, Scheduling};
+pub use self_test::{SelfTestCheck, SelfTestReport, SelfTestState, Verdict};
 pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, SessionState, SessionStatus};
+pub use timings::{HostTiming, Timings};
 pub use waiting::{AwaitedHost, Waiting};
 
 use crate::supervisor::PlacementPolicy;
@@ -220,47 +224,6 @@ pub struct ErrorBody {
     /// The request field at fault, if one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub param: Option<String>,
-}
-
-/// Seconds spent, host by host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Timings {
-    /// Submission to the start of work.
-    pub queue_s: f64,
-    /// Phase 1, wall clock.
-    pub encode_s: f64,
-    /// Phase 2's query step, wall clock: end of phase 1 to the first token.
-    pub query_s: f64,
-    /// Phase 2's decoding, wall clock: first token to the last.
-    pub decode_s: f64,
-    /// Submission to the end.
-    pub total_s: f64,
-    /// Per context host.
-    pub hosts: Vec<HostTiming>,
-}
-
-/// What one context host did for a job.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct HostTiming {
-    /// Host name.
-    pub host: String,
-    /// Shards it encoded.
-    pub shards: usize,
-    /// Tokens it ran through the model in phase 1, prefixes included.
-    pub encoded_tokens: usize,
-    /// Tokens of blocks that it did not encode, since it held the same already.
-    #[serde(default)]
-    pub cached_tokens: usize,
-    /// Context tokens whose KV it keeps.
-    pub kept_tokens: usize,
-    /// Bytes of KV it keeps.
-    pub kv_bytes: u64,
-    /// Seconds of phase 1 on this host.
-    pub encode_s: f64,
-    /// (row, key) pairs that went through its softmaxes in phase 1, over all query heads and computed layers.
-    pub attention_pairs: u64,
-    /// Bytes of tensors it received from other context hosts in phase 1.
-    pub exchange_bytes: u64,
 }
 
 fn is_false(value: &bool) -> bool {

@@ -158,6 +158,8 @@ pub const TABLE: &[Rule] = &[
     rule(Act::Http("POST", "/api/v1/sessions/{name}/extend"), CLIENTS),
     rule(Act::Http("DELETE", "/api/v1/sessions/{name}"), CLIENTS),
     rule(Act::Http("POST", "/api/v1/join-tokens"), CLIENTS),
+    rule(Act::Http("POST", "/api/v1/self-test"), CLIENTS),
+    rule(Act::Http("GET", "/api/v1/self-test"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/topology"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/events"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/version"), CLIENTS),

@@ -77,6 +77,14 @@ pub enum JobError {
         /// Which host and why.
         cause: String,
     },
+    /// A self-test found the cluster wrong.
+    #[error(
+        "this cluster computes wrong answers and takes no work until a self-test passes: {cause}. `asterism self-test` runs one"
+    )]
+    Wrong {
+        /// What was found.
+        cause: String,
+    },
     /// Too many jobs wait.
     #[error("{waiting} jobs are waiting already, which is the most this cluster queues; try again later")]
     Overloaded {
@@ -226,6 +234,7 @@ impl JobError {
             Self::Plan(error) => error.code(),
             Self::Model(error) => error.code(),
             Self::NotReady { .. } => "not_ready",
+            Self::Wrong { .. } => "self_test_failed",
             Self::Overloaded { .. } | Self::Full { .. } | Self::Crowded { .. } => "overloaded",
             Self::NotFound { .. } => "job_not_found",
             Self::Ended { .. } => "job_ended",

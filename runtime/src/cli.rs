@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     commands::{
         bench, certificates, chaos, cluster, completions, config, demo, doctor, evaluate, host, job, plan, process,
-        session,
+        self_test, session,
     },
     error::{CliError, Exit},
     globals::{GlobalArgs, Globals},
@@ -67,6 +67,8 @@ pub enum Verb {
     Chaos(chaos::ChaosArgs),
     /// What this machine has to compute with, and what hosts of the cluster file lack here
     Doctor,
+    /// Try whether the running cluster answers as it must: canaries over every host, compared
+    SelfTest(self_test::SelfTestArgs),
     /// Show version and build
     Version,
     /// Print a shell's completion script
@@ -113,6 +115,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Demo(args) => demo::run(globals, &args),
         Verb::Chaos(args) => chaos::run(globals, &args),
         Verb::Doctor => doctor::run(globals),
+        Verb::SelfTest(args) => self_test::run(globals, &args),
         Verb::Version => config::version(globals),
         Verb::Completions(args) => completions::completions(&args),
         Verb::Man(args) => completions::man(globals, &args),

@@ -267,6 +267,7 @@ fn next_step(code: &str) -> Option<&'static str> {
         "job_ended" => "`asterism job list` shows the jobs there are",
         "job_exists" => "give another --id, or none",
         "not_ready" | "stopping" => "`asterism status` shows which host is missing",
+        "self_test_failed" => "mend what it names, then `asterism self-test`",
         "session_expired" => "`asterism session list` shows the sessions there are",
         "session_failed" => "`asterism session show NAME` says why; drop it and create it anew",
         "last_host" | "host_conflict" => "`asterism host list` shows the hosts there are",

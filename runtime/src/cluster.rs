@@ -42,6 +42,9 @@ const MOST_QUEUED: usize = 100_000;
 /// More threads than machines have cores.
 const MOST_THREADS: usize = 1024;
 
+/// The label that every host has: its name.
+pub const NAME_LABEL: &str = "host";
+
 /// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
 const REJOIN: Duration = Duration::from_secs(3);
 
@@ -72,6 +75,8 @@ pub struct Cluster {
     pub mixed_numerics: MixedNumerics,
     /// Times that a host's process is started again.
     pub max_restarts: u32,
+    /// Whether it takes no work before a self-test has passed.
+    pub self_test: bool,
     /// What pinned contexts may take.
     pub sessions: SessionLimits,
     /// What may wait.
@@ -172,6 +177,7 @@ impl Cluster {
             recovery: recovery(file)?,
             mixed_numerics: file.cluster.mixed_numerics,
             max_restarts: file.supervisor.max_restarts,
+            self_test: file.supervisor.self_test,
             sessions: sessions(file)?,
             queue: queue(file)?,
             log: Log { filter: file.observability.log.clone(), format: file.observability.log_format },
@@ -344,7 +350,7 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Resu
         let expected = format!("at least 1 MiB ({LEAST_MEMORY} bytes); write a unit, such as \"8GiB\"");
         return Err(ClusterError::Value { key: "host.memory_limit", got: got.to_string(), expected });
     }
-    section.labels.iter().flat_map(|(key, value)| [key, value]).try_for_each(|part| check_name("host.labels", part))?;
+    let labels = labels(section)?;
     Ok(Host {
         name: section.name.clone(),
         node: (*node).to_owned(),
@@ -354,8 +360,19 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Resu
         threads: section.threads,
         kernels: kernels(section, device)?,
         memory_limit,
-        labels: section.labels.clone(),
+        labels,
     })
+}
+
+/// Its own labels, and its name, so that a job can ask for one host.
+fn labels(section: &HostSection) -> Result<BTreeMap<String, String>, ClusterError> {
+    section.labels.iter().flat_map(|(key, value)| [key, value]).try_for_each(|part| check_name("host.labels", part))?;
+    if let Some(got) = section.labels.get(NAME_LABEL) {
+        let expected = format!("no label '{NAME_LABEL}': that is '{}' there, its own name", section.name);
+        return Err(ClusterError::Value { key: "host.labels", got: format!("{NAME_LABEL} = {got:?}"), expected });
+    }
+    let name = [(NAME_LABEL.to_owned(), section.name.clone())];
+    Ok(section.labels.clone().into_iter().chain(name).collect())
 }
 
 fn kernels(section: &HostSection, device: Device) -> Result<KernelChoice, ClusterError> {
@@ -447,7 +464,8 @@ mod tests {
         assert_eq!(cluster.sessions, limits);
         let spare = cluster.host("context-1").unwrap();
         assert_eq!((spare.role, spare.memory_limit), (Role::Spare, Some(8 << 30)));
-        assert_eq!(spare.labels, BTreeMap::from([("rack".into(), "a".into())]));
+        let expected = BTreeMap::from([("rack".into(), "a".into()), ("host".into(), spare.name.clone())]);
+        assert_eq!(spare.labels, expected);
         assert_eq!(cluster.threads_of(spare, 9), 3);
         let two = SAMPLE.replace("name = \"context-1\"\nrole = \"context\"", "name = \"context-1\"\nrole = \"query\"");
         assert_eq!(resolve(&two).unwrap().with_role(Role::Query).count(), 2);

@@ -201,6 +201,8 @@ pub struct SupervisorSection {
     pub recovery: Recovery,
     /// Times that a host's process is started again.
     pub max_restarts: u32,
+    /// Whether the cluster takes no work before a self-test has passed.
+    pub self_test: bool,
 }
 
 /// What happens to a job whose host died.
@@ -353,6 +355,7 @@ impl Default for SupervisorSection {
             dead_after_ms: 1500,
             recovery: Recovery::Redistribute,
             max_restarts: 20,
+            self_test: false,
         }
     }
 }

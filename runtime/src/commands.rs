@@ -13,4 +13,5 @@ pub mod host;
 pub mod job;
 pub mod plan;
 pub mod process;
+pub mod self_test;
 pub mod session;

@@ -16,6 +16,7 @@ mod lists;
 pub(crate) mod origin;
 pub(crate) mod pace;
 pub(crate) mod request;
+mod self_test;
 mod sessions;
 pub(crate) mod tls;
 mod waiting;
@@ -33,7 +34,7 @@ use asterism_transport::join::JoinListener;
 use subtle::ConstantTimeEq;
 use tokio::sync::Notify;
 
-use crate::{door::Door, error::CliError};
+use crate::{door::Door, error::CliError, self_test::SelfTest};
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
@@ -63,6 +64,8 @@ pub struct AdminState {
     pub listen: SocketAddr,
     /// Where nodes use join tokens, if anywhere.
     pub joins: Option<Arc<JoinListener>>,
+    /// What tries whether the cluster answers as it must.
+    pub self_test: SelfTest,
     /// Told when a client asks for the end.
     pub stop_wanted: Arc<Notify>,
 }
@@ -72,6 +75,7 @@ impl AdminState {
     async fn topology(&self) -> Result<ClusterStatus, JobError> {
         let mut status = self.supervisor.cluster().await?;
         self.door.explain(&mut status.hosts);
+        status.self_test = self.self_test.report().brief();
         Ok(status)
     }
 }
@@ -118,6 +122,8 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(sessions::end)
         .service(joining::create_token)
         .service(events::events)
+        .service(self_test::start)
+        .service(self_test::show)
         .service(cluster::topology)
         .service(cluster::version)
         .service(cluster::shutdown);
@@ -175,8 +181,10 @@ mod tests {
         std::fs::create_dir_all(&cluster.data_dir).unwrap();
         let journal = wiring::journal(&cluster).unwrap();
         let (supervisor, listen, door) = wiring::start_supervisor(&cluster, journal).await.unwrap();
+        let self_test = SelfTest::new(&cluster, &supervisor);
         let state = AdminState {
             supervisor,
+            self_test,
             cluster: cluster.name.clone(),
             door,
             listen,

@@ -31,6 +31,7 @@ pub mod readiness;
 pub mod renewal;
 pub mod rotation;
 pub mod sample;
+mod self_test;
 pub mod service;
 pub mod size;
 pub mod template;

@@ -234,6 +234,7 @@ mod tests {
                 "heartbeat_age_s": 3.0, "kv_bytes": 512, "cause": null,
             });
             ClusterStatus {
+                self_test: None,
                 name: "c".into(),
                 model: "m".into(),
                 method: "star".into(),

@@ -38,7 +38,7 @@ impl Wait<'_> {
             let age = started.elapsed();
             if let Ok(status) = &looked {
                 changed(status, age);
-                if status.ready {
+                if status.is_settled() {
                     return looked;
                 }
                 if let Some(error) = self.given_up(status, age) {
@@ -50,7 +50,7 @@ impl Wait<'_> {
                 let status = looked?;
                 return Err(match status.hosts.iter().find(late) {
                     Some(host) => not_ready(self.cluster, host, age),
-                    None => CliError::unreachable("the cluster has no hosts"),
+                    None => untested(&status, age),
                 });
             }
             tokio::time::sleep(POLL).await;
@@ -64,6 +64,14 @@ impl Wait<'_> {
         let cause = host.cause.clone().unwrap_or(exit.cause);
         Some(not_ready(self.cluster, &HostStatus { health: HostHealth::Dead, cause: Some(cause), ..host.clone() }, age))
     }
+}
+
+/// That hosts are there and their self-test has not ended.
+fn untested(status: &ClusterStatus, age: Duration) -> CliError {
+    let said = status.self_test.iter().flat_map(|test| [&test.doing, &test.cause]).flatten().next();
+    let said = said.map(|said| format!(": {said}")).unwrap_or_default();
+    CliError::unreachable(format!("the self-test has not passed after {:.1} s{said}", age.as_secs_f64()))
+        .hint("`asterism up` again, with --timeout SECONDS if it needs longer")
 }
 
 /// Which host, in which phase, and why, probably.

@@ -18,7 +18,9 @@ use crate::{
     http::{self, AdminState, Cause, Server},
     joining,
     openai::{self, ApiState, Keys, Open, Store},
-    rotation, wiring,
+    rotation,
+    self_test::SelfTest,
+    wiring,
 };
 
 /// How often a disk that takes nothing is looked at.
@@ -53,7 +55,10 @@ impl Service {
         let joins = joining::open(cluster)?.map(Arc::new);
         rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
+        let self_test = SelfTest::new(cluster, &supervisor);
+        self_test.keep_untested_closed();
         let state = AdminState {
+            self_test,
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
             door,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{SelfTestReport, SelfTestState};
+
 /// A host's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -117,6 +119,22 @@ pub struct ClusterStatus {
     pub jobs_pending: usize,
     /// Jobs running.
     pub jobs_running: usize,
+    /// Its latest self-test, where there was one or has to be one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub self_test: Option<SelfTestReport>,
+}
+
+impl ClusterStatus {
+    /// Whether every host is ready, and no self-test has to pass that has not ended.
+    pub fn is_settled(&self) -> bool {
+        let ended = |test: &SelfTestReport| matches!(test.state, SelfTestState::Passed | SelfTestState::Wrong);
+        self.ready && self.self_test.as_ref().is_none_or(ended)
+    }
+
+    /// Whether a self-test found it wrong.
+    pub fn is_wrong(&self) -> bool {
+        self.self_test.as_ref().is_some_and(|test| test.state == SelfTestState::Wrong)
+    }
 }
 
 /// Phase-1 progress of one context host.

@@ -106,6 +106,10 @@ names! {
     TRANSPORT_REJECTS = "transport_rejects_total";
     /// When a process's certificate ends, in seconds since 1970.
     CERTIFICATE_EXPIRY = "certificate_expiry_timestamp_seconds";
+    /// Self-tests that ended, by result: passed, wrong, or undone where not everything could be tried.
+    SELF_TESTS = "self_tests_total";
+    /// 1 while the cluster takes no work because a self-test has to pass first, or found it wrong.
+    SELF_TEST_CLOSED = "self_test_closed";
     /// Always 1; its labels say what runs.
     BUILD_INFO = "build_info";
     /// Always 1; its labels say what the supervisor was told to run.

@@ -28,6 +28,7 @@ use crate::{
         events::EventListener,
         feed::Listener,
         fingerprint::{Fingerprint, random},
+        gate::Gate,
         journal::{Request, Subject},
         prepare::ModelFront,
         pulse::Pulse,
@@ -58,6 +59,7 @@ pub struct Supervisor {
     writing: Arc<AtomicBool>,
     desk: Arc<Semaphore>,
     pulse: Arc<Pulse>,
+    gate: Gate,
 }
 
 impl Supervisor {
@@ -76,7 +78,7 @@ impl Supervisor {
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
         let desk = Arc::new(Semaphore::new(PREPARED_AT_ONCE));
-        Ok(Self { actor, model, method, context_hosts, writing, desk, pulse })
+        Ok(Self { actor, model, method, context_hosts, writing, desk, pulse, gate: Gate::default() })
     }
 
     /// Whether it waits for the disk of its journal right now, and answers when that is done.
@@ -100,13 +102,24 @@ impl Supervisor {
         self.actor.get_status() == ActorStatus::Stopped
     }
 
+    /// What decides whether it takes new work.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
     /// The model as the supervisor knows it.
     pub fn model(&self) -> &Arc<ModelFront> {
         &self.model
     }
 
     /// Tokenises, plans and queues a job; returns its id. The same request with the same id is the same job.
-    pub async fn submit(&self, mut request: JobRequest) -> Result<String, JobError> {
+    pub async fn submit(&self, request: JobRequest) -> Result<String, JobError> {
+        self.gate.check()?;
+        self.submit_canary(request).await
+    }
+
+    /// The same for the cluster's own test, which decides on the gate.
+    pub async fn submit_canary(&self, mut request: JobRequest) -> Result<String, JobError> {
         let (id, fingerprint) = match request.id.take() {
             Some(id) => {
                 let id = bounds::client_id(&id)?;
@@ -218,6 +231,7 @@ impl Supervisor {
 
     /// Encodes a context to be asked many times.
     pub async fn create_session(&self, request: SessionRequest) -> Result<SessionStatus, JobError> {
+        self.gate.check()?;
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
         let (name, ttl) = (request.name.clone(), request.ttl_s);
         let name = bounds::name("name", &name)?;
@@ -253,6 +267,7 @@ impl Supervisor {
 
     /// Appends to a session, for questions that come when that is encoded; until then they see nothing of it.
     pub async fn append_session(&self, name: &str, request: AppendRequest) -> Result<SessionStatus, JobError> {
+        self.gate.check()?;
         let name = bounds::name("name", name)?;
         let job = request.job.as_deref().map(|job| bounds::name("job", job)).transpose()?;
         let grown = name.clone();

@@ -149,8 +149,10 @@ impl SupervisorState {
     /// Where a job is generated next.
     pub(super) fn choose_query_host(&self, number: u64) -> Choice {
         let Some(job) = self.jobs.get(number) else { return Choice::Nobody };
+        let named = self.contexts.get(job.context).and_then(|context| context.prepared.placement.query_host.as_ref());
         let able = |host: &usize| {
             let record = self.hosts.at(*host);
+            named.is_none_or(|named| *named == record.spec.name).then_some(())?;
             Some((record.rank(Role::Query, self.config.recovery).filter(|_| record.takes_work())?, *host))
         };
         let able: Vec<(u8, usize)> = (0..self.config.hosts.len()).filter_map(|host| able(&host)).collect();

@@ -14,6 +14,7 @@ mod dispatch;
 mod events;
 mod feed;
 mod fingerprint;
+mod gate;
 mod given;
 mod hear;
 mod homes;
@@ -46,6 +47,7 @@ pub use config::{ContextHosts, HostSpec, Liveness, Recovery, SessionLimits, Supe
 pub use events::EventListener;
 pub use feed::Listener;
 pub use fingerprint::Fingerprint;
+pub use gate::{Closed, Gate};
 pub use job::{Outcome, Question};
 pub use placement::{
     Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,

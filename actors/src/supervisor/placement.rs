@@ -51,6 +51,9 @@ pub struct PlacementPolicy {
     pub arrangement: Arrangement,
     /// Labels that a host must carry, all of them.
     pub labels: BTreeMap<String, String>,
+    /// The host that generates, by name; any where none is named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub query_host: Option<String>,
 }
 
 impl PlacementPolicy {
@@ -341,7 +344,7 @@ mod tests {
     fn any_policy() -> impl Strategy<Value = PlacementPolicy> {
         let arrangement = prop_oneof![Just(Arrangement::Spread), Just(Arrangement::Pack)];
         (arrangement, prop_oneof![Just(vec![]), Just(vec![("rack", "x")])])
-            .prop_map(|(arrangement, of)| PlacementPolicy { arrangement, labels: labels(&of) })
+            .prop_map(|(arrangement, of)| PlacementPolicy { arrangement, labels: labels(&of), query_host: None })
     }
 
     proptest! {

@@ -79,6 +79,7 @@ impl SupervisorState {
     /// The cluster for `status`.
     pub fn cluster_status(&self, now: Duration, version: &str) -> ClusterStatus {
         ClusterStatus {
+            self_test: None,
             name: self.config.cluster.clone(),
             model: self.config.model.clone(),
             method: self.config.method.name().to_string(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use asterism_actors::api::{AppendRequest, HostStatus, Scheduling, SessionRequest, SessionStatus};
+use asterism_actors::api::{AppendRequest, HostStatus, Scheduling, SelfTestReport, SessionRequest, SessionStatus};
 
 use super::Client;
 use crate::{
@@ -14,6 +14,16 @@ impl Client {
     /// A token with which one node can join within `ttl`.
     pub fn create_join_token(&self, ttl: Duration) -> Result<Token, CliError> {
         self.post("/api/v1/join-tokens", &Joining { ttl_s: ttl.as_secs_f64() })
+    }
+
+    /// Begins a self-test, unless one runs.
+    pub fn start_self_test(&self) -> Result<SelfTestReport, CliError> {
+        self.post("/api/v1/self-test", &())
+    }
+
+    /// How the latest self-test stands.
+    pub fn self_test(&self) -> Result<SelfTestReport, CliError> {
+        self.get("/api/v1/self-test")
     }
 
     /// Every host, in the order of the cluster file.

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus, Role};
+use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus, Role, SelfTestReport, SelfTestState};
 use clap::Args;
 use rustix::process::Signal;
 
@@ -76,6 +76,7 @@ impl Readiness {
             "cluster '{}' is ready: model {}, method {}, admin API http://{} (process {})",
             status.name, status.model, status.method, record.admin, record.pid
         ));
+        self_tested(status).into_iter().for_each(|note| globals.note(note));
         if let Some(api) = record.api {
             let scheme = if record.api_tls { "https" } else { "http" };
             globals.note(format_args!("OpenAI's API is at {scheme}://{api}/v1"));
@@ -162,6 +163,7 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         format => output::print_json(&status, format)?,
     }
     unequal(&status.hosts).into_iter().for_each(|note| globals.note(note));
+    self_tested(&status).into_iter().for_each(|note| globals.note(note));
     globals.note(format_args!(
         "cluster '{}' at {} is {}: model {}, method {}, {} running, {} waiting",
         status.name,
@@ -177,6 +179,24 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         false => "next: asterism host list shows who is missing, and why",
     });
     Ok(Exit::Success)
+}
+
+/// How its latest self-test stands, where there was one.
+fn self_tested(status: &ClusterStatus) -> Option<String> {
+    let SelfTestReport { state, cause, done, total, seconds, .. } = status.self_test.as_ref()?;
+    let cause = cause.as_deref().unwrap_or_default();
+    Some(match state {
+        SelfTestState::None => return None,
+        SelfTestState::Pending => "the self-test waits for hosts: no work is taken before it has passed".into(),
+        SelfTestState::Running => format!("a self-test runs: {done} of {total} canaries answered"),
+        SelfTestState::Passed => format!("the self-test passed: {total} canaries in {seconds:.1} s"),
+        SelfTestState::Wrong => {
+            format!(
+                "the self-test found wrong answers, and no work is taken until one passes (`asterism self-test`): {cause}"
+            )
+        }
+        SelfTestState::Undone => format!("the self-test could not be done: {cause}"),
+    })
 }
 
 /// What to know of hosts that do not all compute the same bits.

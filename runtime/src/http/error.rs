@@ -191,7 +191,9 @@ fn status_of(code: &str) -> StatusCode {
         | "session_busy" | "session_replaced" => StatusCode::CONFLICT,
         "session_expired" => StatusCode::GONE,
         "context_too_long" => StatusCode::PAYLOAD_TOO_LARGE,
-        "not_ready" | "overloaded" | "stopping" | "capacity_exhausted" => StatusCode::SERVICE_UNAVAILABLE,
+        "not_ready" | "overloaded" | "stopping" | "capacity_exhausted" | "self_test_failed" => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         "internal" => StatusCode::INTERNAL_SERVER_ERROR,
         "disk_full" | "journal_io" => StatusCode::INSUFFICIENT_STORAGE,
         "placement_impossible" | "session_failed" => StatusCode::UNPROCESSABLE_ENTITY,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use actix_web::{HttpRequest, HttpResponse, Responder, get, http::header::ContentType, web::Data};
-use asterism_actors::{api::HostHealth, metric};
+use asterism_actors::{api::HostHealth, metric, supervisor::Closed};
 
 use super::AdminState;
 use crate::metrics;
@@ -34,8 +34,15 @@ pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Respon
             writeln!(body, "[{mark}] {} {health}{cause}", host.name).expect("a String takes every line");
         }
     }
-    body += if cluster.ready { "ready\n" } else { "not ready\n" };
-    let mut response = if cluster.ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
+    let closed = state.supervisor.gate().closed();
+    let ready = cluster.ready && closed.is_none();
+    match closed {
+        Some(Closed::Wrong(cause)) => body += &format!("self-test: {cause}\n"),
+        Some(Closed::Untested) => body += "self-test: not passed yet\n",
+        None => {}
+    }
+    body += if ready { "ready\n" } else { "not ready\n" };
+    let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
     response.insert_header(ContentType::plaintext()).body(body)
 }
 

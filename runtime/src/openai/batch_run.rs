@@ -368,5 +368,5 @@ fn document(job: &JobRequest) -> Option<Digest> {
 /// Whether a refusal is for now alone.
 fn may_pass(error: &JobError) -> bool {
     let ErrorBody { code, .. } = error.body();
-    ["overloaded", "not_ready", "disk_full", "session_replaced"].contains(&code.as_str())
+    ["overloaded", "not_ready", "self_test_failed", "disk_full", "session_replaced"].contains(&code.as_str())
 }

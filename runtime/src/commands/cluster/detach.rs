@@ -52,10 +52,10 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
             let client = Client::new(&format!("http://{}", record.admin), token.clone(), globals.request_timeout)?;
             if let Ok(status) = client.topology() {
                 readiness.see(globals, &status, started.elapsed());
-                if status.ready {
+                if status.is_settled() {
                     readiness.show(globals, &status, &record)?;
                     globals.note("`asterism down` stops it");
-                    return Ok(Exit::Success);
+                    return Ok(if status.is_wrong() { Exit::JobFailed } else { Exit::Success });
                 }
             }
         }

@@ -128,7 +128,7 @@ impl PlacementArgs {
             PlacementChoice::Spread => Arrangement::Spread,
             PlacementChoice::Pack => Arrangement::Pack,
         };
-        PlacementPolicy { arrangement, labels: self.host_labels.iter().cloned().collect() }
+        PlacementPolicy { arrangement, labels: self.host_labels.iter().cloned().collect(), query_host: None }
     }
 }
 
