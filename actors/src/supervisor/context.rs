@@ -196,7 +196,8 @@ impl Context {
     /// has not reported, and so nobody has compared.
     pub fn tainted_by(&self, host: usize) -> BTreeSet<usize> {
         let unseen = |place: &Place| place.host == Some(host) && place.encoded.is_none();
-        let first = self.places.iter().position(unseen).filter(|_| self.together);
+        // Other exchanges begin again with all shards, whoever has them.
+        let first = self.places.iter().position(unseen).filter(|_| self.together && self.moves_alone());
         let later = first.map_or(&[][..], |first| &self.places[first..]);
         later.iter().filter_map(|place| place.host).filter(|other| *other != host).collect()
     }
