@@ -153,9 +153,9 @@ impl<B: Backend> RemotePeers<B> {
     }
 
     /// Hosts that want a parcel.
-    fn wanting(&self, parcel: Parcel) -> Vec<ShardHolder> {
-        let wants = |block: usize| parcel.to.map_or(block > parcel.from, |to| block == to);
-        self.peers.iter().filter(|peer| peer.blocks.iter().any(|block| wants(*block as usize))).cloned().collect()
+    fn wanting(&self, parcel: Parcel) -> impl Iterator<Item = &ShardHolder> {
+        let wants = move |block: usize| parcel.to.map_or(block > parcel.from, |to| block == to);
+        self.peers.iter().filter(move |peer| peer.blocks.iter().any(|block| wants(*block as usize)))
     }
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
@@ -290,10 +290,10 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
 
     fn send_all(&mut self, parcels: Vec<(Parcel, Vec<B::Tensor>)>) -> Result<(), ModelError> {
         let (wanted, kept): (Vec<_>, Vec<_>) =
-            parcels.into_iter().partition(|(parcel, _)| !self.wanting(*parcel).is_empty());
+            parcels.into_iter().partition(|(parcel, _)| self.wanting(*parcel).next().is_some());
         if !wanted.is_empty() {
             for (frames, (parcel, _)) in self.frames(&wanted)?.into_iter().zip(&wanted) {
-                for peer in self.wanting(*parcel) {
+                for peer in self.wanting(*parcel).cloned().collect::<Vec<_>>() {
                     frames.iter().try_for_each(|frame| self.send_to(&peer, frame.clone()))?;
                 }
             }
