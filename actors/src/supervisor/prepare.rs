@@ -144,7 +144,7 @@ impl ModelFront {
             return Err(empty_context());
         }
         bounds::name("name", &request.name)?;
-        check_placement(&request.placement)?;
+        bounds::labels("placement", &request.placement.labels)?;
         request.ttl_s.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
         let template = request.chat_template && matches!(request.context, Prompt::Text(_));
         let separator = request.query_separator.unwrap_or_else(|| self.separator_after(&request.context));
@@ -303,7 +303,7 @@ impl ModelFront {
         request.id.as_deref().map(bounds::client_id).transpose()?;
         request.session.as_deref().map(|session| bounds::name("session", session)).transpose()?;
         bounds::labels("labels", &request.labels)?;
-        check_placement(&request.placement)?;
+        bounds::labels("placement", &request.placement.labels)?;
         bounds::stops(&request.stop)?;
         request.sampling.validate()?;
         if request.max_tokens == 0 {
@@ -320,11 +320,6 @@ impl ModelFront {
         let timeout = request.timeout_s.map(|timeout| bounds::seconds("timeout_s", timeout)).transpose()?;
         Ok(Limits { max_tokens, timeout })
     }
-}
-
-fn check_placement(placement: &PlacementPolicy) -> Result<(), JobError> {
-    bounds::labels("placement", &placement.labels)?;
-    placement.query_host.as_deref().map(|host| bounds::name("placement", host)).transpose().map(drop)
 }
 
 /// The numbers of a request, each within its bounds.

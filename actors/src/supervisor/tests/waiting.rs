@@ -6,7 +6,7 @@ use super::{Cluster, config, decoding, job, prepared, seconds};
 use crate::{
     api::Scheduling,
     messages::HostMessage,
-    supervisor::{PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
+    supervisor::{PlacementPolicy, PreparedContext, PreparedJob, Recovery, Source, SupervisorConfig},
 };
 
 fn said(cluster: &Cluster, job: u64) -> String {
@@ -46,6 +46,25 @@ fn a_job_waits_for_hosts_then_for_its_turn_then_for_nothing() {
     assert_eq!(said(&cluster, first), "nothing", "a query host answers");
     let timings = cluster.status(first).timings;
     assert_eq!((timings.queue_s, timings.encode_s), (50.0, 0.0), "the queue is no part of the work");
+}
+
+#[test]
+fn who_waits_for_one_query_host_holds_up_nobody() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_running: 9, ..config(2, 0) });
+    let mut context = prepared(&cluster.state.config().method.clone(), 2);
+    context.placement.query_host = Some("q9".into());
+    cluster.ask(Source::Context(context), Some(60.0));
+    let second = cluster.submit(None);
+    cluster.encode();
+    let (_, generate) = cluster.generation().expect("the query host that is there has nothing else to do");
+    assert_eq!(generate.job, second);
+}
+
+#[test]
+fn a_request_names_no_query_host() {
+    let policy = |text| serde_json::from_str::<PlacementPolicy>(text);
+    assert!(policy(r#"{"arrangement": "pack"}"#).is_ok());
+    assert!(policy(r#"{"query_host": "query-0"}"#).is_err());
 }
 
 #[test]
