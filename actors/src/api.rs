@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, fmt};
 use asterism_models::{QuerySeparator, Sampling};
 use asterism_plan::MethodConfig;
 use serde::{
+use schemars::JsonSchema;
     Deserialize, Deserializer, Serialize,
     de::{SeqAccess, Visitor},
 };
@@ -27,7 +28,7 @@ pub use waiting::{AwaitedHost, Waiting};
 use crate::supervisor::PlacementPolicy;
 
 /// A job: a context, a question about it, and how to answer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobRequest {
     /// Idempotency key: the same request with the same id again returns the first job, another request is refused. Absent:
@@ -110,7 +111,7 @@ fn yes() -> bool {
 }
 
 /// Text, or token ids that are taken as they are: no template, nothing added.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Prompt {
     /// UTF-8 text.
@@ -173,7 +174,7 @@ impl Prompt {
 }
 
 /// Where a job stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum JobState {
     /// Waiting for its turn.
@@ -189,7 +190,7 @@ pub enum JobState {
 }
 
 /// What a running job is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobPhase {
     /// Waiting for its turn.
@@ -205,7 +206,7 @@ pub enum JobPhase {
 }
 
 /// Why a job ended with an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
     /// An end-of-sequence token or a stop string.
@@ -215,7 +216,7 @@ pub enum FinishReason {
 }
 
 /// An error as a client sees it: stable code, one message that says what, where, expected, got and what to do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
     /// One line or paragraph for a person.
     pub message: String,
@@ -231,7 +232,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 /// A job as `job status` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct JobStatus {
     /// Job id.
     pub id: String,
@@ -297,7 +298,7 @@ pub struct JobStatus {
 }
 
 /// A host lost under a job, and what became of its part.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RecoveryStatus {
     /// The host.
     pub host: String,
@@ -316,7 +317,7 @@ pub struct RecoveryStatus {
 }
 
 /// What a watcher of a job hears, in order; the last is `Finished`. One JSON object a line on the admin API.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum JobEvent {
     /// The job moved to another phase.

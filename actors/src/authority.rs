@@ -139,6 +139,7 @@ pub const TABLE: &[Rule] = &[
     rule(Act::Http("GET", "/"), EVERYBODY),
     rule(Act::Http("GET", "/console.css"), EVERYBODY),
     rule(Act::Http("GET", "/console.js"), EVERYBODY),
+    rule(Act::Http("GET", "/api/openapi.json"), CLIENTS),
     rule(Act::Http("POST", "/api/v1/jobs"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/jobs"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/jobs/{id}"), CLIENTS),

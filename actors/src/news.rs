@@ -5,12 +5,13 @@ mod seconds;
 
 use std::{borrow::Cow, time::Duration};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::api::{JobState, Role, Scheduling, Timings};
 
 /// Something that happened to a job, a session, a host or shards.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum News {
     /// A job was taken in.
@@ -177,6 +178,7 @@ pub enum News {
         shards: usize,
         /// Since the loss.
         #[serde(rename = "took_s", with = "seconds")]
+        #[schemars(with = "f64")]
         took: Duration,
     },
     /// All shards that were to move are where they moved to.
@@ -187,6 +189,7 @@ pub enum News {
         shards: usize,
         /// Since the first began to.
         #[serde(rename = "took_s", with = "seconds")]
+        #[schemars(with = "f64")]
         took: Duration,
     },
     /// A context host holds shards that it encoded.
@@ -223,6 +226,7 @@ pub enum News {
         tokens: usize,
         /// Since it began.
         #[serde(rename = "took_s", with = "seconds")]
+        #[schemars(with = "f64")]
         took: Duration,
     },
     /// Happens to a listener alone: some of what it has not heard is kept no more.
@@ -230,7 +234,7 @@ pub enum News {
 }
 
 /// A job for people, and for hosts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JobName {
     /// As clients know it.
     #[serde(rename = "job")]

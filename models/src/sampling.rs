@@ -2,12 +2,13 @@
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
 
 /// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
     /// Divides the logits; 0 is greedy.

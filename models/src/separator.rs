@@ -4,11 +4,13 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Text before a question. It is tokenised with the question, so that a context is the same whatever is asked about it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String")]
+#[schemars(extend("maxLength" = Self::MAX_BYTES))]
 pub struct QuerySeparator(Cow<'static, str>);
 
 impl QuerySeparator {

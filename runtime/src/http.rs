@@ -13,6 +13,7 @@ mod jobs;
 mod joining;
 pub(crate) mod listening;
 mod lists;
+mod openapi;
 pub(crate) mod origin;
 pub(crate) mod pace;
 pub(crate) mod request;
@@ -127,7 +128,7 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(cluster::topology)
         .service(cluster::version)
         .service(cluster::shutdown);
-    app.service(api).service(health::live).service(health::ready).service(health::scrape);
+    app.service(openapi::openapi).service(api).service(health::live).service(health::ready).service(health::scrape);
     app.service(console::page).service(console::style).service(console::script);
 }
 

@@ -1,9 +1,10 @@
 //! What this program is. Prints nothing.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// What this program is, as `version` prints it and `/api/v1/version` serves it.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Version {
     /// Of the program.
     pub version: &'static str,

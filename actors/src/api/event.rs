@@ -2,13 +2,14 @@
 
 use std::{fmt, str::FromStr};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::news::News;
 
 /// Something that happened. One JSON object on the admin API.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ClusterEvent {
     /// Its place among all that happened in this life of the supervisor.
     pub id: EventId,
@@ -20,7 +21,7 @@ pub struct ClusterEvent {
 }
 
 /// Names an event: the life of the supervisor in which it happened, and which it was of those. As text `LIFE-NUMBER`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(into = "String", try_from = "String")]
 pub struct EventId {
     /// The supervisor's life, in hexadecimal digits.

@@ -1,11 +1,12 @@
 //! Hosts and the cluster as clients see them: plain values.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{SelfTestReport, SelfTestState};
 
 /// A host's role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Encodes shards and answers phase-2 queries over them.
@@ -17,7 +18,7 @@ pub enum Role {
 }
 
 /// How a host is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HostHealth {
     /// Its process has not connected yet.
@@ -33,7 +34,7 @@ pub enum HostHealth {
 }
 
 /// Whether a host takes new work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduling {
     /// It does.
@@ -46,7 +47,7 @@ pub enum Scheduling {
 }
 
 /// A host as `status` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct HostStatus {
     /// Name.
     pub name: String,
@@ -101,7 +102,7 @@ impl HostStatus {
 }
 
 /// The cluster as `status` shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ClusterStatus {
     /// Cluster name.
     pub name: String,
@@ -138,7 +139,7 @@ impl ClusterStatus {
 }
 
 /// Phase-1 progress of one context host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HostProgress {
     /// Host name.
     pub host: String,

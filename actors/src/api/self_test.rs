@@ -1,9 +1,10 @@
 //! What a self-test of the cluster found, as clients see it: plain values.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How a self-test stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SelfTestState {
     /// None was asked for.
@@ -22,7 +23,7 @@ pub enum SelfTestState {
 }
 
 /// What became of one canary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// As it must be.
@@ -36,7 +37,7 @@ pub enum Verdict {
 }
 
 /// One canary and its answer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SelfTestCheck {
     /// What was tried, in a few words.
     pub name: String,
@@ -58,7 +59,7 @@ pub struct SelfTestCheck {
 }
 
 /// A self-test, while it runs and after.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SelfTestReport {
     /// How it stands.
     pub state: SelfTestState,

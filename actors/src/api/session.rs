@@ -2,13 +2,14 @@
 
 use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ErrorBody, HostProgress, Prompt, Waiting};
 use crate::supervisor::PlacementPolicy;
 
 /// A context to encode once and ask many times.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionRequest {
     /// Its name: letters, digits, `-`, `_` and `.`, at most 64.
@@ -37,7 +38,7 @@ pub struct SessionRequest {
 }
 
 /// What a session goes on with.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AppendRequest {
     /// Text or token ids, tokenised by itself and taken as it is.
@@ -49,7 +50,7 @@ pub struct AppendRequest {
 }
 
 /// How a session is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SessionState {
     /// Its context waits for its turn or is being encoded.
@@ -63,7 +64,7 @@ pub enum SessionState {
 }
 
 /// A session as `session show` shows it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionStatus {
     /// Name.
     pub name: String,
@@ -105,7 +106,7 @@ pub struct SessionStatus {
 }
 
 /// An append under way.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Appending {
     /// Context tokens that the session has after it.
     pub context_tokens: usize,
@@ -118,7 +119,7 @@ pub struct Appending {
 }
 
 /// A host's part of a session.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SessionHost {
     /// Host name.
     pub host: String,

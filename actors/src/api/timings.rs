@@ -1,9 +1,10 @@
 //! Where a job's seconds went, as clients see it: plain values.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Seconds spent, host by host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Timings {
     /// Submission to the start of work.
     pub queue_s: f64,
@@ -20,7 +21,7 @@ pub struct Timings {
 }
 
 /// What one context host did for a job.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HostTiming {
     /// Host name.
     pub host: String,

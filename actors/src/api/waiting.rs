@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{HostHealth, Scheduling, SessionState};
@@ -10,7 +11,7 @@ use super::{HostHealth, Scheduling, SessionState};
 const NAMED: usize = 3;
 
 /// Why nothing is done for a job or session right now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Waiting {
     /// These hosts have to be there first.
@@ -49,7 +50,7 @@ pub enum Waiting {
 }
 
 /// A host that is waited for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AwaitedHost {
     /// Its name.
     pub host: String,

@@ -7,6 +7,7 @@ mod obvious;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -44,7 +45,7 @@ pub struct Demand {
 }
 
 /// What a job asks of the hosts that get its shards.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlacementPolicy {
     /// How shards lie over nodes.
@@ -63,7 +64,7 @@ impl PlacementPolicy {
 }
 
 /// How a job's shards lie over nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrangement {
     /// In turn over the nodes, so that one that is lost costs few shards; idle hosts come before busy ones.

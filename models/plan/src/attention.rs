@@ -4,12 +4,13 @@
 #![allow(missing_docs)]
 
 use rkyv::Archive;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
 
 /// Attention inside one phase-1 pass. Causality is by index in the assembled input, never by position id.
-#[derive(
+#[derive(JsonSchema,
     Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
@@ -28,14 +29,16 @@ pub enum LocalAttention {
 }
 
 /// Sizes of StreamingLLM's mask.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Streaming {
     /// First tokens, seen by every row after them.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub sink_tokens: usize,
     /// Latest tokens a row sees, itself included; at least 1.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub window_tokens: usize,
 }
 
@@ -46,19 +49,22 @@ impl Default for Streaming {
 }
 
 /// Sizes of AnchorAttention (Zhang et al., 2025).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Stripes {
     /// A key is selected when its pooled score is at most this far below the anchor's, in natural-log units.
     pub theta: f32,
     /// Query blocks that share their stripes.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub step: usize,
     /// Rows of a query block.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub block_q: usize,
     /// First keys, seen by every row after them.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub block_kv: usize,
 }
 
@@ -69,14 +75,16 @@ impl Default for Stripes {
 }
 
 /// Budgets of MInference's vertical-slash pattern (Jiang et al., 2024).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VerticalSlash {
     /// Columns.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub vertical: usize,
     /// Diagonals.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub slash: usize,
 }
 
@@ -87,7 +95,7 @@ impl Default for VerticalSlash {
 }
 
 /// Thresholds of FlexPrefill (Lai et al., 2025).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Flex {
     /// Share of the attention mass to keep.
@@ -96,6 +104,7 @@ pub struct Flex {
     pub tau: f32,
     /// Least tokens of each pattern.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub min_budget: usize,
 }
 

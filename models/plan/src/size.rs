@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, de::Error};
 
 /// Most tokens, rows or keys that a size of a method may count.
-const MOST: usize = 1 << 30;
+pub const MOST: usize = 1 << 30;
 
 /// Reads a size.
 pub fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {

@@ -8,13 +8,14 @@ mod select;
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::PlanError;
 use chunks::{Chunks, dense_ids};
 
 /// How chunks are scored. df is the number of blocks that hold a token, n the number of blocks, the last included.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Heuristic {
     /// The largest ln(n / df) of a token of the chunk.
@@ -33,7 +34,7 @@ pub enum Heuristic {
 }
 
 /// The order of chunks with equal scores. On prose nearly all chunks of a block tie under [`Heuristic::MaxIdf`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TieBreak {
     /// The earliest chunk first.
@@ -69,7 +70,7 @@ pub enum SummaryBudget {
 }
 
 /// Who competes for the budget.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BudgetSpread {
     /// The chunks of one block for the budget of that block.

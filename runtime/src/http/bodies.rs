@@ -1,9 +1,10 @@
 //! Bodies of requests about hosts, sessions and joining that the API of jobs has no type for.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `POST /api/v1/hosts/{name}/drain`
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Drain {
     /// Seconds until what has not moved is encoded anew elsewhere; absent: no limit.
@@ -12,7 +13,7 @@ pub struct Drain {
 }
 
 /// `POST /api/v1/hosts/{name}/replace`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Replacement {
     /// The host that takes the place.
@@ -20,7 +21,7 @@ pub struct Replacement {
 }
 
 /// `POST /api/v1/sessions/{name}/extend`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Extension {
     /// Seconds from now until the session ends.
@@ -28,7 +29,7 @@ pub struct Extension {
 }
 
 /// `POST /api/v1/join-tokens`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Joining {
     /// Seconds until the token is refused.
@@ -36,7 +37,7 @@ pub struct Joining {
 }
 
 /// A join token, and where it can be used.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Token {
     /// The token: a secret.
     pub token: String,
@@ -46,4 +47,11 @@ pub struct Token {
     pub supervisor: String,
     /// Seconds until it is refused.
     pub expires_s: f64,
+}
+
+/// The answer to who asked for the end.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Stopping {
+    /// It comes.
+    pub stopping: bool,
 }

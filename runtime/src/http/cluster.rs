@@ -5,7 +5,7 @@ use actix_web::{
     web::{Data, Json},
 };
 
-use super::{AdminState, error::Refusal};
+use super::{AdminState, bodies::Stopping, error::Refusal};
 use crate::version::Version;
 
 #[get("/topology")]
@@ -21,5 +21,5 @@ pub async fn version() -> impl Responder {
 #[post("/shutdown")]
 pub async fn shutdown(state: Data<AdminState>) -> impl Responder {
     state.stop_wanted.notify_one();
-    HttpResponse::Accepted().json(serde_json::json!({ "stopping": true }))
+    HttpResponse::Accepted().json(Stopping { stopping: true })
 }

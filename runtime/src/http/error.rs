@@ -10,20 +10,21 @@ use asterism_actors::{
     JobError,
     api::{ErrorBody, bounds},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Characters of a parser's message that a refusal repeats.
 const CAUSE_CHARS: usize = 300;
 
 /// The body of every answer that is no success.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorEnvelope {
     /// What went wrong.
     pub error: ErrorObject,
 }
 
 /// What went wrong.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorObject {
     /// For a person.
     pub message: String,

@@ -14,13 +14,14 @@ use asterism_actors::{
 };
 use bytes::Bytes;
 use futures_util::stream;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use super::{AdminState, error::Refusal, intake::Taken, lists::Listing};
 
 /// The answer to a submission.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Submitted {
     /// The job's id.
     pub id: String,

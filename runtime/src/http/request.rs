@@ -93,9 +93,14 @@ pub fn check_cluster(headers: &HeaderMap, cluster: &str) -> Result<(), Refusal> 
     }
 }
 
+/// What a path may have behind its `?`.
+pub fn queries(pattern: &str) -> &'static [&'static str] {
+    QUERIES.iter().find(|(path, _)| *path == pattern).map_or(&[][..], |(_, known)| known)
+}
+
 /// Refuses what nobody looks at behind the `?` of a path.
 pub fn check_query(pattern: &str, query: &str) -> Result<(), Refusal> {
-    let known = QUERIES.iter().find(|(path, _)| *path == pattern).map_or(&[][..], |(_, known)| known);
+    let known = queries(pattern);
     let names = query.split('&').filter(|part| !part.is_empty()).map(|part| part.split('=').next().unwrap_or(part));
     for name in names {
         if !known.contains(&name) {

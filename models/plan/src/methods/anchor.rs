@@ -1,13 +1,14 @@
 //! AnchorAttention (Zhang et al., 2025) over the whole context on one host: the first block, the row's group, and the
 //! stripes whose pooled scores come near the anchor's. Phase 2 is dense.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Method, dense::one_shard};
 use crate::{LocalAttention, Plan, PlanError, PlanRequest, attention::Stripes};
 
 /// Sizes of AnchorAttention.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct AnchorConfig(pub Stripes);
 

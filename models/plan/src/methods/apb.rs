@@ -1,6 +1,7 @@
 //! APB (Huang et al., 2025): an even split behind an anchor that embeds the query; in every layer each host passes its
 //! highest-scored keys and values to the later ones.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Method, bare_shards};
@@ -10,26 +11,30 @@ use crate::{
 };
 
 /// Sizes of APB.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApbConfig {
     /// Tokens of the anchor, 0 for none. Absent: a quarter of a block, and room for the query.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub anchor_tokens: Option<usize>,
     /// Tokens a host passes on. Absent: an eighth of a block.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub passing_tokens: Option<usize>,
     /// Whether the anchor holds a copy of the query.
     pub embed_query: bool,
     /// Context tokens of the anchor in front of the query's copy.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub query_insert_at: usize,
     /// Whether `anchor_tokens` counts the query's copy.
     pub anchor_includes_query: bool,
     /// Width of the maximum taken over neighbouring scores; 1 for none.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub score_pool: usize,
     /// Leading tokens of the first block that are not passed on.
     pub first_skip: FirstSkip,
@@ -42,7 +47,7 @@ pub struct ApbConfig {
 }
 
 /// Leading tokens of the first block that are not passed on, because every anchor has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FirstSkip {
     /// As many as `anchor_tokens`, as published: tokens that the query's copy pushed out of the anchor reach nobody.

@@ -1,5 +1,6 @@
 //! Dense attention while it is the cheaper one, else the most accurate of the cheap methods. What each would cost decides.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{DenseConfig, Method, PulsarConfig};
@@ -13,12 +14,13 @@ const DENSE_BELOW_TOKENS: usize = 2048;
 const LEAST_BLOCK_TOKENS: usize = 512;
 
 /// Where to change over.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AutoConfig {
     /// Contexts with fewer tokens are encoded dense, whatever that costs.
     #[serde(skip_serializing_if = "is_default")]
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub dense_below_tokens: usize,
 }
 

@@ -1,12 +1,13 @@
 //! Exact causal attention: the whole context as one shard on one host. The baseline every method is measured against.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Method;
 use crate::{Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard, Span};
 
 /// Dense attention has no sizes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DenseConfig {}
 

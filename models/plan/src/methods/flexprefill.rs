@@ -1,12 +1,13 @@
 //! FlexPrefill (Lai et al., 2025) over the whole context on one host. Phase 2 is dense.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Method, dense::one_shard};
 use crate::{LocalAttention, Plan, PlanError, PlanRequest, attention::Flex};
 
 /// Thresholds of every head.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct FlexprefillConfig(pub Flex);
 

@@ -1,12 +1,13 @@
 //! MInference's vertical-slash pattern (Jiang et al., 2024) over the whole context on one host. Phase 2 is dense.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Method, dense::one_shard};
 use crate::{LocalAttention, Plan, PlanError, PlanRequest, attention::VerticalSlash};
 
 /// Budgets of every head.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct MinferenceConfig(pub VerticalSlash);
 

@@ -14,6 +14,7 @@ mod ulysses;
 
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use anchor::AnchorConfig;
@@ -67,7 +68,7 @@ pub trait Method {
 macro_rules! methods {
     ($($(#[$doc:meta])* $variant:ident($config:ty),)+) => {
         /// A method and its sizes as typed: `{"star": {"block_tokens": 4096}}`, or the same as a TOML table.
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(rename_all = "snake_case", deny_unknown_fields)]
         #[non_exhaustive]
         pub enum MethodConfig {

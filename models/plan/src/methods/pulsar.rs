@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Method;
@@ -45,24 +46,28 @@ const LEAST_SUMMARY_TOKENS: usize = 1152;
 const MOST_ROWS: (usize, usize) = (64, 1 << 16);
 
 /// Sizes of Pulsar Attention.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PulsarConfig {
     /// Tokens of a block. Absent: the context spread evenly, one block a host, or several of at most 1,024 tokens when a query
     /// chooses (16,384 where shards share no prefix), or of 1,024 tokens each in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub block_tokens: Option<usize>,
     /// First tokens of the context, seen by every block.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub sink_tokens: usize,
     /// Tokens of a chunk. Absent: 16 when a query chooses, 32 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub chunk_tokens: Option<usize>,
     /// Tokens of a block's summary, 0 for none. Absent: `summary_fraction`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub summary_tokens: Option<usize>,
     /// Share of a block that its summary holds. Absent: a thirty-second of all blocks, at most 8,192 tokens, when a query
     /// chooses, none in a session that a query would choose for, an eighth otherwise.
@@ -71,6 +76,7 @@ pub struct PulsarConfig {
     /// Least tokens of all summaries by share that the last block sees. Absent: 1,152 when a query chooses, 0 otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub least_summary_tokens: Option<usize>,
     /// What makes a chunk worth keeping.
     pub heuristic: Heuristic,
@@ -88,6 +94,7 @@ pub struct PulsarConfig {
     /// Absent: an eighth of the context, from 1,152 to 8,192, where a query would choose summaries.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub refresh_tokens: Option<usize>,
     /// Whether each summary is encoded once, by its block's owner, and its keys and values sent, layer by layer: the same
     /// numbers for less work, but shards wait for each other. Absent: when all hosts share a machine.
@@ -100,7 +107,7 @@ pub struct PulsarConfig {
 }
 
 /// Position ids of sink and summaries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Positions {
     /// Where the tokens stand in the context.

@@ -1,12 +1,13 @@
 //! Ring attention (Liu et al., 2023), exact: every shard's keys and values pass all later shards, layer by layer.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Method;
 use crate::{Exchange, Plan, PlanError, PlanRequest, blocks::host_of_blocks, methods::bare_shards};
 
 /// How blocks lie on hosts.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RingConfig {
     /// Which hosts have which blocks.
@@ -14,7 +15,7 @@ pub struct RingConfig {
 }
 
 /// Which hosts have which blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RingLayout {
     /// Two blocks a host, the first with the last and so on, so that all hosts see as many keys.

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Method;
@@ -16,16 +17,18 @@ use crate::{
 };
 
 /// Sizes of Star Attention.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct StarConfig {
     /// Tokens of a block. Absent: the context spread evenly, one block a host.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub block_tokens: Option<usize>,
     /// Tokens of the anchor, 0 for none. Absent: a whole block. At most a block; clamped to the first block.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
+    #[schemars(range(max = crate::size::MOST))]
     pub anchor_tokens: Option<usize>,
     /// Position ids of the anchor.
     #[serde(skip_serializing_if = "is_default")]
@@ -46,7 +49,7 @@ pub struct StarConfig {
 }
 
 /// Where the anchor claims to stand.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AnchorPosition {
     /// At the head of the context.
@@ -61,7 +64,7 @@ pub enum AnchorPosition {
 }
 
 /// Drawn positions.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RandomPositions {
     /// The same seed draws the same positions.
@@ -72,7 +75,7 @@ pub struct RandomPositions {
 }
 
 /// What the anchor says.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum AnchorContent {
     /// The head of the first block.
@@ -92,7 +95,7 @@ pub enum AnchorContent {
 }
 
 /// Where the tokens of a shuffled anchor come from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Permutation {
     /// Index into the first block, one a token of the anchor.
@@ -102,7 +105,7 @@ pub enum Permutation {
 }
 
 /// Which tokens a random anchor has.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RandomTokens {
     /// Token ids, at least as many as the anchor has.

@@ -1,26 +1,29 @@
 //! StreamingLLM (Xiao et al., 2023) as a prefill mask over the whole context on one host; positions are never renumbered.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Method, dense::one_shard};
 use crate::{ContextView, LocalAttention, Plan, PlanError, PlanRequest, attention::Streaming};
 
 /// Sizes of the mask.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct StreamingConfig {
     /// First tokens, seen by every row after them.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub sink_tokens: usize,
     /// Latest tokens a row sees, itself included.
     #[serde(deserialize_with = "crate::size::size")]
+    #[schemars(range(max = crate::size::MOST))]
     pub window_tokens: usize,
     /// What the query and the generated tokens see.
     pub phase2: Phase2,
 }
 
 /// What the query and the generated tokens see.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase2 {
     /// Everything.

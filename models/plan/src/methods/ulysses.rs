@@ -1,5 +1,6 @@
 //! DeepSpeed-Ulysses (Jacobs et al., 2023), exact: rows are split for the linear layers, heads for attention.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Method;
@@ -7,7 +8,7 @@ use crate::{Exchange, Plan, PlanError, PlanRequest, blocks::host_of_blocks, meth
 
 /// Ulysses has no sizes. Every host takes an equal share of the query heads and the KV heads they read, replicated when
 /// there are fewer of those.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UlyssesConfig {}
 
