@@ -18,6 +18,8 @@ mod identity;
 mod joining;
 #[path = "hostile/listener.rs"]
 mod listener;
+#[path = "hostile/logprobs.rs"]
+mod logprobs;
 #[path = "hostile/logs.rs"]
 mod logs;
 #[path = "hostile/openai.rs"]

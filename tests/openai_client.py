@@ -63,7 +63,7 @@ def ask(api, admin):
     client = openai.OpenAI(base_url=f"http://{api}/v1", api_key="moon", max_retries=0, timeout=DEADLINE_S)
     document = HARBOUR.read_text()
     messages = [{"role": "system", "content": document}, {"role": "user", "content": QUESTION}]
-    for test in [models, whole, streamed, completions, sessions, responses, background, batch, errors, keys]:
+    for test in [models, whole, streamed, completions, logprobs, sessions, responses, background, batch, errors, keys]:
         test(openai, client, api, messages)
         print(f"ok: {test.__name__}")
     cancelled(client, admin, messages)
@@ -122,6 +122,28 @@ def completions(openai, client, api, messages):
     ids = client.completions.create(model="asterism-7m", prompt=[5, 6, 7, 8], max_tokens=2,
                                     extra_body={"attention": {"method": "dense"}})
     assert ids.usage.prompt_tokens == 4, ids
+
+
+def logprobs(openai, client, api, messages):
+    asked = {"model": "asterism-7m", "messages": messages, "max_tokens": 16, "logprobs": True, "top_logprobs": 2}
+    answer = client.chat.completions.create(**asked)
+    told = answer.choices[0].logprobs.content
+    assert len(told) == answer.usage.completion_tokens and bytes(sum((token.bytes for token in told), [])).decode() == \
+        answer.choices[0].message.content, answer
+    assert all(token.logprob <= 0 and token.top_logprobs[0].token == token.token for token in told), told
+    chunks = client.chat.completions.create(stream=True, **asked)
+    streamed = [token for chunk in chunks if chunk.choices[0].logprobs for token in chunk.choices[0].logprobs.content]
+    assert [token.logprob for token in streamed] == [token.logprob for token in told], (streamed, told)
+    text = client.completions.create(model="asterism-7m", prompt=messages[0]["content"] + "\n\n" + QUESTION, max_tokens=4,
+                                     logprobs=5)
+    assert len(text.choices[0].logprobs.tokens) == 4 and len(text.choices[0].logprobs.top_logprobs[0]) == 5, text
+    for beyond in [{"top_logprobs": 21}, {"logprobs": False}]:
+        try:
+            client.chat.completions.create(**{**asked, **beyond})
+        except openai.BadRequestError as error:
+            assert error.param == "top_logprobs", error
+        else:
+            raise AssertionError(f"{beyond} was taken")
 
 
 def sessions(openai, client, api, messages):

@@ -3,6 +3,7 @@
 pub mod bounds;
 mod event;
 mod host;
+mod logprobs;
 mod self_test;
 mod session;
 mod timings;
@@ -12,14 +13,15 @@ use std::{collections::BTreeMap, fmt};
 
 use asterism_models::{QuerySeparator, Sampling};
 use asterism_plan::MethodConfig;
-use serde::{
 use schemars::JsonSchema;
+use serde::{
     Deserialize, Deserializer, Serialize,
     de::{SeqAccess, Visitor},
 };
 
 pub use event::{ClusterEvent, EventId, NoEventId};
 pub use host::{ClusterStatus, HostHealth, HostProgress, HostStatus, Role, Scheduling};
+pub use logprobs::{TokenLogprobs, TopLogprob};
 pub use self_test::{SelfTestCheck, SelfTestReport, SelfTestState, Verdict};
 pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, SessionState, SessionStatus};
 pub use timings::{HostTiming, Timings};
@@ -58,6 +60,10 @@ pub struct JobRequest {
     /// Strings that end the answer; the answer does not contain them.
     #[serde(default)]
     pub stop: Vec<String>,
+    /// Whether it is told how likely each token of the answer was, and how many of the likeliest beside it, at most 20.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = bounds::TOP_LOGPROBS))]
+    pub logprobs: Option<u32>,
     /// Go on after the model's end-of-sequence tokens (fixtures and benchmarks).
     #[serde(default)]
     pub ignore_eos: bool,
@@ -92,6 +98,7 @@ impl JobRequest {
             max_tokens: default_max_tokens(),
             sampling: Sampling::default(),
             stop: Vec::new(),
+            logprobs: None,
             ignore_eos: false,
             chat_template: yes(),
             query_separator: None,
@@ -273,6 +280,9 @@ pub struct JobStatus {
     pub text: String,
     /// Generated token ids so far.
     pub tokens: Vec<u32>,
+    /// How likely each of them was, where that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<TokenLogprobs>,
     /// Set once succeeded.
     #[serde(default)]
     pub finish_reason: Option<FinishReason>,
@@ -341,6 +351,9 @@ pub enum JobEvent {
         id: u32,
         /// The text it adds; may be empty while a character is incomplete.
         text: String,
+        /// How likely it was, where that was asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// A host was lost, or what it did goes on elsewhere (`recovered_s` is set).
     Recovery {

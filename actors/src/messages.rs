@@ -24,7 +24,10 @@ pub use queries::{
 pub(crate) use queries::{are_of, unmerged};
 pub use wire::{InvalidMessage, WireMessage};
 
-use crate::{api::Role, ticket::Ticket};
+use crate::{
+    api::{Role, TokenLogprobs},
+    ticket::Ticket,
+};
 
 /// First words of a host on its supervisor link, at its start and whenever it comes back to a supervisor.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
@@ -135,6 +138,8 @@ pub enum HostMessage {
         id: u32,
         /// Text it completes.
         text: String,
+        /// How likely it was, where that is asked for.
+        logprobs: Option<Box<TokenLogprobs>>,
     },
     /// Phase 2 ended with an answer.
     Generated {
@@ -188,6 +193,9 @@ pub enum HostMessage {
         condition: Condition,
     },
 }
+
+/// A token of an answer: its id, the text that it completes, and how likely it was where that is asked for.
+pub type SaidToken = (u32, String, Option<Box<TokenLogprobs>>);
 
 /// How a process looks to the node beside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Archive, Serialize, Deserialize)]
@@ -330,6 +338,9 @@ pub struct TokenChoice {
     pub stop: Vec<String>,
     /// Go on after end-of-sequence tokens.
     pub ignore_eos: bool,
+    /// Whether it is said how likely tokens were, and how many of the likeliest beside each.
+    #[serde(default)]
+    pub logprobs: Option<u32>,
 }
 
 /// Meta of a `Parcel` frame: whose tensors the payload holds, one after the other, and their shapes.

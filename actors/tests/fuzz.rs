@@ -12,6 +12,7 @@ use std::{
 };
 
 use asterism_actors::{
+    api::{TokenLogprobs, TopLogprob},
     messages::{
         Anew, Attach, Below, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello, HostCommand, HostMessage,
         HostRole, LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart,
@@ -78,6 +79,7 @@ fn host_messages() {
     let mut times = Phase2Times::default();
     times.step.add(Duration::from_millis(30));
     times.layer_wait.add(Duration::from_millis(1));
+    let logprobs = TokenLogprobs { logprob: -0.5, top: vec![TopLogprob { id: 3, logprob: -0.25 }; 3] };
     fuzz(&[
         HostMessage::Hello(Hello {
             name: "context-0".into(),
@@ -101,7 +103,7 @@ fn host_messages() {
             exchange_bytes: 0,
             cached: false,
         }),
-        HostMessage::Token { job: 3, index: 8, id: 128_000, text: "an answer".into() },
+        HostMessage::Token { job: 3, index: 8, id: 128_000, text: "an answer".into(), logprobs: Some(Box::new(logprobs)) },
         HostMessage::Generated { job: 3, tokens: 9, stopped: true, text: ".".into(), times: Box::new(times) },
         HostMessage::Links(LinkReport {
             transport: "quic".into(),
@@ -147,6 +149,7 @@ fn host_commands() {
         seed: 0,
         stop: vec!["\n".into(), "the end of the answer".into()],
         ignore_eos: false,
+        logprobs: Some(3),
     };
     let ticket = Secret::new([7; 32]).ticket(1);
     fuzz(&[

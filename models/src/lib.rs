@@ -10,6 +10,7 @@ mod embedded;
 mod encoder;
 mod error;
 mod generator;
+mod logprobs;
 mod retaining;
 mod sampling;
 mod separator;
@@ -31,6 +32,7 @@ pub use generator::{
     PartAsk, ShardPartial, StepEnds, StepError, StepPart, TeamContext, step,
 };
 pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
+pub use logprobs::Logprobs;
 pub use sampling::{Sampler, Sampling};
 pub use separator::{LongSeparator, QuerySeparator};
 pub use synthetic::synthetic_prompt;

@@ -1,5 +1,6 @@
 //! tokenizer.json: text to ids and back, whole or token by token. Adds no special token of its own accord.
 
+mod bytes;
 mod cuts;
 
 use std::sync::Arc;
@@ -87,6 +88,17 @@ impl Tokenizer {
     /// Text of `ids` without the special tokens.
     pub fn decode_plain(&self, ids: &[u32]) -> Result<String, ModelError> {
         self.inner.decode(ids, true).map_err(refused)
+    }
+
+    /// The bytes that one token stands for within a text, a special token's as it is written; none where there is no such token.
+    pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let written = self.inner.id_to_token(id)?;
+        if bytes::is_by_bytes(self.inner.get_decoder()) {
+            return Some(bytes::of(&written).unwrap_or_else(|| written.into_bytes()));
+        }
+        // Decoders may treat the first token of a text apart: what it adds behind itself is what it stands for.
+        let (one, two) = (self.decode(&[id]).ok()?, self.decode(&[id, id]).ok()?);
+        Some(two.strip_prefix(&one).unwrap_or(&one).as_bytes().to_vec())
     }
 
     /// Text of one token as the vocabulary writes it.
@@ -189,6 +201,17 @@ mod tests {
         let mut pieces: Vec<String> = ids.into_iter().map(|id| stream.push(id).unwrap()).collect();
         pieces.push(stream.finish().unwrap());
         (pieces, stream.stopped())
+    }
+
+    #[test]
+    fn the_bytes_of_tokens_are_those_of_their_text() {
+        let tokenizer = tokenizer();
+        for text in ["The whale is white.", "é€\u{1f40b} and\n\n\ttabs  4817263", "<|begin_of_text|>a<|eot_id|>"] {
+            let ids = tokenizer.encode(text).unwrap();
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.bytes(*id).unwrap()).collect();
+            assert_eq!(String::from_utf8(bytes).unwrap(), text);
+        }
+        assert_eq!(tokenizer.bytes(u32::MAX), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod fields;
 mod files;
 mod gone;
 mod keys;
+mod logprobs;
 mod models;
 mod refusal;
 mod response;

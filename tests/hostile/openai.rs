@@ -69,7 +69,7 @@ fn messages() -> Value {
 }
 
 /// The newest job, as the admin API shows it.
-fn newest(cluster: &Cluster) -> Value {
+pub fn newest(cluster: &Cluster) -> Value {
     let jobs = ureq::get(format!("{}/api/v1/jobs?limit=1", cluster.server())).call().expect("jobs");
     jobs.into_body().read_json::<Value>().expect("JSON")[0].clone()
 }
@@ -148,6 +148,14 @@ fn what_is_wrong_has_its_status_its_code_and_its_field() {
         (with("seed", json!(1.5)), 400, "invalid_request", Some("seed")),
         (with("stop", json!(vec!["x"; 99])), 400, "invalid_request", Some("stop")),
         (with("n", json!(3)), 400, "unsupported_parameter", Some("n")),
+        (with("logprobs", json!(5)), 400, "invalid_request", Some("logprobs")),
+        (with("top_logprobs", json!(5)), 400, "invalid_request", Some("top_logprobs")),
+        (
+            json!({"messages": messages(), "logprobs": true, "top_logprobs": 21}).to_string(),
+            400,
+            "invalid_request",
+            Some("top_logprobs"),
+        ),
         (with("tools", json!([{}])), 400, "unsupported_parameter", Some("tools")),
         (with("whale", json!(3)), 400, "unknown_parameter", Some("whale")),
         (with("context", json!("text")), 400, "unknown_parameter", Some("context")),

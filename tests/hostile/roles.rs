@@ -345,7 +345,7 @@ fn message(act: Act) -> Option<HostMessage> {
             let (code, message) = (text(), text());
             HostMessage::NotEncoded { context: 1, attempt: 1, peer_lost: false, code, message }
         }
-        Act::Token => HostMessage::Token { job: 1, index: 0, id: 1, text: text() },
+        Act::Token => HostMessage::Token { job: 1, index: 0, id: 1, text: text(), logprobs: None },
         Act::Generated => {
             HostMessage::Generated { job: 1, tokens: 1, stopped: true, text: text(), times: Default::default() }
         }

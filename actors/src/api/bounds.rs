@@ -14,6 +14,8 @@ pub const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 const LABELS: usize = 32;
 /// Most stop strings of a job, and bytes of each.
 const STOPS: (usize, usize) = (16, 512);
+/// Most tokens that are told beside each token of an answer.
+pub const TOP_LOGPROBS: u32 = 20;
 /// Characters of a refused text that its refusal repeats.
 const SHOWN: usize = 80;
 
@@ -79,6 +81,20 @@ pub fn stops(stop: &[String]) -> Result<(), JobError> {
     Ok(())
 }
 
+/// How many of the likeliest tokens are told beside each of an answer.
+///
+/// # Errors
+/// [`JobError::Invalid`] when it is more than 20.
+pub fn logprobs(wanted: Option<u32>) -> Result<(), JobError> {
+    match wanted {
+        Some(wanted) if wanted > TOP_LOGPROBS => {
+            let message = format!("logprobs is {wanted}, expected at most {TOP_LOGPROBS}");
+            Err(JobError::Invalid { param: "logprobs", message })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A number of seconds above 0.
 ///
 /// # Errors
@@ -141,6 +157,7 @@ mod tests {
         let many = |count: usize| (0..count).map(|i| (format!("k{i}"), "v".to_string())).collect();
         assert!(labels("labels", &many(32)).is_ok() && labels("labels", &many(33)).is_err());
         assert!(labels("labels", &BTreeMap::from([("k".into(), "\u{7}".into())])).is_err());
+        assert!(logprobs(None).is_ok() && logprobs(Some(20)).is_ok() && logprobs(Some(21)).is_err());
         assert!(stops(&vec!["x".repeat(512); 16]).is_ok());
         assert!(stops(&vec![String::new(); 17]).is_err() && stops(&["x".repeat(513)]).is_err());
     }

@@ -211,8 +211,8 @@ impl<B: Backend> Engine<B> {
     }
 
     fn chosen(&mut self, job: u64, Chosen { token, end }: Chosen) {
-        if let Some((id, text)) = token {
-            (self.post)(Event::Token { job, id, text });
+        if let Some(token) = token {
+            (self.post)(Event::Token { job, token });
         }
         if let Some(End { stopped, text }) = end {
             self.end(job, |times| GenerationEnd::Answered { stopped, text, times });

@@ -6,7 +6,11 @@ use asterism_kernels::Backend;
 use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, StepPart, TextStream};
 
 use super::refreshing::Awaited;
-use crate::{host::LoadedModel, messages::Generate};
+use crate::{
+    api::TokenLogprobs,
+    host::LoadedModel,
+    messages::{Generate, SaidToken},
+};
 
 /// A generation on its way.
 ///
@@ -34,8 +38,8 @@ pub struct Generation<B: Backend> {
 /// What a step's logits come to.
 #[derive(Debug, Default, PartialEq)]
 pub struct Chosen {
-    /// The token and the text that it completes.
-    pub token: Option<(u32, String)>,
+    /// The token.
+    pub token: Option<SaidToken>,
     /// How the answer ends, if it does.
     pub end: Option<End>,
 }
@@ -124,6 +128,7 @@ impl<B: Backend> Generation<B> {
         let piece = self.text.push(id)?;
         self.tokens += 1;
         (self.ids, self.through) = (vec![id], 0);
+        let logprobs = choice.logprobs.map(|most| Box::new(TokenLogprobs::of(logits, id, most)));
         let end = if self.text.stopped() {
             Some(End { stopped: true, text: String::new() })
         } else if self.tokens >= choice.max_tokens as usize {
@@ -131,6 +136,6 @@ impl<B: Backend> Generation<B> {
         } else {
             None
         };
-        Ok(Chosen { token: Some((id, piece)), end })
+        Ok(Chosen { token: Some((id, piece, logprobs)), end })
     }
 }

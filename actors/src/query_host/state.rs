@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    messages::{Generate, HostCommand, HostMessage, Phase2Times, ShardHolder},
+    messages::{Generate, HostCommand, HostMessage, Phase2Times, SaidToken, ShardHolder},
     ticket::Ticket,
 };
 
@@ -18,10 +18,8 @@ pub enum Event {
     Token {
         /// Job.
         job: u64,
-        /// Token id.
-        id: u32,
-        /// Text it completes.
-        text: String,
+        /// It.
+        token: SaidToken,
     },
     /// A generation waits: shards of a host do not answer.
     Stalled {
@@ -98,7 +96,7 @@ struct Job {
     ticket: Ticket,
     /// Tokens of the answer that the supervisor had with the order.
     known: usize,
-    tokens: Vec<(u32, String)>,
+    tokens: Vec<SaidToken>,
     phase: Phase,
 }
 
@@ -124,7 +122,7 @@ impl QueryHostState {
             }
             Event::Command(HostCommand::Stop { job }) => self.stop(job, &mut commands),
             Event::Command(_) => {}
-            Event::Token { job, id, text } => self.token(job, id, text, &mut commands),
+            Event::Token { job, token } => self.token(job, token, &mut commands),
             Event::Stalled { job, host, cause } => {
                 let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, Phase::Running));
                 commands.extend(running.then_some(Command::Tell(HostMessage::Stalled { job, host, cause })));
@@ -171,12 +169,12 @@ impl QueryHostState {
         }
     }
 
-    fn token(&mut self, job: u64, id: u32, text: String, commands: &mut Vec<Command>) {
+    fn token(&mut self, job: u64, token: SaidToken, commands: &mut Vec<Command>) {
         let Some(record) = self.jobs.get_mut(&job).filter(|record| matches!(record.phase, Phase::Running)) else {
             return;
         };
         let index = record.tokens.len();
-        record.tokens.push((id, text));
+        record.tokens.push(token);
         if index >= record.known {
             commands.push(Command::Tell(record.said(job, index)));
         }
@@ -204,8 +202,8 @@ impl QueryHostState {
 
 impl Job {
     fn said(&self, job: u64, index: usize) -> HostMessage {
-        let (id, text) = self.tokens[index].clone();
-        HostMessage::Token { job, index: index as u32, id, text }
+        let (id, text, logprobs) = self.tokens[index].clone();
+        HostMessage::Token { job, index: index as u32, id, text, logprobs }
     }
 }
 
@@ -237,6 +235,7 @@ mod tests {
                 seed: 0,
                 stop: Vec::new(),
                 ignore_eos: false,
+                logprobs: None,
             },
             ticket: Default::default(),
         }
@@ -251,11 +250,11 @@ mod tests {
     }
 
     fn token(state: &mut QueryHostState, job: u64, id: u32) -> Vec<Command> {
-        state.handle(Duration::ZERO, Event::Token { job, id, text: id.to_string() })
+        state.handle(Duration::ZERO, Event::Token { job, token: (id, id.to_string(), None) })
     }
 
     fn said(job: u64, index: u32, id: u32) -> Command {
-        Command::Tell(HostMessage::Token { job, index, id, text: id.to_string() })
+        Command::Tell(HostMessage::Token { job, index, id, text: id.to_string(), logprobs: None })
     }
 
     fn ended(state: &mut QueryHostState, job: u64, end: GenerationEnd) -> Vec<Command> {

@@ -132,7 +132,7 @@ mod tests {
     }
 
     fn token(id: u32) -> JobEvent {
-        JobEvent::Token { id, text: String::new() }
+        JobEvent::Token { id, text: String::new(), logprobs: None }
     }
 
     fn shown(event: &JobEvent) -> String {

@@ -6,7 +6,7 @@ use asterism_plan::Exchange;
 
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobState, Role},
-    messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times},
+    messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times, SaidToken},
     metric::{self, Observation},
     news::News,
     supervisor::{
@@ -90,8 +90,8 @@ impl SupervisorState {
                 let code = codes::of_host(&code).to_string();
                 self.on_not_encoded(now, host, (context, attempt), (peer_lost, code, message), commands);
             }
-            HostMessage::Token { job, index, id, text } => {
-                self.on_token(now, host, job, (index, id, text), commands);
+            HostMessage::Token { job, index, id, text, logprobs } => {
+                self.on_token(now, host, job, (index, (id, text, logprobs)), commands);
                 return Stir::Nothing;
             }
             HostMessage::Generated { job, tokens, stopped, text, times } => {
@@ -289,10 +289,10 @@ impl SupervisorState {
         now: Duration,
         host: usize,
         number: u64,
-        token: (u32, u32, String),
+        token: (u32, SaidToken),
         commands: &mut Vec<Command>,
     ) {
-        let (index, id, text) = token;
+        let (index, (id, text, logprobs)) = token;
         let Some(job) = self.running_job(number).filter(|job| job.query_host == Some(host)) else { return };
         match job.status.tokens.get(index as usize) {
             Some(&known) if known != id => {
@@ -322,9 +322,11 @@ impl SupervisorState {
         job.status.generated_tokens += 1;
         job.status.tokens.push(id);
         job.status.text.push_str(&text);
+        let logprobs = job.question.told(logprobs);
+        job.status.logprobs.extend(logprobs.as_deref().cloned());
         let kept = first.then(|| record::job(&job));
         drop(job);
-        commands.push(Command::Publish { job: number, event: JobEvent::Token { id, text } });
+        commands.push(Command::Publish { job: number, event: JobEvent::Token { id, text, logprobs } });
         // Whoever goes on with it after another supervisor's start computes the same.
         commands.extend(kept.map(Command::Persist));
     }

@@ -6,7 +6,7 @@ use asterism_plan::Refresh;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{ErrorBody, FinishReason, JobPhase, JobState, JobStatus, RecoveryStatus, Timings},
+    api::{ErrorBody, FinishReason, JobPhase, JobState, JobStatus, RecoveryStatus, Timings, TokenLogprobs},
     messages::TokenChoice,
     metric::Observation,
     news::{JobName, News},
@@ -37,6 +37,16 @@ pub struct Anew {
     pub context: u64,
     /// Its tokens, and the keys that they stand for.
     pub refresh: Refresh,
+}
+
+impl Question {
+    /// What a query host says of a token's probability, no more than was asked for; nothing where it was not.
+    pub fn told(&self, logprobs: Option<Box<TokenLogprobs>>) -> Option<Box<TokenLogprobs>> {
+        let wanted = self.choice.logprobs?;
+        let mut told = logprobs?;
+        told.top.truncate(wanted as usize);
+        Some(told)
+    }
 }
 
 impl Anew {
@@ -212,7 +222,10 @@ impl Job {
                 let stops = self.question.choice.stop.iter().map(String::len).sum::<usize>();
                 4 * self.question.query_ids.len() + stops + self.question.anew.as_ref().map_or(0, |anew| anew.bytes())
             }
-            true => 4 * (self.question.query_ids.len() + self.status.tokens.len()) + self.status.text.len(),
+            true => {
+                let logprobs = self.status.logprobs.iter().map(TokenLogprobs::bytes).sum::<usize>();
+                4 * (self.question.query_ids.len() + self.status.tokens.len()) + self.status.text.len() + logprobs
+            }
         };
         OVERHEAD + (text + part) as u64
     }

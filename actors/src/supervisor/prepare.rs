@@ -84,6 +84,11 @@ impl ModelFront {
         self.tokenizer.most_bytes(self.max_tokens)
     }
 
+    /// The bytes that a token stands for; none of one that the model does not have.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.tokenizer.bytes(id).unwrap_or_default()
+    }
+
     /// Tokens of a text, without specials.
     pub fn count_tokens(&self, text: &str) -> Result<usize, ModelError> {
         Ok(self.tokenizer.encode(text)?.len())
@@ -127,6 +132,7 @@ impl ModelFront {
             seed: request.sampling.seed,
             stop: request.stop,
             ignore_eos: request.ignore_eos,
+            logprobs: request.logprobs,
         };
         let question = Question { query_ids, choice, timeout: limits.timeout, anew };
         let (id, labels) = (request.id.unwrap_or_default(), request.labels);
@@ -305,6 +311,7 @@ impl ModelFront {
         bounds::labels("labels", &request.labels)?;
         bounds::labels("placement", &request.placement.labels)?;
         bounds::stops(&request.stop)?;
+        bounds::logprobs(request.logprobs)?;
         request.sampling.validate()?;
         if request.max_tokens == 0 {
             return Err(invalid("max_tokens", "max_tokens is 0; ask for at least 1 token"));

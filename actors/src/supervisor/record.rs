@@ -120,6 +120,7 @@ pub fn job(job: &Job) -> Change {
     if !job.has_ended() {
         // What was generated, its query host says again.
         (status.generated_tokens, status.tokens, status.text) = (0, Vec::new(), String::new());
+        status.logprobs.clear();
     }
     let (numerics, clock) = (job.numerics.clone().filter(|_| !job.has_ended()), job.clock.clone());
     let entry = JobEntry { status, fingerprint: job.fingerprint, context: job.context, question, numerics, clock };

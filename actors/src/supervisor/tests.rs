@@ -268,7 +268,7 @@ impl Cluster {
     }
 
     fn token(&mut self, from: u64, job: u64, index: u32, id: u32) {
-        self.say(from, HostMessage::Token { job, index, id, text: format!("{id} ") });
+        self.say(from, HostMessage::Token { job, index, id, text: format!("{id} "), logprobs: None });
     }
 
     fn status(&self, job: u64) -> crate::api::JobStatus {

@@ -133,6 +133,7 @@ impl SupervisorState {
             generated_tokens: 0,
             text: String::new(),
             tokens: Vec::new(),
+            logprobs: Vec::new(),
             finish_reason: None,
             error: None,
             labels: prepared.labels.clone(),

@@ -34,7 +34,7 @@ pub async fn give(
     let started = Running::start(&state.supervisor, asked).await;
     let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
     drop(share);
-    let head = Head::new(kind, &running.id, (unix_time(), &state.supervisor.model().name));
+    let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model());
     match streamed {
         Some(streamed) => {
             let voice = Voice::new(head, streamed.usage);

@@ -238,7 +238,7 @@ impl Work {
     }
 
     fn worded(&self, status: &JobStatus) -> Value {
-        let head = |kind| Head::new(kind, &status.id, (status.created_at, &status.model)).whole(status);
+        let head = |kind| Head::new(kind, &status.id, status.created_at, self.state.supervisor.model()).whole(status);
         match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => head(Kind::Chat),
             "/v1/completions" => head(Kind::Text),

@@ -12,7 +12,7 @@ use super::{
     ApiState, Checked, answer,
     ask::Asked,
     fields::{Fields, wrong},
-    refusal,
+    logprobs, refusal,
     wire::Kind,
 };
 use crate::http::{error::Refusal, intake::Taken};
@@ -29,7 +29,9 @@ pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
     let messages = fields.value("messages").ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
     refuse_texts(&fields)?;
     let turns = read(messages, "messages")?;
+    let logprobs = logprobs::of_chat_asked(&mut fields)?;
     let mut asked = Asked::take(fields, state)?;
+    asked.job.logprobs = logprobs;
     asked.job = about(state, turns, (asked.job, "messages")).await?;
     Ok(asked)
 }

@@ -15,7 +15,7 @@ use super::{
     ApiState, Checked, answer,
     ask::Asked,
     fields::{Fields, Given},
-    refusal,
+    logprobs, refusal,
     wire::Kind,
 };
 use crate::http::{error::Refusal, intake::Taken};
@@ -31,7 +31,9 @@ pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<
 pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
     let (prompt, context) = (fields.prompt.take(), fields.context.take());
     let separator: Option<QuerySeparator> = fields.take("query_separator")?;
+    let logprobs = logprobs::of_text_asked(&mut fields)?;
     let mut asked = Asked::take(fields, state)?;
+    asked.job.logprobs = logprobs;
     let prompt = match prompt {
         Some(Given::One(prompt)) => prompt,
         Some(Given::Many(count)) => {

@@ -20,8 +20,8 @@ const HARMLESS: &[&str] =
 const NEUTRAL: &[(&str, &[&str], &str)] = &[
     ("n", &["1"], "expected 1; ask again for another answer"),
     ("best_of", &["1"], "expected 1"),
-    ("logprobs", &["false", "0"], "hosts do not tell probabilities"),
-    ("top_logprobs", &["0"], "hosts do not tell probabilities"),
+    ("logprobs", &["false"], "chats and completions alone tell probabilities"),
+    ("top_logprobs", &["0"], "chats and completions alone tell probabilities"),
     ("echo", &["false"], "expected false"),
     ("suffix", &["\"\""], "expected none"),
     ("frequency_penalty", &["0", "0.0"], "expected 0"),

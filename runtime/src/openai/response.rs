@@ -1,7 +1,7 @@
 //! Responses as OpenAI's clients read them. An event's number is the number of bytes said up to its end, so that a stream goes on from
 //! any of them whatever was sent before. Decides nothing.
 
-use asterism_actors::api::{FinishReason, HostProgress, JobPhase, JobState, JobStatus, RecoveryStatus};
+use asterism_actors::api::{FinishReason, HostProgress, JobPhase, JobState, JobStatus, RecoveryStatus, TokenLogprobs};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
@@ -151,7 +151,7 @@ impl stream::Voice for Voice {
         events.into_iter().flatten().collect()
     }
 
-    fn token(&mut self, text: &str) -> Option<Bytes> {
+    fn token(&mut self, _: u32, text: &str, _: Option<&TokenLogprobs>) -> Option<Bytes> {
         self.delta(text)
     }
 
@@ -224,7 +224,7 @@ mod tests {
     fn heard(tokens: &[&str], after: Option<u64>) -> Vec<(u64, String, String)> {
         let mut voice = Voice::new(status("", "RUNNING"), after);
         let mut events = voice.opening();
-        events.extend(tokens.iter().filter_map(|token| voice.token(token)));
+        events.extend(tokens.iter().filter_map(|token| voice.token(0, token, None)));
         events.extend(voice.end(status("aé€b", "SUCCEEDED")));
         read(&events)
     }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 use actix_web::{HttpResponse, http::header};
 use asterism_actors::{
-    api::{HostProgress, JobEvent, JobStatus, RecoveryStatus},
+    api::{HostProgress, JobEvent, JobStatus, RecoveryStatus, TokenLogprobs},
     supervisor::Listener,
 };
 use bytes::Bytes;
@@ -21,8 +21,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub trait Voice {
     /// What comes first.
     fn opening(&mut self) -> Vec<Bytes>;
-    /// More of the answer.
-    fn token(&mut self, text: &str) -> Option<Bytes>;
+    /// More of the answer: a token, the text that it completes, and how likely it was where that is known.
+    fn token(&mut self, id: u32, text: &str, logprobs: Option<&TokenLogprobs>) -> Option<Bytes>;
     /// How far the context is encoded.
     fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes>;
     /// A host that was lost, or what it did goes on elsewhere.
@@ -82,7 +82,9 @@ async fn next(mut told: Told) -> Option<(Piece, Told)> {
 impl Told {
     fn hear(&mut self, event: Option<JobEvent>) {
         let said = match event {
-            Some(JobEvent::Token { text, .. }) if !text.is_empty() => self.voice.token(&text),
+            Some(JobEvent::Token { id, text, logprobs }) if !text.is_empty() || logprobs.is_some() => {
+                self.voice.token(id, &text, logprobs.as_deref())
+            }
             Some(JobEvent::Progress { hosts }) if self.says.progress => {
                 self.voice.progress(&hosts, self.began.elapsed().as_millis() as u64)
             }

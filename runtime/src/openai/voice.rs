@@ -1,6 +1,6 @@
 //! How a chat or a completion is worded as a stream of chunks. Knows no job's way.
 
-use asterism_actors::api::{HostProgress, JobStatus, RecoveryStatus};
+use asterism_actors::api::{HostProgress, JobStatus, RecoveryStatus, TokenLogprobs};
 use bytes::Bytes;
 use serde::Serialize;
 
@@ -29,9 +29,10 @@ impl stream::Voice for Voice {
         self.head.first().iter().map(data).collect()
     }
 
-    fn token(&mut self, text: &str) -> Option<Bytes> {
+    fn token(&mut self, id: u32, text: &str, logprobs: Option<&TokenLogprobs>) -> Option<Bytes> {
         self.has_spoken = true;
-        Some(data(&self.head.delta(text)))
+        let said = logprobs.map(|logprobs| [(id, logprobs)]);
+        Some(data(&self.head.delta(text, said.as_ref().map(|said| &said[..]))))
     }
 
     fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes> {
@@ -48,7 +49,7 @@ impl stream::Voice for Voice {
             Err(refusal) => return self.broken(&refusal),
         };
         // A job that had ended before anybody listened says all of it now.
-        let unsaid = (!self.has_spoken && !status.text.is_empty()).then(|| self.head.delta(&status.text));
+        let unsaid = (!self.has_spoken && !status.text.is_empty()).then(|| self.head.all(&status));
         let usage = self.usage.then(|| self.head.usage(&status));
         let said = unsaid.into_iter().chain([self.head.last(&status)]).chain(usage);
         said.map(|said| data(&said)).chain([DONE]).collect()

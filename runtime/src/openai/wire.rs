@@ -1,7 +1,14 @@
 //! Answers as OpenAI's clients read them: plain JSON. Decides nothing.
 
-use asterism_actors::api::{FinishReason, HostProgress, JobStatus, RecoveryStatus};
+use std::sync::Arc;
+
+use asterism_actors::{
+    api::{FinishReason, HostProgress, JobStatus, RecoveryStatus},
+    supervisor::ModelFront,
+};
 use serde_json::{Value, json};
+
+use super::logprobs::{self, Said, said};
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,33 +20,35 @@ pub enum Kind {
 }
 
 /// What every piece of an answer has.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Head {
     kind: Kind,
     id: String,
     created: u64,
-    model: String,
+    model: Arc<ModelFront>,
+    /// Characters of tokens whose probabilities were told.
+    told: usize,
 }
 
 impl Head {
     /// Of the job `id` of `model`.
-    pub fn new(kind: Kind, id: &str, (created, model): (u64, &str)) -> Self {
+    pub fn new(kind: Kind, id: &str, created: u64, model: &Arc<ModelFront>) -> Self {
         let digits = id.strip_prefix("job-").unwrap_or(id);
         let prefix = if kind == Kind::Chat { "chatcmpl-" } else { "cmpl-" };
-        Self { kind, id: format!("{prefix}{digits}"), created, model: model.to_owned() }
+        Self { kind, id: format!("{prefix}{digits}"), created, model: model.clone(), told: 0 }
     }
 
     /// The answer in one piece.
-    pub fn whole(&self, status: &JobStatus) -> Value {
-        let reason = reason(status.finish_reason);
+    pub fn whole(&mut self, status: &JobStatus) -> Value {
+        let (reason, logprobs) = (reason(status.finish_reason), self.logprobs(said(status).as_deref()));
         let choice = match self.kind {
             Kind::Chat => json!({
                 "index": 0,
                 "message": { "role": "assistant", "content": status.text, "refusal": null },
-                "logprobs": null,
+                "logprobs": logprobs,
                 "finish_reason": reason,
             }),
-            Kind::Text => json!({ "index": 0, "text": status.text, "logprobs": null, "finish_reason": reason }),
+            Kind::Text => json!({ "index": 0, "text": status.text, "logprobs": logprobs, "finish_reason": reason }),
         };
         let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
         self.with(object, json!({ "choices": [choice], "usage": usage(status) }))
@@ -47,21 +56,36 @@ impl Head {
 
     /// What a stream begins with, if anything.
     pub fn first(&self) -> Option<Value> {
-        (self.kind == Kind::Chat).then(|| self.choice(json!({ "role": "assistant", "content": "" }), None))
+        (self.kind == Kind::Chat).then(|| self.choice(json!({ "role": "assistant", "content": "" }), Value::Null, None))
     }
 
-    /// More of the answer.
-    pub fn delta(&self, text: &str) -> Value {
+    /// More of the answer, and its tokens where it is known how likely they were.
+    pub fn delta(&mut self, text: &str, said: Option<&[Said<'_>]>) -> Value {
+        let logprobs = self.logprobs(said);
         match self.kind {
-            Kind::Chat => self.choice(json!({ "content": text }), None),
-            Kind::Text => self.choice(json!(text), None),
+            Kind::Chat => self.choice(json!({ "content": text }), logprobs, None),
+            Kind::Text => self.choice(json!(text), logprobs, None),
+        }
+    }
+
+    /// All of an answer that nobody has heard yet.
+    pub fn all(&mut self, status: &JobStatus) -> Value {
+        self.delta(&status.text, said(status).as_deref())
+    }
+
+    fn logprobs(&mut self, said: Option<&[Said<'_>]>) -> Value {
+        let Some(said) = said else { return Value::Null };
+        let bytes = |id| self.model.token_bytes(id);
+        match self.kind {
+            Kind::Chat => logprobs::of_chat(said, bytes),
+            Kind::Text => logprobs::of_text(said, bytes, &mut self.told),
         }
     }
 
     /// Why it ends.
     pub fn last(&self, status: &JobStatus) -> Value {
         let nothing = if self.kind == Kind::Chat { json!({}) } else { json!("") };
-        self.choice(nothing, Some(reason(status.finish_reason)))
+        self.choice(nothing, Value::Null, Some(reason(status.finish_reason)))
     }
 
     /// Tokens, at the end of a stream that tells them.
@@ -79,10 +103,10 @@ impl Head {
         self.chunk(json!({ "choices": [], "recovery": recovery }))
     }
 
-    fn choice(&self, said: Value, reason: Option<&str>) -> Value {
+    fn choice(&self, said: Value, logprobs: Value, reason: Option<&str>) -> Value {
         let field = if self.kind == Kind::Chat { "delta" } else { "text" };
         self.chunk(json!({
-            "choices": [{ "index": 0, field: said, "logprobs": null, "finish_reason": reason }],
+            "choices": [{ "index": 0, field: said, "logprobs": logprobs, "finish_reason": reason }],
         }))
     }
 
@@ -95,7 +119,7 @@ impl Head {
             ("id", json!(self.id)),
             ("object", json!(object)),
             ("created", json!(self.created)),
-            ("model", json!(self.model)),
+            ("model", json!(self.model.name)),
         ] {
             body[name] = value;
         }

@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_moment_comes_once() {
-        let token = || JobEvent::Token { id: 1, text: String::new() };
+        let token = || JobEvent::Token { id: 1, text: String::new(), logprobs: None };
         let at = |moment| {
             let mut trigger = Trigger::new(moment, 64);
             (1..=64).filter(|_| trigger.pulled_by(&token())).collect::<Vec<usize>>()

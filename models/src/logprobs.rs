@@ -1,0 +1,85 @@
+//! How likely a model held its tokens: logarithms of the softmax over all logits. Neither temperature nor nucleus changes them.
+
+/// The least that is told, in place of what no token has.
+const LEAST: f32 = -9999.0;
+
+/// Logarithms of probabilities at one place of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Of the token that was asked about.
+    pub chosen: f32,
+    /// The likeliest tokens, likeliest first and of equal ones the lower id first.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl Logprobs {
+    /// Of the token `chosen`, and of the `most` likeliest of `logits (vocab)`. NaN has no probability.
+    pub fn of(logits: &[f32], chosen: u32, most: usize) -> Self {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let above = |logit: &f32| f64::from(*logit) - f64::from(largest);
+        let sum: f64 = logits.iter().filter(|logit| !logit.is_nan()).map(|logit| above(logit).exp()).sum();
+        let logprob = |logit: &f32| match (above(logit) - sum.ln()) as f32 {
+            told if told > LEAST => told,
+            // Minus infinity and NaN are no numbers of JSON.
+            _ => LEAST,
+        };
+        let top = likeliest(logits, most).into_iter().map(|(id, logit)| (id, logprob(&logit))).collect();
+        Self { chosen: logits.get(chosen as usize).map_or(LEAST, logprob), top }
+    }
+}
+
+/// Ids and logits of the largest, in order. One pass, as `most` is small beside a vocabulary.
+fn likeliest(logits: &[f32], most: usize) -> Vec<(u32, f32)> {
+    let mut top: Vec<(u32, f32)> = Vec::with_capacity(most + 1);
+    for (id, &logit) in (0u32..).zip(logits) {
+        let is_wanted = match top.last() {
+            Some((_, least)) if top.len() == most => logit > *least,
+            _ => most > 0 && !logit.is_nan(),
+        };
+        if is_wanted {
+            let at = top.partition_point(|(_, other)| *other >= logit);
+            top.insert(at, (id, logit));
+            top.truncate(most);
+        }
+    }
+    top
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_the_softmax_of_all_logits() {
+        let logits = [1.5f32, -2.0, 4.0, 4.0, 0.25, -30.0];
+        let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+        let expected = |id: usize| (f64::from(logits[id]).exp() / sum).ln();
+        // As near as a number of 32 bits can be.
+        let near = |told: f32, id: usize| (f64::from(told) - expected(id)).abs() <= 1e-7 * expected(id).abs() + 1e-7;
+        for most in 0..=8 {
+            for chosen in 0..logits.len() {
+                let Logprobs { chosen: told, top } = Logprobs::of(&logits, chosen as u32, most);
+                assert!(near(told, chosen), "token {chosen}: {told}");
+                let ids: Vec<u32> = top.iter().map(|(id, _)| *id).collect();
+                assert_eq!(ids, [2, 3, 0, 4, 1, 5][..most.min(6)]);
+                assert!(top.iter().all(|(id, told)| near(*told, *id as usize)));
+            }
+        }
+        let all: f64 = Logprobs::of(&logits, 0, 6).top.iter().map(|(_, logprob)| f64::from(*logprob).exp()).sum();
+        assert!((all - 1.0).abs() < 1e-6, "{all}");
+    }
+
+    #[test]
+    fn what_has_no_probability_is_told_as_a_number() {
+        let logits = [f32::NAN, 0.0, f32::NEG_INFINITY, -20_000.0];
+        let Logprobs { chosen, top } = Logprobs::of(&logits, 0, 4);
+        assert_eq!((chosen, top), (LEAST, vec![(1, 0.0), (3, LEAST), (2, LEAST)]));
+        assert_eq!(Logprobs::of(&[0.0], 7, 0), Logprobs { chosen: LEAST, top: vec![] });
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() {
+        let Logprobs { chosen, .. } = Logprobs::of(&[3e38, 3e38], 1, 0);
+        assert!((f64::from(chosen) - 0.5f64.ln()).abs() < 1e-6, "{chosen}");
+    }
+}
