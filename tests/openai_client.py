@@ -244,7 +244,7 @@ def errors(openai, client, api, messages):
     refused(openai.NotFoundError, "model_not_found", "model", model="gpt-4")
     refused(openai.NotFoundError, "session_not_found", "session_id", messages=messages[1:], extra_body={"session_id": "none"})
     refused(openai.BadRequestError, "unsupported_parameter", "n", n=2)
-    refused(openai.BadRequestError, "unsupported_parameter", "logprobs", logprobs=True)
+    refused(openai.BadRequestError, "unsupported_parameter", "presence_penalty", presence_penalty=1)
     refused(openai.BadRequestError, "unsupported_parameter", "tools",
             tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])
     refused(openai.BadRequestError, "unknown_parameter", "top_k", extra_body={"top_k": 3})

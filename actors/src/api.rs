@@ -53,6 +53,7 @@ pub struct JobRequest {
     pub allow_idle_hosts: bool,
     /// Most tokens to generate.
     #[serde(default = "default_max_tokens")]
+    #[schemars(range(min = 1))]
     pub max_tokens: usize,
     /// Greedy by default.
     #[serde(default)]
@@ -79,6 +80,7 @@ pub struct JobRequest {
     pub placement: PlacementPolicy,
     /// Seconds after which the job fails with `timeout`.
     #[serde(default)]
+    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST.as_secs_f64()))]
     pub timeout_s: Option<f64>,
     /// Free labels, shown by `job list`.
     #[serde(default)]

@@ -103,7 +103,13 @@ fn host_messages() {
             exchange_bytes: 0,
             cached: false,
         }),
-        HostMessage::Token { job: 3, index: 8, id: 128_000, text: "an answer".into(), logprobs: Some(Box::new(logprobs)) },
+        HostMessage::Token {
+            job: 3,
+            index: 8,
+            id: 128_000,
+            text: "an answer".into(),
+            logprobs: Some(Box::new(logprobs)),
+        },
         HostMessage::Generated { job: 3, tokens: 9, stopped: true, text: ".".into(), times: Box::new(times) },
         HostMessage::Links(LinkReport {
             transport: "quic".into(),

@@ -31,8 +31,8 @@ pub use generator::{
     ContextAttention, ContextKeys, Generator, Held, HeldShards, LayerQueries, LocalContext, PackedRows, PartAnswer,
     PartAsk, ShardPartial, StepEnds, StepError, StepPart, TeamContext, step,
 };
-pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use logprobs::Logprobs;
+pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};
 pub use separator::{LongSeparator, QuerySeparator};
 pub use synthetic::synthetic_prompt;

@@ -12,8 +12,10 @@ use crate::ModelError;
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
     /// Divides the logits; 0 is greedy.
+    #[schemars(range(min = 0.0, max = HOTTEST))]
     pub temperature: f32,
     /// Draws from the smallest set of tokens with at least this probability; 1 is all of them.
+    #[schemars(extend("exclusiveMinimum" = 0.0), range(max = 1.0))]
     pub top_p: f32,
     /// The same seed over the same logits draws the same tokens.
     pub seed: u64,

@@ -52,7 +52,8 @@ fn they_are_those_of_the_logits_that_tokens_are_chosen_from() {
     let cluster = cluster(None);
     let prompt: Vec<u32> = (0..90).map(|at| 300 + (at * 37) % 500).collect();
     for drawn in [json!({}), json!({"temperature": 1.3, "top_p": 0.95, "seed": 7})] {
-        let mut body = json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "logprobs": 5, "attention": "dense"});
+        let mut body =
+            json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "logprobs": 5, "attention": "dense"});
         drawn.as_object().expect("fields").iter().for_each(|(name, value)| body[name] = value.clone());
         let answer = given(&cluster, TEXT, &body);
         let told = &answer["choices"][0]["logprobs"];
@@ -88,18 +89,25 @@ fn they_are_those_of_the_logits_that_tokens_are_chosen_from() {
 #[test]
 fn a_chat_tells_every_token_with_its_bytes_whole_and_streamed() {
     let cluster = cluster(None);
-    let messages = json!([{"role": "system", "content": super::openai::whale()}, {"role": "user", "content": "Which colour?"}]);
+    let messages =
+        json!([{"role": "system", "content": super::openai::whale()}, {"role": "user", "content": "Which colour?"}]);
     let body = json!({"messages": messages, "max_tokens": 12, "logprobs": true, "top_logprobs": 3});
     let answer = given(&cluster, CHAT, &body);
     let choice = &answer["choices"][0];
     let content = choice["logprobs"]["content"].as_array().expect("tokens");
     assert_eq!(Some(content.len() as u64), answer["usage"]["completion_tokens"].as_u64());
-    let bytes: Vec<u8> = content.iter().flat_map(|token| token["bytes"].as_array().expect("bytes"))
-        .map(|byte| u8::try_from(byte.as_u64().expect("a number")).expect("a byte")).collect();
+    let bytes: Vec<u8> = content
+        .iter()
+        .flat_map(|token| token["bytes"].as_array().expect("bytes"))
+        .map(|byte| u8::try_from(byte.as_u64().expect("a number")).expect("a byte"))
+        .collect();
     assert_eq!(String::from_utf8(bytes).expect("text"), choice["message"]["content"].as_str().expect("text"));
     for token in content {
         // The likeliest token was chosen.
-        assert_eq!((&token["top_logprobs"][0]["token"], &token["top_logprobs"][0]["logprob"]), (&token["token"], &token["logprob"]));
+        assert_eq!(
+            (&token["top_logprobs"][0]["token"], &token["top_logprobs"][0]["logprob"]),
+            (&token["token"], &token["logprob"])
+        );
         assert_eq!(token["top_logprobs"].as_array().expect("the likeliest").len(), 3);
     }
     let said: Vec<Value> = streamed(&cluster, CHAT, &body)
@@ -110,7 +118,7 @@ fn a_chat_tells_every_token_with_its_bytes_whole_and_streamed() {
     assert_eq!(&said, content);
     let plain = given(&cluster, CHAT, &json!({"messages": messages, "max_tokens": 12}));
     assert_eq!((&plain["choices"][0]["logprobs"], &plain["choices"][0]["message"]), (&Value::Null, &choice["message"]));
-    let (status, refused) = send(&cluster, ("POST", "/v1/completions"), &[JSON],
-        &json!({"prompt": "a b", "logprobs": 6}).to_string());
+    let (status, refused) =
+        send(&cluster, ("POST", "/v1/completions"), &[JSON], &json!({"prompt": "a b", "logprobs": 6}).to_string());
     assert_eq!((status, refused["error"]["param"].as_str()), (400, Some("logprobs")), "{refused}");
 }

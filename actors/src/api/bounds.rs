@@ -10,6 +10,8 @@ const NAME_LENGTH: usize = 64;
 const DRAWN_ID: &str = "job-";
 /// Longest time that a request may ask for.
 pub const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+/// Shortest such time but none, in seconds.
+pub const SHORTEST_S: f64 = 0.001;
 /// Most labels of a job, and of the hosts that it asks for.
 const LABELS: usize = 32;
 /// Most stop strings of a job, and bytes of each.
@@ -100,7 +102,7 @@ pub fn logprobs(wanted: Option<u32>) -> Result<(), JobError> {
 /// # Errors
 /// [`JobError::Invalid`] unless it is a millisecond to a year.
 pub fn seconds(param: &'static str, seconds: f64) -> Result<Duration, JobError> {
-    let (least, most) = (0.001, LONGEST.as_secs_f64());
+    let (least, most) = (SHORTEST_S, LONGEST.as_secs_f64());
     if (least..=most).contains(&seconds) {
         return Ok(Duration::from_secs_f64(seconds));
     }

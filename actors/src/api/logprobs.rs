@@ -6,9 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How likely a token of an answer was.
-#[derive(
-    Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Archive, rkyv::Serialize, rkyv::Deserialize,
-)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[rkyv(attr(allow(missing_docs)))]
 pub struct TokenLogprobs {
     /// Logarithm of its probability among all tokens, whatever temperature and nucleus it was drawn with.

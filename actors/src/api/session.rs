@@ -5,7 +5,7 @@ use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ErrorBody, HostProgress, Prompt, Waiting};
+use super::{ErrorBody, HostProgress, Prompt, Waiting, bounds};
 use crate::supervisor::PlacementPolicy;
 
 /// A context to encode once and ask many times.
@@ -31,6 +31,7 @@ pub struct SessionRequest {
     pub query_separator: Option<QuerySeparator>,
     /// Seconds until it ends by itself; absent: the cluster's default.
     #[serde(default)]
+    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST.as_secs_f64()))]
     pub ttl_s: Option<f64>,
     /// Which hosts its shards may go to.
     #[serde(default)]

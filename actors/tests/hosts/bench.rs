@@ -124,7 +124,15 @@ impl Case {
             fan_in: self.plan.fan_in,
             view: self.plan.view,
             holders: holders.to_vec(),
-            choice: TokenChoice { max_tokens, temperature, top_p: 0.95, seed: 11, stop: Vec::new(), ignore_eos: true, logprobs: None },
+            choice: TokenChoice {
+                max_tokens,
+                temperature,
+                top_p: 0.95,
+                seed: 11,
+                stop: Vec::new(),
+                ignore_eos: true,
+                logprobs: None,
+            },
             ticket: ticket(),
         }
     }

@@ -10,8 +10,18 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 
 /// Attention inside one phase-1 pass. Causality is by index in the assembled input, never by position id.
-#[derive(JsonSchema,
-    Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize,
+#[derive(
+    JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Serialize,
+    Deserialize,
+    Archive,
+    rkyv::Serialize,
+    rkyv::Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum LocalAttention {
@@ -29,7 +39,9 @@ pub enum LocalAttention {
 }
 
 /// Sizes of StreamingLLM's mask.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema,
+)]
 #[serde(default, deny_unknown_fields)]
 pub struct Streaming {
     /// First tokens, seen by every row after them.
@@ -49,7 +61,9 @@ impl Default for Streaming {
 }
 
 /// Sizes of AnchorAttention (Zhang et al., 2025).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema,
+)]
 #[serde(default, deny_unknown_fields)]
 pub struct Stripes {
     /// A key is selected when its pooled score is at most this far below the anchor's, in natural-log units.
@@ -75,7 +89,9 @@ impl Default for Stripes {
 }
 
 /// Budgets of MInference's vertical-slash pattern (Jiang et al., 2024).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema,
+)]
 #[serde(default, deny_unknown_fields)]
 pub struct VerticalSlash {
     /// Columns.
@@ -95,7 +111,9 @@ impl Default for VerticalSlash {
 }
 
 /// Thresholds of FlexPrefill (Lai et al., 2025).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize, JsonSchema,
+)]
 #[serde(default, deny_unknown_fields)]
 pub struct Flex {
     /// Share of the attention mass to keep.

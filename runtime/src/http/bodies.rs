@@ -1,5 +1,6 @@
 //! Bodies of requests about hosts, sessions and joining that the API of jobs has no type for.
 
+use asterism_actors::api::bounds;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,7 @@ pub struct Replacement {
 #[serde(deny_unknown_fields)]
 pub struct Extension {
     /// Seconds from now until the session ends.
+    #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST.as_secs_f64()))]
     pub ttl_s: f64,
 }
 

@@ -12,18 +12,24 @@ use crate::metrics;
 /// not asked, since it may have much to do first.
 #[get("/livez")]
 pub async fn live(state: Data<AdminState>) -> impl Responder {
-    match state.supervisor.silence() {
-        None => HttpResponse::Ok().body("ok\n"),
-        Some(_) if state.supervisor.waits_for_disk() => HttpResponse::Ok().body("ok, waits for the journal's disk\n"),
-        Some(silence) => HttpResponse::ServiceUnavailable()
-            .body(format!("supervisor hangs or has stopped: it did nothing for {:.1} s\n", silence.as_secs_f64())),
-    }
+    let (mut response, said) = match state.supervisor.silence() {
+        None => (HttpResponse::Ok(), "ok\n".to_owned()),
+        Some(_) if state.supervisor.waits_for_disk() => {
+            (HttpResponse::Ok(), "ok, waits for the journal's disk\n".to_owned())
+        }
+        Some(silence) => {
+            let said = format!("supervisor hangs or has stopped: it did nothing for {:.1} s\n", silence.as_secs_f64());
+            (HttpResponse::ServiceUnavailable(), said)
+        }
+    };
+    response.insert_header(ContentType::plaintext()).body(said)
 }
 
 #[get("/readyz")]
 pub async fn ready(state: Data<AdminState>, request: HttpRequest) -> impl Responder {
     let Ok(cluster) = state.topology().await else {
-        return HttpResponse::ServiceUnavailable().body("supervisor stopping\n");
+        let mut stopping = HttpResponse::ServiceUnavailable();
+        return stopping.insert_header(ContentType::plaintext()).body("supervisor stopping\n");
     };
     let mut body = String::new();
     if request.query_string().split('&').any(|part| part.split('=').next() == Some("verbose")) {

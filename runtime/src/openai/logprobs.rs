@@ -123,10 +123,13 @@ mod tests {
         let (first, half, rest) = (likely(-0.5, &[(3, -0.25)]), likely(-1.0, &[]), likely(-2.0, &[(2, -2.0)]));
         let said = [(0, &first), (1, &half), (2, &rest)];
         let chat = of_chat(&said, bytes);
-        assert_eq!(chat["content"][0], json!({
-            "token": " a", "logprob": -0.5, "bytes": [32, 97],
-            "top_logprobs": [{"token": "é", "logprob": -0.25, "bytes": [195, 169]}],
-        }));
+        assert_eq!(
+            chat["content"][0],
+            json!({
+                "token": " a", "logprob": -0.5, "bytes": [32, 97],
+                "top_logprobs": [{"token": "é", "logprob": -0.25, "bytes": [195, 169]}],
+            })
+        );
         assert_eq!(chat["content"][1]["bytes"], json!([0xe2, 0x82]));
         let mut told = 0;
         let text = of_text(&said[..2], bytes, &mut told);

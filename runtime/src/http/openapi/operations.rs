@@ -154,7 +154,12 @@ pub const OPERATIONS: &[Operation] = &[
         takes::<Joining>(),
         gives::<Token>(),
     ),
-    post("/api/v1/self-test", ("start_self_test", "Begins a self-test, unless one runs."), None, accepts::<SelfTestReport>()),
+    post(
+        "/api/v1/self-test",
+        ("start_self_test", "Begins a self-test, unless one runs."),
+        None,
+        accepts::<SelfTestReport>(),
+    ),
     get("/api/v1/self-test", ("show_self_test", "The latest self-test."), gives::<SelfTestReport>()),
     get("/api/v1/topology", ("topology", "The cluster and its hosts."), gives::<ClusterStatus>()),
     get(
