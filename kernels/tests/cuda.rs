@@ -55,6 +55,13 @@ fn a_row_of_a_product_does_not_depend_on_its_company() {
             assert_eq!(differ(&got, &plain), 0, "({n}, {k}): {rows} rows from {start}");
             let got = product(start, start + rows, Some(residual.rows(start, start + rows).unwrap()));
             assert_eq!(differ(&got, &added), 0, "({n}, {k}): {rows} rows from {start}, added");
+            let owned = gpu.device().narrow(&residual, 0, start, start + rows).unwrap();
+            let got = product(start, start + rows, Some(owned));
+            assert_eq!(
+                differ(&got, &added),
+                0,
+                "({n}, {k}): {rows} rows from {start}, added to rows that nobody else has"
+            );
         }
     }
     gpu.products().choices().iter().for_each(|choice| println!("{choice:?}"));

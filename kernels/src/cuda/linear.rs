@@ -123,7 +123,7 @@ impl Products {
         self.plans.as_ref().map_or_else(Vec::new, |plans| plans.lock().expect("no panic holds it").choices())
     }
 
-    /// `x (t, k) W^T + b`, plus `residual (t, n)`, whose storage is reused where nobody shares it.
+    /// `x (t, k) W^T + b`, plus `residual (t, n)`.
     pub fn linear(
         &self,
         device: &Device,
@@ -151,7 +151,8 @@ impl Products {
                 return self.in_eight_bits(device, (&x, weight), linear.bias.as_ref(), residual);
             }
         };
-        let out = place(device, [rows, n], x.dtype, residual.as_ref())?;
+        // Never in the residual's place: there the library gives other bits.
+        let out = device.empty(&[rows, n], x.dtype)?;
         let aligned = n % 8 == 0 && k % 8 == 0 && [x, &out].iter().all(|x| x.pointer().is_multiple_of(16));
         match &self.plans {
             Some(plans) if x.dtype == DType::Bf16 && aligned => {
@@ -252,7 +253,7 @@ impl Products {
         let whole = Key { n, k, bias: bias.is_some(), residual: residual.is_some(), eight: true };
         let taken = plans.takes(device, whole, rows)?;
         let key = if taken { whole } else { Key { bias: false, residual: false, ..whole } };
-        let out = place(device, [rows, n], DType::Bf16, residual.as_ref().filter(|_| taken))?;
+        let out = device.empty(&[rows, n], DType::Bf16)?;
         let operands = Operands {
             x: x.values.pointer,
             weight: weight.values.pointer,
@@ -266,14 +267,6 @@ impl Products {
             device.add(&out, residual.as_ref(), bias)?;
         }
         Ok(out)
-    }
-}
-
-/// Where a product goes: to the residual's memory, where nobody shares it.
-fn place(device: &Device, shape: [usize; 2], dtype: DType, residual: Option<&Tensor>) -> Result<Tensor, KernelError> {
-    match residual {
-        Some(residual) if std::sync::Arc::strong_count(&residual.buffer) == 1 => Ok(residual.clone()),
-        _ => device.empty(&shape, dtype),
     }
 }
 
