@@ -9,7 +9,8 @@ use std::{
     process::Command,
 };
 
-const KERNELS: &[&str] = &["elementwise", "products", "few", "eight", "moves", "attention", "combine", "plain"];
+const KERNELS: &[&str] =
+    &["elementwise", "products", "few", "eight", "moves", "attention", "hopper", "combine", "plain"];
 const TARGETS: &[&str] = &["80", "90a"];
 
 fn main() {

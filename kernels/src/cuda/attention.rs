@@ -2,11 +2,13 @@
 //! rows to the own kernel that cuts the keys in pieces; f32 and odd head sizes to the plain one.
 
 mod fused;
+mod mapped;
 mod own;
 
 use std::sync::Mutex;
 
 use fused::{Fused, Shape};
+pub(super) use mapped::{Map, Mapped, Maps};
 pub use own::PIECE;
 pub(super) use own::{CHUNK, Pieces, Tiled, Tiling};
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
+use super::attention::Maps;
 use super::moves::CARRIED;
 use super::staging::Staging;
 use crate::{DType, KernelError};
@@ -28,8 +29,9 @@ pub struct Device {
     staging: Staging,
     /// Bytes of shared memory that a block can ask for.
     shared_limit: u32,
-    /// First number of the compute capability.
-    major: i32,
+    /// The compute capability.
+    capability: (i32, i32),
+    maps: Maps,
 }
 
 // SAFETY: function handles are process-wide names of loaded code; the driver's calls on them are thread-safe.
@@ -95,7 +97,9 @@ impl Device {
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(missing)? as u32;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
-        let mut device = Self { context, stream, functions: HashMap::new(), staging, shared_limit, major };
+        let (functions, maps) = Default::default();
+        let capability = (major, minor);
+        let mut device = Self { context, stream, functions, staging, shared_limit, capability, maps };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -117,6 +121,7 @@ impl Device {
 
     fn load(&mut self) -> Result<(), result::DriverError> {
         let large = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let carveout = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         for (image, kernels) in MODULES {
             // SAFETY: the image is a whole fatbin made by the build; modules are never unloaded, so functions stay valid.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) }?;
@@ -130,9 +135,12 @@ impl Device {
                     if [HEAD_SIZES, ROW_COUNTS].contains(versions) {
                         let limit = self.shared_limit as i32;
                         // SAFETY: the function belongs to a loaded module; none of these has shared memory of its own.
-                        unsafe { result::function::set_function_attribute(function, large, limit) }?;
+                        unsafe {
+                            result::function::set_function_attribute(function, large, limit)?;
+                            result::function::set_function_attribute(function, carveout, 100)?;
+                        }
                     }
-                    let follows = self.major >= 9 && FOLLOWERS.iter().any(|follower| name.starts_with(follower));
+                    let follows = self.capability.0 >= 9 && FOLLOWERS.iter().any(|follower| name.starts_with(follower));
                     self.functions.insert(full, (function, follows));
                 }
             }
@@ -226,6 +234,15 @@ impl Device {
 
     pub(super) fn shared_context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+
+    /// Whether code for sm_90a runs.
+    pub(super) fn is_hopper(&self) -> bool {
+        self.capability == (9, 0)
+    }
+
+    pub(super) fn known_maps(&self) -> &Maps {
+        &self.maps
     }
 
     pub(super) fn shared_limit(&self) -> usize {

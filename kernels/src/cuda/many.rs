@@ -24,7 +24,7 @@ struct Table(Vec<u8>);
 impl Table {
     /// Appends and returns the place.
     fn push<T: Copy>(&mut self, values: &[T]) -> u64 {
-        self.0.resize(self.0.len().next_multiple_of(16), 0);
+        self.0.resize(self.0.len().next_multiple_of(align_of::<T>().max(16)), 0);
         let at = self.0.len();
         // SAFETY: these are C structures of numbers without gaps.
         self.0.extend_from_slice(unsafe {

@@ -2,7 +2,7 @@
 
 use super::super::device::{Device, Spread, launch, padded, typed, width};
 use super::super::tensor::View;
-use super::Attention;
+use super::{Attention, Mapped};
 use crate::{DType, KernelError, KeySets, Mask};
 
 /// Keys of a piece, as the kernel has it.
@@ -182,22 +182,37 @@ impl Tiled {
 pub struct Tiling {
     /// The kernel, for calls alone: `attend_` and this.
     pub name: &'static str,
-    /// Packed rows of a tile.
+    /// Packed rows of a call up to which it is taken.
+    pub most: usize,
+    /// Packed rows of a block of threads.
     pub tile: usize,
+    pub threads: u32,
     /// Bytes of shared memory.
     pub shared: usize,
 }
 
 impl Tiling {
-    /// For calls of so many packed rows.
-    pub fn of(packed: usize, dim: usize, shared_limit: usize) -> Self {
+    /// For calls of few packed rows and for all others, by warpgroups on Hopper.
+    pub fn both(dim: usize, hopper: bool, shared_limit: usize) -> [Self; 2] {
+        if hopper {
+            // A tile of 64 rows or of as many keys or values; behind the tiles lies what is kept at hand.
+            let tile = 64 * dim * 2;
+            return [
+                Self { name: "narrow", most: 64, tile: 64, threads: 256, shared: 7 * tile + 960 },
+                Self { name: "wide", most: usize::MAX, tile: 256, threads: 512, shared: 12 * tile + 3328 },
+            ];
+        }
         let block = 2 * 32 * dim * 2;
-        let (name, tile, shared) = match packed {
-            17.. => ("tile", 64, 3 * block),
-            _ if 4 * 3 * block <= shared_limit => ("rows", 16, 4 * 3 * block),
-            _ => ("rows_shallow", 16, 4 * 2 * block),
-        };
-        Self { name, tile, shared }
+        let (name, stages) = if 4 * 3 * block <= shared_limit { ("rows", 3) } else { ("rows_shallow", 2) };
+        [
+            Self { name, most: 16, tile: 16, threads: 128, shared: 4 * stages * block },
+            Self { name: "tile", most: usize::MAX, tile: 64, threads: 128, shared: 3 * block },
+        ]
+    }
+
+    /// Which of both is taken.
+    pub fn which(both: &[Self; 2], packed: usize) -> usize {
+        usize::from(packed > both[0].most)
     }
 }
 
@@ -211,10 +226,16 @@ impl Device {
         launch!(self, &format!("attend_whole_{dim}"), spread, argument)
     }
 
+    /// How calls of few packed rows are spread, and all others.
+    pub(in super::super) fn tilings(&self, dim: usize) -> [Tiling; 2] {
+        Tiling::both(dim, self.is_hopper(), self.shared_limit())
+    }
+
     /// The keys in pieces, their partials combined.
     pub(super) fn attend_rows(&self, call: Attention<'_>) -> Result<(), KernelError> {
         let (dim, kv) = (call.q.dim, call.k.heads);
         let pieces = call.k.rows.div_ceil(PIECE).max(1);
+        let maps = self.maps([call.k, call.v])?;
         for first in (0..call.q.rows).step_by(CHUNK) {
             let alone = Tiled::of(&call, first, CHUNK.min(call.q.rows - first));
             let packed = alone.packed();
@@ -234,9 +255,14 @@ impl Device {
                 out_is_bf16: alone.out_is_bf16,
                 unused: 0,
             };
-            let Tiling { name, tile, shared } = Tiling::of(packed, dim, self.shared_limit());
-            let spread = Spread { blocks: (pieces * packed.div_ceil(tile), kv), threads: 128, shared };
-            launch!(self, &format!("attend_{name}_{dim}"), spread, argument)?;
+            let both = self.tilings(dim);
+            let Tiling { name, tile, threads, shared, .. } = both[Tiling::which(&both, packed)];
+            let spread = Spread { blocks: (pieces * packed.div_ceil(tile), kv), threads, shared };
+            let kernel = format!("attend_{name}_{dim}");
+            match maps {
+                Some(maps) => launch!(self, &kernel, spread, Mapped::of(argument, maps))?,
+                None => launch!(self, &kernel, spread, argument)?,
+            }
             let spread = Spread { blocks: (packed, kv), threads: dim as u32, shared: padded(pieces) };
             launch!(self, "combine", spread, combination)?;
         }

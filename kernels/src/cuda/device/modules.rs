@@ -48,6 +48,13 @@ pub const MODULES: &[Module] = &[
         ],
     ),
     (
+        include_bytes!(concat!(env!("OUT_DIR"), "/hopper.fatbin")),
+        &[
+            (HEAD_SIZES, &["attend_narrow", "attend_wide", "attend_listed_narrow", "attend_listed_wide"]),
+            (HEAD_SIZES, &["attend_listed_narrow_carried", "attend_listed_wide_carried"]),
+        ],
+    ),
+    (
         include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")),
         &[(ONE, &["combine", "combine_placed", "combine_placed_carried"])],
     ),
@@ -68,7 +75,9 @@ pub const FOLLOWERS: &[&str] = &[
     "quantize",
     "add_bf16",
     "attend_listed",
-    "combine_placed",
+    "attend_narrow",
+    "attend_wide",
+    "combine",
     "linear_few",
     "gated_few",
 ];

@@ -3,25 +3,11 @@
 // a quarter is one running softmax, quarters are merged in order within the piece, pieces by `combine`. What a row is given is
 // a function of the row and its keys alone, whatever the tile it falls in.
 // The query heads that share a KV head are rows of one tile: packed row r is row r / group of head r % group.
-#include "softmax.cuh"
+#include "calls.cuh"
 #include "tiles.cuh"
 
 constexpr int PIECE = 2048, QUARTER = PIECE / 4;
 
-struct Attention {
-    const bf16 *q, *k, *v;
-    void* out;  // Whole: rows in `out_type`; pieces: f32 partials (kv head, piece, packed rows, D)
-    float *lse, *sums;  // Whole: natural log-sum-exp (query heads, rows); pieces: maxima (base 2) and sums
-    long long q_head, q_row, kv_head, kv_row, out_head, out_row, lse_head;
-    Mask mask;
-    int group, rows, out_is_bf16;
-    float scale;  // 1 / sqrt(dim), times log2(e)
-};
-
-__device__ __forceinline__ uint32_t pair(float low, float high) {
-    __nv_bfloat162 p = __floats2bfloat162_rn(low, high);
-    return *(uint32_t*)&p;
-}
 // A warp's 16 rows: running maximum (base 2), sum and output of the rows lane / 4 and lane / 4 + 8.
 template <int D> struct Running {
     float max[2], sum[2], out[D / 8][4];
@@ -39,17 +25,6 @@ template <int D> struct Running {
         }
     }
 };
-
-// `part` merged into a running total, term by term: the same arithmetic wherever it is done.
-__device__ __forceinline__ void merge_statistics(float& max, float& sum, float part_max, float part_sum, float& a, float& b) {
-    float most = fmaxf(max, part_max);
-    a = factor(max, most), b = factor(part_max, most);
-    sum = __fmaf_rn(part_sum, b, __fmul_rn(sum, a));
-    max = most;
-}
-__device__ __forceinline__ float merge_output(float out, float part, float a, float b) {
-    return __fmaf_rn(part, b, __fmul_rn(out, a));
-}
 
 // KEYS: keys of a block. WARPS: warps that share a block of keys, 16 rows each; 1: four warps of the same 16 rows with a
 // quarter of the piece and blocks of keys of their own.
@@ -300,9 +275,6 @@ __device__ __forceinline__ void attend_alone(const Attention& a) {
 }
 
 // Calls together: what each block of threads does is listed.
-struct Item {
-    int call, tile, piece, pieces;
-};
 template <int D, int WARPS, int STAGES>
 __device__ __forceinline__ void attend_listed(const Attention* calls, const Item* items) {
     follow();

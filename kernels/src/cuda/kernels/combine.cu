@@ -3,6 +3,8 @@
 
 #define K extern "C" __global__ void
 
+constexpr int AHEAD = 8;
+
 // Partials of the pieces of one call, (kv head, piece, packed rows).
 struct Pieces {
     const float *outputs, *maxima, *sums;
@@ -11,6 +13,19 @@ struct Pieces {
 // An element, a thread each, of the output of a packed row, and the row's log-sum-exp.
 __device__ __forceinline__ float combine_pieces(const Pieces& p, int row, int kv_head, int dim, float* weights, float& lse) {
     size_t first = (size_t)kv_head * p.pieces * p.packed + row;
+    if (p.pieces == 1) {
+        float max = p.maxima[first], weight = factor(max, max), sum = p.sums[first] * weight;
+        lse = sum > 0 ? __fmaf_rn(max, LN2, logf(sum)) : -INFINITY;
+        return sum > 0 ? p.outputs[first * dim + threadIdx.x] * weight / sum : 0.f;
+    }
+    // The first ones are on their way while the maxima are compared.
+    float sums[AHEAD], outputs[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        size_t at = first + (size_t)i * p.packed;
+        bool there = i < p.pieces;
+        sums[i] = there ? p.sums[at] : 0.f, outputs[i] = there ? p.outputs[at * dim + threadIdx.x] : 0.f;
+    }
     float max = -INFINITY;
     for (int i = threadIdx.x; i < p.pieces; i += blockDim.x) {
         weights[i] = p.maxima[first + (size_t)i * p.packed];
@@ -24,8 +39,11 @@ __device__ __forceinline__ float combine_pieces(const Pieces& p, int row, int kv
     for (int i = threadIdx.x; i < p.pieces; i += blockDim.x) weights[i] = factor(weights[i], max);
     __syncthreads();
     float sum = 0, out = 0;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (i < p.pieces) sum = __fmaf_rn(sums[i], weights[i], sum), out = __fmaf_rn(outputs[i], weights[i], out);
 #pragma unroll 8
-    for (int i = 0; i < p.pieces; i++) {
+    for (int i = AHEAD; i < p.pieces; i++) {
         size_t at = first + (size_t)i * p.packed;
         sum = __fmaf_rn(p.sums[at], weights[i], sum);
         out = __fmaf_rn(p.outputs[at * dim + threadIdx.x], weights[i], out);
@@ -44,6 +62,7 @@ struct Combination {
 };
 K combine(const __grid_constant__ Combination c) {
     extern __shared__ float weights[];
+    follow();
     int row = blockIdx.x, kv_head = blockIdx.y, head = kv_head * c.group + row % c.group, token = row / c.group;
     float lse, out = combine_pieces(c.pieces, row, kv_head, c.dim, weights, lse);
     size_t at = head * c.out_head + token * c.out_row + threadIdx.x;

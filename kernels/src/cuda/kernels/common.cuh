@@ -23,7 +23,7 @@ template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __flo
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // What came as an argument, and where things lie in it.
-struct Carried {
+struct alignas(64) Carried {
     unsigned words[992];
 };
 template <class T> __device__ __forceinline__ const T* within(const Carried& c, int at) { return (const T*)((const char*)c.words + at); }

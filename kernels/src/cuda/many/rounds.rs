@@ -1,7 +1,7 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
 use super::super::PIECE;
-use super::super::attention::{CHUNK, Pieces, Tiled, Tiling};
+use super::super::attention::{CHUNK, Map, Mapped, Pieces, Tiled, Tiling};
 use super::super::device::{Buffer, Device, Spread, launch, padded};
 use super::super::tensor::View;
 use super::{Sent, Table};
@@ -62,6 +62,7 @@ pub(super) struct Asked<'a> {
 /// Up to [`CHUNK`] rows of an ask, and where their packed rows go.
 struct Call {
     asking: Tiled,
+    maps: Option<[Map; 2]>,
     pieces: usize,
     place: Place,
 }
@@ -69,7 +70,7 @@ struct Call {
 /// Calls whose partials are held together.
 #[derive(Default)]
 pub(super) struct Round {
-    calls: Vec<Tiled>,
+    calls: Vec<(Tiled, Option<[Map; 2]>)>,
     combinations: Vec<PlacedCombination>,
     /// What blocks of threads do, of calls in small tiles and of calls in large ones.
     items: [Vec<Item>; 2],
@@ -93,7 +94,12 @@ impl Device {
         asked: impl Iterator<Item = Asked<'a>>,
     ) -> Result<(Vec<Round>, [Buffer; 2]), KernelError> {
         let (mut rounds, mut calls, mut held, mut most) = (Vec::new(), Vec::new(), [0; 2], [0; 2]);
-        for call in asked.flat_map(Asked::calls) {
+        let mut all = Vec::new();
+        for asked in asked {
+            let maps = self.maps(asked.keys)?;
+            all.extend(asked.calls(maps));
+        }
+        for call in all {
             let [outputs, statistics] = call.bytes(heads);
             if held[0] > 0 && held[0] + outputs > HELD {
                 rounds.push(std::mem::take(&mut calls));
@@ -106,7 +112,8 @@ impl Device {
         rounds.extend((!calls.is_empty()).then_some(calls));
         let memory = [self.alloc(most[0])?, self.alloc(most[1])?];
         let at = [memory[0].pointer, memory[1].pointer];
-        Ok((rounds.into_iter().map(|calls| Round::of(heads, calls, at, self.shared_limit())).collect(), memory))
+        let tilings = self.tilings(heads.dim);
+        Ok((rounds.into_iter().map(|calls| Round::of(heads, calls, at, &tilings)).collect(), memory))
     }
 
     pub(super) fn attend_round(
@@ -117,10 +124,10 @@ impl Device {
         sent: &Sent,
     ) -> Result<(), KernelError> {
         let Heads { query, kv, dim } = heads;
-        for (packed, items, place) in [(1, &round.items[0], places.items[0]), (64, &round.items[1], places.items[1])] {
+        for ((tiling, items), place) in self.tilings(dim).iter().zip(&round.items).zip(places.items) {
             if !items.is_empty() {
-                let Tiling { name, shared, .. } = Tiling::of(packed, dim, self.shared_limit());
-                let spread = Spread { blocks: (items.len(), kv), threads: 128, shared };
+                let &Tiling { name, threads, shared, .. } = tiling;
+                let spread = Spread { blocks: (items.len(), kv), threads, shared };
                 match sent {
                     Sent::Carried(table) => {
                         let (name, at) = (format!("attend_listed_{name}_carried_{dim}"), [places.calls, place]);
@@ -151,11 +158,12 @@ impl Device {
 }
 
 impl<'a> Asked<'a> {
-    fn calls(self) -> impl Iterator<Item = Call> + 'a {
+    fn calls(self, maps: Option<[Map; 2]>) -> impl Iterator<Item = Call> + 'a {
         let Self { q, keys, mask, place } = self;
         let (count, rows) = (keys[0].rows, q.shape()[1]);
         (0..rows).step_by(CHUNK).map(move |first| Call {
             asking: Tiled::asking(q, keys, mask, (first, CHUNK.min(rows - first))),
+            maps,
             pieces: count.div_ceil(PIECE).max(1),
             place: place.after(first),
         })
@@ -170,20 +178,20 @@ impl Call {
 
 impl Round {
     /// With its partials from these addresses on.
-    fn of(heads: Heads, calls: Vec<Call>, mut at: [u64; 2], shared_limit: usize) -> Self {
+    fn of(heads: Heads, calls: Vec<Call>, mut at: [u64; 2], tilings: &[Tiling; 2]) -> Self {
         let mut round = Self::default();
         for call in calls {
             let packed = call.asking.packed();
             let pieces = Pieces::at(at, heads.kv, call.pieces, packed);
             let [outputs, statistics] = call.bytes(heads);
             at = [at[0] + outputs as u64, at[1] + statistics as u64];
-            let (large, number) = (usize::from(packed > 16), round.calls.len() as i32);
-            let tiles = packed.div_ceil(Tiling::of(packed, heads.dim, shared_limit).tile);
+            let (which, number) = (Tiling::which(tilings, packed), round.calls.len() as i32);
+            let tiles = packed.div_ceil(tilings[which].tile);
             for piece in 0..call.pieces as i32 {
                 let item = |tile| Item { call: number, tile, piece, pieces: call.pieces as i32 };
-                round.items[large].extend((0..tiles as i32).map(item));
+                round.items[which].extend((0..tiles as i32).map(item));
             }
-            round.calls.push(call.asking.in_pieces(&pieces));
+            round.calls.push((call.asking.in_pieces(&pieces), call.maps));
             round.combinations.push(PlacedCombination { pieces, place: call.place });
             round.most = [round.most[0].max(packed), round.most[1].max(call.pieces)];
         }
@@ -191,7 +199,12 @@ impl Round {
     }
 
     pub fn lay(&self, table: &mut Table) -> Places {
-        let (calls, combinations) = (table.push(&self.calls), table.push(&self.combinations));
+        let mapped = |(call, maps): &(Tiled, Option<[Map; 2]>)| Some(Mapped::of(*call, (*maps)?));
+        let calls = match self.calls.iter().map(mapped).collect::<Option<Vec<_>>>() {
+            Some(mapped) => table.push(&mapped),
+            None => table.push(&self.calls.iter().map(|(call, _)| *call).collect::<Vec<_>>()),
+        };
+        let combinations = table.push(&self.combinations);
         let items = [0, 1].map(|at: usize| table.push(&self.items[at]));
         Places { calls, combinations, items }
     }

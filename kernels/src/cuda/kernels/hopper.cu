@@ -1,0 +1,322 @@
+// Attention of few rows with log-sum-exp on Hopper, by warpgroups: what attention.cu does in pieces, for any count of rows. Keys are
+// cut into pieces of PIECE, each of two halves; a half is one running softmax over blocks of KEYS, the halves are merged in order,
+// pieces by `combine`. What a row is given is a function of the row and its keys alone.
+// Narrow: a tile of 64 packed rows, two warpgroups with a half each: bound by memory. Wide: up to four tiles, a warpgroup each, over the
+// same keys: bound by products. Keys and values come by the tensor copy engine.
+#include "halves.cuh"
+#include "warpgroups.cuh"
+
+constexpr int TILE = 64, TILES = 4;     // packed rows of a warpgroup; warpgroups of a wide block of threads
+constexpr int STAGES = 4;               // blocks of keys and values that a wide block of threads holds
+
+// A call, and where its keys and values lie: (kv head, key, D).
+struct Mapped {
+    TensorMap k, v;
+    Attention call;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// What a block of threads keeps at hand of its work behind the tiles in shared memory, so that registers are left for products.
+struct Desk {
+    uint64_t full[8], empty[4];
+    Item item;
+    Blocks blocks[2];
+    Sight sights[1];  // of all rows
+};
+
+// A tile's queries to shared memory, by 128 * GROUPS threads; rows that are none are zeros.
+template <int D, int GROUPS> __device__ __forceinline__ void fetch_queries(const Attention& a, uint32_t to, unsigned first, unsigned thread) {
+    constexpr unsigned CHUNKS = D / 8;
+#pragma unroll
+    for (unsigned at = thread; at < TILE * CHUNKS; at += 128 * GROUPS) {
+        unsigned row = first + at / CHUNKS, token = row / a.group, head = blockIdx.y * a.group + row - token * a.group;
+        bool there = token < a.rows;
+        const bf16* from = a.q + (there ? head * a.q_head + token * a.q_row : 0) + at % CHUNKS * 8;
+        copy16(to + swizzled(at / CHUNKS, at % CHUNKS), from, there);
+    }
+    commit();
+    wait_all_but<0>();
+    show_to_products();
+}
+// What so many rows see; rows that are none see nothing.
+__device__ __forceinline__ void look(const Attention& a, Sight* sights, int first, int rows) {
+    if (threadIdx.x >= rows) return;
+    Sight s = sight(a.mask, (first + (int)threadIdx.x) / a.group);
+    if (first + (int)threadIdx.x >= a.rows * a.group) s.visible = 0;
+    sights[threadIdx.x] = s;
+}
+// A block of keys or values to shared memory, by one thread; keys that are none are zeros.
+template <int D> __device__ __forceinline__ void fetch_block(const TensorMap& map, uint32_t to, uint32_t barrier, int block) {
+    for (int panel = 0; panel < D / 64; panel++) copy_tile(to + panel * PANEL, map, barrier, panel * 64, block * KEYS, blockIdx.y);
+}
+
+// Begins to multiply queries and keys.
+template <int D> __device__ __forceinline__ void score(float (&scores)[KEYS / 2], uint32_t queries, uint32_t keys) {
+    uint32_t q = by_rows(queries), k = by_rows(keys);
+    hold(scores);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < D / 16; step++) {
+        int at = (step / 4 * PANEL + step % 4 * 32) / 16;
+        product_of_rows(scores, q + at, k + at, step > 0);
+    }
+    products_end();
+}
+
+// Keys that rows do not see are hidden; `sights` of this lane's first row, which is eight before its other.
+__device__ __forceinline__ void hide(float (&scores)[KEYS / 2], const Sight* sights, int first_key) {
+    first_key += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        Sight s = sights[r * 8];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+            for (int i = 0; i < 2; i++) {
+                int key = first_key + n * 8 + i;
+                if (key >= s.visible || (key >= s.hidden_start && key < s.hidden_end)) scores[n * 4 + r * 2 + i] = -INFINITY;
+            }
+    }
+}
+
+// Weights of scores, as products want them on their left, and by what factors what is there fades to the new maximum.
+template <int D>
+__device__ __forceinline__ void soften(
+    const float (&scores)[KEYS / 2], uint32_t (&weights)[KEYS / 16][4], float (&fade)[2], Running<D>& part, float scale) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float most = -INFINITY, other = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+            most = fmaxf(most, scores[n * 4 + r * 2]), other = fmaxf(other, scores[n * 4 + r * 2 + 1]);
+        most = fmaxf(most, other);
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        most = fmaxf(part.max[r], most * scale);
+        float from = most == -INFINITY ? 0.f : most, sum = 0, sums = 0;
+        fade[r] = factor(part.max[r], most);
+        part.max[r] = most;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            float one = exp2_fast(__fmaf_rn(scores[n * 4 + r * 2], scale, -from));
+            float two = exp2_fast(__fmaf_rn(scores[n * 4 + r * 2 + 1], scale, -from));
+            weights[n / 2][n % 2 * 2 + r] = pair(one, two);
+            sum += one, sums += two;
+        }
+        part.sum[r] = __fmaf_rn(part.sum[r], fade[r], sum + sums);
+    }
+}
+template <int D> __device__ __forceinline__ void fade_out(const float (&fade)[2], Running<D>& part) {
+    // Mostly no maximum grows.
+    if (__any_sync(~0u, fade[0] != 1.f || fade[1] != 1.f)) {
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) part.out[i] *= fade[i / 2 % 2];
+    }
+}
+// Begins to multiply weights and values.
+template <int D> __device__ __forceinline__ void weigh(const uint32_t (&weights)[KEYS / 16][4], uint32_t values, Running<D>& part) {
+    uint32_t v = by_columns(values);
+    hold(part.out);
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; step++) product_add(part.out, weights[step], v + step * 16 * 128 / 16);
+    products_end();
+}
+
+// A warp's rows to the partials of its piece.
+template <int D> __device__ __forceinline__ void store(const Attention& a, const Running<D>& part, int first_row, const Item& item) {
+    int lane = threadIdx.x % 32;
+    size_t base = first_partial(a, item);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = first_row + lane / 4 + r * 8;
+        if (row >= a.rows * a.group) continue;
+        if (lane % 4 == 0) a.lse[base + row] = part.max[r], a.sums[base + row] = part.sum[r];
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            *(float2*)((float*)a.out + (base + row) * D + n * 8 + lane % 4 * 2) =
+                make_float2(part.out[n * 4 + r * 2], part.out[n * 4 + r * 2 + 1]);
+    }
+}
+
+template <int D> __device__ __forceinline__ void narrow_tile(const Mapped& mapped, const Item& given) {
+    constexpr int BYTES = KEYS * D * 2;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const Attention& a = mapped.call;
+    Desk& desk = *(Desk*)(memory + 7 * BYTES);
+    unsigned half = same(threadIdx.x / 128), thread = threadIdx.x % 128;
+    uint32_t queries = shared_address(memory), ring = queries + BYTES + half * 3 * BYTES, full = shared_address(desk.full + half * 4);
+    // Slots take turns: keys, their values, the next keys.
+    auto load = [&](const TensorMap& map, int block, int slot) {
+        expect(full + slot * 8, BYTES);
+        fetch_block<D>(map, ring + slot * BYTES, full + slot * 8, block);
+    };
+    if (thread == 0) {
+        for (int i = 0; i < 3; i++) begin_barrier(full + i * 8, 1);
+        show_to_products();
+        int start = given.piece * PIECE + half * HALF;
+        desk.blocks[half].set(a, given.tile * TILE, TILE, start, start + HALF);
+    }
+    follow();
+    if (thread == 0) {
+        Blocks& blocks = desk.blocks[half];
+        if (blocks.first < blocks.end) load(mapped.k, blocks.first, 0), load(mapped.v, blocks.first, 1);
+        if (blocks.after(blocks.first) < blocks.end) load(mapped.k, blocks.after(blocks.first), 2);
+    }
+    fetch_queries<D, 2>(a, queries, given.tile * TILE, threadIdx.x);
+    look(a, desk.sights, given.tile * TILE, TILE);
+    bool live = given.tile * TILE + thread / 32 * 16 < a.rows * a.group;
+    Running<D> part;
+    part.clear();
+    __syncthreads();
+    Blocks blocks = desk.blocks[half].uniform();
+    unsigned parities = 0;
+    auto wait = [&](int slot) {
+        wait_for(full + slot * 8, parities >> slot & 1);
+        parities ^= 1 << slot;
+    };
+    for (int block = blocks.first, slot = 0; block < blocks.end;) {
+        int next = blocks.after(block), third = blocks.after(next), values = slot == 2 ? 0 : slot + 1;
+        float scores[KEYS / 2], fade[2];
+        uint32_t weights[KEYS / 16][4];
+        wait(slot);
+        score<D>(scores, queries, ring + slot * BYTES);
+        products_done<0>();
+        hold(scores);
+        // Nobody of the warpgroup needs these keys any more.
+        warpgroup_barrier(1 + half);
+        if (thread == 0 && next < blocks.end) load(mapped.v, next, slot);
+        if (block >= blocks.clear) hide(scores, desk.sights + thread / 32 * 16 + thread % 32 / 4, block * KEYS);
+        soften<D>(scores, weights, fade, part, a.scale);
+        fade_out<D>(fade, part);
+        wait(values);
+        weigh<D>(weights, ring + values * BYTES, part);
+        products_done<0>();
+        hold(part.out);
+        warpgroup_barrier(1 + half);
+        if (thread == 0 && third < blocks.end) load(mapped.k, third, values);
+        block = next, slot = slot == 0 ? 2 : slot - 1;
+    }
+    part.join_lanes();
+    // The second half goes to the first through shared memory.
+    float* other = (float*)memory + thread;
+    __syncthreads();
+    if (half == 1 && live) {
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) other[i * 128] = part.out[i];
+        for (int r = 0; r < 2; r++) other[(D / 2 + r) * 128] = part.max[r], other[(D / 2 + 2 + r) * 128] = part.sum[r];
+    }
+    __syncthreads();
+    if (half == 1 || !live) return;
+    part.merge([&](int i) { return other[i * 128]; });
+    store<D>(a, part, given.tile * TILE + thread / 32 * 16, given);
+}
+
+template <int D> __device__ __forceinline__ void wide_tiles(const Mapped& mapped, const Item& given) {
+    constexpr int BYTES = KEYS * D * 2;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const Attention& a = mapped.call;
+    Desk& desk = *(Desk*)(memory + (TILES + STAGES * 2) * BYTES);
+    uint32_t stages = shared_address(memory) + TILES * BYTES, full = shared_address(desk.full), empty = shared_address(desk.empty);
+    auto load = [&](int block, int number) {
+        int stage = number % STAGES;
+        if (number >= STAGES) wait_for(empty + stage * 8, (number / STAGES - 1) & 1);
+        expect(full + stage * 8, 2 * BYTES);
+        fetch_block<D>(mapped.k, stages + stage * 2 * BYTES, full + stage * 8, block);
+        fetch_block<D>(mapped.v, stages + (stage * 2 + 1) * BYTES, full + stage * 8, block);
+    };
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) begin_barrier(full + i * 8, 1), begin_barrier(empty + i * 8, TILES * 4);
+        show_to_products();
+        desk.item = given;
+        desk.blocks[0].set(a, given.tile * TILES * TILE, TILES * TILE, given.piece * PIECE, (given.piece + 1) * PIECE);
+    }
+    follow();
+    if (threadIdx.x == 0) {
+        Blocks& blocks = desk.blocks[0];
+        int next = blocks.after(blocks.first);
+        if (blocks.first < blocks.end) load(blocks.first, 0);
+        if (next < blocks.end) load(next, 1);
+    }
+    unsigned member = same(threadIdx.x / 128);
+    uint32_t queries = shared_address(memory) + member * BYTES;
+    bool live = (given.tile * TILES + member) * TILE < a.rows * a.group, stored = false;
+    if (live) fetch_queries<D, 1>(a, queries, (given.tile * TILES + member) * TILE, threadIdx.x % 128);
+    look(a, desk.sights, given.tile * TILES * TILE, TILES * TILE);
+    Running<D> part;
+    part.clear();
+    __syncthreads();
+    Blocks blocks = desk.blocks[0].uniform();
+    int half = same(desk.item.piece) * (PIECE / KEYS) + HALF / KEYS;
+    for (int block = blocks.first, number = 0; block < blocks.end; block = blocks.after(block), number++) {
+        int stage = number % STAGES, ahead = blocks.after(blocks.after(block));
+        if (threadIdx.x == 0 && ahead < blocks.end) load(ahead, number + 2);
+        __syncwarp();
+        wait_for(full + stage * 8, number / STAGES & 1);
+        if (live) {
+            if (!stored && block >= half) {
+                part.join_lanes();
+                store<D>(a, part, (desk.item.tile * TILES * 4 + threadIdx.x / 32) * 16, desk.item);
+                __syncwarp();
+                part.clear();
+                stored = true;
+            }
+            float scores[KEYS / 2], fade[2];
+            uint32_t weights[KEYS / 16][4];
+            score<D>(scores, queries, stages + stage * 2 * BYTES);
+            products_done<0>();
+            hold(scores);
+            if (block >= blocks.clear) hide(scores, desk.sights + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, block * KEYS);
+            soften<D>(scores, weights, fade, part, a.scale);
+            fade_out<D>(fade, part);
+            weigh<D>(weights, stages + (stage * 2 + 1) * BYTES, part);
+            products_done<0>();
+            hold(part.out);
+        }
+        if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
+    }
+    int first_row = (desk.item.tile * TILES * 4 + threadIdx.x / 32) * 16;
+    part.join_lanes();
+    if (stored) part.merge_behind(a, first_row, desk.item);
+    store<D>(a, part, first_row, desk.item);
+}
+
+template <int D, bool WIDE> __device__ __forceinline__ void attend(const Mapped& mapped, const Item& item) {
+    if (WIDE) wide_tiles<D>(mapped, item);
+    else narrow_tile<D>(mapped, item);
+}
+// A call alone: blocks of threads by tile and piece.
+template <int D, bool WIDE> __device__ __forceinline__ void attend_alone(const Mapped& mapped) {
+    if (threadIdx.x == 0) await_map(mapped.k), await_map(mapped.v);
+    constexpr int ROWS = WIDE ? TILES * TILE : TILE;
+    int tiles = (mapped.call.rows * mapped.call.group + ROWS - 1) / ROWS;
+    attend<D, WIDE>(mapped, Item{0, (int)blockIdx.x % tiles, (int)blockIdx.x / tiles, (int)gridDim.x / tiles});
+}
+// Calls together: what each block of threads does is listed.
+template <int D, bool WIDE> __device__ __forceinline__ void attend_listed(const Mapped* calls, const Item* items, bool lie) {
+    if (lie) follow();
+    Item item = items[blockIdx.x];
+    if (lie && threadIdx.x % 128 == 0) see_map(calls[item.call].k), see_map(calls[item.call].v);
+    attend<D, WIDE>(calls[item.call], item);
+}
+#else
+template <int D, bool WIDE> __device__ __forceinline__ void attend_alone(const Mapped&) {}
+template <int D, bool WIDE> __device__ __forceinline__ void attend_listed(const Mapped*, const Item*, bool) {}
+#endif
+
+#define K extern "C" __global__ void
+#define ATTEND(NAME, WIDE, THREADS, BLOCKS, D)                                                                               \
+    K __launch_bounds__(THREADS, BLOCKS) attend_##NAME##_##D(const __grid_constant__ Mapped mapped) {                         \
+        attend_alone<D, WIDE>(mapped);                                                                                       \
+    }                                                                                                                        \
+    K __launch_bounds__(THREADS, BLOCKS) attend_listed_##NAME##_##D(const Mapped* calls, const Item* items) {                 \
+        attend_listed<D, WIDE>(calls, items, true);                                                                          \
+    }                                                                                                                        \
+    K __launch_bounds__(THREADS, BLOCKS)                                                                                     \
+        attend_listed_##NAME##_carried_##D(const __grid_constant__ Carried c, int calls, int items) {                         \
+        attend_listed<D, WIDE>(within<Mapped>(c, calls), within<Item>(c, items), false);                                     \
+    }
+ATTEND(narrow, false, 256, 2, 64)
+ATTEND(narrow, false, 256, 2, 128)
+ATTEND(wide, true, 512, 1, 64)
+ATTEND(wide, true, 512, 1, 128)

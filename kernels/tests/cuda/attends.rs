@@ -1,0 +1,121 @@
+//! Attention on the GPU by each kernel: prefill, and few rows on many keys.
+
+use asterism_kernels::cuda::Attention;
+use asterism_kernels::reference::{self, AttentionShape};
+use asterism_kernels::{Cuda, DType, Heads, Mask};
+
+use super::{distance, draw, gpu};
+
+/// Which kernel attends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kernel {
+    Chosen,
+    Own,
+    Pieces,
+}
+
+/// Attention of token-major bf16 against the reference.
+fn attends(gpu: &Cuda, shape: AttentionShape, kernel: Kernel, out: DType) {
+    let AttentionShape { heads: Heads { query, kv, dim }, queries, keys, mask } = shape;
+    let seed = (queries * 31 + keys) as u64;
+    let (q_values, q) = draw(gpu, &[queries, query * dim], seed);
+    let (k_values, k) = draw(gpu, &[keys, kv * dim], seed + 1);
+    let (v_values, v) = draw(gpu, &[keys, kv * dim], seed + 2);
+    let output = gpu.device().tensor(&[queries, query * dim], &vec![f32::NAN; queries * query * dim], out).unwrap();
+    let lse = gpu.device().tensor(&[query, queries], &vec![f32::NAN; query * queries], DType::F32).unwrap();
+    let call = Attention {
+        q: q.token_major(query).unwrap(),
+        k: k.token_major(kv).unwrap(),
+        v: v.token_major(kv).unwrap(),
+        mask,
+        out: output.token_major(query).unwrap(),
+        lse: &lse,
+    };
+    match kernel {
+        Kernel::Chosen => gpu.attender().attend(gpu.device(), call).unwrap(),
+        Kernel::Own => gpu.device().attend_own(call).unwrap(),
+        Kernel::Pieces => gpu.device().attend_few(call).unwrap(),
+    }
+    let heads_first = |x: &[f32], heads: usize, rows: usize| -> Vec<f32> {
+        let of = |at: usize| x[(at / dim % rows * heads + at / dim / rows) * dim + at % dim];
+        (0..x.len()).map(of).collect()
+    };
+    let [q, k, v] = [(&q_values, query, queries), (&k_values, kv, keys), (&v_values, kv, keys)]
+        .map(|(x, heads, rows)| heads_first(x, heads, rows));
+    let (expected, expected_lse) = reference::attention(&q, &k, &v, shape);
+    let got = heads_first(&gpu.device().download(&output).unwrap(), query, queries);
+    let (apart, got_lse) = (distance(&got, &expected), gpu.device().download(&lse).unwrap());
+    assert!(apart < 1e-2, "{shape:?} by {kernel:?}: {apart}");
+    for (got, expected) in got_lse.iter().zip(&expected_lse) {
+        assert!(got == expected || (got - expected).abs() < 2e-3, "{shape:?} by {kernel:?}: lse {got}, not {expected}");
+    }
+}
+
+#[test]
+fn prefill_attention_agrees_with_the_reference() {
+    let Some(gpu) = gpu() else { return };
+    println!("cuDNN: {}", gpu.attender().has_library());
+    let masks = [
+        Mask::None,
+        Mask::Causal,
+        Mask::From { row: 200 },
+        Mask::Streaming { sink: 70, window: 300, first_row: 100, first_key: 0 },
+    ];
+    for (dim, group) in [(128, 4), (64, 3), (128, 1)] {
+        let heads = Heads { query: 2 * group, kv: 2, dim };
+        for (queries, keys) in [(512, 512), (600, 600), (1024, 1500), (777, 1300), (700, 500)] {
+            for mask in masks {
+                let shape = AttentionShape { heads, queries, keys, mask };
+                attends(gpu, shape, Kernel::Own, DType::F32);
+                attends(gpu, shape, Kernel::Chosen, DType::Bf16);
+            }
+        }
+    }
+}
+
+#[test]
+fn few_rows_on_keys_in_pieces_agree_with_the_reference() {
+    let Some(gpu) = gpu() else { return };
+    for (dim, group) in [(128, 4), (64, 1), (64, 7)] {
+        let heads = Heads { query: 2 * group, kv: 2, dim };
+        for (queries, keys) in [(1, 1), (1, 31), (4, 2047), (5, 2049), (16, 6000), (64, 4097), (70, 2100), (3, 0)] {
+            for mask in
+                [Mask::None, Mask::Causal, Mask::Streaming { sink: 4, window: 900, first_row: 3000, first_key: 0 }]
+            {
+                let shape = AttentionShape { heads, queries, keys, mask };
+                attends(gpu, shape, Kernel::Pieces, DType::F32);
+                attends(gpu, shape, Kernel::Pieces, DType::Bf16);
+            }
+        }
+    }
+}
+
+/// Whatever the tile that a row falls in, and whichever kernel takes the call.
+#[test]
+fn a_row_of_few_does_not_depend_on_its_company() {
+    let Some(gpu) = gpu() else { return };
+    for (dim, group, keys) in [(128, 4, 5000), (64, 3, 2048), (128, 7, 1025)] {
+        let (query, kv) = (2 * group, 2);
+        let (q, k) = (draw(gpu, &[64, query * dim], 1).1, draw(gpu, &[keys, kv * dim], 2).1);
+        let v = draw(gpu, &[keys, kv * dim], 3).1;
+        let attended = |start: usize, end: usize| -> [Vec<f32>; 2] {
+            let out = gpu.device().empty(&[end - start, query * dim], DType::F32).unwrap();
+            let lse = gpu.device().empty(&[query, end - start], DType::F32).unwrap();
+            let rows = q.rows(start, end).unwrap();
+            let [k, v] = [&k, &v].map(|x| x.token_major(kv).unwrap());
+            let (q, out_view) = (rows.token_major(query).unwrap(), out.token_major(query).unwrap());
+            let call = Attention { q, k, v, mask: Mask::None, out: out_view, lse: &lse };
+            gpu.device().attend_few(call).unwrap();
+            [out, lse].map(|x| gpu.device().download(&x).unwrap())
+        };
+        let [all, all_lse] = attended(0, 64);
+        for (start, end) in [(0, 1), (3, 4), (5, 8), (0, 16), (16, 32), (7, 24), (33, 64), (2, 63)] {
+            let [got, lse] = attended(start, end);
+            assert!(got == all[start * query * dim..end * query * dim], "rows {start}..{end}, d {dim}, group {group}");
+            for head in 0..query {
+                let (rows, of_all) = (end - start, &all_lse[head * 64..][start..end]);
+                assert!(lse[head * rows..][..rows] == *of_all, "rows {start}..{end}, d {dim}, group {group}: lse");
+            }
+        }
+    }
+}
