@@ -10,7 +10,7 @@ use std::{
 };
 
 const KERNELS: &[&str] =
-    &["elementwise", "products", "few", "eight", "moves", "attention", "hopper", "combine", "plain"];
+    &["elementwise", "products", "few", "eight", "moves", "attention", "hopper", "combine", "exchange", "plain"];
 const TARGETS: &[&str] = &["80", "90a"];
 
 fn main() {

@@ -261,6 +261,14 @@ fn lent_tensors_arrive_as_they_were_lent() {
             assert!(other.device().download(got).unwrap() == values, "round {seed}");
         }
     }
+    // Small ones back and forth, many at a time: each arrives as it was lent, and its memory is not used again before.
+    for (seed, other) in (0..400).zip(others.iter().rev().cycle()) {
+        let (values, tensor) = draw(gpu, &[1 + seed % 16, 4, 130], seed as u64);
+        let there = gpu.lend(vec![tensor]).unwrap()(other).unwrap();
+        let back = other.lend(there).unwrap()(gpu).unwrap();
+        let _over = draw(gpu, &[16, 4, 130], 1000 + seed as u64);
+        assert!(gpu.device().download(&back[0]).unwrap() == values, "round {seed} of small ones");
+    }
 }
 
 /// Rows are written behind others only while nobody else did so.

@@ -6,11 +6,12 @@ mod modules;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::attention::Maps;
+use super::lending::Signals;
 use super::moves::CARRIED;
 use super::staging::Staging;
 use crate::{DType, KernelError};
@@ -32,6 +33,7 @@ pub struct Device {
     /// The compute capability.
     capability: (i32, i32),
     maps: Maps,
+    signals: OnceLock<Arc<Signals>>,
 }
 
 // SAFETY: function handles are process-wide names of loaded code; the driver's calls on them are thread-safe.
@@ -97,9 +99,9 @@ impl Device {
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(missing)? as u32;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
-        let (functions, maps) = Default::default();
+        let (functions, maps, signals) = Default::default();
         let capability = (major, minor);
-        let mut device = Self { context, stream, functions, staging, shared_limit, capability, maps };
+        let mut device = Self { context, stream, functions, staging, shared_limit, capability, maps, signals };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -243,6 +245,15 @@ impl Device {
 
     pub(super) fn known_maps(&self) -> &Maps {
         &self.maps
+    }
+
+    /// What is counted of tensors that go to other devices and come from them.
+    pub(super) fn signals(&self) -> Result<&Arc<Signals>, KernelError> {
+        if let Some(signals) = self.signals.get() {
+            return Ok(signals);
+        }
+        let new = Arc::new(Signals::new(self)?);
+        Ok(self.signals.get_or_init(|| new))
     }
 
     pub(super) fn shared_limit(&self) -> usize {

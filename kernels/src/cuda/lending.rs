@@ -1,30 +1,53 @@
 //! Tensors from GPU to GPU of one process, by copies that the devices make among themselves: streams wait for each other, no host
 //! does.
 
+mod signals;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use signals::Fetched;
+pub(super) use signals::Signals;
 
 use super::Cuda;
 use super::device::{Device, device_error};
 use super::tensor::Tensor;
 use crate::{KernelError, Lent};
 
+/// Whether GPUs of this process were found to be linked.
+static LINKED: AtomicBool = AtomicBool::new(false);
+
 /// Tensors that others may copy, from when what was queued before them is done.
 struct Lending {
     tensors: Vec<Tensor>,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    ready: CudaEvent,
-    /// When each copy was made.
-    fetched: Mutex<Vec<CudaEvent>>,
+    ready: Ready,
+    /// When copies were made that the driver makes.
+    copied: Mutex<Vec<CudaEvent>>,
+}
+
+/// How others see that tensors are there.
+enum Ready {
+    Event(CudaEvent),
+    /// By the lender's count of its lendings, and what was copied since.
+    Counted {
+        signals: Arc<Signals>,
+        number: u64,
+        fetched: Mutex<Vec<Fetched>>,
+    },
 }
 
 impl Drop for Lending {
     fn drop(&mut self) {
         // The memory is freed in the order of this stream: behind the copies.
-        for event in self.fetched.lock().expect("no panic holds it").drain(..) {
+        for event in self.copied.lock().expect("no panic holds it").drain(..) {
             let _ = self.stream.wait(&event);
+        }
+        if let Ready::Counted { signals, fetched, .. } = &self.ready {
+            let fetched = std::mem::take(&mut *fetched.lock().expect("no panic holds it"));
+            signals.keep(std::mem::take(&mut self.tensors), fetched);
         }
     }
 }
@@ -32,10 +55,16 @@ impl Drop for Lending {
 impl Cuda {
     /// As `Backend::lend`.
     pub(super) fn lend_tensors(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {
-        let failed = |error| device_error("lend", error);
         let (context, stream) = (Arc::clone(self.device.shared_context()), Arc::clone(self.device.stream()));
-        let ready = stream.record_event(None).map_err(failed)?;
-        let lending = Lending { tensors, context, stream, ready, fetched: Mutex::default() };
+        let ready = match LINKED.load(Ordering::Relaxed) && signals::suit(&tensors) {
+            true => {
+                let signals = self.device.signals()?;
+                let number = signals.lend(&self.device)?;
+                Ready::Counted { signals: Arc::clone(signals), number, fetched: Mutex::default() }
+            }
+            false => Ready::Event(stream.record_event(None).map_err(|error| device_error("lend", error))?),
+        };
+        let lending = Lending { tensors, context, stream, ready, copied: Mutex::default() };
         Ok(Box::new(move |to: &Self| lending.fetch(&to.device)))
     }
 }
@@ -46,8 +75,25 @@ impl Lending {
         if Arc::ptr_eq(&self.stream, to.stream()) {
             return Ok(self.tensors.clone());
         }
-        open(&self.context, to.shared_context());
-        to.stream().wait(&self.ready).map_err(failed)?;
+        let linked = open(&self.context, to.shared_context());
+        match &self.ready {
+            Ready::Counted { signals, number, fetched } if linked => {
+                let (copies, by) = signals.fetch(*number, &self.tensors, to)?;
+                fetched.lock().expect("no panic holds it").push(by);
+                return Ok(copies);
+            }
+            Ready::Counted { .. } => {
+                let now = self.stream.record_event(None).map_err(failed)?;
+                to.stream().wait(&now).map_err(failed)?;
+            }
+            Ready::Event(ready) => to.stream().wait(ready).map_err(failed)?,
+        }
+        self.copy(to)
+    }
+
+    /// Copies by the driver, once the receiver's stream waits for what is copied.
+    fn copy(&self, to: &Device) -> Result<Vec<Tensor>, KernelError> {
+        let failed = |error| device_error("fetch", error);
         let mut copies = Vec::with_capacity(self.tensors.len());
         for tensor in &self.tensors {
             let copy = Tensor { rows_first: tensor.rows_first, ..to.empty(&tensor.shape, tensor.dtype)? };
@@ -63,31 +109,35 @@ impl Lending {
             copies.push(copy);
         }
         let done = to.stream().record_event(None).map_err(failed)?;
-        self.fetched.lock().expect("no panic holds it").push(done);
+        self.copied.lock().expect("no panic holds it").push(done);
         Ok(copies)
     }
 }
 
-/// Lets one GPU read what another has, where they are linked; without that the driver takes copies through the host.
-fn open(of: &Arc<CudaContext>, to: &Arc<CudaContext>) {
-    static OPENED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+/// Lets one GPU read what another has, where they are linked, and says whether they are; without that the driver takes copies
+/// through the host.
+fn open(of: &Arc<CudaContext>, to: &Arc<CudaContext>) -> bool {
+    static OPENED: Mutex<Vec<((usize, usize), bool)>> = Mutex::new(Vec::new());
     let pair = (of.ordinal(), to.ordinal());
     let mut opened = OPENED.lock().expect("no panic holds it");
-    if pair.0 == pair.1 || opened.contains(&pair) {
-        return;
+    if pair.0 == pair.1 {
+        return false;
     }
-    opened.push(pair);
-    let (mut linked, mut pool) = (0, std::ptr::null_mut());
+    if let Some((_, linked)) = opened.iter().find(|(known, _)| *known == pair) {
+        return *linked;
+    }
+    let (mut can, mut pool) = (0, std::ptr::null_mut());
     let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let access = sys::CUmemAccessDesc { location: sys::CUmemLocation { type_, id: pair.1 as i32 }, flags };
     // SAFETY: both devices are open, and the pointers are to live values of the types that the calls want.
-    unsafe {
-        if sys::cuDeviceCanAccessPeer(&mut linked, to.cu_device(), of.cu_device()).result().is_ok()
-            && linked != 0
+    let linked = unsafe {
+        sys::cuDeviceCanAccessPeer(&mut can, to.cu_device(), of.cu_device()).result().is_ok()
+            && can != 0
             && sys::cuDeviceGetDefaultMemPool(&mut pool, of.cu_device()).result().is_ok()
-        {
-            let _ = sys::cuMemPoolSetAccess(pool, &access, 1).result();
-        }
-    }
+            && sys::cuMemPoolSetAccess(pool, &access, 1).result().is_ok()
+    };
+    opened.push((pair, linked));
+    LINKED.fetch_or(linked, Ordering::Relaxed);
+    linked
 }

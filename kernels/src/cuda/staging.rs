@@ -20,7 +20,7 @@ pub(super) struct Staging {
 }
 
 /// Page-locked host memory.
-struct Pinned {
+pub(super) struct Pinned {
     memory: *mut u8,
     stream: Arc<CudaStream>,
 }
@@ -29,11 +29,15 @@ struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    fn new(bytes: usize, stream: Arc<CudaStream>) -> Result<Self, result::DriverError> {
+    pub fn new(bytes: usize, stream: Arc<CudaStream>) -> Result<Self, result::DriverError> {
         stream.context().bind_to_thread()?;
         // SAFETY: the context is current.
         let memory = unsafe { result::malloc_host(bytes, 0) }?;
         Ok(Self { memory: memory.cast(), stream })
+    }
+
+    pub fn pointer(&self) -> *mut u8 {
+        self.memory
     }
 }
 

@@ -58,6 +58,7 @@ pub const MODULES: &[Module] = &[
         include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")),
         &[(ONE, &["combine", "combine_placed", "combine_placed_carried"])],
     ),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")), &[(ONE, &["signal", "fetch_lent"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.
@@ -78,6 +79,8 @@ pub const FOLLOWERS: &[&str] = &[
     "attend_narrow",
     "attend_wide",
     "combine",
+    "signal",
+    "fetch_lent",
     "linear_few",
     "gated_few",
 ];
