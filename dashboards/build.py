@@ -185,6 +185,8 @@ TRANSPORT = [
      [happened("transport_reconnects_total", "host")], {"bars": True}),
     ("lines", "Peers refused", "Peers that a process refused, by reason.", "short",
      [those("transport_rejects_total", "reason")], {"bars": True}),
+    ("lines", "Spans dropped", "Spans that a process could not give to the collector, since that was not there or too slow.", "short",
+     [happened("spans_dropped_total", "host")], {"bars": True}),
     ("lines", "Cores used", "CPU seconds a second of a host's process.", "none",
      [("sum by (host) (rate(asterism_host_process_cpu_seconds{ASTERISM}[$__rate_interval]))", "{{host}}")], {"stack": True}),
     ("lines", "Threads", "Threads of a host's process.", "short", [now("host_process_threads", "host")], {}),

@@ -34,3 +34,5 @@ mod roles;
 mod self_test;
 #[path = "hostile/waiting.rs"]
 mod waiting;
+#[path = "hostile/traces.rs"]
+mod traces;

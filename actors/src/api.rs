@@ -27,7 +27,7 @@ pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, Session
 pub use timings::{HostTiming, Timings};
 pub use waiting::{AwaitedHost, Waiting};
 
-use crate::supervisor::PlacementPolicy;
+use crate::{supervisor::PlacementPolicy, trace::TraceContext};
 
 /// A job: a context, a question about it, and how to answer.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -85,6 +85,9 @@ pub struct JobRequest {
     /// Free labels, shown by `job list`.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// The span of the request that brought it, which headers tell and no body.
+    #[serde(skip)]
+    pub trace: Option<TraceContext>,
 }
 
 impl JobRequest {
@@ -107,6 +110,7 @@ impl JobRequest {
             placement: PlacementPolicy::default(),
             timeout_s: None,
             labels: BTreeMap::new(),
+            trace: None,
         }
     }
 }

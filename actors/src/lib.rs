@@ -21,6 +21,7 @@ pub mod store;
 pub mod supervisor;
 pub mod tally;
 pub mod ticket;
+pub mod trace;
 
 pub use error::{HostError, JobError};
 pub use host::{HostConfig, LoadedModel, ModelLoader};

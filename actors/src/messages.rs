@@ -27,6 +27,7 @@ pub use wire::{InvalidMessage, WireMessage};
 use crate::{
     api::{Role, TokenLogprobs},
     ticket::Ticket,
+    trace::TraceContext,
 };
 
 /// First words of a host on its supervisor link, at its start and whenever it comes back to a supervisor.
@@ -281,6 +282,8 @@ pub struct EncodeShards {
     pub ticket: Ticket,
     /// Bytes of keys and values that the host may hold, idle ones among them; none: unlimited.
     pub room: Option<u64>,
+    /// The job's span, where its spans are wanted.
+    pub trace: Option<Box<TraceContext>>,
 }
 
 /// Phase 2 of one job.
@@ -310,6 +313,8 @@ pub struct Generate {
     pub choice: TokenChoice,
     /// What opens the shards of the context.
     pub ticket: Ticket,
+    /// The job's span, where its spans are wanted.
+    pub trace: Option<Box<TraceContext>>,
 }
 
 /// A context host that holds shards of a context.

@@ -9,6 +9,7 @@ use crate::{
     api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
     messages::{GpuMemory, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Spread, Traffic},
     supervisor::{SupervisorConfig, codes},
+    trace::Span,
 };
 pub use names::*;
 
@@ -114,6 +115,8 @@ pub enum Observation {
         /// What was expected, and what came.
         cause: String,
     },
+    /// Something was done for a request whose spans are wanted.
+    Span(Span),
     /// A host was declared dead.
     HostFailed {
         /// Why, from a short list.
@@ -179,6 +182,7 @@ impl Observation {
             Self::Recovered { seconds } => histogram!(RECOVERY_DURATION).record(*seconds),
             Self::HostRestarted { host } => counter!(HOST_RESTARTS, "host" => host.clone()).increment(1),
             Self::Refused { reason, who, cause } => refused(reason, who, cause),
+            Self::Span(span) => span.clone().tell(),
             Self::HostFailed { reason } => counter!(HOST_FAILURES, "reason" => *reason).increment(1),
         }
     }
@@ -195,7 +199,7 @@ fn record_links(host: &str, report: &LinkReport) {
         }
     }
     counter!(TRANSPORT_RECONNECTS, "host" => host.to_string()).absolute(report.reconnects);
-    let Traffic { sent_bytes, received_bytes, refused, certificate_ends_s } = &report.traffic;
+    let Traffic { sent_bytes, received_bytes, refused, certificate_ends_s, .. } = &report.traffic;
     for (direction, bytes) in [("sent", sent_bytes), ("received", received_bytes)] {
         let labels = [("host", host), ("direction", direction), ("transport", &report.transport)];
         counter!(TRANSPORT_BYTES, &labels.map(owned)).absolute(*bytes);
@@ -203,6 +207,7 @@ fn record_links(host: &str, report: &LinkReport) {
     for Refused { reason, peers } in refused {
         counter!(TRANSPORT_REJECTS, &[("host", host), ("reason", reason)].map(owned)).absolute(*peers);
     }
+    counter!(SPANS_DROPPED, "host" => host.to_string()).absolute(report.traffic.spans_dropped);
     process(CERTIFICATE_EXPIRY, certificate_ends_s.unwrap_or(f64::NAN));
     // By pair of hosts they would be as many as there are hosts, squared.
     for (peer, of_supervisor) in [(SUPERVISOR, true), ("hosts", false)] {
@@ -231,7 +236,7 @@ pub fn record_config(config: &SupervisorConfig) {
         let of_host = |name: &'static str, bytes: u64| gauge!(name, "host" => host.name.clone()).set(bytes as f64);
         of_host(HOST_WEIGHTS_BYTES, config.weight_bytes);
         host.memory_limit.into_iter().for_each(|limit| of_host(HOST_MEMORY_LIMIT_BYTES, limit));
-        for name in [HOST_RESTARTS, PHASE1_CACHED_TOKENS] {
+        for name in [HOST_RESTARTS, PHASE1_CACHED_TOKENS, SPANS_DROPPED] {
             counter!(name, "host" => host.name.clone()).increment(0);
         }
     }
@@ -281,6 +286,7 @@ fn start_at_zero() {
     for code in ["capacity_exhausted", "invalid_request", "overloaded", "unauthorized"] {
         counter!(REQUESTS_REFUSED, "error_type" => code).increment(0);
     }
+    counter!(SPANS_DROPPED, "host" => SUPERVISOR).increment(0);
     for name in [REQUESTS_CANCELLED, NUMERICS_MIXED, SESSION_HITS] {
         counter!(name).increment(0);
     }

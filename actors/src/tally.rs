@@ -19,6 +19,7 @@ pub struct Tally {
     sent: Arc<AtomicU64>,
     received: Arc<AtomicU64>,
     refused: Vec<(&'static str, Arc<AtomicU64>)>,
+    spans_dropped: Arc<AtomicU64>,
     /// The bits of a float, as gauges are.
     certificate_ends: Arc<AtomicU64>,
 }
@@ -26,7 +27,8 @@ pub struct Tally {
 impl Default for Tally {
     fn default() -> Self {
         let refused = metric::REJECTIONS.iter().map(|reason| (*reason, Arc::default())).collect();
-        Self { sent: Arc::default(), received: Arc::default(), refused, certificate_ends: Arc::default() }
+        let (sent, received, spans_dropped, certificate_ends) = Default::default();
+        Self { sent, received, refused, spans_dropped, certificate_ends }
     }
 }
 
@@ -40,6 +42,7 @@ impl Tally {
             sent_bytes: count(&self.sent),
             received_bytes: count(&self.received),
             refused: refused.filter(|(_, peers)| *peers > 0).map(|(reason, peers)| Refused { reason, peers }).collect(),
+            spans_dropped: count(&self.spans_dropped),
             certificate_ends_s: (ends > 0.0).then_some(ends),
         }
     }
@@ -49,6 +52,7 @@ impl Tally {
         match key.name() {
             metric::TRANSPORT_BYTES if label("direction") == Some("sent") => Some(&self.sent),
             metric::TRANSPORT_BYTES => Some(&self.received),
+            metric::SPANS_DROPPED => Some(&self.spans_dropped),
             metric::TRANSPORT_REJECTS => {
                 let known = self.refused.iter().find(|(reason, _)| label("reason") == Some(reason));
                 known.map(|(_, peers)| peers)
@@ -108,6 +112,7 @@ mod tests {
             sent_bytes: 30,
             received_bytes: 5,
             refused: vec![refused("frame"), refused("role")],
+            spans_dropped: 0,
             certificate_ends_s: Some(1.5e9),
         };
         assert_eq!(tally.traffic(), expected);

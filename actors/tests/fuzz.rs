@@ -20,6 +20,7 @@ use asterism_actors::{
         Taken, TokenChoice, Traffic, WireMessage,
     },
     ticket::Secret,
+    trace::TraceContext,
 };
 use asterism_plan::{ContextView, Exchange, HiddenKeys, KeptShard, LocalAttention, Shard, Span};
 use asterism_transport::sim::Draw;
@@ -130,6 +131,7 @@ fn host_messages() {
                 received_bytes: 7,
                 refused: vec![Refused { reason: "frame".into(), peers: 2 }],
                 certificate_ends_s: Some(1.9e9),
+                spans_dropped: 0,
             },
         }),
     ]);
@@ -158,7 +160,9 @@ fn host_commands() {
         logprobs: Some(3),
     };
     let ticket = Secret::new([7; 32]).ticket(1);
+    let trace = Some(Box::new(TraceContext { trace: 1 << 100, span: 7 }));
     fuzz(&[
+    let trace = Some(TraceContext { trace: 1 << 100, span: 7 });
         HostCommand::Welcome { heartbeat_ms: 500, cluster: 5, incarnation: 2 },
         HostCommand::Ids(ContextIds::of(1, &[5; 60], [0..4, 20..36]).remove(0)),
         HostCommand::Encode(EncodeShards {
@@ -170,7 +174,9 @@ fn host_commands() {
             peers: holders(),
             ticket,
             room: Some(1 << 30),
+            trace: trace.clone(),
         }),
+            trace,
         HostCommand::Generate(Generate {
             job: 1,
             context: 1,
@@ -185,6 +191,7 @@ fn host_commands() {
             choice,
             ticket,
         }),
+            trace,
     ]);
 }
 

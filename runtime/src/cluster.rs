@@ -4,6 +4,7 @@ mod api;
 mod clashes;
 mod error;
 mod model;
+mod observability;
 mod security;
 
 use std::{
@@ -18,14 +19,13 @@ use asterism_kernels::KernelChoice;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 use asterism_transport::certificates::MemberRole;
 
-use crate::cluster_file::{
-    ClusterFile, ControlTransport, DataTransport, Device, HostSection, LogFormat, Recovery, Role,
-};
+use crate::cluster_file::{ClusterFile, ControlTransport, DataTransport, Device, HostSection, Recovery, Role};
 
 pub use api::Api;
 use clashes::{check_free, check_name, check_ports, check_tcp_ports, check_unique};
 pub use error::ClusterError;
 pub use model::Model;
+pub use observability::Log;
 pub use security::{CertificateFiles, Security};
 
 use crate::size::Bytes;
@@ -83,6 +83,8 @@ pub struct Cluster {
     pub queue: QueueLimits,
     /// What is logged, and how.
     pub log: Log,
+    /// The collector of spans, if there is one, without a `/` at its end.
+    pub otlp_endpoint: Option<String>,
     /// Host processes in the order of the file.
     pub hosts: Vec<Host>,
 }
@@ -94,15 +96,6 @@ pub struct QueueLimits {
     pub jobs: usize,
     /// Bytes of their contexts and questions.
     pub bytes: u64,
-}
-
-/// What is logged, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Log {
-    /// Filter.
-    pub filter: String,
-    /// Format.
-    pub format: LogFormat,
 }
 
 /// One host process.
@@ -180,7 +173,8 @@ impl Cluster {
             self_test: file.supervisor.self_test,
             sessions: sessions(file)?,
             queue: queue(file)?,
-            log: Log { filter: file.observability.log.clone(), format: file.observability.log_format },
+            log: observability::log(file),
+            otlp_endpoint: observability::otlp_endpoint(file)?,
             hosts: hosts(file, listen)?,
         })
     }
@@ -416,7 +410,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 31] = [
+        let edits: [(&str, &str); 32] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -446,6 +440,7 @@ mod tests {
             ("mode = \"mtls\"", "mode = \"mtls\"\njoin_listen = \"0.0.0.0:7401\""),
             ("127.0.0.1:8000", "0.0.0.0:8000"),
             ("127.0.0.1:8000", "127.0.0.1:7401"),
+            ("[api]", "[observability]\notlp_endpoint = \"https://collector:4318\"\n[api]"),
             ("dtype = \"f32\"", "linear = \"fp8\""),
             ("dtype = \"f32\"", "dtype = \"bf16\"\nlinear = \"fp8\""),
         ];

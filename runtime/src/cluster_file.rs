@@ -261,6 +261,9 @@ pub struct ObservabilitySection {
     pub log: String,
     /// Log lines as text or JSON.
     pub log_format: LogFormat,
+    /// Collector that spans go to by OTLP over HTTP, such as `http://127.0.0.1:4318`. Absent: no spans are made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_endpoint: Option<String>,
 }
 
 /// Log lines as text or JSON.
@@ -382,6 +385,6 @@ impl Default for ApiSection {
 
 impl Default for ObservabilitySection {
     fn default() -> Self {
-        Self { log: "info".into(), log_format: LogFormat::Text }
+        Self { log: "info".into(), log_format: LogFormat::Text, otlp_endpoint: None }
     }
 }

@@ -19,6 +19,7 @@ pub(crate) mod pace;
 pub(crate) mod request;
 mod self_test;
 mod sessions;
+pub(crate) mod span;
 pub(crate) mod tls;
 mod waiting;
 

@@ -35,6 +35,7 @@ mod self_test;
 pub mod service;
 pub mod size;
 pub mod template;
-pub mod temporary;
+pub mod telemetry;
+mod temporary;
 pub mod version;
 pub mod wiring;

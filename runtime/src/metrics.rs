@@ -193,6 +193,7 @@ mod tests {
                     received_bytes: 7,
                     refused: vec![Refused { reason: "frame".into(), peers: reconnects }],
                     certificate_ends_s: Some(2e9),
+                    spans_dropped: 0,
                 },
             },
         };

@@ -365,8 +365,9 @@ fn command(act: Act) -> Option<HostCommand> {
         Act::Welcome => HostCommand::Welcome { heartbeat_ms: 20, cluster: 1, incarnation: 1 },
         Act::Refuse => HostCommand::Refuse { reason: "x".into() },
         Act::Encode => {
-            let (exchange, peers, shards, room) = (Exchange::None, Vec::new(), Vec::new(), None);
-            HostCommand::Encode(EncodeShards { context, attempt: 1, shards, blocks: 1, exchange, peers, ticket, room })
+            let (exchange, peers, shards) = (Exchange::None, Vec::new(), Vec::new());
+            let (attempt, blocks, room, trace) = (1, 1, None, None);
+            HostCommand::Encode(EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket, room, trace })
         }
         Act::Generate => HostCommand::Generate(Generate {
             job,
@@ -381,6 +382,7 @@ fn command(act: Act) -> Option<HostCommand> {
             holders: Vec::new(),
             choice: TokenChoice::default(),
             ticket,
+            trace: None,
         }),
         Act::Holders => HostCommand::Holders { job, holders: Vec::new() },
         Act::Stop => HostCommand::Stop { job },

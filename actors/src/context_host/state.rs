@@ -316,7 +316,7 @@ mod tests {
         };
         let shards = blocks.iter().copied().map(shard).collect();
         let (peers, ticket, room) = Default::default();
-        EncodeShards { context, attempt, shards, blocks: 8, exchange, peers, ticket, room }
+        EncodeShards { context, attempt, shards, blocks: 8, exchange, peers, ticket, room, trace: None }
     }
 
     fn report(context: u64, block: u32) -> Encoded {

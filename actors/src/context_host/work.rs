@@ -21,6 +21,7 @@ use super::{
 use crate::{
     host::Post,
     messages::{EncodeShards, Encoded},
+    trace::{self, LayerSpans, Open, TraceContext},
 };
 
 /// Retaining heads by name: where their files are, and those used last.
@@ -98,6 +99,7 @@ impl<B: Backend> Bench<B> {
             return Err(ModelError::Cancelled);
         }
         let (started, decoder) = (Instant::now(), self.office.decoder.clone());
+        let span = order.trace.as_deref().filter(|_| trace::is_wanted()).map(|job| span_of(*job, order));
         let heads = order.exchange.retaining_heads().map(|name| self.heads.take(name, &decoder)).transpose()?;
         let mut watch = Reporter {
             work,
@@ -105,6 +107,7 @@ impl<B: Backend> Bench<B> {
             post: self.post,
             seat: seat.clone(),
             pairs: HashMap::new(),
+            spans: span.as_ref().map(|span| LayerSpans::new(span.context(), decoder.config().layers)),
         };
         let phase = Phase1 {
             decoder: &decoder,
@@ -135,6 +138,17 @@ impl<B: Backend> Bench<B> {
     }
 }
 
+/// What is encoded together, on behalf of a job.
+fn span_of(job: TraceContext, order: &EncodeShards) -> Open {
+    let mut span = Open::under(job, "encode shards");
+    span.say("asterism.context.number", order.context);
+    span.say("asterism.shards", order.shards.len());
+    span.say("asterism.shards.first", order.shards.first().map_or(0, |shard| shard.block));
+    span.say("asterism.tokens", order.shards.iter().map(|shard| shard.own.tokens as usize).sum::<usize>());
+    span.say("asterism.attempt", u64::from(order.attempt));
+    span
+}
+
 /// Reports layers, counts pairs, and lets others compute between layers.
 struct Reporter {
     work: u64,
@@ -142,10 +156,12 @@ struct Reporter {
     post: Post<Event>,
     seat: Rc<RefCell<Seat>>,
     pairs: HashMap<usize, u64>,
+    spans: Option<LayerSpans>,
 }
 
 impl Watch for Reporter {
     fn layer(&mut self, block: usize, done: usize) -> bool {
+        self.spans.iter_mut().for_each(|spans| spans.done(done));
         (self.post)(Event::Layer { work: self.work, block: block as u32, layers: done as u32, of: self.of });
         self.seat.borrow_mut().pass()
     }

@@ -85,6 +85,8 @@ pub struct Traffic {
     pub refused: Vec<Refused>,
     /// Unix seconds at which its certificate ends, where it has one.
     pub certificate_ends_s: Option<f64>,
+    /// Spans that no collector took.
+    pub spans_dropped: u64,
 }
 
 /// How many peers were refused for one reason.

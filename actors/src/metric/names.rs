@@ -104,6 +104,8 @@ names! {
     TRANSPORT_RECONNECTS = "transport_reconnects_total";
     /// Peers that a process refused, by reason; the supervisor's own has that for its host.
     TRANSPORT_REJECTS = "transport_rejects_total";
+    /// Spans that a process could not give to the collector, since that was not there or too slow; the supervisor's own has that for its host.
+    SPANS_DROPPED = "spans_dropped_total";
     /// When a process's certificate ends, in seconds since 1970.
     CERTIFICATE_EXPIRY = "certificate_expiry_timestamp_seconds";
     /// Self-tests that ended, by result: passed, wrong, or undone where not everything could be tried.

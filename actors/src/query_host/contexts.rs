@@ -32,6 +32,7 @@ use crate::{
     machine,
     messages::{Generate, PartialsAnswer, Phase2Times, are_of},
     payload,
+    trace::LayerSpans,
 };
 
 /// The contexts of the jobs that are generated for.
@@ -59,6 +60,8 @@ struct Context {
     /// Line and attachment of each of its gather's channels.
     channels: BTreeMap<u64, (u64, u64)>,
     times: Box<Phase2Times>,
+    /// Of its question's pass.
+    spans: Option<LayerSpans>,
 }
 
 /// Shards of a job at one host.
@@ -106,12 +109,12 @@ impl<B: Backend> Contexts<B> {
     }
 
     /// Attaches a job's shards at their holders.
-    pub fn add(&mut self, generate: &Generate) {
+    pub fn add(&mut self, generate: &Generate, spans: Option<LayerSpans>) {
         let hidden = generate.anew.as_ref().map_or(Vec::new(), |anew| anew.hidden.clone());
         let asked = AskedContext { context: generate.context, ticket: generate.ticket, hidden };
         let gather = Gather::new(Arc::new(MergeTree::new(&generate.shards, generate.fan_in)), generate.fan_in);
         let (channels, times) = Default::default();
-        self.jobs.insert(generate.job, Context { asked, gather, channels, times });
+        self.jobs.insert(generate.job, Context { asked, gather, channels, times, spans });
         self.apply(generate.job, gather::Event::Holders(generate.holders.clone()), None);
     }
 
@@ -143,7 +146,10 @@ impl<B: Backend> Contexts<B> {
 
     /// A token of a job took so long.
     pub fn stepped(&mut self, job: u64, took: Duration) {
-        self.jobs.get_mut(&job).into_iter().for_each(|context| context.times.stepped(took));
+        if let Some(context) = self.jobs.get_mut(&job) {
+            context.times.stepped(took);
+            context.spans = None;
+        }
     }
 
     /// What there is to hear without waiting, but for what only concerns the contexts.
@@ -373,9 +379,10 @@ impl<B: Backend> ContextAttention<B> for Contexts<B> {
     fn merged(&mut self) {
         let (waited, merged) = (self.clock.waited, self.clock.collected.elapsed());
         for job in self.clock.answered.iter().filter(|(_, token)| *token).map(|(job, _)| job) {
-            if let Some(Context { times, .. }) = self.jobs.get_mut(job) {
+            if let Some(Context { times, spans, .. }) = self.jobs.get_mut(job) {
                 times.layer_wait.add(waited);
                 times.merge.add(merged);
+                spans.iter_mut().for_each(|spans| spans.done(self.asked.layer as usize + 1));
             }
         }
     }

@@ -20,6 +20,7 @@ use super::{
     generation::{Chosen, End, Generation},
     refreshing::{Refresher, words},
     schedule::{self, Room, Waiting},
+    spans::GenerationSpans,
     state::{Event, GenerationEnd},
 };
 use crate::{
@@ -110,14 +111,16 @@ impl<B: Backend> Engine<B> {
     fn hear(&mut self, arrival: Arrival) -> bool {
         match arrival {
             Arrival::Begin(mut order) => {
-                self.contexts.add(&order);
+                let spans = GenerationSpans::of(&order);
+                let layers = self.model.decoder.config().layers;
+                self.contexts.add(&order, spans.as_ref().map(|spans| spans.layers(layers)));
                 let (job, arrivals) = (order.job, self.arrivals.clone());
                 let done = move || drop(arrivals.send(Arrival::Fresh { job }));
                 let decoder = &self.model.decoder;
                 let start = || Refresher::start(decoder.clone());
                 let refresher = &mut self.refresher;
                 let awaited = order.anew.take().map(|anew| refresher.get_or_insert_with(start).order(*anew, done));
-                self.generations.insert(job, Generation::new(self.model.clone(), *order, awaited));
+                self.generations.insert(job, Generation::new(self.model.clone(), (*order, spans), awaited));
             }
             Arrival::Fresh { job } => {
                 let fresh = self.generations.get_mut(&job).map_or(Ok(()), Generation::refresh);

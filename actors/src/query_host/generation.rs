@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use asterism_kernels::Backend;
 use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, StepPart, TextStream};
 
-use super::refreshing::Awaited;
+use super::{refreshing::Awaited, spans::GenerationSpans};
 use crate::{
     api::TokenLogprobs,
     host::LoadedModel,
@@ -33,6 +33,7 @@ pub struct Generation<B: Backend> {
     tokens: usize,
     /// Time since the last token in steps.
     took: Duration,
+    spans: Option<GenerationSpans>,
 }
 
 /// What a step's logits come to.
@@ -55,7 +56,11 @@ pub struct End {
 
 impl<B: Backend> Generation<B> {
     /// As ordered; it begins when what is awaited has come.
-    pub fn new(model: Arc<LoadedModel<B>>, order: Generate, awaited: Option<Awaited<B>>) -> Self {
+    pub fn new(
+        model: Arc<LoadedModel<B>>,
+        (order, spans): (Generate, Option<GenerationSpans>),
+        awaited: Option<Awaited<B>>,
+    ) -> Self {
         let keys = ContextKeys { shards: order.shards.clone(), fan_in: order.fan_in, view: order.view };
         let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
         Self {
@@ -68,6 +73,7 @@ impl<B: Backend> Generation<B> {
             again: None,
             tokens: 0,
             took: Duration::ZERO,
+            spans,
             model,
             order,
         }
@@ -119,6 +125,7 @@ impl<B: Backend> Generation<B> {
 
     /// Chooses the next token from the logits of the last row.
     pub fn choose(&mut self, logits: &[f32]) -> Result<Chosen, ModelError> {
+        self.spans.iter_mut().for_each(GenerationSpans::stepped);
         let (drawn, choice) = (self.sampler.next(logits), &self.order.choice);
         let given = self.order.generated.get(self.tokens).copied();
         if given.is_none() && !choice.ignore_eos && self.model.decoder.config().eos.contains(&drawn) {

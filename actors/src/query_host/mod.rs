@@ -11,6 +11,7 @@ mod refreshing;
 pub mod route;
 mod schedule;
 mod side;
+mod spans;
 mod state;
 
 pub(crate) use side::QuerySide;

@@ -238,6 +238,7 @@ mod tests {
                 logprobs: None,
             },
             ticket: Default::default(),
+            trace: None,
         }
     }
 

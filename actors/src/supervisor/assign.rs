@@ -297,6 +297,7 @@ impl SupervisorState {
             holders: context.holders(&addresses),
             choice: job.question.choice.clone(),
             ticket: context.ticket,
+            trace: job.question.trace.map(|trace| Box::new(trace.own)),
         };
         drop(job);
         self.send(host, HostCommand::Generate(generate), commands);

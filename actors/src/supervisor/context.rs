@@ -297,7 +297,7 @@ impl Context {
 
     fn order(&self, shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>) -> EncodeShards {
         let (context, attempt, blocks) = (self.number, self.attempt, self.plan().shards.len() as u32);
-        EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket: self.ticket, room: None }
+        EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket: self.ticket, room: None, trace: None }
     }
 
     /// Whether a host has been ordered to encode a shard.

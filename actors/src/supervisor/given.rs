@@ -9,7 +9,11 @@ use asterism_plan::{Exchange, Plan, Shard, TokenSet};
 
 use crate::{
     messages::{ContextIds, EncodeShards, HostCommand},
-    supervisor::state::{Command, SupervisorState},
+    supervisor::{
+        context::Owner,
+        state::{Command, SupervisorState},
+    },
+    trace::TraceContext,
 };
 
 /// Shards whose ids a host's process was sent, by context: as the plan has them, or alone.
@@ -61,8 +65,15 @@ impl SupervisorState {
             ids.into_iter().for_each(|ids| self.send(host, HostCommand::Ids(ids), commands));
             let limit = self.hosts.at(host).spec.memory_limit;
             let room = limit.map(|limit| limit.saturating_sub(self.config.weight_bytes));
-            self.send(host, HostCommand::Encode(EncodeShards { room, ..order }), commands);
+            let trace = self.trace_of(number).map(Box::new);
+            self.send(host, HostCommand::Encode(EncodeShards { room, trace, ..order }), commands);
         }
+    }
+
+    /// The span of the job that a context is encoded for.
+    fn trace_of(&self, context: u64) -> Option<TraceContext> {
+        let Owner::Job(number) = self.contexts.get(context)?.owner else { return None };
+        self.jobs.get(number)?.question.trace.map(|trace| trace.own)
     }
 
     /// Has a host forget a context.

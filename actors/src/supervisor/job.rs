@@ -1,5 +1,7 @@
 //! One job: what is asked, how far it is, and what it took. Chooses no host.
 
+mod spans;
+
 use std::{collections::BTreeSet, time::Duration};
 
 use asterism_plan::Refresh;
@@ -11,6 +13,7 @@ use crate::{
     metric::Observation,
     news::{JobName, News},
     supervisor::{fingerprint::Fingerprint, state::PreparedJob},
+    trace::JobTrace,
 };
 
 /// Bytes that a job takes beside its texts and tokens, about.
@@ -28,6 +31,9 @@ pub struct Question {
     /// What of a session's context it gets anew.
     #[serde(default)]
     pub anew: Option<Box<Anew>>,
+    /// Its span, where spans are wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<JobTrace>,
 }
 
 /// What a question gets anew, chosen while its session had a certain context.
@@ -236,7 +242,7 @@ impl Job {
         // What was asked a session may become a part of it.
         let query_ids = std::mem::take(&mut self.question.query_ids);
         let kept = if self.status.session.is_some() { query_ids } else { Vec::new() };
-        self.question = Question { query_ids: kept, ..Question::default() };
+        self.question = Question { query_ids: kept, trace: self.question.trace, ..Question::default() };
         self.open.clear();
         self.status.phase = None;
         self.status.error = outcome.error();
@@ -310,6 +316,7 @@ impl Job {
             Some(error) => Observation::RequestFailed { code: error.code.clone() },
             None => Observation::RequestEnded { reason: self.status.finish_reason },
         }];
+        observations.extend(self.spans().into_iter().map(Observation::Span));
         if self.status.state == JobState::Succeeded {
             observations.push(Observation::Request {
                 method: self.status.method.clone(),

@@ -27,6 +27,7 @@ use crate::{
         prepared::PreparedContext,
         state::{PreparedJob, Source},
     },
+    trace::JobTrace,
 };
 
 /// The parts of a model that the supervisor needs: no weights.
@@ -134,7 +135,8 @@ impl ModelFront {
             ignore_eos: request.ignore_eos,
             logprobs: request.logprobs,
         };
-        let question = Question { query_ids, choice, timeout: limits.timeout, anew };
+        let question =
+            Question { query_ids, choice, timeout: limits.timeout, anew, trace: request.trace.map(JobTrace::under) };
         let (id, labels) = (request.id.unwrap_or_default(), request.labels);
         Ok(PreparedJob { id, fingerprint: None, source, question, labels })
     }

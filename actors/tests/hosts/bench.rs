@@ -101,6 +101,7 @@ impl Case {
             peers: peers.to_vec(),
             ticket: ticket(),
             room: None,
+            trace: None,
         })
     }
 
@@ -134,6 +135,7 @@ impl Case {
                 logprobs: None,
             },
             ticket: ticket(),
+            trace: None,
         }
     }
 

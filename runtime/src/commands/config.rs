@@ -43,6 +43,8 @@ const OPTIONAL: &str = "\
 # listen = \"127.0.0.1:8000\"         # OpenAI's API; none
 # api_key_file = \"api-keys\"         # NAME SHA256 [REQUESTS] on each line; everybody may ask
 # tls_cert = \"api.pem\"             # its certificate, and tls_key: that one's key; plain HTTP
+# [observability]
+# otlp_endpoint = \"http://127.0.0.1:4318\" # a collector of spans (OTLP over HTTP); none
 # [[node]]
 # name = \"north\"
 # address = \"10.0.0.1\"

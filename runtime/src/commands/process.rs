@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use asterism_actors::metric;
 use asterism_transport::certificates::MemberRole;
 use clap::Args;
 
@@ -20,6 +21,7 @@ use crate::{
     node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
     renewal,
     service::Service,
+    telemetry::{self, Telemetry},
     wiring::{self, runtime},
 };
 
@@ -88,7 +90,8 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
     if args.end_with_stdin {
         end_with_stdin();
     }
-    runtime()?.block_on(async {
+    let telemetry = telemetry::start(&cluster, metric::SUPERVISOR)?;
+    let ended = runtime()?.block_on(async {
         metrics::install();
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let tell = |line: String| {
@@ -109,7 +112,9 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
         }
         service.stop().await;
         Ok(Exit::Success)
-    })
+    });
+    telemetry.into_iter().for_each(Telemetry::flush);
+    ended
 }
 
 /// Runs the hosts of a node until told to end, or until all of them are done.
@@ -191,6 +196,7 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
     if args.end_with_stdin {
         end_with_stdin();
     }
+    let telemetry = telemetry::start(&cluster, &host.name)?;
     let supervisor = args.supervisor.unwrap_or(cluster.listen);
     let start = args.start.unwrap_or_else(now_ns);
     let has_parent = args.end_with_stdin;
@@ -199,14 +205,17 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
             report("joined");
         }
     };
-    runtime()?.block_on(async {
+    let ended = runtime()?.block_on(async {
         let mut signals = Signals::listen(Hangup::Ends)?;
         tokio::select! {
             ended = wiring::run_host(&cluster, host, (supervisor, start), joined) => ended.map(|()| Exit::Success),
             () = signals.next() => Ok(Exit::Success),
         }
-    })
+    });
+    telemetry.into_iter().for_each(Telemetry::flush);
+    ended
 }
+
 /// The cluster file as an absolute path, for host processes.
 pub fn cluster_file(globals: &Globals) -> Result<PathBuf, CliError> {
     let file = globals.file.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use actix_web::{
-    HttpResponse, Responder, delete, get,
+    HttpRequest, HttpResponse, Responder, delete, get,
     http::header::LOCATION,
     post,
     web::{Data, Json, Path, Query},
@@ -18,7 +18,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use super::{AdminState, error::Refusal, intake::Taken, lists::Listing};
+use super::{AdminState, error::Refusal, intake::Taken, lists::Listing, span::RequestSpan};
 
 /// The answer to a submission.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -28,9 +28,17 @@ pub struct Submitted {
 }
 
 #[post("/jobs")]
-pub async fn submit(state: Data<AdminState>, taken: Taken<JobRequest>) -> Result<impl Responder, Refusal> {
-    let (request, _share) = taken.into_parts();
-    let id = state.supervisor.submit(request).await?;
+pub async fn submit(
+    state: Data<AdminState>,
+    taken: Taken<JobRequest>,
+    of: HttpRequest,
+) -> Result<impl Responder, Refusal> {
+    let (mut request, _share) = taken.into_parts();
+    let mut span = RequestSpan::of(&of, "submit");
+    request.trace = span.as_ref().map(RequestSpan::context);
+    let id = state.supervisor.submit(request).await.map_err(Refusal::from).inspect_err(|refusal| {
+        span.iter_mut().for_each(|span| span.refused(refusal));
+    })?;
     let made = (LOCATION, format!("/api/v1/jobs/{id}"));
     Ok(HttpResponse::Accepted().insert_header(made).json(Submitted { id }))
 }

@@ -19,7 +19,7 @@ use super::{
     voice::Voice,
     wire::{Head, Kind},
 };
-use crate::http::error::Refusal;
+use crate::http::{error::Refusal, span::RequestSpan};
 
 /// Has a job done for a client that waits. `text`: the field that context and query came in. `share`: what their bytes hold until
 /// the job is taken.
@@ -31,7 +31,8 @@ pub async fn give(
 ) -> Checked<HttpResponse> {
     let client = Client::of(request);
     let streamed = asked.stream;
-    let started = Running::start(&state.supervisor, asked).await;
+    let operation = if kind == Kind::Chat { "chat" } else { "text_completion" };
+    let started = Running::start(&state.supervisor, asked, RequestSpan::of(request, operation)).await;
     let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
     drop(share);
     let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model());
@@ -56,7 +57,7 @@ pub async fn ended((mut running, mut listener): (Running, Listener), client: &Cl
             () = client.gone() => return Err(refusal::cancelled()),
         };
         if let JobEvent::Finished { status } = event {
-            running.let_go();
+            running.ended(&status);
             return outcome(*status);
         }
     }

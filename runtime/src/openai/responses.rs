@@ -21,7 +21,7 @@ use super::{
     running::{ATTACHED, Running},
     stream,
 };
-use crate::http::{error::Refusal, intake::Taken};
+use crate::http::{error::Refusal, intake::Taken, span::RequestSpan};
 
 /// Label of jobs that are responses, with how they were asked for.
 const LABEL: &str = "response";
@@ -40,7 +40,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     }
     asked.job.labels.extend(owner(&request).map(|name| (OWNER.to_owned(), name)));
     let (client, streamed) = (Client::of(&request), asked.stream);
-    let started = Running::start(&state.supervisor, asked).await;
+    let started = Running::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
     let (mut running, listener) = started.map_err(|error| refusal::of_job(error, "input"))?;
     drop(share);
     let status = look(&state.supervisor, &running.id).await?;

@@ -2,12 +2,13 @@
 
 use asterism_actors::{
     JobError,
-    api::{JobRequest, JobState},
+    api::{JobRequest, JobState, JobStatus},
     supervisor::{JobFilter, Listener, Supervisor},
 };
 use tokio::runtime::Handle;
 
 use super::ask::Asked;
+use crate::http::span::RequestSpan;
 
 /// Label of jobs that somebody waits for on a connection.
 pub const ATTACHED: &str = "attached";
@@ -20,25 +21,39 @@ pub struct Running {
     /// Its id.
     pub id: String,
     is_free: bool,
+    /// The request that waits for it.
+    span: Option<RequestSpan>,
 }
 
 impl Running {
-    /// Submits a job and listens to it.
-    pub async fn start(supervisor: &Supervisor, asked: Asked) -> Result<(Self, Listener), JobError> {
+    /// Submits a job for a request, and listens to it.
+    pub async fn start(
+        supervisor: &Supervisor,
+        mut asked: Asked,
+        mut span: Option<RequestSpan>,
+    ) -> Result<(Self, Listener), JobError> {
+        span.iter_mut().for_each(|span| span.asks(&supervisor.model().name));
+        asked.job.trace = span.as_ref().map(RequestSpan::context);
         let id = submit(supervisor, asked).await?;
-        let running = Self { supervisor: supervisor.clone(), id, is_free: false };
+        let running = Self { supervisor: supervisor.clone(), id, is_free: false, span };
         let listener = supervisor.watch(&running.id).await?;
         Ok((running, listener))
     }
 
     /// A job that goes on whoever listens.
     pub fn of(supervisor: &Supervisor, id: &str) -> Self {
-        Self { supervisor: supervisor.clone(), id: id.to_owned(), is_free: true }
+        Self { supervisor: supervisor.clone(), id: id.to_owned(), is_free: true, span: None }
     }
 
-    /// Not to be cancelled from now on: it has ended, or is nobody's to wait for.
+    /// Not to be cancelled from now on: nobody has to wait for it.
     pub fn let_go(&mut self) {
         self.is_free = true;
+    }
+
+    /// It has ended so.
+    pub fn ended(&mut self, status: &JobStatus) {
+        self.is_free = true;
+        self.span.iter_mut().for_each(|span| span.ended(status));
     }
 }
 

@@ -90,7 +90,7 @@ impl Told {
             }
             Some(JobEvent::Recovery { recovery }) if self.says.progress => self.voice.recovery(&recovery),
             Some(JobEvent::Finished { status }) => {
-                self.running.let_go();
+                self.running.ended(&status);
                 self.has_ended = true;
                 self.ready.extend(self.voice.end(*status));
                 None
