@@ -6,6 +6,8 @@ mod background;
 mod connections;
 #[path = "hostile/disk.rs"]
 mod disk;
+#[path = "hostile/doctor.rs"]
+mod doctor;
 #[path = "hostile/edges.rs"]
 mod edges;
 #[path = "hostile/events.rs"]
@@ -32,7 +34,7 @@ mod requests;
 mod roles;
 #[path = "hostile/self_test.rs"]
 mod self_test;
-#[path = "hostile/waiting.rs"]
-mod waiting;
 #[path = "hostile/traces.rs"]
 mod traces;
+#[path = "hostile/waiting.rs"]
+mod waiting;

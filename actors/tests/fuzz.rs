@@ -119,6 +119,7 @@ fn host_messages() {
                 LinkReading { peer: "context-0".into(), rtt_s: None },
             ],
             reconnects: 1,
+            unix_s: 1.7e9,
             process: ProcessReading {
                 resident_bytes: 1 << 30,
                 cpu_s: 12.5,
@@ -130,8 +131,8 @@ fn host_messages() {
                 sent_bytes: 1 << 40,
                 received_bytes: 7,
                 refused: vec![Refused { reason: "frame".into(), peers: 2 }],
-                certificate_ends_s: Some(1.9e9),
                 spans_dropped: 0,
+                certificate_ends_s: Some(1.9e9),
             },
         }),
     ]);
@@ -162,7 +163,6 @@ fn host_commands() {
     let ticket = Secret::new([7; 32]).ticket(1);
     let trace = Some(Box::new(TraceContext { trace: 1 << 100, span: 7 }));
     fuzz(&[
-    let trace = Some(TraceContext { trace: 1 << 100, span: 7 });
         HostCommand::Welcome { heartbeat_ms: 500, cluster: 5, incarnation: 2 },
         HostCommand::Ids(ContextIds::of(1, &[5; 60], [0..4, 20..36]).remove(0)),
         HostCommand::Encode(EncodeShards {
@@ -176,7 +176,6 @@ fn host_commands() {
             room: Some(1 << 30),
             trace: trace.clone(),
         }),
-            trace,
         HostCommand::Generate(Generate {
             job: 1,
             context: 1,
@@ -190,8 +189,8 @@ fn host_commands() {
             holders: holders(),
             choice,
             ticket,
-        }),
             trace,
+        }),
     ]);
 }
 

@@ -188,12 +188,13 @@ mod tests {
                     link("context-1", rtt_s.map(|rtt| rtt / 2.0)),
                 ],
                 reconnects,
+                unix_s: 0.0,
                 traffic: Traffic {
                     sent_bytes: 4096 + reconnects,
                     received_bytes: 7,
                     refused: vec![Refused { reason: "frame".into(), peers: reconnects }],
-                    certificate_ends_s: Some(2e9),
                     spans_dropped: 0,
+                    certificate_ends_s: Some(2e9),
                 },
             },
         };

@@ -9,6 +9,8 @@ mod channel;
 pub(crate) mod tls;
 mod tuning;
 
+pub use tuning::SOCKET_QUEUE;
+
 use std::{
     net::{SocketAddr, UdpSocket},
     sync::{Arc, OnceLock, PoisonError, RwLock},

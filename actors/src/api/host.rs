@@ -81,6 +81,9 @@ pub struct HostStatus {
     /// What decides the bits of its results: device, kernels, compute type, build. Shards of a job go to hosts of equal words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<String>,
+    /// Seconds that its clock is ahead of the supervisor's, as it last told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_offset_s: Option<f64>,
     /// KV bytes held.
     pub kv_bytes: u64,
     /// KV bytes of shards that nobody asks for any more, kept in case that they are asked for again.

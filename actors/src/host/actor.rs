@@ -13,6 +13,7 @@ use crate::{
     cores::Cores,
     error::HostError,
     link::{LinkBook, Outbox},
+    machine,
     messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkReport, ProcessReading},
     query_host::{self, QuerySide},
     ticket::Ticket,
@@ -190,7 +191,8 @@ impl<B: Backend> Shell<B> {
         let gpu = self.cores.as_ref().and_then(|cores| cores.gpu_memory());
         let process = ProcessReading { computing, gpu, ..process::reading() };
         let traffic = self.config.tally.traffic();
-        let mut report = LinkReport { transport, process, traffic, ..LinkReport::default() };
+        let unix_s = machine::unix_time().as_secs_f64();
+        let mut report = LinkReport { transport, unix_s, process, traffic, ..LinkReport::default() };
         self.supervisor.report(&mut report);
         self.query.iter().for_each(|side| side.report(&mut report));
         self.context.iter().for_each(|side| side.report(&mut report));

@@ -68,6 +68,8 @@ pub struct LinkReport {
     pub links: Vec<LinkReading>,
     /// Links opened in the place of one that was lost, since the process started.
     pub reconnects: u64,
+    /// What time it was there, in seconds since 1970; 0 where that is not known.
+    pub unix_s: f64,
     /// What the process takes.
     pub process: ProcessReading,
     /// What went over its links, and whom it refused.
@@ -83,10 +85,10 @@ pub struct Traffic {
     pub received_bytes: u64,
     /// Whom it refused; reasons of nobody are left out.
     pub refused: Vec<Refused>,
-    /// Unix seconds at which its certificate ends, where it has one.
-    pub certificate_ends_s: Option<f64>,
     /// Spans that no collector took.
     pub spans_dropped: u64,
+    /// Unix seconds at which its certificate ends, where it has one.
+    pub certificate_ends_s: Option<f64>,
 }
 
 /// How many peers were refused for one reason.

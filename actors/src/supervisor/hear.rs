@@ -58,7 +58,10 @@ impl SupervisorState {
                 if !metric::TRANSPORTS.contains(&report.transport.as_str()) {
                     return Stir::Nothing;
                 }
-                self.hosts.at_mut(host).threads = (report.process.computing > 0).then_some(report.process.computing);
+                let record = self.hosts.at_mut(host);
+                record.threads = (report.process.computing > 0).then_some(report.process.computing);
+                let apart = report.unix_s - now.as_secs_f64();
+                record.clock_offset_s = (report.unix_s > 0.0 && apart.is_finite()).then_some(apart);
                 let host = self.hosts.name(host).to_string();
                 commands.push(Command::Observe(Observation::Links { host, report }));
                 return Stir::Nothing;

@@ -38,6 +38,8 @@ pub struct HostRecord {
     pub idle_bytes: u64,
     /// Threads it computes with, says its report.
     pub threads: Option<u64>,
+    /// Seconds that its clock is ahead of this supervisor's, says its report.
+    pub clock_offset_s: Option<f64>,
     /// What decides the bits of its results, once it is ready.
     pub numerics: Option<String>,
     /// How its node last saw its process, and when.
@@ -136,6 +138,7 @@ impl HostRecord {
             heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
             threads: self.threads,
             numerics: self.numerics.clone(),
+            clock_offset_s: self.clock_offset_s,
             kv_bytes: self.kv_bytes,
             idle_kv_bytes: self.idle_bytes,
             cause: self.cause.clone(),
@@ -199,6 +202,7 @@ impl Hosts {
             kv_bytes: 0,
             idle_bytes: 0,
             threads: None,
+            clock_offset_s: None,
             numerics: None,
             seen: Default::default(),
             cause: None,
@@ -333,7 +337,7 @@ impl Hosts {
         record.health = HostHealth::Dead;
         record.kept.fenced = record.kept.incarnation;
         (record.kv_bytes, record.idle_bytes) = (0, 0);
-        record.threads = None;
+        (record.threads, record.clock_offset_s) = (None, None);
         record.seen = Default::default();
         record.given = Given::default();
         record.cause = Some(cause);

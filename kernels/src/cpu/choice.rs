@@ -22,6 +22,12 @@ pub enum KernelChoice {
 }
 
 impl KernelChoice {
+    /// The fastest that this processor and a compute type allow.
+    pub fn best(dtype: DType) -> Self {
+        let best = KernelSet::resolve(Self::Auto, dtype).expect("the portable kernels run anywhere");
+        best.choice()
+    }
+
     /// The name used in configuration files.
     pub fn name(self) -> &'static str {
         match self {

@@ -7,6 +7,7 @@ use crate::{
     cluster::Cluster,
     cluster_file::{Device, Role},
     device,
+    doctor::{self, Judgment, Verdict},
     error::{CliError, Exit},
     globals::{Format, Globals},
     node::local_hosts,
@@ -27,6 +28,8 @@ struct Report {
     gpu: GpuReport,
     /// What stops hosts of the cluster file, each with its remedy.
     problems: Vec<String>,
+    /// Each thing that was looked at, and how it is.
+    checks: Vec<Judgment>,
 }
 
 /// What there is for GPUs.
@@ -58,18 +61,20 @@ struct LibraryReport {
     without: &'static str,
 }
 
-/// Looks and prints; exit 3 when a host of the cluster file could not start here.
+/// Looks and prints; exit 3 when something is wrong that a cluster would not work with here.
 pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster_if_any()?;
     let (gpu, machine) = (look(), Machine::here());
     let problems = cluster.as_ref().map_or_else(Vec::new, |cluster| problems(cluster, &gpu));
-    let report =
-        Report { version: Version::current(), processor: machine.processor, cores: machine.cores, gpu, problems };
+    let checks = doctor::look(globals, cluster.as_ref());
+    let (version, processor, cores) = (Version::current(), machine.processor, machine.cores);
+    let report = Report { version, processor, cores, gpu, problems, checks };
     match globals.format {
         Format::Table => output::print(&text(&report))?,
         format => output::print_json(&report, format)?,
     }
-    Ok(if report.problems.is_empty() { Exit::Success } else { Exit::Unreachable })
+    let fails = report.checks.iter().any(|check| check.verdict == Verdict::Error);
+    Ok(if fails || !report.problems.is_empty() { Exit::Unreachable } else { Exit::Success })
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -148,7 +153,7 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
 }
 
 fn text(report: &Report) -> String {
-    let Report { version, processor, cores, gpu, problems } = report;
+    let Report { version, processor, cores, gpu, problems, checks } = report;
     let mut lines = vec![
         format!("asterism   {} ({}, {})", version.version, version.target, version.profile),
         format!("processor  {processor}, {cores} cores"),
@@ -168,6 +173,15 @@ fn text(report: &Report) -> String {
         Some(version) => format!("{name:<10} {version}"),
         None => format!("{name:<10} not found: {without}"),
     }));
+    for Judgment { what, verdict, found, remedy } in checks {
+        let mark = match verdict {
+            Verdict::Ok => "ok",
+            Verdict::Warning => "warning",
+            Verdict::Error => "error",
+        };
+        lines.push(format!("{mark:<10} {what}: {found}"));
+        lines.extend(remedy.iter().map(|remedy| format!("           {remedy}")));
+    }
     lines.extend(problems.iter().map(|problem| format!("problem    {problem}")));
     lines.join("\n") + "\n"
 }

@@ -16,7 +16,7 @@ const INITIAL_RTT: Duration = Duration::from_millis(20);
 /// Bytes sent at once on an idle link: one query frame and its answers need no second round trip.
 const INITIAL_WINDOW: u64 = 512 << 10;
 /// Bytes the system may hold for a socket in either direction.
-const SOCKET_QUEUE: usize = 4 << 20;
+pub const SOCKET_QUEUE: usize = 4 << 20;
 /// Packets of a bulk transfer that one acknowledgement may cover.
 const PACKETS_PER_ACK: u32 = 8;
 /// Channels a peer may have open at a time.
