@@ -5,7 +5,15 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use rustls::ServerConfig;
 
-use crate::{cluster::Cluster, credentials, device, error::CliError, globals, http::tls, openai::Keys, wiring};
+use crate::{
+    cluster::Cluster,
+    credentials, device,
+    error::CliError,
+    globals,
+    http::tls::{self, TlsFiles},
+    openai::Keys,
+    wiring,
+};
 
 /// Refuses a cluster that could not start here, with everything that is wrong at once.
 pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
@@ -16,9 +24,9 @@ pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
     };
     let token = admin_token(cluster).map(drop);
     let keys = api_keys(cluster).map(drop);
-    let tls = api_tls(cluster).map(drop);
-    let problems = [model, certificates, token, keys, tls, device::known(cluster)];
-    let mut problems = problems.into_iter().filter_map(Result::err);
+    let tls = [api_tls(cluster).map(drop), admin_tls(cluster).map(drop)];
+    let problems = [model, certificates, token, keys, device::known(cluster)].into_iter().chain(tls);
+    let mut problems = problems.filter_map(Result::err);
     let Some(first) = problems.next() else { return Ok(()) };
     Err(problems
         .fold(first, |all, next| CliError { message: format!("{}\nerror: {}", all.message, next.message), ..all }))
@@ -49,9 +57,18 @@ pub fn api_keys(cluster: &Cluster) -> Result<Option<Keys>, CliError> {
 /// What OpenAI's API proves itself with, if it does.
 pub fn api_tls(cluster: &Cluster) -> Result<Option<ServerConfig>, CliError> {
     let Some(files) = cluster.api.as_ref().and_then(|api| api.tls.as_ref()) else { return Ok(None) };
-    let config = tls::load(files)?;
+    loaded(files, tls::API).map(Some)
+}
+
+/// What the admin API proves itself with, if it does.
+pub fn admin_tls(cluster: &Cluster) -> Result<Option<ServerConfig>, CliError> {
+    cluster.admin_tls.as_ref().map(|files| loaded(files, tls::ADMIN)).transpose()
+}
+
+fn loaded(files: &TlsFiles, keys: tls::Keys) -> Result<ServerConfig, CliError> {
+    let config = tls::load(files, keys)?;
     refuse_exposed("key", &files.key)?;
-    Ok(Some(config))
+    Ok(config)
 }
 
 fn mode_of(path: &Path) -> Result<u32, CliError> {

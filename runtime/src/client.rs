@@ -3,6 +3,7 @@
 mod cluster;
 mod following;
 
+mod tls;
 use std::{
     io::{BufRead, BufReader},
     path::PathBuf,
@@ -21,13 +22,15 @@ use cluster::segment;
 
 use crate::{
     cluster_file::ApiSection,
-    data_dir,
+    cluster::Cluster,
+    data_dir::{self, Record},
     error::{CliError, Exit},
     globals::Globals,
     http::{CLUSTER, ErrorEnvelope, MAX_LISTED},
 };
 pub use following::{Following, PATIENCE, new_id};
 
+pub use tls::{Trust, agent};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer read into memory: a list of jobs with their answers.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
@@ -56,31 +59,62 @@ impl Client {
         let base = match (&globals.server, &cluster) {
             (Some(url), _) => url.clone(),
             (None, Some(cluster)) => match data_dir::served(&cluster.data_dir) {
-                Some(record) => format!("http://{}", record.admin),
-                None => format!("http://{}", cluster.admin_listen),
+                Some(record) => record.url(),
+                None => data_dir::admin_url(cluster.admin_listen, cluster.admin_tls.is_some()),
             },
             (None, None) => format!("http://{}", ApiSection::default().admin_listen),
         };
         let token_file = cluster.as_ref().and_then(|cluster| cluster.security.token_file.as_deref());
+        let own = cluster.as_ref().and_then(|cluster| cluster.admin_tls.clone());
         let token = globals.token_file.as_deref().or(token_file).map(crate::globals::read_token).transpose()?;
         let meant = cluster.as_ref().map(|cluster| cluster.name.clone());
         let kept_in = cluster
             .filter(|_| globals.server.is_none())
             .map(|cluster| cluster.data_dir)
             .filter(|folder| data_dir::keeper(folder).is_some());
-        Ok(Self { kept_in, cluster: meant, ..Self::new(&base, token, globals.request_timeout)? })
+        let trust = match (&globals.cacert, own) {
+            (Some(path), _) => Some(Trust::authorities(path)?),
+            (None, Some(files)) => Some(Trust::shown(&files.cert)?),
+            (None, None) => None,
+        };
+        let client = Self::trusting(&base, token, (globals.request_timeout, trust))?;
+        Ok(Self { kept_in, cluster: meant, ..client })
     }
 
-    /// The server at `url`.
+    /// The server of a cluster that runs here.
+    pub fn of(
+        cluster: &Cluster,
+        record: &Record,
+        token: Option<String>,
+        request_timeout: Duration,
+    ) -> Result<Self, CliError> {
+        let trust = cluster.admin_tls.as_ref().map(|files| Trust::shown(&files.cert)).transpose()?;
+        Self::trusting(&record.url(), token, (request_timeout, trust))
+    }
+
+    /// The server at `url`, which speaks plain HTTP.
     pub fn new(url: &str, token: Option<String>, request_timeout: Duration) -> Result<Self, CliError> {
         let base = url.trim_end_matches('/').to_owned();
+        Self::trusting(url, token, (request_timeout, None))
+    }
+
+    fn trusting(
+        url: &str,
+        token: Option<String>,
+        (request_timeout, trust): (Duration, Option<Trust>),
+    ) -> Result<Self, CliError> {
         let base = if base.contains("://") { base } else { format!("http://{base}") };
-        if !base.starts_with("http://") {
-            return Err(CliError::usage(format!("--server {url}: the admin API speaks plain HTTP"))
-                .hint("write http://ADDRESS:PORT; across machines, tunnel it"));
+        let known = ["http://", "https://"].iter().any(|scheme| base.starts_with(scheme));
+        if !known {
+            return Err(CliError::usage(format!("--server {url}: the admin API speaks HTTP"))
+                .hint("write http://ADDRESS:PORT, or https://NAME:PORT"));
+        }
+        if base.starts_with("https://") && trust.is_none() {
+            return Err(CliError::usage(format!("--server {url}: nobody is trusted there yet"))
+                .hint("name the authority of its certificate with --cacert FILE, or its cluster file with -f FILE"));
         }
         let config = Agent::config_builder().http_status_as_error(false).timeout_connect(Some(CONNECT_TIMEOUT));
-        let (agent, answered) = (config.build().into(), Arc::default());
+        let (agent, answered) = (tls::agent(config.build(), trust.as_ref()), Arc::default());
         Ok(Self { base, token, cluster: None, request_timeout, agent, answered, kept_in: None })
     }
 
@@ -237,6 +271,10 @@ impl Client {
             )
             .hint("try again with a longer --request-timeout"),
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
+            ureq::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<rustls::Error>()) => {
+                CliError::new(Exit::Authentication, format!("{} does not prove who it is: {cause}", self.base))
+                    .hint("is it the cluster of this file, with the certificate that [api] admin_tls_cert names? else --cacert FILE")
+            }
                 CliError::usage(format!("--server {}: {error}", self.base)).hint("write http://ADDRESS:PORT")
             }
             // Any port: nobody has said which.

@@ -28,7 +28,7 @@ pub use model::Model;
 pub use observability::Log;
 pub use security::{CertificateFiles, Security};
 
-use crate::size::Bytes;
+use crate::{http::tls::TlsFiles, size::Bytes};
 
 /// Version of `cluster.toml` that this program reads.
 pub const FILE_VERSION: u32 = 1;
@@ -59,6 +59,8 @@ pub struct Cluster {
     pub listen: SocketAddr,
     /// Where the admin API listens.
     pub admin_listen: SocketAddr,
+    /// Certificate and key of the admin API; none: it speaks plain HTTP.
+    pub admin_tls: Option<TlsFiles>,
     /// Where OpenAI's API listens, if anywhere, and the file of its keys.
     pub api: Option<Api>,
     /// The model every host loads.
@@ -162,6 +164,7 @@ impl Cluster {
             data_dir,
             listen,
             admin_listen,
+            admin_tls: api::admin_tls(file, directory)?,
             api,
             model: model::resolve(file, directory)?,
             method: file.attention.clone(),

@@ -3,6 +3,7 @@
 mod device;
 mod host;
 mod numbers;
+mod observability;
 mod read;
 
 use std::{
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use device::Device;
 pub use host::{HostSection, Role};
 pub use numbers::{DType, LinearType};
+pub use observability::{LogFormat, ObservabilitySection};
 pub use read::{FileError, parse};
 
 use crate::size::Bytes;
@@ -247,34 +249,16 @@ pub struct ApiSection {
     pub tls_key: Option<PathBuf>,
     /// Address of the admin API and of /metrics.
     pub admin_listen: String,
+    /// PEM file of its certificate; commands that are given this file take no other. Absent: it speaks plain HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_tls_cert: Option<PathBuf>,
+    /// PEM file of that certificate's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_tls_key: Option<PathBuf>,
     /// Jobs that may wait, and sessions that there may be; more are told to come again later.
     pub max_queue: usize,
     /// Memory that the contexts and questions of all jobs and sessions may take in the supervisor.
     pub max_queue_bytes: Bytes,
-}
-
-/// `[observability]`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ObservabilitySection {
-    /// Log filter such as `info` or `warn,asterism_actors=debug`.
-    pub log: String,
-    /// Log lines as text or JSON.
-    pub log_format: LogFormat,
-    /// Collector that spans go to by OTLP over HTTP, such as `http://127.0.0.1:4318`. Absent: no spans are made.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub otlp_endpoint: Option<String>,
-}
-
-/// Log lines as text or JSON.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// One object a line.
-    Json,
 }
 
 /// `[[node]]`: a machine.
@@ -294,7 +278,9 @@ pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
         [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
     let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
     let api = &mut file.api;
-    let api = [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key].into_iter().flatten();
+    let api =
+        [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key, &mut api.admin_tls_cert, &mut api.admin_tls_key];
+    let api = api.into_iter().flatten();
     for path in paths.into_iter().flatten().chain(heads).chain(api) {
         *path = directory.join(&*path);
     }
@@ -377,14 +363,10 @@ impl Default for ApiSection {
             tls_cert: None,
             tls_key: None,
             admin_listen: "127.0.0.1:7401".into(),
+            admin_tls_cert: None,
+            admin_tls_key: None,
             max_queue: 1024,
             max_queue_bytes: Bytes(512 << 20),
         }
-    }
-}
-
-impl Default for ObservabilitySection {
-    fn default() -> Self {
-        Self { log: "info".into(), log_format: LogFormat::Text, otlp_endpoint: None }
     }
 }

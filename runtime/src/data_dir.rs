@@ -26,6 +26,9 @@ pub struct Record {
     pub pid: u32,
     /// Its admin API.
     pub admin: SocketAddr,
+    /// Whether that one speaks TLS.
+    #[serde(default)]
+    pub admin_tls: bool,
     /// OpenAI's API, if there is one.
     pub api: Option<SocketAddr>,
     /// Whether that one speaks TLS.
@@ -33,6 +36,18 @@ pub struct Record {
     pub api_tls: bool,
     /// Where hosts reach it.
     pub listen: SocketAddr,
+}
+
+impl Record {
+    /// Where its admin API is.
+    pub fn url(&self) -> String {
+        admin_url(self.admin, self.admin_tls)
+    }
+}
+
+/// Where an admin API is.
+pub fn admin_url(address: SocketAddr, tls: bool) -> String {
+    format!("{}://{address}", if tls { "https" } else { "http" })
 }
 
 /// What one process at a time may be for a cluster.
@@ -115,7 +130,7 @@ fn taken(data_dir: &Path, cluster: &str, seat: Seat) -> CliError {
         let what = format!("{who} already runs the hosts of node '{node}' from data_dir {}", data_dir.display());
         return CliError::new(Exit::NotFound, what).hint("end that process first");
     }
-    let admin = read_record(data_dir).map_or(String::new(), |record| format!(" (admin API http://{})", record.admin));
+    let admin = read_record(data_dir).map_or(String::new(), |record| format!(" (admin API {})", record.url()));
     CliError::new(Exit::NotFound, format!("{who}{admin} already serves a cluster from data_dir {}", data_dir.display()))
         .hint(format!(
             "`asterism down` stops it; to run '{cluster}' beside it, give one of them another name or data_dir"
@@ -209,6 +224,7 @@ mod tests {
             pid: 7,
             admin: "127.0.0.1:7401".parse().unwrap(),
             api: None,
+            admin_tls: false,
             api_tls: false,
             listen: "127.0.0.1:7400".parse().unwrap(),
         };
@@ -234,6 +250,7 @@ mod tests {
             pid: 7,
             admin: "127.0.0.1:7401".parse().unwrap(),
             api: None,
+            admin_tls: false,
             api_tls: false,
             listen: "127.0.0.1:7400".parse().unwrap(),
         };

@@ -36,6 +36,9 @@ pub struct GlobalArgs {
     /// File whose first line is the admin API's token; for `node`, its join token
     #[arg(long, global = true, hide_short_help = true, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// PEM file of the authorities that an admin API at https:// is proved by [default: the cluster file's own certificate]
+    #[arg(long, global = true, hide_short_help = true, value_name = "FILE")]
+    pub cacert: Option<PathBuf>,
     /// Only results and errors
     #[arg(short, long, global = true, hide_short_help = true, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -84,6 +87,8 @@ pub struct Globals {
     pub server: Option<String>,
     /// The file of the admin API's token, or of a node's join token.
     pub token_file: Option<PathBuf>,
+    /// The file of the authorities that an admin API is proved by.
+    pub cacert: Option<PathBuf>,
     /// Only results and errors.
     pub quiet: bool,
     /// 0 to 2.
@@ -108,6 +113,7 @@ impl Globals {
             format: args.output,
             server: args.server.clone().or_else(|| std::env::var("ASTERISM_SERVER").ok().filter(|url| !url.is_empty())),
             token_file: args.token_file.clone(),
+            cacert: args.cacert.clone(),
             quiet: args.quiet,
             verbose: args.verbose,
             color_stderr,

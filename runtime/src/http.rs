@@ -33,6 +33,7 @@ use asterism_actors::{
     supervisor::Supervisor,
 };
 use asterism_transport::join::JoinListener;
+use rustls::ServerConfig;
 use subtle::ConstantTimeEq;
 use tokio::sync::Notify;
 
@@ -82,8 +83,8 @@ impl AdminState {
     }
 }
 
-/// Listens at `address`.
-pub fn serve(address: SocketAddr, state: AdminState) -> Result<Server, CliError> {
+/// Listens at `address`, with TLS where there is a certificate.
+pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
@@ -99,7 +100,7 @@ pub fn serve(address: SocketAddr, state: AdminState) -> Result<Server, CliError>
         on_connect: |_, _| {},
         connections: (MOST_CONNECTIONS, 1),
     };
-    listening::listen(address, None, service).map_err(failed)
+    listening::listen(address, tls, service).map_err(failed)
 }
 
 fn routes(app: &mut web::ServiceConfig) {
@@ -194,7 +195,7 @@ mod tests {
             joins: None,
             stop_wanted: Arc::default(),
         };
-        serve(cluster.admin_listen, state).unwrap()
+        serve(cluster.admin_listen, None, state).unwrap()
     }
 
     fn about(context: &str) -> JobRequest {

@@ -11,6 +11,7 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use ureq::Agent;
 
 use crate::{
+    client::{self, Trust},
     cluster::Cluster,
     data_dir::{Record, log_file},
     error::{CliError, Exit},
@@ -48,6 +49,8 @@ struct Kept {
     file: PathBuf,
     data_dir: PathBuf,
     record: Record,
+    /// Where its admin API's certificate is, if it has one.
+    certificate: Option<PathBuf>,
     max_restarts: u32,
 }
 
@@ -61,7 +64,9 @@ impl Keeper {
         let mut process = Process::start(arguments(&file, None), &log).map_err(failed)?;
         let record = serving(&mut process, waits).await.map_err(|ended| refusal(&ended, &log))?;
         let max_restarts = cluster.max_restarts;
-        let kept = Kept { process, file, data_dir: cluster.data_dir.clone(), record: record.clone(), max_restarts };
+        let certificate = cluster.admin_tls.as_ref().map(|files| files.cert.clone());
+        let (data_dir, record_of) = (cluster.data_dir.clone(), record.clone());
+        let kept = Kept { process, file, data_dir, record: record_of, certificate, max_restarts };
         let (stop, stopped) = oneshot::channel();
         Ok(Self { record, stop, task: tokio::spawn(kept.keep(stopped)) })
     }
@@ -119,10 +124,13 @@ impl Kept {
 
     /// Waits until the supervisor has ended; ends it when it hangs.
     async fn end(&mut self) -> Ended {
-        let (url, pid) = (format!("http://{}/livez", self.record.admin), self.record.pid);
+        let (url, pid) = (format!("{}/livez", self.record.url()), self.record.pid);
+        // The certificate that it has read at its start.
+        let shown = self.certificate.as_ref().map(|path| Trust::shown(path));
+        let trust = shown.and_then(|shown| shown.inspect_err(|error| tracing::error!(%error, "no certificate")).ok());
         let silence = tokio::select! {
             ended = self.process.wait() => return ended,
-            silence = silent(url, pid) => silence,
+            silence = silent((url, trust), pid) => silence,
         };
         let cause = format!("it did not answer /livez for {:.1} s", silence.as_secs_f64());
         tracing::warn!(pid = self.process.pid(), cause, "the supervisor hangs and is ended");
@@ -169,8 +177,8 @@ async fn serving(process: &mut Process, waits: impl Fn(&str)) -> Result<Record, 
 }
 
 /// Completes when `url`, served by the process `pid`, has not answered for too long; returns for how long.
-async fn silent(url: String, pid: u32) -> Duration {
-    let agent: Agent = Agent::config_builder().timeout_global(Some(ANSWER)).build().into();
+async fn silent((url, trust): (String, Option<Trust>), pid: u32) -> Duration {
+    let agent = client::agent(Agent::config_builder().timeout_global(Some(ANSWER)).build(), trust.as_ref());
     let (origin, mut silence, mut look) = (Instant::now(), Silence::default(), Watching::at(pid));
     loop {
         tokio::time::sleep(ASK_EVERY).await;

@@ -50,6 +50,7 @@ impl Service {
     pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
         let token = check::admin_token(cluster)?;
         let (keys, tls) = (check::api_keys(cluster)?, check::api_tls(cluster)?);
+        let admin_tls = check::admin_tls(cluster)?;
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
         let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
         let joins = joining::open(cluster)?.map(Arc::new);
@@ -67,11 +68,12 @@ impl Service {
             joins,
             stop_wanted: stop_wanted.clone(),
         };
-        let admin = http::serve(cluster.admin_listen, state)?;
+        let admin = http::serve(cluster.admin_listen, admin_tls, state)?;
         let api = open_api(cluster, &supervisor, (keys, tls)).await?;
         let api_tls = cluster.api.as_ref().is_some_and(|api| api.tls.is_some());
         let at = api.as_ref().map(|api| api.address);
-        let record = data_dir::Record { pid: std::process::id(), admin: admin.address, api: at, api_tls, listen };
+        let (pid, admin_tls) = (std::process::id(), cluster.admin_tls.is_some());
+        let record = data_dir::Record { pid, admin: admin.address, admin_tls, api: at, api_tls, listen };
         let lock = Arc::new(lock);
         publish(&lock, record.clone())?;
         Ok(Self { supervisor, record, admin, api, stop_wanted, lock })
@@ -139,7 +141,8 @@ impl Ground {
             }
             if listener.is_none() {
                 // An address that is taken is told when it is needed.
-                listener = http::wait(cluster.admin_listen, said.clone()).ok();
+                listener =
+                    check::admin_tls(cluster).and_then(|tls| http::wait(cluster.admin_listen, tls, said.clone())).ok();
             }
             waits(&error);
             tokio::time::sleep(LOOK_EVERY).await;

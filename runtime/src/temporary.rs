@@ -48,7 +48,7 @@ impl TemporaryCluster {
     /// Its admin API.
     pub fn client(&self, globals: &Globals) -> Result<Client, CliError> {
         let token = self.cluster.security.token_file.as_deref().map(globals::read_token).transpose()?;
-        Client::new(&format!("http://{}", self.service.record.admin), token, globals.request_timeout)
+        Client::of(&self.cluster, &self.service.record, token, globals.request_timeout)
     }
 
     /// Its processes: this one, then the hosts.

@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use asterism_transport::certificates::{CLUSTER_DNS_NAME, CertificateAuthority, MemberRole, Validity};
+use asterism_transport::certificates::{CLUSTER_DNS_NAME, CertificateAuthority, Identity, MemberRole, Validity};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use rustls_pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
-use tests::{Cluster, ClusterSpec, DEADLINE};
+use tests::{Cluster, ClusterSpec, DEADLINE, kill};
 
 use super::{
     connections::raised_files,
@@ -247,4 +247,55 @@ fn giving_a_job_up_frees_what_it_held() {
     drop(streamed);
     cluster.wait_for("their end", |status| held(status) == 0);
     println!("{bytes} bytes are free after {:?}", began.elapsed());
+}
+
+/// Commands know the admin API by the very certificate that the cluster file names, whatever names stand in it.
+#[test]
+fn with_a_certificate_the_admin_api_speaks_tls_alone() {
+    let cluster = written("admin_tls_cert = \"admin.pem\"\nadmin_tls_key = \"admin.key\"");
+    let validity = Validity::starting(SystemTime::now(), Duration::from_secs(3600));
+    let made = || Identity::self_signed("admin", validity).expect("a certificate");
+    let (cert, key) = (cluster.folder().join("admin.pem"), cluster.folder().join("admin.key"));
+    let put = |identity: &Identity| {
+        fs::write(&cert, &identity.certificate).and_then(|()| fs::write(&key, &identity.key)).expect("files");
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a mode");
+    };
+    let (mine, other) = (made(), made());
+    put(&mine);
+    let up = cluster.run(&["up", "--detach"]);
+    let said = String::from_utf8_lossy(&up.stderr).into_owned();
+    assert!(up.status.success() && said.contains("admin API https://"), "{said}");
+    // Progress and tokens come over a stream.
+    let job = cluster.run(&[
+        "job",
+        "submit",
+        "--context",
+        "cluster.toml",
+        "--query",
+        "What?",
+        "--max-tokens",
+        "4",
+        "--id",
+        "one",
+    ]);
+    assert!(job.status.success(), "{}", String::from_utf8_lossy(&job.stderr));
+    let lost = cluster.supervisor();
+    kill(lost);
+    cluster.wait_for("another supervisor", |status| status["ready"] == true && cluster.supervisor() != lost);
+    let admin = cluster.record()["admin"].as_str().expect("it listens").to_owned();
+    let mut plain = TcpStream::connect(&admin).expect("a listener");
+    plain.set_read_timeout(Some(DEADLINE)).expect("a deadline");
+    plain.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("sent");
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP/"), "{}", String::from_utf8_lossy(&answer));
+
+    put(&other);
+    let stranger = cluster.run(&["status"]);
+    let said = String::from_utf8_lossy(&stranger.stderr).into_owned();
+    assert!(stranger.status.code() == Some(6) && said.contains("does not prove who it is"), "{said}");
+    let authority = cluster.run(&["status", "--server", &format!("https://{admin}"), "--cacert", "admin.pem"]);
+    assert_eq!(authority.status.code(), Some(6), "another authority, and another name");
+    put(&mine);
+    assert!(cluster.run(&["status"]).status.success());
 }

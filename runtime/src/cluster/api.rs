@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::{ClusterError, socket_address};
-use crate::{cluster_file::ClusterFile, http::tls::TlsFiles};
+use crate::{
+    cluster_file::ClusterFile,
+    http::tls::{self, TlsFiles},
+};
 
 /// OpenAI's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,18 +37,27 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path, allow_open: bool) ->
     let key_file = file.api.api_key_file.as_ref().map(|path| directory.join(path));
     let listen = file.api.listen.as_deref().map(|text| socket_address("api.listen", text)).transpose()?;
     let Some(listen) = listen else { return Ok(None) };
-    let tls = tls(file, directory)?;
+    let tls = tls(directory, (&file.api.tls_cert, &file.api.tls_key), tls::API)?;
     let api = Api { listen, key_file, tls };
     api.check(listen, allow_open)?;
     Ok(Some(api))
 }
 
-fn tls(file: &ClusterFile, directory: &Path) -> Result<Option<TlsFiles>, ClusterError> {
+/// The admin API's certificate and key, if it has them.
+pub(super) fn admin_tls(file: &ClusterFile, directory: &Path) -> Result<Option<TlsFiles>, ClusterError> {
+    tls(directory, (&file.api.admin_tls_cert, &file.api.admin_tls_key), tls::ADMIN)
+}
+
+fn tls(
+    directory: &Path,
+    given: (&Option<PathBuf>, &Option<PathBuf>),
+    [cert_key, key_key]: tls::Keys,
+) -> Result<Option<TlsFiles>, ClusterError> {
     let at = |path: &PathBuf| directory.join(path);
-    match (&file.api.tls_cert, &file.api.tls_key) {
+    match given {
         (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert: at(cert), key: at(key) })),
         (None, None) => Ok(None),
-        (Some(_), None) => Err(ClusterError::PartialTls { named: "tls_cert", missing: "tls_key" }),
-        (None, Some(_)) => Err(ClusterError::PartialTls { named: "tls_key", missing: "tls_cert" }),
+        (Some(_), None) => Err(ClusterError::PartialTls { named: cert_key, missing: key_key }),
+        (None, Some(_)) => Err(ClusterError::PartialTls { named: key_key, missing: cert_key }),
     }
 }

@@ -73,8 +73,12 @@ impl Readiness {
             format => output::print_json(status, format)?,
         }
         globals.note(format_args!(
-            "cluster '{}' is ready: model {}, method {}, admin API http://{} (process {})",
-            status.name, status.model, status.method, record.admin, record.pid
+            "cluster '{}' is ready: model {}, method {}, admin API {} (process {})",
+            status.name,
+            status.model,
+            status.method,
+            record.url(),
+            record.pid
         ));
         self_tested(status).into_iter().for_each(|note| globals.note(note));
         if let Some(api) = record.api {

@@ -10,6 +10,7 @@ use crate::{
     check,
     cluster::{Cluster, Host},
     cluster_file::{ClusterFile, DType, Device, Role},
+    data_dir,
     error::{CliError, Exit},
     globals::{Format, Globals},
     node::local_hosts,
@@ -43,6 +44,7 @@ const OPTIONAL: &str = "\
 # listen = \"127.0.0.1:8000\"         # OpenAI's API; none
 # api_key_file = \"api-keys\"         # NAME SHA256 [REQUESTS] on each line; everybody may ask
 # tls_cert = \"api.pem\"             # its certificate, and tls_key: that one's key; plain HTTP
+# admin_tls_cert = \"admin.pem\"     # the same for the admin API, and admin_tls_key; plain HTTP
 # [observability]
 # otlp_endpoint = \"http://127.0.0.1:4318\" # a collector of spans (OTLP over HTTP); none
 # [[node]]
@@ -103,11 +105,11 @@ pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
         format => output::print_json(&Valid::of(&cluster, model.clone()), format)?,
     }
     globals.note(format_args!(
-        "cluster '{}' is valid: model {model}, method {}, supervisor {}, admin API http://{}, data in {}",
+        "cluster '{}' is valid: model {model}, method {}, supervisor {}, admin API {}, data in {}",
         cluster.name,
         cluster.method.name(),
         cluster.listen,
-        cluster.admin_listen,
+        data_dir::admin_url(cluster.admin_listen, cluster.admin_tls.is_some()),
         cluster.data_dir.display(),
     ));
     Ok(Exit::Success)

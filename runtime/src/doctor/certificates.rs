@@ -17,7 +17,8 @@ const SOON: Duration = Duration::from_secs(30 * 86_400);
 const DAY: u64 = 86_400;
 
 pub fn look(cluster: &Cluster) -> Vec<Judgment> {
-    let tls = cluster.api.as_ref().and_then(|api| api.tls.as_ref()).map(|tls| tls.cert.clone());
+    let api = cluster.api.as_ref().and_then(|api| api.tls.as_ref());
+    let tls = [api, cluster.admin_tls.as_ref()].into_iter().flatten().map(|tls| tls.cert.clone());
     let found = files(cluster).into_iter().chain(tls).filter(|file| file.exists());
     let judged: Vec<Judgment> = found.map(|file| judge_file(file, SystemTime::now())).collect();
     match (judged.is_empty(), cluster.security.mode) {

@@ -73,7 +73,7 @@ mod tests {
         let other = judge(&wanted, bind(&wanted), None);
         assert_eq!(other.verdict, Verdict::Error);
         assert!(other.found.contains("is taken") && other.remedy.unwrap().contains(&address.port().to_string()));
-        let record = Record { pid: 7, admin: address, api: None, api_tls: false, listen: address };
+        let record = Record { pid: 7, admin: address, admin_tls: false, api: None, api_tls: false, listen: address };
         assert_eq!(judge(&wanted, bind(&wanted), Some(&record)).verdict, Verdict::Ok, "it is its own");
         drop(taken);
         assert_eq!(judge(&wanted, bind(&wanted), None).verdict, Verdict::Ok);

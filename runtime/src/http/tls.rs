@@ -10,6 +10,13 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject};
 
 use crate::error::CliError;
 
+/// What keys of `[api]` name a listener's certificate and key.
+pub type Keys = [&'static str; 2];
+/// Those of OpenAI's API.
+pub const API: Keys = ["tls_cert", "tls_key"];
+/// Those of the admin API.
+pub const ADMIN: Keys = ["admin_tls_cert", "admin_tls_key"];
+
 /// Where a listener's certificate and key are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -19,8 +26,8 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Reads them, for TLS 1.2 and 1.3.
-pub fn load(files: &TlsFiles) -> Result<ServerConfig, CliError> {
+/// Reads them, for TLS 1.2 and 1.3; `keys` name them in the cluster file.
+pub fn load(files: &TlsFiles, [cert_key, key_key]: Keys) -> Result<ServerConfig, CliError> {
     let chain = certificates(&files.cert)?;
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| refused("key", &files.key, &error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -29,13 +36,14 @@ pub fn load(files: &TlsFiles) -> Result<ServerConfig, CliError> {
         .and_then(|config| config.with_no_client_auth().with_single_cert(chain, key));
     config.map_err(|error| {
         let (cert, key) = (files.cert.display(), files.key.display());
-        CliError::usage(format!("[api] tls_cert {cert} and tls_key {key} cannot be used together: {error}"))
+        CliError::usage(format!("[api] {cert_key} {cert} and {key_key} {key} cannot be used together: {error}"))
             .hint("name the key that the certificate was made for")
     })
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CliError> {
-    let refused = |error: pem::Error| refused("cert", path, &error);
+/// The certificates of a PEM file, at least one.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CliError> {
+    let refused = |error: pem::Error| refused("certificate", path, &error);
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(refused)?.collect();
     let chain = chain.map_err(refused)?;
     if chain.is_empty() { Err(refused(pem::Error::NoItemsFound)) } else { Ok(chain) }
@@ -44,10 +52,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, CliError> {
 fn refused(kind: &str, path: &Path, error: &pem::Error) -> CliError {
     let cause = match error {
         pem::Error::Io(cause) => cause.to_string(),
-        pem::Error::NoItemsFound => format!("it has no {}", if kind == "key" { "private key" } else { "certificate" }),
+        pem::Error::NoItemsFound => format!("it has no {}", if kind == "key" { "private key" } else { kind }),
         other => other.to_string(),
     };
-    CliError::usage(format!("[api] tls_{kind} {}: {cause}; expected a PEM file", path.display()))
+    CliError::usage(format!("the {kind} file {}: {cause}; expected a PEM file", path.display()))
 }
 
 #[cfg(test)]
@@ -73,7 +81,7 @@ mod tests {
         };
         let (mine, other) = (made(), made());
         let (cert, key) = (at("cert.pem", &mine.certificate), at("key.pem", &mine.key));
-        assert!(load(&TlsFiles { cert: cert.clone(), key: key.clone() }).is_ok());
+        assert!(load(&TlsFiles { cert: cert.clone(), key: key.clone() }, API).is_ok());
         let empty = at("empty.pem", "");
         let cut = at("cut.pem", &mine.certificate[..100]);
         let none = folder.path().join("none.pem");
@@ -86,7 +94,7 @@ mod tests {
             (&cert, &cert, "cert.pem: it has no private key"),
             (&cert, &others, "cannot be used together"),
         ] {
-            let error = load(&TlsFiles { cert: cert.clone(), key: key.clone() }).err().unwrap();
+            let error = load(&TlsFiles { cert: cert.clone(), key: key.clone() }, API).err().unwrap();
             assert!(error.message.contains(cause), "{}", error.message);
         }
     }

@@ -7,14 +7,16 @@ use std::{
 
 use actix_web::{App, HttpResponse, HttpServer, get, middleware::from_fn, web};
 
+use rustls::ServerConfig;
+
 use super::{Server, error::Refusal, request::identify};
 use crate::error::CliError;
 
 /// Why the supervisor waits.
 pub type Cause = Arc<RwLock<String>>;
 
-/// Listens at `address` until the supervisor can.
-pub fn wait(address: SocketAddr, cause: Cause) -> Result<Server, CliError> {
+/// Listens at `address` until the supervisor can, with TLS where there is a certificate.
+pub fn wait(address: SocketAddr, tls: Option<ServerConfig>, cause: Cause) -> Result<Server, CliError> {
     let failed = |error: std::io::Error| {
         CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
@@ -25,7 +27,11 @@ pub fn wait(address: SocketAddr, cause: Cause) -> Result<Server, CliError> {
     let app = move || {
         App::new().app_data(data.clone()).service(live).default_service(web::to(refuse)).wrap(from_fn(identify))
     };
-    let server = HttpServer::new(app).workers(1).shutdown_timeout(1).disable_signals().listen(listener);
+    let server = HttpServer::new(app).workers(1).shutdown_timeout(1).disable_signals();
+    let server = match tls {
+        Some(tls) => server.listen_rustls_0_23(listener, tls),
+        None => server.listen(listener),
+    };
     let server = server.map_err(failed)?.run();
     Ok(Server::spawn(address, server))
 }

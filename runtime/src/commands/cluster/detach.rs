@@ -49,7 +49,7 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
         }
         let ours = data_dir::keeper(&cluster.data_dir) == Some(child.id());
         if let Some(record) = data_dir::running(&cluster.data_dir).filter(|_| ours) {
-            let client = Client::new(&format!("http://{}", record.admin), token.clone(), globals.request_timeout)?;
+            let client = Client::of(&cluster, &record, token.clone(), globals.request_timeout)?;
             if let Ok(status) = client.topology() {
                 readiness.see(globals, &status, started.elapsed());
                 if status.is_settled() {

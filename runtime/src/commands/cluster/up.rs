@@ -126,7 +126,7 @@ fn topology(
     record: &data_dir::Record,
 ) -> Result<impl AsyncFnMut() -> Result<ClusterStatus, CliError>, CliError> {
     let token = cluster.security.token_file.as_deref().map(crate::globals::read_token).transpose()?;
-    let client = Client::new(&format!("http://{}", record.admin), token, globals.request_timeout)?;
+    let client = Client::of(cluster, record, token, globals.request_timeout)?;
     Ok(async move || {
         let client = client.clone();
         let asked = tokio::task::spawn_blocking(move || client.topology()).await;
