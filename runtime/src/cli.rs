@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 
 use crate::{
     commands::{
-        bench, certificates, chaos, cluster, completions, config, demo, doctor, evaluate, host, job, plan, process,
-        self_test, session,
+        bench, certificates, chaos, cluster, completions, config, demo, doctor, evaluate, events, host, job, plan,
+        process, self_test, session, top,
     },
     error::{CliError, Exit},
     globals::{GlobalArgs, Globals},
@@ -39,6 +39,10 @@ pub enum Verb {
     Down(cluster::DownArgs),
     /// Show hosts and jobs
     Status,
+    /// Show hosts, jobs and sessions on the terminal, again and again; `q` ends it
+    Top(top::TopArgs),
+    /// Print what happened lately to jobs, sessions and hosts
+    Events(events::EventsArgs),
     /// Ask questions about documents
     #[command(subcommand)]
     Job(job::JobVerb),
@@ -104,6 +108,8 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Up(args) => cluster::up(globals, &args),
         Verb::Down(args) => cluster::down(globals, &args),
         Verb::Status => cluster::status(globals),
+        Verb::Top(args) => top::run(globals, &args),
+        Verb::Events(args) => events::run(globals, &args),
         Verb::Job(verb) => job::run(globals, verb),
         Verb::Session(verb) => session::run(globals, verb),
         Verb::Host(verb) => host::run(globals, verb),

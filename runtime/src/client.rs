@@ -1,9 +1,10 @@
 //! The admin API from the outside: what commands ask a running cluster. Blocking; prints nothing.
 
 mod cluster;
+mod events;
 mod following;
-
 mod tls;
+
 use std::{
     io::{BufRead, BufReader},
     path::PathBuf,
@@ -21,16 +22,16 @@ use ureq::{Agent, Body, http::Response};
 use cluster::segment;
 
 use crate::{
-    cluster_file::ApiSection,
     cluster::Cluster,
+    cluster_file::ApiSection,
     data_dir::{self, Record},
     error::{CliError, Exit},
     globals::Globals,
     http::{CLUSTER, ErrorEnvelope, MAX_LISTED},
 };
 pub use following::{Following, PATIENCE, new_id};
-
 pub use tls::{Trust, agent};
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer read into memory: a list of jobs with their answers.
 const MAX_ANSWER_BYTES: u64 = 256 << 20;
@@ -64,8 +65,8 @@ impl Client {
             },
             (None, None) => format!("http://{}", ApiSection::default().admin_listen),
         };
-        let token_file = cluster.as_ref().and_then(|cluster| cluster.security.token_file.as_deref());
         let own = cluster.as_ref().and_then(|cluster| cluster.admin_tls.clone());
+        let token_file = cluster.as_ref().and_then(|cluster| cluster.security.token_file.as_deref());
         let token = globals.token_file.as_deref().or(token_file).map(crate::globals::read_token).transpose()?;
         let meant = cluster.as_ref().map(|cluster| cluster.name.clone());
         let kept_in = cluster
@@ -94,7 +95,6 @@ impl Client {
 
     /// The server at `url`, which speaks plain HTTP.
     pub fn new(url: &str, token: Option<String>, request_timeout: Duration) -> Result<Self, CliError> {
-        let base = url.trim_end_matches('/').to_owned();
         Self::trusting(url, token, (request_timeout, None))
     }
 
@@ -103,6 +103,7 @@ impl Client {
         token: Option<String>,
         (request_timeout, trust): (Duration, Option<Trust>),
     ) -> Result<Self, CliError> {
+        let base = url.trim_end_matches('/').to_owned();
         let base = if base.contains("://") { base } else { format!("http://{base}") };
         let known = ["http://", "https://"].iter().any(|scheme| base.starts_with(scheme));
         if !known {
@@ -270,11 +271,11 @@ impl Client {
                 format!("{} did not answer within {:.0} s", self.base, self.request_timeout.as_secs_f64()),
             )
             .hint("try again with a longer --request-timeout"),
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
             ureq::Error::Io(cause) if cause.get_ref().is_some_and(|cause| cause.is::<rustls::Error>()) => {
                 CliError::new(Exit::Authentication, format!("{} does not prove who it is: {cause}", self.base))
                     .hint("is it the cluster of this file, with the certificate that [api] admin_tls_cert names? else --cacert FILE")
             }
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => {
                 CliError::usage(format!("--server {}: {error}", self.base)).hint("write http://ADDRESS:PORT")
             }
             // Any port: nobody has said which.

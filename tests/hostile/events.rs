@@ -67,6 +67,15 @@ fn who_was_cut_off_goes_on_behind_what_it_heard() {
         assert_eq!((&event["event"], &event["job"]), (&json!("job_submitted"), &json!("second")), "{query}: {event}");
         heard(&mut stream, "job_ended");
     }
+    let said = cluster.run(&["events", "--after", &last]);
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(
+        said.lines().next().is_some_and(|line| line.contains(" job_submitted ") && line.contains("job=second")),
+        "{said}"
+    );
+    let listed = cluster.run(&["events", "-o", "json"]);
+    let listed: Vec<Value> = serde_json::from_slice(&listed.stdout).expect("a list");
+    assert!(listed.iter().any(|event| event["event"] == "job_ended" && event["job"] == "second"), "{listed:?}");
     // Behind the latest of all comes nothing, and who does not follow hears the end.
     let (_, mut stream) = listen(&cluster, "?follow=false", &last);
     let latest = std::iter::from_fn(|| next(&mut stream)).last().expect("the second job").0;

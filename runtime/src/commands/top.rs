@@ -1,0 +1,84 @@
+//! `top`: the running cluster on a terminal, looked at again every second: hosts, jobs, sessions. Changes nothing.
+
+mod view;
+
+use std::{
+    io::{self, IsTerminal},
+    time::{Duration, Instant},
+};
+
+use asterism_actors::api::{JobState, JobStatus, SessionStatus};
+use clap::Args;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+
+use crate::{
+    client::Client,
+    error::{CliError, Exit},
+    globals::Globals,
+    logging,
+    size::seconds,
+};
+use view::{Look, Rates};
+
+/// Jobs that are looked at.
+const JOBS: usize = 200;
+
+/// `asterism top`
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub every: Duration,
+}
+
+/// Shows it until `q`, Escape or Ctrl-C.
+pub fn run(globals: &Globals, args: &TopArgs) -> Result<Exit, CliError> {
+    logging::client(globals);
+    if !io::stdout().is_terminal() {
+        return Err(CliError::usage("top shows the cluster on a terminal, and standard output is none")
+            .hint("`asterism status` prints it once"));
+    }
+    let client = Client::find(globals)?;
+    // Before the screen is taken, so that a cluster that is not there is told as by any command.
+    let mut look = look(&client)?;
+    let mut terminal = ratatui::init();
+    let ended = show(&mut terminal, (&client, args.every), &mut look);
+    ratatui::restore();
+    ended.map(|()| Exit::Success)
+}
+
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    (client, every): (&Client, Duration),
+    look_now: &mut Look,
+) -> Result<(), CliError> {
+    let failed = |error: io::Error| CliError::unreachable(format!("the terminal fails: {error}"));
+    let mut rates = Rates::default();
+    loop {
+        rates.see(&look_now.jobs, Instant::now());
+        terminal.draw(|frame| view::draw(frame, look_now, &rates)).map_err(failed)?;
+        let due = Instant::now() + every;
+        while event::poll(due.saturating_duration_since(Instant::now())).map_err(failed)? {
+            match event::read().map_err(failed)? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    let interrupts = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+                    if interrupts || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) {
+                        return Ok(());
+                    }
+                }
+                Event::Resize(..) => break,
+                _ => {}
+            }
+        }
+        match look(client) {
+            Ok(look) => *look_now = look,
+            Err(error) => look_now.trouble = Some(error.message),
+        }
+    }
+}
+
+fn look(client: &Client) -> Result<Look, CliError> {
+    let running: Vec<JobStatus> = client.jobs(&[JobState::Running, JobState::Pending], JOBS)?;
+    let sessions: Vec<SessionStatus> = client.sessions()?;
+    Ok(Look { cluster: client.topology()?, jobs: running, sessions, trouble: None })
+}
