@@ -126,7 +126,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
 
 fn job(context: PreparedContext) -> PreparedJob {
     let choice = TokenChoice { max_tokens: 4, ..TokenChoice::default() };
-    let question = Question { query_ids: vec![5, 9], choice, timeout: None, anew: None, trace: None };
+    let question = Question { query_ids: vec![5, 9], choice, timeout: None, anew: None, canary: false, trace: None };
     let (source, labels) = (Source::Context(context), BTreeMap::new());
     PreparedJob { id: "job-1".into(), fingerprint: None, source, question, labels }
 }

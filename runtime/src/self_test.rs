@@ -83,6 +83,7 @@ impl SelfTest {
             return;
         }
         self.supervisor.gate().set(Some(Closed::Untested));
+        self.supervisor.hold_back(true);
         self.locked().state = SelfTestState::Pending;
         let test = self.clone();
         self.runtime.spawn(async move { test.run_until_judged().await });
@@ -136,6 +137,7 @@ impl SelfTest {
         match state {
             SelfTestState::Passed => {
                 gate.set(None);
+                self.supervisor.hold_back(false);
                 tracing::info!("the self-test passed");
             }
             SelfTestState::Wrong => {

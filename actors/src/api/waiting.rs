@@ -42,6 +42,8 @@ pub enum Waiting {
         /// How it is.
         state: SessionState,
     },
+    /// It was accepted before a restart of the supervisor, and the cluster has to pass its self-test first.
+    SelfTest,
     /// No host that could take it is there.
     Placement {
         /// Why, and what to do.
@@ -96,6 +98,7 @@ impl fmt::Display for Waiting {
             Self::Session { name, state } => {
                 write!(f, "waiting for session {name}: {}", format!("{state:?}").to_lowercase())
             }
+            Self::SelfTest => f.write_str("waiting for the cluster's self-test to pass"),
             Self::Placement { cause } => write!(f, "waiting for a host: {cause}"),
         }
     }

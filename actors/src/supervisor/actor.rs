@@ -115,11 +115,21 @@ impl Supervisor {
     /// Tokenises, plans and queues a job; returns its id. The same request with the same id is the same job.
     pub async fn submit(&self, request: JobRequest) -> Result<String, JobError> {
         self.gate.check()?;
-        self.submit_canary(request).await
+        self.take(request, false).await
     }
 
     /// The same for the cluster's own test, which decides on the gate.
-    pub async fn submit_canary(&self, mut request: JobRequest) -> Result<String, JobError> {
+    pub async fn submit_canary(&self, request: JobRequest) -> Result<String, JobError> {
+        self.take(request, true).await
+    }
+
+    /// Has what was accepted before, and is not one of the cluster's own test, wait from now on, or go on.
+    pub fn hold_back(&self, held: bool) {
+        // One that has ended holds nothing.
+        let _ = self.actor.cast(Message::Ask(Box::new(move |shell| shell.hold_back(held))));
+    }
+
+    async fn take(&self, mut request: JobRequest, canary: bool) -> Result<String, JobError> {
         let (id, fingerprint) = match request.id.take() {
             Some(id) => {
                 let id = bounds::client_id(&id)?;
@@ -136,13 +146,15 @@ impl Supervisor {
         if let Some(session) = &request.session {
             bounds::name("session", session)?;
         }
-        let Some(name) = request.session.clone() else { return self.enqueue(request, (id, fingerprint), None).await };
+        let Some(name) = request.session.clone() else {
+            return self.enqueue((request, canary), (id, fingerprint), None).await;
+        };
         let mut tries = REPLACED;
         loop {
             let asked = name.clone();
             let session = self.ask(move |shell| shell.state().asked_session(&asked)).await??;
             tries -= 1;
-            match self.enqueue(request.clone(), (id.clone(), fingerprint), Some(session)).await {
+            match self.enqueue((request.clone(), canary), (id.clone(), fingerprint), Some(session)).await {
                 Err(JobError::SessionReplaced { .. }) if tries > 0 => {}
                 answer => return answer,
             }
@@ -151,13 +163,14 @@ impl Supervisor {
 
     async fn enqueue(
         &self,
-        request: JobRequest,
+        (request, canary): (JobRequest, bool),
         (id, fingerprint): (String, Option<Fingerprint>),
         session: Option<AskedSession>,
     ) -> Result<String, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
         let prepared = self.prepared(move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
-        let prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
+        let mut prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
+        prepared.question.canary = canary;
         let asks = match &prepared.source {
             Source::Session(name) => Some(Subject::Session(name.clone())),
             Source::Context(_) => None,

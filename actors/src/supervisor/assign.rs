@@ -200,7 +200,7 @@ impl SupervisorState {
         let mut after: Option<Unhoused> = None;
         while let Some(place) = self.jobs.next_unhoused(after).filter(|_| !self.is_booting(now)) {
             let number = place.1;
-            match self.choose_query_host(number) {
+            match if self.is_held(number) { Choice::NotNow } else { self.choose_query_host(number) } {
                 Choice::Host(host) => self.begin_generation(now, number, host, commands),
                 Choice::NoEqual { up } => {
                     after = Some(place);

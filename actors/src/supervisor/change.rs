@@ -214,6 +214,9 @@ impl SupervisorState {
 
     fn take_job(&mut self, now: Duration, submission: Submission, commands: &mut Vec<Command>) {
         let Submission { mut job, context, session } = submission;
+        if job.question.canary {
+            self.canary = Some(job.number);
+        }
         let number = job.number;
         job.ready_since = self.contexts.get(job.context).is_some_and(Context::is_ready).then_some(now);
         self.last_number = self.last_number.max(number);

@@ -17,35 +17,59 @@ impl SupervisorState {
         self.contexts.begun().saturating_sub(self.jobs.generating_own())
     }
 
-    /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came.
+    /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came. What
+    /// waits for a self-test leaves room for its canary.
     pub(super) fn dispatch(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        while self.running_contexts() < self.config.max_running && !self.is_booting(now) {
+        if self.is_booting(now) {
+            return;
+        }
+        if self.held {
+            if let Some(number) = self.waiting_canary() {
+                self.begin(now, number, commands);
+            }
+            return;
+        }
+        while self.running_contexts() < self.config.max_running {
             let Some(number) = self.contexts.next(self.token_seconds) else { return };
-            let context = &self.contexts[number];
-            match self.find_homes(context) {
-                Ok(hosts) => {
-                    let blocks: Vec<usize> = (0..hosts.len()).collect();
-                    self.contexts.get_mut(number).expect("it was there").clock.0 = Some(now);
-                    self.settle(number, &blocks, &hosts, commands);
-                    self.enter_phase(now, number, JobPhase::Encoding, commands);
-                }
-                Err(PlacementRefusal::NotEnoughMemory { .. } | PlacementRefusal::UnequalNumerics { .. }) => {
-                    self.homeless_since(now, number);
-                    return;
-                }
-                Err(refusal) => {
-                    let nobody = matches!(refusal, PlacementRefusal::NoHost { .. });
-                    if self.give_up_placing(now, number, &refusal, commands) {
-                        continue;
-                    }
-                    if nobody {
-                        return;
-                    }
-                    // Others go before what only hosts can take that are not there.
-                    self.contexts.get_mut(number).expect("it was there").aside = true;
-                }
+            if !self.begin(now, number, commands) {
+                return;
             }
         }
+    }
+
+    /// The context of the latest canary, unless it has begun.
+    fn waiting_canary(&self) -> Option<u64> {
+        let context = self.contexts.get(self.canary?)?;
+        (!context.is_placed() && !context.aside).then_some(context.number)
+    }
+
+    /// Begins a context whose turn it is. Whether the next may have its turn.
+    fn begin(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) -> bool {
+        let context = &self.contexts[number];
+        match self.find_homes(context) {
+            Ok(hosts) => {
+                let blocks: Vec<usize> = (0..hosts.len()).collect();
+                self.contexts.get_mut(number).expect("it was there").clock.0 = Some(now);
+                self.settle(number, &blocks, &hosts, commands);
+                self.enter_phase(now, number, JobPhase::Encoding, commands);
+            }
+            Err(PlacementRefusal::NotEnoughMemory { .. } | PlacementRefusal::UnequalNumerics { .. }) => {
+                self.homeless_since(now, number);
+                return false;
+            }
+            Err(refusal) => {
+                let nobody = matches!(refusal, PlacementRefusal::NoHost { .. });
+                if self.give_up_placing(now, number, &refusal, commands) {
+                    return true;
+                }
+                if nobody {
+                    return false;
+                }
+                // Others go before what only hosts can take that are not there.
+                self.contexts.get_mut(number).expect("it was there").aside = true;
+            }
+        }
+        true
     }
 
     /// Puts contexts back into the queue whose hosts have come, and gives up those that have waited for them too long. Asks

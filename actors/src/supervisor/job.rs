@@ -31,6 +31,9 @@ pub struct Question {
     /// What of a session's context it gets anew.
     #[serde(default)]
     pub anew: Option<Box<Anew>>,
+    /// Whether it is one of the cluster's own test, which goes before what waits for that to pass.
+    #[serde(skip)]
+    pub canary: bool,
     /// Its span, where spans are wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<JobTrace>,

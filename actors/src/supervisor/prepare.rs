@@ -135,8 +135,14 @@ impl ModelFront {
             ignore_eos: request.ignore_eos,
             logprobs: request.logprobs,
         };
-        let question =
-            Question { query_ids, choice, timeout: limits.timeout, anew, trace: request.trace.map(JobTrace::under) };
+        let question = Question {
+            query_ids,
+            choice,
+            timeout: limits.timeout,
+            anew,
+            canary: false,
+            trace: request.trace.map(JobTrace::under),
+        };
         let (id, labels) = (request.id.unwrap_or_default(), request.labels);
         Ok(PreparedJob { id, fingerprint: None, source, question, labels })
     }

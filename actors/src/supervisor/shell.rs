@@ -210,6 +210,12 @@ impl Shell {
         }
     }
 
+    /// Has accepted work wait for a self-test, or go on.
+    pub fn hold_back(&mut self, held: bool) {
+        self.state.hold_back(held);
+        self.handle(Message::Event(Event::Tick));
+    }
+
     /// The cluster.
     pub fn cluster(&self) -> ClusterStatus {
         self.state.cluster_status(self.now(), env!("CARGO_PKG_VERSION"))

@@ -167,6 +167,9 @@ pub struct SupervisorState {
     pub(super) began: Duration,
     /// Since when there is no query host at all, if there is none.
     pub(super) no_query_host_since: Option<Duration>,
+    /// Whether what was accepted waits until a self-test has passed, and the canary that was taken in last.
+    pub(super) held: bool,
+    pub(super) canary: Option<u64>,
     /// Seconds that a token of phase 1 takes, learnt from those that were encoded.
     pub(super) token_seconds: f64,
 }
@@ -189,6 +192,8 @@ impl SupervisorState {
             reserved: Reserved::default(),
             began: now,
             no_query_host_since: None,
+            held: false,
+            canary: None,
             token_seconds: 1e-4,
         }
     }
@@ -196,6 +201,16 @@ impl SupervisorState {
     /// The configuration.
     pub fn config(&self) -> &SupervisorConfig {
         &self.config
+    }
+
+    /// From now on canaries alone begin, or all does; what is generated goes on.
+    pub fn hold_back(&mut self, held: bool) {
+        self.held = held;
+    }
+
+    /// Whether a job waits for the self-test.
+    pub(super) fn is_held(&self, number: u64) -> bool {
+        self.held && !self.jobs.get(number).is_some_and(|job| job.question.canary)
     }
 
     /// The job of this id, when the request was the same.
@@ -213,6 +228,10 @@ impl SupervisorState {
     /// Whether the queue takes one more.
     pub(super) fn check_queue(&self, prepared: &PreparedJob) -> Result<(), JobError> {
         let waiting = self.jobs.count(JobState::Pending) + self.reserved.jobs;
+        // What waits for a self-test must not keep it out.
+        if self.held && prepared.question.canary {
+            return Ok(());
+        }
         if waiting >= self.config.max_queue {
             return Err(JobError::Overloaded { waiting });
         }

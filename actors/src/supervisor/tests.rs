@@ -2,6 +2,7 @@
 
 mod append;
 mod change;
+mod held;
 mod ids;
 mod journal;
 mod members;
@@ -349,7 +350,8 @@ fn job(source: Source, timeout: Option<f64>) -> PreparedJob {
     static JOBS: AtomicU64 = AtomicU64::new(0);
     let id = format!("job-{:032x}", JOBS.fetch_add(1, Ordering::Relaxed));
     let choice = TokenChoice { max_tokens: 4, ..TokenChoice::default() };
-    let question = Question { query_ids: vec![1], choice, timeout: timeout.map(seconds), anew: None, trace: None };
+    let question =
+        Question { query_ids: vec![1], choice, timeout: timeout.map(seconds), anew: None, canary: false, trace: None };
     PreparedJob { id, fingerprint: None, source, question, labels: BTreeMap::new() }
 }
 

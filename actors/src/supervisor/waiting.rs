@@ -21,6 +21,9 @@ impl SupervisorState {
         if let Some(host) = job.query_host {
             return self.awaited(|other, at| at == host && !other.is_up());
         }
+        if self.is_held(number) {
+            return Some(Waiting::SelfTest);
+        }
         match (context.is_ready(), &context.owner) {
             (true, _) => self.waits_for_query_host(now, number),
             (false, Owner::Job(_)) => self.context_waits_for(now, context),
