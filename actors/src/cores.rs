@@ -1,7 +1,7 @@
 //! The cores of a machine, which go to those of its hosts that compute. Knows no file and no kernel: whoever runs a host tells
 //! the others, and its backend.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, sync::Arc};
 
 use crate::messages::GpuMemory;
 
@@ -10,13 +10,16 @@ use crate::messages::GpuMemory;
 pub enum Work {
     /// Phase 1: much at a time.
     Encoding,
-    /// Phase 2: a little at a time.
+    /// Phase 2, on a query host: a little at a time, much of which is waiting.
     Generating,
+    /// Phase 2, on a context host: much for one question, between two waits of a query host.
+    Answering,
 }
 
 /// What a host computes with. Called between layers, by any thread: it must be quick.
 pub trait Cores: Debug + Send + Sync {
-    /// This host computes from now on, with what the others leave it. Said again while it goes on, as others begin and end.
+    /// This host computes from now on, with what the others leave it. Said again while it goes on, as others begin and end;
+    /// answers are said once each.
     fn begin(&self, work: Work);
 
     /// It no longer does.
@@ -28,6 +31,26 @@ pub trait Cores: Debug + Send + Sync {
     /// Memory of its GPU, whoever uses it; none where it computes on no GPU.
     fn gpu_memory(&self) -> Option<GpuMemory> {
         None
+    }
+}
+
+/// Computes with what others leave, until it is dropped.
+pub struct Computing {
+    cores: Arc<dyn Cores>,
+    work: Work,
+}
+
+impl Computing {
+    /// From now on.
+    pub fn begin(cores: &Arc<dyn Cores>, work: Work) -> Self {
+        cores.begin(work);
+        Self { cores: cores.clone(), work }
+    }
+}
+
+impl Drop for Computing {
+    fn drop(&mut self) {
+        self.cores.end(self.work);
     }
 }
 

@@ -13,7 +13,7 @@ use asterism_kernels::ThreadLimit;
 
 use crate::{
     cluster::{Cluster, Host},
-    cluster_file::Device,
+    cluster_file::{Device, Role},
     private,
 };
 
@@ -31,7 +31,7 @@ pub struct SharedCores {
 #[derive(Debug)]
 struct Seats {
     own: File,
-    others: Vec<File>,
+    others: Vec<(Role, File)>,
 }
 
 impl SharedCores {
@@ -54,21 +54,27 @@ impl SharedCores {
 impl Cores for SharedCores {
     fn begin(&self, work: Work) {
         let mut works = self.works();
-        if !works.contains(&work) {
+        if work == Work::Answering || !works.contains(&work) {
             works.push(work);
         }
         let Some(seats) = &self.seats else { return };
         // Who looks at it holds it for a moment: then the next layer tries again.
         let _ = seats.own.try_lock();
-        if work == Work::Encoding {
-            self.limit.set(cores::threads(self.cores, self.share, seats.taken()));
-        }
+        let others = match work {
+            Work::Encoding => seats.taken(|_| true),
+            // A query host that generates waits for this.
+            Work::Answering if !works.contains(&Work::Encoding) => seats.taken(|role| role != Role::Query),
+            Work::Answering | Work::Generating => return,
+        };
+        self.limit.set(cores::threads(self.cores, self.share, others));
     }
 
     fn end(&self, work: Work) {
         let mut works = self.works();
-        works.retain(|other| *other != work);
-        if work == Work::Encoding {
+        if let Some(at) = works.iter().position(|other| *other == work) {
+            works.swap_remove(at);
+        }
+        if !works.iter().any(|work| matches!(work, Work::Encoding | Work::Answering)) {
             self.limit.set(self.share);
         }
         if works.is_empty()
@@ -90,12 +96,17 @@ impl Seats {
         let open =
             |name: &str| private::options().create(true).read(true).write(true).truncate(false).open(folder.join(name));
         let beside = |other: &&Host| other.node == host.node && other.name != host.name && other.device == Device::Cpu;
-        let others = cluster.hosts.iter().filter(beside).map(|other| open(&other.name)).collect::<Result<_, _>>()?;
+        let others = cluster
+            .hosts
+            .iter()
+            .filter(beside)
+            .map(|other| Ok((other.role, open(&other.name)?)))
+            .collect::<io::Result<_>>()?;
         Ok(Self { own: open(&host.name)?, others })
     }
 
-    /// How many others compute.
-    fn taken(&self) -> usize {
+    /// How many others of some roles compute.
+    fn taken(&self, of: impl Fn(Role) -> bool) -> usize {
         let taken = |seat: &&File| match seat.try_lock_shared() {
             Ok(()) => {
                 let _ = seat.unlock();
@@ -103,7 +114,7 @@ impl Seats {
             }
             Err(error) => matches!(error, TryLockError::WouldBlock),
         };
-        self.others.iter().filter(taken).count()
+        self.others.iter().filter(|(role, _)| of(*role)).map(|(_, seat)| seat).filter(taken).count()
     }
 }
 
@@ -142,7 +153,21 @@ mod tests {
         one.begin(Work::Encoding);
         assert_eq!(one.threads(), 8);
         one.end(Work::Encoding);
-        assert_eq!(one.threads(), 2, "its share, for questions");
+        assert_eq!(one.threads(), 2, "its share, for small questions");
+        // For large ones what other context hosts leave: the query host waits meanwhile.
+        let [two, query] = ["context-1", "query-0"].map(of);
+        query.begin(Work::Generating);
+        one.begin(Work::Answering);
+        assert_eq!(one.threads(), 8);
+        two.begin(Work::Answering);
+        one.begin(Work::Answering);
+        one.end(Work::Answering);
+        assert_eq!([one.threads(), two.threads()], [4, 4], "another answer goes on");
+        one.begin(Work::Encoding);
+        one.end(Work::Answering);
+        assert_eq!(one.threads(), 2, "encoding goes on, beside two others");
+        one.end(Work::Encoding);
+        assert_eq!(one.threads(), 2);
         // What the file says of a host's threads holds.
         cluster.hosts[0].threads = Some(3);
         let host = cluster.host("context-0").unwrap();

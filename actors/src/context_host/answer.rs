@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     authority,
+    cores::Cores,
     link::{self, Links},
     messages::{Opening, Taken, WireMessage},
     metric,
@@ -46,17 +47,20 @@ pub struct Desk<B: Backend> {
     pub tickets: Arc<Tickets>,
     /// To other hosts.
     pub links: Arc<Links>,
+    /// What answers that take long are computed with.
+    pub cores: Arc<dyn Cores>,
 }
 
 impl<B: Backend> Clone for Desk<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, store, mailroom, tickets, links } = self;
+        let Self { decoder, store, mailroom, tickets, links, cores } = self;
         Self {
             decoder: decoder.clone(),
             store: store.clone(),
             mailroom: mailroom.clone(),
             tickets: tickets.clone(),
             links: links.clone(),
+            cores: cores.clone(),
         }
     }
 }

@@ -18,7 +18,9 @@ use super::{
     relay::{Query, Relay, Replies, Served},
 };
 use crate::{
-    authority, machine,
+    authority,
+    cores::{Computing, Work},
+    machine,
     messages::{
         Attach, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, ShardKeys, StreamingMask,
         WireMessage,
@@ -193,7 +195,12 @@ impl<B: Backend> Queries<'_, B> {
         let (parts, values) = if cost(&decoder, &found, &frame) <= AT_ONCE {
             attend(&decoder, found, all, &frame)?
         } else {
-            let attended = machine::spawn(move || attend(&decoder, found, all, &frame)).await;
+            let cores = self.desk.cores.clone();
+            let attended = machine::spawn(move || {
+                let _computing = Computing::begin(&cores, Work::Answering);
+                attend(&decoder, found, all, &frame)
+            })
+            .await;
             attended.map_err(|panic| ChannelError::Panicked { cause: panic.to_string() })??
         };
         self.send(partials(header, parts, Floats::of(values))).await

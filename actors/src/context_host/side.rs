@@ -43,7 +43,8 @@ impl<B: Backend> ContextSide<B> {
         let (decoder, tickets) = (model.decoder.clone(), Arc::default());
         let links = Arc::new(Links::new(transport.clone()));
         let (store, mailroom) = (ShardStore::default(), Arc::default());
-        let desk = Desk { decoder, store, mailroom, tickets, links: links.clone() };
+        let cores = model.cores.clone();
+        let desk = Desk { decoder, store, mailroom, tickets, links: links.clone(), cores };
         tokio::spawn(answer::serve(transport, desk.clone()));
         Self {
             state: ContextHostState::default(),
