@@ -80,6 +80,15 @@ impl ChatTemplate {
         }
     }
 
+    /// What stands between an answer and the next message of the user; nothing without a template.
+    pub fn next_turn(&self) -> Result<&str, ModelError> {
+        match &self.frame {
+            Some(Ok(frame)) => Ok(frame.next_turn()?),
+            Some(Err(refusal)) => Err(refusal.clone().into()),
+            None => Ok(""),
+        }
+    }
+
     /// What stands before every text.
     pub fn bos(&self) -> &str {
         &self.bos
@@ -238,6 +247,7 @@ mod tests {
             "<|system|>Be brief.<|e|>\n<|user|>a<|e|>\n<|assistant|>b<|e|>\n<|user|>c<|e|>\n<|assistant|>d<|e|>\n\
              <|user|>e<|e|>\n<|assistant|>"
         );
+        assert_eq!(chat.next_turn().unwrap(), "<|e|>\n<|user|>", "what stands between b and c");
         let split = chat.conversation(&[user("a"), assistant("b"), user("c ")], "--").unwrap();
         assert_eq!((split.last.as_str(), split.tail.as_str()), ("c", "<|e|>\n<|assistant|>"));
         for wrong in [vec![], vec![assistant("a")], vec![user("a"), assistant("b")], vec![user("a"), user("b")]] {

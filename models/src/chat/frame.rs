@@ -147,6 +147,11 @@ impl Frame {
         }
     }
 
+    /// What stands between an answer and the next message of the user.
+    pub(super) fn next_turn(&self) -> Result<&str, TemplateRefusal> {
+        Ok(&self.reply()?.to_user)
+    }
+
     /// What stands before a message.
     fn joint<'a>(
         &'a self,
