@@ -38,17 +38,45 @@ impl Chunks {
     }
 }
 
-/// Names each distinct key by its rank among them. Returns the name of every key in turn and how many names there are.
-pub(super) fn dense_ids(keys: impl Iterator<Item = u64>) -> (Vec<u32>, usize) {
-    let mut sorted: Vec<(u64, u32)> = keys.zip(0..).collect();
-    sorted.sort_unstable();
-    let mut ids = vec![0; sorted.len()];
-    let mut distinct = 0;
-    for run in sorted.chunk_by(|a, b| a.0 == b.0) {
-        for &(_, index) in run {
-            ids[index as usize] = distinct;
+/// Names each distinct token by its rank among them. Returns the name of every token in turn and how many names there are.
+pub(super) fn dense_ids(tokens: impl Iterator<Item = u32>) -> (Vec<u32>, usize) {
+    let mut ids: Vec<u32> = tokens.collect();
+    let highest = ids.iter().copied().max().unwrap_or(0) as usize;
+    // A model's ids are far fewer than the tokens of a long context; any others are looked up among those there are.
+    if highest < ids.len().saturating_mul(4) {
+        let mut names = vec![0; highest + 1];
+        ids.iter().for_each(|token| names[*token as usize] = 1);
+        let mut distinct = 0;
+        for name in &mut names {
+            let held = *name;
+            *name = distinct;
+            distinct += held;
         }
-        distinct += 1;
+        ids.iter_mut().for_each(|token| *token = names[*token as usize]);
+        return (ids, distinct as usize);
     }
-    (ids, distinct as usize)
+    let mut known = ids.clone();
+    known.sort_unstable();
+    known.dedup();
+    ids.iter_mut().for_each(|token| *token = known.partition_point(|other| other < token) as u32);
+    (ids, known.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn names_are_ranks_however_high_the_ids(tokens in prop::collection::vec(0_u32..60, 0..90), apart in prop::bool::ANY) {
+            let tokens: Vec<u32> = tokens.into_iter().map(|token| if apart { token * 70_000_000 } else { token }).collect();
+            let mut known = tokens.clone();
+            known.sort_unstable();
+            known.dedup();
+            let rank = |token: &u32| known.iter().position(|other| other == token).unwrap() as u32;
+            prop_assert_eq!(dense_ids(tokens.iter().copied()), (tokens.iter().map(rank).collect(), known.len()));
+        }
+    }
 }

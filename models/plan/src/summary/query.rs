@@ -40,7 +40,7 @@ const COMMON: u32 = 16;
 
 /// Scores of all chunks.
 pub(super) fn scores(context: &[u32], query: &[u32], chunks: &Chunks) -> Vec<f64> {
-    let (ids, distinct) = dense_ids(context.iter().chain(query).map(|&token| u64::from(token)));
+    let (ids, distinct) = dense_ids(context.iter().chain(query).copied());
     let (context, query) = ids.split_at(context.len());
     let mut found = Matches::of(context, query, distinct);
     let mut relevance = found.relevance();
