@@ -11,6 +11,7 @@ mod encoder;
 mod error;
 mod generator;
 mod logprobs;
+mod masses;
 mod retaining;
 mod sampling;
 mod separator;
@@ -32,6 +33,7 @@ pub use generator::{
     PartAsk, ShardPartial, StepEnds, StepError, StepPart, TeamContext, step,
 };
 pub use logprobs::Logprobs;
+pub use masses::WatchedContext;
 pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};
 pub use separator::{LongSeparator, QuerySeparator};

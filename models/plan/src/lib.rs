@@ -30,4 +30,6 @@ pub use methods::{Alternative, Method, MethodConfig};
 pub use plan::{Choice, ContextView, KeptShard, Plan, PlanRequest, Shard};
 pub use refresh::{HiddenKeys, Refresh, RefreshRule};
 pub use span::{Input, KnownIds, Span, TokenIds, TokenSet};
-pub use summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, chunk_scores, summarize};
+pub use summary::{
+    BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, chunk_scores, summarize, summarize_by,
+};

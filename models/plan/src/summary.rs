@@ -169,6 +169,30 @@ impl SummaryBudget {
 /// [`Heuristic::QueryAware`] reads the `query`; without one it goes by rarity. The rule must pass [`SummaryRule::check`].
 pub fn summarize(context: &[u32], query: &[u32], blocks: &[Range<usize>], rule: &SummaryRule) -> Vec<Summary> {
     let chunks = Chunks::cut(blocks, rule.chunk_tokens);
+    let quotas = quotas(blocks, rule);
+    if rule.heuristic == Heuristic::EvenSpaced {
+        let sizes = quotas.iter().map(|chunks| chunks.saturating_mul(rule.chunk_tokens));
+        return blocks.iter().zip(sizes).map(|(block, tokens)| even_spaced(block, tokens)).collect();
+    }
+    let (scores, ties) = scores_and_ties(context, query, &chunks, rule);
+    select::choose(&chunks, &select::Ranking { scores, ties, rule: rule.ties }, &quotas, rule.spread)
+}
+
+/// The same within the rule's budget where `score` says what each chunk, a range of the context, is worth; higher is better. The
+/// earliest of equal ones is taken.
+pub fn summarize_by(
+    blocks: &[Range<usize>],
+    rule: &SummaryRule,
+    score: impl FnMut(&Range<usize>) -> f64,
+) -> Vec<Summary> {
+    let chunks = Chunks::cut(blocks, rule.chunk_tokens);
+    let scores = chunks.spans.iter().map(score).collect();
+    let ranking = select::Ranking { scores, ties: Vec::new(), rule: TieBreak::LowIndex };
+    select::choose(&chunks, &ranking, &quotas(blocks, rule), rule.spread)
+}
+
+/// How many whole chunks of each block there is room for; where blocks share, of the first for all.
+fn quotas(blocks: &[Range<usize>], rule: &SummaryRule) -> Vec<usize> {
     let whole_chunks =
         |block: &Range<usize>| rule.budget.tokens(block.len(), blocks.len().saturating_sub(1)) / rule.chunk_tokens;
     let mut quotas: Vec<_> = blocks.iter().map(whole_chunks).collect();
@@ -178,12 +202,7 @@ pub fn summarize(context: &[u32], query: &[u32], blocks: &[Range<usize>], rule: 
         quotas[..read].fill(0);
         quotas[0] = rule.budget.in_all(first.len(), read) / rule.chunk_tokens;
     }
-    if rule.heuristic == Heuristic::EvenSpaced {
-        let sizes = quotas.iter().map(|chunks| chunks.saturating_mul(rule.chunk_tokens));
-        return blocks.iter().zip(sizes).map(|(block, tokens)| even_spaced(block, tokens)).collect();
-    }
-    let (scores, ties) = scores_and_ties(context, query, &chunks, rule);
-    select::choose(&chunks, &select::Ranking { scores, ties, rule: rule.ties }, &quotas, rule.spread)
+    quotas
 }
 
 /// The score of every chunk of every block, chunks without a selection; higher is better. Empty lists for
@@ -199,15 +218,16 @@ pub fn chunk_scores(context: &[u32], query: &[u32], blocks: &[Range<usize>], rul
 
 /// Scores of all chunks, and the integer that orders equal scores (larger first), empty where the rule needs none.
 fn scores_and_ties(context: &[u32], query: &[u32], chunks: &Chunks, rule: &SummaryRule) -> (Vec<f64>, Vec<u64>) {
-    let (ids, distinct) = dense_ids(context.iter().map(|&token| u64::from(token)));
+    let ties_by_rarity = matches!(rule.ties, TieBreak::Count | TieBreak::Rarity);
+    let (ids, distinct) = match rule.heuristic == Heuristic::QueryAware && !ties_by_rarity {
+        true => (Vec::new(), 0),
+        false => dense_ids(context.iter().copied()),
+    };
     let scores = match rule.heuristic {
         Heuristic::QueryAware => query::scores(context, query, chunks),
         heuristic => rarity::scores(&ids, distinct, chunks, heuristic),
     };
-    let ties = match rule.ties {
-        TieBreak::Count | TieBreak::Rarity => rarity::tie_keys(&ids, distinct, chunks, rule.ties),
-        _ => Vec::new(),
-    };
+    let ties = if ties_by_rarity { rarity::tie_keys(&ids, distinct, chunks, rule.ties) } else { Vec::new() };
     (scores, ties)
 }
 

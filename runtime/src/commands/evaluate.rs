@@ -4,6 +4,7 @@ mod arguments;
 mod asked_session;
 mod contender;
 mod meter;
+mod oracle;
 mod questions;
 mod run;
 
@@ -15,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::api::JobRequest;
+use asterism_actors::api::{JobRequest, Role};
 use asterism_models::QuerySeparator;
 use asterism_plan::MethodConfig;
 use serde::Serialize;
@@ -27,6 +28,7 @@ pub use questions::TokenCounter;
 
 use self::{
     contender::Contender,
+    oracle::Oracle,
     questions::Questions,
     run::{Asking, Failure, Outcome, answer_all},
 };
@@ -139,15 +141,26 @@ fn ask(
     let questions = questions()?;
     let (client, temporary) = cluster(globals)?;
     let outcome = client.topology().and_then(|cluster| {
-        let contenders = match methods {
+        let mut contenders = match methods {
             Some(methods) => {
                 methods.into_iter().map(|(label, method)| Contender::new(label, Some(method), args.asked_as)).collect()
             }
             None => vec![Contender::new(cluster.method, None, args.asked_as)],
         };
+        if args.oracle {
+            let hosts = cluster.hosts.iter().filter(|host| host.role == Role::Context).count();
+            contenders.push(Contender::oracle(Oracle::load(globals, hosts)?));
+        }
         known.retain(|answer| answer.model == cluster.model);
         let jobs = args.jobs.into();
-        let asking = Asking { client: &client, contenders: &contenders, questions: &questions, jobs, known };
+        let asking = Asking {
+            client: &client,
+            model: &cluster.model,
+            contenders: &contenders,
+            questions: &questions,
+            jobs,
+            known,
+        };
         answer_all(globals, asking, |meter, answer| {
             if let Some((file, path)) = &mut save {
                 saved(file, path, answer)?;

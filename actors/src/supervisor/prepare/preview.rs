@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use asterism_plan::{Alternative, MethodConfig, Plan, PlanRequest};
+use asterism_kernels::DType;
+use asterism_models::ModelError;
+use asterism_plan::{Alternative, MethodConfig, Plan, PlanRequest, methods::DenseConfig};
 
 use super::{ModelFront, invalid};
 use crate::{
@@ -13,6 +15,9 @@ use crate::{
         state::{PreparedJob, Source},
     },
 };
+
+/// Where a plan does not matter.
+const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_machine: true, dtype: DType::F32, speeds: None };
 
 impl ModelFront {
     /// What a request over a context of its own comes to: its plan and how many tokens its query has.
@@ -27,6 +32,28 @@ impl ModelFront {
             Source::Context(prepared) => Ok((Arc::unwrap_or_clone(prepared.plan), question.query_ids.len())),
             Source::Session(_) => Err(invalid("session", "a session's context is planned already")),
         }
+    }
+
+    /// The ids of a request over a context of its own: the context's, and the query's.
+    ///
+    /// # Errors
+    /// As for [`prepare`](Self::prepare).
+    pub fn ids(&self, request: JobRequest) -> Result<(Arc<[u32]>, Vec<u32>), JobError> {
+        let (dense, limits) = (MethodConfig::Dense(DenseConfig {}), ONE_HOST);
+        let PreparedJob { source, question, .. } =
+            self.prepare(JobRequest { method: None, ..request }, &dense, &limits, None)?;
+        match source {
+            Source::Context(prepared) => Ok((prepared.ids, question.query_ids)),
+            Source::Session(_) => Err(invalid("session", "a session's context is planned already")),
+        }
+    }
+
+    /// Text of generated `ids`, without special tokens.
+    ///
+    /// # Errors
+    /// When the tokenizer has no text for them.
+    pub fn text(&self, ids: &[u32]) -> Result<String, ModelError> {
+        self.tokenizer.decode_plain(ids)
     }
 
     /// The plans between which `auto` chooses for a request over a context of its own, or for a session of that context.

@@ -1,6 +1,8 @@
 //! Pulsar Attention: every block is encoded behind a sink and summaries of the blocks before. Which chunks make a summary
 //! is decided by [`crate::summary`].
 
+mod rows;
+
 use std::ops::Range;
 
 use schemars::JsonSchema;
@@ -11,8 +13,8 @@ use crate::{
     Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, RefreshRule, Shard, Span,
     attention::causal_pairs,
     blocks::{balanced_blocks, block_tokens, host_of_blocks, review_block, split_blocks},
-    span::rows,
-    summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, summarize},
+    span,
+    summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, summarize, summarize_by},
 };
 
 /// Tokens of a block where nobody says, and the query chooses its summaries. Small blocks behind one short summary are as
@@ -40,10 +42,6 @@ const REFRESH_SHARE: f64 = 0.125;
 /// tasks in 4,096 tokens over four hosts the embedded model answered 0.25 points more with 1,152 tokens in chunks of 16 than
 /// with 576 in chunks of 8 (33 answers differ, 23 of them better), 0.1 less than with dense attention.
 const LEAST_SUMMARY_TOKENS: usize = 1152;
-
-/// Most rows that shards may add up to, for each token of the context and beyond: many small blocks, each behind summaries
-/// of all before it, would need memory as the square of the context.
-const MOST_ROWS: (usize, usize) = (64, 1 << 16);
 
 /// Sizes of Pulsar Attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -166,13 +164,32 @@ impl Method for PulsarConfig {
     }
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
+        self.plan_with(request, |blocks| self.summaries(request.context, request.query, blocks))
+    }
+}
+
+impl PulsarConfig {
+    /// The plan whose summaries hold, within its budget, the chunks that `score` says are worth most: for measuring what the choice
+    /// of chunks loses.
+    ///
+    /// # Errors
+    /// As [`Method::plan`].
+    pub fn plan_by(&self, request: &PlanRequest, score: impl FnMut(&Range<usize>) -> f64) -> Result<Plan, PlanError> {
+        self.plan_with(request, |blocks| summarize_by(blocks, &self.rule(request.query), score))
+    }
+
+    fn plan_with(
+        &self,
+        request: &PlanRequest,
+        summarize: impl FnOnce(&[Range<usize>]) -> Vec<Summary>,
+    ) -> Result<Plan, PlanError> {
         self.check()?;
         let (context, shared) = (request.context, self.is_shared(request)?);
         let blocks = self.blocks(request, shared)?;
-        let summaries = self.summaries(context, request.query, &blocks);
+        let summaries = summarize(&blocks);
         let sink = self.sink_tokens.min(blocks[0].len());
         if !shared {
-            check_rows(context.len(), sink, &summaries)?;
+            rows::check(context.len(), sink, &summaries)?;
         }
         let hosts = match self.grows(request.query) {
             true => (0..blocks.len()).map(|block| block % request.hosts).collect(),
@@ -193,7 +210,7 @@ impl Method for PulsarConfig {
             let own = Span::in_place(blocks[block].clone());
             let own = match self.positions {
                 Positions::Sparse => own,
-                Positions::Contiguous => Span { position: rows(&prefix) as u32, ..own },
+                Positions::Contiguous => Span { position: span::rows(&prefix) as u32, ..own },
             };
             let keeps_prefix = self.keep_summary_kv && !prefix.is_empty();
             shards.push(Shard {
@@ -223,22 +240,6 @@ impl Method for PulsarConfig {
             fan_in: crate::FAN_IN,
         })
     }
-}
-
-fn check_rows(context: usize, sink: usize, summaries: &[Summary]) -> Result<(), PlanError> {
-    let (mut before, mut rows) = (sink, context);
-    for summary in summaries {
-        rows = rows.saturating_add(before);
-        before = before.saturating_add(summary.indices.len());
-    }
-    let most = context.saturating_mul(MOST_ROWS.0).saturating_add(MOST_ROWS.1);
-    match rows > most {
-        true => Err(PlanError::TooManyRows { rows, context, most }),
-        false => Ok(()),
-    }
-}
-
-impl PulsarConfig {
     /// The summary of every block, the last included.
     pub fn summaries(&self, context: &[u32], query: &[u32], blocks: &[Range<usize>]) -> Vec<Summary> {
         summarize(context, query, blocks, &self.rule(query))

@@ -53,6 +53,10 @@ pub struct RunArgs {
     /// How questions are asked
     #[arg(long = "as", value_enum, value_name = "HOW", default_value_t)]
     pub asked_as: AskedAs,
+    /// Compare with an oracle, too: the default's budget spent on the chunks that dense attention itself looks at, computed in this
+    /// process
+    #[arg(long)]
+    pub oracle: bool,
     /// Questions in flight at once; more than one makes each take longer
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub jobs: u16,

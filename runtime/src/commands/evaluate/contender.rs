@@ -1,11 +1,16 @@
 //! A method as it takes part in a run.
 
+use std::sync::Arc;
+
 use asterism_plan::MethodConfig;
 
-use super::arguments::AskedAs;
+use super::{
+    arguments::AskedAs,
+    oracle::{self, Oracle},
+};
 
 /// A method that answers.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Contender {
     /// As typed.
     pub label: String,
@@ -13,6 +18,17 @@ pub struct Contender {
     pub config: Option<MethodConfig>,
     /// How it is asked.
     pub asked_as: AskedAs,
+    /// Who answers.
+    pub answers: Answers,
+}
+
+/// Who answers.
+#[derive(Clone)]
+pub enum Answers {
+    /// The cluster, by the method.
+    Cluster,
+    /// This process.
+    Oracle(Arc<Oracle>),
 }
 
 impl Contender {
@@ -22,6 +38,12 @@ impl Contender {
             AskedAs::Jobs => label,
             AskedAs::Sessions => format!("{label}, session"),
         };
-        Self { label, config, asked_as }
+        Self { label, config, asked_as, answers: Answers::Cluster }
+    }
+
+    /// What the others are measured against beside dense.
+    pub fn oracle(oracle: Oracle) -> Self {
+        let (label, answers) = (oracle::NAME.to_owned(), Answers::Oracle(Arc::new(oracle)));
+        Self { label, config: None, asked_as: AskedAs::Jobs, answers }
     }
 }

@@ -1,6 +1,6 @@
 //! The questions of a run: which ones, in which order, and each made when its turn comes.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use asterism_actors::{api::JobRequest, supervisor::ContextHosts};
 use asterism_kernels::DType;
@@ -39,6 +39,16 @@ impl TokenCounter {
     /// A record of `task` with a context of about `tokens`.
     pub fn generate(&self, task: Task, tokens: usize, seed: u64, text: Option<&str>) -> Result<Record, CliError> {
         eval::generate(task, tokens, seed, &|text| self.count(text), text).map_err(refusal)
+    }
+
+    /// As [`ModelFront::ids`](asterism_actors::supervisor::ModelFront::ids).
+    pub fn ids(&self, request: JobRequest) -> Result<(Arc<[u32]>, Vec<u32>), CliError> {
+        self.0.ids(request).map_err(|error| CliError::of_code(error.code(), &error))
+    }
+
+    /// Text of generated ids.
+    pub fn text(&self, ids: &[u32]) -> Result<String, CliError> {
+        self.0.text(ids).map_err(CliError::usage)
     }
 
     fn count(&self, text: &str) -> usize {

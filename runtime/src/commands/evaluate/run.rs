@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::{
     arguments::AskedAs,
     asked_session::AskedSession,
-    contender::Contender,
+    contender::{Answers, Contender},
     meter::{LINE_EVERY, Meter},
     question,
     questions::Questions,
@@ -83,6 +83,8 @@ struct Work {
 pub struct Asking<'a> {
     /// The cluster.
     pub client: &'a Client,
+    /// Its model.
+    pub model: &'a str,
     /// Methods that answer.
     pub contenders: &'a [Contender],
     /// What they are asked.
@@ -96,6 +98,8 @@ pub struct Asking<'a> {
 /// What the threads of a run share.
 struct Run<'a> {
     client: &'a Client,
+    /// The cluster's.
+    model: &'a str,
     globals: Globals,
     quiet: bool,
     /// Whether the supervisor's absence was told.
@@ -114,9 +118,10 @@ pub fn answer_all(
     asking: Asking<'_>,
     mut answered: impl FnMut(&Meter, &Answer) -> Result<(), CliError>,
 ) -> Result<Outcome, CliError> {
-    let Asking { client, contenders, questions, jobs, known } = asking;
+    let Asking { client, model, contenders, questions, jobs, known } = asking;
     let run = Run {
         client,
+        model,
         globals: Globals { quiet: true, ..globals.clone() },
         quiet: globals.quiet,
         noted: AtomicBool::new(false),
@@ -207,6 +212,15 @@ impl Run<'_> {
 
     fn ask(&self, work: &Work) -> Event {
         let (asked, contender) = (&*work.question, &self.contenders[work.contender]);
+        if let Answers::Oracle(oracle) = &contender.answers {
+            return match oracle.answer(asked) {
+                Ok((text, seconds)) => {
+                    let answer = Answer::new(asked, (self.model, &contender.label), &text, seconds);
+                    Event::Answered(work.place, Box::new(answer))
+                }
+                Err(error) => event_of(error, asked, contender),
+            };
+        }
         let request = question(&asked.record, contender.config.clone(), asked.max_tokens);
         let (request, session) = match contender.asked_as {
             AskedAs::Jobs => (request, None),
