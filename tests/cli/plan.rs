@@ -107,3 +107,11 @@ fn retaining_heads_of_another_shape() {
 fn a_plan_shows_what_a_job_costs_and_why_auto_chose() {
     insta::assert_snapshot!([plan("auto"), plan_of("2133", "auto"), plan_of("8k", "auto")].join("\n"));
 }
+
+#[test]
+fn a_plan_of_a_session_shows_what_each_question_costs() {
+    let plan = |tokens: &str, more: &[&str]| wide().says(&[&["plan", "--tokens", tokens], more].concat());
+    insta::assert_snapshot!(
+        [plan("8k", &["--session"]), plan("8k", &["--explain"]), plan("8k", &["--session", "--explain"])].join("\n")
+    );
+}
