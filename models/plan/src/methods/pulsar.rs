@@ -169,8 +169,7 @@ impl Method for PulsarConfig {
 }
 
 impl PulsarConfig {
-    /// The plan whose summaries hold, within its budget, the chunks that `score` says are worth most: for measuring what the choice
-    /// of chunks loses.
+    /// The plan with the chunks that `score` says are worth most, within its budget: for measuring what a choice of them loses.
     ///
     /// # Errors
     /// As [`Method::plan`].
