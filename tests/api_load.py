@@ -135,7 +135,7 @@ def main():
     arguments.add_argument("--binary", type=pathlib.Path, required=True)
     arguments.add_argument("--clients", type=int, default=64)
     arguments.add_argument("--tokens", type=int, default=2000)
-    arguments.add_argument("--long", type=int, default=15000, help="tokens of the long document; 0: none")
+    arguments.add_argument("--long", type=int, default=13000, help="tokens of the long document; 0: none")
     arguments.add_argument("--seconds", type=float, default=300)
     arguments.add_argument("--queue", type=int, default=1024)
     given = arguments.parse_args()
