@@ -62,11 +62,17 @@ impl Oracle {
             PlanRequest { context, query, hosts: self.hosts, one_machine: true, shape: &self.shape, speeds: None };
         let refused = |error: asterism_plan::PlanError| ModelError::Unsupported { what: error.to_string() };
         let config = PulsarConfig::default();
-        let chunks = chunks(context.len(), config.rule(query).chunk_tokens);
+        let size = config.rule(query).chunk_tokens;
+        let chunks = chunks(context.len(), size);
         let masses = self.masses(&request, &chunks, most)?;
         // Blocks need not begin where a chunk does.
         let score = |span: &Range<usize>| {
-            chunks.iter().zip(&masses).map(|(chunk, mass)| mass * shared(chunk, span) as f64 / chunk.len() as f64).sum()
+            let near = span.start / size..span.end.div_ceil(size);
+            chunks[near.clone()]
+                .iter()
+                .zip(&masses[near])
+                .map(|(chunk, mass)| mass * shared(chunk, span) as f64 / chunk.len() as f64)
+                .sum()
         };
         let plan = config.plan_by(&request, score).map_err(refused)?;
         let began = Instant::now();
