@@ -22,13 +22,22 @@ use view::{Look, Rates};
 
 /// Jobs that are looked at.
 const JOBS: usize = 200;
+/// Shortest time between two looks.
+const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
 /// `asterism top`
 #[derive(Args, Debug)]
 pub struct TopArgs {
     /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = pause)]
     pub every: Duration,
+}
+
+/// Seconds between looks, each of which is three requests.
+fn pause(text: &str) -> Result<Duration, String> {
+    let every = seconds(text)?;
+    let least = LEAST_PAUSE.as_secs_f64();
+    if every < LEAST_PAUSE { Err(format!("'{text}' is too often: expected at least {least} s")) } else { Ok(every) }
 }
 
 /// Shows it until `q`, Escape or Ctrl-C.
@@ -81,4 +90,17 @@ fn look(client: &Client) -> Result<Look, CliError> {
     let running: Vec<JobStatus> = client.jobs(&[JobState::Running, JobState::Pending], JOBS)?;
     let sessions: Vec<SessionStatus> = client.sessions()?;
     Ok(Look { cluster: client.topology()?, jobs: running, sessions, trouble: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_supervisor_is_not_asked_without_a_pause() {
+        assert_eq!(pause("0.1"), Ok(LEAST_PAUSE));
+        for wrong in ["0", "0.09", "-1", "often"] {
+            assert!(pause(wrong).is_err(), "{wrong}");
+        }
+    }
 }
