@@ -4,6 +4,7 @@ standard library alone."""
 import json
 import pathlib
 import subprocess
+import venv
 
 CLUSTER = """version = 1
 
@@ -22,6 +23,19 @@ name = "local"
 address = "127.0.0.1"
 """
 HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
+
+
+def python_with(packages, folder, skip):
+    """A Python below the folder that has the packages; `skip` is told why there is none."""
+    try:
+        venv.create(folder / "venv", with_pip=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        skip(f"there is no venv to make: {error}")
+    python = folder / "venv/bin/python"
+    got = subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], capture_output=True, text=True)
+    if got.returncode:
+        skip(f"pip does not give {' and '.join(packages)}: {got.stderr[-300:]}")
+    return python
 
 
 class Cluster:

@@ -15,9 +15,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-import venv
 
-from clusters import Cluster
+from clusters import Cluster, python_with
 
 PACKAGES = ["openai==2.54.0", "langchain-openai==1.7.3"]
 # SHA-256 of "moon".
@@ -38,14 +37,7 @@ def main():
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="asterism-openai-") as folder:
         folder = pathlib.Path(folder)
-        try:
-            venv.create(folder / "venv", with_pip=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            skip(f"there is no venv to make: {error}")
-        python = folder / "venv/bin/python"
-        got = subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], capture_output=True, text=True)
-        if got.returncode:
-            skip(f"pip does not give {' and '.join(PACKAGES)}: {got.stderr[-300:]}")
+        python = python_with(PACKAGES, folder, skip)
         cluster = Cluster(given.binary, folder, "harbour", api=f'listen = "127.0.0.1:0"\napi_key_file = "{folder}/keys"\n')
         cluster.secret("keys", KEYS)
         with cluster:

@@ -13,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-import venv
 
-from clusters import Cluster
+from clusters import Cluster, python_with
 
 PACKAGE = "schemathesis==4.32.5"
 CHECKS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
@@ -37,20 +36,14 @@ def main():
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="asterism-openapi-") as folder:
         folder = pathlib.Path(folder)
-        try:
-            venv.create(folder / "venv", with_pip=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            skip(f"there is no venv to make: {error}")
-        got = subprocess.run([folder / "venv/bin/python", "-m", "pip", "install", "--quiet", PACKAGE], capture_output=True, text=True)
-        if got.returncode:
-            skip(f"pip does not give {PACKAGE}: {got.stderr[-300:]}")
+        python = python_with([PACKAGE], folder, skip)
         cluster = Cluster(given.binary, folder, "openapi", sections=SECURITY)
         cluster.secret("token", "moon\n")
         with cluster:
             admin = f"http://{cluster.record()['admin']}"
             request = urllib.request.Request(f"{admin}/api/openapi.json", headers={"authorization": "Bearer moon"})
             (folder / "openapi.json").write_bytes(urllib.request.urlopen(request, timeout=60).read())
-            run = [folder / "venv/bin/st", "run", folder / "openapi.json", "--url", admin, "-H", "Authorization: Bearer moon",
+            run = [python.parent / "st", "run", folder / "openapi.json", "--url", admin, "-H", "Authorization: Bearer moon",
                    "--checks", ",".join(CHECKS), "--max-examples", str(given.examples), "--seed", "1", "--request-timeout", "60",
                    "--continue-on-failure", "--suppress-health-check", "all", "--no-color"]
             for path in LEFT_OUT:
