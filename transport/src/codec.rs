@@ -66,10 +66,11 @@ struct Body {
     payload: AlignedVec<PAYLOAD_ALIGNMENT>,
 }
 
-#[derive(Clone, Copy)]
-struct Lengths {
-    meta: usize,
-    payload: usize,
+/// How long the parts of a frame are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lengths {
+    pub meta: usize,
+    pub payload: usize,
 }
 
 impl Default for FrameDecoder {
@@ -170,7 +171,8 @@ fn padding(meta: usize, payload: usize) -> usize {
     if payload == 0 { 0 } else { (HEADER_BYTES + meta).next_multiple_of(PAYLOAD_ALIGNMENT) - HEADER_BYTES - meta }
 }
 
-fn encode_header(header: &FrameHeader, meta: usize, payload: usize) -> [u8; HEADER_BYTES] {
+/// The first bytes of a frame.
+pub(crate) fn encode_header(header: &FrameHeader, meta: usize, payload: usize) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[0..4].copy_from_slice(&MAGIC);
     bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
@@ -186,7 +188,8 @@ fn encode_header(header: &FrameHeader, meta: usize, payload: usize) -> [u8; HEAD
     bytes
 }
 
-fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, Lengths), FrameError> {
+/// The fields and lengths that a frame begins with, within the limits.
+pub(crate) fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, Lengths), FrameError> {
     let mut rest = &bytes[..];
     let mut magic = [0; 4];
     rest.copy_to_slice(&mut magic);

@@ -77,6 +77,43 @@ pub enum TransportError {
     /// The transport itself was closed.
     #[error("this transport is closed; bind a new one")]
     TransportClosed,
+    /// UCX cannot be used on this host as it is configured.
+    #[error("UCX cannot be used here: {cause}; {remedy}")]
+    Ucx {
+        /// What is wrong.
+        cause: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The peer is reached over QUIC but speaks no UCX.
+    #[error("{peer} speaks no UCX: {cause}; use QUIC with it, or have both hosts use UCX")]
+    NoUcx {
+        /// The peer.
+        peer: SocketAddr,
+        /// The peer's words.
+        cause: String,
+    },
+    /// The peer runs another version of UCX.
+    #[error("{peer} runs UCX {theirs}, this host {ours}; use QUIC with it, or build both with the same UCX")]
+    UcxVersion {
+        /// The peer.
+        peer: SocketAddr,
+        /// The peer's version.
+        theirs: String,
+        /// The version of this host.
+        ours: String,
+    },
+    /// The path of UCX to the peer broke or never came about, whether or not the peer lives.
+    #[error(
+        "the UCX path to {peer} is gone: {cause}; see that the peer runs and that the interfaces and ports of UCX are open, \
+         or use QUIC"
+    )]
+    UcxLost {
+        /// The peer.
+        peer: SocketAddr,
+        /// UCX's words.
+        cause: String,
+    },
     /// A frame was refused, on its way out or in.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -98,6 +135,10 @@ impl TransportError {
             Self::Closed { .. } => "closed",
             Self::ChannelClosed { .. } => "channel_closed",
             Self::TransportClosed => "transport_closed",
+            Self::Ucx { .. } => "ucx",
+            Self::NoUcx { .. } => "no_ucx",
+            Self::UcxVersion { .. } => "ucx_version",
+            Self::UcxLost { .. } => "ucx_lost",
             Self::Frame(error) => error.code(),
             Self::Credentials(error) => error.code(),
         }

@@ -1,9 +1,9 @@
 //! Bytes between hosts: framed, bounded, with deadlines. Knows no model, no message type and no metrics exporter.
 //!
 //! One [`Transport`] listens and connects; a [`Link`] is one authenticated peer; a [`Channel`] is one ordered, reliable
-//! two-way sequence of [`Frame`]s within a link. `quic`, `local` and `sim` implement them; one suite of tests runs over all.
+//! two-way sequence of [`Frame`]s within a link. `quic`, `ucx`, `local` and `sim` implement them; one suite of tests runs over all.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod certificates;
 pub mod codec;
@@ -14,6 +14,9 @@ pub mod local;
 pub mod quic;
 mod signal;
 pub mod sim;
+#[cfg(feature = "ucx")]
+#[allow(unsafe_code, reason = "UCX is a C library; safe Rust begins above this module")]
+pub mod ucx;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,7 +30,7 @@ use futures_util::future::BoxFuture;
 
 /// Listens for peers and connects to them.
 pub trait Transport: Send + Sync + 'static {
-    /// What it is called in metrics: `quic`, `local` or `sim`.
+    /// What it is called in metrics: `quic`, `ucx`, `local` or `sim`.
     fn name(&self) -> &'static str;
     /// Where peers reach this process.
     fn local_address(&self) -> SocketAddr;

@@ -8,6 +8,7 @@ pub(crate) mod cause;
 mod channel;
 pub(crate) mod tls;
 mod tuning;
+pub(crate) mod vouch;
 
 pub use tuning::SOCKET_QUEUE;
 
@@ -88,6 +89,7 @@ struct Settings {
     trust: RwLock<Arc<Trust>>,
     connect_timeout: Duration,
     observer: Arc<dyn Observer>,
+    vouched: vouch::Desk,
 }
 
 /// QUIC's numbers by kind of path.
@@ -107,6 +109,8 @@ struct Trust {
 /// The configurations of both roles for one kind of path.
 struct Sides {
     client: ClientConfig,
+    #[cfg_attr(not(feature = "ucx"), expect(dead_code, reason = "only UCX connects so"))]
+    vouching: ClientConfig,
     server: Arc<ServerConfig>,
 }
 
@@ -122,8 +126,8 @@ impl QuicTransport {
         let server = trust.network.server.as_ref().clone();
         let runtime = Arc::new(quinn::TokioRuntime);
         let endpoint = Endpoint::new(tuning::endpoint(&config), Some(server), socket, runtime).map_err(failed)?;
-        let settings = Settings { paths, trust: RwLock::new(trust), connect_timeout: config.connect_timeout, observer };
-        let settings = Arc::new(settings);
+        let (trust, connect_timeout) = (RwLock::new(trust), config.connect_timeout);
+        let settings = Arc::new(Settings { paths, trust, connect_timeout, observer, vouched: vouch::Desk::default() });
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(endpoint.clone(), settings.clone(), sender));
         Ok(Self { endpoint, address, settings, accepted: AsyncMutex::new(accepted) })
@@ -140,16 +144,37 @@ impl QuicTransport {
     }
 
     async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
+        self.in_time(address, async {
+            let trust = self.settings.trust();
+            let (connection, peer) = self.shake_hands(address, &trust, &trust.sides(address).client).await?;
+            let link = QuicLink::new(connection, peer, &self.settings);
+            link.await_welcome().await?;
+            Ok(Arc::new(link) as Arc<dyn Link>)
+        })
+        .await
+    }
+
+    /// What comes of `connecting` within the time that a connection may take.
+    pub(crate) async fn in_time<T>(
+        &self,
+        address: SocketAddr,
+        connecting: impl Future<Output = Result<T, TransportError>>,
+    ) -> Result<T, TransportError> {
         let timeout = self.settings.connect_timeout;
-        match tokio::time::timeout(timeout, self.shake_hands(address)).await {
+        match tokio::time::timeout(timeout, connecting).await {
             Ok(result) => result,
             Err(_) => Err(TransportError::Unreachable { address, cause: format!("no answer within {timeout:?}") }),
         }
     }
 
-    async fn shake_hands(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
-        let trust = self.settings.trust();
-        let client = trust.sides(address).client.clone();
+    /// A connection, and who answers there.
+    async fn shake_hands(
+        &self,
+        address: SocketAddr,
+        trust: &Trust,
+        client: &ClientConfig,
+    ) -> Result<(Connection, Option<Member>), TransportError> {
+        let client = client.clone();
         let connecting =
             self.endpoint.connect_with(client, address, CLUSTER_DNS_NAME).map_err(|error| match error {
                 quinn::ConnectError::EndpointStopping => TransportError::TransportClosed,
@@ -166,9 +191,7 @@ impl QuicTransport {
             connection.close(cause::WRONG_IDENTITY, cause.as_bytes());
             TransportError::Certificate { peer: address, cause }
         })?;
-        let link = QuicLink::new(connection, peer, &self.settings);
-        link.await_welcome().await?;
-        Ok(Arc::new(link))
+        Ok((connection, peer))
     }
 }
 
@@ -253,7 +276,8 @@ async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sen
             let peer = incoming.remote_address();
             match welcome(incoming, &settings).await {
                 // A receiver that is gone means a closed transport; the link closes with it.
-                Ok(link) => drop(accepted.send(link).await),
+                Ok(Some(link)) => drop(accepted.send(link).await),
+                Ok(None) => {}
                 Err(Rejected { reason, cause }) => {
                     settings.observer.rejected(reason);
                     settings.observer.turned_away(peer, &cause);
@@ -276,7 +300,8 @@ impl From<quinn::ConnectionError> for Rejected {
     }
 }
 
-async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Arc<dyn Link>, Rejected> {
+/// A link; none where the connection is to vouch for one of another transport.
+async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Option<Arc<dyn Link>>, Rejected> {
     let trust = settings.trust();
     let server = trust.sides(incoming.remote_address()).server.clone();
     let connection = incoming.accept_with(server)?.await?;
@@ -284,11 +309,15 @@ async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Arc<dyn Link
         connection.close(cause::WRONG_IDENTITY, cause.as_bytes());
         Rejected { reason: cause::IDENTITY, cause }
     })?;
+    if vouch::is_asked_of(&connection) {
+        settings.vouched.hand_over(connection, peer).await;
+        return Ok(None);
+    }
     // In TLS 1.3 a client is done before its certificate is looked at; this tells it that it was let in.
     let mut greeting = connection.open_uni().await?;
     // A lost connection shows in the link's first use.
     let _ = greeting.write_all(&PROTOCOL_VERSION.to_le_bytes()).await;
-    Ok(Arc::new(QuicLink::new(connection, peer, settings)))
+    Ok(Some(Arc::new(QuicLink::new(connection, peer, settings))))
 }
 
 /// What a link and its channels share.

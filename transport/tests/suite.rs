@@ -40,6 +40,13 @@ suite! {
     quic_insecure => crate::common::quic_insecure();
 }
 
+#[cfg(feature = "ucx")]
+suite! {
+    ucx_tcp => crate::common::ucx("tcp");
+    ucx_shm => crate::common::ucx("shm");
+    ucx => crate::common::ucx("shm,tcp");
+}
+
 async fn keeps_order(rig: impl Rig) {
     let pair = pair(&rig).await;
     let (mut near, mut far) = channel(&pair.near_link, &pair.far_link).await;

@@ -10,6 +10,10 @@ use crate::TransportError;
 pub(super) const WRONG_IDENTITY: VarInt = VarInt::from_u32(2);
 /// The label under which that is counted.
 pub(super) const IDENTITY: &str = "identity";
+/// Closes a connection that was to vouch for a link of UCX, at a host that has none; the words say why.
+pub(super) const NO_UCX: VarInt = VarInt::from_u32(3);
+/// Closes a connection that vouched for a link of UCX that broke; the words say how.
+pub(crate) const UCX_LOST: VarInt = VarInt::from_u32(4);
 /// QUIC carries a TLS alert as this plus the alert's number (RFC 9001, section 4.8).
 const CRYPTO_ERROR: u64 = 0x100;
 const NO_APPLICATION_PROTOCOL: u64 = 120;
@@ -18,7 +22,7 @@ const NO_APPLICATION_PROTOCOL: u64 = 120;
 const CERTIFICATE_ALERTS: [u64; 9] = [42, 43, 44, 45, 46, 48, 49, 51, 116];
 
 /// Why a connection did not come about.
-pub(super) fn of_handshake(error: ConnectionError, peer: SocketAddr) -> TransportError {
+pub(crate) fn of_handshake(error: ConnectionError, peer: SocketAddr) -> TransportError {
     match (rejection(&error), error) {
         ("certificate", error) => TransportError::Certificate { peer, cause: words(error) },
         ("protocol_version", _) => TransportError::protocol_version(peer),
@@ -27,6 +31,12 @@ pub(super) fn of_handshake(error: ConnectionError, peer: SocketAddr) -> Transpor
         }
         (_, ConnectionError::ApplicationClosed(close)) if close.error_code == WRONG_IDENTITY => {
             TransportError::Certificate { peer, cause: String::from_utf8_lossy(&close.reason).into_owned() }
+        }
+        (_, ConnectionError::ApplicationClosed(close)) if close.error_code == NO_UCX => {
+            TransportError::NoUcx { peer, cause: String::from_utf8_lossy(&close.reason).into_owned() }
+        }
+        (_, ConnectionError::ApplicationClosed(close)) if close.error_code == UCX_LOST => {
+            TransportError::UcxLost { peer, cause: String::from_utf8_lossy(&close.reason).into_owned() }
         }
         (_, ConnectionError::ApplicationClosed(close)) => {
             TransportError::Closed { peer, reason: String::from_utf8_lossy(&close.reason).into_owned() }
@@ -37,7 +47,7 @@ pub(super) fn of_handshake(error: ConnectionError, peer: SocketAddr) -> Transpor
 }
 
 /// Why a connection ended. `closing` is what this side gave as its reason, if it closed.
-pub(super) fn of_loss(error: ConnectionError, peer: SocketAddr, closing: &str) -> TransportError {
+pub(crate) fn of_loss(error: ConnectionError, peer: SocketAddr, closing: &str) -> TransportError {
     match error {
         ConnectionError::TimedOut => TransportError::TimedOut { peer },
         ConnectionError::LocallyClosed => TransportError::Closed { peer, reason: closing.into() },

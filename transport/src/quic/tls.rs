@@ -18,7 +18,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use time::{Duration, OffsetDateTime};
 
-use super::Security;
+use super::{Security, vouch};
 use crate::{
     PROTOCOL_VERSION,
     certificates::{self, CLUSTER_DNS_NAME, CertificateError, Identity, Validity},
@@ -27,6 +27,8 @@ use crate::{
 /// Both roles of a host.
 pub(super) struct Tls {
     pub client: Arc<QuicClientConfig>,
+    /// The client of a connection that carries no frames but vouches for a link of another transport.
+    pub vouching: Arc<QuicClientConfig>,
     pub server: Arc<QuicServerConfig>,
 }
 
@@ -81,6 +83,8 @@ fn build(provider: &Arc<CryptoProvider>, peers: Verifiers, identity: &Identity) 
         .map_err(unusable)?;
     client.alpn_protocols = vec![protocol.clone()];
     client.resumption = Resumption::disabled();
+    let mut vouching = client.clone();
+    vouching.alpn_protocols = vec![vouch::PROTOCOL.to_vec()];
 
     let mut server = rustls::ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -88,13 +92,14 @@ fn build(provider: &Arc<CryptoProvider>, peers: Verifiers, identity: &Identity) 
         .with_client_cert_verifier(peers.client)
         .with_single_cert(chain, key)
         .map_err(unusable)?;
-    server.alpn_protocols = vec![protocol];
+    server.alpn_protocols = vec![protocol, vouch::PROTOCOL.to_vec()];
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
 
     let client = QuicClientConfig::try_from(client).expect("ring has QUIC's initial cipher suite");
+    let vouching = QuicClientConfig::try_from(vouching).expect("ring has QUIC's initial cipher suite");
     let server = QuicServerConfig::try_from(server).expect("ring has QUIC's initial cipher suite");
-    Ok(Tls { client: Arc::new(client), server: Arc::new(server) })
+    Ok(Tls { client: Arc::new(client), vouching: Arc::new(vouching), server: Arc::new(server) })
 }
 
 /// The part of a verifier that is the same for every role and every policy: the holder of a certificate must have its key.

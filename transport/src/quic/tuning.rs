@@ -45,9 +45,11 @@ pub(super) fn paths(config: &QuicConfig) -> Paths {
 pub(super) fn sides(tls: &Tls, path: &Arc<TransportConfig>) -> Sides {
     let mut client = ClientConfig::new(tls.client.clone());
     client.transport_config(path.clone());
+    let mut vouching = ClientConfig::new(tls.vouching.clone());
+    vouching.transport_config(path.clone());
     let mut server = ServerConfig::with_crypto(tls.server.clone());
     server.transport_config(path.clone()).migration(false);
-    Sides { client, server: Arc::new(server) }
+    Sides { client, vouching, server: Arc::new(server) }
 }
 
 fn transport(config: &QuicConfig, loopback: bool) -> TransportConfig {

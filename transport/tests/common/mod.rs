@@ -16,6 +16,11 @@ use asterism_transport::{
     quic::{QuicConfig, QuicTransport, Security},
     sim::{Faults, SimConfig, SimNetwork},
 };
+#[cfg(feature = "ucx")]
+use asterism_transport::{
+    NoObserver,
+    ucx::{UcxConfig, UcxTransport},
+};
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 use tokio::sync::watch;
@@ -177,6 +182,49 @@ impl Rig for Quic {
     fn give_up_soon(&mut self) -> &'static str {
         self.idle_timeout = Duration::from_secs(1);
         "timed_out"
+    }
+}
+
+/// UCX over the given transports, vouched for by QUIC.
+#[cfg(feature = "ucx")]
+pub struct Ucx {
+    quic: Quic,
+    transports: &'static str,
+}
+
+#[cfg(feature = "ucx")]
+pub fn ucx(transports: &'static str) -> Ucx {
+    Ucx { quic: quic(), transports }
+}
+
+#[cfg(feature = "ucx")]
+impl Ucx {
+    pub fn config(&self) -> UcxConfig {
+        let transports = Some(self.transports.to_owned());
+        UcxConfig { transports, receive_window: 1 << 20, connect_timeout: DEADLINE, ..UcxConfig::default() }
+    }
+}
+
+#[cfg(feature = "ucx")]
+impl Rig for Ucx {
+    fn bind(&self, observer: Arc<dyn Observer>) -> Arc<dyn Transport> {
+        let mut config = self.quic.config();
+        if self.transports == "tcp" {
+            // What TCP tells comes first then, however slow the machine.
+            config.idle_timeout = DEADLINE;
+        }
+        let quic = Arc::new(QuicTransport::bind(config, Arc::new(NoObserver)).expect("a port is free"));
+        Arc::new(UcxTransport::bind(self.config(), quic, observer).expect("every host has these transports"))
+    }
+
+    fn name(&self) -> Option<&'static str> {
+        self.quic.name()
+    }
+
+    fn give_up_soon(&mut self) -> &'static str {
+        let silent = self.quic.give_up_soon();
+        // A runtime that ends closes its sockets, and the system says so; shared memory stays as it was.
+        if self.transports == "tcp" { "ucx_lost" } else { silent }
     }
 }
 

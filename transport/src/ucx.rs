@@ -1,0 +1,346 @@
+//! UCX between processes: shared memory within a machine, TCP and, where it is built in, InfiniBand between machines.
+//!
+//! Who the peer is, that it lives, and why it closes is known from a QUIC connection beside each link: over it both sides say
+//! where their UCX workers are and give each other a token, which every message of the link must carry. UCX itself encrypts
+//! nothing and parses what comes to its ports: bind it to interfaces of a trusted network.
+//!
+//! All unsafe code of this crate is in `context`, `worker`, `endpoint` and `fetch`.
+
+mod arrive;
+mod channel;
+mod context;
+mod core;
+mod drive;
+mod endpoint;
+mod fetch;
+mod hello;
+mod link;
+mod message;
+mod pool;
+mod worker;
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use futures_util::future::BoxFuture;
+use ring::rand::{SecureRandom, SystemRandom};
+use subtle::ConstantTimeEq;
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+
+use self::{
+    context::Context,
+    core::{Core, Met},
+    endpoint::{Endpoint, Failure},
+    hello::Hello,
+    link::UcxLink,
+    message::{Addressee, TOKEN_BYTES},
+    pool::Pool,
+    worker::{Arrival, Handler, Worker},
+};
+use crate::{
+    Link, Observer, Transport, TransportError,
+    local::{TRANSPORT_CLOSED, lock},
+    quic::{QuicTransport, vouch::Vouched},
+    signal::Signal,
+};
+
+/// Links that have met but wait for `accept`.
+const LINKS_IN_FLIGHT: usize = 256;
+
+/// Which of UCX's ways to use, and how.
+#[derive(Clone, Debug)]
+pub struct UcxConfig {
+    /// UCX's names of transports, as in `UCX_TLS`: `tcp`, `shm`, `shm,tcp`; none leaves the choice to `UCX_TLS`, or to UCX.
+    pub transports: Option<String>,
+    /// Network interfaces to use, as in `UCX_NET_DEVICES`; none means all.
+    pub interfaces: Vec<String>,
+    /// More of UCX's settings, by their names without `UCX_`.
+    pub settings: Vec<(String, String)>,
+    /// How long to look for the next message before sleeping; a sleeper takes tens of microseconds to wake.
+    pub spin: Duration,
+    /// Bytes a peer may send ahead of the reader of a channel; the last frame may go beyond it.
+    pub receive_window: u32,
+    /// Payload memory that is kept for the next frames.
+    pub pool_bytes: usize,
+    /// Longest wait for the peer's first word over UCX.
+    pub connect_timeout: Duration,
+    /// How often UCX looks whether a silent peer is alive.
+    pub keep_alive: Duration,
+}
+
+impl Default for UcxConfig {
+    fn default() -> Self {
+        Self {
+            transports: None,
+            interfaces: Vec::new(),
+            settings: Vec::new(),
+            spin: Duration::from_micros(50),
+            receive_window: 64 << 20,
+            pool_bytes: 256 << 20,
+            connect_timeout: Duration::from_secs(5),
+            keep_alive: Duration::from_secs(1),
+        }
+    }
+}
+
+impl UcxConfig {
+    /// What UCX is asked for.
+    fn asked_transports(&self) -> String {
+        let environment = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".into());
+        self.transports.clone().unwrap_or_else(environment)
+    }
+}
+
+/// UCX beside a QUIC transport, whose addresses and certificates it shares. Dropping it closes it, not the QUIC transport.
+pub struct UcxTransport {
+    shared: Arc<Shared>,
+    accepted: AsyncMutex<mpsc::Receiver<Arc<dyn Link>>>,
+}
+
+struct Shared {
+    quic: Arc<QuicTransport>,
+    config: UcxConfig,
+    observer: Arc<dyn Observer>,
+    version: String,
+    worker: Arc<Worker>,
+    table: Arc<Table>,
+    pool: Arc<Pool>,
+    random: SystemRandom,
+    closed: Arc<Signal<bool>>,
+}
+
+/// The links of a transport, by the numbers that peers address them with.
+#[derive(Default)]
+struct Table {
+    links: Mutex<HashMap<u32, Entry>>,
+    next: std::sync::atomic::AtomicU32,
+    strangers: std::sync::OnceLock<Arc<dyn Observer>>,
+}
+
+struct Entry {
+    token: message::Token,
+    core: Weak<Core>,
+}
+
+impl Handler for Arc<Table> {
+    fn arrived(&self, header: &[u8], body: Arrival<'_>) {
+        let core = message::read(header).and_then(|(to, message, frame)| {
+            let links = lock(&self.links);
+            let entry = links.get(&to.link).filter(|entry| bool::from(entry.token.ct_eq(&to.token)))?;
+            Some((entry.core.upgrade()?, message, frame))
+        });
+        match core {
+            Some((core, message, frame)) => core.arrived(message, frame, body),
+            // A late message of a link that is gone looks the same.
+            None => self.strangers.get().into_iter().for_each(|observer| observer.rejected("ucx_token")),
+        }
+    }
+}
+
+impl UcxTransport {
+    /// Makes UCX ready and takes the peers that ask for it over `quic`. Must be called within a tokio runtime, which then
+    /// drives UCX.
+    pub fn bind(
+        config: UcxConfig,
+        quic: Arc<QuicTransport>,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, TransportError> {
+        let table = Arc::new(Table::default());
+        let _ = table.strangers.set(observer.clone());
+        let worker = Worker::new(Context::new(&config)?, Box::new(table.clone()))?;
+        let closed = Arc::new(Signal::default());
+        let driving = drive::drive(worker.clone(), config.spin, closed.clone());
+        let driving = driving.map_err(|error| context::failed(error.to_string(), "raise the limit of open files"))?;
+        let vouched = quic.take_vouched().ok_or_else(|| {
+            context::failed("another UCX transport uses this QUIC transport", "bind one UCX transport to each")
+        })?;
+        tokio::spawn(driving);
+        let pool = Pool::new(config.pool_bytes);
+        let (version, random) = (context::version(), SystemRandom::new());
+        let shared = Arc::new(Shared { quic, config, observer, version, worker, table, pool, random, closed });
+        let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
+        tokio::spawn(listen(shared.clone(), vouched, sender));
+        Ok(Self { shared, accepted: AsyncMutex::new(accepted) })
+    }
+
+    async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
+        let shared = &self.shared;
+        if shared.closed.get() {
+            return Err(TransportError::TransportClosed);
+        }
+        let own = shared.addressee()?;
+        let (core, accepted) = shared
+            .quic
+            .in_time(address, async {
+                let vouched = shared.quic.connect_vouched(address).await?;
+                let lost = |error| crate::quic::cause::of_handshake(error, address);
+                let (mut send, mut receive) = vouched.connection.open_bi().await.map_err(lost)?;
+                hello::say(&mut send, &shared.hello(own), address).await?;
+                let theirs = hello::hear(&mut receive, address).await?;
+                shared.meet(vouched, own, theirs, true)
+            })
+            .await?;
+        tokio::spawn(shared.clone().watch(core.clone(), own.link));
+        let link = UcxLink::new(core.clone(), accepted);
+        core.reached(shared.config.connect_timeout).await?;
+        Ok(Arc::new(link))
+    }
+}
+
+impl Shared {
+    /// A number and a token that no other link has.
+    fn addressee(&self) -> Result<Addressee, TransportError> {
+        let mut token = [0; TOKEN_BYTES];
+        self.random
+            .fill(&mut token)
+            .map_err(|_| context::failed("the system has no random numbers", "see that /dev/urandom can be read"))?;
+        let link = self.table.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(Addressee { token, link })
+    }
+
+    fn hello(&self, addressee: Addressee) -> Hello {
+        let (version, window) = (self.version.clone(), self.config.receive_window);
+        Hello { version, addressee, window, worker: self.worker.address().to_vec() }
+    }
+
+    /// A link to the peer that said `theirs`. Messages reach it from now on.
+    fn meet(
+        &self,
+        vouched: Vouched,
+        own: Addressee,
+        theirs: Hello,
+        connected: bool,
+    ) -> Result<(Arc<Core>, mpsc::UnboundedReceiver<Arc<channel::Shared>>), TransportError> {
+        let Vouched { connection, member } = vouched;
+        let peer = connection.remote_address();
+        theirs.check_version(&self.version, peer)?;
+        let failure = Arc::new(Failure::default());
+        let endpoint = Endpoint::new(&self.worker, &theirs.worker, failure.clone())
+            .map_err(|cause| TransportError::UcxLost { peer, cause: cause.into() })?;
+        let (window, own_window) = (u64::from(theirs.window), u64::from(self.config.receive_window));
+        let met =
+            Met { theirs: theirs.addressee, window, own_window, connected, connection, member, endpoint, failure };
+        let (core, accepted) = Core::new(met, self.observer.clone(), self.pool.clone());
+        let entry = Entry { token: own.token, core: Arc::downgrade(&core) };
+        lock(&self.table.links).insert(own.link, entry);
+        // A transport that closes closes what it finds in the table.
+        if self.closed.get() {
+            core.close(TRANSPORT_CLOSED);
+        }
+        Ok((core, accepted))
+    }
+
+    async fn watch(self: Arc<Self>, core: Arc<Core>, link: u32) {
+        core.watch().await;
+        lock(&self.table.links).remove(&link);
+    }
+
+    /// Meets a peer that asks for UCX.
+    async fn welcome(self: &Arc<Self>, vouched: Vouched) -> Result<Arc<dyn Link>, TransportError> {
+        let connection = vouched.connection.clone();
+        let peer = connection.remote_address();
+        let own = self.addressee()?;
+        let (core, accepted, mut send) = self
+            .quic
+            .in_time(peer, async {
+                let lost = |error| crate::quic::cause::of_handshake(error, peer);
+                let (mut send, mut receive) = connection.accept_bi().await.map_err(lost)?;
+                let theirs = hello::hear(&mut receive, peer).await?;
+                let said = self.hello(own);
+                if let Err(error) = theirs.check_version(&self.version, peer) {
+                    // The peer refuses it as well, with words of its own.
+                    hello::say(&mut send, &said, peer).await?;
+                    connection.closed().await;
+                    return Err(error);
+                }
+                let (core, accepted) = self.meet(vouched, own, theirs, false)?;
+                Ok((core, accepted, send))
+            })
+            .await?;
+        let link = UcxLink::new(core.clone(), accepted);
+        let said = hello::say(&mut send, &self.hello(own), peer).await;
+        // The peer speaks first, once it can be spoken to.
+        let reached = match said {
+            Ok(()) => core.reached(self.config.connect_timeout).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = reached {
+            lock(&self.table.links).remove(&own.link);
+            return Err(error);
+        }
+        tokio::spawn(self.clone().watch(core, own.link));
+        Ok(Arc::new(link))
+    }
+}
+
+/// Meets every peer at once, so that a slow one delays no other.
+async fn listen(shared: Arc<Shared>, mut vouched: mpsc::Receiver<Vouched>, accepted: mpsc::Sender<Arc<dyn Link>>) {
+    loop {
+        let next = tokio::select! {
+            biased;
+            _ = shared.closed.wait_for(|closed| *closed) => None,
+            next = vouched.recv() => next,
+        };
+        let Some(next) = next else { break };
+        let (shared, accepted) = (shared.clone(), accepted.clone());
+        tokio::spawn(async move {
+            let peer = next.connection.remote_address();
+            match shared.welcome(next).await {
+                // A receiver that is gone means a closed transport; the link closes with it.
+                Ok(link) => drop(accepted.send(link).await),
+                Err(error) => {
+                    shared.observer.rejected("handshake");
+                    shared.observer.turned_away(peer, &error.to_string());
+                    tracing::warn!(%peer, %error, "refused a peer that asked for UCX");
+                }
+            }
+        });
+    }
+}
+
+impl Transport for UcxTransport {
+    fn name(&self) -> &'static str {
+        "ucx"
+    }
+
+    fn local_address(&self) -> SocketAddr {
+        self.shared.quic.local_address()
+    }
+
+    fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {
+        Box::pin(self.connect_to(address))
+    }
+
+    fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>> {
+        Box::pin(async {
+            let mut accepted = self.accepted.lock().await;
+            tokio::select! {
+                biased;
+                _ = self.shared.closed.wait_for(|closed| *closed) => None,
+                link = accepted.recv() => link,
+            }
+        })
+    }
+
+    fn close(&self) {
+        self.shared.closed.set(true);
+        let links: Vec<_> = lock(&self.shared.table.links).values().filter_map(|entry| entry.core.upgrade()).collect();
+        links.iter().for_each(|core| core.close(TRANSPORT_CLOSED));
+        self.shared.worker.nudge();
+    }
+
+    /// Peers are told over QUIC: drain that transport too before the process ends.
+    fn drained(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+impl Drop for UcxTransport {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

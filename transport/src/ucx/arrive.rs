@@ -1,0 +1,130 @@
+//! What a link does with what arrives. It runs within UCX's callbacks: it waits for nobody and trusts nothing.
+
+use std::{sync::Arc, time::Duration};
+
+use rkyv::util::AlignedVec;
+
+use super::{
+    channel::{Item, Shared},
+    core::Core,
+    fetch::Landing,
+    message::{Kind, Message},
+    worker::Arrival,
+};
+use crate::{
+    Frame, FrameError, FrameHeader,
+    codec::{self, HEADER_BYTES, Lengths},
+    local::lock,
+};
+
+impl Core {
+    /// Takes a message of the peer.
+    pub fn arrived(self: &Arc<Self>, message: Message, frame: Option<&[u8; HEADER_BYTES]>, body: Arrival<'_>) {
+        let Message { kind, channel, number } = message;
+        match (kind, frame) {
+            (Kind::Ping, _) => {
+                self.post(Message { kind: Kind::Pong, ..message });
+                self.heard.set(true);
+            }
+            (Kind::Pong, _) => self.measure(number),
+            (Kind::Credit, _) => {
+                if self.known(channel).is_some_and(|channel| !channel.credit(number)) {
+                    self.refuse("the peer has read what was never sent");
+                }
+            }
+            (Kind::Stop, _) => self.known(channel).iter().for_each(|channel| channel.stop()),
+            (Kind::Finish, _) => {
+                if let Some(channel) = self.known_or_new(channel) {
+                    self.land(&channel, number, Item::Finish);
+                }
+            }
+            (Kind::Frame, Some(frame)) => {
+                if let Some(channel) = self.known_or_new(channel) {
+                    self.take(&channel, number, frame, body);
+                }
+            }
+            (Kind::Frame, None) => {}
+        }
+    }
+
+    fn measure(&self, sent: u64) {
+        let Some(taken) = self.clock.elapsed().checked_sub(Duration::from_nanos(sent)) else { return };
+        let mut round_trip = lock(&self.round_trip);
+        // As TCP smooths it (RFC 6298).
+        *round_trip = Some(round_trip.map_or(taken, |smoothed| smoothed * 7 / 8 + taken / 8));
+        drop(round_trip);
+        self.heard.set(true);
+    }
+
+    /// Takes a frame, or the announcement of one.
+    fn take(self: &Arc<Self>, channel: &Arc<Shared>, place: u64, frame: &[u8; HEADER_BYTES], body: Arrival<'_>) {
+        let read = codec::decode_header(frame).and_then(|(header, lengths)| {
+            if lengths.meta + lengths.payload == body.len() {
+                Ok((header, lengths))
+            } else {
+                Err(FrameError::Truncated)
+            }
+        });
+        let (header, lengths) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                self.observer.rejected("frame");
+                channel.refuse(error);
+                self.post(Message { kind: Kind::Stop, channel: channel.id, number: 0 });
+                return self.land(channel, place, Item::Unread(0));
+            }
+        };
+        let bytes = codec::wire_bytes(lengths.meta, lengths.payload) as u64;
+        if !channel.admit(bytes, self.met.own_window) {
+            return self.refuse("the peer sends more than the window lets it");
+        }
+        if !channel.is_read() {
+            return self.land(channel, place, Item::Unread(bytes));
+        }
+        match body {
+            Arrival::Whole(body) => {
+                let (meta, payload) = body.split_at(lengths.meta);
+                let mut landing = self.landing(&lengths);
+                landing.meta.extend_from_slice(meta);
+                landing.payload.extend_from_slice(payload);
+                self.landed(channel, place, header, landing);
+            }
+            Arrival::Announced(announced) => {
+                let (core, channel) = (self.clone(), channel.clone());
+                let fetched = move |landing: Result<Landing, &'static str>| match landing {
+                    Ok(landing) => core.landed(&channel, place, header, landing),
+                    Err(cause) => core.met.failure.set(cause),
+                };
+                announced.fetch(&self.met.endpoint.worker, self.landing(&lengths), Box::new(fetched));
+            }
+        }
+    }
+
+    fn landing(&self, lengths: &Lengths) -> Landing {
+        Landing {
+            meta: AlignedVec::with_capacity(lengths.meta),
+            meta_length: lengths.meta,
+            payload: self.pool.take(lengths.payload),
+            payload_length: lengths.payload,
+        }
+    }
+
+    fn landed(&self, channel: &Arc<Shared>, place: u64, header: FrameHeader, landing: Landing) {
+        let frame = Frame::new(header, landing.meta, self.pool.lend(landing.payload));
+        self.land(channel, place, Item::Frame(frame));
+    }
+
+    fn land(&self, channel: &Arc<Shared>, place: u64, item: Item) {
+        if channel.land(place, item) {
+            self.forget_if_over(channel);
+        } else {
+            self.refuse("the peer has sent a frame twice");
+        }
+    }
+
+    /// Ends a link whose peer does what no peer of this version does.
+    pub(super) fn refuse(&self, cause: &'static str) {
+        self.observer.rejected("frame");
+        self.met.failure.set(cause);
+    }
+}

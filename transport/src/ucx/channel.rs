@@ -1,0 +1,326 @@
+//! One channel of a link: its two halves, and what they share with whoever drives the worker. Order is restored here, since
+//! UCX promises none between short and long messages.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    future::poll_fn,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
+};
+
+use futures_util::future::BoxFuture;
+
+use super::{
+    link::Held,
+    message::{Kind, Message},
+};
+use crate::{
+    Channel, Frame, FrameError, FrameReceiver, FrameSender, MAX_META_BYTES, MAX_PAYLOAD_BYTES, TransportError,
+    codec::{self, HEADER_BYTES},
+    local::lock,
+};
+
+/// Bytes of the largest frame: a sender may go beyond the window by one.
+const LARGEST_FRAME: u64 = (HEADER_BYTES + MAX_META_BYTES + MAX_PAYLOAD_BYTES + 64) as u64;
+
+/// What arrived at a place of a channel.
+pub(super) enum Item {
+    Frame(Frame),
+    /// A frame that nobody wants any more.
+    Unread(u64),
+    Finish,
+}
+
+/// A channel as its link knows it.
+pub(super) struct Shared {
+    pub id: u64,
+    inbox: Mutex<Inbox>,
+    outbox: Mutex<Outbox>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    /// Place of the next frame that the reader gets into `queue`.
+    next: u64,
+    early: BTreeMap<u64, Item>,
+    queue: VecDeque<Frame>,
+    finished: bool,
+    /// Nobody reads any more.
+    dropped: bool,
+    refused: Option<FrameError>,
+    /// Bytes announced to this side, those done with, and those of them that the peer knows of.
+    arrived: u64,
+    done: u64,
+    credited: u64,
+    reader: Option<Waker>,
+}
+
+#[derive(Default)]
+struct Outbox {
+    next: u64,
+    sent: u64,
+    credited: u64,
+    stopped: bool,
+    finished: bool,
+    writer: Option<Waker>,
+}
+
+impl Inbox {
+    /// What is to be said to the peer so that it sends on; nothing while that would be little.
+    fn credit_due(&mut self, window: u64) -> Option<u64> {
+        if self.done - self.credited < window.div_ceil(4) || self.finished {
+            return None;
+        }
+        self.credited = self.done;
+        Some(self.done)
+    }
+
+    /// Puts what comes next in order into the queue.
+    fn settle(&mut self) {
+        while let Some(item) = self.early.remove(&self.next) {
+            self.next += 1;
+            match item {
+                Item::Frame(frame) if !self.dropped => self.queue.push_back(frame),
+                Item::Frame(frame) => self.done += frame.wire_bytes() as u64,
+                Item::Unread(bytes) => self.done += bytes,
+                Item::Finish => self.finished = true,
+            }
+        }
+    }
+}
+
+impl Shared {
+    pub fn new(id: u64) -> Arc<Self> {
+        Arc::new(Self { id, inbox: Mutex::default(), outbox: Mutex::default() })
+    }
+
+    /// Makes room for a frame of so many bytes; false where the peer sends more than it may.
+    pub fn admit(&self, bytes: u64, window: u64) -> bool {
+        let mut inbox = lock(&self.inbox);
+        inbox.arrived += bytes;
+        inbox.arrived - inbox.credited <= window + LARGEST_FRAME
+    }
+
+    /// Whether somebody may still read.
+    pub fn is_read(&self) -> bool {
+        let inbox = lock(&self.inbox);
+        !inbox.dropped && inbox.refused.is_none()
+    }
+
+    /// Takes what arrived at a place; false where something has been there already.
+    #[must_use]
+    pub fn land(&self, place: u64, item: Item) -> bool {
+        let mut inbox = lock(&self.inbox);
+        if place < inbox.next || inbox.finished || inbox.early.insert(place, item).is_some() {
+            return false;
+        }
+        inbox.settle();
+        let reader = inbox.reader.take();
+        drop(inbox);
+        reader.into_iter().for_each(Waker::wake);
+        true
+    }
+
+    /// Lets nobody read on, because what came was no frame.
+    pub fn refuse(&self, error: FrameError) {
+        let mut inbox = lock(&self.inbox);
+        inbox.refused.get_or_insert(error);
+        inbox.queue.clear();
+        let reader = inbox.reader.take();
+        drop(inbox);
+        reader.into_iter().for_each(Waker::wake);
+    }
+
+    /// The peer has read so many bytes; false where these were never sent.
+    #[must_use]
+    pub fn credit(&self, bytes: u64) -> bool {
+        let mut outbox = lock(&self.outbox);
+        if bytes > outbox.sent {
+            return false;
+        }
+        outbox.credited = outbox.credited.max(bytes);
+        let writer = outbox.writer.take();
+        drop(outbox);
+        writer.into_iter().for_each(Waker::wake);
+        true
+    }
+
+    /// The peer reads no more.
+    pub fn stop(&self) {
+        let mut outbox = lock(&self.outbox);
+        outbox.stopped = true;
+        let writer = outbox.writer.take();
+        drop(outbox);
+        writer.into_iter().for_each(Waker::wake);
+    }
+
+    /// Has both halves look whether the link is still there.
+    pub fn wake(&self) {
+        let reader = lock(&self.inbox).reader.take();
+        let writer = lock(&self.outbox).writer.take();
+        reader.into_iter().chain(writer).for_each(Waker::wake);
+    }
+
+    /// Whether nothing more comes or goes.
+    pub fn is_over(&self) -> bool {
+        lock(&self.inbox).finished && lock(&self.outbox).finished
+    }
+
+    /// The place and the permission for a frame of so many bytes.
+    fn poll_room(&self, cx: &mut Context<'_>, link: &Held, bytes: u64) -> Poll<Result<u64, TransportError>> {
+        let mut outbox = lock(&self.outbox);
+        if let Some(error) = link.core.ended() {
+            return Poll::Ready(Err(error));
+        }
+        if outbox.stopped {
+            return Poll::Ready(Err(TransportError::ChannelClosed { peer: link.core.address }));
+        }
+        if outbox.sent - outbox.credited >= link.core.met.window {
+            keep(&mut outbox.writer, cx);
+            return Poll::Pending;
+        }
+        outbox.sent += bytes;
+        outbox.next += 1;
+        Poll::Ready(Ok(outbox.next - 1))
+    }
+
+    /// The next frame, and what the peer is to be told of what was read.
+    fn poll_frame(&self, cx: &mut Context<'_>, link: &Held) -> Poll<Result<Option<Frame>, TransportError>> {
+        let mut inbox = lock(&self.inbox);
+        if let Some(error) = link.core.ended() {
+            return Poll::Ready(Err(error));
+        }
+        if let Some(error) = &inbox.refused {
+            return Poll::Ready(Err(error.clone().into()));
+        }
+        let Some(frame) = inbox.queue.pop_front() else {
+            if inbox.finished {
+                return Poll::Ready(Ok(None));
+            }
+            keep(&mut inbox.reader, cx);
+            return Poll::Pending;
+        };
+        inbox.done += frame.wire_bytes() as u64;
+        let credit = inbox.credit_due(link.core.met.own_window);
+        drop(inbox);
+        if let Some(number) = credit {
+            link.core.post(Message { kind: Kind::Credit, channel: self.id, number });
+        }
+        Poll::Ready(Ok(Some(frame)))
+    }
+}
+
+fn keep(waker: &mut Option<Waker>, cx: &Context<'_>) {
+    if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        *waker = Some(cx.waker().clone());
+    }
+}
+
+/// A channel's two halves, for its user.
+pub(super) fn halves(shared: Arc<Shared>, link: &Arc<Held>) -> Channel {
+    let sender = UcxSender { shared: shared.clone(), link: link.clone() };
+    Channel { sender: Box::new(sender), receiver: Box::new(UcxReceiver { shared, link: link.clone() }) }
+}
+
+struct UcxSender {
+    shared: Arc<Shared>,
+    link: Arc<Held>,
+}
+
+impl FrameSender for UcxSender {
+    fn send(&mut self, frame: Frame) -> BoxFuture<'_, Result<(), TransportError>> {
+        Box::pin(async move {
+            codec::check(&frame)?;
+            let bytes = frame.wire_bytes();
+            let place = poll_fn(|cx| self.shared.poll_room(cx, &self.link, bytes as u64)).await?;
+            self.link.core.post_frame(self.shared.id, place, frame);
+            self.link.core.observer.bytes(true, bytes);
+            Ok(())
+        })
+    }
+}
+
+impl Drop for UcxSender {
+    fn drop(&mut self) {
+        let mut outbox = lock(&self.shared.outbox);
+        outbox.finished = true;
+        let number = outbox.next;
+        drop(outbox);
+        self.link.core.post(Message { kind: Kind::Finish, channel: self.shared.id, number });
+        self.link.core.forget_if_over(&self.shared);
+    }
+}
+
+struct UcxReceiver {
+    shared: Arc<Shared>,
+    link: Arc<Held>,
+}
+
+impl FrameReceiver for UcxReceiver {
+    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
+        Box::pin(async {
+            let frame = poll_fn(|cx| self.shared.poll_frame(cx, &self.link)).await?;
+            if let Some(frame) = &frame {
+                self.link.core.observer.bytes(false, frame.wire_bytes());
+            }
+            Ok(frame)
+        })
+    }
+}
+
+impl Drop for UcxReceiver {
+    fn drop(&mut self) {
+        let mut inbox = lock(&self.shared.inbox);
+        inbox.dropped = true;
+        let unread = std::mem::take(&mut inbox.queue);
+        let stops = !inbox.finished && inbox.refused.is_none();
+        drop(inbox);
+        drop(unread);
+        if stops {
+            self.link.core.post(Message { kind: Kind::Stop, channel: self.shared.id, number: 0 });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rkyv::util::AlignedVec;
+
+    use super::*;
+
+    fn frame() -> Frame {
+        Frame::control(AlignedVec::new())
+    }
+
+    #[test]
+    fn places_are_put_in_order_and_used_once() {
+        let shared = Shared::new(0);
+        assert!(shared.land(2, Item::Finish));
+        assert!(shared.land(1, Item::Frame(frame())));
+        assert!(lock(&shared.inbox).queue.is_empty(), "place 0 is still to come");
+        assert!(!shared.land(1, Item::Frame(frame())), "place 1 has come");
+        assert!(shared.land(0, Item::Unread(64)));
+        assert!(!shared.land(0, Item::Frame(frame())), "place 0 is past");
+        assert!(!shared.land(3, Item::Frame(frame())), "the channel is finished");
+        let inbox = lock(&shared.inbox);
+        assert_eq!((inbox.queue.len(), inbox.finished, inbox.done), (1, true, 64));
+    }
+
+    #[test]
+    fn a_peer_that_overruns_its_window_is_noticed() {
+        let (shared, window) = (Shared::new(0), 1000);
+        assert!(shared.admit(window - 1, window));
+        assert!(shared.admit(LARGEST_FRAME, window), "one frame may go beyond the window");
+        assert!(!shared.admit(2, window));
+    }
+
+    #[test]
+    fn credit_for_what_was_never_sent_is_refused() {
+        let shared = Shared::new(0);
+        lock(&shared.outbox).sent = 100;
+        assert!(shared.credit(100));
+        assert!(shared.credit(40), "an older credit says nothing new");
+        assert_eq!(lock(&shared.outbox).credited, 100);
+        assert!(!shared.credit(101));
+    }
+}

@@ -1,0 +1,250 @@
+//! What a link and its channels share: the peer's UCX endpoint and the QUIC connection that vouches for it. With that
+//! connection the link ends, and the other way round.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use quinn::{Connection, VarInt};
+use rkyv::util::AlignedVec;
+use tokio::sync::{Notify, mpsc};
+
+use super::{
+    channel::Shared,
+    endpoint::{Endpoint, Failure},
+    message::{Addressee, Header, Kind, Message},
+    pool::Pool,
+};
+use crate::{
+    Frame, Observer, TransportError,
+    certificates::Member,
+    codec,
+    local::{TRANSPORT_CLOSED, lock},
+    quic::cause,
+    signal::Signal,
+};
+
+/// Channels that a peer may have open at a time, as its opener counts them; the other side may count a few more.
+const MAX_CHANNELS: usize = 1024;
+/// A peer that ends a link closes its UCX endpoint and tells the reason over QUIC: the reason is awaited this long.
+const GRACE: Duration = Duration::from_millis(250);
+/// How often the round trip is measured.
+const PING_EVERY: Duration = Duration::from_secs(1);
+
+/// What a link begins with.
+pub(super) struct Met {
+    pub theirs: Addressee,
+    /// Bytes that this side, and the peer, may send ahead of the reader of a channel.
+    pub window: u64,
+    pub own_window: u64,
+    /// The channels of the side that connected have even numbers.
+    pub connected: bool,
+    pub connection: Connection,
+    pub member: Option<Member>,
+    pub endpoint: Arc<Endpoint>,
+    pub failure: Arc<Failure>,
+}
+
+pub(super) struct Core {
+    pub address: SocketAddr,
+    pub observer: Arc<dyn Observer>,
+    pub met: Met,
+    pub pool: Arc<Pool>,
+    channels: Mutex<HashMap<u64, Arc<Shared>>>,
+    opened: AtomicU64,
+    accepted: mpsc::UnboundedSender<Arc<Shared>>,
+    /// Told when a channel is over.
+    pub room: Notify,
+    /// The words of this side's `close`.
+    closing: OnceLock<String>,
+    ended: Signal<Option<TransportError>>,
+    /// Whether the peer was heard over UCX.
+    pub heard: Signal<bool>,
+    pub clock: Instant,
+    pub round_trip: Mutex<Option<Duration>>,
+}
+
+impl Core {
+    /// A link, and where the channels that the peer opens come out.
+    pub fn new(
+        met: Met,
+        observer: Arc<dyn Observer>,
+        pool: Arc<Pool>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Arc<Shared>>) {
+        let (accepted, receiver) = mpsc::unbounded_channel();
+        let core = Self {
+            address: met.connection.remote_address(),
+            observer,
+            met,
+            pool,
+            channels: Mutex::default(),
+            opened: AtomicU64::new(0),
+            accepted,
+            room: Notify::new(),
+            closing: OnceLock::new(),
+            ended: Signal::default(),
+            heard: Signal::default(),
+            clock: Instant::now(),
+            round_trip: Mutex::default(),
+        };
+        (Arc::new(core), receiver)
+    }
+
+    pub fn post(&self, message: Message) {
+        let header = Header::new(&self.met.theirs, message, None);
+        self.met.endpoint.send(header, AlignedVec::new(), Bytes::new());
+    }
+
+    pub fn post_frame(&self, channel: u64, number: u64, frame: Frame) {
+        let first = codec::encode_header(&frame.header, frame.meta.len(), frame.payload.len());
+        let header = Header::new(&self.met.theirs, Message { kind: Kind::Frame, channel, number }, Some(&first));
+        self.met.endpoint.send(header, frame.meta, frame.payload);
+    }
+
+    fn ping(&self) {
+        self.post(Message { kind: Kind::Ping, channel: 0, number: self.clock.elapsed().as_nanos() as u64 });
+    }
+
+    pub(super) fn known(&self, channel: u64) -> Option<Arc<Shared>> {
+        lock(&self.channels).get(&channel).cloned()
+    }
+
+    /// A channel; one of the peer's is new with the first that comes of it.
+    pub(super) fn known_or_new(&self, id: u64) -> Option<Arc<Shared>> {
+        let mut channels = lock(&self.channels);
+        if let Some(channel) = channels.get(&id) {
+            return Some(channel.clone());
+        }
+        if self.is_own(id) {
+            return None;
+        }
+        if channels.len() > 4 * MAX_CHANNELS {
+            drop(channels);
+            self.refuse("the peer has opened too many channels");
+            return None;
+        }
+        let channel = Shared::new(id);
+        channels.insert(id, channel.clone());
+        drop(channels);
+        // A receiver that is gone means a dropped link.
+        let _ = self.accepted.send(channel.clone());
+        Some(channel)
+    }
+
+    /// A new channel; none while as many are open as may be.
+    pub fn open(&self) -> Option<Arc<Shared>> {
+        let mut channels = lock(&self.channels);
+        if channels.keys().filter(|id| self.is_own(**id)).count() >= MAX_CHANNELS {
+            return None;
+        }
+        let id = 2 * self.opened.fetch_add(1, Ordering::Relaxed) + u64::from(!self.met.connected);
+        let shared = Shared::new(id);
+        channels.insert(id, shared.clone());
+        Some(shared)
+    }
+
+    fn is_own(&self, id: u64) -> bool {
+        id.is_multiple_of(2) == self.met.connected
+    }
+
+    pub fn forget_if_over(&self, channel: &Shared) {
+        if channel.is_over() {
+            lock(&self.channels).remove(&channel.id);
+            self.room.notify_waiters();
+        }
+    }
+
+    /// Smoothed round trip; none before the first, and once the link is gone.
+    pub fn round_trip(&self) -> Option<Duration> {
+        if self.ended().is_some() { None } else { *lock(&self.round_trip) }
+    }
+
+    /// Why the link is gone, once it is.
+    pub fn ended(&self) -> Option<TransportError> {
+        self.ended.get()
+    }
+
+    pub async fn end_of(&self) -> TransportError {
+        let error = self.ended.wait_for(Option::is_some).await;
+        error.unwrap_or(TransportError::TransportClosed)
+    }
+
+    fn end(&self, error: TransportError) {
+        self.ended.set_once(error);
+        let channels: Vec<_> = lock(&self.channels).values().cloned().collect();
+        channels.iter().for_each(|channel| channel.wake());
+        self.room.notify_waiters();
+        self.met.endpoint.close();
+    }
+
+    /// Ends the link; an empty reason is that of a link that was dropped.
+    pub fn close(&self, reason: &str) {
+        let reason = self.closing.get_or_init(|| reason.to_owned());
+        self.met.connection.close(VarInt::from_u32(0), reason.as_bytes());
+        self.end(TransportError::Closed { peer: self.address, reason: reason.clone() });
+    }
+
+    /// Completes once the peer was heard over UCX.
+    pub async fn reached(&self, within: Duration) -> Result<(), TransportError> {
+        let heard = async {
+            tokio::select! {
+                biased;
+                error = self.end_of() => Err(error),
+                _ = self.heard.wait_for(|heard| *heard) => Ok(()),
+            }
+        };
+        match tokio::time::timeout(within, heard).await {
+            Ok(heard) => heard,
+            Err(_) => {
+                let cause = format!("no answer over UCX within {within:?}");
+                Err(self.lose(cause))
+            }
+        }
+    }
+
+    /// Ends the link because its path is gone, and tells the peer so over QUIC.
+    fn lose(&self, cause: String) -> TransportError {
+        self.met.connection.close(cause::UCX_LOST, cause.as_bytes());
+        let error = TransportError::UcxLost { peer: self.address, cause };
+        self.end(error.clone());
+        error
+    }
+
+    /// Sees to it that the link ends with its connection and with its path. `pings` measures the round trip.
+    pub async fn watch(self: Arc<Self>) {
+        let mut pings = tokio::time::interval(PING_EVERY);
+        let connection = self.met.connection.clone();
+        let lost = |error| {
+            let closing = self.closing.get().map_or(TRANSPORT_CLOSED, String::as_str);
+            cause::of_loss(error, self.address, closing)
+        };
+        loop {
+            tokio::select! {
+                biased;
+                error = connection.closed() => return self.end(lost(error)),
+                cause = self.met.failure.wait() => {
+                    if let Ok(error) = tokio::time::timeout(GRACE, connection.closed()).await {
+                        return self.end(lost(error));
+                    }
+                    tracing::warn!(peer = %self.address, cause, "the UCX path to a peer is gone");
+                    self.lose(cause.into());
+                    return;
+                }
+                _ = pings.tick() => self.ping(),
+            }
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.met.endpoint.close();
+    }
+}

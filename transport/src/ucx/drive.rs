@@ -1,0 +1,92 @@
+//! Drives a worker: looks for a while, then sleeps until UCX's descriptor says that something happened.
+
+use std::{
+    future::poll_fn,
+    os::fd::OwnedFd,
+    sync::{Arc, atomic::Ordering},
+    task::Poll,
+    time::{Duration, Instant},
+};
+
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::worker::{Armed, Worker};
+use crate::signal::Signal;
+
+/// Rounds without a pause while there is something to do.
+const ROUNDS: usize = 64;
+
+/// Says that somebody drives the worker, for as long as it lives.
+struct Driver {
+    event: AsyncFd<OwnedFd>,
+    worker: Arc<Worker>,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.worker.set_driven(false);
+    }
+}
+
+/// Drives `worker` until it is closed and its last endpoint is. After the last event it looks for `spin` longer before it
+/// sleeps, and lets other tasks run in between.
+pub(super) fn drive(
+    worker: Arc<Worker>,
+    spin: Duration,
+    closed: Arc<Signal<bool>>,
+) -> std::io::Result<impl Future<Output = ()>> {
+    // SAFETY: an owned descriptor stays open, and the same, for as long as the registration holds it.
+    let event = unsafe { AsyncFd::register_with_interest(worker.event()?, Interest::READABLE) }?;
+    let driver = Driver { event, worker };
+    driver.worker.set_driven(true);
+    Ok(async move {
+        let worker = &driver.worker;
+        let mut idle_since = None;
+        loop {
+            worker.close_retired();
+            if (0..ROUNDS).take_while(|_| worker.progress()).count() > 0 {
+                idle_since = None;
+                // Has the runtime look at its sockets and at the task that it was started with.
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let no_endpoints = worker.endpoints.load(Ordering::Acquire) == 0;
+            if no_endpoints && closed.get() {
+                break;
+            }
+            if !no_endpoints && idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
+                give_way().await;
+                continue;
+            }
+            if let Armed::Busy = worker.arm() {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            tokio::select! {
+                ready = driver.event.readable() => match ready {
+                    Ok(mut ready) => ready.clear_ready(),
+                    Err(error) => {
+                        tracing::error!(%error, "UCX's events cannot be waited for");
+                        break;
+                    }
+                },
+                () = worker.nudged() => {}
+            }
+            idle_since = None;
+        }
+    })
+}
+
+/// Lets the tasks that are ready run, without having the runtime ask the system for more.
+async fn give_way() {
+    let mut given = false;
+    poll_fn(|cx| {
+        if given {
+            return Poll::Ready(());
+        }
+        given = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

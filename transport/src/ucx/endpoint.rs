@@ -1,0 +1,202 @@
+//! UCX's endpoint: one peer's worker, as seen from here. A message sent is held until UCX is done with it, whoever waits.
+
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use rkyv::util::AlignedVec;
+use ucx_rs::{decode_status_ptr, status_string, sys};
+
+use super::{
+    fetch::buffers,
+    message::Header,
+    worker::{MESSAGE, Worker},
+};
+use crate::signal::Signal;
+
+/// How the path to a peer broke, once it has.
+#[derive(Default)]
+pub(super) struct Failure {
+    cause: Signal<Option<&'static str>>,
+}
+
+impl Failure {
+    pub fn set(&self, cause: &'static str) {
+        self.cause.set_once(cause);
+    }
+
+    pub async fn wait(&self) -> &'static str {
+        self.cause.wait_for(Option::is_some).await.unwrap_or_default()
+    }
+}
+
+pub(super) struct Endpoint {
+    raw: sys::ucp_ep_h,
+    pub worker: Arc<Worker>,
+    failure: Arc<Failure>,
+    /// Calls of UCX under way with this endpoint.
+    users: AtomicUsize,
+    closed: AtomicBool,
+}
+
+// SAFETY: the handle is used as the worker is, by many threads; it is closed once, when no call is under way.
+unsafe impl Send for Endpoint {}
+// SAFETY: as above.
+unsafe impl Sync for Endpoint {}
+
+/// A message under way and all that UCX reads of it.
+struct Sending {
+    header: Header,
+    _meta: AlignedVec,
+    _payload: Bytes,
+    /// Point into the two above.
+    parts: [sys::ucp_dt_iov; 2],
+    endpoint: Arc<Endpoint>,
+}
+
+impl Endpoint {
+    /// An endpoint for the worker at `address`. UCX takes the address as it is: it must come from a peer that is trusted
+    /// not to take this process down.
+    pub fn new(worker: &Arc<Worker>, address: &[u8], failure: Arc<Failure>) -> Result<Arc<Self>, &'static str> {
+        let arg = Arc::into_raw(failure.clone());
+        let params = sys::ucp_ep_params {
+            field_mask: u64::from(
+                sys::ucp_ep_params_field_UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
+                    | sys::ucp_ep_params_field_UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE
+                    | sys::ucp_ep_params_field_UCP_EP_PARAM_FIELD_ERR_HANDLER,
+            ),
+            address: address.as_ptr().cast(),
+            err_mode: sys::ucp_err_handling_mode_t_UCP_ERR_HANDLING_MODE_PEER,
+            err_handler: sys::ucp_err_handler { cb: Some(broke), arg: arg.cast_mut().cast() },
+            ..Default::default()
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: the worker lives, the address lives through the call, and `raw` is written only where it succeeds.
+        let status = unsafe { sys::ucp_ep_create(worker.raw, &params, &mut raw) };
+        if status != sys::ucs_status_t_UCS_OK {
+            // SAFETY: there is no endpoint that could use it.
+            drop(unsafe { Arc::from_raw(arg) });
+            return Err(status_string(status));
+        }
+        worker.endpoints.fetch_add(1, Ordering::AcqRel);
+        let (users, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Ok(Arc::new(Self { raw, worker: worker.clone(), failure, users, closed }))
+    }
+
+    /// Sends a message. What goes wrong later is told to the endpoint's [`Failure`]. It may be called by a handler.
+    pub fn send(self: &Arc<Self>, header: Header, meta: AlignedVec, payload: Bytes) {
+        self.users.fetch_add(1, Ordering::SeqCst);
+        if !self.closed.load(Ordering::SeqCst) {
+            self.post(header, meta, payload);
+        }
+        self.users.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn post(self: &Arc<Self>, header: Header, meta: AlignedVec, payload: Bytes) {
+        let part = |bytes: &[u8]| sys::ucp_dt_iov { buffer: bytes.as_ptr().cast_mut().cast(), length: bytes.len() };
+        let parts = [part(&meta), part(&payload)];
+        let sending =
+            Box::into_raw(Box::new(Sending { header, _meta: meta, _payload: payload, parts, endpoint: self.clone() }));
+        // SAFETY: the operation lives until its completion has run; UCX only reads what the pointers below point to.
+        let (header, header_length, (buffer, count, datatype)) = unsafe {
+            let header = (*sending).header.as_bytes();
+            (header.as_ptr(), header.len(), buffers(&raw const (*sending).parts))
+        };
+        let param = sys::ucp_request_param_t {
+            op_attr_mask: sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_CALLBACK
+                | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_USER_DATA
+                | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_DATATYPE,
+            cb: sys::ucp_request_param_t__bindgen_ty_1 { send: Some(sent) },
+            datatype,
+            user_data: sending.cast(),
+            ..Default::default()
+        };
+        // SAFETY: the endpoint is open as `users` says, and header and body live until the completion.
+        let status =
+            unsafe { sys::ucp_am_send_nbx(self.raw, MESSAGE, header.cast(), header_length, buffer, count, &param) };
+        match decode_status_ptr(status) {
+            // Somebody has to see it through.
+            Ok(Some(_)) => self.worker.nudge(),
+            // SAFETY: without a request no callback runs, so the operation is still ours.
+            Ok(None) => drop(unsafe { Box::from_raw(sending) }),
+            Err(status) => {
+                // SAFETY: as above.
+                drop(unsafe { Box::from_raw(sending) });
+                self.failure.set(status_string(status));
+            }
+        }
+    }
+
+    /// Ends it, without a word to the peer, as soon as whoever drives the worker comes by. Nothing is sent any more.
+    pub fn close(self: &Arc<Self>) {
+        if !self.closed.swap(true, Ordering::SeqCst) {
+            self.worker.retire(self.clone());
+        }
+    }
+
+    /// Closes a retired endpoint; says whether it could.
+    pub(super) fn close_if_idle(self: &Arc<Self>) -> bool {
+        if self.users.load(Ordering::SeqCst) != 0 {
+            return false;
+        }
+        let param = sys::ucp_request_param_t {
+            op_attr_mask: sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_FLAGS
+                | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_CALLBACK
+                | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_USER_DATA,
+            flags: sys::ucp_ep_close_flags_t_UCP_EP_CLOSE_FLAG_FORCE,
+            cb: sys::ucp_request_param_t__bindgen_ty_1 { send: Some(closed) },
+            user_data: Arc::into_raw(self.clone()).cast_mut().cast(),
+            ..Default::default()
+        };
+        // SAFETY: it is closed once, as it was retired once, and no call is under way nor will be, as `closed` is set.
+        let status = unsafe { sys::ucp_ep_close_nbx(self.raw, &param) };
+        if !matches!(decode_status_ptr(status), Ok(Some(_))) {
+            // SAFETY: without a request no callback runs.
+            unsafe { gone(Arc::as_ptr(self)) };
+        }
+        true
+    }
+}
+
+/// # Safety
+/// `endpoint` must have been turned into a raw pointer for the closing that is now done.
+unsafe fn gone(endpoint: *const Endpoint) {
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { Arc::from_raw(endpoint) };
+    // SAFETY: given to UCX by `new`; a closed endpoint reports nothing any more.
+    drop(unsafe { Arc::from_raw(Arc::as_ptr(&endpoint.failure)) });
+    endpoint.worker.endpoints.fetch_sub(1, Ordering::AcqRel);
+    endpoint.worker.nudge();
+}
+
+/// UCX's callback for closed endpoints.
+unsafe extern "C" fn closed(request: *mut c_void, _: sys::ucs_status_t, endpoint: *mut c_void) {
+    // SAFETY: the request is complete and freed once.
+    unsafe { sys::ucp_request_free(request) };
+    // SAFETY: given to UCX by `close_if_idle`.
+    unsafe { gone(endpoint.cast_const().cast()) };
+}
+
+/// UCX's callback for messages that are out.
+unsafe extern "C" fn sent(request: *mut c_void, status: sys::ucs_status_t, sending: *mut c_void) {
+    // SAFETY: the request is complete and freed once.
+    unsafe { sys::ucp_request_free(request) };
+    // SAFETY: given to UCX by `post`, which leaves it to this callback.
+    let sending = unsafe { Box::from_raw(sending.cast::<Sending>()) };
+    if status != sys::ucs_status_t_UCS_OK {
+        sending.endpoint.failure.set(status_string(status));
+    }
+}
+
+/// UCX's callback for peers that are gone.
+unsafe extern "C" fn broke(failure: *mut c_void, _: sys::ucp_ep_h, status: sys::ucs_status_t) {
+    // SAFETY: given to UCX by `new` and freed only once the endpoint is closed.
+    let failure = unsafe { &*failure.cast_const().cast::<Failure>() };
+    failure.set(status_string(status));
+}

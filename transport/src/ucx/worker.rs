@@ -1,0 +1,289 @@
+//! UCX's worker: what arrives, and the work that it does only when called. Any thread may call it.
+
+use std::{
+    ffi::{c_int, c_void},
+    io,
+    os::fd::{BorrowedFd, OwnedFd, RawFd},
+    ptr, slice,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use tokio::sync::Notify;
+use ucx_rs::{status_string, sys};
+
+use super::{
+    context::{Context, failed},
+    endpoint::Endpoint,
+    fetch::Announced,
+};
+use crate::{TransportError, local::lock};
+
+/// The number of asterism's active messages.
+pub(super) const MESSAGE: u32 = 1;
+
+/// Takes what arrives. It is called with UCX's lock held: it must not wait for whoever may be calling UCX.
+pub(super) trait Handler: Send + Sync + 'static {
+    fn arrived(&self, header: &[u8], body: Arrival<'_>);
+}
+
+/// The body of a message.
+pub(super) enum Arrival<'a> {
+    /// It is here, for as long as the handler runs.
+    Whole(&'a [u8]),
+    /// It lies with the peer until it is fetched; dropped, it never comes.
+    Announced(Announced<'a>),
+}
+
+impl Arrival<'_> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Whole(bytes) => bytes.len(),
+            Self::Announced(announced) => announced.length,
+        }
+    }
+}
+
+/// Whether sleeping is safe.
+pub(super) enum Armed {
+    /// The next event makes the descriptor readable.
+    Ready,
+    /// Something happened meanwhile.
+    Busy,
+}
+
+pub(super) struct Worker {
+    pub raw: sys::ucp_worker_h,
+    event: RawFd,
+    address: Vec<u8>,
+    handler: *mut Box<dyn Handler>,
+    /// Endpoints to be closed once nobody is within a call of theirs.
+    retired: Mutex<Vec<Arc<Endpoint>>>,
+    /// Endpoints made and not yet closed.
+    pub endpoints: AtomicUsize,
+    nudge: Notify,
+    /// Whether somebody drives it.
+    driven: AtomicBool,
+    winding: AtomicBool,
+    /// Outlives the worker.
+    _context: Context,
+}
+
+// SAFETY: the worker is made for many threads, `handler` points to something that is Send and Sync and is never changed.
+unsafe impl Send for Worker {}
+// SAFETY: as above.
+unsafe impl Sync for Worker {}
+
+impl Worker {
+    pub fn new(context: Context, handler: Box<dyn Handler>) -> Result<Arc<Self>, TransportError> {
+        let params = sys::ucp_worker_params {
+            field_mask: u64::from(sys::ucp_worker_params_field_UCP_WORKER_PARAM_FIELD_THREAD_MODE),
+            thread_mode: sys::ucs_thread_mode_t_UCS_THREAD_MODE_MULTI,
+            ..Default::default()
+        };
+        let mut raw = ptr::null_mut();
+        // SAFETY: the context lives, and `raw` is written only where the call succeeds.
+        let status = unsafe { sys::ucp_worker_create(context.raw, &params, &mut raw) };
+        if status != sys::ucs_status_t_UCS_OK {
+            return Err(refused("its worker cannot be made", status));
+        }
+        let handler = Box::into_raw(Box::new(handler));
+        // From here on dropping it cleans up.
+        let mut worker = Self {
+            raw,
+            event: -1,
+            address: Vec::new(),
+            handler,
+            retired: Mutex::default(),
+            endpoints: AtomicUsize::new(0),
+            nudge: Notify::new(),
+            driven: AtomicBool::new(false),
+            winding: AtomicBool::new(false),
+            _context: context,
+        };
+        worker.look_up()?;
+        worker.listen()?;
+        Ok(Arc::new(worker))
+    }
+
+    fn look_up(&mut self) -> Result<(), TransportError> {
+        let mut attributes = sys::ucp_worker_attr {
+            field_mask: u64::from(
+                sys::ucp_worker_attr_field_UCP_WORKER_ATTR_FIELD_ADDRESS
+                    | sys::ucp_worker_attr_field_UCP_WORKER_ATTR_FIELD_THREAD_MODE
+                    | sys::ucp_worker_attr_field_UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER,
+            ),
+            ..Default::default()
+        };
+        // SAFETY: the worker lives and the mask names the fields that are read below.
+        let status = unsafe { sys::ucp_worker_query(self.raw, &mut attributes) };
+        if status != sys::ucs_status_t_UCS_OK {
+            return Err(refused("its worker has no address", status));
+        }
+        // SAFETY: the call above succeeded and gave that many bytes, which are ours until they are released.
+        self.address =
+            unsafe { slice::from_raw_parts(attributes.address.cast::<u8>(), attributes.address_length) }.to_vec();
+        // SAFETY: released once, to the worker that gave it.
+        unsafe { sys::ucp_worker_release_address(self.raw, attributes.address) };
+        if attributes.thread_mode != sys::ucs_thread_mode_t_UCS_THREAD_MODE_MULTI {
+            return Err(failed("it was built for a single thread", "use a UCX built with --enable-mt"));
+        }
+        if attributes.max_am_header < super::message::LONGEST {
+            let cause = format!("a message's header has room for {} bytes only", attributes.max_am_header);
+            return Err(failed(cause, "use transports with a larger UCX segment size"));
+        }
+        let mut event: c_int = -1;
+        // SAFETY: the context was made with the wake-up feature.
+        let status = unsafe { sys::ucp_worker_get_efd(self.raw, &mut event) };
+        if status != sys::ucs_status_t_UCS_OK {
+            return Err(refused("none of its transports can wake a sleeping process", status));
+        }
+        self.event = event;
+        Ok(())
+    }
+
+    fn listen(&self) -> Result<(), TransportError> {
+        let params = sys::ucp_am_handler_param {
+            field_mask: u64::from(
+                sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ID
+                    | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_FLAGS
+                    | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_CB
+                    | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            ),
+            id: MESSAGE,
+            flags: sys::ucp_am_cb_flags_UCP_AM_FLAG_WHOLE_MSG,
+            cb: Some(arrived),
+            arg: self.handler.cast(),
+        };
+        // SAFETY: the argument is what the callback expects, and lives as long as the worker.
+        let status = unsafe { sys::ucp_worker_set_am_recv_handler(self.raw, &params) };
+        if status == sys::ucs_status_t_UCS_OK { Ok(()) } else { Err(refused("it takes no messages", status)) }
+    }
+
+    /// Where peers reach the worker, in UCX's own format.
+    pub fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    /// A descriptor that is readable when something happened.
+    pub fn event(&self) -> io::Result<OwnedFd> {
+        // SAFETY: UCX keeps its descriptor open as long as the worker lives, and a whole worker has one.
+        unsafe { BorrowedFd::borrow_raw(self.event) }.try_clone_to_owned()
+    }
+
+    /// Does what there is to do; says whether there was anything.
+    pub fn progress(&self) -> bool {
+        // SAFETY: the worker lives, and its handler does not call this.
+        unsafe { sys::ucp_worker_progress(self.raw) != 0 }
+    }
+
+    /// Has the next event make the descriptor readable.
+    pub fn arm(&self) -> Armed {
+        // SAFETY: the worker lives and its context has the wake-up feature.
+        match unsafe { sys::ucp_worker_arm(self.raw) } {
+            sys::ucs_status_t_UCS_OK => Armed::Ready,
+            _ => Armed::Busy,
+        }
+    }
+
+    /// Has whoever drives the worker look again.
+    pub fn nudge(&self) {
+        self.nudge.notify_one();
+    }
+
+    /// Completes after a nudge.
+    pub async fn nudged(&self) {
+        self.nudge.notified().await;
+    }
+
+    pub(super) fn retire(&self, endpoint: Arc<Endpoint>) {
+        lock(&self.retired).push(endpoint);
+        if self.driven.load(Ordering::SeqCst) {
+            self.nudge();
+        } else {
+            self.wind_down();
+        }
+    }
+
+    /// From now on somebody drives the worker, or nobody any more.
+    pub fn set_driven(&self, driven: bool) {
+        self.driven.store(driven, Ordering::SeqCst);
+        if !driven {
+            self.wind_down();
+        }
+    }
+
+    /// Closes the retired endpoints that nobody is using. Not to be called from a handler.
+    pub fn close_retired(&self) {
+        let retired = std::mem::take(&mut *lock(&self.retired));
+        let in_use: Vec<_> = retired.into_iter().filter(|endpoint| !endpoint.close_if_idle()).collect();
+        if !in_use.is_empty() {
+            lock(&self.retired).extend(in_use);
+            self.nudge();
+        }
+    }
+
+    /// Closes what is retired where nobody drives the worker any more.
+    fn wind_down(&self) {
+        const ROUNDS: usize = 10_000;
+        // It may end up here again from a callback of its own.
+        if self.winding.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        for _ in 0..ROUNDS {
+            self.close_retired();
+            if !self.progress() && self.endpoints.load(Ordering::Acquire) == 0 {
+                break;
+            }
+        }
+        self.winding.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // SAFETY: endpoints and operations hold the worker, so none is left, and no call of it is under way.
+        unsafe { sys::ucp_worker_destroy(self.raw) };
+        // SAFETY: made by `Box::into_raw`, and the worker that used it is gone.
+        drop(unsafe { Box::from_raw(self.handler) });
+    }
+}
+
+fn refused(what: &str, status: sys::ucs_status_t) -> TransportError {
+    let remedy = "see that the interfaces are up, and that /dev/shm and the limit of locked memory have room";
+    failed(format!("{what}: {}", status_string(status)), remedy)
+}
+
+/// UCX's callback for messages.
+unsafe extern "C" fn arrived(
+    handler: *mut c_void,
+    header: *const c_void,
+    header_length: usize,
+    data: *mut c_void,
+    length: usize,
+    param: *const sys::ucp_am_recv_param_t,
+) -> sys::ucs_status_t {
+    // SAFETY: set by `listen`, and freed only after the worker.
+    let handler = unsafe { &**handler.cast::<Box<dyn Handler>>() };
+    // SAFETY: UCX gives valid parameters for the time of the call.
+    let attributes = unsafe { (*param).recv_attr };
+    let header = match header_length {
+        0 => &[][..],
+        // SAFETY: UCX gives that many bytes for the time of the call.
+        length => unsafe { slice::from_raw_parts(header.cast(), length) },
+    };
+    if attributes & u64::from(sys::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 {
+        handler.arrived(header, Arrival::Announced(Announced::new(data, length)));
+        // What was fetched stays with UCX by the start of the fetch; the rest is refused by this.
+        return sys::ucs_status_t_UCS_OK;
+    }
+    let body = match length {
+        0 => &[][..],
+        // SAFETY: without the flag above the data are here, for the time of the call.
+        length => unsafe { slice::from_raw_parts(data.cast_const().cast(), length) },
+    };
+    handler.arrived(header, Arrival::Whole(body));
+    sys::ucs_status_t_UCS_OK
+}
