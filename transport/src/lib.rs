@@ -11,6 +11,7 @@ mod error;
 mod frame;
 pub mod join;
 pub mod local;
+pub mod measure;
 pub mod quic;
 mod signal;
 pub mod sim;

@@ -1,6 +1,7 @@
-//! `bench prefill|decode|calibrate`: the encoder and generator that hosts run, timed in this process, without a cluster.
+//! `bench prefill|decode|calibrate|transport`: what hosts run and speak through, timed in this process, without a cluster.
 
 mod calibrate;
+mod transport;
 
 use std::{
     fs,
@@ -39,6 +40,8 @@ pub enum BenchVerb {
     Decode(DecodeArgs),
     /// Measure this machine for the cluster's model and hosts, so that `plan` can tell times
     Calibrate,
+    /// Time links between two ends on this machine: within a process, QUIC, and plain TCP beside them
+    Transport(transport::TransportArgs),
 }
 
 /// What is timed.
@@ -94,6 +97,7 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
     let (args, what) = match &verb {
         BenchVerb::Prefill(args) => (args, ("prefill", 1)),
         BenchVerb::Calibrate => return calibrate::run(globals),
+        BenchVerb::Transport(args) => return transport::run(globals, args),
         BenchVerb::Decode(args) => (&args.prompt, ("decode", args.max_tokens.0 + 1)),
     };
     let cluster = globals.cluster_if_any()?;
