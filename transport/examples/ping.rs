@@ -1,15 +1,16 @@
 //! Round trips and bulk over `local`, QUIC and plain TCP, each end on a thread of its own: `bench transport` without the rest.
 //!
-//! `cargo run --release -p asterism-transport --example ping [-- NAME...]`
+//! `cargo run --release --workspace --example ping [-- NAME...]`; between two machines, which trust anybody, `ping serve
+//! ADDRESS` on one and `ping ask ADDRESS [BYTES ROUNDS]` on the other
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use asterism_transport::{
-    NoObserver,
+    NoObserver, Transport, TransportError,
     local::LocalNetwork,
     measure::{self, Load, Timed},
     quic::{QuicConfig, QuicTransport, Security},
@@ -24,6 +25,17 @@ const LOADS: [Load; 4] = [
 
 fn main() -> Result<()> {
     let named: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = named.iter().map(String::as_str).collect();
+    match words[..] {
+        ["serve", address] => return serve(address.parse()?),
+        ["ask", address] => return ask(address.parse()?, &LOADS[1..]),
+        ["ask", address, bytes, rounds] => {
+            let load = Load { bytes: bytes.parse()?, there_and_back: false, rounds: rounds.parse()? };
+            return ask(address.parse()?, &[load]);
+        }
+        ["serve" | "ask", ..] => bail!("an address is missing"),
+        _ => {}
+    }
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     for name in ["local", "quic", "tcp"] {
         if !named.is_empty() && !named.iter().any(|other| other == name) {
@@ -44,6 +56,29 @@ fn main() -> Result<()> {
         };
     }
     Ok(())
+}
+
+/// Answers whoever asks, one after another, until it is ended.
+#[tokio::main(flavor = "current_thread")]
+async fn serve(address: SocketAddr) -> Result<()> {
+    let transport = bind(address)?;
+    println!("at {}", transport.local_address());
+    loop {
+        // Who leaves early is none of the next one's business.
+        let _ = measure::answer(&transport).await;
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn ask(address: SocketAddr, loads: &[Load]) -> Result<()> {
+    let any =
+        SocketAddr::new(if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, 0);
+    measure::ask(&bind(any)?, address, loads, |timed| show("quic", timed)).await?;
+    Ok(())
+}
+
+fn bind(address: SocketAddr) -> Result<QuicTransport, TransportError> {
+    QuicTransport::bind(QuicConfig::new(address, Security::Insecure), Arc::new(NoObserver))
 }
 
 fn show(name: &str, timed: &Timed) {

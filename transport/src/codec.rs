@@ -14,30 +14,62 @@
 //!
 //! Every byte is decided by the frame, so a decoded frame encodes to the bytes it came from.
 
-use bytes::{Buf, Bytes};
+use std::sync::Arc;
+
+use bytes::{Buf, Bytes, BytesMut};
 use rkyv::util::AlignedVec;
 
-use crate::frame::{
-    Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT, PROTOCOL_VERSION,
-    PayloadType,
+use crate::{
+    buffers::{Buffer, Buffers},
+    frame::{
+        Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
+        PROTOCOL_VERSION, PayloadType,
+    },
 };
 
 /// Bytes before the meta.
 pub const HEADER_BYTES: usize = 64;
-/// A decoder reserves this much on a peer's word that so many bytes will come, once the first of them has.
+/// A decoder reserves this much anew on a peer's word that so many bytes will come, once the first of them has.
 pub const FIRST_RESERVATION: usize = 4 << 20;
 /// Beyond [`FIRST_RESERVATION`] it reserves this many times what has come.
 pub const RESERVATION_GROWTH: usize = 4;
+/// A meta up to here is copied behind its header, which costs less than to hand it over by itself.
+const SMALL_META: usize = 2 << 10;
+/// Bytes taken at once for headers and small metas.
+const HEADS: usize = 16 << 10;
 const MAGIC: [u8; 4] = *b"ASTR";
 const ZEROS: [u8; PAYLOAD_ALIGNMENT] = [0; PAYLOAD_ALIGNMENT];
 
-/// The frame in wire order: header, meta, padding, payload. Meta and payload are moved, not copied.
+/// The frame in wire order, in four parts. Meta and payload are moved, not copied, but for a small meta.
 pub fn encode(frame: Frame) -> Result<[Bytes; 4], FrameError> {
-    check(&frame)?;
-    let header = encode_header(&frame.header, frame.meta.len(), frame.payload.len());
-    let padding = Bytes::from_static(&ZEROS[..padding(frame.meta.len(), frame.payload.len())]);
-    let meta = if frame.meta.is_empty() { Bytes::new() } else { Bytes::from_owner(frame.meta) };
-    Ok([Bytes::copy_from_slice(&header), meta, padding, frame.payload])
+    Encoder::default().encode(frame)
+}
+
+/// Makes frames of one channel into bytes, and uses the memory of their headers again once nobody needs them.
+#[derive(Default)]
+pub(crate) struct Encoder {
+    heads: BytesMut,
+}
+
+impl Encoder {
+    /// The frame in wire order: header, with a small meta behind it, a large meta, padding, payload.
+    pub fn encode(&mut self, frame: Frame) -> Result<[Bytes; 4], FrameError> {
+        check(&frame)?;
+        let (meta, payload) = (frame.meta.len(), frame.payload.len());
+        let padding = &ZEROS[..padding(meta, payload)];
+        let joined = if meta <= SMALL_META { meta + padding.len() } else { 0 };
+        if self.heads.capacity() < HEADER_BYTES + joined {
+            self.heads.reserve(HEADS);
+        }
+        self.heads.extend_from_slice(&encode_header(&frame.header, meta, payload));
+        if meta <= SMALL_META {
+            self.heads.extend_from_slice(&frame.meta);
+            self.heads.extend_from_slice(padding);
+            return Ok([self.heads.split().freeze(), Bytes::new(), Bytes::new(), frame.payload]);
+        }
+        let head = self.heads.split().freeze();
+        Ok([head, Bytes::from_owner(frame.meta), Bytes::from_static(padding), frame.payload])
+    }
 }
 
 /// Refuses what no peer would accept.
@@ -56,6 +88,7 @@ pub struct FrameDecoder {
     header: [u8; HEADER_BYTES],
     filled: usize,
     body: Option<Body>,
+    buffers: Arc<Buffers>,
 }
 
 struct Body {
@@ -63,7 +96,7 @@ struct Body {
     lengths: Lengths,
     meta: AlignedVec,
     padding_left: usize,
-    payload: AlignedVec<PAYLOAD_ALIGNMENT>,
+    payload: Option<Buffer>,
 }
 
 /// How long the parts of a frame are.
@@ -75,7 +108,7 @@ pub(crate) struct Lengths {
 
 impl Default for FrameDecoder {
     fn default() -> Self {
-        Self { header: [0; HEADER_BYTES], filled: 0, body: None }
+        Self::with(Default::default())
     }
 }
 
@@ -85,9 +118,15 @@ impl FrameDecoder {
         Self::default()
     }
 
+    /// One whose payloads arrive in `buffers`.
+    pub(crate) fn with(buffers: Arc<Buffers>) -> Self {
+        Self { header: [0; HEADER_BYTES], filled: 0, body: None, buffers }
+    }
+
     /// Bytes held for the frame that is coming.
     pub fn reserved_bytes(&self) -> usize {
-        self.body.as_ref().map_or(0, |body| body.meta.capacity() + body.payload.capacity())
+        let payload = |body: &Body| body.payload.as_ref().map_or(0, Buffer::size);
+        self.body.as_ref().map_or(0, |body| body.meta.capacity() + payload(body))
     }
 
     /// Whether the stream may end here.
@@ -109,12 +148,13 @@ impl FrameDecoder {
                 Body::new(&self.header)?
             }
         };
-        if !body.fill(input)? {
+        if !body.fill(input, &self.buffers)? {
             self.body = Some(body);
             return Ok(None);
         }
         self.filled = 0;
-        Ok(Some(body.into_frame()))
+        let payload = body.payload.map_or_else(Bytes::new, |payload| self.buffers.lend(payload));
+        Ok(Some(Frame::new(body.header, body.meta, payload)))
     }
 }
 
@@ -122,38 +162,48 @@ impl Body {
     fn new(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
         let (header, lengths) = decode_header(bytes)?;
         let padding_left = padding(lengths.meta, lengths.payload);
-        Ok(Self { header, lengths, meta: AlignedVec::new(), padding_left, payload: AlignedVec::new() })
+        Ok(Self { header, lengths, meta: AlignedVec::new(), padding_left, payload: None })
     }
 
     /// Whether the frame is whole.
-    fn fill(&mut self, input: &mut Bytes) -> Result<bool, FrameError> {
+    fn fill(&mut self, input: &mut Bytes, buffers: &Buffers) -> Result<bool, FrameError> {
         let meta = input.split_to(input.len().min(self.lengths.meta - self.meta.len()));
-        append(&mut self.meta, &meta, self.lengths.meta);
+        if self.meta.len() + meta.len() > self.meta.capacity() {
+            self.meta.reserve_exact(room(self.meta.len() + meta.len(), self.lengths.meta) - self.meta.len());
+        }
+        self.meta.extend_from_slice(&meta);
         let padding = input.split_to(input.len().min(self.padding_left));
         self.padding_left -= padding.len();
         if padding.iter().any(|byte| *byte != 0) {
             return Err(FrameError::NotZero { field: "padding" });
         }
-        let payload = input.split_to(input.len().min(self.lengths.payload - self.payload.len()));
-        append(&mut self.payload, &payload, self.lengths.payload);
-        Ok(self.meta.len() == self.lengths.meta && self.payload.len() == self.lengths.payload)
+        let come = self.payload.as_ref().map_or(0, Buffer::len);
+        let payload = input.split_to(input.len().min(self.lengths.payload - come));
+        if !payload.is_empty() {
+            self.add(&payload, buffers);
+        }
+        Ok(self.meta.len() == self.lengths.meta && come + payload.len() == self.lengths.payload)
     }
 
-    fn into_frame(self) -> Frame {
-        let payload = if self.payload.is_empty() { Bytes::new() } else { Bytes::from_owner(self.payload) };
-        Frame::new(self.header, self.meta, payload)
+    /// Adds what came of the payload: to a buffer that came back, if one takes the whole, else to a new one.
+    fn add(&mut self, bytes: &[u8], buffers: &Buffers) {
+        let whole = self.lengths.payload;
+        let begun = self.payload.take().or_else(|| buffers.again(whole));
+        let mut buffer = begun.unwrap_or_else(|| Buffer::new(room(bytes.len(), whole)));
+        let come = buffer.len() + bytes.len();
+        if come > buffer.size() {
+            let smaller = std::mem::replace(&mut buffer, Buffer::new(room(come, whole)));
+            buffer.append(smaller.filled());
+        }
+        buffer.append(bytes);
+        self.payload = Some(buffer);
     }
 }
 
-/// Adds what came of a part that is to have `whole` bytes. Reserves the whole at once where it is small, so that most frames
-/// are never moved, and in few steps where it is large, so that a lying header gets little.
-fn append<const ALIGNMENT: usize>(part: &mut AlignedVec<ALIGNMENT>, bytes: &[u8], whole: usize) {
-    let come = part.len() + bytes.len();
-    if come > part.capacity() {
-        let room = (come * RESERVATION_GROWTH).max(FIRST_RESERVATION).min(whole);
-        part.reserve_exact(room - part.len());
-    }
-    part.extend_from_slice(bytes);
+/// Bytes to reserve for a part of which so many have `come` and that is to have `whole`: all at once where it is small, so
+/// that most frames are never moved, and in few steps where it is large, so that a lying header gets little.
+fn room(come: usize, whole: usize) -> usize {
+    (come * RESERVATION_GROWTH).max(FIRST_RESERVATION).min(whole)
 }
 
 /// `bytes` at an address divisible by 64: itself where it is, else a copy.

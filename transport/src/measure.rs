@@ -109,20 +109,7 @@ pub fn between<T: Transport>(
         })
     };
     let Ok(address) = address.recv() else { return Err(failure(far.join())) };
-    let timed = one_thread()?.block_on(async {
-        let transport = bind()?;
-        let link = transport.connect(address).await?;
-        let mut channel = link.open().await?;
-        let mut timed = Vec::with_capacity(loads.len());
-        for load in loads {
-            timed.push(Timed::new(*load, time(&mut channel, *load).await?));
-            timed.last().into_iter().for_each(&mut done);
-        }
-        drop((channel, link));
-        transport.close();
-        transport.drained().await;
-        Ok(timed)
-    });
+    let timed = one_thread()?.block_on(async { ask(&bind()?, address, loads, &mut done).await });
     match (timed, far.join()) {
         (Ok(timed), _) => Ok(timed),
         // What went wrong at the other end shows here as a link that closed.
@@ -137,6 +124,26 @@ fn failure(ended: thread::Result<Result<(), MeasureError>>) -> MeasureError {
 
 fn one_thread() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
+}
+
+/// Times `loads` over a link to whoever [`answer`]s at `address`, then closes `transport`.
+pub async fn ask(
+    transport: &dyn Transport,
+    address: SocketAddr,
+    loads: &[Load],
+    mut done: impl FnMut(&Timed),
+) -> Result<Vec<Timed>, MeasureError> {
+    let link = transport.connect(address).await?;
+    let mut channel = link.open().await?;
+    let mut timed = Vec::with_capacity(loads.len());
+    for load in loads {
+        timed.push(Timed::new(*load, time(&mut channel, *load).await?));
+        timed.last().into_iter().for_each(&mut done);
+    }
+    drop((channel, link));
+    transport.close();
+    transport.drained().await;
+    Ok(timed)
 }
 
 async fn time(channel: &mut Channel, load: Load) -> Result<Vec<Duration>, MeasureError> {
@@ -158,8 +165,8 @@ async fn time(channel: &mut Channel, load: Load) -> Result<Vec<Duration>, Measur
     Ok(times)
 }
 
-/// Answers the frames of one channel until its sender is done with it.
-async fn answer(transport: &dyn Transport) -> Result<(), MeasureError> {
+/// Answers the frames of the next link's first channel until whoever asks is done.
+pub async fn answer(transport: &dyn Transport) -> Result<(), MeasureError> {
     let link = transport.accept().await.ok_or(MeasureError::Ended)?;
     let mut channel = link.accept().await?;
     while let Ok(Some(got)) = channel.receiver.receive().await {

@@ -6,6 +6,8 @@
 
 pub(crate) mod cause;
 mod channel;
+mod loopback;
+mod socket;
 pub(crate) mod tls;
 mod tuning;
 pub(crate) mod vouch;
@@ -22,8 +24,10 @@ use futures_util::future::BoxFuture;
 use quinn::{ClientConfig, Connection, Endpoint, Incoming, ServerConfig, TransportConfig, VarInt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
+use self::socket::Socket;
 use crate::{
     Channel, Link, Observer, PROTOCOL_VERSION, Transport, TransportError,
+    buffers::Buffers,
     certificates::{CLUSTER_DNS_NAME, CertificateInfo, Credentials, Member},
 };
 
@@ -55,8 +59,7 @@ pub struct QuicConfig {
     pub connect_timeout: Duration,
     /// Bytes a peer may send ahead of the reader, per channel and per link.
     pub receive_window: u32,
-    /// Largest datagram. Loopback starts there, other paths are probed up to it. Segmentation offload hands over ten
-    /// datagrams within 64 KiB, which is why a larger value is slower.
+    /// Largest datagram, up to which paths between machines are probed. Within a machine datagrams are as large as IP packets.
     pub max_mtu: u16,
 }
 
@@ -70,7 +73,7 @@ impl QuicConfig {
             idle_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
             receive_window: 64 << 20,
-            max_mtu: 6550,
+            max_mtu: 8952,
         }
     }
 }
@@ -88,6 +91,7 @@ struct Settings {
     paths: Paths,
     trust: RwLock<Arc<Trust>>,
     connect_timeout: Duration,
+    buffers: Arc<Buffers>,
     observer: Arc<dyn Observer>,
     vouched: vouch::Desk,
 }
@@ -117,17 +121,20 @@ struct Sides {
 impl QuicTransport {
     /// Listens. Must be called within a tokio runtime, which then drives the socket.
     pub fn bind(config: QuicConfig, observer: Arc<dyn Observer>) -> Result<Self, TransportError> {
-        let paths = tuning::paths(&config);
-        let trust = Arc::new(Trust::new(&config.security, &paths)?);
         let failed = |error: std::io::Error| TransportError::Bind { address: config.listen, cause: error.to_string() };
         let socket = UdpSocket::bind(config.listen).map_err(failed)?;
-        tuning::deepen_queues(&socket);
+        let queue = tuning::deepen_queues(&socket);
+        let paths = tuning::paths(&config, queue);
+        let trust = Arc::new(Trust::new(&config.security, &paths)?);
         let address = socket.local_addr().map_err(failed)?;
         let server = trust.network.server.as_ref().clone();
+        let socket = Arc::new(Socket::new(socket).map_err(failed)?);
         let runtime = Arc::new(quinn::TokioRuntime);
-        let endpoint = Endpoint::new(tuning::endpoint(&config), Some(server), socket, runtime).map_err(failed)?;
+        let endpoint = Endpoint::new_with_abstract_socket(tuning::endpoint(), Some(server), socket, runtime);
+        let endpoint = endpoint.map_err(failed)?;
         let (trust, connect_timeout) = (RwLock::new(trust), config.connect_timeout);
-        let settings = Arc::new(Settings { paths, trust, connect_timeout, observer, vouched: vouch::Desk::default() });
+        let (buffers, vouched) = Default::default();
+        let settings = Arc::new(Settings { paths, trust, connect_timeout, buffers, observer, vouched });
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(endpoint.clone(), settings.clone(), sender));
         Ok(Self { endpoint, address, settings, accepted: AsyncMutex::new(accepted) })
@@ -326,6 +333,7 @@ struct Peer {
     address: SocketAddr,
     /// The words of this side's `close`.
     closing: OnceLock<String>,
+    buffers: Arc<Buffers>,
     observer: Arc<dyn Observer>,
 }
 
@@ -344,8 +352,8 @@ struct QuicLink {
 impl QuicLink {
     fn new(connection: Connection, member: Option<Member>, settings: &Settings) -> Self {
         let address = connection.remote_address();
-        let observer = settings.observer.clone();
-        Self { peer: Arc::new(Peer { connection, address, closing: OnceLock::new(), observer }), member }
+        let (closing, buffers, observer) = (OnceLock::new(), settings.buffers.clone(), settings.observer.clone());
+        Self { peer: Arc::new(Peer { connection, address, closing, buffers, observer }), member }
     }
 
     async fn await_welcome(&self) -> Result<(), TransportError> {

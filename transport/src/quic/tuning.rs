@@ -9,7 +9,7 @@ use quinn::{
 
 use socket2::SockRef;
 
-use super::{Paths, QuicConfig, Sides, tls::Tls};
+use super::{Paths, QuicConfig, Sides, loopback::Loopback, socket::LARGEST_DATAGRAM, tls::Tls};
 
 /// Assumed until measured: a lost first packet is repeated after thrice this.
 const INITIAL_RTT: Duration = Duration::from_millis(20);
@@ -19,27 +19,37 @@ const INITIAL_WINDOW: u64 = 512 << 10;
 pub const SOCKET_QUEUE: usize = 4 << 20;
 /// Packets of a bulk transfer that one acknowledgement may cover.
 const PACKETS_PER_ACK: u32 = 8;
+/// The system's queue of a receiver by what one sender may have under way on loopback: the system counts more than the bytes
+/// of a datagram, and other hosts of the machine send too.
+const QUEUE_PER_WINDOW: usize = 4;
+/// QUIC's smallest.
+const SMALLEST_MTU: u16 = 1200;
+/// What QUIC lets a peer send in one datagram (RFC 9000, section 18.2). Buffers are as large: the system hands over several
+/// datagrams of a peer as one.
+const LARGEST_UDP_PAYLOAD: u16 = 65527;
 /// Channels a peer may have open at a time.
 const MAX_CHANNELS: u32 = 1024;
 
-/// Asks for queues that hold a burst of every host of a small cluster; a full queue drops datagrams, and each drop costs a
-/// round trip. A system that grants less (Linux: `net.core.rmem_max`) is slower, not wrong.
-pub(super) fn deepen_queues(socket: &UdpSocket) {
+/// Asks for queues that hold a burst of every host of a small cluster, and says what a receiver has; a full queue drops
+/// datagrams, and each drop costs a round trip. A system that grants less (Linux: `net.core.rmem_max`) is slower, not wrong.
+pub(super) fn deepen_queues(socket: &UdpSocket) -> usize {
     let socket = SockRef::from(socket);
     let granted = socket.set_recv_buffer_size(SOCKET_QUEUE).and_then(|()| socket.set_send_buffer_size(SOCKET_QUEUE));
     if let Err(error) = granted {
         tracing::debug!(%error, "the socket keeps its queues as they are");
     }
+    socket.recv_buffer_size().unwrap_or_default()
 }
 
-pub(super) fn endpoint(config: &QuicConfig) -> EndpointConfig {
+pub(super) fn endpoint() -> EndpointConfig {
     let mut endpoint = EndpointConfig::default();
-    endpoint.max_udp_payload_size(max_mtu(config)).expect("the MTU is at least QUIC's smallest");
+    endpoint.max_udp_payload_size(LARGEST_UDP_PAYLOAD).expect("it is QUIC's largest");
     endpoint
 }
 
-pub(super) fn paths(config: &QuicConfig) -> Paths {
-    Paths { loopback: Arc::new(transport(config, true)), network: Arc::new(transport(config, false)) }
+/// `queue` is what a receiver on this machine has.
+pub(super) fn paths(config: &QuicConfig, queue: usize) -> Paths {
+    Paths { loopback: Arc::new(loopback(config, queue)), network: Arc::new(network(config)) }
 }
 
 pub(super) fn sides(tls: &Tls, path: &Arc<TransportConfig>) -> Sides {
@@ -52,14 +62,35 @@ pub(super) fn sides(tls: &Tls, path: &Arc<TransportConfig>) -> Sides {
     Sides { client, vouching, server: Arc::new(server) }
 }
 
-fn transport(config: &QuicConfig, loopback: bool) -> TransportConfig {
-    let window = VarInt::from_u32(config.receive_window);
+fn network(config: &QuicConfig) -> TransportConfig {
     let mut discovery = MtuDiscoveryConfig::default();
-    discovery.upper_bound(max_mtu(config));
-    let mut acks = AckFrequencyConfig::default();
-    acks.ack_eliciting_threshold(VarInt::from_u32(PACKETS_PER_ACK));
+    discovery.upper_bound(config.max_mtu.max(SMALLEST_MTU));
     let mut congestion = CubicConfig::default();
     congestion.initial_window(INITIAL_WINDOW);
+    let mut transport = transport(config, PACKETS_PER_ACK);
+    transport.mtu_discovery_config(Some(discovery)).congestion_controller_factory(Arc::new(congestion));
+    transport
+}
+
+/// The loopback device takes whole IP packets: nothing is to be discovered, nor to be segmented.
+fn loopback(config: &QuicConfig, queue: usize) -> TransportConfig {
+    let step = u64::from(LARGEST_DATAGRAM);
+    let most = (queue / QUEUE_PER_WINDOW) as u64;
+    // Four acknowledgements a window: none waits for what may not be sent before it.
+    let packets_per_ack = (most / step / 4).clamp(1, PACKETS_PER_ACK.into());
+    let mut transport = transport(config, packets_per_ack as u32);
+    transport
+        .initial_mtu(LARGEST_DATAGRAM)
+        .mtu_discovery_config(None)
+        .enable_segmentation_offload(false)
+        .congestion_controller_factory(Arc::new(Loopback { most, step }));
+    transport
+}
+
+fn transport(config: &QuicConfig, packets_per_ack: u32) -> TransportConfig {
+    let window = VarInt::from_u32(config.receive_window);
+    let mut acks = AckFrequencyConfig::default();
+    acks.ack_eliciting_threshold(VarInt::from_u32(packets_per_ack));
     let mut transport = TransportConfig::default();
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(MAX_CHANNELS))
@@ -70,18 +101,7 @@ fn transport(config: &QuicConfig, loopback: bool) -> TransportConfig {
         .receive_window(window)
         .send_window(u64::from(config.receive_window))
         .initial_rtt(INITIAL_RTT)
-        .mtu_discovery_config(Some(discovery))
         .ack_frequency_config(Some(acks))
-        .congestion_controller_factory(Arc::new(congestion))
         .datagram_receive_buffer_size(None);
-    if loopback {
-        // The loopback device takes 64 KiB; nothing is to be discovered.
-        transport.initial_mtu(max_mtu(config));
-    }
     transport
-}
-
-fn max_mtu(config: &QuicConfig) -> u16 {
-    const SMALLEST: u16 = 1200;
-    config.max_mtu.max(SMALLEST)
 }

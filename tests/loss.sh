@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# QUIC between two network namespaces as two machines, under tests/weather.py: bytes a second for 0 to 2% of packets lost and
+# 1 ms of delay each way. Every transfer must complete. Needs what tests/netns.sh needs; skipped otherwise.
+#
+#   tests/loss.sh [PING]      # default: target/release/examples/ping (cargo build --release --workspace --example ping)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+ping=$(realpath "${1:-target/release/examples/ping}")
+
+skip() { echo "SKIPPED, nothing was tested: $1" >&2; exit 0; }
+[ "$(id -u)" = 0 ] || skip "network namespaces need root"
+command -v ip > /dev/null || skip "there is no ip (iproute2)"
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || skip "there is no Python 3.10 or later"
+[ -w /dev/net/tun ] || skip "there are no TUN devices"
+[ -x "$ping" ] || { echo "error: $ping is not there; cargo build --release --workspace --example ping"; exit 2; }
+
+prefix="los$$"
+server=
+cleanup() {
+    [ -z "$server" ] || kill "$server" 2> /dev/null || true
+    wait 2> /dev/null || true
+    for name in near far; do ip netns del "$prefix-$name" 2> /dev/null || true; done
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+coproc network { exec python3 tests/weather.py "${prefix}1=10.78.0.1" "${prefix}2=10.78.0.2" 2>&1; }
+read -r said <&"${network[0]}"
+[ "$said" = ready ] || skip "this machine lets nobody make a network: $said"
+number=0
+for name in near far; do
+    number=$((number + 1))
+    { ip netns add "$prefix-$name" && ip netns exec "$prefix-$name" true; } 2> /dev/null ||
+        skip "this machine lets nobody make a network namespace"
+    ip link set "$prefix$number" netns "$prefix-$name"
+    ip netns exec "$prefix-$name" ip addr add "10.78.0.$number/24" dev "$prefix$number"
+    ip netns exec "$prefix-$name" ip link set "$prefix$number" up
+done
+
+ip netns exec "$prefix-far" "$ping" serve 10.78.0.2:7410 > /dev/null &
+server=$!
+for loss in 0 0.001 0.005 0.01 0.02; do
+    echo "weather $loss 0.001" >&"${network[1]}"
+    printf '%s lost: ' "$loss"
+    ip netns exec "$prefix-near" timeout 120 "$ping" ask 10.78.0.2:7410 8388608 5 ||
+        { echo "error: nothing came through at a loss of $loss"; exit 8; }
+done
