@@ -254,8 +254,9 @@ impl LinkBook {
 
 #[cfg(test)]
 mod tests {
-    use asterism_transport::{NoObserver, local::LocalNetwork};
-    use futures_util::future::BoxFuture;
+    use std::task::{Context, Poll};
+
+    use asterism_transport::{Frame, NoObserver, local::LocalNetwork};
 
     use super::*;
     use crate::messages::HostCommand;
@@ -264,8 +265,8 @@ mod tests {
     struct Deaf;
 
     impl FrameSender for Deaf {
-        fn send(&mut self, _: asterism_transport::Frame) -> BoxFuture<'_, Result<(), TransportError>> {
-            Box::pin(std::future::pending())
+        fn poll_send(&mut self, _: &mut Context<'_>, _: &mut Option<Frame>) -> Poll<Result<(), TransportError>> {
+            Poll::Pending
         }
     }
 

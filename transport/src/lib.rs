@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+mod buffers;
 pub mod certificates;
 pub mod codec;
 mod error;
@@ -19,7 +20,13 @@ pub mod sim;
 #[allow(unsafe_code, reason = "UCX is a C library; safe Rust begins above this module")]
 pub mod ucx;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    net::SocketAddr,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use certificates::Member;
 pub use error::TransportError;
@@ -73,17 +80,34 @@ pub struct Channel {
     pub receiver: Box<dyn FrameReceiver>,
 }
 
-/// The sending half of a channel.
+/// The sending half of a channel. Polled, so that a frame costs no future of its own; [`send`](#method.send) is what to await.
 pub trait FrameSender: Send {
-    /// Sends one frame; waits while the peer's window is full. Dropping the future leaves open whether the frame arrives; the
-    /// channel stays usable. Dropping the sender ends the peer's receiving half in order.
-    fn send(&mut self, frame: Frame) -> BoxFuture<'_, Result<(), TransportError>>;
+    /// Sends the frame in `frame`, which is taken out once it is on its way; waits while the peer's window is full. Polled no
+    /// further after that, it leaves open whether the frame arrives; the channel stays usable. Dropping the sender ends the
+    /// peer's receiving half in order.
+    fn poll_send(&mut self, context: &mut Context<'_>, frame: &mut Option<Frame>) -> Poll<Result<(), TransportError>>;
 }
 
-/// The receiving half of a channel.
+impl dyn FrameSender + '_ {
+    /// Sends one frame; waits while the peer's window is full. Dropping the future leaves open whether the frame arrives; the
+    /// channel stays usable.
+    pub fn send(&mut self, frame: Frame) -> impl Future<Output = Result<(), TransportError>> + Send + Unpin {
+        let mut frame = Some(frame);
+        poll_fn(move |context| self.poll_send(context, &mut frame))
+    }
+}
+
+/// The receiving half of a channel; [`receive`](#method.receive) is what to await.
 pub trait FrameReceiver: Send {
+    /// The next frame; `None` when the peer finished its half. Polled no further, it loses nothing.
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, TransportError>>;
+}
+
+impl dyn FrameReceiver + '_ {
     /// The next frame; `None` when the peer finished its half. Dropping the future loses nothing.
-    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>>;
+    pub fn receive(&mut self) -> impl Future<Output = Result<Option<Frame>, TransportError>> + Send + Unpin {
+        poll_fn(|context| self.poll_receive(context))
+    }
 }
 
 /// Counts what happens on the wire; the metrics exporter stays outside this crate. Every method may be called from any

@@ -3,6 +3,8 @@
 //! It keeps the rules of a network transport: bounded queues, no channel before its first frame, limits on frame sizes,
 //! aligned payloads, and a closed link loses what was under way.
 
+mod channel;
+
 use std::{
     collections::HashMap,
     net::SocketAddr,
@@ -16,13 +18,9 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use crate::{
-    Channel, Frame, FrameReceiver, FrameSender, Link, Observer, Transport, TransportError, certificates::Member, codec,
-    signal::Signal,
-};
+use self::channel::{Announcement, Ends};
+use crate::{Channel, Link, Observer, Transport, TransportError, certificates::Member, signal::Signal};
 
-/// Frames that wait in one direction of a channel before `send` waits.
-const FRAMES_IN_FLIGHT: usize = 16;
 /// Channels opened but not yet accepted before `open` waits.
 const CHANNELS_IN_FLIGHT: usize = 256;
 /// Links connected but not yet accepted before `connect` waits.
@@ -205,34 +203,20 @@ impl Side {
         let reason = self.connection.closed.wait_for(Option::is_some).await;
         TransportError::Closed { peer: self.peer, reason: reason.unwrap_or_default() }
     }
+
+    /// Why the link ended, if it has.
+    fn error(&self) -> Option<TransportError> {
+        self.connection.closed.get().map(|reason| TransportError::Closed { peer: self.peer, reason })
+    }
+
+    fn channel_closed(&self) -> TransportError {
+        TransportError::ChannelClosed { peer: self.peer }
+    }
 }
 
 impl Drop for Side {
     fn drop(&mut self) {
         self.connection.close(LINK_DROPPED);
-    }
-}
-
-/// One side's ends of a channel's two queues.
-struct Ends {
-    /// Its place among the channels that its opener opened on this link.
-    number: u64,
-    outgoing: mpsc::Sender<Frame>,
-    incoming: mpsc::Receiver<Frame>,
-}
-
-impl Ends {
-    fn pair(number: u64) -> (Self, Self) {
-        let (near_sender, far_receiver) = mpsc::channel(FRAMES_IN_FLIGHT);
-        let (far_sender, near_receiver) = mpsc::channel(FRAMES_IN_FLIGHT);
-        let near = Self { number, outgoing: near_sender, incoming: near_receiver };
-        (near, Self { number, outgoing: far_sender, incoming: far_receiver })
-    }
-
-    fn into_channel(self, side: &Arc<Side>, announcement: Option<Announcement>) -> Channel {
-        let sender = LocalSender { side: side.clone(), outgoing: self.outgoing, announcement };
-        let receiver = LocalReceiver { side: side.clone(), incoming: self.incoming };
-        Channel { sender: Box::new(sender), receiver: Box::new(receiver) }
     }
 }
 
@@ -308,76 +292,6 @@ impl Link for LocalLink {
 
     fn closed(&self) -> BoxFuture<'_, TransportError> {
         Box::pin(self.side.closed())
-    }
-}
-
-/// The peer's ends of a channel that it has not heard of yet, with the place kept for them in its queue.
-struct Announcement {
-    permit: mpsc::OwnedPermit<Ends>,
-    ends: Ends,
-}
-
-impl Announcement {
-    fn send(self) {
-        self.permit.send(self.ends);
-    }
-}
-
-struct LocalSender {
-    side: Arc<Side>,
-    outgoing: mpsc::Sender<Frame>,
-    announcement: Option<Announcement>,
-}
-
-impl FrameSender for LocalSender {
-    fn send(&mut self, mut frame: Frame) -> BoxFuture<'_, Result<(), TransportError>> {
-        Box::pin(async move {
-            codec::check(&frame)?;
-            frame.payload = codec::align(frame.payload);
-            let bytes = frame.wire_bytes();
-            if let Some(announcement) = self.announcement.take() {
-                announcement.send();
-            }
-            tokio::select! {
-                biased;
-                error = self.side.closed() => Err(error),
-                sent = self.outgoing.send(frame) => {
-                    sent.map_err(|_| TransportError::ChannelClosed { peer: self.side.peer })?;
-                    self.side.observer.bytes(true, bytes);
-                    Ok(())
-                }
-            }
-        })
-    }
-}
-
-impl Drop for LocalSender {
-    /// A channel given up unused still ends in order at the peer.
-    fn drop(&mut self) {
-        if let Some(announcement) = self.announcement.take() {
-            announcement.send();
-        }
-    }
-}
-
-struct LocalReceiver {
-    side: Arc<Side>,
-    incoming: mpsc::Receiver<Frame>,
-}
-
-impl FrameReceiver for LocalReceiver {
-    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
-        Box::pin(async {
-            let frame = tokio::select! {
-                biased;
-                error = self.side.closed() => return Err(error),
-                frame = self.incoming.recv() => frame,
-            };
-            if let Some(frame) = &frame {
-                self.side.observer.bytes(false, frame.wire_bytes());
-            }
-            Ok(frame)
-        })
     }
 }
 

@@ -219,9 +219,10 @@ impl Rooms {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll};
+
     use asterism_models::Part;
     use asterism_transport::{FrameHeader, PayloadType, TransportError};
-    use futures_util::future::BoxFuture;
 
     use super::*;
     use crate::messages::ParcelPart;
@@ -285,8 +286,8 @@ mod tests {
     struct Breaking;
 
     impl FrameReceiver for Breaking {
-        fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
-            Box::pin(async { Err(TransportError::TransportClosed) })
+        fn poll_receive(&mut self, _: &mut Context<'_>) -> Poll<Result<Option<Frame>, TransportError>> {
+            Poll::Ready(Err(TransportError::TransportClosed))
         }
     }
 

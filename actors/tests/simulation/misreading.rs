@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -91,11 +92,8 @@ impl Link for MisreadingLink {
 }
 
 impl FrameReceiver for MisreadingReceiver {
-    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
-        Box::pin(async {
-            let frame = self.0.receive().await?;
-            Ok(frame.map(|frame| self.read(frame)))
-        })
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, TransportError>> {
+        self.0.poll_receive(context).map_ok(|frame| frame.map(|frame| self.read(frame)))
     }
 }
 

@@ -1,6 +1,11 @@
 //! Frames over one bidirectional QUIC stream. Opens and closes no connection.
 
-use std::sync::Arc;
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -9,7 +14,7 @@ use quinn::{ReadError, RecvStream, SendStream, StoppedError, VarInt, WriteError}
 use super::Peer;
 use crate::{
     Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportError,
-    codec::{self, FrameDecoder},
+    codec::{Encoder, FrameDecoder},
 };
 
 /// Sent to a peer whose bytes were not frames.
@@ -18,11 +23,18 @@ const REFUSED: VarInt = VarInt::from_u32(1);
 const ABANDONED: VarInt = VarInt::from_u32(2);
 
 pub(super) fn over((send, receive): (SendStream, RecvStream), peer: &Arc<Peer>) -> Channel {
-    let sender = QuicSender { stream: send, unsent: Default::default(), peer: peer.clone() };
+    let sender = QuicSender {
+        stream: send,
+        encoder: Encoder::default(),
+        unsent: Default::default(),
+        uncounted: 0,
+        stopped: None,
+        peer: peer.clone(),
+    };
     let receiver = QuicReceiver {
         stream: receive,
         chunk: Bytes::new(),
-        decoder: FrameDecoder::new(),
+        decoder: FrameDecoder::with(peer.buffers.clone()),
         refused: None,
         peer: peer.clone(),
     };
@@ -31,30 +43,44 @@ pub(super) fn over((send, receive): (SendStream, RecvStream), peer: &Arc<Peer>) 
 
 struct QuicSender {
     stream: SendStream,
-    /// What is left of the last frame, so that a dropped `send` cannot tear one apart.
+    encoder: Encoder,
+    /// What is left of the last frame, so that one whose sending is given up is not torn apart.
     unsent: [Bytes; 4],
+    /// Bytes of the last frame, until they are counted.
+    uncounted: usize,
+    /// While the windows are full: the peer's word that it reads no further.
+    stopped: Option<BoxFuture<'static, Result<Option<VarInt>, StoppedError>>>,
     peer: Arc<Peer>,
 }
 
 impl QuicSender {
     /// Hands everything to QUIC in one call where the windows allow, so that a small frame leaves in one datagram.
-    async fn flush(&mut self) -> Result<(), TransportError> {
+    fn poll_flush(&mut self, context: &mut Context<'_>) -> Poll<Result<(), TransportError>> {
         while self.unsent.iter().any(|chunk| !chunk.is_empty()) {
-            // quinn does not wake a writer whose stream is stopped while stream and connection windows are both full.
-            let stopped = self.stream.stopped();
-            tokio::select! {
-                biased;
-                written = self.stream.write_chunks(&mut self.unsent) => written.map(drop).map_err(|error| match error {
-                    WriteError::ConnectionLost(error) => self.peer.lost(error),
-                    _ => self.channel_closed(),
-                })?,
-                stopped = stopped => return Err(match stopped {
-                    Err(StoppedError::ConnectionLost(error)) => self.peer.lost(error),
-                    _ => self.channel_closed(),
-                }),
+            let written = pin!(self.stream.write_chunks(&mut self.unsent)).poll(context);
+            match written {
+                Poll::Ready(Ok(_)) => self.stopped = None,
+                Poll::Ready(Err(WriteError::ConnectionLost(error))) => return Poll::Ready(Err(self.peer.lost(error))),
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(self.channel_closed())),
+                Poll::Pending => return self.poll_stopped(context).map(Err),
             }
         }
-        Ok(())
+        match std::mem::take(&mut self.uncounted) {
+            0 => {}
+            bytes => self.peer.observer.bytes(true, bytes),
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// quinn does not wake a writer whose stream is stopped while stream and connection windows are both full.
+    fn poll_stopped(&mut self, context: &mut Context<'_>) -> Poll<TransportError> {
+        let stopped = self.stopped.get_or_insert_with(|| Box::pin(self.stream.stopped()));
+        let stopped = ready!(stopped.as_mut().poll(context));
+        self.stopped = None;
+        Poll::Ready(match stopped {
+            Err(StoppedError::ConnectionLost(error)) => self.peer.lost(error),
+            _ => self.channel_closed(),
+        })
     }
 
     fn channel_closed(&self) -> TransportError {
@@ -63,16 +89,13 @@ impl QuicSender {
 }
 
 impl FrameSender for QuicSender {
-    fn send(&mut self, frame: Frame) -> BoxFuture<'_, Result<(), TransportError>> {
-        Box::pin(async move {
-            let bytes = frame.wire_bytes();
-            let chunks = codec::encode(frame)?;
-            self.flush().await?;
-            self.unsent = chunks;
-            self.flush().await?;
-            self.peer.observer.bytes(true, bytes);
-            Ok(())
-        })
+    fn poll_send(&mut self, context: &mut Context<'_>, next: &mut Option<Frame>) -> Poll<Result<(), TransportError>> {
+        ready!(self.poll_flush(context))?;
+        let Some(frame) = next.take() else { return Poll::Ready(Ok(())) };
+        let bytes = frame.wire_bytes();
+        self.unsent = self.encoder.encode(frame)?;
+        self.uncounted = bytes;
+        self.poll_flush(context)
     }
 }
 
@@ -95,22 +118,6 @@ struct QuicReceiver {
 }
 
 impl QuicReceiver {
-    async fn next(&mut self) -> Result<Option<Frame>, TransportError> {
-        loop {
-            if let Some(frame) = self.decode()? {
-                self.peer.observer.bytes(false, frame.wire_bytes());
-                return Ok(Some(frame));
-            }
-            match self.stream.read_chunk(usize::MAX, true).await {
-                Ok(Some(chunk)) => self.chunk = chunk.bytes,
-                Ok(None) if self.decoder.is_between_frames() => return Ok(None),
-                Ok(None) | Err(ReadError::Reset(_)) => return Err(FrameError::Truncated.into()),
-                Err(ReadError::ConnectionLost(error)) => return Err(self.peer.lost(error)),
-                Err(_) => return Err(TransportError::ChannelClosed { peer: self.peer.address }),
-            }
-        }
-    }
-
     fn decode(&mut self) -> Result<Option<Frame>, FrameError> {
         if let Some(error) = &self.refused {
             return Err(error.clone());
@@ -125,7 +132,19 @@ impl QuicReceiver {
 }
 
 impl FrameReceiver for QuicReceiver {
-    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
-        Box::pin(self.next())
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, TransportError>> {
+        loop {
+            if let Some(frame) = self.decode()? {
+                self.peer.observer.bytes(false, frame.wire_bytes());
+                return Poll::Ready(Ok(Some(frame)));
+            }
+            self.chunk = match ready!(pin!(self.stream.read_chunk(usize::MAX, true)).poll(context)) {
+                Ok(Some(chunk)) => chunk.bytes,
+                Ok(None) if self.decoder.is_between_frames() => return Poll::Ready(Ok(None)),
+                Ok(None) | Err(ReadError::Reset(_)) => return Poll::Ready(Err(FrameError::Truncated.into())),
+                Err(ReadError::ConnectionLost(error)) => return Poll::Ready(Err(self.peer.lost(error))),
+                Err(_) => return Poll::Ready(Err(TransportError::ChannelClosed { peer: self.peer.address })),
+            };
+        }
     }
 }

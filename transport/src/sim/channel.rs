@@ -1,6 +1,10 @@
 //! One side of a channel: what it sends takes the time, and meets the end, that its faults say. Draws nothing itself.
 
-use std::{future::pending, sync::Arc};
+use std::{
+    future::pending,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
 use futures_util::future::BoxFuture;
 use tokio::{sync::mpsc, time::Instant};
@@ -27,10 +31,12 @@ pub(super) fn over(inner: Channel, end: End) -> Channel {
     let (queue, packets) = mpsc::channel(FRAMES_UNDER_WAY);
     let route = Route { connection: side.connection.clone(), from: side.index, refusals: refusals.clone() };
     tokio::spawn(route.carry(packets, inner.sender));
-    let sender = SimSender { side: side.clone(), course, sent: 0, due: None, queue };
-    let receiver = SimReceiver { side, refusals, refused: None, inner: inner.receiver };
+    let sender = SimSender { side: side.clone(), course, sent: 0, due: None, queue, place: None };
+    let receiver = SimReceiver { side, refusals, refused: None, ended: None, inner: inner.receiver };
     Channel { sender: Box::new(sender), receiver: Box::new(receiver) }
 }
+
+type Permit = Result<mpsc::OwnedPermit<Packet>, TransportError>;
 
 struct SimSender {
     side: Arc<Side>,
@@ -39,6 +45,8 @@ struct SimSender {
     /// When the frame before arrives; none overtakes it.
     due: Option<Instant>,
     queue: mpsc::Sender<Packet>,
+    /// While a frame waits: a place in the queue.
+    place: Option<BoxFuture<'static, Permit>>,
 }
 
 /// A frame under way.
@@ -49,28 +57,38 @@ struct Packet {
 }
 
 impl FrameSender for SimSender {
-    fn send(&mut self, frame: Frame) -> BoxFuture<'_, Result<(), TransportError>> {
-        Box::pin(async move {
-            codec::check(&frame)?;
-            let permit = tokio::select! {
-                biased;
-                error = self.side.ended() => return Err(error),
-                permit = self.queue.reserve() => permit,
-            };
-            let permit = permit.map_err(|_| TransportError::ChannelClosed { peer: self.side.peer() })?;
-            let connection = &self.side.connection;
-            let network = connection.network();
-            let fate = network.faults_of(&connection.pair).fate(&self.course, self.sent, &frame);
-            network.log(fate.faults.into_iter().map(|kind| self.course.fault(self.sent, kind)));
-            let now = Instant::now() + fate.delay;
-            let due = self.due.map_or(now, |before| before.max(now));
-            (self.sent, self.due) = (self.sent + 1, Some(due));
-            let bytes = frame.wire_bytes();
-            permit.send(Packet { due, frame, end: fate.end });
-            self.side.observer.bytes(true, bytes);
-            Ok(())
-        })
+    fn poll_send(&mut self, context: &mut Context<'_>, next: &mut Option<Frame>) -> Poll<Result<(), TransportError>> {
+        if let Some(frame) = next {
+            codec::check(frame)?;
+        }
+        let place = self.place.get_or_insert_with(|| wait_for_place(self.side.clone(), self.queue.clone()));
+        let permit = ready!(place.as_mut().poll(context));
+        self.place = None;
+        let (permit, Some(frame)) = (permit?, next.take()) else { return Poll::Ready(Ok(())) };
+        let connection = &self.side.connection;
+        let network = connection.network();
+        let fate = network.faults_of(&connection.pair).fate(&self.course, self.sent, &frame);
+        network.log(fate.faults.into_iter().map(|kind| self.course.fault(self.sent, kind)));
+        let now = Instant::now() + fate.delay;
+        let due = self.due.map_or(now, |before| before.max(now));
+        (self.sent, self.due) = (self.sent + 1, Some(due));
+        let bytes = frame.wire_bytes();
+        permit.send(Packet { due, frame, end: fate.end });
+        self.side.observer.bytes(true, bytes);
+        Poll::Ready(Ok(()))
     }
+}
+
+fn wait_for_place(side: Arc<Side>, queue: mpsc::Sender<Packet>) -> BoxFuture<'static, Permit> {
+    Box::pin(async move {
+        tokio::select! {
+            biased;
+            error = side.ended() => Err(error),
+            permit = queue.reserve_owned() => {
+                permit.map_err(|_| TransportError::ChannelClosed { peer: side.peer() })
+            }
+        }
+    })
 }
 
 /// One direction of a channel.
@@ -132,6 +150,8 @@ struct SimReceiver {
     refusals: Arc<Refusals>,
     /// Why this half is read no further.
     refused: Option<FrameError>,
+    /// While nothing has come: the end of the link.
+    ended: Option<BoxFuture<'static, TransportError>>,
     inner: Box<dyn FrameReceiver>,
 }
 
@@ -148,23 +168,25 @@ impl SimReceiver {
 }
 
 impl FrameReceiver for SimReceiver {
-    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
-        Box::pin(async {
-            let frame = tokio::select! {
-                biased;
-                error = self.side.ended() => return Err(error),
-                Ok(frame) = self.inner.receive() => frame,
-            };
-            match &frame {
-                Some(frame) => self.side.observer.bytes(false, frame.wire_bytes()),
-                None => {
-                    self.look_for_refusal();
-                    if let Some(error) = &self.refused {
-                        return Err(error.clone().into());
-                    }
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, TransportError>> {
+        let side = self.side.clone();
+        let ended = self.ended.get_or_insert_with(|| Box::pin(async move { side.ended().await }));
+        if let Poll::Ready(error) = ended.as_mut().poll(context) {
+            self.ended = None;
+            return Poll::Ready(Err(error));
+        }
+        // An error of the link beneath says nothing: how this one ended is said above.
+        let Ok(frame) = ready!(self.inner.poll_receive(context)) else { return Poll::Pending };
+        self.ended = None;
+        match &frame {
+            Some(frame) => self.side.observer.bytes(false, frame.wire_bytes()),
+            None => {
+                self.look_for_refusal();
+                if let Some(error) = &self.refused {
+                    return Poll::Ready(Err(error.clone().into()));
                 }
             }
-            Ok(frame)
-        })
+        }
+        Poll::Ready(Ok(frame))
     }
 }

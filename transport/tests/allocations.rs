@@ -1,0 +1,115 @@
+//! What a frame costs in memory beyond what QUIC itself takes: allocations on the thread of whoever sends and receives.
+
+mod common;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    sync::Arc,
+};
+
+use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, NoObserver, PayloadType};
+use bytes::Bytes;
+use common::{Rig, channel, meet, within};
+use rkyv::util::AlignedVec;
+use tokio::runtime::Builder;
+
+/// The system's allocator, which counts what each thread asks for.
+struct Counting;
+
+thread_local! {
+    static ASKED: Cell<[usize; 2]> = const { Cell::new([0; 2]) };
+}
+
+// SAFETY: every call goes on to the system's allocator unchanged; counting touches a thread-local cell only, which allocates
+// nothing and has no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let [calls, bytes] = ASKED.get();
+        ASKED.set([calls + 1, bytes + layout.size()]);
+        // SAFETY: the caller's promise about `layout` is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: `pointer` came from `alloc` above, that is, from the system with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Frames before anything is counted: queues have grown, buffers have come back once.
+const WARM_UP: usize = 300;
+const COUNTED: usize = 200;
+
+/// Frames of `bytes` there and back between two transports whose sockets others drive; what a round asks the allocator for.
+fn cost(rig: impl Rig, bytes: usize) -> (f64, f64) {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime starts");
+    runtime.block_on(async {
+        let [near, far] = [(); 2].map(|()| rig.bind(Arc::new(NoObserver)));
+        let (near_link, far_link) = meet(&near, &far).await;
+        let (mut near, mut far) = channel(&near_link, &far_link).await;
+        let payload = aligned(bytes);
+        for _ in 0..WARM_UP {
+            within(round(&mut near, &mut far, &payload)).await;
+        }
+        let before = ASKED.get();
+        for _ in 0..COUNTED {
+            round(&mut near, &mut far, &payload).await;
+        }
+        let after = ASKED.get();
+        let each = |index: usize| (after[index] - before[index]) as f64 / COUNTED as f64;
+        (each(0), each(1))
+    })
+}
+
+async fn round(near: &mut Channel, far: &mut Channel, payload: &Bytes) {
+    near.sender.send(frame(payload)).await.expect("the frame is sent");
+    let got = far.receiver.receive().await.expect("the link is up").expect("the peer sends on");
+    assert_eq!(got.payload.len(), payload.len());
+    far.sender.send(got).await.expect("the frame is sent");
+    let back = near.receiver.receive().await.expect("the link is up").expect("the peer sends on");
+    assert!(back.payload == *payload && back.payload.as_ptr().addr().is_multiple_of(64));
+}
+
+fn frame(payload: &Bytes) -> Frame {
+    let header = FrameHeader {
+        kind: FrameKind::Partials,
+        job: 1,
+        shard_set: 1,
+        layer: 0,
+        step: 0,
+        rows: 1,
+        payload_type: PayloadType::F32,
+    };
+    Frame::new(header, AlignedVec::new(), payload.clone())
+}
+
+fn aligned(bytes: usize) -> Bytes {
+    let mut buffer = AlignedVec::<64>::with_capacity(bytes);
+    buffer.extend_from_slice(&vec![7; bytes]);
+    Bytes::from_owner(buffer)
+}
+
+/// A queue that grows once may cost five allocations in a hundred rounds.
+const NOTHING: f64 = 0.05;
+/// quinn begins its list of what is not acknowledged anew for each frame, of which a round has two.
+const OF_QUINN: [f64; 2] = [2.0, 2.0 * 128.0];
+
+#[test]
+fn a_frame_within_a_process_costs_nothing_and_is_not_copied() {
+    let (calls, _) = cost(common::local(), 16 << 10);
+    assert!(calls <= NOTHING, "{calls} allocations a round");
+}
+
+#[test]
+fn a_frame_over_quic_arrives_in_memory_that_came_back() {
+    for bytes in [4, 16 << 10, 300 << 10] {
+        let (calls, taken) = cost(common::quic(), bytes);
+        let [calls_of_quinn, bytes_of_quinn] = OF_QUINN;
+        assert!(calls <= calls_of_quinn + NOTHING, "{calls} allocations a round of frames of {bytes} bytes");
+        assert!(taken <= 1.1 * bytes_of_quinn, "{taken} bytes a round of frames of {bytes} bytes");
+    }
+}
