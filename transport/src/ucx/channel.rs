@@ -3,12 +3,9 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    future::poll_fn,
     sync::{Arc, Mutex},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
-
-use futures_util::future::BoxFuture;
 
 use super::{
     link::Held,
@@ -228,15 +225,14 @@ struct UcxSender {
 }
 
 impl FrameSender for UcxSender {
-    fn send(&mut self, frame: Frame) -> BoxFuture<'_, Result<(), TransportError>> {
-        Box::pin(async move {
-            codec::check(&frame)?;
-            let bytes = frame.wire_bytes();
-            let place = poll_fn(|cx| self.shared.poll_room(cx, &self.link, bytes as u64)).await?;
-            self.link.core.post_frame(self.shared.id, place, frame);
-            self.link.core.observer.bytes(true, bytes);
-            Ok(())
-        })
+    fn poll_send(&mut self, context: &mut Context<'_>, next: &mut Option<Frame>) -> Poll<Result<(), TransportError>> {
+        let Some(frame) = next else { return Poll::Ready(Ok(())) };
+        codec::check(frame)?;
+        let bytes = frame.wire_bytes();
+        let place = ready!(self.shared.poll_room(context, &self.link, bytes as u64))?;
+        self.link.core.post_frame(self.shared.id, place, next.take().expect("looked at above"));
+        self.link.core.observer.bytes(true, bytes);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -257,14 +253,12 @@ struct UcxReceiver {
 }
 
 impl FrameReceiver for UcxReceiver {
-    fn receive(&mut self) -> BoxFuture<'_, Result<Option<Frame>, TransportError>> {
-        Box::pin(async {
-            let frame = poll_fn(|cx| self.shared.poll_frame(cx, &self.link)).await?;
-            if let Some(frame) = &frame {
-                self.link.core.observer.bytes(false, frame.wire_bytes());
-            }
-            Ok(frame)
-        })
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, TransportError>> {
+        let frame = ready!(self.shared.poll_frame(context, &self.link))?;
+        if let Some(frame) = &frame {
+            self.link.core.observer.bytes(false, frame.wire_bytes());
+        }
+        Poll::Ready(Ok(frame))
     }
 }
 
