@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use quinn::{ReadError, RecvStream, SendStream, StoppedError, VarInt, WriteError};
 
-use super::Peer;
+use super::link::Peer;
 use crate::{
     Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportError,
     codec::{Encoder, FrameDecoder},
