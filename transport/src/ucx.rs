@@ -4,7 +4,7 @@
 //! where their UCX workers are and give each other a token, which every message of the link must carry. UCX itself encrypts
 //! nothing and parses what comes to its ports: bind it to interfaces of a trusted network.
 //!
-//! All unsafe code of this crate is in `context`, `worker`, `endpoint` and `fetch`.
+//! All unsafe code of this crate is in `context`, `worker`, `endpoint`, `fetch`, `drive` and `gate`.
 
 mod arrive;
 mod channel;
@@ -13,10 +13,13 @@ mod core;
 mod drive;
 mod endpoint;
 mod fetch;
+mod gate;
 mod hello;
 mod link;
 mod message;
 mod pool;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::{

@@ -7,7 +7,7 @@ use std::{
 
 use ucx_rs::{status_string, sys};
 
-use super::UcxConfig;
+use super::{UcxConfig, gate::Gate};
 use crate::TransportError;
 
 /// Names that UCX knows for transports. It takes others without a word as long as one of the list is usable.
@@ -74,6 +74,7 @@ pub(super) fn version() -> String {
 /// A configured UCX library.
 pub(super) struct Context {
     pub raw: sys::ucp_context_h,
+    pub gate: Gate,
 }
 
 // SAFETY: the context is only read after its creation, and UCX locks what workers share in it (`mt_workers_shared`).
@@ -95,12 +96,14 @@ impl Context {
             mt_workers_shared: 1,
             ..Default::default()
         };
-        let mut raw = ptr::null_mut();
+        let (mut raw, gate) = (ptr::null_mut(), Gate::new());
+        let pass = gate.enter();
         // SAFETY: both arguments live through the call, and `raw` is written only where it succeeds.
         let status =
             unsafe { sys::ucp_init_version(sys::UCP_API_MAJOR, sys::UCP_API_MINOR, &params, settings.raw, &mut raw) };
+        drop(pass);
         if status == sys::ucs_status_t_UCS_OK {
-            return Ok(Self { raw });
+            return Ok(Self { raw, gate });
         }
         let (transports, interfaces) = (config.asked_transports(), config.interfaces.join(","));
         let over = if interfaces.is_empty() { "every interface".into() } else { interfaces };
@@ -113,6 +116,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        let _pass = self.gate.enter();
         // SAFETY: the workers hold the context, so none is left.
         unsafe { sys::ucp_cleanup(self.raw) };
     }

@@ -77,6 +77,7 @@ impl Endpoint {
             ..Default::default()
         };
         let mut raw = ptr::null_mut();
+        let _pass = worker.enter();
         // SAFETY: the worker lives, the address lives through the call, and `raw` is written only where it succeeds.
         let status = unsafe { sys::ucp_ep_create(worker.raw, &params, &mut raw) };
         if status != sys::ucs_status_t_UCS_OK {
@@ -117,6 +118,7 @@ impl Endpoint {
             user_data: sending.cast(),
             ..Default::default()
         };
+        let _pass = self.worker.enter();
         // SAFETY: the endpoint is open as `users` says, and header and body live until the completion.
         let status =
             unsafe { sys::ucp_am_send_nbx(self.raw, MESSAGE, header.cast(), header_length, buffer, count, &param) };
@@ -154,6 +156,7 @@ impl Endpoint {
             user_data: Arc::into_raw(self.clone()).cast_mut().cast(),
             ..Default::default()
         };
+        let _pass = self.worker.enter();
         // SAFETY: it is closed once, as it was retired once, and no call is under way nor will be, as `closed` is set.
         let status = unsafe { sys::ucp_ep_close_nbx(self.raw, &param) };
         if !matches!(decode_status_ptr(status), Ok(Some(_))) {

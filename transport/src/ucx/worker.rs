@@ -18,6 +18,7 @@ use super::{
     context::{Context, failed},
     endpoint::Endpoint,
     fetch::Announced,
+    gate::Pass,
 };
 use crate::{TransportError, local::lock};
 
@@ -68,7 +69,7 @@ pub(super) struct Worker {
     driven: AtomicBool,
     winding: AtomicBool,
     /// Outlives the worker.
-    _context: Context,
+    context: Context,
 }
 
 // SAFETY: the worker is made for many threads, `handler` points to something that is Send and Sync and is never changed.
@@ -84,8 +85,10 @@ impl Worker {
             ..Default::default()
         };
         let mut raw = ptr::null_mut();
+        let pass = context.gate.enter();
         // SAFETY: the context lives, and `raw` is written only where the call succeeds.
         let status = unsafe { sys::ucp_worker_create(context.raw, &params, &mut raw) };
+        drop(pass);
         if status != sys::ucs_status_t_UCS_OK {
             return Err(refused("its worker cannot be made", status));
         }
@@ -101,7 +104,7 @@ impl Worker {
             nudge: Notify::new(),
             driven: AtomicBool::new(false),
             winding: AtomicBool::new(false),
-            _context: context,
+            context,
         };
         worker.look_up()?;
         worker.listen()?;
@@ -173,14 +176,21 @@ impl Worker {
         unsafe { BorrowedFd::borrow_raw(self.event) }.try_clone_to_owned()
     }
 
+    /// Has the end of the process wait for a call of UCX.
+    pub fn enter(&self) -> Pass<'_> {
+        self.context.gate.enter()
+    }
+
     /// Does what there is to do; says whether there was anything.
     pub fn progress(&self) -> bool {
+        let _pass = self.enter();
         // SAFETY: the worker lives, and its handler does not call this.
         unsafe { sys::ucp_worker_progress(self.raw) != 0 }
     }
 
     /// Has the next event make the descriptor readable.
     pub fn arm(&self) -> Armed {
+        let _pass = self.enter();
         // SAFETY: the worker lives and its context has the wake-up feature.
         match unsafe { sys::ucp_worker_arm(self.raw) } {
             sys::ucs_status_t_UCS_OK => Armed::Ready,
@@ -244,8 +254,10 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        let pass = self.enter();
         // SAFETY: endpoints and operations hold the worker, so none is left, and no call of it is under way.
         unsafe { sys::ucp_worker_destroy(self.raw) };
+        drop(pass);
         // SAFETY: made by `Box::into_raw`, and the worker that used it is gone.
         drop(unsafe { Box::from_raw(self.handler) });
     }
