@@ -1,4 +1,4 @@
-//! Round trips and bulk over `local`, QUIC and plain TCP, each end on a thread of its own: `bench transport` without the rest.
+//! Round trips and bulk over `local`, QUIC, QUIC with lanes and plain TCP, each end on a thread of its own: `bench transport` without the rest.
 //!
 //! `cargo run --release --workspace --example ping [-- NAME...]`; between two machines, which trust anybody, `ping serve
 //! ADDRESS` on one and `ping ask ADDRESS [BYTES ROUNDS]` on the other
@@ -23,6 +23,9 @@ const LOADS: [Load; 4] = [
     Load { bytes: 64 << 20, there_and_back: false, rounds: 20 },
 ];
 
+/// Lanes of `lanes`, beside the link's own connection.
+const LANES: usize = 3;
+
 fn main() -> Result<()> {
     let named: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = named.iter().map(String::as_str).collect();
@@ -37,7 +40,7 @@ fn main() -> Result<()> {
         _ => {}
     }
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    for name in ["local", "quic", "tcp"] {
+    for name in ["local", "quic", "lanes", "tcp"] {
         if !named.is_empty() && !named.iter().any(|other| other == name) {
             continue;
         }
@@ -52,6 +55,7 @@ fn main() -> Result<()> {
                     move || QuicTransport::bind(QuicConfig::new(address, Security::Insecure), Arc::new(NoObserver));
                 measure::between(bind, &LOADS, show)?
             }
+            "lanes" => measure::between(move || bind_with(address, LANES), &LOADS, show)?,
             _ => measure::tcp(&LOADS, show)?,
         };
     }
@@ -78,7 +82,12 @@ async fn ask(address: SocketAddr, loads: &[Load]) -> Result<()> {
 }
 
 fn bind(address: SocketAddr) -> Result<QuicTransport, TransportError> {
-    QuicTransport::bind(QuicConfig::new(address, Security::Insecure), Arc::new(NoObserver))
+    bind_with(address, 0)
+}
+
+fn bind_with(address: SocketAddr, lanes: usize) -> Result<QuicTransport, TransportError> {
+    let config = QuicConfig { lanes, ..QuicConfig::new(address, Security::Insecure) };
+    QuicTransport::bind(config, Arc::new(NoObserver))
 }
 
 fn show(name: &str, timed: &Timed) {

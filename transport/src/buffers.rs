@@ -1,6 +1,6 @@
 //! Memory that payloads arrive in, aligned, used again once nobody holds what came in it before. Reads nothing.
 
-use std::sync::Mutex;
+use std::{ops::Range, sync::Mutex};
 
 use bytes::{Buf, Bytes, BytesMut};
 
@@ -82,6 +82,20 @@ impl Buffer {
     pub fn append(&mut self, bytes: &[u8]) {
         debug_assert!(self.len() + bytes.len() <= self.size);
         self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Cuts off the places of what comes elsewhere, each with its size: an empty buffer keeps what is before the first.
+    pub fn split(&mut self, parts: impl Iterator<Item = Range<usize>>) -> Vec<(BytesMut, usize)> {
+        let parts: Vec<_> = parts.collect();
+        let mut places: Vec<_> =
+            parts.iter().rev().map(|part| (self.bytes.split_off(part.start), part.len())).collect();
+        places.reverse();
+        places
+    }
+
+    /// Adds a place that was cut off, now full, behind what is there.
+    pub fn join(&mut self, place: BytesMut) {
+        self.bytes.unsplit(place);
     }
 
     /// Whether nobody holds what was in it; it is empty and whole then.

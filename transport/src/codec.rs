@@ -8,13 +8,13 @@
 //! | 4..6 | protocol version | 28..32 | rows |
 //! | 6 | kind | 32..40 | meta length |
 //! | 7 | payload type | 40..48 | payload length |
-//! | 8..16 | job | 48..64 | zero |
-//! | 16..20 | shard set | 64.. | meta, zeros up to a multiple of 64, payload |
-//! | 20..24 | layer | | |
+//! | 8..16 | job | 48..50 | parts of the payload that go over other streams |
+//! | 16..20 | shard set | 50..64 | zero |
+//! | 20..24 | layer | 64.. | meta, zeros up to a multiple of 64, payload or its first part |
 //!
-//! Every byte is decided by the frame, so a decoded frame encodes to the bytes it came from.
+//! Every byte is decided by the frame and that number, so a decoded frame encodes to the bytes it came from.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use bytes::{Buf, Bytes, BytesMut};
 use rkyv::util::AlignedVec;
@@ -35,14 +35,18 @@ pub const FIRST_RESERVATION: usize = 4 << 20;
 pub const RESERVATION_GROWTH: usize = 4;
 /// A meta up to here is copied behind its header, which costs less than to hand it over by itself.
 const SMALL_META: usize = 2 << 10;
+/// Payloads from here on may come in parts: below, one core is done before others have woken.
+pub(crate) const STRIPED_FROM: usize = 1 << 20;
 /// Bytes taken at once for headers and small metas.
 const HEADS: usize = 16 << 10;
+/// Where a header says how many parts of the payload go over other streams.
+const PARTS: Range<usize> = 48..50;
 const MAGIC: [u8; 4] = *b"ASTR";
 const ZEROS: [u8; PAYLOAD_ALIGNMENT] = [0; PAYLOAD_ALIGNMENT];
 
 /// The frame in wire order, in four parts. Meta and payload are moved, not copied, but for a small meta.
 pub fn encode(frame: Frame) -> Result<[Bytes; 4], FrameError> {
-    Encoder::default().encode(frame)
+    Encoder::default().encode(frame, 0)
 }
 
 /// Makes frames of one channel into bytes, and uses the memory of their headers again once nobody needs them.
@@ -53,7 +57,8 @@ pub(crate) struct Encoder {
 
 impl Encoder {
     /// The frame in wire order: header, with a small meta behind it, a large meta, padding, payload.
-    pub fn encode(&mut self, frame: Frame) -> Result<[Bytes; 4], FrameError> {
+    /// The header says that so many `parts` of the payload go over other streams.
+    pub fn encode(&mut self, frame: Frame, parts: usize) -> Result<[Bytes; 4], FrameError> {
         check(&frame)?;
         let (meta, payload) = (frame.meta.len(), frame.payload.len());
         let padding = &ZEROS[..padding(meta, payload)];
@@ -61,7 +66,9 @@ impl Encoder {
         if self.heads.capacity() < HEADER_BYTES + joined {
             self.heads.reserve(HEADS);
         }
-        self.heads.extend_from_slice(&encode_header(&frame.header, meta, payload));
+        let mut header = encode_header(&frame.header, meta, payload);
+        header[PARTS].copy_from_slice(&(parts as u16).to_le_bytes());
+        self.heads.extend_from_slice(&header);
         if meta <= SMALL_META {
             self.heads.extend_from_slice(&frame.meta);
             self.heads.extend_from_slice(padding);
@@ -89,6 +96,35 @@ pub struct FrameDecoder {
     filled: usize,
     body: Option<Body>,
     buffers: Arc<Buffers>,
+    /// Other streams that parts of a payload may come over.
+    others: usize,
+}
+
+/// What a decoder makes of a stream.
+pub(crate) enum Decoded {
+    Frame(Frame),
+    /// A frame has begun of whose payload parts come over other streams: their places, and how many bytes each has.
+    Begun(Vec<(BytesMut, usize)>),
+    /// All that comes of such a frame over this stream.
+    Parted(Parted),
+}
+
+/// A frame that waits for parts of its payload.
+pub(crate) struct Parted {
+    header: FrameHeader,
+    meta: AlignedVec,
+    payload: Buffer,
+}
+
+impl Parted {
+    /// Adds the part that follows what is there.
+    pub fn join(&mut self, part: BytesMut) {
+        self.payload.join(part);
+    }
+
+    pub fn finish(self, buffers: &Buffers) -> Frame {
+        Frame::new(self.header, self.meta, buffers.lend(self.payload))
+    }
 }
 
 struct Body {
@@ -97,9 +133,10 @@ struct Body {
     meta: AlignedVec,
     padding_left: usize,
     payload: Option<Buffer>,
+    is_parted: bool,
 }
 
-/// How long the parts of a frame are.
+/// How long meta and payload of a frame are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lengths {
     pub meta: usize,
@@ -108,7 +145,7 @@ pub(crate) struct Lengths {
 
 impl Default for FrameDecoder {
     fn default() -> Self {
-        Self::with(Default::default())
+        Self::with(Default::default(), 0)
     }
 }
 
@@ -118,9 +155,9 @@ impl FrameDecoder {
         Self::default()
     }
 
-    /// One whose payloads arrive in `buffers`.
-    pub(crate) fn with(buffers: Arc<Buffers>) -> Self {
-        Self { header: [0; HEADER_BYTES], filled: 0, body: None, buffers }
+    /// One whose payloads arrive in `buffers`, parts of them over so many `others` streams at most.
+    pub(crate) fn with(buffers: Arc<Buffers>, others: usize) -> Self {
+        Self { header: [0; HEADER_BYTES], filled: 0, body: None, buffers, others }
     }
 
     /// Bytes held for the frame that is coming.
@@ -136,6 +173,15 @@ impl FrameDecoder {
 
     /// Takes bytes from `input` until a frame is whole or `input` is empty. After an error the stream has lost its place.
     pub fn decode(&mut self, input: &mut Bytes) -> Result<Option<Frame>, FrameError> {
+        match self.next(input)? {
+            None => Ok(None),
+            Some(Decoded::Frame(frame)) => Ok(Some(frame)),
+            Some(_) => unreachable!("a header that names other streams is refused where there are none"),
+        }
+    }
+
+    /// The same where parts of payloads may come over other streams.
+    pub(crate) fn next(&mut self, input: &mut Bytes) -> Result<Option<Decoded>, FrameError> {
         let mut body = match self.body.take() {
             Some(body) => body,
             None => {
@@ -145,7 +191,13 @@ impl FrameDecoder {
                 if self.filled < HEADER_BYTES {
                     return Ok(None);
                 }
-                Body::new(&self.header)?
+                let (mut body, parts) = Body::new(&self.header, self.others)?;
+                if parts > 0 {
+                    let places = body.part(parts, &self.buffers);
+                    self.body = Some(body);
+                    return Ok(Some(Decoded::Begun(places)));
+                }
+                body
             }
         };
         if !body.fill(input, &self.buffers)? {
@@ -153,16 +205,35 @@ impl FrameDecoder {
             return Ok(None);
         }
         self.filled = 0;
-        let payload = body.payload.map_or_else(Bytes::new, |payload| self.buffers.lend(payload));
-        Ok(Some(Frame::new(body.header, body.meta, payload)))
+        let Body { header, meta, payload, is_parted, .. } = body;
+        Ok(Some(match payload {
+            Some(payload) if is_parted => Decoded::Parted(Parted { header, meta, payload }),
+            Some(payload) => Decoded::Frame(Frame::new(header, meta, self.buffers.lend(payload))),
+            None => Decoded::Frame(Frame::new(header, meta, Bytes::new())),
+        }))
     }
 }
 
 impl Body {
-    fn new(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
-        let (header, lengths) = decode_header(bytes)?;
+    /// What a header says, and how many parts of the payload come over other streams.
+    fn new(bytes: &[u8; HEADER_BYTES], others: usize) -> Result<(Self, usize), FrameError> {
+        let (header, lengths, parts) = decode_any_header(bytes)?;
+        if parts > others || parts > 0 && lengths.payload < STRIPED_FROM {
+            return Err(FrameError::NotZero { field: "the number of parts" });
+        }
         let padding_left = padding(lengths.meta, lengths.payload);
-        Ok(Self { header, lengths, meta: AlignedVec::new(), padding_left, payload: None })
+        Ok((Self { header, lengths, meta: AlignedVec::new(), padding_left, payload: None, is_parted: false }, parts))
+    }
+
+    /// Takes the whole payload's buffer, which nothing has touched yet, keeps the first part and gives the places of others.
+    fn part(&mut self, parts: usize, buffers: &Buffers) -> Vec<(BytesMut, usize)> {
+        let whole = self.lengths.payload;
+        let mut buffer = buffers.again(whole).unwrap_or_else(|| Buffer::new(whole));
+        let mut cuts = cut(whole, parts + 1);
+        self.lengths.payload = cuts.next().expect("the first part").len();
+        let places = buffer.split(cuts);
+        (self.payload, self.is_parted) = (Some(buffer), true);
+        places
     }
 
     /// Whether the frame is whole.
@@ -216,6 +287,12 @@ pub(crate) fn align(bytes: Bytes) -> Bytes {
     Bytes::from_owner(aligned)
 }
 
+/// Where the parts of a payload begin and end.
+pub(crate) fn cut(payload: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
+    let part = payload.div_ceil(parts).next_multiple_of(PAYLOAD_ALIGNMENT);
+    (0..parts).map(move |index| (index * part).min(payload)..((index + 1) * part).min(payload))
+}
+
 /// Zeros between meta and payload; none where there is no payload.
 fn padding(meta: usize, payload: usize) -> usize {
     if payload == 0 { 0 } else { (HEADER_BYTES + meta).next_multiple_of(PAYLOAD_ALIGNMENT) - HEADER_BYTES - meta }
@@ -238,8 +315,15 @@ pub(crate) fn encode_header(header: &FrameHeader, meta: usize, payload: usize) -
     bytes
 }
 
-/// The fields and lengths that a frame begins with, within the limits.
+/// The fields and lengths that a frame begins with, within the limits, where all of it comes over one stream.
+#[cfg(feature = "ucx")]
 pub(crate) fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, Lengths), FrameError> {
+    let (header, lengths, parts) = decode_any_header(bytes)?;
+    if parts > 0 { Err(FrameError::NotZero { field: "the number of parts" }) } else { Ok((header, lengths)) }
+}
+
+/// The same, and how many parts of the payload come over other streams.
+fn decode_any_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, Lengths, usize), FrameError> {
     let mut rest = &bytes[..];
     let mut magic = [0; 4];
     rest.copy_to_slice(&mut magic);
@@ -260,10 +344,11 @@ pub(crate) fn decode_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, 
         rows: rest.get_u32_le(),
     };
     let lengths = check_lengths(header.payload_type, rest.get_u64_le(), rest.get_u64_le())?;
+    let parts = rest.get_u16_le();
     if rest.iter().any(|byte| *byte != 0) {
         return Err(FrameError::NotZero { field: "the end of the header" });
     }
-    Ok((header, lengths))
+    Ok((header, lengths, parts.into()))
 }
 
 fn decode_kind(got: u8) -> Result<FrameKind, FrameError> {
@@ -419,6 +504,7 @@ mod tests {
         assert_eq!(with(6, &[0]), FrameError::Kind { got: 0 });
         assert_eq!(with(6, &[5]), FrameError::Kind { got: 5 });
         assert_eq!(with(7, &[3]), FrameError::PayloadType { got: 3 });
+        assert_eq!(with(48, &[1]), FrameError::NotZero { field: "the number of parts" });
         assert_eq!(with(63, &[1]), FrameError::NotZero { field: "the end of the header" });
         let (got, max) = (u64::MAX, MAX_META_BYTES);
         assert_eq!(with(32, &got.to_le_bytes()), FrameError::TooLarge { part: "meta", got, max });
@@ -443,6 +529,35 @@ mod tests {
         assert_eq!(feed(vec![1]), FIRST_RESERVATION);
         assert_eq!(feed(vec![1; FIRST_RESERVATION - 1]), FIRST_RESERVATION);
         assert_eq!(feed(vec![1; FIRST_RESERVATION]), RESERVATION_GROWTH * 2 * FIRST_RESERVATION);
+    }
+
+    #[test]
+    fn a_payload_in_parts_is_one_again() {
+        for (payload, parts) in [(STRIPED_FROM, 1), (STRIPED_FROM + 6, 3), (5 * STRIPED_FROM - 2, 15)] {
+            let mut frame = Frame::control(AlignedVec::new());
+            frame.meta.extend_from_slice(&[3; 77]);
+            frame.header.payload_type = PayloadType::Bf16;
+            frame.payload = (0..payload).map(|index| (index ^ (index >> 9)) as u8).collect();
+            let encoded = Encoder::default().encode(frame.clone(), parts).expect("the frame is valid");
+            let mut cuts = cut(payload, parts + 1);
+            let first = cuts.next().expect("a first part");
+            let mut wire = Bytes::from([&encoded[..3].concat()[..], &frame.payload[first]].concat());
+            let buffers = Arc::new(Buffers::default());
+            let mut decoder = FrameDecoder::with(buffers.clone(), 15);
+            let Ok(Some(Decoded::Begun(places))) = decoder.next(&mut wire) else { panic!("the header says so") };
+            let Ok(Some(Decoded::Parted(mut parted))) = decoder.next(&mut wire) else {
+                panic!("the first part is there")
+            };
+            assert!(decoder.is_between_frames() && wire.is_empty());
+            for ((mut place, bytes), cut) in places.into_iter().zip(cuts) {
+                assert_eq!(bytes, cut.len());
+                place.extend_from_slice(&frame.payload[cut]);
+                parted.join(place);
+            }
+            let got = parted.finish(&buffers);
+            assert!(got.payload == frame.payload && got.meta[..] == frame.meta[..] && got.header == frame.header);
+            assert!(got.payload.as_ptr().addr().is_multiple_of(PAYLOAD_ALIGNMENT));
+        }
     }
 
     #[test]

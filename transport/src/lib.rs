@@ -122,6 +122,10 @@ pub trait Observer: Send + Sync + 'static {
     fn rejected(&self, reason: &'static str) {
         let _ = reason;
     }
+    /// The link to a peer has so many further lanes for large payloads from now on.
+    fn lanes(&self, peer: SocketAddr, lanes: usize) {
+        let _ = (peer, lanes);
+    }
     /// A peer that called from there got no link: `cause` in words.
     fn turned_away(&self, peer: SocketAddr, cause: &str) {
         let _ = (peer, cause);

@@ -6,9 +6,11 @@
 
 pub(crate) mod cause;
 mod channel;
+mod lanes;
 mod link;
 mod loopback;
 mod socket;
+mod stripes;
 pub(crate) mod tls;
 mod tuning;
 pub(crate) mod vouch;
@@ -25,7 +27,11 @@ use futures_util::future::BoxFuture;
 use quinn::{ClientConfig, Connection, Endpoint, Incoming, ServerConfig, TransportConfig, VarInt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use self::{link::QuicLink, socket::Socket};
+use self::{
+    lanes::Lanes,
+    link::{Peer, QuicLink},
+    socket::Socket,
+};
 use crate::{
     Link, Observer, PROTOCOL_VERSION, Transport, TransportError,
     buffers::Buffers,
@@ -62,6 +68,8 @@ pub struct QuicConfig {
     pub receive_window: u32,
     /// Largest datagram, up to which paths between machines are probed. Within a machine datagrams are as large as IP packets.
     pub max_mtu: u16,
+    /// Further sockets, each with a thread of its own, over which large payloads are spread where the peer has some too.
+    pub lanes: usize,
 }
 
 impl QuicConfig {
@@ -75,6 +83,7 @@ impl QuicConfig {
             connect_timeout: Duration::from_secs(5),
             receive_window: 64 << 20,
             max_mtu: 8952,
+            lanes: 0,
         }
     }
 }
@@ -92,7 +101,9 @@ struct Settings {
     paths: Paths,
     trust: RwLock<Arc<Trust>>,
     connect_timeout: Duration,
+    idle_timeout: Duration,
     buffers: Arc<Buffers>,
+    lanes: Lanes,
     observer: Arc<dyn Observer>,
     vouched: vouch::Desk,
 }
@@ -129,13 +140,16 @@ impl QuicTransport {
         let trust = Arc::new(Trust::new(&config.security, &paths)?);
         let address = socket.local_addr().map_err(failed)?;
         let server = trust.network.server.as_ref().clone();
+        let lanes = Lanes::new(config.lanes, address, &server).map_err(failed)?;
         let socket = Arc::new(Socket::new(socket).map_err(failed)?);
         let runtime = Arc::new(quinn::TokioRuntime);
         let endpoint = Endpoint::new_with_abstract_socket(tuning::endpoint(), Some(server), socket, runtime);
         let endpoint = endpoint.map_err(failed)?;
-        let (trust, connect_timeout) = (RwLock::new(trust), config.connect_timeout);
-        let (buffers, vouched) = Default::default();
-        let settings = Arc::new(Settings { paths, trust, connect_timeout, buffers, observer, vouched });
+        let (trust, (buffers, vouched)) = (RwLock::new(trust), Default::default());
+        let QuicConfig { connect_timeout, idle_timeout, .. } = config;
+        let settings = Settings { paths, trust, connect_timeout, idle_timeout, buffers, lanes, observer, vouched };
+        let settings = Arc::new(settings);
+        lanes::accept(&settings);
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(endpoint.clone(), settings.clone(), sender));
         Ok(Self { endpoint, address, settings, accepted: AsyncMutex::new(accepted) })
@@ -147,17 +161,20 @@ impl QuicTransport {
     pub fn rotate(&self, security: &Security) -> Result<(), TransportError> {
         let trust = Arc::new(Trust::new(security, &self.settings.paths)?);
         self.endpoint.set_server_config(Some(trust.network.server.as_ref().clone()));
+        self.settings.lanes.rotate(&trust.network.server);
         *self.settings.trust.write().unwrap_or_else(PoisonError::into_inner) = trust;
         Ok(())
     }
 
-    async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
+    async fn connect_to(&self, address: SocketAddr) -> Result<Arc<QuicLink>, TransportError> {
         self.in_time(address, async {
             let trust = self.settings.trust();
             let (connection, peer) = self.shake_hands(address, &trust, &trust.sides(address).client).await?;
             let link = QuicLink::new(connection, peer, &self.settings);
-            link.await_welcome().await?;
-            Ok(Arc::new(link) as Arc<dyn Link>)
+            if let Some(announced) = link.await_welcome().await? {
+                lanes::connect(&self.settings, &link.peer, &announced);
+            }
+            Ok(Arc::new(link))
         })
         .await
     }
@@ -213,7 +230,7 @@ impl Transport for QuicTransport {
     }
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {
-        Box::pin(self.connect_to(address))
+        Box::pin(async move { Ok(self.connect_to(address).await? as Arc<dyn Link>) })
     }
 
     fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>> {
@@ -222,6 +239,7 @@ impl Transport for QuicTransport {
 
     fn close(&self) {
         self.endpoint.close(VarInt::from_u32(0), TRANSPORT_CLOSED.as_bytes());
+        self.settings.lanes.close(TRANSPORT_CLOSED.as_bytes());
     }
 
     fn drained(&self) -> BoxFuture<'_, ()> {
@@ -309,7 +327,7 @@ impl From<quinn::ConnectionError> for Rejected {
 }
 
 /// A link; none where the connection is to vouch for one of another transport.
-async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Option<Arc<dyn Link>>, Rejected> {
+async fn welcome(incoming: Incoming, settings: &Arc<Settings>) -> Result<Option<Arc<dyn Link>>, Rejected> {
     let trust = settings.trust();
     let server = trust.sides(incoming.remote_address()).server.clone();
     let connection = incoming.accept_with(server)?.await?;
@@ -323,7 +341,9 @@ async fn welcome(incoming: Incoming, settings: &Settings) -> Result<Option<Arc<d
     }
     // In TLS 1.3 a client is done before its certificate is looked at; this tells it that it was let in.
     let mut greeting = connection.open_uni().await?;
+    let link = QuicLink::new(connection, peer, settings);
+    let said = [&PROTOCOL_VERSION.to_le_bytes()[..], &settings.lanes.announce(&link.peer)].concat();
     // A lost connection shows in the link's first use.
-    let _ = greeting.write_all(&PROTOCOL_VERSION.to_le_bytes()).await;
-    Ok(Some(Arc::new(QuicLink::new(connection, peer, settings))))
+    let _ = greeting.write_all(&said).await;
+    Ok(Some(Arc::new(link)))
 }

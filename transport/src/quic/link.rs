@@ -1,4 +1,4 @@
-//! One authenticated peer over QUIC: its connection, and the channels over it.
+//! One authenticated peer over QUIC: its connection, its lanes, and the channels between.
 
 use std::{
     net::SocketAddr,
@@ -7,50 +7,90 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use quinn::{Connection, VarInt};
+use quinn::{Connection, ReadError, ReadExactError};
+use tokio::sync::Mutex as AsyncMutex;
 
-use super::{Settings, TRANSPORT_CLOSED, cause, channel};
+use super::{
+    Settings, TRANSPORT_CLOSED, cause, channel,
+    lanes::{Announced, CLOSED},
+    stripes::Stripes,
+};
 use crate::{Channel, Link, Observer, PROTOCOL_VERSION, TransportError, buffers::Buffers, certificates::Member};
 
 /// What a link and its channels share.
 pub(super) struct Peer {
     pub connection: Connection,
     pub address: SocketAddr,
+    /// Who it is, by its certificate.
+    pub member: Option<Member>,
     /// The words of this side's `close`.
     closing: OnceLock<String>,
+    pub stripes: Arc<Stripes>,
     pub buffers: Arc<Buffers>,
     pub observer: Arc<dyn Observer>,
 }
 
 impl Peer {
+    /// Ends the link and its lanes. The first reason stands.
+    pub fn close(&self, reason: &str) {
+        let reason = self.closing.get_or_init(|| reason.to_owned());
+        self.connection.close(CLOSED, reason.as_bytes());
+        self.stripes.close(CLOSED, reason.as_bytes());
+    }
+
+    /// A part of a frame did not go over its lane, which takes the link with it, if that is not gone before.
+    pub fn lost_lane(&self, error: quinn::ConnectionError) -> TransportError {
+        let lost = self.connection.close_reason();
+        lost.map_or_else(
+            || TransportError::Closed {
+                peer: self.address,
+                reason: format!("a lane was lost: {}", cause::words(error)),
+            },
+            |error| self.lost(error),
+        )
+    }
+
     pub fn lost(&self, error: quinn::ConnectionError) -> TransportError {
         let closing = self.closing.get().map_or(TRANSPORT_CLOSED, String::as_str);
         cause::of_loss(error, self.address, closing)
     }
 }
 
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.stripes.close(CLOSED, b"");
+    }
+}
+
 pub(super) struct QuicLink {
-    peer: Arc<Peer>,
-    member: Option<Member>,
+    pub peer: Arc<Peer>,
+    /// Channels begin in the order in which the peer opened them.
+    accepting: AsyncMutex<()>,
 }
 
 impl QuicLink {
     pub fn new(connection: Connection, member: Option<Member>, settings: &Settings) -> Self {
         let address = connection.remote_address();
-        let (closing, buffers, observer) = (OnceLock::new(), settings.buffers.clone(), settings.observer.clone());
-        Self { peer: Arc::new(Peer { connection, address, closing, buffers, observer }), member }
+        let (closing, stripes) = Default::default();
+        let (buffers, observer) = (settings.buffers.clone(), settings.observer.clone());
+        let peer = Arc::new(Peer { connection, address, member, closing, stripes, buffers, observer });
+        Self { peer, accepting: AsyncMutex::default() }
     }
 
-    pub async fn await_welcome(&self) -> Result<(), TransportError> {
+    /// What the peer tells of its lanes, once it has let this side in.
+    pub async fn await_welcome(&self) -> Result<Option<Announced>, TransportError> {
         let lost = |error| cause::of_handshake(error, self.peer.address);
         let mut greeting = self.peer.connection.accept_uni().await.map_err(lost)?;
         let mut version = [0; 2];
-        match greeting.read_exact(&mut version).await {
-            Ok(()) if u16::from_le_bytes(version) == PROTOCOL_VERSION => Ok(()),
-            Ok(()) => Err(TransportError::protocol_version(self.peer.address)),
-            Err(quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(error))) => Err(lost(error)),
-            Err(error) => Err(TransportError::Handshake { peer: self.peer.address, cause: error.to_string() }),
-        }
+        let read = match greeting.read_exact(&mut version).await {
+            Ok(()) if u16::from_le_bytes(version) == PROTOCOL_VERSION => Announced::read(&mut greeting).await,
+            Ok(()) => return Err(TransportError::protocol_version(self.peer.address)),
+            Err(error) => Err(error),
+        };
+        read.map_err(|error| match error {
+            ReadExactError::ReadError(ReadError::ConnectionLost(error)) => lost(error),
+            error => TransportError::Handshake { peer: self.peer.address, cause: error.to_string() },
+        })
     }
 }
 
@@ -60,7 +100,7 @@ impl Link for QuicLink {
     }
 
     fn peer(&self) -> Option<&Member> {
-        self.member.as_ref()
+        self.peer.member.as_ref()
     }
 
     fn rtt(&self) -> Option<Duration> {
@@ -77,14 +117,14 @@ impl Link for QuicLink {
 
     fn accept(&self) -> BoxFuture<'_, Result<Channel, TransportError>> {
         Box::pin(async {
+            let _turn = self.accepting.lock().await;
             let streams = self.peer.connection.accept_bi().await.map_err(|error| self.peer.lost(error))?;
             Ok(channel::over(streams, &self.peer))
         })
     }
 
     fn close(&self, reason: &str) {
-        let reason = self.peer.closing.get_or_init(|| reason.to_owned());
-        self.peer.connection.close(VarInt::from_u32(0), reason.as_bytes());
+        self.peer.close(reason);
     }
 
     fn closed(&self) -> BoxFuture<'_, TransportError> {

@@ -27,7 +27,7 @@ const SMALLEST_MTU: u16 = 1200;
 /// What QUIC lets a peer send in one datagram (RFC 9000, section 18.2). Buffers are as large: the system hands over several
 /// datagrams of a peer as one.
 const LARGEST_UDP_PAYLOAD: u16 = 65527;
-/// Channels a peer may have open at a time.
+/// Channels a peer may have open at a time, and parts of payloads that a lane may carry.
 const MAX_CHANNELS: u32 = 1024;
 
 /// Asks for queues that hold a burst of every host of a small cluster, and says what a receiver has; a full queue drops
@@ -94,7 +94,7 @@ fn transport(config: &QuicConfig, packets_per_ack: u32) -> TransportConfig {
     let mut transport = TransportConfig::default();
     transport
         .max_concurrent_bidi_streams(VarInt::from_u32(MAX_CHANNELS))
-        .max_concurrent_uni_streams(VarInt::from_u32(1))
+        .max_concurrent_uni_streams(VarInt::from_u32(MAX_CHANNELS))
         .max_idle_timeout(Some(IdleTimeout::try_from(config.idle_timeout).unwrap_or(VarInt::MAX.into())))
         .keep_alive_interval(Some(config.keep_alive))
         .stream_receive_window(window)

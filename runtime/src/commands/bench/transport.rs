@@ -5,8 +5,10 @@ use std::{
     sync::Arc,
 };
 
+#[cfg(feature = "ucx")]
+use asterism_transport::ucx::{UcxConfig, UcxTransport};
 use asterism_transport::{
-    NoObserver,
+    NoObserver, TransportError,
     local::LocalNetwork,
     measure::{self, Load, MeasureError, Timed},
     quic::{QuicConfig, QuicTransport, Security},
@@ -33,6 +35,9 @@ pub struct TransportArgs {
     /// Timed payloads of 64 MiB, one way
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = up_to::<10_000>)]
     pub bulk: usize,
+    /// Further sockets of QUIC for large payloads, each with a thread of its own
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=15))]
+    pub lanes: u8,
 }
 
 /// What carries bytes.
@@ -45,22 +50,38 @@ pub enum Kind {
     Local,
     /// QUIC with TLS 1.3
     Quic,
+    /// UCX over shared memory
+    #[cfg(feature = "ucx")]
+    #[value(name = "ucx-shm")]
+    #[serde(rename = "ucx-shm")]
+    UcxShm,
+    /// UCX over TCP
+    #[cfg(feature = "ucx")]
+    #[value(name = "ucx-tcp")]
+    #[serde(rename = "ucx-tcp")]
+    UcxTcp,
+}
+
+impl Kind {
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// Times and prints.
 pub fn run(globals: &Globals, args: &TransportArgs) -> Result<Exit, CliError> {
     let loads = loads(args);
     let mut rows = Vec::new();
-    // Plain TCP first: the others are told by it.
-    for kind in [Kind::Tcp, Kind::Local, Kind::Quic] {
+    // In their order: plain TCP comes first, the others are told by it.
+    for kind in Kind::value_variants().iter().copied() {
         if !args.transport.is_empty() && !args.transport.contains(&kind) {
             continue;
         }
         let done = |timed: &Timed| {
             let row = Row::new(kind, timed, &[]);
-            globals.note(format_args!("{}, {}: {:.1} us", output::lower(&kind), row.what(), 1e6 * row.median_s));
+            globals.note(format_args!("{}, {}: {:.1} us", kind.name(), row.what(), 1e6 * row.median_s));
         };
-        for timed in time(kind, &loads, done).map_err(|error| refused(kind, &error))? {
+        for timed in time(kind, args, &loads, done).map_err(|error| refused(kind, &error))? {
             rows.push(Row::new(kind, &timed, &rows));
         }
     }
@@ -81,7 +102,12 @@ fn loads(args: &TransportArgs) -> [Load; 4] {
     ]
 }
 
-fn time(kind: Kind, loads: &[Load], done: impl FnMut(&Timed)) -> Result<Vec<Timed>, MeasureError> {
+fn time(
+    kind: Kind,
+    args: &TransportArgs,
+    loads: &[Load],
+    done: impl FnMut(&Timed),
+) -> Result<Vec<Timed>, MeasureError> {
     let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     match kind {
         Kind::Tcp => measure::tcp(loads, done),
@@ -90,14 +116,29 @@ fn time(kind: Kind, loads: &[Load], done: impl FnMut(&Timed)) -> Result<Vec<Time
             measure::between(move || network.bind(here, Arc::new(NoObserver)), loads, done)
         }
         Kind::Quic => {
-            let bind = move || QuicTransport::bind(QuicConfig::new(here, Security::Insecure), Arc::new(NoObserver));
-            measure::between(bind, loads, done)
+            let lanes = args.lanes.into();
+            measure::between(move || quic(here, lanes), loads, done)
         }
+        #[cfg(feature = "ucx")]
+        Kind::UcxShm => measure::between(move || ucx(here, "shm"), loads, done),
+        #[cfg(feature = "ucx")]
+        Kind::UcxTcp => measure::between(move || ucx(here, "tcp"), loads, done),
     }
 }
 
+fn quic(here: SocketAddr, lanes: usize) -> Result<QuicTransport, TransportError> {
+    let config = QuicConfig { lanes, ..QuicConfig::new(here, Security::Insecure) };
+    QuicTransport::bind(config, Arc::new(NoObserver))
+}
+
+#[cfg(feature = "ucx")]
+fn ucx(here: SocketAddr, transports: &str) -> Result<UcxTransport, TransportError> {
+    let config = UcxConfig { transports: Some(transports.into()), ..UcxConfig::default() };
+    UcxTransport::bind(config, Arc::new(quic(here, 0)?), Arc::new(NoObserver))
+}
+
 fn refused(kind: Kind, error: &MeasureError) -> CliError {
-    CliError::unreachable(format!("{} cannot be timed: {error}", output::lower(&kind)))
+    CliError::unreachable(format!("{} cannot be timed: {error}", kind.name()))
         .hint("`asterism doctor` says what this machine lacks")
 }
 
@@ -138,7 +179,7 @@ fn table(rows: &[Row]) -> Table {
     let mut table = Table::new(["TRANSPORT", "PAYLOAD", "ROUNDS", "MEDIAN US", "P99 US", "GB/S", "BY TCP"]);
     for row in rows {
         table.row([
-            output::lower(&row.transport),
+            row.transport.name(),
             row.what(),
             row.rounds.to_string(),
             format!("{:.1}", 1e6 * row.median_s),
