@@ -17,7 +17,7 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2> /dev/null || sk
 prefix="los$$"
 server=
 cleanup() {
-    [ -z "$server" ] || kill "$server" 2> /dev/null || true
+    kill $server ${network_PID:-} 2> /dev/null || true
     wait 2> /dev/null || true
     for name in near far; do ip netns del "$prefix-$name" 2> /dev/null || true; done
 }
