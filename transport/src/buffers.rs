@@ -33,6 +33,12 @@ impl Buffers {
         Some(kept.remove(index))
     }
 
+    /// An empty buffer that takes at least `bytes`.
+    #[cfg(feature = "ucx")]
+    pub fn take(&self, bytes: usize) -> Buffer {
+        self.again(bytes).unwrap_or_else(|| Buffer::new(bytes))
+    }
+
     /// What `buffer` holds; its memory comes back once the last holder drops it.
     pub fn lend(&self, mut buffer: Buffer) -> Bytes {
         let lent = buffer.bytes.split().freeze();
@@ -96,6 +102,12 @@ impl Buffer {
     /// Adds a place that was cut off, now full, behind what is there.
     pub fn join(&mut self, place: BytesMut) {
         self.bytes.unsplit(place);
+    }
+
+    /// Its memory, for whoever fills it by address.
+    #[cfg(feature = "ucx")]
+    pub fn memory(&mut self) -> &mut BytesMut {
+        &mut self.bytes
     }
 
     /// Whether nobody holds what was in it; it is empty and whole then.

@@ -17,7 +17,6 @@ mod gate;
 mod hello;
 mod link;
 mod message;
-mod pool;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -41,11 +40,11 @@ use self::{
     hello::Hello,
     link::UcxLink,
     message::{Addressee, TOKEN_BYTES},
-    pool::Pool,
     worker::{Arrival, Handler, Worker},
 };
 use crate::{
     Link, Observer, Transport, TransportError,
+    buffers::Buffers,
     local::{TRANSPORT_CLOSED, lock},
     quic::{QuicTransport, vouch::Vouched},
     signal::Signal,
@@ -67,8 +66,6 @@ pub struct UcxConfig {
     pub spin: Duration,
     /// Bytes a peer may send ahead of the reader of a channel; the last frame may go beyond it.
     pub receive_window: u32,
-    /// Payload memory that is kept for the next frames.
-    pub pool_bytes: usize,
     /// Longest wait for the peer's first word over UCX.
     pub connect_timeout: Duration,
     /// How often UCX looks whether a silent peer is alive.
@@ -83,7 +80,6 @@ impl Default for UcxConfig {
             settings: Vec::new(),
             spin: Duration::from_micros(50),
             receive_window: 64 << 20,
-            pool_bytes: 256 << 20,
             connect_timeout: Duration::from_secs(5),
             keep_alive: Duration::from_secs(1),
         }
@@ -111,7 +107,7 @@ struct Shared {
     version: String,
     worker: Arc<Worker>,
     table: Arc<Table>,
-    pool: Arc<Pool>,
+    buffers: Arc<Buffers>,
     random: SystemRandom,
     closed: Arc<Signal<bool>>,
 }
@@ -162,9 +158,8 @@ impl UcxTransport {
             context::failed("another UCX transport uses this QUIC transport", "bind one UCX transport to each")
         })?;
         tokio::spawn(driving);
-        let pool = Pool::new(config.pool_bytes);
-        let (version, random) = (context::version(), SystemRandom::new());
-        let shared = Arc::new(Shared { quic, config, observer, version, worker, table, pool, random, closed });
+        let (version, random, buffers) = (context::version(), SystemRandom::new(), Arc::default());
+        let shared = Arc::new(Shared { quic, config, observer, version, worker, table, buffers, random, closed });
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(shared.clone(), vouched, sender));
         Ok(Self { shared, accepted: AsyncMutex::new(accepted) })
@@ -227,7 +222,7 @@ impl Shared {
         let (window, own_window) = (u64::from(theirs.window), u64::from(self.config.receive_window));
         let met =
             Met { theirs: theirs.addressee, window, own_window, connected, connection, member, endpoint, failure };
-        let (core, accepted) = Core::new(met, self.observer.clone(), self.pool.clone());
+        let (core, accepted) = Core::new(met, self.observer.clone(), self.buffers.clone());
         let entry = Entry { token: own.token, core: Arc::downgrade(&core) };
         lock(&self.table.links).insert(own.link, entry);
         // A transport that closes closes what it finds in the table.

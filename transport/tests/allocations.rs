@@ -12,7 +12,7 @@ use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, NoObserver, Pay
 use bytes::Bytes;
 use common::{Rig, channel, meet, within};
 use rkyv::util::AlignedVec;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 
 /// The system's allocator, which counts what each thread asks for.
 struct Counting;
@@ -47,6 +47,10 @@ const COUNTED: usize = 200;
 /// Frames of `bytes` there and back between two transports whose sockets others drive; what a round asks the allocator for.
 fn cost(rig: impl Rig, bytes: usize) -> (f64, f64) {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime starts");
+    cost_on(&runtime, rig, bytes)
+}
+
+fn cost_on(runtime: &Runtime, rig: impl Rig, bytes: usize) -> (f64, f64) {
     runtime.block_on(async {
         let [near, far] = [(); 2].map(|()| rig.bind(Arc::new(NoObserver)));
         let (near_link, far_link) = meet(&near, &far).await;
@@ -111,5 +115,16 @@ fn a_frame_over_quic_arrives_in_memory_that_came_back() {
         let [calls_of_quinn, bytes_of_quinn] = OF_QUINN;
         assert!(calls <= calls_of_quinn + NOTHING, "{calls} allocations a round of frames of {bytes} bytes");
         assert!(taken <= 1.1 * bytes_of_quinn, "{taken} bytes a round of frames of {bytes} bytes");
+    }
+}
+
+/// UCX is driven on the thread that counts, so that arrivals count too; so does what QUIC does beside it, now and then.
+#[cfg(feature = "ucx")]
+#[test]
+fn a_frame_over_ucx_costs_nothing() {
+    for (transports, bytes) in [("shm", 4), ("shm", 16 << 10), ("tcp", 4), ("tcp", 16 << 10)] {
+        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+        let (calls, _) = cost_on(&runtime, common::ucx(transports), bytes);
+        assert!(calls < 0.5, "{calls} allocations a round of frames of {bytes} bytes over {transports}");
     }
 }

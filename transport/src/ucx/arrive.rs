@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use rkyv::util::AlignedVec;
 
 use super::{
@@ -68,10 +69,13 @@ impl Core {
         let (header, lengths) = match read {
             Ok(read) => read,
             Err(error) => {
+                if !channel.admit(HEADER_BYTES as u64, self.met.own_window) {
+                    return self.refuse("the peer sends more than the window lets it");
+                }
                 self.observer.rejected("frame");
                 channel.refuse(error);
                 self.post(Message { kind: Kind::Stop, channel: channel.id, number: 0 });
-                return self.land(channel, place, Item::Unread(0));
+                return self.land(channel, place, Item::Unread(HEADER_BYTES as u64));
             }
         };
         let bytes = codec::wire_bytes(lengths.meta, lengths.payload) as u64;
@@ -86,7 +90,7 @@ impl Core {
                 let (meta, payload) = body.split_at(lengths.meta);
                 let mut landing = self.landing(&lengths);
                 landing.meta.extend_from_slice(meta);
-                landing.payload.extend_from_slice(payload);
+                landing.payload.iter_mut().for_each(|buffer| buffer.append(payload));
                 self.landed(channel, place, header, landing);
             }
             Arrival::Announced(announced) => {
@@ -103,14 +107,14 @@ impl Core {
     fn landing(&self, lengths: &Lengths) -> Landing {
         Landing {
             meta: AlignedVec::with_capacity(lengths.meta),
-            meta_length: lengths.meta,
-            payload: self.pool.take(lengths.payload),
-            payload_length: lengths.payload,
+            payload: (lengths.payload > 0).then(|| self.buffers.take(lengths.payload)),
+            lengths: *lengths,
         }
     }
 
     fn landed(&self, channel: &Arc<Shared>, place: u64, header: FrameHeader, landing: Landing) {
-        let frame = Frame::new(header, landing.meta, self.pool.lend(landing.payload));
+        let payload = landing.payload.map_or_else(Bytes::new, |buffer| self.buffers.lend(buffer));
+        let frame = Frame::new(header, landing.meta, payload);
         self.land(channel, place, Item::Frame(frame));
     }
 

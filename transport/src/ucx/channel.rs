@@ -42,6 +42,8 @@ struct Inbox {
     early: BTreeMap<u64, Item>,
     queue: VecDeque<Frame>,
     finished: bool,
+    /// Whether the end has been announced, though frames before it may be missing.
+    ends: bool,
     /// Nobody reads any more.
     dropped: bool,
     refused: Option<FrameError>,
@@ -72,16 +74,21 @@ impl Inbox {
         Some(self.done)
     }
 
-    /// Puts what comes next in order into the queue.
-    fn settle(&mut self) {
+    /// Puts what comes next, and what came early after it, into the queue.
+    fn settle(&mut self, item: Item) {
+        self.settle_one(item);
         while let Some(item) = self.early.remove(&self.next) {
-            self.next += 1;
-            match item {
-                Item::Frame(frame) if !self.dropped => self.queue.push_back(frame),
-                Item::Frame(frame) => self.done += frame.wire_bytes() as u64,
-                Item::Unread(bytes) => self.done += bytes,
-                Item::Finish => self.finished = true,
-            }
+            self.settle_one(item);
+        }
+    }
+
+    fn settle_one(&mut self, item: Item) {
+        self.next += 1;
+        match item {
+            Item::Frame(frame) if !self.dropped => self.queue.push_back(frame),
+            Item::Frame(frame) => self.done += frame.wire_bytes() as u64,
+            Item::Unread(bytes) => self.done += bytes,
+            Item::Finish => self.finished = true,
         }
     }
 }
@@ -108,10 +115,15 @@ impl Shared {
     #[must_use]
     pub fn land(&self, place: u64, item: Item) -> bool {
         let mut inbox = lock(&self.inbox);
-        if place < inbox.next || inbox.finished || inbox.early.insert(place, item).is_some() {
+        let ends = matches!(item, Item::Finish);
+        if place < inbox.next || inbox.finished || ends && inbox.ends {
             return false;
         }
-        inbox.settle();
+        inbox.ends |= ends;
+        if place > inbox.next {
+            return inbox.early.insert(place, item).is_none();
+        }
+        inbox.settle(item);
         let reader = inbox.reader.take();
         drop(inbox);
         reader.into_iter().for_each(Waker::wake);
@@ -290,6 +302,7 @@ mod tests {
     fn places_are_put_in_order_and_used_once() {
         let shared = Shared::new(0);
         assert!(shared.land(2, Item::Finish));
+        assert!(!shared.land(3, Item::Finish), "a channel ends once");
         assert!(shared.land(1, Item::Frame(frame())));
         assert!(lock(&shared.inbox).queue.is_empty(), "place 0 is still to come");
         assert!(!shared.land(1, Item::Frame(frame())), "place 1 has come");

@@ -20,10 +20,10 @@ use super::{
     channel::Shared,
     endpoint::{Endpoint, Failure},
     message::{Addressee, Header, Kind, Message},
-    pool::Pool,
 };
 use crate::{
     Frame, Observer, TransportError,
+    buffers::Buffers,
     certificates::Member,
     codec,
     local::{TRANSPORT_CLOSED, lock},
@@ -56,7 +56,7 @@ pub(super) struct Core {
     pub address: SocketAddr,
     pub observer: Arc<dyn Observer>,
     pub met: Met,
-    pub pool: Arc<Pool>,
+    pub buffers: Arc<Buffers>,
     channels: Mutex<HashMap<u64, Arc<Shared>>>,
     opened: AtomicU64,
     accepted: mpsc::UnboundedSender<Arc<Shared>>,
@@ -76,14 +76,14 @@ impl Core {
     pub fn new(
         met: Met,
         observer: Arc<dyn Observer>,
-        pool: Arc<Pool>,
+        buffers: Arc<Buffers>,
     ) -> (Arc<Self>, mpsc::UnboundedReceiver<Arc<Shared>>) {
         let (accepted, receiver) = mpsc::unbounded_channel();
         let core = Self {
             address: met.connection.remote_address(),
             observer,
             met,
-            pool,
+            buffers,
             channels: Mutex::default(),
             opened: AtomicU64::new(0),
             accepted,

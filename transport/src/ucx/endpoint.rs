@@ -51,13 +51,28 @@ unsafe impl Send for Endpoint {}
 unsafe impl Sync for Endpoint {}
 
 /// A message under way and all that UCX reads of it.
-struct Sending {
+pub(super) struct Sending {
     header: Header,
-    _meta: AlignedVec,
-    _payload: Bytes,
+    meta: AlignedVec,
+    payload: Bytes,
     /// Point into the two above.
     parts: [sys::ucp_dt_iov; 2],
-    endpoint: Arc<Endpoint>,
+    /// None when it is under way no more.
+    endpoint: Option<Arc<Endpoint>>,
+}
+
+// SAFETY: the pointers of `parts` are used by UCX only, and only while the message is under way.
+unsafe impl Send for Sending {}
+
+impl Sending {
+    /// Lets go of what was sent, and keeps the memory for another message.
+    fn over(mut self: Box<Self>) {
+        self.meta = AlignedVec::new();
+        self.payload = Bytes::new();
+        if let Some(endpoint) = self.endpoint.take() {
+            endpoint.worker.keep(self);
+        }
+    }
 }
 
 impl Endpoint {
@@ -102,8 +117,14 @@ impl Endpoint {
     fn post(self: &Arc<Self>, header: Header, meta: AlignedVec, payload: Bytes) {
         let part = |bytes: &[u8]| sys::ucp_dt_iov { buffer: bytes.as_ptr().cast_mut().cast(), length: bytes.len() };
         let parts = [part(&meta), part(&payload)];
-        let sending =
-            Box::into_raw(Box::new(Sending { header, _meta: meta, _payload: payload, parts, endpoint: self.clone() }));
+        let next = Sending { header, meta, payload, parts, endpoint: Some(self.clone()) };
+        let sending = Box::into_raw(match self.worker.kept() {
+            Some(mut kept) => {
+                *kept = next;
+                kept
+            }
+            None => Box::new(next),
+        });
         // SAFETY: the operation lives until its completion has run; UCX only reads what the pointers below point to.
         let (header, header_length, (buffer, count, datatype)) = unsafe {
             let header = (*sending).header.as_bytes();
@@ -126,10 +147,10 @@ impl Endpoint {
             // Somebody has to see it through.
             Ok(Some(_)) => self.worker.nudge(),
             // SAFETY: without a request no callback runs, so the operation is still ours.
-            Ok(None) => drop(unsafe { Box::from_raw(sending) }),
+            Ok(None) => unsafe { Box::from_raw(sending) }.over(),
             Err(status) => {
                 // SAFETY: as above.
-                drop(unsafe { Box::from_raw(sending) });
+                unsafe { Box::from_raw(sending) }.over();
                 self.failure.set(status_string(status));
             }
         }
@@ -192,9 +213,10 @@ unsafe extern "C" fn sent(request: *mut c_void, status: sys::ucs_status_t, sendi
     unsafe { sys::ucp_request_free(request) };
     // SAFETY: given to UCX by `post`, which leaves it to this callback.
     let sending = unsafe { Box::from_raw(sending.cast::<Sending>()) };
-    if status != sys::ucs_status_t_UCS_OK {
-        sending.endpoint.failure.set(status_string(status));
+    if let Some(endpoint) = sending.endpoint.as_ref().filter(|_| status != sys::ucs_status_t_UCS_OK) {
+        endpoint.failure.set(status_string(status));
     }
+    sending.over();
 }
 
 /// UCX's callback for peers that are gone.

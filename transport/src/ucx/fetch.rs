@@ -6,14 +6,14 @@ use rkyv::util::AlignedVec;
 use ucx_rs::{decode_status_ptr, status_string, sys};
 
 use super::worker::Worker;
-use crate::PAYLOAD_ALIGNMENT;
+use crate::{buffers::Buffer, codec::Lengths};
 
-/// Where the body of a frame goes: vectors with room for what is to come, and how long each will be.
+/// Where the body of a frame goes: memory with room for what is to come, and how long each part will be.
 pub(super) struct Landing {
     pub meta: AlignedVec,
-    pub meta_length: usize,
-    pub payload: AlignedVec<PAYLOAD_ALIGNMENT>,
-    pub payload_length: usize,
+    /// None where there is no payload.
+    pub payload: Option<Buffer>,
+    pub lengths: Lengths,
 }
 
 /// What becomes of a fetch: the filled buffers, or UCX's words.
@@ -41,13 +41,14 @@ impl Announced<'_> {
 
     /// Brings the body. `fetched` may run before this returns, or much later from whoever drives the worker.
     pub fn fetch(self, worker: &Arc<Worker>, mut landing: Landing, fetched: Fetched) {
-        assert_eq!(landing.meta_length + landing.payload_length, self.length, "the landing fits the body");
-        landing.meta.reserve_exact(landing.meta_length);
-        landing.payload.reserve_exact(landing.payload_length);
-        let part = |buffer: *mut u8, length| sys::ucp_dt_iov { buffer: buffer.cast(), length };
+        let Lengths { meta, payload } = landing.lengths;
+        assert_eq!(meta + payload, self.length, "the landing fits the body");
+        landing.meta.reserve(meta);
+        let rest = landing.payload.as_mut().map_or(&mut [][..], |buffer| buffer.memory().spare_capacity_mut());
+        assert!(rest.len() >= payload, "the landing has room");
         let parts = [
-            part(landing.meta.as_mut_ptr(), landing.meta_length),
-            part(landing.payload.as_mut_ptr(), landing.payload_length),
+            sys::ucp_dt_iov { buffer: landing.meta.as_mut_ptr().cast(), length: meta },
+            sys::ucp_dt_iov { buffer: rest.as_mut_ptr().cast(), length: payload },
         ];
         let fetch = Box::into_raw(Box::new(Fetch { parts, landing, fetched, worker: worker.clone() }));
         let callback = sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_CALLBACK
@@ -97,16 +98,16 @@ pub(super) unsafe fn buffers(parts: *const [sys::ucp_dt_iov; 2]) -> (*const c_vo
 unsafe fn complete(fetch: *mut Fetch, status: sys::ucs_status_t, length: Option<usize>) {
     // SAFETY: the caller's promise.
     let Fetch { mut landing, fetched, worker, .. } = *unsafe { Box::from_raw(fetch) };
-    let whole = landing.meta_length + landing.payload_length;
+    let Lengths { meta, payload } = landing.lengths;
     if status != sys::ucs_status_t_UCS_OK {
         fetched(Err(status_string(status)));
-    } else if length.is_some_and(|length| length != whole) {
+    } else if length.is_some_and(|length| length != meta + payload) {
         fetched(Err("the body has another length than it was announced with"));
     } else {
         // SAFETY: the operation succeeded, so UCX has written that many bytes into the room reserved for them.
         unsafe {
-            landing.meta.set_len(landing.meta_length);
-            landing.payload.set_len(landing.payload_length);
+            landing.meta.set_len(meta);
+            landing.payload.iter_mut().for_each(|buffer| buffer.memory().set_len(payload));
         }
         fetched(Ok(landing));
     }

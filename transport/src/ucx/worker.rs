@@ -16,7 +16,7 @@ use ucx_rs::{status_string, sys};
 
 use super::{
     context::{Context, failed},
-    endpoint::Endpoint,
+    endpoint::{Endpoint, Sending},
     fetch::Announced,
     gate::Pass,
 };
@@ -24,6 +24,9 @@ use crate::{TransportError, local::lock};
 
 /// The number of asterism's active messages.
 pub(super) const MESSAGE: u32 = 1;
+
+/// Messages whose memory is kept.
+const KEPT: usize = 256;
 
 /// Takes what arrives. It is called with UCX's lock held: it must not wait for whoever may be calling UCX.
 pub(super) trait Handler: Send + Sync + 'static {
@@ -62,9 +65,14 @@ pub(super) struct Worker {
     handler: *mut Box<dyn Handler>,
     /// Endpoints to be closed once nobody is within a call of theirs.
     retired: Mutex<Vec<Arc<Endpoint>>>,
+    /// Whether there may be some: asked in every round, so without a lock.
+    retiring: AtomicBool,
     /// Endpoints made and not yet closed.
     pub endpoints: AtomicUsize,
     nudge: Notify,
+    /// Memory of messages that are out.
+    #[expect(clippy::vec_box, reason = "UCX is given their addresses")]
+    kept: Mutex<Vec<Box<Sending>>>,
     /// Whether somebody drives it.
     driven: AtomicBool,
     winding: AtomicBool,
@@ -100,8 +108,10 @@ impl Worker {
             address: Vec::new(),
             handler,
             retired: Mutex::default(),
+            retiring: AtomicBool::new(false),
             endpoints: AtomicUsize::new(0),
             nudge: Notify::new(),
+            kept: Mutex::default(),
             driven: AtomicBool::new(false),
             winding: AtomicBool::new(false),
             context,
@@ -208,8 +218,21 @@ impl Worker {
         self.nudge.notified().await;
     }
 
+    /// Memory for a message, if some is kept.
+    pub(super) fn kept(&self) -> Option<Box<Sending>> {
+        lock(&self.kept).pop()
+    }
+
+    pub(super) fn keep(&self, sending: Box<Sending>) {
+        let mut kept = lock(&self.kept);
+        if kept.len() < KEPT {
+            kept.push(sending);
+        }
+    }
+
     pub(super) fn retire(&self, endpoint: Arc<Endpoint>) {
         lock(&self.retired).push(endpoint);
+        self.retiring.store(true, Ordering::SeqCst);
         if self.driven.load(Ordering::SeqCst) {
             self.nudge();
         } else {
@@ -227,10 +250,14 @@ impl Worker {
 
     /// Closes the retired endpoints that nobody is using. Not to be called from a handler.
     pub fn close_retired(&self) {
+        if !self.retiring.swap(false, Ordering::SeqCst) {
+            return;
+        }
         let retired = std::mem::take(&mut *lock(&self.retired));
         let in_use: Vec<_> = retired.into_iter().filter(|endpoint| !endpoint.close_if_idle()).collect();
         if !in_use.is_empty() {
             lock(&self.retired).extend(in_use);
+            self.retiring.store(true, Ordering::SeqCst);
             self.nudge();
         }
     }
