@@ -1,6 +1,6 @@
 //! QUIC's numbers for hosts of one cluster: short paths, bulk transfers and small frames in turn. Reads no clock.
 
-use std::{net::UdpSocket, sync::Arc, time::Duration};
+use std::{fs, net::UdpSocket, sync::Arc, time::Duration};
 
 use quinn::{
     AckFrequencyConfig, ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig,
@@ -22,6 +22,11 @@ const PACKETS_PER_ACK: u32 = 8;
 /// The system's queue of a receiver by what one sender may have under way on loopback: the system counts more than the bytes
 /// of a datagram, and other hosts of the machine send too.
 const QUEUE_PER_WINDOW: usize = 4;
+/// Where Linux tells the loopback device's MTU, and what it is on systems that tell it elsewhere.
+const LOOPBACK_MTU: &str = "/sys/class/net/lo/mtu";
+const UNTOLD_MTU: u32 = 16384;
+/// Bytes of the headers of IPv6 and UDP.
+const HEADERS: u32 = 40 + 8;
 /// QUIC's smallest.
 const SMALLEST_MTU: u16 = 1200;
 /// What QUIC lets a peer send in one datagram (RFC 9000, section 18.2). Buffers are as large: the system hands over several
@@ -72,19 +77,26 @@ fn network(config: &QuicConfig) -> TransportConfig {
     transport
 }
 
-/// The loopback device takes whole IP packets: nothing is to be discovered, nor to be segmented.
+/// The loopback device says how much it takes, mostly whole IP packets: nothing is to be discovered, nor to be segmented.
 fn loopback(config: &QuicConfig, queue: usize) -> TransportConfig {
-    let step = u64::from(LARGEST_DATAGRAM);
+    let datagram = loopback_datagram(fs::read_to_string(LOOPBACK_MTU).ok().as_deref());
+    let step = u64::from(datagram);
     let most = (queue / QUEUE_PER_WINDOW) as u64;
     // Four acknowledgements a window: none waits for what may not be sent before it.
     let packets_per_ack = (most / step / 4).clamp(1, PACKETS_PER_ACK.into());
     let mut transport = transport(config, packets_per_ack as u32);
     transport
-        .initial_mtu(LARGEST_DATAGRAM)
+        .initial_mtu(datagram)
         .mtu_discovery_config(None)
-        .enable_segmentation_offload(false)
+        .enable_segmentation_offload(datagram < LARGEST_DATAGRAM / 2)
         .congestion_controller_factory(Arc::new(Loopback { most, step }));
     transport
+}
+
+/// The largest datagram of a loopback device whose MTU the system tells, headers of IPv6 and UDP taken off.
+fn loopback_datagram(told: Option<&str>) -> u16 {
+    let mtu = told.and_then(|told| told.trim().parse::<u32>().ok()).unwrap_or(UNTOLD_MTU);
+    mtu.saturating_sub(HEADERS).clamp(SMALLEST_MTU.into(), LARGEST_DATAGRAM.into()) as u16
 }
 
 fn transport(config: &QuicConfig, packets_per_ack: u32) -> TransportConfig {
@@ -104,4 +116,17 @@ fn transport(config: &QuicConfig, packets_per_ack: u32) -> TransportConfig {
         .ack_frequency_config(Some(acks))
         .datagram_receive_buffer_size(None);
     transport
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datagram_fits_the_loopback_device() {
+        assert_eq!(loopback_datagram(Some("65536\n")), LARGEST_DATAGRAM);
+        assert_eq!(loopback_datagram(Some("1500\n")), 1452);
+        assert_eq!(loopback_datagram(Some("68")), SMALLEST_MTU);
+        assert_eq!(loopback_datagram(None), 16336);
+    }
 }
