@@ -1,4 +1,5 @@
-//! Round trips and bulk over `local`, QUIC, QUIC with lanes and plain TCP, each end on a thread of its own: `bench transport` without the rest.
+//! Round trips and bulk over `local`, QUIC, QUIC with lanes, UCX where it is built in, and plain TCP, each end on a thread of
+//! its own: `bench transport` without the rest.
 //!
 //! `cargo run --release --workspace --example ping [-- NAME...]`; between two machines, which trust anybody, `ping serve
 //! ADDRESS` on one and `ping ask ADDRESS [BYTES ROUNDS]` on the other
@@ -9,6 +10,8 @@ use std::{
 };
 
 use anyhow::{Result, bail};
+#[cfg(feature = "ucx")]
+use asterism_transport::ucx::{UcxConfig, UcxTransport};
 use asterism_transport::{
     NoObserver, Transport, TransportError,
     local::LocalNetwork,
@@ -40,7 +43,10 @@ fn main() -> Result<()> {
         _ => {}
     }
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    for name in ["local", "quic", "lanes", "tcp"] {
+    for name in ["local", "quic", "lanes", "ucx-shm", "ucx-tcp", "tcp"] {
+        if name.starts_with("ucx") && !cfg!(feature = "ucx") {
+            continue;
+        }
         if !named.is_empty() && !named.iter().any(|other| other == name) {
             continue;
         }
@@ -56,6 +62,10 @@ fn main() -> Result<()> {
                 measure::between(bind, &LOADS, show)?
             }
             "lanes" => measure::between(move || bind_with(address, LANES), &LOADS, show)?,
+            #[cfg(feature = "ucx")]
+            "ucx-shm" => measure::between(move || bind_ucx(address, "shm"), &LOADS, show)?,
+            #[cfg(feature = "ucx")]
+            "ucx-tcp" => measure::between(move || bind_ucx(address, "tcp"), &LOADS, show)?,
             _ => measure::tcp(&LOADS, show)?,
         };
     }
@@ -88,6 +98,12 @@ fn bind(address: SocketAddr) -> Result<QuicTransport, TransportError> {
 fn bind_with(address: SocketAddr, lanes: usize) -> Result<QuicTransport, TransportError> {
     let config = QuicConfig { lanes, ..QuicConfig::new(address, Security::Insecure) };
     QuicTransport::bind(config, Arc::new(NoObserver))
+}
+
+#[cfg(feature = "ucx")]
+fn bind_ucx(address: SocketAddr, transports: &str) -> Result<UcxTransport, TransportError> {
+    let config = UcxConfig { transports: Some(transports.into()), ..UcxConfig::default() };
+    UcxTransport::bind(config, Arc::new(bind(address)?), Arc::new(NoObserver))
 }
 
 fn show(name: &str, timed: &Timed) {
