@@ -13,7 +13,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 use super::worker::{Armed, Worker};
 use crate::signal::Signal;
 
-/// Rounds without a pause while there is something to do.
+/// Rounds without a pause while there is something to do but nothing arrives.
 const ROUNDS: usize = 64;
 
 /// Says that somebody drives the worker, for as long as it lives.
@@ -41,11 +41,19 @@ pub(super) fn drive(
     driver.worker.set_driven(true);
     Ok(async move {
         let worker = &driver.worker;
-        let mut idle_since = None;
+        let (mut idle_since, mut busy) = (None, 0);
         loop {
             worker.close_retired();
-            if (0..ROUNDS).take_while(|_| worker.progress()).count() > 0 {
-                idle_since = None;
+            if worker.progress() {
+                (idle_since, busy) = (None, busy + 1);
+                // Whoever waits for what arrived runs before the next look.
+                if worker.has_delivered() || busy % ROUNDS == 0 {
+                    give_way().await;
+                }
+                continue;
+            }
+            if busy > 0 {
+                busy = 0;
                 // Has the runtime look at its sockets and at the task that it was started with.
                 tokio::task::yield_now().await;
                 continue;

@@ -111,7 +111,7 @@ unsafe fn complete(fetch: *mut Fetch, status: sys::ucs_status_t, length: Option<
         }
         fetched(Ok(landing));
     }
-    drop(worker);
+    worker.deliver();
 }
 
 /// UCX's callback for fetches.

@@ -58,11 +58,17 @@ pub(super) enum Armed {
     Busy,
 }
 
+/// What UCX's callback is given.
+struct Receiving {
+    handler: Box<dyn Handler>,
+    delivered: AtomicBool,
+}
+
 pub(super) struct Worker {
     pub raw: sys::ucp_worker_h,
     event: RawFd,
     address: Vec<u8>,
-    handler: *mut Box<dyn Handler>,
+    handler: *mut Receiving,
     /// Endpoints to be closed once nobody is within a call of theirs.
     retired: Mutex<Vec<Arc<Endpoint>>>,
     /// Whether there may be some: asked in every round, so without a lock.
@@ -100,7 +106,7 @@ impl Worker {
         if status != sys::ucs_status_t_UCS_OK {
             return Err(refused("its worker cannot be made", status));
         }
-        let handler = Box::into_raw(Box::new(handler));
+        let handler = Box::into_raw(Box::new(Receiving { handler, delivered: AtomicBool::new(false) }));
         // From here on dropping it cleans up.
         let mut worker = Self {
             raw,
@@ -196,6 +202,18 @@ impl Worker {
         let _pass = self.enter();
         // SAFETY: the worker lives, and its handler does not call this.
         unsafe { sys::ucp_worker_progress(self.raw) != 0 }
+    }
+
+    /// Whether something arrived since this was asked last.
+    pub fn has_delivered(&self) -> bool {
+        // SAFETY: it lives as long as the worker, and only what may be shared is touched.
+        unsafe { &(*self.handler).delivered }.swap(false, Ordering::Relaxed)
+    }
+
+    /// Notes that a body that was announced has arrived.
+    pub(super) fn deliver(&self) {
+        // SAFETY: as above.
+        unsafe { &(*self.handler).delivered }.store(true, Ordering::Relaxed);
     }
 
     /// Has the next event make the descriptor readable.
@@ -305,7 +323,8 @@ unsafe extern "C" fn arrived(
     param: *const sys::ucp_am_recv_param_t,
 ) -> sys::ucs_status_t {
     // SAFETY: set by `listen`, and freed only after the worker.
-    let handler = unsafe { &**handler.cast::<Box<dyn Handler>>() };
+    let Receiving { handler, delivered } = unsafe { &*handler.cast::<Receiving>() };
+    delivered.store(true, Ordering::Relaxed);
     // SAFETY: UCX gives valid parameters for the time of the call.
     let attributes = unsafe { (*param).recv_attr };
     let header = match header_length {
