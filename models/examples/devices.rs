@@ -3,7 +3,8 @@
 //!
 //!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8] 0[,1] CASE...
 //!
-//! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step), `jobs/COUNT/TOKENS` or
+//! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
+//! queued all of it but the output head), `jobs/COUNT/TOKENS` or
 //! `company/METHOD/TOKENS`: whether the shards of a plan for twelve hosts have the same bits whoever encodes them. METHOD is a
 //! name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
 
@@ -121,15 +122,18 @@ impl Devices {
         let mut held = TeamContext::new(&held.collect::<Vec<_>>());
         let (home, mut generator) = (self.home(), Generator::of(&plan));
         let mut steps = |ids: &[u32]| -> Result<Value> {
-            let (mut seconds, mut digest) = (Vec::new(), 0xcbf2_9ce4_8422_2325_u64);
+            let (mut seconds, mut queued, mut digest) = (Vec::new(), Vec::new(), 0xcbf2_9ce4_8422_2325_u64);
             for _ in 0..STEPS + 2 {
                 let started = Instant::now();
-                let logits = home.logits(&generator.step(home, ids, &mut held)?)?;
+                let rows = generator.step(home, ids, &mut held)?;
+                queued.push(started.elapsed().as_secs_f64());
+                let logits = home.logits(&rows)?;
                 seconds.push(started.elapsed().as_secs_f64());
                 let bits = logits.iter().map(|logit| u64::from(logit.to_bits()));
                 digest = bits.fold(digest, |digest, bits| (digest ^ bits).wrapping_mul(0x0100_0000_01b3));
             }
-            Ok(json!({"step": spread(seconds.split_off(2)), "digest": format!("{digest:016x}")}))
+            let (step, queued) = (spread(seconds.split_off(2)), spread(queued.split_off(2)));
+            Ok(json!({"step": step, "queued": queued, "digest": format!("{digest:016x}")}))
         };
         Ok(json!({"shards": plan.shards.len(), "one": steps(&context[..1])?, "sixteen": steps(&context[..QUERY])?}))
     }
