@@ -238,9 +238,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn narrow(&self, x: &Self::Tensor, axis: usize, start: usize, end: usize) -> Result<Self::Tensor, KernelError>;
     /// A copy of `parts` one after the other along `axis`; their other sizes and their types are equal.
     fn concat(&self, parts: &[Self::Tensor], axis: usize) -> Result<Self::Tensor, KernelError>;
-    /// `x (heads, t, dim)`, then `more (heads, n, dim)`: as `concat`, but a device may write `more` behind `x` where it lies.
-    fn extended(&self, x: &Self::Tensor, more: &Self::Tensor) -> Result<Self::Tensor, KernelError> {
-        self.concat(&[x.clone(), more.clone()], 1)
+    /// Of both pairs `x (heads, t, dim)`, then `more (heads, n, dim)`: as `concat`, but a device may write `more` behind `x` where it
+    /// lies.
+    fn extended(&self, [one, other]: [[&Self::Tensor; 2]; 2]) -> Result<[Self::Tensor; 2], KernelError> {
+        Ok([self.concat(&one.map(Clone::clone), 1)?, self.concat(&other.map(Clone::clone), 1)?])
     }
 
     /// Rows `rows[head]` of each head of `x (heads, t, dim)`, in the order given, as many for one head as for another:

@@ -216,8 +216,8 @@ impl Backend for Cuda {
         self.device.concat(parts, axis)
     }
 
-    fn extended(&self, x: &Tensor, more: &Tensor) -> Result<Tensor, KernelError> {
-        self.device.extended(x, more)
+    fn extended(&self, pairs: [[&Tensor; 2]; 2]) -> Result<[Tensor; 2], KernelError> {
+        self.device.extended(pairs)
     }
 
     fn gather(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {

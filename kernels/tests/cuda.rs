@@ -191,24 +191,26 @@ fn a_residual_is_added_before_the_norm_and_partials_merge_in_bf16() {
         });
         assert!(distance(&got, &normed.collect::<Vec<_>>()) < 4e-3);
     }
-    let parts = [1, 2, 3].map(|seed| {
-        let (values, output) = draw(gpu, &[2, 5, 64], seed);
-        let lse_values = numbers(10, seed + 9);
-        let lse = device.tensor(&[2, 5], &lse_values, DType::F32).unwrap();
-        (values, lse_values, Partial { output, lse })
-    });
-    let merged = device.merge(&parts.each_ref().map(|part| part.2.clone())).unwrap();
-    let slices = parts.each_ref().map(|(output, lse, _)| (output.as_slice(), lse.as_slice()));
-    let (output, lse) = reference::merge(&slices, 64);
-    assert!(distance(&device.download(&merged.output).unwrap(), &output) < 4e-3);
-    assert!(distance(&device.download(&merged.lse).unwrap(), &lse) < 1e-5);
-    let [(_, _, first), (_, _, second), _] = &parts;
-    let pair = device.merge(&[first.clone(), second.clone()]).unwrap();
-    let to = (first.output.heads_first().unwrap().part(1, 5), &first.lse, 1);
-    device.merge_into(to, (second.output.heads_first().unwrap().part(1, 5), &second.lse, 1)).unwrap();
-    let last = |x: &Tensor| device.download(&device.narrow(x, 1, 1, 5).unwrap()).unwrap();
-    assert!(distance(&last(&first.output), &last(&pair.output)) < 4e-3);
-    assert!(distance(&last(&first.lse), &last(&pair.lse)) < 1e-5);
+    for dim in [64, 36] {
+        let parts = [1, 2, 3].map(|seed| {
+            let (values, output) = draw(gpu, &[2, 5, dim], seed);
+            let lse_values = numbers(10, seed + 9);
+            let lse = device.tensor(&[2, 5], &lse_values, DType::F32).unwrap();
+            (values, lse_values, Partial { output, lse })
+        });
+        let merged = device.merge(&parts.each_ref().map(|part| part.2.clone())).unwrap();
+        let slices = parts.each_ref().map(|(output, lse, _)| (output.as_slice(), lse.as_slice()));
+        let (output, lse) = reference::merge(&slices, dim);
+        assert!(distance(&device.download(&merged.output).unwrap(), &output) < 4e-3);
+        assert!(distance(&device.download(&merged.lse).unwrap(), &lse) < 1e-5);
+        let [(_, _, first), (_, _, second), _] = &parts;
+        let pair = device.merge(&[first.clone(), second.clone()]).unwrap();
+        let to = (first.output.heads_first().unwrap().part(1, 5), &first.lse, 1);
+        device.merge_into(to, (second.output.heads_first().unwrap().part(1, 5), &second.lse, 1)).unwrap();
+        let last = |x: &Tensor| device.download(&device.narrow(x, 1, 1, 5).unwrap()).unwrap();
+        assert!(distance(&last(&first.output), &last(&pair.output)) < 4e-3);
+        assert!(distance(&last(&first.lse), &last(&pair.lse)) < 1e-5);
+    }
 }
 
 #[test]
@@ -284,22 +286,60 @@ fn what_is_extended_keeps_its_rows() {
         let parts: Vec<Tensor> = ranges.iter().map(|(start, end)| cut(*start, *end)).collect();
         host(&gpu.concat(&parts, 1).unwrap())
     };
-    let first = gpu.extended(&cut(0, 3), &cut(3, 10)).unwrap();
-    let one = gpu.extended(&first, &cut(10, 20)).unwrap();
-    let other = gpu.extended(&first, &cut(20, 40)).unwrap();
-    assert_eq!([host(&first), host(&one)], [joined(&[(0, 10)]), joined(&[(0, 20)])]);
-    assert_eq!(host(&other), joined(&[(0, 10), (20, 40)]));
-    let mut cached = gpu.kv(&one, &one).unwrap();
+    // The second of a pair is other rows, and lies elsewhere.
+    let extended = |x: [&Tensor; 2], (start, end): (usize, usize)| {
+        let more = [cut(start, end), cut(39 - start, 40)];
+        gpu.extended([[x[0], &more[0]], [x[1], &more[1]]]).unwrap()
+    };
+    let same = |x: &[Tensor; 2], ranges: &[(usize, usize)]| {
+        let others: Vec<_> = ranges.iter().map(|(start, _)| (39 - start, 40)).collect();
+        assert_eq!(x.each_ref().map(host), [joined(ranges), joined(&others)], "{ranges:?}");
+    };
+    let first = extended([&cut(0, 3), &cut(39, 40)], (3, 10));
+    let one = extended(first.each_ref(), (10, 20));
+    let other = extended(first.each_ref(), (20, 40));
+    same(&first, &[(0, 3), (3, 10)]);
+    same(&one, &[(0, 3), (3, 10), (10, 20)]);
+    same(&other, &[(0, 3), (3, 10), (20, 40)]);
+    let mut cached = gpu.kv(&one[0], &one[0]).unwrap();
     drop(one);
-    let more = gpu.extended(&first, &cut(30, 35)).unwrap();
+    let more = extended(first.each_ref(), (30, 35));
     assert_eq!(cached.len(), 20);
-    assert_eq!(host(&more), joined(&[(0, 10), (30, 35)]));
+    same(&more, &[(0, 3), (3, 10), (30, 35)]);
     drop(more);
     gpu.kv_append(&mut cached, &cut(5, 6), &cut(5, 6)).unwrap();
     drop(cached);
-    let again = gpu.extended(&gpu.extended(&first, &cut(39, 40)).unwrap(), &cut(0, 2)).unwrap();
-    assert_eq!(host(&again), joined(&[(0, 10), (39, 40), (0, 2)]));
-    assert_eq!(host(&first), joined(&[(0, 10)]));
+    let again = extended(extended(first.each_ref(), (39, 40)).each_ref(), (0, 2));
+    same(&again, &[(0, 3), (3, 10), (39, 40), (0, 2)]);
+    same(&first, &[(0, 3), (3, 10)]);
+}
+
+/// More parts than go by one launch, of both types, whole and odd ones.
+#[test]
+fn rows_of_attention_go_one_behind_the_other() {
+    let Some(gpu) = gpu() else { return };
+    for (kv, dim) in [(2, 64), (1, 6)] {
+        let heads = Heads { query: kv, kv, dim };
+        let (_, qkv) = draw(gpu, &[100, 3 * kv * dim], 1);
+        let positions: Vec<u32> = (0..100).collect();
+        let (q, ..) = gpu.split_rotate(&qkv, heads, &positions, &vec![0.5; dim / 2]).unwrap();
+        let mut parts: Vec<Tensor> = (0..40).map(|at| gpu.narrow(&q, 1, at, 2 * at + 1).unwrap()).collect();
+        let rounded: Vec<f32> = parts.iter().flat_map(|part| rows_of(gpu, part)).collect();
+        for wide in parts.iter_mut().step_by(3) {
+            *wide = gpu.device().cast(wide, DType::F32).unwrap();
+        }
+        let all = gpu.concat(&parts, 1).unwrap();
+        assert_eq!((all.dtype(), all.shape()), (DType::Bf16, &[kv, 820, dim][..]));
+        assert!(rows_of(gpu, &all) == rounded, "{kv} heads of {dim}");
+    }
+}
+
+/// Row by row, heads side by side.
+fn rows_of(gpu: &Cuda, x: &Tensor) -> Vec<f32> {
+    let [heads, rows, dim] = x.shape()[..] else { unreachable!("heads, rows and elements") };
+    let by_heads = gpu.device().download(x).unwrap();
+    let at = |at: usize| by_heads[(at / dim % heads * rows + at / dim / heads) * dim + at % dim];
+    (0..by_heads.len()).map(at).collect()
 }
 
 #[test]

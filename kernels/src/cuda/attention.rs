@@ -129,6 +129,10 @@ impl Attender {
     fn in_two(&self, device: &Device, call: Attention<'_>, split: usize) -> Result<(), KernelError> {
         let Attention { q, k, v, out, lse, .. } = call;
         self.prefill(device, Attention { k: k.part(split, k.rows), v: v.part(split, v.rows), ..call })?;
+        if split < REST {
+            let (k, v) = (k.part(0, split), v.part(0, split));
+            return device.attend_into(Attention { k, v, mask: Mask::None, ..call });
+        }
         let before = device.empty_by_rows([q.heads, q.rows, q.dim], DType::Bf16)?;
         let before_lse = device.empty(&lse.shape, DType::F32)?;
         let (k, v, to) = (k.part(0, split), v.part(0, split), before.heads_first()?);

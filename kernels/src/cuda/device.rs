@@ -14,6 +14,7 @@ use super::attention::Maps;
 use super::lending::Signals;
 use super::moves::CARRIED;
 use super::staging::Staging;
+use super::survey;
 use crate::{DType, KernelError};
 pub(super) use buffer::Buffer;
 use modules::{FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
@@ -75,11 +76,14 @@ impl Device {
     /// Opens GPU `index`.
     ///
     /// # Errors
-    /// [`KernelError::NoDevice`] where there is no driver, no such GPU, or one older than sm_80.
+    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one older than sm_80.
     pub fn open(index: usize) -> Result<Self, KernelError> {
         // SAFETY: this only tries to load the library.
         if !unsafe { sys::is_culib_present() } {
             return Err(KernelError::NoDevice { index, cause: "no CUDA driver (libcuda) is installed".into() });
+        }
+        if let Some(cause) = survey::driver_version().and_then(survey::too_old) {
+            return Err(KernelError::NoDevice { index, cause });
         }
         let missing = |error: result::DriverError| KernelError::NoDevice { index, cause: error.to_string() };
         let count = CudaContext::device_count().map_err(missing)? as usize;

@@ -91,9 +91,8 @@ impl Kv {
         if end > self.capacity || shared {
             let capacity = if end > self.capacity { end.max(2 * self.capacity) } else { self.capacity };
             let grown = Self::new(device, self.heads, self.dim, self.dtype, capacity)?;
-            for (from, to) in self.buffers.iter().zip(&grown.buffers) {
-                device.copy_2d((from.pointer, 0), (to.pointer, 0), start * self.row(), 1)?;
-            }
+            let [from, to] = [&self.buffers, &grown.buffers].map(|of| [of[0].pointer, of[1].pointer]);
+            device.copy_pair(from, to, start * self.row())?;
             *self = grown;
         }
         self.len = end;
@@ -133,10 +132,8 @@ impl Kv {
         }
         let mut part = Self::new(device, self.heads, self.dim, self.dtype, end - start)?;
         part.len = end - start;
-        for (from, to) in self.buffers.iter().zip(&part.buffers) {
-            let from = from.pointer + (start * self.row()) as u64;
-            device.copy_2d((from, 0), (to.pointer, 0), part.len * self.row(), 1)?;
-        }
+        let [from, to] = [&self.buffers, &part.buffers].map(|of| [of[0].pointer, of[1].pointer]);
+        device.copy_pair(from.map(|from| from + (start * self.row()) as u64), to, part.len * self.row())?;
         Ok(part)
     }
 

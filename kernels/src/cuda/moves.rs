@@ -26,6 +26,36 @@ struct Pair {
     unused: i32,
 }
 
+/// Bytes that go from one place to another, in 16-byte steps, as the kernel declares it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct Run {
+    from: u64,
+    to: u64,
+    /// Of what is written.
+    steps: i32,
+    /// From f32 to bf16.
+    narrows: i32,
+}
+
+/// Runs of a launch, as the kernel has it.
+const RUNS: usize = 32;
+/// Blocks of threads that copy one run.
+const MOST_BLOCKS: usize = 1024;
+
+impl Run {
+    /// These bytes as they are, where they lie in whole steps.
+    pub fn of(from: u64, to: u64, bytes: usize) -> Option<Self> {
+        let steps = bytes.is_multiple_of(16).then_some(bytes / 16).and_then(|steps| i32::try_from(steps).ok())?;
+        (from.is_multiple_of(16) && to.is_multiple_of(16)).then_some(Self { from, to, steps, narrows: 0 })
+    }
+
+    /// So many bytes of bf16, made from f32.
+    fn narrowed(from: u64, to: u64, bytes: usize) -> Option<Self> {
+        Self::of(from, to, bytes).map(|run| Self { narrows: 1, ..run })
+    }
+}
+
 /// Bytes that go to the device as an argument of a kernel.
 pub(super) const CARRIED: usize = 3968;
 
@@ -67,14 +97,25 @@ impl Device {
         Ok(found == [0; 4])
     }
 
-    /// Two runs of as many bytes, in 16-byte steps, by one launch; by two copies where they do not lie so.
+    /// Two runs of as many bytes, by one launch; by two copies where they do not lie in whole steps.
     pub(super) fn copy_pair(&self, [a, b]: [u64; 2], [to_a, to_b]: [u64; 2], bytes: usize) -> Result<(), KernelError> {
-        if [a, b, to_a, to_b].iter().any(|pointer| !pointer.is_multiple_of(16)) {
-            self.copy_2d((a, 0), (to_a, 0), bytes, 1)?;
-            return self.copy_2d((b, 0), (to_b, 0), bytes, 1);
+        if let (Some(one), Some(other)) = (Run::of(a, to_a, bytes), Run::of(b, to_b, bytes)) {
+            return self.copy_runs(&[one, other]);
         }
-        let count = (bytes / 16) as i32;
-        launch!(self, "copy_pair", Spread::over(bytes / 16), a, to_a, b, to_b, count)
+        self.copy_2d((a, 0), (to_a, 0), bytes, 1)?;
+        self.copy_2d((b, 0), (to_b, 0), bytes, 1)
+    }
+
+    /// Copies runs that do not overlap, by as few launches as there can be.
+    pub(super) fn copy_runs(&self, runs: &[Run]) -> Result<(), KernelError> {
+        for some in runs.chunks(RUNS) {
+            let mut sent = [Run::default(); RUNS];
+            sent[..some.len()].copy_from_slice(some);
+            let most = some.iter().map(|run| run.steps as usize).max().unwrap_or(0);
+            let blocks = (most.div_ceil(256).min(MOST_BLOCKS), some.len());
+            launch!(self, "copy_runs", Spread { blocks, threads: 256, shared: 0 }, sent)?;
+        }
+        Ok(())
     }
 
     /// Merges `other` into `to`, in place: a prefix's partial into a block's own.
@@ -108,7 +149,11 @@ impl Device {
             dim: out.dim as i32,
             unused: 0,
         };
-        launch!(self, "merge_into", Spread::new((out.heads * out.rows).div_ceil(8), 256), pair)
+        let wide = matches!(out.dim, 64 | 128 | 256)
+            && [out.pointer, more.pointer].iter().all(|pointer| pointer.is_multiple_of(16))
+            && [pair.out_head, pair.out_row, pair.other_head, pair.other_row].iter().all(|stride| stride % 8 == 0);
+        let (name, threads) = if wide { ("merge_into_wide", out.dim / 8) } else { ("merge_into", 32) };
+        launch!(self, name, Spread::new((out.heads * out.rows * threads).div_ceil(256), 256), pair)
     }
 
     /// Exact merge of partials over disjoint keys, in the order given; outputs f32 or bf16, statistics f32.
@@ -173,40 +218,72 @@ impl Device {
     /// Rows behind rows. Where attention of many and of few rows meets, f32 gives way to the type of the others.
     fn concat_by_rows(&self, parts: &[Tensor]) -> Result<Tensor, KernelError> {
         let dtype = if parts.iter().all(|part| part.dtype == DType::F32) { DType::F32 } else { DType::Bf16 };
-        let lying = |part: &Tensor| self.by_rows(&self.cast(part, dtype)?);
-        let parts = parts.iter().map(lying).collect::<Result<Vec<_>, _>>()?;
+        let parts = parts.iter().map(|part| self.by_rows(part)).collect::<Result<Vec<_>, _>>()?;
         let (heads, _, dim) = parts[0].cube("concat")?;
         if parts.iter().any(|part| (part.shape[0], part.shape[2]) != (heads, dim)) {
             let shapes: Vec<&[usize]> = parts.iter().map(|part| part.shape.as_slice()).collect();
             return Err(KernelError::shape("concat", "parts that differ in axis 1 only", &shapes));
         }
         let joined: Vec<Tensor> = parts.iter().map(Tensor::joined).collect();
-        let all = self.concat_plain(&joined, 0)?;
+        let all = self.stacked(&joined, dtype)?;
         Ok(Tensor { shape: vec![heads, all.shape[0], dim], rows_first: true, ..all })
+    }
+
+    /// Matrices of as many columns one below the other, f32 or `dtype`, in `dtype`.
+    fn stacked(&self, parts: &[Tensor], dtype: DType) -> Result<Tensor, KernelError> {
+        let rows = parts.iter().map(|part| part.shape[0]).sum();
+        let out = self.empty(&[rows, parts[0].shape[1]], dtype)?;
+        let (mut runs, mut to) = (Vec::with_capacity(parts.len()), out.pointer());
+        for part in parts.iter().filter(|part| part.elements() > 0) {
+            let bytes = part.elements() * width(dtype);
+            let run = match part.dtype == dtype {
+                true => Run::of(part.pointer(), to, bytes),
+                false => Run::narrowed(part.pointer(), to, bytes),
+            };
+            match run {
+                Some(run) => runs.push(run),
+                None => self.copy_2d((self.cast(part, dtype)?.pointer(), 0), (to, 0), bytes, 1)?,
+            }
+            to += bytes as u64;
+        }
+        self.copy_runs(&runs)?;
+        Ok(out)
     }
 
     /// As `Backend::extended`: `more` is written behind `x` where that is the beginning of memory with room, which nobody else
     /// goes on from.
-    pub(super) fn extended(&self, x: &Tensor, more: &Tensor) -> Result<Tensor, KernelError> {
-        let fits = x.shape.len() == 3 && (x.shape.first(), x.shape.get(2)) == (more.shape.first(), more.shape.get(2));
-        if !fits || x.dtype != more.dtype || !(x.rows_first || more.rows_first) {
-            return self.concat(&[x.clone(), more.clone()], 1);
-        }
-        let (x, more) = (&self.by_rows(x)?, &self.by_rows(more)?);
-        let (shape, row) = (vec![x.shape[0], x.shape[1] + more.shape[1], x.shape[2]], x.shape[0] * x.shape[2]);
-        let whole = x.offset == 0 && x.bytes() == x.buffer.bytes;
-        let grown = if whole { x.buffer.extended(more.bytes()) } else { None };
-        let buffer = match grown {
-            Some(buffer) => buffer,
-            None => {
-                let bytes = x.bytes() + more.bytes();
-                let buffer = self.alloc(bytes + SPARE_ROWS * row * width(x.dtype))?.shared(bytes);
-                self.copy_2d((x.pointer(), 0), (buffer.pointer, 0), x.bytes(), 1)?;
-                buffer
+    pub(super) fn extended(&self, pairs: [[&Tensor; 2]; 2]) -> Result<[Tensor; 2], KernelError> {
+        let mut runs = Vec::with_capacity(4);
+        let mut extend = |[x, more]: [&Tensor; 2]| -> Result<Tensor, KernelError> {
+            let fits =
+                x.shape.len() == 3 && (x.shape.first(), x.shape.get(2)) == (more.shape.first(), more.shape.get(2));
+            if !fits || x.dtype != more.dtype || !(x.rows_first || more.rows_first) {
+                return self.concat(&[x.clone(), more.clone()], 1);
             }
+            let (x, more) = (self.by_rows(x)?, self.by_rows(more)?);
+            let (shape, row) = (vec![x.shape[0], x.shape[1] + more.shape[1], x.shape[2]], x.shape[0] * x.shape[2]);
+            let whole = x.offset == 0 && x.bytes() == x.buffer.bytes;
+            let mut copy = |from: &Tensor, to: u64| match Run::of(from.pointer(), to, from.bytes()) {
+                Some(run) => Ok(runs.push((run, from.clone()))),
+                None => self.copy_2d((from.pointer(), 0), (to, 0), from.bytes(), 1),
+            };
+            let grown = if whole { x.buffer.extended(more.bytes()) } else { None };
+            let buffer = match grown {
+                Some(buffer) => buffer,
+                None => {
+                    let bytes = x.bytes() + more.bytes();
+                    let buffer = self.alloc(bytes + SPARE_ROWS * row * width(x.dtype))?.shared(bytes);
+                    copy(&x, buffer.pointer)?;
+                    buffer
+                }
+            };
+            copy(&more, buffer.pointer + x.bytes() as u64)?;
+            Ok(Tensor { shape, buffer: Arc::new(buffer), offset: 0, ..x })
         };
-        self.copy_2d((more.pointer(), 0), (buffer.pointer + x.bytes() as u64, 0), more.bytes(), 1)?;
-        Ok(Tensor { shape, buffer: Arc::new(buffer), offset: 0, ..x.clone() })
+        let extended = [extend(pairs[0])?, extend(pairs[1])?];
+        let (runs, _held): (Vec<Run>, Vec<Tensor>) = runs.into_iter().unzip();
+        self.copy_runs(&runs)?;
+        Ok(extended)
     }
 
     fn concat_plain(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
@@ -221,6 +298,9 @@ impl Device {
         if parts.iter().any(|part| part.dtype != first.dtype || beside(part).as_ref() != Some(&other)) {
             let expected = format!("parts of one type that differ in axis {axis} only");
             return Err(KernelError::shape("concat", expected, &shapes()));
+        }
+        if axis == 0 && first.shape.len() == 2 {
+            return self.stacked(parts, first.dtype);
         }
         let mut shape = first.shape.clone();
         shape[axis] = parts.iter().map(|part| part.shape[axis]).sum();

@@ -10,6 +10,9 @@ use super::Cuda;
 use super::device::{Device, device_error};
 use crate::KernelError;
 
+/// The CUDA that a driver has to know, as drivers tell it: that which compiled the machine code.
+const NEEDED: c_int = 13_000;
+
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Survey {
@@ -58,17 +61,32 @@ pub fn survey() -> Survey {
     let driver = unsafe { sys::is_culib_present() };
     let mut found = Survey { libraries: libraries(), ..Survey::default() };
     if driver {
-        let mut version: c_int = 0;
-        // SAFETY: the library is there; the pointer is to a live number.
-        if unsafe { sys::cuDriverGetVersion(&mut version) }.result().is_ok() {
-            found.driver = Some(dotted(version as usize, 1000, 10));
-        }
-        match gpus() {
-            Ok(gpus) => found.gpus = gpus,
-            Err(error) => found.trouble = Some(error.to_string()),
+        let version = driver_version();
+        found.driver = version.map(|version| dotted(version as usize, 1000, 10));
+        // One that is older lacks calls that the others are made of.
+        found.trouble = version.and_then(too_old);
+        if found.trouble.is_none() {
+            match gpus() {
+                Ok(gpus) => found.gpus = gpus,
+                Err(error) => found.trouble = Some(error.to_string()),
+            }
         }
     }
     found
+}
+
+/// The latest CUDA that the driver knows, which must be there; `None` where it does not tell.
+pub(super) fn driver_version() -> Option<c_int> {
+    let mut version: c_int = 0;
+    // SAFETY: the library is there; the pointer is to a live number.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().is_ok().then_some(version)
+}
+
+/// Why a driver that knows so much cannot be used, if it cannot.
+pub(super) fn too_old(version: c_int) -> Option<String> {
+    let [knows, needed] = [version, NEEDED].map(|version| dotted(version as usize, 1000, 10));
+    (version < NEEDED)
+        .then(|| format!("its driver knows CUDA up to {knows}, and {needed} is needed: driver 580 or later"))
 }
 
 /// The libraries that this process would use.
@@ -140,5 +158,17 @@ impl Cuda {
                 Err(KernelError::TooSmall { index: self.index, bytes, free: free as u64, all: all as u64, missing })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_is_too_old_is_told_what_is_needed() {
+        let told = too_old(12_040).unwrap();
+        assert!(told.contains("12.4") && told.contains("13.0") && told.contains("580"), "{told}");
+        assert_eq!([too_old(13_000), too_old(13_020)], [None, None]);
     }
 }

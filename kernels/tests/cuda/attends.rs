@@ -63,7 +63,7 @@ fn prefill_attention_agrees_with_the_reference() {
     ];
     for (dim, group) in [(128, 4), (64, 3), (128, 1)] {
         let heads = Heads { query: 2 * group, kv: 2, dim };
-        for (queries, keys) in [(512, 512), (600, 600), (1024, 1500), (777, 1300), (700, 500)] {
+        for (queries, keys) in [(512, 512), (600, 600), (1024, 1500), (777, 1300), (1100, 1659), (700, 500)] {
             for mask in masks {
                 let shape = AttentionShape { heads, queries, keys, mask };
                 attends(gpu, shape, Kernel::Own, DType::F32);

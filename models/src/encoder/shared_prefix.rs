@@ -62,13 +62,9 @@ impl<B: Backend> Layer<'_, B> {
     }
 
     /// Keys and values, then more of them.
-    fn joined(
-        &self,
-        before: Option<[B::Tensor; 2]>,
-        [more_k, more_v]: [B::Tensor; 2],
-    ) -> Result<[B::Tensor; 2], ModelError> {
-        let Some([k, v]) = before else { return Ok([more_k, more_v]) };
-        Ok([self.backend().extended(&k, &more_k)?, self.backend().extended(&v, &more_v)?])
+    fn joined(&self, before: Option<[B::Tensor; 2]>, more: [B::Tensor; 2]) -> Result<[B::Tensor; 2], ModelError> {
+        let Some(before) = before else { return Ok(more) };
+        Ok(self.backend().extended([[&before[0], &more[0]], [&before[1], &more[1]]])?)
     }
 
     /// Keys and values that later shards see: of the first shard its leading block rows, of each its prefix rows.

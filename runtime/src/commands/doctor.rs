@@ -125,9 +125,10 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
                 "host '{}' is to compute on {}; {}",
                 host.name,
                 host.device,
-                match gpu.driver {
-                    Some(_) => format!("the driver knows {} GPUs, counted from 0", gpu.devices.len()),
-                    None => "there is no NVIDIA driver (libcuda) here".into(),
+                match (&gpu.driver, &gpu.trouble) {
+                    (Some(_), Some(trouble)) => trouble.clone(),
+                    (Some(_), None) => format!("the driver knows {} GPUs, counted from 0", gpu.devices.len()),
+                    (None, _) => "there is no NVIDIA driver (libcuda) here".into(),
                 }
             )),
             Some(found) if !found.usable => problems.push(format!(
@@ -229,6 +230,9 @@ mod tests {
         assert!(small.len() == 1 && small[0].contains("are missing"), "{small:?}");
         let absent = problems(&cluster("cuda:1"), &gpu(vec![found(1 << 30)]));
         assert!(absent.len() == 5 && absent[0].contains("knows 1 GPUs"), "{absent:?}");
+        let old = GpuReport { trouble: Some("its driver knows CUDA up to 12.4".into()), ..gpu(Vec::new()) };
+        let old = problems(&cluster("cuda:0"), &old);
+        assert!(old[0].contains("cuda:0; its driver knows CUDA up to 12.4"), "{old:?}");
         let none = problems(&cluster("cuda:0"), &GpuReport { built: true, ..GpuReport::default() });
         assert!(none[0].contains("no NVIDIA driver"), "{none:?}");
     }

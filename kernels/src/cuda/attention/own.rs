@@ -226,6 +226,15 @@ impl Device {
         launch!(self, &format!("attend_whole_{dim}"), spread, argument)
     }
 
+    /// Attention over few keys, merged into the output (bf16) and the log-sum-exp of others that are there.
+    pub(super) fn attend_into(&self, call: Attention<'_>) -> Result<(), KernelError> {
+        let (rows, dim) = (call.q.rows, call.q.dim);
+        let argument = Tiled::of(&call, 0, rows);
+        let tiles = (rows * argument.group as usize).div_ceil(64);
+        let spread = Spread { blocks: (tiles, call.k.heads), threads: 128, shared: 2 * 2 * 32 * dim * 2 };
+        launch!(self, &format!("attend_into_{dim}"), spread, argument)
+    }
+
     /// How calls of few packed rows are spread, and all others.
     pub(in super::super) fn tilings(&self, dim: usize) -> [Tiling; 2] {
         Tiling::both(dim, self.is_hopper(), self.shared_limit())

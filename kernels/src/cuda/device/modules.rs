@@ -33,13 +33,14 @@ pub const MODULES: &[Module] = &[
         include_bytes!(concat!(env!("OUT_DIR"), "/moves.fatbin")),
         &[
             (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs", "merge_outputs_carried"]),
-            (ONE, &["merge_into", "merge_rows", "merge_rows_carried", "top_k", "put", "copy_pair", "differ"]),
+            (ONE, &["merge_into", "merge_into_wide", "merge_rows", "merge_rows_carried", "top_k", "put"]),
+            (ONE, &["copy_runs", "differ"]),
         ],
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
         &[
-            (HEAD_SIZES, &["attend_whole", "attend_tile", "attend_rows_shallow", "attend_rows"]),
+            (HEAD_SIZES, &["attend_whole", "attend_into", "attend_tile", "attend_rows_shallow", "attend_rows"]),
             (HEAD_SIZES, &["attend_listed_tile", "attend_listed_rows_shallow", "attend_listed_rows"]),
             (
                 HEAD_SIZES,
@@ -69,12 +70,15 @@ pub const FOLLOWERS: &[&str] = &[
     "split_rotate",
     "copy_heads",
     "cast_to",
+    "merge_into",
     "merge_rows",
     "merge_outputs",
     "put",
-    "copy_pair",
+    "copy_runs",
     "quantize",
     "add_bf16",
+    "attend_whole",
+    "attend_into",
     "attend_listed",
     "attend_narrow",
     "attend_wide",

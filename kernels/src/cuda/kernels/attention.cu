@@ -28,7 +28,8 @@ template <int D> struct Running {
 
 // KEYS: keys of a block. WARPS: warps that share a block of keys, 16 rows each; 1: four warps of the same 16 rows with a
 // quarter of the piece and blocks of keys of their own.
-template <int D, int KEYS, int WARPS, int STAGES, bool WHOLE>
+// INTO: the whole is merged into the output and log-sum-exp of other keys, which are there.
+template <int D, int KEYS, int WARPS, int STAGES, bool WHOLE, bool INTO = false>
 __device__ __forceinline__ void attend(const Attention& a, int tile, int piece, int pieces) {
     constexpr int THREADS = WARPS == 1 ? 32 : WARPS * 32;  // that load a block of keys together
     constexpr int CHUNKS = D / 8, BLOCK = KEYS * D;        // 16-byte chunks of a row, elements of a block
@@ -206,16 +207,31 @@ __device__ __forceinline__ void attend(const Attention& a, int tile, int piece, 
             int row = first_row + lane / 4 + r * 8;
             if (row >= packed) continue;
             int head = kv_head * a.group + row % a.group, token = row / a.group;
-            float inverse = part.sum[r] > 0 ? 1.f / part.sum[r] : 0.f;
-            if (lane % 4 == 0) {
-                a.lse[head * a.lse_head + token] =
-                    part.sum[r] > 0 ? __fmaf_rn(part.max[r], LN2, logf(part.sum[r])) : -INFINITY;
+            float* lse = a.lse + head * a.lse_head + token;
+            float kept = 0;
+            if (INTO) {
+                // The four lanes of a row read before one of them writes.
+                float before = *lse == -INFINITY ? -INFINITY : *lse / LN2;
+                __syncwarp(15u << (lane & ~3));
+                float most = fmaxf(before, part.max[r]), own = factor(part.max[r], most);
+                kept = factor(before, most);
+                part.max[r] = most, part.sum[r] = __fmaf_rn(part.sum[r], own, kept);
+#pragma unroll
+                for (int n = 0; n < D / 8; n++)
+                    for (int i = 0; i < 2; i++) part.out[n][r * 2 + i] *= own;
             }
+            float inverse = part.sum[r] > 0 ? 1.f / part.sum[r] : 0.f;
+            if (lane % 4 == 0) *lse = part.sum[r] > 0 ? __fmaf_rn(part.max[r], LN2, logf(part.sum[r])) : -INFINITY;
             size_t at = head * a.out_head + token * a.out_row + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < D / 8; n++) {
+                if (INTO) {
+                    __nv_bfloat162 there = *(const __nv_bfloat162*)((const bf16*)a.out + at + n * 8);
+                    part.out[n][r * 2] = __fmaf_rn(widen(there.x), kept, part.out[n][r * 2]);
+                    part.out[n][r * 2 + 1] = __fmaf_rn(widen(there.y), kept, part.out[n][r * 2 + 1]);
+                }
                 float x = part.out[n][r * 2] * inverse, y = part.out[n][r * 2 + 1] * inverse;
-                if (a.out_is_bf16) *(uint32_t*)((bf16*)a.out + at + n * 8) = pair(x, y);
+                if (INTO || a.out_is_bf16) *(uint32_t*)((bf16*)a.out + at + n * 8) = pair(x, y);
                 else *(float2*)((float*)a.out + at + n * 8) = make_float2(x, y);
             }
         }
@@ -267,10 +283,10 @@ __device__ __forceinline__ void attend(const Attention& a, int tile, int piece, 
 }
 
 // A call alone: blocks of threads by tile and piece; whole tiles from the last on, which has the most keys.
-template <int D, int KEYS, int WARPS, int STAGES, bool WHOLE>
+template <int D, int KEYS, int WARPS, int STAGES, bool WHOLE, bool INTO = false>
 __device__ __forceinline__ void attend_alone(const Attention& a) {
     int tiles = (a.rows * a.group + WARPS * 16 - 1) / (WARPS * 16);
-    if (WHOLE) attend<D, KEYS, WARPS, STAGES, true>(a, tiles - 1 - (int)blockIdx.x, 0, 1);
+    if (WHOLE) attend<D, KEYS, WARPS, STAGES, true, INTO>(a, tiles - 1 - (int)blockIdx.x, 0, 1);
     else attend<D, KEYS, WARPS, STAGES, false>(a, blockIdx.x % tiles, blockIdx.x / tiles, gridDim.x / tiles);
 }
 
@@ -286,7 +302,12 @@ __device__ __forceinline__ void attend_listed(const Attention* calls, const Item
 #define K extern "C" __global__ void
 #define ATTEND(D)                                                                                                        \
     K __launch_bounds__(256, 1) attend_whole_##D(const __grid_constant__ Attention a) {                                  \
+        follow();                                                                                                        \
         attend_alone<D, 64, 8, 2, true>(a);                                                                              \
+    }                                                                                                                    \
+    K __launch_bounds__(128, 3) attend_into_##D(const __grid_constant__ Attention a) {                                   \
+        follow();                                                                                                        \
+        attend_alone<D, 32, 4, 2, true, true>(a);                                                                        \
     }                                                                                                                    \
     K __launch_bounds__(128, 2) attend_tile_##D(const __grid_constant__ Attention a) {                                   \
         attend_alone<D, 32, 4, 3, false>(a);                                                                             \

@@ -128,24 +128,36 @@ struct Pair {
     long long out_head, out_row, other_head, other_row, lse_head, other_lse_head;
     int heads, rows, dim, unused;
 };
-extern "C" __global__ __launch_bounds__(256) void merge_into(const __grid_constant__ Pair p) {
-    long long at = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
-    if (at >= (long long)p.heads * p.rows) return;
-    int head = at % p.heads, row = at / p.heads, lane = threadIdx.x % 32;
+// `V` elements a thread from `i` on; the threads of a row are of one warp, and none writes the statistics before all have read them.
+template <int V> __device__ __forceinline__ void merge_into_by(const Pair& p, long long at, int i, int step) {
+    bool there = at < (long long)p.heads * p.rows, leads = there && i == 0;
+    int head = there ? at % p.heads : 0, row = there ? at / p.heads : 0;
     float *lse = p.lse + head * p.lse_head + row, first = *lse, second = p.other_lse[head * p.other_lse_head + row];
     float max = fmaxf(first, second);
     float a = first == -INFINITY ? 0.f : expf(first - max), b = second == -INFINITY ? 0.f : expf(second - max);
     float inverse = a + b == 0 ? 0.f : 1.f / (a + b);
-    typedef Pack<bf16, 2> Two;
+    typedef Pack<bf16, V> Some;
     bf16* out = (bf16*)p.out + head * p.out_head + row * p.out_row;
     const bf16* other = (const bf16*)p.other + head * p.other_head + row * p.other_row;
-    for (int i = lane * 2; i < p.dim; i += 64) {
-        Two x = *(Two*)(out + i), y = *(const Two*)(other + i);
-        for (int j = 0; j < 2; j++) x.x[j] = narrow<bf16>((widen(x.x[j]) * a + widen(y.x[j]) * b) * inverse);
-        *(Two*)(out + i) = x;
+    for (; there && i < p.dim; i += step) {
+        Some x = *(Some*)(out + i), y = *(const Some*)(other + i);
+        for (int j = 0; j < V; j++) x.x[j] = narrow<bf16>((widen(x.x[j]) * a + widen(y.x[j]) * b) * inverse);
+        *(Some*)(out + i) = x;
     }
     __syncwarp();
-    if (lane == 0) *lse = max == -INFINITY ? max : max + logf(a + b);
+    if (leads) *lse = max == -INFINITY ? max : max + logf(a + b);
+}
+extern "C" __global__ __launch_bounds__(256) void merge_into(const __grid_constant__ Pair p) {
+    follow();
+    long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    merge_into_by<2>(p, thread / 32, threadIdx.x % 32 * 2, 64);
+}
+// Rows of 8, 16 or 32 times eight elements.
+extern "C" __global__ __launch_bounds__(256) void merge_into_wide(const __grid_constant__ Pair p) {
+    follow();
+    long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    int lanes = p.dim / 8;
+    merge_into_by<8>(p, thread / lanes, thread % lanes * 8, p.dim);
 }
 
 // Packed rows, each of the outputs of all query heads and their log-sum-exps, merged in the order given: row `at` of partials
@@ -212,10 +224,29 @@ K put(unsigned* to, const __grid_constant__ Carried from, int count) {
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from.words[i];
 }
 
-// Two runs of 16-byte elements: a token's keys and values to where they are kept.
-K copy_pair(const uint4* a, uint4* to_a, const uint4* b, uint4* to_b, int count) {
+// Runs of `steps` 16-byte elements, from anywhere to anywhere, some from f32 to half as many bytes of bf16.
+struct Run {
+    const void* from;
+    void* to;
+    int steps, narrows;
+};
+constexpr int RUNS = 32;
+struct Runs {
+    Run each[RUNS];
+};
+K copy_runs(const __grid_constant__ Runs r) {
     follow();
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to_a[i] = a[i], to_b[i] = b[i];
+    const Run run = r.each[blockIdx.y];
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < run.steps; i += gridDim.x * blockDim.x) {
+        if (run.narrows) {
+            Pack<float, 4> low = ((const Pack<float, 4>*)run.from)[2 * i], high = ((const Pack<float, 4>*)run.from)[2 * i + 1];
+            Pack<bf16, 8> x;
+            for (int j = 0; j < 4; j++) x.x[j] = narrow<bf16>(low.x[j]), x.x[j + 4] = narrow<bf16>(high.x[j]);
+            ((Pack<bf16, 8>*)run.to)[i] = x;
+        } else {
+            ((uint4*)run.to)[i] = ((const uint4*)run.from)[i];
+        }
+    }
 }
 
 // Says in `*found` that there are words that differ.
