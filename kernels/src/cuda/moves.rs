@@ -263,9 +263,12 @@ impl Device {
             let (x, more) = (self.by_rows(x)?, self.by_rows(more)?);
             let (shape, row) = (vec![x.shape[0], x.shape[1] + more.shape[1], x.shape[2]], x.shape[0] * x.shape[2]);
             let whole = x.offset == 0 && x.bytes() == x.buffer.bytes;
-            let mut copy = |from: &Tensor, to: u64| match Run::of(from.pointer(), to, from.bytes()) {
-                Some(run) => Ok(runs.push((run, from.clone()))),
-                None => self.copy_2d((from.pointer(), 0), (to, 0), from.bytes(), 1),
+            let mut copy = |from: &Tensor, to: u64| {
+                match Run::of(from.pointer(), to, from.bytes()) {
+                    Some(run) => runs.push((run, from.clone())),
+                    None => self.copy_2d((from.pointer(), 0), (to, 0), from.bytes(), 1)?,
+                }
+                Ok::<(), KernelError>(())
             };
             let grown = if whole { x.buffer.extended(more.bytes()) } else { None };
             let buffer = match grown {
