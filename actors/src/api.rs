@@ -20,7 +20,7 @@ use serde::{
 };
 
 pub use event::{ClusterEvent, EventId, NoEventId};
-pub use host::{ClusterStatus, HostHealth, HostProgress, HostStatus, Role, Scheduling};
+pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling};
 pub use logprobs::{TokenLogprobs, TopLogprob};
 pub use self_test::{SelfTestCheck, SelfTestReport, SelfTestState, Verdict};
 pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, SessionState, SessionStatus};

@@ -8,7 +8,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, HeadsFiles, ModelError, Tokenizer};
-use asterism_transport::{MAX_PAYLOAD_BYTES, Transport};
+use asterism_transport::{DataPlane, Endpoint, MAX_PAYLOAD_BYTES, Transport};
 use ractor::ActorRef;
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
@@ -65,15 +65,38 @@ impl HostConfig {
         Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, tally }
     }
 
-    pub(crate) fn hello(&self, transport: &dyn Transport) -> Hello {
+    pub(crate) fn hello(&self, endpoints: Vec<Endpoint>) -> Hello {
         Hello {
             name: self.name.clone(),
             role: self.role,
             start: self.start,
             pid: std::process::id(),
-            address: transport.local_address().to_string(),
+            endpoints,
             ..Hello::default()
         }
+    }
+}
+
+/// What a host process talks through.
+#[derive(Clone)]
+pub struct Transports {
+    /// To the supervisor.
+    pub control: Arc<dyn Transport>,
+    /// To other hosts.
+    pub data: Arc<DataPlane>,
+}
+
+impl Transports {
+    /// One for all.
+    pub fn one(transport: Arc<dyn Transport>) -> Self {
+        Self { data: DataPlane::of(transport.clone()), control: transport }
+    }
+
+    async fn close(&self) {
+        self.data.close();
+        self.control.close();
+        self.data.drained().await;
+        self.control.drained().await;
     }
 }
 
@@ -96,38 +119,37 @@ pub type ModelLoader<B> = Box<dyn FnOnce() -> Result<LoadedModel<B>, ModelError>
 pub(crate) type Post<E> = Arc<dyn Fn(E) + Send + Sync>;
 
 /// Runs a host until its supervisor ends it, refuses it, or is gone for longer than the host's patience. Dropping the future
-/// ends the host as well, as if its process were killed; what it says until then is for whoever closes the transport.
+/// ends the host as well, as if its process were killed; what it says until then is for whoever closes the transports.
 ///
 /// # Errors
 /// [`HostError::Supervisor`] when the supervisor cannot be reached at the start, [`HostError::Refused`] when it does not
 /// want this host, [`HostError::Model`] when the model does not load, [`HostError::Lost`] when patience ends.
 pub async fn run<B: Backend>(
     config: HostConfig,
-    transport: Arc<dyn Transport>,
+    transports: Transports,
     loader: ModelLoader<B>,
 ) -> Result<(), HostError> {
-    let joining = joining::join(config.hello(transport.as_ref()), config.supervisor, transport.as_ref()).await;
+    let hello = config.hello(transports.data.endpoints());
+    let joining = joining::join(hello, config.supervisor, transports.control.as_ref()).await;
     let first = match joining {
         Ok(joined) => joined,
         Err(error) => {
             // Whoever was refused here is to hear why.
-            transport.close();
-            let _ = tokio::time::timeout(STOP_DEADLINE, transport.drained()).await;
+            let _ = tokio::time::timeout(STOP_DEADLINE, transports.close()).await;
             return Err(error);
         }
     };
-    let (actor, ended) = actor::spawn(&config, transport.clone()).await?;
+    let (actor, ended) = actor::spawn(&config, transports.clone()).await?;
     let _running = Running(actor.clone());
     let host =
-        Host { config, transport: transport.clone(), actor: actor.clone(), life: (first.cluster, first.incarnation) };
+        Host { config, transports: transports.clone(), actor: actor.clone(), life: (first.cluster, first.incarnation) };
     let result = tokio::select! {
         biased;
         result = host.live(first, loader) => result,
         _ = ended => Err(HostError::Actor { cause: "it ended before its host did".into() }),
     };
     let _ = actor.stop_and_wait(None, Some(STOP_DEADLINE)).await;
-    transport.close();
-    transport.drained().await;
+    transports.close().await;
     result
 }
 
@@ -142,7 +164,7 @@ impl<B: Backend> Drop for Running<B> {
 
 struct Host<B: Backend> {
     config: HostConfig,
-    transport: Arc<dyn Transport>,
+    transports: Transports,
     actor: ActorRef<Message<B>>,
     /// Cluster and incarnation, as the welcome said.
     life: (u64, u64),
@@ -212,7 +234,7 @@ impl<B: Backend> Host<B> {
                 return Err(HostError::Lost { host: self.config.name.clone(), cause });
             };
             tokio::time::sleep(wait).await;
-            let joining = joining::join(self.hello().await, self.config.supervisor, self.transport.as_ref());
+            let joining = joining::join(self.hello().await, self.config.supervisor, self.transports.control.as_ref());
             match tokio::time::timeout(left, joining).await {
                 Ok(Ok(joined)) => return Ok(joined),
                 Ok(Err(error)) if joining::is_final(&error) => return Err(error),
@@ -228,7 +250,7 @@ impl<B: Backend> Host<B> {
         self.tell(Message::Introduce(reply));
         let (contexts, jobs) = held.await.unwrap_or_default();
         let (cluster, incarnation) = self.life;
-        Hello { cluster, incarnation, contexts, jobs, ..self.config.hello(self.transport.as_ref()) }
+        Hello { cluster, incarnation, contexts, jobs, ..self.config.hello(self.transports.data.endpoints()) }
     }
 }
 

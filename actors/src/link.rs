@@ -3,7 +3,6 @@
 
 use std::{
     collections::BTreeMap,
-    net::{AddrParseError, SocketAddr},
     sync::{
         Arc, Mutex as SyncMutex, Weak,
         atomic::{AtomicUsize, Ordering},
@@ -11,9 +10,15 @@ use std::{
     time::Duration,
 };
 
-use asterism_transport::{Channel, FrameKind, FrameReceiver, FrameSender, Link, Transport, TransportError};
+use asterism_transport::{
+    Channel, DataPlane, Endpoint, FrameKind, FrameReceiver, FrameSender, Link, Reached, TransportError,
+};
+use futures_util::FutureExt;
 use thiserror::Error;
-use tokio::sync::{Mutex, mpsc};
+use tokio::{
+    runtime::Handle,
+    sync::{Mutex, mpsc},
+};
 
 use crate::{
     authority::{self, Denied, Party, Spoken},
@@ -24,7 +29,7 @@ use crate::{
 /// Messages that a host is told and does not read, before its link is closed: it hears all again when it comes back.
 pub const UNREAD: usize = 65_536;
 /// Longest wait for a host to accept a channel.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+const CONNECT_DEADLINE: Duration = Duration::from_secs(7);
 
 /// Where messages for one peer are queued; clones write to the same peer, in order. Sending never blocks, and a message
 /// for a peer that is gone is dropped: its link's end is reported where it is read.
@@ -116,19 +121,11 @@ pub enum ReachError {
     /// The network, or another than the host is there.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// An address that is none.
-    #[error("its address {address} is none: {cause}")]
-    Address {
-        /// The address.
-        address: String,
-        /// The parser's words.
-        cause: AddrParseError,
-    },
     /// The host says nothing.
-    #[error("no answer from {address} in {} s", CONNECT_DEADLINE.as_secs())]
+    #[error("no answer in {} s from any of {offered}", CONNECT_DEADLINE.as_secs())]
     Silent {
-        /// Its address.
-        address: SocketAddr,
+        /// Its endpoints.
+        offered: String,
     },
 }
 
@@ -172,20 +169,25 @@ type LinkSlot = Arc<Mutex<Option<Arc<dyn Link>>>>;
 
 /// Links to context hosts, kept between jobs. A host that does not answer keeps nobody from the others.
 pub struct Links {
-    transport: Arc<dyn Transport>,
-    open: SyncMutex<BTreeMap<SocketAddr, LinkSlot>>,
+    plane: Arc<DataPlane>,
+    open: SyncMutex<BTreeMap<Vec<Endpoint>, LinkSlot>>,
     book: SyncMutex<LinkBook>,
 }
 
 impl Links {
     /// None open yet.
-    pub fn new(transport: Arc<dyn Transport>) -> Self {
-        Self { transport, open: SyncMutex::default(), book: SyncMutex::default() }
+    pub fn new(plane: Arc<DataPlane>) -> Self {
+        Self { plane, open: SyncMutex::default(), book: SyncMutex::default() }
+    }
+
+    /// What drives them, and had best run whoever reads and writes them often.
+    pub fn runtime(&self) -> &Handle {
+        self.plane.runtime()
     }
 
     /// A channel to the context host of this name, over the link there is or a new one.
-    pub async fn channel(&self, host: &str, address: SocketAddr) -> Result<Channel, TransportError> {
-        let slot = self.open.lock().expect("no holder panics").entry(address).or_default().clone();
+    pub async fn channel(&self, host: &str, endpoints: &[Endpoint]) -> Result<Channel, TransportError> {
+        let slot = self.open.lock().expect("no holder panics").entry(endpoints.to_vec()).or_default().clone();
         let mut open = slot.lock().await;
         if let Some(link) = open.as_ref()
             && authority::is_host(link.peer(), host).is_ok()
@@ -193,24 +195,26 @@ impl Links {
         {
             return Ok(channel);
         }
-        let link = self.transport.connect(address).await?;
+        let reached = self.plane.connect(endpoints).await?;
+        let link = reached.link.clone();
         authority::is_host(link.peer(), host).map_err(|denied| {
             metric::refused(denied.code(), &peer_name(link.as_ref()), &denied);
             link.close(&denied.to_string());
-            TransportError::Handshake { peer: address, cause: denied.to_string() }
+            TransportError::Handshake { peer: link.peer_address(), cause: denied.to_string() }
         })?;
-        self.book.lock().expect("no holder panics").opened(host, &link);
+        self.book.lock().expect("no holder panics").opened(host, &reached);
         *open = Some(link.clone());
         link.open().await
     }
 
-    /// As [`Links::channel`], of an address as it was told, and not for long.
-    pub async fn reach(&self, host: &str, address: &str) -> Result<Channel, ReachError> {
-        let address: SocketAddr =
-            address.parse().map_err(|cause| ReachError::Address { address: address.to_owned(), cause })?;
-        match tokio::time::timeout(CONNECT_DEADLINE, self.channel(host, address)).await {
+    /// As [`Links::channel`], and not for long.
+    pub async fn reach(&self, host: &str, endpoints: &[Endpoint]) -> Result<Channel, ReachError> {
+        match tokio::time::timeout(CONNECT_DEADLINE, self.channel(host, endpoints)).await {
             Ok(channel) => Ok(channel?),
-            Err(_) => Err(ReachError::Silent { address }),
+            Err(_) => {
+                let offered: Vec<String> = endpoints.iter().map(Endpoint::to_string).collect();
+                Err(ReachError::Silent { offered: offered.join(", ") })
+            }
         }
     }
 
@@ -219,34 +223,49 @@ impl Links {
         self.book.lock().expect("no holder panics").report(report);
     }
 
-    /// The next channel to `address` goes over a new link. Channels that are open keep theirs.
-    pub fn forget(&self, address: SocketAddr) {
-        self.open.lock().expect("no holder panics").remove(&address);
+    /// The next channel to who is there goes over a new link. Channels that are open keep theirs.
+    pub fn forget(&self, endpoints: &[Endpoint]) {
+        self.open.lock().expect("no holder panics").remove(endpoints);
     }
 }
 
 /// Whom links were opened to, and how often again. Keeps no link open.
 #[derive(Default)]
 pub struct LinkBook {
-    links: BTreeMap<String, Weak<dyn Link>>,
+    links: BTreeMap<String, Known>,
     reconnects: u64,
+    fallbacks: u64,
+}
+
+/// The latest link to a peer.
+struct Known {
+    link: Weak<dyn Link>,
+    transport: &'static str,
+    why: String,
 }
 
 impl LinkBook {
     /// A link to `peer` was opened, in the place of any before.
-    pub fn opened(&mut self, peer: &str, link: &Arc<dyn Link>) {
-        let earlier = self.links.insert(peer.to_string(), Arc::downgrade(link));
-        self.reconnects += u64::from(earlier.is_some());
+    pub fn opened(&mut self, peer: &str, Reached { link, transport, why }: &Reached) {
+        let known = Known { link: Arc::downgrade(link), transport, why: why.clone() };
+        self.fallbacks += u64::from(!why.is_empty());
+        self.reconnects += u64::from(self.links.insert(peer.to_string(), known).is_some());
     }
 
     /// Adds its links; a peer that is there already keeps its round trip if it has one.
     pub fn report(&self, report: &mut LinkReport) {
         report.reconnects += self.reconnects;
-        for (peer, link) in &self.links {
-            let rtt_s = link.upgrade().and_then(|link| link.rtt()).map(|rtt| rtt.as_secs_f64());
+        report.fallbacks += self.fallbacks;
+        for (peer, Known { link, transport, why }) in &self.links {
+            let link = link.upgrade();
+            let rtt_s = link.as_ref().and_then(|link| link.rtt()).map(|rtt| rtt.as_secs_f64());
+            let open = link.is_some_and(|link| link.closed().now_or_never().is_none());
             match report.links.iter_mut().find(|reading| reading.peer == *peer) {
                 Some(known) => known.rtt_s = known.rtt_s.or(rtt_s),
-                None => report.links.push(LinkReading { peer: peer.clone(), rtt_s }),
+                None => {
+                    let (peer, transport, why) = (peer.clone(), (*transport).to_owned(), why.clone());
+                    report.links.push(LinkReading { peer, transport, why, open, rtt_s });
+                }
             }
         }
     }
@@ -256,7 +275,7 @@ impl LinkBook {
 mod tests {
     use std::task::{Context, Poll};
 
-    use asterism_transport::{Frame, NoObserver, local::LocalNetwork};
+    use asterism_transport::{Frame, NoObserver, Transport, local::LocalNetwork};
 
     use super::*;
     use crate::messages::HostCommand;
@@ -294,7 +313,7 @@ mod tests {
             Arc::new(network.bind(address, Arc::new(NoObserver)).expect("a port"))
         };
         let (near, far, other) = (bind(), bind(), bind());
-        let links = Links::new(near);
+        let links = Links::new(DataPlane::of(near));
         let report = || {
             let mut report = LinkReport::default();
             links.report(&mut report);
@@ -302,18 +321,19 @@ mod tests {
             (peers, report.reconnects)
         };
         assert_eq!(report(), (vec![], 0));
-        let far_address = far.local_address();
-        let first = links.channel("c1", far_address).await.expect("it listens");
-        links.channel("c1", far_address).await.expect("it listens");
-        links.channel("c0", other.local_address()).await.expect("it listens");
+        let of = |transport: &dyn Transport| vec![Endpoint::of(transport)];
+        let there = of(far.as_ref());
+        let first = links.channel("c1", &there).await.expect("it listens");
+        links.channel("c1", &there).await.expect("it listens");
+        links.channel("c0", &of(other.as_ref())).await.expect("it listens");
         assert_eq!(report(), (vec!["c0".to_string(), "c1".to_string()], 0), "the same link carries both channels");
-        links.forget(far_address);
-        links.channel("c1", far_address).await.expect("it listens");
+        links.forget(&there);
+        links.channel("c1", &there).await.expect("it listens");
         assert_eq!(report().1, 1);
         drop(first);
         far.accept().await.expect("a link").close("enough");
         far.accept().await.expect("a link").close("enough");
-        links.channel("c1", far_address).await.expect("it listens");
+        links.channel("c1", &there).await.expect("it listens");
         assert_eq!(report().1, 2);
     }
 }

@@ -11,11 +11,13 @@ mod queries;
 mod wire;
 
 use asterism_plan::{ContextView, Exchange, KeptShard, Shard};
+use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
 pub use measured::{
-    Encoded, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Spread, Traffic,
+    Carried, Encoded, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Spread,
+    Traffic,
 };
 pub use queries::{
     Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart,
@@ -43,8 +45,8 @@ pub struct Hello {
     pub start: u64,
     /// Process id.
     pub pid: u32,
-    /// Where other hosts reach it.
-    pub address: String,
+    /// Where other hosts reach it, the best way first.
+    pub endpoints: Vec<Endpoint>,
     /// The cluster it has worked for since its start, as its `Welcome` named it; 0 before the first.
     pub cluster: u64,
     /// Contexts it holds shards of or encodes.
@@ -323,7 +325,7 @@ pub struct ShardHolder {
     /// Host name.
     pub host: String,
     /// Where it is reached.
-    pub address: String,
+    pub endpoints: Vec<Endpoint>,
     /// The shards it holds.
     pub blocks: Vec<u32>,
 }

@@ -7,7 +7,7 @@ use metrics::{counter, gauge, histogram};
 
 use crate::{
     api::{ClusterStatus, FinishReason, HostHealth, SessionState, Timings},
-    messages::{GpuMemory, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Spread, Traffic},
+    messages::{Carried, GpuMemory, LinkReport, Phase2Times, Refused, SPREAD_SECONDS, Spread, Traffic},
     supervisor::{SupervisorConfig, codes},
     trace::Span,
 };
@@ -199,10 +199,13 @@ fn record_links(host: &str, report: &LinkReport) {
         }
     }
     counter!(TRANSPORT_RECONNECTS, "host" => host.to_string()).absolute(report.reconnects);
-    let Traffic { sent_bytes, received_bytes, refused, certificate_ends_s, .. } = &report.traffic;
-    for (direction, bytes) in [("sent", sent_bytes), ("received", received_bytes)] {
-        let labels = [("host", host), ("direction", direction), ("transport", &report.transport)];
-        counter!(TRANSPORT_BYTES, &labels.map(owned)).absolute(*bytes);
+    counter!(TRANSPORT_FALLBACKS, "host" => host.to_string()).absolute(report.fallbacks);
+    let Traffic { carried, refused, certificate_ends_s, .. } = &report.traffic;
+    for Carried { transport, sent_bytes, received_bytes } in carried {
+        for (direction, bytes) in [("sent", sent_bytes), ("received", received_bytes)] {
+            let labels = [("host", host), ("direction", direction), ("transport", transport)];
+            counter!(TRANSPORT_BYTES, &labels.map(owned)).absolute(*bytes);
+        }
     }
     for Refused { reason, peers } in refused {
         counter!(TRANSPORT_REJECTS, &[("host", host), ("reason", reason)].map(owned)).absolute(*peers);
@@ -210,11 +213,17 @@ fn record_links(host: &str, report: &LinkReport) {
     counter!(SPANS_DROPPED, "host" => host.to_string()).absolute(report.traffic.spans_dropped);
     process(CERTIFICATE_EXPIRY, certificate_ends_s.unwrap_or(f64::NAN));
     // By pair of hosts they would be as many as there are hosts, squared.
-    for (peer, of_supervisor) in [(SUPERVISOR, true), ("hosts", false)] {
-        let links = report.links.iter().filter(|link| (link.peer == SUPERVISOR) == of_supervisor);
-        let longest = links.filter_map(|link| link.rtt_s).fold(f64::NAN, f64::max);
-        let labels = [("host", host), ("peer", peer), ("transport", &report.transport)];
-        gauge!(TRANSPORT_RTT, &labels.map(owned)).set(longest);
+    for transport in TRANSPORTS {
+        let links = || report.links.iter().filter(|link| link.transport == transport);
+        for (peer, of_supervisor) in [(SUPERVISOR, true), ("hosts", false)] {
+            let of_peer = links().filter(|link| (link.peer == SUPERVISOR) == of_supervisor);
+            let longest = of_peer.filter_map(|link| link.rtt_s).fold(f64::NAN, f64::max);
+            let labels = [("host", host), ("peer", peer), ("transport", transport)];
+            gauge!(TRANSPORT_RTT, &labels.map(owned)).set(longest);
+        }
+        let open = links().filter(|link| link.peer != SUPERVISOR && link.open).count();
+        let open = if links().next().is_some() { open as f64 } else { f64::NAN };
+        gauge!(TRANSPORT_LINKS, &[("host", host), ("transport", transport)].map(owned)).set(open);
     }
 }
 
@@ -253,7 +262,7 @@ pub fn record_config(config: &SupervisorConfig) {
 /// The supervisor among the hosts that processes are labelled by.
 pub const SUPERVISOR: &str = "supervisor";
 /// What hosts may say that they speak over.
-pub const TRANSPORTS: [&str; 3] = ["quic", "local", "sim"];
+pub const TRANSPORTS: [&str; 4] = ["local", "ucx", "quic", "sim"];
 
 /// Why peers are refused: by a transport, at a door, and by the supervisor.
 pub const REJECTIONS: &[&str] = &[

@@ -82,7 +82,7 @@ impl Agent {
     async fn run(mut self) {
         let (mut backoff, mut said) = (Backoff::default(), String::new());
         loop {
-            let hello = Hello { cluster: self.cluster, ..self.config.hello(self.transport.as_ref()) };
+            let hello = Hello { cluster: self.cluster, ..self.config.hello(Vec::new()) };
             match joining::join(hello, self.config.supervisor, self.transport.as_ref()).await {
                 Ok(joined) => {
                     (self.cluster, backoff) = (joined.cluster, Backoff::default());

@@ -9,15 +9,15 @@ use std::sync::{
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 
 use crate::{
-    messages::{Refused, Traffic},
+    messages::{Carried, Refused, Traffic},
     metric,
 };
 
 /// Counts of one process.
 #[derive(Debug)]
 pub struct Tally {
-    sent: Arc<AtomicU64>,
-    received: Arc<AtomicU64>,
+    /// Bytes sent and received, by transport.
+    carried: Vec<(&'static str, [Arc<AtomicU64>; 2])>,
     refused: Vec<(&'static str, Arc<AtomicU64>)>,
     spans_dropped: Arc<AtomicU64>,
     /// The bits of a float, as gauges are.
@@ -27,8 +27,9 @@ pub struct Tally {
 impl Default for Tally {
     fn default() -> Self {
         let refused = metric::REJECTIONS.iter().map(|reason| (*reason, Arc::default())).collect();
-        let (sent, received, spans_dropped, certificate_ends) = Default::default();
-        Self { sent, received, refused, spans_dropped, certificate_ends }
+        let carried = metric::TRANSPORTS.iter().map(|transport| (*transport, Default::default())).collect();
+        let (spans_dropped, certificate_ends) = Default::default();
+        Self { carried, refused, spans_dropped, certificate_ends }
     }
 }
 
@@ -37,10 +38,14 @@ impl Tally {
     pub fn traffic(&self) -> Traffic {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let refused = self.refused.iter().map(|(reason, peers)| ((*reason).to_owned(), count(peers)));
+        let carried = self.carried.iter().map(|(transport, [sent, received])| Carried {
+            transport: (*transport).to_owned(),
+            sent_bytes: count(sent),
+            received_bytes: count(received),
+        });
         let ends = f64::from_bits(count(&self.certificate_ends));
         Traffic {
-            sent_bytes: count(&self.sent),
-            received_bytes: count(&self.received),
+            carried: carried.filter(|carried| carried.sent_bytes + carried.received_bytes > 0).collect(),
             refused: refused.filter(|(_, peers)| *peers > 0).map(|(reason, peers)| Refused { reason, peers }).collect(),
             spans_dropped: count(&self.spans_dropped),
             certificate_ends_s: (ends > 0.0).then_some(ends),
@@ -50,8 +55,10 @@ impl Tally {
     fn counter(&self, key: &Key) -> Option<&Arc<AtomicU64>> {
         let label = |name: &str| key.labels().find(|label| label.key() == name).map(|label| label.value());
         match key.name() {
-            metric::TRANSPORT_BYTES if label("direction") == Some("sent") => Some(&self.sent),
-            metric::TRANSPORT_BYTES => Some(&self.received),
+            metric::TRANSPORT_BYTES => {
+                let known = self.carried.iter().find(|(transport, _)| label("transport") == Some(transport));
+                known.map(|(_, [sent, received])| if label("direction") == Some("sent") { sent } else { received })
+            }
             metric::SPANS_DROPPED => Some(&self.spans_dropped),
             metric::TRANSPORT_REJECTS => {
                 let known = self.refused.iter().find(|(reason, _)| label("reason") == Some(reason));
@@ -101,6 +108,7 @@ mod tests {
             let transport = TransportMetrics { transport: "quic" };
             [10, 20].into_iter().for_each(|bytes| transport.bytes(true, bytes));
             transport.bytes(false, 5);
+            TransportMetrics { transport: "ucx" }.bytes(false, 7);
             transport.rejected("frame");
             transport.rejected("of no list");
             metric::refused("role", "somebody", &"may not");
@@ -109,8 +117,10 @@ mod tests {
         });
         let refused = |reason: &str| Refused { reason: reason.into(), peers: 1 };
         let expected = Traffic {
-            sent_bytes: 30,
-            received_bytes: 5,
+            carried: vec![
+                Carried { transport: "ucx".into(), sent_bytes: 0, received_bytes: 7 },
+                Carried { transport: "quic".into(), sent_bytes: 30, received_bytes: 5 },
+            ],
             refused: vec![refused("frame"), refused("role")],
             spans_dropped: 0,
             certificate_ends_s: Some(1.5e9),

@@ -8,7 +8,7 @@ mod disk;
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use asterism_actors::{
-    HostConfig, LoadedModel,
+    HostConfig, LoadedModel, Transports,
     api::{JobEvent, JobRequest, JobState, JobStatus, Prompt, Role, SessionRequest, SessionState},
     cores::OwnDevice,
     host,
@@ -110,7 +110,7 @@ async fn start_on(
         transports.push(transport.clone());
         let role = if host.role == Role::Context { HostRole::Context } else { HostRole::Query };
         let config = HostConfig { encodes: true, generates: true, ..HostConfig::new(&host.name, role, address, 1) };
-        tokio::spawn(host::run(config, transport, Box::new(move || load(model, Parts::All))));
+        tokio::spawn(host::run(config, Transports::one(transport), Box::new(move || load(model, Parts::All))));
     }
     (supervisor, transports)
 }

@@ -14,16 +14,16 @@ use std::{
 use asterism_actors::{
     api::{TokenLogprobs, TopLogprob},
     messages::{
-        Anew, Attach, Below, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello, HostCommand, HostMessage,
-        HostRole, LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart,
-        Phase2Times, ProcessReading, QueryMeta, QueryPart, Refused, Relay, ShardHolder, ShardKeys, StreamingMask,
-        Taken, TokenChoice, Traffic, WireMessage,
+        Anew, Attach, Below, Carried, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello, HostCommand,
+        HostMessage, HostRole, LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta,
+        PartialsPart, Phase2Times, ProcessReading, QueryMeta, QueryPart, Refused, Relay, ShardHolder, ShardKeys,
+        StreamingMask, Taken, TokenChoice, Traffic, WireMessage,
     },
     ticket::Secret,
     trace::TraceContext,
 };
 use asterism_plan::{ContextView, Exchange, HiddenKeys, KeptShard, LocalAttention, Shard, Span};
-use asterism_transport::sim::Draw;
+use asterism_transport::{Endpoint, sim::Draw};
 use rkyv::util::AlignedVec;
 
 const DEFAULT_INPUTS: u64 = 300_000;
@@ -70,8 +70,17 @@ fn print(message: &impl Debug) -> String {
     format!("{message:?}")
 }
 
+fn endpoints(address: &str) -> Vec<Endpoint> {
+    vec![Endpoint::new("ucx", address), Endpoint::new("quic", address)]
+}
+
+fn link(peer: &str, transport: &str, why: &str, rtt_s: Option<f64>) -> LinkReading {
+    LinkReading { peer: peer.into(), transport: transport.into(), why: why.into(), open: true, rtt_s }
+}
+
 fn holders() -> Vec<ShardHolder> {
-    let holder = |host: &str| ShardHolder { host: host.into(), address: "10.0.0.1:7400".into(), blocks: vec![0, 2, 4] };
+    let holder =
+        |host: &str| ShardHolder { host: host.into(), endpoints: endpoints("10.0.0.1:7400"), blocks: vec![0, 2, 4] };
     vec![holder("context-0"), holder("a-context-host-with-a-longer-name")]
 }
 
@@ -88,7 +97,7 @@ fn host_messages() {
             incarnation: 7,
             start: 9,
             pid: 4242,
-            address: "127.0.0.1:7402".into(),
+            endpoints: endpoints("127.0.0.1:7402"),
             cluster: 5,
             contexts: vec![3, 4],
             jobs: vec![(5, Secret::new([1; 32]).ticket(5))],
@@ -113,12 +122,12 @@ fn host_messages() {
         },
         HostMessage::Generated { job: 3, tokens: 9, stopped: true, text: ".".into(), times: Box::new(times) },
         HostMessage::Links(LinkReport {
-            transport: "quic".into(),
             links: vec![
-                LinkReading { peer: "supervisor".into(), rtt_s: Some(0.0002) },
-                LinkReading { peer: "context-0".into(), rtt_s: None },
+                link("supervisor", "quic", "", Some(0.0002)),
+                link("context-0", "quic", "ucx: the peer does not offer it", None),
             ],
             reconnects: 1,
+            fallbacks: 1,
             unix_s: 1.7e9,
             process: ProcessReading {
                 resident_bytes: 1 << 30,
@@ -128,8 +137,7 @@ fn host_messages() {
                 gpu: Some(GpuMemory { used: 1 << 36, free: 1 << 35 }),
             },
             traffic: Traffic {
-                sent_bytes: 1 << 40,
-                received_bytes: 7,
+                carried: vec![Carried { transport: "quic".into(), sent_bytes: 1 << 40, received_bytes: 7 }],
                 refused: vec![Refused { reason: "frame".into(), peers: 2 }],
                 spans_dropped: 0,
                 certificate_ends_s: Some(1.9e9),
@@ -197,8 +205,12 @@ fn host_commands() {
 #[test]
 fn openings() {
     let ticket = Secret::new([7; 32]).ticket(9);
-    let below =
-        Below { host: "c1".into(), address: "127.0.0.1:1".into(), answers: vec![vec![4, 5]], opening: vec![7; 40] };
+    let below = Below {
+        host: "c1".into(),
+        endpoints: endpoints("127.0.0.1:1"),
+        answers: vec![vec![4, 5]],
+        opening: vec![7; 40],
+    };
     let relay = Relay { below: vec![below; 2], merges: vec![vec![0, 2], vec![4, 1]] };
     let hidden = vec![HiddenKeys { block: 2, runs: vec![(0, 4), (9, 90)] }];
     let groups = vec![vec![1, 2], vec![3]];

@@ -22,6 +22,7 @@ use asterism_actors::{
 };
 use asterism_models::QuerySeparator;
 use asterism_plan::{MergeTree, Method, MethodConfig, ModelShape, PlanRequest, Shard};
+use asterism_transport::Endpoint;
 
 const NOW: Duration = Duration::from_secs(1_000_000);
 const METHODS: [&str; 3] = [
@@ -70,8 +71,8 @@ fn ready(hosts: usize) -> SupervisorState {
     let mut state = SupervisorState::new(config(hosts), NOW, origin);
     for (connection, spec) in state.config().hosts.clone().into_iter().enumerate() {
         let role = if connection < hosts { HostRole::Context } else { HostRole::Query };
-        let address = "127.0.0.1:1".to_string();
-        let hello = Hello { name: spec.name, role, start: 1, pid: 1, address, ..Hello::default() };
+        let endpoints = vec![Endpoint::new("quic", "127.0.0.1:1")];
+        let hello = Hello { name: spec.name, role, start: 1, pid: 1, endpoints, ..Hello::default() };
         say(&mut state, connection, HostMessage::Hello(hello));
         say(&mut state, connection, HostMessage::Ready { numerics: "cpu".into() });
     }

@@ -85,10 +85,21 @@ pub struct Cluster {
     pub queue: QueueLimits,
     /// What is logged, and how.
     pub log: Log,
+    /// What carries tensors between hosts.
+    pub data: Data,
     /// The collector of spans, if there is one, without a `/` at its end.
     pub otlp_endpoint: Option<String>,
     /// Host processes in the order of the file.
     pub hosts: Vec<Host>,
+}
+
+/// What carries tensors between hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Data {
+    /// Which transport.
+    pub transport: DataTransport,
+    /// Network interfaces that UCX may take; the one that has the host's address if there is none.
+    pub interfaces: Vec<String>,
 }
 
 /// What may wait.
@@ -141,8 +152,7 @@ impl Cluster {
         if file.version != FILE_VERSION {
             return Err(ClusterError::Version { got: file.version });
         }
-        let (ControlTransport::Quic, DataTransport::Auto | DataTransport::Quic) =
-            (file.transport.control, file.transport.data);
+        let ControlTransport::Quic = file.transport.control;
         check_name("cluster.name", &file.cluster.name)?;
         check_method(&file.attention)?;
         let data_dir = match &file.cluster.data_dir {
@@ -177,6 +187,7 @@ impl Cluster {
             sessions: sessions(file)?,
             queue: queue(file)?,
             log: observability::log(file),
+            data: Data { transport: file.transport.data, interfaces: file.transport.interfaces.clone() },
             otlp_endpoint: observability::otlp_endpoint(file)?,
             hosts: hosts(file, listen)?,
         })

@@ -129,8 +129,10 @@ pub struct HeadsSection {
 pub struct TransportSection {
     /// What carries control messages.
     pub control: ControlTransport,
-    /// What carries phase-2 frames.
+    /// What carries tensors between hosts.
     pub data: DataTransport,
+    /// Network interfaces that UCX may take; the one that has the host's address if there is none.
+    pub interfaces: Vec<String>,
 }
 
 /// What carries control messages.
@@ -142,7 +144,7 @@ pub enum ControlTransport {
     Quic,
 }
 
-/// What carries phase-2 frames.
+/// What carries tensors between hosts: the queries of phase 2 and their answers, and what shards pass each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataTransport {
@@ -151,6 +153,8 @@ pub enum DataTransport {
     Auto,
     /// QUIC.
     Quic,
+    /// UCX, which this build has if it was made with the feature `ucx`.
+    Ucx,
 }
 
 /// `[security]`

@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, cores::Cores, host};
+use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transports, cores::Cores, host};
 #[cfg(feature = "cuda")]
 use asterism_actors::{cores::Work, messages::GpuMemory};
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, ModelConfig, ModelError, Parts, Tokenizer};
-use asterism_transport::Transport;
 
 use crate::{
     cluster::{Cluster, Host, Model},
@@ -62,7 +61,7 @@ pub fn known(cluster: &Cluster) -> Result<(), CliError> {
 /// Runs a host whose model is loaded onto its device once it has joined; `joined` is called before.
 pub async fn run_host(
     config: HostConfig,
-    transport: Arc<dyn Transport>,
+    transports: Transports,
     setup: Setup,
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), HostError> {
@@ -75,7 +74,7 @@ pub async fn run_host(
                 let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(&cluster, &of, cores, cpu.thread_limit()));
                 Ok((cpu, cores))
             };
-            host::run(config, transport, loader(model, parts, open, joined)).await
+            host::run(config, transports, loader(model, parts, open, joined)).await
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(index) => {
@@ -84,7 +83,7 @@ pub async fn run_host(
                 let cores: Arc<dyn Cores> = Arc::new(OwnGpu(gpu.device().gauge()));
                 Ok((gpu, cores))
             };
-            host::run(config, transport, loader(model, parts, open, joined)).await
+            host::run(config, transports, loader(model, parts, open, joined)).await
         }
         #[cfg(not(feature = "cuda"))]
         Device::Cuda(index) => {

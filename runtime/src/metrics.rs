@@ -100,7 +100,7 @@ mod tests {
 
     use asterism_actors::{
         api::{ClusterStatus, Timings},
-        messages::{GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
+        messages::{Carried, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, Traffic},
         metric::Observation,
     };
 
@@ -170,11 +170,16 @@ mod tests {
     #[test]
     fn a_report_of_links_that_comes_again_changes_nothing() {
         install();
-        let link = |peer: &str, rtt_s| LinkReading { peer: peer.into(), rtt_s };
+        let link = |peer: &str, rtt_s: Option<f64>| LinkReading {
+            peer: peer.into(),
+            transport: "quic".into(),
+            why: String::new(),
+            open: rtt_s.is_some(),
+            rtt_s,
+        };
         let report = |reconnects, rtt_s| Observation::Links {
             host: "query-1".into(),
             report: LinkReport {
-                transport: "quic".into(),
                 process: ProcessReading {
                     resident_bytes: 4096,
                     cpu_s: 1.25,
@@ -188,10 +193,14 @@ mod tests {
                     link("context-1", rtt_s.map(|rtt| rtt / 2.0)),
                 ],
                 reconnects,
+                fallbacks: 3 + reconnects,
                 unix_s: 0.0,
                 traffic: Traffic {
-                    sent_bytes: 4096 + reconnects,
-                    received_bytes: 7,
+                    carried: vec![Carried {
+                        transport: "quic".into(),
+                        sent_bytes: 4096 + reconnects,
+                        received_bytes: 7,
+                    }],
                     refused: vec![Refused { reason: "frame".into(), peers: reconnects }],
                     spans_dropped: 0,
                     certificate_ends_s: Some(2e9),
@@ -199,6 +208,7 @@ mod tests {
             },
         };
         let line = |name: &str, rest: &str| format!("asterism_transport_{name}{rest}\n");
+        let of_quic = "{host=\"query-1\",transport=\"quic\"}";
         let of_hosts = "{host=\"query-1\",peer=\"hosts\",transport=\"quic\"}";
         // A process that was started again counts anew.
         for (reconnects, rtt) in [(2, Some(0.25)), (2, Some(0.25)), (1, None)] {
@@ -210,6 +220,8 @@ mod tests {
                 "asterism_host_process_threads{host=\"query-1\"} 3\n".to_string(),
                 "asterism_gpu_memory_bytes{host=\"query-1\",state=\"free\"} 300\n".to_string(),
                 "asterism_gpu_memory_bytes{host=\"query-1\",state=\"used\"} 700\n".to_string(),
+                line("fallbacks_total", &format!("{{host=\"query-1\"}} {}", 3 + reconnects)),
+                line("links", &format!("{of_quic} {}", if rtt.is_some() { 2 } else { 0 })),
                 line("reconnects_total", &format!("{{host=\"query-1\"}} {reconnects}")),
                 line("rtt_seconds", "{host=\"query-1\",peer=\"supervisor\",transport=\"quic\"} 0.002"),
                 line(
@@ -247,9 +259,14 @@ mod tests {
                 jobs_running: 0,
             }
         };
-        let links = vec![LinkReading { peer: "supervisor".into(), rtt_s: Some(0.1) }];
+        let links = vec![LinkReading {
+            peer: "supervisor".into(),
+            transport: "quic".into(),
+            rtt_s: Some(0.1),
+            ..LinkReading::default()
+        }];
         let process = ProcessReading { resident_bytes: 4096, cpu_s: 1.0, threads: 3, computing: 1, gpu: None };
-        let report = LinkReport { transport: "quic".into(), links, process, ..LinkReport::default() };
+        let report = LinkReport { links, process, ..LinkReport::default() };
         let told = Observation::Links { host: "gone-0".into(), report };
         let gauges =
             ["kv_cache_bytes", "host_process_resident_memory_bytes", "host_process_threads", "transport_rtt_seconds"];

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path, sync::Arc, thread::available_parallelism, time::Duration};
 
 use asterism_actors::{
-    HostConfig, HostError,
+    HostConfig, HostError, Transports,
     api::Role,
     messages::{Condition, HostRole},
     metric::{self, TransportMetrics},
@@ -18,6 +18,8 @@ use asterism_transport::{
     certificates::MemberRole,
     quic::{QuicConfig, QuicTransport},
 };
+
+mod data;
 
 use crate::{
     calibration,
@@ -150,13 +152,17 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
     }
 }
 
-/// The runtime of a process that serves.
+/// The runtime of a process that serves, of which tensors have no need.
 pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .worker_threads(2)
         .build()
-        .map_err(|error| CliError::unreachable(format!("no threads can be started: {error}")))
+        .map_err(|error| no_threads(&error))
+}
+
+fn no_threads(error: &std::io::Error) -> CliError {
+    CliError::unreachable(format!("no threads can be started: {error}"))
 }
 
 /// Runs one host until its supervisor ends it or is gone; `start` is larger at each of its starts. Calls `joined` when
@@ -168,7 +174,8 @@ pub async fn run_host(
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
     let tally = metrics::tally();
-    let transport = bind(cluster, host.member(), host.address, counted())?;
+    let control = bind(cluster, host.member(), SocketAddr::new(host.address.ip(), 0), counted(QUIC))?;
+    let transports = Transports { control, data: data::plane(cluster, host)? };
     let role = match host.role {
         cluster_file::Role::Context => HostRole::Context,
         cluster_file::Role::Query => HostRole::Query,
@@ -180,9 +187,11 @@ pub async fn run_host(
     }
     let parts = if config.generates { Parts::All } else { Parts::Context };
     let cores = available_parallelism().map_or(1, |cores| cores.get());
-    tracing::info!(host = %host.name, start, address = %transport.local_address(), device = %host.device, cores, "starting");
+    let endpoints: Vec<String> = transports.data.endpoints().iter().map(|endpoint| endpoint.to_string()).collect();
+    let endpoints = endpoints.join(", ");
+    tracing::info!(host = %host.name, start, endpoints, device = %host.device, cores, "starting");
     let setup = device::Setup { cluster: cluster.clone(), host: host.clone(), cores, parts };
-    let ended = device::run_host(config, transport, setup, joined).await;
+    let ended = device::run_host(config, transports, setup, joined).await;
     ended.map_err(|error| host_refusal(&error))
 }
 
@@ -191,7 +200,7 @@ pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr, look: Look) 
     let member = (MemberRole::Node, name);
     credentials::provide(cluster, [member])?;
     let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
-    let transport = bind(cluster, member, address, counted())?;
+    let transport = bind(cluster, member, address, counted(QUIC))?;
     let config = HostConfig::new(name, HostRole::Node, listen, 1);
     Ok(node::start(config, transport, look))
 }
@@ -210,8 +219,8 @@ pub fn dtype(dtype: cluster_file::DType) -> DType {
     }
 }
 
-fn counted() -> Arc<dyn Observer> {
-    Arc::new(TransportMetrics { transport: QUIC })
+fn counted(transport: &'static str) -> Arc<dyn Observer> {
+    Arc::new(TransportMetrics { transport })
 }
 
 /// Listens as a member, whose certificates are followed from then on.
@@ -220,7 +229,7 @@ fn bind(
     member: Named<'_>,
     listen: SocketAddr,
     observer: Arc<dyn Observer>,
-) -> Result<Arc<dyn Transport>, CliError> {
+) -> Result<Arc<QuicTransport>, CliError> {
     let rotation = Rotation::new(cluster, member);
     let security = credentials::load(cluster, member)?;
     credentials::tell_end(member, &security);

@@ -18,7 +18,7 @@ use asterism_actors::{
     ticket::Ticket,
 };
 use asterism_transport::{
-    Channel, Frame, Link, NoObserver, Transport,
+    Channel, Endpoint, Frame, Link, NoObserver, Transport,
     certificates::{CertificateAuthority, Credentials, MemberRole, Validity},
     quic::{QuicConfig, QuicTransport, Security},
 };
@@ -117,7 +117,14 @@ impl Line {
 }
 
 pub fn hello(name: &str, role: HostRole) -> Hello {
-    Hello { name: name.into(), role, start: HUGE, pid: 1, address: "127.0.0.1:1".into(), ..Hello::default() }
+    Hello {
+        name: name.into(),
+        role,
+        start: HUGE,
+        pid: 1,
+        endpoints: vec![Endpoint::new("quic", "127.0.0.1:1")],
+        ..Hello::default()
+    }
 }
 
 fn supervisor(cluster: &Cluster) -> SocketAddr {

@@ -54,6 +54,14 @@ pub enum TransportError {
         /// What was observed.
         cause: String,
     },
+    /// A peer and this host have no transport in common.
+    #[error("the peer offers {offered} and this host has {own}; set [transport] data so that they have one in common")]
+    NoWay {
+        /// What the peer offers.
+        offered: String,
+        /// What there is here.
+        own: String,
+    },
     /// A peer that was connected fell silent for longer than the idle timeout.
     #[error("{peer} fell silent for longer than the idle timeout; it or its network is down")]
     TimedOut {
@@ -131,6 +139,7 @@ impl TransportError {
             Self::ProtocolVersion { .. } => "protocol_version",
             Self::Handshake { .. } => "handshake",
             Self::Unreachable { .. } => "unreachable",
+            Self::NoWay { .. } => "no_way",
             Self::TimedOut { .. } => "timed_out",
             Self::Closed { .. } => "closed",
             Self::ChannelClosed { .. } => "channel_closed",

@@ -13,6 +13,7 @@ mod frame;
 pub mod join;
 pub mod local;
 pub mod measure;
+mod plane;
 pub mod quic;
 mod signal;
 pub mod sim;
@@ -35,6 +36,7 @@ pub use frame::{
     PayloadType,
 };
 use futures_util::future::BoxFuture;
+pub use plane::{BEST_FIRST, DataPlane, Endpoint, Reached};
 
 /// Listens for peers and connects to them.
 pub trait Transport: Send + Sync + 'static {
@@ -42,6 +44,14 @@ pub trait Transport: Send + Sync + 'static {
     fn name(&self) -> &'static str;
     /// Where peers reach this process.
     fn local_address(&self) -> SocketAddr;
+    /// What it offers peers as its address; theirs make an address of it by [`Transport::resolve`].
+    fn offered(&self) -> String {
+        self.local_address().to_string()
+    }
+    /// The address of a peer that offers this; `None` where it is for others. The error says what is wrong with it.
+    fn resolve(&self, offered: &str) -> Result<Option<SocketAddr>, String> {
+        offered.parse().map(Some).map_err(|_| format!("'{offered}' is no address"))
+    }
     /// Connects to a peer and authenticates both sides.
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>>;
     /// The next authenticated peer; `None` once closed. Refused peers are counted by the [`Observer`], not returned.

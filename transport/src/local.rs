@@ -7,6 +7,7 @@ mod channel;
 
 use std::{
     collections::HashMap,
+    hash::{BuildHasher, Hasher, RandomState},
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -34,6 +35,17 @@ pub(crate) const LINK_DROPPED: &str = "the peer dropped the link";
 pub struct LocalNetwork {
     endpoints: Arc<Mutex<HashMap<SocketAddr, Arc<Endpoint>>>>,
     links: Arc<AtomicU64>,
+    /// Drawn at random: no other network has it, in this process or another.
+    name: Name,
+}
+
+#[derive(Clone, Copy)]
+struct Name(u64);
+
+impl Default for Name {
+    fn default() -> Self {
+        Self(RandomState::new().build_hasher().finish())
+    }
 }
 
 impl LocalNetwork {
@@ -121,6 +133,17 @@ impl Transport for LocalTransport {
 
     fn local_address(&self) -> SocketAddr {
         self.endpoint.address
+    }
+
+    fn offered(&self) -> String {
+        format!("{:016x}/{}", self.network.name.0, self.endpoint.address)
+    }
+
+    fn resolve(&self, offered: &str) -> Result<Option<SocketAddr>, String> {
+        let own = format!("{:016x}", self.network.name.0);
+        let of_network = offered.split_once('/').filter(|(name, _)| *name == own);
+        let address = of_network.map(|(_, address)| address.parse().map_err(|_| format!("'{offered}' is no address")));
+        address.transpose()
     }
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {

@@ -73,6 +73,12 @@ pub struct HostStatus {
     pub pid: Option<u32>,
     /// Address peers reach it at, once connected.
     pub address: Option<String>,
+    /// Where peers reach it, the best way first, each as `TRANSPORT at ADDRESS`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<String>,
+    /// Links that it opened to other hosts and that are up, by what carries them, as it last told.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data_links: Vec<DataLinks>,
     /// Seconds since its last heartbeat.
     pub heartbeat_age_s: Option<f64>,
     /// Threads that it computes with now, where it computes on the CPU and has said so.
@@ -94,6 +100,27 @@ pub struct HostStatus {
     /// Since when it is not there, or that it never was, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<String>,
+}
+
+/// Links of a host to other hosts that one transport carries for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct DataLinks {
+    /// Transport by name.
+    pub transport: String,
+    /// Better ways that they do not take, each with the cause; empty where there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// How many.
+    pub links: usize,
+}
+
+impl std::fmt::Display for DataLinks {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.why.as_str() {
+            "" => write!(formatter, "{} over {}", self.links, self.transport),
+            why => write!(formatter, "{} over {}, since {why}", self.links, self.transport),
+        }
+    }
 }
 
 impl HostStatus {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
 use asterism_models::Decoder;
-use asterism_transport::{Channel, FrameHeader, Link, Transport};
+use asterism_transport::{Channel, DataPlane, FrameHeader, Link};
 
 use tokio::sync::{Mutex, Semaphore};
 
@@ -28,9 +28,9 @@ const CHANNELS: usize = 256;
 /// Longest wait of another host's parcels for the order that they belong to.
 pub const ORDER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Answers every channel that a query host opens, until the transport closes.
-pub async fn serve<B: Backend>(transport: Arc<dyn Transport>, desk: Desk<B>) {
-    while let Some(link) = transport.accept().await {
+/// Answers every channel that a query host opens, until the plane closes.
+pub async fn serve<B: Backend>(plane: Arc<DataPlane>, desk: Desk<B>) {
+    while let Some(link) = plane.accept().await {
         tokio::spawn(serve_link(link, desk.clone()));
     }
 }

@@ -4,7 +4,6 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     future::{Future, poll_fn},
-    net::SocketAddr,
     pin::pin,
     rc::Rc,
     sync::Arc,
@@ -185,12 +184,11 @@ impl<B: Backend> RemotePeers<B> {
 
     /// A channel that is watched: where two hosts wait for each other, who lost what it sent is the only one to know.
     fn open(&mut self, peer: &ShardHolder) -> Result<Outgoing, ModelError> {
-        let address: SocketAddr = self.reached(&peer.host, peer.address.parse())?;
-        let (links, host) = (self.office.links.clone(), peer.host.clone());
+        let (links, holder) = (self.office.links.clone(), peer.clone());
         let (attempt, ticket) = (self.attempt, self.ticket);
         let (context, number) = attempt;
         let opened = self.office.away(&self.seat, async move {
-            let mut channel = links.channel(&host, address).await?;
+            let mut channel = links.channel(&holder.host, &holder.endpoints).await?;
             channel.sender.send(Opening::Pass { context, attempt: number, ticket }.frame()).await?;
             Ok::<_, TransportError>(channel)
         });

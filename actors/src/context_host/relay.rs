@@ -114,7 +114,7 @@ impl<B: Backend> Served<B> {
         };
         if let Refusal::Below { host, .. } = &refused {
             let of_host = self.merges.below.iter().filter(|below| below.host == *host);
-            of_host.filter_map(|below| below.address.parse().ok()).for_each(|address| self.links.forget(address));
+            of_host.for_each(|below| self.links.forget(&below.endpoints));
         }
         self.send(queries::refusal(header, self.attachment, &refused)).await;
     }
@@ -130,7 +130,7 @@ impl<B: Backend> Served<B> {
             let below = below.clone();
             async move {
                 let failed = |cause: String| Refusal::Below { host: below.host.clone(), cause };
-                let reached = self.links.reach(&below.host, &below.address).await;
+                let reached = self.links.reach(&below.host, &below.endpoints).await;
                 let mut channel = reached.map_err(|error| failed(error.to_string()))?;
                 let mut opening = AlignedVec::new();
                 opening.extend_from_slice(&below.opening);

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
-use asterism_transport::Transport;
+use asterism_transport::DataPlane;
 
 use super::{
     answer::{self, Desk},
@@ -37,15 +37,15 @@ pub struct ContextSide<B: Backend> {
 }
 
 impl<B: Backend> ContextSide<B> {
-    /// Starts answering whoever connects to `transport`; what happens goes to `post`. Parcels go in frames of at most
+    /// Starts answering whoever connects to `plane`; what happens goes to `post`. Parcels go in frames of at most
     /// `piece_bytes`.
-    pub fn start(transport: Arc<dyn Transport>, model: &LoadedModel<B>, piece_bytes: usize, post: Post<Event>) -> Self {
+    pub fn start(plane: Arc<DataPlane>, model: &LoadedModel<B>, piece_bytes: usize, post: Post<Event>) -> Self {
         let (decoder, tickets) = (model.decoder.clone(), Arc::default());
-        let links = Arc::new(Links::new(transport.clone()));
+        let links = Arc::new(Links::new(plane.clone()));
         let (store, mailroom) = (ShardStore::default(), Arc::default());
         let cores = model.cores.clone();
         let desk = Desk { decoder, store, mailroom, tickets, links: links.clone(), cores };
-        tokio::spawn(answer::serve(transport, desk.clone()));
+        plane.runtime().clone().spawn(answer::serve(plane, desk.clone()));
         Self {
             state: ContextHostState::default(),
             desk,

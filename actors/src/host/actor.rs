@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use asterism_kernels::Backend;
-use asterism_transport::{Link, Transport};
+use asterism_transport::{Link, Reached};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
-use super::{HostConfig, LoadedModel, Post, process};
+use super::{HostConfig, LoadedModel, Post, Transports, process};
 use crate::{
     context_host::{self, ContextSide},
     cores::Cores,
@@ -48,11 +48,11 @@ pub enum Message<B: Backend> {
 /// Starts the actor; the handle completes when it ends.
 pub async fn spawn<B: Backend>(
     config: &HostConfig,
-    transport: Arc<dyn Transport>,
+    transports: Transports,
 ) -> Result<(ActorRef<Message<B>>, JoinHandle<()>), HostError> {
     let shell = Shell {
         config: config.clone(),
-        transport,
+        transports,
         started: Instant::now(),
         context: None,
         query: None,
@@ -71,7 +71,7 @@ pub struct HostActor<B>(std::marker::PhantomData<fn() -> B>);
 /// Its state.
 pub struct Shell<B: Backend> {
     config: HostConfig,
-    transport: Arc<dyn Transport>,
+    transports: Transports,
     started: Instant,
     context: Option<ContextSide<B>>,
     query: Option<QuerySide>,
@@ -100,7 +100,8 @@ impl<B: Backend> Actor for HostActor<B> {
         match message {
             Message::Loaded(model) => shell.loaded(model, &myself),
             Message::Linked(outbox, link) => {
-                shell.supervisor.opened(SUPERVISOR, &link);
+                let (transport, why) = (shell.transports.control.name(), String::new());
+                shell.supervisor.opened(SUPERVISOR, &Reached { link, transport, why });
                 shell.outbox = Some(outbox);
             }
             Message::Unlinked => shell.outbox = None,
@@ -144,12 +145,13 @@ impl<B: Backend> Shell<B> {
         if self.config.encodes {
             let actor = myself.clone();
             let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Context(event))));
-            self.context = Some(ContextSide::start(self.transport.clone(), &model, self.config.piece_bytes, post));
+            self.context =
+                Some(ContextSide::start(self.transports.data.clone(), &model, self.config.piece_bytes, post));
         }
         if self.config.generates {
             let actor = myself.clone();
             let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Query(event))));
-            self.query = Some(QuerySide::start(self.transport.clone(), Arc::new(model), post));
+            self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), post));
         }
     }
 
@@ -186,13 +188,12 @@ impl<B: Backend> Shell<B> {
     }
 
     fn links(&self) -> LinkReport {
-        let transport = self.transport.name().into();
         let computing = self.cores.as_ref().map_or(0, |cores| cores.threads() as u64);
         let gpu = self.cores.as_ref().and_then(|cores| cores.gpu_memory());
         let process = ProcessReading { computing, gpu, ..process::reading() };
         let traffic = self.config.tally.traffic();
         let unix_s = machine::unix_time().as_secs_f64();
-        let mut report = LinkReport { transport, unix_s, process, traffic, ..LinkReport::default() };
+        let mut report = LinkReport { unix_s, process, traffic, ..LinkReport::default() };
         self.supervisor.report(&mut report);
         self.query.iter().for_each(|side| side.report(&mut report));
         self.context.iter().for_each(|side| side.report(&mut report));

@@ -62,12 +62,12 @@ pub struct Phase2Times {
 /// The links of a host process to others, and what it takes of its machine.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct LinkReport {
-    /// Transport by name, such as `quic`.
-    pub transport: String,
     /// Everybody it ever opened a link to, by name.
     pub links: Vec<LinkReading>,
     /// Links opened in the place of one that was lost, since the process started.
     pub reconnects: u64,
+    /// Links since then that took another way than the best that either end has.
+    pub fallbacks: u64,
     /// What time it was there, in seconds since 1970; 0 where that is not known.
     pub unix_s: f64,
     /// What the process takes.
@@ -79,16 +79,25 @@ pub struct LinkReport {
 /// What a process counted since it started.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct Traffic {
-    /// Bytes of frames sent.
-    pub sent_bytes: u64,
-    /// Bytes of frames received.
-    pub received_bytes: u64,
+    /// By transport.
+    pub carried: Vec<Carried>,
     /// Whom it refused; reasons of nobody are left out.
     pub refused: Vec<Refused>,
     /// Spans that no collector took.
     pub spans_dropped: u64,
     /// Unix seconds at which its certificate ends, where it has one.
     pub certificate_ends_s: Option<f64>,
+}
+
+/// Bytes of frames that went over one transport.
+#[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Carried {
+    /// By name, such as `quic`.
+    pub transport: String,
+    /// Sent.
+    pub sent_bytes: u64,
+    /// Received.
+    pub received_bytes: u64,
 }
 
 /// How many peers were refused for one reason.
@@ -125,10 +134,16 @@ pub struct GpuMemory {
 }
 
 /// One link.
-#[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct LinkReading {
     /// `supervisor`, or the host's name as configured.
     pub peer: String,
+    /// Transport by name, such as `quic`.
+    pub transport: String,
+    /// Better ways that it does not take, each with the cause; empty where there is none.
+    pub why: String,
+    /// Whether it is up.
+    pub open: bool,
     /// Smoothed round trip in seconds; none while there is no link, or where the transport measures none.
     pub rtt_s: Option<f64>,
 }

@@ -1,6 +1,7 @@
 //! What is said on channels between hosts: who comes for what, the queries of phase 2 and their answers.
 
 use asterism_plan::{HiddenKeys, Shard};
+use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 use thiserror::Error;
 
@@ -111,7 +112,7 @@ pub struct Below {
     /// Host name.
     pub host: String,
     /// Where it is reached.
-    pub address: String,
+    pub endpoints: Vec<Endpoint>,
     /// The shards of each partial that it answers with.
     pub answers: Vec<Vec<u32>>,
     /// The archive of the [`Opening`] that it is to be sent: whoever passes it on has no need to read it.
@@ -224,7 +225,7 @@ mod tests {
     fn a_merge_takes_what_is_there_and_once() {
         let groups = [vec![0, 1], vec![2]];
         let below =
-            Below { host: "c1".into(), address: "c1:1".into(), answers: vec![vec![3], vec![4]], opening: Vec::new() };
+            Below { host: "c1".into(), endpoints: Vec::new(), answers: vec![vec![3], vec![4]], opening: Vec::new() };
         let of = |merges: &[&[u32]]| {
             let merges = merges.iter().map(|inputs| inputs.to_vec()).collect();
             Relay { below: vec![below.clone()], merges }.answers(&groups)

@@ -100,6 +100,10 @@ names! {
     TRANSPORT_BYTES = "transport_bytes_total";
     /// Smoothed round trip of a host's link to the supervisor, and the longest of its links to other hosts, as it last told.
     TRANSPORT_RTT = "transport_rtt_seconds";
+    /// Links to other hosts that a host opened and that are up, by the transport that carries them.
+    TRANSPORT_LINKS = "transport_links";
+    /// Links that a host opened by another way than the best that either end has, since its process started; `status` says why.
+    TRANSPORT_FALLBACKS = "transport_fallbacks_total";
     /// Links that a host opened in the place of one it had lost, since its process started.
     TRANSPORT_RECONNECTS = "transport_reconnects_total";
     /// Peers that a process refused, by reason; the supervisor's own has that for its host.

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     fn holder(host: &str, blocks: &[u32]) -> ShardHolder {
-        ShardHolder { host: host.into(), address: format!("{host}:1"), blocks: blocks.to_vec() }
+        ShardHolder { host: host.into(), endpoints: Vec::new(), blocks: blocks.to_vec() }
     }
 
     /// Each shard is a group of its own.

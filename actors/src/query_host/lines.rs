@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_transport::{Frame, TransportError};
+use asterism_transport::{Endpoint, Frame, TransportError};
 use thiserror::Error;
 use tokio::{
     runtime::Handle,
@@ -33,7 +33,7 @@ enum LineError {
 }
 
 /// A host as it is reached: its name and address.
-type Place = (String, String);
+type Place = (String, Vec<Endpoint>);
 
 /// The channels there are.
 pub struct Lines {
@@ -64,13 +64,13 @@ impl Drop for Line {
 impl Lines {
     /// None open yet. What comes over them goes to `arrived`.
     pub fn new(links: Arc<Links>, arrived: mpsc::UnboundedSender<Arrival>) -> Self {
-        let runtime = Handle::current();
+        let runtime = links.runtime().clone();
         Self { links, runtime, arrived, lines: BTreeMap::new(), current: BTreeMap::new(), opened: 0 }
     }
 
     /// Attaches shards of a holder, over the line to it or a new one. Returns the line.
     pub fn attach(&mut self, holder: &ShardHolder, attach: Attach) -> u64 {
-        let place = (holder.host.clone(), holder.address.clone());
+        let place = (holder.host.clone(), holder.endpoints.clone());
         let number = match self.current.get(&place) {
             Some(&line) if self.lines.contains_key(&line) => line,
             _ => self.open(place),
@@ -88,7 +88,7 @@ impl Lines {
         let _ = open.frames.send(Opening::Detach { attachment }.frame());
         if distrust && self.current.get(&open.place) == Some(&line) {
             self.current.remove(&open.place);
-            open.place.1.parse().into_iter().for_each(|address| self.links.forget(address));
+            self.links.forget(&open.place.1);
         }
         if open.attached.is_empty() && self.current.get(&open.place) != Some(&line) {
             self.lines.remove(&line);
@@ -107,7 +107,7 @@ impl Lines {
         let Some(mut ended) = self.lines.remove(&line) else { return BTreeSet::new() };
         if self.current.get(&ended.place) == Some(&line) {
             self.current.remove(&ended.place);
-            ended.place.1.parse().into_iter().for_each(|address| self.links.forget(address));
+            self.links.forget(&ended.place.1);
         }
         std::mem::take(&mut ended.attached)
     }
@@ -136,12 +136,12 @@ impl Lines {
 /// Opens a channel, sends frames and hands answers over until nobody asks any more; the error is why it ended before.
 async fn serve(
     number: u64,
-    (host, address): &Place,
+    (host, endpoints): &Place,
     links: &Links,
     mut frames: mpsc::UnboundedReceiver<Frame>,
     arrived: &mpsc::UnboundedSender<Arrival>,
 ) -> Result<(), LineError> {
-    let mut channel = links.reach(host, address).await?;
+    let mut channel = links.reach(host, endpoints).await?;
     let places = Arc::new(Semaphore::new(UNHEARD));
     loop {
         tokio::select! {

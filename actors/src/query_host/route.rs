@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use asterism_plan::{HiddenKeys, MergeTree};
+use asterism_transport::Endpoint;
 
 use crate::{
     messages::{Attach, Below, Opening, Relay, ShardHolder, WireMessage, unmerged},
@@ -45,8 +46,8 @@ impl Route {
 
     /// Whether a channel for what `other` says serves for it, or for some of it.
     pub fn covers(&self, other: &Self) -> bool {
-        fn of(route: &Route) -> (&str, &str) {
-            (&route.holder.host, &route.holder.address)
+        fn of(route: &Route) -> (&str, &[Endpoint]) {
+            (&route.holder.host, &route.holder.endpoints)
         }
         let some = || other.holder.blocks.iter().all(|block| self.holder.blocks.contains(block));
         self == other || (self.is_plain() && other.is_plain() && of(self) == of(other) && some())
@@ -73,7 +74,7 @@ impl Route {
     pub fn attach(&self, attachment: u64, asked: &AskedContext) -> Attach {
         let below = self.below.iter().map(|route| Below {
             host: route.holder.host.clone(),
-            address: route.holder.address.clone(),
+            endpoints: route.holder.endpoints.clone(),
             answers: route.answers(),
             opening: Opening::Attach(route.attach(attachment, asked)).archive().to_vec(),
         });
@@ -217,8 +218,8 @@ impl<'a> Map<'a> {
             Slot::Merged(at) => (next + at) as u32,
         };
         let merges = merges.into_iter().map(|inputs| inputs.into_iter().map(number).collect()).collect();
-        let ShardHolder { host, address, .. } = &self.holders[host];
-        let holder = ShardHolder { host: host.clone(), address: address.clone(), blocks: Vec::new() };
+        let ShardHolder { host, endpoints, .. } = &self.holders[host];
+        let holder = ShardHolder { host: host.clone(), endpoints: endpoints.clone(), blocks: Vec::new() };
         let mut route = Route { holder, groups, below, merges };
         route.holder.blocks = route.answers().concat();
         route.holder.blocks.sort_unstable();
@@ -274,7 +275,7 @@ mod tests {
     }
 
     fn holder(host: usize, blocks: Vec<u32>) -> ShardHolder {
-        ShardHolder { host: format!("c{host}"), address: format!("c{host}:1"), blocks }
+        ShardHolder { host: format!("c{host}"), endpoints: Vec::new(), blocks }
     }
 
     /// Partials that the query host receives, and the most that any other does.

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use asterism_kernels::Backend;
-use asterism_transport::Transport;
+use asterism_transport::DataPlane;
 use tokio::sync::mpsc;
 
 use super::{
@@ -51,9 +51,9 @@ impl Running {
 }
 
 impl QuerySide {
-    /// Context hosts are reached through `transport`; what happens goes to `post`.
-    pub fn start<B: Backend>(transport: Arc<dyn Transport>, model: Arc<LoadedModel<B>>, post: Post<Event>) -> Self {
-        let (links, (engine, arrivals)) = (Arc::new(Links::new(transport)), mpsc::unbounded_channel());
+    /// Context hosts are reached through `plane`; what happens goes to `post`.
+    pub fn start<B: Backend>(plane: Arc<DataPlane>, model: Arc<LoadedModel<B>>, post: Post<Event>) -> Self {
+        let (links, (engine, arrivals)) = (Arc::new(Links::new(plane)), mpsc::unbounded_channel());
         let (cores, lines) = (model.cores.clone(), Lines::new(links.clone(), engine.clone()));
         let contexts = Contexts::new(model.decoder.clone(), lines, arrivals, post.clone());
         let arrivals = engine.clone();

@@ -16,6 +16,7 @@ use crate::{
         jobs::Unhoused,
         record,
         state::{Command, SupervisorState},
+        told::Address,
     },
 };
 
@@ -72,10 +73,11 @@ impl SupervisorState {
         }
     }
 
-    /// Name and address of every host.
-    pub(super) fn addresses(&self) -> Vec<(String, String)> {
-        let address = |host: usize| self.hosts.at(host).hello.as_ref().map_or(String::new(), |h| h.address.clone());
-        (0..self.config.hosts.len()).map(|host| (self.hosts.name(host).to_string(), address(host))).collect()
+    /// Every host's name, and where it is reached.
+    pub(super) fn addresses(&self) -> Vec<Address> {
+        let endpoints = |host: usize| self.hosts.at(host).hello.as_ref().map(|hello| hello.endpoints.clone());
+        let address = |host: usize| (self.hosts.name(host).to_string(), endpoints(host).unwrap_or_default());
+        (0..self.config.hosts.len()).map(address).collect()
     }
 
     /// Gives shards without a host a new one, and encodes with them again what was under way with them.

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     api::{HostProgress, HostTiming},
     messages::{EncodeShards, Encoded, ShardHolder},
-    supervisor::prepared::{PreparedContext, Weight},
+    supervisor::{
+        prepared::{PreparedContext, Weight},
+        told::Address,
+    },
     ticket::Ticket,
 };
 
@@ -261,12 +264,14 @@ impl Context {
     }
 
     /// Who has which shards, by their names and addresses.
-    pub fn holders(&self, addresses: &[(String, String)]) -> Vec<ShardHolder> {
+    pub fn holders(&self, addresses: &[Address]) -> Vec<ShardHolder> {
         let mut holders: BTreeMap<usize, ShardHolder> = BTreeMap::new();
         for (block, place) in self.places.iter().enumerate() {
             let Some(host) = place.host else { continue };
-            let (name, address) = addresses[host].clone();
-            let holder = holders.entry(host).or_insert_with(|| ShardHolder { host: name, address, blocks: Vec::new() });
+            let holder = holders.entry(host).or_insert_with(|| {
+                let (name, endpoints) = addresses[host].clone();
+                ShardHolder { host: name, endpoints, blocks: Vec::new() }
+            });
             holder.blocks.push(block as u32);
         }
         holders.into_values().collect()
@@ -274,7 +279,7 @@ impl Context {
 
     /// The orders for `blocks`, host by host. Shards that depend on nothing go one by one. A shared prefix is passed on when
     /// all are encoded together, and encoded by each when only some are encoded again: to the same bits.
-    pub fn orders(&self, blocks: &[usize], addresses: &[(String, String)]) -> Vec<(usize, EncodeShards)> {
+    pub fn orders(&self, blocks: &[usize], addresses: &[Address]) -> Vec<(usize, EncodeShards)> {
         let placed = blocks.iter().filter_map(|&block| Some((self.places[block].host?, block)));
         if !self.together {
             return placed.map(|(host, block)| (host, self.order_alone(block))).collect();

@@ -16,6 +16,7 @@ use crate::{
         jobs::Edit,
         record,
         state::{Command, Stir, SupervisorState},
+        told::Told,
     },
     ticket::Ticket,
 };
@@ -53,15 +54,13 @@ impl SupervisorState {
             }
             HostMessage::Links(mut report) => {
                 // What stands in labels is of this cluster, or not counted.
-                report.links.retain(|link| link.peer == metric::SUPERVISOR || self.hosts.by_name(&link.peer).is_some());
+                report.links.retain(|link| {
+                    let known = link.peer == metric::SUPERVISOR || self.hosts.by_name(&link.peer).is_some();
+                    known && metric::TRANSPORTS.contains(&link.transport.as_str())
+                });
+                report.traffic.carried.retain(|carried| metric::TRANSPORTS.contains(&carried.transport.as_str()));
                 report.traffic.refused.retain(|refused| metric::REJECTIONS.contains(&refused.reason.as_str()));
-                if !metric::TRANSPORTS.contains(&report.transport.as_str()) {
-                    return Stir::Nothing;
-                }
-                let record = self.hosts.at_mut(host);
-                record.threads = (report.process.computing > 0).then_some(report.process.computing);
-                let apart = report.unix_s - now.as_secs_f64();
-                record.clock_offset_s = (report.unix_s > 0.0 && apart.is_finite()).then_some(apart);
+                self.hosts.at_mut(host).told = Told::of(&report, now);
                 let host = self.hosts.name(host).to_string();
                 commands.push(Command::Observe(Observation::Links { host, report }));
                 return Stir::Nothing;

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use asterism_transport::Endpoint;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -11,6 +12,7 @@ use crate::{
         config::{HostSpec, Recovery},
         given::Given,
         presence::Judge,
+        told::{self, Told},
     },
 };
 
@@ -36,10 +38,8 @@ pub struct HostRecord {
     pub kv_bytes: u64,
     /// KV bytes of shards that lie idle, says its heartbeat.
     pub idle_bytes: u64,
-    /// Threads it computes with, says its report.
-    pub threads: Option<u64>,
-    /// Seconds that its clock is ahead of this supervisor's, says its report.
-    pub clock_offset_s: Option<f64>,
+    /// What its last report told.
+    pub told: Told,
     /// What decides the bits of its results, once it is ready.
     pub numerics: Option<String>,
     /// How its node last saw its process, and when.
@@ -134,11 +134,13 @@ impl HostRecord {
             device: self.spec.device.clone(),
             health: self.health,
             pid: self.hello.as_ref().map(|hello| hello.pid),
-            address: self.hello.as_ref().map(|hello| hello.address.clone()),
+            address: self.hello.as_ref().and_then(|hello| Some(hello.endpoints.last()?.address.clone())),
+            endpoints: self.hello.iter().flat_map(|hello| &hello.endpoints).map(Endpoint::to_string).collect(),
+            data_links: self.told.data_links.clone(),
             heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
-            threads: self.threads,
+            threads: self.told.threads,
             numerics: self.numerics.clone(),
-            clock_offset_s: self.clock_offset_s,
+            clock_offset_s: self.told.clock_offset_s,
             kv_bytes: self.kv_bytes,
             idle_kv_bytes: self.idle_bytes,
             cause: self.cause.clone(),
@@ -201,8 +203,7 @@ impl Hosts {
             spoke: now,
             kv_bytes: 0,
             idle_bytes: 0,
-            threads: None,
-            clock_offset_s: None,
+            told: Told::default(),
             numerics: None,
             seen: Default::default(),
             cause: None,
@@ -276,6 +277,8 @@ impl Hosts {
             format!("{name} is a {role:?} host in the cluster file, expected that and got {:?}", hello.role)
         } else if hello.cluster != cluster && !is_new {
             format!("{name} worked for another cluster or an earlier journal of it")
+        } else if let Err(cause) = told::check_endpoints(&hello.endpoints) {
+            format!("{name}: {cause}")
         } else {
             return self.judge_process(record, hello, is_new);
         };
@@ -337,7 +340,7 @@ impl Hosts {
         record.health = HostHealth::Dead;
         record.kept.fenced = record.kept.incarnation;
         (record.kv_bytes, record.idle_bytes) = (0, 0);
-        (record.threads, record.clock_offset_s) = (None, None);
+        record.told = Told::default();
         record.seen = Default::default();
         record.given = Given::default();
         record.cause = Some(cause);

@@ -33,6 +33,7 @@ mod recovery;
 mod session;
 mod shell;
 mod state;
+mod told;
 mod view;
 mod waiting;
 mod writer;

@@ -16,6 +16,7 @@ use crate::{
         prepared::PreparedContext,
         session::Session,
         state::{Origin, SupervisorState},
+        told::Address,
     },
     ticket::Secret,
 };
@@ -94,7 +95,7 @@ fn ids(context: &Context) -> Change {
 }
 
 /// Where a context's shards are, by host name.
-pub fn places(context: &Context, names: &[(String, String)]) -> Change {
+pub fn places(context: &Context, names: &[Address]) -> Change {
     let host = |place: &Place| place.host.map(|host| names[host].0.clone());
     let hosts = context.places.iter().map(host).collect();
     let (attempt, together, clock) = (context.attempt, context.together, context.clock);

@@ -24,6 +24,7 @@ use std::{
 
 use asterism_models::QuerySeparator;
 use asterism_plan::{KnownIds, Method, MethodConfig, ModelShape, PlanRequest};
+use asterism_transport::Endpoint;
 use serde_json::json;
 
 use super::{
@@ -138,9 +139,9 @@ impl Cluster {
         };
         let ticket = |&job: &u64| (job, self.state.ticket_of(job));
         let (contexts, jobs) = (contexts.to_vec(), jobs.iter().map(ticket).collect());
-        let (name, address) = (spec.name, format!("127.0.0.1:{at}"));
+        let (name, endpoints) = (spec.name, vec![Endpoint::new("quic", format!("127.0.0.1:{at}"))]);
         let incarnation = if cluster == 0 { 0 } else { start };
-        let hello = Hello { name, role, incarnation, start, pid: 1, address, cluster, contexts, jobs };
+        let hello = Hello { name, role, incarnation, start, pid: 1, endpoints, cluster, contexts, jobs };
         self.say(connection(at, start), HostMessage::Hello(hello));
     }
 
@@ -489,7 +490,7 @@ fn a_broken_link_alone_costs_nothing() {
         cluster: CLUSTER,
         contexts: vec![job, 55],
         jobs: vec![(66, Ticket::default())],
-        address: "127.0.0.1:9".into(),
+        endpoints: vec![Endpoint::new("quic", "127.0.0.1:9")],
         ..Hello::default()
     };
     cluster.say(20, HostMessage::Hello(hello));

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use asterism_actors::{
-    HostConfig, HostError, LoadedModel,
+    HostConfig, HostError, LoadedModel, Transports,
     cores::OwnDevice,
     host,
     messages::{
@@ -15,7 +15,7 @@ use asterism_actors::{
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
 use asterism_plan::{Exchange, Method, MethodConfig, Plan, PlanRequest, Refresh};
-use asterism_transport::{Channel, Link, MAX_PAYLOAD_BYTES, NoObserver, Transport, local::LocalNetwork};
+use asterism_transport::{Channel, Endpoint, Link, MAX_PAYLOAD_BYTES, NoObserver, Transport, local::LocalNetwork};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -271,7 +271,7 @@ impl Bench {
         let parts = if role == HostRole::Context { Parts::Context } else { Parts::Query };
         let mut config = HostConfig::new(name, role, self.transport.local_address(), 1);
         (config.patience, config.piece_bytes) = (DEADLINE, self.piece_bytes);
-        let running = host::run(config, transport.clone(), Box::new(move || load(parts)));
+        let running = host::run(config, Transports::one(transport.clone()), Box::new(move || load(parts)));
         self.hosts.insert(name.into(), tokio::spawn(running));
         self.transports.insert(name.into(), transport);
         let mut line = self.accept().await;
@@ -305,8 +305,8 @@ impl Bench {
     }
 
     pub fn holder(&self, name: &str, blocks: &[usize]) -> ShardHolder {
-        let address = self.transports[name].local_address().to_string();
-        ShardHolder { host: name.into(), address, blocks: blocks.iter().map(|block| *block as u32).collect() }
+        let endpoints = vec![Endpoint::of(self.transports[name].as_ref())];
+        ShardHolder { host: name.into(), endpoints, blocks: blocks.iter().map(|block| *block as u32).collect() }
     }
 
     /// Encodes shards that pass nothing.

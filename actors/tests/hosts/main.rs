@@ -11,7 +11,7 @@ mod tree;
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
-    HostConfig, host,
+    HostConfig, Transports, host,
     messages::{Condition, Generate, Hello, HostCommand, HostMessage, HostRole, Phase2Times, ShardHolder, WireMessage},
     node::{self, NodeOrder},
 };
@@ -123,7 +123,8 @@ async fn every_heartbeat_comes_with_the_links_there_are() {
     bench.line("q0").tokens(0).await;
     let links = bench.line("q0").hear(report).await;
     let peers: Vec<&str> = links.links.iter().map(|link| link.peer.as_str()).collect();
-    assert_eq!((links.transport.as_str(), peers, links.reconnects), ("local", vec!["supervisor", "c0", "c1"], 0));
+    assert_eq!((peers, links.reconnects, links.fallbacks), (vec!["supervisor", "c0", "c1"], 0, 0));
+    assert!(links.links.iter().all(|link| (&*link.transport, &*link.why, link.open) == ("local", "", true)), "{links:?}");
     bench.line("q0").link.close("the supervisor was killed");
     let mut line = bench.accept().await;
     assert_eq!(line.hear(report).await.reconnects, 1);
@@ -248,7 +249,8 @@ async fn patience_ends() {
     let bench = Bench::of(&[]).await;
     let mut config = HostConfig::new("c0", HostRole::Context, bench.transport.local_address(), 1);
     config.patience = Duration::from_millis(150);
-    let ended = tokio::spawn(host::run(config, bind(&bench.network), Box::new(|| load(Parts::Context))));
+    let ended =
+        tokio::spawn(host::run(config, Transports::one(bind(&bench.network)), Box::new(|| load(Parts::Context))));
     bench.accept().await.ready().await;
     bench.transport.close();
     let error = tokio::time::timeout(DEADLINE, ended).await.expect("it ends").expect("no panic").expect_err("lost");

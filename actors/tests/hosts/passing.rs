@@ -2,6 +2,7 @@
 
 use asterism_actors::messages::{HostCommand, HostMessage, HostRole, ShardHolder, Taken, WireMessage};
 use asterism_plan::Exchange;
+use asterism_transport::Endpoint;
 
 use crate::bench::{Bench, CONTEXT, Case, bind};
 
@@ -41,7 +42,7 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
     bench.generate("c1", case.generate(&holders, golden.len() as u32, 0.0)).await;
     assert_eq!(bench.line("c1").tokens(0).await, golden);
     // A peer that is not there ends an attempt; the shards can be encoded again with another one.
-    let nobody = ShardHolder { address: "127.0.0.1:1".into(), ..holders[1].clone() };
+    let nobody = ShardHolder { endpoints: vec![Endpoint::new("local", "0/127.0.0.1:1")], ..holders[1].clone() };
     bench.line("c0").encode(&case, 3, &[0, 2], &[holders[0].clone(), nobody]).await;
     let lost = bench.line("c0").hear(|message| match message {
         HostMessage::NotEncoded { context: CONTEXT, attempt, peer_lost, code, .. } => Some((attempt, peer_lost, code)),
@@ -62,8 +63,8 @@ async fn a_later_attempt_of_shards_that_pass_each_other_something() {
 async fn who_passes_parcels_is_done_when_they_are_taken() {
     let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
     let (case, peer) = (Case::of("ring", 4), bind(&bench.network));
-    let address = peer.local_address().to_string();
-    let holders = [bench.holder("c0", &[0]), ShardHolder { host: "c1".into(), address, blocks: vec![1, 2, 3] }];
+    let endpoints = vec![Endpoint::of(peer.as_ref())];
+    let holders = [bench.holder("c0", &[0]), ShardHolder { host: "c1".into(), endpoints, blocks: vec![1, 2, 3] }];
     for attempt in [1, 2] {
         bench.line("c0").encode(&case, attempt, &[0], &holders).await;
         let mut link = None;
@@ -99,8 +100,8 @@ async fn who_passes_parcels_is_done_when_they_are_taken() {
 async fn who_waits_for_parcels_hears_that_its_own_were_lost() {
     let mut bench = Bench::of(&[("c0", HostRole::Context)]).await;
     let (case, peer) = (Case::of("ring", 4), bind(&bench.network));
-    let address = peer.local_address().to_string();
-    let holders = [bench.holder("c0", &[0, 2]), ShardHolder { host: "c1".into(), address, blocks: vec![1, 3] }];
+    let endpoints = vec![Endpoint::of(peer.as_ref())];
+    let holders = [bench.holder("c0", &[0, 2]), ShardHolder { host: "c1".into(), endpoints, blocks: vec![1, 3] }];
     bench.line("c0").encode(&case, 1, &[0, 2], &holders).await;
     let link = peer.accept().await.expect("it calls");
     let mut channel = link.accept().await.expect("it passes parcels");

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::{HostConfig, HostError, api::JobPhase, host, machine, supervisor::Supervisor};
+use asterism_actors::{HostConfig, HostError, Transports, api::JobPhase, host, machine, supervisor::Supervisor};
 use asterism_transport::{
     NoObserver, Transport,
     sim::{Draw, Faults, SimConfig, SimNetwork},
@@ -320,7 +320,7 @@ impl Cluster {
             Ok(Model::shared().loaded(layer))
         });
         self.note(|| format!("{} starts ({start})", spec.name));
-        let running = tokio::spawn(host::run(config, transport.clone(), loader));
+        let running = tokio::spawn(host::run(config, Transports::one(transport.clone()), loader));
         self.state().hosts.insert(host, Process { start, transport, misreads, task: running.abort_handle() });
         let cluster = self.clone();
         tokio::spawn(async move {

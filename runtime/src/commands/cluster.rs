@@ -219,7 +219,7 @@ fn unequal(hosts: &[HostStatus]) -> Option<String> {
 }
 
 fn status_table(hosts: &[HostStatus]) -> Table {
-    let mut table = Table::new(["HOST", "ROLE", "STATE", "PID", "ADDRESS", "THREADS", "KV", "HEARD", "CAUSE"]);
+    let mut table = Table::new(["HOST", "ROLE", "STATE", "PID", "ADDRESS", "THREADS", "KV", "DATA", "HEARD", "CAUSE"]);
     for host in hosts {
         table.row([
             host.name.clone(),
@@ -229,6 +229,7 @@ fn status_table(hosts: &[HostStatus]) -> Table {
             host.address.clone().unwrap_or("-".into()),
             host.threads.map_or("-".into(), |threads| threads.to_string()),
             bytes(host.kv_bytes),
+            super::host::data_links(host),
             host.heartbeat_age_s.map_or("-".into(), |age| format!("{age:.1} s ago")),
             host.explained().unwrap_or_default(),
         ]);

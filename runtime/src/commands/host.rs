@@ -164,10 +164,17 @@ fn show(globals: &Globals, host: &HostStatus) -> Result<(), CliError> {
         ("restarts", host.restarts.to_string()),
         ("process", host.pid.map_or("-".into(), |pid| pid.to_string())),
         ("address", host.address.clone().unwrap_or("-".into())),
+        ("data", data_links(host)),
         ("heard", host.heartbeat_age_s.map_or("-".into(), |age| format!("{age:.1} s ago"))),
     ];
     lines.extend(host.explained().map(|cause| ("cause", cause)));
     output::print_pairs(&lines)
+}
+
+/// What its links to other hosts go over, and why.
+pub fn data_links(host: &HostStatus) -> String {
+    let links: Vec<String> = host.data_links.iter().map(|links| links.to_string()).collect();
+    if links.is_empty() { "-".into() } else { links.join("; ") }
 }
 
 fn table(hosts: &[HostStatus]) -> Table {

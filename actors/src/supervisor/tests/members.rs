@@ -32,7 +32,12 @@ fn a_number_that_was_not_given_and_a_role_that_is_not_in_the_file_are_refused() 
 #[test]
 fn a_number_of_a_start_that_cannot_be_is_over_with_its_process() {
     let mut cluster = Cluster::ready(config(1, 0));
-    let own = Hello { name: "c0".into(), start: HUGE, address: "127.0.0.1:1".into(), ..Hello::default() };
+    let own = Hello {
+        name: "c0".into(),
+        start: HUGE,
+        endpoints: vec![Endpoint::new("quic", "127.0.0.1:1")],
+        ..Hello::default()
+    };
     cluster.say(700, HostMessage::Hello(own));
     cluster.hello(0, 2, 0, (&[], &[]));
     let late = matches!(cluster.take_sent().pop(), Some((_, HostCommand::Refuse { .. })));
