@@ -170,11 +170,18 @@ pub(super) trait Engine {
     /// The unit's state on one thread.
     type Session;
 
+    /// Rows that [`Engine::product_of_few`] takes; 0 where tiles are as good.
+    const FEW: usize;
+
     /// Prepares the unit on this thread.
     unsafe fn begin() -> Self::Session;
 
     /// Computes one product.
     unsafe fn product(session: &mut Self::Session, product: Product);
+
+    /// The first `rows` rows of a block, at most [`Engine::FEW`], to the bits that [`Engine::product`] gives them: rows of
+    /// `32 * steps` elements that were bf16, by a panel of `B`. Needs no session.
+    unsafe fn product_of_few(x: *const f32, rows: usize, b: *const u16, steps: usize, c: *mut f32);
 
     /// Writes `2^(scale (score - reference))` as weights and adds it to `softmax.sum`, while the tile unit computes
     /// `products`, in order. The last one's block is undefined until the next product or `settle`.

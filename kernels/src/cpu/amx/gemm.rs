@@ -113,6 +113,10 @@ impl Part<'_> {
     /// The machine must suit the engine, and the part's rows and columns exist.
     unsafe fn compute<E: Engine>(&self) {
         let steps = self.weights.steps();
+        if self.x.rows <= E::FEW {
+            // SAFETY: the caller's promise.
+            return unsafe { self.few::<E>() };
+        }
         let panels = self.x.rows.div_ceil(SIDE);
         let deep = steps >= DEEP;
         let wide = if deep { WIDE } else { (RESIDENT / (steps * STEP)).next_multiple_of(GROUP) };
@@ -131,6 +135,38 @@ impl Part<'_> {
                 let columns = first..self.columns.end.min(first + wide);
                 // SAFETY: the scratch was sized for this, and the columns are the part's.
                 unsafe { if deep { blocks.deep(panels, columns) } else { blocks.shallow(panels, columns) } }
+            }
+        });
+    }
+}
+
+impl Part<'_> {
+    /// A few rows: `W` is read once, and nothing is packed.
+    ///
+    /// # Safety
+    /// As [`Part::compute`].
+    unsafe fn few<E: Engine>(&self) {
+        let (steps, Rows { data, stride, rows, columns }) = (self.weights.steps(), self.x);
+        SCRATCH.with_borrow_mut(|(left, sums)| {
+            left.reserve(rows * steps * SIDE * size_of::<f32>());
+            sums.reserve(BLOCK * size_of::<f32>());
+            let (left, sums) = (left.pointer::<f32>(), sums.pointer::<f32>());
+            for row in 0..rows {
+                for at in 0..steps * SIDE {
+                    // SAFETY: the scratch has whole steps, and `x` its columns.
+                    unsafe {
+                        let bits = if at < columns { *data.add(row * stride + at) } else { 0 };
+                        left.add(row * steps * SIDE + at).write(bf16::from_bits(bits).to_f32());
+                    }
+                }
+            }
+            for column in self.columns.clone() {
+                let outputs = SIDE.min(self.weights.outputs() - column * SIDE);
+                // SAFETY: the rows were just widened, the panel exists, and the block's columns are the part's.
+                unsafe {
+                    E::product_of_few(left, rows, self.weights.panel(column, 0), steps, sums);
+                    E::store(sums, rows, outputs, self.sink.at(0, column * SIDE));
+                }
             }
         });
     }

@@ -8,6 +8,7 @@ use super::panels;
 use beside::Beside;
 
 mod beside;
+mod few;
 
 /// Intel AMX with AVX-512. Suits a machine where `available()` is true.
 pub(super) struct Amx;
@@ -48,6 +49,8 @@ static CONFIGURATION: Configuration = {
 
 impl Engine for Amx {
     type Session = Session;
+
+    const FEW: usize = few::MOST;
 
     unsafe fn begin() -> Session {
         // SAFETY: the unit is there and granted, and the 64 bytes are a valid palette 1 configuration.
@@ -106,6 +109,11 @@ impl Engine for Amx {
                 options(nostack),
             )
         }
+    }
+
+    unsafe fn product_of_few(x: *const f32, rows: usize, b: *const u16, steps: usize, c: *mut f32) {
+        // SAFETY: this engine runs only where AVX-512 is; the rest is the caller's promise.
+        unsafe { few::product(x, rows, b, steps, c) }
     }
 
     unsafe fn exponentials(session: &mut Session, work: Exponentials, products: &[Product]) {

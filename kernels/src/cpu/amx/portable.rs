@@ -11,6 +11,8 @@ pub(super) struct Portable;
 impl Engine for Portable {
     type Session = ();
 
+    const FEW: usize = 0;
+
     unsafe fn begin() {}
 
     /// In the order of the unit (Intel SDM, TDPBF16PS): within a step the even and the odd inner indices are summed
@@ -40,6 +42,10 @@ impl Engine for Portable {
                 }
             }
         }
+    }
+
+    unsafe fn product_of_few(_: *const f32, _: usize, _: *const u16, _: usize, _: *mut f32) {
+        unreachable!("it takes no rows");
     }
 
     unsafe fn exponentials(session: &mut (), work: Exponentials, products: &[Product]) {

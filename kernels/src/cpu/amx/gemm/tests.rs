@@ -8,9 +8,11 @@ use super::super::samples::{alone, numbers, relative, threads};
 use super::{Output, Parallel, Weights, gemm, gemm_with, operands};
 
 /// `(m, k, n)`: ragged in each, one pass and several over the inner dimension, and deep enough for the other loop.
-const SHAPES: [(usize, usize, usize); 9] = [
+const SHAPES: [(usize, usize, usize); 11] = [
     (1, 16, 16),
+    (2, 2100, 70),
     (3, 32, 40),
+    (4, 300, 530),
     (33, 48, 70),
     (100, 100, 64),
     (64, 256, 96),
@@ -138,6 +140,30 @@ mod on_the_tile_unit {
         }
         agrees::<Amx>();
         rows_stand_alone::<Amx>();
+    }
+
+    /// Numbers about the smallest normal one, where the unit gives zero instead of a smaller one.
+    #[test]
+    fn a_row_has_the_same_bits_among_few_and_many_however_small() {
+        if without_unit() {
+            return;
+        }
+        let (k, n) = (96, 64);
+        for scale in [1e-19, 3e-20, 1e-38, 1e-39] {
+            let small = |seed, count| -> Vec<bf16> {
+                numbers(seed, count).iter().map(|value| bf16::from_f32(value.to_f32() * scale)).collect()
+            };
+            let of = |x: Vec<bf16>| {
+                let exact = vec![0.0; x.len() / k * n];
+                Case { x, residual: Vec::new(), weights: Weights::pack(&small(2, n * k), n, k, &alone), exact, n }
+            };
+            let x = small(1, 40 * k);
+            let many = single::<Amx>(&of(x.clone()), &alone);
+            for rows in 1..=<Amx as Engine>::FEW {
+                let few = single::<Amx>(&of(x[..rows * k].to_vec()), &alone);
+                assert_eq!(few, many[..rows * n], "{rows} rows of {scale:e}");
+            }
+        }
     }
 
     #[test]
