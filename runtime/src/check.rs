@@ -25,7 +25,8 @@ pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
     let token = admin_token(cluster).map(drop);
     let keys = api_keys(cluster).map(drop);
     let tls = [api_tls(cluster).map(drop), admin_tls(cluster).map(drop)];
-    let problems = [model, certificates, token, keys, device::known(cluster)].into_iter().chain(tls);
+    let problems =
+        [model, certificates, token, keys, device::known(cluster), wiring::known(&cluster.data)].into_iter().chain(tls);
     let mut problems = problems.filter_map(Result::err);
     let Some(first) = problems.next() else { return Ok(()) };
     Err(problems

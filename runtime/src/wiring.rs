@@ -21,6 +21,8 @@ use asterism_transport::{
 
 mod data;
 
+pub use data::known;
+
 use crate::{
     calibration,
     cluster::{Cluster, Host, Model},

@@ -53,6 +53,10 @@ impl std::fmt::Display for Endpoint {
 pub struct DataPlane {
     /// The best first.
     ways: Vec<Arc<dyn Transport>>,
+    /// What the ways need beneath them.
+    beneath: Vec<Arc<dyn Transport>>,
+    /// Ways that this process would have, and why it does not.
+    lacking: Vec<(&'static str, String)>,
     runtime: Handle,
     accepted: Mutex<Option<mpsc::Receiver<Arc<dyn Link>>>>,
 }
@@ -69,14 +73,28 @@ pub struct Reached {
 
 impl DataPlane {
     /// Of transports that the current tokio runtime drives, on which links are made and whoever serves them had best run.
-    pub fn new(mut ways: Vec<Arc<dyn Transport>>) -> Arc<Self> {
-        ways.sort_by_key(|way| rank(way.name()));
-        Arc::new(Self { ways, runtime: Handle::current(), accepted: Mutex::default() })
+    /// Nothing travels by those `beneath`, which close after them.
+    pub fn new(ways: Vec<Arc<dyn Transport>>, beneath: Vec<Arc<dyn Transport>>) -> Arc<Self> {
+        Arc::new(Self::with(ways, beneath, Vec::new()))
     }
 
     /// Of one transport.
     pub fn of(transport: Arc<dyn Transport>) -> Arc<Self> {
-        Self::new(vec![transport])
+        Self::new(vec![transport], Vec::new())
+    }
+
+    /// Of transports that are there, beside one that is not, and why: links say so to whoever misses it.
+    pub fn lacking(ways: Vec<Arc<dyn Transport>>, transport: &'static str, cause: String) -> Arc<Self> {
+        Arc::new(Self::with(ways, Vec::new(), vec![(transport, cause)]))
+    }
+
+    fn with(
+        mut ways: Vec<Arc<dyn Transport>>,
+        beneath: Vec<Arc<dyn Transport>>,
+        lacking: Vec<(&'static str, String)>,
+    ) -> Self {
+        ways.sort_by_key(|way| rank(way.name()));
+        Self { ways, beneath, lacking, runtime: Handle::current(), accepted: Mutex::default() }
     }
 
     /// What drives its transports.
@@ -98,7 +116,7 @@ impl DataPlane {
         let resolve = |way: usize, address: &str| self.ways[way].resolve(address);
         let mut passed_over = Vec::new();
         let mut last = None;
-        let mut steps = choose(&own, peer, resolve).into_iter().peekable();
+        let mut steps = choose((&own, &self.lacking), peer, resolve).into_iter().peekable();
         while let Some(step) = steps.next() {
             match step {
                 Step::Skip(cause) => passed_over.push(cause),
@@ -155,12 +173,12 @@ impl DataPlane {
 
     /// Stops listening and closes every link.
     pub fn close(&self) {
-        self.ways.iter().for_each(|way| way.close());
+        self.ways.iter().chain(&self.beneath).for_each(|way| way.close());
     }
 
     /// After `close`: completes once every peer has been told, or cannot be.
     pub async fn drained(&self) {
-        for way in &self.ways {
+        for way in self.ways.iter().chain(&self.beneath) {
             way.drained().await;
         }
     }
@@ -182,7 +200,7 @@ enum Step {
 
 /// The ways to a peer, the best first, and the better ones that there is no trying. What is worse than the last is not named.
 fn choose(
-    own: &[&str],
+    (own, lacking): (&[&str], &[(&'static str, String)]),
     peer: &[Endpoint],
     resolve: impl Fn(usize, &str) -> Result<Option<SocketAddr>, String>,
 ) -> Vec<Step> {
@@ -201,7 +219,10 @@ fn choose(
             // Between two processes nobody misses it.
             _ if name == LOCAL => None,
             (Some(_), None) => skip("the peer does not offer it"),
-            (None, _) => skip("this process does not have it"),
+            (None, _) => match lacking.iter().find(|(lacking, _)| *lacking == name) {
+                Some((_, cause)) => skip(cause),
+                None => skip("this process does not have it"),
+            },
         }
     };
     let mut steps: Vec<Step> = names.into_iter().filter_map(step).collect();
@@ -227,6 +248,7 @@ mod tests {
     fn the_best_that_both_have_is_tried_first_and_what_is_better_named() {
         let address: SocketAddr = "10.0.0.1:7400".parse().expect("an address");
         let offers = |names: &[&str]| names.iter().map(|name| Endpoint::new(name, address)).collect::<Vec<_>>();
+        let choose = |own: &[&str], peer: &[Endpoint], resolve| choose((own, &[]), peer, resolve);
         let steps = choose(&["ucx", "quic"], &offers(&["quic", "ucx"]), parsed);
         assert_eq!(steps, [Step::Try { way: 0, address }, Step::Try { way: 1, address }]);
         let steps = choose(&["ucx", "quic"], &offers(&["quic"]), parsed);
@@ -243,6 +265,9 @@ mod tests {
         let broken = [Endpoint::new("ucx", "nowhere"), Endpoint::new("quic", address)];
         let steps = choose(&["ucx", "quic"], &broken, parsed);
         assert_eq!(steps, [Step::Skip("ucx: no address".into()), Step::Try { way: 1, address }]);
+        let lacking = [("ucx", "no memory to lock".to_string())];
+        let steps = super::choose((&["quic"], &lacking), &offers(&["quic", "ucx"]), parsed);
+        assert_eq!(steps, [Step::Skip("ucx: no memory to lock".into()), Step::Try { way: 0, address }]);
     }
 
     #[tokio::test]
@@ -250,7 +275,7 @@ mod tests {
         let (network, address) = (LocalNetwork::new(), "127.0.0.1:0".parse().expect("an address"));
         let bind = || Arc::new(network.bind(address, Arc::new(NoObserver)).expect("a port"));
         let (here, there) = (bind(), bind());
-        let plane = DataPlane::new(vec![here.clone(), Arc::new(Renamed(bind()))]);
+        let plane = DataPlane::new(vec![here.clone(), Arc::new(Renamed(bind()))], Vec::new());
         let far = DataPlane::of(there.clone());
         let mut offered = far.endpoints();
         assert_eq!(plane.connect(&offered).await.expect("it listens").why, "");

@@ -124,7 +124,10 @@ async fn every_heartbeat_comes_with_the_links_there_are() {
     let links = bench.line("q0").hear(report).await;
     let peers: Vec<&str> = links.links.iter().map(|link| link.peer.as_str()).collect();
     assert_eq!((peers, links.reconnects, links.fallbacks), (vec!["supervisor", "c0", "c1"], 0, 0));
-    assert!(links.links.iter().all(|link| (&*link.transport, &*link.why, link.open) == ("local", "", true)), "{links:?}");
+    assert!(
+        links.links.iter().all(|link| (&*link.transport, &*link.why, link.open) == ("local", "", true)),
+        "{links:?}"
+    );
     bench.line("q0").link.close("the supervisor was killed");
     let mut line = bench.accept().await;
     assert_eq!(line.hear(report).await.reconnects, 1);

@@ -1,27 +1,44 @@
 //! What tensors travel by: the transports that the cluster file allows and this build has, on a thread of their own, so that a
 //! frame that comes wakes that thread alone, which answers it.
 
+#[cfg(feature = "ucx")]
+use std::{net::IpAddr, time::Duration};
 use std::{sync::Arc, thread};
 
-use asterism_transport::{DataPlane, Transport};
+use asterism_transport::{DataPlane, Transport, TransportError, quic::QuicTransport};
 use tokio::runtime::{Builder, Handle};
 
-use super::{QUIC, bind, counted, no_threads};
+use super::{QUIC, bind, counted, no_threads, transport_refusal};
 use crate::{
-    cluster::{Cluster, Host},
+    cluster::{Cluster, Data, Host},
     cluster_file::DataTransport,
     error::CliError,
 };
+
+/// How long a process that has cores to spare looks for the next message before it sleeps.
+#[cfg(feature = "ucx")]
+const SPIN: Duration = Duration::from_micros(50);
 
 /// The ways by which a host's tensors travel.
 pub fn plane(cluster: &Cluster, host: &Host) -> Result<Arc<DataPlane>, CliError> {
     let runtime = drive()?;
     let _driven = runtime.enter();
     let quic = bind(cluster, host.member(), host.address, counted(QUIC))?;
-    Ok(match cluster.data.transport {
-        DataTransport::Quic => DataPlane::of(quic),
-        _ => DataPlane::new(vec![quic as Arc<dyn Transport>]),
-    })
+    match cluster.data.transport {
+        DataTransport::Quic => Ok(DataPlane::of(quic)),
+        DataTransport::Ucx => {
+            let ucx = ucx(&quic, cluster, host).map_err(|error| transport_refusal(&error))?;
+            Ok(DataPlane::new(vec![ucx], vec![quic]))
+        }
+        DataTransport::Auto if !cfg!(feature = "ucx") => Ok(DataPlane::of(quic)),
+        DataTransport::Auto => match ucx(&quic, cluster, host) {
+            Ok(ucx) => Ok(DataPlane::new(vec![ucx, quic], Vec::new())),
+            Err(error) => {
+                tracing::warn!(%error, "tensors travel over QUIC alone");
+                Ok(DataPlane::lacking(vec![quic], "ucx", error.to_string()))
+            }
+        },
+    }
 }
 
 /// A thread that drives transports for as long as the process lives.
@@ -31,4 +48,74 @@ fn drive() -> Result<Handle, CliError> {
     let drive = move || runtime.block_on(std::future::pending::<()>());
     thread::Builder::new().name("data".into()).spawn(drive).map_err(|error| no_threads(&error))?;
     Ok(handle)
+}
+
+/// Refuses a transport that this build does not have.
+pub fn known(data: &Data) -> Result<(), CliError> {
+    match data.transport {
+        DataTransport::Ucx if !cfg!(feature = "ucx") => {
+            Err(CliError::usage("[transport] data = \"ucx\", and this program was built without UCX")
+                .hint("build it with `--features ucx`, or write data = \"auto\""))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(feature = "ucx")]
+fn ucx(quic: &Arc<QuicTransport>, cluster: &Cluster, host: &Host) -> Result<Arc<dyn Transport>, TransportError> {
+    use asterism_transport::ucx::{UcxConfig, UcxTransport};
+    let interfaces = match cluster.data.interfaces.as_slice() {
+        [] => interfaces_of(host.address.ip()),
+        named => named.to_vec(),
+    };
+    let spin = spin(cluster, host, thread::available_parallelism().map_or(1, |cores| cores.get()));
+    let config = UcxConfig { interfaces, spin, ..UcxConfig::default() };
+    Ok(Arc::new(UcxTransport::bind(config, quic.clone(), counted("ucx"))?))
+}
+
+#[cfg(not(feature = "ucx"))]
+fn ucx(_: &Arc<QuicTransport>, _: &Cluster, _: &Host) -> Result<Arc<dyn Transport>, TransportError> {
+    let (cause, remedy) = ("this program was built without UCX", "build it with `--features ucx`");
+    Err(TransportError::Ucx { cause: cause.into(), remedy: remedy.into() })
+}
+
+/// How long a host's process looks for the next message before it sleeps: not at all where processes share cores.
+#[cfg(feature = "ucx")]
+fn spin(cluster: &Cluster, host: &Host, cores: usize) -> Duration {
+    let beside = cluster.hosts.iter().filter(|other| other.node == host.node).count();
+    // One more for the supervisor.
+    if cores > beside { SPIN } else { Duration::ZERO }
+}
+
+/// The interface that has this address; none, which means all, for an address of every interface.
+#[cfg(feature = "ucx")]
+fn interfaces_of(address: IpAddr) -> Vec<String> {
+    let has = |interface: &nix::ifaddrs::InterfaceAddress| {
+        let socket = interface.address.as_ref();
+        let four = socket.and_then(|socket| socket.as_sockaddr_in()).map(|socket| IpAddr::V4(socket.ip()));
+        let six = socket.and_then(|socket| socket.as_sockaddr_in6()).map(|socket| IpAddr::V6(socket.ip()));
+        four.or(six) == Some(address)
+    };
+    let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    all.filter(has).map(|interface| interface.interface_name).take(1).collect()
+}
+
+#[cfg(all(test, feature = "ucx"))]
+mod tests {
+    use super::*;
+    use crate::sample::sample;
+
+    #[test]
+    fn the_interface_is_the_one_that_has_the_address() {
+        assert_eq!(interfaces_of("127.0.0.1".parse().unwrap()), ["lo"]);
+        assert_eq!(interfaces_of("0.0.0.0".parse().unwrap()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn who_shares_a_core_does_not_spin() {
+        let cluster = Cluster::resolve(&sample(), std::path::Path::new(".")).unwrap();
+        let host = &cluster.hosts[0];
+        let spins = |cores| !spin(&cluster, host, cores).is_zero();
+        assert_eq!((spins(2), spins(cluster.hosts.len()), spins(cluster.hosts.len() + 1)), (false, false, true));
+    }
 }
