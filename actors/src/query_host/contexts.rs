@@ -306,11 +306,12 @@ impl<B: Backend> Contexts<B> {
         Vec::new()
     }
 
-    /// Sends what is to be asked, one frame a line.
+    /// Sends what is to be asked, one frame a line, all at once.
     fn flush(&mut self) {
         for (line, asks) in std::mem::take(&mut self.outgoing) {
             self.lines.send(line, self.asked.frame(&asks));
         }
+        self.lines.flush();
     }
 
     /// Parts whose shards nobody holds leave the step, once nobody else is waited for.

@@ -40,11 +40,18 @@ pub struct Lines {
     links: Arc<Links>,
     runtime: Handle,
     arrived: mpsc::UnboundedSender<Arrival>,
+    /// Frames that wait for [`Lines::flush`].
+    batch: Batch,
+    /// To the task that deals batches out: whoever computes wakes another thread once a batch.
+    batches: mpsc::UnboundedSender<Batch>,
     lines: BTreeMap<u64, Line>,
     /// The line that the next attachment to a place goes over.
     current: BTreeMap<Place, u64>,
     opened: u64,
 }
+
+/// Frames and the queues that they go to.
+type Batch = Vec<(mpsc::UnboundedSender<Frame>, Frame)>;
 
 /// A channel to a host, and the task that serves it.
 struct Line {
@@ -65,7 +72,15 @@ impl Lines {
     /// None open yet. What comes over them goes to `arrived`.
     pub fn new(links: Arc<Links>, arrived: mpsc::UnboundedSender<Arrival>) -> Self {
         let runtime = links.runtime().clone();
-        Self { links, runtime, arrived, lines: BTreeMap::new(), current: BTreeMap::new(), opened: 0 }
+        let (batches, mut dealt) = mpsc::unbounded_channel::<Batch>();
+        runtime.spawn(async move {
+            while let Some(batch) = dealt.recv().await {
+                // A line that is gone has said so.
+                batch.into_iter().for_each(|(queue, frame)| drop(queue.send(frame)));
+            }
+        });
+        let (batch, lines, current) = Default::default();
+        Self { links, runtime, arrived, batch, batches, lines, current, opened: 0 }
     }
 
     /// Attaches shards of a holder, over the line to it or a new one. Returns the line.
@@ -95,10 +110,17 @@ impl Lines {
         }
     }
 
-    /// Sends a frame over a line.
-    pub fn send(&self, line: u64, frame: Frame) {
-        if let Some(line) = self.lines.get(&line) {
-            let _ = line.frames.send(frame);
+    /// Sends a frame over a line with the next batch.
+    pub fn send(&mut self, line: u64, frame: Frame) {
+        let line = self.lines.get(&line);
+        self.batch.extend(line.map(|line| (line.frames.clone(), frame)));
+    }
+
+    /// Sends what waits, in one batch.
+    pub fn flush(&mut self) {
+        if !self.batch.is_empty() {
+            // The task that deals it out ends with its runtime.
+            let _ = self.batches.send(std::mem::take(&mut self.batch));
         }
     }
 
