@@ -185,6 +185,11 @@ impl Links {
         self.plane.runtime()
     }
 
+    /// What they are made on.
+    pub fn plane(&self) -> &DataPlane {
+        &self.plane
+    }
+
     /// A channel to the context host of this name, over the link there is or a new one.
     pub async fn channel(&self, host: &str, endpoints: &[Endpoint]) -> Result<Channel, TransportError> {
         let slot = self.open.lock().expect("no holder panics").entry(endpoints.to_vec()).or_default().clone();

@@ -3,12 +3,19 @@
 //! A host offers one [`Endpoint`] for each way it has. Whoever connects takes the best that both have; a way that both have
 //! and that fails is passed over for the next, which the link then says for as long as it lives.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use rkyv::{Archive, Deserialize, Serialize};
 use tokio::{
     runtime::Handle,
-    sync::{Mutex, mpsc},
+    sync::{Mutex, Notify, mpsc},
 };
 
 use crate::{Link, Transport, TransportError};
@@ -58,6 +65,7 @@ pub struct DataPlane {
     /// Ways that this process would have, and why it does not.
     lacking: Vec<(&'static str, String)>,
     runtime: Handle,
+    vigil: Arc<Vigil>,
     accepted: Mutex<Option<mpsc::Receiver<Arc<dyn Link>>>>,
 }
 
@@ -94,7 +102,26 @@ impl DataPlane {
         lacking: Vec<(&'static str, String)>,
     ) -> Self {
         ways.sort_by_key(|way| rank(way.name()));
-        Self { ways, beneath, lacking, runtime: Handle::current(), accepted: Mutex::default() }
+        let (runtime, vigil, accepted) = (Handle::current(), Arc::default(), Mutex::default());
+        Self { ways, beneath, lacking, runtime, vigil, accepted }
+    }
+
+    /// From now on its thread looks for the next frame for so long after each before it sleeps: a sleeper takes tens of
+    /// microseconds to wake. For a runtime of one thread that has a core to itself.
+    pub fn keep_awake(&self, long: Duration) {
+        if !long.is_zero() && self.vigil.long.set(long).is_ok() {
+            self.runtime.spawn(self.vigil.clone().keep());
+        }
+    }
+
+    /// How long its thread stays awake after a frame; zero where it sleeps at once.
+    pub fn awake(&self) -> Duration {
+        self.vigil.long.get().copied().unwrap_or_default()
+    }
+
+    /// A frame came or went, and another may follow soon.
+    pub fn stirred(&self) {
+        self.vigil.stir();
     }
 
     /// What drives its transports.
@@ -180,6 +207,37 @@ impl DataPlane {
     pub async fn drained(&self) {
         for way in self.ways.iter().chain(&self.beneath) {
             way.drained().await;
+        }
+    }
+}
+
+/// Keeps a thread awake for a while after each frame.
+#[derive(Default)]
+struct Vigil {
+    long: OnceLock<Duration>,
+    stirred: AtomicBool,
+    begin: Notify,
+}
+
+impl Vigil {
+    fn stir(&self) {
+        if self.long.get().is_some() && !self.stirred.swap(true, Ordering::Relaxed) {
+            self.begin.notify_one();
+        }
+    }
+
+    async fn keep(self: Arc<Self>) {
+        let long = self.long.get().copied().unwrap_or_default();
+        loop {
+            self.begin.notified().await;
+            let mut since = Instant::now();
+            while since.elapsed() < long {
+                if self.stirred.swap(false, Ordering::Relaxed) {
+                    since = Instant::now();
+                }
+                // Has the runtime look at its sockets, without a pause.
+                tokio::task::yield_now().await;
+            }
         }
     }
 }

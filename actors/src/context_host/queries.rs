@@ -80,6 +80,7 @@ impl<B: Backend> Queries<'_, B> {
     pub async fn serve(mut self, first: Attach, mut receiver: Box<dyn FrameReceiver>) -> Result<(), ChannelError> {
         self.attach(first).await?;
         while let Some(frame) = receiver.receive().await? {
+            self.desk.links.plane().stirred();
             match frame.header.kind {
                 FrameKind::Control => self.control(&frame).await?,
                 FrameKind::Query => self.answer(frame).await?,

@@ -170,6 +170,9 @@ impl<B: Backend> Contexts<B> {
 
     /// The next arrival; none when losses are due to be told again, which they then are.
     fn next(&mut self) -> Option<Arrival> {
+        if let Some(arrival) = self.lines.look(&mut self.arrivals) {
+            return Some(arrival);
+        }
         let deadline = self.jobs.values().filter_map(|context| context.gather.deadline()).min();
         let Some(deadline) = deadline else { return machine::block_on(self.arrivals.recv()) };
         let (arrivals, left) = (&mut self.arrivals, deadline.saturating_sub(self.clock.started.elapsed()));

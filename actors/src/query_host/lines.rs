@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Instant,
 };
 
 use asterism_transport::{Endpoint, Frame, TransportError};
@@ -116,9 +117,22 @@ impl Lines {
         self.batch.extend(line.map(|line| (line.frames.clone(), frame)));
     }
 
+    /// What comes soon, looked for without sleeping where there is a core for that.
+    pub fn look(&self, arrivals: &mut mpsc::UnboundedReceiver<Arrival>) -> Option<Arrival> {
+        let (began, awake) = (Instant::now(), self.links.plane().awake());
+        while !awake.is_zero() && began.elapsed() < awake {
+            if let Ok(arrival) = arrivals.try_recv() {
+                return Some(arrival);
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
     /// Sends what waits, in one batch.
     pub fn flush(&mut self) {
         if !self.batch.is_empty() {
+            self.links.plane().stirred();
             // The task that deals it out ends with its runtime.
             let _ = self.batches.send(std::mem::take(&mut self.batch));
         }

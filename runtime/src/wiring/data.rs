@@ -2,8 +2,8 @@
 //! frame that comes wakes that thread alone, which answers it.
 
 #[cfg(feature = "ucx")]
-use std::{net::IpAddr, time::Duration};
-use std::{sync::Arc, thread};
+use std::net::IpAddr;
+use std::{sync::Arc, thread, time::Duration};
 
 use asterism_transport::{DataPlane, Transport, TransportError, quic::QuicTransport};
 use tokio::runtime::{Builder, Handle};
@@ -15,30 +15,38 @@ use crate::{
     error::CliError,
 };
 
-/// How long a process that has cores to spare looks for the next message before it sleeps.
-#[cfg(feature = "ucx")]
-const SPIN: Duration = Duration::from_micros(50);
+/// How long a thread of a process that has a core to itself looks for the next frame before it sleeps: longer than a query host
+/// computes between two layers of a small model.
+const AWAKE: Duration = Duration::from_micros(500);
 
 /// The ways by which a host's tensors travel.
 pub fn plane(cluster: &Cluster, host: &Host) -> Result<Arc<DataPlane>, CliError> {
     let runtime = drive()?;
     let _driven = runtime.enter();
     let quic = bind(cluster, host.member(), host.address, counted(QUIC))?;
-    match cluster.data.transport {
-        DataTransport::Quic => Ok(DataPlane::of(quic)),
-        DataTransport::Ucx => {
-            let ucx = ucx(&quic, cluster, host).map_err(|error| transport_refusal(&error))?;
-            Ok(DataPlane::new(vec![ucx], vec![quic]))
-        }
-        DataTransport::Auto if !cfg!(feature = "ucx") => Ok(DataPlane::of(quic)),
-        DataTransport::Auto => match ucx(&quic, cluster, host) {
-            Ok(ucx) => Ok(DataPlane::new(vec![ucx, quic], Vec::new())),
-            Err(error) => {
+    let awake = awake(cluster, host, thread::available_parallelism().map_or(1, |cores| cores.get()));
+    let plane = match cluster.data.transport {
+        DataTransport::Quic => DataPlane::of(quic),
+        DataTransport::Auto if !cfg!(feature = "ucx") => DataPlane::of(quic),
+        wanted => match (wanted, ucx(&quic, cluster, host, awake)) {
+            (DataTransport::Ucx, Ok(ucx)) => DataPlane::new(vec![ucx], vec![quic]),
+            (DataTransport::Ucx, Err(error)) => return Err(transport_refusal(&error)),
+            (_, Ok(ucx)) => DataPlane::new(vec![ucx, quic], Vec::new()),
+            (_, Err(error)) => {
                 tracing::warn!(%error, "tensors travel over QUIC alone");
-                Ok(DataPlane::lacking(vec![quic], "ucx", error.to_string()))
+                DataPlane::lacking(vec![quic], "ucx", error.to_string())
             }
         },
-    }
+    };
+    plane.keep_awake(awake);
+    Ok(plane)
+}
+
+/// How long a host's process stays awake: not at all where processes share cores.
+fn awake(cluster: &Cluster, host: &Host, cores: usize) -> Duration {
+    let beside = cluster.hosts.iter().filter(|other| other.node == host.node).count();
+    // One more for the supervisor, and one for the thread that generates.
+    if cores > beside + 1 { AWAKE } else { Duration::ZERO }
 }
 
 /// A thread that drives transports for as long as the process lives.
@@ -62,29 +70,25 @@ pub fn known(data: &Data) -> Result<(), CliError> {
 }
 
 #[cfg(feature = "ucx")]
-fn ucx(quic: &Arc<QuicTransport>, cluster: &Cluster, host: &Host) -> Result<Arc<dyn Transport>, TransportError> {
+fn ucx(
+    quic: &Arc<QuicTransport>,
+    cluster: &Cluster,
+    host: &Host,
+    spin: Duration,
+) -> Result<Arc<dyn Transport>, TransportError> {
     use asterism_transport::ucx::{UcxConfig, UcxTransport};
     let interfaces = match cluster.data.interfaces.as_slice() {
         [] => interfaces_of(host.address.ip()),
         named => named.to_vec(),
     };
-    let spin = spin(cluster, host, thread::available_parallelism().map_or(1, |cores| cores.get()));
     let config = UcxConfig { interfaces, spin, ..UcxConfig::default() };
     Ok(Arc::new(UcxTransport::bind(config, quic.clone(), counted("ucx"))?))
 }
 
 #[cfg(not(feature = "ucx"))]
-fn ucx(_: &Arc<QuicTransport>, _: &Cluster, _: &Host) -> Result<Arc<dyn Transport>, TransportError> {
+fn ucx(_: &Arc<QuicTransport>, _: &Cluster, _: &Host, _: Duration) -> Result<Arc<dyn Transport>, TransportError> {
     let (cause, remedy) = ("this program was built without UCX", "build it with `--features ucx`");
     Err(TransportError::Ucx { cause: cause.into(), remedy: remedy.into() })
-}
-
-/// How long a host's process looks for the next message before it sleeps: not at all where processes share cores.
-#[cfg(feature = "ucx")]
-fn spin(cluster: &Cluster, host: &Host, cores: usize) -> Duration {
-    let beside = cluster.hosts.iter().filter(|other| other.node == host.node).count();
-    // One more for the supervisor.
-    if cores > beside { SPIN } else { Duration::ZERO }
 }
 
 /// The interface that has this address; none, which means all, for an address of every interface.
@@ -100,11 +104,12 @@ fn interfaces_of(address: IpAddr) -> Vec<String> {
     all.filter(has).map(|interface| interface.interface_name).take(1).collect()
 }
 
-#[cfg(all(test, feature = "ucx"))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::sample::sample;
 
+    #[cfg(feature = "ucx")]
     #[test]
     fn the_interface_is_the_one_that_has_the_address() {
         assert_eq!(interfaces_of("127.0.0.1".parse().unwrap()), ["lo"]);
@@ -112,10 +117,10 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_a_core_does_not_spin() {
+    fn who_shares_a_core_sleeps_at_once() {
         let cluster = Cluster::resolve(&sample(), std::path::Path::new(".")).unwrap();
-        let host = &cluster.hosts[0];
-        let spins = |cores| !spin(&cluster, host, cores).is_zero();
-        assert_eq!((spins(2), spins(cluster.hosts.len()), spins(cluster.hosts.len() + 1)), (false, false, true));
+        let hosts = cluster.hosts.len();
+        let stays = |cores| !awake(&cluster, &cluster.hosts[0], cores).is_zero();
+        assert_eq!((stays(2), stays(hosts + 1), stays(hosts + 2)), (false, false, true));
     }
 }
