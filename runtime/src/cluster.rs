@@ -2,6 +2,7 @@
 
 mod api;
 mod clashes;
+mod data;
 mod error;
 mod model;
 mod observability;
@@ -19,10 +20,11 @@ use asterism_kernels::KernelChoice;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 use asterism_transport::certificates::MemberRole;
 
-use crate::cluster_file::{ClusterFile, ControlTransport, DataTransport, Device, HostSection, Recovery, Role};
+use crate::cluster_file::{ClusterFile, ControlTransport, Device, HostSection, Recovery, Role};
 
 pub use api::Api;
 use clashes::{check_free, check_name, check_ports, check_tcp_ports, check_unique};
+pub use data::Data;
 pub use error::ClusterError;
 pub use model::Model;
 pub use observability::Log;
@@ -91,15 +93,6 @@ pub struct Cluster {
     pub otlp_endpoint: Option<String>,
     /// Host processes in the order of the file.
     pub hosts: Vec<Host>,
-}
-
-/// What carries tensors between hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Data {
-    /// Which transport.
-    pub transport: DataTransport,
-    /// Network interfaces that UCX may take; the one that has the host's address if there is none.
-    pub interfaces: Vec<String>,
 }
 
 /// What may wait.
@@ -187,7 +180,7 @@ impl Cluster {
             sessions: sessions(file)?,
             queue: queue(file)?,
             log: observability::log(file),
-            data: Data { transport: file.transport.data, interfaces: file.transport.interfaces.clone() },
+            data: Data::resolve(&file.transport)?,
             otlp_endpoint: observability::otlp_endpoint(file)?,
             hosts: hosts(file, listen)?,
         })

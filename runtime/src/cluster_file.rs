@@ -133,6 +133,8 @@ pub struct TransportSection {
     pub data: DataTransport,
     /// Network interfaces that UCX may take; the one that has the host's address if there is none.
     pub interfaces: Vec<String>,
+    /// Sockets with threads of their own over which QUIC spreads large payloads; 0: all go over one.
+    pub lanes: u16,
 }
 
 /// What carries control messages.

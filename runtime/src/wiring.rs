@@ -94,7 +94,7 @@ pub async fn start_supervisor(
 ) -> Result<(Supervisor, SocketAddr, Arc<Door>), CliError> {
     let model = Arc::new(model_front(&cluster.model)?);
     let door = Door::new(cluster, QUIC);
-    let transport = bind(cluster, credentials::SUPERVISOR, cluster.listen, door.clone())?;
+    let transport = bind(cluster, credentials::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
     let mut config = supervisor_config(cluster, &model.name);
     config.weight_bytes = model.config.weight_bytes(Parts::All, dtype(cluster.model.dtype));
@@ -176,7 +176,7 @@ pub async fn run_host(
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
     let tally = metrics::tally();
-    let control = bind(cluster, host.member(), SocketAddr::new(host.address.ip(), 0), counted(QUIC))?;
+    let control = bind(cluster, host.member(), (SocketAddr::new(host.address.ip(), 0), 0), counted(QUIC))?;
     let transports = Transports { control, data: data::plane(cluster, host)? };
     let role = match host.role {
         cluster_file::Role::Context => HostRole::Context,
@@ -202,7 +202,7 @@ pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr, look: Look) 
     let member = (MemberRole::Node, name);
     credentials::provide(cluster, [member])?;
     let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
-    let transport = bind(cluster, member, address, counted(QUIC))?;
+    let transport = bind(cluster, member, (address, 0), counted(QUIC))?;
     let config = HostConfig::new(name, HostRole::Node, listen, 1);
     Ok(node::start(config, transport, look))
 }
@@ -229,7 +229,7 @@ fn counted(transport: &'static str) -> Arc<dyn Observer> {
 fn bind(
     cluster: &Cluster,
     member: Named<'_>,
-    listen: SocketAddr,
+    (listen, lanes): (SocketAddr, u16),
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<QuicTransport>, CliError> {
     let rotation = Rotation::new(cluster, member);
@@ -238,6 +238,7 @@ fn bind(
     let mut config = QuicConfig::new(listen, security);
     config.idle_timeout = cluster.liveness.dead_after;
     config.keep_alive = config.idle_timeout / 5;
+    config.lanes = usize::from(lanes);
     let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);
     if let Some(rotation) = rotation {
         rotation.follow(&transport);

@@ -15,6 +15,7 @@ pub(crate) mod tls;
 mod tuning;
 pub(crate) mod vouch;
 
+pub use lanes::MOST_LANES;
 pub use tuning::SOCKET_QUEUE;
 
 use std::{

@@ -23,7 +23,7 @@ const AWAKE: Duration = Duration::from_micros(500);
 pub fn plane(cluster: &Cluster, host: &Host) -> Result<Arc<DataPlane>, CliError> {
     let runtime = drive()?;
     let _driven = runtime.enter();
-    let quic = bind(cluster, host.member(), host.address, counted(QUIC))?;
+    let quic = bind(cluster, host.member(), (host.address, cluster.data.lanes), counted(QUIC))?;
     let awake = awake(cluster, host, thread::available_parallelism().map_or(1, |cores| cores.get()));
     let plane = match cluster.data.transport {
         DataTransport::Quic => DataPlane::of(quic),

@@ -21,7 +21,7 @@ use super::{Peer, Settings, cause, socket::Socket, stripes, tuning};
 use crate::{certificates::CLUSTER_DNS_NAME, local::lock};
 
 /// Lanes at most, the link's own connection not counted.
-pub(super) const MOST_LANES: usize = 15;
+pub const MOST_LANES: usize = 15;
 const TOKEN_BYTES: usize = 16;
 /// How long a peer may take to say which link a lane is for.
 const INTRODUCTION: Duration = Duration::from_secs(5);
