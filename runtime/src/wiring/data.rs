@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Handle};
 use super::{QUIC, bind, counted, no_threads, transport_refusal};
 use crate::{
     cluster::{Cluster, Data, Host},
-    cluster_file::DataTransport,
+    cluster_file::{DataTransport, SecurityMode},
     error::CliError,
 };
 
@@ -28,6 +28,11 @@ pub fn plane(cluster: &Cluster, host: &Host) -> Result<Arc<DataPlane>, CliError>
     let plane = match cluster.data.transport {
         DataTransport::Quic => DataPlane::of(quic),
         DataTransport::Auto if !cfg!(feature = "ucx") => DataPlane::of(quic),
+        // UCX takes what peers say of themselves as it comes.
+        DataTransport::Auto if cluster.security.mode == SecurityMode::Insecure => {
+            let cause = "it is for clusters with certificates, unless [transport] data = \"ucx\" says otherwise";
+            DataPlane::lacking(vec![quic], "ucx", cause.into())
+        }
         wanted => match (wanted, ucx(&quic, cluster, host, awake)) {
             (DataTransport::Ucx, Ok(ucx)) => DataPlane::new(vec![ucx], vec![quic]),
             (DataTransport::Ucx, Err(error)) => return Err(transport_refusal(&error)),

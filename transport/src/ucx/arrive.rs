@@ -6,7 +6,7 @@ use bytes::Bytes;
 use rkyv::util::AlignedVec;
 
 use super::{
-    channel::{Item, Shared},
+    channel::{Item, Shared, weight},
     core::Core,
     fetch::Landing,
     message::{Kind, Message},
@@ -69,16 +69,16 @@ impl Core {
         let (header, lengths) = match read {
             Ok(read) => read,
             Err(error) => {
-                if !channel.admit(HEADER_BYTES as u64, self.met.own_window) {
+                if !channel.admit(weight(HEADER_BYTES), self.met.own_window) {
                     return self.refuse("the peer sends more than the window lets it");
                 }
                 self.observer.rejected("frame");
                 channel.refuse(error);
                 self.post(Message { kind: Kind::Stop, channel: channel.id, number: 0 });
-                return self.land(channel, place, Item::Unread(HEADER_BYTES as u64));
+                return self.land(channel, place, Item::Unread(weight(HEADER_BYTES)));
             }
         };
-        let bytes = codec::wire_bytes(lengths.meta, lengths.payload) as u64;
+        let bytes = weight(codec::wire_bytes(lengths.meta, lengths.payload));
         if !channel.admit(bytes, self.met.own_window) {
             return self.refuse("the peer sends more than the window lets it");
         }

@@ -18,7 +18,15 @@ use crate::{
 };
 
 /// Bytes of the largest frame: a sender may go beyond the window by one.
-const LARGEST_FRAME: u64 = (HEADER_BYTES + MAX_META_BYTES + MAX_PAYLOAD_BYTES + 64) as u64;
+const LARGEST_FRAME: u64 = OF_ITSELF + (HEADER_BYTES + MAX_META_BYTES + MAX_PAYLOAD_BYTES + 64) as u64;
+
+/// Bytes that the bookkeeping of a frame counts as, so that empty ones fill a window too.
+const OF_ITSELF: u64 = 448;
+
+/// What a frame of so many bytes takes of a window. Both ends count alike.
+pub(super) fn weight(wire_bytes: usize) -> u64 {
+    OF_ITSELF + wire_bytes as u64
+}
 
 /// What arrived at a place of a channel.
 pub(super) enum Item {
@@ -86,7 +94,7 @@ impl Inbox {
         self.next += 1;
         match item {
             Item::Frame(frame) if !self.dropped => self.queue.push_back(frame),
-            Item::Frame(frame) => self.done += frame.wire_bytes() as u64,
+            Item::Frame(frame) => self.done += weight(frame.wire_bytes()),
             Item::Unread(bytes) => self.done += bytes,
             Item::Finish => self.finished = true,
         }
@@ -209,7 +217,7 @@ impl Shared {
             keep(&mut inbox.reader, cx);
             return Poll::Pending;
         };
-        inbox.done += frame.wire_bytes() as u64;
+        inbox.done += weight(frame.wire_bytes());
         let credit = inbox.credit_due(link.core.met.own_window);
         drop(inbox);
         if let Some(number) = credit {
@@ -241,7 +249,7 @@ impl FrameSender for UcxSender {
         let Some(frame) = next else { return Poll::Ready(Ok(())) };
         codec::check(frame)?;
         let bytes = frame.wire_bytes();
-        let place = ready!(self.shared.poll_room(context, &self.link, bytes as u64))?;
+        let place = ready!(self.shared.poll_room(context, &self.link, weight(bytes)))?;
         self.link.core.post_frame(self.shared.id, place, next.take().expect("looked at above"));
         self.link.core.observer.bytes(true, bytes);
         Poll::Ready(Ok(()))
