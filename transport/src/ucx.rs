@@ -37,7 +37,7 @@ use self::{
     context::Context,
     core::{Core, Met},
     endpoint::{Endpoint, Failure},
-    hello::Hello,
+    hello::{Hello, Place},
     link::UcxLink,
     message::{Addressee, TOKEN_BYTES},
     worker::{Arrival, Handler, Worker},
@@ -202,7 +202,7 @@ impl Shared {
 
     fn hello(&self, addressee: Addressee) -> Hello {
         let (version, window) = (self.version.clone(), self.config.receive_window);
-        Hello { version, addressee, window, worker: self.worker.address().to_vec() }
+        Hello { version, place: Place::here(), addressee, window, worker: self.worker.address().to_vec() }
     }
 
     /// A link to the peer that said `theirs`. Messages reach it from now on.
@@ -215,7 +215,7 @@ impl Shared {
     ) -> Result<(Arc<Core>, mpsc::UnboundedReceiver<Arc<channel::Shared>>), TransportError> {
         let Vouched { connection, member } = vouched;
         let peer = connection.remote_address();
-        theirs.check_version(&self.version, peer)?;
+        theirs.check(&self.version, Place::here(), peer)?;
         let failure = Arc::new(Failure::default());
         let endpoint = Endpoint::new(&self.worker, &theirs.worker, failure.clone())
             .map_err(|cause| TransportError::UcxLost { peer, cause: cause.into() })?;
@@ -249,7 +249,7 @@ impl Shared {
                 let (mut send, mut receive) = connection.accept_bi().await.map_err(lost)?;
                 let theirs = hello::hear(&mut receive, peer).await?;
                 let said = self.hello(own);
-                if let Err(error) = theirs.check_version(&self.version, peer) {
+                if let Err(error) = theirs.check(&self.version, Place::here(), peer) {
                     // The peer refuses it as well, with words of its own.
                     hello::say(&mut send, &said, peer).await?;
                     connection.closed().await;

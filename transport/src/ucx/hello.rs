@@ -1,6 +1,6 @@
 //! What two hosts tell each other over QUIC before they meet over UCX. Reads and writes one stream.
 
-use std::net::SocketAddr;
+use std::{fs, net::SocketAddr, os::unix::fs::MetadataExt};
 
 use bytes::{Buf, BufMut};
 use quinn::{RecvStream, SendStream};
@@ -12,11 +12,37 @@ use crate::{TransportError, quic::cause};
 const LONGEST: usize = 64 << 10;
 const LONGEST_VERSION: usize = 64;
 
+/// The machine and the network that a process is in; zeros where the system does not tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Of this boot.
+    pub machine: u64,
+    /// The network namespace.
+    pub network: u64,
+}
+
+impl Place {
+    /// This process's.
+    pub fn here() -> Self {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().replace('-', "");
+        let machine = boot.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default();
+        Self { machine, network: fs::metadata("/proc/self/ns/net").map_or(0, |network| network.ino()) }
+    }
+
+    /// Whether UCX would share memory with a process there and never be woken by it: its signals are abstract sockets, of which
+    /// each network namespace has its own.
+    fn is_out_of_earshot(self, other: Self) -> bool {
+        self.machine != 0 && self.machine == other.machine && self.network != other.network
+    }
+}
+
 /// One side's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     /// The version of UCX.
     pub version: String,
+    /// Where this side is.
+    pub place: Place,
     /// How the other side is to address this one.
     pub addressee: Addressee,
     /// Bytes that the other side may send ahead of the reader of a channel.
@@ -30,6 +56,8 @@ impl Hello {
         let mut bytes = Vec::with_capacity(self.worker.len() + 64);
         bytes.put_u8(self.version.len() as u8);
         bytes.put_slice(self.version.as_bytes());
+        bytes.put_u64_le(self.place.machine);
+        bytes.put_u64_le(self.place.network);
         bytes.put_slice(&self.addressee.token);
         bytes.put_u32_le(self.addressee.link);
         bytes.put_u32_le(self.window);
@@ -45,6 +73,8 @@ impl Hello {
         if version.is_empty() || version.len() > LONGEST_VERSION || !version.iter().all(u8::is_ascii_graphic) {
             return Err("the version is no version");
         }
+        let machine = bytes.try_get_u64_le().map_err(short)?;
+        let network = bytes.try_get_u64_le().map_err(short)?;
         let mut token = [0; TOKEN_BYTES];
         bytes.try_copy_to_slice(&mut token).map_err(short)?;
         let link = bytes.try_get_u32_le().map_err(short)?;
@@ -53,11 +83,21 @@ impl Hello {
             return Err("it has no worker");
         }
         let version = String::from_utf8_lossy(version).into_owned();
-        Ok(Self { version, addressee: Addressee { token, link }, window, worker: bytes.to_vec() })
+        Ok(Self {
+            version,
+            place: Place { machine, network },
+            addressee: Addressee { token, link },
+            window,
+            worker: bytes.to_vec(),
+        })
     }
 
-    /// Refuses a peer whose UCX may not understand this one's.
-    pub fn check_version(&self, own: &str, peer: SocketAddr) -> Result<(), TransportError> {
+    /// Refuses a peer whose UCX may not understand this one's, or not wake it.
+    pub fn check(&self, own: &str, here: Place, peer: SocketAddr) -> Result<(), TransportError> {
+        if here.is_out_of_earshot(self.place) {
+            let cause = "it is on this machine in another network namespace, where shared memory wakes nobody".into();
+            return Err(TransportError::NoUcx { peer, cause });
+        }
         let release = |version: &str| version.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
         if release(&self.version) == release(own) {
             return Ok(());
@@ -93,7 +133,8 @@ mod tests {
 
     fn hello() -> Hello {
         let addressee = Addressee { token: [7; TOKEN_BYTES], link: 3 };
-        Hello { version: "1.22.0".into(), addressee, window: 1 << 20, worker: vec![1, 2, 3] }
+        let place = Place { machine: 5, network: 6 };
+        Hello { version: "1.22.0".into(), place, addressee, window: 1 << 20, worker: vec![1, 2, 3] }
     }
 
     proptest! {
@@ -115,9 +156,21 @@ mod tests {
     #[test]
     fn another_release_is_refused() {
         let peer = "127.0.0.1:7".parse().expect("the literal is an address");
-        hello().check_version("1.22.3", peer).expect("a patch changes nothing on the wire");
-        let error = hello().check_version("1.21.0", peer).expect_err("another release");
+        let here = hello().place;
+        hello().check("1.22.3", here, peer).expect("a patch changes nothing on the wire");
+        let error = hello().check("1.21.0", here, peer).expect_err("another release");
         assert_eq!(error.code(), "ucx_version");
         assert!(error.to_string().contains("runs UCX 1.22.0, this host 1.21.0"), "{error}");
+    }
+
+    #[test]
+    fn a_peer_that_cannot_be_woken_is_refused() {
+        let peer = "127.0.0.1:7".parse().expect("the literal is an address");
+        let check = |machine, network| hello().check("1.22.0", Place { machine, network }, peer);
+        assert_eq!(check(5, 7).expect_err("another network of one machine").code(), "no_ucx");
+        check(4, 7).expect("another machine");
+        check(0, 0).expect("nobody knows");
+        assert_eq!(Place::here(), Place::here());
+        assert!(Place::here().network != 0 && Place::here().machine != 0);
     }
 }
