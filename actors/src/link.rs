@@ -266,7 +266,7 @@ impl LinkBook {
             let rtt_s = link.as_ref().and_then(|link| link.rtt()).map(|rtt| rtt.as_secs_f64());
             let open = link.is_some_and(|link| link.closed().now_or_never().is_none());
             match report.links.iter_mut().find(|reading| reading.peer == *peer) {
-                Some(known) => known.rtt_s = known.rtt_s.or(rtt_s),
+                Some(known) => (known.rtt_s, known.open) = (known.rtt_s.or(rtt_s), known.open || open),
                 None => {
                     let (peer, transport, why) = (peer.clone(), (*transport).to_owned(), why.clone());
                     report.links.push(LinkReading { peer, transport, why, open, rtt_s });

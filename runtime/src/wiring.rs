@@ -277,6 +277,8 @@ fn transport_refusal(error: &TransportError) -> CliError {
         "certificate" => CliError::new(Exit::Authentication, error)
             .hint("every process needs a certificate of this cluster's CA: `asterism cert show`"),
         "bind" => CliError::unreachable(error).hint("free the port, or set it to 0 to have one chosen"),
+        "ucx" => CliError::unreachable(error)
+            .hint("or write [transport] data = \"auto\", which takes QUIC where UCX cannot be had and says so"),
         _ => CliError::unreachable(error).hint("is the supervisor up? `asterism status`"),
     }
 }

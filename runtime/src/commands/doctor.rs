@@ -109,7 +109,8 @@ fn look() -> GpuReport {
 
 /// Why hosts of this machine could not start.
 fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
-    let mut problems: Vec<String> = device::known(cluster).err().map(|error| error.message).into_iter().collect();
+    let known = [device::known(cluster), wiring::known(&cluster.data)].into_iter().filter_map(Result::err);
+    let mut problems: Vec<String> = known.map(|error| error.message).collect();
     if !problems.is_empty() {
         return problems;
     }
