@@ -63,9 +63,14 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    /// Bytes that a new buffer for `bytes` takes.
+    pub fn size_for(bytes: usize) -> usize {
+        if bytes < STEP { bytes.next_power_of_two().max(SMALLEST) } else { bytes.next_multiple_of(STEP) }
+    }
+
     /// An empty buffer that takes at least `bytes`.
     pub fn new(bytes: usize) -> Self {
-        let size = if bytes < STEP { bytes.next_power_of_two().max(SMALLEST) } else { bytes.next_multiple_of(STEP) };
+        let size = Self::size_for(bytes);
         let mut buffer = Self { bytes: BytesMut::with_capacity(size + PAYLOAD_ALIGNMENT), size };
         buffer.align();
         buffer

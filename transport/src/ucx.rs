@@ -19,6 +19,7 @@ mod link;
 mod message;
 #[cfg(test)]
 mod tests;
+mod windows;
 mod worker;
 
 use std::{
@@ -40,6 +41,7 @@ use self::{
     hello::{Hello, Place},
     link::UcxLink,
     message::{Addressee, TOKEN_BYTES},
+    windows::{Holding, Windows},
     worker::{Arrival, Handler, Worker},
 };
 use crate::{
@@ -64,8 +66,11 @@ pub struct UcxConfig {
     pub settings: Vec<(String, String)>,
     /// How long to look for the next message before sleeping; a sleeper takes tens of microseconds to wake.
     pub spin: Duration,
-    /// Bytes a peer may send ahead of the reader of a channel; the last frame may go beyond it.
+    /// Bytes a peer may send ahead of the reader, per channel and per link, each frame's bookkeeping among them; the last
+    /// frame may go beyond it. The smaller of both sides' values counts.
     pub receive_window: u32,
+    /// Bytes of all links together that wait for their readers: beyond it a link ends that takes more than its share.
+    pub most_held: u64,
     /// Longest wait for the peer's first word over UCX.
     pub connect_timeout: Duration,
     /// How often UCX looks whether a silent peer is alive.
@@ -80,6 +85,7 @@ impl Default for UcxConfig {
             settings: Vec::new(),
             spin: Duration::from_micros(50),
             receive_window: 64 << 20,
+            most_held: 8 << 30,
             connect_timeout: Duration::from_secs(5),
             keep_alive: Duration::from_secs(1),
         }
@@ -108,6 +114,7 @@ struct Shared {
     worker: Arc<Worker>,
     table: Arc<Table>,
     buffers: Arc<Buffers>,
+    holding: Arc<Holding>,
     random: SystemRandom,
     closed: Arc<Signal<bool>>,
 }
@@ -159,7 +166,9 @@ impl UcxTransport {
         })?;
         tokio::spawn(driving);
         let (version, random, buffers) = (context::version(), SystemRandom::new(), Arc::default());
-        let shared = Arc::new(Shared { quic, config, observer, version, worker, table, buffers, random, closed });
+        let holding = Holding::new(config.most_held);
+        let shared = Shared { quic, config, observer, version, worker, table, buffers, holding, random, closed };
+        let shared = Arc::new(shared);
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(shared.clone(), vouched, sender));
         Ok(Self { shared, accepted: AsyncMutex::new(accepted) })
@@ -219,9 +228,9 @@ impl Shared {
         let failure = Arc::new(Failure::default());
         let endpoint = Endpoint::new(&self.worker, &theirs.worker, failure.clone())
             .map_err(|cause| TransportError::UcxLost { peer, cause: cause.into() })?;
-        let (window, own_window) = (u64::from(theirs.window), u64::from(self.config.receive_window));
-        let met =
-            Met { theirs: theirs.addressee, window, own_window, connected, connection, member, endpoint, failure };
+        // Neither side holds more for the other than it would have the other hold.
+        let windows = Windows::new(theirs.window.min(self.config.receive_window).into(), self.holding.clone());
+        let met = Met { theirs: theirs.addressee, windows, connected, connection, member, endpoint, failure };
         let (core, accepted) = Core::new(met, self.observer.clone(), self.buffers.clone());
         let entry = Entry { token: own.token, core: Arc::downgrade(&core) };
         lock(&self.table.links).insert(own.link, entry);

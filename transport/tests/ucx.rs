@@ -11,6 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -169,6 +170,48 @@ async fn every_size_arrives_over_tcp() {
 #[tokio::test]
 async fn every_size_arrives_over_shared_memory() {
     every_size_arrives("shm").await;
+}
+
+#[tokio::test]
+async fn channels_share_the_window_of_their_link() {
+    const FRAME: usize = 64 << 10;
+    // Bookkeeping fills some of it, and one frame goes beyond.
+    const AHEAD: usize = (1 << 20) / FRAME + 1;
+    let config = || UcxConfig { receive_window: 1 << 20, ..over("shm") };
+    let [near, far] = [(); 2]
+        .map(|()| -> Arc<dyn Transport> { Arc::new(bind(config(), Arc::new(NoObserver)).expect("every host has it")) });
+    let (near, far) = meet(&near, &far).await;
+    let mut channels = Vec::new();
+    for _ in 0..8 {
+        channels.push(channel(&near, &far).await);
+    }
+    let mut nobody = Context::from_waker(Waker::noop());
+    let mut sent = vec![0; channels.len()];
+    for (sent, (near, _)) in sent.iter_mut().zip(&mut channels) {
+        let mut next = Some(frame(0, 0, FRAME));
+        while let Poll::Ready(done) = near.sender.poll_send(&mut nobody, &mut next) {
+            done.expect("the link is up");
+            *sent += 1;
+            next = Some(frame(0, 0, FRAME));
+        }
+    }
+    let all: usize = sent.iter().sum();
+    assert!((AHEAD / 2..=AHEAD).contains(&all), "{sent:?} frames");
+    // Each goes on once what is under way is read.
+    let reading = channels.into_iter().zip(sent).map(|((mut near, mut far), sent)| async move {
+        let sending = async {
+            for _ in 0..AHEAD {
+                send(&mut near, frame(1, 0, FRAME)).await;
+            }
+        };
+        let receiving = async {
+            for _ in 0..sent + AHEAD {
+                receive(&mut far).await;
+            }
+        };
+        tokio::join!(sending, receiving);
+    });
+    futures_util::future::join_all(reading).await;
 }
 
 /// The process that is killed: it meets its parent, says one word, and then stays.

@@ -1,15 +1,19 @@
 //! What a link does with what arrives. It runs within UCX's callbacks: it waits for nobody and trusts nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 
 use super::{
-    channel::{Item, Shared, weight},
+    channel::{Item, Shared},
     core::Core,
     fetch::Landing,
     message::{Kind, Message},
+    windows::{Charge, weight},
     worker::Arrival,
 };
 use crate::{
@@ -18,13 +22,29 @@ use crate::{
     local::lock,
 };
 
+/// Messages under way to a peer beyond which its pings are not answered.
+const ANSWERS: usize = 1024;
+
+/// A frame that is here.
+struct Landed {
+    header: FrameHeader,
+    landing: Landing,
+    charge: Charge,
+}
+
 impl Core {
     /// Takes a message of the peer.
     pub fn arrived(self: &Arc<Self>, message: Message, frame: Option<&[u8; HEADER_BYTES]>, body: Arrival<'_>) {
         let Message { kind, channel, number } = message;
+        if self.refused.load(Ordering::Relaxed) {
+            return;
+        }
         match (kind, frame) {
             (Kind::Ping, _) => {
-                self.post(Message { kind: Kind::Pong, ..message });
+                // A peer that asks and does not read gets no heap of answers.
+                if self.met.endpoint.under_way() < ANSWERS {
+                    self.post(Message { kind: Kind::Pong, ..message });
+                }
                 self.heard.set(true);
             }
             (Kind::Pong, _) => self.measure(number),
@@ -33,6 +53,11 @@ impl Core {
                     self.refuse("the peer has read what was never sent");
                 }
             }
+            (Kind::LinkCredit, _) => match self.met.windows.credit(number) {
+                Some(true) => self.wake_writers(),
+                Some(false) => {}
+                None => self.refuse("the peer has read what was never sent"),
+            },
             (Kind::Stop, _) => self.known(channel).iter().for_each(|channel| channel.stop()),
             (Kind::Finish, _) => {
                 if let Some(channel) = self.known_or_new(channel) {
@@ -69,20 +94,24 @@ impl Core {
         let (header, lengths) = match read {
             Ok(read) => read,
             Err(error) => {
-                if !channel.admit(weight(HEADER_BYTES), self.met.own_window) {
-                    return self.refuse("the peer sends more than the window lets it");
+                let bytes = weight(0, 0);
+                if let Err(cause) = self.admit(channel, bytes) {
+                    return self.refuse(cause);
                 }
                 self.observer.rejected("frame");
-                channel.refuse(error);
-                self.post(Message { kind: Kind::Stop, channel: channel.id, number: 0 });
-                return self.land(channel, place, Item::Unread(weight(HEADER_BYTES)));
+                if channel.refuse(error) {
+                    self.post(Message { kind: Kind::Stop, channel: channel.id, number: 0 });
+                }
+                return self.land(channel, place, Item::Unread(bytes));
             }
         };
-        let bytes = weight(codec::wire_bytes(lengths.meta, lengths.payload));
-        if !channel.admit(bytes, self.met.own_window) {
-            return self.refuse("the peer sends more than the window lets it");
-        }
+        let bytes = weight(lengths.meta, lengths.payload);
+        let charge = match self.admit(channel, bytes) {
+            Ok(charge) => charge,
+            Err(cause) => return self.refuse(cause),
+        };
         if !channel.is_read() {
+            drop(charge);
             return self.land(channel, place, Item::Unread(bytes));
         }
         match body {
@@ -91,17 +120,25 @@ impl Core {
                 let mut landing = self.landing(&lengths);
                 landing.meta.extend_from_slice(meta);
                 landing.payload.iter_mut().for_each(|buffer| buffer.append(payload));
-                self.landed(channel, place, header, landing);
+                self.landed(channel, place, Landed { header, landing, charge });
             }
             Arrival::Announced(announced) => {
                 let (core, channel) = (self.clone(), channel.clone());
                 let fetched = move |landing: Result<Landing, &'static str>| match landing {
-                    Ok(landing) => core.landed(&channel, place, header, landing),
+                    Ok(landing) => core.landed(&channel, place, Landed { header, landing, charge }),
                     Err(cause) => core.met.failure.set(cause),
                 };
                 announced.fetch(&self.met.endpoint.worker, self.landing(&lengths), Box::new(fetched));
             }
         }
+    }
+
+    /// Counts so many bytes as this side's to hold; the error says why they are too many.
+    fn admit(&self, channel: &Shared, bytes: u64) -> Result<Charge, &'static str> {
+        if !channel.admit(bytes, self.met.windows.of_channel()) {
+            return Err("the peer sends more than the window lets it");
+        }
+        self.met.windows.admit(bytes)
     }
 
     fn landing(&self, lengths: &Lengths) -> Landing {
@@ -112,23 +149,27 @@ impl Core {
         }
     }
 
-    fn landed(&self, channel: &Arc<Shared>, place: u64, header: FrameHeader, landing: Landing) {
+    fn landed(&self, channel: &Arc<Shared>, place: u64, Landed { header, landing, charge }: Landed) {
         let payload = landing.payload.map_or_else(Bytes::new, |buffer| self.buffers.lend(buffer));
         let frame = Frame::new(header, landing.meta, payload);
-        self.land(channel, place, Item::Frame(frame));
+        self.land(channel, place, Item::Frame(frame, charge));
     }
 
     fn land(&self, channel: &Arc<Shared>, place: u64, item: Item) {
         if channel.land(place, item) {
             self.forget_if_over(channel);
+            // Where nobody reads, it was given up at once.
+            self.post_credit();
         } else {
             self.refuse("the peer has sent a frame twice");
         }
     }
 
-    /// Ends a link whose peer does what no peer of this version does.
+    /// Ends a link whose peer does what no peer of this version does. What it sends meanwhile is dropped.
     pub(super) fn refuse(&self, cause: &'static str) {
-        self.observer.rejected("frame");
-        self.met.failure.set(cause);
+        if !self.refused.swap(true, Ordering::Relaxed) {
+            self.observer.rejected("frame");
+            self.met.failure.set(cause);
+        }
     }
 }

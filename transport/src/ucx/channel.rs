@@ -10,27 +10,13 @@ use std::{
 use super::{
     link::Held,
     message::{Kind, Message},
+    windows::{Charge, largest, weight},
 };
-use crate::{
-    Channel, Frame, FrameError, FrameReceiver, FrameSender, MAX_META_BYTES, MAX_PAYLOAD_BYTES, TransportError,
-    codec::{self, HEADER_BYTES},
-    local::lock,
-};
-
-/// Bytes of the largest frame: a sender may go beyond the window by one.
-const LARGEST_FRAME: u64 = OF_ITSELF + (HEADER_BYTES + MAX_META_BYTES + MAX_PAYLOAD_BYTES + 64) as u64;
-
-/// Bytes that the bookkeeping of a frame counts as, so that empty ones fill a window too.
-const OF_ITSELF: u64 = 448;
-
-/// What a frame of so many bytes takes of a window. Both ends count alike.
-pub(super) fn weight(wire_bytes: usize) -> u64 {
-    OF_ITSELF + wire_bytes as u64
-}
+use crate::{Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportError, codec, local::lock};
 
 /// What arrived at a place of a channel.
 pub(super) enum Item {
-    Frame(Frame),
+    Frame(Frame, Charge),
     /// A frame that nobody wants any more.
     Unread(u64),
     Finish,
@@ -48,7 +34,7 @@ struct Inbox {
     /// Place of the next frame that the reader gets into `queue`.
     next: u64,
     early: BTreeMap<u64, Item>,
-    queue: VecDeque<Frame>,
+    queue: VecDeque<(Frame, Charge)>,
     finished: bool,
     /// Whether the end has been announced, though frames before it may be missing.
     ends: bool,
@@ -93,8 +79,8 @@ impl Inbox {
     fn settle_one(&mut self, item: Item) {
         self.next += 1;
         match item {
-            Item::Frame(frame) if !self.dropped => self.queue.push_back(frame),
-            Item::Frame(frame) => self.done += weight(frame.wire_bytes()),
+            Item::Frame(frame, charge) if !self.dropped => self.queue.push_back((frame, charge)),
+            Item::Frame(frame, _) => self.done += weigh(&frame),
             Item::Unread(bytes) => self.done += bytes,
             Item::Finish => self.finished = true,
         }
@@ -110,7 +96,7 @@ impl Shared {
     pub fn admit(&self, bytes: u64, window: u64) -> bool {
         let mut inbox = lock(&self.inbox);
         inbox.arrived += bytes;
-        inbox.arrived - inbox.credited <= window + LARGEST_FRAME
+        inbox.arrived - inbox.credited <= window + largest()
     }
 
     /// Whether somebody may still read.
@@ -138,14 +124,16 @@ impl Shared {
         true
     }
 
-    /// Lets nobody read on, because what came was no frame.
-    pub fn refuse(&self, error: FrameError) {
+    /// Lets nobody read on, because what came was no frame; says whether it is the first such.
+    pub fn refuse(&self, error: FrameError) -> bool {
         let mut inbox = lock(&self.inbox);
+        let first = inbox.refused.is_none();
         inbox.refused.get_or_insert(error);
         inbox.queue.clear();
         let reader = inbox.reader.take();
         drop(inbox);
         reader.into_iter().for_each(Waker::wake);
+        first
     }
 
     /// The peer has read so many bytes; false where these were never sent.
@@ -171,6 +159,12 @@ impl Shared {
         writer.into_iter().for_each(Waker::wake);
     }
 
+    /// Has the sending half look whether there is room.
+    pub fn wake_writer(&self) {
+        let writer = lock(&self.outbox).writer.take();
+        writer.into_iter().for_each(Waker::wake);
+    }
+
     /// Has both halves look whether the link is still there.
     pub fn wake(&self) {
         let reader = lock(&self.inbox).reader.take();
@@ -192,7 +186,7 @@ impl Shared {
         if outbox.stopped {
             return Poll::Ready(Err(TransportError::ChannelClosed { peer: link.core.address }));
         }
-        if outbox.sent - outbox.credited >= link.core.met.window {
+        if outbox.sent - outbox.credited >= link.core.met.windows.of_channel() || !link.core.met.windows.send(bytes) {
             keep(&mut outbox.writer, cx);
             return Poll::Pending;
         }
@@ -210,21 +204,26 @@ impl Shared {
         if let Some(error) = &inbox.refused {
             return Poll::Ready(Err(error.clone().into()));
         }
-        let Some(frame) = inbox.queue.pop_front() else {
+        let Some((frame, charge)) = inbox.queue.pop_front() else {
             if inbox.finished {
                 return Poll::Ready(Ok(None));
             }
             keep(&mut inbox.reader, cx);
             return Poll::Pending;
         };
-        inbox.done += weight(frame.wire_bytes());
-        let credit = inbox.credit_due(link.core.met.own_window);
-        drop(inbox);
+        inbox.done += weigh(&frame);
+        let credit = inbox.credit_due(link.core.met.windows.of_channel());
+        drop((inbox, charge));
+        link.core.post_credit();
         if let Some(number) = credit {
             link.core.post(Message { kind: Kind::Credit, channel: self.id, number });
         }
         Poll::Ready(Ok(Some(frame)))
     }
+}
+
+fn weigh(frame: &Frame) -> u64 {
+    weight(frame.meta.len(), frame.payload.len())
 }
 
 fn keep(waker: &mut Option<Waker>, cx: &Context<'_>) {
@@ -249,7 +248,7 @@ impl FrameSender for UcxSender {
         let Some(frame) = next else { return Poll::Ready(Ok(())) };
         codec::check(frame)?;
         let bytes = frame.wire_bytes();
-        let place = ready!(self.shared.poll_room(context, &self.link, weight(bytes)))?;
+        let place = ready!(self.shared.poll_room(context, &self.link, weigh(frame)))?;
         self.link.core.post_frame(self.shared.id, place, next.take().expect("looked at above"));
         self.link.core.observer.bytes(true, bytes);
         Poll::Ready(Ok(()))
@@ -290,6 +289,7 @@ impl Drop for UcxReceiver {
         let stops = !inbox.finished && inbox.refused.is_none();
         drop(inbox);
         drop(unread);
+        self.link.core.post_credit();
         if stops {
             self.link.core.post(Message { kind: Kind::Stop, channel: self.shared.id, number: 0 });
         }
@@ -300,10 +300,14 @@ impl Drop for UcxReceiver {
 mod tests {
     use rkyv::util::AlignedVec;
 
-    use super::*;
+    use super::{
+        super::windows::{Holding, Windows},
+        *,
+    };
 
-    fn frame() -> Frame {
-        Frame::control(AlignedVec::new())
+    fn item() -> Item {
+        let charge = Windows::new(1000, Holding::new(1000)).admit(1).expect("it is empty");
+        Item::Frame(Frame::control(AlignedVec::new()), charge)
     }
 
     #[test]
@@ -311,12 +315,12 @@ mod tests {
         let shared = Shared::new(0);
         assert!(shared.land(2, Item::Finish));
         assert!(!shared.land(3, Item::Finish), "a channel ends once");
-        assert!(shared.land(1, Item::Frame(frame())));
+        assert!(shared.land(1, item()));
         assert!(lock(&shared.inbox).queue.is_empty(), "place 0 is still to come");
-        assert!(!shared.land(1, Item::Frame(frame())), "place 1 has come");
+        assert!(!shared.land(1, item()), "place 1 has come");
         assert!(shared.land(0, Item::Unread(64)));
-        assert!(!shared.land(0, Item::Frame(frame())), "place 0 is past");
-        assert!(!shared.land(3, Item::Frame(frame())), "the channel is finished");
+        assert!(!shared.land(0, item()), "place 0 is past");
+        assert!(!shared.land(3, item()), "the channel is finished");
         let inbox = lock(&shared.inbox);
         assert_eq!((inbox.queue.len(), inbox.finished, inbox.done), (1, true, 64));
     }
@@ -325,7 +329,7 @@ mod tests {
     fn a_peer_that_overruns_its_window_is_noticed() {
         let (shared, window) = (Shared::new(0), 1000);
         assert!(shared.admit(window - 1, window));
-        assert!(shared.admit(LARGEST_FRAME, window), "one frame may go beyond the window");
+        assert!(shared.admit(largest(), window), "one frame may go beyond the window");
         assert!(!shared.admit(2, window));
     }
 

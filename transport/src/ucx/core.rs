@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -20,6 +20,7 @@ use super::{
     channel::Shared,
     endpoint::{Endpoint, Failure},
     message::{Addressee, Header, Kind, Message},
+    windows::Windows,
 };
 use crate::{
     Frame, Observer, TransportError,
@@ -41,9 +42,8 @@ const PING_EVERY: Duration = Duration::from_secs(1);
 /// What a link begins with.
 pub(super) struct Met {
     pub theirs: Addressee,
-    /// Bytes that this side, and the peer, may send ahead of the reader of a channel.
-    pub window: u64,
-    pub own_window: u64,
+    /// What the two may send ahead of each other's readers.
+    pub windows: Arc<Windows>,
     /// The channels of the side that connected have even numbers.
     pub connected: bool,
     pub connection: Connection,
@@ -59,6 +59,8 @@ pub(super) struct Core {
     pub buffers: Arc<Buffers>,
     channels: Mutex<HashMap<u64, Arc<Shared>>>,
     opened: AtomicU64,
+    /// Whether the peer broke the rules.
+    pub refused: AtomicBool,
     accepted: mpsc::UnboundedSender<Arc<Shared>>,
     /// Told when a channel is over.
     pub room: Notify,
@@ -86,6 +88,7 @@ impl Core {
             buffers,
             channels: Mutex::default(),
             opened: AtomicU64::new(0),
+            refused: AtomicBool::new(false),
             accepted,
             room: Notify::new(),
             closing: OnceLock::new(),
@@ -106,6 +109,13 @@ impl Core {
         let first = codec::encode_header(&frame.header, frame.meta.len(), frame.payload.len());
         let header = Header::new(&self.met.theirs, Message { kind: Kind::Frame, channel, number }, Some(&first));
         self.met.endpoint.send(header, frame.meta, frame.payload);
+    }
+
+    /// Tells the peer what was read of all channels, once that is much.
+    pub fn post_credit(&self) {
+        if let Some(number) = self.met.windows.credit_due() {
+            self.post(Message { kind: Kind::LinkCredit, channel: 0, number });
+        }
     }
 
     fn ping(&self) {
@@ -148,6 +158,12 @@ impl Core {
         let shared = Shared::new(id);
         channels.insert(id, shared.clone());
         Some(shared)
+    }
+
+    /// Has all senders look whether there is room.
+    pub fn wake_writers(&self) {
+        let channels: Vec<_> = lock(&self.channels).values().cloned().collect();
+        channels.iter().for_each(|channel| channel.wake_writer());
     }
 
     fn is_own(&self, id: u64) -> bool {

@@ -42,6 +42,8 @@ pub(super) struct Endpoint {
     failure: Arc<Failure>,
     /// Calls of UCX under way with this endpoint.
     users: AtomicUsize,
+    /// Messages that UCX is not done with.
+    under_way: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -70,6 +72,7 @@ impl Sending {
         self.meta = AlignedVec::new();
         self.payload = Bytes::new();
         if let Some(endpoint) = self.endpoint.take() {
+            endpoint.under_way.fetch_sub(1, Ordering::Relaxed);
             endpoint.worker.keep(self);
         }
     }
@@ -101,8 +104,13 @@ impl Endpoint {
             return Err(status_string(status));
         }
         worker.endpoints.fetch_add(1, Ordering::AcqRel);
-        let (users, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Ok(Arc::new(Self { raw, worker: worker.clone(), failure, users, closed }))
+        let (users, under_way, closed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Ok(Arc::new(Self { raw, worker: worker.clone(), failure, users, under_way, closed }))
+    }
+
+    /// Messages that UCX is not done with.
+    pub fn under_way(&self) -> usize {
+        self.under_way.load(Ordering::Relaxed)
     }
 
     /// Sends a message. What goes wrong later is told to the endpoint's [`Failure`]. It may be called by a handler.
@@ -117,6 +125,7 @@ impl Endpoint {
     fn post(self: &Arc<Self>, header: Header, meta: AlignedVec, payload: Bytes) {
         let part = |bytes: &[u8]| sys::ucp_dt_iov { buffer: bytes.as_ptr().cast_mut().cast(), length: bytes.len() };
         let parts = [part(&meta), part(&payload)];
+        self.under_way.fetch_add(1, Ordering::Relaxed);
         let next = Sending { header, meta, payload, parts, endpoint: Some(self.clone()) };
         let sending = Box::into_raw(match self.worker.kept() {
             Some(mut kept) => {

@@ -45,6 +45,8 @@ pub(super) enum Kind {
     Ping = 5,
     /// Answers [`Kind::Ping`].
     Pong = 6,
+    /// `number` bytes of all channels were read or given up since the link came about.
+    LinkCredit = 7,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +94,7 @@ pub(super) fn read(header: &[u8]) -> Option<(Addressee, Message, Option<&[u8; HE
         4 => Kind::Credit,
         5 => Kind::Ping,
         6 => Kind::Pong,
+        7 => Kind::LinkCredit,
         _ => return None,
     };
     if fixed.get_uint_le(3) != 0 {
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
 
     fn messages() -> impl Strategy<Value = (Addressee, Message)> {
-        let kinds = vec![Kind::Frame, Kind::Finish, Kind::Stop, Kind::Credit, Kind::Ping, Kind::Pong];
+        let kinds = vec![Kind::Frame, Kind::Finish, Kind::Stop, Kind::Credit, Kind::Ping, Kind::Pong, Kind::LinkCredit];
         (any::<Token>(), any::<u32>(), prop::sample::select(kinds), any::<[u64; 2]>()).prop_map(
             |(token, link, kind, [channel, number])| (Addressee { token, link }, Message { kind, channel, number }),
         )

@@ -1,6 +1,6 @@
 //! What a peer may send that knows the token, or does not: each message is refused for what it is, and costs little.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, env, fs, process::Command};
 
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
@@ -38,11 +38,15 @@ impl Observer for Counts {
     }
 }
 
-fn bind(observer: Arc<dyn Observer>) -> UcxTransport {
+fn over(transports: &str) -> UcxConfig {
+    UcxConfig { transports: Some(transports.into()), connect_timeout: DEADLINE, ..UcxConfig::default() }
+}
+
+fn bind(config: UcxConfig, observer: Arc<dyn Observer>) -> UcxTransport {
     let listen = "127.0.0.1:0".parse().expect("the literal is an address");
     let quic = QuicTransport::bind(QuicConfig::new(listen, Security::Insecure), Arc::new(NoObserver));
-    let config = UcxConfig { transports: Some("shm".into()), connect_timeout: DEADLINE, ..UcxConfig::default() };
-    UcxTransport::bind(config, Arc::new(quic.expect("a port is free")), observer).expect("every host has shared memory")
+    UcxTransport::bind(config, Arc::new(quic.expect("a port is free")), observer)
+        .expect("every host has these transports")
 }
 
 /// Two transports that have met, and what the far one counts.
@@ -55,8 +59,12 @@ struct Pair {
 }
 
 async fn pair() -> Pair {
+    pair_of(over("shm")).await
+}
+
+async fn pair_of(config: UcxConfig) -> Pair {
     let counts = Arc::new(Counts::default());
-    let (near, far) = (bind(Arc::new(NoObserver)), bind(counts.clone()));
+    let (near, far) = (bind(config.clone(), Arc::new(NoObserver)), bind(config, counts.clone()));
     let (near_link, far_link) = within(async { tokio::join!(near.connect(far.local_address()), far.accept()) }).await;
     let (near_link, far_link) = (near_link.expect("the peer listens"), far_link.expect("the transport is open"));
     Pair { near, far, near_link, far_link, counts }
@@ -95,12 +103,25 @@ async fn works(pair: &Pair) {
     assert_eq!(got.payload.len(), 64);
 }
 
+/// Sends over the only link of a transport.
+fn post(near: &UcxTransport, message: Message, frame: Option<&[u8; HEADER_BYTES]>, body: Bytes) {
+    let (core, _) = only(near);
+    core.met.endpoint.send(Header::new(&core.met.theirs, message, frame), AlignedVec::new(), body);
+}
+
+/// Fills channels of the only link of a transport, from one on, with a frame each that nobody asked for.
+fn fill(near: &UcxTransport, channels: std::ops::Range<u64>, bytes: usize) {
+    let said = frame(bytes);
+    for channel in channels {
+        let message = Message { kind: Kind::Frame, channel: 2 * channel, number: 0 };
+        post(near, message, Some(&first_bytes(&said)), said.payload.clone());
+    }
+}
+
 impl Pair {
     /// Sends what no sender would; `own` numbers count from where no channel of the near side is.
     fn send(&self, kind: Kind, [channel, number]: [u64; 2], frame: Option<&[u8; HEADER_BYTES]>, body: &[u8]) {
-        let (core, _) = only(&self.near);
-        let header = Header::new(&core.met.theirs, Message { kind, channel, number }, frame);
-        core.met.endpoint.send(header, AlignedVec::new(), Bytes::copy_from_slice(body));
+        post(&self.near, Message { kind, channel, number }, frame, Bytes::copy_from_slice(body));
     }
 
     /// Why the far side ends the link.
@@ -192,6 +213,82 @@ async fn channels_without_end_end_the_link() {
     assert!(error.contains("the peer has opened too many channels"), "{error}");
 }
 
+/// Most bytes that this process has had in memory.
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux tells");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux tells");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+/// Which of UCX's transports the process that measures its memory takes.
+const TRANSPORTS: &str = "ASTERISM_TEST_TRANSPORTS";
+
+/// A gigabyte in channels of which each keeps to its window.
+#[tokio::test]
+#[ignore = "it measures the memory of its process; others start it"]
+async fn many_channels_hold_no_more_than_their_link_may() {
+    let Ok(transports) = env::var(TRANSPORTS) else { return };
+    let pair = pair_of(over(&transports)).await;
+    let before = peak();
+    fill(&pair.near, 50..114, 16 << 20);
+    let error = pair.end().await;
+    assert!(error.contains("more than the link's window lets it"), "{error}");
+    let most = windows::largest() + u64::from(UcxConfig::default().receive_window);
+    // The near side's copy of the payload, and what the heap and UCX keep.
+    let (grown, beside) = (peak() - before, 64 << 20);
+    assert!(grown < most + beside, "{} MiB in memory", grown >> 20);
+}
+
+fn measures_its_memory(transports: &str) {
+    let mut child = Command::new(env::current_exe().expect("a test is a program"));
+    child.args(["--ignored", "--exact", "ucx::tests::many_channels_hold_no_more_than_their_link_may", "--nocapture"]);
+    let output = child.env(TRANSPORTS, transports).output().expect("a test is a program");
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn many_channels_hold_no_more_than_their_link_may_over_tcp() {
+    measures_its_memory("tcp");
+}
+
+#[test]
+fn many_channels_hold_no_more_than_their_link_may_over_shared_memory() {
+    measures_its_memory("shm");
+}
+
+#[tokio::test]
+async fn of_all_links_the_one_that_has_most_ends() {
+    let pair = pair_of(UcxConfig { most_held: 32 << 20, ..over("shm") }).await;
+    let modest = bind(over("shm"), Arc::new(NoObserver));
+    let (link, far) = within(async { tokio::join!(modest.connect(pair.far.local_address()), pair.far.accept()) }).await;
+    let (link, far) = (link.expect("the peer listens"), far.expect("the transport is open"));
+    fill(&modest, 50..52, 4 << 20);
+    // Both have arrived when these are accepted.
+    let held = [within(far.accept()).await, within(far.accept()).await];
+    fill(&pair.near, 50..54, 8 << 20);
+    let error = pair.end().await;
+    assert!(error.contains("this process holds too much that was not read"), "{error}");
+    let mut near = within(link.open()).await.expect("the link is up");
+    within(near.sender.send(frame(64))).await.expect("the link is up");
+    let mut last = within(far.accept()).await.expect("the link is up");
+    within(last.receiver.receive()).await.expect("the link is up").expect("the peer sends");
+    drop(held);
+}
+
+#[tokio::test]
+async fn who_asks_and_does_not_read_gets_no_heap_of_answers() {
+    let pair = pair().await;
+    let (core, _) = only(&pair.far);
+    // Nobody drives either side meanwhile.
+    for number in 0..10_000 {
+        core.arrived(Message { kind: Kind::Ping, channel: 0, number }, None, Arrival::Whole(&[]));
+    }
+    let under_way = core.met.endpoint.under_way();
+    assert!((100..=1024).contains(&under_way), "{under_way} messages");
+    works(&pair).await;
+}
+
 #[tokio::test]
 async fn whatever_comes_is_refused_or_read() {
     const INPUTS: u64 = 20_000;
@@ -201,7 +298,7 @@ async fn whatever_comes_is_refused_or_read() {
     let mut seen = [0; 2];
     for input in 0..INPUTS {
         let mut draw = Draw::new(input);
-        let kinds = [Kind::Frame, Kind::Finish, Kind::Stop, Kind::Credit, Kind::Ping, Kind::Pong];
+        let kinds = [Kind::Frame, Kind::Finish, Kind::Stop, Kind::Credit, Kind::LinkCredit, Kind::Ping, Kind::Pong];
         let kind = kinds[draw.below(kinds.len()).min(draw.below(kinds.len()))];
         let number = if draw.below(8) == 0 { draw.number() } else { draw.below(20) as u64 };
         let channel = draw.below(40) as u64;
