@@ -48,8 +48,8 @@ pub struct HostConfig {
     pub patience: Duration,
     /// Most bytes of what shards pass each other in one frame.
     pub piece_bytes: usize,
-    /// What its process counts.
-    pub tally: Arc<Tally>,
+    /// What its process counts; none where another host of the process tells it.
+    pub tally: Option<Arc<Tally>>,
 }
 
 impl HostConfig {
@@ -61,7 +61,7 @@ impl HostConfig {
             HostRole::Spare => (true, true),
             HostRole::Node => (false, false),
         };
-        let (name, patience, piece_bytes, tally) = (name.into(), PATIENCE, MAX_PAYLOAD_BYTES, Arc::default());
+        let (name, patience, piece_bytes, tally) = (name.into(), PATIENCE, MAX_PAYLOAD_BYTES, Some(Arc::default()));
         Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, tally }
     }
 

@@ -23,7 +23,7 @@ use asterism_transport::certificates::MemberRole;
 use crate::cluster_file::{ClusterFile, ControlTransport, Device, HostSection, Recovery, Role};
 
 pub use api::Api;
-use clashes::{check_free, check_name, check_ports, check_tcp_ports, check_unique};
+use clashes::{check_free, check_name, check_ports, check_processes, check_tcp_ports, check_unique};
 pub use data::Data;
 pub use error::ClusterError;
 pub use model::Model;
@@ -91,7 +91,7 @@ pub struct Cluster {
     pub data: Data,
     /// The collector of spans, if there is one, without a `/` at its end.
     pub otlp_endpoint: Option<String>,
-    /// Host processes in the order of the file.
+    /// Hosts in the order of the file.
     pub hosts: Vec<Host>,
 }
 
@@ -104,13 +104,15 @@ pub struct QueueLimits {
     pub bytes: u64,
 }
 
-/// One host process.
+/// One host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Unique name.
     pub name: String,
     /// Node it runs on.
     pub node: String,
+    /// Process that it runs in: its own name where it shares none.
+    pub process: String,
     /// What it does.
     pub role: Role,
     /// Where it computes.
@@ -316,6 +318,7 @@ fn hosts(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterErr
     let hosts =
         file.hosts.iter().map(|section| host(section, file.model.device, &nodes)).collect::<Result<Vec<_>, _>>()?;
     check_unique(&hosts)?;
+    check_processes(&hosts)?;
     check_ports(&hosts, listen)?;
     let count = |role| hosts.iter().filter(|host| host.role == role).count();
     match (count(Role::Context), count(Role::Query)) {
@@ -339,6 +342,10 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Resu
         },
     };
     check_free("host", &section.name)?;
+    if let Some(process) = &section.process {
+        check_name("host.process", process)?;
+        check_free("process", process)?;
+    }
     if nodes.iter().any(|(name, _)| *name == section.name) {
         return Err(ClusterError::TakenName { kind: "host", name: section.name.clone(), owner: "a node" });
     }
@@ -355,6 +362,7 @@ fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Resu
     Ok(Host {
         name: section.name.clone(),
         node: (*node).to_owned(),
+        process: section.process.clone().unwrap_or_else(|| section.name.clone()),
         role: section.role,
         device: section.device.unwrap_or(device),
         address: SocketAddr::new(*address, section.port),
@@ -417,7 +425,7 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let edits: [(&str, &str); 32] = [
+        let edits: [(&str, &str); 34] = [
             ("version = 1", "version = 2"),
             ("127.0.0.1:7400", "localhost"),
             ("name = \"context-1\"", "name = \"context-0\""),
@@ -448,6 +456,8 @@ mod tests {
             ("127.0.0.1:8000", "0.0.0.0:8000"),
             ("127.0.0.1:8000", "127.0.0.1:7401"),
             ("[api]", "[observability]\notlp_endpoint = \"https://collector:4318\"\n[api]"),
+            ("name = \"context-1\"", "name = \"context-1\"\nprocess = \"supervisor\""),
+            ("name = \"context-1\"", "name = \"context-1\"\nprocess = \"a b\""),
             ("dtype = \"f32\"", "linear = \"fp8\""),
             ("dtype = \"f32\"", "dtype = \"bf16\"\nlinear = \"fp8\""),
         ];
@@ -471,6 +481,32 @@ mod tests {
         assert_eq!(cluster.threads_of(spare, 9), 3);
         let two = SAMPLE.replace("name = \"context-1\"\nrole = \"context\"", "name = \"context-1\"\nrole = \"query\"");
         assert_eq!(resolve(&two).unwrap().with_role(Role::Query).count(), 2);
+    }
+
+    #[test]
+    fn hosts_share_a_process_on_one_node_alone() {
+        let named = |name: &str| (format!("name = \"{name}\""), format!("name = \"{name}\"\nprocess = \"both\""));
+        let [one, other] = ["context-1", "context-2"].map(named);
+        let text = SAMPLE.replace(&one.0, &one.1).replace(&other.0, &other.1);
+        let cluster = resolve(&text).unwrap();
+        let processes: Vec<&str> = cluster.hosts.iter().map(|host| host.process.as_str()).collect();
+        assert_eq!(processes, ["context-0", "both", "both", "context-3", "query-0"]);
+        let taken = text.replacen("\"both\"", "\"context-2\"", 1);
+        insta::assert_snapshot!(
+            resolve(&taken).unwrap_err().to_string(),
+            @"host.process = context-2: the name of host 'context-2', which is in process 'both'; choose another"
+        );
+        let nodes = text.replace("[[host]]\nname", "[[host]]\nnode = \"local\"\nname").replacen(
+            "[[node]]",
+            "[[node]]\nname = \"far\"\naddress = \"10.0.0.1\"\n[[node]]",
+            1,
+        );
+        assert!(resolve(&nodes).is_ok());
+        let apart = nodes.replace("node = \"local\"\nname = \"context-2\"", "node = \"far\"\nname = \"context-2\"");
+        insta::assert_snapshot!(
+            resolve(&apart).unwrap_err().to_string(),
+            @"host.process = both: hosts 'context-1' and 'context-2' name it and are on the nodes 'local' and 'far'; a process runs on one"
+        );
     }
 
     #[test]

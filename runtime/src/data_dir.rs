@@ -12,6 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    cluster::Cluster,
     error::{CliError, Exit},
     private,
 };
@@ -73,9 +74,14 @@ pub fn journal(data_dir: &Path) -> PathBuf {
     data_dir.join("journal.redb")
 }
 
-/// The log of a host, of a supervisor, or of a detached `up`.
+/// The log of a process of hosts, of a supervisor, or of a detached `up`.
 pub fn log_file(data_dir: &Path, name: &str) -> PathBuf {
     data_dir.join("logs").join(format!("{name}.log"))
+}
+
+/// The log that a host of the cluster writes to.
+pub fn log_of(cluster: &Cluster, host: &str) -> PathBuf {
+    log_file(&cluster.data_dir, cluster.host(host).map_or(host, |host| &host.process))
 }
 
 /// Refuses to say that nobody serves a cluster whose data_dir this user may not look into.

@@ -1,4 +1,4 @@
-//! The agent of a node: starts its host processes, starts again those that end, kills one on order. Places no work.
+//! The agent of a node: starts the processes of its hosts, starts again those that end, kills one on order. Places no work.
 
 mod condition;
 mod process;
@@ -7,6 +7,7 @@ mod tie;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs,
     future::pending,
     net::{SocketAddr, UdpSocket},
@@ -34,7 +35,7 @@ pub use tie::Tie;
 /// A host joins before it loads its model: its attempts to join end by themselves after ten seconds.
 const JOIN_WITHIN: Duration = Duration::from_secs(30);
 
-/// A host process ended.
+/// The process of a host ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostExit {
     /// The host.
@@ -81,12 +82,12 @@ impl Launch {
 
 /// The running hosts of a node.
 pub struct NodeAgent {
-    hosts: BTreeMap<String, Kept>,
+    processes: Vec<Kept>,
     given_up: Arc<Mutex<Vec<HostExit>>>,
     running: watch::Sender<usize>,
 }
 
-/// A process of a host.
+/// A process of one host or several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
     /// Its number.
@@ -95,8 +96,9 @@ pub struct Life {
     pub pid: u32,
 }
 
-/// A host that is kept running.
+/// A process that is kept running.
 struct Kept {
+    hosts: Vec<String>,
     orders: mpsc::UnboundedSender<Command>,
     life: watch::Receiver<Option<Life>>,
     task: JoinHandle<()>,
@@ -111,7 +113,8 @@ enum Command {
 pub struct Orders(BTreeMap<String, mpsc::UnboundedSender<Command>>);
 
 impl Orders {
-    /// Ends a host's process with no warning if it still is the one of this number; the restart rules then apply.
+    /// Ends a host's process with no warning if it still is the one of this number; the restart rules then apply. The hosts that it
+    /// shares it with end with it.
     pub fn kill(&self, host: &str, start: u64) {
         if let Some(orders) = self.0.get(host) {
             // A host that is kept no more has no process.
@@ -120,9 +123,9 @@ impl Orders {
     }
 }
 
-/// Everything a host's keeper works with.
+/// Everything a process's keeper works with.
 struct Keeper {
-    host: String,
+    hosts: Vec<String>,
     log: PathBuf,
     launch: Launch,
     starts: Arc<Starts>,
@@ -140,16 +143,16 @@ impl NodeAgent {
         let (exits, ended) = mpsc::unbounded_channel();
         let starts = Arc::new(Starts::load(&cluster.data_dir));
         let given_up = Arc::default();
-        let (running, _) = watch::channel(hosts.len());
-        let mut kept = BTreeMap::new();
-        for host in hosts {
-            let log = data_dir::log_file(&cluster.data_dir, &host.name);
+        let (processes, mut kept) = (by_process(hosts), Vec::new());
+        let (running, _) = watch::channel(processes.len());
+        for (process, hosts) in processes {
+            let log = data_dir::log_file(&cluster.data_dir, process);
             // What earlier runs logged would be read as the cause of today's ends.
             let _ = fs::remove_file(&log);
             let (orders, ordered) = mpsc::unbounded_channel();
             let (life, seen) = watch::channel(None);
             let keeper = Keeper {
-                host: host.name.clone(),
+                hosts: hosts.clone(),
                 log,
                 launch: launch.clone(),
                 starts: starts.clone(),
@@ -165,25 +168,34 @@ impl NodeAgent {
                 keeper.keep().await;
                 running.send_modify(|running| *running -= 1);
             });
-            kept.insert(host.name.clone(), Kept { orders, life: seen, task });
+            kept.push(Kept { hosts, orders, life: seen, task });
         }
-        (Self { hosts: kept, given_up, running }, ended)
+        (Self { processes: kept, given_up, running }, ended)
     }
 
     /// Where kills are ordered.
     pub fn orders(&self) -> Orders {
-        Orders(self.hosts.iter().map(|(host, kept)| (host.clone(), kept.orders.clone())).collect())
+        let of_process =
+            |kept: &Kept| kept.hosts.iter().map(|host| (host.clone(), kept.orders.clone())).collect::<Vec<_>>();
+        Orders(self.processes.iter().flat_map(of_process).collect())
     }
 
     /// The processes of those of its hosts that `which` names, to be looked at.
     pub fn watched(&self, which: impl Fn(&str) -> bool) -> Watched {
-        let wanted = self.hosts.iter().filter(|(host, _)| which(host));
-        Watched::new(wanted.map(|(host, kept)| (host.clone(), kept.life.clone())).collect())
+        let of_process = |kept: &Kept| {
+            let hosts: Vec<String> = kept.hosts.iter().filter(|host| which(host)).cloned().collect();
+            (!hosts.is_empty()).then(|| (hosts, kept.life.clone()))
+        };
+        Watched::new(self.processes.iter().filter_map(of_process).collect())
     }
 
     /// Process ids by host.
     pub fn pids(&self) -> BTreeMap<String, u32> {
-        self.hosts.iter().filter_map(|(host, kept)| Some((host.clone(), kept.life.borrow().as_ref()?.pid))).collect()
+        let of_process = |kept: &Kept| {
+            let life = *kept.life.borrow();
+            kept.hosts.iter().filter_map(|host| Some((host.clone(), life?.pid))).collect::<Vec<_>>()
+        };
+        self.processes.iter().flat_map(of_process).collect()
     }
 
     /// Hosts that are not started again, with their last end.
@@ -199,13 +211,25 @@ impl NodeAgent {
 
     /// Asks every host to end, kills those that have not within `grace`, and starts none again.
     pub async fn stop(self, grace: Duration) {
-        for kept in self.hosts.values() {
+        for kept in &self.processes {
             let _ = kept.orders.send(Command::Stop { grace });
         }
-        for kept in self.hosts.into_values() {
+        for kept in self.processes {
             let _ = kept.task.await;
         }
     }
+}
+
+/// Processes and the hosts that each is of, in their order.
+fn by_process<'a>(hosts: &[&'a Host]) -> Vec<(&'a str, Vec<String>)> {
+    let mut processes: Vec<(&str, Vec<String>)> = Vec::new();
+    for host in hosts {
+        match processes.iter_mut().find(|(process, _)| *process == host.process) {
+            Some((_, hosts)) => hosts.push(host.name.clone()),
+            None => processes.push((&host.process, vec![host.name.clone()])),
+        }
+    }
+    processes
 }
 
 /// Hosts whose node is this machine: its address can be listened on here.
@@ -215,7 +239,7 @@ pub fn local_hosts(cluster: &Cluster) -> Vec<&Host> {
 }
 
 impl Keeper {
-    /// Starts the host again and again until it is done, given up, or told to stop.
+    /// Starts the process again and again until it is done, given up, or told to stop.
     async fn keep(mut self) {
         loop {
             let start = self.starts.next();
@@ -226,12 +250,14 @@ impl Keeper {
                 true => Fate::Finished,
                 false => self.restarts.ended(self.origin.elapsed(), ended.ending),
             };
-            let exit = HostExit { host: self.host.clone(), start, cause: ended.cause, fate: fate.clone() };
-            if let Fate::GivenUp { .. } = &fate {
-                self.given_up.lock().unwrap_or_else(PoisonError::into_inner).push(exit.clone());
+            for host in &self.hosts {
+                let exit = HostExit { host: host.clone(), start, cause: ended.cause.clone(), fate: fate.clone() };
+                if let Fate::GivenUp { .. } = &fate {
+                    self.given_up.lock().unwrap_or_else(PoisonError::into_inner).push(exit.clone());
+                }
+                // Whoever does not listen any more has no use for the news.
+                let _ = self.exits.send(exit);
             }
-            // Whoever does not listen any more has no use for the news.
-            let _ = self.exits.send(exit);
             let Fate::Restarting { after } = fate else { return };
             if self.stopped_within(after).await {
                 return;
@@ -239,15 +265,15 @@ impl Keeper {
         }
     }
 
-    /// One life of the host; true when it ended because it was told to stop.
+    /// One life of the process; true when it ended because it was told to stop.
     async fn live(&mut self, start: u64) -> (Ended, bool) {
-        let arguments = arguments(&self.host, &self.launch, start);
+        let arguments = arguments(&self.hosts, &self.launch, start);
         let mut process = match Process::start_program(&self.launch.program, arguments, &self.log) {
             Ok(process) => process,
             Err(error) => return (Ended::failed(format!("its process cannot be started: {error}")), false),
         };
         self.life.send_replace(process.pid().map(|pid| Life { start, pid }));
-        tracing::debug!(host = self.host, start, pid = process.pid(), "started");
+        tracing::debug!(hosts = self.hosts.join(", "), start, pid = process.pid(), "started");
         let (mut report, limit) = (process.report(), self.launch.join_within);
         loop {
             let due = self.restarts.report_due(limit);
@@ -292,18 +318,17 @@ async fn moment(time: Option<Instant>) {
     }
 }
 
-fn arguments(host: &str, launch: &Launch, start: u64) -> Vec<std::ffi::OsString> {
-    vec![
-        "run-host".into(),
-        "--name".into(),
-        host.into(),
+fn arguments(hosts: &[String], launch: &Launch, start: u64) -> Vec<OsString> {
+    let names = hosts.iter().flat_map(|host| ["--name".into(), host.into()]);
+    let rest = [
         "--file".into(),
         launch.file.clone().into(),
         "--supervisor".into(),
         launch.supervisor.to_string().into(),
         "--start".into(),
         start.to_string().into(),
-    ]
+    ];
+    [OsString::from("run-host")].into_iter().chain(names).chain(rest).collect()
 }
 
 /// Numbers that grow from start to start, whatever the clock does: the last one is kept in a file.

@@ -83,7 +83,7 @@ pub fn not_ready(cluster: &Cluster, host: &HostStatus, age: Duration) -> CliErro
         (HostHealth::Dead, Some(_)) => "loading the model",
         (HostHealth::Ready | HostHealth::Suspect, _) => "joined",
     };
-    let log = data_dir::log_file(&cluster.data_dir, &host.name);
+    let log = data_dir::log_of(cluster, &host.name);
     let local = local_hosts(cluster).iter().any(|local| local.name == host.name);
     let cause = match &host.cause {
         Some(cause) => cause.clone(),

@@ -1,6 +1,15 @@
 //! From the resolved cluster to running actors: which model, which transport, which threads. Decides nothing at run time.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, thread::available_parallelism, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::available_parallelism,
+    time::Duration,
+};
 
 use asterism_actors::{
     HostConfig, HostError, Transports,
@@ -10,14 +19,17 @@ use asterism_actors::{
     node::{self, Look, NodeLink},
     store::{RedbStore, StoreError},
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
+    tally::Tally,
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
 use asterism_models::{Checkpoint, ModelError, Parts, TemplateSource};
 use asterism_transport::{
     Observer, Transport, TransportError,
     certificates::MemberRole,
+    local::LocalNetwork,
     quic::{QuicConfig, QuicTransport},
 };
+use futures_util::future::try_join_all;
 
 mod data;
 
@@ -38,8 +50,9 @@ use crate::{
     template,
 };
 
-/// The transport's name.
+/// Names of transports.
 const QUIC: &str = "quic";
+const LOCAL: &str = "local";
 /// Jobs that run at once: while one generates, context hosts encode the next.
 const MAX_RUNNING: usize = 4;
 /// How long a job waits for a host to take the work of one that is lost.
@@ -167,17 +180,38 @@ fn no_threads(error: &std::io::Error) -> CliError {
     CliError::unreachable(format!("no threads can be started: {error}"))
 }
 
-/// Runs one host until its supervisor ends it or is gone; `start` is larger at each of its starts. Calls `joined` when
-/// the supervisor has welcomed it for the first time.
-pub async fn run_host(
+/// Runs the hosts of this process until their supervisor has ended them or is gone, or one of them fails; `start` is larger at each
+/// start of the process. Calls `joined` when the supervisor has welcomed all of them for the first time.
+pub async fn run_hosts(
     cluster: &Cluster,
-    host: &Host,
+    hosts: &[&Host],
     (supervisor, start): (SocketAddr, u64),
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
-    let tally = metrics::tally();
-    let control = bind(cluster, host.member(), (SocketAddr::new(host.address.ip(), 0), 0), counted(QUIC))?;
-    let transports = Transports { control, data: data::plane(cluster, host)? };
+    let (waited_for, joined) = (AtomicUsize::new(hosts.len()), Mutex::new(Some(joined)));
+    let one_joined = Arc::new(move || {
+        if waited_for.fetch_sub(1, Ordering::Relaxed) == 1
+            && let Some(joined) = joined.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            joined();
+        }
+    });
+    let network = (hosts.len() > 1).then(LocalNetwork::new);
+    let mut tally = Some(metrics::tally());
+    let run = |host| {
+        let (config, joined) = (host_config(cluster, host, (supervisor, start), tally.take()), one_joined.clone());
+        run_host(cluster, host, (config, network.as_ref()), move || joined())
+    };
+    try_join_all(hosts.iter().copied().map(run)).await.map(drop)
+}
+
+/// What a host is started as. What its process counts is for one host of it to tell.
+fn host_config(
+    cluster: &Cluster,
+    host: &Host,
+    (supervisor, start): (SocketAddr, u64),
+    tally: Option<Arc<Tally>>,
+) -> HostConfig {
     let role = match host.role {
         cluster_file::Role::Context => HostRole::Context,
         cluster_file::Role::Query => HostRole::Query,
@@ -187,11 +221,23 @@ pub async fn run_host(
     if cluster.recovery == cluster_file::Recovery::Redistribute {
         (config.encodes, config.generates) = (true, true);
     }
+    config
+}
+
+/// Runs one host; `network` is of its process.
+async fn run_host(
+    cluster: &Cluster,
+    host: &Host,
+    (config, network): (HostConfig, Option<&LocalNetwork>),
+    joined: impl FnOnce() + Send + 'static,
+) -> Result<(), CliError> {
+    let control = bind(cluster, host.member(), (SocketAddr::new(host.address.ip(), 0), 0), counted(QUIC))?;
+    let transports = Transports { control, data: data::plane(cluster, host, network)? };
     let parts = if config.generates { Parts::All } else { Parts::Context };
     let cores = available_parallelism().map_or(1, |cores| cores.get());
     let endpoints: Vec<String> = transports.data.endpoints().iter().map(|endpoint| endpoint.to_string()).collect();
     let endpoints = endpoints.join(", ");
-    tracing::info!(host = %host.name, start, endpoints, device = %host.device, cores, "starting");
+    tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.device, cores, "starting");
     let setup = device::Setup { cluster: cluster.clone(), host: host.clone(), cores, parts };
     let ended = device::run_host(config, transports, setup, joined).await;
     ended.map_err(|error| host_refusal(&error))

@@ -1,4 +1,5 @@
-//! Links within one process, for tests and single-process clusters. Nothing is encrypted, authenticated or serialized.
+//! Links within one process: between the hosts that share one, and for tests. Nothing is encrypted or serialized, and who is at the
+//! other end is what the process says.
 //!
 //! It keeps the rules of a network transport: bounded queues, no channel before its first frame, limits on frame sizes,
 //! aligned payloads, and a closed link loses what was under way.
@@ -10,7 +11,7 @@ use std::{
     hash::{BuildHasher, Hasher, RandomState},
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -74,8 +75,8 @@ impl LocalNetwork {
             return Err(in_use("the address is in use"));
         }
         let (sender, receiver) = mpsc::channel(LINKS_IN_FLIGHT);
-        let (sides, closed) = Default::default();
-        let endpoint = Arc::new(Endpoint { address, observer, incoming: sender, sides, closed });
+        let (sides, closed, member) = Default::default();
+        let endpoint = Arc::new(Endpoint { address, observer, incoming: sender, sides, closed, member });
         endpoints.insert(address, endpoint.clone());
         Ok(LocalTransport { network: self.clone(), endpoint, incoming: AsyncMutex::new(receiver) })
     }
@@ -89,6 +90,14 @@ pub struct LocalTransport {
 }
 
 impl LocalTransport {
+    /// Has its peers know it as this member; before the first link.
+    #[must_use]
+    pub fn known_as(self, member: Member) -> Self {
+        // The first name stands.
+        let _ = self.endpoint.member.set(member);
+        self
+    }
+
     pub(crate) async fn connect_to(&self, address: SocketAddr) -> Result<Arc<LocalLink>, TransportError> {
         if self.endpoint.closed.get() {
             return Err(TransportError::TransportClosed);
@@ -105,8 +114,8 @@ impl LocalTransport {
         let connection = Arc::new(Connection { number, closed: Signal::default() });
         let (to_peer, from_here) = mpsc::channel(CHANNELS_IN_FLIGHT);
         let (to_here, from_peer) = mpsc::channel(CHANNELS_IN_FLIGHT);
-        let near = LocalLink::new(self.endpoint.join(&connection, address), to_peer, from_peer);
-        let far = LocalLink::new(peer.join(&connection, self.endpoint.address), to_here, from_here);
+        let near = LocalLink::new(self.endpoint.join(&connection, &peer), to_peer, from_peer);
+        let far = LocalLink::new(peer.join(&connection, &self.endpoint), to_here, from_here);
         permit.send(Arc::new(far));
         Ok(Arc::new(near))
     }
@@ -180,6 +189,7 @@ struct Endpoint {
     incoming: mpsc::Sender<Arc<LocalLink>>,
     sides: Mutex<Vec<Weak<Side>>>,
     closed: Signal<bool>,
+    member: OnceLock<Member>,
 }
 
 impl Endpoint {
@@ -188,8 +198,9 @@ impl Endpoint {
     }
 
     /// This endpoint's side of a new connection.
-    fn join(&self, connection: &Arc<Connection>, peer: SocketAddr) -> Arc<Side> {
-        let side = Arc::new(Side { peer, connection: connection.clone(), observer: self.observer.clone() });
+    fn join(&self, connection: &Arc<Connection>, peer: &Self) -> Arc<Side> {
+        let (observer, member) = (self.observer.clone(), peer.member.get().cloned());
+        let side = Arc::new(Side { peer: peer.address, member, connection: connection.clone(), observer });
         let mut sides = lock(&self.sides);
         sides.retain(|side| side.strong_count() > 0);
         sides.push(Arc::downgrade(&side));
@@ -217,6 +228,7 @@ impl Connection {
 /// One side of a link, held by the link and its channels; the link ends with its last holder.
 struct Side {
     peer: SocketAddr,
+    member: Option<Member>,
     connection: Arc<Connection>,
     observer: Arc<dyn Observer>,
 }
@@ -294,7 +306,7 @@ impl Link for LocalLink {
     }
 
     fn peer(&self) -> Option<&Member> {
-        None
+        self.side.member.as_ref()
     }
 
     fn rtt(&self) -> Option<Duration> {

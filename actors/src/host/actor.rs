@@ -190,8 +190,10 @@ impl<B: Backend> Shell<B> {
     fn links(&self) -> LinkReport {
         let computing = self.cores.as_ref().map_or(0, |cores| cores.threads() as u64);
         let gpu = self.cores.as_ref().and_then(|cores| cores.gpu_memory());
-        let process = ProcessReading { computing, gpu, ..process::reading() };
-        let traffic = self.config.tally.traffic();
+        // What is the process's is told once, by one host of it.
+        let tally = self.config.tally.as_ref();
+        let process = ProcessReading { computing, gpu, ..tally.map(|_| process::reading()).unwrap_or_default() };
+        let traffic = tally.map(|tally| tally.traffic()).unwrap_or_default();
         let unix_s = machine::unix_time().as_secs_f64();
         let mut report = LinkReport { unix_s, process, traffic, ..LinkReport::default() };
         self.supervisor.report(&mut report);

@@ -109,7 +109,7 @@ pub struct Refused {
     pub peers: u64,
 }
 
-/// What a process takes of its machine; zeros where the system tells nothing.
+/// What a process takes of its machine; zeros where the system tells nothing, or another host of the process does.
 #[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
 pub struct ProcessReading {
     /// Bytes in memory.

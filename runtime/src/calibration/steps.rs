@@ -100,6 +100,7 @@ fn hosts_of(setup: &Setup, model: ModelSection) -> ClusterFile {
     let host = |name: String, role, threads| HostSection {
         name,
         node: None,
+        process: None,
         role,
         device: Default::default(),
         port: 0,

@@ -41,6 +41,24 @@ pub(super) fn check_unique(hosts: &[Host]) -> Result<(), ClusterError> {
     }
 }
 
+/// Logs are found by the name of a process, too.
+pub(super) fn check_processes(hosts: &[Host]) -> Result<(), ClusterError> {
+    for (at, host) in hosts.iter().enumerate() {
+        let refused = |expected| ClusterError::Value { key: "host.process", got: host.process.clone(), expected };
+        if let Some(owner) = hosts.iter().find(|other| other.name == host.process && other.process != host.process) {
+            let cause = format!("the name of host '{}', which is in process '{}'", owner.name, owner.process);
+            return Err(refused(format!("{cause}; choose another")));
+        }
+        if let Some(apart) = hosts[..at].iter().find(|other| other.process == host.process && other.node != host.node) {
+            return Err(refused(format!(
+                "hosts '{}' and '{}' name it and are on the nodes '{}' and '{}'; a process runs on one",
+                apart.name, host.name, apart.node, host.node
+            )));
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn check_ports(hosts: &[Host], listen: SocketAddr) -> Result<(), ClusterError> {
     let mut taken = vec![("cluster.listen", listen)];
     for host in hosts.iter().filter(|host| host.address.port() != 0) {

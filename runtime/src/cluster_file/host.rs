@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::Device;
 use crate::size::Bytes;
 
-/// `[[host]]`: one process that holds a model.
+/// `[[host]]`: one host, which holds a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostSection {
@@ -16,6 +16,10 @@ pub struct HostSection {
     /// Node it runs on. May be absent when there is one node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// Process that it shares with the other hosts of its node that name the same: they hand each other tensors in memory, and end
+    /// together. Absent: it has one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
     /// `context`, `query` or `spare`.
     pub role: Role,
     /// `cpu`, or `cuda:N`. Absent: `device` of `[model]`.

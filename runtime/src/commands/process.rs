@@ -62,9 +62,9 @@ pub struct NodeArgs {
 /// `asterism host`
 #[derive(Args, Debug)]
 pub struct HostArgs {
-    /// Host of the cluster file
-    #[arg(long, value_name = "NAME")]
-    pub name: String,
+    /// Host of the cluster file; several that share a process: each
+    #[arg(long = "name", value_name = "NAME", required = true)]
+    pub names: Vec<String>,
     /// Where the supervisor listens [default: cluster.listen]
     #[arg(long, value_name = "ADDRESS")]
     pub supervisor: Option<SocketAddr>,
@@ -148,7 +148,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         match given_up.first() {
             Some(exit) if done? => {
                 Err(CliError::unreachable(format!("host '{}' is not started again: {}", exit.host, exit.cause))
-                    .hint(format!("see {}", data_dir::log_file(&cluster.data_dir, &exit.host).display())))
+                    .hint(format!("see {}", data_dir::log_of(&cluster, &exit.host).display())))
             }
             _ => Ok(Exit::Success),
         }
@@ -184,19 +184,15 @@ fn hosts_of<'a>(cluster: &'a Cluster, name: Option<&str>) -> Result<(&'a str, Ve
     Ok((node, candidates.into_iter().filter(|host| host.node == node).collect()))
 }
 
-/// Runs one host until its supervisor ends it or is gone.
+/// Runs the hosts of one process until their supervisor ends them or is gone.
 pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
     logging::process(&cluster.log, globals)?;
-    let Some(host) = cluster.host(&args.name) else {
-        let known: Vec<_> = cluster.hosts.iter().map(|host| host.name.as_str()).collect();
-        return Err(CliError::usage(format!("no host '{}' is in the cluster file", args.name))
-            .hint(format!("known: {}", known.join(", "))));
-    };
+    let hosts = hosts_named(&cluster, &args.names)?;
     if args.end_with_stdin {
         end_with_stdin();
     }
-    let telemetry = telemetry::start(&cluster, &host.name)?;
+    let telemetry = telemetry::start(&cluster, &hosts[0].process)?;
     let supervisor = args.supervisor.unwrap_or(cluster.listen);
     let start = args.start.unwrap_or_else(now_ns);
     let has_parent = args.end_with_stdin;
@@ -208,12 +204,32 @@ pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
     let ended = runtime()?.block_on(async {
         let mut signals = Signals::listen(Hangup::Ends)?;
         tokio::select! {
-            ended = wiring::run_host(&cluster, host, (supervisor, start), joined) => ended.map(|()| Exit::Success),
+            ended = wiring::run_hosts(&cluster, &hosts, (supervisor, start), joined) => ended.map(|()| Exit::Success),
             () = signals.next() => Ok(Exit::Success),
         }
     });
     telemetry.into_iter().for_each(Telemetry::flush);
     ended
+}
+
+/// Hosts of these names, which share a process.
+fn hosts_named<'a>(cluster: &'a Cluster, names: &[String]) -> Result<Vec<&'a Host>, CliError> {
+    let named = |name: &String| {
+        cluster.host(name).ok_or_else(|| {
+            let known: Vec<_> = cluster.hosts.iter().map(|host| host.name.as_str()).collect();
+            CliError::usage(format!("no host '{name}' is in the cluster file"))
+                .hint(format!("known: {}", known.join(", ")))
+        })
+    };
+    let hosts = names.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+    match hosts.iter().find(|host| host.process != hosts[0].process) {
+        Some(other) => Err(CliError::usage(format!(
+            "hosts '{}' and '{}' are of the processes '{}' and '{}'",
+            hosts[0].name, other.name, hosts[0].process, other.process
+        ))
+        .hint("start each process by itself")),
+        None => Ok(hosts),
+    }
 }
 
 /// The cluster file as an absolute path, for host processes.

@@ -35,33 +35,37 @@ struct Thread {
     times: Option<(u64, u64)>,
 }
 
-/// The processes of a node's hosts, by host.
+/// The processes of a node's hosts.
 pub struct Watched {
-    hosts: Vec<(String, watch::Receiver<Option<Life>>)>,
+    /// With the hosts that each is of.
+    processes: Vec<(Vec<String>, watch::Receiver<Option<Life>>)>,
     seen: HashMap<u64, (Reading, Condition)>,
 }
 
 impl Watched {
     /// None looked at yet.
-    pub fn new(hosts: Vec<(String, watch::Receiver<Option<Life>>)>) -> Self {
-        Self { hosts, seen: HashMap::new() }
+    pub fn new(processes: Vec<(Vec<String>, watch::Receiver<Option<Life>>)>) -> Self {
+        Self { processes, seen: HashMap::new() }
     }
 
     /// Looks at all of them; returns what is news of those that run.
     pub fn look(&mut self) -> Vec<HostMessage> {
-        let lives: Vec<(String, Life)> =
-            self.hosts.iter().filter_map(|(host, life)| Some((host.clone(), (*life.borrow())?))).collect();
+        let lives: Vec<(&[String], Life)> =
+            self.processes.iter().filter_map(|(hosts, life)| Some((&hosts[..], (*life.borrow())?))).collect();
         self.seen.retain(|start, _| lives.iter().any(|(_, life)| life.start == *start));
-        let news = lives.into_iter().filter_map(|(host, Life { start, pid })| {
+        let news = lives.into_iter().filter_map(|(hosts, Life { start, pid })| {
             let reading = Reading::of(pid)?;
             let last = self.seen.remove(&start);
             let condition = reading.judge(last.as_ref().map(|(before, _)| before));
             self.seen.insert(start, (reading, condition));
             let known = last.map_or(Condition::Well, |(_, condition)| condition);
             let is_news = condition == Condition::Starved || condition != known;
-            is_news.then_some(HostMessage::Seen { host, start, condition })
+            is_news.then(|| {
+                let seen = |host: &String| HostMessage::Seen { host: host.clone(), start, condition };
+                hosts.iter().map(seen).collect::<Vec<_>>()
+            })
         });
-        news.collect()
+        news.flatten().collect()
     }
 }
 
@@ -195,7 +199,7 @@ mod tests {
         let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         let life = Life { start: 5, pid: child.id() };
         let (lives, seen) = watch::channel(None);
-        let mut watched = Watched::new(vec![("c0".into(), seen)]);
+        let mut watched = Watched::new(vec![(vec!["c0".into()], seen)]);
         assert_eq!(watched.look(), [], "no process");
         lives.send_replace(Some(life));
         // A machine may starve any process at any time: that is news here as elsewhere.

@@ -3,12 +3,14 @@
 
 #[cfg(feature = "ucx")]
 use std::net::IpAddr;
-use std::{sync::Arc, thread, time::Duration};
+use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 
-use asterism_transport::{DataPlane, Transport, TransportError, quic::QuicTransport};
+use asterism_transport::{
+    DataPlane, Transport, TransportError, certificates::Member, local::LocalNetwork, quic::QuicTransport,
+};
 use tokio::runtime::{Builder, Handle};
 
-use super::{QUIC, bind, counted, no_threads, transport_refusal};
+use super::{LOCAL, QUIC, bind, counted, no_threads, transport_refusal};
 use crate::{
     cluster::{Cluster, Data, Host},
     cluster_file::{DataTransport, SecurityMode},
@@ -19,32 +21,53 @@ use crate::{
 /// computes between two layers of a small model.
 const AWAKE: Duration = Duration::from_micros(500);
 
-/// The ways by which a host's tensors travel.
-pub fn plane(cluster: &Cluster, host: &Host) -> Result<Arc<DataPlane>, CliError> {
+/// The ways by which a host's tensors travel; `network` has the other hosts of its process.
+pub fn plane(cluster: &Cluster, host: &Host, network: Option<&LocalNetwork>) -> Result<Arc<DataPlane>, CliError> {
     let runtime = drive()?;
     let _driven = runtime.enter();
     let quic = bind(cluster, host.member(), (host.address, cluster.data.lanes), counted(QUIC))?;
     let awake = awake(cluster, host, thread::available_parallelism().map_or(1, |cores| cores.get()));
+    let mut ways: Vec<Arc<dyn Transport>> = Vec::new();
+    if let (DataTransport::Auto, Some(network)) = (cluster.data.transport, network) {
+        ways.push(local(cluster, host, network)?);
+    }
     let plane = match cluster.data.transport {
         DataTransport::Quic => DataPlane::of(quic),
-        DataTransport::Auto if !cfg!(feature = "ucx") => DataPlane::of(quic),
+        DataTransport::Auto if !cfg!(feature = "ucx") => DataPlane::new(with(ways, [quic]), Vec::new()),
         // UCX takes what peers say of themselves as it comes.
         DataTransport::Auto if cluster.security.mode == SecurityMode::Insecure => {
             let cause = "it is for clusters with certificates, unless [transport] data = \"ucx\" says otherwise";
-            DataPlane::lacking(vec![quic], "ucx", cause.into())
+            DataPlane::lacking(with(ways, [quic]), "ucx", cause.into())
         }
         wanted => match (wanted, ucx(&quic, cluster, host, awake)) {
             (DataTransport::Ucx, Ok(ucx)) => DataPlane::new(vec![ucx], vec![quic]),
             (DataTransport::Ucx, Err(error)) => return Err(transport_refusal(&error)),
-            (_, Ok(ucx)) => DataPlane::new(vec![ucx, quic], Vec::new()),
+            (_, Ok(ucx)) => DataPlane::new(with(ways, [ucx, quic]), Vec::new()),
             (_, Err(error)) => {
                 tracing::warn!(%error, "tensors travel over QUIC alone");
-                DataPlane::lacking(vec![quic], "ucx", error.to_string())
+                DataPlane::lacking(with(ways, [quic]), "ucx", error.to_string())
             }
         },
     };
     plane.keep_awake(awake);
     Ok(plane)
+}
+
+fn with<const N: usize>(ways: Vec<Arc<dyn Transport>>, others: [Arc<dyn Transport>; N]) -> Vec<Arc<dyn Transport>> {
+    ways.into_iter().chain(others).collect()
+}
+
+/// Where the other hosts of the process reach this one.
+fn local(cluster: &Cluster, host: &Host, network: &LocalNetwork) -> Result<Arc<dyn Transport>, CliError> {
+    let address = SocketAddr::new(host.address.ip(), 0);
+    let transport = network.bind(address, counted(LOCAL)).map_err(|error| transport_refusal(&error))?;
+    Ok(Arc::new(match cluster.security.mode {
+        SecurityMode::Mtls => {
+            let (role, name) = host.member();
+            transport.known_as(Member::new(&cluster.name, role, name))
+        }
+        SecurityMode::Insecure => transport,
+    }))
 }
 
 /// How long a host's process stays awake: not at all where processes share cores.
