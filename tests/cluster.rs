@@ -174,6 +174,34 @@ fn every_method_over_quic_gives_the_golden_tokens() {
     }
 }
 
+/// The same where hosts share a process and hand each other tensors in memory.
+#[test]
+fn every_method_within_one_process_gives_the_golden_tokens() {
+    let names = ["star", "pulsar", "apb", "ring", "ulysses"];
+    let all: Vec<Value> = names.iter().flat_map(|name| golden_cases("tiny-llama", name)).collect();
+    for contexts in 2..=3 {
+        let cluster =
+            Cluster::written(BINARY, &tiny(contexts), |text| text.replace("\nrole = ", "\nprocess = \"all\"\nrole = "));
+        let up = cluster.run(&["up", "--detach"]);
+        assert!(up.status.success(), "up failed:\n{}", String::from_utf8_lossy(&up.stderr));
+        for case in all.iter().filter(|case| method(case).1 == contexts) {
+            let status = cluster.answer_tokens(case, method(case).0);
+            assert_eq!(status["tokens"], case["expected"]["greedy_tokens"], "{}: {status:#}", case["id"]);
+        }
+        let status = cluster.wait_for("links", |status| {
+            status["hosts"][contexts]["data_links"].as_array().is_some_and(|links| !links.is_empty())
+        });
+        let hosts = status["hosts"].as_array().expect("hosts");
+        assert!(hosts.iter().all(|host| host["pid"] == hosts[0]["pid"]), "{status:#}");
+        let mut links = hosts.iter().flat_map(|host| host["data_links"].as_array().into_iter().flatten());
+        assert!(links.all(|links| links["transport"] == "local" && links["why"].is_null()), "{status:#}");
+        let metrics = cluster.metrics();
+        let told = |name: &str| metrics.lines().filter(|line| line.starts_with(name) && !line.ends_with(" 0")).count();
+        assert_eq!(told("asterism_host_process_resident_memory_bytes{"), 1, "the process is told of once: {metrics}");
+        assert!(cluster.folder().join("data/logs/all.log").exists());
+    }
+}
+
 /// Methods that no fixture has, and options of the others: the tokens of the encoder and generator in this process.
 #[test]
 fn every_method_over_quic_gives_the_tokens_of_one_process() {

@@ -18,6 +18,8 @@ use tests::{Cluster, ClusterSpec, golden};
 
 #[path = "survival/sessions.rs"]
 mod sessions;
+#[path = "survival/together.rs"]
+mod together;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 /// More restarts than any scenario makes, and shards of a lost host spread over the rest.

@@ -54,6 +54,7 @@ const OPTIONAL: &str = "\
 # name = \"context-0\"
 # role = \"context\"                    # or \"query\", or \"spare\": takes the place of a lost host
 # node = \"north\"                      # the only node
+# process = \"both\"                    # shared with the hosts that name it too: tensors in memory; its own
 # device = \"cuda:0\"                   # a GPU; device of [model]
 # port = 7410                         # chosen by the operating system
 # threads = 8                         # the node's cores, shared by its hosts that compute
