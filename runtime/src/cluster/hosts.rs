@@ -1,0 +1,111 @@
+//! The `[[host]]`s of a cluster file: where each runs, on what, in whose company. Starts nothing.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use asterism_kernels::KernelChoice;
+
+use super::{
+    ClusterError, Host, LEAST_MEMORY, MOST_THREADS, NAME_LABEL,
+    clashes::{check_free, check_name, check_ports, check_processes, check_unique},
+};
+use crate::{
+    cluster_file::{ClusterFile, Device, HostSection, Role},
+    size::Bytes,
+};
+
+/// The hosts of a file, each on a node of it; `listen` is where the supervisor does.
+pub(super) fn resolve(file: &ClusterFile, listen: SocketAddr) -> Result<Vec<Host>, ClusterError> {
+    let mut nodes = Vec::new();
+    for node in &file.nodes {
+        check_name("node.name", &node.name)?;
+        check_free("node", &node.name)?;
+        if nodes.iter().any(|(name, _)| *name == node.name) {
+            return Err(ClusterError::Duplicate { kind: "node", name: node.name.clone() });
+        }
+        let address: IpAddr = node.address.parse().map_err(|_| ClusterError::Address {
+            key: format!("address of node '{}'", node.name),
+            got: node.address.clone(),
+            expected: "an IP address such as 127.0.0.1",
+        })?;
+        nodes.push((node.name.as_str(), address));
+    }
+    let hosts =
+        file.hosts.iter().map(|section| host(section, file.model.device, &nodes)).collect::<Result<Vec<_>, _>>()?;
+    check_unique(&hosts)?;
+    check_processes(&hosts)?;
+    check_ports(&hosts, listen)?;
+    let count = |role| hosts.iter().filter(|host| host.role == role).count();
+    match (count(Role::Context), count(Role::Query)) {
+        (got @ 0, _) => Err(ClusterError::Hosts { role: "context", expected: "at least 1", got }),
+        (_, got @ 0) => Err(ClusterError::Hosts { role: "query", expected: "at least 1", got }),
+        _ => Ok(hosts),
+    }
+}
+
+fn host(section: &HostSection, device: Device, nodes: &[(&str, IpAddr)]) -> Result<Host, ClusterError> {
+    check_name("host.name", &section.name)?;
+    let (node, address) = match &section.node {
+        Some(name) => nodes.iter().find(|(known, _)| known == name).ok_or_else(|| ClusterError::UnknownNode {
+            host: section.name.clone(),
+            node: name.clone(),
+            known: nodes.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+        })?,
+        None => match nodes {
+            [only] => only,
+            _ => return Err(ClusterError::NoNode { host: section.name.clone(), nodes: nodes.len() }),
+        },
+    };
+    check_free("host", &section.name)?;
+    if let Some(process) = &section.process {
+        check_name("host.process", process)?;
+        check_free("process", process)?;
+    }
+    if nodes.iter().any(|(name, _)| *name == section.name) {
+        return Err(ClusterError::TakenName { kind: "host", name: section.name.clone(), owner: "a node" });
+    }
+    if let Some(got) = section.threads.filter(|threads| !(1..=MOST_THREADS).contains(threads)) {
+        let expected = format!("expected 1 to {MOST_THREADS}");
+        return Err(ClusterError::Value { key: "host.threads", got: got.to_string(), expected });
+    }
+    let memory_limit = section.memory_limit.map(|Bytes(bytes)| bytes);
+    if let Some(got) = memory_limit.filter(|&bytes| bytes < LEAST_MEMORY) {
+        let expected = format!("at least 1 MiB ({LEAST_MEMORY} bytes); write a unit, such as \"8GiB\"");
+        return Err(ClusterError::Value { key: "host.memory_limit", got: got.to_string(), expected });
+    }
+    let labels = labels(section)?;
+    Ok(Host {
+        name: section.name.clone(),
+        node: (*node).to_owned(),
+        process: section.process.clone().unwrap_or_else(|| section.name.clone()),
+        role: section.role,
+        device: section.device.unwrap_or(device),
+        address: SocketAddr::new(*address, section.port),
+        threads: section.threads,
+        kernels: kernels(section, device)?,
+        memory_limit,
+        labels,
+    })
+}
+
+/// Its own labels, and its name, so that a job can ask for one host.
+fn labels(section: &HostSection) -> Result<BTreeMap<String, String>, ClusterError> {
+    section.labels.iter().flat_map(|(key, value)| [key, value]).try_for_each(|part| check_name("host.labels", part))?;
+    if let Some(got) = section.labels.get(NAME_LABEL) {
+        let expected = format!("no label '{NAME_LABEL}': that is '{}' there, its own name", section.name);
+        return Err(ClusterError::Value { key: "host.labels", got: format!("{NAME_LABEL} = {got:?}"), expected });
+    }
+    let name = [(NAME_LABEL.to_owned(), section.name.clone())];
+    Ok(section.labels.clone().into_iter().chain(name).collect())
+}
+
+fn kernels(section: &HostSection, device: Device) -> Result<KernelChoice, ClusterError> {
+    let Some(name) = &section.kernels else { return Ok(KernelChoice::Auto) };
+    let refused = |expected: String| ClusterError::Value { key: "host.kernels", got: format!("{name:?}"), expected };
+    match section.device.unwrap_or(device) {
+        Device::Cpu => name.parse().map_err(|cause: asterism_kernels::KernelError| refused(cause.to_string())),
+        gpu => Err(refused(format!("no such key for '{}', which computes on {gpu}", section.name))),
+    }
+}
