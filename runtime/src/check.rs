@@ -11,6 +11,7 @@ use crate::{
     error::CliError,
     globals,
     http::tls::{self, TlsFiles},
+    node::local_hosts,
     openai::Keys,
     wiring,
 };
@@ -25,8 +26,8 @@ pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
     let token = admin_token(cluster).map(drop);
     let keys = api_keys(cluster).map(drop);
     let tls = [api_tls(cluster).map(drop), admin_tls(cluster).map(drop)];
-    let problems =
-        [model, certificates, token, keys, device::known(cluster), wiring::known(&cluster.data)].into_iter().chain(tls);
+    let data = wiring::known(&cluster.data).and_then(|()| wiring::usable(cluster, &local_hosts(cluster)));
+    let problems = [model, certificates, token, keys, device::known(cluster), data].into_iter().chain(tls);
     let mut problems = problems.filter_map(Result::err);
     let Some(first) = problems.next() else { return Ok(()) };
     Err(problems

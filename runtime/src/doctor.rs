@@ -8,7 +8,7 @@ mod ports;
 use asterism_kernels::{DType, KernelChoice};
 use serde::Serialize;
 
-use crate::{cluster::Cluster, globals::Globals, limits, version::Version};
+use crate::{cluster::Cluster, globals::Globals, limits, node::local_hosts, version::Version, wiring};
 
 /// Open files with which a process can take as many connections as it is made for, and without which it can hardly work.
 const FILES: (usize, usize) = (16_384, 512);
@@ -59,6 +59,8 @@ pub fn look(globals: &Globals, cluster: Option<&Cluster>) -> Vec<Judgment> {
     let mut judgments = vec![kernels(), files(limits::raise_open_files())];
     judgments.extend(network::look());
     if let Some(cluster) = cluster {
+        judgments
+            .extend(wiring::try_ucx(cluster, &local_hosts(cluster)).map(|tried| network::judge_ucx(cluster, tried)));
         judgments.extend(ports::look(cluster));
         judgments.extend(certificates::look(cluster));
         judgments.extend(clocks::look(globals, cluster));

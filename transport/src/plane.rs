@@ -91,7 +91,7 @@ impl DataPlane {
         Self::new(vec![transport], Vec::new())
     }
 
-    /// Of transports that are there, beside one that is not, and why: links say so to whoever misses it.
+    /// Of transports that are there, beside one that is not, and why, as links say.
     pub fn lacking(ways: Vec<Arc<dyn Transport>>, transport: &'static str, cause: String) -> Arc<Self> {
         Arc::new(Self::with(ways, Vec::new(), vec![(transport, cause)]))
     }
@@ -262,8 +262,9 @@ fn choose(
     peer: &[Endpoint],
     resolve: impl Fn(usize, &str) -> Result<Option<SocketAddr>, String>,
 ) -> Vec<Step> {
+    let offered = peer.iter().map(|endpoint| endpoint.transport.as_str());
     let mut names: Vec<&str> =
-        own.iter().copied().chain(peer.iter().map(|endpoint| endpoint.transport.as_str())).collect();
+        own.iter().copied().chain(offered).chain(lacking.iter().map(|(name, _)| *name)).collect();
     names.sort_by_key(|name| (rank(name), *name));
     names.dedup();
     let step = |name: &str| {
@@ -326,6 +327,7 @@ mod tests {
         let lacking = [("ucx", "no memory to lock".to_string())];
         let steps = super::choose((&["quic"], &lacking), &offers(&["quic", "ucx"]), parsed);
         assert_eq!(steps, [Step::Skip("ucx: no memory to lock".into()), Step::Try { way: 0, address }]);
+        assert_eq!(super::choose((&["quic"], &lacking), &offers(&["quic"]), parsed), steps, "nor has the peer");
     }
 
     #[tokio::test]

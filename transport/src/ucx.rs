@@ -174,6 +174,11 @@ impl UcxTransport {
         Ok(Self { shared, accepted: AsyncMutex::new(accepted) })
     }
 
+    /// Whether UCX can be had here so; the error says why not, and what to do. Nothing is kept.
+    pub fn probe(config: &UcxConfig) -> Result<(), TransportError> {
+        Worker::new(Context::new(config)?, Box::new(Arc::new(Table::default()))).map(drop)
+    }
+
     async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
         let shared = &self.shared;
         if shared.closed.get() {

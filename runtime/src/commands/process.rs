@@ -122,6 +122,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
     logging::process(&cluster.log, globals)?;
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
+    wiring::known(&cluster.data).and_then(|()| wiring::usable(&cluster, &hosts))?;
     let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();

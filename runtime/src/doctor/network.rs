@@ -2,10 +2,11 @@
 
 use std::{fs, net::UdpSocket, path::Path};
 
-use asterism_transport::quic::SOCKET_QUEUE;
+use asterism_transport::{TransportError, quic::SOCKET_QUEUE};
 use socket2::SockRef;
 
 use super::Judgment;
+use crate::{cluster::Cluster, cluster_file::DataTransport};
 
 /// Where Linux tells of its interfaces.
 const INTERFACES: &str = "/sys/class/net";
@@ -17,6 +18,18 @@ pub fn look() -> Vec<Judgment> {
         queues().into_iter().map(|granted| judge_queues(SOCKET_QUEUE, granted)).collect();
     judgments.extend(judge_mtus(&mtus(Path::new(INTERFACES))));
     judgments
+}
+
+/// Whether hosts of this machine can have UCX.
+pub fn judge_ucx(cluster: &Cluster, tried: Result<(), TransportError>) -> Judgment {
+    match (tried, cluster.data.transport) {
+        (Ok(()), _) => Judgment::ok("UCX", "hosts of this machine can have it"),
+        (Err(TransportError::Ucx { cause, remedy }), DataTransport::Auto) => {
+            Judgment::warning("UCX", format!("{cause}: tensors travel over QUIC"), remedy)
+        }
+        (Err(TransportError::Ucx { cause, remedy }), _) => Judgment::error("UCX", cause, remedy),
+        (Err(error), _) => Judgment::error("UCX", error.to_string(), "see the error"),
+    }
 }
 
 /// What a socket is granted of what the transport asks for.

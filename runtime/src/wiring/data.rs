@@ -5,6 +5,8 @@
 use std::net::IpAddr;
 use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 
+#[cfg(feature = "ucx")]
+use asterism_transport::ucx::{UcxConfig, UcxTransport};
 use asterism_transport::{
     DataPlane, Transport, TransportError, certificates::Member, local::LocalNetwork, quic::QuicTransport,
 };
@@ -104,13 +106,43 @@ fn ucx(
     host: &Host,
     spin: Duration,
 ) -> Result<Arc<dyn Transport>, TransportError> {
-    use asterism_transport::ucx::{UcxConfig, UcxTransport};
+    let config = UcxConfig { spin, ..ucx_config(cluster, host) };
+    Ok(Arc::new(UcxTransport::bind(config, quic.clone(), counted("ucx"))?))
+}
+
+#[cfg(feature = "ucx")]
+fn ucx_config(cluster: &Cluster, host: &Host) -> UcxConfig {
     let interfaces = match cluster.data.interfaces.as_slice() {
         [] => interfaces_of(host.address.ip()),
         named => named.to_vec(),
     };
-    let config = UcxConfig { interfaces, spin, ..UcxConfig::default() };
-    Ok(Arc::new(UcxTransport::bind(config, quic.clone(), counted("ucx"))?))
+    UcxConfig { interfaces, ..UcxConfig::default() }
+}
+
+/// Tries whether UCX can be had for each of these hosts of this machine, where the cluster file lets them take it.
+#[cfg(feature = "ucx")]
+pub fn try_ucx(cluster: &Cluster, hosts: &[&Host]) -> Option<Result<(), TransportError>> {
+    let wanted = match (cluster.data.transport, cluster.security.mode) {
+        (DataTransport::Ucx, _) | (DataTransport::Auto, SecurityMode::Mtls) => !hosts.is_empty(),
+        _ => false,
+    };
+    let mut configs: Vec<UcxConfig> = hosts.iter().map(|host| ucx_config(cluster, host)).collect();
+    configs.dedup_by(|one, other| one.interfaces == other.interfaces);
+    wanted.then(|| configs.iter().try_for_each(UcxTransport::probe))
+}
+
+#[cfg(not(feature = "ucx"))]
+/// Nothing is tried where UCX is not built in.
+pub fn try_ucx(_: &Cluster, _: &[&Host]) -> Option<Result<(), TransportError>> {
+    None
+}
+
+/// Refuses hosts of this machine whose tensors are to travel over UCX alone, where that cannot be had.
+pub fn usable(cluster: &Cluster, hosts: &[&Host]) -> Result<(), CliError> {
+    if cluster.data.transport != DataTransport::Ucx {
+        return Ok(());
+    }
+    try_ucx(cluster, hosts).unwrap_or(Ok(())).map_err(|error| transport_refusal(&error))
 }
 
 #[cfg(not(feature = "ucx"))]
