@@ -6,6 +6,8 @@ It knows no protocol above IP, and needs nothing of the kernel but TUN.
 
     weather LOSS DELAY              share of packets to lose, seconds to hold each of the others
     cut ADDRESS / heal ADDRESS      nothing passes to or from it any more / again
+    limit BYTES                     no larger packets pass, and nobody is told; 0 lets all pass
+    block PROTOCOL                  no packets of IP protocol number PROTOCOL (6 is TCP) pass; 0 lets all pass
     end                             prints what passed; the end of the input does the same
 """
 
@@ -34,6 +36,7 @@ def main():
     devices = {socket.inet_aton(address): device(name) for name, address in (pair.split("=") for pair in sys.argv[1:])}
     random.seed(1)
     loss, delay, cut, under_way, sent, lost = 0.0, 0.0, set(), [], 0, 0
+    limit, blocked = 0, 0
     selector = selectors.DefaultSelector()
     for source, fd in devices.items():
         selector.register(fd, selectors.EVENT_READ, source)
@@ -54,12 +57,18 @@ def main():
                         cut.add(socket.inet_aton(address))
                     case ["heal", address]:
                         cut.discard(socket.inet_aton(address))
+                    case ["limit", size]:
+                        limit = int(size)
+                    case ["block", protocol]:
+                        blocked = int(protocol)
                     case words:
                         sys.exit(f"weather.py: unknown words: {' '.join(words)}")
                 continue
             packet = os.read(key.fd, 65536)
             source, target = key.data, packet[16:20]
             if packet[0] >> 4 != 4 or target not in devices or source in cut or target in cut:
+                continue
+            if (limit and len(packet) > limit) or (blocked and packet[9] == blocked):
                 continue
             sent += 1
             if random.random() < loss:

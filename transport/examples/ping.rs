@@ -2,7 +2,7 @@
 //! its own: `bench transport` without the rest.
 //!
 //! `cargo run --release --workspace --example ping [-- NAME...]`; between two machines, which trust anybody, `ping serve
-//! ADDRESS` on one and `ping ask ADDRESS [BYTES ROUNDS]` on the other
+//! ADDRESS` on one and `ping ask ADDRESS [BYTES ROUNDS]` on the other, both behind `--ucx` to take what `UCX_TLS` says
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -31,13 +31,14 @@ const LANES: usize = 3;
 
 fn main() -> Result<()> {
     let named: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = named.iter().map(String::as_str).collect();
+    let words: Vec<&str> = named.iter().map(String::as_str).filter(|word| *word != "--ucx").collect();
+    let over_ucx = words.len() < named.len();
     match words[..] {
-        ["serve", address] => return serve(address.parse()?),
-        ["ask", address] => return ask(address.parse()?, &LOADS[1..]),
+        ["serve", address] => return serve(address.parse()?, over_ucx),
+        ["ask", address] => return ask(address.parse()?, &LOADS[1..], over_ucx),
         ["ask", address, bytes, rounds] => {
             let load = Load { bytes: bytes.parse()?, there_and_back: false, rounds: rounds.parse()? };
-            return ask(address.parse()?, &[load]);
+            return ask(address.parse()?, &[load], over_ucx);
         }
         ["serve" | "ask", ..] => bail!("an address is missing"),
         _ => {}
@@ -74,21 +75,33 @@ fn main() -> Result<()> {
 
 /// Answers whoever asks, one after another, until it is ended.
 #[tokio::main(flavor = "current_thread")]
-async fn serve(address: SocketAddr) -> Result<()> {
-    let transport = bind(address)?;
+async fn serve(address: SocketAddr, over_ucx: bool) -> Result<()> {
+    let transport = bind_either(address, over_ucx)?;
     println!("at {}", transport.local_address());
     loop {
         // Who leaves early is none of the next one's business.
-        let _ = measure::answer(&transport).await;
+        let _ = measure::answer(transport.as_ref()).await;
     }
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn ask(address: SocketAddr, loads: &[Load]) -> Result<()> {
+async fn ask(address: SocketAddr, loads: &[Load], over_ucx: bool) -> Result<()> {
     let any =
         SocketAddr::new(if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, 0);
-    measure::ask(&bind(any)?, address, loads, |timed| show("quic", timed)).await?;
+    let transport = bind_either(any, over_ucx)?;
+    measure::ask(transport.as_ref(), address, loads, |timed| show(transport.name(), timed)).await?;
     Ok(())
+}
+
+fn bind_either(address: SocketAddr, over_ucx: bool) -> Result<Box<dyn Transport>> {
+    let quic = bind(address)?;
+    if !over_ucx {
+        return Ok(Box::new(quic));
+    }
+    #[cfg(feature = "ucx")]
+    return Ok(Box::new(UcxTransport::bind(UcxConfig::default(), Arc::new(quic), Arc::new(NoObserver))?));
+    #[cfg(not(feature = "ucx"))]
+    bail!("it was built without UCX: --features asterism/ucx")
 }
 
 fn bind(address: SocketAddr) -> Result<QuicTransport, TransportError> {

@@ -54,6 +54,10 @@ pub trait Transport: Send + Sync + 'static {
     }
     /// Connects to a peer and authenticates both sides.
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>>;
+    /// Why a peer had best be reached by another transport for now, if there is one.
+    fn ailing(&self, _address: SocketAddr) -> Option<String> {
+        None
+    }
     /// The next authenticated peer; `None` once closed. Refused peers are counted by the [`Observer`], not returned.
     fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>>;
     /// Stops listening and closes every link.

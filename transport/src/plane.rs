@@ -150,6 +150,10 @@ impl DataPlane {
                 Step::Try { way, address } => {
                     let (transport, is_last) = (self.ways[way].clone(), steps.peek().is_none());
                     let name = transport.name();
+                    if let Some(cause) = transport.ailing(address).filter(|_| !is_last) {
+                        passed_over.push(format!("{name}: {cause}"));
+                        continue;
+                    }
                     let connect = async move {
                         let link = transport.connect(address);
                         if is_last {

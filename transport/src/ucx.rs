@@ -6,6 +6,7 @@
 //!
 //! All unsafe code of this crate is in `context`, `worker`, `endpoint`, `fetch`, `drive` and `gate`.
 
+mod ailing;
 mod arrive;
 mod channel;
 mod context;
@@ -26,7 +27,7 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{Arc, Mutex, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::future::BoxFuture;
@@ -35,6 +36,7 @@ use subtle::ConstantTimeEq;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use self::{
+    ailing::Ailing,
     context::Context,
     core::{Core, Met},
     endpoint::{Endpoint, Failure},
@@ -75,6 +77,8 @@ pub struct UcxConfig {
     pub connect_timeout: Duration,
     /// How often UCX looks whether a silent peer is alive.
     pub keep_alive: Duration,
+    /// A peer from whom nothing comes over UCX for so long, longer while much is under way, has lost its path.
+    pub silence: Duration,
 }
 
 impl Default for UcxConfig {
@@ -88,11 +92,17 @@ impl Default for UcxConfig {
             most_held: 8 << 30,
             connect_timeout: Duration::from_secs(5),
             keep_alive: Duration::from_secs(1),
+            silence: Duration::from_secs(5),
         }
     }
 }
 
 impl UcxConfig {
+    /// Where this process is, as far as sharing memory with it goes.
+    fn place(&self) -> Place {
+        if context::shares_memory(&self.asked_transports()) { Place::here() } else { Place::nowhere() }
+    }
+
     /// What UCX is asked for.
     fn asked_transports(&self) -> String {
         let environment = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".into());
@@ -113,6 +123,7 @@ struct Shared {
     version: String,
     worker: Arc<Worker>,
     table: Arc<Table>,
+    ailing: Ailing,
     buffers: Arc<Buffers>,
     holding: Arc<Holding>,
     random: SystemRandom,
@@ -167,7 +178,9 @@ impl UcxTransport {
         tokio::spawn(driving);
         let (version, random, buffers) = (context::version(), SystemRandom::new(), Arc::default());
         let holding = Holding::new(config.most_held);
-        let shared = Shared { quic, config, observer, version, worker, table, buffers, holding, random, closed };
+        let ailing = Ailing::default();
+        let shared =
+            Shared { quic, config, observer, version, worker, table, ailing, buffers, holding, random, closed };
         let shared = Arc::new(shared);
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(shared.clone(), vouched, sender));
@@ -216,7 +229,7 @@ impl Shared {
 
     fn hello(&self, addressee: Addressee) -> Hello {
         let (version, window) = (self.version.clone(), self.config.receive_window);
-        Hello { version, place: Place::here(), addressee, window, worker: self.worker.address().to_vec() }
+        Hello { version, place: self.config.place(), addressee, window, worker: self.worker.address().to_vec() }
     }
 
     /// A link to the peer that said `theirs`. Messages reach it from now on.
@@ -229,7 +242,7 @@ impl Shared {
     ) -> Result<(Arc<Core>, mpsc::UnboundedReceiver<Arc<channel::Shared>>), TransportError> {
         let Vouched { connection, member } = vouched;
         let peer = connection.remote_address();
-        theirs.check(&self.version, Place::here(), peer)?;
+        theirs.check(&self.version, self.config.place(), peer)?;
         let failure = Arc::new(Failure::default());
         let endpoint = Endpoint::new(&self.worker, &theirs.worker, failure.clone())
             .map_err(|cause| TransportError::UcxLost { peer, cause: cause.into() })?;
@@ -247,7 +260,9 @@ impl Shared {
     }
 
     async fn watch(self: Arc<Self>, core: Arc<Core>, link: u32) {
-        core.watch().await;
+        if let Some(cause) = core.watch(self.config.silence).await {
+            self.ailing.note(core.address, cause, Instant::now());
+        }
         lock(&self.table.links).remove(&link);
     }
 
@@ -263,7 +278,7 @@ impl Shared {
                 let (mut send, mut receive) = connection.accept_bi().await.map_err(lost)?;
                 let theirs = hello::hear(&mut receive, peer).await?;
                 let said = self.hello(own);
-                if let Err(error) = theirs.check(&self.version, Place::here(), peer) {
+                if let Err(error) = theirs.check(&self.version, self.config.place(), peer) {
                     // The peer refuses it as well, with words of its own.
                     hello::say(&mut send, &said, peer).await?;
                     connection.closed().await;
@@ -325,6 +340,10 @@ impl Transport for UcxTransport {
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {
         Box::pin(self.connect_to(address))
+    }
+
+    fn ailing(&self, address: SocketAddr) -> Option<String> {
+        self.shared.ailing.of(address, Instant::now())
     }
 
     fn accept(&self) -> BoxFuture<'_, Option<Arc<dyn Link>>> {

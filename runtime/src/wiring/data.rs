@@ -116,7 +116,7 @@ fn ucx_config(cluster: &Cluster, host: &Host) -> UcxConfig {
         [] => interfaces_of(host.address.ip()),
         named => named.to_vec(),
     };
-    UcxConfig { interfaces, ..UcxConfig::default() }
+    UcxConfig { interfaces, silence: cluster.liveness.dead_after, ..UcxConfig::default() }
 }
 
 /// Tries whether UCX can be had for each of these hosts of this machine, where the cluster file lets them take it.

@@ -39,6 +39,7 @@ impl Core {
         if self.refused.load(Ordering::Relaxed) {
             return;
         }
+        self.arrivals.fetch_add(1, Ordering::Relaxed);
         match (kind, frame) {
             (Kind::Ping, _) => {
                 // A peer that asks and does not read gets no heap of answers.
@@ -123,10 +124,15 @@ impl Core {
                 self.landed(channel, place, Landed { header, landing, charge });
             }
             Arrival::Announced(announced) => {
-                let (core, channel) = (self.clone(), channel.clone());
-                let fetched = move |landing: Result<Landing, &'static str>| match landing {
-                    Ok(landing) => core.landed(&channel, place, Landed { header, landing, charge }),
-                    Err(cause) => core.met.failure.set(cause),
+                let (core, channel, bytes) = (self.clone(), channel.clone(), announced.length as u64);
+                self.fetching.fetch_add(bytes, Ordering::Relaxed);
+                let fetched = move |landing: Result<Landing, &'static str>| {
+                    core.fetching.fetch_sub(bytes, Ordering::Relaxed);
+                    core.arrivals.fetch_add(1, Ordering::Relaxed);
+                    match landing {
+                        Ok(landing) => core.landed(&channel, place, Landed { header, landing, charge }),
+                        Err(cause) => core.met.failure.set(cause),
+                    }
                 };
                 announced.fetch(&self.met.endpoint.worker, self.landing(&lengths), Box::new(fetched));
             }

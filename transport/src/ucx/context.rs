@@ -46,6 +46,8 @@ const TRANSPORTS: &[&str] = &[
     "gdrcopy",
     "rocm",
 ];
+/// Those of them that may share memory with a process of the same machine.
+const SHARING: &[&str] = &["all", "shm", "sm", "mm", "posix", "sysv", "xpmem"];
 /// Those of them that register memory with a device.
 const REGISTERING: &[&str] = &["ib", "rc", "ud", "dc", "srd"];
 /// Memory that such a device needs to be allowed to lock.
@@ -190,6 +192,11 @@ fn check_transports(config: &UcxConfig) -> Result<(), TransportError> {
     Ok(())
 }
 
+/// Whether UCX may share memory with other processes where it is asked for these.
+pub(super) fn shares_memory(asked: &str) -> bool {
+    asked.starts_with('^') || asked.split(',').any(|name| SHARING.contains(&name.trim().trim_start_matches('\\')))
+}
+
 fn check_locked_memory(transport: &str, limit: Option<u64>) -> Result<(), TransportError> {
     match limit {
         Some(limit) if limit < LOCKED_BYTES => Err(failed(
@@ -232,5 +239,12 @@ mod tests {
         assert!(error.to_string().contains("this process may lock 8388608"), "{error}");
         check_locked_memory("rc", Some(LOCKED_BYTES)).expect("that is enough");
         check_locked_memory("rc", None).expect("there is no limit");
+    }
+
+    #[test]
+    fn tcp_alone_shares_no_memory() {
+        let sharing = ["all", "shm,tcp", "tcp, posix", "^tcp"];
+        assert!(sharing.iter().all(|asked| shares_memory(asked)));
+        assert!(!["tcp", "tcp,rc,cuda_copy"].iter().any(|asked| shares_memory(asked)));
     }
 }

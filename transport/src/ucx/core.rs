@@ -14,7 +14,10 @@ use std::{
 use bytes::Bytes;
 use quinn::{Connection, VarInt};
 use rkyv::util::AlignedVec;
-use tokio::sync::{Notify, mpsc};
+use tokio::{
+    sync::{Notify, mpsc},
+    time::MissedTickBehavior,
+};
 
 use super::{
     channel::Shared,
@@ -36,8 +39,11 @@ use crate::{
 const MAX_CHANNELS: usize = 1024;
 /// A peer that ends a link closes its UCX endpoint and tells the reason over QUIC: the reason is awaited this long.
 const GRACE: Duration = Duration::from_millis(250);
-/// How often the round trip is measured.
+/// How often the round trip is measured at least, and how many of these times in a row nothing may come.
 const PING_EVERY: Duration = Duration::from_secs(1);
+const QUIET: u32 = 5;
+/// Bytes under way for which a second more of silence is granted.
+const SLOW: u64 = 8 << 20;
 
 /// What a link begins with.
 pub(super) struct Met {
@@ -59,6 +65,9 @@ pub(super) struct Core {
     pub buffers: Arc<Buffers>,
     channels: Mutex<HashMap<u64, Arc<Shared>>>,
     opened: AtomicU64,
+    /// Messages and bodies that came, and bytes of bodies that are being fetched.
+    pub arrivals: AtomicU64,
+    pub fetching: AtomicU64,
     /// Whether the peer broke the rules.
     pub refused: AtomicBool,
     accepted: mpsc::UnboundedSender<Arc<Shared>>,
@@ -88,6 +97,8 @@ impl Core {
             buffers,
             channels: Mutex::default(),
             opened: AtomicU64::new(0),
+            arrivals: AtomicU64::new(0),
+            fetching: AtomicU64::new(0),
             refused: AtomicBool::new(false),
             accepted,
             room: Notify::new(),
@@ -233,9 +244,14 @@ impl Core {
         error
     }
 
-    /// Sees to it that the link ends with its connection and with its path. `pings` measures the round trip.
-    pub async fn watch(self: Arc<Self>) {
-        let mut pings = tokio::time::interval(PING_EVERY);
+    /// Sees to it that the link ends with its connection and with its path, which is lost when nothing comes for as long as
+    /// `silence`. Says why, where the path was lost and the peer lives.
+    pub async fn watch(&self, silence: Duration) -> Option<String> {
+        let every = PING_EVERY.min(silence / QUIET);
+        let mut pings = tokio::time::interval(every);
+        // Of a process that was held up for long, only one look counts.
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut seen, mut quiet) = (0, 0);
         let connection = self.met.connection.clone();
         let lost = |error| {
             let closing = self.closing.get().map_or(TRANSPORT_CLOSED, String::as_str);
@@ -244,18 +260,49 @@ impl Core {
         loop {
             tokio::select! {
                 biased;
-                error = connection.closed() => return self.end(lost(error)),
+                error = connection.closed() => {
+                    let error = lost(error);
+                    self.end(error.clone());
+                    return match error {
+                        TransportError::UcxLost { cause, .. } => Some(cause),
+                        _ => None,
+                    };
+                }
                 cause = self.met.failure.wait() => {
                     if let Ok(error) = tokio::time::timeout(GRACE, connection.closed()).await {
-                        return self.end(lost(error));
+                        self.end(lost(error));
+                        return None;
                     }
                     tracing::warn!(peer = %self.address, cause, "the UCX path to a peer is gone");
                     self.lose(cause.into());
-                    return;
+                    return None;
                 }
-                _ = pings.tick() => self.ping(),
+                _ = pings.tick() => {
+                    let arrivals = self.arrivals.load(Ordering::Relaxed);
+                    quiet = if arrivals == seen { quiet + 1 } else { 0 };
+                    seen = arrivals;
+                    if arrivals > 0 && every * quiet >= self.patience(silence) {
+                        let cause = format!(
+                            "nothing came over UCX for {:?}, though QUIC reaches the peer: see that nothing holds up TCP between \
+                             the two, and that the path takes packets as large as the interface's MTU",
+                            every * quiet
+                        );
+                        tracing::warn!(peer = %self.address, cause, "the UCX path to a peer is gone");
+                        self.lose(cause.clone());
+                        return Some(cause);
+                    }
+                    self.ping();
+                }
             }
         }
+    }
+}
+
+impl Core {
+    /// How long nothing may come: longer while much is under way, behind which answers wait.
+    fn patience(&self, silence: Duration) -> Duration {
+        let bytes = self.met.endpoint.bytes_under_way() as u64 + self.fetching.load(Ordering::Relaxed);
+        silence + Duration::from_secs(bytes / SLOW)
     }
 }
 

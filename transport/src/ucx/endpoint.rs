@@ -42,8 +42,9 @@ pub(super) struct Endpoint {
     failure: Arc<Failure>,
     /// Calls of UCX under way with this endpoint.
     users: AtomicUsize,
-    /// Messages that UCX is not done with.
+    /// Messages that UCX is not done with, and the bytes of their bodies.
     under_way: AtomicUsize,
+    bytes: AtomicUsize,
     closed: AtomicBool,
 }
 
@@ -69,10 +70,12 @@ unsafe impl Send for Sending {}
 impl Sending {
     /// Lets go of what was sent, and keeps the memory for another message.
     fn over(mut self: Box<Self>) {
+        let bytes = self.meta.len() + self.payload.len();
         self.meta = AlignedVec::new();
         self.payload = Bytes::new();
         if let Some(endpoint) = self.endpoint.take() {
             endpoint.under_way.fetch_sub(1, Ordering::Relaxed);
+            endpoint.bytes.fetch_sub(bytes, Ordering::Relaxed);
             endpoint.worker.keep(self);
         }
     }
@@ -104,13 +107,19 @@ impl Endpoint {
             return Err(status_string(status));
         }
         worker.endpoints.fetch_add(1, Ordering::AcqRel);
-        let (users, under_way, closed) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
-        Ok(Arc::new(Self { raw, worker: worker.clone(), failure, users, under_way, closed }))
+        let [users, under_way, bytes] = [const { AtomicUsize::new(0) }; 3];
+        let (worker, closed) = (worker.clone(), AtomicBool::new(false));
+        Ok(Arc::new(Self { raw, worker, failure, users, under_way, bytes, closed }))
     }
 
     /// Messages that UCX is not done with.
     pub fn under_way(&self) -> usize {
         self.under_way.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of their bodies.
+    pub fn bytes_under_way(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Sends a message. What goes wrong later is told to the endpoint's [`Failure`]. It may be called by a handler.
@@ -126,6 +135,7 @@ impl Endpoint {
         let part = |bytes: &[u8]| sys::ucp_dt_iov { buffer: bytes.as_ptr().cast_mut().cast(), length: bytes.len() };
         let parts = [part(&meta), part(&payload)];
         self.under_way.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(meta.len() + payload.len(), Ordering::Relaxed);
         let next = Sending { header, meta, payload, parts, endpoint: Some(self.clone()) };
         let sending = Box::into_raw(match self.worker.kept() {
             Some(mut kept) => {

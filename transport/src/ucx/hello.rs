@@ -22,6 +22,11 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Of a process that shares memory with none.
+    pub fn nowhere() -> Self {
+        Self { machine: 0, network: 0 }
+    }
+
     /// This process's.
     pub fn here() -> Self {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().replace('-', "");
@@ -95,7 +100,7 @@ impl Hello {
     /// Refuses a peer whose UCX may not understand this one's, or not wake it.
     pub fn check(&self, own: &str, here: Place, peer: SocketAddr) -> Result<(), TransportError> {
         if here.is_out_of_earshot(self.place) {
-            let cause = "it is on this machine in another network namespace, where shared memory wakes nobody".into();
+            let cause = "it is on this machine in another network namespace, where shared memory wakes nobody (UCX_TLS=tcp does without)".into();
             return Err(TransportError::NoUcx { peer, cause });
         }
         let release = |version: &str| version.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();

@@ -10,7 +10,7 @@ use super::{
     *,
 };
 use crate::{
-    Frame, FrameHeader, FrameKind, NoObserver, PayloadType,
+    DataPlane, Endpoint as DataEndpoint, Frame, FrameHeader, FrameKind, NoObserver, PayloadType,
     codec::{self, HEADER_BYTES},
     quic::{QuicConfig, Security},
     sim::Draw,
@@ -43,10 +43,7 @@ fn over(transports: &str) -> UcxConfig {
 }
 
 fn bind(config: UcxConfig, observer: Arc<dyn Observer>) -> UcxTransport {
-    let listen = "127.0.0.1:0".parse().expect("the literal is an address");
-    let quic = QuicTransport::bind(QuicConfig::new(listen, Security::Insecure), Arc::new(NoObserver));
-    UcxTransport::bind(config, Arc::new(quic.expect("a port is free")), observer)
-        .expect("every host has these transports")
+    UcxTransport::bind(config, quic(), observer).expect("every host has these transports")
 }
 
 /// Two transports that have met, and what the far one counts.
@@ -274,6 +271,87 @@ async fn of_all_links_the_one_that_has_most_ends() {
     let mut last = within(far.accept()).await.expect("the link is up");
     within(last.receiver.receive()).await.expect("the link is up").expect("the peer sends");
     drop(held);
+}
+
+#[tokio::test]
+async fn a_path_that_falls_silent_is_lost_and_left_for_quic() {
+    let pair = pair_of(UcxConfig { silence: Duration::from_millis(500), ..over("shm") }).await;
+    works(&pair).await;
+    let (silent, _) = only(&pair.far);
+    let near: Arc<dyn Transport> = Arc::new(pair.near);
+    let far: Arc<dyn Transport> = Arc::new(pair.far);
+    let [near_quic, far_quic] = [(); 2].map(|()| -> Arc<dyn Transport> { quic() });
+    let offered = [DataEndpoint::of(far.as_ref()), DataEndpoint::of(far_quic.as_ref())];
+    let plane = DataPlane::new(vec![near, near_quic], Vec::new());
+    assert_eq!(within(plane.connect(&offered)).await.expect("it listens").transport, "ucx");
+    // As where packets get lost that are larger than a path takes: QUIC goes on.
+    silent.refused.store(true, std::sync::atomic::Ordering::Relaxed);
+    let error = within(pair.near_link.closed()).await.to_string();
+    assert!(error.contains("nothing came over UCX for 500ms, though QUIC reaches the peer"), "{error}");
+    let reached = within(plane.connect(&offered)).await.expect("QUIC is left");
+    assert_eq!(reached.transport, "quic");
+    assert!(
+        reached.why.contains("its path was lost") && reached.why.contains("nothing came over UCX"),
+        "{}",
+        reached.why
+    );
+}
+
+fn quic() -> Arc<QuicTransport> {
+    let listen = "127.0.0.1:0".parse().expect("the literal is an address");
+    let quic = QuicTransport::bind(QuicConfig::new(listen, Security::Insecure), Arc::new(NoObserver));
+    Arc::new(quic.expect("a port is free"))
+}
+
+/// The words of a peer whose UCX is of another release, with a worker that nobody must take for one.
+fn of_another_release() -> Hello {
+    let addressee = Addressee { token: [7; TOKEN_BYTES], link: 1 };
+    Hello { version: "1.0.3".into(), place: Place::nowhere(), addressee, window: 1 << 20, worker: vec![0xff; 40] }
+}
+
+#[tokio::test]
+async fn a_peer_of_another_release_gets_no_link_and_hears_why() {
+    let counts = Arc::new(Counts::default());
+    let far = bind(over("shm"), counts.clone());
+    let address = far.local_address();
+    let stranger = quic();
+    let vouched = within(stranger.connect_vouched(address)).await.expect("it listens");
+    let (mut send, mut receive) = within(vouched.connection.open_bi()).await.expect("the connection is up");
+    within(hello::say(&mut send, &of_another_release(), address)).await.expect("the connection is up");
+    let theirs = within(hello::hear(&mut receive, address)).await.expect("it says its own all the same");
+    assert_eq!(theirs.version, context::version());
+    assert_eq!(
+        far.shared.worker.endpoints.load(std::sync::atomic::Ordering::Relaxed),
+        0,
+        "the worker was not looked at"
+    );
+    vouched.connection.close(0u32.into(), b"");
+    within(async {
+        while counts.of("handshake") == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_link_to_another_release_goes_over_quic_and_names_both() {
+    let far = quic();
+    let mut asking = far.take_vouched().expect("nobody else takes them");
+    tokio::spawn(async move {
+        let vouched = asking.recv().await.expect("the peer asks");
+        let (mut send, mut receive) = vouched.connection.accept_bi().await.expect("the connection is up");
+        let peer = vouched.connection.remote_address();
+        hello::hear(&mut receive, peer).await.expect("it speaks first");
+        hello::say(&mut send, &of_another_release(), peer).await.expect("the connection is up");
+        vouched.connection.closed().await;
+    });
+    let near: Arc<dyn Transport> = Arc::new(bind(over("shm"), Arc::new(NoObserver)));
+    let plane = DataPlane::new(vec![near, quic()], Vec::new());
+    let offered = ["ucx", "quic"].map(|transport| DataEndpoint::new(transport, far.local_address()));
+    let reached = within(plane.connect(&offered)).await.expect("QUIC is left");
+    let both = format!("runs UCX 1.0.3, this host {}", context::version());
+    assert!(reached.transport == "quic" && reached.why.contains(&both), "{}", reached.why);
 }
 
 #[tokio::test]
