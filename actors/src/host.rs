@@ -48,6 +48,8 @@ pub struct HostConfig {
     pub patience: Duration,
     /// Most bytes of what shards pass each other in one frame.
     pub piece_bytes: usize,
+    /// What it hands hosts of its process as it lies on its device; none: as suits that.
+    pub hands_over: Option<HandsOver>,
     /// What its process counts; none where another host of the process tells it.
     pub tally: Option<Arc<Tally>>,
 }
@@ -62,7 +64,7 @@ impl HostConfig {
             HostRole::Node => (false, false),
         };
         let (name, patience, piece_bytes, tally) = (name.into(), PATIENCE, MAX_PAYLOAD_BYTES, Some(Arc::default()));
-        Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, tally }
+        Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, hands_over: None, tally }
     }
 
     pub(crate) fn hello(&self, endpoints: Vec<Endpoint>) -> Hello {
@@ -74,6 +76,24 @@ impl HostConfig {
             endpoints,
             ..Hello::default()
         }
+    }
+}
+
+/// Which tensors go to a host of the same process as they lie on their device, where the link can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandsOver {
+    /// None: their bytes do.
+    Nothing,
+    /// What shards pass each other.
+    Parcels,
+    /// The queries of phase 2 and their answers, too.
+    Everything,
+}
+
+impl HandsOver {
+    /// What suits a device: values of one that queues its work have to be waited for.
+    pub(crate) fn of<B: Backend>(backend: &B) -> Self {
+        if backend.queues() { Self::Everything } else { Self::Parcels }
     }
 }
 

@@ -24,4 +24,4 @@ pub mod ticket;
 pub mod trace;
 
 pub use error::{HostError, JobError};
-pub use host::{HostConfig, LoadedModel, ModelLoader, Transports};
+pub use host::{HandsOver, HostConfig, LoadedModel, ModelLoader, Transports};

@@ -155,6 +155,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether values on the host have to be waited for, so that nobody asks for them who can do without.
+    fn queues(&self) -> bool {
+        false
+    }
+
     /// Lends tensors to other backends of its kind. Memory of the host is everybody's.
     fn lend(&self, tensors: Vec<Self::Tensor>) -> Result<Lent<Self>, KernelError> {
         Ok(Box::new(move |_| Ok(tensors.clone())))
@@ -328,12 +333,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
     ) -> Result<(), KernelError> {
         packed::attend_then_merge(self, heads, q, (asks, groups), packed)
     }
-    /// What [`Backend::attend_many`] appends, f32 `(rows, packed row)`, where it is.
+    /// What [`Backend::attend_merged`] appends, f32 `(rows, packed row)`, where it is.
     fn attend_rows(
         &self,
         heads: Heads,
         q: &Self::Tensor,
-        asks: &[Ask<'_, Self::Kv>],
+        asks: (&[Ask<'_, Self::Kv>], &[usize]),
     ) -> Result<Self::Tensor, KernelError> {
         packed::attend_rows(self, heads, q, asks)
     }

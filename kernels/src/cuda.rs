@@ -123,6 +123,10 @@ impl Backend for Cuda {
         self.device.rest()
     }
 
+    fn queues(&self) -> bool {
+        true
+    }
+
     fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {
         self.lend_tensors(tensors)
     }
@@ -359,8 +363,8 @@ impl Backend for Cuda {
         }
     }
 
-    fn attend_rows(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, Kv>]) -> Result<Tensor, KernelError> {
-        match self.device.attend_groups(heads, q, (asks, &vec![1; asks.len()]))? {
+    fn attend_rows(&self, heads: Heads, q: &Tensor, asks: (&[Ask<'_, Kv>], &[usize])) -> Result<Tensor, KernelError> {
+        match self.device.attend_groups(heads, q, asks)? {
             Some(rows) => Ok(rows),
             None => packed::attend_rows(self, heads, q, asks),
         }

@@ -101,10 +101,10 @@ pub fn attend_rows<B: Backend>(
     backend: &B,
     heads: Heads,
     q: &B::Tensor,
-    asks: &[Ask<'_, B::Kv>],
+    asks: (&[Ask<'_, B::Kv>], &[usize]),
 ) -> Result<B::Tensor, KernelError> {
     let (mut packed, row) = (Vec::new(), heads.packed_row());
-    backend.attend_many(heads, q, asks, &mut packed)?;
+    backend.attend_merged(heads, q, asks, &mut packed)?;
     backend.upload(&[packed.len() / row, row], &packed)
 }
 

@@ -2,17 +2,18 @@
 //! of many jobs through the linear layers together; a row's bits do not depend on its company.
 
 mod context;
+mod devices;
 mod merging;
 mod team;
 
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::{Ask, Backend, Lent, Mask};
+use asterism_kernels::{Ask, Backend, Mask};
 use asterism_plan::{ContextView, KeptShard, MergeTree, Plan, attention::Streaming};
 
 pub use context::{
-    ContextAttention, Held, HeldShards, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk, ShardPartial,
-    StepError,
+    ContextAttention, Held, HeldShards, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk, PartialRows,
+    ShardPartial, StepError,
 };
 
 pub use team::TeamContext;
@@ -180,15 +181,21 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
             self.append(layer, &k, &v)?;
             return self.layer_here(layer, (x, &q), (&masks, &held));
         }
-        context.ask(queries, &asks)?;
+        let on_devices = context.ask(queries, &asks)?;
         self.append(layer, &k, &v)?;
+        if on_devices {
+            return self.layer_on_devices(layer, (x, &q), &masks, context);
+        }
         let mut packed = std::mem::take(&mut self.own);
         packed.clear();
         backend.attend_many(heads, &q, &self.own_asks(layer, &masks).collect::<Vec<_>>(), &mut packed)?;
         self.own = packed;
-        let rows = |ShardPartial { shards, rows }: ShardPartial| (shards, rows);
+        let on_host = |ShardPartial { shards, rows }: ShardPartial<B>| match rows {
+            PartialRows::Host(rows) => (shards, rows),
+            PartialRows::Lent(..) => unreachable!("who asked for none on a device gets none there"),
+        };
         let answers = context.collect()?.into_iter();
-        let answers = answers.map(|answer| Ok(answer?.into_iter().map(rows).collect())).collect();
+        let answers = answers.map(|answer| Ok(answer?.into_iter().map(on_host).collect())).collect();
         let answered = self.review(layer, answers);
         let Some(x) = self.without_those_that_left(x, &answered)? else { return Ok(None) };
         let row = heads.packed_row();
@@ -199,80 +206,6 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         let merged = backend.merge_packed(heads, &partials)?;
         context.merged();
         Ok(Some(decoder.finish_joined(layer, x, &merged)?))
-    }
-
-    /// The rest of a layer whose context is in this process: nobody waits for the device.
-    fn layer_here(
-        &mut self,
-        layer: usize,
-        (x, q): (B::Tensor, &B::Tensor),
-        (masks, held): (&[(Mask, Mask)], &HeldShards<'_, B>),
-    ) -> Result<Option<B::Tensor>, ModelError> {
-        let (decoder, backend, heads) = (self.decoder, self.decoder.backend(), self.decoder.config().heads);
-        let is_key = |held: &&Held<'_, B>| matches!(held, Held::Keys { .. });
-        let keys = held.iter().flatten().filter(is_key).count();
-        let (own, mut slots) = (keys.., (0.., keys + self.live.len()..));
-        let mut answer = |held: &Held<'_, B>| match held {
-            Held::Keys { shard, .. } => slots.0.next().map(|slot| (vec![*shard], slot)),
-            Held::Rows { shards, .. } => slots.1.next().map(|slot| (shards.clone(), slot)),
-        };
-        let answers = held.iter().map(|held| Ok(held.iter().filter_map(&mut answer).collect())).collect();
-        let answered = self.review(layer, answers);
-        let parts: Vec<(&Answered<usize>, usize)> =
-            answered.iter().zip(own).filter_map(|(part, own)| Some((&part.as_ref()?.1, own))).collect();
-        let merging = Answered::merging(&parts, slots.1.start);
-        let mut asks = Vec::with_capacity(keys + self.live.len());
-        for ((live, (mask, _)), held) in self.live.iter().zip(masks).zip(held) {
-            asks.extend(held.iter().filter_map(|held| match held {
-                Held::Keys { kv, holes, .. } => Some(Ask { kv: *kv, rows: live.rows.clone(), mask: *mask, holes }),
-                Held::Rows { .. } => None,
-            }));
-        }
-        asks.extend(self.own_asks(layer, masks));
-        let merged = match parts.is_empty() {
-            true => None,
-            false => {
-                let given = self.given((q, &mut asks), held)?;
-                Some(backend.attend_tree(heads, q, (&asks, &given), &merging)?)
-            }
-        };
-        drop(asks);
-        let x = self.without_those_that_left(x, &answered)?;
-        Ok(match (x, merged) {
-            (Some(x), Some(merged)) => Some(decoder.finish_joined(layer, x, &merged)?),
-            _ => None,
-        })
-    }
-
-    /// Rows of all slots, where some come from other devices; these are waited for once the asks, then none, are queued.
-    fn given(
-        &self,
-        (q, asks): (&B::Tensor, &mut Vec<Ask<'_, B::Kv>>),
-        held: &HeldShards<'_, B>,
-    ) -> Result<Vec<B::Tensor>, ModelError> {
-        let (backend, heads) = (self.decoder.backend(), self.decoder.config().heads);
-        let others = held.iter().flatten().filter_map(|held| match held {
-            Held::Keys { .. } => None,
-            Held::Rows { rows, .. } => Some(rows),
-        });
-        let mut others = others.peekable();
-        if others.peek().is_none() {
-            return Ok(Vec::new());
-        }
-        let (rows, mut start, mut given) = (backend.attend_rows(heads, q, asks)?, 0, Vec::with_capacity(asks.len()));
-        for ask in asks.drain(..) {
-            given.push(backend.rows(&rows, start, start + ask.rows.len())?);
-            start += ask.rows.len();
-        }
-        let mut last: Option<(Arc<Lent<B>>, B::Tensor)> = None;
-        for (lent, range) in others {
-            let (_, rows) = match last.take_if(|(of, _)| Arc::ptr_eq(of, lent)) {
-                Some(same) => last.insert(same),
-                None => last.insert((lent.clone(), lent(backend)?.swap_remove(0))),
-            };
-            given.push(backend.rows(rows, range.start, range.end)?);
-        }
-        Ok(given)
     }
 
     /// What the parts ask of the jobs' own keys.

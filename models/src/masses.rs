@@ -54,12 +54,12 @@ impl<'a, B: Backend> WatchedContext<'a, B> {
 }
 
 impl<B: Backend> ContextAttention<B> for WatchedContext<'_, B> {
-    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<(), ModelError> {
+    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<bool, ModelError> {
         asks.iter().try_for_each(|ask| self.note(&queries, &ask.rows))?;
         self.context.ask(queries, asks)
     }
 
-    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
+    fn collect(&mut self) -> Result<Vec<PartAnswer<B>>, ModelError> {
         self.context.collect()
     }
 }

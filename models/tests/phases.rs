@@ -244,12 +244,12 @@ struct Changed<'a, F> {
     change: F,
 }
 
-impl<F: FnMut(&mut Vec<PartAnswer>)> ContextAttention<Cpu> for Changed<'_, F> {
-    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<(), ModelError> {
+impl<F: FnMut(&mut Vec<PartAnswer<Cpu>>)> ContextAttention<Cpu> for Changed<'_, F> {
+    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<bool, ModelError> {
         self.context.ask(queries, asks)
     }
 
-    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
+    fn collect(&mut self) -> Result<Vec<PartAnswer<Cpu>>, ModelError> {
         let mut answers = self.context.collect()?;
         (self.change)(&mut answers);
         Ok(answers)
@@ -257,7 +257,7 @@ impl<F: FnMut(&mut Vec<PartAnswer>)> ContextAttention<Cpu> for Changed<'_, F> {
 }
 
 /// The shards of the only part.
-fn only(answers: &mut [PartAnswer]) -> &mut Vec<ShardPartial> {
+fn only(answers: &mut [PartAnswer<Cpu>]) -> &mut Vec<ShardPartial<Cpu>> {
     answers[0].as_mut().expect("shards answered")
 }
 

@@ -38,7 +38,7 @@ pub use data::{known, try_ucx, usable};
 use crate::{
     calibration,
     cluster::{Cluster, Host, Model},
-    cluster_file,
+    cluster_file::{self, Device},
     credentials::{self, Named},
     data_dir, device,
     door::Door,
@@ -182,9 +182,9 @@ fn no_threads(error: &std::io::Error) -> CliError {
 
 /// Runs the hosts of this process until their supervisor has ended them or is gone, or one of them fails; `start` is larger at each
 /// start of the process. Calls `joined` when the supervisor has welcomed all of them for the first time.
-pub async fn run_hosts(
-    cluster: &Cluster,
-    hosts: &[&Host],
+pub async fn run_hosts<'a>(
+    cluster: &'a Cluster,
+    hosts: &[&'a Host],
     (supervisor, start): (SocketAddr, u64),
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
@@ -196,11 +196,14 @@ pub async fn run_hosts(
             joined();
         }
     });
-    let network = (hosts.len() > 1).then(LocalNetwork::new);
+    // Tensors lie on devices, and hosts hand each other those of their own kind.
+    let (cpus, gpus) = (LocalNetwork::new(), LocalNetwork::new());
     let mut tally = Some(metrics::tally());
-    let run = |host| {
+    let run = |host: &'a Host| {
         let (config, joined) = (host_config(cluster, host, (supervisor, start), tally.take()), one_joined.clone());
-        run_host(cluster, host, (config, network.as_ref()), move || joined())
+        let (on_cpu, network) = if host.device == Device::Cpu { (true, &cpus) } else { (false, &gpus) };
+        let alike = hosts.iter().filter(|other| (other.device == Device::Cpu) == on_cpu).count();
+        run_host(cluster, host, (config, Some(network).filter(|_| alike > 1)), move || joined())
     };
     try_join_all(hosts.iter().copied().map(run)).await.map(drop)
 }

@@ -59,7 +59,7 @@ impl Encoder {
     /// The frame in wire order: header, with a small meta behind it, a large meta, padding, payload.
     /// The header says that so many `parts` of the payload go over other streams.
     pub fn encode(&mut self, frame: Frame, parts: usize) -> Result<[Bytes; 4], FrameError> {
-        check(&frame)?;
+        check_leaving(&frame)?;
         let (meta, payload) = (frame.meta.len(), frame.payload.len());
         let padding = &ZEROS[..padding(meta, payload)];
         let joined = if meta <= SMALL_META { meta + padding.len() } else { 0 };
@@ -82,6 +82,11 @@ impl Encoder {
 /// Refuses what no peer would accept.
 pub(crate) fn check(frame: &Frame) -> Result<(), FrameError> {
     check_lengths(frame.header.payload_type, frame.meta.len() as u64, frame.payload.len() as u64).map(drop)
+}
+
+/// The same of what is to leave its process.
+pub(crate) fn check_leaving(frame: &Frame) -> Result<(), FrameError> {
+    if frame.handed.is_some() { Err(FrameError::Handed) } else { check(frame) }
 }
 
 /// Bytes a frame takes on the wire.

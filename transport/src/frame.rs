@@ -1,6 +1,8 @@
 //! One frame: a fixed little-endian header, an rkyv-archived meta, and a raw payload aligned to 64 bytes.
 //! Tensors are never inside an archive.
 
+use std::{any::Any, fmt, sync::Arc};
+
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 use thiserror::Error;
@@ -72,12 +74,42 @@ pub struct Frame {
     pub meta: AlignedVec,
     /// Raw tensor bytes; may be empty.
     pub payload: Bytes,
+    /// What goes along as it is, over a channel whose sender [hands over](crate::FrameSender::hands_over).
+    pub handed: Option<Handed>,
+}
+
+/// A value that stays in its process, such as tensors on a device.
+#[derive(Clone)]
+pub struct Handed(Arc<dyn Any + Send + Sync>);
+
+impl Handed {
+    /// Takes a value to hand over.
+    pub fn new<T: Any + Send + Sync>(value: T) -> Self {
+        Self(Arc::new(value))
+    }
+
+    /// The value, if it is of this type.
+    pub fn get<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.0.clone().downcast().ok()
+    }
+}
+
+impl fmt::Debug for Handed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Handed")
+    }
 }
 
 impl Frame {
     /// A frame of any kind.
     pub fn new(header: FrameHeader, meta: AlignedVec, payload: Bytes) -> Self {
-        Self { header, meta, payload }
+        Self { header, meta, payload, handed: None }
+    }
+
+    /// The frame, with a value that goes along.
+    #[must_use]
+    pub fn handing(self, value: Handed) -> Self {
+        Self { handed: Some(value), ..self }
     }
 
     /// A control message: an archived meta, addressed to no job, without payload.
@@ -155,6 +187,9 @@ pub enum FrameError {
         /// Length of the payload in bytes.
         got: u64,
     },
+    /// A frame that was to leave its process hands a value over.
+    #[error("the frame hands over what cannot leave its process; send its bytes")]
+    Handed,
     /// The stream ended inside a frame.
     #[error("the stream ended inside a frame; the peer stopped while sending")]
     Truncated,
@@ -171,6 +206,7 @@ impl FrameError {
             Self::NotZero { .. } => "frame_not_zero",
             Self::TooLarge { .. } => "frame_too_large",
             Self::PayloadLength { .. } => "frame_payload_length",
+            Self::Handed => "frame_handed",
             Self::Truncated => "frame_truncated",
         }
     }

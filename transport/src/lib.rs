@@ -32,8 +32,8 @@ use std::{
 use certificates::Member;
 pub use error::TransportError;
 pub use frame::{
-    Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT, PROTOCOL_VERSION,
-    PayloadType,
+    Frame, FrameError, FrameHeader, FrameKind, Handed, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
+    PROTOCOL_VERSION, PayloadType,
 };
 use futures_util::future::BoxFuture;
 pub use plane::{BEST_FIRST, DataPlane, Endpoint, Reached};
@@ -100,6 +100,11 @@ pub trait FrameSender: Send {
     /// further after that, it leaves open whether the frame arrives; the channel stays usable. Dropping the sender ends the
     /// peer's receiving half in order.
     fn poll_send(&mut self, context: &mut Context<'_>, frame: &mut Option<Frame>) -> Poll<Result<(), TransportError>>;
+
+    /// Whether what a frame hands over reaches the peer: within a process alone.
+    fn hands_over(&self) -> bool {
+        false
+    }
 }
 
 impl dyn FrameSender + '_ {

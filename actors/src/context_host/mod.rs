@@ -5,6 +5,7 @@ mod command;
 mod error;
 mod known;
 mod mailroom;
+mod parcels;
 mod passing;
 mod pieces;
 mod queries;

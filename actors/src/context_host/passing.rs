@@ -11,14 +11,14 @@ use std::{
 };
 
 use asterism_kernels::Backend;
-use asterism_models::{Decoder, LocalPeers, ModelError, Parcel, Part, Peers};
-use asterism_transport::{Frame, FrameHeader, FrameKind, FrameReceiver, FrameSender, TransportError};
-use bytes::Bytes;
+use asterism_models::{Decoder, LocalPeers, ModelError, Parcel, Peers};
+use asterism_transport::{Frame, FrameKind, FrameReceiver, FrameSender, TransportError};
 use tokio::task::JoinHandle;
 
 use super::{
     error::ChannelError,
-    mailroom::{Arrived, Attempt, Mailroom},
+    mailroom::{Attempt, Mailroom},
+    parcels::{Parcels, Sent},
     pieces,
     stop::Stop,
     turns::Seat,
@@ -26,8 +26,7 @@ use super::{
 use crate::{
     link::Links,
     machine,
-    messages::{EncodeShards, Opening, ParcelMeta, ParcelPart, ShardHolder, Taken, WireMessage},
-    payload,
+    messages::{EncodeShards, Opening, ShardHolder, Taken, WireMessage},
     ticket::Ticket,
 };
 
@@ -72,17 +71,20 @@ pub struct Office<B: Backend> {
     pub stop: Stop,
     /// Most bytes of a parcel in one frame.
     pub piece_bytes: usize,
+    /// Whether hosts of this process get parcels as they lie on the device.
+    pub hands_over: bool,
 }
 
 impl<B: Backend> Clone for Office<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, links, mailroom, stop, piece_bytes } = self;
+        let Self { decoder, links, mailroom, stop, piece_bytes, hands_over } = self;
         Self {
             decoder: decoder.clone(),
             links: links.clone(),
             mailroom: mailroom.clone(),
             stop: stop.clone(),
             piece_bytes: *piece_bytes,
+            hands_over: *hands_over,
         }
     }
 }
@@ -117,44 +119,24 @@ impl<B: Backend> RemotePeers<B> {
         self.peer_lost
     }
 
-    /// Each parcel in as many frames as it needs; they are fetched from the device together.
-    fn frames(&self, parcels: &[(Parcel, Vec<B::Tensor>)]) -> Result<Vec<Vec<Frame>>, ModelError> {
-        let backend = self.office.decoder.backend();
-        let payload_type = payload::payload_type(backend.dtype());
-        let tensors: Vec<B::Tensor> = parcels.iter().flat_map(|(_, tensors)| tensors).cloned().collect();
-        let mut bytes = Bytes::from(backend.download_raw(&tensors)?);
-        let frames = parcels.iter().map(|(parcel, tensors)| {
-            let shapes: Vec<Vec<usize>> = tensors.iter().map(|tensor| backend.shape(tensor)).collect();
-            let count: usize = shapes.iter().map(|shape| shape.iter().product::<usize>()).sum();
-            let payload = bytes.split_to(count * payload::element_bytes(payload_type));
-            let payloads = pieces::cut(&payload, self.office.piece_bytes);
-            let meta = ParcelMeta {
-                part: parcel.part.into(),
-                from: parcel.from as u32,
-                to: parcel.to.map(|block| block as u32),
-                shapes: shapes.iter().map(|shape| shape.iter().map(|size| *size as u32).collect()).collect(),
-                piece: 0,
-                pieces: payloads.len() as u32,
-            };
-            let header = FrameHeader {
-                kind: FrameKind::Parcel,
-                job: self.attempt.0,
-                shard_set: self.attempt.1,
-                layer: parcel.layer as u32,
-                step: 0,
-                rows: 0,
-                payload_type,
-            };
-            let frame = |(piece, payload)| Frame::new(header, ParcelMeta { piece, ..meta.clone() }.archive(), payload);
-            (0..).zip(payloads).map(frame).collect()
-        });
-        Ok(frames.collect())
+    fn parcels(&self) -> Parcels<'_, B> {
+        Parcels { backend: self.office.decoder.backend(), attempt: self.attempt }
     }
 
     /// Hosts that want a parcel.
     fn wanting(&self, parcel: Parcel) -> impl Iterator<Item = &ShardHolder> {
         let wants = move |block: usize| parcel.to.map_or(block > parcel.from, |to| block == to);
         self.peers.iter().filter(move |peer| peer.blocks.iter().any(|block| wants(*block as usize)))
+    }
+
+    /// Opens the channel to a peer that there is to be. Whether it hands over.
+    fn hands_over(&mut self, peer: &ShardHolder) -> Result<bool, ModelError> {
+        if !self.channels.contains_key(&peer.host) {
+            let opened = self.open(peer)?;
+            self.channels.insert(peer.host.clone(), opened);
+        }
+        let opened = self.channels.get(&peer.host);
+        Ok(self.office.hands_over && opened.is_some_and(|channel| channel.sender.hands_over()))
     }
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
@@ -208,48 +190,6 @@ impl<B: Backend> RemotePeers<B> {
         self.peer_lost |= result.is_err();
         result.map_err(|error| ModelError::Host { host: host.to_string(), cause: error.to_string() })
     }
-
-    fn read(&self, Arrived { meta, frame }: &Arrived) -> Result<Vec<B::Tensor>, ModelError> {
-        let backend = self.office.decoder.backend();
-        let wrong = |cause: String| ModelError::Host { host: format!("of shard {}", meta.from), cause };
-        let expected = payload::payload_type(backend.dtype());
-        if frame.header.payload_type != expected {
-            return Err(wrong(format!("expected {expected:?} tensors, got {:?}", frame.header)));
-        }
-        let (tensors, part) = (meta.shapes.len(), meta.part);
-        if tensors != part.tensors() || meta.shapes.iter().any(|shape| shape.len() != 3) {
-            return Err(wrong(format!(
-                "{part:?} are {} tensors of 3 dimensions, got {:?}",
-                part.tensors(),
-                meta.shapes
-            )));
-        }
-        let sizes: Vec<Vec<usize>> =
-            meta.shapes.iter().map(|shape| shape.iter().map(|size| *size as usize).collect()).collect();
-        let count = |shape: &[usize]| shape.iter().try_fold(1_usize, |all, size| all.checked_mul(*size));
-        let counts = sizes.iter().map(|shape| count(shape)).collect::<Option<Vec<_>>>();
-        let total =
-            counts.as_ref().and_then(|counts| counts.iter().try_fold(0_usize, |all, count| all.checked_add(*count)));
-        let (Some(counts), Some(total)) = (counts, total) else {
-            return Err(wrong(format!("its shapes are {sizes:?}")));
-        };
-        payload::check(&frame.payload, total, expected).map_err(|error| wrong(error.to_string()))?;
-        let (mut rest, each) = (&frame.payload[..], payload::element_bytes(expected));
-        let mut tensors = Vec::with_capacity(sizes.len());
-        for (shape, count) in sizes.iter().zip(counts) {
-            let (own, after) = rest.split_at(count * each);
-            // Outputs are f32 wherever they come from; all else is in compute type.
-            tensors.push(match meta.part {
-                ParcelPart::Outputs => {
-                    let values = payload::read(own, count, expected).map_err(|error| wrong(error.to_string()))?;
-                    backend.upload(shape, &values)?
-                }
-                _ => backend.upload_raw(shape, own)?,
-            });
-            rest = after;
-        }
-        Ok(tensors)
-    }
 }
 
 /// Waits for the word that all parcels of a channel were taken.
@@ -289,10 +229,27 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
     fn send_all(&mut self, parcels: Vec<(Parcel, Vec<B::Tensor>)>) -> Result<(), ModelError> {
         let (wanted, kept): (Vec<_>, Vec<_>) =
             parcels.into_iter().partition(|(parcel, _)| self.wanting(*parcel).next().is_some());
-        if !wanted.is_empty() {
-            for (frames, (parcel, _)) in self.frames(&wanted)?.into_iter().zip(&wanted) {
-                for peer in self.wanting(*parcel).cloned().collect::<Vec<_>>() {
-                    frames.iter().try_for_each(|frame| self.send_to(&peer, frame.clone()))?;
+        let mut far: Vec<(Sent<'_, B>, Vec<ShardHolder>)> = Vec::new();
+        for (parcel, tensors) in &wanted {
+            let (mut lent, mut others) = (None, Vec::new());
+            for peer in self.wanting(*parcel).cloned().collect::<Vec<_>>() {
+                if !self.hands_over(&peer)? {
+                    others.push(peer);
+                    continue;
+                }
+                let frame = match &lent {
+                    Some(frame) => Frame::clone(frame),
+                    None => lent.insert(self.parcels().lent((*parcel, tensors))?).clone(),
+                };
+                self.send_to(&peer, frame)?;
+            }
+            far.extend((!others.is_empty()).then_some(((*parcel, &tensors[..]), others)));
+        }
+        if !far.is_empty() {
+            let sent: Vec<Sent<'_, B>> = far.iter().map(|(sent, _)| *sent).collect();
+            for (frames, (_, peers)) in self.parcels().frames(&sent, self.office.piece_bytes)?.into_iter().zip(&far) {
+                for peer in peers {
+                    frames.iter().try_for_each(|frame| self.send_to(peer, frame.clone()))?;
                 }
             }
         }
@@ -319,8 +276,8 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
                 arrived.filter(|_| self.seat.borrow_mut().take()).ok_or(ModelError::Cancelled)?
             }
         };
-        self.received_bytes += arrived.frame.payload.len() as u64;
-        let tensors = self.read(&arrived)?;
+        self.received_bytes += pieces::whole_bytes(&arrived).unwrap_or(0) as u64;
+        let tensors = self.parcels().read(&arrived)?;
         // Another shard of this host may want it too.
         self.local.send(parcel, tensors.clone())?;
         Ok(tensors)
@@ -329,38 +286,5 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
     fn layer_done(&mut self, layer: usize) {
         self.local.layer_done(layer);
         self.office.mailroom.layer_done(self.attempt, layer);
-    }
-}
-
-impl ParcelPart {
-    /// Tensors of such a parcel.
-    fn tensors(self) -> usize {
-        match self {
-            Self::Keys => 2,
-            Self::Heads => 3,
-            Self::Queries | Self::Outputs => 1,
-        }
-    }
-}
-
-impl From<Part> for ParcelPart {
-    fn from(part: Part) -> Self {
-        match part {
-            Part::Keys => Self::Keys,
-            Part::Queries => Self::Queries,
-            Part::Heads => Self::Heads,
-            Part::Outputs => Self::Outputs,
-        }
-    }
-}
-
-impl From<ParcelPart> for Part {
-    fn from(part: ParcelPart) -> Self {
-        match part {
-            ParcelPart::Keys => Self::Keys,
-            ParcelPart::Queries => Self::Queries,
-            ParcelPart::Heads => Self::Heads,
-            ParcelPart::Outputs => Self::Outputs,
-        }
     }
 }

@@ -70,7 +70,7 @@ impl Joiner {
 }
 
 /// Bytes of all tensors of a parcel; none if they are more than can be counted.
-fn whole_bytes(arrived: &Arrived) -> Option<usize> {
+pub fn whole_bytes(arrived: &Arrived) -> Option<usize> {
     let values = |shape: &Vec<u32>| shape.iter().try_fold(1_usize, |all, &size| all.checked_mul(size as usize));
     let mut shapes = arrived.meta.shapes.iter();
     let values = shapes.try_fold(0_usize, |all, shape| all.checked_add(values(shape)?))?;

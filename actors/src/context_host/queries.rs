@@ -7,9 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use asterism_kernels::{Ask, Backend, Heads, Mask};
+use asterism_kernels::{Ask, Backend, Heads, Lent, Mask};
 use asterism_models::{Decoder, EncodedShard};
-use asterism_transport::{Frame, FrameHeader, FrameKind, FrameReceiver, Link, MAX_PAYLOAD_BYTES, PayloadType};
+use asterism_transport::{Frame, FrameHeader, FrameKind, FrameReceiver, Handed, Link, MAX_PAYLOAD_BYTES, PayloadType};
 use bytes::Bytes;
 
 use super::{
@@ -165,7 +165,7 @@ impl<B: Backend> Queries<'_, B> {
         let QueryMeta { parts } = QueryMeta::read(&frame.meta, self.peer)?;
         let all = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.rows as usize));
         let (mut found, mut start, decoder) = (Vec::with_capacity(parts.len()), 0, self.desk.decoder.clone());
-        check(&decoder, &frame, all)?;
+        let asked = Rows::of(&decoder, &frame, all)?;
         let row_bytes = frame.payload.len().checked_div(all).unwrap_or(0);
         for part in parts {
             let rows = start..start + part.rows as usize;
@@ -179,9 +179,14 @@ impl<B: Backend> Queries<'_, B> {
                 });
             match (attached.and_then(|(_, relay)| relay.as_ref()), shards) {
                 (Some(relay), Ok(shards)) => {
-                    let (header, rows) =
-                        (frame.header, frame.payload.slice(rows.start * row_bytes..rows.end * row_bytes));
-                    let attachment = part.attachment;
+                    let (header, attachment) = (frame.header, part.attachment);
+                    let rows = match &asked {
+                        Rows::Bytes(payload) => payload.slice(rows.start * row_bytes..rows.end * row_bytes),
+                        Rows::Lent(q) => {
+                            let backend = decoder.backend();
+                            backend.download_raw(&[backend.rows(q, rows.start, rows.end)?])?.into()
+                        }
+                    };
                     if let Err(refused) = relay.ask(Query { header, part, rows, shards }) {
                         self.send(refusal(header, attachment, &refused)).await?;
                     }
@@ -193,18 +198,19 @@ impl<B: Backend> Queries<'_, B> {
             return Ok(());
         }
         let header = frame.header;
-        let (parts, values) = if cost(&decoder, &found, &frame) <= AT_ONCE {
-            attend(&decoder, found, all, &frame)?
+        let queued = matches!(asked, Rows::Lent(_)) && decoder.backend().queues();
+        let answer = if queued || cost(&decoder, &found, &frame) <= AT_ONCE {
+            answer(&decoder, found, (all, asked), header)?
         } else {
             let cores = self.desk.cores.clone();
             let attended = machine::spawn(move || {
                 let _computing = Computing::begin(&cores, Work::Answering);
-                attend(&decoder, found, all, &frame)
+                answer(&decoder, found, (all, asked), header)
             })
             .await;
             attended.map_err(|panic| ChannelError::Panicked { cause: panic.to_string() })??
         };
-        self.send(partials(header, parts, Floats::of(values))).await
+        self.send(answer).await
     }
 
     async fn send(&mut self, frame: Frame) -> Result<(), ChannelError> {
@@ -212,15 +218,44 @@ impl<B: Backend> Queries<'_, B> {
     }
 }
 
-/// Whether a frame has so many rows of queries for the model.
-fn check<B: Backend>(decoder: &Decoder<B>, frame: &Frame, rows: usize) -> Result<(), ChannelError> {
-    let (Heads { query, dim, .. }, layers) = (decoder.config().heads, decoder.config().layers);
-    let FrameHeader { payload_type: got, layer, .. } = frame.header;
-    let (expected, layer) = (payload::payload_type(decoder.backend().dtype()), layer as usize);
-    if layer >= layers || got != expected {
-        return Err(ChannelError::Query { expected, layers, got, layer });
+/// The rows that a frame asks about.
+pub enum Rows<B: Backend> {
+    /// As they travel.
+    Bytes(Bytes),
+    /// On the device `(rows, query heads dim)`.
+    Lent(B::Tensor),
+}
+
+impl<B: Backend> Rows<B> {
+    /// Of a frame that is to have so many for the model.
+    fn of(decoder: &Decoder<B>, frame: &Frame, rows: usize) -> Result<Self, ChannelError> {
+        let (Heads { query, dim, .. }, layers) = (decoder.config().heads, decoder.config().layers);
+        let FrameHeader { payload_type: got, layer, .. } = frame.header;
+        let (expected, layer) = (payload::payload_type(decoder.backend().dtype()), layer as usize);
+        if layer >= layers || got != expected {
+            return Err(ChannelError::Query { expected, layers, got, layer });
+        }
+        if let Some(lent) = frame.handed.as_ref().and_then(|handed| handed.get::<Lent<B>>()) {
+            let q = (*lent)(decoder.backend())?.swap_remove(0);
+            if decoder.backend().shape(&q) == [rows, query * dim] {
+                return Ok(Self::Lent(q));
+            }
+        }
+        payload::check(&frame.payload, rows.saturating_mul(query * dim), expected)?;
+        Ok(Self::Bytes(frame.payload.clone()))
     }
-    Ok(payload::check(&frame.payload, rows.saturating_mul(query * dim), expected)?)
+
+    /// `(rows, query heads dim)` in compute type.
+    fn on_device(&self, backend: &B, shape: [usize; 2]) -> Result<B::Tensor, ChannelError> {
+        match self {
+            Self::Bytes(bytes) => {
+                let values =
+                    payload::read(bytes, shape[0].saturating_mul(shape[1]), payload::payload_type(backend.dtype()))?;
+                Ok(backend.cast(&backend.upload(&shape, &values)?)?)
+            }
+            Self::Lent(q) => Ok(q.clone()),
+        }
+    }
 }
 
 /// Multiply-adds of what [`attend`] does.
@@ -234,20 +269,51 @@ fn cost<B: Backend>(decoder: &Decoder<B>, found: &[Found<B>], frame: &Frame) -> 
     found.iter().map(of_part).fold(0, usize::saturating_add)
 }
 
+/// What is asked, answered in kind.
+fn answer<B: Backend>(
+    decoder: &Decoder<B>,
+    found: Vec<Found<B>>,
+    (all, asked): (usize, Rows<B>),
+    header: FrameHeader,
+) -> Result<Frame, ChannelError> {
+    let (backend, heads) = (decoder.backend(), decoder.config().heads);
+    if let Rows::Bytes(_) = &asked {
+        let (parts, values) = attend(decoder, &found, (all, &asked), header)?;
+        return Ok(partials(header, parts, Floats::of(values)));
+    }
+    let q = asked.on_device(backend, [all, heads.query * heads.dim])?;
+    let (parts, asks, groups) = asks_of(decoder, &found, header);
+    let lent = backend.lend(vec![backend.attend_rows(heads, &q, (&asks, &groups))?])?;
+    Ok(partials(header, parts, Bytes::new()).handing(Handed::new::<Lent<B>>(lent)))
+}
+
 /// Attention of each part's rows over its shards, in order, where the frame has so many in all. The error is a frame that
 /// cannot be read; what a part lacks is its own answer.
 pub fn attend<B: Backend>(
     decoder: &Decoder<B>,
-    found: Vec<Found<B>>,
-    all: usize,
-    frame: &Frame,
+    found: &[Found<B>],
+    (all, asked): (usize, &Rows<B>),
+    header: FrameHeader,
 ) -> Result<(Vec<PartialsPart>, Vec<f32>), ChannelError> {
-    let (header, backend, heads) = (frame.header, decoder.backend(), decoder.config().heads);
-    let (Heads { query, dim, .. }, layer) = (heads, header.layer as usize);
-    let values = payload::read(&frame.payload, all.saturating_mul(query * dim), header.payload_type)?;
+    let (backend, heads) = (decoder.backend(), decoder.config().heads);
+    let q = asked.on_device(backend, [all, heads.query * heads.dim])?;
+    let (parts, asks, groups) = asks_of(decoder, found, header);
+    let mut packed = Vec::new();
+    backend.attend_merged(heads, &q, (&asks, &groups), &mut packed)?;
+    Ok((parts, packed))
+}
+
+/// How each part is answered, and what is asked of the device for it: the shards of each group, one group after the other.
+#[allow(clippy::type_complexity)]
+fn asks_of<'a, B: Backend>(
+    decoder: &Decoder<B>,
+    found: &'a [Found<B>],
+    header: FrameHeader,
+) -> (Vec<PartialsPart>, Vec<Ask<'a, B::Kv>>, Vec<usize>) {
+    let (backend, heads, layer) = (decoder.backend(), decoder.config().heads, header.layer as usize);
     let mut room = MAX_PAYLOAD_BYTES / (4 * heads.packed_row());
     let (mut parts, mut asks, mut grouped) = (Vec::with_capacity(found.len()), Vec::new(), Vec::new());
-    for Found { part: QueryPart { attachment, rows: count, mask }, rows, shards } in &found {
+    for Found { part: QueryPart { attachment, rows: count, mask }, rows, shards } in found {
         let mask = mask.map_or(Mask::None, seen);
         let fits = shards.as_ref().map_err(Clone::clone).and_then(|(shards, attached)| {
             if mask != Mask::None && attached.hidden.iter().any(|hidden| !hidden.is_empty()) {
@@ -279,10 +345,7 @@ pub fn attend<B: Backend>(
         };
         parts.push(PartialsPart { attachment: *attachment, rows: *count, answer });
     }
-    let mut packed = Vec::new();
-    let q = backend.cast(&backend.upload(&[all, query * dim], &values)?)?;
-    backend.attend_merged(heads, &q, (&asks, &grouped), &mut packed)?;
-    Ok((parts, packed))
+    (parts, asks, grouped)
 }
 
 /// Which keys the rows of a part see.

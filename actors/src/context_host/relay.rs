@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     error::Refusal,
-    queries::{self, Found, Grouped},
+    queries::{self, Found, Grouped, Rows},
 };
 use crate::{
     link::Links,
@@ -145,12 +145,12 @@ impl<B: Backend> Served<B> {
     async fn answer(&self, lines: &mut [Line], query: Query<B>) -> Result<Frame, Refusal> {
         let Query { header, part, rows, shards } = query;
         let meta = QueryMeta { parts: vec![part.clone()] }.archive();
-        let asked = Frame::new(FrameHeader { rows: part.rows, ..header }, meta, rows);
+        let asked = Frame::new(FrameHeader { rows: part.rows, ..header }, meta, rows.clone());
         let row = self.decoder.config().heads.packed_row();
         try_join_all(lines.iter_mut().map(|line| line.ask(asked.clone()))).await?;
         let (decoder, count) = (self.decoder.clone(), part.rows as usize);
         let found = Found { part: part.clone(), rows: 0..count, shards: Ok(shards) };
-        let own = machine::spawn(move || queries::attend(&decoder, vec![found], count, &asked));
+        let own = machine::spawn(move || queries::attend(&decoder, &[found], (count, &Rows::Bytes(rows)), header));
         let below = try_join_all(lines.iter_mut().map(|line| line.hear(header, &part, row))).await?;
         let not_computed = |cause: String| Refusal::NotComputed { cause };
         let (own, values) = own

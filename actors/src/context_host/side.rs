@@ -16,7 +16,7 @@ use super::{
     work::{Bench, HeadsShelf},
 };
 use crate::{
-    host::{LoadedModel, Post},
+    host::{HandsOver, LoadedModel, Post},
     link::Links,
     machine,
     messages::{Encoded, HostCommand, HostMessage, LinkReport},
@@ -32,14 +32,20 @@ pub struct ContextSide<B: Backend> {
     heads: Arc<HeadsShelf<B>>,
     turns: Turns,
     piece_bytes: usize,
+    hands_over: HandsOver,
     running: BTreeMap<u64, Stop>,
     post: Post<Event>,
 }
 
 impl<B: Backend> ContextSide<B> {
     /// Starts answering whoever connects to `plane`; what happens goes to `post`. Parcels go in frames of at most
-    /// `piece_bytes`.
-    pub fn start(plane: Arc<DataPlane>, model: &LoadedModel<B>, piece_bytes: usize, post: Post<Event>) -> Self {
+    /// `piece_bytes`, where they are not handed over.
+    pub fn start(
+        plane: Arc<DataPlane>,
+        model: &LoadedModel<B>,
+        (piece_bytes, hands_over): (usize, HandsOver),
+        post: Post<Event>,
+    ) -> Self {
         let (decoder, tickets) = (model.decoder.clone(), Arc::default());
         let links = Arc::new(Links::new(plane.clone()));
         let (store, mailroom) = (ShardStore::default(), Arc::default());
@@ -53,6 +59,7 @@ impl<B: Backend> ContextSide<B> {
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
             turns: Turns::new(model.cores.clone()),
             piece_bytes,
+            hands_over,
             running: BTreeMap::new(),
             post,
         }
@@ -111,6 +118,7 @@ impl<B: Backend> ContextSide<B> {
                 mailroom: self.desk.mailroom.clone(),
                 stop,
                 piece_bytes: self.piece_bytes,
+                hands_over: self.hands_over != HandsOver::Nothing,
             },
             store: self.desk.store.clone(),
             heads: self.heads.clone(),

@@ -7,7 +7,7 @@ use asterism_transport::{Link, Reached};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
-use super::{HostConfig, LoadedModel, Post, Transports, process};
+use super::{HandsOver, HostConfig, LoadedModel, Post, Transports, process};
 use crate::{
     context_host::{self, ContextSide},
     cores::Cores,
@@ -142,16 +142,21 @@ impl<B: Backend> Actor for HostActor<B> {
 impl<B: Backend> Shell<B> {
     fn loaded(&mut self, model: LoadedModel<B>, myself: &ActorRef<Message<B>>) {
         self.cores = Some(model.cores.clone());
+        let hands_over = self.config.hands_over.unwrap_or_else(|| HandsOver::of(model.decoder.backend()));
         if self.config.encodes {
             let actor = myself.clone();
             let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Context(event))));
-            self.context =
-                Some(ContextSide::start(self.transports.data.clone(), &model, self.config.piece_bytes, post));
+            self.context = Some(ContextSide::start(
+                self.transports.data.clone(),
+                &model,
+                (self.config.piece_bytes, hands_over),
+                post,
+            ));
         }
         if self.config.generates {
             let actor = myself.clone();
             let post: Post<_> = Arc::new(move |event| drop(actor.cast(Message::Query(event))));
-            self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), post));
+            self.query = Some(QuerySide::start(self.transports.data.clone(), Arc::new(model), hands_over, post));
         }
     }
 

@@ -7,16 +7,14 @@ use std::{
     time::Duration,
 };
 
-use asterism_kernels::Backend;
+use asterism_kernels::{Backend, Lent};
 use asterism_models::{
     ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError,
 };
 use asterism_plan::MergeTree;
 use asterism_transport::Frame;
-use tokio::{
-    sync::mpsc,
-    time::{Instant, timeout},
-};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
 
 use super::{
     answers::{self, Answer, AnswerError},
@@ -46,7 +44,9 @@ pub struct Contexts<B: Backend> {
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     /// Came during a step, and is for whoever takes the steps.
     later: VecDeque<Arrival>,
-    asked: Asked,
+    asked: Asked<B>,
+    /// Whether queries and answers are to stay on devices, and whether some of this layer do.
+    on_devices: (bool, bool),
     /// Attachments that the layer under way is to be asked of, with their parts, by line.
     outgoing: BTreeMap<u64, Vec<(usize, u64)>>,
     clock: Clock,
@@ -84,9 +84,9 @@ struct Clock {
 }
 
 impl<B: Backend> Contexts<B> {
-    /// None yet. Arrivals come from `arrivals`; what stalls goes to `post`.
+    /// None yet. Arrivals come from `arrivals`; what stalls goes to `post`. `hands_over`: queries stay on the device where they can.
     pub fn new(
-        decoder: Arc<Decoder<B>>,
+        (decoder, hands_over): (Arc<Decoder<B>>, bool),
         lines: Lines,
         arrivals: mpsc::UnboundedReceiver<Arrival>,
         post: Post<Event>,
@@ -102,6 +102,7 @@ impl<B: Backend> Contexts<B> {
             arrivals,
             later: VecDeque::new(),
             asked: Asked::default(),
+            on_devices: (hands_over, false),
             outgoing,
             clock: Clock { started: now, collected: now, waited: Duration::ZERO, answered: Vec::new() },
             post,
@@ -213,7 +214,7 @@ impl<B: Backend> Contexts<B> {
     }
 
     /// Applies an event; `answers` are those that came with it.
-    fn apply(&mut self, job: u64, event: gather::Event, mut answers: Option<Vec<ShardPartial>>) {
+    fn apply(&mut self, job: u64, event: gather::Event, mut answers: Option<Vec<ShardPartial<B>>>) {
         let Some(context) = self.jobs.get_mut(&job) else { return };
         let part = self.asked.parts.iter().position(|part| part.job == job);
         for command in context.gather.handle(self.clock.started.elapsed(), event) {
@@ -281,10 +282,16 @@ impl<B: Backend> Contexts<B> {
                 Some(part) if self.asked.parts[part].rows.len() != rows => {
                     Err(AnswerError::Rows { asked: self.asked.parts[part].rows.len(), got: rows })
                 }
-                Some(part) => {
-                    let partials = self.asked.partials(&groups, (&read.values, range));
-                    Ok(Some(partials.unwrap_or_else(|block| self.not_finite(line, part, block))))
-                }
+                Some(part) => match frame.handed.as_ref().and_then(|handed| handed.get::<Lent<B>>()) {
+                    Some(lent) => {
+                        let start = range.start / self.decoder.config().heads.packed_row();
+                        Ok(Some(Asked::lent(&groups, (&lent, start), rows)))
+                    }
+                    None => {
+                        let partials = self.asked.partials(&groups, (&read.values, range));
+                        Ok(Some(partials.unwrap_or_else(|block| self.not_finite(line, part, block))))
+                    }
+                },
             };
             match answers {
                 Ok(answers) => {
@@ -302,7 +309,7 @@ impl<B: Backend> Contexts<B> {
     }
 
     /// A number that is none ends the part.
-    fn not_finite(&mut self, line: u64, part: usize, block: usize) -> Vec<ShardPartial> {
+    fn not_finite(&mut self, line: u64, part: usize, block: usize) -> Vec<ShardPartial<B>> {
         let (host, layer) = (self.lines.host(line), self.asked.layer as usize);
         let error = ModelError::PartialNotFinite { host, block, layer };
         self.asked.parts[part].end = Some(Err(StepError::Failed(error)));
@@ -310,11 +317,13 @@ impl<B: Backend> Contexts<B> {
     }
 
     /// Sends what is to be asked, one frame a line, all at once.
-    fn flush(&mut self) {
+    fn flush(&mut self) -> Result<(), ModelError> {
         for (line, asks) in std::mem::take(&mut self.outgoing) {
-            self.lines.send(line, self.asked.frame(&asks));
+            let hands_over = self.on_devices.1 && self.lines.hands_over(line);
+            self.lines.send(line, self.asked.frame(self.decoder.backend(), &asks, hands_over)?);
         }
         self.lines.flush();
+        Ok(())
     }
 
     /// Parts whose shards nobody holds leave the step, once nobody else is waited for.
@@ -325,20 +334,17 @@ impl<B: Backend> Contexts<B> {
 }
 
 impl<B: Backend> ContextAttention<B> for Contexts<B> {
-    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<(), ModelError> {
-        let backend = self.decoder.backend();
-        let kind = payload::payload_type(backend.dtype());
-        let mut bytes = Vec::new();
-        payload::write(&mut bytes, &backend.download(queries.q)?, kind);
-        self.asked.layer(queries.layer, queries.heads, (bytes.into(), kind), asks);
+    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<bool, ModelError> {
+        self.asked.layer(queries, payload::payload_type(self.decoder.backend().dtype()), asks);
         let (step, layer) = (self.asked.step, self.asked.layer);
         let jobs: Vec<u64> = self.asked.parts.iter().map(|part| part.job).collect();
         jobs.into_iter().for_each(|job| self.apply(job, gather::Event::Ask { step, layer }, None));
-        self.flush();
-        Ok(())
+        self.on_devices.1 = self.on_devices.0 && self.outgoing.keys().any(|line| self.lines.hands_over(*line));
+        self.flush()?;
+        Ok(self.on_devices.1)
     }
 
-    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
+    fn collect(&mut self) -> Result<Vec<PartAnswer<B>>, ModelError> {
         let began = Instant::now();
         loop {
             self.leave_those_that_are_stuck();
@@ -361,7 +367,7 @@ impl<B: Backend> ContextAttention<B> for Contexts<B> {
                     self.later.extend(other);
                 }
             }
-            self.flush();
+            self.flush()?;
         }
         self.clock.collected = Instant::now();
         self.clock.waited = self.clock.collected - began;

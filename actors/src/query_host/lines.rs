@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Instant,
 };
 
@@ -60,6 +60,8 @@ struct Line {
     /// One frame a layer, whose answer is waited for, and what is attached and detached.
     frames: mpsc::UnboundedSender<Frame>,
     attached: BTreeSet<u64>,
+    /// Whether its channel hands over; set once it is open.
+    hands_over: Arc<OnceLock<bool>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -111,6 +113,11 @@ impl Lines {
         }
     }
 
+    /// Whether a line is known to hand over.
+    pub fn hands_over(&self, line: u64) -> bool {
+        self.lines.get(&line).is_some_and(|line| line.hands_over.get() == Some(&true))
+    }
+
     /// Sends a frame over a line with the next batch.
     pub fn send(&mut self, line: u64, frame: Frame) {
         let line = self.lines.get(&line);
@@ -158,12 +165,14 @@ impl Lines {
         self.opened += 1;
         let (frames, queue) = mpsc::unbounded_channel();
         let (links, arrived, to) = (self.links.clone(), self.arrived.clone(), place.clone());
+        let hands_over = Arc::<OnceLock<bool>>::default();
+        let known = hands_over.clone();
         let task = self.runtime.spawn(async move {
-            if let Err(cause) = serve(number, &to, &links, queue, &arrived).await {
+            if let Err(cause) = serve(number, (&to, &known), &links, queue, &arrived).await {
                 let _ = arrived.send(Arrival::Broke(number, cause.to_string()));
             }
         });
-        self.lines.insert(number, Line { place: place.clone(), frames, attached: BTreeSet::new(), task });
+        self.lines.insert(number, Line { place: place.clone(), frames, attached: BTreeSet::new(), hands_over, task });
         self.current.insert(place, number);
         number
     }
@@ -172,12 +181,14 @@ impl Lines {
 /// Opens a channel, sends frames and hands answers over until nobody asks any more; the error is why it ended before.
 async fn serve(
     number: u64,
-    (host, endpoints): &Place,
+    ((host, endpoints), hands_over): (&Place, &OnceLock<bool>),
     links: &Links,
     mut frames: mpsc::UnboundedReceiver<Frame>,
     arrived: &mpsc::UnboundedSender<Arrival>,
 ) -> Result<(), LineError> {
     let mut channel = links.reach(host, endpoints).await?;
+    // It was not known before.
+    let _ = hands_over.set(channel.sender.hands_over());
     let places = Arc::new(Semaphore::new(UNHEARD));
     loop {
         tokio::select! {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cores::{Cores, Work},
-    host::{LoadedModel, Post},
+    host::{HandsOver, LoadedModel, Post},
     link::Links,
     machine::Thread,
     messages::{Generate, HostMessage, LinkReport},
@@ -52,10 +52,16 @@ impl Running {
 
 impl QuerySide {
     /// Context hosts are reached through `plane`; what happens goes to `post`.
-    pub fn start<B: Backend>(plane: Arc<DataPlane>, model: Arc<LoadedModel<B>>, post: Post<Event>) -> Self {
+    pub fn start<B: Backend>(
+        plane: Arc<DataPlane>,
+        model: Arc<LoadedModel<B>>,
+        hands_over: HandsOver,
+        post: Post<Event>,
+    ) -> Self {
         let (links, (engine, arrivals)) = (Arc::new(Links::new(plane)), mpsc::unbounded_channel());
         let (cores, lines) = (model.cores.clone(), Lines::new(links.clone(), engine.clone()));
-        let contexts = Contexts::new(model.decoder.clone(), lines, arrivals, post.clone());
+        let decoder = (model.decoder.clone(), hands_over == HandsOver::Everything);
+        let contexts = Contexts::new(decoder, lines, arrivals, post.clone());
         let arrivals = engine.clone();
         let run = move || Engine::new(model, contexts, arrivals, post).run();
         Thread::start("generate", run).expect("the system starts a thread");

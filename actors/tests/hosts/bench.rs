@@ -1,9 +1,17 @@
 //! A supervisor without rules that tests drive by hand, the hosts that join it, and golden cases as orders.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use asterism_actors::{
-    HostConfig, HostError, LoadedModel, Transports,
+    HandsOver, HostConfig, HostError, LoadedModel, Transports,
     cores::OwnDevice,
     host,
     messages::{
@@ -15,7 +23,9 @@ use asterism_actors::{
 use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, Tokenizer};
 use asterism_plan::{Exchange, Method, MethodConfig, Plan, PlanRequest, Refresh};
-use asterism_transport::{Channel, Endpoint, Link, MAX_PAYLOAD_BYTES, NoObserver, Transport, local::LocalNetwork};
+use asterism_transport::{
+    Channel, Endpoint, Link, MAX_PAYLOAD_BYTES, NoObserver, Observer, Transport, local::LocalNetwork,
+};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -246,20 +256,22 @@ pub struct Bench {
     pub lines: BTreeMap<String, Line>,
     pub transports: BTreeMap<String, Arc<dyn Transport>>,
     pub hosts: BTreeMap<String, JoinHandle<Result<(), HostError>>>,
-    piece_bytes: usize,
+    settings: (usize, Option<HandsOver>),
+    /// Bytes of frames that were sent.
+    pub sent: Arc<AtomicUsize>,
 }
 
 impl Bench {
     pub async fn of(hosts: &[(&str, HostRole)]) -> Self {
-        Self::with_pieces(MAX_PAYLOAD_BYTES, hosts).await
+        Self::with((MAX_PAYLOAD_BYTES, None), hosts).await
     }
 
-    /// Hosts whose frames hold so much of what shards pass each other.
-    pub async fn with_pieces(piece_bytes: usize, hosts: &[(&str, HostRole)]) -> Self {
+    /// Hosts whose frames hold so much of what shards pass each other, and that hand over so much as it lies.
+    pub async fn with(settings: (usize, Option<HandsOver>), hosts: &[(&str, HostRole)]) -> Self {
         let network = LocalNetwork::new();
         let transport = bind(&network);
-        let (lines, transports, handles) = Default::default();
-        let mut bench = Self { network, transport, lines, transports, hosts: handles, piece_bytes };
+        let (lines, transports, handles, sent) = Default::default();
+        let mut bench = Self { network, transport, lines, transports, hosts: handles, settings, sent };
         for (name, role) in hosts {
             bench.start(name, *role).await;
         }
@@ -267,10 +279,10 @@ impl Bench {
     }
 
     pub async fn start(&mut self, name: &str, role: HostRole) {
-        let transport = bind(&self.network);
+        let transport = bind_counted(&self.network, Arc::new(Counted(self.sent.clone())));
         let parts = if role == HostRole::Context { Parts::Context } else { Parts::Query };
         let mut config = HostConfig::new(name, role, self.transport.local_address(), 1);
-        (config.patience, config.piece_bytes) = (DEADLINE, self.piece_bytes);
+        (config.patience, config.piece_bytes, config.hands_over) = (DEADLINE, self.settings.0, self.settings.1);
         let running = host::run(config, Transports::one(transport.clone()), Box::new(move || load(parts)));
         self.hosts.insert(name.into(), tokio::spawn(running));
         self.transports.insert(name.into(), transport);
@@ -333,5 +345,18 @@ impl Bench {
 }
 
 pub fn bind(network: &LocalNetwork) -> Arc<dyn Transport> {
-    Arc::new(network.bind("127.0.0.1:0".parse().expect("an address"), Arc::new(NoObserver)).expect("a port"))
+    bind_counted(network, Arc::new(NoObserver))
+}
+
+fn bind_counted(network: &LocalNetwork, observer: Arc<dyn Observer>) -> Arc<dyn Transport> {
+    Arc::new(network.bind("127.0.0.1:0".parse().expect("an address"), observer).expect("a port"))
+}
+
+/// Counts bytes that are sent.
+struct Counted(Arc<AtomicUsize>);
+
+impl Observer for Counted {
+    fn bytes(&self, sent: bool, bytes: usize) {
+        self.0.fetch_add(if sent { bytes } else { 0 }, Ordering::Relaxed);
+    }
 }

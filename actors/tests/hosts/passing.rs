@@ -1,8 +1,13 @@
 //! What shards pass each other: in pieces, again in a later attempt, and lost on the way.
 
-use asterism_actors::messages::{HostCommand, HostMessage, HostRole, ShardHolder, Taken, WireMessage};
+use std::sync::atomic::Ordering;
+
+use asterism_actors::{
+    HandsOver,
+    messages::{HostCommand, HostMessage, HostRole, ShardHolder, Taken, WireMessage},
+};
 use asterism_plan::Exchange;
-use asterism_transport::Endpoint;
+use asterism_transport::{Endpoint, MAX_PAYLOAD_BYTES};
 
 use crate::bench::{Bench, CONTEXT, Case, bind};
 
@@ -10,9 +15,9 @@ use crate::bench::{Bench, CONTEXT, Case, bind};
 async fn what_shards_pass_each_other_may_be_more_than_a_frame_holds() {
     let case = Case::of("ring", 4);
     let mut answers = Vec::new();
-    for piece_bytes in [asterism_transport::MAX_PAYLOAD_BYTES, case.passed_bytes(0) / 5] {
+    for piece_bytes in [MAX_PAYLOAD_BYTES, case.passed_bytes(0) / 5] {
         let hosts = [("c0", HostRole::Context), ("c1", HostRole::Spare)];
-        let mut bench = Bench::with_pieces(piece_bytes, &hosts).await;
+        let mut bench = Bench::with((piece_bytes, Some(HandsOver::Nothing)), &hosts).await;
         let holders = vec![bench.holder("c0", &[0, 2]), bench.holder("c1", &[1, 3])];
         bench.line("c0").encode(&case, 1, &[0, 2], &holders).await;
         bench.line("c1").encode(&case, 1, &[1, 3], &holders).await;
@@ -24,6 +29,33 @@ async fn what_shards_pass_each_other_may_be_more_than_a_frame_holds() {
         bench.shutdown().await;
     }
     assert_eq!(answers[0], answers[1]);
+}
+
+/// Hosts of one process hand each other tensors as they lie: the same tokens, and fewer bytes in frames.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_handed_over_is_what_would_travel() {
+    for method in ["ring", "ulysses", "apb", "pulsar"] {
+        let case = Case::of(method, 4);
+        let mut answers = Vec::new();
+        for hands_over in [HandsOver::Nothing, HandsOver::Parcels, HandsOver::Everything] {
+            let hosts = [("c0", HostRole::Context), ("c1", HostRole::Spare)];
+            let mut bench = Bench::with((MAX_PAYLOAD_BYTES, Some(hands_over)), &hosts).await;
+            let holders = vec![bench.holder("c0", &[0, 2]), bench.holder("c1", &[1, 3])];
+            bench.line("c0").encode(&case, 1, &[0, 2], &holders).await;
+            bench.line("c1").encode(&case, 1, &[1, 3], &holders).await;
+            bench.line("c0").encoded(&[0, 2]).await;
+            bench.line("c1").encoded(&[1, 3]).await;
+            let encoded = bench.sent.swap(0, Ordering::Relaxed);
+            bench.generate("c1", case.generate(&holders, 24, 0.9)).await;
+            answers.push((bench.line("c1").tokens(0).await, encoded, bench.sent.load(Ordering::Relaxed)));
+            bench.shutdown().await;
+        }
+        let [nothing, parcels, everything] = &answers[..] else { panic!("three") };
+        assert!(nothing.0 == parcels.0 && nothing.0 == everything.0, "{method}: {answers:?}");
+        let passes = case.plan.exchange != Exchange::None;
+        assert_eq!(parcels.1 < nothing.1 / 2, passes, "{method}: {answers:?}");
+        assert!(everything.2 < parcels.2 * 3 / 4, "{method}: {answers:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

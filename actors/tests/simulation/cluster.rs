@@ -313,8 +313,13 @@ impl Cluster {
         let inner = self.bind(address(2, host, if self.scenario.fixed_ports { 1 } else { start }));
         let misreads = Misreads::default();
         let transport = Arc::new(Misreading { inner, misreads: misreads.clone() });
-        let config =
-            HostConfig { encodes, generates, ..HostConfig::new(&spec.name, role, supervisor_address(), start) };
+        let hands_over = Some(self.scenario.hands_over);
+        let config = HostConfig {
+            encodes,
+            generates,
+            hands_over,
+            ..HostConfig::new(&spec.name, role, supervisor_address(), start)
+        };
         let loader = Box::new(move || {
             machine::block_on(sleep(load));
             Ok(Model::shared().loaded(layer))

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_actors::{
-    JobError,
+    HandsOver, JobError,
     api::{JobPhase, JobRequest, Prompt, Role, Scheduling, SessionRequest},
     messages::HostRole,
     supervisor::{HostSpec, Liveness, PlacementPolicy, Recovery, SessionLimits, SupervisorConfig},
@@ -25,6 +25,8 @@ pub struct Scenario {
     pub times: Vec<(Duration, Duration)>,
     /// Whether a host that is started again listens where it did.
     pub fixed_ports: bool,
+    /// What hosts hand each other as it lies on their devices, as if all were in one process.
+    pub hands_over: HandsOver,
     /// How long frames are under way.
     pub delay: (Duration, Duration),
     /// How long the journal takes to write.
@@ -173,7 +175,22 @@ impl Scenario {
         let operations = operations(&mut draw, &config.hosts);
         let faults = faults(&mut draw, &config.hosts, node_count);
         let fixed_ports = one_in(&mut draw, 2);
-        Self { config, nodes, node_count, times, fixed_ports, delay, disk, sessions, cuts, jobs, operations, faults }
+        let hands_over = pick(&mut draw, &[HandsOver::Nothing, HandsOver::Parcels, HandsOver::Everything]);
+        Self {
+            config,
+            nodes,
+            node_count,
+            times,
+            fixed_ports,
+            hands_over,
+            delay,
+            disk,
+            sessions,
+            cuts,
+            jobs,
+            operations,
+            faults,
+        }
     }
 
     /// A job for the healed cluster.

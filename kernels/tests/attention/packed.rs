@@ -109,7 +109,9 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     let host = on_host(&merging::attend_tree(backend, *heads, &q, (&asks, &[]), &tree).unwrap());
     prop_assert_eq!(here.0, host.0);
     prop_assert_eq!(bits(&here.1), bits(&host.1), "merged where it is attended");
-    let kept = backend.attend_rows(*heads, &q, &asks).unwrap();
+    let kept = backend.attend_rows(*heads, &q, (&asks, &groups)).unwrap();
+    prop_assert_eq!(bits(&backend.download(&kept).unwrap()), bits(&together[1..]), "merged groups, where they are");
+    let kept = backend.attend_rows(*heads, &q, (&asks, &vec![1; asks.len()])).unwrap();
     prop_assert_eq!(bits(&backend.download(&kept).unwrap()), bits(&many[1..]));
     let (mut given, mut end) = (Vec::new(), 0);
     for ask in &asks {

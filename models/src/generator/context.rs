@@ -29,7 +29,7 @@ pub struct PartAsk {
 }
 
 /// What a part gets: one answer a shard or a group, in any order, or why there is none.
-pub type PartAnswer = Result<Vec<ShardPartial>, StepError>;
+pub type PartAnswer<B> = Result<Vec<ShardPartial<B>>, StepError>;
 
 /// Why a part of a step did not get to its end. The other parts do.
 #[derive(Debug)]
@@ -41,12 +41,34 @@ pub enum StepError {
 }
 
 /// The answer of one shard to the rows of a part, or of a whole merge group.
-#[derive(Clone)]
-pub struct ShardPartial {
+pub struct ShardPartial<B: Backend> {
     /// Places of the shards in the merge, and the keys that each attended to.
     pub shards: Vec<(usize, u64)>,
     /// Their partial of each row.
-    pub rows: PackedRows,
+    pub rows: PartialRows<B>,
+}
+
+impl<B: Backend> Clone for ShardPartial<B> {
+    fn clone(&self) -> Self {
+        Self { shards: self.shards.clone(), rows: self.rows.clone() }
+    }
+}
+
+/// The packed rows of a partial.
+pub enum PartialRows<B: Backend> {
+    /// In memory of the host.
+    Host(PackedRows),
+    /// On a device, perhaps on their way there: some rows of a lent tensor `(rows, packed row)`.
+    Lent(Arc<Lent<B>>, Range<usize>),
+}
+
+impl<B: Backend> Clone for PartialRows<B> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Host(rows) => Self::Host(rows.clone()),
+            Self::Lent(lent, rows) => Self::Lent(lent.clone(), rows.clone()),
+        }
+    }
 }
 
 /// Packed rows ([`asterism_kernels::packed`]) within whatever holds them, such as a frame.
@@ -100,10 +122,11 @@ pub trait ContextAttention<B: Backend> {
         let _ = (queries, asks);
         Ok(None)
     }
-    /// Sends the rows of each part to every shard of the part's context.
-    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<(), ModelError>;
+    /// Sends the rows of each part to every shard of the part's context. Whether some answers stay on devices: a step then keeps
+    /// its own part there, too.
+    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<bool, ModelError>;
     /// What the parts of the last `ask` get, in their order.
-    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError>;
+    fn collect(&mut self) -> Result<Vec<PartAnswer<B>>, ModelError>;
     /// The answers last collected are merged with the query host's own part, or handed to the device to be. For whoever takes
     /// the time; does nothing unless told otherwise.
     fn merged(&mut self) {}
@@ -116,7 +139,7 @@ pub struct LocalContext<'a, B: Backend> {
     contexts: Vec<&'a [EncodedShard<B>]>,
     /// Keys that nobody sees, by block.
     hidden: BTreeMap<usize, Vec<Range<usize>>>,
-    answers: Vec<PartAnswer>,
+    answers: Vec<PartAnswer<B>>,
 }
 
 impl<'a, B: Backend> LocalContext<'a, B> {
@@ -189,7 +212,7 @@ impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
         &mut self,
         LayerQueries { layer, heads, q }: LayerQueries<'_, B>,
         asks: &[PartAsk],
-    ) -> Result<(), ModelError> {
+    ) -> Result<bool, ModelError> {
         let (shards, each) = self.asked(layer, asks);
         let mut packed = Vec::new();
         self.backend.attend_many(heads, q, &each, &mut packed)?;
@@ -197,16 +220,16 @@ impl<B: Backend> ContextAttention<B> for LocalContext<'_, B> {
         let mut answer = |(ask, shard): (&PartAsk, (usize, u64))| {
             let range = start..start + ask.rows.len() * heads.packed_row();
             start = range.end;
-            ShardPartial { shards: vec![shard], rows: PackedRows::new(values.clone(), range) }
+            ShardPartial { shards: vec![shard], rows: PartialRows::Host(PackedRows::new(values.clone(), range)) }
         };
         let of_part = |(ask, shards): (&PartAsk, Vec<(usize, u64)>)| {
             Ok(shards.into_iter().map(|shard| answer((ask, shard))).collect())
         };
         self.answers = asks.iter().zip(shards).map(of_part).collect();
-        Ok(())
+        Ok(false)
     }
 
-    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
+    fn collect(&mut self) -> Result<Vec<PartAnswer<B>>, ModelError> {
         Ok(std::mem::take(&mut self.answers))
     }
 }

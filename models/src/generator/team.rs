@@ -41,7 +41,8 @@ impl<B: Backend> ContextAttention<B> for TeamContext<'_, B> {
                 continue;
             }
             let q = lent(backend)?.swap_remove(0);
-            let rows = Arc::new(backend.lend(vec![backend.attend_rows(heads, &q, &each)?])?);
+            let rows =
+                Arc::new(backend.lend(vec![backend.attend_rows(heads, &q, (&each, &vec![1; each.len()]))?])?);
             let mut start = 0;
             for ((held, shards), ask) in held.iter_mut().zip(shards).zip(asks) {
                 for shard in shards {
@@ -54,11 +55,11 @@ impl<B: Backend> ContextAttention<B> for TeamContext<'_, B> {
         Ok(Some(held))
     }
 
-    fn ask(&mut self, _: LayerQueries<'_, B>, _: &[PartAsk]) -> Result<(), ModelError> {
+    fn ask(&mut self, _: LayerQueries<'_, B>, _: &[PartAsk]) -> Result<bool, ModelError> {
         unreachable!("all is here")
     }
 
-    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
+    fn collect(&mut self) -> Result<Vec<PartAnswer<B>>, ModelError> {
         unreachable!("all is here")
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use asterism_kernels::Cpu;
+use asterism_kernels::{Backend, Cpu};
 use asterism_models::{
     ContextAttention, Decoder, EncodedShard, Generator, LayerQueries, LocalContext, ModelError, PartAnswer, PartAsk,
-    StepError, StepPart, encode_plan, step,
+    PartialRows, ShardPartial, StepError, StepPart, encode_plan, step,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -39,8 +39,9 @@ impl Job {
 }
 
 /// Goes through what is left of some jobs, in steps of the rows that `choose` says. Parts that `stuck` names by layer leave.
+/// Where `lends`, every second answer stays on its device.
 fn together(
-    decoder: &Decoder<Cpu>,
+    (decoder, lends): (&Decoder<Cpu>, bool),
     jobs: &mut [Job],
     choose: &mut dyn FnMut(usize, usize) -> usize,
     stuck: &mut dyn FnMut(usize, &PartAsk) -> bool,
@@ -56,7 +57,7 @@ fn together(
             of.push((at, *rows));
         }
         let local = LocalContext::of(decoder.backend(), contexts.iter().map(|shards| &shards[..]).collect());
-        let mut context = Leaving { context: local, layer: 0, asks: Vec::new(), stuck };
+        let mut context = Leaving { context: local, decoder, lends, layer: 0, asks: Vec::new(), stuck };
         let ends = step(decoder, &mut parts, &mut context).unwrap();
         for ((at, rows), end) in of.into_iter().zip(ends) {
             if let Ok(x) = end {
@@ -69,22 +70,38 @@ fn together(
 
 struct Leaving<'a> {
     context: LocalContext<'a, Cpu>,
+    decoder: &'a Decoder<Cpu>,
+    lends: bool,
     layer: usize,
     asks: Vec<PartAsk>,
     stuck: &'a mut dyn FnMut(usize, &PartAsk) -> bool,
 }
 
 impl ContextAttention<Cpu> for Leaving<'_> {
-    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<(), ModelError> {
+    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<bool, ModelError> {
         (self.layer, self.asks) = (queries.layer, asks.to_vec());
-        self.context.ask(queries, asks)
+        self.context.ask(queries, asks)?;
+        Ok(self.lends)
     }
 
-    fn collect(&mut self) -> Result<Vec<PartAnswer>, ModelError> {
-        let answers = self.context.collect()?;
+    fn collect(&mut self) -> Result<Vec<PartAnswer<Cpu>>, ModelError> {
+        let mut answers = self.context.collect()?;
+        if self.lends {
+            answers.iter_mut().flatten().flatten().step_by(2).try_for_each(|partial| lend(self.decoder, partial))?;
+        }
         let leave = |(ask, answer)| if (self.stuck)(self.layer, ask) { Err(StepError::Later) } else { answer };
         Ok(self.asks.iter().zip(answers).map(leave).collect())
     }
+}
+
+/// Has the rows of a partial lie on a device, behind others.
+fn lend(decoder: &Decoder<Cpu>, partial: &mut ShardPartial<Cpu>) -> Result<(), ModelError> {
+    let PartialRows::Host(rows) = &partial.rows else { return Ok(()) };
+    let (backend, row) = (decoder.backend(), decoder.config().heads.packed_row());
+    let (values, rows) = ([&vec![7.0; row], rows.values()].concat(), rows.values().len() / row);
+    let lent = backend.lend(vec![backend.upload(&[1 + rows, row], &values)?])?;
+    partial.rows = PartialRows::Lent(Arc::new(lent), 1..1 + rows);
+    Ok(())
 }
 
 proptest! {
@@ -92,7 +109,7 @@ proptest! {
 
     /// Jobs join and leave, questions come in pieces, hosts are lost in the middle: every row has the bits that it has alone.
     #[test]
-    fn the_company_of_a_row_changes_no_bit(seeds in vec(any::<u32>(), 64)) {
+    fn the_company_of_a_row_changes_no_bit(seeds in vec(any::<u32>(), 64), lends: bool) {
         for decoder in decoders() {
             let alone: Vec<Vec<u32>> = (0..4).map(|job| bits(&Job::new(decoder, job).alone(decoder, 9))).collect();
             let mut jobs: Vec<Job> = (0..4).map(|job| Job::new(decoder, job)).collect();
@@ -107,7 +124,7 @@ proptest! {
                 again[job]
             };
             let mut stuck = |_: usize, _: &PartAsk| losses.next().unwrap() % 7 == 0;
-            together(decoder, &mut jobs, &mut choose, &mut stuck);
+            together((decoder, lends), &mut jobs, &mut choose, &mut stuck);
             let batched: Vec<Vec<u32>> = jobs.iter().map(|job| bits(&job.logits)).collect();
             prop_assert_eq!(batched, alone);
         }

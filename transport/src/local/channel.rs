@@ -89,6 +89,10 @@ impl FrameSender for LocalSender {
         permit?.send(frame);
         self.sent(bytes)
     }
+
+    fn hands_over(&self) -> bool {
+        true
+    }
 }
 
 impl LocalSender {

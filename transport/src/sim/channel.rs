@@ -77,6 +77,10 @@ impl FrameSender for SimSender {
         self.side.observer.bytes(true, bytes);
         Poll::Ready(Ok(()))
     }
+
+    fn hands_over(&self) -> bool {
+        true
+    }
 }
 
 fn wait_for_place(side: Arc<Side>, queue: mpsc::Sender<Packet>) -> BoxFuture<'static, Permit> {

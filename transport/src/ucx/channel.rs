@@ -246,7 +246,7 @@ struct UcxSender {
 impl FrameSender for UcxSender {
     fn poll_send(&mut self, context: &mut Context<'_>, next: &mut Option<Frame>) -> Poll<Result<(), TransportError>> {
         let Some(frame) = next else { return Poll::Ready(Ok(())) };
-        codec::check(frame)?;
+        codec::check_leaving(frame)?;
         let bytes = frame.wire_bytes();
         let place = ready!(self.shared.poll_room(context, &self.link, weigh(frame)))?;
         self.link.core.post_frame(self.shared.id, place, next.take().expect("looked at above"));
