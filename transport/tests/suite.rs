@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use asterism_transport::{Frame, FrameError, Handed, MAX_PAYLOAD_BYTES, PayloadType, TransportError};
+use asterism_transport::{Frame, FrameError, MAX_PAYLOAD_BYTES, PayloadType, TransportError};
 use bytes::Bytes;
 use common::{Counts, Rig, channel, check, frame, meet, pair, receive, send, within};
 use futures_util::{FutureExt, future::join_all};
@@ -19,7 +19,7 @@ macro_rules! suite {
     ($($transport:ident => $rig:expr;)*) => { $(suite!(@ $transport, $rig,
         keeps_order, answers_both_ways, carries_many_channels, carries_big_payloads, aligns_payloads, carries_many_links,
         connects_both_ways, names_its_peer, says_why_it_closed, closes_all_links, ends_a_half_in_order,
-        hands_over_within_a_process, reports_a_dropped_half, reports_a_dropped_link, reports_a_vanished_peer, refuses_frames_over_the_limit,
+        reports_a_dropped_half, reports_a_dropped_link, reports_a_vanished_peer, refuses_frames_over_the_limit,
         holds_back_a_fast_sender, survives_dropped_futures, counts_bytes, reports_nobody_there, opens_nothing_when_closed,
     );)* };
     (@ $transport:ident, $rig:expr, $($test:ident,)*) => {
@@ -300,24 +300,6 @@ async fn refuses_frames_over_the_limit(rig: impl Rig) {
 
     send(&mut near, frame(9, 9, 8)).await;
     assert_eq!(receive(&mut far).await.header.step, 9, "the channel goes on after a refusal");
-}
-
-async fn hands_over_within_a_process(rig: impl Rig) {
-    let pair = pair(&rig).await;
-    let (mut near, mut far) = channel(&pair.near_link, &pair.far_link).await;
-    let value = Arc::new(AtomicUsize::new(7));
-    let sent = within(near.sender.send(frame(1, 9, 8).handing(Handed::new(value.clone())))).await;
-    if near.sender.hands_over() {
-        sent.expect("it is in this process");
-        let handed = receive(&mut far).await.handed.expect("it came along");
-        assert!(handed.get::<usize>().is_none());
-        assert!(Arc::ptr_eq(&*handed.get::<Arc<AtomicUsize>>().expect("of this type"), &value));
-    } else {
-        assert_eq!(sent.expect_err("it cannot leave its process"), FrameError::Handed.into());
-    }
-    send(&mut near, frame(9, 9, 8)).await;
-    let next = receive(&mut far).await;
-    assert_eq!((next.header.step, next.handed.is_some()), (9, false), "the channel goes on");
 }
 
 async fn holds_back_a_fast_sender(rig: impl Rig) {

@@ -310,10 +310,10 @@ impl Cluster {
         let spec = &self.scenario.config.hosts[host];
         let (role, encodes, generates) = self.scenario.started_as(host);
         let (load, layer) = self.scenario.times[host];
-        let inner = self.bind(address(2, host, if self.scenario.fixed_ports { 1 } else { start }));
+        let inner = self.bind(address(2, host, if self.scenario.habits.0 { 1 } else { start }));
         let misreads = Misreads::default();
         let transport = Arc::new(Misreading { inner, misreads: misreads.clone() });
-        let hands_over = Some(self.scenario.hands_over);
+        let hands_over = Some(self.scenario.habits.1);
         let config = HostConfig {
             encodes,
             generates,

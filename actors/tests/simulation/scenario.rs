@@ -23,10 +23,8 @@ pub struct Scenario {
     pub node_count: usize,
     /// Time to load the model, and of a layer of phase 1.
     pub times: Vec<(Duration, Duration)>,
-    /// Whether a host that is started again listens where it did.
-    pub fixed_ports: bool,
-    /// What hosts hand each other as it lies on their devices, as if all were in one process.
-    pub hands_over: HandsOver,
+    /// Whether a host that is started again listens where it did, and what hosts hand each other as it lies.
+    pub habits: (bool, HandsOver),
     /// How long frames are under way.
     pub delay: (Duration, Duration),
     /// How long the journal takes to write.
@@ -139,9 +137,7 @@ impl Scenario {
             _ => Recovery::Fail,
         };
         let mut counts = [between(&mut draw, 1, 4), between(&mut draw, 1, 2), draw.below(3) as u64];
-        if counts[2] == 0 && one_in(&mut draw, 2) {
-            counts[2] = 1;
-        }
+        counts[2] += u64::from(counts[2] == 0 && one_in(&mut draw, 2));
         let node_count = between(&mut draw, 1, 3) as usize;
         let mut config = config(recovery, between(&mut draw, 1, 3) as usize);
         let mut nodes = Vec::new();
@@ -174,23 +170,9 @@ impl Scenario {
         let jobs = (0..jobs).map(|number| job(&mut draw, number, &config, &sessions, None)).collect();
         let operations = operations(&mut draw, &config.hosts);
         let faults = faults(&mut draw, &config.hosts, node_count);
-        let fixed_ports = one_in(&mut draw, 2);
-        let hands_over = pick(&mut draw, &[HandsOver::Nothing, HandsOver::Parcels, HandsOver::Everything]);
-        Self {
-            config,
-            nodes,
-            node_count,
-            times,
-            fixed_ports,
-            hands_over,
-            delay,
-            disk,
-            sessions,
-            cuts,
-            jobs,
-            operations,
-            faults,
-        }
+        let hands_over = [HandsOver::Nothing, HandsOver::Parcels, HandsOver::Everything];
+        let habits = (one_in(&mut draw, 2), pick(&mut draw, &hands_over));
+        Self { config, nodes, node_count, times, habits, delay, disk, sessions, cuts, jobs, operations, faults }
     }
 
     /// A job for the healed cluster.
