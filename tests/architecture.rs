@@ -23,8 +23,18 @@ const IMPORTS: &[(&str, &[&str])] = &[
 ];
 
 /// Files of the supervisor that do what the others decide, and those that test them.
-const SHELLS: &[&str] =
-    &["actor.rs", "shell.rs", "writer.rs", "feed.rs", "events.rs", "pulse.rs", "fingerprint.rs", "tests", "tests.rs"];
+const SHELLS: &[&str] = &[
+    "actor.rs",
+    "measuring.rs",
+    "shell.rs",
+    "writer.rs",
+    "feed.rs",
+    "events.rs",
+    "pulse.rs",
+    "fingerprint.rs",
+    "tests",
+    "tests.rs",
+];
 /// Rules elsewhere.
 const PURE: &[&str] = &[
     "state.rs",

@@ -93,6 +93,35 @@ fn the_supervisor_serves_what_its_hosts_measure() {
 }
 
 #[test]
+fn hosts_measure_their_links_to_each_other() {
+    let cluster = Cluster::start(BINARY, &embedded(2));
+    let output = cluster.run(&["bench", "links", "-o", "json"]);
+    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{notes}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let mut pairs = Vec::new();
+    for link in report["links"].as_array().expect("links") {
+        let seconds = link["round_trip_s"].as_f64().expect("it was measured");
+        let rate = link["bytes_per_s"].as_f64().expect("it was measured");
+        assert!(seconds > 1e-6 && seconds < 1.0 && rate > 1e6, "{link:#}");
+        pairs.push(format!("{} {} {}", link["from"], link["to"], link["transport"]).replace('"', ""));
+    }
+    pairs.sort();
+    let expected = ["context-0 context-1", "context-1 context-0", "query-0 context-0", "query-0 context-1"];
+    assert_eq!(pairs, expected.map(|pair| format!("{pair} quic")));
+    let slowest = |field: &str| report["wire"][field].as_f64().is_some_and(|value| value > 0.0);
+    assert!(slowest("round_trip_s") && slowest("bytes_per_s"), "{report:#}");
+    assert!(report.get("written").is_none() && notes.contains("not written for `plan`: not calibrated"), "{notes}");
+    // Jobs go on over the same links.
+    let case = json!({"context_ids": [5, 6, 7, 8], "query_ids": [9], "max_new_tokens": 2});
+    let status = cluster.answer_tokens(&case, json!({"dense": {}}));
+    assert_eq!(status["state"], "SUCCEEDED", "{status:#}");
+    let status = cluster.status();
+    let query = status["hosts"].as_array().expect("hosts").iter().find(|host| host["name"] == "query-0");
+    assert_eq!(query.expect("a query host")["data_links"][0]["links"], 2, "none was opened again: {status:#}");
+}
+
+#[test]
 fn what_counts_rare_events_is_there_before_the_first() {
     let cluster = Cluster::start(BINARY, &tiny(1));
     let metrics = cluster.metrics();

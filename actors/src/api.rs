@@ -3,6 +3,7 @@
 pub mod bounds;
 mod event;
 mod host;
+mod links;
 mod logprobs;
 mod self_test;
 mod session;
@@ -21,6 +22,7 @@ use serde::{
 
 pub use event::{ClusterEvent, EventId, NoEventId};
 pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling};
+pub use links::{LinkSpeed, LinksReport, LinksState};
 pub use logprobs::{TokenLogprobs, TopLogprob};
 pub use self_test::{SelfTestCheck, SelfTestReport, SelfTestState, Verdict};
 pub use session::{AppendRequest, Appending, SessionHost, SessionRequest, SessionState, SessionStatus};

@@ -54,6 +54,7 @@ pub enum Act {
     Unfit,
     Heartbeat,
     Links,
+    Measured,
     Progress,
     Encoded,
     NotEncoded,
@@ -71,6 +72,7 @@ pub enum Act {
     Holders,
     Stop,
     Release,
+    Measure,
     Kill,
     Shutdown,
     // To a host, by another.
@@ -111,6 +113,7 @@ pub const TABLE: &[Rule] = &[
     rule(Act::Unfit, HOSTS),
     rule(Act::Heartbeat, HOSTS_AND_NODES),
     rule(Act::Links, HOSTS),
+    rule(Act::Measured, HOSTS),
     rule(Act::Progress, WORKERS),
     rule(Act::Encoded, WORKERS),
     rule(Act::NotEncoded, WORKERS),
@@ -127,6 +130,7 @@ pub const TABLE: &[Rule] = &[
     rule(Act::Holders, ORDERS),
     rule(Act::Stop, ORDERS),
     rule(Act::Release, ORDERS),
+    rule(Act::Measure, ORDERS),
     rule(Act::Kill, ORDERS),
     rule(Act::Shutdown, ORDERS),
     rule(Act::Attach, WORKERS),
@@ -161,6 +165,8 @@ pub const TABLE: &[Rule] = &[
     rule(Act::Http("POST", "/api/v1/join-tokens"), CLIENTS),
     rule(Act::Http("POST", "/api/v1/self-test"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/self-test"), CLIENTS),
+    rule(Act::Http("POST", "/api/v1/links"), CLIENTS),
+    rule(Act::Http("GET", "/api/v1/links"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/topology"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/events"), CLIENTS),
     rule(Act::Http("GET", "/api/v1/version"), CLIENTS),
@@ -299,6 +305,7 @@ impl Spoken for HostMessage {
             Self::Unfit { .. } => Act::Unfit,
             Self::Heartbeat { .. } => Act::Heartbeat,
             Self::Links(_) => Act::Links,
+            Self::Measured { .. } => Act::Measured,
             Self::Progress { .. } => Act::Progress,
             Self::Encoded(_) => Act::Encoded,
             Self::NotEncoded { .. } => Act::NotEncoded,
@@ -336,6 +343,7 @@ impl Spoken for HostCommand {
             Self::Holders { .. } => Act::Holders,
             Self::Stop { .. } => Act::Stop,
             Self::Release { .. } => Act::Release,
+            Self::Measure { .. } => Act::Measure,
             Self::Kill { .. } => Act::Kill,
             Self::Shutdown => Act::Shutdown,
         }
@@ -349,7 +357,7 @@ impl Spoken for HostCommand {
 impl Spoken for Opening {
     fn act(&self) -> Act {
         match self {
-            Self::Attach(_) | Self::Detach { .. } => Act::Attach,
+            Self::Attach(_) | Self::Detach { .. } | Self::Probe => Act::Attach,
             Self::Pass { .. } => Act::Pass,
         }
     }

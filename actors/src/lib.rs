@@ -16,6 +16,7 @@ pub mod metric;
 pub mod news;
 pub mod node;
 mod payload;
+mod probe;
 pub mod query_host;
 pub mod store;
 pub mod supervisor;

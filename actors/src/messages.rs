@@ -16,8 +16,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 pub use ids::{ContextIds, IdRun};
 pub use measured::{
-    Carried, Encoded, GpuMemory, LinkReading, LinkReport, Phase2Times, ProcessReading, Refused, SPREAD_SECONDS, Spread,
-    Traffic,
+    Carried, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink, Phase2Times, ProcessReading, Refused,
+    SPREAD_SECONDS, Spread, Traffic,
 };
 pub use queries::{
     Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart,
@@ -105,6 +105,11 @@ pub enum HostMessage {
     },
     /// What the host measures of its links; said with every heartbeat, and the latest stands.
     Links(LinkReport),
+    /// What it measured of its links, as it was told to.
+    Measured {
+        /// As they were named.
+        links: Vec<MeasuredLink>,
+    },
     /// A shard moved on by a layer.
     Progress {
         /// Context.
@@ -247,6 +252,11 @@ pub enum HostCommand {
     Stop {
         /// Job.
         job: u64,
+    },
+    /// Measure the links to these hosts, one after another.
+    Measure {
+        /// The hosts.
+        peers: Vec<LinkPeer>,
     },
     /// Stop encoding a context. Its KV goes, or lies idle while there is room.
     Release {

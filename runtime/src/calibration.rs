@@ -124,6 +124,20 @@ impl Calibrated {
     }
 }
 
+/// Writes these speeds of links, a round trip in seconds and bytes in a second, in the place of those measured within this machine.
+/// Says where, or why there is nothing to write them to.
+pub fn with_wire(
+    cluster: &Cluster,
+    model: &str,
+    (round_trip_s, wire_bytes_per_s): (f64, f64),
+) -> Result<PathBuf, String> {
+    let speeds = Calibration { round_trip_s, wire_bytes_per_s, ..find(cluster, model)? };
+    let (machine, path) = (Machine::here(), path(&cluster.data_dir));
+    let calibrated = Calibrated::new(machine.clone(), Setup::of(cluster, model, &machine), speeds);
+    calibrated.save(&cluster.data_dir).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
+}
+
 /// The speeds measured for what `cluster` is now, or why there are none.
 pub fn find(cluster: &Cluster, model: &str) -> Result<Calibration, String> {
     const NEXT: &str = "run `asterism bench calibrate`";
@@ -189,6 +203,9 @@ mod tests {
         assert_eq!(setup.context_hosts, 4);
         Calibrated::new(machine, setup, SPEEDS).save(&cluster.data_dir).unwrap();
         assert_eq!(find(&cluster, "a"), Ok(SPEEDS));
+        with_wire(&cluster, "a", (2e-4, 5e8)).unwrap();
+        assert_eq!(find(&cluster, "a"), Ok(Calibration { round_trip_s: 2e-4, wire_bytes_per_s: 5e8, ..SPEEDS }));
+        assert!(with_wire(&cluster, "b", (2e-4, 5e8)).unwrap_err().contains("calibrated for a"));
         let other = find(&cluster, "b").unwrap_err();
         assert!(other.contains("calibrated for a in F32 on 4") && other.contains("this is b in F32"), "{other}");
         let threads = resolve(&sample.replace("name = \"context-0\"", "name = \"context-0\"\nthreads = 3"));

@@ -11,6 +11,7 @@ mod hosts;
 pub(crate) mod intake;
 mod jobs;
 mod joining;
+mod links;
 pub(crate) mod listening;
 mod lists;
 mod openapi;
@@ -37,7 +38,7 @@ use rustls::ServerConfig;
 use subtle::ConstantTimeEq;
 use tokio::sync::Notify;
 
-use crate::{door::Door, error::CliError, self_test::SelfTest};
+use crate::{door::Door, error::CliError, link_bench::LinkBench, self_test::SelfTest};
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
@@ -69,6 +70,8 @@ pub struct AdminState {
     pub joins: Option<Arc<JoinListener>>,
     /// What tries whether the cluster answers as it must.
     pub self_test: SelfTest,
+    /// What measures links of the cluster.
+    pub links: LinkBench,
     /// Told when a client asks for the end.
     pub stop_wanted: Arc<Notify>,
 }
@@ -125,6 +128,8 @@ fn routes(app: &mut web::ServiceConfig) {
         .service(sessions::end)
         .service(joining::create_token)
         .service(events::events)
+        .service(links::measure)
+        .service(links::show)
         .service(self_test::start)
         .service(self_test::show)
         .service(cluster::topology)
@@ -185,9 +190,11 @@ mod tests {
         let journal = wiring::journal(&cluster).unwrap();
         let (supervisor, listen, door) = wiring::start_supervisor(&cluster, journal).await.unwrap();
         let self_test = SelfTest::new(&cluster, &supervisor);
+        let links = LinkBench::new(&supervisor);
         let state = AdminState {
             supervisor,
             self_test,
+            links,
             cluster: cluster.name.clone(),
             door,
             listen,

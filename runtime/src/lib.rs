@@ -20,6 +20,7 @@ pub mod http;
 pub mod joining;
 pub mod keeper;
 mod limits;
+mod link_bench;
 pub mod logging;
 pub mod method_spec;
 pub mod metrics;

@@ -17,6 +17,7 @@ use crate::{
     error::CliError,
     http::{self, AdminState, Cause, Server},
     joining,
+    link_bench::LinkBench,
     openai::{self, ApiState, Keys, Open, Store},
     rotation,
     self_test::SelfTest,
@@ -60,6 +61,7 @@ impl Service {
         self_test.keep_untested_closed();
         let state = AdminState {
             self_test,
+            links: LinkBench::new(&supervisor),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
             door,

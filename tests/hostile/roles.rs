@@ -333,6 +333,7 @@ fn message(act: Act) -> Option<HostMessage> {
         Act::Unfit => HostMessage::Unfit { cause: text() },
         Act::Heartbeat => HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 },
         Act::Links => HostMessage::Links(LinkReport::default()),
+        Act::Measured => HostMessage::Measured { links: Vec::new() },
         Act::Progress => HostMessage::Progress { context: 1, block: 0, layers: 1, of: 4 },
         Act::Encoded => {
             let (kept_tokens, kv_bytes, seconds, pairs, exchange_bytes) = (1, 1, 0.1, 1, 0);
@@ -387,6 +388,7 @@ fn command(act: Act) -> Option<HostCommand> {
         Act::Holders => HostCommand::Holders { job, holders: Vec::new() },
         Act::Stop => HostCommand::Stop { job },
         Act::Release => HostCommand::Release { context },
+        Act::Measure => HostCommand::Measure { peers: Vec::new() },
         Act::Kill => HostCommand::Kill { host: "x".into(), start: 1 },
         Act::Shutdown => HostCommand::Shutdown,
         _ => return None,

@@ -20,7 +20,7 @@ use crate::{
     cores::Cores,
     link::{self, Links},
     messages::{Opening, Taken, WireMessage},
-    metric,
+    metric, probe,
 };
 
 /// Channels of one link that are served at a time: a peer has one for each job or context that it works on here.
@@ -98,6 +98,7 @@ async fn serve_channel<B: Backend>(
             let replies = Arc::new(Mutex::new(sender));
             Queries { desk, attached: BTreeMap::new(), replies, link, peer }.serve(attach, receiver).await
         }
+        Opening::Probe => Ok(probe::answer(channel).await?),
         Opening::Detach { attachment } => Err(Refusal::NotAttached { attachment }.into()),
         Opening::Pass { context, attempt, ticket } => {
             // Parcels may come before the order does; until then they stay in their channel.

@@ -100,8 +100,8 @@ impl<B: Backend> Queries<'_, B> {
                 self.attached.remove(&attachment);
                 Ok(())
             }
-            Opening::Pass { .. } => {
-                let what = "that it passes parcels, on a channel of queries";
+            Opening::Pass { .. } | Opening::Probe => {
+                let what = "that it passes parcels or times the link, on a channel of queries";
                 Err(ChannelError::OutOfPlace { peer: self.peer.to_owned(), what })
             }
         }

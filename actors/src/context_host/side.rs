@@ -65,6 +65,11 @@ impl<B: Backend> ContextSide<B> {
         }
     }
 
+    /// Its links.
+    pub fn links(&self) -> &Arc<Links> {
+        &self.links
+    }
+
     /// Adds what is known of its links.
     pub fn report(&self, report: &mut LinkReport) {
         self.links.report(report);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use asterism_kernels::Backend;
 use asterism_transport::{Link, Reached};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
+use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle, time::Instant};
 
 use super::{HandsOver, HostConfig, LoadedModel, Post, Transports, process};
 use crate::{
@@ -14,7 +14,8 @@ use crate::{
     error::HostError,
     link::{LinkBook, Outbox},
     machine,
-    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkReport, ProcessReading},
+    messages::{EncodeShards, Generate, HostCommand, HostMessage, LinkPeer, LinkReport, ProcessReading},
+    probe,
     query_host::{self, QuerySide},
     ticket::Ticket,
 };
@@ -171,11 +172,24 @@ impl<B: Backend> Shell<B> {
             HostCommand::Generate(_) | HostCommand::Holders { .. } | HostCommand::Stop { .. } => {
                 self.query(query_host::Event::Command(command));
             }
+            HostCommand::Measure { peers } => self.measure(peers),
             HostCommand::Welcome { .. }
             | HostCommand::Refuse { .. }
             | HostCommand::Kill { .. }
             | HostCommand::Shutdown => tracing::warn!(?command, "a command that is not for a working host"),
         }
+    }
+
+    /// Measures over the links that its questions take, if it asks any, else over those of its parcels.
+    fn measure(&self, peers: Vec<LinkPeer>) {
+        let asking = self.query.as_ref().map(|side| side.links().clone());
+        let links = asking.or_else(|| self.context.as_ref().map(|side| side.links().clone()));
+        let outbox = self.outbox.clone();
+        let runtime = Handle::current();
+        tokio::task::spawn_blocking(move || {
+            let links = links.map(|links| runtime.block_on(probe::measure(links, peers))).unwrap_or_default();
+            send(&outbox, HostMessage::Measured { links });
+        });
     }
 
     fn context(&mut self, event: context_host::Event) {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use asterism_transport::Endpoint;
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// Upper bounds of a [`Spread`]'s buckets in seconds; longer ones go into one more. From a merge of small partials to a
@@ -131,6 +132,32 @@ pub struct GpuMemory {
     pub used: u64,
     /// Bytes that are free.
     pub free: u64,
+}
+
+/// A host whose link is to be measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct LinkPeer {
+    /// Its name.
+    pub host: String,
+    /// Where it is reached.
+    pub endpoints: Vec<Endpoint>,
+}
+
+/// What a link was measured to take.
+#[derive(Clone, Debug, Default, PartialEq, Archive, Serialize, Deserialize)]
+pub struct MeasuredLink {
+    /// The host at its other end.
+    pub peer: String,
+    /// Transport by name.
+    pub transport: String,
+    /// Better ways that it does not take, each with the cause.
+    pub why: String,
+    /// Seconds of a question there and back, at the median.
+    pub round_trip_s: f64,
+    /// Bytes one way in a second.
+    pub bytes_per_s: f64,
+    /// Why it was not measured; empty where it was.
+    pub error: String,
 }
 
 /// One link.

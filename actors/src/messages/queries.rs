@@ -26,6 +26,8 @@ pub enum Opening {
         /// The context's.
         ticket: Ticket,
     },
+    /// What comes on this channel is to be given back, or taken, so that whoever sends it can time the link.
+    Probe,
 }
 
 /// Last frame of a channel of parcels, from whom they went to: each has come to its encoder, or is wanted no more.

@@ -68,6 +68,11 @@ impl QuerySide {
         Self { state: QueryHostState::default(), links, engine, running: HashMap::new(), cores }
     }
 
+    /// Its links.
+    pub fn links(&self) -> &Arc<Links> {
+        &self.links
+    }
+
     /// Adds what is known of its links.
     pub fn report(&self, report: &mut LinkReport) {
         self.links.report(report);

@@ -371,7 +371,7 @@ impl Supervisor {
     }
 
     /// Asks, unless many others wait for what their answers rest on.
-    async fn ask<T: Send + 'static>(
+    pub(super) async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Shell) -> T + Send + 'static,
     ) -> Result<T, JobError> {

@@ -108,7 +108,10 @@ impl SupervisorState {
                     self.end(now, job, Outcome::Failed { code, message }, commands);
                 }
             }
-            HostMessage::Hello(_) | HostMessage::Exited { .. } | HostMessage::Seen { .. } => return Stir::Nothing,
+            HostMessage::Hello(_)
+            | HostMessage::Measured { .. }
+            | HostMessage::Exited { .. }
+            | HostMessage::Seen { .. } => return Stir::Nothing,
         }
         Stir::Touched
     }

@@ -22,6 +22,7 @@ mod hosts;
 mod job;
 mod jobs;
 mod journal;
+mod measuring;
 mod moving;
 mod placement;
 mod prepare;

@@ -21,7 +21,7 @@ use crate::{
     error::{HostError, JobError},
     link::{self, Outbox, UNREAD},
     machine,
-    messages::HostCommand,
+    messages::{HostCommand, HostMessage, MeasuredLink},
     metric,
     store::StateStore,
     supervisor::{
@@ -77,6 +77,8 @@ pub struct Shell {
     feeds: BTreeMap<u64, Feed>,
     listeners: Arc<Semaphore>,
     events: Events,
+    /// Who waits for what a host measures, and the host's connection.
+    measuring: Option<(u64, oneshot::Sender<Vec<MeasuredLink>>)>,
     pulse: Arc<Pulse>,
 }
 
@@ -150,6 +152,7 @@ impl Shell {
             feeds: BTreeMap::new(),
             listeners: Arc::new(Semaphore::new(MAX_LISTENERS)),
             events: Events::of(unix.as_micros() as u64),
+            measuring: None,
             pulse: Arc::new(pulse),
         })
     }
@@ -191,6 +194,11 @@ impl Shell {
             Message::Connected { connection, link, outbox } => {
                 self.connections.insert(connection, (link, outbox));
             }
+            Message::Event(Event::Message { connection, message: HostMessage::Measured { links } }) => {
+                if let Some((_, answer)) = self.measuring.take_if(|(asked, _)| *asked == connection) {
+                    let _ = answer.send(links);
+                }
+            }
             Message::Event(event) => {
                 if let Event::Disconnected { connection, .. } = &event {
                     self.connections.remove(connection);
@@ -214,6 +222,14 @@ impl Shell {
     pub fn hold_back(&mut self, held: bool) {
         self.state.hold_back(held);
         self.handle(Message::Event(Event::Tick));
+    }
+
+    /// Tells the host on a connection to measure; what it measured comes out at the end.
+    pub fn measure(&mut self, connection: u64, order: HostCommand) -> oneshot::Receiver<Vec<MeasuredLink>> {
+        let (answer, answered) = oneshot::channel();
+        self.measuring = Some((connection, answer));
+        self.act(Command::Send { connection, command: order });
+        answered
     }
 
     /// The cluster.

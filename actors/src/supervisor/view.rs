@@ -5,8 +5,10 @@ use std::time::Duration;
 use crate::{
     api::{ClusterStatus, HostHealth, HostStatus, JobPhase, JobState, JobStatus, SessionState},
     error::JobError,
+    messages::LinkPeer,
     supervisor::{
         contexts::SessionContexts,
+        measuring::ReadyHost,
         prepared::PreparedContext,
         state::{PreparedJob, Source, SupervisorState},
     },
@@ -35,6 +37,17 @@ impl SupervisorState {
     pub fn job_status(&self, now: Duration, number: u64) -> Option<JobStatus> {
         let status = self.jobs.get(number)?.status_at(now);
         Some(JobStatus { waiting: self.waits_for(now, number), ..status })
+    }
+
+    /// Hosts that are ready, and how they are reached.
+    pub fn ready_hosts(&self) -> Vec<ReadyHost> {
+        let ready = self.hosts.iter().filter(|host| host.health == HostHealth::Ready);
+        let reached = ready.filter_map(|host| {
+            let endpoints = host.hello.as_ref()?.endpoints.clone();
+            let peer = LinkPeer { host: host.spec.name.clone(), endpoints };
+            Some(ReadyHost { peer, role: host.spec.role, node: host.spec.node.clone(), connection: host.connection? })
+        });
+        reached.collect()
     }
 
     /// Jobs, newest first unless the filter says otherwise.

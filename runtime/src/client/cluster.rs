@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use asterism_actors::api::{AppendRequest, HostStatus, Scheduling, SelfTestReport, SessionRequest, SessionStatus};
+use asterism_actors::api::{
+    AppendRequest, HostStatus, LinksReport, Scheduling, SelfTestReport, SessionRequest, SessionStatus,
+};
 
 use super::Client;
 use crate::{
@@ -19,6 +21,16 @@ impl Client {
     /// Begins a self-test, unless one runs.
     pub fn start_self_test(&self) -> Result<SelfTestReport, CliError> {
         self.post("/api/v1/self-test", &())
+    }
+
+    /// Has hosts measure their links, unless they do.
+    pub fn measure_links(&self) -> Result<LinksReport, CliError> {
+        self.post("/api/v1/links", &())
+    }
+
+    /// What links were measured to take.
+    pub fn links(&self) -> Result<LinksReport, CliError> {
+        self.get("/api/v1/links")
     }
 
     /// How the latest self-test stands.

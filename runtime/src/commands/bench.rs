@@ -1,6 +1,8 @@
-//! `bench prefill|decode|calibrate|transport`: what hosts run and speak through, timed in this process, without a cluster.
+//! `bench prefill|decode|calibrate|transport`: what hosts run and speak through, timed in this process, without a cluster;
+//! `bench links`: what the links of a running one take.
 
 mod calibrate;
+mod links;
 mod transport;
 
 use std::{
@@ -40,6 +42,8 @@ pub enum BenchVerb {
     Decode(DecodeArgs),
     /// Measure this machine for the cluster's model and hosts, so that `plan` can tell times
     Calibrate,
+    /// Have the hosts of the running cluster time their links to each other, and write that down for `plan`
+    Links,
     /// Time links between two ends on this machine: within a process, QUIC, and plain TCP beside them
     Transport(transport::TransportArgs),
 }
@@ -97,6 +101,7 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
     let (args, what) = match &verb {
         BenchVerb::Prefill(args) => (args, ("prefill", 1)),
         BenchVerb::Calibrate => return calibrate::run(globals),
+        BenchVerb::Links => return links::run(globals),
         BenchVerb::Transport(args) => return transport::run(globals, args),
         BenchVerb::Decode(args) => (&args.prompt, ("decode", args.max_tokens.0 + 1)),
     };

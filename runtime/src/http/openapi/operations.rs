@@ -1,7 +1,8 @@
 //! What the admin API can be asked, with the types of bodies and answers. A test holds it against the table of who may ask what.
 
 use asterism_actors::api::{
-    AppendRequest, ClusterStatus, HostStatus, JobRequest, JobStatus, SelfTestReport, SessionRequest, SessionStatus,
+    AppendRequest, ClusterStatus, HostStatus, JobRequest, JobStatus, LinksReport, SelfTestReport, SessionRequest,
+    SessionStatus,
 };
 use schemars::JsonSchema;
 
@@ -161,6 +162,13 @@ pub const OPERATIONS: &[Operation] = &[
         accepts::<SelfTestReport>(),
     ),
     get("/api/v1/self-test", ("show_self_test", "The latest self-test."), gives::<SelfTestReport>()),
+    post(
+        "/api/v1/links",
+        ("measure_links", "Has hosts measure their links, unless they do."),
+        None,
+        accepts::<LinksReport>(),
+    ),
+    get("/api/v1/links", ("show_links", "What links were measured to take."), gives::<LinksReport>()),
     get("/api/v1/topology", ("topology", "The cluster and its hosts."), gives::<ClusterStatus>()),
     get(
         "/api/v1/events",
