@@ -1,10 +1,13 @@
 //! Memory that payloads arrive in, aligned, used again once nobody holds what came in it before. Reads nothing.
 
-use std::{ops::Range, sync::Mutex};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex},
+};
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::{PAYLOAD_ALIGNMENT, local::lock};
+use crate::{Meta, PAYLOAD_ALIGNMENT, local::lock, meta::Metas};
 
 /// Bytes kept at most for payloads to come, those included that somebody holds still.
 pub const KEPT_BYTES: usize = 96 << 20;
@@ -22,6 +25,7 @@ const TOO_LARGE: usize = 4;
 pub(crate) struct Buffers {
     /// The one that waits longest first.
     kept: Mutex<Vec<Buffer>>,
+    metas: Arc<Metas>,
 }
 
 impl Buffers {
@@ -31,6 +35,11 @@ impl Buffers {
         let fits = |buffer: &Buffer| (bytes..=(TOO_LARGE * bytes).max(SMALLEST)).contains(&buffer.size);
         let index = kept.iter_mut().position(|buffer| fits(buffer) && buffer.came_back())?;
         Some(kept.remove(index))
+    }
+
+    /// An empty meta that takes `bytes`, from those that came back where these are few.
+    pub fn meta(&self, bytes: usize) -> Option<Meta> {
+        self.metas.take(bytes)
     }
 
     /// An empty buffer that takes at least `bytes`.

@@ -20,6 +20,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use rkyv::util::AlignedVec;
 
 use crate::{
+    Meta,
     buffers::{Buffer, Buffers},
     frame::{
         Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
@@ -117,7 +118,7 @@ pub(crate) enum Decoded {
 /// A frame that waits for parts of its payload.
 pub(crate) struct Parted {
     header: FrameHeader,
-    meta: AlignedVec,
+    meta: Meta,
     payload: Buffer,
 }
 
@@ -135,7 +136,7 @@ impl Parted {
 struct Body {
     header: FrameHeader,
     lengths: Lengths,
-    meta: AlignedVec,
+    meta: Meta,
     padding_left: usize,
     payload: Option<Buffer>,
     is_parted: bool,
@@ -227,7 +228,7 @@ impl Body {
             return Err(FrameError::NotZero { field: "the number of parts" });
         }
         let padding_left = padding(lengths.meta, lengths.payload);
-        Ok((Self { header, lengths, meta: AlignedVec::new(), padding_left, payload: None, is_parted: false }, parts))
+        Ok((Self { header, lengths, meta: Meta::default(), padding_left, payload: None, is_parted: false }, parts))
     }
 
     /// Takes the whole payload's buffer, which nothing has touched yet, keeps the first part and gives the places of others.
@@ -244,8 +245,12 @@ impl Body {
     /// Whether the frame is whole.
     fn fill(&mut self, input: &mut Bytes, buffers: &Buffers) -> Result<bool, FrameError> {
         let meta = input.split_to(input.len().min(self.lengths.meta - self.meta.len()));
-        if self.meta.len() + meta.len() > self.meta.capacity() {
-            self.meta.reserve_exact(room(self.meta.len() + meta.len(), self.lengths.meta) - self.meta.len());
+        let come = self.meta.len();
+        if come + meta.len() > self.meta.capacity() {
+            if let Some(kept) = buffers.meta(self.lengths.meta).filter(|_| come == 0) {
+                self.meta = kept;
+            }
+            self.meta.reserve_exact(room(come + meta.len(), self.lengths.meta) - come);
         }
         self.meta.extend_from_slice(&meta);
         let padding = input.split_to(input.len().min(self.padding_left));

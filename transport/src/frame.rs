@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rkyv::util::AlignedVec;
 use thiserror::Error;
 
-use crate::codec;
+use crate::{Meta, codec};
 
 /// Version of header and messages; peers of another version are refused.
 pub const PROTOCOL_VERSION: u16 = 1;
@@ -71,7 +71,7 @@ pub struct Frame {
     /// Addressing.
     pub header: FrameHeader,
     /// Archived meta; may be empty.
-    pub meta: AlignedVec,
+    pub meta: Meta,
     /// Raw tensor bytes; may be empty.
     pub payload: Bytes,
     /// What goes along as it is, over a channel whose sender [hands over](crate::FrameSender::hands_over).
@@ -102,8 +102,8 @@ impl fmt::Debug for Handed {
 
 impl Frame {
     /// A frame of any kind.
-    pub fn new(header: FrameHeader, meta: AlignedVec, payload: Bytes) -> Self {
-        Self { header, meta, payload, handed: None }
+    pub fn new(header: FrameHeader, meta: impl Into<Meta>, payload: Bytes) -> Self {
+        Self { header, meta: meta.into(), payload, handed: None }
     }
 
     /// The frame, with a value that goes along.

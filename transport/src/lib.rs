@@ -13,6 +13,7 @@ mod frame;
 pub mod join;
 pub mod local;
 pub mod measure;
+mod meta;
 mod plane;
 pub mod quic;
 mod signal;
@@ -36,6 +37,7 @@ pub use frame::{
     PROTOCOL_VERSION, PayloadType,
 };
 use futures_util::future::BoxFuture;
+pub use meta::Meta;
 pub use plane::{BEST_FIRST, DataPlane, Endpoint, Reached};
 
 /// Listens for peers and connects to them.

@@ -44,24 +44,26 @@ static COUNTING: Counting = Counting;
 const WARM_UP: usize = 300;
 const COUNTED: usize = 200;
 
-/// Frames of `bytes` there and back between two transports whose sockets others drive; what a round asks the allocator for.
-fn cost(rig: impl Rig, bytes: usize) -> (f64, f64) {
+/// Frames of `bytes`, behind a meta of so many, there and back between two transports whose sockets others drive; what a round asks
+/// the allocator for.
+fn cost(rig: impl Rig, [meta, bytes]: [usize; 2]) -> (f64, f64) {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime starts");
-    cost_on(&runtime, rig, bytes)
+    cost_on(&runtime, rig, [meta, bytes])
 }
 
-fn cost_on(runtime: &Runtime, rig: impl Rig, bytes: usize) -> (f64, f64) {
+fn cost_on(runtime: &Runtime, rig: impl Rig, [meta, bytes]: [usize; 2]) -> (f64, f64) {
     runtime.block_on(async {
         let [near, far] = [(); 2].map(|()| rig.bind(Arc::new(NoObserver)));
         let (near_link, far_link) = meet(&near, &far).await;
         let (mut near, mut far) = channel(&near_link, &far_link).await;
         let payload = aligned(bytes);
+        let mut next = frame(meta, &payload);
         for _ in 0..WARM_UP {
-            within(round(&mut near, &mut far, &payload)).await;
+            next = within(round(&mut near, &mut far, next, &payload)).await;
         }
         let before = ASKED.get();
         for _ in 0..COUNTED {
-            round(&mut near, &mut far, &payload).await;
+            next = round(&mut near, &mut far, next, &payload).await;
         }
         let after = ASKED.get();
         let each = |index: usize| (after[index] - before[index]) as f64 / COUNTED as f64;
@@ -69,16 +71,18 @@ fn cost_on(runtime: &Runtime, rig: impl Rig, bytes: usize) -> (f64, f64) {
     })
 }
 
-async fn round(near: &mut Channel, far: &mut Channel, payload: &Bytes) {
-    near.sender.send(frame(payload)).await.expect("the frame is sent");
+/// Sends a frame there and back; what comes back is the next one.
+async fn round(near: &mut Channel, far: &mut Channel, next: Frame, payload: &Bytes) -> Frame {
+    near.sender.send(next).await.expect("the frame is sent");
     let got = far.receiver.receive().await.expect("the link is up").expect("the peer sends on");
     assert_eq!(got.payload.len(), payload.len());
     far.sender.send(got).await.expect("the frame is sent");
     let back = near.receiver.receive().await.expect("the link is up").expect("the peer sends on");
     assert!(back.payload == *payload && back.payload.as_ptr().addr().is_multiple_of(64));
+    Frame { payload: payload.clone(), ..back }
 }
 
-fn frame(payload: &Bytes) -> Frame {
+fn frame(meta: usize, payload: &Bytes) -> Frame {
     let header = FrameHeader {
         kind: FrameKind::Partials,
         job: 1,
@@ -88,7 +92,9 @@ fn frame(payload: &Bytes) -> Frame {
         rows: 1,
         payload_type: PayloadType::F32,
     };
-    Frame::new(header, AlignedVec::new(), payload.clone())
+    let mut archived = AlignedVec::with_capacity(meta);
+    archived.resize(meta, 7);
+    Frame::new(header, archived, payload.clone())
 }
 
 fn aligned(bytes: usize) -> Bytes {
@@ -104,14 +110,14 @@ const OF_QUINN: [f64; 2] = [2.0, 2.0 * 128.0];
 
 #[test]
 fn a_frame_within_a_process_costs_nothing_and_is_not_copied() {
-    let (calls, _) = cost(common::local(), 16 << 10);
+    let (calls, _) = cost(common::local(), [200, 16 << 10]);
     assert!(calls <= NOTHING, "{calls} allocations a round");
 }
 
 #[test]
 fn a_frame_over_quic_arrives_in_memory_that_came_back() {
-    for bytes in [4, 16 << 10, 300 << 10] {
-        let (calls, taken) = cost(common::quic(), bytes);
+    for [meta, bytes] in [[0, 4], [200, 4], [0, 16 << 10], [200, 16 << 10], [0, 300 << 10]] {
+        let (calls, taken) = cost(common::quic(), [meta, bytes]);
         let [calls_of_quinn, bytes_of_quinn] = OF_QUINN;
         assert!(calls <= calls_of_quinn + NOTHING, "{calls} allocations a round of frames of {bytes} bytes");
         assert!(taken <= 1.1 * bytes_of_quinn, "{taken} bytes a round of frames of {bytes} bytes");
@@ -122,9 +128,16 @@ fn a_frame_over_quic_arrives_in_memory_that_came_back() {
 #[cfg(feature = "ucx")]
 #[test]
 fn a_frame_over_ucx_costs_nothing() {
-    for (transports, bytes) in [("shm", 4), ("shm", 16 << 10), ("tcp", 4), ("tcp", 16 << 10)] {
+    for (transports, [meta, bytes]) in [
+        ("shm", [0, 4]),
+        ("shm", [200, 4]),
+        ("shm", [200, 16 << 10]),
+        ("tcp", [200, 4]),
+        ("tcp", [0, 16 << 10]),
+        ("tcp", [200, 16 << 10]),
+    ] {
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime starts");
-        let (calls, _) = cost_on(&runtime, common::ucx(transports), bytes);
+        let (calls, _) = cost_on(&runtime, common::ucx(transports), [meta, bytes]);
         assert!(calls < 0.5, "{calls} allocations a round of frames of {bytes} bytes over {transports}");
     }
 }

@@ -8,7 +8,8 @@ use std::{
 };
 
 use asterism_transport::{
-    Channel, Frame, FrameHeader, FrameKind, FrameSender, Link, NoObserver, PayloadType, Transport, TransportError,
+    Channel, Frame, FrameHeader, FrameKind, FrameSender, Link, Meta, NoObserver, PayloadType, Transport,
+    TransportError,
     quic::{QuicConfig, QuicTransport, Security},
 };
 use bytes::Bytes;
@@ -117,5 +118,5 @@ async fn answer_all(bound: Sender<SocketAddr>, answer: usize) -> Result<(), Tran
 
 fn frame(kind: FrameKind, bytes: usize) -> Frame {
     let header = FrameHeader { kind, job: 0, shard_set: 0, layer: 0, step: 0, rows: 1, payload_type: PayloadType::F32 };
-    Frame::new(header, Default::default(), Bytes::from(vec![0; bytes]))
+    Frame::new(header, Meta::default(), Bytes::from(vec![0; bytes]))
 }

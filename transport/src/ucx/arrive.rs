@@ -149,7 +149,7 @@ impl Core {
 
     fn landing(&self, lengths: &Lengths) -> Landing {
         Landing {
-            meta: AlignedVec::with_capacity(lengths.meta),
+            meta: self.buffers.meta(lengths.meta).unwrap_or_else(|| AlignedVec::with_capacity(lengths.meta).into()),
             payload: (lengths.payload > 0).then(|| self.buffers.take(lengths.payload)),
             lengths: *lengths,
         }

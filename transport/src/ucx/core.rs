@@ -13,7 +13,6 @@ use std::{
 
 use bytes::Bytes;
 use quinn::{Connection, VarInt};
-use rkyv::util::AlignedVec;
 use tokio::{
     sync::{Notify, mpsc},
     time::MissedTickBehavior,
@@ -26,7 +25,7 @@ use super::{
     windows::Windows,
 };
 use crate::{
-    Frame, Observer, TransportError,
+    Frame, Meta, Observer, TransportError,
     buffers::Buffers,
     certificates::Member,
     codec,
@@ -113,7 +112,7 @@ impl Core {
 
     pub fn post(&self, message: Message) {
         let header = Header::new(&self.met.theirs, message, None);
-        self.met.endpoint.send(header, AlignedVec::new(), Bytes::new());
+        self.met.endpoint.send(header, Meta::default(), Bytes::new());
     }
 
     pub fn post_frame(&self, channel: u64, number: u64, frame: Frame) {

@@ -10,7 +10,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use rkyv::util::AlignedVec;
 use ucx_rs::{decode_status_ptr, status_string, sys};
 
 use super::{
@@ -18,7 +17,7 @@ use super::{
     message::Header,
     worker::{MESSAGE, Worker},
 };
-use crate::signal::Signal;
+use crate::{Meta, signal::Signal};
 
 /// How the path to a peer broke, once it has.
 #[derive(Default)]
@@ -56,7 +55,7 @@ unsafe impl Sync for Endpoint {}
 /// A message under way and all that UCX reads of it.
 pub(super) struct Sending {
     header: Header,
-    meta: AlignedVec,
+    meta: Meta,
     payload: Bytes,
     /// Point into the two above.
     parts: [sys::ucp_dt_iov; 2],
@@ -71,7 +70,7 @@ impl Sending {
     /// Lets go of what was sent, and keeps the memory for another message.
     fn over(mut self: Box<Self>) {
         let bytes = self.meta.len() + self.payload.len();
-        self.meta = AlignedVec::new();
+        self.meta = Meta::default();
         self.payload = Bytes::new();
         if let Some(endpoint) = self.endpoint.take() {
             endpoint.under_way.fetch_sub(1, Ordering::Relaxed);
@@ -123,7 +122,7 @@ impl Endpoint {
     }
 
     /// Sends a message. What goes wrong later is told to the endpoint's [`Failure`]. It may be called by a handler.
-    pub fn send(self: &Arc<Self>, header: Header, meta: AlignedVec, payload: Bytes) {
+    pub fn send(self: &Arc<Self>, header: Header, meta: Meta, payload: Bytes) {
         self.users.fetch_add(1, Ordering::SeqCst);
         if !self.closed.load(Ordering::SeqCst) {
             self.post(header, meta, payload);
@@ -131,7 +130,7 @@ impl Endpoint {
         self.users.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn post(self: &Arc<Self>, header: Header, meta: AlignedVec, payload: Bytes) {
+    fn post(self: &Arc<Self>, header: Header, meta: Meta, payload: Bytes) {
         let part = |bytes: &[u8]| sys::ucp_dt_iov { buffer: bytes.as_ptr().cast_mut().cast(), length: bytes.len() };
         let parts = [part(&meta), part(&payload)];
         self.under_way.fetch_add(1, Ordering::Relaxed);

@@ -2,15 +2,14 @@
 
 use std::{ffi::c_void, marker::PhantomData, sync::Arc};
 
-use rkyv::util::AlignedVec;
 use ucx_rs::{decode_status_ptr, status_string, sys};
 
 use super::worker::Worker;
-use crate::{buffers::Buffer, codec::Lengths};
+use crate::{Meta, buffers::Buffer, codec::Lengths};
 
 /// Where the body of a frame goes: memory with room for what is to come, and how long each part will be.
 pub(super) struct Landing {
-    pub meta: AlignedVec,
+    pub meta: Meta,
     /// None where there is no payload.
     pub payload: Option<Buffer>,
     pub lengths: Lengths,

@@ -10,7 +10,7 @@ use super::{
     *,
 };
 use crate::{
-    DataPlane, Endpoint as DataEndpoint, Frame, FrameHeader, FrameKind, NoObserver, PayloadType,
+    DataPlane, Endpoint as DataEndpoint, Frame, FrameHeader, FrameKind, Meta, NoObserver, PayloadType,
     codec::{self, HEADER_BYTES},
     quic::{QuicConfig, Security},
     sim::Draw,
@@ -103,7 +103,7 @@ async fn works(pair: &Pair) {
 /// Sends over the only link of a transport.
 fn post(near: &UcxTransport, message: Message, frame: Option<&[u8; HEADER_BYTES]>, body: Bytes) {
     let (core, _) = only(near);
-    core.met.endpoint.send(Header::new(&core.met.theirs, message, frame), AlignedVec::new(), body);
+    core.met.endpoint.send(Header::new(&core.met.theirs, message, frame), Meta::default(), body);
 }
 
 /// Fills channels of the only link of a transport, from one on, with a frame each that nobody asked for.
@@ -144,7 +144,7 @@ async fn a_message_without_the_token_reaches_nobody() {
         let said = frame(4);
         let message = Message { kind: Kind::Frame, channel: 0, number: 0 };
         let header = Header::new(&to, message, Some(&first_bytes(&said)));
-        core.met.endpoint.send(header, AlignedVec::new(), said.payload);
+        core.met.endpoint.send(header, Meta::default(), said.payload);
     }
     works(&pair).await;
     assert_eq!(pair.counts.of("ucx_token"), 2);
