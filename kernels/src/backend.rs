@@ -121,6 +121,10 @@ pub struct Partial<T> {
 /// Tensors that a backend lent: what another of its kind, of this process, gets of them is its own. They are kept as long as this.
 pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as Backend>::Tensor>, KernelError> + Send + Sync>;
 
+/// What puts a tensor of each of some devices together along an axis, and gives all of it to each of them.
+pub type AllGather<'a, B> =
+    Box<dyn Fn(&[<B as Backend>::Tensor], usize) -> Result<Vec<<B as Backend>::Tensor>, KernelError> + 'a>;
+
 /// One device. Shapes are row-major and written heads-first; `t` is tokens, `e` the hidden size.
 /// A result never depends on the number of threads, and a row never on the other rows of its call.
 pub trait Backend: Sized + Send + Sync + 'static {
@@ -165,6 +169,15 @@ pub trait Backend: Sized + Send + Sync + 'static {
         Ok(Box::new(move |_| Ok(tensors.clone())))
     }
 
+    /// Puts matrices of these devices of one process together.
+    fn all_gather<'a>(members: &[&'a Self]) -> Result<AllGather<'a, Self>, KernelError> {
+        let members = members.to_vec();
+        Ok(Box::new(move |parts, axis| members.iter().map(|member| member.concat(parts, axis)).collect()))
+    }
+    /// Most rows of which devices of one process gain by sharing linear layers, each with some of the outputs.
+    fn shared_rows(&self) -> usize {
+        usize::MAX
+    }
     /// Uploads f32 values as an f32 tensor (a query off the wire, a partial off the wire, a test's input).
     fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Self::Tensor, KernelError>;
     /// Downloads any tensor as f32, row-major.
@@ -233,6 +246,26 @@ pub trait Backend: Sized + Send + Sync + 'static {
         [gate_up, down]: [&Self::Linear; 2],
     ) -> Result<Self::Tensor, KernelError> {
         self.gated_linear_add(&self.norm_linear(x, norm, gate_up)?, down, x.clone())
+    }
+    /// Columns `outputs` of [`Backend::linear_add`], to the last bit: a device's part where several share a linear layer.
+    fn linear_add_part(
+        &self,
+        x: &Self::Tensor,
+        (weight, residual): (&Self::Linear, &Self::Tensor),
+        outputs: Range<usize>,
+    ) -> Result<Self::Tensor, KernelError> {
+        self.narrow(&self.linear_add(x, weight, residual.clone())?, 1, outputs.start, outputs.end)
+    }
+    /// Columns `outputs` of [`Backend::gated_silu`] of [`Backend::norm_linear`], likewise.
+    fn norm_gated_part(
+        &self,
+        x: &Self::Tensor,
+        norm: (&Self::Tensor, f32),
+        gate_up: &Self::Linear,
+        outputs: Range<usize>,
+    ) -> Result<Self::Tensor, KernelError> {
+        let gated = self.gated_silu(&self.norm_linear(x, norm, gate_up)?)?;
+        self.narrow(&gated, 1, outputs.start, outputs.end)
     }
     /// `silu(x)` of each element: the activation of a retaining head.
     fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;

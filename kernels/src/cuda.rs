@@ -6,17 +6,20 @@
 mod attention;
 mod device;
 mod elementwise;
+mod gathering;
 mod kv;
 mod lending;
 mod linear;
 mod many;
 mod moves;
+mod opening;
 mod options;
 mod sparse;
 mod staging;
 mod survey;
 mod tensor;
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 pub use attention::{Attender, Attention, FEW_ROWS, PIECE};
@@ -31,8 +34,8 @@ pub use survey::{Gauge, Gpu, Library, Survey, survey};
 pub use tensor::{Tensor, View};
 
 use crate::{
-    Ask, Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mask, Merging, Partial,
-    StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
+    AllGather, Ask, Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mask, Merging,
+    Partial, StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -51,46 +54,6 @@ pub struct Cuda {
     eight_bits: bool,
     index: usize,
     device: Device,
-}
-
-impl Cuda {
-    /// Opens a GPU.
-    ///
-    /// # Errors
-    /// [`KernelError::NoDevice`] where it cannot be used, [`KernelError::DType`] for a type that is not computed in.
-    pub fn new(options: CudaOptions) -> Result<Self, KernelError> {
-        if options.dtype == DType::F16 {
-            return Err(KernelError::DType { operation: "cuda", got: options.dtype });
-        }
-        let device = Device::open(options.device)?;
-        let (products, attender) = (Products::new(&device)?, Attender::new(&device)?);
-        let CudaOptions { dtype, device: index, eight_bits } = options;
-        if eight_bits && (dtype != DType::Bf16 || !products.has_library() || !device.multiplies_eight_bits()?) {
-            return Err(KernelError::EightBits { index });
-        }
-        let (host, positions) = Default::default();
-        Ok(Self { products, attender, host, positions, dtype, eight_bits, index, device })
-    }
-
-    /// The GPU.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Its linear layers.
-    pub fn products(&self) -> &Products {
-        &self.products
-    }
-
-    /// Its attention.
-    pub fn attender(&self) -> &Attender {
-        &self.attender
-    }
-
-    /// Refuses what is not in compute type.
-    fn computed(&self, operation: &'static str, x: &Tensor) -> Result<(), KernelError> {
-        if x.dtype() == self.dtype { Ok(()) } else { Err(KernelError::DType { operation, got: x.dtype() }) }
-    }
 }
 
 impl Backend for Cuda {
@@ -129,6 +92,15 @@ impl Backend for Cuda {
 
     fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {
         self.lend_tensors(tensors)
+    }
+
+    fn all_gather<'a>(members: &[&'a Self]) -> Result<AllGather<'a, Self>, KernelError> {
+        gathering::all_gather(members)
+    }
+
+    fn shared_rows(&self) -> usize {
+        let own = self.dtype == DType::Bf16 && !self.eight_bits && self.products.has_library();
+        if own { linear::FEW_ROWS } else { 0 }
     }
 
     fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor, KernelError> {
@@ -197,11 +169,37 @@ impl Backend for Cuda {
     }
 
     fn norm_mlp(&self, x: &Tensor, norm: (&Tensor, f32), [gate_up, down]: [&Linear; 2]) -> Result<Tensor, KernelError> {
-        let few = self.products.norm_gated(&self.device, x, norm, gate_up)?;
+        let few = self.products.norm_gated(&self.device, x, norm, gate_up, 0..gate_up.shape().0 / 2)?;
         let Some(gated) = few else {
             return self.gated_linear_add(&self.norm_linear(x, norm, gate_up)?, down, x.clone());
         };
         self.linear_add(&gated, down, x.clone())
+    }
+
+    fn linear_add_part(
+        &self,
+        x: &Tensor,
+        (weight, residual): (&Linear, &Tensor),
+        outputs: Range<usize>,
+    ) -> Result<Tensor, KernelError> {
+        match self.products.linear_part(&self.device, x, (weight, residual), outputs.clone())? {
+            Some(part) => Ok(part),
+            None => self.narrow(&self.linear_add(x, weight, residual.clone())?, 1, outputs.start, outputs.end),
+        }
+    }
+
+    fn norm_gated_part(
+        &self,
+        x: &Tensor,
+        norm: (&Tensor, f32),
+        gate_up: &Linear,
+        outputs: Range<usize>,
+    ) -> Result<Tensor, KernelError> {
+        if let Some(part) = self.products.norm_gated(&self.device, x, norm, gate_up, outputs.clone())? {
+            return Ok(part);
+        }
+        let gated = self.gated_silu(&self.norm_linear(x, norm, gate_up)?)?;
+        self.narrow(&gated, 1, outputs.start, outputs.end)
     }
 
     fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {
@@ -246,7 +244,7 @@ impl Backend for Cuda {
     }
 
     fn kv(&self, k: &Tensor, v: &Tensor) -> Result<Kv, KernelError> {
-        if let Some(kv) = Kv::of(k, v).filter(|_| k.dtype() == self.dtype) {
+        if let Some(kv) = Kv::of(&self.device, k, v).filter(|_| k.dtype() == self.dtype) {
             return Ok(kv);
         }
         let (heads, t, dim) = k.cube("kv")?;

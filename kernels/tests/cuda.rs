@@ -8,6 +8,8 @@ mod attends;
 mod chosen;
 #[allow(dead_code, reason = "the processor's backends are tested elsewhere")]
 mod common;
+#[path = "cuda/shared.rs"]
+mod shared;
 
 use asterism_kernels::cuda::{Kv, Linear, Tensor};
 use asterism_kernels::reference;

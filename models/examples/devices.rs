@@ -4,7 +4,8 @@
 //!     cargo run --release -p asterism-models --features cuda --example devices -- OUT.jsonl llama-3.1-8b[+fp8] 0[,1] CASE...
 //!
 //! A case is `prefill/METHOD/TOKENS`, `decode/METHOD/TOKENS` (one row, then 16 rows in a step, and after how long the host had
-//! queued all of it but the output head), `jobs/COUNT/TOKENS` or
+//! queued all of it but the output head), `shared/METHOD/TOKENS` (the same, linear layers shared by the GPUs),
+//! `jobs/COUNT/TOKENS` or
 //! `company/METHOD/TOKENS`: whether the shards of a plan for twelve hosts have the same bits whoever encodes them. METHOD is a
 //! name or JSON, such as `{"pulsar": {"block_tokens": 2048}}`.
 
@@ -40,10 +41,11 @@ fn main() -> Result<()> {
         let tokens: usize = tokens.parse()?;
         let timed = match what {
             "prefill" => devices.prefill(method(how)?, tokens)?,
-            "decode" => devices.decode(method(how)?, tokens)?,
+            "decode" => devices.decode(method(how)?, tokens, false)?,
+            "shared" => devices.decode(method(how)?, tokens, true)?,
             "jobs" => devices.jobs(how.parse()?, tokens)?,
             "company" => devices.company(method(how)?, tokens)?,
-            _ => bail!("{case}: prefill, decode, jobs or company"),
+            _ => bail!("{case}: prefill, decode, shared, jobs or company"),
         };
         let (free, all) = devices.0[0].backend().device().memory()?;
         let line = json!({"case": case, "model": model, "gpus": gpus, "timed": timed, "used_gb": (all - free) >> 30});
@@ -114,12 +116,15 @@ impl Devices {
         Ok(json!({"shards": plan.shards.len(), "first_ms": 1e3 * runs[0], "encode": spread(runs[1..].to_vec())}))
     }
 
-    fn decode(&self, method: MethodConfig, tokens: usize) -> Result<Value> {
+    fn decode(&self, method: MethodConfig, tokens: usize, share: bool) -> Result<Value> {
         let context = self.prompt(tokens);
         let plan = self.plan(&method, &context)?;
         let (shards, _) = self.encode(&plan, &context)?;
         let held = self.0.iter().zip(&shards).map(|(decoder, shards)| (decoder.backend(), &shards[..]));
         let mut held = TeamContext::new(&held.collect::<Vec<_>>());
+        if share {
+            held = held.sharing(&self.0.iter().collect::<Vec<_>>())?;
+        }
         let (home, mut generator) = (self.home(), Generator::of(&plan));
         let mut steps = |ids: &[u32]| -> Result<Value> {
             let (mut seconds, mut queued, mut digest) = (Vec::new(), Vec::new(), 0xcbf2_9ce4_8422_2325_u64);

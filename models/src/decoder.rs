@@ -1,7 +1,7 @@
 //! A Llama or Qwen2 decoder cut open at attention. Attention itself, the KV cache and the loop over layers belong to the
 //! caller: the phase-1 encoder, the phase-2 generator.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use asterism_kernels::{Backend, HostTensor};
 
@@ -125,9 +125,36 @@ impl<B: Backend> Decoder<B> {
         x: B::Tensor,
         attention: &B::Tensor,
     ) -> Result<B::Tensor, ModelError> {
-        let Layer { output, mlp_norm, gate_up, down, .. } = &self.layers[layer];
-        let x = self.backend.linear_add(attention, output, x)?;
+        let Layer { mlp_norm, gate_up, down, .. } = &self.layers[layer];
+        let x = self.output(layer, x, attention)?;
         self.in_turns(&x, |x| Ok(self.backend.norm_mlp(x, (mlp_norm, self.config.eps), [gate_up, down])?))
+    }
+
+    /// `x (t, e)` plus the output projection of `attention (t, query dim)` in compute type.
+    pub(crate) fn output(&self, layer: usize, x: B::Tensor, attention: &B::Tensor) -> Result<B::Tensor, ModelError> {
+        Ok(self.backend.linear_add(attention, &self.layers[layer].output, x)?)
+    }
+
+    /// Columns `outputs` of what the MLP's second product is given for `x (t, e)`, that is of `(t, intermediate)`.
+    pub(crate) fn gated_part(
+        &self,
+        layer: usize,
+        x: &B::Tensor,
+        outputs: Range<usize>,
+    ) -> Result<B::Tensor, ModelError> {
+        let Layer { mlp_norm, gate_up, .. } = &self.layers[layer];
+        Ok(self.backend.norm_gated_part(x, (mlp_norm, self.config.eps), gate_up, outputs)?)
+    }
+
+    /// Columns `outputs` of `x (t, e)` plus the MLP's second product of `gated (t, intermediate)`.
+    pub(crate) fn down_part(
+        &self,
+        layer: usize,
+        gated: &B::Tensor,
+        x: &B::Tensor,
+        outputs: Range<usize>,
+    ) -> Result<B::Tensor, ModelError> {
+        Ok(self.backend.linear_add_part(gated, (&self.layers[layer].down, x), outputs)?)
     }
 
     /// What `work` makes of the rows of `x (t, e)`, no more at a time than the device likes.

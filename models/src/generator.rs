@@ -16,7 +16,7 @@ pub use context::{
     ShardPartial, StepError,
 };
 
-pub use team::TeamContext;
+pub use team::{Team, TeamContext};
 
 use crate::{Decoder, EncodedShard, ModelError, decoder::Projected};
 use merging::{Answer, Answered};
@@ -116,6 +116,9 @@ pub fn step<B: Backend>(
 ) -> Result<StepEnds<B>, ModelError> {
     let mut batch = Batch::new(decoder, parts);
     let ids: Vec<u32> = batch.live.iter().flat_map(|live| batch.parts[live.part].ids).copied().collect();
+    if let ([_], Some(team)) = (&batch.live[..], context.team(ids.len())) {
+        return batch.together(&team, &ids);
+    }
     let mut x = if ids.is_empty() { None } else { Some(decoder.embed(&ids)?) };
     for layer in 0..decoder.config().layers {
         x = match x {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use asterism_kernels::cuda::{Attention, Tensor};
-use asterism_kernels::{DType, Mask};
+use asterism_kernels::{Backend, DType, Mask};
 
 use crate::Bench;
 
@@ -81,9 +81,13 @@ pub fn few_rows(bench: &Bench) -> Result<()> {
             let operands = Operands::new(bench, rows, keys, dim)?;
             let (out, lse) =
                 (bench.random(&[rows, QUERY * dim], 5, 1.0)?, bench.device().empty(&[QUERY, rows], DType::F32)?);
-            let few = operands.call(&operands.out, &operands.lse, Mask::None)?;
+            // As a context has them.
+            let draw = |seed| bench.random(&[KV, keys, dim], seed, 1.0);
+            let cached = bench.gpu.kv(&draw(2)?, &draw(3)?)?;
+            let [k, v] = cached.view(0, keys);
+            let few = Attention { k, v, ..operands.call(&operands.out, &operands.lse, Mask::None)? };
             bench.device().attend_few(few)?;
-            bench.device().attend_own(operands.call(&out, &lse, Mask::None)?)?;
+            bench.device().attend_own(Attention { k, v, ..operands.call(&out, &lse, Mask::None)? })?;
             bench.agree(&operands.out, &out)?;
             bench.agree(&operands.lse, &lse)?;
             let seconds = bench.time(40, |_| Ok(bench.device().attend_few(few)?))?;

@@ -8,7 +8,7 @@ mod own;
 use std::sync::Mutex;
 
 use fused::{Fused, Shape};
-pub(super) use mapped::{Map, Mapped, Maps};
+pub(super) use mapped::{Laid, Mapped, Maps};
 pub use own::PIECE;
 pub(super) use own::{CHUNK, Pieces, Tiled, Tiling};
 

@@ -6,7 +6,7 @@ mod modules;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
@@ -34,6 +34,8 @@ pub struct Device {
     /// The compute capability.
     capability: (i32, i32),
     maps: Maps,
+    /// Kernels queued so far.
+    launched: Mutex<u64>,
     signals: OnceLock<Arc<Signals>>,
 }
 
@@ -103,9 +105,10 @@ impl Device {
         let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_limit = context.attribute(limit).map_err(missing)? as u32;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
-        let (functions, maps, signals) = Default::default();
+        let (functions, maps, launched, signals) = Default::default();
         let capability = (major, minor);
-        let mut device = Self { context, stream, functions, staging, shared_limit, capability, maps, signals };
+        let mut device =
+            Self { context, stream, functions, staging, shared_limit, capability, maps, launched, signals };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -189,10 +192,19 @@ impl Device {
             attrs: &mut follower,
             numAttrs: u32::from(follows),
         };
+        // Counted in the order of the stream.
+        let mut launched = self.launched.lock().expect("no panic holds it");
         // SAFETY: as the caller promises.
         unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
-            .map_err(failed)
+            .map_err(failed)?;
+        *launched += 1;
+        Ok(())
+    }
+
+    /// Kernels queued so far; those of libraries are not counted.
+    pub(super) fn launched(&self) -> u64 {
+        *self.launched.lock().expect("no panic holds it")
     }
 
     /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
@@ -293,6 +305,14 @@ impl Device {
         let buffer = self.alloc(bytes.len())?;
         self.write(buffer.pointer, bytes)?;
         Ok(buffer)
+    }
+
+    /// Zeros everywhere.
+    pub(super) fn clear(&self, buffer: &Buffer) -> Result<(), KernelError> {
+        let failed = |error| device_error("clear", error);
+        self.context.bind_to_thread().map_err(failed)?;
+        // SAFETY: the buffer is live and so long.
+        unsafe { result::memset_d8_async(buffer.pointer, 0, buffer.bytes, self.stream.cu_stream()) }.map_err(failed)
     }
 
     /// Host bytes to `pointer`, where there is room for them.

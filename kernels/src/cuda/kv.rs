@@ -19,6 +19,8 @@ pub struct Kv {
     dtype: DType,
     len: usize,
     capacity: usize,
+    /// Launches of the device up to which its tokens may have been written.
+    written: u64,
 }
 
 impl Kv {
@@ -29,11 +31,11 @@ impl Kv {
     pub fn new(device: &Device, heads: usize, dim: usize, dtype: DType, capacity: usize) -> Result<Self, KernelError> {
         let bytes = capacity * heads * dim * width(dtype);
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
-        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity })
+        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written: device.launched() })
     }
 
     /// Keys and values `(kv heads, t, dim)`, in the memory where they lie, if they lie as a cache does.
-    pub(super) fn of(k: &Tensor, v: &Tensor) -> Option<Self> {
+    pub(super) fn of(device: &Device, k: &Tensor, v: &Tensor) -> Option<Self> {
         let lies = |x: &Tensor| x.rows_first && x.offset == 0;
         let [heads, len, dim] = k.shape[..] else { return None };
         (lies(k) && lies(v) && (&k.shape, k.dtype) == (&v.shape, v.dtype)).then(|| Self {
@@ -43,6 +45,7 @@ impl Kv {
             dtype: k.dtype,
             len,
             capacity: len,
+            written: device.launched(),
         })
     }
 
@@ -78,10 +81,13 @@ impl Kv {
         assert!(start <= end && end <= self.capacity, "tokens {start}..{end} of {}", self.capacity);
         let at = Strides::by_rows(self.heads, self.dim);
         let pointer = |buffer: &Buffer| buffer.pointer + (start * self.row()) as u64;
-        [0, 1].map(|i| View::new(pointer(&self.buffers[i]), [self.heads, end - start, self.dim], at, self.dtype))
+        [0, 1].map(|i| {
+            let shape = [self.heads, end - start, self.dim];
+            View::new(pointer(&self.buffers[i]), shape, at, self.dtype).written(self.written)
+        })
     }
 
-    /// Room for `count` tokens more, which count as cached from now on: the caller writes them at once.
+    /// Room for `count` tokens more, which count as cached from now on: the caller writes them at once, by two launches at most.
     ///
     /// # Errors
     /// [`KernelError::DeviceMemory`] where there is no room.
@@ -96,6 +102,7 @@ impl Kv {
             *self = grown;
         }
         self.len = end;
+        self.written = device.launched() + 2;
         Ok(self.view(start, end))
     }
 
@@ -134,6 +141,7 @@ impl Kv {
         part.len = end - start;
         let [from, to] = [&self.buffers, &part.buffers].map(|of| [of[0].pointer, of[1].pointer]);
         device.copy_pair(from.map(|from| from + (start * self.row()) as u64), to, part.len * self.row())?;
+        part.written = device.launched();
         Ok(part)
     }
 

@@ -116,7 +116,7 @@ impl Lending {
 
 /// Lets one GPU read what another has, where they are linked, and says whether they are; without that the driver takes copies
 /// through the host.
-fn open(of: &Arc<CudaContext>, to: &Arc<CudaContext>) -> bool {
+pub(super) fn open(of: &Arc<CudaContext>, to: &Arc<CudaContext>) -> bool {
     static OPENED: Mutex<Vec<((usize, usize), bool)>> = Mutex::new(Vec::new());
     let pair = (of.ordinal(), to.ordinal());
     let mut opened = OPENED.lock().expect("no panic holds it");

@@ -5,9 +5,11 @@ mod eight;
 mod few;
 mod plans;
 
+use std::ops::Range;
 use std::sync::Mutex;
 
 use eight::Eight;
+pub(super) use few::ROWS as FEW_ROWS;
 pub use plans::Choice;
 use plans::{Key, Operands, Plans};
 
@@ -208,22 +210,26 @@ impl Products {
         self.linear(device, &device.gated_silu(gate_up)?, linear, Some(residual))
     }
 
-    /// `gated_silu` of [`Products::norm_linear`] by one kernel, where few rows are multiplied by the own one; the same bits.
+    /// Columns `outputs` of `gated_silu` of [`Products::norm_linear`] by one kernel, where few rows are multiplied by the own one;
+    /// the same bits.
     pub fn norm_gated(
         &self,
         device: &Device,
         x: &Tensor,
         (norm, eps): (&Tensor, f32),
         linear: &Linear,
+        outputs: Range<usize>,
     ) -> Result<Option<Tensor>, KernelError> {
         let ((rows, columns), (n, k)) = (x.matrix("norm_gated")?, linear.shape());
         let (Weight::Plain(weight), Some(plans)) = (&linear.weight, &self.plans) else { return Ok(None) };
         let typed = [x.dtype, weight.dtype] == [DType::Bf16; 2] && columns == k;
-        if !typed || !(1..=few::ROWS).contains(&rows) || !n.is_multiple_of(16) || !k.is_multiple_of(8) {
+        let within = outputs.start <= outputs.end && outputs.end <= n / 2;
+        let even = n.is_multiple_of(16) && k.is_multiple_of(8) && within;
+        if !typed || !(1..=few::ROWS).contains(&rows) || !even {
             return Ok(None);
         }
         let x = device.rms_norm(x, None, norm, eps)?;
-        let out = device.empty(&[rows, n / 2], DType::Bf16)?;
+        let out = device.empty(&[rows, outputs.len()], DType::Bf16)?;
         let key = Key { n, k, bias: linear.bias.is_some(), residual: false, eight: false };
         let operands = Operands {
             x: x.pointer(),
@@ -233,10 +239,44 @@ impl Products {
             residual: 0,
             out: out.pointer(),
         };
-        let taken = plans.lock().expect("no panic holds it").run_gated(device, key, rows, operands)?;
+        let (mut plans, few) = (plans.lock().expect("no panic holds it"), (rows, true));
+        if plans.run_few(device, key, few, operands, outputs.clone())? {
+            return Ok(Some(out));
+        }
+        drop(plans);
         // Elsewhere the product is one by itself, of the rows as they are normed.
-        let apart = || device.gated_silu(&self.linear(device, &x, linear, None)?);
-        Ok(Some(if taken { out } else { apart()? }))
+        let gated = device.gated_silu(&self.linear(device, &x, linear, None)?)?;
+        Ok(Some(if outputs.len() == n / 2 { gated } else { device.narrow(&gated, 1, outputs.start, outputs.end)? }))
+    }
+
+    /// Columns `outputs` of [`Products::linear`], where few rows are multiplied by the own kernel; the same bits.
+    pub fn linear_part(
+        &self,
+        device: &Device,
+        x: &Tensor,
+        (linear, residual): (&Linear, &Tensor),
+        outputs: Range<usize>,
+    ) -> Result<Option<Tensor>, KernelError> {
+        let ((rows, columns), (n, k)) = (x.matrix("linear_part")?, linear.shape());
+        let (Weight::Plain(weight), Some(plans)) = (&linear.weight, &self.plans) else { return Ok(None) };
+        let typed = [x.dtype, weight.dtype, residual.dtype] == [DType::Bf16; 3];
+        let fits = columns == k && residual.shape == [rows, n] && outputs.start <= outputs.end && outputs.end <= n;
+        let aligned = n.is_multiple_of(8) && k.is_multiple_of(8) && x.pointer().is_multiple_of(16);
+        if !typed || !fits || !aligned || !(1..=few::ROWS).contains(&rows) {
+            return Ok(None);
+        }
+        let out = device.empty(&[rows, outputs.len()], DType::Bf16)?;
+        let key = Key { n, k, bias: linear.bias.is_some(), residual: true, eight: false };
+        let operands = Operands {
+            x: x.pointer(),
+            weight: weight.pointer(),
+            scales: [0; 2],
+            bias: linear.bias.as_ref().map_or(0, Tensor::pointer),
+            residual: residual.pointer(),
+            out: out.pointer(),
+        };
+        let taken = plans.lock().expect("no panic holds it").run_few(device, key, (rows, false), operands, outputs)?;
+        Ok(taken.then_some(out))
     }
 
     /// The same with weights of 8 bits, and rows of them. What the library does not add is added behind it.

@@ -51,12 +51,19 @@ pub struct View<'a> {
     pub(super) dim: usize,
     pub(super) at: Strides,
     pub(super) dtype: DType,
+    /// Launches up to which it may have been written.
+    pub(super) written: u64,
     lives: PhantomData<&'a Buffer>,
 }
 
 impl<'a> View<'a> {
     pub(super) fn new(pointer: u64, [heads, rows, dim]: [usize; 3], at: Strides, dtype: DType) -> Self {
-        Self { pointer, heads, rows, dim, at, dtype, lives: PhantomData }
+        Self { pointer, heads, rows, dim, at, dtype, written: u64::MAX, lives: PhantomData }
+    }
+
+    /// The same, of memory that no launch after the first so many writes.
+    pub(super) fn written(self, launches: u64) -> Self {
+        Self { written: launches, ..self }
     }
 
     /// `(heads, rows, dim)`.

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use asterism_kernels::{Ask, Backend, Heads, Lent, Mask};
 use asterism_plan::HiddenKeys;
 
+use super::Team;
 use crate::{EncodedShard, ModelError};
 
 /// The queries of all parts of a step in one layer.
@@ -121,6 +122,12 @@ pub trait ContextAttention<B: Backend> {
     fn here(&self, queries: &LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Option<HeldShards<'_, B>>, ModelError> {
         let _ = (queries, asks);
         Ok(None)
+    }
+    /// The devices of this process that share a step of one part and so many rows, where they gain by it: they have all of the
+    /// context, and the step neither asks nor collects.
+    fn team(&self, rows: usize) -> Option<Team<'_, B>> {
+        let _ = rows;
+        None
     }
     /// Sends the rows of each part to every shard of the part's context. Whether some answers stay on devices: a step then keeps
     /// its own part there, too.

@@ -28,6 +28,8 @@ fn devices_that_pass_each_other_tensors_make_the_same_as_one() {
         let devices = [(first.backend(), &shards[0][..]), (other.backend(), &shards[1][..])];
         let got = steps(first, Generator::of(&plan), &mut TeamContext::new(&devices));
         assert_eq!(bits(&got), bits(&expected), "{method:?}");
+        let mut shared = TeamContext::new(&devices).sharing(&[first, &other]).unwrap();
+        assert_eq!(bits(&steps(first, Generator::of(&plan), &mut shared)), bits(&expected), "{method:?}, shared");
     }
 }
 

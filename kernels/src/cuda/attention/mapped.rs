@@ -28,14 +28,22 @@ pub struct Map([u64; 16]);
 pub struct Mapped {
     maps: [Map; 2],
     call: Tiled,
-    unused: [u64; 3],
+    settled: u64,
+    unused: [u64; 2],
 }
 
 impl Mapped {
     /// A call and the maps of its keys and values.
-    pub fn of(call: Tiled, maps: [Map; 2]) -> Self {
-        Self { maps, call, unused: [0; 3] }
+    pub fn of(call: Tiled, Laid { maps, settled }: Laid) -> Self {
+        Self { maps, call, settled: u64::from(settled), unused: [0; 2] }
     }
+}
+
+/// Maps of keys and values, and whether these were written by none of what the launch behind may overlap.
+#[derive(Clone, Copy)]
+pub struct Laid {
+    maps: [Map; 2],
+    settled: bool,
 }
 
 const _: () = assert!(size_of::<Mapped>() == 448, "without gaps");
@@ -69,7 +77,7 @@ impl Maps {
 
 impl Device {
     /// Maps of keys and values, where there is a kernel that wants them.
-    pub(in super::super) fn maps(&self, keys: [View<'_>; 2]) -> Result<Option<[Map; 2]>, KernelError> {
+    pub(in super::super) fn laid(&self, keys: [View<'_>; 2]) -> Result<Option<Laid>, KernelError> {
         if !self.is_hopper() {
             return Ok(None);
         }
@@ -77,7 +85,9 @@ impl Device {
             self.known_maps().find(Lies { pointer: of.pointer, sizes: [of.heads, of.rows, of.dim], at: of.at })
         };
         let [k, v] = keys;
-        Ok(Some([map(k)?, map(v)?]))
+        // A launch may begin before the one before it is done, never before those before that.
+        let settled = k.written.max(v.written) < self.launched();
+        Ok(Some(Laid { maps: [map(k)?, map(v)?], settled }))
     }
 }
 

@@ -244,7 +244,6 @@ impl Device {
     pub(super) fn attend_rows(&self, call: Attention<'_>) -> Result<(), KernelError> {
         let (dim, kv) = (call.q.dim, call.k.heads);
         let pieces = call.k.rows.div_ceil(PIECE).max(1);
-        let maps = self.maps([call.k, call.v])?;
         for first in (0..call.q.rows).step_by(CHUNK) {
             let alone = Tiled::of(&call, first, CHUNK.min(call.q.rows - first));
             let packed = alone.packed();
@@ -268,8 +267,8 @@ impl Device {
             let Tiling { name, tile, threads, shared, .. } = both[Tiling::which(&both, packed)];
             let spread = Spread { blocks: (pieces * packed.div_ceil(tile), kv), threads, shared };
             let kernel = format!("attend_{name}_{dim}");
-            match maps {
-                Some(maps) => launch!(self, &kernel, spread, Mapped::of(argument, maps))?,
+            match self.laid([call.k, call.v])? {
+                Some(laid) => launch!(self, &kernel, spread, Mapped::of(argument, laid))?,
                 None => launch!(self, &kernel, spread, argument)?,
             }
             let spread = Spread { blocks: (packed, kv), threads: dim as u32, shared: padded(pieces) };

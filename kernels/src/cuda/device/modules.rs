@@ -59,7 +59,7 @@ pub const MODULES: &[Module] = &[
         include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")),
         &[(ONE, &["combine", "combine_placed", "combine_placed_carried"])],
     ),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")), &[(ONE, &["signal", "fetch_lent"])]),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")), &[(ONE, &["signal", "fetch_lent", "all_gather"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.
@@ -85,6 +85,7 @@ pub const FOLLOWERS: &[&str] = &[
     "combine",
     "signal",
     "fetch_lent",
+    "all_gather",
     "linear_few",
     "gated_few",
 ];

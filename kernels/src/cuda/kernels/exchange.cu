@@ -46,3 +46,51 @@ K fetch_lent(
         asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(counter), "l"(made) : "memory");
     }
 }
+
+// Parts of a matrix, one of each GPU, put together on all of them. What a GPU writes to another's memory are eight bytes at a time, each
+// half beside the number of the exchange: whoever finds that has what belongs to it, and nobody waits for a fence. A GPU that sends
+// number n + 1 has had number n from all others, and they have read number n - 1 by then: two places in turn suffice.
+constexpr int MEMBERS = 8;
+struct Gathering {
+    const uint2* own;
+    uint2* out;
+    uint4* to[MEMBERS];          // where the others wait for this GPU's part
+    const uint4* from[MEMBERS];  // where their parts come to
+    int widths[MEMBERS], at[MEMBERS];  // of the parts' rows, and where they begin in a row of all, in eight bytes
+    int rows, pitch, member, members;
+    unsigned number, unused;
+};
+
+K all_gather(const __grid_constant__ Gathering g) {
+    follow();
+    int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    auto place = [&](int member, int i) {
+        int width = g.widths[member], row = i / width;
+        return g.out + (size_t)row * g.pitch + g.at[member] + (i - row * width);
+    };
+    for (int i = first; i < g.rows * g.widths[g.member]; i += step) {
+        uint2 x = g.own[i];
+        for (int other = 0; other < g.members; other++)
+            if (other != g.member)
+                asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(g.to[other] + i), "r"(x.x), "r"(g.number), "r"(x.y)
+                             : "memory");
+        *place(g.member, i) = x;
+    }
+    for (int other = 0; other < g.members; other++) {
+        if (other == g.member) continue;
+        for (int i = first; i < g.rows * g.widths[other]; i += step) {
+            uint4 x;
+            unsigned long long since = 0;
+            for (unsigned tries = 0;; tries++) {
+                asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(g.from[other] + i) : "memory");
+                if (x.y == g.number && x.w == g.number) break;
+                if (tries % 1024 == 1023) {
+                    if (since == 0) since = now();
+                    if (now() - since > PATIENCE) __trap();
+                }
+            }
+            *place(other, i) = make_uint2(x.x, x.z);
+        }
+    }
+}

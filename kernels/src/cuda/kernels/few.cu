@@ -6,11 +6,12 @@ constexpr int DEPTH = 256, CHUNKS = DEPTH / 8;  // elements of k in a stage; a r
 constexpr int OUTPUTS = 16;
 
 // Of gated products the first half of the outputs are gates of the second: what comes out is silu(gate) * up, of values rounded as they
-// are where the product is one by itself. A block has eight of either.
+// are where the product is one by itself. A block has eight of either. Weights, bias and residual start at the first output that is
+// asked for; `n` are all of the weights' outputs, and rows of what comes out and of the residual are so many elements apart.
 struct Few {
     const bf16 *x, *w, *bias, *residual;
     bf16* y;
-    int rows, n, k, unused;
+    int rows, n, k, out_row, residual_row, unused;
 };
 
 // A warp alone has OUTPUTS outputs of GROUPS times 8 rows.
@@ -88,7 +89,7 @@ template <int GROUPS, int STAGES, bool GATED> __device__ __forceinline__ void fe
                 float gate = sums[g][i], up = sums[g][i + 2];
                 if (f.bias) gate += widen(f.bias[column]), up += widen(f.bias[half + column]);
                 gate = silu(widen(narrow<bf16>(gate))), up = widen(narrow<bf16>(up));
-                f.y[(size_t)row * half + column] = narrow<bf16>(gate * up);
+                f.y[(size_t)row * f.out_row + column] = narrow<bf16>(gate * up);
             }
     } else {
 #pragma unroll
@@ -97,10 +98,9 @@ template <int GROUPS, int STAGES, bool GATED> __device__ __forceinline__ void fe
                 int row = g * 8 + lane % 4 * 2 + i % 2, column = first + lane / 4 + i / 2 * 8;
                 if (row >= f.rows) continue;
                 float sum = sums[g][i];
-                size_t at = (size_t)row * f.n + column;
                 if (f.bias) sum += widen(f.bias[column]);
-                if (f.residual) sum += widen(f.residual[at]);
-                f.y[at] = narrow<bf16>(sum);
+                if (f.residual) sum += widen(f.residual[(size_t)row * f.residual_row + column]);
+                f.y[(size_t)row * f.out_row + column] = narrow<bf16>(sum);
             }
     }
 }

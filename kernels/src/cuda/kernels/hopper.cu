@@ -9,10 +9,12 @@
 constexpr int TILE = 64, TILES = 4;     // packed rows of a warpgroup; warpgroups of a wide block of threads
 constexpr int STAGES = 4;               // blocks of keys and values that a wide block of threads holds
 
-// A call, and where its keys and values lie: (kv head, key, D).
+// A call, and where its keys and values lie: (kv head, key, D). Settled ones were written by none of what may still run: they need not
+// be waited for.
 struct Mapped {
     TensorMap k, v;
     Attention call;
+    long long settled;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -151,18 +153,20 @@ template <int D> __device__ __forceinline__ void narrow_tile(const Mapped& mappe
         expect(full + slot * 8, BYTES);
         fetch_block<D>(map, ring + slot * BYTES, full + slot * 8, block);
     };
+    auto begin = [&] {
+        Blocks& blocks = desk.blocks[half];
+        if (blocks.first < blocks.end) load(mapped.k, blocks.first, 0), load(mapped.v, blocks.first, 1);
+        if (blocks.after(blocks.first) < blocks.end) load(mapped.k, blocks.after(blocks.first), 2);
+    };
     if (thread == 0) {
         for (int i = 0; i < 3; i++) begin_barrier(full + i * 8, 1);
         show_to_products();
         int start = given.piece * PIECE + half * HALF;
         desk.blocks[half].set(a, given.tile * TILE, TILE, start, start + HALF);
+        if (mapped.settled) begin();
     }
     follow();
-    if (thread == 0) {
-        Blocks& blocks = desk.blocks[half];
-        if (blocks.first < blocks.end) load(mapped.k, blocks.first, 0), load(mapped.v, blocks.first, 1);
-        if (blocks.after(blocks.first) < blocks.end) load(mapped.k, blocks.after(blocks.first), 2);
-    }
+    if (thread == 0 && !mapped.settled) begin();
     fetch_queries<D, 2>(a, queries, given.tile * TILE, threadIdx.x);
     look(a, desk.sights, given.tile * TILE, TILE);
     bool live = given.tile * TILE + thread / 32 * 16 < a.rows * a.group;

@@ -6,6 +6,7 @@ mod trial;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use cudarc::cublaslt::{result, sys};
 
@@ -191,25 +192,27 @@ impl Plans {
         self.go(device, way, (key, rows), operands)
     }
 
-    /// Queues a product of few rows with gates, where the own kernel was chosen for it; says whether it was.
-    pub fn run_gated(
+    /// Queues some outputs of a product of few rows, with gates or without, where the own kernel was chosen for it; says whether
+    /// it was.
+    pub fn run_few(
         &mut self,
         device: &Device,
         key: Key,
-        rows: usize,
+        (rows, gated): (usize, bool),
         operands: Operands,
+        outputs: Range<usize>,
     ) -> Result<bool, KernelError> {
-        let own = rows <= few::ROWS && self.takes(device, key, rows)?;
+        let own = rows <= few::ROWS && few::divides(&outputs, gated) && self.takes(device, key, rows)?;
         let own = own && matches!(self.ways[&(key, class_of(rows))], Some((Way::Few, _)));
         if own {
-            few::multiply(device, key, (rows, true), operands)?;
+            few::multiply(device, key, (rows, gated), operands, outputs)?;
         }
         Ok(own)
     }
 
     fn go(&self, device: &Device, way: Way, (key, rows): (Key, usize), operands: Operands) -> Result<(), KernelError> {
         match way {
-            Way::Few => few::multiply(device, key, (rows, false), operands),
+            Way::Few => few::multiply(device, key, (rows, false), operands, 0..key.n),
             Way::Library(algorithm) => {
                 let call = Call::new(key, rows, operands).map_err(failed)?;
                 self.multiply(device, &call, &algorithm, operands).map_err(failed)

@@ -1,7 +1,7 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
 use super::super::PIECE;
-use super::super::attention::{CHUNK, Map, Mapped, Pieces, Tiled, Tiling};
+use super::super::attention::{CHUNK, Laid, Mapped, Pieces, Tiled, Tiling};
 use super::super::device::{Buffer, Device, Spread, launch, padded};
 use super::super::tensor::View;
 use super::{Sent, Table};
@@ -62,7 +62,7 @@ pub(super) struct Asked<'a> {
 /// Up to [`CHUNK`] rows of an ask, and where their packed rows go.
 struct Call {
     asking: Tiled,
-    maps: Option<[Map; 2]>,
+    laid: Option<Laid>,
     pieces: usize,
     place: Place,
 }
@@ -70,7 +70,7 @@ struct Call {
 /// Calls whose partials are held together.
 #[derive(Default)]
 pub(super) struct Round {
-    calls: Vec<(Tiled, Option<[Map; 2]>)>,
+    calls: Vec<(Tiled, Option<Laid>)>,
     combinations: Vec<PlacedCombination>,
     /// What blocks of threads do, of calls in small tiles and of calls in large ones.
     items: [Vec<Item>; 2],
@@ -96,8 +96,8 @@ impl Device {
         let (mut rounds, mut calls, mut held, mut most) = (Vec::new(), Vec::new(), [0; 2], [0; 2]);
         let mut all = Vec::new();
         for asked in asked {
-            let maps = self.maps(asked.keys)?;
-            all.extend(asked.calls(maps));
+            let laid = self.laid(asked.keys)?;
+            all.extend(asked.calls(laid));
         }
         for call in all {
             let [outputs, statistics] = call.bytes(heads);
@@ -158,12 +158,12 @@ impl Device {
 }
 
 impl<'a> Asked<'a> {
-    fn calls(self, maps: Option<[Map; 2]>) -> impl Iterator<Item = Call> + 'a {
+    fn calls(self, laid: Option<Laid>) -> impl Iterator<Item = Call> + 'a {
         let Self { q, keys, mask, place } = self;
         let (count, rows) = (keys[0].rows, q.shape()[1]);
         (0..rows).step_by(CHUNK).map(move |first| Call {
             asking: Tiled::asking(q, keys, mask, (first, CHUNK.min(rows - first))),
-            maps,
+            laid,
             pieces: count.div_ceil(PIECE).max(1),
             place: place.after(first),
         })
@@ -191,7 +191,7 @@ impl Round {
                 let item = |tile| Item { call: number, tile, piece, pieces: call.pieces as i32 };
                 round.items[which].extend((0..tiles as i32).map(item));
             }
-            round.calls.push((call.asking.in_pieces(&pieces), call.maps));
+            round.calls.push((call.asking.in_pieces(&pieces), call.laid));
             round.combinations.push(PlacedCombination { pieces, place: call.place });
             round.most = [round.most[0].max(packed), round.most[1].max(call.pieces)];
         }
@@ -199,7 +199,7 @@ impl Round {
     }
 
     pub fn lay(&self, table: &mut Table) -> Places {
-        let mapped = |(call, maps): &(Tiled, Option<[Map; 2]>)| Some(Mapped::of(*call, (*maps)?));
+        let mapped = |(call, laid): &(Tiled, Option<Laid>)| Some(Mapped::of(*call, (*laid)?));
         let calls = match self.calls.iter().map(mapped).collect::<Option<Vec<_>>>() {
             Some(mapped) => table.push(&mapped),
             None => table.push(&self.calls.iter().map(|(call, _)| *call).collect::<Vec<_>>()),

@@ -1,0 +1,109 @@
+//! What GPUs that share linear layers do: some columns of a product, and parts put together on all of them.
+
+use asterism_kernels::cuda::{Kv, Linear, Tensor};
+use asterism_kernels::{AllGather, Backend, Cuda, CudaOptions, DType, Heads, Mask};
+
+use super::{draw, gpu};
+
+fn host(gpu: &Cuda, x: &Tensor) -> Vec<f32> {
+    gpu.download(x).unwrap()
+}
+
+#[test]
+fn parts_of_a_product_are_columns_of_the_whole() {
+    let Some(gpu) = gpu() else { return };
+    for (k, f, biased) in [(512, 1408, false), (3584, 2368, true), (4096, 14336, false)] {
+        let linear = |n: usize, k: usize, seed| {
+            let bias = biased.then(|| draw(gpu, &[n], seed + 1).1);
+            Linear::of(draw(gpu, &[n, k], seed).1, bias).unwrap()
+        };
+        let (gate_up, down, norm) = (linear(2 * f, k, 5), linear(k, f, 7), draw(gpu, &[k], 9).1);
+        // The last of each is no whole block of threads, and is taken from the whole.
+        for rows in [1, 3, 8, 9, 16, 17] {
+            let (x, residual) = (draw(gpu, &[rows, k], rows as u64).1, draw(gpu, &[rows, k], 20).1);
+            let gated = gpu.gated_silu(&gpu.norm_linear(&x, (&norm, 1e-5), &gate_up).unwrap()).unwrap();
+            let columns = |x: &Tensor, (start, end)| host(gpu, &gpu.narrow(x, 1, start, end).unwrap());
+            for (start, end) in [(0, f / 2), (f / 2, f), (16, 24), (3, 20)] {
+                let part = gpu.norm_gated_part(&x, (&norm, 1e-5), &gate_up, start..end).unwrap();
+                assert!(host(gpu, &part) == columns(&gated, (start, end)), "{rows} rows, gated {start}..{end} of {f}");
+            }
+            let added = gpu.linear_add(&gated, &down, residual.clone()).unwrap();
+            for (start, end) in [(0, k / 2), (k / 2, k), (16, 48), (5, 37)] {
+                let part = gpu.linear_add_part(&gated, (&down, &residual), start..end).unwrap();
+                assert!(host(gpu, &part) == columns(&added, (start, end)), "{rows} rows, added {start}..{end} of {k}");
+            }
+        }
+    }
+}
+
+/// Parts drawn on each, and what all of them have.
+fn gathered(members: [&Cuda; 2], gather: &AllGather<'_, Cuda>, sizes: [[usize; 2]; 2], axis: usize, seed: u64) {
+    let (of_each, parts): (Vec<_>, Vec<_>) =
+        members.iter().zip(sizes).zip(seed..).map(|((gpu, shape), seed)| draw(gpu, &shape, seed)).unzip();
+    let whole = gather(&parts, axis).unwrap();
+    drop(parts);
+    // Memory of the parts is drawn upon again at once.
+    let _over: Vec<_> = members.iter().zip(sizes).map(|(gpu, shape)| draw(gpu, &shape, 1000 + seed)).collect();
+    let expected: Vec<f32> = match axis {
+        0 => of_each.concat(),
+        _ => (0..sizes[0][0])
+            .flat_map(|row| {
+                let columns = of_each.iter().zip(sizes);
+                columns.flat_map(|(part, [_, n])| part[row * n..][..n].to_vec()).collect::<Vec<_>>()
+            })
+            .collect(),
+    };
+    for (at, (gpu, whole)) in members.iter().zip(&whole).enumerate() {
+        assert!(host(gpu, whole) == expected, "{sizes:?} along {axis} on {at}, round {seed}");
+    }
+}
+
+#[test]
+fn parts_are_put_together_on_every_gpu() {
+    let Some(gpu) = gpu() else { return };
+    let open = |device| Cuda::new(CudaOptions { device, dtype: DType::Bf16, eight_bits: false });
+    let other = open(1).or_else(|_| open(0)).unwrap();
+    let members = [gpu, &other];
+    // By lending where they are streams of one GPU, and by the kernel that waits.
+    for gather in [Cuda::all_gather(&members).unwrap(), Cuda::all_gather_at_once(&members).unwrap()] {
+        for (seed, rows) in (0..60).zip([1, 2, 16, 7].into_iter().cycle()) {
+            gathered(members, &gather, [[rows, 7168]; 2], 1, seed);
+            gathered(members, &gather, [[rows, 64], [rows, 4]], 1, seed);
+            gathered(members, &gather, [[3 * rows, 4128], [rows, 4128]], 0, seed);
+        }
+        // An odd width, a part that is empty, and more than goes at once.
+        gathered(members, &gather, [[3, 6], [3, 5]], 1, 100);
+        gathered(members, &gather, [[0, 32], [2, 32]], 0, 101);
+        gathered(members, &gather, [[1100, 4096], [5, 4096]], 0, 102);
+        gathered(members, &gather, [[2, 32], [2, 32]], 0, 103);
+    }
+}
+
+/// Keys are on their way to few rows before what was queued before is done, but not before they are there.
+#[test]
+fn keys_that_were_just_written_are_waited_for() {
+    let Some(gpu) = gpu() else { return };
+    let (device, heads, t) = (gpu.device(), Heads { query: 8, kv: 8, dim: 128 }, 1500);
+    let inv_freq = vec![0.5; 64];
+    let positions = device.positions(&(0..t as u32).collect::<Vec<_>>(), &inv_freq).unwrap();
+    let mut cache = Kv::new(device, heads.kv, heads.dim, DType::Bf16, 40 * t).unwrap();
+    let (_, q) = draw(gpu, &[heads.query, 1, heads.dim], 1);
+    let few = draw(gpu, &[heads.kv, 5, heads.dim], 2).1;
+    for round in 0..30 {
+        // Those of a former round lie there.
+        cache.truncate(round % 3 * 700);
+        let (_, qkv) = draw(gpu, &[t, 3 * heads.kv * heads.dim], 10 + round as u64);
+        let rotated = device.empty(&[heads.query, t, heads.dim], DType::Bf16).unwrap();
+        let to = cache.extend(device, t).unwrap();
+        device.split_rotate(&qkv, &positions, rotated.heads_first().unwrap(), to).unwrap();
+        let at_once = gpu.attention(&q, &cache, Mask::None).unwrap();
+        gpu.kv_append(&mut cache, &few, &few).unwrap();
+        let appended = gpu.attention(&q, &cache, Mask::None).unwrap();
+        device.synchronize().unwrap();
+        let later = gpu.attention(&q, &cache, Mask::None).unwrap();
+        assert!(host(gpu, &appended.output) == host(gpu, &later.output), "appended, round {round}");
+        cache.truncate(cache.len() - 5);
+        let later = gpu.attention(&q, &cache, Mask::None).unwrap();
+        assert!(host(gpu, &at_once.output) == host(gpu, &later.output), "rotated, round {round}");
+    }
+}
