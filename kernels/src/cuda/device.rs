@@ -3,10 +3,12 @@
 
 mod buffer;
 mod modules;
+mod queue;
+mod spread;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
@@ -17,7 +19,10 @@ use super::staging::Staging;
 use super::survey;
 use crate::{DType, KernelError};
 pub(super) use buffer::Buffer;
-use modules::{FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
+use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
+use queue::{Overlap, Queue};
+use spread::Room;
+pub(super) use spread::Spread;
 
 /// What a resting process keeps of freed memory, as a share of the GPU's: allocating within it costs no call to the system.
 const KEPT_SHARE: usize = 16;
@@ -26,16 +31,13 @@ const KEPT_SHARE: usize = 16;
 pub struct Device {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    /// Handles, and whether they are launched as followers.
-    functions: HashMap<String, (sys::CUfunction, bool)>,
+    functions: HashMap<String, (sys::CUfunction, Overlap)>,
     staging: Staging,
-    /// Bytes of shared memory that a block can ask for.
-    shared_limit: u32,
+    room: Room,
     /// The compute capability.
     capability: (i32, i32),
     maps: Maps,
-    /// Kernels queued so far.
-    launched: Mutex<u64>,
+    queue: Queue,
     signals: OnceLock<Arc<Signals>>,
 }
 
@@ -43,25 +45,6 @@ pub struct Device {
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
-
-/// How a kernel is spread: blocks in x and y, threads of a block, bytes of shared memory.
-#[derive(Clone, Copy)]
-pub(super) struct Spread {
-    pub blocks: (usize, usize),
-    pub threads: u32,
-    pub shared: usize,
-}
-
-impl Spread {
-    pub fn new(blocks: usize, threads: u32) -> Self {
-        Self { blocks: (blocks, 1), threads, shared: 0 }
-    }
-
-    /// Threads that stride over `n` elements.
-    pub fn over(n: usize) -> Self {
-        Self::new(n.div_ceil(256).clamp(1, 16 * 1024), 256)
-    }
-}
 
 /// Queues a kernel with the given arguments, which must be of the types that it declares.
 macro_rules! launch {
@@ -102,13 +85,11 @@ impl Device {
         // SAFETY: all work of this context is queued on the one stream below, so nothing has to be tracked between streams.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(missing)?;
-        let limit = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let shared_limit = context.attribute(limit).map_err(missing)? as u32;
+        let room = Room::of(&context).map_err(missing)?;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
-        let (functions, maps, launched, signals) = Default::default();
+        let (functions, maps, queue, signals) = Default::default();
         let capability = (major, minor);
-        let mut device =
-            Self { context, stream, functions, staging, shared_limit, capability, maps, launched, signals };
+        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, signals };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -141,16 +122,17 @@ impl Device {
                     let c_name = CString::new(full.as_str()).expect("names have no zero byte");
                     // SAFETY: the module was just loaded.
                     let function = unsafe { result::module::get_function(module, c_name) }?;
+                    // All divide a processor's memory alike, or it would have to be empty between two of them.
+                    // SAFETY: the function belongs to a loaded module.
+                    unsafe { result::function::set_function_attribute(function, carveout, 100)? };
                     if [HEAD_SIZES, ROW_COUNTS].contains(versions) {
-                        let limit = self.shared_limit as i32;
-                        // SAFETY: the function belongs to a loaded module; none of these has shared memory of its own.
-                        unsafe {
-                            result::function::set_function_attribute(function, large, limit)?;
-                            result::function::set_function_attribute(function, carveout, 100)?;
-                        }
+                        let limit = self.room.block as i32;
+                        // SAFETY: as above; none of these has shared memory of its own.
+                        unsafe { result::function::set_function_attribute(function, large, limit)? };
                     }
-                    let follows = self.capability.0 >= 9 && FOLLOWERS.iter().any(|follower| name.starts_with(follower));
-                    self.functions.insert(full, (function, follows));
+                    let among = |names: &[&str]| names.iter().any(|beginning| name.starts_with(beginning));
+                    let overlap = Overlap { follows: self.capability.0 >= 9 && among(FOLLOWERS), early: among(EARLY) };
+                    self.functions.insert(full, (function, overlap));
                 }
             }
         }
@@ -169,7 +151,7 @@ impl Device {
         arguments: &mut [*mut c_void],
     ) -> Result<(), KernelError> {
         let failed = |error| device_error("launch", error);
-        let (function, follows) = *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"));
+        let (function, overlap) = *self.functions.get(name).unwrap_or_else(|| panic!("no kernel is called {name}"));
         let grid = (spread.blocks.0 as u32, spread.blocks.1 as u32);
         if grid.0 == 0 || grid.1 == 0 {
             return Ok(());
@@ -190,21 +172,18 @@ impl Device {
             sharedMemBytes: spread.shared as u32,
             hStream: self.stream.cu_stream(),
             attrs: &mut follower,
-            numAttrs: u32::from(follows),
+            numAttrs: u32::from(overlap.follows),
         };
-        // Counted in the order of the stream.
-        let mut launched = self.launched.lock().expect("no panic holds it");
-        // SAFETY: as the caller promises.
-        unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
-            .result()
-            .map_err(failed)?;
-        *launched += 1;
-        Ok(())
+        let launch = || {
+            // SAFETY: as the caller promises.
+            unsafe { sys::cuLaunchKernelEx(&config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) }.result()
+        };
+        self.queue.push(overlap, launch).map_err(failed)
     }
 
-    /// Kernels queued so far; those of libraries are not counted.
-    pub(super) fn launched(&self) -> u64 {
-        *self.launched.lock().expect("no panic holds it")
+    /// What kernels queued now may overlap with.
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
     }
 
     /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
@@ -273,7 +252,12 @@ impl Device {
     }
 
     pub(super) fn shared_limit(&self) -> usize {
-        self.shared_limit as usize
+        self.room.block
+    }
+
+    /// What its processors have room for.
+    pub(super) fn room(&self) -> &Room {
+        &self.room
     }
 
     /// Memory, unset.

@@ -31,7 +31,7 @@ impl Kv {
     pub fn new(device: &Device, heads: usize, dim: usize, dtype: DType, capacity: usize) -> Result<Self, KernelError> {
         let bytes = capacity * heads * dim * width(dtype);
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
-        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written: device.launched() })
+        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written: device.queue().launched() })
     }
 
     /// Keys and values `(kv heads, t, dim)`, in the memory where they lie, if they lie as a cache does.
@@ -45,7 +45,7 @@ impl Kv {
             dtype: k.dtype,
             len,
             capacity: len,
-            written: device.launched(),
+            written: device.queue().launched(),
         })
     }
 
@@ -102,7 +102,7 @@ impl Kv {
             *self = grown;
         }
         self.len = end;
-        self.written = device.launched() + 2;
+        self.written = device.queue().launched() + 2;
         Ok(self.view(start, end))
     }
 
@@ -141,7 +141,7 @@ impl Kv {
         part.len = end - start;
         let [from, to] = [&self.buffers, &part.buffers].map(|of| [of[0].pointer, of[1].pointer]);
         device.copy_pair(from.map(|from| from + (start * self.row()) as u64), to, part.len * self.row())?;
-        part.written = device.launched();
+        part.written = device.queue().launched();
         Ok(part)
     }
 

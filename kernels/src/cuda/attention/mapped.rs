@@ -85,8 +85,7 @@ impl Device {
             self.known_maps().find(Lies { pointer: of.pointer, sizes: [of.heads, of.rows, of.dim], at: of.at })
         };
         let [k, v] = keys;
-        // A launch may begin before the one before it is done, never before those before that.
-        let settled = k.written.max(v.written) < self.launched();
+        let settled = self.queue().is_done(k.written.max(v.written));
         Ok(Some(Laid { maps: [map(k)?, map(v)?], settled }))
     }
 }

@@ -7,6 +7,8 @@ use crate::{DType, KernelError, KeySets, Mask};
 
 /// Keys of a piece, as the kernel has it.
 pub const PIECE: usize = 2048;
+/// Pieces beyond which the kernels that combine them ask for more at a time.
+pub const AHEAD: usize = 8;
 /// Rows of a call whose partials are held at a time.
 pub const CHUNK: usize = 64;
 
@@ -266,13 +268,14 @@ impl Device {
             let both = self.tilings(dim);
             let Tiling { name, tile, threads, shared, .. } = both[Tiling::which(&both, packed)];
             let spread = Spread { blocks: (pieces * packed.div_ceil(tile), kv), threads, shared };
+            let spread = self.room().evenly(spread);
             let kernel = format!("attend_{name}_{dim}");
             match self.laid([call.k, call.v])? {
                 Some(laid) => launch!(self, &kernel, spread, Mapped::of(argument, laid))?,
                 None => launch!(self, &kernel, spread, argument)?,
             }
             let spread = Spread { blocks: (packed, kv), threads: dim as u32, shared: padded(pieces) };
-            launch!(self, "combine", spread, combination)?;
+            launch!(self, if pieces > AHEAD { "combine_deep" } else { "combine" }, spread, combination)?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ pub type Versions = &'static [&'static str];
 const ONE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
+const DEPTHS: Versions = &["", "_deep"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
 
 /// Machine code for sm_80 and sm_90a, and the kernels in it.
@@ -57,7 +58,7 @@ pub const MODULES: &[Module] = &[
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")),
-        &[(ONE, &["combine", "combine_placed", "combine_placed_carried"])],
+        &[(DEPTHS, &["combine", "combine_placed", "combine_placed_carried"])],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")), &[(ONE, &["signal", "fetch_lent", "all_gather"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
@@ -88,4 +89,16 @@ pub const FOLLOWERS: &[&str] = &[
     "all_gather",
     "linear_few",
     "gated_few",
+];
+/// Beginnings of the names of those that let the next one start before they have waited.
+pub const EARLY: &[&str] = &[
+    "rms_norm",
+    "split_rotate",
+    "merge_rows",
+    "merge_outputs",
+    "copy_runs",
+    "combine",
+    "signal",
+    "fetch_lent",
+    "all_gather",
 ];

@@ -3,14 +3,13 @@
 
 #define K extern "C" __global__ void
 
-constexpr int AHEAD = 8;
-
 // Partials of the pieces of one call, (kv head, piece, packed rows).
 struct Pieces {
     const float *outputs, *maxima, *sums;
     int pieces, packed;
 };
-// An element, a thread each, of the output of a packed row, and the row's log-sum-exp.
+// An element, a thread each, of the output of a packed row, and the row's log-sum-exp. So many pieces are asked for ahead.
+template <int AHEAD>
 __device__ __forceinline__ float combine_pieces(const Pieces& p, int row, int kv_head, int dim, float* weights, float& lse) {
     size_t first = (size_t)kv_head * p.pieces * p.packed + row;
     if (p.pieces == 1) {
@@ -42,7 +41,7 @@ __device__ __forceinline__ float combine_pieces(const Pieces& p, int row, int kv
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
         if (i < p.pieces) sum = __fmaf_rn(sums[i], weights[i], sum), out = __fmaf_rn(outputs[i], weights[i], out);
-#pragma unroll 8
+#pragma unroll AHEAD
     for (int i = AHEAD; i < p.pieces; i++) {
         size_t at = first + (size_t)i * p.packed;
         sum = __fmaf_rn(p.sums[at], weights[i], sum);
@@ -60,11 +59,10 @@ struct Combination {
     long long out_head, out_row, lse_head;
     int group, dim, out_is_bf16, unused;
 };
-K combine(const __grid_constant__ Combination c) {
-    extern __shared__ float weights[];
-    follow();
+template <int AHEAD> __device__ __forceinline__ void combine_alone(const Combination& c, float* weights) {
+    follow_early();
     int row = blockIdx.x, kv_head = blockIdx.y, head = kv_head * c.group + row % c.group, token = row / c.group;
-    float lse, out = combine_pieces(c.pieces, row, kv_head, c.dim, weights, lse);
+    float lse, out = combine_pieces<AHEAD>(c.pieces, row, kv_head, c.dim, weights, lse);
     size_t at = head * c.out_head + token * c.out_row + threadIdx.x;
     if (c.out_is_bf16) ((bf16*)c.out)[at] = narrow<bf16>(out);
     else ((float*)c.out)[at] = out;
@@ -78,20 +76,29 @@ struct PlacedCombination {
     float *out, *lse;  // log-sum-exps where they are wanted
     long long row;
 };
+template <int AHEAD>
 __device__ __forceinline__ void combine_placed_at(const PlacedCombination* calls, float* weights, int packed, int group, int dim) {
-    follow();
+    follow_early();
     const PlacedCombination c = calls[blockIdx.x / packed];
     int row = blockIdx.x % packed, kv_head = blockIdx.y, head = kv_head * group + row % group;
     if (row >= c.pieces.packed) return;
-    float lse, out = combine_pieces(c.pieces, row, kv_head, dim, weights, lse);
+    float lse, out = combine_pieces<AHEAD>(c.pieces, row, kv_head, dim, weights, lse);
     c.out[row / group * c.row + head * dim + threadIdx.x] = out;
     if (threadIdx.x == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
 }
-K combine_placed(const PlacedCombination* calls, int packed, int group, int dim) {
-    extern __shared__ float weights[];
-    combine_placed_at(calls, weights, packed, group, dim);
-}
-K combine_placed_carried(const __grid_constant__ Carried c, int calls, int packed, int group, int dim) {
-    extern __shared__ float weights[];
-    combine_placed_at(within<PlacedCombination>(c, calls), weights, packed, group, dim);
-}
+// Deep ones are of many pieces.
+#define COMBINE(DEPTH, AHEAD)                                                                                                \
+    K combine##DEPTH(const __grid_constant__ Combination c) {                                                                \
+        extern __shared__ float weights[];                                                                                   \
+        combine_alone<AHEAD>(c, weights);                                                                                    \
+    }                                                                                                                        \
+    K combine_placed##DEPTH(const PlacedCombination* calls, int packed, int group, int dim) {                                \
+        extern __shared__ float weights[];                                                                                   \
+        combine_placed_at<AHEAD>(calls, weights, packed, group, dim);                                                        \
+    }                                                                                                                        \
+    K combine_placed_carried##DEPTH(const __grid_constant__ Carried c, int calls, int packed, int group, int dim) {          \
+        extern __shared__ float weights[];                                                                                   \
+        combine_placed_at<AHEAD>(within<PlacedCombination>(c, calls), weights, packed, group, dim);                          \
+    }
+COMBINE(, 8)
+COMBINE(_deep, 16)

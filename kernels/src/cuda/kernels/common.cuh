@@ -14,6 +14,15 @@ __device__ __forceinline__ void follow() {
 #endif
 }
 
+// The same of kernels whose blocks are few and short: the next one may start as soon as all of them have, so that it brings what it
+// need not wait for while these, and those before them, are at work.
+__device__ __forceinline__ void follow_early() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
 template <class T> __device__ __forceinline__ T narrow(float x);

@@ -24,7 +24,7 @@ __device__ void rms_norm(T* x, const T* residual, const T* weight, T* out, int e
     };
     bool at_once = e * sizeof(T) > SHORT;
     if (at_once) load_weights();
-    follow();
+    follow_early();
     if (!at_once) load_weights();
     float sum = 0;
     auto add = [&](int i) {
@@ -153,8 +153,8 @@ template <class T> __device__ void silu_each(const T* x, T* out, long long count
     K rms_norm_wide_##S(T* x, const T* r, const T* w, T* out, int e, float eps) { rms_norm<T, V>(x, r, w, out, e, eps); }       \
     K gated_silu_##S(const T* x, T* out, long long n, int f) { follow(); gated_silu<T, 1>(x, out, n, f); }                  \
     K gated_silu_wide_##S(const T* x, T* out, long long n, int f) { follow(); gated_silu<T, V>(x, out, n, f); }             \
-    K split_rotate_##S(const Rotation r) { follow(); split_rotate<T, 1>(r); }                                               \
-    K split_rotate_wide_##S(const Rotation r) { follow(); split_rotate<T, 4>(r); }                                          \
+    K split_rotate_##S(const Rotation r) { follow_early(); split_rotate<T, 1>(r); }                                               \
+    K split_rotate_wide_##S(const Rotation r) { follow_early(); split_rotate<T, 4>(r); }                                          \
     K join_heads_##S(const float* x, T* out, int h, int t, int d) { join_heads(x, out, h, t, d); }                          \
     K copy_heads_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) { follow(); copy_heads<T, 1>(x, y, a, b, h, t, d); }\
     K copy_heads_wide_##S(const T* x, T* y, Strides a, Strides b, int h, int t, int d) {                                    \

@@ -13,7 +13,7 @@ __device__ __forceinline__ unsigned long long now() {
 }
 
 K signal(unsigned long long* lent, unsigned long long number) {
-    follow();
+    follow_early();
     if (threadIdx.x != 0) return;
     __threadfence_system();
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(lent), "l"(number) : "memory");
@@ -23,7 +23,7 @@ K signal(unsigned long long* lent, unsigned long long number) {
 K fetch_lent(
     const unsigned long long* lent, unsigned long long number, const char* from, char* to, unsigned long long* counter,
     unsigned long long made, int bytes) {
-    follow();
+    follow_early();
     if (threadIdx.x == 0) {
         unsigned long long there, since = now();
         do {
@@ -62,7 +62,7 @@ struct Gathering {
 };
 
 K all_gather(const __grid_constant__ Gathering g) {
-    follow();
+    follow_early();
     int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     auto place = [&](int member, int i) {
         int width = g.widths[member], row = i / width;

@@ -194,27 +194,27 @@ __device__ void merge_packed(const float* const* partials, const MergedRow* rows
 }
 #define K extern "C" __global__ void
 K merge_rows(const float* const* p, const MergedRow* r, float* out, int query, int dim) {
-    follow();
+    follow_early();
     merge_packed<float, true>(p, r, out, query, dim);
 }
 K merge_outputs_bf16(const float* const* p, const MergedRow* r, bf16* out, int query, int dim) {
-    follow();
+    follow_early();
     merge_packed<bf16, false>(p, r, out, query, dim);
 }
 K merge_rows_carried(const __grid_constant__ Carried c, int p, int r, float* out, int query, int dim) {
-    follow();
+    follow_early();
     merge_packed<float, true>(within<const float*>(c, p), within<MergedRow>(c, r), out, query, dim);
 }
 K merge_outputs_carried_bf16(const __grid_constant__ Carried c, int p, int r, bf16* out, int query, int dim) {
-    follow();
+    follow_early();
     merge_packed<bf16, false>(within<const float*>(c, p), within<MergedRow>(c, r), out, query, dim);
 }
 K merge_outputs_carried_f32(const __grid_constant__ Carried c, int p, int r, float* out, int query, int dim) {
-    follow();
+    follow_early();
     merge_packed<float, false>(within<const float*>(c, p), within<MergedRow>(c, r), out, query, dim);
 }
 K merge_outputs_f32(const float* const* p, const MergedRow* r, float* out, int query, int dim) {
-    follow();
+    follow_early();
     merge_packed<float, false>(p, r, out, query, dim);
 }
 
@@ -235,7 +235,7 @@ struct Runs {
     Run each[RUNS];
 };
 K copy_runs(const __grid_constant__ Runs r) {
-    follow();
+    follow_early();
     const Run run = r.each[blockIdx.y];
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < run.steps; i += gridDim.x * blockDim.x) {
         if (run.narrows) {

@@ -71,5 +71,6 @@ pub fn multiply(
     let name = format!("{}_few_{version}", if gated { "gated" } else { "linear" });
     let shared = stages * (OUTPUTS + held) * 256 * 2;
     let blocks = outputs.len() / if gated { OUTPUTS / 2 } else { OUTPUTS };
-    launch!(device, &name, Spread { blocks: (blocks, 1), threads: 32, shared }, few)
+    let spread = device.room().evenly(Spread { blocks: (blocks, 1), threads: 32, shared });
+    launch!(device, &name, spread, few)
 }

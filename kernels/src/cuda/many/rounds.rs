@@ -1,7 +1,7 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
 use super::super::PIECE;
-use super::super::attention::{CHUNK, Laid, Mapped, Pieces, Tiled, Tiling};
+use super::super::attention::{AHEAD, CHUNK, Laid, Mapped, Pieces, Tiled, Tiling};
 use super::super::device::{Buffer, Device, Spread, launch, padded};
 use super::super::tensor::View;
 use super::{Sent, Table};
@@ -127,7 +127,7 @@ impl Device {
         for ((tiling, items), place) in self.tilings(dim).iter().zip(&round.items).zip(places.items) {
             if !items.is_empty() {
                 let &Tiling { name, threads, shared, .. } = tiling;
-                let spread = Spread { blocks: (items.len(), kv), threads, shared };
+                let spread = self.room().evenly(Spread { blocks: (items.len(), kv), threads, shared });
                 match sent {
                     Sent::Carried(table) => {
                         let (name, at) = (format!("attend_listed_{name}_carried_{dim}"), [places.calls, place]);
@@ -142,16 +142,17 @@ impl Device {
             }
         }
         let [packed, pieces] = round.most;
+        let depth = if pieces > AHEAD { "_deep" } else { "" };
         let spread = Spread { blocks: (round.calls.len() * packed, kv), threads: dim as u32, shared: padded(pieces) };
         let (list, packed, group, dim) = (places.combinations, packed as i32, (query / kv) as i32, dim as i32);
         match sent {
             Sent::Carried(table) => {
                 let list = list as i32;
-                launch!(self, "combine_placed_carried", spread, **table, list, packed, group, dim)
+                launch!(self, &format!("combine_placed_carried{depth}"), spread, **table, list, packed, group, dim)
             }
             Sent::Lies(table) => {
                 let list = table.pointer + list;
-                launch!(self, "combine_placed", spread, list, packed, group, dim)
+                launch!(self, &format!("combine_placed{depth}"), spread, list, packed, group, dim)
             }
         }
     }
