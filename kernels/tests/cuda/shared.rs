@@ -89,14 +89,19 @@ fn keys_that_were_just_written_are_waited_for() {
     let mut cache = Kv::new(device, heads.kv, heads.dim, DType::Bf16, 40 * t).unwrap();
     let (_, q) = draw(gpu, &[heads.query, 1, heads.dim], 1);
     let few = draw(gpu, &[heads.kv, 5, heads.dim], 2).1;
+    // What lets others start long before it is done.
+    let large = device.random(&[1 << 27], DType::Bf16, 3, 1.0).unwrap();
+    let busy = || device.cast(&large, DType::F32).unwrap();
     for round in 0..30 {
         // Those of a former round lie there.
         cache.truncate(round % 3 * 700);
         let (_, qkv) = draw(gpu, &[t, 3 * heads.kv * heads.dim], 10 + round as u64);
         let rotated = device.empty(&[heads.query, t, heads.dim], DType::Bf16).unwrap();
+        busy();
         let to = cache.extend(device, t).unwrap();
         device.split_rotate(&qkv, &positions, rotated.heads_first().unwrap(), to).unwrap();
         let at_once = gpu.attention(&q, &cache, Mask::None).unwrap();
+        busy();
         gpu.kv_append(&mut cache, &few, &few).unwrap();
         let appended = gpu.attention(&q, &cache, Mask::None).unwrap();
         device.synchronize().unwrap();

@@ -1,14 +1,16 @@
 //! The own attention kernels, launched.
 
-use super::super::device::{Device, Spread, launch, padded, typed, width};
+use super::super::device::{Device, Spread, launch, typed, width};
 use super::super::tensor::View;
 use super::{Attention, Mapped};
 use crate::{DType, KernelError, KeySets, Mask};
 
 /// Keys of a piece, as the kernel has it.
 pub const PIECE: usize = 2048;
+/// Packed rows that a block of threads combines.
+pub const COMBINED: usize = 4;
 /// Pieces beyond which the kernels that combine them ask for more at a time.
-pub const AHEAD: usize = 8;
+const AHEAD: usize = 8;
 /// Rows of a call whose partials are held at a time.
 pub const CHUNK: usize = 64;
 
@@ -191,6 +193,8 @@ pub struct Tiling {
     pub threads: u32,
     /// Bytes of shared memory.
     pub shared: usize,
+    /// Those of the version that has more keys on their way, where there is one: for a block on each processor.
+    pub deep: Option<usize>,
 }
 
 impl Tiling {
@@ -200,15 +204,22 @@ impl Tiling {
             // A tile of 64 rows or of as many keys or values; behind the tiles lies what is kept at hand.
             let tile = 64 * dim * 2;
             return [
-                Self { name: "narrow", most: 64, tile: 64, threads: 256, shared: 7 * tile + 960 },
-                Self { name: "wide", most: usize::MAX, tile: 256, threads: 512, shared: 12 * tile + 3328 },
+                Self {
+                    deep: Some(13 * tile + 960),
+                    name: "narrow",
+                    most: 64,
+                    tile: 64,
+                    threads: 256,
+                    shared: 7 * tile + 960,
+                },
+                Self { deep: None, name: "wide", most: usize::MAX, tile: 256, threads: 512, shared: 12 * tile + 3328 },
             ];
         }
         let block = 2 * 32 * dim * 2;
         let (name, stages) = if 4 * 3 * block <= shared_limit { ("rows", 3) } else { ("rows_shallow", 2) };
         [
-            Self { name, most: 16, tile: 16, threads: 128, shared: 4 * stages * block },
-            Self { name: "tile", most: usize::MAX, tile: 64, threads: 128, shared: 3 * block },
+            Self { deep: None, name, most: 16, tile: 16, threads: 128, shared: 4 * stages * block },
+            Self { deep: None, name: "tile", most: usize::MAX, tile: 64, threads: 128, shared: 3 * block },
         ]
     }
 
@@ -216,6 +227,11 @@ impl Tiling {
     pub fn which(both: &[Self; 2], packed: usize) -> usize {
         usize::from(packed > both[0].most)
     }
+}
+
+/// What the name of a kernel that combines so many pieces has.
+pub fn depth(pieces: usize) -> &'static str {
+    if pieces > AHEAD { "_deep" } else { "" }
 }
 
 impl Device {
@@ -242,6 +258,16 @@ impl Device {
         Tiling::both(dim, self.is_hopper(), self.shared_limit())
     }
 
+    /// A tiling's kernel for so many blocks of threads, and how these are spread.
+    pub(in super::super) fn tiled(&self, tiling: &Tiling, blocks: (usize, usize)) -> (String, Spread) {
+        let &Tiling { name, threads, shared, deep, .. } = tiling;
+        let (name, shared) = match deep.filter(|_| self.room().each(blocks) == 1) {
+            Some(deep) => (format!("{name}_deep"), deep),
+            None => (name.to_string(), shared),
+        };
+        (name, self.room().evenly(Spread { blocks, threads, shared }))
+    }
+
     /// The keys in pieces, their partials combined.
     pub(super) fn attend_rows(&self, call: Attention<'_>) -> Result<(), KernelError> {
         let (dim, kv) = (call.q.dim, call.k.heads);
@@ -266,16 +292,15 @@ impl Device {
                 unused: 0,
             };
             let both = self.tilings(dim);
-            let Tiling { name, tile, threads, shared, .. } = both[Tiling::which(&both, packed)];
-            let spread = Spread { blocks: (pieces * packed.div_ceil(tile), kv), threads, shared };
-            let spread = self.room().evenly(spread);
+            let tiling = &both[Tiling::which(&both, packed)];
+            let (name, spread) = self.tiled(tiling, (pieces * packed.div_ceil(tiling.tile), kv));
             let kernel = format!("attend_{name}_{dim}");
             match self.laid([call.k, call.v])? {
                 Some(laid) => launch!(self, &kernel, spread, Mapped::of(argument, laid))?,
                 None => launch!(self, &kernel, spread, argument)?,
             }
-            let spread = Spread { blocks: (packed, kv), threads: dim as u32, shared: padded(pieces) };
-            launch!(self, if pieces > AHEAD { "combine_deep" } else { "combine" }, spread, combination)?;
+            let spread = Spread { blocks: (packed.div_ceil(COMBINED), kv), threads: 32 * COMBINED as u32, shared: 0 };
+            launch!(self, &format!("combine{}_{dim}", depth(pieces)), spread, combination)?;
         }
         Ok(())
     }

@@ -5,7 +5,6 @@ pub type Versions = &'static [&'static str];
 const ONE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
-const DEPTHS: Versions = &["", "_deep"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
 
 /// Machine code for sm_80 and sm_90a, and the kernels in it.
@@ -52,13 +51,18 @@ pub const MODULES: &[Module] = &[
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/hopper.fatbin")),
         &[
-            (HEAD_SIZES, &["attend_narrow", "attend_wide", "attend_listed_narrow", "attend_listed_wide"]),
-            (HEAD_SIZES, &["attend_listed_narrow_carried", "attend_listed_wide_carried"]),
+            (HEAD_SIZES, &["attend_narrow", "attend_narrow_deep", "attend_wide"]),
+            (HEAD_SIZES, &["attend_listed_narrow", "attend_listed_narrow_deep", "attend_listed_wide"]),
+            (HEAD_SIZES, &["attend_listed_narrow_carried", "attend_listed_narrow_deep_carried"]),
+            (HEAD_SIZES, &["attend_listed_wide_carried"]),
         ],
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/combine.fatbin")),
-        &[(DEPTHS, &["combine", "combine_placed", "combine_placed_carried"])],
+        &[
+            (HEAD_SIZES, &["combine", "combine_placed", "combine_placed_carried"]),
+            (HEAD_SIZES, &["combine_deep", "combine_placed_deep", "combine_placed_carried_deep"]),
+        ],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")), &[(ONE, &["signal", "fetch_lent", "all_gather"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),

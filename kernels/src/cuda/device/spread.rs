@@ -43,13 +43,16 @@ impl Room {
         })
     }
 
+    /// Blocks of a processor, where they are spread evenly; a tenth of the processors may have one more: small blocks among large.
+    pub fn each(&self, (x, y): (usize, usize)) -> usize {
+        (10 * x * y).saturating_sub(self.processors).div_ceil(10 * self.processors).max(1)
+    }
+
     /// `spread` with so much shared memory that no processor takes many more blocks than others: a kernel that starts early finds
     /// processors free one after the other, and would fill the first of them.
     pub fn evenly(&self, spread: Spread) -> Spread {
-        let blocks = spread.blocks.0 * spread.blocks.1;
-        // A tenth of the processors may have one more: small blocks among large ones.
-        let each = (10 * blocks).saturating_sub(self.processors).div_ceil(10 * self.processors).max(1);
-        let crowded = (self.processor / (each + 1) + 1).next_multiple_of(128).saturating_sub(self.taken);
+        let crowded =
+            (self.processor / (self.each(spread.blocks) + 1) + 1).next_multiple_of(128).saturating_sub(self.taken);
         Spread { shared: spread.shared.max(crowded).min(self.block.max(spread.shared)), ..spread }
     }
 }

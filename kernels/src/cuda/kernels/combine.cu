@@ -3,55 +3,65 @@
 
 #define K extern "C" __global__ void
 
+// Packed rows of a block of threads, a warp each.
+constexpr int ROWS = 4;
+
 // Partials of the pieces of one call, (kv head, piece, packed rows).
 struct Pieces {
     const float *outputs, *maxima, *sums;
     int pieces, packed;
 };
-// An element, a thread each, of the output of a packed row, and the row's log-sum-exp. So many pieces are asked for ahead.
-template <int AHEAD>
-__device__ __forceinline__ float combine_pieces(const Pieces& p, int row, int kv_head, int dim, float* weights, float& lse) {
+// A warp's packed row: V elements a lane of its output, and its log-sum-exp. Outputs of so many pieces are on their way while maxima
+// are compared; of 32 pieces at a time each lane has the weight of one.
+template <int AHEAD, int V> __device__ __forceinline__ Pack<float, V> combine_pieces(const Pieces& p, int row, int kv_head, float& lse) {
+    typedef Pack<float, V> Some;
+    int lane = threadIdx.x % 32;
     size_t first = (size_t)kv_head * p.pieces * p.packed + row;
-    if (p.pieces == 1) {
-        float max = p.maxima[first], weight = factor(max, max), sum = p.sums[first] * weight;
-        lse = sum > 0 ? __fmaf_rn(max, LN2, logf(sum)) : -INFINITY;
-        return sum > 0 ? p.outputs[first * dim + threadIdx.x] * weight / sum : 0.f;
-    }
-    // The first ones are on their way while the maxima are compared.
-    float sums[AHEAD], outputs[AHEAD];
+    auto output = [&](int piece) { return *(const Some*)(p.outputs + (first + (size_t)piece * p.packed) * (32 * V) + lane * V); };
+    Some held[AHEAD], out;
+    auto bring = [&](int start) {
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        size_t at = first + (size_t)i * p.packed;
-        bool there = i < p.pieces;
-        sums[i] = there ? p.sums[at] : 0.f, outputs[i] = there ? p.outputs[at * dim + threadIdx.x] : 0.f;
-    }
-    float max = -INFINITY;
-    for (int i = threadIdx.x; i < p.pieces; i += blockDim.x) {
-        weights[i] = p.maxima[first + (size_t)i * p.packed];
-        max = fmaxf(max, weights[i]);
-    }
-    __shared__ float most[32];
+        for (int i = 0; i < AHEAD; i++)
+            if (start + i < p.pieces) held[i] = output(start + i);
+    };
+    bring(0);
+    float maximum, part;
+    auto look = [&](int piece) {
+        bool there = piece < p.pieces;
+        size_t at = first + (size_t)piece * p.packed;
+        maximum = there ? p.maxima[at] : -INFINITY, part = there ? p.sums[at] : 0.f;
+    };
+    look(lane);
+    float max = maximum, sum = 0;
+    for (int i = lane + 32; i < p.pieces; i += 32) max = fmaxf(max, p.maxima[first + (size_t)i * p.packed]);
     max = warp_max(max);
-    if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = max;
-    __syncthreads();
-    for (int i = 0; i < (int)blockDim.x / 32; i++) max = fmaxf(max, most[i]);
-    for (int i = threadIdx.x; i < p.pieces; i += blockDim.x) weights[i] = factor(weights[i], max);
-    __syncthreads();
-    float sum = 0, out = 0;
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (i < p.pieces) sum = __fmaf_rn(sums[i], weights[i], sum), out = __fmaf_rn(outputs[i], weights[i], out);
-#pragma unroll AHEAD
-    for (int i = AHEAD; i < p.pieces; i++) {
-        size_t at = first + (size_t)i * p.packed;
-        sum = __fmaf_rn(p.sums[at], weights[i], sum);
-        out = __fmaf_rn(p.outputs[at * dim + threadIdx.x], weights[i], out);
+    for (int j = 0; j < V; j++) out.x[j] = 0;
+    float weight = factor(maximum, max);
+    for (int start = 0; start < p.pieces; start += AHEAD) {
+        if (start > 0) bring(start);
+        if (start > 0 && start % 32 == 0) look(start + lane), weight = factor(maximum, max);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (start + i >= p.pieces) break;
+            float by = __shfl_sync(~0u, weight, (start + i) % 32);
+            sum = __fmaf_rn(__shfl_sync(~0u, part, (start + i) % 32), by, sum);
+#pragma unroll
+            for (int j = 0; j < V; j++) out.x[j] = __fmaf_rn(held[i].x[j], by, out.x[j]);
+        }
     }
     lse = sum > 0 ? __fmaf_rn(max, LN2, logf(sum)) : -INFINITY;
-    return sum > 0 ? out / sum : 0.f;
+#pragma unroll
+    for (int j = 0; j < V; j++) out.x[j] = sum > 0 ? out.x[j] / sum : 0.f;
+    return out;
+}
+// A lane's elements to where they may lie side by side anyhow.
+template <int V> __device__ __forceinline__ void store(float* to, const Pack<float, V>& x) {
+    if ((size_t)to % sizeof(x) == 0) *(Pack<float, V>*)to = x;
+    else
+        for (int j = 0; j < V; j++) to[j] = x.x[j];
 }
 
-// One block a packed row and KV head, a thread an element.
 struct Combination {
     Pieces pieces;
     void* out;
@@ -59,46 +69,57 @@ struct Combination {
     long long out_head, out_row, lse_head;
     int group, dim, out_is_bf16, unused;
 };
-template <int AHEAD> __device__ __forceinline__ void combine_alone(const Combination& c, float* weights) {
+template <int AHEAD, int V> __device__ __forceinline__ void combine_alone(const Combination& c) {
     follow_early();
-    int row = blockIdx.x, kv_head = blockIdx.y, head = kv_head * c.group + row % c.group, token = row / c.group;
-    float lse, out = combine_pieces<AHEAD>(c.pieces, row, kv_head, c.dim, weights, lse);
-    size_t at = head * c.out_head + token * c.out_row + threadIdx.x;
-    if (c.out_is_bf16) ((bf16*)c.out)[at] = narrow<bf16>(out);
-    else ((float*)c.out)[at] = out;
-    if (threadIdx.x == 0) c.lse[head * c.lse_head + token] = lse;
+    int row = blockIdx.x * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= c.pieces.packed) return;
+    int kv_head = blockIdx.y, head = kv_head * c.group + row % c.group, token = row / c.group;
+    float lse;
+    Pack<float, V> out = combine_pieces<AHEAD, V>(c.pieces, row, kv_head, lse);
+    size_t at = head * c.out_head + token * c.out_row + lane * V;
+    if (c.out_is_bf16) {
+        Pack<bf16, V> rounded;
+        for (int j = 0; j < V; j++) rounded.x[j] = narrow<bf16>(out.x[j]);
+        *(Pack<bf16, V>*)((bf16*)c.out + at) = rounded;
+    } else {
+        store<V>((float*)c.out + at, out);
+    }
+    if (lane == 0) c.lse[head * c.lse_head + token] = lse;
 }
 
 // The same of many calls, each to a place of its own, in f32: `row` elements from row to row, of heads one behind the other.
-// Blocks in x: calls times the packed rows of the largest.
+// Blocks in x: calls times those of the packed rows of the largest.
 struct PlacedCombination {
     Pieces pieces;
     float *out, *lse;  // log-sum-exps where they are wanted
     long long row;
 };
-template <int AHEAD>
-__device__ __forceinline__ void combine_placed_at(const PlacedCombination* calls, float* weights, int packed, int group, int dim) {
+template <int AHEAD, int V>
+__device__ __forceinline__ void combine_placed_at(const PlacedCombination* calls, int packed, int group) {
     follow_early();
-    const PlacedCombination c = calls[blockIdx.x / packed];
-    int row = blockIdx.x % packed, kv_head = blockIdx.y, head = kv_head * group + row % group;
+    int blocks = (packed + ROWS - 1) / ROWS, row = blockIdx.x % blocks * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const PlacedCombination c = calls[blockIdx.x / blocks];
     if (row >= c.pieces.packed) return;
-    float lse, out = combine_pieces<AHEAD>(c.pieces, row, kv_head, dim, weights, lse);
-    c.out[row / group * c.row + head * dim + threadIdx.x] = out;
-    if (threadIdx.x == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
+    int kv_head = blockIdx.y, head = kv_head * group + row % group;
+    float lse;
+    Pack<float, V> out = combine_pieces<AHEAD, V>(c.pieces, row, kv_head, lse);
+    store<V>(c.out + row / group * c.row + head * 32 * V + lane * V, out);
+    if (lane == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
 }
 // Deep ones are of many pieces.
-#define COMBINE(DEPTH, AHEAD)                                                                                                \
-    K combine##DEPTH(const __grid_constant__ Combination c) {                                                                \
-        extern __shared__ float weights[];                                                                                   \
-        combine_alone<AHEAD>(c, weights);                                                                                    \
+#define COMBINE(DEPTH, AHEAD, DIM)                                                                                           \
+    K __launch_bounds__(32 * ROWS) combine##DEPTH##_##DIM(const __grid_constant__ Combination c) {                           \
+        combine_alone<AHEAD, DIM / 32>(c);                                                                                   \
     }                                                                                                                        \
-    K combine_placed##DEPTH(const PlacedCombination* calls, int packed, int group, int dim) {                                \
-        extern __shared__ float weights[];                                                                                   \
-        combine_placed_at<AHEAD>(calls, weights, packed, group, dim);                                                        \
+    K __launch_bounds__(32 * ROWS)                                                                                           \
+        combine_placed##DEPTH##_##DIM(const PlacedCombination* calls, int packed, int group) {                               \
+        combine_placed_at<AHEAD, DIM / 32>(calls, packed, group);                                                            \
     }                                                                                                                        \
-    K combine_placed_carried##DEPTH(const __grid_constant__ Carried c, int calls, int packed, int group, int dim) {          \
-        extern __shared__ float weights[];                                                                                   \
-        combine_placed_at<AHEAD>(within<PlacedCombination>(c, calls), weights, packed, group, dim);                          \
+    K __launch_bounds__(32 * ROWS)                                                                                           \
+        combine_placed_carried##DEPTH##_##DIM(const __grid_constant__ Carried c, int calls, int packed, int group) {         \
+        combine_placed_at<AHEAD, DIM / 32>(within<PlacedCombination>(c, calls), packed, group);                              \
     }
-COMBINE(, 8)
-COMBINE(_deep, 16)
+COMBINE(, 8, 64)
+COMBINE(, 8, 128)
+COMBINE(_deep, 16, 64)
+COMBINE(_deep, 16, 128)

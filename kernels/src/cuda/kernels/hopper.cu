@@ -8,6 +8,7 @@
 
 constexpr int TILE = 64, TILES = 4;     // packed rows of a warpgroup; warpgroups of a wide block of threads
 constexpr int STAGES = 4;               // blocks of keys and values that a wide block of threads holds
+constexpr int WIDE = 0;                 // no slots: a wide block of threads
 
 // A call, and where its keys and values lie: (kv head, key, D). Settled ones were written by none of what may still run: they need not
 // be waited for.
@@ -21,7 +22,7 @@ struct Mapped {
 
 // What a block of threads keeps at hand of its work behind the tiles in shared memory, so that registers are left for products.
 struct Desk {
-    uint64_t full[8], empty[4];
+    uint64_t full[12], empty[4];
     Item item;
     Blocks blocks[2];
     Sight sights[1];  // of all rows
@@ -141,13 +142,14 @@ template <int D> __device__ __forceinline__ void store(const Attention& a, const
     }
 }
 
-template <int D> __device__ __forceinline__ void narrow_tile(const Mapped& mapped, const Item& given) {
+// Of each half of a piece SLOTS blocks of keys or values are held or on their way: 3, or 6 where a processor has one block of threads.
+template <int D, int SLOTS> __device__ __forceinline__ void narrow_tile(const Mapped& mapped, const Item& given) {
     constexpr int BYTES = KEYS * D * 2;
     extern __shared__ __align__(1024) unsigned char memory[];
     const Attention& a = mapped.call;
-    Desk& desk = *(Desk*)(memory + 7 * BYTES);
+    Desk& desk = *(Desk*)(memory + (1 + 2 * SLOTS) * BYTES);
     unsigned half = same(threadIdx.x / 128), thread = threadIdx.x % 128;
-    uint32_t queries = shared_address(memory), ring = queries + BYTES + half * 3 * BYTES, full = shared_address(desk.full + half * 4);
+    uint32_t queries = shared_address(memory), ring = queries + BYTES + half * SLOTS * BYTES, full = shared_address(desk.full + half * 6);
     // Slots take turns: keys, their values, the next keys.
     auto load = [&](const TensorMap& map, int block, int slot) {
         expect(full + slot * 8, BYTES);
@@ -155,11 +157,14 @@ template <int D> __device__ __forceinline__ void narrow_tile(const Mapped& mappe
     };
     auto begin = [&] {
         Blocks& blocks = desk.blocks[half];
-        if (blocks.first < blocks.end) load(mapped.k, blocks.first, 0), load(mapped.v, blocks.first, 1);
-        if (blocks.after(blocks.first) < blocks.end) load(mapped.k, blocks.after(blocks.first), 2);
+        int block = blocks.first;
+        for (int slot = 0; slot < SLOTS && block < blocks.end; slot++) {
+            load(slot % 2 ? mapped.v : mapped.k, block, slot);
+            if (slot % 2) block = blocks.after(block);
+        }
     };
     if (thread == 0) {
-        for (int i = 0; i < 3; i++) begin_barrier(full + i * 8, 1);
+        for (int i = 0; i < SLOTS; i++) begin_barrier(full + i * 8, 1);
         show_to_products();
         int start = given.piece * PIECE + half * HALF;
         desk.blocks[half].set(a, given.tile * TILE, TILE, start, start + HALF);
@@ -180,7 +185,8 @@ template <int D> __device__ __forceinline__ void narrow_tile(const Mapped& mappe
         parities ^= 1 << slot;
     };
     for (int block = blocks.first, slot = 0; block < blocks.end;) {
-        int next = blocks.after(block), third = blocks.after(next), values = slot == 2 ? 0 : slot + 1;
+        int next = blocks.after(block), third = blocks.after(next), fourth = blocks.after(third);
+        int values = slot + 1 == SLOTS ? 0 : slot + 1;
         float scores[KEYS / 2], fade[2];
         uint32_t weights[KEYS / 16][4];
         wait(slot);
@@ -189,7 +195,8 @@ template <int D> __device__ __forceinline__ void narrow_tile(const Mapped& mappe
         hold(scores);
         // Nobody of the warpgroup needs these keys any more.
         warpgroup_barrier(1 + half);
-        if (thread == 0 && next < blocks.end) load(mapped.v, next, slot);
+        if (SLOTS == 3 && thread == 0 && next < blocks.end) load(mapped.v, next, slot);
+        if (SLOTS == 6 && thread == 0 && fourth < blocks.end) load(mapped.k, fourth, slot);
         if (block >= blocks.clear) hide(scores, desk.sights + thread / 32 * 16 + thread % 32 / 4, block * KEYS);
         soften<D>(scores, weights, fade, part, a.scale);
         fade_out<D>(fade, part);
@@ -198,8 +205,9 @@ template <int D> __device__ __forceinline__ void narrow_tile(const Mapped& mappe
         products_done<0>();
         hold(part.out);
         warpgroup_barrier(1 + half);
-        if (thread == 0 && third < blocks.end) load(mapped.k, third, values);
-        block = next, slot = slot == 0 ? 2 : slot - 1;
+        if (SLOTS == 3 && thread == 0 && third < blocks.end) load(mapped.k, third, values);
+        if (SLOTS == 6 && thread == 0 && fourth < blocks.end) load(mapped.v, fourth, values);
+        block = next, slot = slot + 2 >= SLOTS ? slot + 2 - SLOTS : slot + 2;
     }
     part.join_lanes();
     // The second half goes to the first through shared memory.
@@ -285,42 +293,44 @@ template <int D> __device__ __forceinline__ void wide_tiles(const Mapped& mapped
     store<D>(a, part, first_row, desk.item);
 }
 
-template <int D, bool WIDE> __device__ __forceinline__ void attend(const Mapped& mapped, const Item& item) {
-    if (WIDE) wide_tiles<D>(mapped, item);
-    else narrow_tile<D>(mapped, item);
+template <int D, int SLOTS> __device__ __forceinline__ void attend(const Mapped& mapped, const Item& item) {
+    if constexpr (SLOTS == WIDE) wide_tiles<D>(mapped, item);
+    else narrow_tile<D, SLOTS>(mapped, item);
 }
 // A call alone: blocks of threads by tile and piece.
-template <int D, bool WIDE> __device__ __forceinline__ void attend_alone(const Mapped& mapped) {
+template <int D, int SLOTS> __device__ __forceinline__ void attend_alone(const Mapped& mapped) {
     if (threadIdx.x == 0) await_map(mapped.k), await_map(mapped.v);
-    constexpr int ROWS = WIDE ? TILES * TILE : TILE;
+    constexpr int ROWS = SLOTS == WIDE ? TILES * TILE : TILE;
     int tiles = (mapped.call.rows * mapped.call.group + ROWS - 1) / ROWS;
-    attend<D, WIDE>(mapped, Item{0, (int)blockIdx.x % tiles, (int)blockIdx.x / tiles, (int)gridDim.x / tiles});
+    attend<D, SLOTS>(mapped, Item{0, (int)blockIdx.x % tiles, (int)blockIdx.x / tiles, (int)gridDim.x / tiles});
 }
 // Calls together: what each block of threads does is listed.
-template <int D, bool WIDE> __device__ __forceinline__ void attend_listed(const Mapped* calls, const Item* items, bool lie) {
+template <int D, int SLOTS> __device__ __forceinline__ void attend_listed(const Mapped* calls, const Item* items, bool lie) {
     if (lie) follow();
     Item item = items[blockIdx.x];
     if (lie && threadIdx.x % 128 == 0) see_map(calls[item.call].k), see_map(calls[item.call].v);
-    attend<D, WIDE>(calls[item.call], item);
+    attend<D, SLOTS>(calls[item.call], item);
 }
 #else
-template <int D, bool WIDE> __device__ __forceinline__ void attend_alone(const Mapped&) {}
-template <int D, bool WIDE> __device__ __forceinline__ void attend_listed(const Mapped*, const Item*, bool) {}
+template <int D, int SLOTS> __device__ __forceinline__ void attend_alone(const Mapped&) {}
+template <int D, int SLOTS> __device__ __forceinline__ void attend_listed(const Mapped*, const Item*, bool) {}
 #endif
 
 #define K extern "C" __global__ void
-#define ATTEND(NAME, WIDE, THREADS, BLOCKS, D)                                                                               \
+#define ATTEND(NAME, SLOTS, THREADS, BLOCKS, D)                                                                              \
     K __launch_bounds__(THREADS, BLOCKS) attend_##NAME##_##D(const __grid_constant__ Mapped mapped) {                         \
-        attend_alone<D, WIDE>(mapped);                                                                                       \
+        attend_alone<D, SLOTS>(mapped);                                                                                       \
     }                                                                                                                        \
     K __launch_bounds__(THREADS, BLOCKS) attend_listed_##NAME##_##D(const Mapped* calls, const Item* items) {                 \
-        attend_listed<D, WIDE>(calls, items, true);                                                                          \
+        attend_listed<D, SLOTS>(calls, items, true);                                                                          \
     }                                                                                                                        \
     K __launch_bounds__(THREADS, BLOCKS)                                                                                     \
         attend_listed_##NAME##_carried_##D(const __grid_constant__ Carried c, int calls, int items) {                         \
-        attend_listed<D, WIDE>(within<Mapped>(c, calls), within<Item>(c, items), false);                                     \
+        attend_listed<D, SLOTS>(within<Mapped>(c, calls), within<Item>(c, items), false);                                     \
     }
-ATTEND(narrow, false, 256, 2, 64)
-ATTEND(narrow, false, 256, 2, 128)
-ATTEND(wide, true, 512, 1, 64)
-ATTEND(wide, true, 512, 1, 128)
+ATTEND(narrow, 3, 256, 2, 64)
+ATTEND(narrow, 3, 256, 2, 128)
+ATTEND(narrow_deep, 6, 256, 1, 64)
+ATTEND(narrow_deep, 6, 256, 1, 128)
+ATTEND(wide, WIDE, 512, 1, 64)
+ATTEND(wide, WIDE, 512, 1, 128)

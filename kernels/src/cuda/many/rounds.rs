@@ -1,8 +1,8 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
 use super::super::PIECE;
-use super::super::attention::{AHEAD, CHUNK, Laid, Mapped, Pieces, Tiled, Tiling};
-use super::super::device::{Buffer, Device, Spread, launch, padded};
+use super::super::attention::{CHUNK, COMBINED, Laid, Mapped, Pieces, Tiled, Tiling, depth};
+use super::super::device::{Buffer, Device, Spread, launch};
 use super::super::tensor::View;
 use super::{Sent, Table};
 use crate::{Heads, KernelError, Mask};
@@ -126,8 +126,7 @@ impl Device {
         let Heads { query, kv, dim } = heads;
         for ((tiling, items), place) in self.tilings(dim).iter().zip(&round.items).zip(places.items) {
             if !items.is_empty() {
-                let &Tiling { name, threads, shared, .. } = tiling;
-                let spread = self.room().evenly(Spread { blocks: (items.len(), kv), threads, shared });
+                let (name, spread) = self.tiled(tiling, (items.len(), kv));
                 match sent {
                     Sent::Carried(table) => {
                         let (name, at) = (format!("attend_listed_{name}_carried_{dim}"), [places.calls, place]);
@@ -141,18 +140,18 @@ impl Device {
                 }
             }
         }
-        let [packed, pieces] = round.most;
-        let depth = if pieces > AHEAD { "_deep" } else { "" };
-        let spread = Spread { blocks: (round.calls.len() * packed, kv), threads: dim as u32, shared: padded(pieces) };
-        let (list, packed, group, dim) = (places.combinations, packed as i32, (query / kv) as i32, dim as i32);
+        let ([packed, pieces], threads) = (round.most, 32 * COMBINED as u32);
+        let spread = Spread { blocks: (round.calls.len() * packed.div_ceil(COMBINED), kv), threads, shared: 0 };
+        let (list, packed, group, depth) = (places.combinations, packed as i32, (query / kv) as i32, depth(pieces));
         match sent {
             Sent::Carried(table) => {
                 let list = list as i32;
-                launch!(self, &format!("combine_placed_carried{depth}"), spread, **table, list, packed, group, dim)
+                let name = format!("combine_placed_carried{depth}_{dim}");
+                launch!(self, &name, spread, **table, list, packed, group)
             }
             Sent::Lies(table) => {
                 let list = table.pointer + list;
-                launch!(self, &format!("combine_placed{depth}"), spread, list, packed, group, dim)
+                launch!(self, &format!("combine_placed{depth}_{dim}"), spread, list, packed, group)
             }
         }
     }
