@@ -95,14 +95,5 @@ pub const FOLLOWERS: &[&str] = &[
     "gated_few",
 ];
 /// Beginnings of the names of those that let the next one start before they have waited.
-pub const EARLY: &[&str] = &[
-    "rms_norm",
-    "split_rotate",
-    "merge_rows",
-    "merge_outputs",
-    "copy_runs",
-    "combine",
-    "signal",
-    "fetch_lent",
-    "all_gather",
-];
+pub const EARLY: &[&str] =
+    &["rms_norm", "split_rotate", "merge_rows", "merge_outputs", "copy_runs", "combine", "signal"];

@@ -3,6 +3,14 @@
 
 #define K extern "C" __global__ void
 
+// What waits for another GPU lets nothing start behind it: blocks that are there and wait would keep others of this GPU from running,
+// whose work the other GPU may wait for.
+__device__ __forceinline__ void follow_alone() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Nanoseconds after which the lender is taken for lost: the kernel fails, where it would wait for ever.
 constexpr unsigned long long PATIENCE = 120ull * 1000 * 1000 * 1000;
 
@@ -23,7 +31,7 @@ K signal(unsigned long long* lent, unsigned long long number) {
 K fetch_lent(
     const unsigned long long* lent, unsigned long long number, const char* from, char* to, unsigned long long* counter,
     unsigned long long made, int bytes) {
-    follow_early();
+    follow_alone();
     if (threadIdx.x == 0) {
         unsigned long long there, since = now();
         do {
@@ -62,7 +70,7 @@ struct Gathering {
 };
 
 K all_gather(const __grid_constant__ Gathering g) {
-    follow_early();
+    follow_alone();
     int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     auto place = [&](int member, int i) {
         int width = g.widths[member], row = i / width;
