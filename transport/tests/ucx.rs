@@ -299,3 +299,44 @@ async fn a_killed_peer_is_noticed_over_tcp() {
 async fn a_killed_peer_is_noticed_over_shared_memory() {
     a_killed_peer_is_noticed("shm").await;
 }
+
+/// Seconds of CPU that this process has taken.
+fn cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("a process has it");
+    let ticks = stat.rsplit_once(')').expect("a name").1.split_whitespace().skip(11).take(2);
+    ticks.map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
+}
+
+/// A peer that hangs leaves its queue in shared memory full, and what waits for room there waits for good once it is killed.
+#[tokio::test]
+async fn a_peer_that_dies_with_its_queue_full_costs_no_core() {
+    let near = bind(over("shm"), Arc::new(NoObserver)).expect("every host has it");
+    let mut peer = start_peer(near.local_address(), "shm");
+    let link: Arc<dyn Link> = within(near.accept()).await.expect("the transport is open");
+    let mut channel = within(link.accept()).await.expect("the link is up");
+    receive(&mut channel).await;
+    let hung = Command::new("kill").args(["-STOP", &peer.0.id().to_string()]).status();
+    assert!(hung.expect("every system has kill").success());
+    let mut sent = 0;
+    while let Ok(done) = tokio::time::timeout(Duration::from_millis(300), channel.sender.send(frame(2, 0, 4000))).await
+    {
+        done.expect("nobody has noticed");
+        sent += 1;
+    }
+    assert!(sent > 256, "its queue is full after {sent} frames");
+    peer.0.kill().expect("it is there");
+    peer.0.wait().expect("it ends");
+    link.close("enough");
+    drop((channel, link));
+    // Others are heard all the same, and nobody spins meanwhile.
+    let (began, before) = (std::time::Instant::now(), cpu_s());
+    let again = start_peer(near.local_address(), "shm");
+    let link: Arc<dyn Link> = within(near.accept()).await.expect("the transport is open");
+    let mut channel = within(link.accept()).await.expect("the link is up");
+    receive(&mut channel).await;
+    let nothing = tokio::time::timeout(Duration::from_secs(2), channel.receiver.receive()).await;
+    assert!(nothing.is_err(), "it says no more");
+    let share = (cpu_s() - before) / began.elapsed().as_secs_f64();
+    assert!(share < 0.2, "{share} of a core");
+    drop(again);
+}

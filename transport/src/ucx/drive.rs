@@ -5,6 +5,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering},
     task::Poll,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -15,6 +16,11 @@ use crate::signal::Signal;
 
 /// Rounds without a pause while there is something to do but nothing arrives.
 const ROUNDS: usize = 64;
+
+/// A worker that could not be put to sleep for so long is looked at now and then, no longer without a pause.
+const RESTLESS: Duration = Duration::from_millis(2);
+/// The pause, which is what a message may wait then.
+const NOW_AND_THEN: Duration = Duration::from_micros(50);
 
 /// Says that somebody drives the worker, for as long as it lives.
 struct Driver {
@@ -41,7 +47,7 @@ pub(super) fn drive(
     driver.worker.set_driven(true);
     Ok(async move {
         let worker = &driver.worker;
-        let (mut idle_since, mut busy) = (None, 0);
+        let (mut idle_since, mut restless_since, mut busy) = (None, None, 0);
         loop {
             worker.close_retired();
             if worker.progress() {
@@ -67,9 +73,15 @@ pub(super) fn drive(
                 continue;
             }
             if let Armed::Busy = worker.arm() {
+                // What a peer has no room for keeps UCX from sleeping, for good where the peer died with its queue full: shared
+                // memory is not told to let go of it.
+                if restless_since.get_or_insert_with(Instant::now).elapsed() > RESTLESS {
+                    thread::sleep(NOW_AND_THEN);
+                }
                 tokio::task::yield_now().await;
                 continue;
             }
+            restless_since = None;
             tokio::select! {
                 ready = driver.event.readable() => match ready {
                     Ok(mut ready) => ready.clear_ready(),
