@@ -19,8 +19,10 @@ const ROUNDS: usize = 64;
 
 /// A worker that could not be put to sleep for so long is looked at now and then, no longer without a pause.
 const RESTLESS: Duration = Duration::from_millis(2);
-/// The pause, which is what a message may wait then.
-const NOW_AND_THEN: Duration = Duration::from_micros(50);
+/// The pause, which is what a message may wait then: while others come, and where none has come for a while.
+const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
+/// For how long none has.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// Says that somebody drives the worker, for as long as it lives.
 struct Driver {
@@ -47,11 +49,14 @@ pub(super) fn drive(
     driver.worker.set_driven(true);
     Ok(async move {
         let worker = &driver.worker;
-        let (mut idle_since, mut restless_since, mut busy) = (None, None, 0);
+        let (mut idle_since, mut restless_since, mut busy, mut heard) = (None, None, 0, Instant::now());
         loop {
             worker.close_retired();
             if worker.progress() {
                 (idle_since, busy) = (None, busy + 1);
+                if restless_since.is_some() {
+                    heard = Instant::now();
+                }
                 // Whoever waits for what arrived runs before the next look.
                 if worker.has_delivered() || busy % ROUNDS == 0 {
                     give_way().await;
@@ -76,7 +81,7 @@ pub(super) fn drive(
                 // What a peer has no room for keeps UCX from sleeping, for good where the peer died with its queue full: shared
                 // memory is not told to let go of it.
                 if restless_since.get_or_insert_with(Instant::now).elapsed() > RESTLESS {
-                    thread::sleep(NOW_AND_THEN);
+                    thread::sleep(PAUSES[usize::from(heard.elapsed() > QUIET)]);
                 }
                 tokio::task::yield_now().await;
                 continue;
