@@ -5,7 +5,7 @@ use std::sync::Arc;
 use asterism_kernels::Backend;
 use asterism_transport::{Link, Reached};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::{runtime::Handle, sync::oneshot, task::JoinHandle, time::Instant};
+use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
 use super::{HandsOver, HostConfig, LoadedModel, Post, Transports, process};
 use crate::{
@@ -185,9 +185,8 @@ impl<B: Backend> Shell<B> {
         let asking = self.query.as_ref().map(|side| side.links().clone());
         let links = asking.or_else(|| self.context.as_ref().map(|side| side.links().clone()));
         let outbox = self.outbox.clone();
-        let runtime = Handle::current();
-        tokio::task::spawn_blocking(move || {
-            let links = links.map(|links| runtime.block_on(probe::measure(links, peers))).unwrap_or_default();
+        machine::spawn(move || {
+            let links = links.map(|links| machine::block_on(probe::measure(links, peers))).unwrap_or_default();
             send(&outbox, HostMessage::Measured { links });
         });
     }
