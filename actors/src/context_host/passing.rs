@@ -129,21 +129,24 @@ impl<B: Backend> RemotePeers<B> {
         self.peers.iter().filter(move |peer| peer.blocks.iter().any(|block| wants(*block as usize)))
     }
 
-    /// Opens the channel to a peer that there is to be. Whether it hands over.
+    /// Whether the channel to a peer hands over, and is to.
     fn hands_over(&mut self, peer: &ShardHolder) -> Result<bool, ModelError> {
-        if !self.channels.contains_key(&peer.host) {
-            let opened = self.open(peer)?;
-            self.channels.insert(peer.host.clone(), opened);
+        let channel = self.take_channel(peer)?;
+        let hands_over = self.office.hands_over && channel.sender.hands_over();
+        self.channels.insert(peer.host.clone(), channel);
+        Ok(hands_over)
+    }
+
+    /// The channel to a peer, or a new one; to be put back.
+    fn take_channel(&mut self, peer: &ShardHolder) -> Result<Outgoing, ModelError> {
+        match self.channels.remove(&peer.host) {
+            Some(channel) => Ok(channel),
+            None => self.open(peer),
         }
-        let opened = self.channels.get(&peer.host);
-        Ok(self.office.hands_over && opened.is_some_and(|channel| channel.sender.hands_over()))
     }
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
-        let mut channel = match self.channels.remove(&peer.host) {
-            Some(channel) => channel,
-            None => self.open(peer)?,
-        };
+        let mut channel = self.take_channel(peer)?;
         let sent = self.office.away(&self.seat, channel.sender.send(frame)).ok_or(ModelError::Cancelled)?;
         self.reached(&peer.host, sent)?;
         self.channels.insert(peer.host.clone(), channel);
