@@ -57,6 +57,24 @@ async fn an_interface_that_is_not_there_is_named() {
 }
 
 #[tokio::test]
+async fn the_c_library_is_left_as_it_is() {
+    let _ucx = bind(over("shm,tcp"), Arc::new(NoObserver)).expect("every host has both");
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("this is Linux");
+    if smaps.contains("libucs.so") {
+        eprintln!("SKIPPED: UCX is linked dynamically and was loaded first");
+        return;
+    }
+    let code = |line: &str| line.contains(" r-xp ") && line.contains("/libc.so");
+    let written: Vec<_> = smaps
+        .split_inclusive("VmFlags:")
+        .filter(|mapping| mapping.lines().any(code))
+        .flat_map(|mapping| mapping.lines().filter(|line| line.starts_with("Private_Dirty:")))
+        .collect();
+    assert!(!written.is_empty(), "the C library is mapped");
+    assert!(written.iter().all(|line| line.ends_with(" 0 kB")), "{written:?}");
+}
+
+#[tokio::test]
 async fn a_transport_that_is_none_is_named() {
     let said = refusal(over("shm,tpc"));
     assert!(said.contains("\"tpc\" of UCX_TLS=\"shm,tpc\" is no transport"), "{said}");

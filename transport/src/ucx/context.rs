@@ -57,7 +57,7 @@ const LOCKED_BYTES: u64 = 64 << 20;
 const SETTINGS: &[(&str, &str)] = &[
     // What goes wrong is reported as an error of the link; nothing is to be printed into an operator's terminal.
     ("LOG_LEVEL", "fatal"),
-    // No hooks into the allocator, which only memory registration needs.
+    // What is registered is not kept, which only hooks into the allocator would make safe.
     ("RCACHE_ENABLE", "n"),
     // A killed peer is noticed in shared memory too.
     ("MM_ERROR_HANDLING", "y"),
@@ -66,6 +66,21 @@ const SETTINGS: &[(&str, &str)] = &[
     ("TCP_TX_SEG_SIZE", "60k"),
     ("TCP_RX_SEG_SIZE", "60k"),
 ];
+
+/// Runs as the program is loaded, before UCX's own constructors: they would put hooks into the C library's memory calls, which
+/// nothing here needs, and take 0.4 s for it, whatever the program is then asked to do. A UCX that is linked dynamically is
+/// loaded earlier and only the environment keeps it from that.
+#[used]
+#[unsafe(link_section = ".init_array.00101")]
+static BEFORE_UCX: extern "C" fn() = leave_memory_calls_alone;
+
+extern "C" fn leave_memory_calls_alone() {
+    const HOOKS: &str = "UCX_MEM_EVENTS";
+    if std::env::var_os(HOOKS).is_none() {
+        // SAFETY: constructors run one after another, before there is a second thread.
+        unsafe { std::env::set_var(HOOKS, "n") };
+    }
+}
 
 pub(super) fn failed(cause: impl Into<String>, remedy: impl Into<String>) -> TransportError {
     TransportError::Ucx { cause: cause.into(), remedy: remedy.into() }
