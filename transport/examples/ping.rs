@@ -78,10 +78,14 @@ fn main() -> Result<()> {
 async fn serve(address: SocketAddr, over_ucx: bool) -> Result<()> {
     let transport = bind_either(address, over_ucx)?;
     println!("at {}", transport.local_address());
-    loop {
-        // Who leaves early is none of the next one's business.
-        let _ = measure::answer(transport.as_ref()).await;
-    }
+    // A task of its own: while UCX looks for messages, the one that a runtime is started with is looked at less often.
+    let answering = tokio::spawn(async move {
+        loop {
+            // Who leaves early is none of the next one's business.
+            let _ = measure::answer(transport.as_ref()).await;
+        }
+    });
+    Ok(answering.await?)
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -89,7 +93,10 @@ async fn ask(address: SocketAddr, loads: &[Load], over_ucx: bool) -> Result<()> 
     let any =
         SocketAddr::new(if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }, 0);
     let transport = bind_either(any, over_ucx)?;
-    measure::ask(transport.as_ref(), address, loads, |timed| show(transport.name(), timed)).await?;
+    let loads = loads.to_vec();
+    let asking =
+        async move { measure::ask(transport.as_ref(), address, &loads, |timed| show(transport.name(), timed)).await };
+    tokio::spawn(asking).await??;
     Ok(())
 }
 

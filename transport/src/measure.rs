@@ -16,6 +16,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     runtime::{Builder, Runtime},
+    sync::mpsc::unbounded_channel,
 };
 
 use crate::{Channel, Frame, FrameHeader, FrameKind, PayloadType, Transport, TransportError, codec};
@@ -100,16 +101,29 @@ pub fn between<T: Transport>(
     let far = {
         let bind = bind.clone();
         thread::spawn(move || {
-            one_thread()?.block_on(async {
+            let answering = async move {
                 let transport = bind()?;
                 // Whoever waits for the address waits until this thread ends.
                 let _ = bound.send(transport.local_address());
                 answer(&transport).await
-            })
+            };
+            let runtime = one_thread()?;
+            runtime.block_on(runtime.spawn(answering)).unwrap_or(Err(MeasureError::Ended))
         })
     };
     let Ok(address) = address.recv() else { return Err(failure(far.join())) };
-    let timed = one_thread()?.block_on(async { ask(&bind()?, address, loads, &mut done).await });
+    let timed = one_thread()?.block_on(async {
+        let (loads, (tell, mut told)) = (loads.to_vec(), unbounded_channel());
+        // A task as hosts answer in: the one that a runtime is started with is looked at less often.
+        let asking = tokio::spawn(async move {
+            // Whoever is told waits for all of them.
+            ask(&bind()?, address, &loads, |timed| drop(tell.send(timed.clone()))).await
+        });
+        while let Some(timed) = told.recv().await {
+            done(&timed);
+        }
+        asking.await.unwrap_or(Err(MeasureError::Ended))
+    });
     match (timed, far.join()) {
         (Ok(timed), _) => Ok(timed),
         // What went wrong at the other end shows here as a link that closed.

@@ -258,8 +258,17 @@ impl Drop for Killed {
 }
 
 fn start_peer(address: SocketAddr, transports: &str) -> Killed {
+    start_peer_with(address, transports, [])
+}
+
+/// The same with more in its environment.
+fn start_peer_with<const N: usize>(address: SocketAddr, transports: &str, more: [(&str, &str); N]) -> Killed {
     let mut command = Command::new(env::current_exe().expect("a test is a program"));
-    command.args(["--ignored", "--exact", "peer"]).env(PEER, address.to_string()).env(TRANSPORTS, transports);
+    command
+        .args(["--ignored", "--exact", "peer"])
+        .env(PEER, address.to_string())
+        .env(TRANSPORTS, transports)
+        .envs(more);
     Killed(command.stdout(Stdio::null()).spawn().expect("a test is a program"))
 }
 
@@ -316,6 +325,17 @@ async fn a_killed_peer_is_noticed_over_tcp() {
 #[tokio::test]
 async fn a_killed_peer_is_noticed_over_shared_memory() {
     a_killed_peer_is_noticed("shm").await;
+}
+
+/// UCX takes a peer's shared memory to be laid out as its own is.
+#[tokio::test]
+async fn the_environment_of_one_host_lays_out_no_shared_memory() {
+    let near = bind(over("shm"), Arc::new(NoObserver)).expect("every host has it");
+    let other = [("UCX_POSIX_FIFO_ELEM_SIZE", "512"), ("UCX_POSIX_SEG_SIZE", "1k"), ("UCX_POSIX_FIFO_SIZE", "64")];
+    let _peer = start_peer_with(near.local_address(), "posix", other);
+    let link: Arc<dyn Link> = within(near.accept()).await.expect("the transport is open");
+    let mut channel = within(link.accept()).await.expect("the link is up");
+    assert_eq!(receive(&mut channel).await.header.step, 1);
 }
 
 /// Seconds of CPU that this thread has taken, which drives what the test binds.

@@ -107,11 +107,11 @@ impl Core {
             }
         };
         let bytes = weight(lengths.meta, lengths.payload);
-        let charge = match self.admit(channel, bytes) {
-            Ok(charge) => charge,
+        let (charge, is_read) = match self.admit(channel, bytes) {
+            Ok(admitted) => admitted,
             Err(cause) => return self.refuse(cause),
         };
-        if !channel.is_read() {
+        if !is_read {
             drop(charge);
             return self.land(channel, place, Item::Unread(bytes));
         }
@@ -139,12 +139,11 @@ impl Core {
         }
     }
 
-    /// Counts so many bytes as this side's to hold; the error says why they are too many.
-    fn admit(&self, channel: &Shared, bytes: u64) -> Result<Charge, &'static str> {
-        if !channel.admit(bytes, self.met.windows.of_channel()) {
-            return Err("the peer sends more than the window lets it");
-        }
-        self.met.windows.admit(bytes)
+    /// Counts so many bytes as this side's to hold, and says whether somebody may read them; the error says why they are too many.
+    fn admit(&self, channel: &Shared, bytes: u64) -> Result<(Charge, bool), &'static str> {
+        let is_read = channel.admit(bytes, self.met.windows.of_channel());
+        let is_read = is_read.ok_or("the peer sends more than the window lets it")?;
+        Ok((self.met.windows.admit(bytes)?, is_read))
     }
 
     fn landing(&self, lengths: &Lengths) -> Landing {
@@ -165,7 +164,7 @@ impl Core {
         if channel.land(place, item) {
             self.forget_if_over(channel);
             // Where nobody reads, it was given up at once.
-            self.post_credit();
+            self.post_credit(self.met.windows.credit_due());
         } else {
             self.refuse("the peer has sent a frame twice");
         }

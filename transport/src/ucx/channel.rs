@@ -92,17 +92,13 @@ impl Shared {
         Arc::new(Self { id, inbox: Mutex::default(), outbox: Mutex::default() })
     }
 
-    /// Makes room for a frame of so many bytes; false where the peer sends more than it may.
-    pub fn admit(&self, bytes: u64, window: u64) -> bool {
+    /// Makes room for a frame of so many bytes, and says whether somebody may still read it; none where the peer sends more than
+    /// it may.
+    pub fn admit(&self, bytes: u64, window: u64) -> Option<bool> {
         let mut inbox = lock(&self.inbox);
         inbox.arrived += bytes;
-        inbox.arrived - inbox.credited <= window + largest()
-    }
-
-    /// Whether somebody may still read.
-    pub fn is_read(&self) -> bool {
-        let inbox = lock(&self.inbox);
-        !inbox.dropped && inbox.refused.is_none()
+        let is_read = !inbox.dropped && inbox.refused.is_none();
+        (inbox.arrived - inbox.credited <= window + largest()).then_some(is_read)
     }
 
     /// Takes what arrived at a place; false where something has been there already.
@@ -213,8 +209,8 @@ impl Shared {
         };
         inbox.done += weigh(&frame);
         let credit = inbox.credit_due(link.core.met.windows.of_channel());
-        drop((inbox, charge));
-        link.core.post_credit();
+        drop(inbox);
+        link.core.post_credit(charge.pay());
         if let Some(number) = credit {
             link.core.post(Message { kind: Kind::Credit, channel: self.id, number });
         }
@@ -289,7 +285,7 @@ impl Drop for UcxReceiver {
         let stops = !inbox.finished && inbox.refused.is_none();
         drop(inbox);
         drop(unread);
-        self.link.core.post_credit();
+        self.link.core.post_credit(self.link.core.met.windows.credit_due());
         if stops {
             self.link.core.post(Message { kind: Kind::Stop, channel: self.shared.id, number: 0 });
         }
@@ -328,9 +324,9 @@ mod tests {
     #[test]
     fn a_peer_that_overruns_its_window_is_noticed() {
         let (shared, window) = (Shared::new(0), 1000);
-        assert!(shared.admit(window - 1, window));
-        assert!(shared.admit(largest(), window), "one frame may go beyond the window");
-        assert!(!shared.admit(2, window));
+        assert_eq!(shared.admit(window - 1, window), Some(true));
+        assert_eq!(shared.admit(largest(), window), Some(true), "one frame may go beyond the window");
+        assert_eq!(shared.admit(2, window), None);
     }
 
     #[test]

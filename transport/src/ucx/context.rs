@@ -53,6 +53,16 @@ const REGISTERING: &[&str] = &["ib", "rc", "ud", "dc", "srd"];
 /// Memory that such a device needs to be allowed to lock.
 const LOCKED_BYTES: u64 = 64 << 20;
 
+/// What UCX lays its shared memory out by. It takes a peer's for its own without asking, so the environment has no say: a
+/// sender would write past what the receiver has.
+const LAYOUT: &[(&str, &str)] = &[
+    // A frame of 16 KiB goes in two pieces, the second written while the first is read, rather than in three.
+    ("MM_SEG_SIZE", "8448"),
+    ("MM_FIFO_SIZE", "256"),
+    // A message of ours without a body fits, with what UCX says before it.
+    ("MM_FIFO_ELEM_SIZE", "256"),
+];
+
 /// What UCX is told unless the configuration says otherwise.
 const SETTINGS: &[(&str, &str)] = &[
     // What goes wrong is reported as an error of the link; nothing is to be printed into an operator's terminal.
@@ -158,7 +168,7 @@ impl Settings {
         }
         let mut settings = Self { raw };
         let chosen = |name: &str| std::env::var_os(format!("UCX_{name}")).is_some();
-        for (name, value) in SETTINGS.iter().filter(|(name, _)| !chosen(name)) {
+        for (name, value) in SETTINGS.iter().filter(|(name, _)| !chosen(name)).chain(LAYOUT) {
             settings.set(name, value)?;
         }
         settings.set("KEEPALIVE_INTERVAL", &format!("{}us", config.keep_alive.as_micros()))?;

@@ -75,6 +75,8 @@ pub(super) struct Core {
     /// The words of this side's `close`.
     closing: OnceLock<String>,
     ended: Signal<Option<TransportError>>,
+    /// False while it surely has not: asked for every frame, so without a lock.
+    may_be_over: AtomicBool,
     /// Whether the peer was heard over UCX.
     pub heard: Signal<bool>,
     pub clock: Instant,
@@ -103,6 +105,7 @@ impl Core {
             room: Notify::new(),
             closing: OnceLock::new(),
             ended: Signal::default(),
+            may_be_over: AtomicBool::new(false),
             heard: Signal::default(),
             clock: Instant::now(),
             round_trip: Mutex::default(),
@@ -122,8 +125,8 @@ impl Core {
     }
 
     /// Tells the peer what was read of all channels, once that is much.
-    pub fn post_credit(&self) {
-        if let Some(number) = self.met.windows.credit_due() {
+    pub fn post_credit(&self, due: Option<u64>) {
+        if let Some(number) = due {
             self.post(Message { kind: Kind::LinkCredit, channel: 0, number });
         }
     }
@@ -194,7 +197,7 @@ impl Core {
 
     /// Why the link is gone, once it is.
     pub fn ended(&self) -> Option<TransportError> {
-        self.ended.get()
+        if self.may_be_over.load(Ordering::Acquire) { self.ended.get() } else { None }
     }
 
     pub async fn end_of(&self) -> TransportError {
@@ -203,6 +206,8 @@ impl Core {
     }
 
     fn end(&self, error: TransportError) {
+        // Whoever hears of it below finds it set.
+        self.may_be_over.store(true, Ordering::Release);
         self.ended.set_once(error);
         let channels: Vec<_> = lock(&self.channels).values().cloned().collect();
         channels.iter().for_each(|channel| channel.wake());

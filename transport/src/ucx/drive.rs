@@ -17,6 +17,9 @@ use crate::signal::Signal;
 /// Rounds without a pause while there is something to do but nothing arrives.
 const ROUNDS: usize = 64;
 
+/// Looks before other tasks run, while there may be another message any moment: half a microsecond.
+const LOOKS: usize = 32;
+
 /// A worker that could not be put to sleep for so long is looked at now and then, no longer without a pause.
 const RESTLESS: Duration = Duration::from_millis(2);
 /// The pause, which is what a message may wait then: while others come, and where none has come for a while.
@@ -37,7 +40,8 @@ impl Drop for Driver {
 }
 
 /// Drives `worker` until it is closed and its last endpoint is. After the last event it looks for `spin` longer before it
-/// sleeps, and lets other tasks run in between.
+/// sleeps, and lets other tasks run in between; the runtime looks at its sockets, and at the task that it was started with, once
+/// for some tens of these times.
 pub(super) fn drive(
     worker: Arc<Worker>,
     spin: Duration,
@@ -50,9 +54,10 @@ pub(super) fn drive(
     Ok(async move {
         let worker = &driver.worker;
         let (mut idle_since, mut restless_since, mut busy, mut heard) = (None, None, 0, Instant::now());
+        let looks = if spin.is_zero() { 1 } else { LOOKS };
         loop {
             worker.close_retired();
-            if worker.progress() {
+            if worker.progress(looks) {
                 (idle_since, busy) = (None, busy + 1);
                 if restless_since.is_some() {
                     heard = Instant::now();
@@ -63,12 +68,7 @@ pub(super) fn drive(
                 }
                 continue;
             }
-            if busy > 0 {
-                busy = 0;
-                // Has the runtime look at its sockets and at the task that it was started with.
-                tokio::task::yield_now().await;
-                continue;
-            }
+            busy = 0;
             let no_endpoints = worker.endpoints.load(Ordering::Acquire) == 0;
             if no_endpoints && closed.get() {
                 break;

@@ -5,7 +5,7 @@ use std::{
     ptr,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -35,15 +35,17 @@ impl Failure {
     }
 }
 
+/// One message, above the bytes of as many as a process can hold.
+const MESSAGE_UNDER_WAY: u64 = 1 << 40;
+
 pub(super) struct Endpoint {
     raw: sys::ucp_ep_h,
     pub worker: Arc<Worker>,
     failure: Arc<Failure>,
     /// Calls of UCX under way with this endpoint.
     users: AtomicUsize,
-    /// Messages that UCX is not done with, and the bytes of their bodies.
-    under_way: AtomicUsize,
-    bytes: AtomicUsize,
+    /// Messages that UCX is not done with, each as [`MESSAGE_UNDER_WAY`], and the bytes of their bodies.
+    under_way: AtomicU64,
     closed: AtomicBool,
 }
 
@@ -67,14 +69,18 @@ pub(super) struct Sending {
 unsafe impl Send for Sending {}
 
 impl Sending {
+    /// What it counts as while it is under way.
+    fn counted(&self) -> u64 {
+        MESSAGE_UNDER_WAY + (self.meta.len() + self.payload.len()) as u64
+    }
+
     /// Lets go of what was sent, and keeps the memory for another message.
     fn over(mut self: Box<Self>) {
-        let bytes = self.meta.len() + self.payload.len();
+        let counted = self.counted();
         self.meta = Meta::default();
         self.payload = Bytes::new();
         if let Some(endpoint) = self.endpoint.take() {
-            endpoint.under_way.fetch_sub(1, Ordering::Relaxed);
-            endpoint.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            endpoint.under_way.fetch_sub(counted, Ordering::Relaxed);
             endpoint.worker.keep(self);
         }
     }
@@ -106,19 +112,19 @@ impl Endpoint {
             return Err(status_string(status));
         }
         worker.endpoints.fetch_add(1, Ordering::AcqRel);
-        let [users, under_way, bytes] = [const { AtomicUsize::new(0) }; 3];
+        let (users, under_way) = (AtomicUsize::new(0), AtomicU64::new(0));
         let (worker, closed) = (worker.clone(), AtomicBool::new(false));
-        Ok(Arc::new(Self { raw, worker, failure, users, under_way, bytes, closed }))
+        Ok(Arc::new(Self { raw, worker, failure, users, under_way, closed }))
     }
 
     /// Messages that UCX is not done with.
     pub fn under_way(&self) -> usize {
-        self.under_way.load(Ordering::Relaxed)
+        (self.under_way.load(Ordering::Relaxed) / MESSAGE_UNDER_WAY) as usize
     }
 
     /// Bytes of their bodies.
     pub fn bytes_under_way(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
+        (self.under_way.load(Ordering::Relaxed) % MESSAGE_UNDER_WAY) as usize
     }
 
     /// Sends a message. What goes wrong later is told to the endpoint's [`Failure`]. It may be called by a handler.
@@ -133,9 +139,8 @@ impl Endpoint {
     fn post(self: &Arc<Self>, header: Header, meta: Meta, payload: Bytes) {
         let part = |bytes: &[u8]| sys::ucp_dt_iov { buffer: bytes.as_ptr().cast_mut().cast(), length: bytes.len() };
         let parts = [part(&meta), part(&payload)];
-        self.under_way.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(meta.len() + payload.len(), Ordering::Relaxed);
         let next = Sending { header, meta, payload, parts, endpoint: Some(self.clone()) };
+        self.under_way.fetch_add(next.counted(), Ordering::Relaxed);
         let sending = Box::into_raw(match self.worker.kept() {
             Some(mut kept) => {
                 *kept = next;

@@ -98,7 +98,13 @@ impl Windows {
 
     /// What is to be said to the peer so that it sends on; nothing while that would be little.
     pub fn credit_due(&self) -> Option<u64> {
+        self.credit_after(0)
+    }
+
+    /// The same, with so many bytes more done.
+    fn credit_after(&self, bytes: u64) -> Option<u64> {
         let mut coming = lock(&self.coming);
+        coming.done += bytes;
         if coming.done - coming.credited < self.window.div_ceil(4) {
             return None;
         }
@@ -140,10 +146,21 @@ pub(super) struct Charge {
     bytes: u64,
 }
 
+impl Charge {
+    /// Ends it; what is to be said to the peer now, if anything.
+    pub fn pay(mut self) -> Option<u64> {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.windows.holding.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.windows.credit_after(bytes)
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
-        lock(&self.windows.coming).done += self.bytes;
-        self.windows.holding.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.bytes > 0 {
+            lock(&self.windows.coming).done += self.bytes;
+            self.windows.holding.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }
 

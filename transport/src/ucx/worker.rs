@@ -197,11 +197,11 @@ impl Worker {
         self.context.gate.enter()
     }
 
-    /// Does what there is to do; says whether there was anything.
-    pub fn progress(&self) -> bool {
+    /// Does what there is to do; says whether there was anything at one of so many looks.
+    pub fn progress(&self, looks: usize) -> bool {
         let _pass = self.enter();
         // SAFETY: the worker lives, and its handler does not call this.
-        unsafe { sys::ucp_worker_progress(self.raw) != 0 }
+        (0..looks).any(|_| unsafe { sys::ucp_worker_progress(self.raw) } != 0)
     }
 
     /// Whether something arrived since this was asked last.
@@ -268,7 +268,8 @@ impl Worker {
 
     /// Closes the retired endpoints that nobody is using. Not to be called from a handler.
     pub fn close_retired(&self) {
-        if !self.retiring.swap(false, Ordering::SeqCst) {
+        // Asked without writing first, as it is asked all the time.
+        if !self.retiring.load(Ordering::SeqCst) || !self.retiring.swap(false, Ordering::SeqCst) {
             return;
         }
         let retired = std::mem::take(&mut *lock(&self.retired));
@@ -289,7 +290,7 @@ impl Worker {
         }
         for _ in 0..ROUNDS {
             self.close_retired();
-            if !self.progress() && self.endpoints.load(Ordering::Acquire) == 0 {
+            if !self.progress(1) && self.endpoints.load(Ordering::Acquire) == 0 {
                 break;
             }
         }
