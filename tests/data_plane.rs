@@ -2,6 +2,7 @@
 //! start with the cause. Built with the feature `ucx` only.
 
 use std::{
+    fs,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -119,6 +120,39 @@ fn what_ucx_cannot_have_is_told_where_quic_takes_its_place() {
         let table = cluster.run(&["status"]);
         assert!(String::from_utf8_lossy(&table.stdout).contains(words[0]), "{table:?}");
     }
+}
+
+/// Bytes from anybody would be taken for a peer's there.
+#[test]
+fn a_host_that_was_told_of_no_interface_has_no_ports_but_those_of_quic() {
+    for data in ["auto", "ucx"] {
+        // On one node, where nothing has to leave the machine.
+        let spec = ClusterSpec { contexts: 1, model: None, method: "[attention.dense]", listen: "127.0.0.1:0".into() };
+        let cluster = Cluster::written(BINARY, &spec, |text| {
+            text.replace("[api]", &format!("[transport]\ndata = \"{data}\"\n\n[api]"))
+        });
+        assert!(cluster.run(&["up", "--detach"]).status.success());
+        answers(&cluster);
+        let status = cluster.wait_for("links", |status| status["hosts"].to_string().contains("\"transport\":\"ucx\""));
+        for host in status["hosts"].as_array().expect("hosts") {
+            let process = host["pid"].as_u64().expect("a process");
+            assert_eq!(listening(process), Vec::<String>::new(), "{data}: {host}");
+        }
+    }
+}
+
+/// Where a process listens for TCP connections, as the system writes it.
+fn listening(process: u64) -> Vec<String> {
+    let files = fs::read_dir(format!("/proc/{process}/fd")).expect("it runs").flatten();
+    let own: Vec<String> =
+        files.filter_map(|file| Some(fs::read_link(file.path()).ok()?.to_string_lossy().into_owned())).collect();
+    assert!(own.iter().any(|file| file.starts_with("socket:")), "{own:?}");
+    let tables =
+        ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/{process}/net/{table}")).expect("a table"));
+    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
+    let fields = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let listening = fields.filter(|fields| fields[3] == "0A" && own.contains(&format!("socket:[{}]", fields[9])));
+    listening.map(|fields| fields[1].to_owned()).collect()
 }
 
 /// Ends the process however the test ends.

@@ -131,7 +131,8 @@ pub struct TransportSection {
     pub control: ControlTransport,
     /// What carries tensors between hosts.
     pub data: DataTransport,
-    /// Network interfaces that UCX may take; the one that has the host's address if there is none.
+    /// Network interfaces that UCX may take and nobody else reaches. Without one, `auto` has UCX share memory alone and `ucx` take
+    /// the interface that has the host's address, unless all hosts are on one node.
     pub interfaces: Vec<String>,
     /// Sockets with threads of their own over which QUIC spreads large payloads; 0: all go over one.
     pub lanes: u16,

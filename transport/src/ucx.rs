@@ -2,7 +2,8 @@
 //!
 //! Who the peer is, that it lives, and why it closes is known from a QUIC connection beside each link: over it both sides say
 //! where their UCX workers are and give each other a token, which every message of the link must carry. UCX itself encrypts
-//! nothing and parses what comes to its ports: bind it to interfaces of a trusted network.
+//! nothing, and whoever reaches a port of its TCP can end the process: bytes from anybody are taken for a peer's messages before
+//! any of this is looked at. [`MEMORY`] has no ports; give it others on networks that nobody else reaches.
 //!
 //! All unsafe code of this crate is in `context`, `worker`, `endpoint`, `fetch`, `drive` and `gate`.
 
@@ -53,6 +54,10 @@ use crate::{
     quic::{QuicTransport, vouch::Vouched},
     signal::Signal,
 };
+
+/// UCX's name for memory that processes of one user share. It listens to nobody: files and signals are the user's own, and other
+/// users may wake a process at most.
+pub const MEMORY: &str = "posix";
 
 /// Links that have met but wait for `accept`.
 const LINKS_IN_FLIGHT: usize = 256;
@@ -107,6 +112,11 @@ impl UcxConfig {
     fn asked_transports(&self) -> String {
         let environment = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".into());
         self.transports.clone().unwrap_or_else(environment)
+    }
+
+    /// Whether UCX is asked for nothing that reaches beyond this machine, and so has no ports.
+    pub fn stays_within(&self) -> bool {
+        context::stays_within(&self.asked_transports())
     }
 }
 
@@ -336,6 +346,19 @@ impl Transport for UcxTransport {
 
     fn local_address(&self) -> SocketAddr {
         self.shared.quic.local_address()
+    }
+
+    /// The address, and before it where this process is if it is reached from there alone.
+    fn offered(&self) -> String {
+        let (place, address) = (self.shared.config.place(), self.local_address());
+        if self.shared.config.stays_within() { format!("{place}/{address}") } else { address.to_string() }
+    }
+
+    fn resolve(&self, offered: &str) -> Result<Option<SocketAddr>, String> {
+        let (theirs, address) = offered.rsplit_once('/').map_or((None, offered), |(place, rest)| (Some(place), rest));
+        let ours = self.shared.config.stays_within().then(|| self.shared.config.place());
+        hello::reaches(ours, theirs)?;
+        address.parse().map(Some).map_err(|_| format!("'{offered}' is no address"))
     }
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {

@@ -18,7 +18,7 @@ use std::{
 use asterism_transport::{
     Frame, Link, NoObserver, Observer, PayloadType, Transport, TransportError,
     quic::{QuicConfig, QuicTransport, Security},
-    ucx::{UcxConfig, UcxTransport},
+    ucx::{MEMORY, UcxConfig, UcxTransport},
 };
 use bytes::Bytes;
 use common::{Counts, authority, channel, frame, loopback, meet, mutual, receive, send, within};
@@ -92,6 +92,25 @@ async fn a_setting_that_is_wrong_is_named() {
         let said = refusal(UcxConfig { settings: vec![(name.into(), value.into())], ..over("tcp") });
         assert!(said.contains(&format!("UCX_{name}={value:?}")), "{said}");
     }
+}
+
+#[tokio::test]
+async fn shared_memory_alone_leads_to_processes_of_the_machine_and_nowhere_else() {
+    let memory = || bind(over(MEMORY), Arc::new(NoObserver)).expect("there is memory");
+    let (here, there) = (memory(), memory());
+    let offered = there.offered();
+    assert_eq!(here.resolve(&offered), Ok(Some(there.local_address())));
+    let (place, address) = offered.split_once('/').expect("a place");
+    let (machine, network) = place.split_once('.').expect("a machine and its network");
+    let said = |offered: String| here.resolve(&offered).expect_err("it is not to be reached");
+    assert!(said(format!("{}.{network}/{address}", "f".repeat(machine.len()))).contains("on another machine"));
+    assert!(said(format!("{machine}.1/{address}")).contains("in another network namespace"));
+    assert!(said(address.into()).contains("shares memory alone"));
+    let network = bind(over("tcp"), Arc::new(NoObserver)).expect("there is TCP");
+    assert_eq!(network.offered(), network.local_address().to_string());
+    assert_eq!(network.resolve(&network.offered()), Ok(Some(network.local_address())));
+    assert_eq!(network.resolve(&offered), Ok(Some(there.local_address())), "it is here");
+    assert!(network.resolve("f.1/127.0.0.1:1").expect_err("it is elsewhere").contains("on another machine"));
 }
 
 #[tokio::test]

@@ -2,11 +2,11 @@
 //! frame that comes wakes that thread alone, which answers it.
 
 #[cfg(feature = "ucx")]
-use std::net::IpAddr;
+use std::{env, net::IpAddr};
 use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
 
 #[cfg(feature = "ucx")]
-use asterism_transport::ucx::{UcxConfig, UcxTransport};
+use asterism_transport::ucx::{MEMORY, UcxConfig, UcxTransport};
 use asterism_transport::{
     DataPlane, Transport, TransportError, certificates::Member, local::LocalNetwork, quic::QuicTransport,
 };
@@ -107,6 +107,12 @@ fn ucx(
     spin: Duration,
 ) -> Result<Arc<dyn Transport>, TransportError> {
     let config = UcxConfig { spin, ..ucx_config(cluster, host) };
+    if !config.stays_within() {
+        tracing::warn!(
+            interfaces = config.interfaces.join(","),
+            "UCX takes whatever reaches its ports, unencrypted and from anybody: see that nobody else reaches this network"
+        );
+    }
     Ok(Arc::new(UcxTransport::bind(config, quic.clone(), counted("ucx"))?))
 }
 
@@ -116,7 +122,16 @@ fn ucx_config(cluster: &Cluster, host: &Host) -> UcxConfig {
         [] => interfaces_of(host.address.ip()),
         named => named.to_vec(),
     };
-    UcxConfig { interfaces, silence: cluster.liveness.dead_after, ..UcxConfig::default() }
+    let transports = memory_alone(cluster).then(|| MEMORY.to_owned());
+    UcxConfig { transports, interfaces, silence: cluster.liveness.dead_after, ..UcxConfig::default() }
+}
+
+/// Whether UCX is to take no network, since nobody said of one that it may: its ports take what comes from anybody.
+#[cfg(feature = "ucx")]
+fn memory_alone(cluster: &Cluster) -> bool {
+    let said = !cluster.data.interfaces.is_empty() || env::var_os("UCX_TLS").is_some();
+    let one_node = cluster.hosts.windows(2).all(|pair| pair[0].node == pair[1].node);
+    !said && (cluster.data.transport == DataTransport::Auto || one_node)
 }
 
 /// Tries whether UCX can be had for each of these hosts of this machine, where the cluster file lets them take it.

@@ -48,6 +48,8 @@ const TRANSPORTS: &[&str] = &[
 ];
 /// Those of them that may share memory with a process of the same machine.
 const SHARING: &[&str] = &["all", "shm", "sm", "mm", "posix", "sysv", "xpmem"];
+/// Those of them that reach no further than this machine.
+const WITHIN: &[&str] = &["self", "shm", "sm", "mm", "posix", "sysv", "xpmem", "cma", "knem"];
 /// Those of them that register memory with a device.
 const REGISTERING: &[&str] = &["ib", "rc", "ud", "dc", "srd"];
 /// Memory that such a device needs to be allowed to lock.
@@ -222,6 +224,11 @@ pub(super) fn shares_memory(asked: &str) -> bool {
     asked.starts_with('^') || asked.split(',').any(|name| SHARING.contains(&name.trim().trim_start_matches('\\')))
 }
 
+/// Whether UCX reaches nobody beyond this machine where it is asked for these.
+pub(super) fn stays_within(asked: &str) -> bool {
+    asked.split(',').all(|name| WITHIN.contains(&name.trim().trim_start_matches('\\')))
+}
+
 fn check_locked_memory(transport: &str, limit: Option<u64>) -> Result<(), TransportError> {
     match limit {
         Some(limit) if limit < LOCKED_BYTES => Err(failed(
@@ -271,5 +278,11 @@ mod tests {
         let sharing = ["all", "shm,tcp", "tcp, posix", "^tcp"];
         assert!(sharing.iter().all(|asked| shares_memory(asked)));
         assert!(!["tcp", "tcp,rc,cuda_copy"].iter().any(|asked| shares_memory(asked)));
+    }
+
+    #[test]
+    fn memory_alone_stays_within_a_machine() {
+        assert!(["posix", "shm", "self, posix"].iter().all(|asked| stays_within(asked)));
+        assert!(!["all", "posix,tcp", "^tcp", "rc,posix"].iter().any(|asked| stays_within(asked)));
     }
 }

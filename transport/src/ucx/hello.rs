@@ -1,6 +1,6 @@
 //! What two hosts tell each other over QUIC before they meet over UCX. Reads and writes one stream.
 
-use std::{fs, net::SocketAddr, os::unix::fs::MetadataExt};
+use std::{fmt, fs, net::SocketAddr, os::unix::fs::MetadataExt};
 
 use bytes::{Buf, BufMut};
 use quinn::{RecvStream, SendStream};
@@ -40,6 +40,30 @@ impl Place {
         self.machine != 0 && self.machine == other.machine && self.network != other.network
     }
 }
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:016x}.{:x}", self.machine, self.network)
+    }
+}
+
+/// Whether two processes can meet of which one or both are reached by shared memory alone: from where they are, if they are.
+/// The error says why not.
+pub(super) fn reaches(ours: Option<Place>, theirs: Option<&str>) -> Result<(), String> {
+    let here = || ours.unwrap_or_else(Place::here);
+    match theirs {
+        None if ours.is_none() => Ok(()),
+        Some(theirs) if theirs == here().to_string() => Ok(()),
+        Some(theirs) if theirs.split('.').next() == here().to_string().split('.').next() => Err(DEAF.into()),
+        Some(_) => Err(ELSEWHERE.into()),
+        None => Err("the peer's UCX takes a network, and this process shares memory alone".into()),
+    }
+}
+
+const DEAF: &str =
+    "it is on this machine in another network namespace, where shared memory wakes nobody (UCX_TLS=tcp does without)";
+const ELSEWHERE: &str = "it is on another machine: UCX takes a network where `[transport] interfaces` names one that nobody else reaches, \
+     because its TCP neither encrypts nor asks who speaks";
 
 /// One side's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,8 +124,7 @@ impl Hello {
     /// Refuses a peer whose UCX may not understand this one's, or not wake it.
     pub fn check(&self, own: &str, here: Place, peer: SocketAddr) -> Result<(), TransportError> {
         if here.is_out_of_earshot(self.place) {
-            let cause = "it is on this machine in another network namespace, where shared memory wakes nobody (UCX_TLS=tcp does without)".into();
-            return Err(TransportError::NoUcx { peer, cause });
+            return Err(TransportError::NoUcx { peer, cause: DEAF.into() });
         }
         let release = |version: &str| version.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
         if release(&self.version) == release(own) {

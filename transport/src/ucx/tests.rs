@@ -346,7 +346,7 @@ async fn a_link_to_another_release_goes_over_quic_and_names_both() {
         hello::say(&mut send, &of_another_release(), peer).await.expect("the connection is up");
         vouched.connection.closed().await;
     });
-    let near: Arc<dyn Transport> = Arc::new(bind(over("shm"), Arc::new(NoObserver)));
+    let near: Arc<dyn Transport> = Arc::new(bind(over("tcp"), Arc::new(NoObserver)));
     let plane = DataPlane::new(vec![near, quic()], Vec::new());
     let offered = ["ucx", "quic"].map(|transport| DataEndpoint::new(transport, far.local_address()));
     let reached = within(plane.connect(&offered)).await.expect("QUIC is left");
