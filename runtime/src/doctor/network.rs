@@ -6,7 +6,7 @@ use asterism_transport::{TransportError, quic::SOCKET_QUEUE};
 use socket2::SockRef;
 
 use super::Judgment;
-use crate::{cluster::Cluster, cluster_file::DataTransport};
+use crate::{cluster::Cluster, cluster_file::DataTransport, wiring};
 
 /// Where Linux tells of its interfaces.
 const INTERFACES: &str = "/sys/class/net";
@@ -23,7 +23,14 @@ pub fn look() -> Vec<Judgment> {
 /// Whether hosts of this machine can have UCX.
 pub fn judge_ucx(cluster: &Cluster, tried: Result<(), TransportError>) -> Judgment {
     match (tried, cluster.data.transport) {
-        (Ok(()), _) => Judgment::ok("UCX", "hosts of this machine can have it"),
+        (Ok(()), _) if wiring::memory_alone(cluster) => {
+            Judgment::ok("UCX", "hosts of this machine share memory, and have no ports for it")
+        }
+        (Ok(()), _) => Judgment::warning(
+            "UCX",
+            "hosts of this machine can have it, with ports that take whatever comes, unencrypted and from anybody",
+            "see that nobody else reaches these interfaces",
+        ),
         (Err(TransportError::Ucx { cause, remedy }), DataTransport::Auto) => {
             Judgment::warning("UCX", format!("{cause}: tensors travel over QUIC"), remedy)
         }

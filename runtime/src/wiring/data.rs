@@ -2,8 +2,8 @@
 //! frame that comes wakes that thread alone, which answers it.
 
 #[cfg(feature = "ucx")]
-use std::{env, net::IpAddr};
-use std::{net::SocketAddr, sync::Arc, thread, time::Duration};
+use std::net::IpAddr;
+use std::{env, net::SocketAddr, sync::Arc, thread, time::Duration};
 
 #[cfg(feature = "ucx")]
 use asterism_transport::ucx::{MEMORY, UcxConfig, UcxTransport};
@@ -127,8 +127,7 @@ fn ucx_config(cluster: &Cluster, host: &Host) -> UcxConfig {
 }
 
 /// Whether UCX is to take no network, since nobody said of one that it may: its ports take what comes from anybody.
-#[cfg(feature = "ucx")]
-fn memory_alone(cluster: &Cluster) -> bool {
+pub fn memory_alone(cluster: &Cluster) -> bool {
     let said = !cluster.data.interfaces.is_empty() || env::var_os("UCX_TLS").is_some();
     let one_node = cluster.hosts.windows(2).all(|pair| pair[0].node == pair[1].node);
     !said && (cluster.data.transport == DataTransport::Auto || one_node)
