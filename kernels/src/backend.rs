@@ -395,6 +395,6 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
         packed::merge_rows_on_host(heads, parts, packed)
     }
-    /// `(heads, t, dim)` f32 -> `(t, heads dim)` in compute type, ready for the output projection.
+    /// `(heads, t, dim)`, f32 or in compute type -> `(t, heads dim)` in compute type, ready for the output projection.
     fn join_heads(&self, output: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
 }

@@ -373,6 +373,9 @@ impl Backend for Cpu {
 
     fn join_heads(&self, output: &Tensor) -> Result<Tensor, KernelError> {
         let (heads, t, dim) = cube("join_heads", output)?;
+        if tensor::dtype(output) == DType::Bf16 {
+            return self.cast(&self.row_major(output)?);
+        }
         let x = elements::<f32>("join_heads", output)?;
         in_compute_type!(self, E => {
             tensor(&[t, heads * dim], elementwise::join_heads::<E>(&x, heads, dim, &self.compute))

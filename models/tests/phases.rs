@@ -2,6 +2,8 @@
 
 #[path = "phases/batch.rs"]
 mod batch;
+#[path = "phases/carried.rs"]
+mod carried;
 #[path = "phases/refresh.rs"]
 mod refresh;
 #[path = "phases/team.rs"]

@@ -110,14 +110,7 @@ impl<B: Backend> Parcels<'_, B> {
         let mut tensors = Vec::with_capacity(sizes.len());
         for (shape, count) in sizes.iter().zip(counts) {
             let (own, after) = rest.split_at(count * each);
-            // Outputs are f32 wherever they come from; all else is in compute type.
-            tensors.push(match meta.part {
-                ParcelPart::Outputs => {
-                    let values = payload::read(own, count, expected).map_err(|error| wrong(error.to_string()))?;
-                    backend.upload(shape, &values)?
-                }
-                _ => backend.upload_raw(shape, own)?,
-            });
+            tensors.push(backend.upload_raw(shape, own)?);
             rest = after;
         }
         Ok(tensors)
@@ -153,6 +146,34 @@ impl From<ParcelPart> for Part {
             ParcelPart::Queries => Self::Queries,
             ParcelPart::Heads => Self::Heads,
             ParcelPart::Outputs => Self::Outputs,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_kernels::{Cpu, CpuOptions, DType};
+
+    use super::*;
+
+    #[test]
+    fn what_came_lies_beside_what_was_made_here() {
+        for dtype in [DType::F32, DType::Bf16] {
+            let cpu = Cpu::new(CpuOptions { dtype, threads: Some(1), ..CpuOptions::default() }).unwrap();
+            let (shape, values) = ([2, 3, 4], (0..24).map(|x| x as f32 / 8.0).collect::<Vec<_>>());
+            let made = cpu.cast(&cpu.upload(&shape, &values).unwrap()).unwrap();
+            let parcels = Parcels { backend: &cpu, attempt: (1, 1) };
+            for part in [Part::Keys, Part::Queries, Part::Heads, Part::Outputs] {
+                let tensors = vec![made.clone(); ParcelPart::from(part).tensors()];
+                let parcel = Parcel { layer: 0, part, from: 0, to: Some(1) };
+                let mut frames = parcels.frames(&[(parcel, &tensors)], 1 << 20).unwrap();
+                let frame = frames.remove(0).remove(0);
+                let arrived = Arrived { meta: parcels.heading(parcel, &tensors).1, frame };
+                for came in parcels.read(&arrived).unwrap() {
+                    let both = cpu.concat(&[came, made.clone()], 0).unwrap();
+                    assert_eq!(cpu.download(&both).unwrap(), [&values[..], &values].concat(), "{part:?} in {dtype:?}");
+                }
+            }
         }
     }
 }

@@ -31,6 +31,8 @@ impl<B: Backend> Layer<'_, B> {
             let all =
                 |at: usize| backend.concat(&received.iter().map(|parts| parts[at].clone()).collect::<Vec<_>>(), 1);
             let output = self.attend_share(&shares[own], [all(0)?, all(1)?, all(2)?], own, watch)?;
+            // As it travels, wherever it goes: what came from another process lies beside what was made here.
+            let output = backend.cast(&output)?;
             let mut start = 0;
             for (to, rows) in rows.into_iter().enumerate() {
                 let part = backend.narrow(&output, 1, start, start + rows)?;

@@ -19,7 +19,7 @@ pub enum Part {
     Outputs,
 }
 
-/// Tensors on their way from shard to shard within a layer.
+/// Tensors on their way from shard to shard within a layer, in compute type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Parcel {
     /// Layer.
