@@ -66,25 +66,29 @@ impl ModelConfig {
         self.rope.inv_freq(self.heads.dim)
     }
 
-    /// Bytes of the weights that `parts` of the model take, computed in `dtype`. A head that is the embedding table is
-    /// laid out once more.
-    pub fn weight_bytes(&self, parts: Parts, dtype: DType) -> u64 {
+    /// Bytes of the weights that `parts` of the model take, computed in `dtype`, with linear layers of 8 bits and a scale for each
+    /// output where that is said. A head that is the embedding table is laid out once more.
+    pub fn weight_bytes(&self, parts: Parts, (dtype, eight_bits): (DType, bool)) -> u64 {
         let &Self { hidden, intermediate, vocab, biases, heads, .. } = self;
         let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
-        let bias = |has: bool, width: usize| if has { width } else { 0 };
-        let layer = 2 * hidden
-            + hidden * (query + 2 * kv)
-            + bias(biases.qkv, query + 2 * kv)
-            + query * hidden
-            + bias(biases.output, hidden)
-            + 3 * hidden * intermediate
-            + bias(biases.mlp, 2 * intermediate + hidden);
+        let element = if dtype == DType::F32 { 4 } else { 2 };
+        let linears = [
+            (query + 2 * kv, hidden, biases.qkv),
+            (hidden, query, biases.output),
+            (2 * intermediate, hidden, biases.mlp),
+            (hidden, intermediate, biases.mlp),
+        ];
+        let linear = |(outputs, inputs, biased): (usize, usize, bool)| {
+            let bias = if biased { element * outputs } else { 0 };
+            let weights = if eight_bits { outputs * inputs + 4 * outputs } else { element * outputs * inputs };
+            weights + bias
+        };
+        let layer = element * 2 * hidden + linears.map(linear).iter().sum::<usize>();
         let head = match parts {
             Parts::Context => 0,
-            Parts::Query | Parts::All => hidden + vocab * hidden,
+            Parts::Query | Parts::All => element * (hidden + vocab * hidden),
         };
-        let element = if dtype == DType::F32 { 4 } else { 2 };
-        (element * (vocab * hidden + self.layers * layer + head)) as u64
+        (element * vocab * hidden + self.layers * layer + head) as u64
     }
 
     /// The sizes that a plan's cost depends on, with cached keys and values of type `kv`.
@@ -293,10 +297,13 @@ mod tests {
     #[test]
     fn weights_of_the_embedded_model() {
         let checkpoint = crate::Checkpoint::embedded().unwrap();
-        let bytes = |parts, dtype| checkpoint.config().weight_bytes(parts, dtype);
+        let bytes = |parts, dtype| checkpoint.config().weight_bytes(parts, (dtype, false));
         let (table, layer) = (4096 * 256, 256 * 512 + 256 * 256 + 3 * 256 * 768 + 2 * 256);
         assert_eq!(bytes(Parts::Context, DType::F32), 4 * (table + 8 * layer));
         assert_eq!(bytes(Parts::Query, DType::Bf16), 2 * (2 * table + 8 * layer + 256));
+        let (linears, outputs) = (layer - 2 * 256, 512 + 256 + 2 * 768 + 256);
+        let eight_bits = checkpoint.config().weight_bytes(Parts::Context, (DType::Bf16, true));
+        assert_eq!(eight_bits, 2 * table + 8 * (linears + 4 * outputs + 2 * 2 * 256));
     }
 
     #[test]

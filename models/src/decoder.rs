@@ -1,11 +1,15 @@
 //! A Llama or Qwen2 decoder cut open at attention. Attention itself, the KV cache and the loop over layers belong to the
 //! caller: the phase-1 encoder, the phase-2 generator.
 
+mod weights;
+
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, HostTensor};
+use asterism_kernels::Backend;
 
 use crate::{Checkpoint, ModelConfig, ModelError};
+use weights::{Body, Head, Layer};
+pub use weights::{Loading, SharedWeights};
 
 /// What a host needs of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,42 +37,32 @@ pub struct Decoder<B: Backend> {
     backend: Arc<B>,
     config: ModelConfig,
     inv_freq: Vec<f32>,
-    table: B::Tensor,
-    layers: Vec<Layer<B>>,
-    head: Option<Head<B>>,
+    body: Arc<Body<B>>,
+    head: Option<Arc<Head<B>>>,
 }
 
-struct Layer<B: Backend> {
-    attention_norm: B::Tensor,
-    qkv: B::Linear,
-    output: B::Linear,
-    mlp_norm: B::Tensor,
-    gate_up: B::Linear,
-    down: B::Linear,
-}
-
-struct Head<B: Backend> {
-    norm: B::Tensor,
-    linear: B::Linear,
+/// What others of this device compute with may be freed once this one is gone: not before it is done with it.
+impl<B: Backend> Drop for Decoder<B> {
+    fn drop(&mut self) {
+        // A device that failed does nothing more.
+        let _ = self.backend.finish();
+    }
 }
 
 impl<B: Backend> Decoder<B> {
     /// Uploads what `parts` needs.
     pub fn load(backend: Arc<B>, checkpoint: &Checkpoint, parts: Parts) -> Result<Self, ModelError> {
-        let config = checkpoint.config().clone();
-        let loader = Loader { backend: &*backend, checkpoint, config: &config };
-        let table = loader.table()?;
-        let layers = (0..config.layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
-        let head = match parts {
-            Parts::Context => None,
-            Parts::Query | Parts::All => Some(loader.head()?),
-        };
-        Ok(Self { inv_freq: config.inv_freq(), table, layers, head, config, backend })
+        SharedWeights::default().loading().decoder(backend, checkpoint, parts)
     }
 
     /// The device.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// Whether both compute with the same memory.
+    pub fn shares_weights(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.body, &other.body)
     }
 
     /// The decoder's shape.
@@ -79,7 +73,7 @@ impl<B: Backend> Decoder<B> {
     /// The residual stream `(t, e)` before the first layer.
     pub fn embed(&self, ids: &[u32]) -> Result<B::Tensor, ModelError> {
         self.check_ids(ids)?;
-        Ok(self.backend.embed(&self.table, ids)?)
+        Ok(self.backend.embed(&self.body.table, ids)?)
     }
 
     /// Whether these are tokens of the vocabulary.
@@ -93,7 +87,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Queries, keys and values of `x (t, e)` side by side, not rotated: `(t, (query + 2 kv) dim)`.
     pub fn project(&self, layer: usize, x: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        let Layer { attention_norm, qkv, .. } = &self.layers[layer];
+        let Layer { attention_norm, qkv, .. } = &self.body.layers[layer];
         self.in_turns(x, |x| Ok(self.backend.norm_linear(x, (attention_norm, self.config.eps), qkv)?))
     }
 
@@ -125,14 +119,14 @@ impl<B: Backend> Decoder<B> {
         x: B::Tensor,
         attention: &B::Tensor,
     ) -> Result<B::Tensor, ModelError> {
-        let Layer { mlp_norm, gate_up, down, .. } = &self.layers[layer];
+        let Layer { mlp_norm, gate_up, down, .. } = &self.body.layers[layer];
         let x = self.output(layer, x, attention)?;
         self.in_turns(&x, |x| Ok(self.backend.norm_mlp(x, (mlp_norm, self.config.eps), [gate_up, down])?))
     }
 
     /// `x (t, e)` plus the output projection of `attention (t, query dim)` in compute type.
     pub(crate) fn output(&self, layer: usize, x: B::Tensor, attention: &B::Tensor) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.linear_add(attention, &self.layers[layer].output, x)?)
+        Ok(self.backend.linear_add(attention, &self.body.layers[layer].output, x)?)
     }
 
     /// Columns `outputs` of what the MLP's second product is given for `x (t, e)`, that is of `(t, intermediate)`.
@@ -142,7 +136,7 @@ impl<B: Backend> Decoder<B> {
         x: &B::Tensor,
         outputs: Range<usize>,
     ) -> Result<B::Tensor, ModelError> {
-        let Layer { mlp_norm, gate_up, .. } = &self.layers[layer];
+        let Layer { mlp_norm, gate_up, .. } = &self.body.layers[layer];
         Ok(self.backend.norm_gated_part(x, (mlp_norm, self.config.eps), gate_up, outputs)?)
     }
 
@@ -154,7 +148,7 @@ impl<B: Backend> Decoder<B> {
         x: &B::Tensor,
         outputs: Range<usize>,
     ) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.linear_add_part(gated, (&self.layers[layer].down, x), outputs)?)
+        Ok(self.backend.linear_add_part(gated, (&self.body.layers[layer].down, x), outputs)?)
     }
 
     /// What `work` makes of the rows of `x (t, e)`, no more at a time than the device likes.
@@ -203,7 +197,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     fn head_of(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
-        let Head { norm, linear } = self.head.as_ref().ok_or(ModelError::NoHead)?;
+        let Head { norm, linear } = self.head.as_deref().ok_or(ModelError::NoHead)?;
         let x = self.backend.rms_norm(x, norm, self.config.eps)?;
         Ok(self.backend.download(&self.backend.linear(&x, linear)?)?)
     }
@@ -217,62 +211,3 @@ impl<B: Backend> Decoder<B> {
         Err(ModelError::LogitsNotFinite { token: at % self.config.vocab, got: logits[at] })
     }
 }
-
-/// Reads tensors by their names in the checkpoint, with the shapes that config.json implies.
-struct Loader<'a, B> {
-    backend: &'a B,
-    checkpoint: &'a Checkpoint,
-    config: &'a ModelConfig,
-}
-
-impl<'a, B: Backend> Loader<'a, B> {
-    fn table(&self) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.weight(self.table_weight(TABLE)?)?)
-    }
-
-    fn layer(&self, layer: usize) -> Result<Layer<B>, ModelError> {
-        let &ModelConfig { hidden, intermediate, heads, biases, .. } = self.config;
-        let (q, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
-        let attention = |name: &str| format!("model.layers.{layer}.self_attn.{name}_proj");
-        let mlp = |name: &str| format!("model.layers.{layer}.mlp.{name}_proj");
-        let qkv = [(attention("q"), q), (attention("k"), kv), (attention("v"), kv)];
-        let gate_up = [(mlp("gate"), intermediate), (mlp("up"), intermediate)];
-        Ok(Layer {
-            attention_norm: self.norm(&format!("model.layers.{layer}.input_layernorm"))?,
-            qkv: self.linear(&qkv, hidden, biases.qkv)?,
-            output: self.linear(&[(attention("o"), hidden)], q, biases.output)?,
-            mlp_norm: self.norm(&format!("model.layers.{layer}.post_attention_layernorm"))?,
-            gate_up: self.linear(&gate_up, hidden, biases.mlp)?,
-            down: self.linear(&[(mlp("down"), hidden)], intermediate, biases.mlp)?,
-        })
-    }
-
-    fn head(&self) -> Result<Head<B>, ModelError> {
-        let weight = self.table_weight(if self.config.tied { TABLE } else { "lm_head.weight" })?;
-        Ok(Head { norm: self.norm("model.norm")?, linear: self.backend.head_weight(weight)? })
-    }
-
-    fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
-        self.checkpoint.finite_tensor(name, &[self.config.vocab, self.config.hidden])
-    }
-
-    fn norm(&self, name: &str) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.weight(self.checkpoint.finite_tensor(&format!("{name}.weight"), &[self.config.hidden])?)?)
-    }
-
-    /// Linear layers that share their input `(t, k)`, fused into one with their outputs side by side.
-    fn linear(&self, parts: &[(String, usize)], k: usize, biased: bool) -> Result<B::Linear, ModelError> {
-        let tensor = |suffix: &str, name: &str, shape: &[usize]| {
-            self.checkpoint.finite_tensor(&format!("{name}.{suffix}"), shape)
-        };
-        let weights: Vec<_> =
-            parts.iter().map(|(name, n)| tensor("weight", name, &[*n, k])).collect::<Result<_, _>>()?;
-        let biases: Vec<_> = match biased {
-            true => parts.iter().map(|(name, n)| tensor("bias", name, &[*n])).collect::<Result<_, _>>()?,
-            false => Vec::new(),
-        };
-        Ok(self.backend.linear_weight(&weights, &biases)?)
-    }
-}
-
-const TABLE: &str = "model.embed_tokens.weight";

@@ -21,7 +21,7 @@ mod tokenizer;
 pub use chat::{ChatTemplate, Conversation, Frame, Speaker, TemplateRefusal, TemplateSource, Turn};
 pub use checkpoint::{Checkpoint, KnownShape};
 pub use config::{Biases, ModelConfig, Rope};
-pub use decoder::{Decoder, Parts, Projected};
+pub use decoder::{Decoder, Loading, Parts, Projected, SharedWeights};
 pub use embedded::EMBEDDED_NAME;
 pub use encoder::{
     Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_alone, encode_plan, encode_together,

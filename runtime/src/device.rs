@@ -1,17 +1,20 @@
 //! Where a host computes: its device, opened as a backend, with the model on it. A build without the feature `cuda` knows the CPU
 //! alone, and says so.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transports, cores::Cores, host};
 #[cfg(feature = "cuda")]
 use asterism_actors::{cores::Work, messages::GpuMemory};
-use asterism_kernels::Backend;
-use asterism_models::{Decoder, ModelConfig, ModelError, Parts, Tokenizer};
+use asterism_kernels::{Backend, Cpu};
+use asterism_models::{ModelConfig, ModelError, Parts, SharedWeights, Tokenizer};
 
 use crate::{
     cluster::{Cluster, Host, Model},
-    cluster_file::{DType, Device, LinearType},
+    cluster_file::{DType, Device, LinearType, Recovery, Role},
     cores::SharedCores,
     error::CliError,
     wiring,
@@ -27,6 +30,47 @@ pub struct Setup {
     pub cores: usize,
     /// What it loads of the model.
     pub parts: Parts,
+    /// What hosts of its process have loaded.
+    pub weights: ProcessWeights,
+}
+
+/// What a host of this role loads of the model.
+pub fn parts(role: Role, recovery: Recovery) -> Parts {
+    match (role, recovery) {
+        (Role::Context, Recovery::Spare | Recovery::Fail) => Parts::Context,
+        _ => Parts::All,
+    }
+}
+
+/// The weights of the hosts of one process: those of one device that compute alike have them once.
+#[derive(Clone, Default)]
+pub struct ProcessWeights {
+    cpus: Registry<Cpu>,
+    #[cfg(feature = "cuda")]
+    gpus: Registry<asterism_kernels::Cuda>,
+}
+
+/// Weights by device and numerics.
+struct Registry<B: Backend>(Arc<Mutex<HashMap<String, Arc<SharedWeights<B>>>>>);
+
+impl<B: Backend> Default for Registry<B> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<B: Backend> Clone for Registry<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: Backend> Registry<B> {
+    /// Those that `backend` can compute with.
+    fn of(&self, device: Device, backend: &B) -> Arc<SharedWeights<B>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.entry(format!("{device} {}", backend.numerics())).or_default())
+    }
 }
 
 /// What a host computes in.
@@ -42,6 +86,11 @@ impl Numbers {
     /// As the cluster file says.
     pub fn of(model: &Model) -> Self {
         Self { dtype: model.dtype, linear: model.linear }
+    }
+
+    /// Bytes that `parts` of a model of this shape take.
+    pub fn weight_bytes(self, shape: &ModelConfig, parts: Parts) -> u64 {
+        shape.weight_bytes(parts, (wiring::dtype(self.dtype), self.linear == Some(LinearType::Fp8)))
     }
 }
 
@@ -65,25 +114,27 @@ pub async fn run_host(
     setup: Setup,
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), HostError> {
-    let Setup { cluster, host: of, cores, parts } = setup;
-    let (model, numbers) = (cluster.model.clone(), Numbers::of(&cluster.model));
+    let (of, weights) = (&setup.host, setup.weights.clone());
+    let numbers = Numbers::of(&setup.cluster.model);
     match of.device {
         Device::Cpu => {
-            let open = move |_: &ModelConfig| {
-                let cpu = wiring::cpu(numbers.dtype, of.threads.unwrap_or(cores), of.kernels)?;
-                let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(&cluster, &of, cores, cpu.thread_limit()));
+            let open = move |setup: &Setup| {
+                let Setup { cluster, host, cores, .. } = setup;
+                let cpu = wiring::cpu(numbers.dtype, host.threads.unwrap_or(*cores), host.kernels)?;
+                let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(cluster, host, *cores, cpu.thread_limit()));
                 Ok((cpu, cores))
             };
-            host::run(config, transports, loader(model, parts, open, joined)).await
+            host::run(config, transports, loader(setup, (weights.cpus, |_, _| Ok(())), open, joined)).await
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(index) => {
-            let open = move |shape: &ModelConfig| {
-                let gpu = cuda(index, numbers, shape.weight_bytes(parts, wiring::dtype(numbers.dtype)))?;
+            let open = move |_: &Setup| {
+                let gpu = cuda(index, numbers)?;
                 let cores: Arc<dyn Cores> = Arc::new(OwnGpu(gpu.device().gauge()));
                 Ok((gpu, cores))
             };
-            host::run(config, transports, loader(model, parts, open, joined)).await
+            let room = |gpu: &asterism_kernels::Cuda, bytes| Ok(gpu.require(bytes)?);
+            host::run(config, transports, loader(setup, (weights.gpus, room), open, joined)).await
         }
         #[cfg(not(feature = "cuda"))]
         Device::Cuda(index) => {
@@ -94,7 +145,7 @@ pub async fn run_host(
     }
 }
 
-/// A GPU that a host shares with no other of this cluster.
+/// A host's GPU: it lends nobody cores.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 struct OwnGpu(asterism_kernels::cuda::Gauge);
@@ -115,16 +166,15 @@ impl Cores for OwnGpu {
     }
 }
 
-/// A GPU with room for these weights. What is missing beside it is said once, here.
+/// A GPU. What is missing beside it is said once, here.
 #[cfg(feature = "cuda")]
-pub fn cuda(index: usize, numbers: Numbers, weights: u64) -> Result<asterism_kernels::Cuda, ModelError> {
+pub fn cuda(index: usize, numbers: Numbers) -> Result<asterism_kernels::Cuda, ModelError> {
     let options = asterism_kernels::CudaOptions {
         device: index,
         dtype: wiring::dtype(numbers.dtype),
         eight_bits: numbers.linear == Some(LinearType::Fp8),
     };
     let gpu = asterism_kernels::Cuda::new(options)?;
-    gpu.require(weights)?;
     if !gpu.attender().has_library() {
         tracing::warn!("cuDNN is not there: attention goes through own kernels, at half the speed in prefill");
     }
@@ -135,17 +185,56 @@ pub fn cuda(index: usize, numbers: Numbers, weights: u64) -> Result<asterism_ker
     Ok(gpu)
 }
 
+/// Loads what hosts of this process have not loaded yet, once `room` has found room for so many bytes of it.
 fn loader<B: Backend>(
-    model: Model,
-    parts: Parts,
-    open: impl FnOnce(&ModelConfig) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
+    setup: Setup,
+    (weights, room): (Registry<B>, impl FnOnce(&B, u64) -> Result<(), ModelError> + Send + 'static),
+    open: impl FnOnce(&Setup) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
     joined: impl FnOnce() + Send + 'static,
 ) -> ModelLoader<B> {
     Box::new(move || {
         joined();
-        let checkpoint = wiring::checkpoint_of(&model)?;
-        let (backend, cores) = open(checkpoint.config())?;
-        let decoder = Arc::new(Decoder::load(Arc::new(backend), &checkpoint, parts)?);
-        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads: model.heads, cores })
+        let Model { heads, .. } = setup.cluster.model.clone();
+        let checkpoint = wiring::checkpoint_of(&setup.cluster.model)?;
+        let (backend, cores) = open(&setup)?;
+        let weights = weights.of(setup.host.device, &backend);
+        let mut loading = weights.loading();
+        let bytes = |parts| Numbers::of(&setup.cluster.model).weight_bytes(checkpoint.config(), parts);
+        room(&backend, bytes(setup.parts).saturating_sub(loading.loaded().map_or(0, bytes)))?;
+        let decoder = Arc::new(loading.decoder(Arc::new(backend), &checkpoint, setup.parts)?);
+        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads, cores })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_kernels::KernelChoice;
+    use asterism_models::{Checkpoint, Decoder};
+
+    use super::*;
+
+    #[test]
+    fn hosts_of_a_process_that_compute_alike_have_their_weights_once() {
+        let (weights, checkpoint) = (ProcessWeights::default(), Checkpoint::embedded().unwrap());
+        let load = |dtype, parts| {
+            let cpu = wiring::cpu(dtype, 1, KernelChoice::Auto).unwrap();
+            let shared = weights.clone().cpus.of(Device::Cpu, &cpu);
+            let mut loading = shared.loading();
+            let before = loading.loaded();
+            (before, loading.decoder(Arc::new(cpu), &checkpoint, parts).unwrap())
+        };
+        let (first, context) = load(DType::F32, Parts::Context);
+        let (second, query) = load(DType::F32, Parts::Query);
+        let (third, other) = load(DType::F32, Parts::Context);
+        let (fourth, rounded) = load(DType::Bf16, Parts::Context);
+        assert_eq!([first, second, third, fourth], [None, Some(Parts::Context), Some(Parts::All), None]);
+        assert!(context.shares_weights(&query) && other.shares_weights(&query) && !rounded.shares_weights(&query));
+        let logits = |decoder: &Decoder<Cpu>| decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap());
+        assert!(logits(&context).is_err(), "a context host has no head");
+        drop(context);
+        let alone = wiring::cpu(DType::F32, 1, KernelChoice::Auto).unwrap();
+        let alone = Decoder::load(Arc::new(alone), &checkpoint, Parts::All).unwrap();
+        assert!(!alone.shares_weights(&query));
+        assert_eq!(logits(&query).unwrap(), logits(&alone).unwrap());
+    }
 }

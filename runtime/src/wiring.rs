@@ -40,7 +40,8 @@ use crate::{
     cluster::{Cluster, Host, Model},
     cluster_file::{self, Device},
     credentials::{self, Named},
-    data_dir, device,
+    data_dir,
+    device::{self, ProcessWeights},
     door::Door,
     error::{CliError, Exit},
     metrics,
@@ -110,7 +111,7 @@ pub async fn start_supervisor(
     let transport = bind(cluster, credentials::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
     let mut config = supervisor_config(cluster, &model.name);
-    config.weight_bytes = model.config.weight_bytes(Parts::All, dtype(cluster.model.dtype));
+    config.weight_bytes = device::Numbers::of(&cluster.model).weight_bytes(&model.config, Parts::All);
     metric::record_config(&config);
     let supervisor =
         Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
@@ -198,12 +199,13 @@ pub async fn run_hosts<'a>(
     });
     // Tensors lie on devices, and hosts hand each other those of their own kind.
     let (cpus, gpus) = (LocalNetwork::new(), LocalNetwork::new());
-    let mut tally = Some(metrics::tally());
+    let (weights, mut tally) = (ProcessWeights::default(), Some(metrics::tally()));
     let run = |host: &'a Host| {
         let (config, joined) = (host_config(cluster, host, (supervisor, start), tally.take()), one_joined.clone());
         let (on_cpu, network) = if host.device == Device::Cpu { (true, &cpus) } else { (false, &gpus) };
         let alike = hosts.iter().filter(|other| (other.device == Device::Cpu) == on_cpu).count();
-        run_host(cluster, host, (config, Some(network).filter(|_| alike > 1)), move || joined())
+        let network = Some(network).filter(|_| alike > 1);
+        run_host(cluster, host, (config, network, weights.clone()), move || joined())
     };
     try_join_all(hosts.iter().copied().map(run)).await.map(drop)
 }
@@ -227,21 +229,21 @@ fn host_config(
     config
 }
 
-/// Runs one host; `network` is of its process.
+/// Runs one host; `network` and `weights` are of its process.
 async fn run_host(
     cluster: &Cluster,
     host: &Host,
-    (config, network): (HostConfig, Option<&LocalNetwork>),
+    (config, network, weights): (HostConfig, Option<&LocalNetwork>, ProcessWeights),
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), CliError> {
     let control = bind(cluster, host.member(), (SocketAddr::new(host.address.ip(), 0), 0), counted(QUIC))?;
     let transports = Transports { control, data: data::plane(cluster, host, network)? };
-    let parts = if config.generates { Parts::All } else { Parts::Context };
+    let parts = device::parts(host.role, cluster.recovery);
     let cores = available_parallelism().map_or(1, |cores| cores.get());
     let endpoints: Vec<String> = transports.data.endpoints().iter().map(|endpoint| endpoint.to_string()).collect();
     let endpoints = endpoints.join(", ");
     tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.device, cores, "starting");
-    let setup = device::Setup { cluster: cluster.clone(), host: host.clone(), cores, parts };
+    let setup = device::Setup { cluster: cluster.clone(), host: host.clone(), cores, parts, weights };
     let ended = device::run_host(config, transports, setup, joined).await;
     ended.map_err(|error| host_refusal(&error))
 }

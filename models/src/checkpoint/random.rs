@@ -170,7 +170,12 @@ mod tests {
             let config = shape.config().unwrap();
             let bytes: usize = tensors(&config).iter().map(|(_, shape)| 2 * shape.iter().product::<usize>()).sum();
             let laid_again = if config.tied { 2 * config.vocab * config.hidden } else { 0 };
-            assert_eq!(config.weight_bytes(Parts::All, DType::Bf16), (bytes + laid_again) as u64, "{}", shape.name);
+            assert_eq!(
+                config.weight_bytes(Parts::All, (DType::Bf16, false)),
+                (bytes + laid_again) as u64,
+                "{}",
+                shape.name
+            );
             assert_eq!(shape.name.parse(), Ok(shape));
         }
         assert!("gpt-2".parse::<KnownShape>().unwrap_err().contains("llama-3.1-8b"));

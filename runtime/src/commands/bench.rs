@@ -125,7 +125,9 @@ pub fn run(globals: &Globals, verb: BenchVerb) -> Result<Exit, CliError> {
                 };
                 let linear = cluster.as_ref().and_then(|cluster| cluster.model.linear);
                 let numbers = crate::device::Numbers { dtype, linear };
-                crate::device::cuda(index, numbers, shape.weight_bytes(Parts::All, wiring::dtype(dtype)))
+                let gpu = crate::device::cuda(index, numbers)?;
+                gpu.require(numbers.weight_bytes(shape, Parts::All))?;
+                Ok(gpu)
             };
             time(globals, what, Bench::load(args, given, open)?)
         }

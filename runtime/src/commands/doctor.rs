@@ -1,12 +1,14 @@
 //! `doctor`: what this machine has to compute with, what is missing, and which hosts of the cluster file that stops.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::{
     calibration::Machine,
     cluster::Cluster,
-    cluster_file::{Device, Role},
-    device,
+    cluster_file::Device,
+    device::{self, Numbers},
     doctor::{self, Judgment, Verdict},
     error::{CliError, Exit},
     globals::{Format, Globals},
@@ -16,8 +18,6 @@ use crate::{
     version::Version,
     wiring,
 };
-
-use asterism_models::Parts;
 
 /// What `-o json` prints.
 #[derive(Serialize)]
@@ -116,9 +116,10 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
     }
     let weights = |parts| {
         let checkpoint = wiring::checkpoint_of(&cluster.model).ok()?;
-        Some(checkpoint.config().weight_bytes(parts, wiring::dtype(cluster.model.dtype)))
+        Some(Numbers::of(&cluster.model).weight_bytes(checkpoint.config(), parts))
     };
-    let mut wanted = vec![0; gpu.devices.len()];
+    // Hosts of a process have one copy on a GPU, of as much as one of them needs.
+    let mut processes: Vec<BTreeMap<&str, u64>> = vec![BTreeMap::new(); gpu.devices.len()];
     for host in local_hosts(cluster) {
         let Device::Cuda(index) = host.device else { continue };
         match gpu.devices.get(index) {
@@ -137,14 +138,16 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
                 host.name, host.device, found.name, found.capability
             )),
             Some(_) => {
-                let parts = if host.role == Role::Context { Parts::Context } else { Parts::All };
-                wanted[index] += weights(parts).unwrap_or_default();
+                let wanted = weights(device::parts(host.role, cluster.recovery)).unwrap_or_default();
+                let most = processes[index].entry(&host.process).or_default();
+                *most = wanted.max(*most);
             }
         }
     }
+    let wanted = processes.iter().map(|processes| processes.values().sum::<u64>());
     for (found, wanted) in gpu.devices.iter().zip(wanted).filter(|(found, wanted)| *wanted > found.free_bytes) {
         problems.push(format!(
-            "the hosts on {} need {} for weights, {} are free, {} are missing; put fewer hosts on it, or a smaller model",
+            "the hosts on {} need {} for weights, {} are free, {} are missing; put them into one process, or fewer hosts or a smaller model on it",
             found.device,
             bytes(wanted),
             bytes(found.free_bytes),
@@ -216,6 +219,8 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn what_hosts_lack_is_counted() {
+        use asterism_models::{Checkpoint, Parts};
+
         let found = |free_bytes| DeviceReport {
             device: "cuda:0".into(),
             name: "a GPU".into(),
@@ -229,6 +234,13 @@ mod tests {
         assert_eq!(problems(&cluster("cuda:0"), &gpu(vec![found(1 << 30)])), Vec::<String>::new());
         let small = problems(&cluster("cuda:0"), &gpu(vec![found(1 << 20)]));
         assert!(small.len() == 1 && small[0].contains("are missing"), "{small:?}");
+        let mut together = cluster("cuda:0");
+        together.hosts.iter_mut().for_each(|host| host.process = "all".into());
+        let bytes =
+            Checkpoint::embedded().unwrap().config().weight_bytes(Parts::All, (asterism_kernels::DType::F32, false));
+        assert_eq!(problems(&together, &gpu(vec![found(bytes)])), Vec::<String>::new());
+        assert_eq!(problems(&together, &gpu(vec![found(bytes - 1)])).len(), 1);
+        assert_eq!(problems(&cluster("cuda:0"), &gpu(vec![found(bytes)])).len(), 1, "a copy for each process");
         let absent = problems(&cluster("cuda:1"), &gpu(vec![found(1 << 30)]));
         assert!(absent.len() == 5 && absent[0].contains("knows 1 GPUs"), "{absent:?}");
         let old = GpuReport { trouble: Some("its driver knows CUDA up to 12.4".into()), ..gpu(Vec::new()) };

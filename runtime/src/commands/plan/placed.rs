@@ -7,6 +7,7 @@ use asterism_plan::Plan;
 use crate::{
     cluster::{Cluster, Host},
     cluster_file::Role,
+    device::Numbers,
     error::{CliError, Exit},
     size::{bytes, grouped},
     wiring,
@@ -28,7 +29,7 @@ impl<'a> Holders<'a> {
         let dtype = wiring::dtype(cluster.model.dtype);
         Self {
             hosts: cluster.with_role(Role::Context).chain(cluster.with_role(Role::Spare)).collect(),
-            weights: model.weight_bytes(Parts::Context, dtype),
+            weights: Numbers::of(&cluster.model).weight_bytes(model, Parts::Context),
             kv_bytes_per_token: model.shape(dtype).kv_bytes_per_token(),
         }
     }
@@ -134,7 +135,7 @@ pub fn query_memory(
     tokens: usize,
 ) -> Result<(u64, u64), CliError> {
     let dtype = wiring::dtype(cluster.model.dtype);
-    let weights = model.weight_bytes(Parts::Query, dtype);
+    let weights = Numbers::of(&cluster.model).weight_bytes(model, Parts::Query);
     let kv = tokens as u64 * model.shape(dtype).kv_bytes_per_token();
     match host.memory_limit {
         Some(limit) if limit < weights + kv => {
