@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use fused::{Fused, Shape};
 pub(super) use mapped::{Laid, Mapped, Maps};
 pub use own::PIECE;
-pub(super) use own::{CHUNK, COMBINED, Pieces, Tiled, Tiling, depth};
+pub(super) use own::{CHUNK, Pieces, Tiled, Tiling, combining};
 
 use super::Cuda;
 use super::device::Device;

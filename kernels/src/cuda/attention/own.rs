@@ -7,8 +7,8 @@ use crate::{DType, KernelError, KeySets, Mask};
 
 /// Keys of a piece, as the kernel has it.
 pub const PIECE: usize = 2048;
-/// Packed rows that a block of threads combines.
-pub const COMBINED: usize = 4;
+/// Packed rows that a block of threads combines, of few pieces and of many: so many blocks that all are there while the pieces are made.
+const COMBINED: [usize; 2] = [4, 2];
 /// Pieces beyond which the kernels that combine them ask for more at a time.
 const AHEAD: usize = 8;
 /// Rows of a call whose partials are held at a time.
@@ -229,9 +229,10 @@ impl Tiling {
     }
 }
 
-/// What the name of a kernel that combines so many pieces has.
-pub fn depth(pieces: usize) -> &'static str {
-    if pieces > AHEAD { "_deep" } else { "" }
+/// How the pieces of some packed rows are combined: what the kernel's name has, and how it is spread for each KV head and call.
+pub fn combining(pieces: usize, packed: usize) -> (&'static str, Spread) {
+    let (depth, rows) = if pieces > AHEAD { ("_deep", COMBINED[1]) } else { ("", COMBINED[0]) };
+    (depth, Spread::new(packed.div_ceil(rows), 128))
 }
 
 impl Device {
@@ -299,8 +300,9 @@ impl Device {
                 Some(laid) => launch!(self, &kernel, spread, Mapped::of(argument, laid))?,
                 None => launch!(self, &kernel, spread, argument)?,
             }
-            let spread = Spread { blocks: (packed.div_ceil(COMBINED), kv), threads: 32 * COMBINED as u32, shared: 0 };
-            launch!(self, &format!("combine{}_{dim}", depth(pieces)), spread, combination)?;
+            let (depth, spread) = combining(pieces, packed);
+            let spread = Spread { blocks: (spread.blocks.0, kv), ..spread };
+            launch!(self, &format!("combine{depth}_{dim}"), spread, combination)?;
         }
         Ok(())
     }

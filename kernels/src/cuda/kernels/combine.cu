@@ -3,21 +3,31 @@
 
 #define K extern "C" __global__ void
 
-// Packed rows of a block of threads, a warp each.
-constexpr int ROWS = 4;
+// Warps of a block of threads, V * 32 elements of a packed row each.
+constexpr int WARPS = 4;
 
 // Partials of the pieces of one call, (kv head, piece, packed rows).
 struct Pieces {
     const float *outputs, *maxima, *sums;
     int pieces, packed;
 };
-// A warp's packed row: V elements a lane of its output, and its log-sum-exp. Outputs of so many pieces are on their way while maxima
-// are compared; of 32 pieces at a time each lane has the weight of one.
-template <int AHEAD, int V> __device__ __forceinline__ Pack<float, V> combine_pieces(const Pieces& p, int row, int kv_head, float& lse) {
+// What a warp makes: V elements a lane from `column` on of a packed row `row` of the block of threads `block`.
+template <int V, int D> struct Place {
+    static constexpr int SHARES = D / (32 * V), ROWS = WARPS / SHARES;
+    int row, column;
+    __device__ __forceinline__ explicit Place(int block) {
+        int warp = threadIdx.x / 32;
+        row = block * ROWS + warp / SHARES, column = (warp % SHARES * 32 + threadIdx.x % 32) * V;
+    }
+};
+// Some elements of a packed row, and its log-sum-exp. Outputs of so many pieces are on their way while maxima are compared; of 32 pieces
+// at a time each lane has the weight of one.
+template <int AHEAD, int V, int D>
+__device__ __forceinline__ Pack<float, V> combine_pieces(const Pieces& p, const Place<V, D>& place, int kv_head, float& lse) {
     typedef Pack<float, V> Some;
     int lane = threadIdx.x % 32;
-    size_t first = (size_t)kv_head * p.pieces * p.packed + row;
-    auto output = [&](int piece) { return *(const Some*)(p.outputs + (first + (size_t)piece * p.packed) * (32 * V) + lane * V); };
+    size_t first = (size_t)kv_head * p.pieces * p.packed + place.row;
+    auto output = [&](int piece) { return *(const Some*)(p.outputs + (first + (size_t)piece * p.packed) * D + place.column); };
     Some held[AHEAD], out;
     auto bring = [&](int start) {
 #pragma unroll
@@ -69,14 +79,15 @@ struct Combination {
     long long out_head, out_row, lse_head;
     int group, dim, out_is_bf16, unused;
 };
-template <int AHEAD, int V> __device__ __forceinline__ void combine_alone(const Combination& c) {
+template <int AHEAD, int V, int D> __device__ __forceinline__ void combine_alone(const Combination& c) {
     follow_early();
-    int row = blockIdx.x * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    Place<V, D> place(blockIdx.x);
+    int row = place.row;
     if (row >= c.pieces.packed) return;
     int kv_head = blockIdx.y, head = kv_head * c.group + row % c.group, token = row / c.group;
     float lse;
-    Pack<float, V> out = combine_pieces<AHEAD, V>(c.pieces, row, kv_head, lse);
-    size_t at = head * c.out_head + token * c.out_row + lane * V;
+    Pack<float, V> out = combine_pieces<AHEAD>(c.pieces, place, kv_head, lse);
+    size_t at = head * c.out_head + token * c.out_row + place.column;
     if (c.out_is_bf16) {
         Pack<bf16, V> rounded;
         for (int j = 0; j < V; j++) rounded.x[j] = narrow<bf16>(out.x[j]);
@@ -84,7 +95,7 @@ template <int AHEAD, int V> __device__ __forceinline__ void combine_alone(const 
     } else {
         store<V>((float*)c.out + at, out);
     }
-    if (lane == 0) c.lse[head * c.lse_head + token] = lse;
+    if (place.column == 0) c.lse[head * c.lse_head + token] = lse;
 }
 
 // The same of many calls, each to a place of its own, in f32: `row` elements from row to row, of heads one behind the other.
@@ -94,32 +105,34 @@ struct PlacedCombination {
     float *out, *lse;  // log-sum-exps where they are wanted
     long long row;
 };
-template <int AHEAD, int V>
+template <int AHEAD, int V, int D>
 __device__ __forceinline__ void combine_placed_at(const PlacedCombination* calls, int packed, int group) {
     follow_early();
-    int blocks = (packed + ROWS - 1) / ROWS, row = blockIdx.x % blocks * ROWS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    int blocks = (packed + Place<V, D>::ROWS - 1) / Place<V, D>::ROWS;
+    Place<V, D> place(blockIdx.x % blocks);
     const PlacedCombination c = calls[blockIdx.x / blocks];
+    int row = place.row;
     if (row >= c.pieces.packed) return;
     int kv_head = blockIdx.y, head = kv_head * group + row % group;
     float lse;
-    Pack<float, V> out = combine_pieces<AHEAD, V>(c.pieces, row, kv_head, lse);
-    store<V>(c.out + row / group * c.row + head * 32 * V + lane * V, out);
-    if (lane == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
+    Pack<float, V> out = combine_pieces<AHEAD>(c.pieces, place, kv_head, lse);
+    store<V>(c.out + row / group * c.row + head * D + place.column, out);
+    if (place.column == 0 && c.lse) c.lse[row / group * c.row + head] = lse;
 }
-// Deep ones are of many pieces.
-#define COMBINE(DEPTH, AHEAD, DIM)                                                                                           \
-    K __launch_bounds__(32 * ROWS) combine##DEPTH##_##DIM(const __grid_constant__ Combination c) {                           \
-        combine_alone<AHEAD, DIM / 32>(c);                                                                                   \
+// Deep ones are of many pieces: more of them are on their way at a time, to twice as many warps.
+#define COMBINE(DEPTH, AHEAD, V, DIM)                                                                                        \
+    K __launch_bounds__(32 * WARPS) combine##DEPTH##_##DIM(const __grid_constant__ Combination c) {                           \
+        combine_alone<AHEAD, V, DIM>(c);                                                                                     \
     }                                                                                                                        \
-    K __launch_bounds__(32 * ROWS)                                                                                           \
+    K __launch_bounds__(32 * WARPS)                                                                                           \
         combine_placed##DEPTH##_##DIM(const PlacedCombination* calls, int packed, int group) {                               \
-        combine_placed_at<AHEAD, DIM / 32>(calls, packed, group);                                                            \
+        combine_placed_at<AHEAD, V, DIM>(calls, packed, group);                                                            \
     }                                                                                                                        \
-    K __launch_bounds__(32 * ROWS)                                                                                           \
+    K __launch_bounds__(32 * WARPS)                                                                                           \
         combine_placed_carried##DEPTH##_##DIM(const __grid_constant__ Carried c, int calls, int packed, int group) {         \
-        combine_placed_at<AHEAD, DIM / 32>(within<PlacedCombination>(c, calls), packed, group);                              \
+        combine_placed_at<AHEAD, V, DIM>(within<PlacedCombination>(c, calls), packed, group);                              \
     }
-COMBINE(, 8, 64)
-COMBINE(, 8, 128)
-COMBINE(_deep, 16, 64)
-COMBINE(_deep, 16, 128)
+COMBINE(, 8, 2, 64)
+COMBINE(, 8, 4, 128)
+COMBINE(_deep, 16, 1, 64)
+COMBINE(_deep, 16, 2, 128)

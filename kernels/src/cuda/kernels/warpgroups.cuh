@@ -50,11 +50,15 @@ __device__ __forceinline__ void begin_barrier(uint32_t barrier, int count) {
 __device__ __forceinline__ void expect(uint32_t barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// A panel of 64 rows and columns from (column, row, matrix) on; what lies beyond the ends is zeros.
+// A panel of 64 rows and columns from (column, row, matrix) on; what lies beyond the ends is zeros. It is read once, and leaves the
+// cache before what is read again.
 __device__ __forceinline__ void copy_tile(uint32_t to, const TensorMap& map, uint32_t barrier, int column, int row, int matrix) {
+    uint64_t passing;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(passing));
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-        "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(barrier)
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(matrix), "r"(barrier), "l"(passing)
         : "memory");
 }
 // A map will be asked for.

@@ -1,7 +1,7 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
 use super::super::PIECE;
-use super::super::attention::{CHUNK, COMBINED, Laid, Mapped, Pieces, Tiled, Tiling, depth};
+use super::super::attention::{CHUNK, Laid, Mapped, Pieces, Tiled, Tiling, combining};
 use super::super::device::{Buffer, Device, Spread, launch};
 use super::super::tensor::View;
 use super::{Sent, Table};
@@ -140,9 +140,10 @@ impl Device {
                 }
             }
         }
-        let ([packed, pieces], threads) = (round.most, 32 * COMBINED as u32);
-        let spread = Spread { blocks: (round.calls.len() * packed.div_ceil(COMBINED), kv), threads, shared: 0 };
-        let (list, packed, group, depth) = (places.combinations, packed as i32, (query / kv) as i32, depth(pieces));
+        let [packed, pieces] = round.most;
+        let (depth, spread) = combining(pieces, packed);
+        let spread = Spread { blocks: (round.calls.len() * spread.blocks.0, kv), ..spread };
+        let (list, packed, group) = (places.combinations, packed as i32, (query / kv) as i32);
         match sent {
             Sent::Carried(table) => {
                 let list = list as i32;
