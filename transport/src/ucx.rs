@@ -41,7 +41,7 @@ use self::{
     context::Context,
     core::{Core, Met},
     endpoint::{Endpoint, Failure},
-    hello::{Hello, Place},
+    hello::{Hello, Place, Whereabouts},
     link::UcxLink,
     message::{Addressee, TOKEN_BYTES},
     windows::{Holding, Windows},
@@ -348,17 +348,18 @@ impl Transport for UcxTransport {
         self.shared.quic.local_address()
     }
 
-    /// The address, and before it where this process is if it is reached from there alone.
+    /// The address, and before it where this process is if it is reached by shared memory alone.
     fn offered(&self) -> String {
-        let (place, address) = (self.shared.config.place(), self.local_address());
-        if self.shared.config.stays_within() { format!("{place}/{address}") } else { address.to_string() }
+        let address = self.local_address();
+        if self.shared.config.stays_within() {
+            format!("{}/{address}", Whereabouts::here())
+        } else {
+            address.to_string()
+        }
     }
 
     fn resolve(&self, offered: &str) -> Result<Option<SocketAddr>, String> {
-        let (theirs, address) = offered.rsplit_once('/').map_or((None, offered), |(place, rest)| (Some(place), rest));
-        let ours = self.shared.config.stays_within().then(|| self.shared.config.place());
-        hello::reaches(ours, theirs)?;
-        address.parse().map(Some).map_err(|_| format!("'{offered}' is no address"))
+        hello::address_in(offered, self.shared.config.stays_within()).map(Some)
     }
 
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {

@@ -101,11 +101,19 @@ async fn shared_memory_alone_leads_to_processes_of_the_machine_and_nowhere_else(
     let offered = there.offered();
     assert_eq!(here.resolve(&offered), Ok(Some(there.local_address())));
     let (place, address) = offered.split_once('/').expect("a place");
-    let (machine, network) = place.split_once('.').expect("a machine and its network");
-    let said = |offered: String| here.resolve(&offered).expect_err("it is not to be reached");
-    assert!(said(format!("{}.{network}/{address}", "f".repeat(machine.len()))).contains("on another machine"));
-    assert!(said(format!("{machine}.1/{address}")).contains("in another network namespace"));
-    assert!(said(address.into()).contains("shares memory alone"));
+    let said = |at: usize| {
+        let mut place: Vec<&str> = place.split('.').collect();
+        place[at] = "f00";
+        here.resolve(&format!("{}/{address}", place.join("."))).expect_err("it is not to be reached")
+    };
+    for (at, cause) in ["on another machine", "another network namespace", "namespace of processes", "another user's"]
+        .iter()
+        .enumerate()
+    {
+        assert!(said(at).contains(cause), "{}", said(at));
+    }
+    assert!(here.resolve(&format!("/{address}")).is_err());
+    assert!(here.resolve(address).expect_err("it may be anywhere").contains("shares memory alone"));
     let network = bind(over("tcp"), Arc::new(NoObserver)).expect("there is TCP");
     assert_eq!(network.offered(), network.local_address().to_string());
     assert_eq!(network.resolve(&network.offered()), Ok(Some(network.local_address())));

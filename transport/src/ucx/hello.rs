@@ -41,29 +41,55 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:016x}.{:x}", self.machine, self.network)
-    }
-}
+/// Where a process is that is reached by shared memory alone: machine, namespaces of network and processes, user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Whereabouts([u64; 4]);
 
-/// Whether two processes can meet of which one or both are reached by shared memory alone: from where they are, if they are.
-/// The error says why not.
-pub(super) fn reaches(ours: Option<Place>, theirs: Option<&str>) -> Result<(), String> {
-    let here = || ours.unwrap_or_else(Place::here);
-    match theirs {
-        None if ours.is_none() => Ok(()),
-        Some(theirs) if theirs == here().to_string() => Ok(()),
-        Some(theirs) if theirs.split('.').next() == here().to_string().split('.').next() => Err(DEAF.into()),
-        Some(_) => Err(ELSEWHERE.into()),
-        None => Err("the peer's UCX takes a network, and this process shares memory alone".into()),
-    }
-}
-
+/// Why two such processes do not meet, by the first of the four in which they differ.
+const APART: [&str; 4] = [
+    "it is on another machine: UCX takes a network where `[transport] interfaces` names one that nobody else reaches, because its TCP \
+     neither encrypts nor asks who speaks",
+    DEAF,
+    "it is on this machine in another namespace of processes, where shared memory is not found (UCX_TLS=tcp does without)",
+    "it is another user's, whose shared memory is his alone (UCX_TLS=tcp does without)",
+];
 const DEAF: &str =
     "it is on this machine in another network namespace, where shared memory wakes nobody (UCX_TLS=tcp does without)";
-const ELSEWHERE: &str = "it is on another machine: UCX takes a network where `[transport] interfaces` names one that nobody else reaches, \
-     because its TCP neither encrypts nor asks who speaks";
+
+impl Whereabouts {
+    /// This process's.
+    pub fn here() -> Self {
+        let Place { machine, network } = Place::here();
+        let told = |path| fs::metadata(path).ok();
+        let processes = told("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
+        Self([machine, network, processes, told("/proc/self").map_or(0, |process| process.uid().into())])
+    }
+
+    /// Whether a process at `theirs` can be met from here; the error says why not.
+    pub fn check(self, theirs: &str) -> Result<(), String> {
+        let same = |(ours, theirs): (u64, &str)| u64::from_str_radix(theirs, 16) == Ok(ours);
+        let mut theirs = theirs.split('.');
+        let apart = self.0.into_iter().zip(APART).find(|(ours, _)| !same((*ours, theirs.next().unwrap_or_default())));
+        apart.map_or(Ok(()), |(_, cause)| Err(cause.into()))
+    }
+}
+
+impl fmt::Display for Whereabouts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [machine, network, processes, user] = self.0;
+        write!(formatter, "{machine:x}.{network:x}.{processes:x}.{user:x}")
+    }
+}
+
+/// The address in what a peer offers, where it can be met: `within` says that this process is reached by shared memory alone.
+pub(super) fn address_in(offered: &str, within: bool) -> Result<SocketAddr, String> {
+    let address = match offered.rsplit_once('/') {
+        Some((place, address)) => Whereabouts::here().check(place).map(|()| address)?,
+        None if within => return Err("the peer's UCX takes a network, and this process shares memory alone".into()),
+        None => offered,
+    };
+    address.parse().map_err(|_| format!("'{offered}' is no address"))
+}
 
 /// One side's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
