@@ -41,7 +41,7 @@ use self::{
     context::Context,
     core::{Core, Met},
     endpoint::{Endpoint, Failure},
-    hello::{Hello, Place, Whereabouts},
+    hello::{Hello, Place},
     link::UcxLink,
     message::{Addressee, TOKEN_BYTES},
     windows::{Holding, Windows},
@@ -348,14 +348,8 @@ impl Transport for UcxTransport {
         self.shared.quic.local_address()
     }
 
-    /// The address, and before it where this process is if it is reached by shared memory alone.
     fn offered(&self) -> String {
-        let address = self.local_address();
-        if self.shared.config.stays_within() {
-            format!("{}/{address}", Whereabouts::here())
-        } else {
-            address.to_string()
-        }
+        hello::offered(self.local_address(), self.shared.config.stays_within())
     }
 
     fn resolve(&self, offered: &str) -> Result<Option<SocketAddr>, String> {

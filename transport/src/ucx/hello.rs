@@ -43,7 +43,7 @@ impl Place {
 
 /// Where a process is that is reached by shared memory alone: machine, namespaces of network and processes, user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Whereabouts([u64; 4]);
+struct Whereabouts([u64; 4]);
 
 /// Why two such processes do not meet, by the first of the four in which they differ.
 const APART: [&str; 4] = [
@@ -58,7 +58,7 @@ const DEAF: &str =
 
 impl Whereabouts {
     /// This process's.
-    pub fn here() -> Self {
+    fn here() -> Self {
         let Place { machine, network } = Place::here();
         let told = |path| fs::metadata(path).ok();
         let processes = told("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
@@ -66,7 +66,7 @@ impl Whereabouts {
     }
 
     /// Whether a process at `theirs` can be met from here; the error says why not.
-    pub fn check(self, theirs: &str) -> Result<(), String> {
+    fn check(self, theirs: &str) -> Result<(), String> {
         let same = |(ours, theirs): (u64, &str)| u64::from_str_radix(theirs, 16) == Ok(ours);
         let mut theirs = theirs.split('.');
         let apart = self.0.into_iter().zip(APART).find(|(ours, _)| !same((*ours, theirs.next().unwrap_or_default())));
@@ -79,6 +79,11 @@ impl fmt::Display for Whereabouts {
         let [machine, network, processes, user] = self.0;
         write!(formatter, "{machine:x}.{network:x}.{processes:x}.{user:x}")
     }
+}
+
+/// What a process offers: its address, and before it where it is if it is reached by shared memory alone.
+pub(super) fn offered(address: SocketAddr, within: bool) -> String {
+    if within { format!("{}/{address}", Whereabouts::here()) } else { address.to_string() }
 }
 
 /// The address in what a peer offers, where it can be met: `within` says that this process is reached by shared memory alone.
