@@ -18,7 +18,7 @@ use std::{
 use asterism_transport::{
     Frame, Link, NoObserver, Observer, PayloadType, Transport, TransportError,
     quic::{QuicConfig, QuicTransport, Security},
-    ucx::{MEMORY, UcxConfig, UcxTransport},
+    ucx::{UcxConfig, UcxTransport},
 };
 use bytes::Bytes;
 use common::{Counts, authority, channel, frame, loopback, meet, mutual, receive, send, within};
@@ -92,33 +92,6 @@ async fn a_setting_that_is_wrong_is_named() {
         let said = refusal(UcxConfig { settings: vec![(name.into(), value.into())], ..over("tcp") });
         assert!(said.contains(&format!("UCX_{name}={value:?}")), "{said}");
     }
-}
-
-#[tokio::test]
-async fn shared_memory_alone_leads_to_processes_of_the_machine_and_nowhere_else() {
-    let memory = || bind(over(MEMORY), Arc::new(NoObserver)).expect("there is memory");
-    let (here, there) = (memory(), memory());
-    let offered = there.offered();
-    assert_eq!(here.resolve(&offered), Ok(Some(there.local_address())));
-    let (place, address) = offered.split_once('/').expect("a place");
-    let said = |at: usize| {
-        let mut place: Vec<&str> = place.split('.').collect();
-        place[at] = "f00";
-        here.resolve(&format!("{}/{address}", place.join("."))).expect_err("it is not to be reached")
-    };
-    for (at, cause) in ["on another machine", "another network namespace", "namespace of processes", "another user's"]
-        .iter()
-        .enumerate()
-    {
-        assert!(said(at).contains(cause), "{}", said(at));
-    }
-    assert!(here.resolve(&format!("/{address}")).is_err());
-    assert!(here.resolve(address).expect_err("it may be anywhere").contains("shares memory alone"));
-    let network = bind(over("tcp"), Arc::new(NoObserver)).expect("there is TCP");
-    assert_eq!(network.offered(), network.local_address().to_string());
-    assert_eq!(network.resolve(&network.offered()), Ok(Some(network.local_address())));
-    assert_eq!(network.resolve(&offered), Ok(Some(there.local_address())), "it is here");
-    assert!(network.resolve("f.1/127.0.0.1:1").expect_err("it is elsewhere").contains("on another machine"));
 }
 
 #[tokio::test]

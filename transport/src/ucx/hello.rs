@@ -196,6 +196,27 @@ mod tests {
         Hello { version: "1.22.0".into(), place, addressee, window: 1 << 20, worker: vec![1, 2, 3] }
     }
 
+    #[test]
+    fn shared_memory_alone_leads_to_processes_of_the_machine_and_nowhere_else() {
+        let address: SocketAddr = "127.0.0.1:7400".parse().expect("an address");
+        let said = offered(address, true);
+        assert_eq!([true, false].map(|within| address_in(&said, within)), [Ok(address), Ok(address)], "it is here");
+        let (place, _) = said.split_once('/').expect("a place");
+        let other = |at: usize| {
+            let mut place: Vec<&str> = place.split('.').collect();
+            place[at] = "f00";
+            address_in(&format!("{}/{address}", place.join(".")), at % 2 == 0).expect_err("it is not to be reached")
+        };
+        let causes = ["on another machine", "another network namespace", "namespace of processes", "another user's"];
+        for (at, cause) in causes.iter().enumerate() {
+            assert!(other(at).contains(cause), "{}", other(at));
+        }
+        assert!(address_in(&format!("/{address}"), true).is_err());
+        let plain = offered(address, false);
+        assert_eq!(address_in(&plain, false), Ok(address));
+        assert!(address_in(&plain, true).expect_err("it may be anywhere").contains("shares memory alone"));
+    }
+
     proptest! {
         #[test]
         fn words_come_back(link in any::<u32>(), window in any::<u32>(), worker in vec(any::<u8>(), 1..300)) {
