@@ -139,6 +139,13 @@ impl Context {
             return Ok(Self { raw, gate });
         }
         let (transports, interfaces) = (config.asked_transports(), config.interfaces.join(","));
+        if config.stays_within() {
+            let remedy = "see that /dev/shm has room, some 16 MiB for each host";
+            return Err(failed(
+                format!("no memory can be shared by {transports:?}: {}", status_string(status)),
+                remedy,
+            ));
+        }
         let over = if interfaces.is_empty() { "every interface".into() } else { interfaces };
         Err(failed(
             format!("no transport of {transports:?} works over {over}: {}", status_string(status)),
