@@ -9,8 +9,19 @@ use std::{
     process::Command,
 };
 
-const KERNELS: &[&str] =
-    &["elementwise", "products", "few", "eight", "moves", "attention", "hopper", "combine", "exchange", "plain"];
+const KERNELS: &[&str] = &[
+    "elementwise",
+    "products",
+    "few",
+    "eight",
+    "moves",
+    "attention",
+    "hopper",
+    "combine",
+    "exchange",
+    "selected",
+    "plain",
+];
 const TARGETS: &[&str] = &["80", "90a"];
 
 fn main() {

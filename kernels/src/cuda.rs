@@ -310,7 +310,7 @@ impl Backend for Cuda {
         kv: &Kv,
         rule: StripeRule,
     ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
-        let stripes = self.on_host(q, kv, |host, q, kv| Ok(host.stripe_attention(q, kv, rule)?.1))?;
+        let stripes = self.on_host(q, kv, |host, q, kv| host.stripe_keys(q, kv, rule))?;
         let attended = sparse::with_anchor(&stripes, rule, q.shape()[1])?;
         Ok((self.attention_selected(q, kv, &attended)?, stripes))
     }

@@ -257,7 +257,11 @@ proptest! {
 #[test]
 fn long_lists_pass_over_several_tasks_and_blocks() {
     on_every_backend!(backend => {
-        let case = Case { heads: Heads { query: 2, kv: 1, dim: 32 }, tokens: 1800, seed: 5, sharpness: 3.0 };
+        let of = |dim: usize| Case { heads: Heads { query: 2, kv: 1, dim }, tokens: 1800, seed: 5, sharpness: 3.0 };
+        for dim in [64, 128] {
+            selected_agrees(backend, &of(dim), 900).unwrap();
+        }
+        let case = of(32);
         selected_agrees(backend, &case, 900).unwrap();
         for theta in [3.0, f32::INFINITY] {
             stripes_agree(backend, &case, StripeRule { theta, step: 4, block_q: 128, block_kv: 128 }).unwrap();

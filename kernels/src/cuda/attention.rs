@@ -4,6 +4,7 @@
 mod fused;
 mod mapped;
 mod own;
+mod selected;
 
 use std::sync::Mutex;
 
@@ -15,7 +16,7 @@ pub(super) use own::{CHUNK, Pieces, Tiled, Tiling, combining};
 use super::Cuda;
 use super::device::Device;
 use super::tensor::{Tensor, View};
-use crate::{DType, KernelError, KeySets, Mask, Partial};
+use crate::{DType, KernelError, Mask, Partial};
 
 /// Rows up to which a call goes through the kernel that cuts the keys: below, a row's bits do not depend on its company.
 pub const FEW_ROWS: usize = 512;
@@ -166,20 +167,6 @@ impl Cuda {
 }
 
 impl Device {
-    /// Attention of `q` over listed keys: row `i` of head `h` sees the keys of `(h, i / rows)` that do not come after it. Any type
-    /// and head size, by the plain kernel.
-    pub fn attend_selected(&self, call: Attention<'_>, keys: &KeySets) -> Result<(), KernelError> {
-        call.check()?;
-        let (heads, tokens) = (call.q.heads, call.q.rows);
-        let groups = tokens.div_ceil(keys.rows());
-        if call.k.rows != tokens || keys.heads() != heads || keys.groups() != groups || keys.end() > tokens {
-            let expected = format!("{heads} heads of {groups} groups, {tokens} keys, lists below {tokens}");
-            let got = format!("{} heads of {} groups, keys below {}", keys.heads(), keys.groups(), keys.end());
-            return Err(KernelError::Shape { operation: "attention_selected", expected, got });
-        }
-        self.attend_plain(call, Some(keys))
-    }
-
     /// Attention by the own kernel for many rows: the fallback without cuDNN, and what cuDNN is checked against.
     pub fn attend_own(&self, call: Attention<'_>) -> Result<(), KernelError> {
         call.check()?;

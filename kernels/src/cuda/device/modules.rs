@@ -65,6 +65,7 @@ pub const MODULES: &[Module] = &[
         ],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")), &[(ONE, &["signal", "fetch_lent", "all_gather"])]),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/selected.fatbin")), &[(HEAD_SIZES, &["attend_selected"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.
@@ -85,6 +86,7 @@ pub const FOLLOWERS: &[&str] = &[
     "attend_whole",
     "attend_into",
     "attend_listed",
+    "attend_selected",
     "attend_narrow",
     "attend_wide",
     "combine",

@@ -4,27 +4,9 @@
 // a function of the row and its keys alone, whatever the tile it falls in.
 // The query heads that share a KV head are rows of one tile: packed row r is row r / group of head r % group.
 #include "calls.cuh"
-#include "tiles.cuh"
+#include "rows.cuh"
 
 constexpr int PIECE = 2048, QUARTER = PIECE / 4;
-
-// A warp's 16 rows: running maximum (base 2), sum and output of the rows lane / 4 and lane / 4 + 8.
-template <int D> struct Running {
-    float max[2], sum[2], out[D / 8][4];
-    __device__ __forceinline__ void clear() {
-        for (int r = 0; r < 2; r++) max[r] = -INFINITY, sum[r] = 0;
-#pragma unroll
-        for (int n = 0; n < D / 8; n++)
-            for (int i = 0; i < 4; i++) out[n][i] = 0;
-    }
-    // Sums over the four lanes that share a row.
-    __device__ __forceinline__ void join_lanes() {
-        for (int r = 0; r < 2; r++) {
-            sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-            sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-        }
-    }
-};
 
 // KEYS: keys of a block. WARPS: warps that share a block of keys, 16 rows each; 1: four warps of the same 16 rows with a
 // quarter of the piece and blocks of keys of their own.
@@ -138,19 +120,7 @@ __device__ __forceinline__ void attend(const Attention& a, int tile, int piece, 
         stage = stage == STAGES - 1 ? 0 : stage + 1;
 
         float scores[KEYS / 8][4];
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
-            for (int i = 0; i < 4; i++) scores[n][i] = 0;
-#pragma unroll
-        for (int step = 0; step < D / 16; step++)
-#pragma unroll
-            for (int n = 0; n < KEYS / 16; n++) {
-                int row = n * 16 + lane / 16 * 8 + lane % 8, column = step * 2 + lane / 8 % 2;
-                uint32_t b[4];
-                load4(b, keys + (row * CHUNKS + (column ^ (row & 7))) * 16);
-                mma(scores[2 * n], q[step], b[0], b[1]);
-                mma(scores[2 * n + 1], q[step], b[2], b[3]);
-            }
+        multiply_keys<D, KEYS>(scores, q, keys);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const Sight& s = seen[r];
@@ -162,41 +132,9 @@ __device__ __forceinline__ void attend(const Attention& a, int tile, int piece, 
                         if (key >= s.visible || (key >= s.hidden_start && key < s.hidden_end)) scores[n][r * 2 + i] = -INFINITY;
                     }
             }
-            float most = -INFINITY;
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(scores[n][r * 2], scores[n][r * 2 + 1]));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            most = fmaxf(part.max[r], most * a.scale);
-            float from = most == -INFINITY ? 0.f : most, fade = factor(part.max[r], most);
-            part.max[r] = most;
-            float sum = 0;
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-                for (int i = 0; i < 2; i++) {
-                    float weight = exp2_fast(__fmaf_rn(scores[n][r * 2 + i], a.scale, -from));
-                    scores[n][r * 2 + i] = weight;
-                    sum += weight;
-                }
-            part.sum[r] = __fmaf_rn(part.sum[r], fade, sum);
-#pragma unroll
-            for (int n = 0; n < D / 8; n++)
-                for (int i = 0; i < 2; i++) part.out[n][r * 2 + i] *= fade;
+            soften<D, KEYS>(scores, r, part, a.scale);
         }
-#pragma unroll
-        for (int step = 0; step < KEYS / 16; step++) {
-            uint32_t p[4] = {pair(scores[2 * step][0], scores[2 * step][1]), pair(scores[2 * step][2], scores[2 * step][3]),
-                             pair(scores[2 * step + 1][0], scores[2 * step + 1][1]),
-                             pair(scores[2 * step + 1][2], scores[2 * step + 1][3])};
-#pragma unroll
-            for (int n = 0; n < D / 16; n++) {
-                int row = step * 16 + lane / 8 % 2 * 8 + lane % 8, column = n * 2 + lane / 16;
-                uint32_t b[4];
-                load4_transposed(b, values + (row * CHUNKS + (column ^ (row & 7))) * 16);
-                mma(part.out[2 * n], p, b[0], b[1]);
-                mma(part.out[2 * n + 1], p, b[2], b[3]);
-            }
-        }
+        multiply_values<D, KEYS>(scores, values, part);
     }
     wait_all_but<0>();
 
