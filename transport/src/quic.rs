@@ -9,6 +9,7 @@ mod channel;
 mod lanes;
 mod link;
 mod loopback;
+mod patient;
 mod socket;
 mod stripes;
 pub(crate) mod tls;

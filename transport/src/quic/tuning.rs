@@ -9,7 +9,7 @@ use quinn::{
 
 use socket2::SockRef;
 
-use super::{Paths, QuicConfig, Sides, loopback::Loopback, socket::LARGEST_DATAGRAM, tls::Tls};
+use super::{Paths, QuicConfig, Sides, loopback::Loopback, patient::Patient, socket::LARGEST_DATAGRAM, tls::Tls};
 
 /// Assumed until measured: a lost first packet is repeated after thrice this.
 const INITIAL_RTT: Duration = Duration::from_millis(20);
@@ -73,7 +73,9 @@ fn network(config: &QuicConfig) -> TransportConfig {
     let mut congestion = CubicConfig::default();
     congestion.initial_window(INITIAL_WINDOW);
     let mut transport = transport(config, PACKETS_PER_ACK);
-    transport.mtu_discovery_config(Some(discovery)).congestion_controller_factory(Arc::new(congestion));
+    transport
+        .mtu_discovery_config(Some(discovery))
+        .congestion_controller_factory(Arc::new(Patient(Arc::new(congestion))));
     transport
 }
 
