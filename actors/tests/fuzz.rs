@@ -14,10 +14,10 @@ use std::{
 use asterism_actors::{
     api::{TokenLogprobs, TopLogprob},
     messages::{
-        Anew, Attach, Below, Carried, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello, HostCommand,
-        HostMessage, HostRole, LinkReading, LinkReport, Opening, ParcelMeta, ParcelPart, PartialsAnswer, PartialsMeta,
-        PartialsPart, Phase2Times, ProcessReading, QueryMeta, QueryPart, Refused, Relay, ShardHolder, ShardKeys,
-        StreamingMask, Taken, TokenChoice, Traffic, WireMessage,
+        Anew, Attach, Below, Carried, Condition, ContextIds, EncodeShards, Encoded, Generate, GpuMemory, Hello,
+        HostCommand, HostMessage, HostRole, LinkPeer, LinkReading, LinkReport, MeasuredLink, Opening, ParcelMeta,
+        ParcelPart, PartialsAnswer, PartialsMeta, PartialsPart, Phase2Times, ProcessReading, QueryMeta, QueryPart,
+        Refused, Relay, ShardHolder, ShardKeys, StreamingMask, Taken, TokenChoice, Traffic, WireMessage,
     },
     ticket::Secret,
     trace::TraceContext,
@@ -76,6 +76,17 @@ fn endpoints(address: &str) -> Vec<Endpoint> {
 
 fn link(peer: &str, transport: &str, why: &str, rtt_s: Option<f64>) -> LinkReading {
     LinkReading { peer: peer.into(), transport: transport.into(), why: why.into(), open: true, rtt_s }
+}
+
+fn measured(peer: &str, error: &str) -> MeasuredLink {
+    MeasuredLink {
+        peer: peer.into(),
+        transport: "ucx".into(),
+        why: "ucx: the peer does not offer it".into(),
+        round_trip_s: 33e-6,
+        bytes_per_s: 1.75e9,
+        error: error.into(),
+    }
 }
 
 fn holders() -> Vec<ShardHolder> {
@@ -143,6 +154,22 @@ fn host_messages() {
                 certificate_ends_s: Some(1.9e9),
             },
         }),
+        HostMessage::Measured { links: vec![measured("context-0", ""), measured("context-1", "it is not there")] },
+        HostMessage::Ready { numerics: "avx512 bf16".into() },
+        HostMessage::Unfit { cause: "the model is not there; see [model] path".into() },
+        HostMessage::Heartbeat { kv_bytes: 1 << 40, idle_bytes: 7 },
+        HostMessage::Progress { context: 1, block: 2, layers: 3, of: 32 },
+        HostMessage::NotEncoded {
+            context: 1,
+            attempt: 2,
+            peer_lost: true,
+            code: "stalled".into(),
+            message: "context-1 does not answer".into(),
+        },
+        HostMessage::Stalled { job: 3, host: "context-0".into(), cause: "nothing came for 5 s".into() },
+        HostMessage::Failed { job: 3, code: "internal".into(), message: "a fault; report it".into() },
+        HostMessage::Exited { host: "query-0".into(), start: 9, cause: "signal 9".into(), restarting: true },
+        HostMessage::Seen { host: "query-0".into(), start: 9, condition: Condition::Starved },
     ]);
 }
 
@@ -199,6 +226,15 @@ fn host_commands() {
             ticket,
             trace,
         }),
+        HostCommand::Measure {
+            peers: vec![LinkPeer { host: "context-0".into(), endpoints: endpoints("127.0.0.1:7402") }; 2],
+        },
+        HostCommand::Refuse { reason: "another host has that name".into() },
+        HostCommand::Holders { job: 1, holders: holders() },
+        HostCommand::Stop { job: 1 },
+        HostCommand::Release { context: 1 },
+        HostCommand::Kill { host: "context-0".into(), start: 9 },
+        HostCommand::Shutdown,
     ]);
 }
 
@@ -218,6 +254,7 @@ fn openings() {
         Opening::Attach(Attach { attachment: 4, context: 9, groups, hidden, relay, ticket }),
         Opening::Detach { attachment: 4 },
         Opening::Pass { context: 4, attempt: 1, ticket },
+        Opening::Probe,
     ]);
     fuzz(&[Taken { context: 4, attempt: 1 }]);
 }
