@@ -5,7 +5,7 @@
 //! nothing, and whoever reaches a port of its TCP can end the process: bytes from anybody are taken for a peer's messages before
 //! any of this is looked at. [`MEMORY`] has no ports; give it others on networks that nobody else reaches.
 //!
-//! All unsafe code of this crate is in `context`, `worker`, `endpoint`, `fetch`, `drive` and `gate`.
+//! All unsafe code of this crate is in `context`, `worker`, `endpoint`, `fetch`, `found`, `drive` and `gate`.
 
 mod ailing;
 mod arrive;
@@ -15,6 +15,7 @@ mod core;
 mod drive;
 mod endpoint;
 mod fetch;
+mod found;
 mod gate;
 mod hello;
 mod link;
@@ -197,9 +198,12 @@ impl UcxTransport {
         Ok(Self { shared, accepted: AsyncMutex::new(accepted) })
     }
 
-    /// Whether UCX can be had here so; the error says why not, and what to do. Nothing is kept.
-    pub fn probe(config: &UcxConfig) -> Result<(), TransportError> {
-        Worker::new(Context::new(config)?, Box::new(Arc::new(Table::default()))).map(drop)
+    /// What UCX finds here, each transport with its device, such as `tcp/eth0`; the error says why it cannot be had, and what to
+    /// do. Nothing is kept.
+    pub fn probe(config: &UcxConfig) -> Result<Vec<String>, TransportError> {
+        let context = Context::new(config)?;
+        let found = context.found();
+        Worker::new(context, Box::new(Arc::new(Table::default()))).map(|_| found)
     }
 
     async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {

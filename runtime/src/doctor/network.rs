@@ -21,14 +21,18 @@ pub fn look() -> Vec<Judgment> {
 }
 
 /// Whether hosts of this machine can have UCX.
-pub fn judge_ucx(cluster: &Cluster, tried: Result<(), TransportError>) -> Judgment {
+pub fn judge_ucx(cluster: &Cluster, tried: Result<Vec<String>, TransportError>) -> Judgment {
     match (tried, cluster.data.transport) {
-        (Ok(()), _) if wiring::memory_alone(cluster) => {
-            Judgment::ok("UCX", "hosts of this machine share memory, and have no ports for it")
-        }
-        (Ok(()), _) => Judgment::warning(
+        (Ok(found), _) if wiring::memory_alone(cluster) => Judgment::ok(
             "UCX",
-            "hosts of this machine can have it, with ports that take whatever comes, unencrypted and from anybody",
+            format!("hosts of this machine share memory, and have no ports for it: {}", found.join(", ")),
+        ),
+        (Ok(found), _) => Judgment::warning(
+            "UCX",
+            format!(
+                "hosts of this machine can have {}, with ports that take whatever comes, unencrypted and from anybody",
+                found.join(", ")
+            ),
             "see that nobody else reaches these interfaces",
         ),
         (Err(TransportError::Ucx { cause, remedy }), DataTransport::Auto) => {

@@ -2,7 +2,7 @@
 //! frame that comes wakes that thread alone, which answers it.
 
 #[cfg(feature = "ucx")]
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 use std::{env, net::SocketAddr, sync::Arc, thread, time::Duration};
 
 #[cfg(feature = "ucx")]
@@ -133,21 +133,26 @@ pub fn memory_alone(cluster: &Cluster) -> bool {
     !said && (cluster.data.transport == DataTransport::Auto || one_node)
 }
 
-/// Tries whether UCX can be had for each of these hosts of this machine, where the cluster file lets them take it.
+/// Tries whether UCX can be had for each of these hosts of this machine, where the cluster file lets them take it: what it
+/// finds for them.
 #[cfg(feature = "ucx")]
-pub fn try_ucx(cluster: &Cluster, hosts: &[&Host]) -> Option<Result<(), TransportError>> {
+pub fn try_ucx(cluster: &Cluster, hosts: &[&Host]) -> Option<Result<Vec<String>, TransportError>> {
     let wanted = match (cluster.data.transport, cluster.security.mode) {
         (DataTransport::Ucx, _) | (DataTransport::Auto, SecurityMode::Mtls) => !hosts.is_empty(),
         _ => false,
     };
     let mut configs: Vec<UcxConfig> = hosts.iter().map(|host| ucx_config(cluster, host)).collect();
     configs.dedup_by(|one, other| one.interfaces == other.interfaces);
-    wanted.then(|| configs.iter().try_for_each(UcxTransport::probe))
+    wanted.then(|| {
+        let found = configs.iter().map(UcxTransport::probe).collect::<Result<Vec<_>, _>>()?;
+        let all: BTreeSet<String> = found.into_iter().flatten().collect();
+        Ok(all.into_iter().collect())
+    })
 }
 
 #[cfg(not(feature = "ucx"))]
 /// Nothing is tried where UCX is not built in.
-pub fn try_ucx(_: &Cluster, _: &[&Host]) -> Option<Result<(), TransportError>> {
+pub fn try_ucx(_: &Cluster, _: &[&Host]) -> Option<Result<Vec<String>, TransportError>> {
     None
 }
 
@@ -156,7 +161,10 @@ pub fn usable(cluster: &Cluster, hosts: &[&Host]) -> Result<(), CliError> {
     if cluster.data.transport != DataTransport::Ucx {
         return Ok(());
     }
-    try_ucx(cluster, hosts).unwrap_or(Ok(())).map_err(|error| transport_refusal(&error))
+    match try_ucx(cluster, hosts) {
+        Some(Err(error)) => Err(transport_refusal(&error)),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(not(feature = "ucx"))]

@@ -7,7 +7,7 @@ use std::{
 
 use ucx_rs::{status_string, sys};
 
-use super::{UcxConfig, gate::Gate};
+use super::{UcxConfig, found, gate::Gate};
 use crate::TransportError;
 
 /// Names that UCX knows for transports. It takes others without a word as long as one of the list is usable.
@@ -151,6 +151,13 @@ impl Context {
             format!("no transport of {transports:?} works over {over}: {}", status_string(status)),
             "name transports and interfaces that this host has (`tcp`, `shm`), and see that the interfaces are up",
         ))
+    }
+
+    /// The transports that UCX found, with their devices.
+    pub fn found(&self) -> Vec<String> {
+        let _pass = self.gate.enter();
+        // SAFETY: the context lives.
+        found::resources(&unsafe { found::print(self.raw) })
     }
 }
 
