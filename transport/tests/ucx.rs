@@ -1,4 +1,4 @@
-//! What only UCX can do wrong: settings that no host has, peers without it, and peers that die in the middle of it.
+//! What only UCX can do wrong: peers without it, and peers that die in the middle of it.
 #![cfg(feature = "ucx")]
 
 mod common;
@@ -42,65 +42,6 @@ fn bind(config: UcxConfig, observer: Arc<dyn Observer>) -> Result<UcxTransport, 
     UcxTransport::bind(config, quic(Security::Insecure), observer)
 }
 
-/// What binding says about such settings.
-fn refusal(config: UcxConfig) -> String {
-    let error = bind(config, Arc::new(NoObserver)).err().expect("no host has that");
-    assert_eq!(error.code(), "ucx", "{error}");
-    error.to_string()
-}
-
-#[tokio::test]
-async fn an_interface_that_is_not_there_is_named() {
-    let interfaces = vec!["lo".into(), "nowhere7".into()];
-    let said = refusal(UcxConfig { interfaces, ..over("tcp") });
-    assert!(said.contains("no network interface \"nowhere7\"") && said.contains("use some of"), "{said}");
-}
-
-#[tokio::test]
-async fn the_c_library_is_left_as_it_is() {
-    let _ucx = bind(over("shm,tcp"), Arc::new(NoObserver)).expect("every host has both");
-    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("this is Linux");
-    if smaps.contains("libucs.so") {
-        eprintln!("SKIPPED: UCX is linked dynamically and was loaded first");
-        return;
-    }
-    let code = |line: &str| line.contains(" r-xp ") && line.contains("/libc.so");
-    let written: Vec<_> = smaps
-        .split_inclusive("VmFlags:")
-        .filter(|mapping| mapping.lines().any(code))
-        .flat_map(|mapping| mapping.lines().filter(|line| line.starts_with("Private_Dirty:")))
-        .collect();
-    assert!(!written.is_empty(), "the C library is mapped");
-    assert!(written.iter().all(|line| line.ends_with(" 0 kB")), "{written:?}");
-}
-
-#[tokio::test]
-async fn a_transport_that_is_none_is_named() {
-    let said = refusal(over("shm,tpc"));
-    assert!(said.contains("\"tpc\" of UCX_TLS=\"shm,tpc\" is no transport"), "{said}");
-}
-
-#[tokio::test]
-async fn a_transport_that_is_not_built_in_is_named() {
-    let said = refusal(over("cuda_copy"));
-    assert!(said.contains("no transport of \"cuda_copy\" works over every interface"), "{said}");
-    if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
-        return;
-    }
-    // With InfiniBand built in, or without; a limit of locked memory that is too low for it is looked at first.
-    let said = refusal(over("rc"));
-    let causes = ["no transport of \"rc\" works over every interface", "transport rc needs"];
-    assert!(causes.iter().any(|cause| said.contains(cause)), "{said}");
-}
-
-#[tokio::test]
-async fn a_setting_that_is_wrong_is_named() {
-    for (name, value) in [("RNDV_THRESH", "many"), ("NO_SUCH_SETTING", "1")] {
-        let said = refusal(UcxConfig { settings: vec![(name.into(), value.into())], ..over("tcp") });
-        assert!(said.contains(&format!("UCX_{name}={value:?}")), "{said}");
-    }
-}
-
 #[tokio::test]
 async fn one_quic_transport_vouches_for_one_of_ucx() {
     let quic = quic(Security::Insecure);
@@ -125,40 +66,6 @@ async fn a_peer_without_ucx_says_so() {
     let error = within(near.connect(far.local_address())).await.err().expect("the peer has no UCX");
     let cause = "UCX is switched off there".into();
     assert_eq!(error, TransportError::NoUcx { peer: far.local_address(), cause });
-}
-
-/// A QUIC endpoint that takes links of frames, and vouches for those of UCX by the words of another version.
-fn of_another_version() -> quinn::Endpoint {
-    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
-    let key = rustls_pki_types::PrivatePkcs8KeyDer::from(own.signing_key.serialize_der());
-    let mut tls = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .expect("ring supports TLS 1.3")
-        .with_no_client_auth()
-        .with_single_cert(vec![own.cert.der().clone()], key.into())
-        .expect("the key is the certificate's");
-    tls.alpn_protocols = vec![b"asterism/1".to_vec(), b"asterism-ucx/0".to_vec()];
-    let crypto = quinn::crypto::rustls::QuicServerConfig::try_from(tls).expect("ring has QUIC's initial cipher suite");
-    let here = SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
-    quinn::Endpoint::server(quinn::ServerConfig::with_crypto(Arc::new(crypto)), here).expect("a port is free")
-}
-
-#[tokio::test]
-async fn a_peer_of_another_version_of_the_protocol_is_named() {
-    let near = bind(over("tcp"), Arc::new(NoObserver)).expect("every host has TCP");
-    let far = of_another_version();
-    let peer = far.local_addr().expect("it is bound");
-    let answering = async {
-        while let Some(asked) = far.accept().await {
-            assert!(asked.await.is_err(), "the two have no protocol in common");
-        }
-    };
-    let error = tokio::select! {
-        connected = within(near.connect(peer)) => connected.err().expect("the peer knows another version"),
-        () = answering => unreachable!("the endpoint is open"),
-    };
-    let cause = "it does not know this version of asterism's UCX".into();
-    assert_eq!(error, TransportError::NoUcx { peer, cause });
 }
 
 #[tokio::test]
