@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -137,6 +138,8 @@ fn a_host_that_was_told_of_no_interface_has_no_ports_but_those_of_quic() {
         for host in status["hosts"].as_array().expect("hosts") {
             let process = host["pid"].as_u64().expect("a process");
             assert_eq!(listening(process), Vec::<String>::new(), "{data}: {host}");
+            let address = host["address"].as_str().expect("it has reported");
+            assert!(address.parse::<SocketAddr>().is_ok(), "{data}: {address}");
         }
     }
 }

@@ -48,6 +48,11 @@ impl Endpoint {
     pub fn of(transport: &dyn Transport) -> Self {
         Self::new(transport.name(), transport.offered())
     }
+
+    /// The address alone, for people: without what a transport says before it of where it holds.
+    pub fn socket(&self) -> &str {
+        self.address.rsplit('/').next().unwrap_or_default()
+    }
 }
 
 impl std::fmt::Display for Endpoint {

@@ -134,7 +134,7 @@ impl HostRecord {
             device: self.spec.device.clone(),
             health: self.health,
             pid: self.hello.as_ref().map(|hello| hello.pid),
-            address: self.hello.as_ref().and_then(|hello| Some(hello.endpoints.last()?.address.clone())),
+            address: self.hello.as_ref().and_then(|hello| Some(hello.endpoints.last()?.socket().to_owned())),
             endpoints: self.hello.iter().flat_map(|hello| &hello.endpoints).map(Endpoint::to_string).collect(),
             data_links: self.told.data_links.clone(),
             heartbeat_age_s: self.hello.as_ref().map(|_| self.silence(now).as_secs_f64()),
