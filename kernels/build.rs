@@ -20,6 +20,7 @@ const KERNELS: &[&str] = &[
     "combine",
     "exchange",
     "selected",
+    "stripes",
     "plain",
 ];
 const TARGETS: &[&str] = &["80", "90a"];

@@ -112,12 +112,6 @@ impl Cpu {
         self.compute.pool.limit().clone()
     }
 
-    /// The stripes of [`Backend::stripe_attention`] alone.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn stripe_keys(&self, q: &Tensor, kv: &Kv, rule: StripeRule) -> Result<KeySets, KernelError> {
-        sparse::stripe_keys(q, kv, rule, &self.compute)
-    }
-
     fn angles(&self, positions: &[u32], inv_freq: &[f32]) -> Arc<Angles> {
         let mut last = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {

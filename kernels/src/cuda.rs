@@ -295,13 +295,7 @@ impl Backend for Cuda {
     }
 
     fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
-        self.computed("attention_selected", q)?;
-        let partial = self.partial(q, DType::F32)?;
-        let [k, v] = kv.view(0, kv.len());
-        let (q, out) = (q.heads_first()?, partial.output.heads_first()?);
-        let call = Attention { q, k, v, mask: Mask::Causal, out, lse: &partial.lse };
-        self.device.attend_selected(call, keys)?;
-        Ok(partial)
+        self.selected(q, kv, keys, None)
     }
 
     fn stripe_attention(
@@ -310,9 +304,14 @@ impl Backend for Cuda {
         kv: &Kv,
         rule: StripeRule,
     ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
-        let stripes = self.on_host(q, kv, |host, q, kv| host.stripe_keys(q, kv, rule))?;
-        let attended = sparse::with_anchor(&stripes, rule, q.shape()[1])?;
-        Ok((self.attention_selected(q, kv, &attended)?, stripes))
+        rule.check()?;
+        let (heads, tokens, _) = q.cube("stripe_attention")?;
+        let maxima = self.device.empty(&[heads, tokens], DType::F32)?;
+        let anchor = self.selected(q, kv, &rule.anchor(heads, tokens)?, Some(&maxima))?;
+        let [k, _] = kv.view(0, kv.len());
+        let stripes = self.device.stripes(q.heads_first()?, k, &maxima, rule)?;
+        let beside = self.selected(q, kv, &stripes, None)?;
+        Ok((self.merge(&[anchor, beside])?, stripes))
     }
 
     fn vertical_slash(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Result<KeySets, KernelError> {

@@ -91,12 +91,6 @@ fn attend_keys(q: &Tensor, kv: &Kv, keys: &KeySets, compute: &Compute) -> Result
     }
 }
 
-/// The stripes of `Backend::stripe_attention`, for whoever attends to them elsewhere.
-#[cfg(feature = "cuda")]
-pub(super) fn stripe_keys(q: &Tensor, kv: &Kv, rule: StripeRule, compute: &Compute) -> Result<KeySets, KernelError> {
-    Ok(anchored(q, kv, rule, compute)?.1)
-}
-
 /// As `Backend::stripe_attention`.
 pub(super) fn stripe_attention(
     q: &Tensor,

@@ -5,6 +5,7 @@ mod fused;
 mod mapped;
 mod own;
 mod selected;
+mod stripes;
 
 use std::sync::Mutex;
 

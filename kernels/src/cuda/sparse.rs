@@ -1,7 +1,7 @@
-//! Selection of keys for a tensor on the device, by the host's kernels in f32, until the device does it itself.
+//! Attention over listed keys, and what the host still chooses: vertical-slash and FlexPrefill, by its kernels in f32.
 
-use super::{Cuda, Kv, Tensor};
-use crate::{Backend, Cpu, CpuOptions, KernelError, KeySets, StripeRule};
+use super::{Attention, Cuda, Kv, Tensor};
+use crate::{Backend, Cpu, CpuOptions, DType, KernelError, KeySets, Mask, Partial};
 
 impl Cuda {
     /// Runs `select` on copies of queries, keys and values.
@@ -23,18 +23,21 @@ impl Cuda {
         let copy = |x: &Tensor| host.upload(x.shape(), &self.device.download(x)?);
         select(host, &copy(q)?, &host.kv(&copy(&k)?, &copy(&v)?)?)
     }
-}
 
-/// Stripes together with the anchor region that every row of a group sees.
-pub(super) fn with_anchor(stripes: &KeySets, rule: StripeRule, tokens: usize) -> Result<KeySets, KernelError> {
-    let anchor = rule.anchor(stripes.heads(), tokens)?;
-    let mut lists = Vec::with_capacity(stripes.heads() * stripes.groups());
-    for head in 0..stripes.heads() {
-        for group in 0..stripes.groups() {
-            let mut ranges = [anchor.ranges(head, group), stripes.ranges(head, group)].concat();
-            ranges.sort_unstable_by_key(|range| range.start);
-            lists.push(ranges);
-        }
+    /// Attention over listed keys, and each row's highest score where that is wanted.
+    pub(super) fn selected(
+        &self,
+        q: &Tensor,
+        kv: &Kv,
+        keys: &KeySets,
+        maxima: Option<&Tensor>,
+    ) -> Result<Partial<Tensor>, KernelError> {
+        self.computed("attention_selected", q)?;
+        let partial = self.partial(q, DType::F32)?;
+        let [k, v] = kv.view(0, kv.len());
+        let (q, out) = (q.heads_first()?, partial.output.heads_first()?);
+        let call = Attention { q, k, v, mask: Mask::Causal, out, lse: &partial.lse };
+        self.device.attend_selected(call, keys, maxima)?;
+        Ok(partial)
     }
-    KeySets::new(stripes.heads(), stripes.rows(), &lists)
 }

@@ -1,7 +1,7 @@
 //! The own attention kernels, launched.
 
 use super::super::device::{Device, Spread, launch, typed, width};
-use super::super::tensor::View;
+use super::super::tensor::{Tensor, View};
 use super::{Attention, Mapped};
 use crate::{DType, KernelError, KeySets, Mask};
 
@@ -113,6 +113,7 @@ struct Plain {
     v: u64,
     out: u64,
     lse: u64,
+    maxima: u64,
     offsets: u64,
     ranges: u64,
     q_head: i64,
@@ -308,7 +309,12 @@ impl Device {
     }
 
     /// Any type, head size and list of keys, slowly.
-    pub(super) fn attend_plain(&self, call: Attention<'_>, keys: Option<&KeySets>) -> Result<(), KernelError> {
+    pub(super) fn attend_plain(
+        &self,
+        call: Attention<'_>,
+        selected: Option<(&KeySets, Option<&Tensor>)>,
+    ) -> Result<(), KernelError> {
+        let keys = selected.map(|(keys, _)| keys);
         let Attention { q, k, v, out, lse, .. } = call;
         if q.dim > 256 || out.dtype != DType::F32 {
             let expected = "heads of at most 256 elements and an f32 output";
@@ -321,6 +327,7 @@ impl Device {
             v: v.pointer,
             out: out.pointer,
             lse: lse.pointer(),
+            maxima: selected.and_then(|(_, maxima)| maxima).map_or(0, Tensor::pointer),
             offsets: lists.as_ref().map_or(0, |[offsets, _]| offsets.pointer),
             ranges: lists.as_ref().map_or(0, |[_, ranges]| ranges.pointer),
             q_head: q.at.head,

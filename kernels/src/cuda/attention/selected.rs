@@ -1,6 +1,7 @@
 //! Attention over lists of keys: in tiles for bf16 and the head sizes of most models, plain for all else.
 
 use super::super::device::{Buffer, Device, Spread, launch};
+use super::super::tensor::Tensor;
 use super::Attention;
 use crate::{KernelError, KeySets};
 
@@ -18,6 +19,7 @@ struct Selected {
     lse: u64,
     offsets: u64,
     ranges: u64,
+    maxima: u64,
     q_head: i64,
     q_row: i64,
     kv_head: i64,
@@ -33,8 +35,14 @@ struct Selected {
 }
 
 impl Device {
-    /// Attention of `q` over listed keys: row `i` of head `h` sees the keys of `(h, i / rows)` that do not come after it.
-    pub fn attend_selected(&self, call: Attention<'_>, keys: &KeySets) -> Result<(), KernelError> {
+    /// Attention of `q` over listed keys: row `i` of head `h` sees the keys of `(h, i / rows)` that do not come after it. The rows'
+    /// highest scores go to `maxima (heads, rows)` f32, if it is there.
+    pub fn attend_selected(
+        &self,
+        call: Attention<'_>,
+        keys: &KeySets,
+        maxima: Option<&Tensor>,
+    ) -> Result<(), KernelError> {
         call.check()?;
         let (heads, tokens) = (call.q.heads, call.q.rows);
         let groups = tokens.div_ceil(keys.rows());
@@ -45,13 +53,13 @@ impl Device {
         }
         let wide = call.out.dtype == crate::DType::F32;
         if tokens > 0 && wide && call.tiled() {
-            self.attend_lists(call, keys)
+            self.attend_lists(call, keys, maxima)
         } else {
-            self.attend_plain(call, Some(keys))
+            self.attend_plain(call, Some((keys, maxima)))
         }
     }
 
-    fn attend_lists(&self, call: Attention<'_>, keys: &KeySets) -> Result<(), KernelError> {
+    fn attend_lists(&self, call: Attention<'_>, keys: &KeySets, maxima: Option<&Tensor>) -> Result<(), KernelError> {
         let Attention { q, k, v, out, lse, .. } = call;
         let [offsets, ranges] = self.counted(keys)?;
         let argument = Selected {
@@ -62,6 +70,7 @@ impl Device {
             lse: lse.pointer(),
             offsets: offsets.pointer,
             ranges: ranges.pointer,
+            maxima: maxima.map_or(0, Tensor::pointer),
             q_head: q.at.head,
             q_row: q.at.row,
             kv_head: k.at.head,

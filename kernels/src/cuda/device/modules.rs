@@ -66,6 +66,10 @@ pub const MODULES: &[Module] = &[
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")), &[(ONE, &["signal", "fetch_lent", "all_gather"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/selected.fatbin")), &[(HEAD_SIZES, &["attend_selected"])]),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/stripes.fatbin")),
+        &[(TYPES, &["pool_queries", "find_stripes", "find_stripes_wide"])],
+    ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.

@@ -4,7 +4,8 @@
 
 struct Plain {
     const void *q, *k, *v;
-    float *out, *lse;
+    // The last, if it is there, is given each row's highest score.
+    float *out, *lse, *maxima;
     // Lists: ranges of (head, row / rows) are ranges[offsets[list]..offsets[list + 1]]; none: the mask.
     const unsigned long long* offsets;
     const uint2* ranges;
@@ -80,7 +81,11 @@ template <class T> __device__ void attend(const Plain& a) {
         for (int w = 0; w < 4; w++) total = fmaf(outputs[w][i], factors[w], total);
         a.out[head * a.out_head + row * a.out_row + i] = sum > 0 ? total / sum : 0.f;
     }
-    if (threadIdx.x == 0) a.lse[(size_t)head * a.mask.queries + row] = sum > 0 ? max + logf(sum) : -INFINITY;
+    if (threadIdx.x == 0) {
+        size_t at = (size_t)head * a.mask.queries + row;
+        a.lse[at] = sum > 0 ? max + logf(sum) : -INFINITY;
+        if (a.maxima) a.maxima[at] = max;
+    }
 }
 
 extern "C" __global__ __launch_bounds__(128) void attend_plain_bf16(const __grid_constant__ Plain a) { attend<bf16>(a); }

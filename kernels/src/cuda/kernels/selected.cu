@@ -14,6 +14,8 @@ struct Selected {
     // Ranges of (head, row / rows) are ranges[offsets[list]..offsets[list + 1]].
     const unsigned long long* offsets;
     const Range* ranges;
+    // Highest score of each row, (head, token), where they are wanted.
+    float* maxima;
     long long q_head, q_row, kv_head, kv_row, out_head, out_row;
     int tokens, group, rows, groups;
     float scale;
@@ -124,6 +126,7 @@ template <int D> __device__ __forceinline__ void attend(const Selected& a) {
         float inverse = part.sum[r] > 0 ? 1.f / part.sum[r] : 0.f;
         if (lane % 4 == 0)
             a.lse[(size_t)head * a.tokens + row] = part.sum[r] > 0 ? __fmaf_rn(part.max[r], LN2, logf(part.sum[r])) : -INFINITY;
+        if (lane % 4 == 0 && a.maxima) a.maxima[(size_t)head * a.tokens + row] = part.max[r] * LN2;
         float* to = a.out + head * a.out_head + row * a.out_row + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < D / 8; n++)
