@@ -73,24 +73,6 @@ fn attend_tiles(
     Ok(TiledSequence { q: &q, cache, heads, tokens }.attend(keys, compute))
 }
 
-/// Attention over the anchor region, and the stripes that its scores choose.
-fn anchored(q: &Tensor, kv: &Kv, rule: StripeRule, compute: &Compute) -> Result<(Selected, KeySets), KernelError> {
-    rule.check()?;
-    let (heads, tokens) = causal("stripe_attention", q, kv)?;
-    let anchor = attend_keys(q, kv, &rule.anchor(heads.query, tokens)?, compute)?;
-    let keys = over_sequence!("stripe_attention", q, kv, compute, sequence => {
-        stripes(&sequence, &anchor.maxima, rule, compute)
-    })?;
-    Ok((anchor, keys))
-}
-
-fn attend_keys(q: &Tensor, kv: &Kv, keys: &KeySets, compute: &Compute) -> Result<Selected, KernelError> {
-    match kv.tiles() {
-        Some(tiles) => attend_tiles(q, kv, tiles, keys, compute),
-        None => Ok(over_sequence!("stripe_attention", q, kv, compute, sequence => sequence.attend(keys, compute))),
-    }
-}
-
 /// As `Backend::stripe_attention`.
 pub(super) fn stripe_attention(
     q: &Tensor,
@@ -98,9 +80,17 @@ pub(super) fn stripe_attention(
     rule: StripeRule,
     compute: &Compute,
 ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
+    rule.check()?;
     let (heads, tokens) = causal("stripe_attention", q, kv)?;
-    let (anchor, keys) = anchored(q, kv, rule, compute)?;
-    let stripes = attend_keys(q, kv, &keys, compute)?;
+    let attend = |keys: &KeySets| match kv.tiles() {
+        Some(tiles) => attend_tiles(q, kv, tiles, keys, compute),
+        None => Ok(over_sequence!("stripe_attention", q, kv, compute, sequence => sequence.attend(keys, compute))),
+    };
+    let anchor = attend(&rule.anchor(heads.query, tokens)?)?;
+    let keys = over_sequence!("stripe_attention", q, kv, compute, sequence => {
+        stripes(&sequence, &anchor.maxima, rule, compute)
+    })?;
+    let stripes = attend(&keys)?;
     let partials: [(&[f32], &[f32]); 2] = [(&anchor.output, &anchor.lse), (&stripes.output, &stripes.lse)];
     let (output, lse) = merge(&partials, heads.dim, compute);
     let lse = tensor(&[heads.query, tokens], lse)?;
