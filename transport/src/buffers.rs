@@ -104,6 +104,20 @@ impl Buffer {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// Puts `bytes` at a place for which there must be room; what belongs before them may still be to come.
+    #[cfg(feature = "ucx")]
+    pub fn put(&mut self, at: usize, bytes: &[u8]) {
+        if at == self.len() {
+            return self.append(bytes);
+        }
+        let end = at + bytes.len();
+        debug_assert!(end <= self.size);
+        if self.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        self.bytes[at..end].copy_from_slice(bytes);
+    }
+
     /// Cuts off the places of what comes elsewhere, each with its size: an empty buffer keeps what is before the first.
     pub fn split(&mut self, parts: impl Iterator<Item = Range<usize>>) -> Vec<(BytesMut, usize)> {
         let parts: Vec<_> = parts.collect();

@@ -20,21 +20,21 @@ mod gate;
 mod hello;
 mod link;
 mod message;
+mod parts;
+mod table;
 #[cfg(test)]
 mod tests;
 mod windows;
 mod worker;
 
 use std::{
-    collections::HashMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, Weak},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use futures_util::future::BoxFuture;
 use ring::rand::{SecureRandom, SystemRandom};
-use subtle::ConstantTimeEq;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use self::{
@@ -45,13 +45,14 @@ use self::{
     hello::{Hello, Place},
     link::UcxLink,
     message::{Addressee, TOKEN_BYTES},
+    table::Table,
     windows::{Holding, Windows},
-    worker::{Arrival, Handler, Worker},
+    worker::Worker,
 };
 use crate::{
     Link, Observer, Transport, TransportError,
     buffers::Buffers,
-    local::{TRANSPORT_CLOSED, lock},
+    local::TRANSPORT_CLOSED,
     quic::{QuicTransport, vouch::Vouched},
     signal::Signal,
 };
@@ -141,34 +142,6 @@ struct Shared {
     closed: Arc<Signal<bool>>,
 }
 
-/// The links of a transport, by the numbers that peers address them with.
-#[derive(Default)]
-struct Table {
-    links: Mutex<HashMap<u32, Entry>>,
-    next: std::sync::atomic::AtomicU32,
-    strangers: std::sync::OnceLock<Arc<dyn Observer>>,
-}
-
-struct Entry {
-    token: message::Token,
-    core: Weak<Core>,
-}
-
-impl Handler for Arc<Table> {
-    fn arrived(&self, header: &[u8], body: Arrival<'_>) {
-        let core = message::read(header).and_then(|(to, message, frame)| {
-            let links = lock(&self.links);
-            let entry = links.get(&to.link).filter(|entry| bool::from(entry.token.ct_eq(&to.token)))?;
-            Some((entry.core.upgrade()?, message, frame))
-        });
-        match core {
-            Some((core, message, frame)) => core.arrived(message, frame, body),
-            // A late message of a link that is gone looks the same.
-            None => self.strangers.get().into_iter().for_each(|observer| observer.rejected("ucx_token")),
-        }
-    }
-}
-
 impl UcxTransport {
     /// Makes UCX ready and takes the peers that ask for it over `quic`. Must be called within a tokio runtime, which then
     /// drives UCX.
@@ -177,9 +150,8 @@ impl UcxTransport {
         quic: Arc<QuicTransport>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, TransportError> {
-        let table = Arc::new(Table::default());
-        let _ = table.strangers.set(observer.clone());
-        let worker = Worker::new(Context::new(&config)?, Box::new(table.clone()))?;
+        let table = Table::new(observer.clone());
+        let worker = Worker::new(Context::new(&config)?, Box::new(table.clone()), !config.spin.is_zero())?;
         let closed = Arc::new(Signal::default());
         let driving = drive::drive(worker.clone(), config.spin, closed.clone());
         let driving = driving.map_err(|error| context::failed(error.to_string(), "raise the limit of open files"))?;
@@ -203,7 +175,7 @@ impl UcxTransport {
     pub fn probe(config: &UcxConfig) -> Result<Vec<String>, TransportError> {
         let context = Context::new(config)?;
         let found = context.found();
-        Worker::new(context, Box::new(Arc::new(Table::default()))).map(|_| found)
+        Worker::new(context, Box::new(Arc::new(Table::default())), false).map(|_| found)
     }
 
     async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {
@@ -237,8 +209,7 @@ impl Shared {
         self.random
             .fill(&mut token)
             .map_err(|_| context::failed("the system has no random numbers", "see that /dev/urandom can be read"))?;
-        let link = self.table.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(Addressee { token, link })
+        Ok(Addressee { token, link: self.table.number() })
     }
 
     fn hello(&self, addressee: Addressee) -> Hello {
@@ -262,10 +233,11 @@ impl Shared {
             .map_err(|cause| TransportError::UcxLost { peer, cause: cause.into() })?;
         // Neither side holds more for the other than it would have the other hold.
         let windows = Windows::new(theirs.window.min(self.config.receive_window).into(), self.holding.clone());
-        let met = Met { theirs: theirs.addressee, windows, connected, connection, member, endpoint, failure };
+        let shares_memory = self.config.place().is_shared_with(theirs.place);
+        let met =
+            Met { theirs: theirs.addressee, windows, connected, connection, member, endpoint, shares_memory, failure };
         let (core, accepted) = Core::new(met, self.observer.clone(), self.buffers.clone());
-        let entry = Entry { token: own.token, core: Arc::downgrade(&core) };
-        lock(&self.table.links).insert(own.link, entry);
+        self.table.insert(own, &core);
         // A transport that closes closes what it finds in the table.
         if self.closed.get() {
             core.close(TRANSPORT_CLOSED);
@@ -277,7 +249,7 @@ impl Shared {
         if let Some(cause) = core.watch(self.config.silence).await {
             self.ailing.note(core.address, cause, Instant::now());
         }
-        lock(&self.table.links).remove(&link);
+        self.table.remove(link);
     }
 
     /// Meets a peer that asks for UCX.
@@ -310,7 +282,7 @@ impl Shared {
             Err(error) => Err(error),
         };
         if let Err(error) = reached {
-            lock(&self.table.links).remove(&own.link);
+            self.table.remove(own.link);
             return Err(error);
         }
         tokio::spawn(self.clone().watch(core, own.link));
@@ -381,8 +353,7 @@ impl Transport for UcxTransport {
 
     fn close(&self) {
         self.shared.closed.set(true);
-        let links: Vec<_> = lock(&self.shared.table.links).values().filter_map(|entry| entry.core.upgrade()).collect();
-        links.iter().for_each(|core| core.close(TRANSPORT_CLOSED));
+        self.shared.table.held().iter().for_each(|(core, _)| core.close(TRANSPORT_CLOSED));
         self.shared.worker.nudge();
     }
 

@@ -10,7 +10,7 @@ use super::cause;
 use crate::certificates::Member;
 
 /// The TLS application protocol of such connections.
-pub(super) const PROTOCOL: &[u8] = b"asterism-ucx/3";
+pub(super) const PROTOCOL: &[u8] = b"asterism-ucx/4";
 
 /// A connection whose peer has shaken hands.
 pub(crate) struct Vouched {

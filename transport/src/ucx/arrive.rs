@@ -9,16 +9,16 @@ use bytes::Bytes;
 use rkyv::util::AlignedVec;
 
 use super::{
-    channel::{Item, Shared},
+    channel::{Item, Settled, Shared},
     core::Core,
     fetch::Landing,
-    message::{Kind, Message},
+    message::{Kind, Message, Piece},
     windows::{Charge, weight},
     worker::Arrival,
 };
 use crate::{
     Frame, FrameError, FrameHeader,
-    codec::{self, HEADER_BYTES, Lengths},
+    codec::{self, Lengths},
     local::lock,
 };
 
@@ -26,21 +26,22 @@ use crate::{
 const ANSWERS: usize = 1024;
 
 /// A frame that is here.
-struct Landed {
-    header: FrameHeader,
-    landing: Landing,
-    charge: Charge,
+pub(super) struct Landed {
+    pub header: FrameHeader,
+    pub landing: Landing,
+    pub charge: Charge,
 }
 
 impl Core {
-    /// Takes a message of the peer.
-    pub fn arrived(self: &Arc<Self>, message: Message, frame: Option<&[u8; HEADER_BYTES]>, body: Arrival<'_>) {
+    /// Takes a message of the peer; says whether somebody may have waited for it.
+    pub fn arrived(self: &Arc<Self>, message: Message, piece: Option<Piece<'_>>, body: Arrival<'_>) -> bool {
         let Message { kind, channel, number } = message;
         if self.refused.load(Ordering::Relaxed) {
-            return;
+            return false;
         }
-        self.arrivals.fetch_add(1, Ordering::Relaxed);
-        match (kind, frame) {
+        self.note_arrival();
+        match (kind, piece) {
+            (Kind::Frame, Some(piece)) if piece.parts > 0 => return self.take_part(channel, number, piece, body),
             (Kind::Ping, _) => {
                 // A peer that asks and does not read gets no heap of answers.
                 if self.met.endpoint.under_way() < ANSWERS {
@@ -65,13 +66,19 @@ impl Core {
                     self.land(&channel, number, Item::Finish);
                 }
             }
-            (Kind::Frame, Some(frame)) => {
+            (Kind::Frame, Some(piece)) => {
                 if let Some(channel) = self.known_or_new(channel) {
-                    self.take(&channel, number, frame, body);
+                    self.take(&channel, number, piece, body);
                 }
             }
             (Kind::Frame, None) => {}
         }
+        true
+    }
+
+    /// UCX calls one at a time.
+    fn note_arrival(&self) {
+        self.arrivals.store(self.arrivals.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     fn measure(&self, sent: u64) {
@@ -84,9 +91,10 @@ impl Core {
     }
 
     /// Takes a frame, or the announcement of one.
-    fn take(self: &Arc<Self>, channel: &Arc<Shared>, place: u64, frame: &[u8; HEADER_BYTES], body: Arrival<'_>) {
-        let read = codec::decode_header(frame).and_then(|(header, lengths)| {
-            if lengths.meta + lengths.payload == body.len() {
+    fn take(self: &Arc<Self>, channel: &Arc<Shared>, place: u64, piece: Piece<'_>, body: Arrival<'_>) {
+        let read = codec::decode_header(piece.frame).and_then(|(header, lengths)| {
+            let beside = piece.meta.len();
+            if (beside == 0 || beside == lengths.meta) && beside + body.len() == lengths.meta + lengths.payload {
                 Ok((header, lengths))
             } else {
                 Err(FrameError::Truncated)
@@ -117,8 +125,9 @@ impl Core {
         }
         match body {
             Arrival::Whole(body) => {
-                let (meta, payload) = body.split_at(lengths.meta);
+                let (meta, payload) = body.split_at(lengths.meta - piece.meta.len());
                 let mut landing = self.landing(&lengths);
+                landing.meta.extend_from_slice(piece.meta);
                 landing.meta.extend_from_slice(meta);
                 landing.payload.iter_mut().for_each(|buffer| buffer.append(payload));
                 self.landed(channel, place, Landed { header, landing, charge });
@@ -128,25 +137,27 @@ impl Core {
                 self.fetching.fetch_add(bytes, Ordering::Relaxed);
                 let fetched = move |landing: Result<Landing, &'static str>| {
                     core.fetching.fetch_sub(bytes, Ordering::Relaxed);
-                    core.arrivals.fetch_add(1, Ordering::Relaxed);
+                    core.note_arrival();
                     match landing {
                         Ok(landing) => core.landed(&channel, place, Landed { header, landing, charge }),
                         Err(cause) => core.met.failure.set(cause),
                     }
                 };
-                announced.fetch(&self.met.endpoint.worker, self.landing(&lengths), Box::new(fetched));
+                let mut landing = self.landing(&lengths);
+                landing.meta.extend_from_slice(piece.meta);
+                announced.fetch(&self.met.endpoint.worker, landing, Box::new(fetched));
             }
         }
     }
 
     /// Counts so many bytes as this side's to hold, and says whether somebody may read them; the error says why they are too many.
-    fn admit(&self, channel: &Shared, bytes: u64) -> Result<(Charge, bool), &'static str> {
+    pub(super) fn admit(&self, channel: &Shared, bytes: u64) -> Result<(Charge, bool), &'static str> {
         let is_read = channel.admit(bytes, self.met.windows.of_channel());
         let is_read = is_read.ok_or("the peer sends more than the window lets it")?;
         Ok((self.met.windows.admit(bytes)?, is_read))
     }
 
-    fn landing(&self, lengths: &Lengths) -> Landing {
+    pub(super) fn landing(&self, lengths: &Lengths) -> Landing {
         Landing {
             meta: self.buffers.meta(lengths.meta).unwrap_or_else(|| AlignedVec::with_capacity(lengths.meta).into()),
             payload: (lengths.payload > 0).then(|| self.buffers.take(lengths.payload)),
@@ -154,19 +165,21 @@ impl Core {
         }
     }
 
-    fn landed(&self, channel: &Arc<Shared>, place: u64, Landed { header, landing, charge }: Landed) {
+    pub(super) fn landed(&self, channel: &Arc<Shared>, place: u64, Landed { header, landing, charge }: Landed) {
         let payload = landing.payload.map_or_else(Bytes::new, |buffer| self.buffers.lend(buffer));
         let frame = Frame::new(header, landing.meta, payload);
         self.land(channel, place, Item::Frame(frame, charge));
     }
 
     fn land(&self, channel: &Arc<Shared>, place: u64, item: Item) {
-        if channel.land(place, item) {
-            self.forget_if_over(channel);
+        match channel.land(place, item) {
+            Settled::Kept => {}
             // Where nobody reads, it was given up at once.
-            self.post_credit(self.met.windows.credit_due());
-        } else {
-            self.refuse("the peer has sent a frame twice");
+            Settled::Over => {
+                self.forget_if_over(channel);
+                self.post_credit(self.met.windows.credit_due());
+            }
+            Settled::Twice => self.refuse("the peer has sent a frame twice"),
         }
     }
 

@@ -22,6 +22,17 @@ pub(super) enum Item {
     Finish,
 }
 
+/// What became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Settled {
+    /// It is there for the reader, or waits for what comes before it.
+    Kept,
+    /// Something was given up, or the channel has come to its end.
+    Over,
+    /// Its place was taken.
+    Twice,
+}
+
 /// A channel as its link knows it.
 pub(super) struct Shared {
     pub id: u64,
@@ -69,21 +80,32 @@ impl Inbox {
     }
 
     /// Puts what comes next, and what came early after it, into the queue.
-    fn settle(&mut self, item: Item) {
-        self.settle_one(item);
+    fn settle(&mut self, item: Item) -> Settled {
+        let mut settled = self.settle_one(item);
         while let Some(item) = self.early.remove(&self.next) {
-            self.settle_one(item);
+            if self.settle_one(item) == Settled::Over {
+                settled = Settled::Over;
+            }
         }
+        settled
     }
 
-    fn settle_one(&mut self, item: Item) {
+    fn settle_one(&mut self, item: Item) -> Settled {
         self.next += 1;
         match item {
-            Item::Frame(frame, charge) if !self.dropped => self.queue.push_back((frame, charge)),
+            Item::Frame(frame, charge) if self.is_read() => {
+                self.queue.push_back((frame, charge));
+                return Settled::Kept;
+            }
             Item::Frame(frame, _) => self.done += weigh(&frame),
             Item::Unread(bytes) => self.done += bytes,
             Item::Finish => self.finished = true,
         }
+        Settled::Over
+    }
+
+    fn is_read(&self) -> bool {
+        !self.dropped && self.refused.is_none()
     }
 }
 
@@ -97,27 +119,25 @@ impl Shared {
     pub fn admit(&self, bytes: u64, window: u64) -> Option<bool> {
         let mut inbox = lock(&self.inbox);
         inbox.arrived += bytes;
-        let is_read = !inbox.dropped && inbox.refused.is_none();
-        (inbox.arrived - inbox.credited <= window + largest()).then_some(is_read)
+        (inbox.arrived - inbox.credited <= window + largest()).then_some(inbox.is_read())
     }
 
-    /// Takes what arrived at a place; false where something has been there already.
-    #[must_use]
-    pub fn land(&self, place: u64, item: Item) -> bool {
+    /// Takes what arrived at a place.
+    pub fn land(&self, place: u64, item: Item) -> Settled {
         let mut inbox = lock(&self.inbox);
         let ends = matches!(item, Item::Finish);
         if place < inbox.next || inbox.finished || ends && inbox.ends {
-            return false;
+            return Settled::Twice;
         }
         inbox.ends |= ends;
         if place > inbox.next {
-            return inbox.early.insert(place, item).is_none();
+            return if inbox.early.insert(place, item).is_none() { Settled::Kept } else { Settled::Twice };
         }
-        inbox.settle(item);
+        let settled = inbox.settle(item);
         let reader = inbox.reader.take();
         drop(inbox);
         reader.into_iter().for_each(Waker::wake);
-        true
+        settled
     }
 
     /// Lets nobody read on, because what came was no frame; says whether it is the first such.
@@ -189,6 +209,12 @@ impl Shared {
         outbox.sent += bytes;
         outbox.next += 1;
         Poll::Ready(Ok(outbox.next - 1))
+    }
+
+    /// Whether there is something for the reader.
+    fn has_next(&self) -> bool {
+        let inbox = lock(&self.inbox);
+        !inbox.queue.is_empty() || inbox.finished || inbox.refused.is_some()
     }
 
     /// The next frame, and what the peer is to be told of what was read.
@@ -269,6 +295,10 @@ struct UcxReceiver {
 
 impl FrameReceiver for UcxReceiver {
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, TransportError>> {
+        // What comes at once is taken without being woken for it.
+        if !self.shared.has_next() {
+            self.link.core.met.endpoint.worker.look();
+        }
         let frame = ready!(self.shared.poll_frame(context, &self.link))?;
         if let Some(frame) = &frame {
             self.link.core.observer.bytes(false, frame.wire_bytes());
@@ -309,14 +339,14 @@ mod tests {
     #[test]
     fn places_are_put_in_order_and_used_once() {
         let shared = Shared::new(0);
-        assert!(shared.land(2, Item::Finish));
-        assert!(!shared.land(3, Item::Finish), "a channel ends once");
-        assert!(shared.land(1, item()));
+        assert_eq!(shared.land(2, Item::Finish), Settled::Kept);
+        assert_eq!(shared.land(3, Item::Finish), Settled::Twice, "a channel ends once");
+        assert_eq!(shared.land(1, item()), Settled::Kept);
         assert!(lock(&shared.inbox).queue.is_empty(), "place 0 is still to come");
-        assert!(!shared.land(1, item()), "place 1 has come");
-        assert!(shared.land(0, Item::Unread(64)));
-        assert!(!shared.land(0, item()), "place 0 is past");
-        assert!(!shared.land(3, item()), "the channel is finished");
+        assert_eq!(shared.land(1, item()), Settled::Twice, "place 1 has come");
+        assert_eq!(shared.land(0, Item::Unread(64)), Settled::Over);
+        assert_eq!(shared.land(0, item()), Settled::Twice, "place 0 is past");
+        assert_eq!(shared.land(3, item()), Settled::Twice, "the channel is finished");
         let inbox = lock(&shared.inbox);
         assert_eq!((inbox.queue.len(), inbox.finished, inbox.done), (1, true, 64));
     }

@@ -58,11 +58,11 @@ const LOCKED_BYTES: u64 = 64 << 20;
 /// What UCX lays its shared memory out by. It takes a peer's for its own without asking, so the environment has no say: a
 /// sender would write past what the receiver has.
 const LAYOUT: &[(&str, &str)] = &[
-    // A frame of 16 KiB goes in two pieces, the second written while the first is read, rather than in three.
+    // Long bodies go in pieces of this size, each written while the one before is read.
     ("MM_SEG_SIZE", "8448"),
     ("MM_FIFO_SIZE", "256"),
-    // A message of ours without a body fits, with what UCX says before it.
-    ("MM_FIFO_ELEM_SIZE", "256"),
+    // A part of a payload fits, with the longest header of ours and what UCX says before it: it is written straight into the queue.
+    ("MM_FIFO_ELEM_SIZE", "8640"),
 ];
 
 /// What UCX is told unless the configuration says otherwise.

@@ -2,7 +2,7 @@
 //! connection the link ends, and the other way round.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     net::SocketAddr,
     sync::{
         Arc, Mutex, OnceLock,
@@ -21,7 +21,8 @@ use tokio::{
 use super::{
     channel::Shared,
     endpoint::{Endpoint, Failure},
-    message::{Addressee, Header, Kind, Message},
+    message::{Addressee, Header, Kind, Message, Piece, SMALL_META},
+    parts::{Parting, parts_of},
     windows::Windows,
 };
 use crate::{
@@ -54,6 +55,8 @@ pub(super) struct Met {
     pub connection: Connection,
     pub member: Option<Member>,
     pub endpoint: Arc<Endpoint>,
+    /// Whether the endpoint leads through shared memory.
+    pub shares_memory: bool,
     pub failure: Arc<Failure>,
 }
 
@@ -62,8 +65,9 @@ pub(super) struct Core {
     pub observer: Arc<dyn Observer>,
     pub met: Met,
     pub buffers: Arc<Buffers>,
-    channels: Mutex<HashMap<u64, Arc<Shared>>>,
+    channels: Mutex<BTreeMap<u64, Arc<Shared>>>,
     opened: AtomicU64,
+    pub(super) parting: Parting,
     /// Messages and bodies that came, and bytes of bodies that are being fetched.
     pub arrivals: AtomicU64,
     pub fetching: AtomicU64,
@@ -98,6 +102,7 @@ impl Core {
             buffers,
             channels: Mutex::default(),
             opened: AtomicU64::new(0),
+            parting: Parting::default(),
             arrivals: AtomicU64::new(0),
             fetching: AtomicU64::new(0),
             refused: AtomicBool::new(false),
@@ -115,13 +120,29 @@ impl Core {
 
     pub fn post(&self, message: Message) {
         let header = Header::new(&self.met.theirs, message, None);
-        self.met.endpoint.send(header, Meta::default(), Bytes::new());
+        if let Some(endpoint) = self.met.endpoint.enter() {
+            endpoint.send(&header, Meta::default(), &Bytes::new(), 0..0);
+        }
     }
 
     pub fn post_frame(&self, channel: u64, number: u64, frame: Frame) {
-        let first = codec::encode_header(&frame.header, frame.meta.len(), frame.payload.len());
-        let header = Header::new(&self.met.theirs, Message { kind: Kind::Frame, channel, number }, Some(&first));
-        self.met.endpoint.send(header, frame.meta, frame.payload);
+        let Some(endpoint) = self.met.endpoint.enter() else { return };
+        let Frame { header, meta, payload, .. } = frame;
+        let first = codec::encode_header(&header, meta.len(), payload.len());
+        let message = Message { kind: Kind::Frame, channel, number };
+        let header = |piece| Header::new(&self.met.theirs, message, Some(piece));
+        let whole = Piece::whole(&first);
+        if meta.len() > SMALL_META {
+            return endpoint.send(&header(whole), meta, &payload, 0..payload.len());
+        }
+        let parts = if self.met.shares_memory { parts_of(payload.len()) } else { 0 };
+        let mut header = header(Piece { parts, meta: &meta, ..whole });
+        for (part, range) in (0..).zip(codec::cut(payload.len(), usize::from(parts).max(1))) {
+            if part > 0 {
+                header.turn_to(part);
+            }
+            endpoint.send(&header, Meta::default(), &payload, range);
+        }
     }
 
     /// Tells the peer what was read of all channels, once that is much.

@@ -2,6 +2,7 @@
 
 use std::{
     ffi::c_void,
+    ops::Range,
     ptr,
     sync::{
         Arc,
@@ -14,7 +15,9 @@ use ucx_rs::{decode_status_ptr, status_string, sys};
 
 use super::{
     fetch::buffers,
+    gate::Pass,
     message::Header,
+    parts::PART,
     worker::{MESSAGE, Worker},
 };
 use crate::{Meta, signal::Signal};
@@ -32,6 +35,28 @@ impl Failure {
 
     pub async fn wait(&self) -> &'static str {
         self.cause.wait_for(Option::is_some).await.unwrap_or_default()
+    }
+}
+
+/// An endpoint that stays open meanwhile.
+pub(super) struct Use<'a> {
+    endpoint: &'a Arc<Endpoint>,
+    _pass: Pass<'a>,
+}
+
+impl Use<'_> {
+    /// Sends a message: `meta`, and so much of `payload`. What goes wrong later is told to the endpoint's [`Failure`]. It may be
+    /// called by a handler.
+    pub fn send(&self, header: &Header, meta: Meta, payload: &Bytes, part: Range<usize>) {
+        if !(meta.is_empty() && self.endpoint.send_at_once(header, &payload[part.clone()])) {
+            self.endpoint.post(header.clone(), meta, payload.slice(part));
+        }
+    }
+}
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        self.endpoint.users.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -127,17 +152,36 @@ impl Endpoint {
         (self.under_way.load(Ordering::Relaxed) % MESSAGE_UNDER_WAY) as usize
     }
 
-    /// Sends a message. What goes wrong later is told to the endpoint's [`Failure`]. It may be called by a handler.
-    pub fn send(self: &Arc<Self>, header: Header, meta: Meta, payload: Bytes) {
+    /// Lets it be used until the guard is dropped; nobody may once it is closed.
+    pub fn enter(self: &Arc<Self>) -> Option<Use<'_>> {
         self.users.fetch_add(1, Ordering::SeqCst);
-        if !self.closed.load(Ordering::SeqCst) {
-            self.post(header, meta, payload);
+        let using = Use { endpoint: self, _pass: self.worker.enter() };
+        (!self.closed.load(Ordering::SeqCst)).then_some(using)
+    }
+
+    /// Sends a short message where UCX can write it straight into the peer's queue, and says whether it did.
+    fn send_at_once(&self, header: &Header, body: &[u8]) -> bool {
+        if body.len() > PART {
+            return false;
         }
-        self.users.fetch_sub(1, Ordering::SeqCst);
+        let header = header.as_bytes();
+        let param = sys::ucp_request_param_t {
+            op_attr_mask: sys::ucp_op_attr_t_UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL,
+            ..Default::default()
+        };
+        // SAFETY: the endpoint is open as `users` says; without a request UCX keeps nothing of what it is given.
+        let status = unsafe {
+            let (head, body, bytes) = (header.as_ptr().cast(), body.as_ptr().cast(), body.len());
+            sys::ucp_am_send_nbx(self.raw, MESSAGE, head, header.len(), body, bytes, &param)
+        };
+        // What went wrong otherwise goes wrong again.
+        matches!(decode_status_ptr(status), Ok(None))
     }
 
     fn post(self: &Arc<Self>, header: Header, meta: Meta, payload: Bytes) {
         let part = |bytes: &[u8]| sys::ucp_dt_iov { buffer: bytes.as_ptr().cast_mut().cast(), length: bytes.len() };
+        // A part is not to be announced, whatever the environment has UCX announce.
+        let eager = if payload.len() <= PART { sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_EAGER } else { 0 };
         let parts = [part(&meta), part(&payload)];
         let next = Sending { header, meta, payload, parts, endpoint: Some(self.clone()) };
         self.under_way.fetch_add(next.counted(), Ordering::Relaxed);
@@ -156,13 +200,14 @@ impl Endpoint {
         let param = sys::ucp_request_param_t {
             op_attr_mask: sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_CALLBACK
                 | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_USER_DATA
-                | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_DATATYPE,
+                | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_DATATYPE
+                | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_FLAGS,
+            flags: eager,
             cb: sys::ucp_request_param_t__bindgen_ty_1 { send: Some(sent) },
             datatype,
             user_data: sending.cast(),
             ..Default::default()
         };
-        let _pass = self.worker.enter();
         // SAFETY: the endpoint is open as `users` says, and header and body live until the completion.
         let status =
             unsafe { sys::ucp_am_send_nbx(self.raw, MESSAGE, header.cast(), header_length, buffer, count, &param) };

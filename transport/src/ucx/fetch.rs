@@ -40,7 +40,9 @@ impl Announced<'_> {
 
     /// Brings the body. `fetched` may run before this returns, or much later from whoever drives the worker.
     pub fn fetch(self, worker: &Arc<Worker>, mut landing: Landing, fetched: Fetched) {
-        let Lengths { meta, payload } = landing.lengths;
+        let Lengths { payload, .. } = landing.lengths;
+        // A meta that came before is not in the body.
+        let meta = landing.lengths.meta - landing.meta.len();
         assert_eq!(meta + payload, self.length, "the landing fits the body");
         landing.meta.reserve(meta);
         let rest = landing.payload.as_mut().map_or(&mut [][..], |buffer| buffer.memory().spare_capacity_mut());
@@ -98,9 +100,10 @@ unsafe fn complete(fetch: *mut Fetch, status: sys::ucs_status_t, length: Option<
     // SAFETY: the caller's promise.
     let Fetch { mut landing, fetched, worker, .. } = *unsafe { Box::from_raw(fetch) };
     let Lengths { meta, payload } = landing.lengths;
+    let expected = meta - landing.meta.len() + payload;
     if status != sys::ucs_status_t_UCS_OK {
         fetched(Err(status_string(status)));
-    } else if length.is_some_and(|length| length != meta + payload) {
+    } else if length.is_some_and(|length| length != expected) {
         fetched(Err("the body has another length than it was announced with"));
     } else {
         // SAFETY: the operation succeeded, so UCX has written that many bytes into the room reserved for them.

@@ -1,17 +1,20 @@
 //! What a peer may send that knows the token, or does not: each message is refused for what it is, and costs little.
 
-use std::{collections::HashMap, env, fs, process::Command};
+use std::{collections::HashMap, env, fs, process::Command, sync::Mutex};
 
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 
 use super::{
-    message::{Header, Kind, Message, Token},
+    message::{Header, Kind, MOST_PARTS, Message, Piece, SMALL_META, Token},
+    parts::{PART, parts_of},
+    worker::{Arrival, Handler},
     *,
 };
 use crate::{
     DataPlane, Endpoint as DataEndpoint, Frame, FrameHeader, FrameKind, Meta, NoObserver, PayloadType,
     codec::{self, HEADER_BYTES},
+    local::lock,
     quic::{QuicConfig, Security},
     sim::Draw,
 };
@@ -69,9 +72,7 @@ async fn pair_of(config: UcxConfig) -> Pair {
 
 /// The only link of a transport, as it is addressed.
 fn only(transport: &UcxTransport) -> (Arc<Core>, Addressee) {
-    let links = lock(&transport.shared.table.links);
-    let (link, entry) = links.iter().next().expect("there is a link");
-    (entry.core.upgrade().expect("it is held"), Addressee { token: entry.token, link: *link })
+    transport.shared.table.held().into_iter().next().expect("there is a link")
 }
 
 fn frame(payload: usize) -> Frame {
@@ -102,8 +103,17 @@ async fn works(pair: &Pair) {
 
 /// Sends over the only link of a transport.
 fn post(near: &UcxTransport, message: Message, frame: Option<&[u8; HEADER_BYTES]>, body: Bytes) {
+    post_piece(near, message, frame.map(Piece::whole), body);
+}
+
+fn post_piece(near: &UcxTransport, message: Message, piece: Option<Piece<'_>>, body: Bytes) {
     let (core, _) = only(near);
-    core.met.endpoint.send(Header::new(&core.met.theirs, message, frame), Meta::default(), body);
+    core.met.endpoint.enter().expect("it is open").send(
+        &Header::new(&core.met.theirs, message, piece),
+        Meta::default(),
+        &body,
+        0..body.len(),
+    );
 }
 
 /// Fills channels of the only link of a transport, from one on, with a frame each that nobody asked for.
@@ -143,8 +153,14 @@ async fn a_message_without_the_token_reaches_nobody() {
     for to in strangers {
         let said = frame(4);
         let message = Message { kind: Kind::Frame, channel: 0, number: 0 };
-        let header = Header::new(&to, message, Some(&first_bytes(&said)));
-        core.met.endpoint.send(header, Meta::default(), said.payload);
+        let first = first_bytes(&said);
+        let header = Header::new(&to, message, Some(Piece::whole(&first)));
+        core.met.endpoint.enter().expect("it is open").send(
+            &header,
+            Meta::default(),
+            &said.payload,
+            0..said.payload.len(),
+        );
     }
     works(&pair).await;
     assert_eq!(pair.counts.of("ucx_token"), 2);
@@ -186,6 +202,99 @@ async fn a_frame_sent_twice_ends_the_link() {
     pair.send(Kind::Frame, [100, 0], Some(&header), &[0; 8]);
     let error = pair.end().await;
     assert!(error.contains("the peer has sent a frame twice"), "{error}");
+}
+
+/// A frame in parts, of which each may be sent, and sent wrongly.
+struct InParts {
+    first: [u8; HEADER_BYTES],
+    payload: Bytes,
+    parts: u8,
+}
+
+impl InParts {
+    fn new(payload: usize) -> Self {
+        let payload = Bytes::from((0..payload).map(|index| (index * 31 + (index >> 8)) as u8).collect::<Vec<_>>());
+        let first = first_bytes(&Frame { payload: payload.clone(), ..frame(2) });
+        Self { first, parts: parts_of(payload.len()), payload }
+    }
+
+    fn body(&self, part: u8) -> Bytes {
+        let range = codec::cut(self.payload.len(), self.parts.into()).nth(part.into()).expect("there is such a part");
+        self.payload.slice(range)
+    }
+
+    fn send(&self, pair: &Pair, part: u8) {
+        self.send_as(pair, Piece { part, parts: self.parts, ..Piece::whole(&self.first) }, self.body(part));
+    }
+
+    fn send_as(&self, pair: &Pair, piece: Piece<'_>, body: Bytes) {
+        post_piece(&pair.near, Message { kind: Kind::Frame, channel: 100, number: 0 }, Some(piece), body);
+    }
+}
+
+#[tokio::test]
+async fn parts_come_in_any_order_and_are_read_once_all_are_here() {
+    let (pair, sent) = (pair().await, InParts::new(3 * PART + 100));
+    assert_eq!(sent.parts, 4);
+    for part in [2, 0, 3] {
+        sent.send(&pair, part);
+    }
+    // The frame after it is here, and waits for it.
+    pair.send(Kind::Frame, [100, 1], Some(&first_bytes(&frame(8))), &[0; 8]);
+    let mut far = within(pair.far_link.accept()).await.expect("the link is up");
+    works(&pair).await;
+    let waits = futures_util::future::poll_immediate(far.receiver.receive()).await;
+    assert!(waits.is_none(), "{waits:?}");
+    sent.send(&pair, 1);
+    let got = within(far.receiver.receive()).await.expect("the link is up").expect("it is whole");
+    assert!(got.payload == sent.payload && got.payload.as_ptr().addr().is_multiple_of(64));
+    within(far.receiver.receive()).await.expect("the link is up").expect("the next has come");
+}
+
+#[tokio::test]
+async fn what_is_no_part_of_its_frame_ends_the_link() {
+    let sent = InParts::new(2 * PART);
+    let mut other = sent.first;
+    other[20] ^= 1;
+    let (mut none, mut much) = (sent.first, sent.first);
+    none[0] = b'H';
+    much[40..48].copy_from_slice(&u64::MAX.to_le_bytes());
+    let second = Piece { part: 1, parts: 2, ..Piece::whole(&sent.first) };
+    let wrong = [
+        ("another length", second, sent.body(1).slice(2..)),
+        ("the same again", Piece { part: 0, ..second }, sent.body(0)),
+        ("another frame", Piece { frame: &other, ..second }, sent.body(1)),
+        ("another number of parts", Piece { parts: 3, ..second }, sent.body(1)),
+        ("a meta that the frame does not have", Piece { meta: &[7; SMALL_META], ..second }, sent.body(1)),
+        ("no frame", Piece { frame: &none, parts: MOST_PARTS as u8, ..second }, sent.body(1)),
+        ("too large a frame", Piece { frame: &much, ..second }, sent.body(1)),
+    ];
+    for (what, piece, body) in wrong {
+        let pair = pair().await;
+        if !what.ends_with("frame") || what.starts_with("another") {
+            sent.send(&pair, 0);
+        }
+        sent.send_as(&pair, piece, body);
+        let error = pair.end().await;
+        assert!(
+            error.contains("is no part of its frame") || error.contains("parts of what is no frame"),
+            "{what}: {error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn frames_begun_and_never_finished_hold_no_more_than_their_link_may() {
+    let pair = pair_of(UcxConfig { receive_window: 1 << 20, ..over("shm") }).await;
+    let sent = InParts::new(MOST_PARTS * PART);
+    // A little of each, and the whole counts.
+    let frames = (windows::largest() + (1 << 20)) / sent.payload.len() as u64;
+    for number in 0..=frames {
+        let piece = Piece { part: 63, parts: 64, ..Piece::whole(&sent.first) };
+        post_piece(&pair.near, Message { kind: Kind::Frame, channel: 100, number }, Some(piece), sent.body(63));
+    }
+    let error = pair.end().await;
+    assert!(error.contains("more than the window lets it"), "{error}");
 }
 
 #[tokio::test]
@@ -382,7 +491,10 @@ async fn whatever_comes_is_refused_or_read() {
         let channel = draw.below(40) as u64;
         let said = frame(2 * draw.below(50));
         let first = first_bytes(&said);
-        let header = Header::new(&own, Message { kind, channel, number }, (kind == Kind::Frame).then_some(&first));
+        let parts = (draw.below(2) * draw.below(5)) as u8;
+        let part = draw.below(usize::from(parts).max(1)) as u8;
+        let piece = Piece { part, parts, ..Piece::whole(&first) };
+        let header = Header::new(&own, Message { kind, channel, number }, (kind == Kind::Frame).then_some(piece));
         let (mut header, mut body) = (header.as_bytes().to_vec(), said.payload.to_vec());
         if draw.below(2) == 0 {
             // The token stays, or nothing else would be looked at.

@@ -30,7 +30,8 @@ const KEPT: usize = 256;
 
 /// Takes what arrives. It is called with UCX's lock held: it must not wait for whoever may be calling UCX.
 pub(super) trait Handler: Send + Sync + 'static {
-    fn arrived(&self, header: &[u8], body: Arrival<'_>);
+    /// Says whether somebody may have waited for it.
+    fn arrived(&self, header: &[u8], body: Arrival<'_>) -> bool;
 }
 
 /// The body of a message.
@@ -79,11 +80,24 @@ pub(super) struct Worker {
     /// Memory of messages that are out.
     #[expect(clippy::vec_box, reason = "UCX is given their addresses")]
     kept: Mutex<Vec<Box<Sending>>>,
+    /// Whether somebody looks for what comes.
+    watched: AtomicBool,
+    /// Whether looking before sleeping pays.
+    spins: bool,
     /// Whether somebody drives it.
     driven: AtomicBool,
     winding: AtomicBool,
     /// Outlives the worker.
     context: Context,
+}
+
+/// Somebody looks, until it is dropped.
+struct Watch<'a>(&'a AtomicBool);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 // SAFETY: the worker is made for many threads, `handler` points to something that is Send and Sync and is never changed.
@@ -92,7 +106,7 @@ unsafe impl Send for Worker {}
 unsafe impl Sync for Worker {}
 
 impl Worker {
-    pub fn new(context: Context, handler: Box<dyn Handler>) -> Result<Arc<Self>, TransportError> {
+    pub fn new(context: Context, handler: Box<dyn Handler>, spins: bool) -> Result<Arc<Self>, TransportError> {
         let params = sys::ucp_worker_params {
             field_mask: u64::from(sys::ucp_worker_params_field_UCP_WORKER_PARAM_FIELD_THREAD_MODE),
             thread_mode: sys::ucs_thread_mode_t_UCS_THREAD_MODE_MULTI,
@@ -118,6 +132,8 @@ impl Worker {
             endpoints: AtomicUsize::new(0),
             nudge: Notify::new(),
             kept: Mutex::default(),
+            watched: AtomicBool::new(false),
+            spins,
             driven: AtomicBool::new(false),
             winding: AtomicBool::new(false),
             context,
@@ -199,12 +215,31 @@ impl Worker {
 
     /// Does what there is to do; says whether there was anything at one of so many looks.
     pub fn progress(&self, looks: usize) -> bool {
+        let Some(_watch) = self.watch() else { return false };
         let _pass = self.enter();
         // SAFETY: the worker lives, and its handler does not call this.
         (0..looks).any(|_| unsafe { sys::ucp_worker_progress(self.raw) } != 0)
     }
 
-    /// Whether something arrived since this was asked last.
+    /// Looks for what is about to come, for whoever would else wait to be woken: until something came, some six microseconds at
+    /// most, and not where somebody else looks.
+    pub fn look(&self) {
+        const LOOKS: usize = 512;
+        if !self.spins {
+            return;
+        }
+        let Some(_watch) = self.watch() else { return };
+        let _pass = self.enter();
+        // SAFETY: the worker lives, and its handler does not call this.
+        let _ = (0..LOOKS).any(|_| unsafe { sys::ucp_worker_progress(self.raw) } != 0 && self.has_delivered());
+    }
+
+    /// Allows looking, which many at once would only hinder each other in.
+    fn watch(&self) -> Option<Watch<'_>> {
+        (!self.watched.swap(true, Ordering::Acquire)).then_some(Watch(&self.watched))
+    }
+
+    /// Whether something arrived that may be waited for since this was asked last.
     pub fn has_delivered(&self) -> bool {
         // SAFETY: it lives as long as the worker, and only what may be shared is touched.
         unsafe { &(*self.handler).delivered }.swap(false, Ordering::Relaxed)
@@ -314,6 +349,18 @@ fn refused(what: &str, status: sys::ucs_status_t) -> TransportError {
     failed(format!("{what}: {}", status_string(status)), remedy)
 }
 
+/// Has the first lines of a body come from the core that wrote them, while it is looked up where they go.
+fn prefetch(data: *const c_void, length: usize) {
+    const LINE: usize = 64;
+    const LINES: usize = 16;
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..length.div_ceil(LINE).min(LINES) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which faults nowhere.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(data.cast::<i8>().wrapping_add(line * LINE)) };
+    }
+}
+
 /// UCX's callback for messages.
 unsafe extern "C" fn arrived(
     handler: *mut c_void,
@@ -325,7 +372,6 @@ unsafe extern "C" fn arrived(
 ) -> sys::ucs_status_t {
     // SAFETY: set by `listen`, and freed only after the worker.
     let Receiving { handler, delivered } = unsafe { &*handler.cast::<Receiving>() };
-    delivered.store(true, Ordering::Relaxed);
     // SAFETY: UCX gives valid parameters for the time of the call.
     let attributes = unsafe { (*param).recv_attr };
     let header = match header_length {
@@ -333,16 +379,18 @@ unsafe extern "C" fn arrived(
         // SAFETY: UCX gives that many bytes for the time of the call.
         length => unsafe { slice::from_raw_parts(header.cast(), length) },
     };
-    if attributes & u64::from(sys::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 {
-        handler.arrived(header, Arrival::Announced(Announced::new(data, length)));
-        // What was fetched stays with UCX by the start of the fetch; the rest is refused by this.
-        return sys::ucs_status_t_UCS_OK;
-    }
+    prefetch(data, length);
     let body = match length {
-        0 => &[][..],
+        // What is fetched stays with UCX by the start of the fetch; the rest is refused by what this returns.
+        _ if attributes & u64::from(sys::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 => {
+            Arrival::Announced(Announced::new(data, length))
+        }
+        0 => Arrival::Whole(&[]),
         // SAFETY: without the flag above the data are here, for the time of the call.
-        length => unsafe { slice::from_raw_parts(data.cast_const().cast(), length) },
+        length => Arrival::Whole(unsafe { slice::from_raw_parts(data.cast_const().cast(), length) }),
     };
-    handler.arrived(header, Arrival::Whole(body));
+    if handler.arrived(header, body) {
+        delivered.store(true, Ordering::Relaxed);
+    }
     sys::ucs_status_t_UCS_OK
 }
