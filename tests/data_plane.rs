@@ -106,6 +106,38 @@ fn what_ucx_cannot_have_ends_a_cluster_at_its_start() {
     }
 }
 
+/// Room for one host in shared memory, which is all that a command finds.
+const LITTLE_ROOM: &str =
+    "exec unshare -rm sh -c 'mount -t tmpfs -o size=24m none /dev/shm && exec \"$0\" \"$@\"' \"$0\" \"$@\";";
+
+#[test]
+fn shared_memory_for_some_hosts_only_ends_a_cluster_at_its_start() {
+    let spec = ClusterSpec { contexts: 3, model: None, method: "[attention.dense]", listen: "127.0.0.1:0".into() };
+    let cluster = Cluster::written(BINARY, &spec, |text| text.replace("[api]", "[transport]\ndata = \"ucx\"\n\n[api]"));
+    if !behind(&cluster, LITTLE_ROOM, &["version"]).output().is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: no mount of one's own may be made here");
+        return;
+    }
+    let run = |command: &[&str]| {
+        let output = behind(&cluster, LITTLE_ROOM, command).output().expect("a shell");
+        (
+            output.status.code(),
+            [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat(),
+        )
+    };
+    let (code, said) = run(&["validate"]);
+    assert_eq!(code, Some(0), "one has room: {said}");
+    for command in [&["up", "--detach"][..], &["node", "--join", "127.0.0.1:1"]] {
+        let started = Instant::now();
+        let (code, said) = run(command);
+        assert_eq!(code, Some(3), "{command:?}: {said}");
+        let words = ["for host 2 of 4 on this machine", "see that", "/dev/shm"];
+        assert!(words.iter().all(|words| said.contains(words)), "{command:?}: {said}");
+        assert!(started.elapsed() < SOON, "{command:?} took {:?}", started.elapsed());
+    }
+    assert!(cluster.try_status().is_none(), "nothing is left running");
+}
+
 #[test]
 fn what_ucx_cannot_have_is_told_where_quic_takes_its_place() {
     for Obstacle { shell, interfaces, words } in OBSTACLES {

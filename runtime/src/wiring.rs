@@ -33,7 +33,7 @@ use futures_util::future::try_join_all;
 
 mod data;
 
-pub use data::{known, memory_alone, try_ucx, usable};
+pub use data::{all_fit, known, memory_alone, try_ucx, usable};
 
 use crate::{
     calibration,

@@ -170,12 +170,25 @@ impl UcxTransport {
         Ok(Self { shared, accepted: AsyncMutex::new(accepted) })
     }
 
-    /// What UCX finds here, each transport with its device, such as `tcp/eth0`; the error says why it cannot be had, and what to
-    /// do. Nothing is kept.
-    pub fn probe(config: &UcxConfig) -> Result<Vec<String>, TransportError> {
-        let context = Context::new(config)?;
-        let found = context.found();
-        Worker::new(context, Box::new(Arc::new(Table::default())), false).map(|_| found)
+    /// What UCX finds here for so many transports at once, each of its own with its device, such as `tcp/eth0`; the error says why
+    /// one of them cannot be had, and what to do. Nothing is kept.
+    pub fn probe(configs: &[UcxConfig]) -> Result<Vec<Vec<String>>, TransportError> {
+        let mut workers = Vec::with_capacity(configs.len());
+        let mut found = Vec::with_capacity(configs.len());
+        for config in configs {
+            let worker = Context::new(config).and_then(|context| {
+                found.push(context.found());
+                Worker::new(context, Box::new(Arc::new(Table::default())), false)
+            });
+            workers.push(worker.map_err(|error| match error {
+                TransportError::Ucx { cause, remedy } if !workers.is_empty() => TransportError::Ucx {
+                    cause: format!("{cause}, for host {} of {} on this machine", workers.len() + 1, configs.len()),
+                    remedy,
+                },
+                error => error,
+            })?);
+        }
+        Ok(found)
     }
 
     async fn connect_to(&self, address: SocketAddr) -> Result<Arc<dyn Link>, TransportError> {

@@ -81,6 +81,33 @@ async fn a_setting_that_is_wrong_is_named() {
     }
 }
 
+/// Of a size that UCX begins to lay out its memory in, and that is too small before it is done.
+const LITTLE: &str = "mount -t tmpfs -o size=17m none /dev/shm && exec \"$0\" \"$@\"";
+
+#[tokio::test]
+#[ignore = "it needs little shared memory; another starts it"]
+async fn too_little_shared_memory() {
+    let said = refusal(over("posix"));
+    assert!(said.contains("its worker cannot be made") && said.contains("/dev/shm"), "{said}");
+}
+
+#[test]
+fn shared_memory_that_fills_up_meanwhile_is_named() {
+    let apart = |program: &std::path::Path| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["-rm", "sh", "-c", LITTLE]).arg(program);
+        command
+    };
+    if !apart("true".as_ref()).status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: no mount of one's own may be made here");
+        return;
+    }
+    let mut child = apart(&std::env::current_exe().expect("a test is a program"));
+    let output = child.args(["--ignored", "--exact", "too_little_shared_memory"]).output().expect("it ran above");
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(output.status.success() && said.contains("1 passed"), "{:?}: {said}", output.status);
+}
+
 /// A QUIC endpoint that takes links of frames, and vouches for those of UCX by the words of another version.
 fn of_another_version() -> quinn::Endpoint {
     let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");

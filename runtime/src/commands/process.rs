@@ -124,6 +124,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
     wiring::known(&cluster.data).and_then(|()| wiring::usable(&cluster, &hosts))?;
     let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
+    wiring::all_fit(&cluster, &hosts)?;
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();
     let launch = Launch::new(cluster_file(globals)?, args.join)?;

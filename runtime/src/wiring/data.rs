@@ -2,7 +2,7 @@
 //! frame that comes wakes that thread alone, which answers it.
 
 #[cfg(feature = "ucx")]
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, slice};
 use std::{env, net::SocketAddr, sync::Arc, thread, time::Duration};
 
 #[cfg(feature = "ucx")]
@@ -144,8 +144,9 @@ pub fn try_ucx(cluster: &Cluster, hosts: &[&Host]) -> Option<Result<Vec<String>,
     let mut configs: Vec<UcxConfig> = hosts.iter().map(|host| ucx_config(cluster, host)).collect();
     configs.dedup_by(|one, other| one.interfaces == other.interfaces);
     wanted.then(|| {
-        let found = configs.iter().map(UcxTransport::probe).collect::<Result<Vec<_>, _>>()?;
-        let all: BTreeSet<String> = found.into_iter().flatten().collect();
+        let found = configs.iter().map(|config| UcxTransport::probe(slice::from_ref(config)));
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        let all: BTreeSet<String> = found.into_iter().flatten().flatten().collect();
         Ok(all.into_iter().collect())
     })
 }
@@ -165,6 +166,19 @@ pub fn usable(cluster: &Cluster, hosts: &[&Host]) -> Result<(), CliError> {
         Some(Err(error)) => Err(transport_refusal(&error)),
         _ => Ok(()),
     }
+}
+
+/// Refuses hosts of this machine, none of which runs yet, where tensors are to travel over UCX alone and not all of them can have it
+/// at once: `/dev/shm` may have room for some.
+pub fn all_fit(cluster: &Cluster, hosts: &[&Host]) -> Result<(), CliError> {
+    #[cfg(feature = "ucx")]
+    if cluster.data.transport == DataTransport::Ucx {
+        let configs: Vec<UcxConfig> = hosts.iter().map(|host| ucx_config(cluster, host)).collect();
+        return UcxTransport::probe(&configs).map(drop).map_err(|error| transport_refusal(&error));
+    }
+    #[cfg(not(feature = "ucx"))]
+    let _ = (cluster, hosts);
+    Ok(())
 }
 
 #[cfg(not(feature = "ucx"))]

@@ -63,6 +63,8 @@ const LAYOUT: &[(&str, &str)] = &[
     ("MM_FIFO_SIZE", "256"),
     // A part of a payload fits, with the longest header of ours and what UCX says before it: it is written straight into the queue.
     ("MM_FIFO_ELEM_SIZE", "8640"),
+    // Of a /dev/shm that fills up UCX would else take other memory for it, which nobody shares, and end the process (SIGSEGV).
+    ("MM_ALLOC", "md"),
 ];
 
 /// What UCX is told unless the configuration says otherwise.

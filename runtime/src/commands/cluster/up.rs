@@ -18,7 +18,7 @@ use crate::{
     logging,
     node::{Launch, NodeAgent, Tie, local_hosts},
     readiness::Wait,
-    wiring::runtime,
+    wiring::{self, runtime},
 };
 
 /// Starts the cluster and stays, or leaves it in the background.
@@ -39,6 +39,7 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
     // A supervisor that somebody else started is not ours to keep.
     drop(data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?);
     seat.publish_pid()?;
+    wiring::all_fit(&cluster, &local_hosts(&cluster))?;
     if credentials::found(&cluster)? {
         let folder = credentials::ca_folder(&cluster);
         globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
