@@ -22,6 +22,10 @@ use crate::{
 /// Bytes of a part at most.
 pub(super) const PART: usize = 8 << 10;
 
+/// Frames of a link that may have begun and not be whole at a time: each is looked for among them. A sender finishes one after
+/// another.
+const MOST_BEGUN: usize = 1024;
+
 /// How many parts a payload goes in; 0 where it goes as it is.
 pub(super) fn parts_of(payload: usize) -> u8 {
     match payload.div_ceil(PART) {
@@ -71,7 +75,7 @@ impl Core {
         let known = begun.iter().rposition(|begun| begun.place == place && begun.channel.id == channel);
         let index = known.unwrap_or(begun.len());
         if known.is_none() {
-            match self.begin(channel, place, &piece) {
+            match self.begin(begun.len(), (channel, place), &piece) {
                 Ok(frame) => begun.push(frame),
                 Err(cause) => {
                     cause.into_iter().for_each(|cause| self.refuse(cause));
@@ -96,9 +100,18 @@ impl Core {
         true
     }
 
-    /// A frame of which this is the first part to come; the error says why it is none, if the link is to end for it.
-    fn begin(&self, channel: u64, place: u64, piece: &Piece<'_>) -> Result<Begun, Option<&'static str>> {
+    /// A frame of which this is the first part to come, where so many others have begun; the error says why it is none, if the link
+    /// is to end for it.
+    fn begin(
+        &self,
+        begun: usize,
+        (channel, place): (u64, u64),
+        piece: &Piece<'_>,
+    ) -> Result<Begun, Option<&'static str>> {
         let channel = self.known_or_new(channel).ok_or(None)?;
+        if begun >= MOST_BEGUN {
+            return Err(Some("the peer begins frames and does not finish them"));
+        }
         let (header, lengths) =
             codec::decode_header(piece.frame).map_err(|_| Some("the peer sends parts of what is no frame"))?;
         let (charge, _) = self.admit(&channel, weight(lengths.meta, lengths.payload))?;

@@ -298,6 +298,17 @@ async fn frames_begun_and_never_finished_hold_no_more_than_their_link_may() {
 }
 
 #[tokio::test]
+async fn small_frames_begun_and_never_finished_are_not_kept_by_the_thousand() {
+    let (pair, sent) = (pair().await, InParts::new(PART + 2));
+    for number in 0..2000 {
+        let piece = Piece { part: 1, parts: 2, ..Piece::whole(&sent.first) };
+        post_piece(&pair.near, Message { kind: Kind::Frame, channel: 100, number }, Some(piece), sent.body(1));
+    }
+    let error = pair.end().await;
+    assert!(error.contains("begins frames and does not finish them"), "{error}");
+}
+
+#[tokio::test]
 async fn credit_for_what_was_never_sent_ends_the_link() {
     let pair = pair().await;
     let mut far = within(pair.far_link.open()).await.expect("the link is up");
