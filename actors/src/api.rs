@@ -12,7 +12,7 @@ mod waiting;
 
 use std::{collections::BTreeMap, fmt};
 
-use asterism_models::{QuerySeparator, Sampling};
+use asterism_models::{QuerySeparator, Sampling, Written};
 use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{
@@ -70,7 +70,8 @@ pub struct JobRequest {
     /// Go on after the model's end-of-sequence tokens (fixtures and benchmarks).
     #[serde(default)]
     pub ignore_eos: bool,
-    /// Whether the model's chat template is applied; it needs context and query as text.
+    /// Whether the model's chat template is applied; it needs context and query as text. Special tokens' names in them are text
+    /// then, where raw text names tokens.
     #[serde(default = "yes")]
     pub chat_template: bool,
     /// What stands between context and query where both are text, a part of the query's tokens; absent: what the session or
@@ -133,6 +134,9 @@ pub enum Prompt {
     Text(String),
     /// Token ids of the cluster's model.
     Tokens(Vec<u32>),
+    /// Text that a chat template wrote around messages; requests never bring one.
+    #[schemars(skip)]
+    Written(Written),
 }
 
 /// By hand, since serde would hold every token of an untagged list several times over.
@@ -172,6 +176,12 @@ impl From<String> for Prompt {
     }
 }
 
+impl From<Written> for Prompt {
+    fn from(written: Written) -> Self {
+        Self::Written(written)
+    }
+}
+
 impl From<&str> for Prompt {
     fn from(text: &str) -> Self {
         Self::Text(text.to_string())
@@ -179,11 +189,20 @@ impl From<&str> for Prompt {
 }
 
 impl Prompt {
+    /// Its text, if it has one.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Written(written) => Some(written.text()),
+            Self::Tokens(_) => None,
+        }
+    }
+
     /// Whether there is nothing but white space in it.
     pub fn is_blank(&self) -> bool {
         match self {
-            Self::Text(text) => text.trim().is_empty(),
             Self::Tokens(ids) => ids.is_empty(),
+            _ => self.text().is_none_or(|text| text.trim().is_empty()),
         }
     }
 }

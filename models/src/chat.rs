@@ -3,6 +3,7 @@
 mod around;
 mod frame;
 mod source;
+mod written;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,7 @@ use crate::config::parse;
 use crate::{Checkpoint, ModelError, Tokenizer};
 pub use frame::{Conversation, Frame, Speaker, Turn};
 pub use source::TemplateSource;
+pub use written::Written;
 
 /// Puts a context and a query into the form the model was trained on.
 pub struct ChatTemplate {
@@ -57,11 +59,11 @@ impl ChatTemplate {
     /// The context string, which begins with BOS, header and task text and ends where the context does, and the query
     /// string, which ends where the answer begins (Star Attention's split). They are tokenised apart. Without a template:
     /// BOS and the context, the query. Nothing is put between the two: a separator comes with the query.
-    pub fn split(&self, context: &str, query: &str) -> Result<(String, String), ModelError> {
+    pub fn split(&self, context: &str, query: &str) -> Result<(Written, Written), ModelError> {
         match &self.frame {
             Some(Ok(frame)) => Ok(frame.split(context, query)?),
             Some(Err(refusal)) => Err(refusal.clone().into()),
-            None => Ok((format!("{}{context}", self.bos), query.to_owned())),
+            None => Ok((self.document(context), Written::message(query))),
         }
     }
 
@@ -73,8 +75,11 @@ impl ChatTemplate {
             Some(Err(refusal)) => Err(refusal.clone().into()),
             None => {
                 let (last, earlier) = turns.split_last().ok_or(TemplateRefusal::order())?;
-                let head = earlier.iter().flat_map(|turn| [turn.text.as_str(), separator]);
-                let head = [self.bos.as_str()].into_iter().chain(head).collect();
+                let mut head = Written::from(self.bos.clone());
+                for turn in earlier {
+                    head.push_message(&turn.text);
+                    head.push(separator);
+                }
                 Ok(Conversation { head, last: last.text.clone(), tail: String::new() })
             }
         }
@@ -92,6 +97,13 @@ impl ChatTemplate {
     /// What stands before every text.
     pub fn bos(&self) -> &str {
         &self.bos
+    }
+
+    /// A context behind what stands before every text.
+    pub fn document(&self, context: &str) -> Written {
+        let mut document = Written::from(self.bos.clone());
+        document.push_message(context);
+        document
     }
 }
 
@@ -194,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_template_with_headers_is_cut_where_the_context_ends() {
-        let (context, query) = chat(HEADERS).split("  Read this.\n\nA <b>, & 'c'.\n", "What is b? \n").unwrap();
+        let (context, query) = split(&chat(HEADERS), "  Read this.\n\nA <b>, & 'c'.\n", "What is b? \n");
         assert_eq!(
             context,
             "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nYou are a helpful assistant.<|eot_id|>\
@@ -203,10 +215,17 @@ mod tests {
         assert_eq!(query, "What is b?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
     }
 
+    fn split(chat: &ChatTemplate, context: &str, query: &str) -> (String, String) {
+        let (context, query) = chat.split(context, query).unwrap();
+        (context.text().to_owned(), query.text().to_owned())
+    }
+
     #[test]
     fn the_embedded_model_puts_bos_before_the_context_and_nothing_else() {
-        let split = embedded().split(" a context\n", "a query ").unwrap();
-        assert_eq!(split, ("<|begin_of_text|> a context\n".to_owned(), "a query ".to_owned()));
+        assert_eq!(
+            split(&embedded(), " a context\n", "a query "),
+            ("<|begin_of_text|> a context\n".to_owned(), "a query ".to_owned())
+        );
     }
 
     #[test]
@@ -214,7 +233,7 @@ mod tests {
         let base = ChatTemplate { bos: "<s>".into(), frame: None };
         let turns = [turn(Speaker::System, "a"), turn(Speaker::User, "b"), turn(Speaker::User, "c")];
         assert_eq!(joined(&base.conversation(&turns, "\n").unwrap()), "<s>a\nb\nc");
-        assert_eq!(base.split("context", " query").unwrap(), ("<s>context".to_owned(), " query".to_owned()));
+        assert_eq!(split(&base, "context", " query"), ("<s>context".to_owned(), " query".to_owned()));
     }
 
     fn turn(speaker: Speaker, text: &str) -> Turn {
@@ -222,7 +241,7 @@ mod tests {
     }
 
     fn joined(conversation: &Conversation) -> String {
-        [conversation.head.as_str(), &conversation.last, &conversation.tail].concat()
+        [conversation.head.text(), &conversation.last, &conversation.tail].concat()
     }
 
     /// As ChatML has it, with a default system message.
@@ -377,16 +396,16 @@ mod tests {
             (base, "<s>", ""),
         ] {
             let asked = QuerySeparator::PARAGRAPH.before("What is b?");
-            let (context, query) = template.split("A b.", &asked).unwrap();
+            let (context, query) = split(&template, "A b.", &asked);
             assert_eq!(query, format!("\n\nWhat is b?{tail}"));
             assert!(context.starts_with(head) && context.ends_with("A b."), "{context}");
-            assert_eq!(template.split("A b.", "What is b?").unwrap().0, context);
+            assert_eq!(split(&template, "A b.", "What is b?").0, context);
         }
     }
 
     #[test]
     fn a_boundary_in_the_text_is_no_boundary() {
-        let (context, query) = embedded().split("a\u{f8ff}\u{e000}b", "\u{f8ff}?").unwrap();
+        let (context, query) = split(&embedded(), "a\u{f8ff}\u{e000}b", "\u{f8ff}?");
         assert_eq!((context.as_str(), query.as_str()), ("<|begin_of_text|>a\u{f8ff}\u{e000}b", "\u{f8ff}?"));
     }
 
@@ -409,7 +428,7 @@ mod tests {
         let thinks = "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}\
                       {% set c = c.split('</think>')[-1] %}{% endif %}<|user|>{{ c.strip('\\n') }}<|end|>{% endfor %}";
         let chat = chat(thinks);
-        let split = chat.split("\n\n a context\n", "\na query \n").unwrap();
+        let split = split(&chat, "\n\n a context\n", "\na query \n");
         assert_eq!(split, ("<|user|> a context\n".to_owned(), "\na query <|end|>".to_owned()));
         let error = chat.split("thought</think> a context", "a query").unwrap_err();
         assert!(error.code() == "chat_template" && error.to_string().contains("</think>"), "{error}");
@@ -434,7 +453,7 @@ mod tests {
     #[test]
     fn blocks_that_mark_training_text_render_as_they_are() {
         let template = "{{ bos_token }}{% generation %}{{ messages[0].content }} {%- endgeneration -%} {{ '.' }}{% if";
-        let (context, query) = chat(&template[..template.len() - 5]).split("a", "b").unwrap();
+        let (context, query) = split(&chat(&template[..template.len() - 5]), "a", "b");
         assert_eq!((context.as_str(), query.as_str()), ("<|begin_of_text|>a", "b."));
     }
 

@@ -18,7 +18,7 @@ mod separator;
 mod synthetic;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, Conversation, Frame, Speaker, TemplateRefusal, TemplateSource, Turn};
+pub use chat::{ChatTemplate, Conversation, Frame, Speaker, TemplateRefusal, TemplateSource, Turn, Written};
 pub use checkpoint::{Checkpoint, KnownShape};
 pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Loading, Parts, Projected, SharedWeights};

@@ -2,12 +2,14 @@
 
 mod bytes;
 mod cuts;
+mod specials;
 
 use std::sync::Arc;
 
 use cuts::Cuts;
+use specials::Specials;
 
-use crate::{Checkpoint, ModelError};
+use crate::{Checkpoint, ModelError, Written};
 
 /// A checkpoint's tokenizer; clones share it.
 #[derive(Clone)]
@@ -15,6 +17,7 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     /// Where texts can be cut, if anywhere.
     cuts: Option<Arc<Cuts>>,
+    specials: Arc<Specials>,
     /// Most bytes of text that a token stands for.
     token_bytes: usize,
 }
@@ -40,7 +43,8 @@ impl Tokenizer {
         // A character of a byte-level vocabulary is a byte.
         let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(1);
         let token_bytes = cuts.as_ref().map_or(longest, |cuts| cuts.token_bytes(longest));
-        Ok(Self { inner: Arc::new(inner), cuts, token_bytes })
+        let specials = Arc::new(Specials::of(json));
+        Ok(Self { inner: Arc::new(inner), cuts, specials, token_bytes })
     }
 
     /// Most bytes of text that can come to `tokens` tokens, or that are tokenised at all.
@@ -51,26 +55,30 @@ impl Tokenizer {
         }
     }
 
-    /// As [`Tokenizer::encode`], in slices and no further than to `most` tokens, so that a text that does not fit costs little.
+    /// As [`Tokenizer::encode`], but that messages name no special token; in slices and no further than to `most` tokens, so
+    /// that a text that does not fit costs little.
     ///
     /// # Errors
     /// [`ModelError::TooManyBytes`], [`ModelError::TooManyTokens`] or [`ModelError::Uncut`], all with code
     /// `context_too_long`.
-    pub fn encode_most(&self, text: &str, most: usize) -> Result<Vec<u32>, ModelError> {
-        if text.len() > self.most_bytes(most) {
-            return Err(ModelError::TooManyBytes { bytes: text.len(), most: self.most_bytes(most) });
+    pub fn encode_most(&self, written: &Written, most: usize) -> Result<Vec<u32>, ModelError> {
+        let bytes = written.text().len();
+        if bytes > self.most_bytes(most) {
+            return Err(ModelError::TooManyBytes { bytes, most: self.most_bytes(most) });
         }
-        let (mut ids, mut rest) = (Vec::new(), text);
-        while !rest.is_empty() {
-            let part = match &self.cuts {
-                Some(cuts) => cuts.part(rest).map_err(|most| ModelError::Uncut { most })?,
-                None => rest,
-            };
-            ids.extend_from_slice(self.inner.encode_fast(part, false).map_err(refused)?.get_ids());
-            if ids.len() > most {
-                return Err(ModelError::TooManyTokens { most });
+        let mut ids = Vec::new();
+        for mut rest in self.specials.apart(written) {
+            while !rest.is_empty() {
+                let part = match &self.cuts {
+                    Some(cuts) => cuts.part(rest).map_err(|most| ModelError::Uncut { most })?,
+                    None => rest,
+                };
+                ids.extend_from_slice(self.inner.encode_fast(part, false).map_err(refused)?.get_ids());
+                if ids.len() > most {
+                    return Err(ModelError::TooManyTokens { most });
+                }
+                rest = &rest[part.len()..];
             }
-            rest = &rest[part.len()..];
         }
         Ok(ids)
     }
@@ -247,6 +255,17 @@ mod tests {
         let mut stream = TextStream::new(tokenizer, Vec::new());
         assert_eq!(stream.push(ids[0]).unwrap(), "");
         assert!(stream.finish().unwrap().contains(char::REPLACEMENT_CHARACTER));
+    }
+
+    #[test]
+    fn a_template_names_special_tokens_and_a_message_none() {
+        let tokenizer = tokenizer();
+        let mut framed = Written::from("<|begin_of_text|>".to_owned());
+        framed.push_message("<|eot_id|>");
+        framed.push("<|eot_id|>");
+        let ids = tokenizer.encode_most(&framed, 99).unwrap();
+        assert_eq!(ids.iter().filter(|id| [0, 2].contains(*id)).collect::<Vec<_>>(), [&0, &2]);
+        assert_eq!(tokenizer.decode(&ids).unwrap(), framed.text());
     }
 
     proptest! {

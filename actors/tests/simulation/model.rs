@@ -94,7 +94,7 @@ impl Model {
 pub fn ids(prompt: &Prompt) -> &[u32] {
     match prompt {
         Prompt::Tokens(ids) => ids,
-        Prompt::Text(_) => unreachable!("every prompt here is token ids"),
+        _ => unreachable!("every prompt here is token ids"),
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::TemplateRefusal;
+use super::{TemplateRefusal, Written};
 
 /// Most bytes of a text in quotes that is tried; longer ones are prompts, not things to look for.
 const LONGEST_LITERAL: usize = 256;
@@ -88,12 +88,15 @@ impl Around {
     }
 
     /// The context with what stands before it, and the query with what stands behind it.
-    pub(super) fn split(&self, context: &str, query: &str) -> Result<(String, String), TemplateRefusal> {
+    pub(super) fn split(&self, context: &str, query: &str) -> Result<(Written, Written), TemplateRefusal> {
         self.check(context)?;
         self.check(query)?;
         let context = context.trim_start_matches(|c| self.left.contains(&c));
         let query = query.trim_end_matches(|c| self.right.contains(&c));
-        Ok(([&self.before, context].concat(), [query, &self.after].concat()))
+        let (mut asked, mut answered) = (Written::from(self.before.clone()), Written::message(query));
+        asked.push_message(context);
+        answered.push(&self.after);
+        Ok((asked, answered))
     }
 
     /// What the template keeps of a message.

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::TemplateRefusal;
 use super::around::Around;
+use super::{TemplateRefusal, Written};
 
 /// Whose message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ pub struct Turn {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversation {
     /// Up to the last message.
-    pub head: String,
+    pub head: Written,
     /// The last message.
     pub last: String,
     /// Behind it, to where the answer begins.
@@ -111,7 +111,7 @@ impl Frame {
         let asked: Vec<(Speaker, &str)> = turns.iter().map(|turn| (turn.speaker, turn.text.as_str())).collect();
         for from in if self.system.is_ok() { 0..2 } else { 1..2 } {
             let Conversation { head, last, tail } = self.conversation(&turns[from..], "")?;
-            if render(&asked[from..])? != [head, last, tail].concat() {
+            if render(&asked[from..])? != [head.text(), &last, &tail].concat() {
                 return Err(uneven());
             }
         }
@@ -119,22 +119,22 @@ impl Frame {
     }
 
     /// The context with what stands before it, and the query with what stands behind it, as one message.
-    pub(super) fn split(&self, context: &str, query: &str) -> Result<(String, String), TemplateRefusal> {
+    pub(super) fn split(&self, context: &str, query: &str) -> Result<(Written, Written), TemplateRefusal> {
         self.user.split(context, query)
     }
 
     /// A conversation; `separator` stands where the template writes nothing between two messages.
     pub(super) fn conversation(&self, turns: &[Turn], separator: &str) -> Result<Conversation, TemplateRefusal> {
-        let (mut head, mut before) = (String::new(), None);
+        let (mut head, mut before) = (Written::default(), None);
         let Some((last, earlier)) = turns.split_last().filter(|(last, _)| last.speaker == Speaker::User) else {
             return Err(TemplateRefusal::order());
         };
         for turn in earlier {
-            head.push_str(self.joint(before, turn.speaker, separator)?);
-            head.push_str(self.around(turn.speaker)?.kept(&turn.text)?);
+            head.push(self.joint(before, turn.speaker, separator)?);
+            head.push_message(self.around(turn.speaker)?.kept(&turn.text)?);
             before = Some(turn.speaker);
         }
-        head.push_str(self.joint(before, last.speaker, separator)?);
+        head.push(self.joint(before, last.speaker, separator)?);
         let last = self.user.kept(&last.text)?.to_owned();
         Ok(Conversation { head, last, tail: self.user.after.clone() })
     }

@@ -113,11 +113,15 @@ impl Cuts {
 
     /// Whether `text` may be cut before byte `at`, where a character begins, or at its end.
     fn is_cut(&self, text: &str, at: usize) -> bool {
-        let Some(next) = text[at..].chars().next() else { return true };
-        let Some(before) = text[..at].chars().next_back() else { return true };
-        let parted = !before.is_whitespace() && matches!(next, ' ' | '\t') || is_letter(before) && is_punctuation(next);
-        parted && !self.added.iter().any(|added| spans(added.as_bytes(), text.as_bytes(), at, self.longest))
+        is_joint(text, at) && !self.added.iter().any(|added| spans(added.as_bytes(), text.as_bytes(), at, self.longest))
     }
+}
+
+/// Whether pieces end at byte `at`, where a character begins, or at the end, and no added token spans it.
+pub fn is_joint(text: &str, at: usize) -> bool {
+    let Some(next) = text[at..].chars().next() else { return true };
+    let Some(before) = text[..at].chars().next_back() else { return true };
+    !before.is_whitespace() && matches!(next, ' ' | '\t') || is_letter(before) && is_punctuation(next)
 }
 
 /// Whether `added` could stand around byte `at`.
@@ -167,11 +171,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Checkpoint, ModelError, Tokenizer};
+    use crate::{Checkpoint, ModelError, Tokenizer, Written};
+
+    /// A name, its tokenizer, and the library's own that takes all of a text for text.
+    type Form = (&'static str, Tokenizer, tokenizers::Tokenizer);
 
     /// Tokenizers of every known form: as the fixtures and the embedded model have them, and its vocabulary behind the
     /// pre-tokenizers of others. All cut texts every few bytes.
-    fn tokenizers() -> Vec<(&'static str, Tokenizer)> {
+    fn tokenizers() -> Vec<Form> {
         let embedded = Checkpoint::embedded().unwrap().tokenizer_json().to_vec();
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
         let fixture = |name: &str| fs::read(golden.join(name).join("tokenizer.json")).unwrap();
@@ -209,15 +216,21 @@ mod tests {
             let cuts = tokenizer.cuts.as_mut().unwrap_or_else(|| panic!("{name} has no cuts"));
             let cuts = Arc::get_mut(cuts).unwrap();
             (cuts.slice, cuts.stretch) = (24, 1 << 12);
-            (name, tokenizer)
+            let mut blind = (*tokenizer.inner).clone();
+            blind.set_encode_special_tokens(true);
+            (name, tokenizer, blind)
         };
         forms.into_iter().map(small).collect()
     }
 
-    fn check(tokenizers: &[(&str, Tokenizer)], text: &str) {
-        for (name, tokenizer) in tokenizers {
-            let whole = tokenizer.encode(text).unwrap();
-            assert_eq!(tokenizer.encode_most(text, whole.len().max(text.len())).unwrap(), whole, "{name}: {text:?}");
+    fn check(tokenizers: &[Form], text: &str) {
+        for (name, tokenizer, blind) in tokenizers {
+            let (whole, raw) = (tokenizer.encode(text).unwrap(), Written::from(text.to_owned()));
+            let most = whole.len().max(text.len());
+            assert_eq!(tokenizer.encode_most(&raw, most).unwrap(), whole, "{name}: {text:?}");
+            // As the library does where it looks for no special token.
+            let blind = blind.encode_fast(text, false).unwrap().get_ids().to_vec();
+            assert_eq!(tokenizer.encode_most(&Written::message(text), most).unwrap(), blind, "{name}: {text:?}");
         }
     }
 
@@ -272,14 +285,14 @@ mod tests {
     proptest! {
         #[test]
         fn parts_tokenise_to_what_the_whole_does(pieces in prop::collection::vec(0..PIECES.len(), 0..60)) {
-            thread_local!(static KEPT: Vec<(&'static str, Tokenizer)> = tokenizers());
+            thread_local!(static KEPT: Vec<Form> = tokenizers());
             let text: String = pieces.iter().map(|&piece| PIECES[piece]).collect();
             KEPT.with(|kept| check(kept, &text));
         }
 
         #[test]
         fn parts_of_any_characters_do(text in "\\PC{0,200}", spaces in "[ a\\n\t\r.,'0é한。]{0,200}") {
-            thread_local!(static KEPT: Vec<(&'static str, Tokenizer)> = tokenizers());
+            thread_local!(static KEPT: Vec<Form> = tokenizers());
             KEPT.with(|kept| check(kept, &(text + &spaces)));
         }
     }
@@ -290,8 +303,8 @@ mod tests {
         for run in ["a", " ", "\n", ".", "7", "\u{4f60}", "\u{301}"] {
             check(&tokenizers, &run.repeat(1000));
             check(&tokenizers, &format!("before it {} and after", run.repeat(700)));
-            let (_, tokenizer) = &tokenizers[0];
-            let refused = tokenizer.encode_most(&run.repeat(5000), 1 << 20).unwrap_err();
+            let (_, tokenizer, _) = &tokenizers[0];
+            let refused = tokenizer.encode_most(&run.repeat(5000).into(), 1 << 20).unwrap_err();
             assert!(matches!(refused, ModelError::Uncut { most: 4096 }), "{run:?}: {refused}");
         }
     }
@@ -300,11 +313,11 @@ mod tests {
     fn too_much_is_noticed_early() {
         let tokenizer = Tokenizer::from_checkpoint(&Checkpoint::embedded().unwrap()).unwrap();
         let most = tokenizer.most_bytes(1000);
-        let many = tokenizer.encode_most(&"x ".repeat(most / 2), 1000).unwrap_err();
+        let many = tokenizer.encode_most(&"x ".repeat(most / 2).into(), 1000).unwrap_err();
         assert_eq!((many.code(), many.to_string().contains("1000 tokens")), ("context_too_long", true));
-        let long = tokenizer.encode_most(&"x ".repeat(most), 1000).unwrap_err();
+        let long = tokenizer.encode_most(&"x ".repeat(most).into(), 1000).unwrap_err();
         assert!(matches!(long, ModelError::TooManyBytes { .. }), "{long}");
-        assert_eq!(tokenizer.encode_most("", 0).unwrap(), Vec::<u32>::new());
+        assert_eq!(tokenizer.encode_most(&Written::default(), 0).unwrap(), Vec::<u32>::new());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 
 use asterism_actors::{
     JobError,
-    api::{ErrorBody, JobEvent, JobRequest, JobStatus, Prompt, SessionRequest},
+    api::{ErrorBody, JobEvent, JobRequest, JobStatus, SessionRequest},
 };
 use ring::digest;
 use serde::Deserialize;
@@ -358,10 +358,9 @@ impl Work {
 
 /// The digest of a job's document, where it could be a session's.
 fn document(job: &JobRequest) -> Option<Digest> {
-    let Some(Prompt::Text(text)) = &job.context else { return None };
     let mut context = digest::Context::new(&digest::SHA256);
-    context.update(text.as_bytes());
-    context.update(&serde_json::to_vec(&(&job.method, &job.query_separator)).ok()?);
+    let text = job.context.as_ref().filter(|context| context.text().is_some())?;
+    context.update(&serde_json::to_vec(&(text, &job.method, &job.query_separator)).ok()?);
     context.finish().as_ref().try_into().ok()
 }
 

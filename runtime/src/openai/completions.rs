@@ -57,7 +57,7 @@ pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
             let split = block(move || split(&model, prompt)).await;
             let split = split.map_err(|error| Refusal::failed("internal", error))?;
             let (context, query) = split.map_err(|error| refusal::of_job(error, "prompt"))?;
-            let text = matches!(query, Prompt::Text(_)).then_some(QuerySeparator::NONE);
+            let text = query.text().map(|_| QuerySeparator::NONE);
             asked.job = JobRequest { context: Some(context), query, query_separator: text, ..asked.job };
         }
     }
@@ -67,7 +67,6 @@ pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
 /// One prompt as context and query: at its last separator, or before its last token.
 fn split(model: &ModelFront, prompt: Prompt) -> Result<(Prompt, Prompt), JobError> {
     match prompt {
-        Prompt::Text(text) => model.completion(&text).map(|(context, query)| (context.into(), query.into())),
         Prompt::Tokens(mut ids) if ids.len() > 1 => {
             let query = ids.split_off(ids.len() - 1);
             Ok((Prompt::Tokens(ids), Prompt::Tokens(query)))
@@ -75,6 +74,10 @@ fn split(model: &ModelFront, prompt: Prompt) -> Result<(Prompt, Prompt), JobErro
         Prompt::Tokens(ids) => {
             let message = format!("the prompt has {} token ids, expected 2 at least", ids.len());
             Err(JobError::Invalid { param: "prompt", message })
+        }
+        text => {
+            let (context, query) = model.completion(text.text().unwrap_or_default())?;
+            Ok((context.into(), query.into()))
         }
     }
 }

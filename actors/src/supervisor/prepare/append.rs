@@ -1,7 +1,9 @@
 //! What is appended to a session, planned with all that the session has.
 
+use asterism_models::Written;
+
 use crate::{
-    api::AppendRequest,
+    api::{AppendRequest, Prompt},
     error::JobError,
     supervisor::{asked_session::AskedSession, config::ContextHosts, prepared::PreparedContext},
 };
@@ -23,6 +25,10 @@ impl ModelFront {
         let added = match (request.context, request.job) {
             (Some(context), None) => {
                 self.check_bytes("context", &context)?;
+                let context = match context {
+                    Prompt::Text(text) if session.chat_template => Written::message(&text).into(),
+                    given => given,
+                };
                 self.encode("context", context)?
             }
             // Where a template was applied, the next question is the next message.

@@ -1,6 +1,6 @@
 //! A conversation, or a text to be gone on with, as the context and the query of a job. Plans nothing.
 
-use asterism_models::{Conversation, ModelError, Turn};
+use asterism_models::{Conversation, ModelError, Turn, Written};
 
 use super::{ModelFront, invalid};
 use crate::error::JobError;
@@ -12,7 +12,7 @@ impl ModelFront {
     ///
     /// # Errors
     /// When they are too long, or the template takes no such conversation.
-    pub fn conversation(&self, turns: Vec<Turn>) -> Result<(String, String), JobError> {
+    pub fn conversation(&self, turns: Vec<Turn>) -> Result<(Written, Written), JobError> {
         let bytes = turns.iter().map(|turn| turn.text.len()).sum();
         self.check_text("messages", bytes)?;
         let mut joined: Vec<Turn> = Vec::new();
@@ -33,7 +33,7 @@ impl ModelFront {
         }
         let separator = self.query_separator.to_string();
         let given = joined.last().map_or(0, |last| last.text.len());
-        let Conversation { mut head, mut last, tail } = self.template.conversation(&joined, &separator)?;
+        let Conversation { mut head, last, tail } = self.template.conversation(&joined, &separator)?;
         // What was trimmed off the beginning moved it.
         let trimmed = joined.last().map_or(0, |turn| turn.text.find(&last).unwrap_or(0));
         let begins = begins.saturating_sub(trimmed).min(last.len());
@@ -42,30 +42,33 @@ impl ModelFront {
             true => cut(&last[begins..], &separator).map_or(begins, |at| begins + at),
             false => begins,
         };
-        let query = last.split_off(at) + &tail;
-        head.push_str(&last);
+        let mut query = Written::message(&last[at..]);
+        query.push(&tail);
+        head.push_message(&last[..at]);
         // What separates goes with the question, as it does in jobs.
-        let query = match head.strip_suffix(&separator).map(str::len) {
-            Some(length) if !separator.is_empty() => head.split_off(length) + &query,
-            _ => query,
-        };
+        if let Some(length) = head.text().strip_suffix(&separator).map(str::len).filter(|_| !separator.is_empty()) {
+            let mut separated = head.split_off(length);
+            separated.append(query);
+            query = separated;
+        }
         self.both(head, query, "messages")
     }
 
-    /// The context and the query that join to `text` behind what the model wants before every text.
+    /// The context and the query that join to `text`, which is raw, behind what the model wants before every text.
     ///
     /// # Errors
     /// When it is too long or too short to be both.
-    pub fn completion(&self, text: &str) -> Result<(String, String), JobError> {
+    pub fn completion(&self, text: &str) -> Result<(Written, Written), JobError> {
         self.check_text("prompt", text.len())?;
         let separator = self.query_separator.to_string();
         let (context, query) = text.split_at(cut(text, &separator).unwrap_or(0));
-        self.both(self.template.bos().to_owned() + context, query.to_owned(), "prompt")
+        let context = Written::from(self.template.bos().to_owned() + context);
+        self.both(context, Written::from(query.to_owned()), "prompt")
     }
 
     /// A context behind what the model wants before every text.
-    pub fn document(&self, context: &str) -> String {
-        self.template.bos().to_owned() + context
+    pub fn document(&self, context: &str) -> Written {
+        self.template.document(context)
     }
 
     fn check_text(&self, param: &'static str, bytes: usize) -> Result<(), JobError> {
@@ -74,16 +77,25 @@ impl ModelFront {
     }
 
     /// Neither may be empty, so that of a text without a joint the last word is the query.
-    fn both(&self, context: String, query: String, param: &'static str) -> Result<(String, String), JobError> {
-        if query.trim().is_empty() {
+    fn both(
+        &self,
+        mut context: Written,
+        mut query: Written,
+        param: &'static str,
+    ) -> Result<(Written, Written), JobError> {
+        if query.text().trim().is_empty() {
             return Err(invalid(param, "there is nothing to answer: the last message or the prompt is empty"));
         }
-        if !context.trim().is_empty() {
+        if !context.text().trim().is_empty() {
             return Ok((context, query));
         }
-        let words = query.trim_end();
-        match words.rfind(char::is_whitespace).filter(|at| !query[..*at].trim().is_empty()) {
-            Some(at) => Ok((context + &query[..at], query[at..].to_owned())),
+        let words = query.text().trim_end();
+        match words.rfind(char::is_whitespace).filter(|at| !words[..*at].trim().is_empty()) {
+            Some(at) => {
+                let last = query.split_off(at);
+                context.append(query);
+                Ok((context, last))
+            }
             None => Err(invalid(param, "one word is no context and question; this model puts nothing before it")),
         }
     }
@@ -107,9 +119,13 @@ mod tests {
         ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap()
     }
 
+    fn texts((context, query): (Written, Written)) -> (String, String) {
+        (context.text().to_owned(), query.text().to_owned())
+    }
+
     fn split(turns: &[(Speaker, &str)]) -> (String, String) {
         let turn = |(speaker, text): &(Speaker, &str)| Turn { speaker: *speaker, text: (*text).to_owned() };
-        front().conversation(turns.iter().map(turn).collect()).unwrap()
+        texts(front().conversation(turns.iter().map(turn).collect()).unwrap())
     }
 
     fn both(context: &str, query: &str) -> (String, String) {
@@ -141,8 +157,8 @@ mod tests {
     #[test]
     fn a_prompt_is_cut_at_its_last_separator() {
         let front = front();
-        assert_eq!(front.completion("a\n\nb\n\nc\n\n").unwrap(), both("a\n\nb", "\n\nc\n\n"));
-        assert_eq!(front.completion("one line").unwrap(), both("", "one line"));
+        assert_eq!(texts(front.completion("a\n\nb\n\nc\n\n").unwrap()), both("a\n\nb", "\n\nc\n\n"));
+        assert_eq!(texts(front.completion("one line").unwrap()), both("", "one line"));
         for empty in ["", " \n\n "] {
             assert_eq!(front.completion(empty).unwrap_err().code(), "invalid_request");
         }
@@ -153,7 +169,8 @@ mod tests {
     #[test]
     fn where_nothing_stands_before_a_text_its_last_word_is_the_query() {
         let front = front();
-        assert_eq!(front.both(String::new(), "two words ".into(), "prompt").unwrap(), ("two".into(), " words ".into()));
-        assert_eq!(front.both(String::new(), " word".into(), "prompt").unwrap_err().code(), "invalid_request");
+        let both = |query: &str| front.both(Written::default(), Written::message(query), "prompt");
+        assert_eq!(both("two words ").unwrap(), (Written::message("two"), Written::message(" words ")));
+        assert_eq!(both(" word").unwrap_err().code(), "invalid_request");
     }
 }
