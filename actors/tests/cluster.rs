@@ -73,6 +73,7 @@ async fn start_on(
             device: "cpu".into(),
             node: "here".into(),
             memory_limit: None,
+            shares_weights: false,
             labels: Default::default(),
         })
         .collect();

@@ -204,6 +204,14 @@ impl Cluster {
         self.hosts.iter().filter(move |host| host.role == role)
     }
 
+    /// Whether the weights of `host`'s process on its device are counted as its own: for the first of the hosts that hold them
+    /// together.
+    pub fn counts_weights(&self, host: &Host) -> bool {
+        let with =
+            |other: &&Host| (&other.process, other.device, other.kernels) == (&host.process, host.device, host.kernels);
+        self.hosts.iter().find(with).is_none_or(|first| first.name == host.name)
+    }
+
     /// Threads `host` computes with on a machine of `cores` where all its hosts compute: context hosts share them, the query
     /// host, which works while they idle, has all. A spare takes the place of a context host.
     pub fn threads_of(&self, host: &Host, cores: usize) -> usize {
@@ -399,6 +407,11 @@ mod tests {
         let cluster = resolve(&text).unwrap();
         let processes: Vec<&str> = cluster.hosts.iter().map(|host| host.process.as_str()).collect();
         assert_eq!(processes, ["context-0", "both", "both", "context-3", "query-0"]);
+        let counted =
+            |cluster: &Cluster| cluster.hosts.iter().map(|host| cluster.counts_weights(host)).collect::<Vec<_>>();
+        assert_eq!(counted(&cluster), [true, true, false, true, true]);
+        let unlike = text.replace(&format!("{}\n", other.1), &format!("{}\nkernels = \"portable\"\n", other.1));
+        assert_eq!(counted(&resolve(&unlike).unwrap()), [true; 5]);
         let taken = text.replacen("\"both\"", "\"context-2\"", 1);
         insta::assert_snapshot!(
             resolve(&taken).unwrap_err().to_string(),

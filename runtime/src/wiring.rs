@@ -143,6 +143,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
         device: host.device.to_string(),
         node: host.node.clone(),
         memory_limit: host.memory_limit,
+        shares_weights: !cluster.counts_weights(host),
         labels: host.labels.clone(),
     };
     SupervisorConfig {

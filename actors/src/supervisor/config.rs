@@ -34,7 +34,7 @@ pub struct SupervisorConfig {
     pub patience: Duration,
     /// How fast context hosts are, where that was measured.
     pub speeds: Option<Calibration>,
-    /// Bytes of weights that a host holds.
+    /// Bytes of weights that a host holds which does not share another's.
     pub weight_bytes: u64,
     /// Limits of sessions.
     pub sessions: SessionLimits,
@@ -88,11 +88,18 @@ pub struct HostSpec {
     pub node: String,
     /// Most bytes of weights, keys and values.
     pub memory_limit: Option<u64>,
+    /// Whether its weights are those of a host named before it, in the same process.
+    pub shares_weights: bool,
     /// What placement may ask for.
     pub labels: BTreeMap<String, String>,
 }
 
 impl SupervisorConfig {
+    /// Bytes of weights that a host holds and no host named before it.
+    pub fn weight_bytes_of(&self, host: &HostSpec) -> u64 {
+        if host.shares_weights { 0 } else { self.weight_bytes }
+    }
+
     /// What jobs are planned for.
     pub fn context_hosts(&self) -> ContextHosts {
         let contexts = || self.hosts.iter().filter(|host| host.role == Role::Context);

@@ -63,8 +63,8 @@ impl SupervisorState {
             let has = has.entry((host, number)).or_insert_with(|| given.tokens(number, &prepared.plan));
             let ids = ContextIds::of(number, &prepared.ids, given.take(&order, has));
             ids.into_iter().for_each(|ids| self.send(host, HostCommand::Ids(ids), commands));
-            let limit = self.hosts.at(host).spec.memory_limit;
-            let room = limit.map(|limit| limit.saturating_sub(self.config.weight_bytes));
+            let spec = &self.hosts.at(host).spec;
+            let room = spec.memory_limit.map(|limit| limit.saturating_sub(self.config.weight_bytes_of(spec)));
             let trace = self.trace_of(number).map(Box::new);
             self.send(host, HostCommand::Encode(EncodeShards { room, trace, ..order }), commands);
         }

@@ -59,6 +59,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         device: "cpu".into(),
         node: "here".into(),
         memory_limit: None,
+        shares_weights: false,
         labels: BTreeMap::new(),
     };
     SupervisorConfig {
@@ -720,6 +721,22 @@ fn sessions_keep_what_they_have_and_admission_says_no() {
     assert!(refused.to_string().contains("800") && refused.to_string().contains("200"), "{refused}");
     let refused = cluster.state.submit(Duration::ZERO, 9, job(Source::Context(context), None)).expect_err("no room");
     assert_eq!(refused.code(), "placement_impossible");
+}
+
+#[test]
+fn weights_that_hosts_share_are_counted_once() {
+    let placed = |shared: bool| {
+        let mut limited = config(2, 0);
+        (limited.weight_bytes, limited.recovery) = (300, Recovery::Spare);
+        for (host, limit) in limited.hosts.iter_mut().zip([800, 500]) {
+            (host.memory_limit, host.shares_weights) = (Some(limit), shared && limit == 500);
+        }
+        let cluster = Cluster::ready(limited);
+        let context = prepared(&cluster.state.config().method.clone(), 2);
+        cluster.state.submit(Duration::ZERO, 9, job(Source::Context(context), None)).map(drop)
+    };
+    assert_eq!(placed(false).expect_err("200 bytes left on the second").code(), "placement_impossible");
+    placed(true).expect("400 bytes on each");
 }
 
 #[test]

@@ -153,6 +153,7 @@ impl Scenario {
                     device: "cpu".into(),
                     node: format!("node-{node}"),
                     memory_limit: None,
+                    shares_weights: false,
                     labels: BTreeMap::new(),
                 });
             }

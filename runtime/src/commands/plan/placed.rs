@@ -18,7 +18,9 @@ const LISTED: usize = 8;
 
 /// The hosts that may hold shards: context hosts, then spares.
 pub struct Holders<'a> {
+    cluster: &'a Cluster,
     hosts: Vec<&'a Host>,
+    /// Bytes of the weights of a host that shares none.
     weights: u64,
     kv_bytes_per_token: u64,
 }
@@ -28,6 +30,7 @@ impl<'a> Holders<'a> {
     pub fn of(cluster: &'a Cluster, model: &ModelConfig) -> Self {
         let dtype = wiring::dtype(cluster.model.dtype);
         Self {
+            cluster,
             hosts: cluster.with_role(Role::Context).chain(cluster.with_role(Role::Spare)).collect(),
             weights: Numbers::of(&cluster.model).weight_bytes(model, Parts::Context),
             kv_bytes_per_token: model.shape(dtype).kv_bytes_per_token(),
@@ -45,15 +48,15 @@ impl<'a> Holders<'a> {
         self.hosts.iter().map(node).collect()
     }
 
-    /// Bytes of weights on each.
-    pub fn weights(&self) -> u64 {
-        self.weights
+    /// Bytes of weights that are counted as a host's.
+    pub fn weights(&self, host: &Host) -> u64 {
+        if self.cluster.counts_weights(host) { self.weights } else { 0 }
     }
 
     /// Makes the plan's hosts those of the cluster.
     pub fn place(&self, plan: &mut Plan, policy: &PlacementPolicy) -> Result<(), CliError> {
-        let placed =
-            self.places(plan, policy, |host| host.memory_limit.map(|limit| limit.saturating_sub(self.weights)));
+        let free = |host: &Host| host.memory_limit.map(|limit| limit.saturating_sub(self.weights(host)));
+        let placed = self.places(plan, policy, free);
         let placed = placed.map_err(|refusal| self.refused(plan, policy, &refusal))?;
         plan.hosts = self.hosts.len();
         plan.shards.iter_mut().zip(placed).for_each(|(shard, host)| shard.host = host);
@@ -135,7 +138,8 @@ pub fn query_memory(
     tokens: usize,
 ) -> Result<(u64, u64), CliError> {
     let dtype = wiring::dtype(cluster.model.dtype);
-    let weights = Numbers::of(&cluster.model).weight_bytes(model, Parts::Query);
+    let own = cluster.counts_weights(host);
+    let weights = if own { Numbers::of(&cluster.model).weight_bytes(model, Parts::Query) } else { 0 };
     let kv = tokens as u64 * model.shape(dtype).kv_bytes_per_token();
     match host.memory_limit {
         Some(limit) if limit < weights + kv => {
