@@ -20,7 +20,10 @@ const KERNELS: &[&str] = &[
     "combine",
     "exchange",
     "selected",
+    "selected_hopper",
     "stripes",
+    "estimates",
+    "lists",
     "plain",
 ];
 const TARGETS: &[&str] = &["80", "90a"];

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::{Ask, FlexRule, KernelError, KeySets, Merging, StripeRule, VerticalSlashRule, merging, packed};
+use crate::{Ask, FlexRule, KernelError, KeySets, Merging, Selection, StripeRule, VerticalSlashRule, merging, packed};
 
 /// Element type of weights, activations and cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -120,6 +120,9 @@ pub struct Partial<T> {
 
 /// Tensors that a backend lent: what another of its kind, of this process, gets of them is its own. They are kept as long as this.
 pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as Backend>::Tensor>, KernelError> + Send + Sync>;
+
+/// Attention over keys that were selected, and these.
+pub type Sparse<'a, B> = Result<(Partial<<B as Backend>::Tensor>, Selection<'a>), KernelError>;
 
 /// What puts a tensor of each of some devices together along an axis, and gives all of it to each of them.
 pub type AllGather<'a, B> =
@@ -328,16 +331,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     ) -> Result<Partial<Self::Tensor>, KernelError>;
     /// AnchorAttention (algorithms 1 to 3) of `q (query heads, t, dim)` over `t` keys, and the stripes it selected: one
     /// group for `step` query blocks, its anchor region not among them.
-    fn stripe_attention(
-        &self,
-        q: &Self::Tensor,
-        kv: &Self::Kv,
-        rule: StripeRule,
-    ) -> Result<(Partial<Self::Tensor>, KeySets), KernelError>;
-    /// The keys that MInference's vertical-slash estimate selects for `q (query heads, t, dim)` over `t` keys.
-    fn vertical_slash(&self, q: &Self::Tensor, kv: &Self::Kv, rule: VerticalSlashRule) -> Result<KeySets, KernelError>;
-    /// The keys that FlexPrefill selects for `q (query heads, t, dim)` over `t` keys.
-    fn flex_prefill(&self, q: &Self::Tensor, kv: &Self::Kv, rule: FlexRule) -> Result<KeySets, KernelError>;
+    fn stripe_attention(&self, q: &Self::Tensor, kv: &Self::Kv, rule: StripeRule) -> Sparse<'_, Self>;
+    /// [`Backend::attention_selected`] over the keys that MInference's vertical-slash estimate selects, and these.
+    fn vertical_slash(&self, q: &Self::Tensor, kv: &Self::Kv, rule: VerticalSlashRule) -> Sparse<'_, Self>;
+    /// [`Backend::attention_selected`] over the keys that FlexPrefill selects, and these.
+    fn flex_prefill(&self, q: &Self::Tensor, kv: &Self::Kv, rule: FlexRule) -> Sparse<'_, Self>;
     /// Exact merge of partials over disjoint keys, in the order given (Star Attention, algorithm 2, in its max form).
     fn merge(&self, partials: &[Partial<Self::Tensor>]) -> Result<Partial<Self::Tensor>, KernelError>;
     /// `x (heads, t, dim)` as `(t, heads dim)`, in the type it has: a query as it travels.

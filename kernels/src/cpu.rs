@@ -28,7 +28,7 @@ use half::bf16;
 use crate::backend::BUILD;
 use crate::packed::check_parts;
 use crate::{
-    Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
+    Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Sparse, StripeRule,
     VerticalSlashRule,
 };
 pub use choice::KernelChoice;
@@ -37,8 +37,10 @@ use compute::Compute;
 use elementwise::Angles;
 pub use kv::Kv;
 pub use linear::Linear;
-use pool::Pool;
+pub(crate) use pool::Pool;
 pub use pool::ThreadLimit;
+#[cfg(feature = "cuda")]
+pub(crate) use pool::{Shared, Tasks};
 use tensor::{check_host, convert_host, cube, elements, matrix, tensor};
 
 /// How a [`Cpu`] computes.
@@ -305,20 +307,15 @@ impl Backend for Cpu {
         sparse::attention_selected(q, kv, keys, &self.compute)
     }
 
-    fn stripe_attention(
-        &self,
-        q: &Tensor,
-        kv: &Kv,
-        rule: StripeRule,
-    ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
+    fn stripe_attention(&self, q: &Tensor, kv: &Kv, rule: StripeRule) -> Sparse<'_, Self> {
         sparse::stripe_attention(q, kv, rule, &self.compute)
     }
 
-    fn vertical_slash(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Result<KeySets, KernelError> {
+    fn vertical_slash(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Sparse<'_, Self> {
         sparse::vertical_slash(q, kv, rule, &self.compute)
     }
 
-    fn flex_prefill(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Result<KeySets, KernelError> {
+    fn flex_prefill(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Sparse<'_, Self> {
         sparse::flex_prefill(q, kv, rule, &self.compute)
     }
 

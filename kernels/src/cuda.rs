@@ -1,7 +1,5 @@
 //! The GPU backend: operations on device tensors ([`Device`], [`Products`], [`Attender`], [`Kv`]), and a thin [`Backend`] over
 //! them. Reads no file and no configuration.
-//!
-//! What AnchorAttention, MInference and FlexPrefill select is still estimated on the host, in f32; the attention is the GPU's.
 
 mod attention;
 mod device;
@@ -33,9 +31,10 @@ pub use options::CudaOptions;
 pub use survey::{Gauge, Gpu, Library, Survey, survey};
 pub use tensor::{Tensor, View};
 
+use crate::cpu::Pool;
 use crate::{
-    AllGather, Ask, Backend, Cpu, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mask, Merging,
-    Partial, StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
+    AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mask, Merging, Partial,
+    Sparse, StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -47,8 +46,8 @@ pub struct Cuda {
     // Before the device, which their handles need.
     products: Products,
     attender: Attender,
-    /// What still selects keys on the host.
-    host: OnceLock<Cpu>,
+    /// The host's threads, which choose FlexPrefill's blocks.
+    host: OnceLock<Pool>,
     positions: PositionsShelf,
     dtype: DType,
     eight_bits: bool,
@@ -295,31 +294,19 @@ impl Backend for Cuda {
     }
 
     fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
-        self.selected(q, kv, keys, None)
+        self.selected(q, kv, keys)
     }
 
-    fn stripe_attention(
-        &self,
-        q: &Tensor,
-        kv: &Kv,
-        rule: StripeRule,
-    ) -> Result<(Partial<Tensor>, KeySets), KernelError> {
-        rule.check()?;
-        let (heads, tokens, _) = q.cube("stripe_attention")?;
-        let maxima = self.device.empty(&[heads, tokens], DType::F32)?;
-        let anchor = self.selected(q, kv, &rule.anchor(heads, tokens)?, Some(&maxima))?;
-        let [k, _] = kv.view(0, kv.len());
-        let stripes = self.device.stripes(q.heads_first()?, k, &maxima, rule)?;
-        let beside = self.selected(q, kv, &stripes, None)?;
-        Ok((self.merge(&[anchor, beside])?, stripes))
+    fn stripe_attention(&self, q: &Tensor, kv: &Kv, rule: StripeRule) -> Sparse<'_, Self> {
+        self.striped(q, kv, rule)
     }
 
-    fn vertical_slash(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Result<KeySets, KernelError> {
-        self.on_host(q, kv, |host, q, kv| host.vertical_slash(q, kv, rule))
+    fn vertical_slash(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Sparse<'_, Self> {
+        self.slashed(q, kv, rule)
     }
 
-    fn flex_prefill(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Result<KeySets, KernelError> {
-        self.on_host(q, kv, |host, q, kv| host.flex_prefill(q, kv, rule))
+    fn flex_prefill(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Sparse<'_, Self> {
+        self.flexed(q, kv, rule)
     }
 
     fn merge(&self, partials: &[Partial<Tensor>]) -> Result<Partial<Tensor>, KernelError> {

@@ -110,6 +110,37 @@ impl KeySets {
     }
 }
 
+/// Keys that were selected for a causal sequence, wherever their lists are.
+pub struct Selection<'a> {
+    pairs: u64,
+    lists: Box<dyn Fn() -> Result<KeySets, KernelError> + 'a>,
+}
+
+impl<'a> Selection<'a> {
+    /// Of so many pairs, with what gives the lists.
+    pub(crate) fn new(pairs: u64, lists: impl Fn() -> Result<KeySets, KernelError> + 'a) -> Self {
+        Self { pairs, lists: Box::new(lists) }
+    }
+
+    /// Lists of a sequence of so many queries that are there.
+    pub(crate) fn of(keys: KeySets, queries: usize) -> Self {
+        Self::new(keys.pairs(queries), move || Ok(keys.clone()))
+    }
+
+    /// Pairs of a row and a selected key that does not come after it, over all heads.
+    pub fn pairs(&self) -> u64 {
+        self.pairs
+    }
+
+    /// The keys, brought here from where they are.
+    ///
+    /// # Errors
+    /// Whatever the device says.
+    pub fn lists(&self) -> Result<KeySets, KernelError> {
+        (self.lists)()
+    }
+}
+
 /// Pairs of a row of `rows` and a key of `keys` that does not come after it.
 fn pairs(keys: &Range<u32>, rows: &Range<usize>) -> u64 {
     let triangle = |n: usize| n as u64 * (n as u64 + 1) / 2;

@@ -15,12 +15,12 @@ pub mod reference;
 mod sparse;
 mod top_k;
 
-pub use backend::{AllGather, Backend, DType, Heads, HostTensor, Lent, Mask, Partial};
+pub use backend::{AllGather, Backend, DType, Heads, HostTensor, Lent, Mask, Partial, Sparse};
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
 pub use error::KernelError;
-pub use key_sets::KeySets;
+pub use key_sets::{KeySets, Selection};
 pub use merging::Merging;
 pub use packed::Ask;
 pub use sparse::{FlexRule, StripeRule, VerticalSlashRule};

@@ -1,5 +1,7 @@
 //! The rules by which sparse prefill methods select keys, as values. Computes no score.
 
+pub(crate) mod choice;
+
 use std::ops::Range;
 
 use crate::{KernelError, KeySets};

@@ -4,10 +4,12 @@
 mod common;
 
 use asterism_kernels::reference::{self, Sequence};
-use asterism_kernels::{Backend, FlexRule, Heads, KeySets, Mask, Partial, StripeRule, VerticalSlashRule};
+use asterism_kernels::{Backend, FlexRule, Heads, KeySets, Mask, Partial, Selection, StripeRule, VerticalSlashRule};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
+
+type Chosen<'a, B> = (Partial<<B as Backend>::Tensor>, Selection<'a>);
 
 /// One causal sequence.
 #[derive(Clone, Debug)]
@@ -62,10 +64,12 @@ impl<B: Backend> Operands<B> {
         assert_close(backend.dtype(), &backend.download(&got.lse).unwrap(), &lse)
     }
 
-    /// Attention over what was selected is causal attention.
-    fn is_dense(&self, backend: &B, keys: &KeySets) -> Result<(), TestCaseError> {
-        let got = backend.attention_selected(&self.q, &self.kv, keys).unwrap();
-        self.agree_densely(backend, &got)
+    /// The lists of a selection, which has their pairs, and whose attention is attention over them.
+    fn lists(&self, backend: &B, (got, keys): &Chosen<'_, B>) -> Result<KeySets, TestCaseError> {
+        let lists = keys.lists().unwrap();
+        prop_assert_eq!(keys.pairs(), lists.pairs(self.case.tokens));
+        self.check(backend, got, reference::selected_attention(self.sequence(), &lists))?;
+        Ok(lists)
     }
 
     fn agree_densely(&self, backend: &B, got: &Partial<B::Tensor>) -> Result<(), TestCaseError> {
@@ -114,6 +118,8 @@ fn selected_agrees<B: Backend>(backend: &B, case: &Case, rows: usize) -> Result<
 fn stripes_agree<B: Backend>(backend: &B, case: &Case, rule: StripeRule) -> Result<(), TestCaseError> {
     let operands = case.on(backend);
     let (got, keys) = backend.stripe_attention(&operands.q, &operands.kv, rule).unwrap();
+    prop_assert_eq!(keys.pairs(), keys.lists().unwrap().pairs(case.tokens));
+    let keys = keys.lists().unwrap();
     let (span, groups) = (rule.step * rule.block_q, keys.groups());
     prop_assert_eq!((keys.rows(), groups), (span, case.tokens.div_ceil(span)));
     let margins = reference::stripe_margins(operands.sequence(), rule);
@@ -149,14 +155,15 @@ fn dense_pairs(case: &Case) -> u64 {
 
 fn vertical_slash_agrees<B: Backend>(backend: &B, case: &Case, rule: VerticalSlashRule) -> Result<(), TestCaseError> {
     let operands = case.on(backend);
-    let keys = backend.vertical_slash(&operands.q, &operands.kv, rule).unwrap();
+    let chosen = backend.vertical_slash(&operands.q, &operands.kv, rule).unwrap();
+    let keys = operands.lists(backend, &chosen)?;
     let expected = reference::vertical_slash(operands.sequence(), rule);
     // Where sums lie closer, their order is rounding's.
     if expected.gap > 1e-4 {
         prop_assert_eq!(&keys, &expected.keys);
     }
     if rule.vertical.max(rule.slash) >= case.tokens {
-        operands.is_dense(backend, &keys)?;
+        operands.agree_densely(backend, &chosen.0)?;
         prop_assert_eq!(keys.pairs(case.tokens), dense_pairs(case));
     }
     Ok(())
@@ -164,13 +171,14 @@ fn vertical_slash_agrees<B: Backend>(backend: &B, case: &Case, rule: VerticalSla
 
 fn flex_agrees<B: Backend>(backend: &B, case: &Case, rule: FlexRule) -> Result<(), TestCaseError> {
     let operands = case.on(backend);
-    let keys = backend.flex_prefill(&operands.q, &operands.kv, rule).unwrap();
+    let chosen = backend.flex_prefill(&operands.q, &operands.kv, rule).unwrap();
+    let keys = operands.lists(backend, &chosen)?;
     let expected = reference::flex_prefill(operands.sequence(), rule);
     if expected.gap > 1e-4 {
         prop_assert_eq!(&keys, &expected.keys);
     }
     if rule.gamma >= 1.0 || case.tokens <= rule.min_budget.max(256) {
-        operands.is_dense(backend, &keys)?;
+        operands.agree_densely(backend, &chosen.0)?;
         prop_assert_eq!(keys.pairs(case.tokens), dense_pairs(case));
     }
     Ok(())
@@ -246,9 +254,9 @@ proptest! {
             let mut all = [download(backend, &selected), download(backend, &partial)].concat();
             let flex = FlexRule { gamma: 0.6, tau: 0.1, min_budget: 128 };
             let slash = VerticalSlashRule { vertical: 40, slash: 120 };
-            let flex = backend.flex_prefill(&operands.q, &operands.kv, flex).unwrap();
-            let slash = backend.vertical_slash(&operands.q, &operands.kv, slash).unwrap();
-            all.extend([stripes, flex, slash].iter().map(|keys| keys.pairs(case.tokens) as f32));
+            let flex = backend.flex_prefill(&operands.q, &operands.kv, flex).unwrap().1;
+            let slash = backend.vertical_slash(&operands.q, &operands.kv, slash).unwrap().1;
+            all.extend([stripes, flex, slash].iter().map(|keys| keys.pairs() as f32));
             all
         })?;
     }
@@ -276,9 +284,13 @@ fn a_sequence_without_tokens_selects_nothing() {
         let Operands { q, kv, .. } = &case.on(backend);
         let rule = StripeRule { theta: 12.0, step: 16, block_q: 128, block_kv: 128 };
         let (partial, stripes) = backend.stripe_attention(q, kv, rule).unwrap();
-        assert_eq!((backend.shape(&partial.output), stripes.groups()), (vec![2, 0, 16], 0));
-        assert_eq!(backend.vertical_slash(q, kv, VerticalSlashRule { vertical: 9, slash: 9 }).unwrap().groups(), 0);
-        assert_eq!(backend.flex_prefill(q, kv, FlexRule { gamma: 0.9, tau: 0.1, min_budget: 9 }).unwrap().groups(), 0);
+        let groups = |keys: &Selection<'_>| keys.lists().unwrap().groups();
+        assert_eq!((backend.shape(&partial.output), groups(&stripes)), (vec![2, 0, 16], 0));
+        let (partial, slash) = backend.vertical_slash(q, kv, VerticalSlashRule { vertical: 9, slash: 9 }).unwrap();
+        assert_eq!((backend.shape(&partial.output), groups(&slash)), (vec![2, 0, 16], 0));
+        let flex = FlexRule { gamma: 0.9, tau: 0.1, min_budget: 9 };
+        let (partial, flex) = backend.flex_prefill(q, kv, flex).unwrap();
+        assert_eq!((backend.shape(&partial.output), groups(&flex)), (vec![2, 0, 16], 0));
     });
 }
 

@@ -16,8 +16,8 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use asterism_kernels::{Backend, Cuda, CudaOptions, DType};
 use asterism_models::{
-    Checkpoint, Decoder, EncodedShard, Generator, KnownShape, LocalContext, Parts, StepPart, TeamContext, encode_plan,
-    encode_together, step, synthetic_prompt,
+    Checkpoint, Decoder, EncodedShard, Generator, KnownShape, LocalContext, Parts, StepPart, TeamContext, Watch,
+    encode_plan, encode_together, step, synthetic_prompt,
 };
 use asterism_plan::{Method, MethodConfig, Plan, PlanRequest};
 use serde_json::{Value, json};
@@ -27,6 +27,19 @@ const RUNS: usize = 4;
 const STEPS: usize = 32;
 /// Tokens of a question, as the plan is made for it.
 const QUERY: usize = 16;
+
+/// Pairs of a row and a key that one GPU attended to.
+struct Pairs(u64);
+
+impl Watch for Pairs {
+    fn layer(&mut self, _: usize, _: usize) -> bool {
+        true
+    }
+
+    fn pairs(&mut self, _: usize, pairs: u64) {
+        self.0 += pairs;
+    }
+}
 
 /// Decoders, one for each GPU.
 struct Devices(Vec<Decoder<Cuda>>);
@@ -94,9 +107,18 @@ impl Devices {
     }
 
     fn encode(&self, plan: &Plan, context: &[u32]) -> Result<(Vec<Vec<EncodedShard<Cuda>>>, f64)> {
+        self.watched(plan, context, &mut Pairs(0))
+    }
+
+    fn watched(
+        &self,
+        plan: &Plan,
+        context: &[u32],
+        watch: &mut dyn Watch,
+    ) -> Result<(Vec<Vec<EncodedShard<Cuda>>>, f64)> {
         let started = Instant::now();
         let shards = match &self.0[..] {
-            [one] => vec![encode_plan(one, plan, context, None, &mut |_, _| true)?],
+            [one] => vec![encode_plan(one, plan, context, None, watch)?],
             several => encode_together(&several.iter().collect::<Vec<_>>(), plan, context)?,
         };
         self.0.iter().try_for_each(|decoder| decoder.backend().device().synchronize())?;
@@ -112,8 +134,15 @@ impl Devices {
         let plan = self.plan(&method, &context)?;
         // A million tokens take a while.
         let runs = if tokens < 1 << 19 { RUNS } else { 2 };
-        let runs = (0..runs).map(|_| Ok(self.encode(&plan, &context)?.1)).collect::<Result<Vec<_>>>()?;
-        Ok(json!({"shards": plan.shards.len(), "first_ms": 1e3 * runs[0], "encode": spread(runs[1..].to_vec())}))
+        let mut pairs = Pairs(0);
+        let runs: Vec<f64> =
+            (0..runs).map(|_| Ok(self.watched(&plan, &context, &mut pairs)?.1)).collect::<Result<_>>()?;
+        // The last layer's rows feed nothing, so that it attends to nothing.
+        let config = self.home().config();
+        let dense = ((config.layers - 1) * config.heads.query * runs.len()) as f64 * (tokens * (tokens + 1) / 2) as f64;
+        let kept = (self.0.len() == 1).then(|| (1e3 * pairs.0 as f64 / dense).round() / 1e3);
+        let (first_ms, encode) = (1e3 * runs[0], spread(runs[1..].to_vec()));
+        Ok(json!({"shards": plan.shards.len(), "first_ms": first_ms, "encode": encode, "kept": kept}))
     }
 
     fn decode(&self, method: MethodConfig, tokens: usize, share: bool) -> Result<Value> {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{
-    Backend, Cpu, CpuOptions, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, StripeRule,
-    VerticalSlashRule,
+    Backend, Cpu, CpuOptions, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Sparse,
+    StripeRule, VerticalSlashRule,
 };
 use asterism_models::{
     Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan, synthetic_prompt,
@@ -29,7 +29,7 @@ struct Timed<B> {
 }
 
 impl<B> Timed<B> {
-    fn time<T>(&self, operation: &'static str, work: impl FnOnce(&B) -> T) -> T {
+    fn time<'a, T>(&'a self, operation: &'static str, work: impl FnOnce(&'a B) -> T) -> T {
         let start = Instant::now();
         let result = work(&self.inner);
         let spent = start.elapsed();
@@ -144,13 +144,13 @@ impl<B: Backend> Backend for Timed<B> {
     fn attention_selected(&self, q: &B::Tensor, kv: &B::Kv, keys: &KeySets) -> Outcome<Partial<B::Tensor>> {
         self.time("attention_selected", |b| b.attention_selected(q, kv, keys))
     }
-    fn stripe_attention(&self, q: &B::Tensor, kv: &B::Kv, rule: StripeRule) -> Outcome<(Partial<B::Tensor>, KeySets)> {
+    fn stripe_attention(&self, q: &B::Tensor, kv: &B::Kv, rule: StripeRule) -> Sparse<'_, B> {
         self.time("stripe_attention", |b| b.stripe_attention(q, kv, rule))
     }
-    fn vertical_slash(&self, q: &B::Tensor, kv: &B::Kv, rule: VerticalSlashRule) -> Outcome<KeySets> {
+    fn vertical_slash(&self, q: &B::Tensor, kv: &B::Kv, rule: VerticalSlashRule) -> Sparse<'_, B> {
         self.time("vertical_slash", |b| b.vertical_slash(q, kv, rule))
     }
-    fn flex_prefill(&self, q: &B::Tensor, kv: &B::Kv, rule: FlexRule) -> Outcome<KeySets> {
+    fn flex_prefill(&self, q: &B::Tensor, kv: &B::Kv, rule: FlexRule) -> Sparse<'_, B> {
         self.time("flex_prefill", |b| b.flex_prefill(q, kv, rule))
     }
     fn merge(&self, partials: &[Partial<B::Tensor>]) -> Outcome<Partial<B::Tensor>> {

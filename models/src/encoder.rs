@@ -10,7 +10,7 @@ mod peers;
 mod shared_prefix;
 mod team;
 
-use asterism_kernels::{Backend, DType, Heads, KernelError, KeySets};
+use asterism_kernels::{Backend, DType, Heads, KernelError, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
@@ -139,7 +139,7 @@ pub fn inputs_of(shards: &[Shard], known: &(impl TokenIds + ?Sized)) -> Result<V
 /// Keys chosen by their scores.
 pub enum Chosen<'a> {
     /// By local attention, as row indices of the shard's input.
-    Keys(&'a KeySets),
+    Keys(&'a Selection<'a>),
     /// To be passed on: rows of the shard's input, ascending, for each KV head.
     Passed(&'a [Vec<u32>]),
 }

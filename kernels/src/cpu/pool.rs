@@ -10,7 +10,7 @@ use std::thread::Thread;
 use crate::KernelError;
 
 /// The caller and as many workers as there may ever be, of whom the limit lets some work.
-pub(super) struct Pool {
+pub(crate) struct Pool {
     workers: Option<rayon::ThreadPool>,
     limit: ThreadLimit,
 }
@@ -42,7 +42,7 @@ impl ThreadLimit {
 
 /// Work to share out.
 #[derive(Clone, Copy)]
-pub(super) struct Tasks {
+pub(crate) struct Tasks {
     pub count: usize,
     /// Multiply-adds of the whole, or what takes as long.
     pub cost: usize,
@@ -52,7 +52,7 @@ pub(super) struct Tasks {
 const WAKE: usize = 1 << 17;
 
 impl Pool {
-    pub(super) fn new(threads: Option<usize>) -> Result<Self, KernelError> {
+    pub(crate) fn new(threads: Option<usize>) -> Result<Self, KernelError> {
         let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = threads.unwrap_or_else(available).max(1);
         let start = || {
@@ -64,21 +64,21 @@ impl Pool {
         Ok(Self { workers, limit: ThreadLimit::new(threads) })
     }
 
-    pub(super) fn threads(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         self.limit.now()
     }
 
-    pub(super) fn limit(&self) -> &ThreadLimit {
+    pub(crate) fn limit(&self) -> &ThreadLimit {
         &self.limit
     }
 
     /// Runs `work(0..tasks)`, each once, on any thread.
-    pub(super) fn each(&self, tasks: Tasks, work: impl Fn(usize) + Sync) {
+    pub(crate) fn each(&self, tasks: Tasks, work: impl Fn(usize) + Sync) {
         self.each_with(tasks, || (), |(), task| work(task));
     }
 
     /// The same with a scratch value for each thread that takes part.
-    pub(super) fn each_with<S>(
+    pub(crate) fn each_with<S>(
         &self,
         tasks: Tasks,
         scratch: impl Fn() -> S + Sync,
@@ -169,7 +169,7 @@ impl Drop for Waiting<'_> {
 }
 
 /// A buffer that tasks write disjoint parts of.
-pub(super) struct Shared<T>(*mut T);
+pub(crate) struct Shared<T>(*mut T);
 
 // SAFETY: only `at` reaches the buffer, and its caller promises that no two tasks touch the same elements.
 unsafe impl<T: Send> Send for Shared<T> {}
@@ -177,13 +177,13 @@ unsafe impl<T: Send> Send for Shared<T> {}
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
-    pub(super) fn new(buffer: &mut [T]) -> Self {
+    pub(crate) fn new(buffer: &mut [T]) -> Self {
         Self(buffer.as_mut_ptr())
     }
 
     /// # Safety
     /// `offset` must lie in the buffer, and the elements written from there belong to this task alone.
-    pub(super) unsafe fn at(&self, offset: usize) -> *mut T {
+    pub(crate) unsafe fn at(&self, offset: usize) -> *mut T {
         // SAFETY: the caller's promise.
         unsafe { self.0.add(offset) }
     }
@@ -193,7 +193,7 @@ impl<T> Shared<T> {
 ///
 /// # Safety
 /// `fill` must have written every element when it returns.
-pub(super) unsafe fn filled<T: Copy>(len: usize, fill: impl FnOnce(Shared<T>)) -> Vec<T> {
+pub(crate) unsafe fn filled<T: Copy>(len: usize, fill: impl FnOnce(Shared<T>)) -> Vec<T> {
     let mut buffer = Vec::with_capacity(len);
     fill(Shared(buffer.as_mut_ptr()));
     // SAFETY: the capacity is there, and the caller promises that the elements are written.

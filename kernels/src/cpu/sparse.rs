@@ -11,7 +11,7 @@ use super::compute::Compute;
 use super::kv::{Kv, Panels};
 use super::merge::merge;
 use super::tensor::{elements, tensor};
-use crate::{FlexRule, Heads, KernelError, KeySets, Partial, StripeRule, VerticalSlashRule};
+use crate::{FlexRule, Heads, KernelError, KeySets, Partial, Selection, StripeRule, VerticalSlashRule};
 
 /// Evaluates an expression over the operands as one causal [`Sequence`].
 macro_rules! over_sequence {
@@ -79,7 +79,7 @@ pub(super) fn stripe_attention(
     kv: &Kv,
     rule: StripeRule,
     compute: &Compute,
-) -> Result<(Partial<Tensor>, KeySets), KernelError> {
+) -> Result<(Partial<Tensor>, Selection<'static>), KernelError> {
     rule.check()?;
     let (heads, tokens) = causal("stripe_attention", q, kv)?;
     let attend = |keys: &KeySets| match kv.tiles() {
@@ -94,7 +94,7 @@ pub(super) fn stripe_attention(
     let partials: [(&[f32], &[f32]); 2] = [(&anchor.output, &anchor.lse), (&stripes.output, &stripes.lse)];
     let (output, lse) = merge(&partials, heads.dim, compute);
     let lse = tensor(&[heads.query, tokens], lse)?;
-    Ok((Partial { output: tensor(q.dims(), output)?, lse }, keys))
+    Ok((Partial { output: tensor(q.dims(), output)?, lse }, Selection::of(keys, tokens)))
 }
 
 /// As `Backend::vertical_slash`.
@@ -103,11 +103,22 @@ pub(super) fn vertical_slash(
     kv: &Kv,
     rule: VerticalSlashRule,
     compute: &Compute,
-) -> Result<KeySets, KernelError> {
-    over_sequence!("vertical_slash", q, kv, compute, sequence => estimate::vertical_slash(&sequence, rule, compute))
+) -> Result<(Partial<Tensor>, Selection<'static>), KernelError> {
+    let keys = over_sequence!("vertical_slash", q, kv, compute, sequence => {
+        estimate::vertical_slash(&sequence, rule, compute)
+    })?;
+    Ok((attention_selected(q, kv, &keys, compute)?, Selection::of(keys, kv.len())))
 }
 
 /// As `Backend::flex_prefill`.
-pub(super) fn flex_prefill(q: &Tensor, kv: &Kv, rule: FlexRule, compute: &Compute) -> Result<KeySets, KernelError> {
-    over_sequence!("flex_prefill", q, kv, compute, sequence => estimate::flex_prefill(&sequence, rule, compute))
+pub(super) fn flex_prefill(
+    q: &Tensor,
+    kv: &Kv,
+    rule: FlexRule,
+    compute: &Compute,
+) -> Result<(Partial<Tensor>, Selection<'static>), KernelError> {
+    let keys = over_sequence!("flex_prefill", q, kv, compute, sequence => {
+        estimate::flex_prefill(&sequence, rule, compute)
+    })?;
+    Ok((attention_selected(q, kv, &keys, compute)?, Selection::of(keys, kv.len())))
 }

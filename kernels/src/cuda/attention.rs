@@ -1,7 +1,9 @@
 //! Attention with log-sum-exp: which kernel takes a call. Prefill goes to cuDNN where it is there, else to the own kernel; few
 //! rows to the own kernel that cuts the keys in pieces; f32 and odd head sizes to the plain one.
 
+mod estimates;
 mod fused;
+mod lists;
 mod mapped;
 mod own;
 mod selected;
@@ -10,13 +12,14 @@ mod stripes;
 use std::sync::Mutex;
 
 use fused::{Fused, Shape};
+pub(super) use lists::{Grouped, Lists};
 pub(super) use mapped::{Laid, Mapped, Maps};
 pub use own::PIECE;
 pub(super) use own::{CHUNK, Pieces, Tiled, Tiling, combining};
 
-use super::Cuda;
 use super::device::Device;
 use super::tensor::{Tensor, View};
+use super::{Cuda, Kv};
 use crate::{DType, KernelError, Mask, Partial};
 
 /// Rows up to which a call goes through the kernel that cuts the keys: below, a row's bits do not depend on its company.

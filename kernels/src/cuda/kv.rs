@@ -144,15 +144,4 @@ impl Kv {
         part.written = device.queue().launched();
         Ok(part)
     }
-
-    /// Keys, then values, `(kv heads, t, dim)`.
-    pub(super) fn heads_first(&self, device: &Device) -> Result<[Tensor; 2], KernelError> {
-        let copy = |from: View<'_>| -> Result<Tensor, KernelError> {
-            let to = device.empty(&[self.heads, self.len, self.dim], self.dtype)?;
-            device.copy_heads(from, to.heads_first()?)?;
-            Ok(to)
-        };
-        let [k, v] = self.view(0, self.len);
-        Ok([copy(k)?, copy(v)?])
-    }
 }

@@ -279,12 +279,17 @@ impl Device {
 
     /// Waits, and gives the elements as f32.
     pub fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
-        let (mut bytes, tensor) = (vec![0; tensor.bytes()], self.by_heads(tensor)?);
+        let tensor = self.by_heads(tensor)?;
+        if tensor.dtype == DType::F32 {
+            let mut values = vec![0f32; tensor.elements()];
+            // SAFETY: the values are four bytes each, any of which make a value; GPUs and their hosts are little-endian.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), tensor.bytes()) };
+            self.download_bytes(tensor.pointer(), bytes)?;
+            return Ok(values);
+        }
+        let mut bytes = vec![0; tensor.bytes()];
         self.download_bytes(tensor.pointer(), &mut bytes)?;
-        Ok(match tensor.dtype {
-            DType::F32 => bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-            _ => bytes.as_chunks::<2>().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect(),
-        })
+        Ok(bytes.as_chunks::<2>().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()).collect())
     }
 }
 

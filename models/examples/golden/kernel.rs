@@ -49,6 +49,7 @@ pub fn anchor_attention<B: Backend>(backend: &B, case: &Case, folder: &Path) -> 
     };
     let rows = backend.kv_len(&kv);
     let (partial, keys) = backend.stripe_attention(&q, &kv, rule)?;
+    let keys = keys.lists()?;
     let group = |head| (0..keys.groups()).map(move |group| (head, group));
     let stripes: Vec<Vec<Vec<u32>>> = (0..keys.heads())
         .map(|head| group(head).map(|(head, group)| keys.keys(head, group).collect()).collect())

@@ -118,6 +118,7 @@ impl Watch for Record {
                 self.tensors.insert(format!("apb_selected.{layer}.{block}"), json!(indices));
             }
             Chosen::Keys(keys) => {
+                let keys = keys.lists().expect("the device gives what it chose");
                 let cells = || (0..keys.heads()).flat_map(|head| (0..keys.groups()).map(move |group| (head, group)));
                 let counts: Vec<_> = cells().map(|(head, group)| keys.count(head, group)).collect();
                 let indices: Vec<_> = cells().flat_map(|(head, group)| keys.keys(head, group)).collect();

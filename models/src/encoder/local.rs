@@ -1,6 +1,6 @@
 //! Attention of a pass over its own rows, by the rule its plan gives it.
 
-use asterism_kernels::{Backend, FlexRule, KeySets, Mask, Partial, StripeRule, VerticalSlashRule};
+use asterism_kernels::{Backend, FlexRule, Mask, Partial, Sparse, StripeRule, VerticalSlashRule};
 use asterism_plan::{
     LocalAttention,
     attention::{Flex, Streaming, Stripes, VerticalSlash},
@@ -14,24 +14,23 @@ impl<B: Backend> Layer<'_, B> {
     pub(super) fn local(&self, pass: &Pass<'_, B>, watch: &mut dyn Watch) -> Result<Partial<B::Tensor>, ModelError> {
         let (backend, Projected { q, .. }, kv) = (self.backend(), &pass.qkv, &pass.kv);
         let (rows, heads) = (pass.shard.rows(), self.query_heads());
-        let mut over = |keys: KeySets| -> Result<Partial<B::Tensor>, ModelError> {
-            watch.pairs(pass.shard.block, keys.pairs(rows));
+        // Beside `given` pairs.
+        let mut chosen = |sparse: Sparse<'_, B>, given: u64| -> Result<Partial<B::Tensor>, ModelError> {
+            let (partial, keys) = sparse?;
+            watch.pairs(pass.shard.block, given + keys.pairs());
             watch.chosen(self.index, pass.shard.block, Chosen::Keys(&keys));
-            Ok(backend.attention_selected(q, kv, &keys)?)
+            Ok(partial)
         };
         match pass.shard.attention {
             LocalAttention::VerticalSlash(VerticalSlash { vertical, slash }) => {
-                over(backend.vertical_slash(q, kv, VerticalSlashRule { vertical, slash })?)
+                chosen(backend.vertical_slash(q, kv, VerticalSlashRule { vertical, slash }), 0)
             }
             LocalAttention::Flex(Flex { gamma, tau, min_budget }) => {
-                over(backend.flex_prefill(q, kv, FlexRule { gamma, tau, min_budget })?)
+                chosen(backend.flex_prefill(q, kv, FlexRule { gamma, tau, min_budget }), 0)
             }
             LocalAttention::Stripes(Stripes { theta, step, block_q, block_kv }) => {
                 let rule = StripeRule { theta, step, block_q, block_kv };
-                let (partial, stripes) = backend.stripe_attention(q, kv, rule)?;
-                watch.pairs(pass.shard.block, heads * rule.anchor_pairs(rows) + stripes.pairs(rows));
-                watch.chosen(self.index, pass.shard.block, Chosen::Keys(&stripes));
-                Ok(partial)
+                chosen(backend.stripe_attention(q, kv, rule), heads * rule.anchor_pairs(rows))
             }
             LocalAttention::Causal => {
                 watch.pairs(pass.shard.block, heads * pass.shard.attention.pairs(rows));

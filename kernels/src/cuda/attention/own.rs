@@ -2,8 +2,8 @@
 
 use super::super::device::{Device, Spread, launch, typed, width};
 use super::super::tensor::{Tensor, View};
-use super::{Attention, Mapped};
-use crate::{DType, KernelError, KeySets, Mask};
+use super::{Attention, Lists, Mapped};
+use crate::{DType, KernelError, Mask};
 
 /// Keys of a piece, as the kernel has it.
 pub const PIECE: usize = 2048;
@@ -312,7 +312,7 @@ impl Device {
     pub(super) fn attend_plain(
         &self,
         call: Attention<'_>,
-        selected: Option<(&KeySets, Option<&Tensor>)>,
+        selected: Option<(&Lists, Option<&Tensor>)>,
     ) -> Result<(), KernelError> {
         let keys = selected.map(|(keys, _)| keys);
         let Attention { q, k, v, out, lse, .. } = call;
@@ -320,7 +320,6 @@ impl Device {
             let expected = "heads of at most 256 elements and an f32 output";
             return Err(KernelError::shape("attention", expected, &[&[q.heads, q.rows, q.dim]]));
         }
-        let lists = keys.map(|keys| self.lists(keys)).transpose()?;
         let argument = Plain {
             q: q.pointer,
             k: k.pointer,
@@ -328,8 +327,8 @@ impl Device {
             out: out.pointer,
             lse: lse.pointer(),
             maxima: selected.and_then(|(_, maxima)| maxima).map_or(0, Tensor::pointer),
-            offsets: lists.as_ref().map_or(0, |[offsets, _]| offsets.pointer),
-            ranges: lists.as_ref().map_or(0, |[_, ranges]| ranges.pointer),
+            offsets: keys.map_or(0, |keys| keys.offsets.pointer),
+            ranges: keys.map_or(0, |keys| keys.ranges.pointer),
             q_head: q.at.head,
             q_row: q.at.row,
             kv_head: k.at.head,
@@ -339,27 +338,13 @@ impl Device {
             mask: MaskArgument::of(call.mask, (q.rows, k.rows), 0),
             group: (q.heads / k.heads) as i32,
             dim: q.dim as i32,
-            list_rows: keys.map_or(1, |keys| keys.rows().min(i32::MAX as usize) as i32),
-            list_groups: keys.map_or(0, |keys| keys.groups() as i32),
+            list_rows: keys.map_or(1, |keys| keys.of.clipped()),
+            list_groups: keys.map_or(0, |keys| keys.of.groups() as i32),
             scale: 1.0 / (q.dim as f32).sqrt(),
             unused: 0,
         };
         debug_assert!(width(q.dtype) >= 2);
         let spread = Spread { blocks: (q.rows, q.heads), threads: 128, shared: 0 };
         launch!(self, &typed("attend_plain", q.dtype), spread, argument)
-    }
-
-    /// Offsets and ranges of lists of keys.
-    fn lists(&self, keys: &KeySets) -> Result<[super::super::device::Buffer; 2], KernelError> {
-        let (mut offsets, mut ranges, mut count) = (vec![0; 8], Vec::new(), 0u64);
-        for (head, group) in (0..keys.heads()).flat_map(|head| (0..keys.groups()).map(move |group| (head, group))) {
-            for range in keys.ranges(head, group) {
-                ranges.extend(range.start.to_le_bytes());
-                ranges.extend(range.end.to_le_bytes());
-                count += 1;
-            }
-            offsets.extend(count.to_le_bytes());
-        }
-        Ok([self.upload_bytes(&offsets)?, self.upload_bytes(&ranges)?])
     }
 }

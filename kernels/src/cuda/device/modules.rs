@@ -70,6 +70,15 @@ pub const MODULES: &[Module] = &[
         include_bytes!(concat!(env!("OUT_DIR"), "/stripes.fatbin")),
         &[(TYPES, &["pool_queries", "find_stripes", "find_stripes_wide"])],
     ),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/selected_hopper.fatbin")),
+        &[(HEAD_SIZES, &["attend_selected_warpgroup"])],
+    ),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/estimates.fatbin")),
+        &[(HEAD_SIZES, &["masses"]), (TYPES, &["plain_masses"]), (ONE, &["join_diagonals", "attend_means"])],
+    ),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/lists.fatbin")), &[(ONE, &["list_bits", "list_lines"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.

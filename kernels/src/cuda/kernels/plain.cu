@@ -1,6 +1,6 @@
 // The slow, general attention: any head size up to 256, f32 or bf16, a mask or lists of keys. A block is one row of one head,
 // its four warps take 32 keys each in turn.
-#include "common.cuh"
+#include "lists.cuh"
 
 struct Plain {
     const void *q, *k, *v;
@@ -8,7 +8,7 @@ struct Plain {
     float *out, *lse, *maxima;
     // Lists: ranges of (head, row / rows) are ranges[offsets[list]..offsets[list + 1]]; none: the mask.
     const unsigned long long* offsets;
-    const uint2* ranges;
+    const Range* ranges;
     long long q_head, q_row, kv_head, kv_row, out_head, out_row;
     Mask mask;
     int group, dim, list_rows, list_groups;
@@ -35,7 +35,7 @@ template <class T> __device__ void attend(const Plain& a) {
     for (; list < lists; list++) {
         int start, end;
         if (a.ranges) {
-            start = a.ranges[list].x, end = min((int)a.ranges[list].y, row + 1);
+            start = a.ranges[list].start, end = min((int)a.ranges[list].end, row + 1);
         } else {
             start = list == 0 ? 0 : s.hidden_end, end = list == 0 ? s.hidden_start : s.visible;
         }

@@ -1,63 +1,22 @@
 // Attention of bf16 rows over lists of keys, on mma.sync: rows of a query head that share a list, in tiles of TILE, over the listed keys in
 // blocks of KEYS that are put together in shared memory. What a row is given is a function of the row, its list and its keys alone.
 #include "rows.cuh"
+#include "selected.cuh"
 
-constexpr int TILE = 64, KEYS = 64, WARPS = TILE / 16;
-
-// Keys from `start` to `end`, so many of the list before them.
-struct Range {
-    unsigned start, end, before;
-};
-struct Selected {
-    const bf16 *q, *k, *v;
-    float *out, *lse;
-    // Ranges of (head, row / rows) are ranges[offsets[list]..offsets[list + 1]].
-    const unsigned long long* offsets;
-    const Range* ranges;
-    // Highest score of each row, (head, token), where they are wanted.
-    float* maxima;
-    long long q_head, q_row, kv_head, kv_row, out_head, out_row;
-    int tokens, group, rows, groups;
-    float scale;
-    int unused;
-};
-constexpr int NONE = 0x7fffffff;  // no key: behind every row
+constexpr int KEYS = 64, WARPS = TILE / 16;  // keys of a block, warps of a block of threads
 
 template <int D> __device__ __forceinline__ void attend(const Selected& a) {
     constexpr int CHUNKS = D / 8, BLOCK = KEYS * D;
     extern __shared__ __align__(128) bf16 memory[];
     int* numbers = (int*)(memory + 4 * BLOCK);  // the keys of three blocks
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
-    // The last groups have the most keys.
-    int tiles = (min(a.rows, a.tokens) + TILE - 1) / TILE, group = a.groups - 1 - (int)blockIdx.x / tiles;
-    int start = group * a.rows + blockIdx.x % tiles * TILE, end = min(min((group + 1) * a.rows, a.tokens), start + TILE);
-    if (start >= end) return;
     follow();
-    size_t list = (size_t)head * a.groups + group;
-    const Range* ranges = a.ranges + a.offsets[list];
-    // Ranges that begin before the last row ends, and keys in them.
-    int seen = 0;
-    for (int high = (int)(a.offsets[list + 1] - a.offsets[list]); seen < high;) {
-        int middle = (seen + high) / 2;
-        if ((int)ranges[middle].start < end) seen = middle + 1;
-        else high = middle;
-    }
-    int keys = 0;
-    if (seen > 0) keys = ranges[seen - 1].before + min((int)ranges[seen - 1].end, end) - ranges[seen - 1].start;
-    int blocks = (keys + KEYS - 1) / KEYS, cursor = 0;
-    // Which keys a block is of, each found by a thread: at most KEYS ranges behind the one before.
+    Walk walk(a);
+    int start = walk.start, end = walk.end, blocks = (walk.keys + KEYS - 1) / KEYS;
+    if (start >= end) return;
+    // Which keys a block is of, each found by a thread.
     auto number = [&](int block) {
-        int at = block * KEYS + threadIdx.x, key = NONE;
-        if (threadIdx.x >= KEYS) return;
-        if (at < keys) {
-            for (int high = min(cursor + KEYS, seen - 1); cursor < high;) {
-                int middle = (cursor + high + 1) / 2;
-                if ((int)ranges[middle].before <= at) cursor = middle;
-                else high = middle - 1;
-            }
-            key = ranges[cursor].start + at - ranges[cursor].before;
-        }
-        numbers[block % 3 * KEYS + threadIdx.x] = key;
+        if (threadIdx.x < KEYS) numbers[block % 3 * KEYS + threadIdx.x] = walk.key<KEYS>(block * KEYS + threadIdx.x);
     };
     const bf16 *k = a.k + head / a.group * a.kv_head, *v = a.v + head / a.group * a.kv_head;
     auto load = [&](int block) {

@@ -6,7 +6,7 @@ constexpr int KEYS = 128, QUERIES = 8, MOST = 256;  // of a block: keys, pooled 
 struct Pool {
     const void* q;
     const float* maxima;
-    // (heads, blocks, dim) and (heads, blocks): means over the rows of a block.
+    // (heads, blocks, dim) and, of maxima that are there, (heads, blocks): means over the rows of a block.
     float *queries, *anchors;
     long long q_head, q_row;
     int tokens, rows, blocks, dim;
@@ -19,10 +19,11 @@ template <class T> __device__ void pool(const Pool& a) {
     const T* q = (const T*)a.q + head * a.q_head;
     for (int i = threadIdx.x; i < a.dim; i += blockDim.x) {
         float sum = 0;
+#pragma unroll 8
         for (int row = start; row < end; row++) sum += widen(q[row * a.q_row + i]);
         a.queries[at * a.dim + i] = sum / count;
     }
-    if (threadIdx.x < 32) {
+    if (a.maxima && threadIdx.x < 32) {
         float sum = 0;
         for (int row = start + threadIdx.x; row < end; row += 32) sum += a.maxima[(size_t)head * a.tokens + row];
         sum = warp_sum(sum);
@@ -36,8 +37,8 @@ struct Find {
     // A bit for each key of each of these lists, lowest first.
     unsigned* found;
     long long kv_head, kv_row;
-    // The first list, and what KeySets and StripeRule say: list = head * groups + group.
-    int list, groups, group, tokens, words, blocks, step, span, first, dim;
+    // What KeySets and StripeRule say: list = head * groups + group.
+    int groups, group, tokens, words, blocks, step, span, first, dim;
     float scale, theta;
 };
 
@@ -45,7 +46,7 @@ struct Find {
 template <class T, int N> __device__ void find(const Find& a) {
     __shared__ __align__(16) float queries[MOST][QUERIES];
     __shared__ float anchors[QUERIES];
-    int list = a.list + (int)blockIdx.x, head = list / a.groups, group = list % a.groups;
+    int list = (int)blockIdx.x, head = list / a.groups, group = list % a.groups;
     int start = (int)blockIdx.y * KEYS, key = start + (int)threadIdx.x, end = min(group * a.span, a.tokens);
     bool candidate = key >= a.first && key < end;
     float least = INFINITY;

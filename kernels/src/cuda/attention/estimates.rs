@@ -1,0 +1,188 @@
+//! What MInference and FlexPrefill choose by, made on the device: what the last rows attend to, and the attention of blocks' means.
+
+use super::super::device::{Device, Spread, launch, typed};
+use super::super::tensor::{Tensor, View};
+use super::lists::{Grouped, Lists};
+use super::stripes::Pool;
+use super::{Attention, Kv};
+use crate::sparse::choice::{FOREMOST, SLASH};
+use crate::{DType, KernelError, Mask, VerticalSlashRule};
+
+/// Keys of a block of threads, its threads, and the distance of its rows of weights in shared memory, as the kernel has them.
+const KEYS: usize = 64;
+const THREADS: u32 = 256;
+const STRIDE: usize = KEYS + 8;
+
+/// As `estimates.cu` declares it.
+#[repr(C)]
+struct Masses {
+    q: u64,
+    k: u64,
+    lse: u64,
+    columns: u64,
+    diagonals: u64,
+    q_head: i64,
+    q_row: i64,
+    kv_head: i64,
+    kv_row: i64,
+    tokens: i32,
+    rows: i32,
+    group: i32,
+    dim: i32,
+    first: i32,
+    unused: i32,
+    scale: f32,
+    unused_too: f32,
+}
+
+/// As `estimates.cu` declares it.
+#[repr(C)]
+struct Offsets {
+    diagonals: u64,
+    offsets: u64,
+    tokens: i32,
+    rows: i32,
+    blocks: i32,
+    first: i32,
+}
+
+/// As `estimates.cu` declares it.
+#[repr(C)]
+struct Means {
+    queries: u64,
+    keys: u64,
+    heads: u64,
+    weights: u64,
+    rows: i32,
+    count: i32,
+    group: i32,
+    dim: i32,
+    all: i32,
+    unused: i32,
+    scale: f32,
+    unused_too: f32,
+}
+
+impl Device {
+    /// By key, and by how far the key lies before the row: sums of the causal attention weights of the last `rows` rows of each query
+    /// head, `(2 query heads, tokens)` f32. Of the first so many of either they are infinite.
+    pub(in super::super) fn masses(
+        &self,
+        q: View<'_>,
+        kv: &Kv,
+        rows: usize,
+        first: [usize; 2],
+    ) -> Result<Tensor, KernelError> {
+        let (heads, tokens, dim) = (q.heads, q.rows, q.dim);
+        let [k, v] = kv.view(0, kv.len());
+        let q = q.part(tokens - rows, tokens);
+        let output = self.empty_by_rows([heads, rows, dim], DType::F32)?;
+        let lse = self.empty(&[heads, rows], DType::F32)?;
+        let call = Attention { q, k, v, mask: Mask::Causal, out: output.heads_first()?, lse: &lse };
+        self.attend_few(call)?;
+        let blocks = tokens.div_ceil(KEYS);
+        let sums = self.empty(&[2 * heads, tokens], DType::F32)?;
+        let diagonals = self.alloc(4 * heads * blocks * (rows + KEYS - 1))?;
+        let masses = Masses {
+            q: q.pointer,
+            k: k.pointer,
+            lse: lse.pointer(),
+            columns: sums.pointer(),
+            diagonals: diagonals.pointer,
+            q_head: q.at.head,
+            q_row: q.at.row,
+            kv_head: k.at.head,
+            kv_row: k.at.row,
+            tokens: tokens as i32,
+            rows: rows as i32,
+            group: (heads / k.heads) as i32,
+            dim: dim as i32,
+            first: first[0].min(tokens) as i32,
+            unused: 0,
+            scale: std::f32::consts::LOG2_E / (dim as f32).sqrt(),
+            unused_too: 0.0,
+        };
+        let (name, shared) = match call.tiled() {
+            true => (format!("masses_{dim}"), KEYS * dim * 2 + 4 * rows * STRIDE),
+            false => (typed("plain_masses", q.dtype), 0),
+        };
+        launch!(self, &name, Spread { blocks: (blocks, heads), threads: THREADS, shared }, masses)?;
+        let offsets = Offsets {
+            diagonals: diagonals.pointer,
+            offsets: sums.pointer() + (4 * heads * tokens) as u64,
+            tokens: tokens as i32,
+            rows: rows as i32,
+            blocks: blocks as i32,
+            first: first[1].min(tokens) as i32,
+        };
+        let spread = Spread { blocks: (tokens.div_ceil(256), heads), threads: 256, shared: 0 };
+        launch!(self, "join_diagonals", spread, offsets)?;
+        Ok(sums)
+    }
+
+    /// MInference's keys, of a sequence of at least one token.
+    pub(in super::super) fn vertical_slash(
+        &self,
+        q: View<'_>,
+        kv: &Kv,
+        rule: VerticalSlashRule,
+    ) -> Result<Lists, KernelError> {
+        let masses = self.masses(q, kv, q.rows.min(SLASH), FOREMOST)?;
+        let [vertical, slash] = rule.kept();
+        let (columns, offsets) = (masses.rows(0, q.heads)?, masses.rows(q.heads, 2 * q.heads)?);
+        let (columns, offsets) = (self.top_k(&columns, vertical)?, self.top_k(&offsets, slash)?);
+        let of = Grouped { heads: q.heads, rows: SLASH, tokens: q.rows };
+        self.lists_of_lines(of, [&columns, &offsets])
+    }
+
+    /// Means over each `rows` rows of each head: `(heads, blocks, dim)` f32.
+    pub(in super::super) fn block_means(&self, x: View<'_>, rows: usize) -> Result<Tensor, KernelError> {
+        let blocks = x.rows.div_ceil(rows);
+        let means = self.empty(&[x.heads, blocks, x.dim], DType::F32)?;
+        let pool = Pool {
+            q: x.pointer,
+            maxima: 0,
+            queries: means.pointer(),
+            anchors: 0,
+            q_head: x.at.head,
+            q_row: x.at.row,
+            tokens: x.rows as i32,
+            rows: rows as i32,
+            blocks: blocks as i32,
+            dim: x.dim as i32,
+        };
+        self.pool(pool, x.heads, x.dtype)?;
+        Ok(means)
+    }
+
+    /// Attention of mean queries `(query heads, rows, dim)` of some query heads to mean keys `(kv heads, count, dim)`, row after row of
+    /// head after head: to all, or, where there are as many, to those up to the row's own.
+    pub(in super::super) fn attend_means(
+        &self,
+        [queries, keys]: [&Tensor; 2],
+        heads: &[u32],
+        all: bool,
+    ) -> Result<Vec<f32>, KernelError> {
+        let ((query, rows, dim), (kv, count, _)) = (queries.cube("means")?, keys.cube("means")?);
+        let each = if all { rows * count } else { rows * (rows + 1) / 2 };
+        let weights = self.empty(&[heads.len() * each], DType::F32)?;
+        let numbers: Vec<u8> = heads.iter().flat_map(|head| head.to_le_bytes()).collect();
+        let numbers = self.upload_bytes(&numbers)?;
+        let means = Means {
+            queries: queries.pointer(),
+            keys: keys.pointer(),
+            heads: numbers.pointer,
+            weights: weights.pointer(),
+            rows: rows as i32,
+            count: count as i32,
+            group: (query / kv) as i32,
+            dim: dim as i32,
+            all: i32::from(all),
+            unused: 0,
+            scale: 1.0 / (dim as f32).sqrt(),
+            unused_too: 0.0,
+        };
+        launch!(self, "attend_means", Spread { blocks: (rows, heads.len()), threads: 128, shared: 0 }, means)?;
+        self.download(&weights)
+    }
+}
