@@ -43,7 +43,7 @@ impl Tokenizer {
         // A character of a byte-level vocabulary is a byte.
         let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(1);
         let token_bytes = cuts.as_ref().map_or(longest, |cuts| cuts.token_bytes(longest));
-        let specials = Arc::new(Specials::of(json));
+        let specials = Arc::new(Specials::of(json).map_err(malformed)?);
         Ok(Self { inner: Arc::new(inner), cuts, specials, token_bytes })
     }
 

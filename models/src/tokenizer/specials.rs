@@ -26,13 +26,13 @@ struct Added {
 }
 
 impl Specials {
-    /// Those of this tokenizer.json.
-    pub fn of(json: &[u8]) -> Self {
-        let added = serde_json::from_slice(json).map(|form: Form| form.added_tokens).unwrap_or_default();
-        let names = added.into_iter().filter(|added| added.special && !added.content.is_empty());
+    /// Those of this tokenizer.json. One whose names cannot be told is refused: messages could name them.
+    pub fn of(json: &[u8]) -> Result<Self, tokenizers::Error> {
+        let Form { added_tokens } = serde_json::from_slice(json)?;
+        let names = added_tokens.into_iter().filter(|added| added.special && !added.content.is_empty());
         let names: Vec<String> = names.map(|added| added.content).collect();
-        let find = || AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&names).ok();
-        Self(if names.is_empty() { None } else { find() })
+        let find = || AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&names);
+        Ok(Self(if names.is_empty() { None } else { Some(find()?) }))
     }
 
     /// The parts of `written`, cut within each name that a message has some of, so that a tokenizer that is given one after
@@ -77,7 +77,7 @@ mod tests {
 
     fn specials(names: &[&str]) -> Specials {
         let added: Vec<_> = names.iter().map(|name| serde_json::json!({"content": name, "special": true})).collect();
-        Specials::of(serde_json::json!({"added_tokens": added}).to_string().as_bytes())
+        Specials::of(serde_json::json!({"added_tokens": added}).to_string().as_bytes()).unwrap()
     }
 
     fn written(parts: &[(bool, &str)]) -> Written {
@@ -115,5 +115,6 @@ mod tests {
         let again = specials(&["aa"]);
         assert!(again.apart(&Written::message("aaaa")).eq(["a", "a", "a", "a"]));
         assert!(specials(&[]).apart(&Written::message("<s>")).eq(["<s>"]));
+        assert!(Specials::of(br#"{"added_tokens": [{"special": true}]}"#).is_err(), "a name that cannot be told");
     }
 }
