@@ -12,6 +12,8 @@ use tests::golden;
 
 #[path = "cli/about.rs"]
 mod about;
+#[path = "cli/bench.rs"]
+mod bench;
 #[path = "cli/plan.rs"]
 mod plan;
 
