@@ -145,9 +145,11 @@ impl SupervisorState {
         let first = context.clock.1.is_none();
         context.clock.1.get_or_insert(now);
         context.retry.0 = 0;
-        if context.together && context.moves_alone() {
-            // All that was passed has been compared: a shard is encoded again alone from now on, after a restart too.
-            context.together = false;
+        // All that was passed has been compared: a shard is encoded again alone from now on.
+        let apart = context.together && context.moves_alone();
+        context.together &= !apart;
+        if first || apart {
+            // After a restart too, and it is not ready for the first time then.
             commands.push(Command::Persist(record::places(&context, &addresses)));
         }
         let again = context.again.take().filter(|(_, shards)| *shards > 0);

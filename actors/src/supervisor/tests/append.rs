@@ -9,6 +9,7 @@ use crate::{
     api::{JobState, SessionState, SessionStatus},
     error::JobError,
     messages::{EncodeShards, HostCommand, HostMessage},
+    news::News,
     supervisor::{PreparedContext, Recovery, Source, SupervisorConfig},
 };
 
@@ -94,6 +95,25 @@ fn an_append_goes_on_after_the_supervisor_was_started_again() {
     assert_eq!(cluster.state.contexts.numbers(), [grown]);
     cluster.restart();
     assert_eq!((status(&cluster).context_tokens, cluster.state.contexts.numbers()), (120, vec![grown]));
+}
+
+#[test]
+fn a_session_that_was_ready_is_not_ready_anew_after_a_restart() {
+    let mut cluster = session(config(2, 0), 75);
+    cluster.now = 0.5;
+    cluster.encode();
+    assert_eq!((status(&cluster).state, status(&cluster).encode_s), (SessionState::Ready, 0.5));
+    cluster.now = 16.0;
+    cluster.restart();
+    for at in 0..3 {
+        cluster.join(at, 2);
+    }
+    cluster.news.clear();
+    cluster.now = 17.0;
+    cluster.encode();
+    assert_eq!((status(&cluster).state, status(&cluster).encode_s), (SessionState::Ready, 0.5));
+    let again = |news: &&News| matches!(news, News::SessionReady { .. });
+    assert_eq!(cluster.news.iter().filter(again).count(), 0, "{:?}", cluster.news);
 }
 
 #[test]
