@@ -115,6 +115,26 @@ fn a_killed_host_comes_back() {
     assert_eq!(status["hosts"][1]["name"], "context-1", "{status:#}");
 }
 
+/// An edit of the cluster file is for the next start: who is killed meanwhile comes back as it was.
+#[test]
+fn who_is_killed_comes_back_whatever_became_of_the_cluster_file() {
+    let cluster = Cluster::start(BINARY, &tiny(2));
+    let (supervisor, host) = (cluster.supervisor(), cluster.pid("context-1"));
+    let kept = fs::read(cluster.file()).expect("the cluster file");
+    fs::write(cluster.file(), "").expect("emptied");
+    [supervisor, host].into_iter().for_each(|pid| signal("-KILL", pid));
+    let copy = cluster.folder().join("kept.toml");
+    fs::write(&copy, kept).expect("written");
+    let named = ["status", "-o", "json", "-f", copy.to_str().expect("UTF-8")];
+    let asked = || std::process::Command::new(BINARY).args(named).env_remove("ASTERISM_SERVER").output();
+    eventually("both to come back", || {
+        let status: Value = serde_json::from_slice(&asked().expect("the binary").stdout).unwrap_or_default();
+        ready(&status) && status["hosts"][1]["pid"].as_u64().is_some_and(|pid| pid != host)
+    });
+    fs::rename(&copy, cluster.file()).expect("put back");
+    assert_ne!(cluster.supervisor(), supervisor);
+}
+
 #[test]
 fn a_killed_parent_takes_everything_with_it() {
     let cluster = Cluster::start(BINARY, &tiny(2));

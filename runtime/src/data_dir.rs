@@ -74,6 +74,11 @@ pub fn journal(data_dir: &Path) -> PathBuf {
     data_dir.join("journal.redb")
 }
 
+/// Where who has the seat keeps the cluster file that it starts processes from.
+pub fn start_file(data_dir: &Path, seat: Seat) -> PathBuf {
+    path(data_dir, seat, "toml")
+}
+
 /// The log of a process of hosts, of a supervisor, or of a detached `up`.
 pub fn log_file(data_dir: &Path, name: &str) -> PathBuf {
     data_dir.join("logs").join(format!("{name}.log"))

@@ -39,6 +39,9 @@ pub struct GlobalArgs {
     /// PEM file of the authorities that an admin API at https:// is proved by [default: the cluster file's own certificate]
     #[arg(long, global = true, hide_short_help = true, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
+    /// Folder that relative paths of the cluster file start from [default: the file's own]
+    #[arg(long, global = true, hide = true, value_name = "FOLDER")]
+    pub beside: Option<PathBuf>,
     /// Only results and errors
     #[arg(short, long, global = true, hide_short_help = true, conflicts_with = "verbose")]
     pub quiet: bool,
@@ -89,6 +92,8 @@ pub struct Globals {
     pub token_file: Option<PathBuf>,
     /// The file of the authorities that an admin API is proved by.
     pub cacert: Option<PathBuf>,
+    /// Where relative paths of the cluster file start, if not beside it.
+    pub beside: Option<PathBuf>,
     /// Only results and errors.
     pub quiet: bool,
     /// 0 to 2.
@@ -114,6 +119,7 @@ impl Globals {
             server: args.server.clone().or_else(|| std::env::var("ASTERISM_SERVER").ok().filter(|url| !url.is_empty())),
             token_file: args.token_file.clone(),
             cacert: args.cacert.clone(),
+            beside: args.beside.clone(),
             quiet: args.quiet,
             verbose: args.verbose,
             color_stderr,
@@ -123,7 +129,16 @@ impl Globals {
 
     /// The cluster file of this call, which must exist.
     pub fn cluster(&self) -> Result<Cluster, CliError> {
-        load(self.file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)))
+        self.read_cluster().map(|read| read.cluster)
+    }
+
+    /// The same with its text.
+    pub fn read_cluster(&self) -> Result<ReadFile, CliError> {
+        let path = self.file.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
+        let directory = self.beside.clone().unwrap_or_else(|| directory_of(path));
+        let text = read(path)?;
+        let cluster = resolve(path, &typed(path, &text)?, &directory)?;
+        Ok(ReadFile { cluster, text, directory })
     }
 
     /// The cluster file of this call, or `None` when none is named and none is here.
@@ -139,7 +154,7 @@ impl Globals {
         let path = self.file.as_deref().unwrap_or(Path::new(DEFAULT_FILE));
         match &self.file {
             None if !path.exists() => Ok(None),
-            _ => Ok(Some(anchored(load_typed(path)?, &directory_of(path)))),
+            _ => Ok(Some(anchored(typed(path, &read(path)?)?, &directory_of(path)))),
         }
     }
 
@@ -152,10 +167,24 @@ impl Globals {
     }
 }
 
+/// A cluster file as one look at it found it.
+#[derive(Debug)]
+pub struct ReadFile {
+    /// What it says, with the overrides of the environment.
+    pub cluster: Cluster,
+    /// As it stands.
+    pub text: String,
+    /// Where its relative paths start.
+    pub directory: PathBuf,
+}
+
 /// Reads, types and resolves a cluster file, with the overrides of the environment.
 pub fn load(path: &Path) -> Result<Cluster, CliError> {
-    let file = load_typed(path)?;
-    Cluster::resolve(&file, &directory_of(path)).map_err(|error| {
+    resolve(path, &typed(path, &read(path)?)?, &directory_of(path))
+}
+
+fn resolve(path: &Path, file: &ClusterFile, directory: &Path) -> Result<Cluster, CliError> {
+    Cluster::resolve(file, directory).map_err(|error| {
         CliError::usage(format!("{}: {error}", path.display())).hint("correct the file, then `asterism validate`")
     })
 }
@@ -165,16 +194,19 @@ fn directory_of(path: &Path) -> PathBuf {
     std::path::absolute(directory.join(".")).unwrap_or_else(|_| directory.to_owned())
 }
 
-fn load_typed(path: &Path) -> Result<ClusterFile, CliError> {
-    let text = fs::read_to_string(path).map_err(|error| {
+fn read(path: &Path) -> Result<String, CliError> {
+    fs::read_to_string(path).map_err(|error| {
         let message = match error.kind() {
             io::ErrorKind::NotFound => format!("there is no cluster file {}", path.display()),
             io::ErrorKind::InvalidData => format!("{} is not UTF-8 text", path.display()),
             _ => format!("cannot read {}: {error}", path.display()),
         };
         CliError::usage(message).hint("`asterism init > cluster.toml` makes one; -f FILE names another")
-    })?;
-    cluster_file::parse(&text, std::env::vars()).map_err(|error| {
+    })
+}
+
+fn typed(path: &Path, text: &str) -> Result<ClusterFile, CliError> {
+    cluster_file::parse(text, std::env::vars()).map_err(|error| {
         CliError::usage(format!("{}: {error}", path.display()))
             .hint("correct it, then `asterism validate`; `asterism config default` prints every section")
     })

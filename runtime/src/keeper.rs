@@ -16,6 +16,7 @@ use crate::{
     data_dir::{Record, log_file},
     error::{CliError, Exit},
     node::{Ended, Fate, Process, Restarts, Watching},
+    start_file::StartFile,
 };
 
 /// How long a supervisor may say nothing from its start until it serves; while it waits for its disk it says so.
@@ -46,7 +47,7 @@ pub struct Keeper {
 
 struct Kept {
     process: Process,
-    file: PathBuf,
+    file: StartFile,
     data_dir: PathBuf,
     record: Record,
     /// Where its admin API's certificate is, if it has one.
@@ -55,8 +56,8 @@ struct Kept {
 }
 
 impl Keeper {
-    /// Starts the supervisor of `cluster`, whose file is `file`, and waits until it serves; `waits` hears why it does not yet.
-    pub async fn start(cluster: &Cluster, file: PathBuf, waits: impl Fn(&str)) -> Result<Self, CliError> {
+    /// Starts the supervisor of `cluster`, which `file` describes, and waits until it serves; `waits` hears why it does not yet.
+    pub async fn start(cluster: &Cluster, file: StartFile, waits: impl Fn(&str)) -> Result<Self, CliError> {
         let log = log_file(&cluster.data_dir, LOG);
         // What earlier runs logged would be read as the cause of today's ends.
         let _ = std::fs::remove_file(&log);
@@ -220,8 +221,9 @@ impl Silence {
     }
 }
 
-fn arguments(file: &Path, ports: Option<&Record>) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> = vec!["supervisor".into(), "--file".into(), file.into()];
+fn arguments(file: &StartFile, ports: Option<&Record>) -> Vec<OsString> {
+    let mut arguments = vec![OsString::from("supervisor")];
+    arguments.extend(file.arguments());
     if let Some(record) = ports {
         arguments.extend(["--listen".into(), record.listen.to_string().into()]);
         arguments.extend(["--admin-listen".into(), record.admin.to_string().into()]);

@@ -36,6 +36,7 @@ pub mod sample;
 mod self_test;
 pub mod service;
 pub mod size;
+mod start_file;
 pub mod telemetry;
 pub mod template;
 mod temporary;

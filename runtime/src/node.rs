@@ -26,6 +26,7 @@ use crate::{
     data_dir,
     error::CliError,
     private,
+    start_file::StartFile,
 };
 pub use condition::{Watched, Watching};
 pub use process::{Ended, Process, signal};
@@ -61,7 +62,7 @@ pub struct Launch {
     /// The program that hosts run.
     pub program: PathBuf,
     /// The cluster file.
-    pub file: PathBuf,
+    pub file: StartFile,
     /// Where the supervisor listens.
     pub supervisor: SocketAddr,
     /// A host that has not joined so long after its start is ended.
@@ -73,7 +74,7 @@ impl Launch {
     ///
     /// # Errors
     /// When the system does not say where this program lies.
-    pub fn new(file: PathBuf, supervisor: SocketAddr) -> Result<Self, CliError> {
+    pub fn new(file: StartFile, supervisor: SocketAddr) -> Result<Self, CliError> {
         let program = std::env::current_exe()
             .map_err(|error| CliError::unreachable(format!("the path of this program is not known: {error}")))?;
         Ok(Self { program, file, supervisor, join_within: JOIN_WITHIN })
@@ -320,15 +321,9 @@ async fn moment(time: Option<Instant>) {
 
 fn arguments(hosts: &[String], launch: &Launch, start: u64) -> Vec<OsString> {
     let names = hosts.iter().flat_map(|host| ["--name".into(), host.into()]);
-    let rest = [
-        "--file".into(),
-        launch.file.clone().into(),
-        "--supervisor".into(),
-        launch.supervisor.to_string().into(),
-        "--start".into(),
-        start.to_string().into(),
-    ];
-    [OsString::from("run-host")].into_iter().chain(names).chain(rest).collect()
+    let rest =
+        ["--supervisor".into(), launch.supervisor.to_string().into(), "--start".into(), start.to_string().into()];
+    [OsString::from("run-host")].into_iter().chain(names).chain(launch.file.arguments()).chain(rest).collect()
 }
 
 /// Numbers that grow from start to start, whatever the clock does: the last one is kept in a file.
@@ -392,11 +387,9 @@ mod tests {
         let log = data_dir::log_file(&cluster.data_dir, "context-1");
         fs::create_dir_all(log.parent().unwrap()).unwrap();
         let hosts: Vec<_> = ["context-0", "context-1"].map(|name| cluster.host(name).unwrap()).into();
-        let launch = Launch {
-            program,
-            join_within: Duration::from_secs(1),
-            ..Launch::new(PathBuf::new(), cluster.listen).unwrap()
-        };
+        let start_file = StartFile::new(folder.path().join("up.toml"), folder.path(), SAMPLE.into());
+        let launch =
+            Launch { program, join_within: Duration::from_secs(1), ..Launch::new(start_file, cluster.listen).unwrap() };
 
         let (agent, mut exits) = NodeAgent::start(&cluster, &hosts, &launch);
         let [first, second] = [exits.recv().await.unwrap(), exits.recv().await.unwrap()];

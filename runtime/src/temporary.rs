@@ -16,6 +16,7 @@ use crate::{
     node::{Launch, NodeAgent, Tie, local_hosts},
     readiness::Wait,
     service::Service,
+    start_file::StartFile,
     wiring::runtime,
 };
 
@@ -38,10 +39,10 @@ impl TemporaryCluster {
         let folder = tempfile::Builder::new().prefix("asterism-").tempdir().map_err(failed)?;
         let path = folder.path().join(globals::DEFAULT_FILE);
         let text = toml::to_string_pretty(&relocated(file)).expect("the typed file is TOML");
-        fs::write(&path, text).map_err(failed)?;
+        fs::write(&path, &text).map_err(failed)?;
         let cluster = globals::load(&path)?;
         let runtime = runtime()?;
-        let (service, agent) = runtime.block_on(serve(&cluster, path, limit))?;
+        let (service, agent) = runtime.block_on(serve(&cluster, StartFile::new(path, folder.path(), text), limit))?;
         Ok(Self { runtime, cluster, service, agent, _folder: folder })
     }
 
@@ -62,7 +63,7 @@ impl TemporaryCluster {
     }
 }
 
-async fn serve(cluster: &Cluster, file: PathBuf, limit: Duration) -> Result<(Service, NodeAgent), CliError> {
+async fn serve(cluster: &Cluster, file: StartFile, limit: Duration) -> Result<(Service, NodeAgent), CliError> {
     metrics::install();
     let service = Service::start(cluster, |error| tracing::error!(%error, "waits")).await?;
     let hosts = local_hosts(cluster);

@@ -16,11 +16,12 @@ use crate::{
     credentials,
     data_dir::{self, Seat},
     error::{CliError, Exit},
-    globals::{DEFAULT_FILE, Globals},
+    globals::{DEFAULT_FILE, Globals, ReadFile},
     joining, logging, metrics,
     node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
     renewal,
     service::Service,
+    start_file::StartFile,
     telemetry::{self, Telemetry},
     wiring::{self, runtime},
 };
@@ -119,7 +120,7 @@ pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliE
 
 /// Runs the hosts of a node until told to end, or until all of them are done.
 pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
-    let cluster = globals.cluster()?;
+    let ReadFile { cluster, text, directory } = globals.read_cluster()?;
     logging::process(&cluster.log, globals)?;
     let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
     wiring::known(&cluster.data).and_then(|()| wiring::usable(&cluster, &hosts))?;
@@ -127,7 +128,8 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
     wiring::all_fit(&cluster, &hosts)?;
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();
-    let launch = Launch::new(cluster_file(globals)?, args.join)?;
+    let copy = data_dir::start_file(&cluster.data_dir, Seat::Node(name));
+    let launch = Launch::new(StartFile::new(copy, &directory, text), args.join)?;
     runtime()?.block_on(async {
         if let Some(token_file) = &globals.token_file {
             joining::join(&cluster, (name, &members), token_file, args.token_from).await?;
@@ -234,7 +236,7 @@ fn hosts_named<'a>(cluster: &'a Cluster, names: &[String]) -> Result<Vec<&'a Hos
     }
 }
 
-/// The cluster file as an absolute path, for host processes.
+/// The cluster file as an absolute path, for an `up` in the background.
 pub fn cluster_file(globals: &Globals) -> Result<PathBuf, CliError> {
     let file = globals.file.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
     std::path::absolute(&file).map_err(|error| CliError::usage(format!("{}: {error}", file.display())))

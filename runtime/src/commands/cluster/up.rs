@@ -1,6 +1,6 @@
 //! `up`: the parent of a cluster's processes on this machine. Ends when it is told to, and takes them with it.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use asterism_actors::api::ClusterStatus;
 
@@ -9,15 +9,16 @@ use crate::{
     check,
     client::Client,
     cluster::Cluster,
-    commands::process::{GRACE, Hangup, Signals, cluster_file},
+    commands::process::{GRACE, Hangup, Signals},
     credentials,
     data_dir::{self, Seat},
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Globals, ReadFile},
     keeper::Keeper,
     logging,
     node::{Launch, NodeAgent, Tie, local_hosts},
     readiness::Wait,
+    start_file::StartFile,
     wiring::{self, runtime},
 };
 
@@ -27,14 +28,14 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
         logging::client(globals);
         return detach::up(globals, args.timeout);
     }
-    let cluster = globals.cluster()?;
+    let ReadFile { cluster, text, directory } = globals.read_cluster()?;
     check::cluster(&cluster)?;
     let log = match args.in_background {
         true => cluster.log.clone(),
         false => crate::cluster::Log { filter: "warn".into(), ..cluster.log.clone() },
     };
     logging::process(&log, globals)?;
-    let file = cluster_file(globals)?;
+    let file = StartFile::new(data_dir::start_file(&cluster.data_dir, Seat::Up), &directory, text);
     let seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Up)?;
     // A supervisor that somebody else started is not ours to keep.
     drop(data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?);
@@ -65,7 +66,7 @@ struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    async fn start(globals: &Globals, cluster: &'a Cluster, file: PathBuf) -> Result<Self, CliError> {
+    async fn start(globals: &Globals, cluster: &'a Cluster, file: StartFile) -> Result<Self, CliError> {
         let waits = |cause: &str| globals.note(format_args!("the supervisor waits: {cause}"));
         let keeper = Keeper::start(cluster, file.clone(), waits).await?;
         let launch = Launch::new(file, keeper.record.listen)?;
