@@ -133,6 +133,36 @@ fn context() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(any::<u32>(), 1..1500)
 }
 
+#[test]
+fn a_context_of_few_tokens_is_planned_or_refused_with_what_to_do() {
+    let methods = [
+        "dense",
+        "star",
+        "pulsar",
+        "apb",
+        "anchor",
+        "ring",
+        "ulysses",
+        "streaming",
+        "minference",
+        "flexprefill",
+        "auto",
+    ];
+    let all: Vec<u32> = (0..20).collect();
+    for (method, tokens) in methods.into_iter().flat_map(|method| [1, 2, 3, 5, 17].map(|tokens| (method, tokens))) {
+        for (hosts, query) in [1, 3, 4, 8].into_iter().flat_map(|hosts| [1, 3, 16].map(|query| (hosts, query))) {
+            let asked = PlanRequest { query: &all[..query], ..request(&all[..tokens], hosts) };
+            let case = format!("{method}: {tokens} tokens, {hosts} hosts, a question of {query}");
+            match method.parse::<MethodConfig>().unwrap().plan(&asked) {
+                Ok(plan) => assert_eq!(plan.check(tokens), Ok(()), "{case}"),
+                Err(refused) => {
+                    assert_eq!((method, refused.code()), ("ulysses", "placement_impossible"), "{case}: {refused}")
+                }
+            }
+        }
+    }
+}
+
 fn kept_ids(plan: &Plan, context: &[u32]) -> Vec<u32> {
     let ids = plan.numbered_ids(context);
     let own = |shard: &Shard| shard.input(ids.as_slice()).expect("it is known").ids[shard.prefix_rows()..].to_vec();

@@ -118,8 +118,10 @@ impl Method for ApbConfig {
             return Err(PlanError::Size { name, expected: "an odd number".into(), got });
         }
         let size = request.context.len().div_ceil(request.hosts);
-        let blocks = request.context.len().div_ceil(size);
         let anchor = self.anchor(request, size)?;
+        // A context that is shorter than its anchor is one block: behind an anchor would be more than all of it.
+        let size = if anchor.tokens() > request.context.len() { request.context.len() } else { size };
+        let blocks = request.context.len().div_ceil(size);
         let mut plan = bare_shards(self.name(), request, size, host_of_blocks(blocks, request.hosts));
         for shard in &mut plan.shards {
             shard.attention = self.local_attention;
