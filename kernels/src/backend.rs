@@ -1,9 +1,13 @@
 //! What a device must offer: the operations of a decoder and of the attention methods over an associated tensor type. No
 //! device is named here.
 
+mod answers;
+
 use std::ops::Range;
 
-use crate::{Ask, FlexRule, KernelError, KeySets, Merging, Selection, StripeRule, VerticalSlashRule, merging, packed};
+pub use answers::{AllGather, Lent, Mark, Partial, Sparse};
+
+use crate::{Ask, FlexRule, KernelError, KeySets, Merging, StripeRule, VerticalSlashRule, merging, packed};
 
 /// Element type of weights, activations and cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,26 +112,6 @@ pub struct HostTensor<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Attention over one shard of the keys: normalised output and natural log-sum-exp of the scaled scores, both f32.
-/// A row that saw no key has output 0 and `lse` minus infinity, and changes nothing in a merge.
-#[derive(Clone, Debug)]
-pub struct Partial<T> {
-    /// `(query heads, tokens, head dim)`.
-    pub output: T,
-    /// `(query heads, tokens)`.
-    pub lse: T,
-}
-
-/// Tensors that a backend lent: what another of its kind, of this process, gets of them is its own. They are kept as long as this.
-pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as Backend>::Tensor>, KernelError> + Send + Sync>;
-
-/// Attention over keys that were selected, and these.
-pub type Sparse<'a, B> = Result<(Partial<<B as Backend>::Tensor>, Selection<'a>), KernelError>;
-
-/// What puts a tensor of each of some devices together along an axis, and gives all of it to each of them.
-pub type AllGather<'a, B> =
-    Box<dyn Fn(&[<B as Backend>::Tensor], usize) -> Result<Vec<<B as Backend>::Tensor>, KernelError> + 'a>;
-
 /// One device. Shapes are row-major and written heads-first; `t` is tokens, `e` the hidden size.
 /// A result never depends on the number of threads, and a row never on the other rows of its call.
 pub trait Backend: Sized + Send + Sync + 'static {
@@ -165,6 +149,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Whether values on the host have to be waited for, so that nobody asks for them who can do without.
     fn queues(&self) -> bool {
         false
+    }
+
+    /// What waits until all is done that was asked of the device before.
+    fn mark(&self) -> Result<Mark, KernelError> {
+        Ok(Box::new(|| Ok(())))
     }
 
     /// Lends tensors to other backends of its kind. Memory of the host is everybody's.

@@ -33,8 +33,8 @@ pub use tensor::{Tensor, View};
 
 use crate::cpu::Pool;
 use crate::{
-    AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mask, Merging, Partial,
-    Sparse, StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
+    AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mark, Mask, Merging,
+    Partial, Sparse, StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -87,6 +87,10 @@ impl Backend for Cuda {
 
     fn queues(&self) -> bool {
         true
+    }
+
+    fn mark(&self) -> Result<Mark, KernelError> {
+        self.device.mark()
     }
 
     fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {

@@ -15,7 +15,7 @@ pub mod reference;
 mod sparse;
 mod top_k;
 
-pub use backend::{AllGather, Backend, DType, Heads, HostTensor, Lent, Mask, Partial, Sparse};
+pub use backend::{AllGather, Backend, DType, Heads, HostTensor, Lent, Mark, Mask, Partial, Sparse};
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};

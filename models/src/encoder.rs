@@ -10,7 +10,7 @@ mod peers;
 mod shared_prefix;
 mod team;
 
-use asterism_kernels::{Backend, DType, Heads, KernelError, Selection};
+use asterism_kernels::{Backend, DType, Heads, KernelError, Mark, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
@@ -211,6 +211,7 @@ impl<B: Backend> Phase1<'_, B> {
             EncodedShard { block, tokens, layers: Vec::new(), digest: 0 }
         };
         encoded.extend(self.shards.iter().map(keep));
+        let mut before: Option<Mark> = None;
         for index in 0..count {
             let passes = self.project(index, &stacks, &mut read)?;
             let mut outputs = Vec::new();
@@ -232,6 +233,11 @@ impl<B: Backend> Phase1<'_, B> {
             }
             if !outputs.is_empty() {
                 stacks = self.finish(index, stacks, outputs)?;
+            }
+            // A device that works off a queue has a layer at work and one waiting, no more: so a layer is reported when the one before
+            // it is done, turns are as long as they take, and who stops need not wait for all that was queued.
+            if let Some(before) = before.replace(decoder.backend().mark()?) {
+                before()?;
             }
             for shard in self.shards {
                 if !watch.layer(shard.block, index + 1) {

@@ -198,8 +198,12 @@ impl<B: Backend> Queries<'_, B> {
             return Ok(());
         }
         let header = frame.header;
-        let queued = matches!(asked, Rows::Lent(_)) && decoder.backend().queues();
-        let answer = if queued || cost(&decoder, &found, &frame) <= AT_ONCE {
+        // Whoever waits for a device that works off a queue waits for all that stands there, and does not do so on the links' thread.
+        let at_once = match (decoder.backend().queues(), &asked) {
+            (true, asked) => matches!(asked, Rows::Lent(_)),
+            (false, _) => cost(&decoder, &found, &frame) <= AT_ONCE,
+        };
+        let answer = if at_once {
             answer(&decoder, found, (all, asked), header)?
         } else {
             let cores = self.desk.cores.clone();

@@ -17,7 +17,7 @@ use super::lending::Signals;
 use super::moves::CARRIED;
 use super::staging::Staging;
 use super::survey;
-use crate::{DType, KernelError};
+use crate::{DType, KernelError, Mark};
 pub(super) use buffer::Buffer;
 use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
 use queue::{Overlap, Queue};
@@ -208,6 +208,13 @@ impl Device {
                 let _ = sys::cuMemPoolTrimTo(pool, used as usize + spare).result();
             }
         }
+    }
+
+    /// What waits until all that was queued before is done.
+    pub fn mark(&self) -> Result<Mark, KernelError> {
+        let failed = |error| device_error("mark", error);
+        let event = self.stream.record_event(None).map_err(failed)?;
+        Ok(Box::new(move || event.synchronize().map_err(failed)))
     }
 
     /// Waits until all queued work is done.

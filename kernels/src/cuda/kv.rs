@@ -19,7 +19,7 @@ pub struct Kv {
     dtype: DType,
     len: usize,
     capacity: usize,
-    /// Launches of the device up to which its tokens may have been written.
+    /// Launches of the device up to which its tokens may have been written; `u64::MAX`: nobody knows.
     written: u64,
 }
 
@@ -87,7 +87,8 @@ impl Kv {
         })
     }
 
-    /// Room for `count` tokens more, which count as cached from now on: the caller writes them at once, by two launches at most.
+    /// Room for `count` tokens more, which count as cached from now on: the caller writes them at once. What attends to them waits for
+    /// all that was queued before, until [`Kv::append`] tells when they were written.
     ///
     /// # Errors
     /// [`KernelError::DeviceMemory`] where there is no room.
@@ -102,7 +103,7 @@ impl Kv {
             *self = grown;
         }
         self.len = end;
-        self.written = device.queue().launched() + 2;
+        self.written = u64::MAX;
         Ok(self.view(start, end))
     }
 
@@ -123,10 +124,14 @@ impl Kv {
         let [to_k, to_v] = self.extend(device, t)?;
         let (k, v) = (k.heads_first()?, v.heads_first()?);
         if t <= FEW && k.at == by_rows && v.at == by_rows && bytes.is_multiple_of(16) {
-            return device.copy_pair([k.pointer, v.pointer], [to_k.pointer, to_v.pointer], bytes);
+            device.copy_pair([k.pointer, v.pointer], [to_k.pointer, to_v.pointer], bytes)?;
+        } else {
+            device.copy_heads(k, to_k)?;
+            device.copy_heads(v, to_v)?;
         }
-        device.copy_heads(k, to_k)?;
-        device.copy_heads(v, to_v)
+        // Others queue kernels meanwhile, so that only now all of these are among those that were counted.
+        self.written = device.queue().launched();
+        Ok(())
     }
 
     /// A copy of tokens `start..end`.
