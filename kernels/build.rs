@@ -3,7 +3,7 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -31,7 +31,8 @@ const TARGETS: &[&str] = &["80", "90a"];
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src");
-    println!("cargo::rustc-env=ASTERISM_KERNELS_BUILD={:08x}", build_number() as u32);
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    println!("cargo::rustc-env=ASTERISM_KERNELS_BUILD={:08x}", build_number(&version_of(&rustc, "-vV")) as u32);
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
@@ -40,6 +41,7 @@ fn main() {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let nvcc = nvcc();
+    println!("cargo::rustc-env=ASTERISM_CUDA_BUILD={:08x}", build_number(&version_of(&nvcc, "--version")) as u32);
     for kernel in KERNELS {
         let source = format!("src/cuda/kernels/{kernel}.cu");
         let mut command = Command::new(&nvcc);
@@ -55,16 +57,19 @@ fn main() {
 }
 
 /// FNV-1a of the sources, the compiler and what it compiles for: builds of one number compute the same bits.
-fn build_number() -> u64 {
+fn build_number(compiler: &[u8]) -> u64 {
     let mut sources = Vec::new();
     collect(Path::new("src"), &mut sources);
     sources.sort();
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let version = Command::new(rustc).arg("-vV").output().map(|output| output.stdout).unwrap_or_default();
     let target = env::var("TARGET").unwrap_or_default();
     let contents = sources.iter().map(|path| fs::read(path).expect("a source can be read"));
-    let parts = [version, target.into_bytes()].into_iter().chain(contents);
+    let parts = [compiler.to_vec(), target.into_bytes()].into_iter().chain(contents);
     parts.flatten().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// What a compiler says of itself; nothing where it cannot be run.
+fn version_of(compiler: &OsStr, argument: &str) -> Vec<u8> {
+    Command::new(compiler).arg(argument).output().map(|output| output.stdout).unwrap_or_default()
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {

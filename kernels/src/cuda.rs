@@ -34,7 +34,7 @@ pub use tensor::{Tensor, View};
 use crate::cpu::Pool;
 use crate::{
     AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mark, Mask, Merging,
-    Partial, Sparse, StripeRule, VerticalSlashRule, backend::BUILD, merging, packed,
+    Partial, Sparse, StripeRule, VerticalSlashRule, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -54,6 +54,9 @@ pub struct Cuda {
     index: usize,
     device: Device,
 }
+
+/// Number of the build of the kernels, of sources and compiler.
+const BUILD: &str = env!("ASTERISM_CUDA_BUILD");
 
 impl Backend for Cuda {
     type Tensor = Tensor;

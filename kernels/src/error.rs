@@ -55,7 +55,7 @@ pub enum KernelError {
     },
     /// 8-bit linear layers where they cannot be.
     #[error(
-        "GPU {index} computes no linear layers in 8-bit floats: that needs compute capability 8.9 or later, cublasLt and dtype \"bf16\"; leave them out"
+        "GPU {index} computes no linear layers in 8-bit floats: that needs Hopper (compute capability 9.0), cublasLt and dtype \"bf16\"; leave them out"
     )]
     EightBits {
         /// The GPU.

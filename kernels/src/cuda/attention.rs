@@ -153,11 +153,30 @@ impl Attender {
         let Some(fused) = self.fused.as_ref().filter(|_| lead > 0 && call.out.dtype == DType::Bf16) else {
             return device.attend_whole(call, 0);
         };
-        let shape = Shape::of(&call, rounded, lead);
-        if fused.lock().expect("no panic holds it").run(device, shape, &call)? {
-            return if rounded < rows { device.attend_whole(call, rounded) } else { Ok(()) };
+        if !self.rounded(device, fused, call, (rounded, lead))? {
+            return device.attend_whole(call, 0);
         }
-        device.attend_whole(call, 0)
+        if rounded < rows { device.attend_whole(call, rounded) } else { Ok(()) }
+    }
+
+    /// The first rows of a call over its first keys by cuDNN, if it takes them. Log-sum-exps of a row of heads are then as many as
+    /// these rows, so that calls of other lengths find the same plan.
+    fn rounded(
+        &self,
+        device: &Device,
+        fused: &Mutex<Fused>,
+        call: Attention<'_>,
+        (rows, keys): (usize, usize),
+    ) -> Result<bool, KernelError> {
+        let heads = call.q.heads;
+        let own = if call.lse.shape[1] == rows { None } else { Some(device.empty(&[heads, rows], DType::F32)?) };
+        let asked = Attention { lse: own.as_ref().unwrap_or(call.lse), ..call };
+        let taken = fused.lock().expect("no panic holds it").run(device, Shape::of(&asked, rows, keys), &asked)?;
+        if let (true, Some(own)) = (taken, &own) {
+            let (from, to) = ((own.pointer(), 4 * rows), (call.lse.pointer(), 4 * call.lse.shape[1]));
+            device.copy_2d(from, to, 4 * rows, heads)?;
+        }
+        Ok(taken)
     }
 }
 

@@ -61,7 +61,7 @@ impl Device {
     /// Opens GPU `index`.
     ///
     /// # Errors
-    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one older than sm_80.
+    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one that no kernels are compiled for.
     pub fn open(index: usize) -> Result<Self, KernelError> {
         // SAFETY: this only tries to load the library.
         if !unsafe { sys::is_culib_present() } {
@@ -78,8 +78,8 @@ impl Device {
         }
         let context = CudaContext::new(index).map_err(missing)?;
         let (major, minor) = context.compute_capability().map_err(missing)?;
-        if major < 8 {
-            let cause = format!("it is of compute capability {major}.{minor}; 8.0 (A100) or later is needed");
+        if !survey::has_kernels((major, minor)) {
+            let cause = format!("it is of compute capability {major}.{minor}; {} is needed", survey::COMPILED);
             return Err(KernelError::NoDevice { index, cause });
         }
         // SAFETY: all work of this context is queued on the one stream below, so nothing has to be tracked between streams.
@@ -192,6 +192,13 @@ impl Device {
         self.synchronize()?;
         let (_, all) = self.memory()?;
         self.trim(all / KEPT_SHARE);
+        Ok(())
+    }
+
+    /// Waits until all queued work is done, and gives back all that is kept of freed memory.
+    pub(super) fn give_back(&self) -> Result<(), KernelError> {
+        self.synchronize()?;
+        self.trim(0);
         Ok(())
     }
 

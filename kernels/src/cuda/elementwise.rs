@@ -55,6 +55,8 @@ impl Positions {
 
 /// Lists of positions that are kept: those of the shards of a pass.
 const SHELVED: usize = 1024;
+/// Positions in them, unless one list has more.
+const SHELVED_IDS: usize = 4 << 20;
 
 /// Positions uploaded before: every layer of a pass asks for the same.
 #[derive(Default)]
@@ -70,8 +72,9 @@ impl PositionsShelf {
         if let Some((_, _, known)) = shelf.iter().rev().find(|(known, by, _)| known == ids && by == inv_freq) {
             return Ok(Arc::clone(known));
         }
-        if shelf.len() >= SHELVED {
-            shelf.remove(0);
+        let mut kept: usize = shelf.iter().map(|(known, ..)| known.len()).sum();
+        while shelf.len() >= SHELVED || (kept + ids.len() > SHELVED_IDS && !shelf.is_empty()) {
+            kept -= shelf.remove(0).0.len();
         }
         let positions = Arc::new(device.positions(ids, inv_freq)?);
         shelf.push((ids.to_vec(), inv_freq.to_vec(), Arc::clone(&positions)));

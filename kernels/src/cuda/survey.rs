@@ -38,10 +38,18 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Whether kernels are compiled for it: 8.0 (A100) or later.
+    /// Whether kernels are compiled for it.
     pub fn usable(&self) -> bool {
-        self.capability.0 >= 8
+        has_kernels(self.capability)
     }
+}
+
+/// Compute capabilities that kernels are compiled for, in words.
+pub const COMPILED: &str = "8.x (such as the A100) or 9.0 (Hopper)";
+
+/// Whether kernels are compiled for a compute capability.
+pub(super) fn has_kernels(capability: (i32, i32)) -> bool {
+    capability.0 == 8 || capability == (9, 0)
 }
 
 /// A library that is loaded when the program runs.

@@ -134,7 +134,7 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
                 }
             )),
             Some(found) if !found.usable => problems.push(format!(
-                "host '{}' is to compute on {}, a {} of compute capability {}; 8.0 or later is needed",
+                "host '{}' is to compute on {}, a {} of compute capability {}; 8.x (such as the A100) or 9.0 (Hopper) is needed",
                 host.name, host.device, found.name, found.capability
             )),
             Some(_) => {

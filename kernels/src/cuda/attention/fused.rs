@@ -13,7 +13,7 @@ use super::super::tensor::Strides;
 use super::Attention;
 use crate::{KernelError, Mask};
 
-/// Plans kept; beyond, all are dropped and built again as they are asked for.
+/// Plans kept; beyond, the one that was not asked for the longest is dropped.
 const KEPT: usize = 256;
 
 /// What a plan is built for.
@@ -57,11 +57,23 @@ pub struct Plan {
     workspace: usize,
 }
 
+/// What is known of a shape.
+struct Known {
+    /// `None`: refused.
+    plan: Option<Plan>,
+    /// The call that asked for it last.
+    asked: u64,
+}
+
+/// Bytes that are free where a plan is not refused for want of memory.
+const ROOM: usize = 256 << 20;
+
 /// cuDNN on one device.
 pub struct Fused {
     handle: sys::cudnnHandle_t,
-    /// `None`: refused.
-    plans: HashMap<Shape, Option<Plan>>,
+    plans: HashMap<Shape, Known>,
+    /// Calls so far.
+    calls: u64,
     workspace: Option<Buffer>,
 }
 
@@ -88,21 +100,24 @@ impl Fused {
             }
         };
         graph::check(status, "cudnnCreate")?;
-        Ok(Some(Self { handle, plans: HashMap::new(), workspace: None }))
+        Ok(Some(Self { handle, plans: HashMap::new(), calls: 0, workspace: None }))
     }
 
     /// Queues attention of the call's first rows; whether cuDNN takes the shape.
     pub fn run(&mut self, device: &Device, shape: Shape, call: &Attention<'_>) -> Result<bool, KernelError> {
         device.context().bind_to_thread().map_err(|error| device_error("cudnn", error))?;
+        self.calls += 1;
         if !self.plans.contains_key(&shape) {
-            if self.plans.len() >= KEPT {
-                device.synchronize()?;
-                self.plans.clear();
+            self.make_room(device)?;
+            let plan = self.build(device, shape)?;
+            if plan.is_none() && device.memory()?.0 < ROOM {
+                return Ok(false);
             }
-            let plan = Plan::build(self.handle, shape).ok();
-            self.plans.insert(shape, plan);
+            self.plans.insert(shape, Known { plan, asked: 0 });
         }
-        let Some(plan) = &self.plans[&shape] else { return Ok(false) };
+        let known = self.plans.get_mut(&shape).expect("it is known by now");
+        known.asked = self.calls;
+        let Some(plan) = &known.plan else { return Ok(false) };
         if self.workspace.as_ref().is_none_or(|workspace| workspace.bytes < plan.workspace) {
             self.workspace = Some(device.alloc(plan.workspace)?);
         }
@@ -115,6 +130,26 @@ impl Fused {
             [&tensors[..], &[call.lse.pointer(), workspace]].concat(),
         )?;
         Ok(true)
+    }
+}
+
+impl Fused {
+    /// A plan, if the library has one. It may lack memory that the process keeps to allocate from.
+    fn build(&self, device: &Device, shape: Shape) -> Result<Option<Plan>, KernelError> {
+        if let Ok(plan) = Plan::build(self.handle, shape) {
+            return Ok(Some(plan));
+        }
+        device.give_back()?;
+        Ok(Plan::build(self.handle, shape).ok())
+    }
+
+    fn make_room(&mut self, device: &Device) -> Result<(), KernelError> {
+        while self.plans.len() >= KEPT {
+            device.synchronize()?;
+            let oldest = self.plans.iter().min_by_key(|(_, known)| known.asked).map(|(shape, _)| *shape);
+            oldest.and_then(|shape| self.plans.remove(&shape));
+        }
+        Ok(())
     }
 }
 

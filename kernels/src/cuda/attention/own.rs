@@ -218,8 +218,11 @@ impl Tiling {
         }
         let block = 2 * 32 * dim * 2;
         let (name, stages) = if 4 * 3 * block <= shared_limit { ("rows", 3) } else { ("rows_shallow", 2) };
+        let shared = 4 * stages * block;
+        // Without that much memory (8.6 and 8.9 have less than 8.0), few rows are a tile, too.
+        let most = if shared <= shared_limit { 16 } else { 0 };
         [
-            Self { deep: None, name, most: 16, tile: 16, threads: 128, shared: 4 * stages * block },
+            Self { deep: None, name, most, tile: 16, threads: 128, shared },
             Self { deep: None, name: "tile", most: usize::MAX, tile: 64, threads: 128, shared: 3 * block },
         ]
     }

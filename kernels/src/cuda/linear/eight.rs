@@ -23,11 +23,11 @@ pub struct Eight {
 }
 
 impl Device {
-    /// Whether the GPU multiplies 8-bit floats: of compute capability 8.9 or later.
+    /// Whether the GPU multiplies 8-bit floats with a scale for each row and output, which cublasLt does on Hopper alone.
     pub fn multiplies_eight_bits(&self) -> Result<bool, KernelError> {
         let capability = self.context().compute_capability();
         capability
-            .map(|of| of >= (8, 9))
+            .map(|of| of == (9, 0))
             .map_err(|error| super::super::device::device_error("compute capability", error))
     }
 
