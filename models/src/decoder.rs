@@ -32,6 +32,9 @@ pub struct Projected<B: Backend> {
     pub v: B::Tensor,
 }
 
+/// Rows of products of a step, of steps of many jobs, of a question and of a context.
+const REHEARSED: [usize; 4] = [1, 64, 512, 2048];
+
 /// A decoder on a device.
 pub struct Decoder<B: Backend> {
     backend: Arc<B>,
@@ -53,6 +56,21 @@ impl<B: Backend> Decoder<B> {
     /// Uploads what `parts` needs.
     pub fn load(backend: Arc<B>, checkpoint: &Checkpoint, parts: Parts) -> Result<Self, ModelError> {
         SharedWeights::default().loading().decoder(backend, checkpoint, parts)
+    }
+
+    /// Has a device that chooses how it multiplies do so now, while there is room: by the counts of rows that differ for it, through a
+    /// layer and the head. Where there is none it chooses when it is asked.
+    fn rehearse(&self) -> Result<(), ModelError> {
+        for rows in REHEARSED {
+            let ids = vec![0; rows];
+            let qkv = self.project(0, &self.embed(&ids)?)?;
+            let Projected { q, .. } = self.rotate(&qkv, &ids)?;
+            let x = self.finish(0, self.embed(&ids)?, &q)?;
+            if self.head.is_some() && rows <= REHEARSED[1] {
+                self.head_of(&x)?;
+            }
+        }
+        Ok(self.backend.finish()?)
     }
 
     /// The device.

@@ -9,6 +9,7 @@ use asterism_transport::{Channel, DataPlane, FrameHeader, Link};
 use tokio::sync::{Mutex, Semaphore};
 
 use super::{
+    attending,
     error::{ChannelError, Refusal},
     mailroom::Mailroom,
     queries::{self, Queries},
@@ -122,6 +123,6 @@ async fn serve_channel<B: Backend>(
 
 /// Says why a channel is closed.
 async fn refuse(channel: &mut Channel, asked: FrameHeader, refused: Refusal) -> Result<(), ChannelError> {
-    channel.sender.send(queries::refusal(asked, 0, &refused)).await?;
+    channel.sender.send(attending::refusal(asked, 0, &refused)).await?;
     Err(refused.into())
 }

@@ -82,6 +82,9 @@ pub enum ChannelError {
     /// The device.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The device has no room for what attention makes.
+    #[error("the device's memory is full of contexts; end sessions, or ask for fewer tokens at a time")]
+    Full,
     /// A bug of ours.
     #[error("attention ended in a panic: {cause}; that is a bug of asterism, please report it")]
     Panicked {

@@ -15,8 +15,8 @@ use tokio::{
 };
 
 use super::{
+    attending::{self, Found, Grouped, Rows},
     error::Refusal,
-    queries::{self, Found, Grouped, Rows},
 };
 use crate::{
     link::Links,
@@ -116,7 +116,7 @@ impl<B: Backend> Served<B> {
             let of_host = self.merges.below.iter().filter(|below| below.host == *host);
             of_host.for_each(|below| self.links.forget(&below.endpoints));
         }
-        self.send(queries::refusal(header, self.attachment, &refused)).await;
+        self.send(attending::refusal(header, self.attachment, &refused)).await;
     }
 
     /// An answer that has begun goes out as a whole, whatever becomes of the attachment.
@@ -150,7 +150,7 @@ impl<B: Backend> Served<B> {
         try_join_all(lines.iter_mut().map(|line| line.ask(asked.clone()))).await?;
         let (decoder, count) = (self.decoder.clone(), part.rows as usize);
         let found = Found { part: part.clone(), rows: 0..count, shards: Ok(shards) };
-        let own = machine::spawn(move || queries::attend(&decoder, &[found], (count, &Rows::Bytes(rows)), header));
+        let own = machine::spawn(move || attending::attend(&decoder, &[found], (count, &Rows::Bytes(rows)), header));
         let below = try_join_all(lines.iter_mut().map(|line| line.hear(header, &part, row))).await?;
         let not_computed = |cause: String| Refusal::NotComputed { cause };
         let (own, values) = own
@@ -170,7 +170,7 @@ impl<B: Backend> Served<B> {
             .map_err(|error| not_computed(error.to_string()))?;
         let answer = PartialsAnswer::Groups(groups);
         let part = PartialsPart { attachment: self.attachment, rows: part.rows, answer };
-        Ok(queries::partials(header, vec![part], Floats::of(values)))
+        Ok(attending::partials(header, vec![part], Floats::of(values)))
     }
 }
 

@@ -5,9 +5,10 @@ use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
-use asterism_kernels::Backend;
+use asterism_kernels::{Backend, KernelError};
 use asterism_models::{ModelError, StepError, StepPart, step};
 use asterism_transport::{Frame, MAX_PAYLOAD_BYTES};
 use tokio::{
@@ -71,8 +72,14 @@ pub struct Engine<B: Backend> {
     arrivals: mpsc::UnboundedSender<Arrival>,
     /// Steps taken.
     turn: u64,
+    /// Steps in a row for which the device had no room.
+    crowded: usize,
     post: Post<Event>,
 }
+
+/// How often a step is tried again on a device that is full, and how long after.
+const CROWDED: usize = 40;
+const ROOM_AFTER: Duration = Duration::from_millis(100);
 
 /// Logits of a part's last row, if a token comes of it.
 type PartEnd = Result<Option<Result<Vec<f32>, ModelError>>, StepError>;
@@ -85,7 +92,7 @@ impl<B: Backend> Engine<B> {
         arrivals: mpsc::UnboundedSender<Arrival>,
         post: Post<Event>,
     ) -> Self {
-        Self { model, contexts, generations: BTreeMap::new(), refresher: None, arrivals, turn: 0, post }
+        Self { model, contexts, generations: BTreeMap::new(), refresher: None, arrivals, turn: 0, crowded: 0, post }
     }
 
     /// Generates until it is told to close.
@@ -203,7 +210,16 @@ impl<B: Backend> Engine<B> {
             }
         }
         contexts.begin(chosen.iter().map(|(job, _)| *job).zip(tokens.iter().copied()).collect());
-        let ends = step(decoder, &mut parts, contexts)?;
+        let ends = match step(decoder, &mut parts, contexts) {
+            // A context that does not fit leaves the device's memory soon. What the step wrote so far stays.
+            Err(ModelError::Kernel(KernelError::DeviceMemory { .. })) if self.crowded < CROWDED => {
+                self.crowded += 1;
+                std::thread::sleep(ROOM_AFTER);
+                return Ok(chosen.iter().map(|_| Err(StepError::Later)).collect());
+            }
+            ends => ends?,
+        };
+        self.crowded = 0;
         let complete = |(end, token): (&Result<B::Tensor, StepError>, &bool)| end.is_ok() && *token;
         let last: Vec<&B::Tensor> =
             ends.iter().zip(&tokens).filter(|pair| complete(*pair)).filter_map(|(end, _)| end.as_ref().ok()).collect();

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use asterism_kernels::{Backend, HostTensor};
+use asterism_kernels::{Backend, HostTensor, KernelError};
 
 use super::{Decoder, Parts};
 use crate::{Checkpoint, ModelConfig, ModelError};
@@ -88,7 +88,14 @@ impl<B: Backend> Loading<'_, B> {
             // Others read it in the order of their own work.
             backend.finish()?;
         }
-        Ok(Decoder { inv_freq: config.inv_freq(), body, head, config, backend })
+        let decoder = Decoder { inv_freq: config.inv_freq(), body, head, config, backend };
+        if decoder.backend.queues() {
+            match decoder.rehearse() {
+                Err(ModelError::Kernel(KernelError::DeviceMemory { .. })) => {}
+                rehearsed => rehearsed?,
+            }
+        }
+        Ok(decoder)
     }
 }
 
