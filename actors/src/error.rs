@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use asterism_kernels::KernelError;
 use asterism_models::ModelError;
 use asterism_plan::PlanError;
 use thiserror::Error;
@@ -310,6 +311,16 @@ pub enum HostError {
     /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] StoreError),
+    /// The device computes no more for this process.
+    #[error(
+        "the device of host {host} failed: {cause}; it is opened anew when the host starts again. See what the driver logged (dmesg)"
+    )]
+    Device {
+        /// This host.
+        host: String,
+        /// What it says.
+        cause: KernelError,
+    },
     /// The link to the supervisor ended.
     #[error("host {host} lost its supervisor: {cause}")]
     Lost {
@@ -339,6 +350,7 @@ impl HostError {
             Self::Journal(error) => error.code(),
             Self::Lost { .. } => "supervisor_lost",
             Self::Model { cause, .. } => cause.code(),
+            Self::Device { cause, .. } => cause.code(),
         }
     }
 }

@@ -6,7 +6,7 @@ mod process;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use asterism_kernels::Backend;
+use asterism_kernels::{Backend, KernelError};
 use asterism_models::{Decoder, HeadsFiles, ModelError, Tokenizer};
 use asterism_transport::{DataPlane, Endpoint, MAX_PAYLOAD_BYTES, Transport};
 use ractor::ActorRef;
@@ -96,6 +96,9 @@ impl HandsOver {
         if backend.queues() { Self::Everything } else { Self::Parcels }
     }
 }
+
+/// How often a host looks whether its device still computes.
+const CHECKED: Duration = Duration::from_secs(1);
 
 /// What a host process talks through.
 #[derive(Clone)]
@@ -191,12 +194,21 @@ struct Host<B: Backend> {
 }
 
 impl<B: Backend> Host<B> {
-    async fn live(mut self, first: Joined, loader: ModelLoader<B>) -> Result<(), HostError> {
+    async fn live(self, first: Joined, loader: ModelLoader<B>) -> Result<(), HostError> {
         let mut joined = first;
-        let mut beats = self.linked(&joined);
+        let beats = self.linked(&joined);
         let model = self.load(&mut joined, loader).await?;
-        let numerics = model.decoder.backend().numerics();
+        let decoder = model.decoder.clone();
         self.tell(Message::Loaded(model));
+        let host = self.config.name.clone();
+        tokio::select! {
+            biased;
+            cause = failure(|| decoder.backend().health()), if decoder.backend().queues() => Err(HostError::Device { host, cause }),
+            result = self.serve(joined, beats, decoder.backend().numerics()) => result,
+        }
+    }
+
+    async fn serve(mut self, mut joined: Joined, mut beats: JoinHandle<()>, numerics: String) -> Result<(), HostError> {
         loop {
             joined.outbox.send(HostMessage::Ready { numerics: numerics.clone() });
             let cause = loop {
@@ -274,6 +286,17 @@ impl<B: Backend> Host<B> {
     }
 }
 
+/// Waits until a device fails for good.
+async fn failure(health: impl Fn() -> Result<(), KernelError>) -> KernelError {
+    let mut ticks = tokio::time::interval(CHECKED);
+    loop {
+        ticks.tick().await;
+        if let Err(cause) = health() {
+            return cause;
+        }
+    }
+}
+
 /// Has the actor send heartbeats: they stop when it does. The next is due only after the last was handled.
 async fn beat<B: Backend>(actor: ActorRef<Message<B>>, every: Duration) {
     let mut ticks = tokio::time::interval(every);
@@ -284,5 +307,32 @@ async fn beat<B: Backend>(actor: ActorRef<Message<B>>, every: Duration) {
         if actor.cast(Message::Beat(beaten)).is_err() || handled.await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_device_that_fails_is_seen_within_a_second() {
+        let (began, broken) = (Instant::now(), Cell::new(false));
+        let health = || match broken.get() {
+            true => Err(KernelError::Device { operation: "health", cause: "an illegal address".into() }),
+            false => Ok(()),
+        };
+        let breaks = async {
+            tokio::time::sleep(Duration::from_millis(7_300)).await;
+            broken.set(true);
+            std::future::pending::<()>().await;
+        };
+        let cause = tokio::select! {
+            cause = failure(health) => cause,
+            () = breaks => unreachable!("it waits for ever"),
+        };
+        assert!(cause.to_string().contains("an illegal address"), "{cause}");
+        assert_eq!(began.elapsed(), Duration::from_secs(8));
     }
 }

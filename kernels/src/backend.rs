@@ -146,6 +146,11 @@ pub trait Backend: Sized + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether it still computes. One that failed for good says so here, at once, and can only be opened anew, by another process.
+    fn health(&self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
     /// Whether values on the host have to be waited for, so that nobody asks for them who can do without.
     fn queues(&self) -> bool {
         false

@@ -88,6 +88,10 @@ impl Backend for Cuda {
         self.device.rest()
     }
 
+    fn health(&self) -> Result<(), KernelError> {
+        self.device.health()
+    }
+
     fn queues(&self) -> bool {
         true
     }

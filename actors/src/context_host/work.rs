@@ -70,6 +70,7 @@ impl<B: Backend> Bench<B> {
         let attempt = (order.context, order.attempt);
         let (post, store, mailroom) = (self.post.clone(), self.store.clone(), self.office.mailroom.clone());
         let mut peers = RemotePeers::new(self.office.clone(), seat.clone(), order);
+        let decoder = self.office.decoder.clone();
         let encoded = self.encode(*work, (order, inputs), &mut peers, &seat);
         let used = seat.borrow().used() - used;
         if order.exchange != Exchange::None {
@@ -82,7 +83,9 @@ impl<B: Backend> Bench<B> {
             }
             Err(ModelError::Cancelled) => Event::Stopped { work: *work, failure: None, used },
             Err(error) => {
-                let (peer_lost, code, message) = (peers.peer_lost(), error.code().to_string(), error.to_string());
+                let (code, message) = (error.code().to_string(), error.to_string());
+                // A device that failed ends its host: another attempt is as good as with a peer that is gone.
+                let peer_lost = peers.peer_lost() || decoder.backend().health().is_err();
                 Event::Stopped { work: *work, failure: Some(Failure { peer_lost, code, message }), used }
             }
         });

@@ -169,6 +169,8 @@ impl<B: Backend> Engine<B> {
             Ok(Ok(ends)) => ends,
             // The order to close, or to stop, is heard next.
             Ok(Err(ModelError::Cancelled)) => chosen.iter().map(|_| Err(StepError::Later)).collect(),
+            // The host ends with its device, and another goes on.
+            Ok(Err(_)) if self.model.decoder.backend().health().is_err() => return std::thread::sleep(ROOM_AFTER),
             Ok(Err(error)) => {
                 let end = |(job, _)| self.end(job, failed(error.code(), error.to_string()));
                 return chosen.into_iter().for_each(end);

@@ -5,6 +5,7 @@ mod buffer;
 mod modules;
 mod queue;
 mod spread;
+mod waiting;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -17,7 +18,7 @@ use super::lending::Signals;
 use super::moves::CARRIED;
 use super::staging::Staging;
 use super::survey;
-use crate::{DType, KernelError, Mark};
+use crate::{DType, KernelError};
 pub(super) use buffer::Buffer;
 use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
 use queue::{Overlap, Queue};
@@ -184,49 +185,6 @@ impl Device {
     /// What kernels queued now may overlap with.
     pub(super) fn queue(&self) -> &Queue {
         &self.queue
-    }
-
-    /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
-    /// compute on this GPU too.
-    pub fn rest(&self) -> Result<(), KernelError> {
-        self.synchronize()?;
-        let (_, all) = self.memory()?;
-        self.trim(all / KEPT_SHARE);
-        Ok(())
-    }
-
-    /// Waits until all queued work is done, and gives back all that is kept of freed memory.
-    pub(super) fn give_back(&self) -> Result<(), KernelError> {
-        self.synchronize()?;
-        self.trim(0);
-        Ok(())
-    }
-
-    /// Gives back what is kept of freed memory, but for `spare` bytes.
-    fn trim(&self, spare: usize) {
-        let (mut pool, mut used) = (std::ptr::null_mut(), 0u64);
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
-        // SAFETY: the device is open; both pointers are to live values of the types that the calls want. Without pools there
-        // is nothing to give back.
-        unsafe {
-            if sys::cuDeviceGetDefaultMemPool(&mut pool, self.context.cu_device()).result().is_ok()
-                && sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut used).cast()).result().is_ok()
-            {
-                let _ = sys::cuMemPoolTrimTo(pool, used as usize + spare).result();
-            }
-        }
-    }
-
-    /// What waits until all that was queued before is done.
-    pub fn mark(&self) -> Result<Mark, KernelError> {
-        let failed = |error| device_error("mark", error);
-        let event = self.stream.record_event(None).map_err(failed)?;
-        Ok(Box::new(move || event.synchronize().map_err(failed)))
-    }
-
-    /// Waits until all queued work is done.
-    pub fn synchronize(&self) -> Result<(), KernelError> {
-        self.stream.synchronize().map_err(|error| device_error("synchronize", error))
     }
 
     /// Name of the GPU.

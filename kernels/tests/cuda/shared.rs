@@ -99,6 +99,8 @@ fn keys_that_were_just_written_are_waited_for() {
         let rotated = device.empty(&[heads.query, t, heads.dim], DType::Bf16).unwrap();
         busy();
         let to = cache.extend(device, t).unwrap();
+        // Others queue theirs between.
+        (0..3).for_each(|_| drop(busy()));
         device.split_rotate(&qkv, &positions, rotated.heads_first().unwrap(), to).unwrap();
         let at_once = gpu.attention(&q, &cache, Mask::None).unwrap();
         busy();
@@ -111,4 +113,37 @@ fn keys_that_were_just_written_are_waited_for() {
         let later = gpu.attention(&q, &cache, Mask::None).unwrap();
         assert!(host(gpu, &at_once.output) == host(gpu, &later.output), "rotated, round {round}");
     }
+}
+
+/// Tokens that one thread appends while another queues its own work are waited for.
+#[test]
+fn keys_appended_beside_another_thread_are_waited_for() {
+    let Some(gpu) = gpu() else { return };
+    let heads = Heads { query: 8, kv: 8, dim: 128 };
+    let (_, q) = draw(gpu, &[heads.query, 1, heads.dim], 1);
+    let large = gpu.device().random(&[1 << 22], DType::Bf16, 3, 1.0).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                (0..16).for_each(|_| drop(gpu.device().cast(&large, DType::F32).unwrap()));
+                gpu.device().synchronize().unwrap();
+            }
+        });
+        let mut cache = Kv::new(gpu.device(), heads.kv, heads.dim, DType::Bf16, 1 << 14).unwrap();
+        let rows = draw(gpu, &[heads.kv, 1024, heads.dim], 2).1;
+        gpu.kv_append(&mut cache, &rows, &rows).unwrap();
+        for round in 0..200 {
+            let few = draw(gpu, &[heads.kv, 3, heads.dim], 100 + round).1;
+            // Those of a former round lie there.
+            cache.truncate(1024);
+            gpu.kv_append(&mut cache, &few, &few).unwrap();
+            let at_once = gpu.attention(&q, &cache, Mask::None).unwrap();
+            gpu.device().synchronize().unwrap();
+            let later = gpu.attention(&q, &cache, Mask::None).unwrap();
+            let equal = host(gpu, &at_once.output) == host(gpu, &later.output);
+            done.store(!equal || round == 199, std::sync::atomic::Ordering::Relaxed);
+            assert!(equal, "round {round}");
+        }
+    });
 }

@@ -1,0 +1,62 @@
+//! Waiting for what was queued, and giving back what is not needed meanwhile.
+
+use cudarc::driver::sys;
+
+use super::{Device, KEPT_SHARE, device_error};
+use crate::{KernelError, Mark};
+
+impl Device {
+    /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
+    /// compute on this GPU too.
+    pub fn rest(&self) -> Result<(), KernelError> {
+        self.synchronize()?;
+        let (_, all) = self.memory()?;
+        self.trim(all / KEPT_SHARE);
+        Ok(())
+    }
+
+    /// Waits until all queued work is done, and gives back all that is kept of freed memory.
+    pub(in super::super) fn give_back(&self) -> Result<(), KernelError> {
+        self.synchronize()?;
+        self.trim(0);
+        Ok(())
+    }
+
+    /// Gives back what is kept of freed memory, but for `spare` bytes.
+    pub(super) fn trim(&self, spare: usize) {
+        let (mut pool, mut used) = (std::ptr::null_mut(), 0u64);
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
+        // SAFETY: the device is open; both pointers are to live values of the types that the calls want. Without pools there
+        // is nothing to give back.
+        unsafe {
+            if sys::cuDeviceGetDefaultMemPool(&mut pool, self.context.cu_device()).result().is_ok()
+                && sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut used).cast()).result().is_ok()
+            {
+                let _ = sys::cuMemPoolTrimTo(pool, used as usize + spare).result();
+            }
+        }
+    }
+
+    /// Whether the context still computes: an error of a kernel, or of the GPU, is every later call's, too.
+    pub fn health(&self) -> Result<(), KernelError> {
+        let failed = |error| device_error("health", error);
+        self.context.bind_to_thread().map_err(failed)?;
+        // SAFETY: the stream is live.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            status => status.result().map_err(failed),
+        }
+    }
+
+    /// What waits until all that was queued before is done.
+    pub fn mark(&self) -> Result<Mark, KernelError> {
+        let failed = |error| device_error("mark", error);
+        let event = self.stream.record_event(None).map_err(failed)?;
+        Ok(Box::new(move || event.synchronize().map_err(failed)))
+    }
+
+    /// Waits until all queued work is done.
+    pub fn synchronize(&self) -> Result<(), KernelError> {
+        self.stream.synchronize().map_err(|error| device_error("synchronize", error))
+    }
+}
