@@ -71,7 +71,7 @@ impl Device {
         if let Some(cause) = survey::driver_version().and_then(survey::too_old) {
             return Err(KernelError::NoDevice { index, cause });
         }
-        let missing = |error: result::DriverError| KernelError::NoDevice { index, cause: error.to_string() };
+        let missing = |error: result::DriverError| KernelError::NoDevice { index, cause: survey::words_of(error) };
         let count = CudaContext::device_count().map_err(missing)? as usize;
         if index >= count {
             let cause = format!("the driver knows {count} GPU(s), counted from 0");

@@ -44,6 +44,18 @@ impl Gpu {
     }
 }
 
+/// What the driver says is wrong, and what it was told to show where it shows nothing.
+pub(super) fn words_of(error: result::DriverError) -> String {
+    let words = error.error_string().ok().and_then(|words| words.to_str().ok());
+    let words = words.map_or_else(|| error.to_string(), str::to_owned);
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(shown) if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+            format!("{words} (CUDA_VISIBLE_DEVICES is \"{shown}\")")
+        }
+        _ => words,
+    }
+}
+
 /// Compute capabilities that kernels are compiled for, in words.
 pub const COMPILED: &str = "8.x (such as the A100) or 9.0 (Hopper)";
 
@@ -76,7 +88,7 @@ pub fn survey() -> Survey {
         if found.trouble.is_none() {
             match gpus() {
                 Ok(gpus) => found.gpus = gpus,
-                Err(error) => found.trouble = Some(error.to_string()),
+                Err(error) => found.trouble = Some(words_of(error)),
             }
         }
     }
