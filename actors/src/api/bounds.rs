@@ -54,6 +54,22 @@ pub fn drawn_id(random: u128) -> String {
     format!("{DRAWN_ID}{random:032x}")
 }
 
+/// Labels that say how a job was asked for, which no request names itself: who waits for it, and of which response, batch and key it is.
+pub const OWN_LABELS: [&str; 4] = ["attached", "batch", "key", "response"];
+
+/// Refuses a request's labels where one is the cluster's own.
+///
+/// # Errors
+/// [`JobError::Invalid`] with the label.
+pub fn no_own_labels(labels: &BTreeMap<String, String>) -> Result<(), JobError> {
+    let own = OWN_LABELS.into_iter().find(|own| labels.contains_key(*own));
+    own.map_or(Ok(()), |own| {
+        let message =
+            format!("the label '{own}' is the cluster's own, as are {}: take another key", OWN_LABELS.join(", "));
+        Err(JobError::Invalid { param: "labels", message })
+    })
+}
+
 /// Keys and values of labels.
 ///
 /// # Errors
@@ -129,6 +145,21 @@ pub fn shown(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_clusters_own_labels_are_no_request_s() {
+        let of =
+            |key: &str| BTreeMap::from([("task".to_string(), "a".to_string()), (key.to_string(), "x".to_string())]);
+        assert!(no_own_labels(&of("team")).is_ok());
+        for own in OWN_LABELS {
+            let refused = no_own_labels(&of(own)).unwrap_err();
+            assert_eq!(
+                (refused.code(), refused.body().param.as_deref()),
+                ("invalid_request", Some("labels")),
+                "{refused}"
+            );
+        }
+    }
 
     #[test]
     fn names_are_plain() {

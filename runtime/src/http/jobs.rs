@@ -9,7 +9,7 @@ use actix_web::{
     web::{Data, Json, Path, Query},
 };
 use asterism_actors::{
-    api::{JobEvent, JobPhase, JobRequest, Waiting},
+    api::{JobEvent, JobPhase, JobRequest, Waiting, bounds},
     supervisor::{JobFilter, Listener, Supervisor},
 };
 use bytes::Bytes;
@@ -34,6 +34,7 @@ pub async fn submit(
     of: HttpRequest,
 ) -> Result<impl Responder, Refusal> {
     let (mut request, _share) = taken.into_parts();
+    bounds::no_own_labels(&request.labels)?;
     let mut span = RequestSpan::of(&of, "submit");
     request.trace = span.as_ref().map(RequestSpan::context);
     let id = state.supervisor.submit(request).await.map_err(Refusal::from).inspect_err(|refusal| {
