@@ -97,6 +97,9 @@ impl HandsOver {
     }
 }
 
+/// How often a device that is full is asked again, and how long after: a context that does not fit leaves it soon.
+pub(crate) const CROWDED: usize = 40;
+pub(crate) const ROOM_AFTER: Duration = Duration::from_millis(100);
 /// How often a host looks whether its device still computes.
 const CHECKED: Duration = Duration::from_secs(1);
 

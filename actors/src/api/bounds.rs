@@ -54,8 +54,16 @@ pub fn drawn_id(random: u128) -> String {
     format!("{DRAWN_ID}{random:032x}")
 }
 
-/// Labels that say how a job was asked for, which no request names itself: who waits for it, and of which response, batch and key it is.
-pub const OWN_LABELS: [&str; 4] = ["attached", "batch", "key", "response"];
+/// Label of a job that somebody waits for on a connection.
+pub const ATTACHED: &str = "attached";
+/// Label with the batch of a job.
+pub const BATCH: &str = "batch";
+/// Label with the name of the key that asked.
+pub const KEY: &str = "key";
+/// Label of a job that is a response, with how it was asked for.
+pub const RESPONSE: &str = "response";
+/// Labels that say how a job was asked for, which no request names itself.
+pub const OWN_LABELS: [&str; 4] = [ATTACHED, BATCH, KEY, RESPONSE];
 
 /// Refuses a request's labels where one is the cluster's own.
 ///

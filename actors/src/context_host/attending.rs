@@ -1,6 +1,6 @@
 //! Attention of the rows of a frame to the shards of this host.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc};
 
 use asterism_kernels::{Ask, Backend, Heads, KernelError, Lent, Mask};
 use asterism_models::{Decoder, EncodedShard};
@@ -12,13 +12,10 @@ use super::{
     queries::Attached,
 };
 use crate::{
+    host::{CROWDED, ROOM_AFTER},
     messages::{PartialsAnswer, PartialsMeta, PartialsPart, QueryPart, ShardKeys, StreamingMask, WireMessage},
     payload::{self, Floats},
 };
-
-/// How often a device that is full is asked again, and how long after.
-const CROWDED: usize = 40;
-const ROOM_AFTER: Duration = Duration::from_millis(100);
 
 /// A part of a query, and what it is answered from.
 pub struct Found<B: Backend> {
@@ -116,9 +113,12 @@ pub fn answer_when_there_is_room<B: Backend>(
     asked: (usize, &Rows<B>),
     header: FrameHeader,
 ) -> Result<Frame, ChannelError> {
-    for _ in 0..CROWDED {
+    for tried in 0..CROWDED {
         if let Some(answer) = answer(decoder, found, asked, header)? {
             return Ok(answer);
+        }
+        if tried == 0 {
+            tracing::warn!("the device's memory is full: an answer waits for room");
         }
         std::thread::sleep(ROOM_AFTER);
     }

@@ -5,7 +5,6 @@ use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Duration,
 };
 
 use asterism_kernels::{Backend, KernelError};
@@ -25,7 +24,7 @@ use super::{
     state::{Event, GenerationEnd},
 };
 use crate::{
-    host::{LoadedModel, Post},
+    host::{CROWDED, LoadedModel, Post, ROOM_AFTER},
     messages::{Generate, ShardHolder},
 };
 
@@ -76,10 +75,6 @@ pub struct Engine<B: Backend> {
     crowded: usize,
     post: Post<Event>,
 }
-
-/// How often a step is tried again on a device that is full, and how long after.
-const CROWDED: usize = 40;
-const ROOM_AFTER: Duration = Duration::from_millis(100);
 
 /// Logits of a part's last row, if a token comes of it.
 type PartEnd = Result<Option<Result<Vec<f32>, ModelError>>, StepError>;
@@ -215,6 +210,9 @@ impl<B: Backend> Engine<B> {
         let ends = match step(decoder, &mut parts, contexts) {
             // A context that does not fit leaves the device's memory soon. What the step wrote so far stays.
             Err(ModelError::Kernel(KernelError::DeviceMemory { .. })) if self.crowded < CROWDED => {
+                if self.crowded == 0 {
+                    tracing::warn!("the device's memory is full: a step waits for room");
+                }
                 self.crowded += 1;
                 std::thread::sleep(ROOM_AFTER);
                 return Ok(chosen.iter().map(|_| Err(StepError::Later)).collect());

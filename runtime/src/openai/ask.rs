@@ -1,6 +1,6 @@
 //! What requests of this API have in common, whatever they ask about: how to answer. Reads no text.
 
-use asterism_actors::api::JobRequest;
+use asterism_actors::api::{JobRequest, bounds};
 use asterism_models::Sampling;
 use asterism_plan::MethodConfig;
 use serde::Deserialize;
@@ -9,7 +9,6 @@ use super::{
     ApiState, Checked,
     fields::{self, Fields},
     refusal,
-    running::ATTACHED,
 };
 
 /// Most tokens of an answer where a request does not say, and never more than this part of what the model takes.
@@ -59,7 +58,7 @@ impl Asked {
             return Err(refusal::no_model(&asked, &model.name));
         }
         let mut job = JobRequest::new(None, String::new().into());
-        job.labels.insert(ATTACHED.into(), "yes".into());
+        job.labels.insert(bounds::ATTACHED.into(), "yes".into());
         let most = ["max_completion_tokens", "max_output_tokens", "max_tokens"].map(|name| fields.take(name));
         let most = most.into_iter().collect::<Checked<Vec<_>>>()?.into_iter().flatten().next();
         let (default, part) = MOST_TOKENS;

@@ -9,7 +9,7 @@ use std::{
 
 use asterism_actors::{
     JobError,
-    api::{ErrorBody, JobEvent, JobRequest, JobStatus, SessionRequest},
+    api::{ErrorBody, JobEvent, JobRequest, JobStatus, SessionRequest, bounds},
 };
 use ring::digest;
 use serde::Deserialize;
@@ -248,8 +248,8 @@ impl Work {
 
     /// How the job of a line ends; none where it does not end here.
     async fn answer(&self, at: usize, mut asked: Asked) -> Option<Checked<JobStatus>> {
-        asked.job.labels.remove(running::ATTACHED);
-        asked.job.labels.insert("batch".into(), self.batch.id.clone());
+        asked.job.labels.remove(bounds::ATTACHED);
+        asked.job.labels.insert(bounds::BATCH.into(), self.batch.id.clone());
         asked.job.id = Some(self.job_id(at));
         if let Some((name, made)) = document(&asked.job).and_then(|digest| self.documents.get(&digest))
             && *made.get_or_init(|| self.keep(name, &asked.job)).await

@@ -5,7 +5,11 @@ use actix_web::{
     HttpRequest, HttpResponse, get, post,
     web::{Data, Json, Path, Query},
 };
-use asterism_actors::{JobError, api::JobStatus, supervisor::Supervisor};
+use asterism_actors::{
+    JobError,
+    api::{JobStatus, bounds},
+    supervisor::Supervisor,
+};
 use asterism_models::{Speaker, Turn};
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,15 +22,10 @@ use super::{
     gone::Client,
     keys::owner,
     refusal, response,
-    running::{ATTACHED, Running},
+    running::Running,
     stream,
 };
 use crate::http::{error::Refusal, intake::Taken, span::RequestSpan};
-
-/// Label of jobs that are responses, with how they were asked for.
-const LABEL: &str = "response";
-/// Label with the name of the key that asked.
-const OWNER: &str = "key";
 
 #[post("/v1/responses")]
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
@@ -34,11 +33,11 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let background = fields.take("background")?.unwrap_or(false);
     let mut asked = asked(&state, fields).await?;
     let way = if background { "background" } else { "attached" };
-    asked.job.labels.insert(LABEL.into(), way.into());
+    asked.job.labels.insert(bounds::RESPONSE.into(), way.into());
     if background {
-        asked.job.labels.remove(ATTACHED);
+        asked.job.labels.remove(bounds::ATTACHED);
     }
-    asked.job.labels.extend(owner(&request).map(|name| (OWNER.to_owned(), name)));
+    asked.job.labels.extend(owner(&request).map(|name| (bounds::KEY.to_owned(), name)));
     let (client, streamed) = (Client::of(&request), asked.stream);
     let started = Running::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
     let (mut running, listener) = started.map_err(|error| refusal::of_job(error, "input"))?;
@@ -90,7 +89,7 @@ pub async fn show(
 #[post("/v1/responses/{id}/cancel")]
 pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<Json<Value>> {
     let status = find(&state.supervisor, &request, &id).await?;
-    if status.labels.get(LABEL).map(String::as_str) != Some("background") {
+    if status.labels.get(bounds::RESPONSE).map(String::as_str) != Some("background") {
         return Err(Refusal::invalid("id", "only a response in the background is cancelled so; close the connection"));
     }
     match state.supervisor.cancel(&status.id).await {
@@ -131,7 +130,10 @@ pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
 async fn find(supervisor: &Supervisor, request: &HttpRequest, id: &str) -> Checked<JobStatus> {
     let job = response::job_id(id).ok_or_else(|| unknown(id))?;
     match supervisor.status(&job).await {
-        Ok(status) if status.labels.contains_key(LABEL) && status.labels.get(OWNER) == owner(request).as_ref() => {
+        Ok(status)
+            if status.labels.contains_key(bounds::RESPONSE)
+                && status.labels.get(bounds::KEY) == owner(request).as_ref() =>
+        {
             Ok(status)
         }
         Ok(_) | Err(JobError::NotFound { .. }) => Err(unknown(id)),

@@ -2,7 +2,7 @@
 
 use asterism_actors::{
     JobError,
-    api::{JobRequest, JobState, JobStatus},
+    api::{JobRequest, JobState, JobStatus, bounds},
     supervisor::{JobFilter, Listener, Supervisor},
 };
 use tokio::runtime::Handle;
@@ -10,8 +10,6 @@ use tokio::runtime::Handle;
 use super::ask::Asked;
 use crate::http::span::RequestSpan;
 
-/// Label of jobs that somebody waits for on a connection.
-pub const ATTACHED: &str = "attached";
 /// Jobs that are looked at together.
 const LOOKED_AT: usize = 1000;
 
@@ -90,7 +88,7 @@ pub async fn cancel_orphans(supervisor: &Supervisor) {
     while let Ok(jobs) = supervisor.jobs(filter.clone()).await {
         let Some(last) = jobs.last() else { return };
         filter.after = Some(last.id.clone());
-        for job in jobs.iter().filter(|job| job.labels.contains_key(ATTACHED)) {
+        for job in jobs.iter().filter(|job| job.labels.contains_key(bounds::ATTACHED)) {
             let _ = supervisor.cancel(&job.id).await;
         }
     }
