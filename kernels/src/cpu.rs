@@ -114,6 +114,15 @@ impl Cpu {
         self.compute.pool.limit().clone()
     }
 
+    /// Gives freed memory back to the system, which the allocator keeps otherwise.
+    pub fn trim_memory(&self) {
+        #[cfg(target_env = "gnu")]
+        // SAFETY: takes no pointer, and the allocator locks its own state.
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    }
+
     fn angles(&self, positions: &[u32], inv_freq: &[f32]) -> Arc<Angles> {
         let mut last = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
