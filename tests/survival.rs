@@ -136,6 +136,32 @@ fn who_is_killed_comes_back_whatever_became_of_the_cluster_file() {
 }
 
 #[test]
+fn down_does_not_say_that_a_cluster_is_not_running_that_is() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
+    let listens = format!("admin_listen = \"127.0.0.1:{port}\"");
+    let cluster = Cluster::written(BINARY, &tiny(1), |text| text.replace("admin_listen = \"127.0.0.1:0\"", &listens));
+    let up = cluster.run(&["up", "--detach"]);
+    assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
+    let (data, away) = (cluster.folder().join("data"), cluster.folder().join("away"));
+    let down = || {
+        let output = cluster.run(&["down"]);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    fs::rename(&data, &away).expect("moved away");
+    let (code, said) = down();
+    assert!(code == Some(3) && said.contains(&format!("asterism down --server http://127.0.0.1:{port}")), "{said}");
+    let text = fs::read_to_string(cluster.file()).expect("the file");
+    fs::write(cluster.file(), text.replace("\"scenario\"", "\"another\"")).expect("written");
+    let (code, said) = down();
+    assert!(code == Some(3) && said.contains("this is cluster 'scenario'"), "{said}");
+    fs::write(cluster.file(), text).expect("written");
+    fs::rename(&away, &data).expect("moved back");
+    assert_eq!(down().0, Some(0));
+    let (code, said) = down();
+    assert!(code == Some(0) && said.contains("is not running"), "{said}");
+}
+
+#[test]
 fn a_killed_parent_takes_everything_with_it() {
     let cluster = Cluster::start(BINARY, &tiny(2));
     let pids = ["context-0", "context-1", "query-0"].map(|host| cluster.pid(host));

@@ -14,6 +14,7 @@ use rustix::process::Signal;
 
 use crate::{
     client::Client,
+    cluster::Cluster,
     data_dir,
     error::{CliError, Exit},
     globals::{Format, Globals},
@@ -120,6 +121,7 @@ pub fn down(globals: &Globals, args: &DownArgs) -> Result<Exit, CliError> {
     let (served, keeper) = (data_dir::running(&cluster.data_dir), data_dir::keeper(&cluster.data_dir));
     let pids: Vec<u32> = keeper.into_iter().chain(served.iter().map(|record| record.pid)).collect();
     let Some(first) = pids.first().copied() else {
+        elsewhere(globals, &cluster)?;
         globals.note(format_args!("cluster '{}' is not running", cluster.name));
         return Ok(Exit::Success);
     };
@@ -141,6 +143,25 @@ pub fn down(globals: &Globals, args: &DownArgs) -> Result<Exit, CliError> {
     }
     globals.note(format_args!("cluster '{}' is down", cluster.name));
     Ok(Exit::Success)
+}
+
+/// Refuses to say that a cluster that nobody runs from its data_dir is not running where one answers at its address.
+fn elsewhere(globals: &Globals, cluster: &Cluster) -> Result<(), CliError> {
+    if cluster.admin_listen.port() == 0 {
+        return Ok(());
+    }
+    let Ok(client) = Client::find(globals) else { return Ok(()) };
+    match client.topology() {
+        Ok(status) => {
+            let (name, base, folder) = (status.name, client.base(), cluster.data_dir.display());
+            let what = format!("a cluster '{name}' runs at {base}, and nobody runs it from data_dir {folder}");
+            Err(CliError::unreachable(what).hint(format!(
+                "that folder was emptied or moved, or it is another cluster of this name: `asterism down --server {base}` stops it"
+            )))
+        }
+        Err(error) if error.exit == Exit::Unreachable && !client.may_come_back() => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether `done` came true in time.
