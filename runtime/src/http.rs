@@ -30,7 +30,7 @@ use actix_web::{dev::ServiceRequest, http::header::AUTHORIZATION, web};
 use asterism_actors::{
     JobError,
     api::ClusterStatus,
-    authority::{self, Party},
+    authority::{self, Act, Party},
     supervisor::Supervisor,
 };
 use asterism_transport::join::JoinListener;
@@ -155,7 +155,13 @@ fn admit(state: &AdminState, request: &ServiceRequest) -> Result<(), Refusal> {
                 .and_then(|()| request::check_query(&pattern, request.query_string()))
         }
         // What is not in the table nobody may ask for; that it is not there, a client may know.
-        None if party == Party::Client => Err(error::nothing_at(request.request())),
+        None if party == Party::Client => {
+            let methods = authority::TABLE.iter().filter_map(|rule| match rule.act {
+                Act::Http(method, path) if path == pattern => Some(method),
+                _ => None,
+            });
+            Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)))
+        }
         _ => Err(Refusal::unauthorized()),
     }
 }

@@ -13,6 +13,7 @@ mod gone;
 mod keys;
 mod logprobs;
 mod models;
+mod once;
 mod refusal;
 mod response;
 mod responses;
@@ -125,8 +126,10 @@ fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
     let borne = state.keys.as_ref().map(|keys| keys.admit(request.headers())).transpose()?;
     origin::check(request.headers(), listener)?;
     request::check_cluster(request.headers(), &state.cluster)?;
-    if request.match_pattern().is_none() {
-        return Err(error::nothing_at(request.request()));
+    let pattern = request.match_pattern().unwrap_or_default();
+    if !ENDPOINTS.contains(&(request.method().as_str(), &*pattern)) {
+        let methods = ENDPOINTS.iter().filter(|(_, path)| *path == pattern).map(|(method, _)| *method);
+        return Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)));
     }
     if let Some(borne) = borne {
         request.extensions_mut().insert(borne);

@@ -95,6 +95,33 @@ fn no_request_names_a_file() {
 }
 
 #[test]
+fn what_would_be_read_another_way_is_refused() {
+    let cluster = cluster();
+    let sent = ureq::post(format!("{}/api/v1/jobs", cluster.server()))
+        .config()
+        .http_status_as_error(false)
+        .build()
+        .header("content-encoding", "gzip")
+        .send_json(request());
+    assert_eq!(sent.expect("an answer").status(), 415);
+}
+
+#[test]
+fn head_is_get_without_its_body_and_a_wrong_method_is_told_the_right_ones() {
+    let cluster = cluster();
+    for path in ["/livez", "/readyz", "/metrics", "/", "/console.css"] {
+        assert_eq!(exchange(&cluster, "HEAD", path, b"", 0), (200, String::new()), "{path}");
+    }
+    let (status, answer) = send(&cluster, "PUT", "/api/v1/jobs", "{}");
+    assert_eq!((status, &answer["error"]["code"]), (405, &json!("method_not_allowed")));
+    let answer =
+        ureq::delete(format!("{}/livez", cluster.server())).config().http_status_as_error(false).build().call();
+    let answer = answer.expect("an answer");
+    assert_eq!((answer.status().as_u16(), &answer.headers()["allow"]), (405, &"GET, HEAD".parse().expect("a header")));
+    assert_eq!(send(&cluster, "PUT", "/api/v1/nothing", "{}").0, 404);
+}
+
+#[test]
 fn heads_of_the_cluster_file_are_known_by_name() {
     let spec = ClusterSpec {
         contexts: 1,

@@ -47,6 +47,8 @@ pub struct Refusal {
     code: String,
     message: String,
     param: Option<String>,
+    /// Methods that the path has, where this one is none of them.
+    allow: Option<String>,
 }
 
 impl Refusal {
@@ -88,6 +90,15 @@ impl Refusal {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
+    /// A compressed body.
+    pub fn content_encoding(got: &str) -> Self {
+        let message = format!(
+            "the request body's Content-Encoding is '{}', expected none: send the JSON as it is",
+            bounds::shown(got)
+        );
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
     /// A refusal of HTTP's own making.
     pub fn of(status: StatusCode, code: &str, message: impl fmt::Display) -> Self {
         Self::new(status, code, message)
@@ -95,7 +106,7 @@ impl Refusal {
 
     /// An error with its code, under a status of the caller's choice.
     pub fn with(status: StatusCode, body: ErrorBody) -> Self {
-        Self { status, code: body.code, message: body.message, param: body.param }
+        Self { status, code: body.code, message: body.message, param: body.param, allow: None }
     }
 
     /// The same under the code's own status.
@@ -115,7 +126,7 @@ impl Refusal {
     }
 
     fn new(status: StatusCode, code: &str, message: impl fmt::Display) -> Self {
-        Self { status, code: code.to_owned(), message: message.to_string(), param: None }
+        Self { status, code: code.to_owned(), message: message.to_string(), param: None, allow: None }
     }
 }
 
@@ -157,6 +168,9 @@ impl Refusal {
         let mut response = HttpResponse::build(self.status);
         if [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.status) {
             response.insert_header((header::RETRY_AFTER, "1"));
+        }
+        if let Some(allow) = &self.allow {
+            response.insert_header((header::ALLOW, allow.as_str()));
         }
         if [StatusCode::REQUEST_TIMEOUT, StatusCode::UNAUTHORIZED].contains(&self.status) {
             response.force_close();
@@ -221,11 +235,17 @@ pub fn of_path(_: actix_web::error::PathError, _: &HttpRequest) -> actix_web::Er
 
 /// The answer to a path that is not there.
 pub async fn no_such_path(request: HttpRequest) -> Result<HttpResponse, Refusal> {
-    Err(nothing_at(&request))
+    Err(nothing_at(&request, &[]))
 }
 
-/// The same, for a request that has not reached a handler.
-pub fn nothing_at(request: &HttpRequest) -> Refusal {
+/// The same, for a request that has not reached a handler, and whose path has these methods.
+pub fn nothing_at(request: &HttpRequest, methods: &[&str]) -> Refusal {
+    if !methods.is_empty() {
+        let (method, path, allow) = (request.method(), bounds::shown(request.path()), methods.join(", "));
+        let message = format!("{path} has no {method}, expected {allow}");
+        let refusal = Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message);
+        return Refusal { allow: Some(allow), ..refusal };
+    }
     Refusal::new(
         StatusCode::NOT_FOUND,
         "not_found",

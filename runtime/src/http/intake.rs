@@ -6,7 +6,10 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use actix_web::{
     FromRequest, HttpMessage, HttpRequest,
     dev::Payload,
-    http::{StatusCode, header::CONTENT_LENGTH},
+    http::{
+        StatusCode,
+        header::{CONTENT_ENCODING, CONTENT_LENGTH},
+    },
     web::{self, Data},
 };
 use asterism_actors::{JobError, supervisor::ModelFront};
@@ -178,6 +181,11 @@ impl<T: DeserializeOwned> FromRequest for Body<T> {
 }
 
 fn check_json(request: &HttpRequest) -> Result<(), Refusal> {
+    let packed =
+        request.headers().get(CONTENT_ENCODING).filter(|how| !how.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if let Some(how) = packed {
+        return Err(Refusal::content_encoding(&String::from_utf8_lossy(how.as_bytes())));
+    }
     let got = request.content_type();
     if got.eq_ignore_ascii_case("application/json") { Ok(()) } else { Err(Refusal::media_type(got)) }
 }

@@ -34,13 +34,27 @@ const QUERIES: &[(&str, &[&str])] = &[
     ("/api/v1/events", &["after", "follow"]),
 ];
 
+/// Paths whose `GET` answers `HEAD` too: what probes and browsers look at, and the models. The connection leaves the body out.
+const HEADED: &[&str] =
+    &["/livez", "/readyz", "/metrics", "/", "/console.css", "/console.js", "/v1/models", "/v1/models/{model}"];
+
+/// The methods of a path, in the order of their names.
+pub fn allowed<'a>(pattern: &str, methods: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut methods: Vec<&str> = methods.chain(HEADED.contains(&pattern).then_some("HEAD")).collect();
+    methods.sort_unstable();
+    methods
+}
+
 /// Names the request, repeats the name in the answer, and says what became of it.
 pub async fn identify(
-    request: ServiceRequest,
+    mut request: ServiceRequest,
     next: Next<impl MessageBody + 'static>,
 ) -> Result<ServiceResponse<BoxBody>, Error> {
     let (id, began, method) = (id_of(request.headers()), Instant::now(), request.method().clone());
     let pattern = request.match_pattern().unwrap_or_else(|| "unknown".into());
+    if method == Method::HEAD && HEADED.contains(&&*pattern) {
+        request.head_mut().method = Method::GET;
+    }
     let response = next.call(request).await?.map_into_boxed_body();
     let refused = response.response().error().map(|error| match error.as_error::<Refusal>() {
         Some(refusal) => {
@@ -63,7 +77,7 @@ pub async fn identify(
 /// What changes something has a line. What only looks has none, nor has a stranger, who could fill the disk with them.
 fn log(id: &str, (method, pattern): (&Method, &str), began: Instant, response: &ServiceResponse<BoxBody>) {
     let status = response.status();
-    if *method == Method::GET || status == StatusCode::UNAUTHORIZED {
+    if [Method::GET, Method::HEAD].contains(method) || status == StatusCode::UNAUTHORIZED {
         return tracing::debug!(request = id, %method, path = pattern, status = status.as_u16(), "request");
     }
     let seconds = (began.elapsed().as_secs_f64() * 1e3).round() / 1e3;

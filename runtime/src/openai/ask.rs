@@ -10,6 +10,7 @@ use super::{
     fields::{self, Fields},
     refusal,
 };
+use crate::http::error::Refusal;
 
 /// Most tokens of an answer where a request does not say, and never more than this part of what the model takes.
 const MOST_TOKENS: (usize, usize) = (1024, 4);
@@ -44,7 +45,7 @@ struct StreamOptions {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
 enum Stops {
     One(String),
     Many(Vec<String>),
@@ -59,8 +60,7 @@ impl Asked {
         }
         let mut job = JobRequest::new(None, String::new().into());
         job.labels.insert(bounds::ATTACHED.into(), "yes".into());
-        let most = ["max_completion_tokens", "max_output_tokens", "max_tokens"].map(|name| fields.take(name));
-        let most = most.into_iter().collect::<Checked<Vec<_>>>()?.into_iter().flatten().next();
+        let most = most_tokens(&mut fields)?;
         let (default, part) = MOST_TOKENS;
         job.max_tokens = most.unwrap_or(default.min(model.max_tokens / part).max(1));
         job.sampling = sampling(&mut fields)?;
@@ -82,6 +82,20 @@ impl Asked {
     }
 }
 
+/// How long the answer may be, under whichever name.
+fn most_tokens(fields: &mut Fields) -> Checked<Option<usize>> {
+    let mut said: Option<(&str, usize)> = None;
+    for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
+        let Some(most) = fields.take(name)? else { continue };
+        if let Some((other, differs)) = said.filter(|(_, said)| *said != most) {
+            let message = format!("{name} is {most} and {other} is {differs}: they say the same, give one of them");
+            return Err(Refusal::invalid(name, message));
+        }
+        said = Some((name, most));
+    }
+    Ok(said.map(|(_, most)| most))
+}
+
 fn sampling(fields: &mut Fields) -> Checked<Sampling> {
     let Sampling { temperature, top_p, .. } = Sampling::default();
     let temperature = fields.take("temperature")?.unwrap_or(temperature);
@@ -95,4 +109,31 @@ fn sampling(fields: &mut Fields) -> Checked<Sampling> {
 fn attention(value: serde_json::Value) -> Checked<MethodConfig> {
     let method = fields::method(value)?;
     serde_json::from_value(method).map_err(|error| fields::wrong("attention", &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(body: serde_json::Value) -> Fields {
+        serde_json::from_value(body).expect("an object")
+    }
+
+    #[test]
+    fn one_length_under_several_names_is_one_and_two_are_refused() {
+        let most = |body| most_tokens(&mut fields(body));
+        assert_eq!(most(json!({"max_tokens": 5, "max_completion_tokens": 5})).unwrap(), Some(5));
+        assert_eq!(most(json!({"max_tokens": null, "max_output_tokens": 7})).unwrap(), Some(7));
+        assert_eq!(most(json!({})).unwrap(), None);
+        let refused = most(json!({"max_tokens": 5, "max_completion_tokens": 6})).unwrap_err().to_string();
+        assert_eq!(refused, "max_tokens is 5 and max_completion_tokens is 6: they say the same, give one of them");
+    }
+
+    #[test]
+    fn stops_of_another_kind_are_told_what_is_wanted() {
+        let refused = fields(json!({"stop": [null]})).take::<Stops>("stop").err().expect("no text").to_string();
+        assert_eq!(refused, "stop is not what is wanted here: expected a text or a list of texts");
+    }
 }

@@ -9,7 +9,7 @@ use serde::{
 };
 use serde_json::{Value, json};
 
-use super::{Checked, refusal};
+use super::{Checked, once::Once, refusal};
 use crate::http::error::Refusal;
 
 /// Fields that clients send and that change nothing of an answer.
@@ -112,7 +112,7 @@ impl<'de> Deserialize<'de> for Fields {
                     let twice = match name.as_str() {
                         "prompt" => fields.prompt.replace(map.next_value()?).is_some(),
                         "context" => fields.context.replace(map.next_value()?).is_some(),
-                        _ => fields.rest.insert(name.clone(), map.next_value()?).is_some(),
+                        _ => fields.rest.insert(name.clone(), map.next_value::<Once>()?.0).is_some(),
                     };
                     if twice {
                         return Err(A::Error::custom(format!("the field {name:.40} stands there twice")));
@@ -241,7 +241,10 @@ mod tests {
         for wrong in [json!({"prompt": [-1]}), json!({"prompt": [1.5]}), json!({"prompt": {}}), json!([1])] {
             assert!(serde_json::from_value::<Fields>(wrong.clone()).is_err(), "{wrong}");
         }
-        assert!(serde_json::from_str::<Fields>(r#"{"seed": 1, "seed": 2}"#).is_err());
+        for twice in [r#"{"seed": 1, "seed": 2}"#, r#"{"attention": {"method": "star", "method": "dense"}}"#] {
+            let refused = serde_json::from_str::<Fields>(twice).unwrap_err().to_string();
+            assert!(refused.contains("stands there twice"), "{refused}");
+        }
     }
 
     #[test]
