@@ -312,6 +312,7 @@ fn next_step(code: &str) -> Option<&'static str> {
         "last_host" | "host_conflict" => "`asterism host list` shows the hosts there are",
         "spare_busy" => "`asterism host list` shows which spare hosts are free",
         "capacity_exhausted" => "`asterism session list` shows what is pinned; drop a session, or wait",
+        "disk_full" => "make room on the disk of data_dir",
         "overloaded" => "try again when a job has ended: `asterism job list`",
         "context_too_long" => "shorten the context, or serve a model with a longer one ([model] path)",
         "placement_impossible" => "`asterism status` shows the hosts there are",

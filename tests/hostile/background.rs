@@ -112,6 +112,9 @@ fn a_batch_is_answered_once_whatever_dies_on_the_way() {
         assert!(started.elapsed() < 2 * DEADLINE, "{what}: {batch}");
     };
     wait_for("the first answers", &|batch| batch["request_counts"]["completed"].as_u64() >= Some(2));
+    // What it asks is its own from then on.
+    let input = format!("/v1/files/{}", file["id"].as_str().expect("an id"));
+    assert_eq!(send(&cluster, ("DELETE", &input), &[], "").0, 200);
     cluster.kill("context-0");
     let lost = cluster.supervisor();
     kill(lost);

@@ -34,7 +34,7 @@ use super::{
 const AT_ONCE: usize = 8;
 /// Batches whose files are in memory; others wait.
 const AT_WORK: usize = 4;
-/// How long a full queue is left alone.
+/// How long a full queue or disk is left alone.
 const LATER: Duration = Duration::from_secs(1);
 /// How long a document of a batch is kept at most.
 const KEPT_S: f64 = 7.0 * 86_400.0;
@@ -71,6 +71,13 @@ impl Open {
         self.lock().get(batch).map(|way| way.counts)
     }
 
+    /// Sets how far a batch is that goes on.
+    fn set(&self, batch: &str, counts: Counts) {
+        if let Some(way) = self.lock().get_mut(batch) {
+            way.counts = counts;
+        }
+    }
+
     fn count(&self, batch: &str, answered: &Answered) {
         if let Some(way) = self.lock().get_mut(batch) {
             way.counts.add(answered.is_good);
@@ -97,14 +104,9 @@ pub fn lines(content: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     lines.filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace))
 }
 
-/// Whether a batch is not at its end.
-pub fn is_open(batch: &Batch) -> bool {
-    matches!(batch.status, Course::Open | Course::Cancelling)
-}
-
 /// Goes on with every batch that an earlier process left open.
 pub fn resume(state: &ApiState) {
-    for batch in state.store.batches().into_iter().filter(is_open) {
+    for batch in state.store.batches().into_iter().filter(Batch::is_open) {
         start(state, batch);
     }
 }
@@ -116,10 +118,20 @@ pub fn start(state: &ApiState, batch: Batch) {
     let state = state.clone();
     state.runtime.clone().spawn(async move {
         let id = batch.id.clone();
-        let work = Work { state: state.clone(), batch, cancelled, documents: HashMap::new() };
-        match work.run().await {
-            Ok(()) => drop(state.open.lock().remove(&id)),
-            Err(error) => tracing::error!(batch = id, %error, "a batch waits for the next start of the supervisor"),
+        let mut told = String::new();
+        loop {
+            let (batch, cancelled) = (batch.clone(), cancelled.clone());
+            let work = Work { state: state.clone(), batch, cancelled, documents: HashMap::new() };
+            match work.run().await.map_err(|error| error.to_string()) {
+                Ok(true) => break drop(state.open.lock().remove(&id)),
+                // Said once, not at each try.
+                Err(error) if error != told => {
+                    tracing::error!(batch = id, error, "a batch waits for its folder");
+                    told = error;
+                }
+                Ok(false) | Err(_) => {}
+            }
+            sleep(LATER).await;
         }
     });
 }
@@ -144,19 +156,24 @@ enum Outcome {
 }
 
 impl Work {
-    async fn run(mut self) -> std::io::Result<()> {
+    /// Does what is left of the batch; whether it is at its end then.
+    async fn run(mut self) -> std::io::Result<bool> {
         let (store, open, id) = (self.state.store.clone(), self.state.open.clone(), self.batch.id.clone());
         let mut done = HashSet::new();
+        let mut counts = Counts::default();
         for answered in store.answered(&id) {
-            open.count(&id, &answered);
+            counts.add(answered.is_good);
             done.insert(answered.line);
         }
+        open.set(&id, counts);
         let mut cancelled = self.cancelled.clone();
         let _turn = tokio::select! {
             turn = open.turns.clone().acquire_owned() => turn.ok(),
             _ = cancelled.wait_for(|cancelled| *cancelled) => None,
         };
-        let content = store.content(&self.batch.input_file_id)?;
+        // One that is cancelled while its input cannot be read ends all the same.
+        let content =
+            store.input(&id).or_else(|error| if *cancelled.borrow() { Ok(Vec::new()) } else { Err(error) })?;
         let mut left: VecDeque<(usize, Vec<u8>)> = lines(&content).map(|(at, line)| (at, line.to_vec())).collect();
         drop(content);
         self.find_documents(&left).await;
@@ -179,14 +196,25 @@ impl Work {
             }
         }
         if stopped {
-            return Ok(());
+            return Ok(false);
         }
         answers.sync_all()?;
-        for (name, _) in work.documents.values() {
-            // One that was never made is not there.
-            let _ = work.state.supervisor.drop_session(name).await;
+        work.drop_sessions().await;
+        work.finish().map(|()| true)
+    }
+
+    /// Forgets the documents that were kept.
+    async fn drop_sessions(&self) {
+        let own = self.session("");
+        for kept in self.state.supervisor.sessions().await.into_iter().flatten() {
+            if kept.name.starts_with(&own) {
+                let _ = self.state.supervisor.drop_session(&kept.name).await;
+            }
         }
-        work.finish()
+    }
+
+    fn session(&self, document: &str) -> String {
+        format!("batch-{}-{document}", store::digits(BATCH, &self.batch.id).unwrap_or_default())
     }
 
     /// Names the documents that more than one line asks about.
@@ -199,10 +227,9 @@ impl Work {
                 *seen.entry(digest).or_default() += 1;
             }
         }
-        let digits = store::digits(BATCH, &self.batch.id).unwrap_or_default().to_owned();
         for (digest, _) in seen.into_iter().filter(|(_, lines)| *lines > 1) {
             let name: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-            self.documents.insert(digest, (format!("batch-{digits}-{name}"), OnceCell::new()));
+            self.documents.insert(digest, (self.session(&name), OnceCell::new()));
         }
     }
 
@@ -335,7 +362,8 @@ impl Work {
                 return Ok(None);
             }
             let content: String = answered.iter().map(|answered| format!("{}\n", answered.answer)).collect();
-            let id = store::drawn(FILE);
+            // The same at each try, so that one that the disk ended leaves no file that nobody knows.
+            let id = store::derived(FILE, &self.batch.id, kind);
             let kept = Kept {
                 id: id.clone(),
                 owner: self.batch.owner.clone(),
@@ -352,7 +380,7 @@ impl Work {
         batch.status = if whole { Course::Completed } else { Course::Cancelled };
         batch.ended_at = Some(now);
         store.put_batch(&batch)?;
-        store.remove_answers(&batch.id)
+        store.remove_work(&batch.id)
     }
 }
 

@@ -44,7 +44,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let (store, wanted) = (state.store.clone(), endpoint.clone());
     let lines = block(move || {
         let content = store.content(&file.id).map_err(|error| files::of_disk(&error))?;
-        let (open, ended): (Vec<_>, Vec<_>) = store.batches().into_iter().partition(batch_run::is_open);
+        let (open, ended): (Vec<_>, Vec<_>) = store.batches().into_iter().partition(Batch::is_open);
         if open.len() >= MOST_OPEN {
             return Err(asterism_actors::JobError::Overloaded { waiting: open.len() }.into());
         }
@@ -68,7 +68,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
         output_file_id: None,
         error_file_id: None,
     };
-    state.store.put_batch(&batch).map_err(|error| files::of_disk(&error))?;
+    state.store.begin_batch(&batch).map_err(|error| files::of_disk(&error))?;
     batch_run::start(&state, batch.clone());
     Ok(Json(described(&state, &batch)))
 }

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ring::digest;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use uuid::Uuid;
@@ -77,6 +78,13 @@ pub struct Batch {
     pub error_file_id: Option<String>,
 }
 
+impl Batch {
+    /// Whether it is not at its end.
+    pub fn is_open(&self) -> bool {
+        matches!(self.status, Course::Open | Course::Cancelling)
+    }
+}
+
 /// The answer to a line of a batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answered {
@@ -88,6 +96,12 @@ pub struct Answered {
 /// An id from 128 random bits.
 pub fn drawn(prefix: &str) -> String {
     format!("{prefix}{}", Uuid::new_v4().simple())
+}
+
+/// The id that follows from a batch and what of it is meant.
+pub fn derived(prefix: &str, batch: &str, kind: &str) -> String {
+    let digest = digest::digest(&digest::SHA256, format!("{batch} {kind}").as_bytes());
+    digest.as_ref()[..16].iter().fold(prefix.to_owned(), |id, byte| format!("{id}{byte:02x}"))
 }
 
 /// The digits of an id that was drawn, and nothing else: they become names of files.
@@ -139,6 +153,19 @@ impl Store {
         files
     }
 
+    /// Keeps a new batch with the content of its input file, which may be forgotten then.
+    pub fn begin_batch(&self, batch: &Batch) -> io::Result<()> {
+        let (from, to) = (self.path(FILE, &batch.input_file_id, "data")?, self.path(BATCH, &batch.id, "input")?);
+        // Content is never written in place: a second name takes no room, where the file system knows such.
+        fs::hard_link(&from, &to).or_else(|_| private::replace(&to, &fs::read(&from)?))?;
+        self.put_batch(batch).inspect_err(|_| drop(fs::remove_file(&to)))
+    }
+
+    /// The content of a batch's input file.
+    pub fn input(&self, batch: &str) -> io::Result<Vec<u8>> {
+        fs::read(self.path(BATCH, batch, "input")?)
+    }
+
     /// Keeps a batch.
     pub fn put_batch(&self, batch: &Batch) -> io::Result<()> {
         private::replace(&self.path(BATCH, &batch.id, "json")?, &serde_json::to_vec(batch)?)
@@ -151,16 +178,19 @@ impl Store {
 
     /// Forgets a batch; files that it made stay.
     pub fn remove_batch(&self, id: &str) -> io::Result<()> {
-        self.remove_answers(id)?;
+        self.remove_work(id)?;
         fs::remove_file(self.path(BATCH, id, "json")?)
     }
 
-    /// Forgets the answers of a batch, which are in files of their own by then.
-    pub fn remove_answers(&self, batch: &str) -> io::Result<()> {
-        match fs::remove_file(self.path(BATCH, batch, "answers")?) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+    /// Forgets what a batch worked with: its input, and its answers, which are in files of their own by then.
+    pub fn remove_work(&self, batch: &str) -> io::Result<()> {
+        for kind in ["input", "answers"] {
+            match fs::remove_file(self.path(BATCH, batch, kind)?) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     /// All batches, oldest first.
@@ -276,10 +306,23 @@ mod tests {
             output_file_id: None,
             error_file_id: None,
         };
-        store.put_batch(&batch).unwrap();
+        assert!(store.begin_batch(&batch).is_err() && store.batch(&batch.id).is_none());
+        let input = Kept {
+            id: batch.input_file_id.clone(),
+            owner: None,
+            filename: "a".into(),
+            purpose: "batch".into(),
+            bytes: 3,
+            created_at: 1,
+        };
+        store.put_file(&input, b"abc").unwrap();
+        store.begin_batch(&batch).unwrap();
         assert_eq!(store.batch(&batch.id), Some(batch.clone()));
+        store.remove_file(&input.id).unwrap();
+        assert_eq!(store.input(&batch.id).unwrap(), b"abc");
+        store.answers(&batch.id).unwrap();
         for _ in 0..2 {
-            store.remove_answers(&batch.id).unwrap();
+            store.remove_work(&batch.id).unwrap();
         }
         store.answers(&batch.id).unwrap();
         store.remove_batch(&batch.id).unwrap();
