@@ -70,8 +70,13 @@ impl SupervisorState {
         commands: &mut Vec<Command>,
     ) {
         let Some(host) = self.of_node(from, name, commands) else { return };
-        if start < self.hosts.at(host).kept.start {
+        let record = self.hosts.at_mut(host);
+        if start < record.kept.start {
             return;
+        }
+        if start > record.kept.start && record.health == HostHealth::Dead && !record.unfit {
+            // A start after the one that was lost did not come so far as to join: why is what keeps it away now.
+            record.cause = Some(cause.clone());
         }
         self.lose(now, host, ("exited", cause), commands);
         let record = self.hosts.at_mut(host);

@@ -539,6 +539,19 @@ fn a_job_without_a_host_waits_and_fails_in_the_end() {
 }
 
 #[test]
+fn a_lost_host_shows_why_its_latest_start_failed() {
+    let mut cluster = Cluster::ready(config(1, 0));
+    let mut cause_after = |start, cause: &str| {
+        let exited = HostMessage::Exited { host: "c0".into(), start, cause: cause.into(), restarting: true };
+        cluster.say(NODE, exited);
+        cluster.state.host_status(seconds(1.0), 0).cause.expect("dead")
+    };
+    assert_eq!(cause_after(1, "signal 9"), "signal 9");
+    assert_eq!(cause_after(2, "its certificate has ended"), "its certificate has ended");
+    assert_eq!(cause_after(1, "late news"), "its certificate has ended");
+}
+
+#[test]
 fn a_restarted_supervisor_finds_shards_and_generations_again() {
     let (mut cluster, job) = decoding();
     cluster.now = 5.0;

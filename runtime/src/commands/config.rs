@@ -35,7 +35,7 @@ const OPTIONAL: &str = "\
 # [security]
 # ca = \"ca.pem\"                       # ca, cert and key: made in data_dir
 # cert = \"{name}.pem\"                # of each process: {name} is its host, its node or supervisor;
-# key = \"{name}.key\"                 # with URI:asterism://CLUSTER/ROLE/NAME as an alternative name
+# key = \"{name}.key\"                 # with URI:asterism://CLUSTER/ROLE/NAME and DNS:asterism as alternative names
 # token_file = \"token\"                # its first line is the admin API's token; no token
 # join_listen = \"10.0.0.1:7402\"       # nodes get certificates here (`cert token`); nowhere
 # [sessions]

@@ -141,7 +141,7 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
 
 fn next(host: &HostStatus) -> String {
     match (host.health, host.scheduling) {
-        (HostHealth::Dead, _) => format!("next: asterism host replace {} SPARE, or wait for its restart", host.name),
+        (HostHealth::Dead, _) => format!("next: asterism host replace {} SPARE, if it does not come back", host.name),
         (_, Scheduling::Open) => format!("next: asterism host drain {} moves its shards to others", host.name),
         _ => format!("next: asterism host uncordon {} lets it take work again", host.name),
     }

@@ -134,7 +134,8 @@ impl Process {
         let error = data_dir::last_error(&self.log, self.from);
         let ending = match status.code() {
             Some(0) => Ending::Finished,
-            Some(code) if code == Exit::Usage as i32 || code == Exit::Authentication as i32 => Ending::Unfit,
+            Some(code) if code == Exit::Usage as i32 => Ending::Unfit,
+            Some(code) if code == Exit::Authentication as i32 => Ending::Unauthenticated,
             _ => Ending::Failed,
         };
         let cause = match &error {

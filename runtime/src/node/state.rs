@@ -16,8 +16,10 @@ pub const LONGEST_WAIT: Duration = Duration::from_secs(10);
 pub enum Ending {
     /// Exit 0: it was told to end.
     Finished,
-    /// It refused its configuration or its certificates: started again, it would do the same.
+    /// It refused its configuration: started again, it would do the same.
     Unfit,
+    /// Its certificates were refused, by it or by others: it may go on when there are new ones.
+    Unauthenticated,
     /// Anything else: an error, a signal, an order.
     Failed,
 }
@@ -47,12 +49,21 @@ pub struct Restarts {
     wait: Duration,
     started: Duration,
     reported: Option<Duration>,
+    /// Whether any start of it succeeded.
+    has_worked: bool,
 }
 
 impl Restarts {
     /// At most `max` restarts within [`WINDOW`].
     pub fn new(max: u32) -> Self {
-        Self { max, recent: VecDeque::new(), wait: FIRST_WAIT, started: Duration::ZERO, reported: None }
+        Self {
+            max,
+            recent: VecDeque::new(),
+            wait: FIRST_WAIT,
+            started: Duration::ZERO,
+            reported: None,
+            has_worked: false,
+        }
     }
 
     /// The process was started.
@@ -64,6 +75,7 @@ impl Restarts {
     /// The process said that its start succeeded.
     pub fn reported(&mut self, now: Duration) {
         self.reported = Some(now);
+        self.has_worked = true;
     }
 
     /// When the process is to be ended unless it reports: `limit` after its start. `None` once it has reported.
@@ -75,7 +87,9 @@ impl Restarts {
     pub fn ended(&mut self, now: Duration, ending: Ending) -> Fate {
         match ending {
             Ending::Finished => return Fate::Finished,
-            Ending::Unfit => {
+            // Its certificates were good once. A try costs little and counts towards no limit.
+            Ending::Unauthenticated if self.has_worked => return Fate::Restarting { after: LONGEST_WAIT },
+            Ending::Unfit | Ending::Unauthenticated => {
                 return Fate::GivenUp { reason: "started again it would end in the same way".into() };
             }
             Ending::Failed => {}
@@ -170,7 +184,24 @@ mod tests {
     fn no_restart_of_what_was_told_to_end_or_cannot_work() {
         let mut restarts = Restarts::new(5);
         assert_eq!(restarts.ended(Duration::ZERO, Ending::Finished), Fate::Finished);
-        assert!(matches!(restarts.ended(Duration::ZERO, Ending::Unfit), Fate::GivenUp { .. }));
+        for ending in [Ending::Unfit, Ending::Unauthenticated] {
+            assert!(matches!(restarts.ended(Duration::ZERO, ending), Fate::GivenUp { .. }), "{ending:?}");
+        }
         assert!(matches!(Restarts::new(0).ended(Duration::ZERO, Ending::Failed), Fate::GivenUp { .. }));
+    }
+
+    #[test]
+    fn one_whose_certificates_ended_is_tried_until_it_has_new_ones() {
+        let (mut restarts, at) = (Restarts::new(5), Duration::from_secs);
+        restarts.started(at(0));
+        restarts.reported(at(1));
+        for second in 0..100 {
+            let fate = restarts.ended(at(2 + second), Ending::Unauthenticated);
+            assert_eq!(fate, Fate::Restarting { after: LONGEST_WAIT });
+            restarts.started(at(3 + second));
+        }
+        assert!(matches!(restarts.ended(at(103), Ending::Unfit), Fate::GivenUp { .. }));
+        let fate = restarts.ended(at(104), Ending::Failed);
+        assert_eq!(fate, Fate::Restarting { after: FIRST_WAIT }, "tries without certificates are no restarts");
     }
 }
