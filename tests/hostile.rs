@@ -34,6 +34,8 @@ mod requests;
 mod roles;
 #[path = "hostile/self_test.rs"]
 mod self_test;
+#[path = "hostile/terminal.rs"]
+mod terminal;
 #[path = "hostile/traces.rs"]
 mod traces;
 #[path = "hostile/waiting.rs"]

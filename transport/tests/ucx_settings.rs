@@ -54,6 +54,15 @@ async fn the_c_library_is_left_as_it_is() {
     assert!(written.iter().all(|line| line.ends_with(" 0 kB")), "{written:?}");
 }
 
+#[test]
+fn a_terminal_that_closes_ends_the_program() {
+    let status = std::fs::read_to_string("/proc/self/status").expect("this is Linux");
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("caught signals");
+    // The lowest bit is SIGHUP's.
+    let caught = u64::from_str_radix(caught.trim(), 16).expect("hexadecimal");
+    assert_eq!(caught & 1, 0, "SIGHUP is caught, of {caught:#x}");
+}
+
 #[tokio::test]
 async fn a_transport_that_is_none_is_named() {
     let said = refusal(over("shm,tpc"));

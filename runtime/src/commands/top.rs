@@ -4,6 +4,7 @@ mod view;
 
 use std::{
     io::{self, IsTerminal},
+    process, thread,
     time::{Duration, Instant},
 };
 
@@ -13,6 +14,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 
 use crate::{
     client::Client,
+    commands::process::{Hangup, Signals},
     error::{CliError, Exit},
     globals::Globals,
     logging,
@@ -51,9 +53,27 @@ pub fn run(globals: &Globals, args: &TopArgs) -> Result<Exit, CliError> {
     // Before the screen is taken, so that a cluster that is not there is told as by any command.
     let mut look = look(&client)?;
     let mut terminal = ratatui::init();
+    listen();
     let ended = show(&mut terminal, (&client, args.every), &mut look);
-    ratatui::restore();
+    // A terminal that is gone needs nothing back.
+    let _ = ratatui::try_restore();
     ended.map(|()| Exit::Success)
+}
+
+/// From now on a signal that asks the process to end gives the terminal back first.
+fn listen() {
+    thread::spawn(|| {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        let asked = runtime.block_on(async {
+            let mut signals = Signals::listen(Hangup::Ends)?;
+            signals.next().await;
+            Ok::<(), CliError>(())
+        });
+        if asked.is_ok() {
+            let _ = ratatui::try_restore();
+            process::exit(Exit::Interrupted as i32);
+        }
+    });
 }
 
 fn show(
@@ -64,6 +84,9 @@ fn show(
     let failed = |error: io::Error| CliError::unreachable(format!("the terminal fails: {error}"));
     let mut rates = Rates::default();
     loop {
+        if !io::stdout().is_terminal() {
+            return Err(CliError::unreachable("the terminal is gone"));
+        }
         rates.see(&look_now.jobs, Instant::now());
         terminal.draw(|frame| view::draw(frame, look_now, &rates)).map_err(failed)?;
         let due = Instant::now() + every;

@@ -81,18 +81,23 @@ const SETTINGS: &[(&str, &str)] = &[
     ("TCP_RX_SEG_SIZE", "60k"),
 ];
 
-/// Runs as the program is loaded, before UCX's own constructors: they would put hooks into the C library's memory calls, which
-/// nothing here needs, and take 0.4 s for it, whatever the program is then asked to do. A UCX that is linked dynamically is
-/// loaded earlier and only the environment keeps it from that.
+/// What UCX's own constructors are told unless the environment says otherwise: they would put hooks into the C library's memory
+/// calls, which nothing here needs, and take 0.4 s for it, whatever the program is then asked to do; and they would take SIGHUP
+/// from the program, which then outlived its terminal.
+const AT_LOAD: &[(&str, &str)] = &[("UCX_MEM_EVENTS", "n"), ("UCX_DEBUG_SIGNO", "0")];
+
+/// Runs as the program is loaded, before UCX's own constructors. A UCX that is linked dynamically is loaded earlier and only the
+/// environment tells it.
 #[used]
 #[unsafe(link_section = ".init_array.00101")]
-static BEFORE_UCX: extern "C" fn() = leave_memory_calls_alone;
+static BEFORE_UCX: extern "C" fn() = settle_constructors;
 
-extern "C" fn leave_memory_calls_alone() {
-    const HOOKS: &str = "UCX_MEM_EVENTS";
-    if std::env::var_os(HOOKS).is_none() {
-        // SAFETY: constructors run one after another, before there is a second thread.
-        unsafe { std::env::set_var(HOOKS, "n") };
+extern "C" fn settle_constructors() {
+    for (name, value) in AT_LOAD {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: constructors run one after another, before there is a second thread.
+            unsafe { std::env::set_var(name, value) };
+        }
     }
 }
 
