@@ -81,7 +81,12 @@ pub fn start_file(data_dir: &Path, seat: Seat) -> PathBuf {
 
 /// The log of a process of hosts, of a supervisor, or of a detached `up`.
 pub fn log_file(data_dir: &Path, name: &str) -> PathBuf {
-    data_dir.join("logs").join(format!("{name}.log"))
+    log_folder(data_dir).join(format!("{name}.log"))
+}
+
+/// Where logs are.
+pub fn log_folder(data_dir: &Path) -> PathBuf {
+    data_dir.join("logs")
 }
 
 /// The log that a host of the cluster writes to.
@@ -118,7 +123,7 @@ pub fn keeper(data_dir: &Path) -> Option<u32> {
 /// Takes a seat, or says who has it.
 pub fn lock(data_dir: &Path, cluster: &str, seat: Seat) -> Result<Lock, CliError> {
     private::folder(data_dir)?;
-    let logs = data_dir.join("logs");
+    let logs = log_folder(data_dir);
     private::make(&logs).map_err(|error| private::refused(&logs, "make", &error))?;
     let path = path(data_dir, seat, "lock");
     let failed = |error: io::Error| private::refused(&path, "hold", &error);
@@ -193,6 +198,8 @@ pub fn last_line(path: &Path) -> Option<String> {
 fn tail(path: &Path, from: u64) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
+    // A log that is shorter by now was emptied, and begins anew.
+    let from = if from > length { 0 } else { from };
     file.seek(SeekFrom::Start(from.max(length.saturating_sub(TAIL_BYTES)))).ok()?;
     let mut bytes = Vec::new();
     file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
@@ -281,6 +288,7 @@ mod tests {
         fs::write(&path, first).unwrap();
         assert_eq!(last_error(&path, 0).as_deref(), Some("no such tensor"));
         assert_eq!(last_error(&path, first.len() as u64), None, "an earlier life");
+        assert_eq!(last_error(&path, 1000).as_deref(), Some("no such tensor"), "it was emptied since");
         assert_eq!(last_line(&path).as_deref(), Some("next: look"));
         fs::write(&path, "INFO joined\nthread 'main' (7) panicked at a.rs:1:\nno room\nnote: more\n").unwrap();
         assert_eq!(last_error(&path, 0).as_deref(), Some("thread 'main' (7) panicked at a.rs:1: no room"));

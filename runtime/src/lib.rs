@@ -22,6 +22,7 @@ pub mod keeper;
 mod limits;
 mod link_bench;
 pub mod logging;
+mod logs;
 pub mod method_spec;
 pub mod metrics;
 pub mod node;

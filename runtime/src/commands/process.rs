@@ -17,7 +17,7 @@ use crate::{
     data_dir::{self, Seat},
     error::{CliError, Exit},
     globals::{DEFAULT_FILE, Globals, ReadFile},
-    joining, logging, metrics,
+    joining, logging, logs, metrics,
     node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
     renewal,
     service::Service,
@@ -137,6 +137,7 @@ pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
         let own = members.iter().copied().chain([(MemberRole::Node, name)]);
         credentials::require(&cluster, name, &own.collect::<Vec<_>>())?;
         renewal::keep(&cluster, (name, &names), args.token_from);
+        logs::keep_short(&cluster.data_dir);
         credentials::provide(&cluster, members)?;
         let mut signals = Signals::listen(Hangup::Ignored)?;
         let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);

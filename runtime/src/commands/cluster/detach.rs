@@ -73,6 +73,9 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
 fn start(globals: &Globals, cluster: &Cluster, log: &Path, limit: Duration) -> Result<Child, CliError> {
     let failed =
         |error: std::io::Error| CliError::unreachable(format!("cluster '{}' cannot be started: {error}", cluster.name));
+    // It is appended to, as every log, so that it may be emptied while it is written.
+    let output = private::options().create(true).append(true).open(log).map_err(failed)?;
+    output.set_len(0).map_err(failed)?;
     Command::new(std::env::current_exe().map_err(failed)?)
         .args(["up", "--in-background"])
         .arg("--file")
@@ -80,7 +83,7 @@ fn start(globals: &Globals, cluster: &Cluster, log: &Path, limit: Duration) -> R
         .args(["--timeout", &limit.as_secs_f64().to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(private::options().create(true).truncate(true).write(true).open(log).map_err(failed)?)
+        .stderr(output)
         .process_group(0)
         .spawn()
         .map_err(failed)

@@ -15,7 +15,7 @@ use crate::{
     error::{CliError, Exit},
     globals::{Globals, ReadFile},
     keeper::Keeper,
-    logging,
+    logging, logs,
     node::{Launch, NodeAgent, Tie, local_hosts},
     readiness::Wait,
     start_file::StartFile,
@@ -50,6 +50,7 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
     let hangup = if args.in_background { Hangup::Ignored } else { Hangup::Ends };
     runtime()?.block_on(async {
         let mut signals = Signals::listen(hangup)?;
+        logs::keep_short(&cluster.data_dir);
         let started = tokio::select! {
             started = Running::start(globals, &cluster, file) => started?,
             () = signals.next() => return Err(interrupted()),
