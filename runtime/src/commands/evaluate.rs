@@ -10,7 +10,7 @@ mod run;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{File, OpenOptions},
+    fs::File,
     io::Write,
     path::Path,
     time::Duration,
@@ -133,11 +133,11 @@ fn ask(
     questions: impl FnOnce() -> Result<Questions, CliError>,
 ) -> Result<Exit, CliError> {
     let methods = args.methods.as_deref().map(method_spec::parse_list).transpose()?;
+    let mut save = args.save.as_deref().map(|path| appended(globals, path)).transpose()?;
     let mut known = match &args.save {
-        Some(path) if args.resume && path.exists() => eval::read_answers(path).map_err(refusal)?,
+        Some(path) if args.resume => eval::read_answers(path).map_err(refusal)?,
         _ => Vec::new(),
     };
-    let mut save = args.save.as_deref().map(appended).transpose()?;
     let questions = questions()?;
     let (client, temporary) = cluster(globals)?;
     let outcome = client.topology().and_then(|cluster| {
@@ -177,9 +177,12 @@ fn ask(
     conclude(globals, &args.show, scoring, outcome?)
 }
 
-fn appended(path: &Path) -> Result<(File, &Path), CliError> {
-    let file = OpenOptions::new().create(true).append(true).open(path);
-    file.map(|file| (file, path)).map_err(|error| unwritable(path, &error))
+fn appended<'a>(globals: &Globals, path: &'a Path) -> Result<(File, &'a Path), CliError> {
+    let (file, torn) = eval::append_answers(path).map_err(|error| unwritable(path, &error))?;
+    if torn {
+        globals.note(format_args!("{}: the last line was not whole and is cut off", path.display()));
+    }
+    Ok((file, path))
 }
 
 fn saved(file: &mut File, path: &Path, answer: &Answer) -> Result<(), CliError> {

@@ -1,10 +1,15 @@
 //! Answered questions, one JSON object a line: what `--save` writes and `eval report` reads and merges.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    collections::HashMap,
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    path::Path,
+};
 
 use serde::{Deserialize, Serialize};
 
-use super::{EvalError, HaystackSource, Question, read_haystack, record::of_line};
+use super::{EvalError, HaystackSource, Question, record::of_line};
 
 /// One method's answer to one question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,6 +24,9 @@ pub struct Answer {
     pub method: String,
     /// Tells the questions of a task and length apart.
     pub sample: u64,
+    /// Digest of what was asked: [`Question::digest`]. Empty in a file of before it was written.
+    #[serde(default)]
+    pub question: String,
     /// The model by name.
     pub model: String,
     /// Whether the answer holds the gold strings.
@@ -39,8 +47,9 @@ pub struct Answer {
 /// Wall clock of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seconds {
-    /// Phase 1.
-    pub encode: f64,
+    /// Phase 1; absent where hosts held some of the context already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encode: Option<f64>,
     /// Phase 2's query step.
     pub query: f64,
     /// Phase 2's decoding.
@@ -60,6 +69,8 @@ pub struct Key {
     pub length: usize,
     /// Which of the task's questions.
     pub sample: u64,
+    /// Digest of what is asked.
+    pub question: String,
 }
 
 /// What a table counts.
@@ -81,6 +92,7 @@ impl Answer {
             length: question.length,
             method: method.to_owned(),
             sample: question.sample,
+            question: question.digest.clone(),
             model: model.to_owned(),
             right: question.metric.exact(said, &question.gold),
             score: question.metric.score(said, &question.record.input_query, &question.gold),
@@ -93,7 +105,8 @@ impl Answer {
 
     /// Its place among the questions of all runs.
     pub fn key(&self) -> Key {
-        Key { suite: self.suite.clone(), task: self.task.clone(), length: self.length, sample: self.sample }
+        let Self { suite, task, length, sample, question, .. } = self.clone();
+        Key { suite, task, length, sample, question }
     }
 
     /// What it counts.
@@ -121,13 +134,17 @@ pub fn merged(answers: Vec<Answer>) -> Vec<Answer> {
     merged
 }
 
-/// The answers of a file that `--save` wrote.
+/// The answers of a file that `--save` wrote. A last line without its end was being written when the run was killed, or the disk full:
+/// it is left out.
 ///
 /// # Errors
 /// [`EvalError::Read`], [`EvalError::Data`] with the first line that is no answer.
 pub fn read_answers(path: &Path) -> Result<Vec<Answer>, EvalError> {
-    let text = read_haystack(path)?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let bytes = fs::read(path).map_err(|source| EvalError::Read { path: path.to_owned(), source })?;
+    let text = String::from_utf8_lossy(&bytes);
+    let (whole, torn) = text.rsplit_once('\n').unwrap_or(("", &text));
+    let torn = Some(torn).filter(|line| of_line::<Answer>(line).is_ok());
+    let lines = whole.lines().chain(torn).enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
         .map(|(index, line)| {
             of_line(line).map_err(|reason| EvalError::Data {
@@ -137,6 +154,28 @@ pub fn read_answers(path: &Path) -> Result<Vec<Answer>, EvalError> {
             })
         })
         .collect()
+}
+
+/// Opens a file of `--save`, new or not, to append to it; and whether it ended in a torn line, which is cut off.
+///
+/// # Errors
+/// When it cannot be read or written.
+pub fn append_answers(path: &Path) -> io::Result<(File, bool)> {
+    let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+    let mut content = Vec::new();
+    file.read_to_end(&mut content)?;
+    let end = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let last = std::str::from_utf8(&content[end..]).unwrap_or("torn within a character");
+    if last.is_empty() {
+        return Ok((file, false));
+    }
+    let torn = of_line::<Answer>(last).is_err();
+    if torn {
+        file.set_len(end as u64)?
+    } else {
+        file.write_all(b"\n")?
+    }
+    Ok((file, torn))
 }
 
 #[cfg(test)]
@@ -153,13 +192,14 @@ pub(super) mod tests {
             length: 4096,
             method: method.into(),
             sample,
+            question: "5f".into(),
             model: "asterism-7m".into(),
             right,
             score: f64::from(u8::from(right)),
             answer: "7".into(),
             gold: vec!["7".into()],
             haystack: None,
-            seconds: Seconds { encode: 1.5, query: 0.25, decode: 0.5, total: 2.5 },
+            seconds: Seconds { encode: Some(1.5), query: 0.25, decode: 0.5, total: 2.5 },
         }
     }
 
@@ -170,8 +210,9 @@ pub(super) mod tests {
             answered("vt", "star", 1, true),
             answered("vt", "dense", 1, false),
             Answer { length: 8192, ..answered("vt", "dense", 1, true) },
+            Answer { question: "of another file".into(), ..answered("vt", "dense", 1, true) },
         ]);
-        assert_eq!(merged.len(), 3);
+        assert_eq!(merged.len(), 4);
         assert!(!merged[0].right && merged[0].method == "dense");
     }
 
@@ -184,5 +225,25 @@ pub(super) mod tests {
         writeln!(file, "{{}}").unwrap();
         let error = read_answers(file.path()).unwrap_err().to_string();
         assert!(error.contains("is not a file of --save: line 3: missing field `suite`"), "{error}");
+    }
+
+    #[test]
+    fn a_torn_last_line_is_no_answer_and_does_not_stay() {
+        let first = answered("vt", "dense", 1, true);
+        let line = serde_json::to_string(&Answer { answer: "é".into(), ..first.clone() }).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("saved.jsonl");
+        let whole = line.clone() + "\n";
+        let character = line.find('é').unwrap();
+        for (torn, answers) in [(0, 1), (20, 1), (character + 1, 1), (line.len() - 1, 1), (line.len(), 2)] {
+            fs::write(&path, [whole.as_bytes(), &line.as_bytes()[..torn]].concat()).unwrap();
+            assert_eq!(read_answers(&path).unwrap().len(), answers, "{torn}");
+            let (mut file, was_torn) = append_answers(&path).unwrap();
+            assert_eq!(was_torn, answers == 1 && torn > 0, "{torn}");
+            writeln!(file, "{line}").unwrap();
+            assert_eq!(read_answers(&path).unwrap().len(), answers + 1, "{torn}");
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(!append_answers(&path).unwrap().1 && read_answers(&path).unwrap().is_empty());
     }
 }

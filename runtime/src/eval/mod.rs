@@ -26,7 +26,7 @@ mod retrieval;
 mod task;
 mod variable;
 
-pub use answer::{Answer, Key, Scoring, Seconds, merged, read_answers};
+pub use answer::{Answer, Key, Scoring, Seconds, append_answers, merged, read_answers};
 pub use books::{Book, Library};
 pub use chart::svg;
 pub use documents::Corpus;

@@ -19,6 +19,8 @@ pub struct Question {
     pub metric: Metric,
     /// Most tokens of the answer.
     pub max_tokens: usize,
+    /// Of what it is made from, in hexadecimal: questions of one digest are the same.
+    pub digest: String,
 }
 
 /// Where a question stands in a run.
@@ -47,6 +49,6 @@ impl Question {
     pub fn with(place: Place, record: Record, metric: Metric, max_tokens: usize) -> Self {
         let gold = record.gold().into_iter().map(str::to_owned).collect();
         let Place { suite, length, sample } = place;
-        Self { suite: suite.to_owned(), length, sample, record, gold, metric, max_tokens }
+        Self { suite: suite.to_owned(), length, sample, record, gold, metric, max_tokens, digest: String::new() }
     }
 }

@@ -114,14 +114,15 @@ fn differences(block: &Block, heads: &[String]) -> Vec<Vec<String>> {
 }
 
 fn times(block: &Block, heads: &[String]) -> Vec<Vec<String>> {
-    let phase = |name: &str, of: fn(&MethodScore) -> f64| {
-        row(name, block.methods.iter().map(|method| format!("{:.3}", of(method))))
+    let phase = |name: &str, of: fn(&MethodScore) -> Option<f64>| {
+        let shown = |seconds: Option<f64>| seconds.map_or("cached".into(), |seconds| format!("{seconds:.3}"));
+        row(name, block.methods.iter().map(|method| shown(of(method))))
     };
     vec![
         row("phase", heads.iter().cloned()),
         phase("encode", |method| method.seconds.encode),
-        phase("query", |method| method.seconds.query),
-        phase("decode", |method| method.seconds.decode),
+        phase("query", |method| Some(method.seconds.query)),
+        phase("decode", |method| Some(method.seconds.decode)),
     ]
 }
 
@@ -174,7 +175,7 @@ mod tests {
                 for sample in 0..12 {
                     let right = (sample as usize * 7 + row * 3) % 13 >= place;
                     let mut answer: Answer = answered(task, method, sample, right);
-                    answer.seconds.encode = 1.0 + place as f64;
+                    answer.seconds.encode = Some(1.0 + place as f64);
                     answer.haystack = (row == 0).then_some(HaystackSource::Generated);
                     answer.score = if *task == "vt" && !right { 0.4 } else { answer.score };
                     answers.push(answer);

@@ -82,8 +82,8 @@ pub struct Percent {
 /// Median seconds by phase.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Phases {
-    /// Phase 1.
-    pub encode: f64,
+    /// Phase 1, of contexts of which no host held anything; absent where there is none.
+    pub encode: Option<f64>,
     /// Phase 2's query step.
     pub query: f64,
     /// Phase 2's decoding.
@@ -152,7 +152,7 @@ impl MethodScore {
             answers.iter().filter(|answer| answer.task == *task).map(|answer| answer.counts(scoring)).collect()
         };
         let differences = |task: &String| -> Vec<f64> {
-            let pair = |answer: &&&Answer| baseline.iter().find(|b| b.task == *task && b.sample == answer.sample);
+            let pair = |answer: &&&Answer| baseline.iter().find(|b| b.key() == answer.key());
             let paired = answers.iter().filter(|answer| answer.task == *task);
             paired.filter_map(|answer| Some(answer.counts(scoring) - pair(&answer)?.counts(scoring))).collect()
         };
@@ -171,6 +171,7 @@ impl MethodScore {
         };
         let compared = filled(&differences);
         let phase = |of: fn(&Answer) -> f64| median(answers.iter().map(|answer| of(answer)).collect());
+        let encoded: Vec<f64> = answers.iter().filter_map(|answer| answer.seconds.encode).collect();
         Self {
             method: method.to_owned(),
             n: answers.len(),
@@ -178,7 +179,7 @@ impl MethodScore {
             difference: (!compared.is_empty()).then(|| interval::of_differences(&compared).into()),
             tasks: rows.collect(),
             seconds: Phases {
-                encode: phase(|answer| answer.seconds.encode),
+                encode: (!encoded.is_empty()).then(|| median(encoded)),
                 query: phase(|answer| answer.seconds.query),
                 decode: phase(|answer| answer.seconds.decode),
             },
@@ -206,7 +207,18 @@ fn distinct<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eval::answer::tests::answered;
+    use crate::eval::{Seconds, answer::tests::answered};
+
+    #[test]
+    fn seconds_to_encode_are_those_of_contexts_that_nobody_held() {
+        let cached = |sample| Answer {
+            seconds: Seconds { encode: None, ..answered("vt", "dense", 1, true).seconds },
+            ..answered("vt", "dense", sample, true)
+        };
+        let encode = |answers: &[Answer]| Results::of(answers, Scoring::Exact).blocks[0].methods[0].seconds.encode;
+        assert_eq!(encode(&[cached(1), answered("vt", "dense", 2, true), cached(3)]), Some(1.5));
+        assert_eq!(encode(&[cached(1)]), None);
+    }
 
     #[test]
     fn differences_are_over_common_questions() {

@@ -63,7 +63,7 @@ pub struct RunArgs {
     /// Add every answer to this file, for `eval report`
     #[arg(long, value_name = "FILE.jsonl")]
     pub save: Option<PathBuf>,
-    /// Ask only what the file of --save does not answer yet
+    /// Ask only what the file of --save does not answer yet: of the same model, method, question and --max-tokens
     #[arg(long, requires = "save")]
     pub resume: bool,
     /// Table and chart

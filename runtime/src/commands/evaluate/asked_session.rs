@@ -1,6 +1,6 @@
 //! A session that is made for one question, and dropped after it.
 
-use asterism_actors::api::{JobRequest, JobStatus, SessionRequest};
+use asterism_actors::api::{JobRequest, SessionRequest};
 use serde_json::json;
 
 use crate::{client::Client, error::CliError};
@@ -23,12 +23,10 @@ impl<'a> AskedSession<'a> {
         Ok((JobRequest { context: None, method: None, session: Some(name), ..job }, session))
     }
 
-    /// The answer's status with the seconds that encoding the session took.
-    pub fn timed(self, mut status: JobStatus) -> JobStatus {
-        if let Ok(session) = self.client.session(&self.name) {
-            status.timings.encode_s = session.encode_s;
-        }
-        status
+    /// Seconds that encoding the session took; none where hosts held some of it already, or the session is gone.
+    pub fn encode_s(self) -> Option<f64> {
+        let session = self.client.session(&self.name).ok()?;
+        (session.cached_tokens == 0).then_some(session.encode_s)
     }
 }
 

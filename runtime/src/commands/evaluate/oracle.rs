@@ -80,7 +80,7 @@ impl Oracle {
         let encode = began.elapsed().as_secs_f64();
         let tokens = self.generate(&plan, (query, most), &mut LocalContext::new(self.decoder.backend(), &shards))?;
         let total = began.elapsed().as_secs_f64();
-        Ok((tokens, Seconds { encode, query: 0.0, decode: total - encode, total }))
+        Ok((tokens, Seconds { encode: Some(encode), query: 0.0, decode: total - encode, total }))
     }
 
     /// What dense attention looks at while it answers.

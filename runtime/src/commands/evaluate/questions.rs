@@ -1,11 +1,15 @@
 //! The questions of a run: which ones, in which order, and each made when its turn comes.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use asterism_actors::{api::JobRequest, supervisor::ContextHosts};
 use asterism_kernels::DType;
 use asterism_models::QuerySeparator;
 use asterism_plan::{MethodConfig, methods::DenseConfig};
+use ring::digest::{self, Digest};
 
 use super::{EMBEDDED, InfiniteArgs, NiahArgs, RulerArgs, RunArgs, SizeArgs, SuiteArgs, refusal};
 use crate::{
@@ -85,8 +89,12 @@ pub struct Questions {
     counter: Option<(TokenCounter, usize)>,
     max_tokens: Option<usize>,
     haystack: Option<String>,
+    /// The haystack's.
+    prose: Option<Digest>,
     corpora: Vec<Corpus>,
     libraries: Vec<Library>,
+    /// Digests of the files that the corpora or libraries are of, in their order.
+    files: Vec<Digest>,
     given: Vec<Record>,
 }
 
@@ -94,8 +102,9 @@ impl Questions {
     /// RULER's.
     pub fn ruler(globals: &Globals, args: &RulerArgs) -> Result<Self, CliError> {
         let mut questions = Self::sized(globals, &args.suite.size, &args.suite.run)?;
-        let read = |file: &Option<PathBuf>, read: fn(&std::path::Path) -> Result<Corpus, EvalError>| {
-            file.as_deref().map(read).transpose().map_err(refusal)
+        let read = |file: &Option<PathBuf>, read: fn(&Path) -> Result<Corpus, EvalError>| {
+            let with_digest = |path: &Path| Ok((read(path)?, digest_of(path)?));
+            file.as_deref().map(with_digest).transpose().map_err(refusal)
         };
         let corpora = [
             ("qa_1", "--squad", read(&args.squad, Corpus::squad)?),
@@ -105,7 +114,8 @@ impl Questions {
         let mut missing = Vec::new();
         for (task, option, corpus) in corpora {
             match corpus {
-                Some(corpus) => {
+                Some((corpus, digest)) => {
+                    questions.files.push(digest);
                     tasks.push((task, Kind::Corpus(questions.corpora.len())));
                     questions.corpora.push(corpus);
                 }
@@ -144,6 +154,7 @@ impl Questions {
                 Some(folder) if book.file(folder).exists() => {
                     tasks.push((book.task(), Kind::Library(questions.libraries.len())));
                     questions.libraries.push(Library::read(book, folder).map_err(refusal)?);
+                    questions.files.push(digest_of(&book.file(folder)).map_err(refusal)?);
                 }
                 _ => missing.push((book.task(), book.option())),
             }
@@ -180,7 +191,22 @@ impl Questions {
             Kind::Library(at) => self.libraries[*at].book().task().to_owned(),
             Kind::Given(at) => self.given[*at].task.clone(),
         };
-        Key { suite: (*suite).to_owned(), task, length: *length, sample: *sample }
+        Key { suite: (*suite).to_owned(), task, length: *length, sample: *sample, question: self.digest(index) }
+    }
+
+    /// Digest of all that question `index` is made from beside its place.
+    fn digest(&self, index: usize) -> String {
+        let mut context = digest::Context::new(&digest::SHA256);
+        let overhead = self.counter.as_ref().map(|(_, overhead)| *overhead);
+        context.update(format!("{:?} {overhead:?} ", self.max_tokens).as_bytes());
+        match self.slots[index].1 {
+            Kind::Generated(_) | Kind::Depth(_) => context.update(self.prose.as_ref().map_or(&[], Digest::as_ref)),
+            Kind::Corpus(at) | Kind::Library(at) => context.update(self.files[at].as_ref()),
+            Kind::Given(at) => {
+                context.update(serde_json::to_string(&self.given[at]).expect("plain values are JSON").as_bytes());
+            }
+        }
+        context.finish().as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Makes question `index`.
@@ -192,6 +218,7 @@ impl Questions {
             (kind, Some((counter, overhead))) => self.made(*place, kind, counter, *overhead).map_err(refusal)?,
         };
         question.max_tokens = self.max_tokens.unwrap_or(question.max_tokens);
+        question.digest = self.digest(index);
         Ok(question)
     }
 
@@ -232,8 +259,9 @@ impl Questions {
         let counter = TokenCounter::load(globals)?;
         let overhead = counter.overhead()?;
         let haystack = size.haystack.as_ref().map(eval::read_haystack).transpose().map_err(refusal)?;
+        let prose = haystack.as_ref().map(|text| digest::digest(&digest::SHA256, text.as_bytes()));
         let max_tokens = run.max_tokens.map(|tokens| tokens.0);
-        Ok(Self { counter: Some((counter, overhead)), haystack, max_tokens, ..Self::default() })
+        Ok(Self { counter: Some((counter, overhead)), haystack, prose, max_tokens, ..Self::default() })
     }
 
     fn fill(&mut self, suite: &'static str, size: &SizeArgs, tasks: &[Kind]) {
@@ -257,6 +285,10 @@ impl Questions {
             }
         }
     }
+}
+
+fn digest_of(path: &Path) -> Result<Digest, EvalError> {
+    Ok(digest::digest(&digest::SHA256, eval::read_haystack(path)?.as_bytes()))
 }
 
 fn depth_name(depth: f64) -> String {
@@ -294,4 +326,32 @@ fn chosen(
         }
     }
     Ok(kinds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_another_when_its_file_or_its_answer_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let asked = |lines: &[(&str, &str)], max_tokens: Option<usize>| {
+            let line = |(context, query): &(&str, &str)| {
+                format!("{{\"input_context\": {context:?}, \"input_query\": {query:?}, \"answer\": \"7\"}}\n")
+            };
+            let path = folder.path().join("asked.jsonl");
+            std::fs::write(&path, lines.iter().map(line).collect::<String>()).unwrap();
+            let questions = Questions::given(&[path], None, max_tokens.map(Tokens)).unwrap();
+            let digests: Vec<_> = (0..questions.len()).map(|index| questions.key(index).question).collect();
+            assert_eq!(questions.make(0).unwrap().digest, digests[0], "an answer has its question's");
+            digests
+        };
+        let first = asked(&[("a", "b"), ("c", "d")], None);
+        assert_ne!(first[0], first[1]);
+        assert_eq!(asked(&[("a", "b"), ("c", "d")], None), first);
+        assert_eq!(asked(&[("a", "b"), ("other", "d")], None)[0], first[0]);
+        for (lines, max_tokens) in [([("other", "b")], None), ([("a", "other")], None), ([("a", "b")], Some(2))] {
+            assert_ne!(asked(&lines, max_tokens)[0], first[0], "{lines:?}, {max_tokens:?}");
+        }
+    }
 }

@@ -242,11 +242,10 @@ impl Run<'_> {
         self.in_flight().retain(|other| *other != id);
         match followed {
             Ok(status) => {
-                let status = match session {
-                    Some(session) => session.timed(status),
-                    None => status,
-                };
-                judged(&status, asked, contender, work.place)
+                let cached = status.timings.hosts.iter().any(|host| host.cached_tokens > 0);
+                let encode = (!cached).then_some(status.timings.encode_s);
+                let encode = session.map_or(encode, AskedSession::encode_s);
+                judged(&status, encode, (asked, contender), work.place)
             }
             Err(error) => event_of(error, asked, contender),
         }
@@ -351,9 +350,9 @@ fn listen(events: Sender<Event>) {
     });
 }
 
-fn judged(status: &JobStatus, asked: &Question, contender: &Contender, place: usize) -> Event {
-    let time = &status.timings;
-    let seconds = Seconds { encode: time.encode_s, query: time.query_s, decode: time.decode_s, total: time.total_s };
+fn judged(status: &JobStatus, encode: Option<f64>, asked: (&Question, &Contender), place: usize) -> Event {
+    let ((asked, contender), time) = (asked, &status.timings);
+    let seconds = Seconds { encode, query: time.query_s, decode: time.decode_s, total: time.total_s };
     match (status.state, &status.error) {
         (JobState::Succeeded, _) => Event::Answered(
             place,
