@@ -116,3 +116,27 @@ fn a_plan_of_a_session_shows_what_each_question_costs() {
         [plan("8k", &["--session"]), plan("8k", &["--explain"]), plan("8k", &["--session", "--explain"])].join("\n")
     );
 }
+
+#[test]
+fn a_plan_says_that_a_text_can_change_it() {
+    let says = |method| plan_of("8k", method).contains("a text can change it");
+    assert_eq!(["pulsar", "dense", "star"].map(says), [true, false, false]);
+}
+
+#[test]
+fn a_plan_and_its_explanation_count_pairs_alike() {
+    let place = wide();
+    let rows = |more: &[&str]| -> Vec<serde_json::Value> {
+        let planned = place.run(&[&["plan", "--tokens", "8k", "-o", "json"], more].concat());
+        serde_json::from_slice(&planned.stdout).expect("JSON")
+    };
+    let total: u64 = rows(&["--method", "dense"]).iter().filter_map(|host| host["attention_pairs"].as_u64()).sum();
+    let explained = rows(&["--method", "auto", "--explain"]);
+    let dense = explained.iter().find(|plan| plan["method"] == "dense").expect("it is looked at");
+    assert_eq!(dense["pairs"].as_u64(), Some(total), "{explained:?}");
+}
+
+#[test]
+fn what_no_model_takes_is_refused_by_the_options_of_plan() {
+    insta::assert_snapshot!([wide().says(&["plan", "--tokens", "0"]), plan_of("16384", "dense")].join("\n"));
+}

@@ -67,7 +67,14 @@ pub fn run(globals: &Globals, args: &PlanArgs) -> Result<Exit, CliError> {
     match (args.explain, args.session) {
         (true, as_session) => planner.explain(globals, request, as_session)?,
         (false, true) => planner.show_session(globals, request)?,
-        (false, false) => planner.show(globals, request)?,
+        (false, false) => {
+            let follows_text = planner.follows_text(&request)?;
+            planner.show(globals, request)?;
+            if follows_text {
+                globals
+                    .note("planned for tokens that all differ; a text can change it: `asterism job submit --dry-run`");
+            }
+        }
     }
     Ok(Exit::Success)
 }
@@ -143,11 +150,29 @@ impl Planner {
     /// Refuses what the model does not take before it costs anything.
     fn refuse_too_long(&self, Tokens(context): Tokens, Tokens(query): Tokens) -> Result<(), CliError> {
         let (maximum, model) = (self.model.max_tokens, self.model.name.clone());
+        if context == 0 || query == 0 {
+            return Err(CliError::usage(format!(
+                "--tokens {context} --query-tokens {query}: expected at least 1 each"
+            )));
+        }
         if context + query < maximum {
             return Ok(());
         }
-        let error = JobError::TooLong { context, query, generated: 1, maximum, model };
-        Err(CliError::of_code(error.code(), &error).hint("nothing was started"))
+        let message = format!(
+            "--tokens {context} and --query-tokens {query} leave no room for an answer: {model} takes at most {maximum} in all"
+        );
+        Err(CliError::of_code("context_too_long", message).hint("nothing was started"))
+    }
+
+    /// Whether the plan is another one for a text of the same length.
+    fn follows_text(&self, request: &JobRequest) -> Result<bool, CliError> {
+        let Some(Prompt::Tokens(context)) = &request.context else { return Ok(false) };
+        let same = Some(Prompt::Tokens(vec![context[0]; context.len()]));
+        let shards = |request: JobRequest| {
+            let planned = self.model.preview(request, &self.cluster.method, &self.config().context_hosts());
+            planned.map(|(plan, _)| plan.shards).map_err(|error| refused(&error))
+        };
+        Ok(shards(request.clone())? != shards(JobRequest { context: same, ..request.clone() })?)
     }
 
     /// Prints what `request` would cost, or refuses what does not fit.

@@ -41,7 +41,7 @@ pub struct Alternative {
     pub method: String,
     /// Whether it is the one taken.
     pub taken: bool,
-    /// (row, key) pairs of phase 1, over all hosts.
+    /// (row, key) pairs that phase 1 computes, over all hosts: [`HostCost::attention_pairs`](crate::HostCost::attention_pairs).
     pub pairs: u64,
     /// Operations of phase 1, over all hosts.
     pub flops: u64,
@@ -123,7 +123,7 @@ fn looked_at(plan: &Plan, taken: bool, why: String, request: &PlanRequest) -> Al
     Alternative {
         method: plan.method.name.clone(),
         taken,
-        pairs: cost.prefill_pairs,
+        pairs: cost.hosts.iter().map(|host| host.attention_pairs).sum(),
         flops: cost.hosts.iter().map(|host| host.flops).sum(),
         encode_s: encode_s(&cost, request),
         why,
