@@ -100,7 +100,7 @@ impl Setup {
     }
 }
 
-/// Whether a calibration could be written: asked before half a minute of measuring.
+/// Whether a calibration could be written: asked before a minute of measuring.
 pub fn can_be_saved(data_dir: &Path) -> io::Result<()> {
     private::make(data_dir)?;
     tempfile::tempfile_in(data_dir).map(drop)

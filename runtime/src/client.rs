@@ -316,6 +316,6 @@ fn next_step(code: &str) -> Option<&'static str> {
         "overloaded" => "try again when a job has ended: `asterism job list`",
         "context_too_long" => "shorten the context, or serve a model with a longer one ([model] path)",
         "placement_impossible" => "`asterism status` shows the hosts there are",
-        _ => "correct the request; `asterism job submit --help` shows what it takes",
+        _ => "correct the request; `--help` behind the command shows what it takes",
     })
 }

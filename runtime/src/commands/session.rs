@@ -54,7 +54,7 @@ pub struct CreateArgs {
     /// Document, or - for standard input; several are joined
     #[arg(long, value_name = "FILE", required = true)]
     pub context: Vec<String>,
-    /// Name of the session: letters, digits, -, _ and .
+    /// Name of the session: of letters, digits and the signs . - _
     #[arg(long, value_name = "NAME")]
     pub name: String,
     /// How long it lives, such as 90s, 30m, 2h, 1d [default: the cluster's]

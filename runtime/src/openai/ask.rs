@@ -87,6 +87,9 @@ fn most_tokens(fields: &mut Fields) -> Checked<Option<usize>> {
     let mut said: Option<(&str, usize)> = None;
     for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
         let Some(most) = fields.take(name)? else { continue };
+        if most == 0 {
+            return Err(Refusal::invalid(name, format!("{name} is 0; ask for at least 1 token")));
+        }
         if let Some((other, differs)) = said.filter(|(_, said)| *said != most) {
             let message = format!("{name} is {most} and {other} is {differs}: they say the same, give one of them");
             return Err(Refusal::invalid(name, message));
@@ -127,6 +130,8 @@ mod tests {
         assert_eq!(most(json!({"max_tokens": 5, "max_completion_tokens": 5})).unwrap(), Some(5));
         assert_eq!(most(json!({"max_tokens": null, "max_output_tokens": 7})).unwrap(), Some(7));
         assert_eq!(most(json!({})).unwrap(), None);
+        let refused = most(json!({"max_output_tokens": 0})).unwrap_err().to_string();
+        assert_eq!(refused, "max_output_tokens is 0; ask for at least 1 token");
         let refused = most(json!({"max_tokens": 5, "max_completion_tokens": 6})).unwrap_err().to_string();
         assert_eq!(refused, "max_tokens is 5 and max_completion_tokens is 6: they say the same, give one of them");
     }
