@@ -105,8 +105,13 @@ impl Answer {
 
     /// Its place among the questions of all runs.
     pub fn key(&self) -> Key {
-        let Self { suite, task, length, sample, question, .. } = self.clone();
-        Key { suite, task, length, sample, question }
+        Key {
+            suite: self.suite.clone(),
+            task: self.task.clone(),
+            length: self.length,
+            sample: self.sample,
+            question: self.question.clone(),
+        }
     }
 
     /// What it counts.
@@ -156,7 +161,11 @@ pub fn read_answers(path: &Path) -> Result<Vec<Answer>, EvalError> {
         .collect()
 }
 
-/// Opens a file of `--save`, new or not, to append to it; and whether it ended in a torn line, which is cut off.
+/// How every line begins.
+const LINE_START: &str = "{\"suite\":\"";
+
+/// Opens a file of `--save`, new or not, to append to it; and whether it ended in a torn line, which is cut off. What is no part of an
+/// answer stays.
 ///
 /// # Errors
 /// When it cannot be read or written.
@@ -165,11 +174,11 @@ pub fn append_answers(path: &Path) -> io::Result<(File, bool)> {
     let mut content = Vec::new();
     file.read_to_end(&mut content)?;
     let end = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    let last = std::str::from_utf8(&content[end..]).unwrap_or("torn within a character");
+    let last = &*String::from_utf8_lossy(&content[end..]);
     if last.is_empty() {
         return Ok((file, false));
     }
-    let torn = of_line::<Answer>(last).is_err();
+    let torn = last.starts_with(LINE_START) && of_line::<Answer>(last).is_err() || LINE_START.starts_with(last);
     if torn {
         file.set_len(end as u64)?
     } else {
@@ -242,6 +251,12 @@ pub(super) mod tests {
             assert_eq!(was_torn, answers == 1 && torn > 0, "{torn}");
             writeln!(file, "{line}").unwrap();
             assert_eq!(read_answers(&path).unwrap().len(), answers + 1, "{torn}");
+        }
+        for (others, answer_part) in [("my notes", false), ("{\"input_context\": 1}", false), ("{\"sui", true)] {
+            fs::write(&path, format!("{whole}{others}")).unwrap();
+            assert_eq!(append_answers(&path).unwrap().1, answer_part, "{others}");
+            let kept = fs::read_to_string(&path).unwrap();
+            assert_eq!(kept, if answer_part { whole.clone() } else { format!("{whole}{others}\n") });
         }
         fs::remove_file(&path).unwrap();
         assert!(!append_answers(&path).unwrap().1 && read_answers(&path).unwrap().is_empty());

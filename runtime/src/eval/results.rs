@@ -152,7 +152,10 @@ impl MethodScore {
             answers.iter().filter(|answer| answer.task == *task).map(|answer| answer.counts(scoring)).collect()
         };
         let differences = |task: &String| -> Vec<f64> {
-            let pair = |answer: &&&Answer| baseline.iter().find(|b| b.key() == answer.key());
+            let pair = |answer: &&&Answer| {
+                let asked = (task, answer.sample, &answer.question);
+                baseline.iter().find(|other| (&other.task, other.sample, &other.question) == asked)
+            };
             let paired = answers.iter().filter(|answer| answer.task == *task);
             paired.filter_map(|answer| Some(answer.counts(scoring) - pair(&answer)?.counts(scoring))).collect()
         };
