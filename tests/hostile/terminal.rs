@@ -11,6 +11,7 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, OFlags},
     process::{Pid, Signal, kill_process},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
@@ -20,8 +21,8 @@ use tests::{Cluster, DEADLINE};
 
 use super::openai;
 
-/// `top` on a terminal of its own, and the terminal's other end.
-fn top(cluster: &Cluster) -> (Child, OwnedFd) {
+/// `top` on a terminal of its own, and what that shows.
+fn top(cluster: &Cluster) -> (Child, Screen) {
     let shown = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
     grantpt(&shown).and_then(|()| unlockpt(&shown)).expect("it may be opened");
     let name = ptsname(&shown, Vec::new()).expect("it has a name");
@@ -30,16 +31,31 @@ fn top(cluster: &Cluster) -> (Child, OwnedFd) {
     tcsetwinsize(&terminal, Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).expect("it has a size");
     let again = || Stdio::from(terminal.try_clone().expect("a descriptor"));
     let child = cluster.command(&["top"]).stdin(again()).stdout(again()).stderr(Stdio::null()).spawn().expect("top");
-    (child, shown)
+    (child, Screen::of(shown))
 }
 
-/// Reads until the terminal has shown `sequence`.
-fn shows(terminal: &mut File, sequence: &str) {
-    let mut shown: Vec<u8> = Vec::new();
-    while !String::from_utf8_lossy(&shown).contains(sequence) {
-        let mut part = [0; 4096];
-        let read = terminal.read(&mut part).unwrap_or_else(|error| panic!("no {sequence:?}: {error}"));
-        shown.extend(&part[..read]);
+/// The other end of a terminal, with all that it showed so far: several sequences come by one read, and none comes twice.
+struct Screen {
+    terminal: File,
+    shown: Vec<u8>,
+}
+
+impl Screen {
+    fn of(terminal: OwnedFd) -> Self {
+        Self { terminal: File::from(terminal), shown: Vec::new() }
+    }
+
+    /// Reads until `sequence` was shown.
+    fn shows(&mut self, sequence: &str) {
+        let until = Instant::now() + DEADLINE;
+        while !String::from_utf8_lossy(&self.shown).contains(sequence) {
+            let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).expect("it is short");
+            let ready = poll(&mut [PollFd::new(&self.terminal, PollFlags::IN)], Some(&left)).expect("it can be asked");
+            assert!(ready > 0, "no {sequence:?} in {:?}", String::from_utf8_lossy(&self.shown));
+            let mut part = [0; 4096];
+            let read = self.terminal.read(&mut part).unwrap_or_else(|error| panic!("no {sequence:?}: {error}"));
+            self.shown.extend(&part[..read]);
+        }
     }
 }
 
@@ -62,21 +78,18 @@ const GIVEN_BACK: &str = "\u{1b}[?1049l";
 #[test]
 fn top_gives_its_terminal_back_and_ends_with_it() {
     let cluster = openai::cluster(None);
-    let (child, terminal) = top(&cluster);
-    let mut terminal = File::from(terminal);
-    shows(&mut terminal, TAKEN);
-    // What it shows comes after it listens for signals.
-    shows(&mut terminal, "context-0");
+    let (child, mut screen) = top(&cluster);
+    // It listens for signals before it takes the screen.
+    screen.shows(TAKEN);
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id")).expect("not zero");
     kill_process(pid, Signal::TERM).expect("it lives");
-    shows(&mut terminal, GIVEN_BACK);
+    screen.shows(GIVEN_BACK);
     let status = end(child);
     assert_eq!((status.code(), status.signal()), (Some(130), None));
 
     // It has no controlling terminal here, so that no signal tells it.
-    let (child, terminal) = top(&cluster);
-    let mut terminal = File::from(terminal);
-    shows(&mut terminal, "context-0");
-    drop(terminal);
+    let (child, mut screen) = top(&cluster);
+    screen.shows("context-0");
+    drop(screen);
     assert_eq!(end(child).code(), Some(3));
 }

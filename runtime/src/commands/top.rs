@@ -4,7 +4,9 @@ mod view;
 
 use std::{
     io::{self, IsTerminal},
-    process, thread,
+    process,
+    sync::mpsc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,7 +19,7 @@ use crate::{
     commands::process::{Hangup, Signals},
     error::{CliError, Exit},
     globals::Globals,
-    logging,
+    logging, output,
     size::seconds,
 };
 use view::{Look, Rates};
@@ -52,28 +54,44 @@ pub fn run(globals: &Globals, args: &TopArgs) -> Result<Exit, CliError> {
     let client = Client::find(globals)?;
     // Before the screen is taken, so that a cluster that is not there is told as by any command.
     let mut look = look(&client)?;
+    listen(globals.color_stderr);
     let mut terminal = ratatui::init();
-    listen();
     let ended = show(&mut terminal, (&client, args.every), &mut look);
     // A terminal that is gone needs nothing back.
     let _ = ratatui::try_restore();
     ended.map(|()| Exit::Success)
 }
 
-/// From now on a signal that asks the process to end gives the terminal back first.
-fn listen() {
-    thread::spawn(|| {
+/// From when it returns a signal that asks the process to end gives the terminal back first, and a terminal that is gone ends it:
+/// who waits for its keys meanwhile would read for ever.
+fn listen(color: bool) {
+    let (listens, heard) = mpsc::channel();
+    thread::spawn(move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         let asked = runtime.block_on(async {
             let mut signals = Signals::listen(Hangup::Ends)?;
-            signals.next().await;
-            Ok::<(), CliError>(())
+            let _ = listens.send(());
+            tokio::select! {
+                _ = signals.next() => Ok(()),
+                () = gone() => Err(CliError::unreachable("the terminal is gone")),
+            }
         });
-        if asked.is_ok() {
-            let _ = ratatui::try_restore();
-            process::exit(Exit::Interrupted as i32);
-        }
+        let exit = match asked {
+            Ok(()) => Exit::Interrupted,
+            Err(error) => output::fail(&error, color),
+        };
+        let _ = ratatui::try_restore();
+        process::exit(exit as i32);
     });
+    // It ends without a word where nothing can listen.
+    let _ = heard.recv();
+}
+
+/// Returns when standard output is a terminal no more.
+async fn gone() {
+    while io::stdout().is_terminal() {
+        tokio::time::sleep(LEAST_PAUSE).await;
+    }
 }
 
 fn show(
@@ -84,9 +102,6 @@ fn show(
     let failed = |error: io::Error| CliError::unreachable(format!("the terminal fails: {error}"));
     let mut rates = Rates::default();
     loop {
-        if !io::stdout().is_terminal() {
-            return Err(CliError::unreachable("the terminal is gone"));
-        }
         rates.see(&look_now.jobs, Instant::now());
         terminal.draw(|frame| view::draw(frame, look_now, &rates)).map_err(failed)?;
         let due = Instant::now() + every;
