@@ -76,14 +76,15 @@ fn listen(color: bool) {
                 () = gone() => Err(CliError::unreachable("the terminal is gone")),
             }
         });
+        // Before a word, which would go with the screen.
+        let _ = ratatui::try_restore();
         let exit = match asked {
             Ok(()) => Exit::Interrupted,
             Err(error) => output::fail(&error, color),
         };
-        let _ = ratatui::try_restore();
         process::exit(exit as i32);
     });
-    // It ends without a word where nothing can listen.
+    // Without a runtime nobody listens, and `top` goes on.
     let _ = heard.recv();
 }
 
