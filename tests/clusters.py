@@ -22,7 +22,7 @@ admin_listen = "127.0.0.1:0"
 name = "local"
 address = "127.0.0.1"
 """
-HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n'
+HOST = '\n[[host]]\nname = "{name}"\nrole = "{role}"\n{lines}'
 
 
 def python_with(packages, folder, skip):
@@ -39,13 +39,13 @@ def python_with(packages, folder, skip):
 
 
 class Cluster:
-    """`api` are lines of that section, `sections` whole ones."""
+    """`api` are lines of that section, `host` gives those of a host by its name, `sections` whole ones."""
 
-    def __init__(self, binary, folder, name, contexts=2, api="", sections=""):
+    def __init__(self, binary, folder, name, contexts=2, api="", host=lambda name: "", sections=""):
         self.binary, self.folder, self.file = binary.resolve(), folder, folder / "cluster.toml"
         hosts = [(f"context-{at}", "context") for at in range(contexts)] + [("query-0", "query")]
         text = CLUSTER.format(name=name, folder=folder, api=api, sections=sections)
-        self.file.write_text(text + "".join(HOST.format(name=name, role=role) for name, role in hosts))
+        self.file.write_text(text + "".join(HOST.format(name=name, role=role, lines=host(name)) for name, role in hosts))
 
     def __enter__(self):
         self.run("up", "--detach")

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 pub use answers::{AllGather, Lent, Mark, Partial, Sparse};
 
-use crate::{Ask, FlexRule, KernelError, KeySets, Merging, StripeRule, VerticalSlashRule, merging, packed};
+use crate::{Ahead, Ask, FlexRule, KernelError, KeySets, Merging, StripeRule, VerticalSlashRule, merging, packed};
 
 /// Element type of weights, activations and cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,6 +159,12 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// What waits until all is done that was asked of the device before.
     fn mark(&self) -> Result<Mark, KernelError> {
         Ok(Box::new(|| Ok(())))
+    }
+
+    /// A step of few rows, which somebody waits for, begins on this thread: long work that others of this process queue on the
+    /// device waits between its parts until it ends.
+    fn ahead(&self) -> Ahead {
+        Ahead::default()
     }
 
     /// Lends tensors to other backends of its kind. Memory of the host is everybody's.

@@ -33,8 +33,8 @@ pub use tensor::{Tensor, View};
 
 use crate::cpu::Pool;
 use crate::{
-    AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mark, Mask, Merging,
-    Partial, Sparse, StripeRule, VerticalSlashRule, merging, packed,
+    Ahead, AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mark, Mask,
+    Merging, Partial, Sparse, StripeRule, VerticalSlashRule, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -98,6 +98,10 @@ impl Backend for Cuda {
 
     fn mark(&self) -> Result<Mark, KernelError> {
         self.device.mark()
+    }
+
+    fn ahead(&self) -> Ahead {
+        self.device.ahead()
     }
 
     fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {

@@ -3,6 +3,7 @@
 //! `reference` is the slow, obvious CPU version of every kernel; `cpu` the fast one. Both return attention as
 //! `(output, log-sum-exp)`, so that partial results over any split of the keys merge exactly.
 
+mod ahead;
 mod backend;
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -15,6 +16,7 @@ pub mod reference;
 mod sparse;
 mod top_k;
 
+pub use ahead::{Ahead, Steps};
 pub use backend::{AllGather, Backend, DType, Heads, HostTensor, Lent, Mark, Mask, Partial, Sparse};
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]

@@ -11,6 +11,8 @@ mod common;
 #[path = "cuda/shared.rs"]
 mod shared;
 
+use std::time::{Duration, Instant};
+
 use asterism_kernels::cuda::{Kv, Linear, Tensor};
 use asterism_kernels::reference;
 use asterism_kernels::{Backend, Cuda, CudaOptions, DType, Heads, Partial, top_k};
@@ -359,4 +361,21 @@ fn what_is_not_there_is_refused() {
     println!("{full}");
     // The device goes on after it.
     assert_eq!(gpu.device().download(&gpu.device().tensor(&[1], &[2.0], DType::F32).unwrap()).unwrap(), [2.0]);
+}
+
+#[test]
+fn long_work_waits_between_stretches_while_a_step_is_under_way() {
+    let Some(gpu) = gpu() else { return };
+    let (x, w) = (draw(gpu, &[8192, 4096], 1).1, draw(gpu, &[4096, 4096], 2).1);
+    let linear = Linear::of(w, None).unwrap();
+    // Some four stretches of operations.
+    let queue = || (0..220).for_each(|_| drop(gpu.linear(&x, &linear).unwrap()));
+    queue();
+    gpu.finish().unwrap();
+    let (step, began) = std::thread::scope(|scope| scope.spawn(|| (gpu.ahead(), Instant::now())).join().unwrap());
+    queue();
+    // Nobody heard of its end.
+    assert!(began.elapsed() >= Duration::from_millis(100), "{:?}", began.elapsed());
+    drop(step);
+    gpu.finish().unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use asterism_kernels::Backend;
+use asterism_kernels::{Ahead, Backend};
 use asterism_models::Decoder;
 use asterism_transport::{Channel, DataPlane, FrameHeader, Link};
 
@@ -97,7 +97,9 @@ async fn serve_channel<B: Backend>(
         Opening::Attach(attach) => {
             let Channel { sender, receiver } = channel;
             let replies = Arc::new(Mutex::new(sender));
-            Queries { desk, attached: BTreeMap::new(), replies, link, peer }.serve(attach, receiver).await
+            Queries { desk, attached: BTreeMap::new(), replies, ahead: Ahead::default(), link, peer }
+                .serve(attach, receiver)
+                .await
         }
         Opening::Probe => Ok(probe::answer(channel).await?),
         Opening::Detach { attachment } => Err(Refusal::NotAttached { attachment }.into()),

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_kernels::Backend;
+use asterism_kernels::{Ahead, Backend};
 use asterism_transport::{Frame, FrameKind, FrameReceiver, Link};
 
 use super::{
@@ -40,6 +40,8 @@ pub struct Queries<'a, B: Backend> {
     pub attached: BTreeMap<u64, (Arc<Attached>, Option<Relay<B>>)>,
     /// Where answers go.
     pub replies: Replies,
+    /// While a step is asked layer by layer.
+    pub ahead: Ahead,
     /// Who asks.
     pub link: &'a Arc<dyn Link>,
     /// The same for logs.
@@ -65,7 +67,14 @@ impl<B: Backend> Queries<'_, B> {
             self.desk.links.plane().stirred();
             match frame.header.kind {
                 FrameKind::Control => self.control(&frame).await?,
-                FrameKind::Query => self.answer(frame).await?,
+                FrameKind::Query => {
+                    let last = frame.header.layer as usize + 1 >= self.desk.decoder.config().layers;
+                    self.ahead = self.desk.decoder.backend().ahead();
+                    self.answer(frame).await?;
+                    if last {
+                        self.ahead = Ahead::default();
+                    }
+                }
                 kind => return Err(ChannelError::Frame { peer: self.peer.to_owned(), kind, of: "queries" }),
             }
         }

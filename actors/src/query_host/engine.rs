@@ -198,6 +198,7 @@ impl<B: Backend> Engine<B> {
     fn compute(&mut self, chosen: &[(u64, usize)]) -> Result<Vec<PartEnd>, ModelError> {
         let Self { model, contexts, generations, .. } = self;
         let decoder = &model.decoder;
+        let ahead = decoder.backend().ahead();
         let (mut tokens, mut parts): (Vec<bool>, Vec<StepPart<'_, B>>) = Default::default();
         let mut rows = chosen.iter().copied().peekable();
         for (job, generation) in generations.iter_mut() {
@@ -214,6 +215,7 @@ impl<B: Backend> Engine<B> {
                     tracing::warn!("the device's memory is full: a step waits for room");
                 }
                 self.crowded += 1;
+                drop(ahead);
                 std::thread::sleep(ROOM_AFTER);
                 return Ok(chosen.iter().map(|_| Err(StepError::Later)).collect());
             }

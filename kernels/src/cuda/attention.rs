@@ -6,6 +6,7 @@ mod fused;
 mod lists;
 mod mapped;
 mod own;
+mod parts;
 mod selected;
 mod stripes;
 
@@ -100,6 +101,13 @@ impl Attender {
         if call.q.rows == 0 {
             return Ok(());
         }
+        match call.q.rows {
+            0..=FEW_ROWS => self.attend_part(device, call),
+            _ => self.attend_long(device, call),
+        }
+    }
+
+    fn attend_part(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
         match call {
             call if !call.tiled() => device.attend_plain(call, None),
             call if call.q.rows <= FEW_ROWS => device.attend_rows(call),

@@ -3,6 +3,7 @@
 
 mod buffer;
 mod modules;
+mod pace;
 mod queue;
 mod spread;
 mod waiting;
@@ -21,6 +22,8 @@ use super::survey;
 use crate::{DType, KernelError};
 pub(super) use buffer::Buffer;
 use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
+use pace::Pace;
+pub(super) use pace::STRETCH;
 use queue::{Overlap, Queue};
 use spread::Room;
 pub(super) use spread::Spread;
@@ -39,6 +42,7 @@ pub struct Device {
     capability: (i32, i32),
     maps: Maps,
     queue: Queue,
+    pace: Pace,
     signals: OnceLock<Arc<Signals>>,
 }
 
@@ -90,7 +94,8 @@ impl Device {
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
         let (functions, maps, queue, signals) = Default::default();
         let capability = (major, minor);
-        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, signals };
+        let pace = Pace::of(index);
+        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, pace, signals };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)

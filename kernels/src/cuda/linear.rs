@@ -171,6 +171,7 @@ impl Products {
             }
             _ => own(device, (x, weight), linear.bias.as_ref(), residual.as_ref(), &out)?,
         }
+        device.queued(rows, operations(rows, (n, k)))?;
         Ok(out)
     }
 
@@ -303,11 +304,18 @@ impl Products {
             out: out.pointer(),
         };
         plans.run(device, key, rows, operands)?;
+        drop(plans);
         if !taken {
             device.add(&out, residual.as_ref(), bias)?;
         }
+        device.queued(rows, operations(rows, (n, k)))?;
         Ok(out)
     }
+}
+
+/// Multiplications and additions.
+fn operations(rows: usize, (n, k): (usize, usize)) -> f64 {
+    2.0 * rows as f64 * n as f64 * k as f64
 }
 
 fn own(

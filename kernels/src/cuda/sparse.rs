@@ -138,6 +138,7 @@ impl Cuda {
         let (q, out) = (q.heads_first()?, partial.output.heads_first()?);
         let call = Attention { q, k, v, mask: Mask::Causal, out, lse: &partial.lse };
         self.device.attend_selected(call, keys, maxima)?;
+        self.device.queued(call.q.rows, 4.0 * call.q.dim as f64 * keys.pairs as f64)?;
         Ok(partial)
     }
 

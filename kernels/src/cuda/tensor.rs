@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -69,6 +70,13 @@ impl<'a> View<'a> {
     /// `(heads, rows, dim)`.
     pub fn shape(&self) -> [usize; 3] {
         [self.heads, self.rows, self.dim]
+    }
+
+    /// Some heads.
+    pub(super) fn of_heads(self, heads: Range<usize>) -> Self {
+        debug_assert!(heads.start <= heads.end && heads.end <= self.heads, "heads {heads:?} of {}", self.heads);
+        let pointer = self.pointer + (heads.start as i64 * self.at.head) as u64 * width(self.dtype) as u64;
+        Self { pointer, heads: heads.len(), ..self }
     }
 
     /// Rows `start..end` of every head.

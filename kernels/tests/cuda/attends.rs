@@ -119,3 +119,32 @@ fn a_row_of_few_does_not_depend_on_its_company() {
         }
     }
 }
+
+/// Cut by KV heads, and by rows; the own kernel, which is never cut, is what the reference checks above.
+#[test]
+fn long_calls_are_those_of_their_parts() {
+    let Some(gpu) = gpu() else { return };
+    let device = gpu.device();
+    let dim = 128;
+    for (query, kv, rows, keys, mask) in [
+        (16, 4, 40_000, 100_000, Mask::Causal),
+        (8, 1, 31_000, 300_000, Mask::Causal),
+        (8, 1, 31_000, 300_000, Mask::None),
+        (8, 2, 160_000, 160_000, Mask::Streaming { sink: 4, window: 2000, first_row: 0, first_key: 0 }),
+    ] {
+        let draw =
+            |rows: usize, heads: usize, seed| device.random(&[rows, heads * dim], DType::Bf16, seed, 1.0).unwrap();
+        let (q, k, v) = (draw(rows, query, 1), draw(keys, kv, 2), draw(keys, kv, 3));
+        let results =
+            [4, 5].map(|seed| (draw(rows, query, seed), device.random(&[query, rows], DType::F32, seed, 1.0).unwrap()));
+        let calls = results.each_ref().map(|(out, lse)| {
+            let [k, v] = [&k, &v].map(|x| x.token_major(kv).unwrap());
+            Attention { q: q.token_major(query).unwrap(), k, v, mask, out: out.token_major(query).unwrap(), lse }
+        });
+        gpu.attender().attend(device, calls[0]).unwrap();
+        device.attend_own(calls[1]).unwrap();
+        let [cut, own] = results.each_ref().map(|(out, lse)| [out, lse].map(|x| device.download(x).unwrap()));
+        let apart = [0, 1].map(|at| distance(&cut[at], &own[at]));
+        assert!(apart[0] < 1e-2 && apart[1] < 1e-4, "{rows} on {keys}, {mask:?}: {apart:?}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Steps of few rows, which somebody waits for, go ahead of long work on a device that works off a queue: long work is queued a
+//! stretch at a time, and waits between two while a step is under way. Knows no device.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+/// Longest that steps hold up a stretch: nobody hears the end of a step whose asker is gone, and long work goes on whoever asks.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The steps that are under way on a device.
+#[derive(Default)]
+pub struct Steps {
+    under_way: Mutex<UnderWay>,
+    fewer: Condvar,
+}
+
+#[derive(Default)]
+struct UnderWay {
+    begun: u64,
+    /// By their numbers, and until when they count.
+    steps: Vec<(u64, ThreadId, Instant)>,
+}
+
+/// A step is under way until this is dropped.
+#[derive(Default)]
+pub struct Ahead(Option<(Arc<Steps>, u64)>);
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if let Some((steps, number)) = self.0.take() {
+            steps.lock().steps.retain(|(step, ..)| *step != number);
+            steps.fewer.notify_all();
+        }
+    }
+}
+
+impl Steps {
+    /// A step of this thread begins.
+    pub fn begin(self: &Arc<Self>) -> Ahead {
+        let mut under_way = self.lock();
+        under_way.begun += 1;
+        let number = under_way.begun;
+        under_way.steps.push((number, thread::current().id(), Instant::now() + PATIENCE));
+        Ahead(Some((Arc::clone(self), number)))
+    }
+
+    /// Waits until no step of another thread is under way, for a tenth of a second at most.
+    pub fn wait(&self) {
+        let (own, last) = (thread::current().id(), Instant::now() + PATIENCE);
+        let mut under_way = self.lock();
+        while let Some(left) = under_way.left(own, Instant::now(), last) {
+            let waited = self.fewer.wait_timeout(under_way, left);
+            under_way = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UnderWay> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnderWay {
+    /// How long a thread has to wait from `now` on if no step ends, and not beyond `last`.
+    fn left(&self, own: ThreadId, now: Instant, last: Instant) -> Option<Duration> {
+        let others = self.steps.iter().filter(|(_, thread, _)| *thread != own);
+        let until = others.map(|(.., until)| *until).max()?.min(last);
+        until.checked_duration_since(now).filter(|left| !left.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_work_waits_for_the_steps_of_others_and_no_longer_than_it_may() {
+        let (steps, here) = (Arc::new(Steps::default()), thread::current().id());
+        let elsewhere = thread::spawn(|| thread::current().id()).join().unwrap();
+        let now = Instant::now();
+        let left = |seen: Duration| steps.lock().left(elsewhere, now + seen, now + 3 * PATIENCE);
+        assert_eq!(left(Duration::ZERO), None);
+        let step = steps.begin();
+        assert_eq!(steps.lock().left(here, now, now + PATIENCE), None, "its own step holds nobody up");
+        let first = left(Duration::ZERO).unwrap();
+        assert!((PATIENCE..2 * PATIENCE).contains(&first), "{first:?}");
+        assert_eq!(left(3 * PATIENCE), None, "the step is not heard of any more");
+        let renewed = steps.begin();
+        drop(step);
+        assert!(left(Duration::ZERO).unwrap() >= first);
+        assert_eq!(steps.lock().left(elsewhere, now, now), None, "long work has waited long enough");
+        drop(renewed);
+        assert_eq!(left(Duration::ZERO), None);
+    }
+
+    #[test]
+    fn a_step_that_ends_wakes_who_waits() {
+        let steps = Arc::new(Steps::default());
+        let (step, began) = (steps.begin(), Instant::now());
+        let waits = thread::spawn({
+            let steps = Arc::clone(&steps);
+            move || steps.wait()
+        });
+        drop(step);
+        waits.join().unwrap();
+        assert!(began.elapsed() < PATIENCE || steps.lock().steps.is_empty());
+    }
+}

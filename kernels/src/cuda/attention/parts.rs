@@ -1,0 +1,124 @@
+//! Long calls in parts, so that other work comes between them: by KV heads, then by rows. Cuts alike whatever else there is, so that
+//! the same call has the same bits again.
+
+use std::ops::Range;
+
+use super::super::device::{Device, STRETCH};
+use super::{Attender, Attention, ROUNDED};
+use crate::{DType, KernelError, Mask};
+
+/// Stretches of a call beyond which it is cut.
+const MOST: f64 = 1.5;
+
+/// A part of a call.
+#[derive(Debug, PartialEq, Eq)]
+struct Part {
+    /// Of KV heads.
+    heads: Range<usize>,
+    rows: Range<usize>,
+}
+
+/// Pairs of a row and a key.
+fn pairs(rows: usize, keys: usize, mask: Mask) -> f64 {
+    let (count, keys) = (rows as f64, keys as f64);
+    if mask == Mask::Causal && keys >= count { count * (keys - count / 2.0) } else { count * keys }
+}
+
+/// Of which a call of so many stretches is queued.
+fn parts(kv: usize, (rows, keys): (usize, usize), mask: Mask, stretches: f64) -> Vec<Part> {
+    let fits = |count: &usize| kv.is_multiple_of(*count) && stretches / *count as f64 <= MOST;
+    let by_heads = (1..kv).find(fits).unwrap_or(kv);
+    let cuts = mask == Mask::None || (mask == Mask::Causal && keys >= rows);
+    let by_rows = if cuts { ((stretches / by_heads as f64).round() as usize).max(1) } else { 1 };
+    // Causal rows see the more keys the later they are: as much work in each part.
+    let before = if mask == Mask::Causal { keys.saturating_sub(rows) as f64 } else { f64::from(u32::MAX) };
+    let end = |part: usize| {
+        let work = pairs(rows, before as usize + rows, Mask::Causal) * part as f64 / by_rows as f64;
+        let end = 2.0 * work / (before + (before * before + 2.0 * work).sqrt());
+        if part == by_rows { rows } else { end as usize / ROUNDED * ROUNDED }
+    };
+    let rows: Vec<_> = (0..by_rows).map(|part| end(part)..end(part + 1)).filter(|rows| !rows.is_empty()).collect();
+    let each = kv / by_heads;
+    let of_heads = |part: usize| rows.iter().map(move |rows| (part * each..(part + 1) * each, rows.clone()));
+    (0..by_heads).flat_map(of_heads).map(|(heads, rows)| Part { heads, rows }).collect()
+}
+
+impl Attender {
+    /// A call of many rows.
+    pub(super) fn attend_long(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
+        let Attention { q, k, v, out, lse, mask } = call;
+        let group = q.heads / k.heads;
+        let each = 4.0 * (q.dim * group) as f64;
+        let operations = |kv: usize, rows, keys| kv as f64 * each * pairs(rows, keys, mask);
+        let stretches = operations(k.heads, q.rows, k.rows) / STRETCH;
+        for Part { heads, rows } in parts(k.heads, (q.rows, k.rows), mask, stretches) {
+            let query = heads.start * group..heads.end * group;
+            let seen = if mask == Mask::Causal && k.rows >= q.rows { k.rows - (q.rows - rows.end) } else { k.rows };
+            let of_heads = lse.rows(query.start, query.end)?;
+            let own = match rows.len() == q.rows {
+                true => of_heads.clone(),
+                false => device.empty(&[query.len(), rows.len()], DType::F32)?,
+            };
+            let [asking, to] = [q, out].map(|x| x.of_heads(query.clone()).part(rows.start, rows.end));
+            let [k, v] = [k, v].map(|x| x.of_heads(heads.clone()).part(0, seen));
+            self.attend_part(device, Attention { q: asking, k, v, mask, out: to, lse: &own })?;
+            if rows.len() < q.rows {
+                let (from, pitch) = ((own.pointer(), 4 * rows.len()), 4 * q.rows);
+                device.copy_2d(
+                    from,
+                    (of_heads.pointer() + 4 * rows.start as u64, pitch),
+                    4 * rows.len(),
+                    query.len(),
+                )?;
+            }
+            device.queued(rows.len(), operations(heads.len(), rows.len(), seen))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KV: usize = 8;
+
+    /// Parts of a call of an 8B model, and how many stretches each takes.
+    fn cut(rows: usize, keys: usize, mask: Mask) -> (Vec<Part>, Vec<f64>) {
+        let stretches = |kv: usize, rows, keys| 4.0 * (128 * 4 * kv) as f64 * pairs(rows, keys, mask) / STRETCH;
+        let parts = parts(KV, (rows, keys), mask, stretches(KV, rows, keys));
+        let seen = |end: usize| if mask == Mask::Causal { keys - (rows - end) } else { keys };
+        let each = parts.iter().map(|Part { heads, rows }| stretches(heads.len(), rows.len(), seen(rows.end)));
+        let each = each.collect();
+        (parts, each)
+    }
+
+    #[test]
+    fn long_calls_are_queued_in_parts_of_a_stretch_and_short_ones_whole() {
+        let thousand = 1024;
+        let whole = |rows| Part { heads: 0..KV, rows: 0..rows };
+        for rows in [513, 8 * thousand, 32 * thousand] {
+            assert_eq!(cut(rows, rows, Mask::Causal).0, [whole(rows)]);
+        }
+        assert_eq!(cut(600, 1, Mask::Causal).0, [whole(600)], "a row may see no key");
+        let window = Mask::Streaming { sink: 4, window: 100, first_row: 0, first_key: 0 };
+        assert_eq!(cut(1 << 20, 1 << 20, window).0.len(), KV, "by heads alone");
+        for (rows, keys) in [(128, 128), (400, 400), (1024, 1024), (64, 1000), (200, 333)] {
+            for mask in [Mask::None, Mask::Causal] {
+                let (rows, keys) = (rows * thousand + 77, keys * thousand + 77);
+                let (parts, each) = cut(rows, keys, mask);
+                let most = each.iter().fold(0.0, |most: f64, each| most.max(*each));
+                assert!(most <= 1.1 * MOST, "{rows} on {keys}, {mask:?}: {each:?}");
+                let of_head = |head: usize| parts.iter().filter(move |part| part.heads.contains(&head));
+                for head in 0..KV {
+                    let ends =
+                        of_head(head).scan(0, |end, part| (*end == part.rows.start).then(|| *end = part.rows.end));
+                    assert_eq!(ends.count(), of_head(head).count(), "rows follow each other");
+                    assert_eq!(of_head(head).last().map(|part| part.rows.end), Some(rows));
+                }
+                let cuts = parts.iter().flat_map(|part| [part.rows.start, part.rows.end]);
+                assert!(cuts.filter(|cut| *cut != rows).all(|cut| cut.is_multiple_of(ROUNDED)));
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Long work is queued a stretch at a time, and at most one further than what the GPU is at. What others queue on it meanwhile waits
+//! no longer than that, and between two stretches steps go ahead, whichever backend of this process takes them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::CudaEvent;
+
+use super::super::FEW_ROWS;
+use super::{Device, device_error};
+use crate::KernelError;
+use crate::ahead::{Ahead, Steps};
+
+/// Operations of a stretch: some 25 milliseconds of a Hopper GPU, beside which a step of few rows is short, and waiting for it shorter.
+pub(in super::super) const STRETCH: f64 = 1.5e13;
+
+/// What is queued of long work.
+pub struct Pace {
+    /// Those of the GPU.
+    steps: Arc<Steps>,
+    queued: Mutex<Queued>,
+}
+
+#[derive(Default)]
+struct Queued {
+    /// Since the last stretch ended.
+    operations: f64,
+    /// The end of the last one.
+    last: Option<CudaEvent>,
+}
+
+impl Pace {
+    /// Of work on this GPU.
+    pub fn of(gpu: usize) -> Self {
+        static GPUS: Mutex<Option<HashMap<usize, Arc<Steps>>>> = Mutex::new(None);
+        let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+        let steps = gpus.get_or_insert_default().entry(gpu).or_default();
+        Self { steps: Arc::clone(steps), queued: Mutex::default() }
+    }
+}
+
+impl Device {
+    /// A step begins, ahead of which no long work goes.
+    pub fn ahead(&self) -> Ahead {
+        self.pace.steps.begin()
+    }
+
+    /// So many operations of a call of so many rows were queued. Waits at the end of a stretch.
+    pub(in super::super) fn queued(&self, rows: usize, operations: f64) -> Result<(), KernelError> {
+        if rows <= FEW_ROWS {
+            return Ok(());
+        }
+        let failed = |error| device_error("queue", error);
+        let before = {
+            let mut queued = self.pace.queued.lock().expect("no panic holds it");
+            queued.operations += operations;
+            if queued.operations < STRETCH {
+                return Ok(());
+            }
+            queued.operations = 0.0;
+            queued.last.replace(self.stream.record_event(None).map_err(failed)?)
+        };
+        if let Some(before) = before {
+            before.synchronize().map_err(failed)?;
+        }
+        self.pace.steps.wait();
+        Ok(())
+    }
+}
