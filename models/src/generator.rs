@@ -6,7 +6,7 @@ mod devices;
 mod merging;
 mod team;
 
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use asterism_kernels::{Ask, Backend, Mask};
 use asterism_plan::{ContextView, KeptShard, MergeTree, Plan, attention::Streaming};
@@ -194,7 +194,7 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         backend.attend_many(heads, &q, &self.own_asks(layer, &masks).collect::<Vec<_>>(), &mut packed)?;
         self.own = packed;
         let on_host = |ShardPartial { shards, rows }: ShardPartial<B>| match rows {
-            PartialRows::Host(rows) => (shards, rows),
+            PartialRows::Host(rows) => (Cow::Owned(shards), rows),
             PartialRows::Lent(..) => unreachable!("who asked for none on a device gets none there"),
         };
         let answers = context.collect()?.into_iter();
@@ -245,9 +245,9 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
     fn review<R: Clone>(
         &mut self,
         layer: usize,
-        answers: Vec<Result<Vec<Answer<R>>, StepError>>,
+        answers: Vec<Result<Vec<Answer<'_, R>>, StepError>>,
     ) -> Vec<Option<(Range<usize>, Answered<R>)>> {
-        let review = |(live, answer): (&Live, Result<Vec<Answer<R>>, StepError>)| {
+        let review = |(live, answer): (&Live, Result<Vec<Answer<'_, R>>, StepError>)| {
             let Generator { context, merge, .. } = &*self.parts[live.part].generator;
             let whole = answer
                 .and_then(|answers| Answered::of(&context.shards, merge, (layer, answers)).map_err(StepError::Failed));

@@ -14,7 +14,7 @@ use std::sync::Mutex;
 
 use fused::{Fused, Shape};
 pub(super) use lists::{Grouped, Lists};
-pub(super) use mapped::{Laid, Mapped, Maps};
+pub(super) use mapped::{Laid, Map, Mapped, Maps};
 pub use own::PIECE;
 pub(super) use own::{CHUNK, Pieces, Tiled, Tiling, combining};
 

@@ -1,8 +1,9 @@
 //! Keys and values of one layer in device memory, `(tokens, kv heads, dim)`: appending is writing behind, and strides do not depend
 //! on how much there is.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use super::attention::Map;
 use super::device::{Buffer, Device, width};
 use super::tensor::{Strides, Tensor, View};
 use crate::{DType, KernelError};
@@ -21,6 +22,8 @@ pub struct Kv {
     capacity: usize,
     /// Launches of the device up to which its tokens may have been written; `u64::MAX`: nobody knows.
     written: u64,
+    /// Maps of all cached keys and values.
+    maps: Arc<[OnceLock<Map>; 2]>,
 }
 
 impl Kv {
@@ -31,7 +34,8 @@ impl Kv {
     pub fn new(device: &Device, heads: usize, dim: usize, dtype: DType, capacity: usize) -> Result<Self, KernelError> {
         let bytes = capacity * heads * dim * width(dtype);
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
-        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written: device.queue().launched() })
+        let (written, maps) = (device.queue().launched(), Arc::default());
+        Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written, maps })
     }
 
     /// Keys and values `(kv heads, t, dim)`, in the memory where they lie, if they lie as a cache does.
@@ -46,6 +50,7 @@ impl Kv {
             len,
             capacity: len,
             written: device.queue().launched(),
+            maps: Arc::default(),
         })
     }
 
@@ -61,7 +66,11 @@ impl Kv {
 
     /// Forgets all but the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+        self.resize(self.len.min(len));
+    }
+
+    fn resize(&mut self, len: usize) {
+        (self.len, self.maps) = (len, Arc::default());
     }
 
     /// Bytes held.
@@ -83,7 +92,8 @@ impl Kv {
         let pointer = |buffer: &Buffer| buffer.pointer + (start * self.row()) as u64;
         [0, 1].map(|i| {
             let shape = [self.heads, end - start, self.dim];
-            View::new(pointer(&self.buffers[i]), shape, at, self.dtype).written(self.written)
+            let map = Some(&self.maps[i]).filter(|_| (start, end) == (0, self.len));
+            View::new(pointer(&self.buffers[i]), shape, at, self.dtype).written(self.written).mapped(map)
         })
     }
 
@@ -102,7 +112,7 @@ impl Kv {
             device.copy_pair(from, to, start * self.row())?;
             *self = grown;
         }
-        self.len = end;
+        self.resize(end);
         self.written = u64::MAX;
         Ok(self.view(start, end))
     }
@@ -143,7 +153,7 @@ impl Kv {
             return Err(KernelError::shape("kv_rows", format!("a range within {} rows", self.len), &[&[start, end]]));
         }
         let mut part = Self::new(device, self.heads, self.dim, self.dtype, end - start)?;
-        part.len = end - start;
+        part.resize(end - start);
         let [from, to] = [&self.buffers, &part.buffers].map(|of| [of[0].pointer, of[1].pointer]);
         device.copy_pair(from.map(|from| from + (start * self.row()) as u64), to, part.len * self.row())?;
         part.written = device.queue().launched();

@@ -24,12 +24,20 @@ struct Table(Vec<u8>);
 impl Table {
     /// Appends and returns the place.
     fn push<T: Copy>(&mut self, values: &[T]) -> u64 {
-        self.0.resize(self.0.len().next_multiple_of(align_of::<T>().max(16)), 0);
-        let at = self.0.len();
-        // SAFETY: these are C structures of numbers without gaps.
-        self.0.extend_from_slice(unsafe {
-            std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), std::mem::size_of_val(values))
-        });
+        self.append(values.iter().copied())
+    }
+
+    /// As [`Table::push`], of values as they are made.
+    fn append<T: Copy>(&mut self, values: impl ExactSizeIterator<Item = T>) -> u64 {
+        let at = self.0.len().next_multiple_of(align_of::<T>().max(16));
+        self.0.reserve(at - self.0.len() + values.len() * size_of::<T>());
+        self.0.resize(at, 0);
+        for value in values {
+            // SAFETY: these are C structures of numbers without gaps.
+            self.0.extend_from_slice(unsafe {
+                std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>())
+            });
+        }
         at as u64
     }
 }
@@ -76,7 +84,7 @@ impl Device {
         }
         let row = heads.packed_row();
         // What holes leave of an ask's keys is asked range by range, and merged with the rest of its group.
-        let parts: Vec<Vec<(&Ask<'_, Kv>, Range<usize>)>> = grouped(asks, groups).map(parts_of).collect();
+        let parts: Vec<Vec<AskedKeys<'_, '_>>> = grouped(asks, groups).map(parts_of).collect();
         let several = parts.iter().filter(|parts| parts.len() > 1).flatten();
         let partials = self.alloc(4 * row * several.map(|(ask, _)| ask.rows.len()).sum::<usize>())?;
         let merged: usize = parts.iter().map(|parts| parts[0].0.rows.len()).sum();
@@ -99,7 +107,7 @@ impl Device {
             to += rows;
         }
         let q = q.token_major(heads.query)?;
-        let asked = asked_of(heads, q, &parts, places.into_iter());
+        let asked = asked_of(heads, q, parts.iter().flatten(), places.into_iter());
         let (rounds, _held) = self.rounds(heads, asked)?;
         let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
         let merge = merges.lay(&mut table);
@@ -169,20 +177,32 @@ impl Device {
     }
 }
 
+/// An ask, and a range of its keys.
+type AskedKeys<'a, 'b> = (&'a Ask<'b, Kv>, Range<usize>);
+
 /// What holes leave of the keys of each ask, range by range.
-fn parts_of<'a, 'b>(asks: &'a [Ask<'b, Kv>]) -> Vec<(&'a Ask<'b, Kv>, Range<usize>)> {
-    let of_ask = |ask: &'a Ask<'b, Kv>| around(ask.holes, ask.kv.len()).into_iter().map(move |keys| (ask, keys));
-    asks.iter().flat_map(of_ask).collect()
+fn parts_of<'a, 'b>(asks: &'a [Ask<'b, Kv>]) -> Vec<AskedKeys<'a, 'b>> {
+    let mut parts = Vec::with_capacity(asks.len());
+    asks.iter().for_each(|ask| add_parts(ask, &mut parts));
+    parts
+}
+
+/// Adds those of an ask.
+fn add_parts<'a, 'b>(ask: &'a Ask<'b, Kv>, parts: &mut Vec<AskedKeys<'a, 'b>>) {
+    match ask.holes {
+        [] => parts.push((ask, 0..ask.kv.len())),
+        holes => parts.extend(around(holes, ask.kv.len()).into_iter().map(|keys| (ask, keys))),
+    }
 }
 
 /// Each part of asks about rows of `q`, packed to its place.
-fn asked_of<'a>(
+fn asked_of<'a, 'b: 'a>(
     heads: Heads,
     q: View<'a>,
-    parts: &'a [Vec<(&Ask<'_, Kv>, Range<usize>)>],
-    places: impl Iterator<Item = u64> + 'a,
+    parts: impl Iterator<Item = &'a AskedKeys<'a, 'b>>,
+    places: impl Iterator<Item = u64>,
 ) -> impl Iterator<Item = Asked<'a>> {
-    parts.iter().flatten().zip(places).map(move |((ask, keys), out)| Asked {
+    parts.zip(places).map(move |((ask, keys), out)| Asked {
         q: q.part(ask.rows.start, ask.rows.end),
         keys: ask.kv.view(keys.start, keys.end),
         mask: ask.mask,

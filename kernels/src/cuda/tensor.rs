@@ -3,10 +3,11 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
 
+use super::attention::Map;
 use super::device::{Buffer, Device, width};
 use crate::{DType, HostTensor, KernelError};
 
@@ -54,17 +55,24 @@ pub struct View<'a> {
     pub(super) dtype: DType,
     /// Launches up to which it may have been written.
     pub(super) written: u64,
+    /// Where the map of what it views is kept.
+    pub(super) map: Option<&'a OnceLock<Map>>,
     lives: PhantomData<&'a Buffer>,
 }
 
 impl<'a> View<'a> {
     pub(super) fn new(pointer: u64, [heads, rows, dim]: [usize; 3], at: Strides, dtype: DType) -> Self {
-        Self { pointer, heads, rows, dim, at, dtype, written: u64::MAX, lives: PhantomData }
+        Self { pointer, heads, rows, dim, at, dtype, written: u64::MAX, map: None, lives: PhantomData }
     }
 
     /// The same, of memory that no launch after the first so many writes.
     pub(super) fn written(self, launches: u64) -> Self {
         Self { written: launches, ..self }
+    }
+
+    /// The same, whose map is kept here.
+    pub(super) fn mapped(self, map: Option<&'a OnceLock<Map>>) -> Self {
+        Self { map, ..self }
     }
 
     /// `(heads, rows, dim)`.
@@ -76,7 +84,7 @@ impl<'a> View<'a> {
     pub(super) fn of_heads(self, heads: Range<usize>) -> Self {
         debug_assert!(heads.start <= heads.end && heads.end <= self.heads, "heads {heads:?} of {}", self.heads);
         let pointer = self.pointer + (heads.start as i64 * self.at.head) as u64 * width(self.dtype) as u64;
-        Self { pointer, heads: heads.len(), ..self }
+        Self { pointer, heads: heads.len(), map: None, ..self }
     }
 
     /// Rows `start..end` of every head.
@@ -86,7 +94,7 @@ impl<'a> View<'a> {
     pub fn part(self, start: usize, end: usize) -> Self {
         assert!(start <= end && end <= self.rows, "rows {start}..{end} of {}", self.rows);
         let pointer = self.pointer + (start as i64 * self.at.row) as u64 * width(self.dtype) as u64;
-        Self { pointer, rows: end - start, ..self }
+        Self { pointer, rows: end - start, map: self.map.filter(|_| end - start == self.rows), ..self }
     }
 }
 

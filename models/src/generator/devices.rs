@@ -1,6 +1,6 @@
 //! Layers of a step whose context is on devices of this process, all of it or some: what they answer is merged where it is.
 
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, slice, sync::Arc};
 
 use asterism_kernels::{Ask, Backend, Lent, Mask};
 
@@ -35,7 +35,7 @@ impl<B: Backend> Batch<'_, '_, B> {
                 Ok(partials) => {
                     let mut places = Vec::with_capacity(partials.len());
                     for ShardPartial { shards, rows } in partials {
-                        places.push((shards, given.len()));
+                        places.push((Cow::Owned(shards), given.len()));
                         given.push(match rows {
                             PartialRows::Lent(lent, rows) => self.fetched(&lent, rows, &mut last)?,
                             PartialRows::Host(rows) => {
@@ -88,16 +88,25 @@ impl<B: Backend> Batch<'_, '_, B> {
         let (decoder, backend, heads) = (self.decoder, self.decoder.backend(), self.decoder.config().heads);
         let is_key = |held: &&Held<'_, B>| matches!(held, Held::Keys { .. });
         let keys = held.iter().flatten().filter(is_key).count();
-        let (own, mut slots) = (keys.., (0.., keys + self.live.len()..));
-        let mut answer = |held: &Held<'_, B>| match held {
-            Held::Keys { shard, .. } => slots.0.next().map(|slot| (vec![*shard], slot)),
-            Held::Rows { shards, .. } => slots.1.next().map(|slot| (shards.clone(), slot)),
-        };
-        let answers = held.iter().map(|held| Ok(held.iter().filter_map(&mut answer).collect())).collect();
+        // First the asks, of keys here and of the parts' own, then what came from elsewhere.
+        let (own, mut asked, mut slots) = (keys.., 0, keys + self.live.len());
+        let mut answers = Vec::with_capacity(held.len());
+        for held in held {
+            let mut of_part = Vec::with_capacity(held.len());
+            for held in held {
+                let (shards, slot) = match held {
+                    Held::Keys { shard, .. } => (slice::from_ref(shard), &mut asked),
+                    Held::Rows { shards, .. } => (&shards[..], &mut slots),
+                };
+                of_part.push((Cow::Borrowed(shards), *slot));
+                *slot += 1;
+            }
+            answers.push(Ok(of_part));
+        }
         let answered = self.review(layer, answers);
         let parts: Vec<(&Answered<usize>, usize)> =
             answered.iter().zip(own).filter_map(|(part, own)| Some((&part.as_ref()?.1, own))).collect();
-        let merging = Answered::merging(&parts, slots.1.start);
+        let merging = Answered::merging(&parts, slots);
         let mut asks = Vec::with_capacity(keys + self.live.len());
         for ((live, (mask, _)), held) in self.live.iter().zip(masks).zip(held) {
             asks.extend(held.iter().filter_map(|held| match held {

@@ -1,6 +1,6 @@
 //! What shards answered to a part, merged as the plan's tree says. Whoever merged some of it already, the bits are the plan's.
 
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use asterism_kernels::{Backend, Heads, Merging};
 use asterism_plan::{KeptShard, MergeTree};
@@ -9,7 +9,7 @@ use super::context::PackedRows;
 use crate::ModelError;
 
 /// What shards answered: their places in the merge with the keys that each attended to, and their rows, or where these are.
-pub type Answer<R> = (Vec<(usize, u64)>, R);
+pub type Answer<'a, R> = (Cow<'a, [(usize, u64)]>, R);
 
 /// A part's answers, each at its place in the tree.
 pub struct Answered<R = PackedRows> {
@@ -26,10 +26,10 @@ impl<R: Clone> Answered<R> {
     pub fn of(
         shards: &[KeptShard],
         tree: &Arc<MergeTree>,
-        (layer, answers): (usize, Vec<Answer<R>>),
+        (layer, answers): (usize, Vec<Answer<'_, R>>),
     ) -> Result<Self, ModelError> {
         let mut keys = vec![0_u64; shards.len()];
-        for (block, got) in answers.iter().flat_map(|(shards, _)| shards) {
+        for (block, got) in answers.iter().flat_map(|(shards, _)| shards.iter()) {
             let expected = shards.get(*block).map_or(0, |shard| shard.keys);
             match keys.get_mut(*block).filter(|keys| **keys == 0) {
                 Some(keys) if *got == expected => *keys = *got,

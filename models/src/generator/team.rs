@@ -2,6 +2,7 @@
 //! devices may share linear layers, too (tensor parallelism): each has the rows, and makes some columns of the widest products.
 //! Sums stay whole, so that bits are those of one device.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -210,7 +211,7 @@ impl<B: Backend> Batch<'_, '_, B> {
         }
         let (all, slots) = ((team.gather)(&partials, 0)?, answers.len());
         let answers = answers.into_iter().enumerate().filter(|(slot, _)| *slot != own);
-        let answered = self.review(layer, vec![Ok(answers.map(|(slot, shards)| (shards, slot)).collect())]);
+        let answered = self.review(layer, vec![Ok(answers.map(|(slot, shards)| (Cow::Owned(shards), slot)).collect())]);
         let Some(Some((_, answered))) = answered.first() else { return Ok(None) };
         let merging = Answered::merging(&[(answered, own)], slots);
         let merge = |at: usize, decoder: &Decoder<B>| {

@@ -56,7 +56,7 @@ struct Lies {
     at: Strides,
 }
 
-/// The maps encoded so far.
+/// Maps encoded so far of what keeps none itself.
 #[derive(Default)]
 pub struct Maps(Mutex<HashMap<Lies, Map>>);
 
@@ -82,7 +82,12 @@ impl Device {
             return Ok(None);
         }
         let map = |of: View<'_>| {
-            self.known_maps().find(Lies { pointer: of.pointer, sizes: [of.heads, of.rows, of.dim], at: of.at })
+            let lies = Lies { pointer: of.pointer, sizes: [of.heads, of.rows, of.dim], at: of.at };
+            match of.map.map(|kept| (kept, kept.get())) {
+                None => self.known_maps().find(lies),
+                Some((_, Some(map))) => Ok(*map),
+                Some((kept, None)) => encode(lies).map(|map| *kept.get_or_init(|| map)),
+            }
         };
         let [k, v] = keys;
         let settled = self.queue().is_done(k.written.max(v.written));

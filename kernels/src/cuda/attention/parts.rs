@@ -114,7 +114,7 @@ mod tests {
                     let ends =
                         of_head(head).scan(0, |end, part| (*end == part.rows.start).then(|| *end = part.rows.end));
                     assert_eq!(ends.count(), of_head(head).count(), "rows follow each other");
-                    assert_eq!(of_head(head).last().map(|part| part.rows.end), Some(rows));
+                    assert_eq!(of_head(head).next_back().map(|part| part.rows.end), Some(rows));
                 }
                 let cuts = parts.iter().flat_map(|part| [part.rows.start, part.rows.end]);
                 assert!(cuts.filter(|cut| *cut != rows).all(|cut| cut.is_multiple_of(ROUNDED)));

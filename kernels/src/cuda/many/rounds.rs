@@ -93,21 +93,20 @@ impl Device {
         heads: Heads,
         asked: impl Iterator<Item = Asked<'a>>,
     ) -> Result<(Vec<Round>, [Buffer; 2]), KernelError> {
-        let (mut rounds, mut calls, mut held, mut most) = (Vec::new(), Vec::new(), [0; 2], [0; 2]);
-        let mut all = Vec::new();
+        let (mut rounds, mut held, mut most) = (Vec::new(), [0; 2], [0; 2]);
+        let mut calls = Vec::with_capacity(asked.size_hint().0);
         for asked in asked {
             let laid = self.laid(asked.keys)?;
-            all.extend(asked.calls(laid));
-        }
-        for call in all {
-            let [outputs, statistics] = call.bytes(heads);
-            if held[0] > 0 && held[0] + outputs > HELD {
-                rounds.push(std::mem::take(&mut calls));
-                held = [0; 2];
+            for call in asked.calls(laid) {
+                let [outputs, statistics] = call.bytes(heads);
+                if held[0] > 0 && held[0] + outputs > HELD {
+                    rounds.push(std::mem::take(&mut calls));
+                    held = [0; 2];
+                }
+                held = [held[0] + outputs, held[1] + statistics];
+                most = [most[0].max(held[0]), most[1].max(held[1])];
+                calls.push(call);
             }
-            held = [held[0] + outputs, held[1] + statistics];
-            most = [most[0].max(held[0]), most[1].max(held[1])];
-            calls.push(call);
         }
         rounds.extend((!calls.is_empty()).then_some(calls));
         let memory = [self.alloc(most[0])?, self.alloc(most[1])?];
@@ -200,10 +199,11 @@ impl Round {
     }
 
     pub fn lay(&self, table: &mut Table) -> Places {
-        let mapped = |(call, laid): &(Tiled, Option<Laid>)| Some(Mapped::of(*call, (*laid)?));
-        let calls = match self.calls.iter().map(mapped).collect::<Option<Vec<_>>>() {
-            Some(mapped) => table.push(&mapped),
-            None => table.push(&self.calls.iter().map(|(call, _)| *call).collect::<Vec<_>>()),
+        let calls = match self.calls.first() {
+            Some((_, Some(_))) => table.append(
+                self.calls.iter().map(|(call, laid)| Mapped::of(*call, laid.expect("all keys are laid alike"))),
+            ),
+            _ => table.append(self.calls.iter().map(|(call, _)| *call)),
         };
         let combinations = table.push(&self.combinations);
         let items = [0, 1].map(|at: usize| table.push(&self.items[at]));

@@ -1,21 +1,21 @@
 //! All that attention is to a step whose context is on this device: one table, launches behind each other, nobody waited for.
 
-use std::ops::Range;
-
 use super::super::device::{Buffer, Device};
 use super::super::tensor::Tensor;
 use super::merges::{Merges, To};
 use super::rounds::Places;
-use super::{Table, asked_of, parts_of};
+use super::{Table, add_parts, asked_of};
 use crate::cuda::Kv;
 use crate::packed::check_asks;
 use crate::{Ask, DType, Heads, KernelError, Merging};
 
 /// Packed rows in device memory.
+#[derive(Clone, Copy)]
 struct Slot {
     rows: usize,
-    /// One address for each range that holes leave of an ask's keys: merged with whatever the slot is merged with.
-    at: Vec<u64>,
+    at: u64,
+    /// Ranges that holes leave of an ask's keys, each with such rows: merged with whatever the slot is merged with.
+    ranges: usize,
 }
 
 /// The slots of asks, of what was given, and of what is merged of them, and memory for all but the given.
@@ -40,10 +40,15 @@ impl Device {
         if !self.cuts(heads, q, asks) {
             return Ok(None);
         }
-        let parts: Vec<_> = asks.iter().map(|ask| parts_of(std::slice::from_ref(ask))).collect();
-        let mut slots = self.slots(heads, &parts, given, &rows)?;
-        let places: Vec<u64> = slots.all[..asks.len()].iter().flat_map(|slot| slot.at.iter().copied()).collect();
-        let asked = asked_of(heads, q.token_major(heads.query)?, &parts, places.into_iter());
+        let (mut parts, mut ranges) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
+        for ask in asks {
+            let before = parts.len();
+            add_parts(ask, &mut parts);
+            ranges.push(parts.len() - before);
+        }
+        let mut slots = self.slots(heads, &ranges, given, &rows)?;
+        let places = (0..asks.len()).flat_map(|slot| slots.addresses(slot));
+        let asked = asked_of(heads, q.token_major(heads.query)?, parts.iter(), places);
         let (rounds, _held) = self.rounds(heads, asked)?;
         let mut table = Table::default();
         let laid: Vec<Places> = rounds.iter().map(|round| round.lay(&mut table)).collect();
@@ -55,7 +60,7 @@ impl Device {
         let (mut tops, mut done) = (Merges::default(), 0);
         for inputs in &merging.tops {
             let rows = slots.all[inputs[0]].rows;
-            tops.add(slots.addresses(inputs), rows, done);
+            tops.add(inputs.iter().flat_map(|slot| slots.addresses(*slot)), rows, done);
             done += rows;
         }
         let top = tops.lay(&mut table);
@@ -71,25 +76,20 @@ impl Device {
         Ok(Some(out))
     }
 
-    /// Slots for each ask's parts, and those given; memory for them and for what is merged. `rows` are those of all slots.
-    fn slots(
-        &self,
-        heads: Heads,
-        parts: &[Vec<(&Ask<'_, Kv>, Range<usize>)>],
-        given: &[Tensor],
-        rows: &[usize],
-    ) -> Result<Slots, KernelError> {
-        let (asked, others) = rows.split_at(parts.len());
+    /// Slots for each ask's ranges, and those given; memory for them and for what is merged. `rows` are those of all slots.
+    fn slots(&self, heads: Heads, ranges: &[usize], given: &[Tensor], rows: &[usize]) -> Result<Slots, KernelError> {
+        let (asked, others) = rows.split_at(ranges.len());
         let (given_rows, merged) = others.split_at(given.len());
         let each = 4 * heads.packed_row();
-        let held = parts.iter().zip(asked).map(|(parts, rows)| parts.len() * rows).chain(merged.iter().copied());
+        let held = ranges.iter().zip(asked).map(|(ranges, rows)| ranges * rows).chain(merged.iter().copied());
         let memory = self.alloc(each * held.sum::<usize>())?;
         let mut slots = Slots { all: Vec::with_capacity(rows.len()), next: memory.pointer, memory, each };
-        for (parts, &rows) in parts.iter().zip(asked) {
-            let at = parts.iter().map(|_| slots.take(rows)).collect();
-            slots.all.push(Slot { rows, at });
+        for (&ranges, &rows) in ranges.iter().zip(asked) {
+            let at = slots.take(ranges * rows);
+            slots.all.push(Slot { rows, at, ranges });
         }
-        slots.all.extend(given.iter().zip(given_rows).map(|(given, &rows)| Slot { rows, at: vec![given.pointer()] }));
+        let given = given.iter().zip(given_rows);
+        slots.all.extend(given.map(|(given, &rows)| Slot { rows, at: given.pointer(), ranges: 1 }));
         Ok(slots)
     }
 }
@@ -102,8 +102,10 @@ impl Slots {
         at
     }
 
-    fn addresses(&self, inputs: &[usize]) -> impl Iterator<Item = u64> {
-        inputs.iter().flat_map(|slot| self.all[*slot].at.iter().copied())
+    /// Where rows of a slot are.
+    fn addresses(&self, slot: usize) -> impl Iterator<Item = u64> + use<> {
+        let (Slot { rows, at, ranges }, each) = (self.all[slot], self.each);
+        (0..ranges).map(move |range| at + (range * rows * each) as u64)
     }
 
     /// What a level merges, each to a slot of its own behind those that there are.
@@ -112,8 +114,9 @@ impl Slots {
         for inputs in level {
             let rows = self.all[inputs[0]].rows;
             let at = self.take(rows);
-            merges.add(self.addresses(inputs), rows, (at - self.memory.pointer) as usize / self.each);
-            merged.push(Slot { rows, at: vec![at] });
+            let partials = inputs.iter().flat_map(|slot| self.addresses(*slot));
+            merges.add(partials, rows, (at - self.memory.pointer) as usize / self.each);
+            merged.push(Slot { rows, at, ranges: 1 });
         }
         self.all.append(&mut merged);
         merges
