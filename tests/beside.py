@@ -59,15 +59,23 @@ def begun(cluster, number):
 
 
 def ended(cluster, number):
+    """Waits for its end."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (status := job(cluster, number))["state"] in ("PENDING", "RUNNING"):
+        if time.monotonic() > deadline:
+            raise TimeoutError("the long job does not end")
+        time.sleep(0.01)
+    return status
+
+
+def cancelled(cluster, number):
     """Cancels it, if it has not ended."""
     try:
         ask(cluster, f"/api/v1/jobs/{number}", method="DELETE").read()
     except urllib.error.HTTPError as error:
         if error.code != 409:
             raise
-    deadline = time.monotonic() + DEADLINE_S
-    while job(cluster, number)["state"] in ("PENDING", "RUNNING") and time.monotonic() < deadline:
-        time.sleep(0.01)
+    ended(cluster, number)
 
 
 def figures(encode, gaps):
@@ -81,6 +89,7 @@ def main():
     arguments.add_argument("--method", default="dense", help="the long one's")
     arguments.add_argument("--short", type=int, default=3000, help="tokens of the short context")
     arguments.add_argument("--answer", type=int, default=24, help="tokens of the short answer")
+    arguments.add_argument("--whole", action="store_true", help="encode the long context to its end, beside the short job and alone")
     arguments.add_argument("--rounds", type=int, default=2)
     arguments.add_argument("--contexts", type=int, default=2, help="context hosts")
     arguments.add_argument("--model", default='dtype = "bf16"', help="lines of [model]")
@@ -108,10 +117,15 @@ def main():
                 begun(cluster, other)
                 tokens, *beside = followed(cluster, [300 + turn] + short, given.answer)
                 all_along = job(cluster, other)["state"] == "RUNNING"
-                ended(cluster, other)
+                figure = {}
+                if given.whole:
+                    figure["long_beside_s"] = ended(cluster, other)["timings"]["encode_s"]
+                    figure["long_alone_s"] = ended(cluster, submit(cluster, [400 + turn] + long, {given.method: {}}, 1))["timings"]["encode_s"]
+                else:
+                    cancelled(cluster, other)
                 same = tokens == followed(cluster, [300 + turn] + short, given.answer)[0]
                 differ |= not same
-                figure = {"alone": figures(*alone), "beside": figures(*beside), "encoding_all_along": all_along, "same_tokens": same}
+                figure |= {"alone": figures(*alone), "beside": figures(*beside), "encoding_all_along": all_along, "same_tokens": same}
                 print(json.dumps(figure), flush=True)
     sys.exit(1 if differ else 0)
 

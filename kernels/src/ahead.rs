@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// Longest that steps hold up a stretch: nobody hears the end of a step whose asker is gone, and long work goes on whoever asks.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// How many times as long as it waited for steps long work then goes on.
+const SHARE: u32 = 2;
+
 /// The steps that are under way on a device.
 #[derive(Default)]
 pub struct Steps {
@@ -20,6 +23,13 @@ struct UnderWay {
     begun: u64,
     /// By their numbers, and until when they count.
     steps: Vec<(u64, ThreadId, Instant)>,
+}
+
+/// Long work that is queued stretch by stretch.
+pub struct Stretches {
+    steps: Arc<Steps>,
+    /// When it last had waited, and how long.
+    waited: Mutex<Option<(Instant, Duration)>>,
 }
 
 /// A step is under way until this is dropped.
@@ -60,6 +70,35 @@ impl Steps {
     }
 }
 
+impl Stretches {
+    /// Of the device whose steps these are.
+    pub fn beside(steps: Arc<Steps>) -> Self {
+        Self { steps, waited: Mutex::default() }
+    }
+
+    /// A step begins.
+    pub fn ahead(&self) -> Ahead {
+        self.steps.begin()
+    }
+
+    /// Waits between two stretches until no step of another thread is under way, unless long work has had less than twice the time
+    /// since it last waited: so two thirds of the device are its own, however many steps there are.
+    pub fn pass(&self) {
+        let waited = || self.waited.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = Instant::now();
+        let last = *waited();
+        if !last.is_some_and(|last| is_owed(last, began)) {
+            self.steps.wait();
+            *waited() = Some((Instant::now(), began.elapsed()));
+        }
+    }
+}
+
+/// Whether long work that has waited so long until then has not had its share since.
+fn is_owed((until, waited): (Instant, Duration), now: Instant) -> bool {
+    now.saturating_duration_since(until) < SHARE * waited
+}
+
 impl UnderWay {
     /// How long a thread has to wait from `now` on if no step ends, and not beyond `last`.
     fn left(&self, own: ThreadId, now: Instant, last: Instant) -> Option<Duration> {
@@ -91,6 +130,14 @@ mod tests {
         assert_eq!(steps.lock().left(elsewhere, now, now), None, "long work has waited long enough");
         drop(renewed);
         assert_eq!(left(Duration::ZERO), None);
+    }
+
+    #[test]
+    fn long_work_has_two_thirds_of_the_device() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        assert!(is_owed((now, ms(15)), now + ms(29)));
+        assert!(!is_owed((now, ms(15)), now + ms(30)));
+        assert!(!is_owed((now, ms(0)), now), "it has not waited");
     }
 
     #[test]

@@ -9,15 +9,14 @@ use cudarc::driver::CudaEvent;
 use super::super::FEW_ROWS;
 use super::{Device, device_error};
 use crate::KernelError;
-use crate::ahead::{Ahead, Steps};
+use crate::{Ahead, Steps, Stretches};
 
 /// Operations of a stretch: some 25 milliseconds of a Hopper GPU, beside which a step of few rows is short, and waiting for it shorter.
 pub(in super::super) const STRETCH: f64 = 1.5e13;
 
 /// What is queued of long work.
 pub struct Pace {
-    /// Those of the GPU.
-    steps: Arc<Steps>,
+    stretches: Stretches,
     queued: Mutex<Queued>,
 }
 
@@ -35,14 +34,14 @@ impl Pace {
         static GPUS: Mutex<Option<HashMap<usize, Arc<Steps>>>> = Mutex::new(None);
         let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
         let steps = gpus.get_or_insert_default().entry(gpu).or_default();
-        Self { steps: Arc::clone(steps), queued: Mutex::default() }
+        Self { stretches: Stretches::beside(Arc::clone(steps)), queued: Mutex::default() }
     }
 }
 
 impl Device {
     /// A step begins, ahead of which no long work goes.
     pub fn ahead(&self) -> Ahead {
-        self.pace.steps.begin()
+        self.pace.stretches.ahead()
     }
 
     /// So many operations of a call of so many rows were queued. Waits at the end of a stretch.
@@ -63,7 +62,7 @@ impl Device {
         if let Some(before) = before {
             before.synchronize().map_err(failed)?;
         }
-        self.pace.steps.wait();
+        self.pace.stretches.pass();
         Ok(())
     }
 }
