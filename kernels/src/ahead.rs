@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// Longest that steps hold up a stretch: nobody hears the end of a step whose asker is gone, and long work goes on whoever asks.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// How long after it was heard of steps others are looked for: longer than an answer waits for what was queued before it.
+const LATELY: Duration = Duration::from_secs(3);
+
 /// How many times as long as it waited for steps long work then goes on.
 const SHARE: u32 = 2;
 
@@ -23,6 +26,8 @@ struct UnderWay {
     begun: u64,
     /// By their numbers, and until when they count.
     steps: Vec<(u64, ThreadId, Instant)>,
+    /// When one began, went on or ended.
+    heard: Option<Instant>,
 }
 
 /// Long work that is queued stretch by stretch.
@@ -39,8 +44,23 @@ pub struct Ahead(Option<(Arc<Steps>, u64)>);
 impl Drop for Ahead {
     fn drop(&mut self) {
         if let Some((steps, number)) = self.0.take() {
-            steps.lock().steps.retain(|(step, ..)| *step != number);
+            let mut under_way = steps.lock();
+            under_way.steps.retain(|(step, ..)| *step != number);
+            under_way.heard = Some(Instant::now());
+            drop(under_way);
             steps.fewer.notify_all();
+        }
+    }
+}
+
+impl Ahead {
+    /// It is still under way.
+    pub fn renew(&self) {
+        if let Some((steps, number)) = &self.0 {
+            let (mut under_way, now) = (steps.lock(), Instant::now());
+            let own = under_way.steps.iter_mut().filter(|(step, ..)| step == number);
+            own.for_each(|(.., until)| *until = now + PATIENCE);
+            under_way.heard = Some(now);
         }
     }
 }
@@ -48,18 +68,19 @@ impl Drop for Ahead {
 impl Steps {
     /// A step of this thread begins.
     pub fn begin(self: &Arc<Self>) -> Ahead {
-        let mut under_way = self.lock();
-        under_way.begun += 1;
+        let (mut under_way, now) = (self.lock(), Instant::now());
+        (under_way.begun, under_way.heard) = (under_way.begun + 1, Some(now));
         let number = under_way.begun;
-        under_way.steps.push((number, thread::current().id(), Instant::now() + PATIENCE));
+        under_way.steps.push((number, thread::current().id(), now + PATIENCE));
         Ahead(Some((Arc::clone(self), number)))
     }
 
-    /// Waits until no step of another thread is under way, for a tenth of a second at most.
+    /// Waits until the steps of other threads that are under way now have ended, for a tenth of a second at most.
     pub fn wait(&self) {
         let (own, last) = (thread::current().id(), Instant::now() + PATIENCE);
         let mut under_way = self.lock();
-        while let Some(left) = under_way.left(own, Instant::now(), last) {
+        let begun = under_way.begun;
+        while let Some(left) = under_way.left((own, begun), Instant::now(), last) {
             let waited = self.fewer.wait_timeout(under_way, left);
             under_way = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -81,7 +102,12 @@ impl Stretches {
         self.steps.begin()
     }
 
-    /// Waits between two stretches until no step of another thread is under way, unless long work has had less than twice the time
+    /// Whether steps are under way, or were lately: others come soon.
+    pub fn are_wanted(&self) -> bool {
+        self.steps.lock().are_about(Instant::now())
+    }
+
+    /// Waits between two stretches until the steps of other threads have ended that are under way, unless long work has had less than twice the time
     /// since it last waited: so two thirds of the device are its own, however many steps there are.
     pub fn pass(&self) {
         let waited = || self.waited.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,9 +126,13 @@ fn is_owed((until, waited): (Instant, Duration), now: Instant) -> bool {
 }
 
 impl UnderWay {
-    /// How long a thread has to wait from `now` on if no step ends, and not beyond `last`.
-    fn left(&self, own: ThreadId, now: Instant, last: Instant) -> Option<Duration> {
-        let others = self.steps.iter().filter(|(_, thread, _)| *thread != own);
+    fn are_about(&self, now: Instant) -> bool {
+        self.heard.is_some_and(|heard| now.saturating_duration_since(heard) < LATELY)
+    }
+
+    /// How long a thread has to wait from `now` on if none of the first `begun` steps ends, and not beyond `last`.
+    fn left(&self, (own, begun): (ThreadId, u64), now: Instant, last: Instant) -> Option<Duration> {
+        let others = self.steps.iter().filter(|(step, thread, _)| *step <= begun && *thread != own);
         let until = others.map(|(.., until)| *until).max()?.min(last);
         until.checked_duration_since(now).filter(|left| !left.is_zero())
     }
@@ -117,19 +147,27 @@ mod tests {
         let (steps, here) = (Arc::new(Steps::default()), thread::current().id());
         let elsewhere = thread::spawn(|| thread::current().id()).join().unwrap();
         let now = Instant::now();
-        let left = |seen: Duration| steps.lock().left(elsewhere, now + seen, now + 3 * PATIENCE);
-        assert_eq!(left(Duration::ZERO), None);
+        assert!(!steps.lock().are_about(now), "there was none");
+        let left = |begun, seen: Duration| steps.lock().left((elsewhere, begun), now + seen, now + 3 * PATIENCE);
+        assert_eq!(left(0, Duration::ZERO), None);
         let step = steps.begin();
-        assert_eq!(steps.lock().left(here, now, now + PATIENCE), None, "its own step holds nobody up");
-        let first = left(Duration::ZERO).unwrap();
+        assert!(steps.lock().are_about(now), "one is under way");
+        assert_eq!(steps.lock().left((here, 1), now, now + PATIENCE), None, "its own step holds nobody up");
+        assert_eq!(left(0, Duration::ZERO), None, "it began later");
+        let first = left(1, Duration::ZERO).unwrap();
         assert!((PATIENCE..2 * PATIENCE).contains(&first), "{first:?}");
-        assert_eq!(left(3 * PATIENCE), None, "the step is not heard of any more");
-        let renewed = steps.begin();
+        assert_eq!(left(1, 3 * PATIENCE), None, "the step is not heard of any more");
+        let other = steps.begin();
+        step.renew();
+        assert!(left(1, Duration::ZERO).unwrap() >= first);
+        assert_eq!(steps.lock().left((elsewhere, 2), now, now), None, "long work has waited long enough");
         drop(step);
-        assert!(left(Duration::ZERO).unwrap() >= first);
-        assert_eq!(steps.lock().left(elsewhere, now, now), None, "long work has waited long enough");
-        drop(renewed);
-        assert_eq!(left(Duration::ZERO), None);
+        assert_eq!(left(1, Duration::ZERO), None);
+        assert!(left(2, Duration::ZERO).is_some());
+        drop(other);
+        assert_eq!(left(2, Duration::ZERO), None);
+        let heard = steps.lock().heard.unwrap();
+        assert!(steps.lock().are_about(heard + LATELY / 2) && !steps.lock().are_about(heard + LATELY));
     }
 
     #[test]

@@ -68,10 +68,13 @@ impl<B: Backend> Queries<'_, B> {
             match frame.header.kind {
                 FrameKind::Control => self.control(&frame).await?,
                 FrameKind::Query => {
-                    let last = frame.header.layer as usize + 1 >= self.desk.decoder.config().layers;
-                    self.ahead = self.desk.decoder.backend().ahead();
+                    let (layer, layers) = (frame.header.layer as usize, self.desk.decoder.config().layers);
+                    match layer {
+                        0 => self.ahead = self.desk.decoder.backend().ahead(),
+                        _ => self.ahead.renew(),
+                    }
                     self.answer(frame).await?;
-                    if last {
+                    if layer + 1 >= layers {
                         self.ahead = Ahead::default();
                     }
                 }

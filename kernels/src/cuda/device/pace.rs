@@ -1,5 +1,6 @@
-//! Long work is queued a stretch at a time, and at most one further than what the GPU is at. What others queue on it meanwhile waits
-//! no longer than that, and between two stretches steps go ahead, whichever backend of this process takes them.
+//! Long work is queued a stretch at a time, and at most one further than what the GPU is at, where steps of few rows come between, or may
+//! have to wait for calls that are long by themselves. Between two stretches steps go ahead, whichever backend of this process takes them.
+//! Elsewhere nothing waits here: a driver that sees work done early keeps more memory for what is allocated behind it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,11 +9,12 @@ use cudarc::driver::CudaEvent;
 
 use super::super::FEW_ROWS;
 use super::{Device, device_error};
-use crate::KernelError;
-use crate::{Ahead, Steps, Stretches};
+use crate::{Ahead, KernelError, Steps, Stretches};
 
 /// Operations of a stretch: some 25 milliseconds of a Hopper GPU, beside which a step of few rows is short, and waiting for it shorter.
 pub(in super::super) const STRETCH: f64 = 1.5e13;
+/// Operations of a call that is long by itself.
+const LONG: f64 = STRETCH / 2.0;
 
 /// What is queued of long work.
 pub struct Pace {
@@ -57,6 +59,10 @@ impl Device {
                 return Ok(());
             }
             queued.operations = 0.0;
+            if operations < LONG && !self.pace.stretches.are_wanted() {
+                queued.last = None;
+                return Ok(());
+            }
             queued.last.replace(self.stream.record_event(None).map_err(failed)?)
         };
         if let Some(before) = before {
