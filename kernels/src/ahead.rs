@@ -6,7 +6,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 /// Longest that steps hold up a stretch: nobody hears the end of a step whose asker is gone, and long work goes on whoever asks.
-const PATIENCE: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// How long after it was heard of steps others are looked for: longer than an answer waits for what was queued before it.
 const LATELY: Duration = Duration::from_secs(3);
@@ -75,7 +75,7 @@ impl Steps {
         Ahead(Some((Arc::clone(self), number)))
     }
 
-    /// Waits until the steps of other threads that are under way now have ended, for a tenth of a second at most.
+    /// Waits until the steps of other threads that are under way now have ended, for a quarter of a second at most.
     pub fn wait(&self) {
         let (own, last) = (thread::current().id(), Instant::now() + PATIENCE);
         let mut under_way = self.lock();

@@ -375,7 +375,7 @@ fn long_work_waits_between_stretches_while_a_step_is_under_way() {
     let (step, began) = std::thread::scope(|scope| scope.spawn(|| (gpu.ahead(), Instant::now())).join().unwrap());
     queue();
     // Nobody heard of its end.
-    assert!(began.elapsed() >= Duration::from_millis(100), "{:?}", began.elapsed());
+    assert!(began.elapsed() >= Duration::from_millis(250), "{:?}", began.elapsed());
     drop(step);
     gpu.finish().unwrap();
 }
