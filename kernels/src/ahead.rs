@@ -107,8 +107,8 @@ impl Stretches {
         self.steps.lock().are_about(Instant::now())
     }
 
-    /// Waits between two stretches until the steps of other threads have ended that are under way, unless long work has had less than twice the time
-    /// since it last waited: so two thirds of the device are its own, however many steps there are.
+    /// Waits between two stretches until the steps of other threads have ended that are under way, unless long work has had less
+    /// than twice the time since it last waited: so two thirds of the device are its own, however many steps there are.
     pub fn pass(&self) {
         let waited = || self.waited.lock().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
