@@ -1,6 +1,7 @@
 //! Long work is queued a stretch at a time, and at most one further than what the GPU is at, where steps of few rows come between, or may
 //! have to wait for calls that are long by themselves. Between two stretches steps go ahead, whichever backend of this process takes them.
-//! Elsewhere nothing waits here: a driver that sees work done early keeps more memory for what is allocated behind it.
+//! Elsewhere, and where memory is short, nothing waits here: a driver that sees work done early keeps more memory for what is allocated
+//! behind it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +16,8 @@ use crate::{Ahead, KernelError, Steps, Stretches};
 pub(in super::super) const STRETCH: f64 = 1.5e13;
 /// Operations of a call that is long by itself.
 const LONG: f64 = STRETCH / 2.0;
+/// Part of a GPU's memory below which what is free is short.
+const SHORT: usize = 8;
 
 /// What is queued of long work.
 pub struct Pace {
@@ -59,7 +62,7 @@ impl Device {
                 return Ok(());
             }
             queued.operations = 0.0;
-            if operations < LONG && !self.pace.stretches.are_wanted() {
+            if operations < LONG && !(self.pace.stretches.are_wanted() && self.has_room()?) {
                 queued.last = None;
                 return Ok(());
             }
@@ -70,5 +73,10 @@ impl Device {
         }
         self.pace.stretches.pass();
         Ok(())
+    }
+
+    fn has_room(&self) -> Result<bool, KernelError> {
+        let (free, all) = self.memory()?;
+        Ok(free > all / SHORT)
     }
 }
