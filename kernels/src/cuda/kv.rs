@@ -23,7 +23,7 @@ pub struct Kv {
     /// Launches of the device up to which its tokens may have been written; `u64::MAX`: nobody knows.
     written: u64,
     /// Maps of all cached keys and values.
-    maps: Arc<[OnceLock<Map>; 2]>,
+    maps: [OnceLock<Map>; 2],
 }
 
 impl Kv {
@@ -34,7 +34,7 @@ impl Kv {
     pub fn new(device: &Device, heads: usize, dim: usize, dtype: DType, capacity: usize) -> Result<Self, KernelError> {
         let bytes = capacity * heads * dim * width(dtype);
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
-        let (written, maps) = (device.queue().launched(), Arc::default());
+        let (written, maps) = (device.queue().launched(), Default::default());
         Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written, maps })
     }
 
@@ -50,7 +50,7 @@ impl Kv {
             len,
             capacity: len,
             written: device.queue().launched(),
-            maps: Arc::default(),
+            maps: Default::default(),
         })
     }
 
@@ -70,7 +70,7 @@ impl Kv {
     }
 
     fn resize(&mut self, len: usize) {
-        (self.len, self.maps) = (len, Arc::default());
+        (self.len, self.maps) = (len, Default::default());
     }
 
     /// Bytes held.

@@ -24,21 +24,31 @@ struct Table(Vec<u8>);
 impl Table {
     /// Appends and returns the place.
     fn push<T: Copy>(&mut self, values: &[T]) -> u64 {
-        self.append(values.iter().copied())
+        let at = self.begin::<T>(values.len());
+        self.add(values);
+        at
     }
 
     /// As [`Table::push`], of values as they are made.
     fn append<T: Copy>(&mut self, values: impl ExactSizeIterator<Item = T>) -> u64 {
+        let at = self.begin::<T>(values.len());
+        values.for_each(|value| self.add(&[value]));
+        at
+    }
+
+    /// Where so many values begin, for which there is room then.
+    fn begin<T>(&mut self, count: usize) -> u64 {
         let at = self.0.len().next_multiple_of(align_of::<T>().max(16));
-        self.0.reserve(at - self.0.len() + values.len() * size_of::<T>());
+        self.0.reserve(at - self.0.len() + count * size_of::<T>());
         self.0.resize(at, 0);
-        for value in values {
-            // SAFETY: these are C structures of numbers without gaps.
-            self.0.extend_from_slice(unsafe {
-                std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>())
-            });
-        }
         at as u64
+    }
+
+    fn add<T: Copy>(&mut self, values: &[T]) {
+        // SAFETY: these are C structures of numbers without gaps.
+        self.0.extend_from_slice(unsafe {
+            std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), std::mem::size_of_val(values))
+        });
     }
 }
 

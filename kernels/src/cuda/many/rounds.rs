@@ -94,7 +94,8 @@ impl Device {
         asked: impl Iterator<Item = Asked<'a>>,
     ) -> Result<(Vec<Round>, [Buffer; 2]), KernelError> {
         let (mut rounds, mut held, mut most) = (Vec::new(), [0; 2], [0; 2]);
-        let mut calls = Vec::with_capacity(asked.size_hint().0);
+        let (least, most_asked) = asked.size_hint();
+        let mut calls = Vec::with_capacity(most_asked.unwrap_or(least));
         for asked in asked {
             let laid = self.laid(asked.keys)?;
             for call in asked.calls(laid) {
