@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Longest that steps hold up a stretch: nobody hears the end of a step whose asker is gone, and long work goes on whoever asks.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How long after it was heard of steps others are looked for: longer than an answer waits for what was queued before it.
+/// How long after the last sign of a step another one is expected: longer than an answer waits for what was queued before it.
 const LATELY: Duration = Duration::from_secs(3);
 
 /// How many times as long as it waited for steps long work then goes on.
@@ -77,8 +77,11 @@ impl Steps {
 
     /// Waits until the steps of other threads that are under way now have ended, for a quarter of a second at most.
     pub fn wait(&self) {
-        let (own, last) = (thread::current().id(), Instant::now() + PATIENCE);
-        let mut under_way = self.lock();
+        self.wait_until(Instant::now() + PATIENCE);
+    }
+
+    fn wait_until(&self, last: Instant) {
+        let (own, mut under_way) = (thread::current().id(), self.lock());
         let begun = under_way.begun;
         while let Some(left) = under_way.left((own, begun), Instant::now(), last) {
             let waited = self.fewer.wait_timeout(under_way, left);
@@ -140,6 +143,8 @@ impl UnderWay {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -180,14 +185,20 @@ mod tests {
 
     #[test]
     fn a_step_that_ends_wakes_who_waits() {
-        let steps = Arc::new(Steps::default());
-        let (step, began) = (steps.begin(), Instant::now());
-        let waits = thread::spawn({
-            let steps = Arc::clone(&steps);
-            move || steps.wait()
+        let (steps, began, long) = (Arc::new(Steps::default()), Instant::now(), Duration::from_secs(60));
+        let step = steps.begin();
+        steps.lock().steps[0].2 = began + long;
+        let (about_to_wait, waits) = (Arc::new(Barrier::new(2)), Arc::clone(&steps));
+        let waiter = thread::spawn({
+            let about_to_wait = Arc::clone(&about_to_wait);
+            move || {
+                about_to_wait.wait();
+                waits.wait_until(began + long);
+            }
         });
+        about_to_wait.wait();
         drop(step);
-        waits.join().unwrap();
-        assert!(began.elapsed() < PATIENCE || steps.lock().steps.is_empty());
+        waiter.join().unwrap();
+        assert!(began.elapsed() < long);
     }
 }
