@@ -55,7 +55,8 @@ def followed(cluster, context, answer):
 def begun(cluster, number):
     """Waits until a layer of it is encoded."""
     with ask(cluster, f"/api/v1/jobs/{number}/events") as events:
-        next(line for line in events if json.loads(line)["event"] == "progress")
+        if not any(json.loads(line)["event"] == "progress" for line in events):
+            raise RuntimeError(json.dumps(job(cluster, number)))
 
 
 def ended(cluster, number):
@@ -76,6 +77,14 @@ def cancelled(cluster, number):
         if error.code != 409:
             raise
     ended(cluster, number)
+
+
+def encoded(cluster, number):
+    """Seconds that its context took, once it has ended."""
+    status = ended(cluster, number)
+    if status["state"] != "SUCCEEDED":
+        raise RuntimeError(json.dumps(status["error"]))
+    return status["timings"]["encode_s"]
 
 
 def figures(encode, gaps):
@@ -119,8 +128,8 @@ def main():
                 all_along = job(cluster, other)["state"] == "RUNNING"
                 figure = {}
                 if given.whole:
-                    figure["long_beside_s"] = ended(cluster, other)["timings"]["encode_s"]
-                    figure["long_alone_s"] = ended(cluster, submit(cluster, [400 + turn] + long, {given.method: {}}, 1))["timings"]["encode_s"]
+                    figure["long_beside_s"] = encoded(cluster, other)
+                    figure["long_alone_s"] = encoded(cluster, submit(cluster, [400 + turn] + long, {given.method: {}}, 1))
                 else:
                     cancelled(cluster, other)
                 same = tokens == followed(cluster, [300 + turn] + short, given.answer)[0]

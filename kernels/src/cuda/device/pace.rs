@@ -1,7 +1,6 @@
-//! Long work is queued a stretch at a time, and at most one further than what the GPU is at, where steps of few rows come between, or may
-//! have to wait for calls that are long by themselves. Between two stretches steps go ahead, whichever backend of this process takes them.
-//! Elsewhere, and where memory is short, nothing waits here: a driver that sees work done early keeps more memory for what is allocated
-//! behind it.
+//! Long work is queued a stretch at a time, at most one further than what the GPU is at, and lets steps of few rows go ahead between two,
+//! whichever backend of this process takes them: where steps came lately and memory is not short, and in calls that are long by
+//! themselves. Elsewhere nothing waits here: a driver that sees work done early keeps more memory for what is allocated behind it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
