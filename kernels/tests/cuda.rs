@@ -277,6 +277,26 @@ fn lent_tensors_arrive_as_they_were_lent() {
     }
 }
 
+/// Where a device counts what it lends another number lay before.
+#[test]
+fn what_is_lent_first_arrives_too() {
+    if gpu().is_none() {
+        return;
+    }
+    let open = |device| Cuda::new(CudaOptions { device, dtype: DType::Bf16, eight_bits: false });
+    let others: Vec<Cuda> = (0..2).map_while(|device| open(device).ok()).collect();
+    for (seed, other) in (0..12).zip(others.iter().cycle()) {
+        let fresh = open(0).unwrap();
+        // Numbers where its memory is taken from, and what keeps its queue busy.
+        drop([1; 200].map(|rows| draw(&fresh, &[rows, 8], seed)));
+        let large = fresh.device().random(&[1 << 27], DType::Bf16, 3, 1.0).unwrap();
+        let _busy = [(); 8].map(|()| fresh.device().cast(&large, DType::F32).unwrap());
+        let (values, tensor) = draw(&fresh, &[3, 4, 130], seed);
+        let got = fresh.lend(vec![tensor]).unwrap()(other).unwrap();
+        assert!(other.device().download(&got[0]).unwrap() == values, "round {seed}");
+    }
+}
+
 /// Rows are written behind others only while nobody else did so.
 #[test]
 fn what_is_extended_keeps_its_rows() {

@@ -79,6 +79,8 @@ impl Signals {
     /// Nothing is lent yet.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
         let lent = device.upload_bytes(&[0; 16])?;
+        // Other devices look there whatever stands in this one's queue: what lay there before is no count.
+        device.synchronize()?;
         let copied =
             Pinned::new(size_of::<u64>(), Arc::clone(device.stream())).map_err(|error| device_error("lend", error))?;
         // SAFETY: the memory is fresh, and a number fits.
