@@ -8,10 +8,14 @@ use std::time::{Duration, Instant};
 /// Longest that steps hold up a stretch: nobody hears the end of a step whose asker is gone, and long work goes on whoever asks.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How long after the last sign of a step another one is expected: longer than an answer waits for what was queued before it.
+/// How long after the last sign of a step that is under way its end is expected: longer than an answer waits for what was queued
+/// before it.
 const LATELY: Duration = Duration::from_secs(3);
 
-/// How many times as long as it waited for steps long work then goes on.
+/// How long after the end of a step another one is expected.
+const SOON: Duration = Duration::from_millis(300);
+
+/// How many times as long as a device had nothing to do for it long work then goes on.
 const SHARE: u32 = 2;
 
 /// The steps that are under way on a device.
@@ -26,15 +30,24 @@ struct UnderWay {
     begun: u64,
     /// By their numbers, and until when they count.
     steps: Vec<(u64, ThreadId, Instant)>,
-    /// When one began, went on or ended.
-    heard: Option<Instant>,
+    /// When the last one ended.
+    ended: Option<Instant>,
 }
 
 /// Long work that is queued stretch by stretch.
 pub struct Stretches {
     steps: Arc<Steps>,
-    /// When it last had waited, and how long.
-    waited: Mutex<Option<(Instant, Duration)>>,
+    waited: Mutex<Option<Wait>>,
+}
+
+/// The last time that long work had waited.
+#[derive(Clone, Copy)]
+struct Wait {
+    ended: Instant,
+    /// Of which the device had nothing to do for it.
+    lost: Duration,
+    /// Whether that is known: before, it is how long it waited.
+    known: bool,
 }
 
 /// A step is under way until this is dropped.
@@ -46,7 +59,7 @@ impl Drop for Ahead {
         if let Some((steps, number)) = self.0.take() {
             let mut under_way = steps.lock();
             under_way.steps.retain(|(step, ..)| *step != number);
-            under_way.heard = Some(Instant::now());
+            under_way.ended = Some(Instant::now());
             drop(under_way);
             steps.fewer.notify_all();
         }
@@ -60,7 +73,6 @@ impl Ahead {
             let (mut under_way, now) = (steps.lock(), Instant::now());
             let own = under_way.steps.iter_mut().filter(|(step, ..)| step == number);
             own.for_each(|(.., until)| *until = now + PATIENCE);
-            under_way.heard = Some(now);
         }
     }
 }
@@ -69,7 +81,7 @@ impl Steps {
     /// A step of this thread begins.
     pub fn begin(self: &Arc<Self>) -> Ahead {
         let (mut under_way, now) = (self.lock(), Instant::now());
-        (under_way.begun, under_way.heard) = (under_way.begun + 1, Some(now));
+        under_way.begun += 1;
         let number = under_way.begun;
         under_way.steps.push((number, thread::current().id(), now + PATIENCE));
         Ahead(Some((Arc::clone(self), number)))
@@ -105,32 +117,43 @@ impl Stretches {
         self.steps.begin()
     }
 
-    /// Whether steps are under way, or were lately: others come soon.
+    /// Whether steps are under way, or one has just ended: others come soon.
     pub fn are_wanted(&self) -> bool {
         self.steps.lock().are_about(Instant::now())
     }
 
     /// Waits between two stretches until the steps of other threads have ended that are under way, unless long work has had less
-    /// than twice the time since it last waited: so two thirds of the device are its own, however many steps there are.
-    pub fn pass(&self) {
-        let waited = || self.waited.lock().unwrap_or_else(PoisonError::into_inner);
+    /// than twice the time since it last waited that it lost then: so two thirds of the device are its own, however many steps
+    /// there are. The stretch that ended last kept the device `busy` so long.
+    pub fn pass(&self, busy: Duration) {
         let began = Instant::now();
-        let last = *waited();
-        if !last.is_some_and(|last| is_owed(last, began)) {
+        let owed = self.last().as_mut().is_some_and(|last| last.is_owed(busy, began));
+        if !owed {
             self.steps.wait();
-            *waited() = Some((Instant::now(), began.elapsed()));
+            *self.last() = Some(Wait { ended: Instant::now(), lost: began.elapsed(), known: false });
         }
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Wait>> {
+        self.waited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether long work that has waited so long until then has not had its share since.
-fn is_owed((until, waited): (Instant, Duration), now: Instant) -> bool {
-    now.saturating_duration_since(until) < SHARE * waited
+impl Wait {
+    /// Whether long work will not have had its share since, once what is queued is done: another stretch, which takes what the last one
+    /// took. The one that was queued before it waited has ended by the next time.
+    fn is_owed(&mut self, busy: Duration, now: Instant) -> bool {
+        if !self.known {
+            (self.lost, self.known) = (self.lost.saturating_sub(busy), true);
+        }
+        now.saturating_duration_since(self.ended).saturating_add(busy) < SHARE * self.lost
+    }
 }
 
 impl UnderWay {
     fn are_about(&self, now: Instant) -> bool {
-        self.heard.is_some_and(|heard| now.saturating_duration_since(heard) < LATELY)
+        let heard = |(.., until): &(u64, ThreadId, Instant)| now < *until - PATIENCE + LATELY;
+        self.steps.iter().any(heard) || self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < SOON)
     }
 
     /// How long a thread has to wait from `now` on if none of the first `begun` steps ends, and not beyond `last`.
@@ -171,16 +194,29 @@ mod tests {
         assert!(left(2, Duration::ZERO).is_some());
         drop(other);
         assert_eq!(left(2, Duration::ZERO), None);
-        let heard = steps.lock().heard.unwrap();
-        assert!(steps.lock().are_about(heard + LATELY / 2) && !steps.lock().are_about(heard + LATELY));
+        let ended = steps.lock().ended.unwrap();
+        assert!(steps.lock().are_about(ended + SOON / 2) && !steps.lock().are_about(ended + SOON));
+        let begun = Instant::now();
+        let _last = steps.begin();
+        assert!(steps.lock().are_about(begun + 2 * SOON), "it is under way");
+        assert!(!steps.lock().are_about(begun + 2 * LATELY), "its asker is gone");
     }
 
     #[test]
     fn long_work_has_two_thirds_of_the_device() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
-        assert!(is_owed((now, ms(15)), now + ms(29)));
-        assert!(!is_owed((now, ms(15)), now + ms(30)));
-        assert!(!is_owed((now, ms(0)), now), "it has not waited");
+        let waited = |lost| Wait { ended: now, lost: ms(lost), known: false };
+        assert!(waited(15).is_owed(ms(0), now + ms(29)));
+        assert!(!waited(15).is_owed(ms(0), now + ms(30)));
+        assert!(!waited(0).is_owed(ms(0), now), "it has not waited");
+        assert!(!waited(30).is_owed(ms(25), now), "the device had enough to do meanwhile, and has");
+        assert!(!waited(30).is_owed(Duration::MAX, now), "nobody knows what it had to do");
+        let mut last = waited(60);
+        assert!(last.is_owed(ms(20), now + ms(10)), "of 40 lost");
+        assert!(
+            last.is_owed(ms(30), now + ms(49)) && !last.is_owed(ms(30), now + ms(50)),
+            "only the first stretch counts"
+        );
     }
 
     #[test]

@@ -4,8 +4,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use cudarc::driver::CudaEvent;
+use cudarc::driver::{CudaEvent, sys};
 
 use super::super::FEW_ROWS;
 use super::{Device, device_error};
@@ -28,8 +29,9 @@ pub struct Pace {
 struct Queued {
     /// Since the last stretch ended.
     operations: f64,
-    /// The end of the last one.
+    /// The end of the last one, and of the one before.
     last: Option<CudaEvent>,
+    before: Option<CudaEvent>,
 }
 
 impl Pace {
@@ -54,7 +56,7 @@ impl Device {
             return Ok(());
         }
         let failed = |error| device_error("queue", error);
-        let before = {
+        let (before, last) = {
             let mut queued = self.pace.queued.lock().expect("no panic holds it");
             queued.operations += operations;
             if queued.operations < STRETCH {
@@ -62,15 +64,23 @@ impl Device {
             }
             queued.operations = 0.0;
             if operations < LONG && !(self.pace.stretches.are_wanted() && self.has_room()?) {
-                queued.last = None;
+                (queued.last, queued.before) = (None, None);
                 return Ok(());
             }
-            queued.last.replace(self.stream.record_event(None).map_err(failed)?)
+            let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+            let last = queued.last.replace(self.stream.record_event(timed).map_err(failed)?);
+            (queued.before.take(), last)
         };
-        if let Some(before) = before {
-            before.synchronize().map_err(failed)?;
+        // Of a stretch whose beginning is not known, all of it may have been queued long before.
+        let mut busy = Duration::MAX;
+        if let Some(last) = last {
+            last.synchronize().map_err(failed)?;
+            if let Some(before) = before {
+                busy = Duration::from_secs_f32(before.elapsed_ms(&last).map_err(failed)?.max(0.0) / 1e3);
+            }
+            self.pace.queued.lock().expect("no panic holds it").before = Some(last);
         }
-        self.pace.stretches.pass();
+        self.pace.stretches.pass(busy);
         Ok(())
     }
 
