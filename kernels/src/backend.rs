@@ -2,10 +2,13 @@
 //! device is named here.
 
 mod answers;
+mod gathering;
 
 use std::ops::Range;
+use std::sync::Arc;
 
-pub use answers::{AllGather, Lent, Mark, Partial, Sparse};
+pub use answers::{Lent, Mark, Partial, Sparse};
+pub use gathering::{AllGather, Meeting};
 
 use crate::{Ahead, Ask, FlexRule, KernelError, KeySets, Merging, StripeRule, VerticalSlashRule, merging, packed};
 
@@ -167,15 +170,25 @@ pub trait Backend: Sized + Send + Sync + 'static {
         Ahead::default()
     }
 
+    /// Whether both compute in the same memory.
+    fn is_beside(&self, other: &Self) -> bool {
+        let _ = other;
+        true
+    }
+
+    /// A backend of this device that computes alike and has a queue of its own; none where work does not stand in queues.
+    fn another(&self) -> Result<Option<Self>, KernelError> {
+        Ok(None)
+    }
+
     /// Lends tensors to other backends of its kind. Memory of the host is everybody's.
     fn lend(&self, tensors: Vec<Self::Tensor>) -> Result<Lent<Self>, KernelError> {
         Ok(Box::new(move |_| Ok(tensors.clone())))
     }
 
-    /// Puts matrices of these devices of one process together.
-    fn all_gather<'a>(members: &[&'a Self]) -> Result<AllGather<'a, Self>, KernelError> {
-        let members = members.to_vec();
-        Ok(Box::new(move |parts, axis| members.iter().map(|member| member.concat(parts, axis)).collect()))
+    /// What puts matrices of these devices of one process together.
+    fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
+        Ok(Box::new(Meeting::new(members)))
     }
     /// Most rows of which devices of one process gain by sharing linear layers, each with some of the outputs.
     fn shared_rows(&self) -> usize {

@@ -18,7 +18,7 @@ mod survey;
 mod tensor;
 
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 pub use attention::{Attender, Attention, FEW_ROWS, PIECE};
 pub use device::Device;
@@ -108,7 +108,15 @@ impl Backend for Cuda {
         self.lend_tensors(tensors)
     }
 
-    fn all_gather<'a>(members: &[&'a Self]) -> Result<AllGather<'a, Self>, KernelError> {
+    fn is_beside(&self, other: &Self) -> bool {
+        self.index == other.index
+    }
+
+    fn another(&self) -> Result<Option<Self>, KernelError> {
+        Self::new(CudaOptions { device: self.index, dtype: self.dtype, eight_bits: self.eight_bits }).map(Some)
+    }
+
+    fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
         gathering::all_gather(members)
     }
 

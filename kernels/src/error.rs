@@ -53,6 +53,9 @@ pub enum KernelError {
         /// Why not.
         cause: String,
     },
+    /// A device that others share a step with failed.
+    #[error("another device of this process failed in the middle of a step that they share")]
+    Abandoned,
     /// 8-bit linear layers where they cannot be.
     #[error(
         "GPU {index} computes no linear layers in 8-bit floats: that needs Hopper (compute capability 9.0), cublasLt and dtype \"bf16\"; leave them out"
@@ -110,6 +113,7 @@ impl KernelError {
             Self::UnknownKernels { .. } => "kernel_unknown",
             Self::Threads { .. } => "kernel_threads",
             Self::NoDevice { .. } => "kernel_no_device",
+            Self::Abandoned => "kernel_abandoned",
             Self::EightBits { .. } => "kernel_eight_bits",
             Self::TooSmall { .. } => "kernel_device_too_small",
             Self::DeviceMemory { .. } => "kernel_device_memory",

@@ -16,8 +16,8 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use asterism_kernels::{Backend, Cuda, CudaOptions, DType};
 use asterism_models::{
-    Checkpoint, Decoder, EncodedShard, Generator, KnownShape, LocalContext, Parts, StepPart, TeamContext, Watch,
-    encode_plan, encode_together, step, synthetic_prompt,
+    Checkpoint, Decoder, EncodedShard, Generator, KnownShape, LocalContext, Parts, StepPart, TeamContext,
+    TensorParallel, Watch, encode_plan, encode_together, step, synthetic_prompt,
 };
 use asterism_plan::{Method, MethodConfig, Plan, PlanRequest};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ impl Watch for Pairs {
 }
 
 /// Decoders, one for each GPU.
-struct Devices(Vec<Decoder<Cuda>>);
+struct Devices(Vec<Arc<Decoder<Cuda>>>);
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -87,10 +87,10 @@ impl Devices {
             "embedded" => Checkpoint::embedded()?,
             name => Checkpoint::random(name.parse::<KnownShape>().ok().context("no such model")?)?,
         };
-        let load = |(at, gpu): (usize, &str)| -> Result<Decoder<Cuda>> {
+        let load = |(at, gpu): (usize, &str)| -> Result<Arc<Decoder<Cuda>>> {
             let options = CudaOptions { device: gpu.parse()?, dtype: DType::Bf16, eight_bits };
             let parts = if at == 0 { Parts::All } else { Parts::Context };
-            Ok(Decoder::load(Arc::new(Cuda::new(options)?), &checkpoint, parts)?)
+            Ok(Arc::new(Decoder::load(Arc::new(Cuda::new(options)?), &checkpoint, parts)?))
         };
         Ok(Self(gpus.split(',').enumerate().map(load).collect::<Result<_>>()?))
     }
@@ -119,7 +119,7 @@ impl Devices {
         let started = Instant::now();
         let shards = match &self.0[..] {
             [one] => vec![encode_plan(one, plan, context, None, watch)?],
-            several => encode_together(&several.iter().collect::<Vec<_>>(), plan, context)?,
+            several => encode_together(&several.iter().map(|decoder| &**decoder).collect::<Vec<_>>(), plan, context)?,
         };
         self.0.iter().try_for_each(|decoder| decoder.backend().device().synchronize())?;
         Ok((shards, started.elapsed().as_secs_f64()))
@@ -149,10 +149,11 @@ impl Devices {
         let context = self.prompt(tokens);
         let plan = self.plan(&method, &context)?;
         let (shards, _) = self.encode(&plan, &context)?;
-        let held = self.0.iter().zip(&shards).map(|(decoder, shards)| (decoder.backend(), &shards[..]));
-        let mut held = TeamContext::new(&held.collect::<Vec<_>>());
-        if share {
-            held = held.sharing(&self.0.iter().collect::<Vec<_>>())?;
+        let held = self.0.iter().zip(&shards).map(|(decoder, shards)| LocalContext::new(decoder.backend(), shards));
+        let parallel = share.then(|| TensorParallel::new(self.0.clone())).transpose()?;
+        let mut held = TeamContext::new(held.collect());
+        if let Some(parallel) = &parallel {
+            held = held.sharing(parallel);
         }
         let (home, mut generator) = (self.home(), Generator::of(&plan));
         let mut steps = |ids: &[u32]| -> Result<Value> {
@@ -211,7 +212,7 @@ impl Devices {
             jobs.push((encode_plan(home, &plan, context, None, &mut |_, _| true)?, Generator::of(&plan)));
         }
         let (shards, mut generators): (Vec<_>, Vec<_>) = jobs.into_iter().unzip();
-        let mut held = LocalContext::of(home.backend(), shards.iter().map(|shards| &shards[..]).collect());
+        let mut held = LocalContext::of(home.backend(), shards.iter().map(|shards| shards.iter().collect()).collect());
         let mut seconds = Vec::new();
         for at in 0..STEPS + 2 {
             let started = Instant::now();

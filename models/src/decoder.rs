@@ -5,7 +5,7 @@ mod weights;
 
 use std::{ops::Range, sync::Arc};
 
-use asterism_kernels::Backend;
+use asterism_kernels::{Backend, KernelError};
 
 use crate::{Checkpoint, ModelConfig, ModelError};
 use weights::{Body, Head, Layer};
@@ -58,8 +58,15 @@ impl<B: Backend> Decoder<B> {
         SharedWeights::default().loading().decoder(backend, checkpoint, parts)
     }
 
-    /// Has a device that chooses how it multiplies do so now, while there is room: by the counts of rows that differ for it, through a
-    /// layer and the head. Where there is none it chooses when it is asked.
+    /// Has a device that chooses how it multiplies do so now, while there is room. Where there is none it chooses when it is asked.
+    fn rehearse_where_there_is_room(&self) -> Result<(), ModelError> {
+        match self.rehearse() {
+            Err(ModelError::Kernel(KernelError::DeviceMemory { .. })) => Ok(()),
+            rehearsed => rehearsed,
+        }
+    }
+
+    /// By the counts of rows that differ for the choice, through a layer and the head.
     fn rehearse(&self) -> Result<(), ModelError> {
         for rows in REHEARSED {
             let ids = vec![0; rows];
@@ -76,6 +83,22 @@ impl<B: Backend> Decoder<B> {
     /// The device.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    pub(crate) fn shared_backend(&self) -> &Arc<B> {
+        &self.backend
+    }
+
+    /// A decoder with the same weights whose work does not stand behind this one's; none where work does not stand in queues.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn another(&self) -> Result<Option<Self>, ModelError> {
+        let Some(backend) = self.backend.another()?.map(Arc::new) else { return Ok(None) };
+        let (config, inv_freq) = (self.config.clone(), self.inv_freq.clone());
+        let decoder = Self { backend, config, inv_freq, body: self.body.clone(), head: self.head.clone() };
+        decoder.rehearse_where_there_is_room()?;
+        Ok(Some(decoder))
     }
 
     /// Whether both compute with the same memory.

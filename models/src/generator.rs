@@ -16,7 +16,7 @@ pub use context::{
     ShardPartial, StepError,
 };
 
-pub use team::{Team, TeamContext};
+pub use team::{Team, TeamContext, TensorParallel};
 
 use crate::{Decoder, EncodedShard, ModelError, decoder::Projected};
 use merging::{Answer, Answered};
@@ -116,7 +116,9 @@ pub fn step<B: Backend>(
 ) -> Result<StepEnds<B>, ModelError> {
     let mut batch = Batch::new(decoder, parts);
     let ids: Vec<u32> = batch.live.iter().flat_map(|live| batch.parts[live.part].ids).copied().collect();
-    if let ([_], Some(team)) = (&batch.live[..], context.team(ids.len())) {
+    if let [Live { part, .. }] = batch.live[..]
+        && let Some(team) = context.team(part, ids.len())
+    {
         return batch.together(&team, &ids);
     }
     let mut x = if ids.is_empty() { None } else { Some(decoder.embed(&ids)?) };
@@ -213,12 +215,10 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
 
     /// What the parts ask of the jobs' own keys.
     fn own_asks(&self, layer: usize, masks: &[(Mask, Mask)]) -> impl Iterator<Item = Ask<'_, B::Kv>> {
-        self.live.iter().zip(masks).map(move |(live, (_, mask))| Ask {
-            kv: &self.parts[live.part].generator.tail[layer],
-            rows: live.rows.clone(),
-            mask: *mask,
-            holes: &[],
-        })
+        let ask = move |(live, (_, mask)): (&Live, &(Mask, Mask))| {
+            self.parts[live.part].generator.own_ask(layer, live.rows.clone(), *mask)
+        };
+        self.live.iter().zip(masks).map(ask)
     }
 
     /// Appends keys and values `(kv, t, dim)` to the jobs' own.
@@ -230,13 +230,7 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
                 _ => backend.narrow(x, 1, rows.start, rows.end),
             };
             let (k, v) = (of_part(k)?, of_part(v)?);
-            let Generator { tail, rows: before, .. } = &mut *self.parts[*part].generator;
-            match tail.get_mut(layer) {
-                // Those of an earlier try are there.
-                Some(kv) if backend.kv_len(kv) > *before => {}
-                Some(kv) => backend.kv_append(kv, &k, &v)?,
-                None => tail.push(backend.kv(&k, &v)?),
-            }
+            self.parts[*part].generator.append(backend, layer, [&k, &v])?;
         }
         Ok(())
     }
@@ -303,6 +297,22 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
 }
 
 impl<B: Backend> Generator<B> {
+    /// Appends keys and values `(kv, t, dim)` of the rows that are on their way.
+    fn append(&mut self, backend: &B, layer: usize, [k, v]: [&B::Tensor; 2]) -> Result<(), ModelError> {
+        match self.tail.get_mut(layer) {
+            // Those of an earlier try are there.
+            Some(kv) if backend.kv_len(kv) > self.rows => {}
+            Some(kv) => backend.kv_append(kv, k, v)?,
+            None => self.tail.push(backend.kv(k, v)?),
+        }
+        Ok(())
+    }
+
+    /// What some rows of a step ask of its own keys.
+    fn own_ask(&self, layer: usize, rows: Range<usize>, mask: Mask) -> Ask<'_, B::Kv> {
+        Ask { kv: &self.tail[layer], rows, mask, holes: &[] }
+    }
+
     /// What its next rows see of the context, and of the query and the generated tokens.
     fn masks(&self) -> (Mask, Mask) {
         match self.context.view {

@@ -30,7 +30,7 @@ pub use encoder::{
 pub use error::ModelError;
 pub use generator::{
     ContextAttention, ContextKeys, Generator, Held, HeldShards, LayerQueries, LocalContext, PackedRows, PartAnswer,
-    PartAsk, PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, step,
+    PartAsk, PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,
 };
 pub use logprobs::Logprobs;
 pub use masses::WatchedContext;

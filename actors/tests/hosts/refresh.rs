@@ -17,7 +17,7 @@ fn tokens_here(case: &Case, order: &Generate) -> Vec<u32> {
     generator.refresh(fresh);
     let (mut ids, mut tokens) = (order.query_ids.clone(), Vec::new());
     while tokens.len() < order.choice.max_tokens as usize {
-        let mut context = LocalContext::new(decoder.backend(), &shards).without(&anew.hidden);
+        let mut context = LocalContext::new(decoder.backend(), &shards).without(0, &anew.hidden);
         let x = generator.step(&decoder, &ids, &mut context).expect("a step");
         let logits = decoder.last_logits(&[&x]).expect("logits").remove(0).expect("numbers");
         let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]).then(b.cmp(a)));

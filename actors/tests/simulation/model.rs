@@ -77,7 +77,7 @@ impl Model {
                 ContextKeys { shards: refresh.left_of(plan.kept_shards()), view: plan.view, fan_in: plan.fan_in };
             let input = refresh.shard.input(context).expect("its tokens are in the context");
             let fresh = encode_alone(&self.decoder, (&refresh.shard, &input), &mut |_, _| true).expect("fresh keys");
-            (generator, known) = (Generator::new(keys, plan.query_start), known.without(&refresh.hidden));
+            (generator, known) = (Generator::new(keys, plan.query_start), known.without(0, &refresh.hidden));
             generator.refresh(fresh);
         }
         while tokens.len() < request.max_tokens {

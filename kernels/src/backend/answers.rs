@@ -19,9 +19,5 @@ pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as Backend>::Tensor>, KernelE
 /// Attention over keys that were selected, and these.
 pub type Sparse<'a, B> = Result<(Partial<<B as Backend>::Tensor>, Selection<'a>), KernelError>;
 
-/// What puts a tensor of each of some devices together along an axis, and gives all of it to each of them.
-pub type AllGather<'a, B> =
-    Box<dyn Fn(&[<B as Backend>::Tensor], usize) -> Result<Vec<<B as Backend>::Tensor>, KernelError> + 'a>;
-
 /// What waits until a device has done what it was asked before.
 pub type Mark = Box<dyn FnOnce() -> Result<(), KernelError>>;

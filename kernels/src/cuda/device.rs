@@ -24,6 +24,7 @@ pub(super) use buffer::Buffer;
 use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
 use pace::Pace;
 pub(super) use pace::STRETCH;
+pub(super) use queue::Written;
 use queue::{Overlap, Queue};
 use spread::Room;
 pub(super) use spread::Spread;

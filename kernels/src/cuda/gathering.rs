@@ -1,13 +1,15 @@
 //! Parts of a matrix, one of each of several GPUs, put together on all of them. GPUs that are linked write to each other's memory and
 //! wait for what the others write, by one kernel each; elsewhere parts are lent.
 
-use std::sync::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::Cuda;
 use super::device::{Buffer, Spread, device_error, launch};
 use super::lending;
+use super::staging::Pinned;
 use super::tensor::Tensor;
-use crate::{AllGather, Backend, KernelError};
+use crate::{AllGather, KernelError, Meeting};
 
 /// Most GPUs, as the kernel has it.
 const MEMBERS: usize = 8;
@@ -27,6 +29,7 @@ struct Gathering {
     out: u64,
     to: [u64; MEMBERS],
     from: [u64; MEMBERS],
+    abandoned: u64,
     widths: [i32; MEMBERS],
     at: [i32; MEMBERS],
     rows: i32,
@@ -38,8 +41,8 @@ struct Gathering {
 }
 
 /// As `Backend::all_gather`.
-pub(super) fn all_gather<'a>(members: &[&'a Cuda]) -> Result<AllGather<'a, Cuda>, KernelError> {
-    through(members, if are_linked(members) { Some(Inboxes::of(members)?) } else { None })
+pub(super) fn all_gather(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
+    if are_linked(members) { Cuda::all_gather_at_once(members) } else { Ok(Box::new(Meeting::new(members))) }
 }
 
 impl Cuda {
@@ -48,37 +51,18 @@ impl Cuda {
     ///
     /// # Errors
     /// What the devices report.
-    pub fn all_gather_at_once<'a>(members: &[&'a Self]) -> Result<AllGather<'a, Self>, KernelError> {
-        through(members, Some(Inboxes::of(members)?))
+    pub fn all_gather_at_once(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
+        Ok(Box::new(Inboxes::of(members)?))
     }
 }
 
-fn through<'a>(members: &[&'a Cuda], inboxes: Option<Inboxes>) -> Result<AllGather<'a, Cuda>, KernelError> {
-    let members = members.to_vec();
-    Ok(Box::new(move |parts, axis| match (&inboxes, Layout::of(parts, axis)) {
-        (Some(inboxes), Some(layout)) if parts.len() == members.len() => inboxes.gather(&members, parts, &layout),
-        _ => by_lending(&members, parts, axis),
-    }))
-}
-
 /// Whether each reads and writes the memory of each other.
-fn are_linked(members: &[&Cuda]) -> bool {
-    let linked = |(at, one): (usize, &&Cuda)| {
-        let open = |of: &Cuda| lending::open(of.device.shared_context(), one.device.shared_context());
+fn are_linked(members: &[Arc<Cuda>]) -> bool {
+    let linked = |(at, one): (usize, &Arc<Cuda>)| {
+        let open = |of: &Arc<Cuda>| lending::open(of.device.shared_context(), one.device.shared_context());
         members.iter().enumerate().all(|(other, of)| other == at || open(of))
     };
     (2..=MEMBERS).contains(&members.len()) && members.iter().enumerate().all(linked)
-}
-
-/// Each member gets all parts from their owners.
-fn by_lending(members: &[&Cuda], parts: &[Tensor], axis: usize) -> Result<Vec<Tensor>, KernelError> {
-    let lend = |(member, part): (&&Cuda, &Tensor)| member.lend(vec![part.clone()]);
-    let lent = members.iter().zip(parts).map(lend).collect::<Result<Vec<_>, _>>()?;
-    let gather = |to: &&Cuda| {
-        let parts = lent.iter().map(|lent| Ok(lent(to)?.swap_remove(0))).collect::<Result<Vec<_>, KernelError>>()?;
-        to.concat(&parts, axis)
-    };
-    members.iter().map(gather).collect()
 }
 
 /// How parts lie in the whole, in steps of [`CARRIED`] bytes.
@@ -89,34 +73,56 @@ struct Layout {
 }
 
 impl Layout {
-    /// Of matrices that the kernel takes.
-    fn of(parts: &[Tensor], axis: usize) -> Option<Self> {
-        let [rows, columns] = parts.first()?.shape[..] else { return None };
-        let fits = |part: &Tensor| {
-            let suits = part.dtype == parts[0].dtype && part.shape.len() == 2 && part.pointer().is_multiple_of(8);
-            suits && part.shape[1 - axis] == parts[0].shape[1 - axis] && (1..=MOST).contains(&part.bytes())
+    /// Of matrices that the kernel takes: all members find the same.
+    fn of(part: &Tensor, sizes: &[usize], axis: usize) -> Option<Self> {
+        let ([rows, columns], width) =
+            (<[usize; 2]>::try_from(&part.shape[..]).ok()?, part.bytes() / part.elements().max(1));
+        let (lines, line, shape) = match axis {
+            0 => (1, columns, [sizes.iter().sum(), columns]),
+            1 => (rows, 1, [rows, sizes.iter().sum()]),
+            _ => return None,
         };
-        if axis > 1 || !parts.iter().all(fits) {
-            return None;
-        }
-        let all = parts.iter().map(|part| part.shape[axis]).sum();
-        let (shape, lines) = if axis == 0 { ([all, columns], 1) } else { ([rows, all], rows) };
-        let even = parts.iter().all(|part| (part.bytes() / lines).is_multiple_of(CARRIED));
-        let widths = parts.iter().map(|part| part.bytes() / lines / CARRIED).collect();
-        even.then_some(Self { rows: lines, widths, shape })
+        let bytes = |size: &usize| size * line * width;
+        let fits = |size: &usize| bytes(size).is_multiple_of(CARRIED) && (1..=MOST).contains(&(lines * bytes(size)));
+        let widths = sizes.iter().map(|size| bytes(size) / CARRIED).collect();
+        sizes.iter().all(fits).then_some(Self { rows: lines, widths, shape })
     }
 }
 
 /// Where each member gets the parts of the others: two places for each, which take turns.
 struct Inboxes {
+    members: Vec<Arc<Cuda>>,
     each: Vec<Buffer>,
-    /// Of the last exchange.
-    number: Mutex<u32>,
+    /// Of each member's last exchange.
+    numbers: Vec<AtomicU32>,
+    abandoned: Abandoned,
+    /// For what the kernel does not take.
+    meeting: Meeting<Cuda>,
+}
+
+/// Whether a member takes part no more, in host memory, where waiting kernels look.
+struct Abandoned(Pinned);
+
+// SAFETY: the memory is one flag, read and written as an atomic.
+unsafe impl Sync for Abandoned {}
+
+impl Abandoned {
+    fn flag(&self) -> &AtomicBool {
+        // SAFETY: the memory is live and aligned, and was written when it was fresh.
+        unsafe { AtomicBool::from_ptr(self.0.pointer().cast()) }
+    }
+}
+
+impl Drop for Inboxes {
+    fn drop(&mut self) {
+        // Nobody writes there any more. A device that failed does not.
+        self.members.iter().for_each(|member| drop(member.device.synchronize()));
+    }
 }
 
 impl Inboxes {
-    fn of(members: &[&Cuda]) -> Result<Self, KernelError> {
-        let inbox = |member: &&Cuda| {
+    fn of(members: &[Arc<Cuda>]) -> Result<Self, KernelError> {
+        let inbox = |member: &Arc<Cuda>| {
             let device = &member.device;
             let inbox = device.alloc(2 * members.len() * PACKET / CARRIED * MOST)?;
             device.clear(&inbox)?;
@@ -125,28 +131,19 @@ impl Inboxes {
             Ok(inbox)
         };
         let each = members.iter().map(inbox).collect::<Result<Vec<_>, KernelError>>()?;
-        Ok(Self { each, number: Mutex::new(0) })
+        let numbers = members.iter().map(|_| AtomicU32::new(0)).collect();
+        let flag = Pinned::new(size_of::<u32>(), Arc::clone(members[0].device.stream()));
+        let flag = flag.map_err(|error| device_error("all_gather", error))?;
+        // SAFETY: the memory is fresh, and a word fits.
+        unsafe { flag.pointer().cast::<u32>().write(0) };
+        let meeting = Meeting::new(members);
+        Ok(Self { members: members.to_vec(), each, numbers, abandoned: Abandoned(flag), meeting })
     }
 
     /// Where `receiver` gets what `sender` sends by exchange `number`.
     fn place(&self, receiver: usize, sender: usize, number: u32) -> u64 {
         let place = number as usize % 2 * self.each.len() + sender;
         self.each[receiver].pointer + (place * PACKET / CARRIED * MOST) as u64
-    }
-
-    fn gather(&self, members: &[&Cuda], parts: &[Tensor], layout: &Layout) -> Result<Vec<Tensor>, KernelError> {
-        let place = |member: &&Cuda| member.device.empty(&layout.shape, parts[0].dtype);
-        let outs = members.iter().map(place).collect::<Result<Vec<_>, _>>()?;
-        // Kernels of one exchange stand before those of the next on every GPU.
-        let mut number = self.number.lock().map_err(|error| device_error("all_gather", error))?;
-        *number = if *number == u32::MAX { 2 } else { *number + 1 };
-        let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
-        let spread = Spread::new(most.div_ceil(THREADS).clamp(1, MOST_BLOCKS), THREADS as u32);
-        for (at, (member, out)) in members.iter().zip(&outs).enumerate() {
-            let gathering = self.gathering((at, *number), (&parts[at], out), layout);
-            launch!(member.device, "all_gather", spread, gathering)?;
-        }
-        Ok(outs)
     }
 
     fn gathering(&self, (member, number): (usize, u32), (part, out): (&Tensor, &Tensor), layout: &Layout) -> Gathering {
@@ -156,6 +153,7 @@ impl Inboxes {
             out: out.pointer(),
             to: [0; MEMBERS],
             from: [0; MEMBERS],
+            abandoned: self.abandoned.0.pointer() as u64,
             widths: [0; MEMBERS],
             at: [0; MEMBERS],
             rows: layout.rows as i32,
@@ -174,5 +172,31 @@ impl Inboxes {
             at += gathering.widths[other];
         }
         gathering
+    }
+}
+
+impl AllGather<Cuda> for Inboxes {
+    fn gather(&self, member: usize, part: &Tensor, sizes: &[usize], axis: usize) -> Result<Tensor, KernelError> {
+        let Some(layout) = Layout::of(part, sizes, axis) else { return self.meeting.gather(member, part, sizes, axis) };
+        if self.abandoned.flag().load(Ordering::Acquire) {
+            return Err(KernelError::Abandoned);
+        }
+        let device = &self.members[member].device;
+        let copy = (!part.pointer().is_multiple_of(CARRIED as u64)).then(|| device.narrow(part, 0, 0, part.shape[0]));
+        let copy = copy.transpose()?;
+        let (part, out) = (copy.as_ref().unwrap_or(part), device.empty(&layout.shape, part.dtype)?);
+        let last = self.numbers[member].load(Ordering::Relaxed);
+        let number = if last == u32::MAX { 2 } else { last + 1 };
+        self.numbers[member].store(number, Ordering::Relaxed);
+        let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
+        let spread = Spread::new(most.div_ceil(THREADS).clamp(1, MOST_BLOCKS), THREADS as u32);
+        let gathering = self.gathering((member, number), (part, &out), &layout);
+        launch!(device, "all_gather", spread, gathering)?;
+        Ok(out)
+    }
+
+    fn abandon(&self) {
+        self.abandoned.flag().store(true, Ordering::Release);
+        self.meeting.abandon();
     }
 }

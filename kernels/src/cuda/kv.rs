@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::attention::Map;
-use super::device::{Buffer, Device, width};
+use super::device::{Buffer, Device, Written, width};
 use super::tensor::{Strides, Tensor, View};
 use crate::{DType, KernelError};
 
@@ -20,8 +20,8 @@ pub struct Kv {
     dtype: DType,
     len: usize,
     capacity: usize,
-    /// Launches of the device up to which its tokens may have been written; `u64::MAX`: nobody knows.
-    written: u64,
+    /// When its tokens may have been written.
+    written: Written,
     /// Maps of all cached keys and values.
     maps: [OnceLock<Map>; 2],
 }
@@ -34,7 +34,7 @@ impl Kv {
     pub fn new(device: &Device, heads: usize, dim: usize, dtype: DType, capacity: usize) -> Result<Self, KernelError> {
         let bytes = capacity * heads * dim * width(dtype);
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
-        let (written, maps) = (device.queue().launched(), Default::default());
+        let (written, maps) = (device.queue().written(), Default::default());
         Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written, maps })
     }
 
@@ -49,7 +49,7 @@ impl Kv {
             dtype: k.dtype,
             len,
             capacity: len,
-            written: device.queue().launched(),
+            written: device.queue().written(),
             maps: Default::default(),
         })
     }
@@ -113,7 +113,7 @@ impl Kv {
             *self = grown;
         }
         self.resize(end);
-        self.written = u64::MAX;
+        self.written = Written::UNKNOWN;
         Ok(self.view(start, end))
     }
 
@@ -140,7 +140,7 @@ impl Kv {
             device.copy_heads(v, to_v)?;
         }
         // Others queue kernels meanwhile, so that only now all of these are among those that were counted.
-        self.written = device.queue().launched();
+        self.written = device.queue().written();
         Ok(())
     }
 
@@ -156,7 +156,7 @@ impl Kv {
         part.resize(end - start);
         let [from, to] = [&self.buffers, &part.buffers].map(|of| [of[0].pointer, of[1].pointer]);
         device.copy_pair(from.map(|from| from + (start * self.row()) as u64), to, part.len * self.row())?;
-        part.written = device.queue().launched();
+        part.written = device.queue().written();
         Ok(part)
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use half::{bf16, f16};
 
 use super::attention::Map;
-use super::device::{Buffer, Device, width};
+use super::device::{Buffer, Device, Written, width};
 use crate::{DType, HostTensor, KernelError};
 
 /// A tensor in device memory, row-major but for what `rows_first` says; clones share it.
@@ -53,8 +53,8 @@ pub struct View<'a> {
     pub(super) dim: usize,
     pub(super) at: Strides,
     pub(super) dtype: DType,
-    /// Launches up to which it may have been written.
-    pub(super) written: u64,
+    /// When it may have been written.
+    pub(super) written: Written,
     /// Where the map of what it views is kept.
     pub(super) map: Option<&'a OnceLock<Map>>,
     lives: PhantomData<&'a Buffer>,
@@ -62,12 +62,12 @@ pub struct View<'a> {
 
 impl<'a> View<'a> {
     pub(super) fn new(pointer: u64, [heads, rows, dim]: [usize; 3], at: Strides, dtype: DType) -> Self {
-        Self { pointer, heads, rows, dim, at, dtype, written: u64::MAX, map: None, lives: PhantomData }
+        Self { pointer, heads, rows, dim, at, dtype, written: Written::UNKNOWN, map: None, lives: PhantomData }
     }
 
-    /// The same, of memory that no launch after the first so many writes.
-    pub(super) fn written(self, launches: u64) -> Self {
-        Self { written: launches, ..self }
+    /// The same, of memory that no later launch writes.
+    pub(super) fn written(self, written: Written) -> Self {
+        Self { written, ..self }
     }
 
     /// The same, whose map is kept here.

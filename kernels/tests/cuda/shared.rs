@@ -1,7 +1,11 @@
 //! What GPUs that share linear layers do: some columns of a product, and parts put together on all of them.
 
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
 use asterism_kernels::cuda::{Kv, Linear, Tensor};
-use asterism_kernels::{AllGather, Backend, Cuda, CudaOptions, DType, Heads, Mask};
+use asterism_kernels::{AllGather, Backend, Cuda, CudaOptions, DType, Heads, KernelError, Mask};
 
 use super::{draw, gpu};
 
@@ -37,10 +41,15 @@ fn parts_of_a_product_are_columns_of_the_whole() {
 }
 
 /// Parts drawn on each, and what all of them have.
-fn gathered(members: [&Cuda; 2], gather: &AllGather<'_, Cuda>, sizes: [[usize; 2]; 2], axis: usize, seed: u64) {
+fn gathered(members: &[Arc<Cuda>; 2], gather: &dyn AllGather<Cuda>, sizes: [[usize; 2]; 2], axis: usize, seed: u64) {
     let (of_each, parts): (Vec<_>, Vec<_>) =
         members.iter().zip(sizes).zip(seed..).map(|((gpu, shape), seed)| draw(gpu, &shape, seed)).unzip();
-    let whole = gather(&parts, axis).unwrap();
+    let along = sizes.map(|shape| shape[axis]);
+    let take = |at: usize, part: &Tensor| gather.gather(at, part, &along, axis).unwrap();
+    let whole: Vec<Tensor> = thread::scope(|scope| {
+        let others: Vec<_> = parts.iter().enumerate().map(|(at, part)| scope.spawn(move || take(at, part))).collect();
+        others.into_iter().map(|other| other.join().unwrap()).collect()
+    });
     drop(parts);
     // Memory of the parts is drawn upon again at once.
     let _over: Vec<_> = members.iter().zip(sizes).map(|(gpu, shape)| draw(gpu, &shape, 1000 + seed)).collect();
@@ -58,24 +67,49 @@ fn gathered(members: [&Cuda; 2], gather: &AllGather<'_, Cuda>, sizes: [[usize; 2
     }
 }
 
-#[test]
-fn parts_are_put_together_on_every_gpu() {
-    let Some(gpu) = gpu() else { return };
+/// Two GPUs, or two queues of one.
+fn two() -> Option<[Arc<Cuda>; 2]> {
+    gpu()?;
     let open = |device| Cuda::new(CudaOptions { device, dtype: DType::Bf16, eight_bits: false });
     let other = open(1).or_else(|_| open(0)).unwrap();
-    let members = [gpu, &other];
+    Some([Arc::new(open(0).unwrap()), Arc::new(other)])
+}
+
+#[test]
+fn parts_are_put_together_on_every_gpu() {
+    let Some(members) = two() else { return };
     // By lending where they are streams of one GPU, and by the kernel that waits.
     for gather in [Cuda::all_gather(&members).unwrap(), Cuda::all_gather_at_once(&members).unwrap()] {
+        let gathered = |sizes, axis, seed| gathered(&members, &*gather, sizes, axis, seed);
         for (seed, rows) in (0..60).zip([1, 2, 16, 7].into_iter().cycle()) {
-            gathered(members, &gather, [[rows, 7168]; 2], 1, seed);
-            gathered(members, &gather, [[rows, 64], [rows, 4]], 1, seed);
-            gathered(members, &gather, [[3 * rows, 4128], [rows, 4128]], 0, seed);
+            gathered([[rows, 7168]; 2], 1, seed);
+            gathered([[rows, 64], [rows, 4]], 1, seed);
+            gathered([[3 * rows, 4128], [rows, 4128]], 0, seed);
         }
         // An odd width, a part that is empty, and more than goes at once.
-        gathered(members, &gather, [[3, 6], [3, 5]], 1, 100);
-        gathered(members, &gather, [[0, 32], [2, 32]], 0, 101);
-        gathered(members, &gather, [[1100, 4096], [5, 4096]], 0, 102);
-        gathered(members, &gather, [[2, 32], [2, 32]], 0, 103);
+        gathered([[3, 6], [3, 5]], 1, 100);
+        gathered([[0, 32], [2, 32]], 0, 101);
+        gathered([[1100, 4096], [5, 4096]], 0, 102);
+        gathered([[2, 32], [2, 32]], 0, 103);
+    }
+}
+
+/// A kernel that waits for a part that never comes ends, and later exchanges are refused.
+#[test]
+fn whoever_leaves_an_exchange_keeps_no_gpu_waiting() {
+    let Some(members) = two() else { return };
+    for gather in [Cuda::all_gather(&members).unwrap(), Cuda::all_gather_at_once(&members).unwrap()] {
+        let part = draw(&members[0], &[2, 64], 7).1;
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| gather.gather(0, &part, &[64, 64], 1).map(drop));
+            thread::sleep(Duration::from_millis(50));
+            gather.abandon();
+            let waited = waits.join().unwrap();
+            assert!(matches!(waited, Ok(()) | Err(KernelError::Abandoned)), "{waited:?}");
+        });
+        members[0].finish().unwrap();
+        let later = gather.gather(1, &draw(&members[1], &[2, 64], 8).1, &[64, 64], 1).map(drop);
+        assert!(matches!(later, Err(KernelError::Abandoned)), "{later:?}");
     }
 }
 

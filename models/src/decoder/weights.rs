@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use asterism_kernels::{Backend, HostTensor, KernelError};
+use asterism_kernels::{Backend, HostTensor};
 
 use super::{Decoder, Parts};
 use crate::{Checkpoint, ModelConfig, ModelError};
@@ -90,10 +90,7 @@ impl<B: Backend> Loading<'_, B> {
         }
         let decoder = Decoder { inv_freq: config.inv_freq(), body, head, config, backend };
         if decoder.backend.queues() {
-            match decoder.rehearse() {
-                Err(ModelError::Kernel(KernelError::DeviceMemory { .. })) => {}
-                rehearsed => rehearsed?,
-            }
+            decoder.rehearse_where_there_is_room()?;
         }
         Ok(decoder)
     }

@@ -123,10 +123,10 @@ pub trait ContextAttention<B: Backend> {
         let _ = (queries, asks);
         Ok(None)
     }
-    /// The devices of this process that share a step of one part and so many rows, where they gain by it: they have all of the
-    /// context, and the step neither asks nor collects.
-    fn team(&self, rows: usize) -> Option<Team<'_, B>> {
-        let _ = rows;
+    /// The devices of this process that share a step of this part alone and so many rows, where they gain by it: they have all of
+    /// the context, and the step neither asks nor collects.
+    fn team(&self, part: usize, rows: usize) -> Option<Team<'_, B>> {
+        let _ = (part, rows);
         None
     }
     /// Sends the rows of each part to every shard of the part's context. Whether some answers stay on devices: a step then keeps
@@ -143,34 +143,47 @@ pub trait ContextAttention<B: Backend> {
 pub struct LocalContext<'a, B: Backend> {
     backend: &'a B,
     /// Shards of each part's context.
-    contexts: Vec<&'a [EncodedShard<B>]>,
-    /// Keys that nobody sees, by block.
-    hidden: BTreeMap<usize, Vec<Range<usize>>>,
+    contexts: Vec<Vec<&'a EncodedShard<B>>>,
+    /// Keys that nobody sees, by part and block.
+    hidden: BTreeMap<(usize, usize), Vec<Range<usize>>>,
     answers: Vec<PartAnswer<B>>,
 }
 
 impl<'a, B: Backend> LocalContext<'a, B> {
     /// Answers a step of one part from `shards`.
     pub fn new(backend: &'a B, shards: &'a [EncodedShard<B>]) -> Self {
-        Self::of(backend, vec![shards])
+        Self::of(backend, vec![shards.iter().collect()])
     }
 
     /// Answers each part of a step from the shards of its own context.
-    pub fn of(backend: &'a B, contexts: Vec<&'a [EncodedShard<B>]>) -> Self {
+    pub fn of(backend: &'a B, contexts: Vec<Vec<&'a EncodedShard<B>>>) -> Self {
         Self { backend, contexts, hidden: BTreeMap::new(), answers: Vec::new() }
     }
 
-    /// Without keys of shards that have others in their place.
+    /// Without keys of a part's shards that have others in their place.
     ///
     /// # Panics
     /// For keys that a shard does not have.
-    pub fn without(self, hidden: &[HiddenKeys]) -> Self {
-        let ranges = |hidden: &HiddenKeys| {
-            let (block, shard) = (hidden.block as usize, self.contexts.iter().flat_map(|shards| shards.iter()));
-            let keys = shard.filter(|shard| shard.block == block).map(|shard| shard.tokens).max().unwrap_or(0);
-            (block, hidden.ranges(keys).expect("keys of a shard that there is"))
-        };
-        Self { hidden: hidden.iter().map(ranges).collect(), ..self }
+    #[must_use]
+    pub fn without(mut self, part: usize, hidden: &[HiddenKeys]) -> Self {
+        for hidden in hidden {
+            let block = hidden.block as usize;
+            if let Some(shard) = self.contexts[part].iter().find(|shard| shard.block == block) {
+                let ranges = hidden.ranges(shard.tokens).expect("keys of a shard that there is");
+                self.hidden.insert((part, block), ranges);
+            }
+        }
+        self
+    }
+
+    /// Whether it has some of a part's context.
+    pub(super) fn has(&self, part: usize) -> bool {
+        self.contexts.get(part).is_some_and(|shards| !shards.is_empty())
+    }
+
+    /// The device.
+    pub(super) fn backend(&self) -> &'a B {
+        self.backend
     }
 }
 
@@ -178,12 +191,44 @@ impl<'a, B: Backend> LocalContext<'a, B> {
 type Seen<'a, B> = ((usize, u64), &'a <B as Backend>::Kv, &'a [Range<usize>]);
 
 impl<B: Backend> LocalContext<'_, B> {
+    fn holes(&self, part: usize, block: usize) -> &[Range<usize>] {
+        self.hidden.get(&(part, block)).map_or(&[], |holes| holes)
+    }
+
     fn seen(&self, layer: usize, part: usize) -> impl Iterator<Item = Seen<'_, B>> {
         self.contexts[part].iter().map(move |shard| {
-            let (kv, holes) = (&shard.layers[layer], self.hidden.get(&shard.block).map_or(&[][..], |holes| &holes[..]));
+            let (kv, holes) = (&shard.layers[layer], self.holes(part, shard.block));
             let keys = self.backend.kv_len(kv) - holes.iter().map(Range::len).sum::<usize>();
             ((shard.block, keys as u64), kv, holes)
         })
+    }
+
+    /// A part's shards, as [`LocalContext::picked`] finds them in every layer.
+    pub(super) fn shards(&self, part: usize) -> Result<Vec<(usize, u64)>, ModelError> {
+        let seen = |layer| self.seen(layer, part).map(|(shard, ..)| shard);
+        let (shards, layers) =
+            (seen(0).collect::<Vec<_>>(), self.contexts[part].first().map_or(0, |shard| shard.layers.len()));
+        for layer in 1..layers {
+            let other = seen(layer).zip(&shards).find(|(got, expected)| got != *expected);
+            if let Some(((block, got), (_, expected))) = other {
+                return Err(ModelError::KeyCount { layer, block, expected: *expected, got });
+            }
+        }
+        Ok(shards)
+    }
+
+    /// What is asked of some of a part's shards, by their places.
+    pub(super) fn picked(
+        &self,
+        (layer, part): (usize, usize),
+        (rows, mask): (&Range<usize>, Mask),
+        places: &[usize],
+    ) -> Vec<Ask<'_, B::Kv>> {
+        let ask = |place: &usize| {
+            let shard = self.contexts[part][*place];
+            Ask { kv: &shard.layers[layer], rows: rows.clone(), mask, holes: self.holes(part, shard.block) }
+        };
+        places.iter().map(ask).collect()
     }
 
     /// The shards of each part, and what their asks are, in order.

@@ -56,7 +56,8 @@ fn together(
             parts.push(StepPart { generator: &mut job.generator, ids: &job.ids[..*rows] });
             of.push((at, *rows));
         }
-        let local = LocalContext::of(decoder.backend(), contexts.iter().map(|shards| &shards[..]).collect());
+        let local =
+            LocalContext::of(decoder.backend(), contexts.iter().map(|shards| shards.iter().collect()).collect());
         let mut context = Leaving { context: local, decoder, lends, layer: 0, asks: Vec::new(), stuck };
         let ends = step(decoder, &mut parts, &mut context).unwrap();
         for ((at, rows), end) in of.into_iter().zip(ends) {
@@ -140,7 +141,8 @@ fn one_bad_token_ends_its_own_job_only() {
     let [decoder, _] = decoders();
     let (mut good, mut bad) = (Job::new(decoder, 1), Job::new(decoder, 2));
     let (good_shards, bad_shards) = (good.shards.clone(), bad.shards.clone());
-    let mut context = LocalContext::of(decoder.backend(), vec![&good_shards, &bad_shards]);
+    let mut context =
+        LocalContext::of(decoder.backend(), vec![good_shards.iter().collect(), bad_shards.iter().collect()]);
     let mut parts = [
         StepPart { generator: &mut bad.generator, ids: &[1, 1 << 30] },
         StepPart { generator: &mut good.generator, ids: &good.ids },

@@ -42,7 +42,7 @@ proptest! {
             let shards = encode_plan(decoder, &plan, &context, None, &mut |_, _| true).unwrap();
             let mut generator = generator(&plan, &refresh);
             generator.refresh(fresh(decoder, &refresh, &context));
-            let mut host = LocalContext::new(decoder.backend(), &shards).without(&refresh.hidden);
+            let mut host = LocalContext::new(decoder.backend(), &shards).without(0, &refresh.hidden);
             let got = steps(decoder, generator, &mut host);
             let worst = difference(&got, &by(decoder, &dense(), &context, 1));
             prop_assert!(worst < TOLERANCE, "{worst}");
@@ -64,7 +64,7 @@ fn a_context_that_hides_nothing_is_refused() {
     let mut host = LocalContext::new(decoder.backend(), &shards);
     let error = generator.step(decoder, STEPS[0], &mut host).err().unwrap();
     assert!(matches!(error, ModelError::KeyCount { layer: 0, .. }), "{error}");
-    let mut host = LocalContext::new(decoder.backend(), &shards).without(&refresh.hidden);
+    let mut host = LocalContext::new(decoder.backend(), &shards).without(0, &refresh.hidden);
     assert!(generator.step(decoder, STEPS[0], &mut host).is_ok(), "taken again, it hides them");
 }
 
@@ -85,7 +85,7 @@ fn a_session_that_grew_answers_as_one_that_was_created_so() {
         let answer = |shards: &[EncodedShard<Cpu>]| {
             let mut generator = generator(&after, &refresh);
             generator.refresh(fresh(decoder, &refresh, &whole));
-            steps(decoder, generator, &mut LocalContext::new(decoder.backend(), shards).without(&refresh.hidden))
+            steps(decoder, generator, &mut LocalContext::new(decoder.backend(), shards).without(0, &refresh.hidden))
         };
         assert_eq!(answer(&grown), answer(&created));
     }

@@ -1,6 +1,10 @@
 //! Several devices of one process: what they encode and answer together has the bits of one that does all.
 
-use asterism_models::{Generator, LocalContext, ModelError, Parts, TeamContext, encode_plan, encode_together};
+use std::sync::Arc;
+
+use asterism_models::{
+    Generator, LocalContext, ModelError, Parts, TeamContext, TensorParallel, encode_plan, encode_together,
+};
 use serde_json::json;
 
 use super::{decoder, decoders, method, plan, some_context, star, steps};
@@ -11,8 +15,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn devices_that_pass_each_other_tensors_make_the_same_as_one() {
-    let other = decoder("tiny-llama", Parts::Context);
-    let (first, context) = (&decoders()[0], some_context());
+    let (other, again) = (Arc::new(decoder("tiny-llama", Parts::Context)), Arc::new(decoder("tiny-llama", Parts::All)));
+    let (first, context, parallel) =
+        (&decoders()[0], some_context(), TensorParallel::new(vec![again, other.clone()]).unwrap());
     let methods = [
         star(16, 8),
         method(json!({"ring": {"layout": "zigzag"}})),
@@ -25,11 +30,14 @@ fn devices_that_pass_each_other_tensors_make_the_same_as_one() {
         let expected = steps(first, Generator::of(&plan), &mut LocalContext::new(first.backend(), &alone));
         let shards = encode_together(&[first, &other], &plan, &context).unwrap();
         assert!(shards.iter().all(|shards| !shards.is_empty()), "{method:?}");
-        let devices = [(first.backend(), &shards[0][..]), (other.backend(), &shards[1][..])];
-        let got = steps(first, Generator::of(&plan), &mut TeamContext::new(&devices));
+        let held = || {
+            let [one, two] = [(first, &shards[0]), (&*other, &shards[1])];
+            TeamContext::new([one, two].map(|(decoder, shards)| LocalContext::new(decoder.backend(), shards)).into())
+        };
+        let got = steps(first, Generator::of(&plan), &mut held());
         assert_eq!(bits(&got), bits(&expected), "{method:?}");
-        let mut shared = TeamContext::new(&devices).sharing(&[first, &other]).unwrap();
-        assert_eq!(bits(&steps(first, Generator::of(&plan), &mut shared)), bits(&expected), "{method:?}, shared");
+        let got = steps(first, Generator::of(&plan), &mut held().sharing(&parallel));
+        assert_eq!(bits(&got), bits(&expected), "{method:?}, shared");
     }
 }
 

@@ -90,7 +90,7 @@ impl Device {
             }
         };
         let [k, v] = keys;
-        let settled = self.queue().is_done(k.written.max(v.written));
+        let settled = [k, v].iter().all(|of| self.queue().is_done(of.written));
         Ok(Some(Laid { maps: [map(k)?, map(v)?], settled }))
     }
 }

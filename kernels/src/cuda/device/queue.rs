@@ -2,6 +2,7 @@
 //! them is done, some as soon as they start.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How kernels start and let start.
 #[derive(Clone, Copy)]
@@ -13,8 +14,30 @@ pub struct Overlap {
 }
 
 /// Kernels queued, those of libraries aside.
-#[derive(Default)]
-pub struct Queue(Mutex<Counts>);
+pub struct Queue {
+    /// No other queue of this process has it.
+    number: u64,
+    counts: Mutex<Counts>,
+}
+
+/// Up to which launch of a queue memory may have been written. What has come to another queue was done before it came there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    queue: u64,
+    launches: u64,
+}
+
+impl Written {
+    /// Nobody knows.
+    pub const UNKNOWN: Self = Self { queue: 0, launches: u64::MAX };
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        static QUEUES: AtomicU64 = AtomicU64::new(1);
+        Self { number: QUEUES.fetch_add(1, Ordering::Relaxed), counts: Mutex::default() }
+    }
+}
 
 #[derive(Default)]
 struct Counts {
@@ -26,7 +49,7 @@ struct Counts {
 impl Queue {
     /// Queues a kernel, in the order in which they are counted.
     pub fn push<E>(&self, overlap: Overlap, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let mut counts = self.0.lock().expect("no panic holds it");
+        let mut counts = self.counts.lock().expect("no panic holds it");
         launch()?;
         if !overlap.early {
             counts.done = counts.launched;
@@ -35,14 +58,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Kernels queued so far.
-    pub fn launched(&self) -> u64 {
-        self.0.lock().expect("no panic holds it").launched
+    /// What was queued so far may have been written.
+    pub fn written(&self) -> Written {
+        Written { queue: self.number, launches: self.counts.lock().expect("no panic holds it").launched }
     }
 
-    /// Whether a kernel that is queued now, or later, finds what the first `launches` wrote, without waiting.
-    pub fn is_done(&self, launches: u64) -> bool {
-        launches <= self.0.lock().expect("no panic holds it").done
+    /// Whether a kernel that is queued now, or later, finds there what was written, without waiting.
+    pub fn is_done(&self, written: Written) -> bool {
+        let elsewhere = written != Written::UNKNOWN && written.queue != self.number;
+        elsewhere || written.launches <= self.counts.lock().expect("no panic holds it").done
     }
 }
 
@@ -56,12 +80,15 @@ mod tests {
         let early = |early| Overlap { follows: true, early };
         for kernel in [false, true, true, false, true] {
             queue.push(early(kernel), || Ok::<_, ()>(())).unwrap();
-            written.push(queue.is_done(queue.launched()));
+            written.push(queue.is_done(queue.written()));
         }
         assert_eq!(written, [false; 5], "the last one may be at work");
-        let done = |launches| queue.is_done(launches);
+        let done = |launches| queue.is_done(Written { launches, ..queue.written() });
         assert_eq!([0, 1, 2, 3, 4, 5].map(done), [true, true, true, true, false, false]);
         assert!(queue.push(early(false), || Err(())).is_err());
-        assert!(!queue.is_done(4), "what was not queued changes nothing");
+        assert!(!done(4), "what was not queued changes nothing");
+        let other = Queue::default();
+        assert!(queue.is_done(other.written()) && other.is_done(queue.written()), "it has come from there");
+        assert!(!queue.is_done(Written::UNKNOWN));
     }
 }

@@ -64,6 +64,7 @@ struct Gathering {
     uint2* out;
     uint4* to[MEMBERS];          // where the others wait for this GPU's part
     const uint4* from[MEMBERS];  // where their parts come to
+    const volatile unsigned* abandoned;  // host memory: not 0 once somebody sends nothing any more
     int widths[MEMBERS], at[MEMBERS];  // of the parts' rows, and where they begin in a row of all, in eight bytes
     int rows, pitch, member, members;
     unsigned number, unused;
@@ -95,6 +96,7 @@ K all_gather(const __grid_constant__ Gathering g) {
                 if (x.y == g.number && x.w == g.number) break;
                 if (tries % 1024 == 1023) {
                     if (since == 0) since = now();
+                    if (*g.abandoned & 255) return;
                     if (now() - since > PATIENCE) __trap();
                 }
             }

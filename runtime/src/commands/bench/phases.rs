@@ -4,8 +4,8 @@ use std::{fs, path::Path, sync::Arc, time::Instant};
 
 use asterism_kernels::Backend;
 use asterism_models::{
-    Decoder, Generator, HeadsFiles, ModelConfig, ModelError, Parts, RetainingHeads, Sampler, Sampling, TeamContext,
-    encode_plan, encode_together, synthetic_prompt,
+    Decoder, Generator, HeadsFiles, LocalContext, ModelConfig, ModelError, Parts, RetainingHeads, Sampler, Sampling,
+    TeamContext, TensorParallel, encode_plan, encode_together, synthetic_prompt,
 };
 use asterism_plan::{Cost, Method, MethodConfig, ModelShape, Plan, PlanRequest};
 use serde::Serialize;
@@ -182,7 +182,9 @@ fn show(phase: Phase, report: Report<'_, Setup, What, Timed>) -> Result<Exit, Cl
 
 struct Bench<'a, B: Backend> {
     /// One for each device; steps are taken on the first.
-    decoders: Vec<Decoder<B>>,
+    decoders: Vec<Arc<Decoder<B>>>,
+    /// Where there are several.
+    linear: Option<TensorParallel<B>>,
     model: String,
     repeat: u16,
     given: Given<'a>,
@@ -205,11 +207,15 @@ impl<'a, B: Machine> Bench<'a, B> {
         let checkpoint = given.checkpoint(args.machine.model.as_deref()).map_err(unusable)?;
         let load = |(at, device): (usize, &Device)| {
             let parts = if at == 0 { Parts::All } else { Parts::Context };
-            Decoder::load(Arc::new(open(*device, checkpoint.config())?), &checkpoint, parts)
+            Decoder::load(Arc::new(open(*device, checkpoint.config())?), &checkpoint, parts).map(Arc::new)
         };
+        let decoders: Vec<_> =
+            given.devices.iter().enumerate().map(load).collect::<Result<_, _>>().map_err(unusable)?;
+        let linear = (decoders.len() > 1).then(|| TensorParallel::new(decoders.clone()));
         Ok(Self {
             model: checkpoint.name().to_owned(),
-            decoders: given.devices.iter().enumerate().map(load).collect::<Result<_, _>>().map_err(unusable)?,
+            decoders,
+            linear: linear.transpose().map_err(unusable)?,
             repeat: args.machine.repeat,
             heads: given.cluster.map(|cluster| cluster.model.heads.clone()).unwrap_or_default(),
             given,
@@ -345,10 +351,14 @@ impl<'a, B: Machine> Bench<'a, B> {
                 let what = "retaining heads on several devices of one process".into();
                 return Err(ModelError::Unsupported { what });
             }
-            several => encode_together(&several.iter().collect::<Vec<_>>(), plan, context)?,
+            several => encode_together(&several.iter().map(|decoder| &**decoder).collect::<Vec<_>>(), plan, context)?,
         };
-        let held = self.decoders.iter().zip(&shards).map(|(decoder, shards)| (decoder.backend(), &shards[..]));
-        let mut held = TeamContext::new(&held.collect::<Vec<_>>());
+        let held =
+            self.decoders.iter().zip(&shards).map(|(decoder, shards)| LocalContext::new(decoder.backend(), shards));
+        let mut held = TeamContext::new(held.collect());
+        if let Some(linear) = &self.linear {
+            held = held.sharing(linear);
+        }
         let mut generator = Generator::of(plan);
         let mut sampler = Sampler::new(Sampling::default());
         let mut tokens = vec![sampler.next(&decoder.logits(&generator.step(decoder, query, &mut held)?)?)];
