@@ -8,6 +8,7 @@ pub mod authority;
 pub mod context_host;
 pub mod cores;
 mod error;
+mod handing;
 pub mod host;
 mod link;
 pub mod machine;

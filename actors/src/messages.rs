@@ -20,8 +20,8 @@ pub use measured::{
     SPREAD_SECONDS, Spread, Traffic,
 };
 pub use queries::{
-    Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart,
-    Relay, ShardKeys, StreamingMask, Taken,
+    Admitted, Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta,
+    QueryPart, Relay, ShardKeys, StreamingMask, Taken,
 };
 pub(crate) use queries::{are_of, unmerged};
 pub use wire::{InvalidMessage, WireMessage};

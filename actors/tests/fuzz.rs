@@ -251,7 +251,7 @@ fn openings() {
     let hidden = vec![HiddenKeys { block: 2, runs: vec![(0, 4), (9, 90)] }];
     let groups = vec![vec![1, 2], vec![3]];
     fuzz(&[
-        Opening::Attach(Attach { attachment: 4, context: 9, groups, hidden, relay, ticket }),
+        Opening::Attach(Attach { attachment: 4, context: 9, groups, hidden, relay, hands_over: true, ticket }),
         Opening::Detach { attachment: 4 },
         Opening::Pass { context: 4, attempt: 1, ticket },
         Opening::Probe,

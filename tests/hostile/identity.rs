@@ -268,6 +268,7 @@ fn a_members_certificate_alone_reads_no_context() {
                     groups: vec![vec![0]],
                     hidden: Vec::new(),
                     relay: Relay::default(),
+                    hands_over: true,
                     ticket: Ticket::default(),
                 };
                 line.say(Opening::Attach(attach).frame()).await;
@@ -290,6 +291,7 @@ fn a_members_certificate_alone_reads_no_context() {
             groups: vec![vec![0]],
             hidden: Vec::new(),
             relay: Relay::default(),
+            hands_over: true,
             ticket: Ticket::default(),
         };
         line.say(Opening::Attach(attach).frame()).await;

@@ -286,6 +286,7 @@ async fn opens(house: &House, party: Party, act: Act) -> bool {
         groups: vec![vec![0]],
         hidden: Vec::new(),
         relay: Relay::default(),
+        hands_over: true,
         ticket: Ticket::default(),
     });
     let pass = Opening::Pass { context: 1, attempt: 1, ticket: Ticket::default() };

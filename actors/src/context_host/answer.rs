@@ -19,6 +19,7 @@ use super::{
 use crate::{
     authority,
     cores::Cores,
+    host::HandsOver,
     link::{self, Links},
     messages::{Opening, Taken, WireMessage},
     metric, probe,
@@ -50,11 +51,13 @@ pub struct Desk<B: Backend> {
     pub links: Arc<Links>,
     /// What answers that take long are computed with.
     pub cores: Arc<dyn Cores>,
+    /// What goes to hosts of this process as it lies.
+    pub hands_over: HandsOver,
 }
 
 impl<B: Backend> Clone for Desk<B> {
     fn clone(&self) -> Self {
-        let Self { decoder, store, mailroom, tickets, links, cores } = self;
+        let Self { decoder, store, mailroom, tickets, links, cores, hands_over } = self;
         Self {
             decoder: decoder.clone(),
             store: store.clone(),
@@ -62,6 +65,7 @@ impl<B: Backend> Clone for Desk<B> {
             tickets: tickets.clone(),
             links: links.clone(),
             cores: cores.clone(),
+            hands_over: *hands_over,
         }
     }
 }

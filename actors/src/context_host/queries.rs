@@ -8,19 +8,22 @@ use std::{
 };
 
 use asterism_kernels::{Ahead, Backend};
-use asterism_transport::{Frame, FrameKind, FrameReceiver, Link};
+use asterism_models::EncodedShard;
+use asterism_transport::{Frame, FrameKind, FrameReceiver, Handed, Link};
 
 use super::{
     answer::Desk,
-    attending::{Found, Rows, answer, answer_when_there_is_room, cost, refusal},
+    attending::{Found, Grouped, Rows, answer, answer_when_there_is_room, cost, refusal},
     error::{ChannelError, Refusal},
     relay::{Query, Relay, Replies, Served},
 };
 use crate::{
     authority,
     cores::{Computing, Work},
+    handing::ShardsHere,
+    host::HandsOver,
     machine,
-    messages::{Attach, Opening, QueryMeta, WireMessage},
+    messages::{Admitted, Attach, Opening, QueryMeta, WireMessage},
     metric,
 };
 
@@ -103,16 +106,16 @@ impl<B: Backend> Queries<'_, B> {
 
     /// Whoever asks for what is not here, or may not, hears so before the first query, too.
     async fn attach(&mut self, attach: Attach) -> Result<(), ChannelError> {
-        let attachment = attach.attachment;
+        let Attach { attachment, hands_over, .. } = attach;
         match self.attachable(&attach) {
-            Ok(attached) => {
+            Ok((shards, attached)) => {
                 let (decoder, links) = (self.desk.decoder.clone(), self.desk.links.clone());
                 let (merges, replies) = (attach.relay, self.replies.clone());
                 let idle = merges.is_idle();
                 let served = Served { attachment, decoder, merges, links, replies };
                 let relay = if idle { None } else { Some(Relay::start(served)) };
-                self.attached.insert(attachment, (Arc::new(attached), relay));
-                Ok(())
+                self.attached.insert(attachment, (attached, relay));
+                if hands_over { self.admit(attachment, shards).await } else { Ok(()) }
             }
             Err(refused) => {
                 let header = Frame::control(Default::default()).header;
@@ -121,8 +124,24 @@ impl<B: Backend> Queries<'_, B> {
         }
     }
 
-    /// What is to be attached, or why it cannot be.
-    fn attachable(&self, attach: &Attach) -> Result<Attached, Refusal> {
+    /// Hands shards over, or says that it does not, where the channel can.
+    async fn admit(&self, attachment: u64, shards: Vec<Arc<EncodedShard<B>>>) -> Result<(), ChannelError> {
+        let mut replies = self.replies.lock().await;
+        if !replies.hands_over() {
+            return Ok(());
+        }
+        let admitted = Admitted { attachment }.frame();
+        let admitted = match self.desk.hands_over {
+            HandsOver::Everything => {
+                admitted.handing(Handed::new(ShardsHere { decoder: self.desk.decoder.clone(), shards }))
+            }
+            HandsOver::Parcels | HandsOver::Nothing => admitted,
+        };
+        Ok(replies.send(admitted).await?)
+    }
+
+    /// What is to be attached, and its shards, or why it cannot be.
+    fn attachable(&self, attach: &Attach) -> Result<Grouped<B>, Refusal> {
         let Attach { context, groups, hidden, relay, ticket, .. } = attach;
         let (context, blocks) = (*context, groups.concat());
         if groups.is_empty() || groups.iter().any(Vec::is_empty) {
@@ -152,7 +171,8 @@ impl<B: Backend> Queries<'_, B> {
             let (at, of_shard) = of_shard.ok_or(Refusal::Hidden { block: hidden.block })?;
             ranges[at] = of_shard;
         }
-        Ok(Attached { context, blocks, sizes: groups.iter().map(Vec::len).collect(), hidden: ranges })
+        let sizes = groups.iter().map(Vec::len).collect();
+        Ok((shards, Arc::new(Attached { context, blocks, sizes, hidden: ranges })))
     }
 
     async fn answer(&mut self, frame: Frame) -> Result<(), ChannelError> {

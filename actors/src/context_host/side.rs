@@ -32,7 +32,6 @@ pub struct ContextSide<B: Backend> {
     heads: Arc<HeadsShelf<B>>,
     turns: Turns,
     piece_bytes: usize,
-    hands_over: HandsOver,
     running: BTreeMap<u64, Stop>,
     post: Post<Event>,
 }
@@ -50,7 +49,7 @@ impl<B: Backend> ContextSide<B> {
         let links = Arc::new(Links::new(plane.clone()));
         let (store, mailroom) = (ShardStore::default(), Arc::default());
         let cores = model.cores.clone();
-        let desk = Desk { decoder, store, mailroom, tickets, links: links.clone(), cores };
+        let desk = Desk { decoder, store, mailroom, tickets, links: links.clone(), cores, hands_over };
         plane.runtime().clone().spawn(answer::serve(plane, desk.clone()));
         Self {
             state: ContextHostState::default(),
@@ -59,7 +58,6 @@ impl<B: Backend> ContextSide<B> {
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
             turns: Turns::new(model.cores.clone()),
             piece_bytes,
-            hands_over,
             running: BTreeMap::new(),
             post,
         }
@@ -123,7 +121,7 @@ impl<B: Backend> ContextSide<B> {
                 mailroom: self.desk.mailroom.clone(),
                 stop,
                 piece_bytes: self.piece_bytes,
-                hands_over: self.hands_over != HandsOver::Nothing,
+                hands_over: self.desk.hands_over != HandsOver::Nothing,
             },
             store: self.desk.store.clone(),
             heads: self.heads.clone(),

@@ -30,6 +30,14 @@ pub enum Opening {
     Probe,
 }
 
+/// What a context host answers to [`Opening::Attach`] on a channel that hands over. Where it has something to hand over, that goes
+/// along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
+pub struct Admitted {
+    /// The attachment's number.
+    pub attachment: u64,
+}
+
 /// Last frame of a channel of parcels, from whom they went to: each has come to its encoder, or is wanted no more.
 #[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub struct Taken {
@@ -83,6 +91,8 @@ pub struct Attach {
     pub hidden: Vec<HiddenKeys>,
     /// What it merges with those of other hosts before it answers.
     pub relay: Relay,
+    /// Whether [`Admitted`] is waited for, on a channel that hands over.
+    pub hands_over: bool,
     /// The context's.
     pub ticket: Ticket,
 }

@@ -4,7 +4,7 @@ use asterism_transport::Frame;
 use rkyv::{rancor, util::AlignedVec};
 use thiserror::Error;
 
-use super::{HostCommand, HostMessage, Opening, ParcelMeta, PartialsMeta, QueryMeta, Taken};
+use super::{Admitted, HostCommand, HostMessage, Opening, ParcelMeta, PartialsMeta, QueryMeta, Taken};
 
 /// Bytes that are not the message they should be.
 #[derive(Debug, Error)]
@@ -52,6 +52,7 @@ wire_message!(
     HostMessage = "host",
     HostCommand = "supervisor",
     Opening = "opening",
+    Admitted = "admitted",
     Taken = "taken",
     ParcelMeta = "parcel",
     QueryMeta = "query",

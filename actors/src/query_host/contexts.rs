@@ -9,10 +9,10 @@ use std::{
 
 use asterism_kernels::{Backend, Lent};
 use asterism_models::{
-    ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError,
+    ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError, TeamContext,
 };
 use asterism_plan::MergeTree;
-use asterism_transport::Frame;
+use asterism_transport::{Frame, FrameKind, Handed};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -21,14 +21,16 @@ use super::{
     asked::{Asked, AskedPart},
     engine::Arrival,
     gather::{self, Command, Gather},
+    here::{Here, Part},
     lines::Lines,
     route::AskedContext,
     state::Event,
 };
 use crate::{
+    handing::ShardsHere,
     host::Post,
     machine,
-    messages::{Generate, PartialsAnswer, Phase2Times, are_of},
+    messages::{Admitted, Generate, PartialsAnswer, Phase2Times, WireMessage, are_of},
     payload,
     trace::LayerSpans,
 };
@@ -36,6 +38,7 @@ use crate::{
 /// The contexts of the jobs that are generated for.
 pub struct Contexts<B: Backend> {
     decoder: Arc<Decoder<B>>,
+    here: Here<B>,
     lines: Lines,
     jobs: BTreeMap<u64, Context>,
     /// By the number that hosts know.
@@ -94,6 +97,7 @@ impl<B: Backend> Contexts<B> {
         let now = Instant::now();
         let (jobs, attachments, outgoing) = Default::default();
         Self {
+            here: Here::new(decoder.clone()),
             decoder,
             lines,
             jobs,
@@ -124,14 +128,37 @@ impl<B: Backend> Contexts<B> {
         let Some(Context { channels, times, .. }) = self.jobs.remove(&job) else { return Box::default() };
         for (line, attachment) in channels.into_values() {
             self.attachments.remove(&attachment);
+            self.here.leave(attachment);
             self.lines.detach(line, attachment, false);
         }
         times
     }
 
-    /// Whether a job has to wait until somebody holds all of its shards.
+    /// Whether a job has to wait until somebody holds all of its shards, and has said whether it hands them over.
     pub fn is_stuck(&self, job: u64) -> bool {
-        self.jobs.get(&job).is_none_or(|context| context.gather.is_stuck())
+        let open = |(line, attachment): &(u64, u64)| self.lines.hands_over(*line) && !self.here.is_known(*attachment);
+        self.jobs.get(&job).is_none_or(|context| context.gather.is_stuck() || context.channels.values().any(open))
+    }
+
+    /// The contexts of the parts of a step, in their order, if all of their shards are in this process.
+    pub fn here(&mut self, jobs: &[u64]) -> Option<TeamContext<'_, B>> {
+        self.here.look();
+        let part = |job: &u64| {
+            let Context { asked, gather, channels, .. } = self.jobs.get(job)?;
+            let attachments = channels.values().map(|(_, attachment)| *attachment).collect();
+            Some(Part { attachments, shards: gather.shards(), hidden: &asked.hidden })
+        };
+        self.here.context(&jobs.iter().map(part).collect::<Option<Vec<_>>>()?)
+    }
+
+    /// A step failed for all of its parts.
+    pub fn failed(&mut self) {
+        self.here.failed();
+    }
+
+    /// Whether a step failed for a device that is not needed for the next.
+    pub fn has_lost_a_device(&mut self) -> bool {
+        self.here.has_lost_a_device()
     }
 
     /// Shards of a job that one host holds, at most.
@@ -206,6 +233,7 @@ impl<B: Backend> Contexts<B> {
 
     fn broke(&mut self, line: u64, cause: &str) {
         for attachment in self.lines.ended(line) {
+            self.here.leave(attachment);
             if let Some(Attachment { job, channel, .. }) = self.attachments.remove(&attachment) {
                 let (host, cause) = (None, cause.to_owned());
                 self.apply(job, gather::Event::Broke { channel, host, cause }, None);
@@ -229,6 +257,7 @@ impl<B: Backend> Contexts<B> {
                 Command::Drop { channel } => {
                     if let Some((line, attachment)) = context.channels.remove(&channel) {
                         self.attachments.remove(&attachment);
+                        self.here.leave(attachment);
                         self.lines.detach(line, attachment, true);
                     }
                 }
@@ -261,6 +290,9 @@ impl<B: Backend> Contexts<B> {
 
     /// Takes in a frame's answers; the error is what is wrong with all of it.
     fn read(&mut self, line: u64, frame: &Frame) -> Result<(), AnswerError> {
+        if frame.header.kind == FrameKind::Control {
+            return self.admitted(line, frame);
+        }
         let (header, read) = (frame.header, answers::read(frame, self.decoder.config().heads.packed_row())?);
         for Answer { attachment, rows, answer, range } in read.parts {
             // What was detached meanwhile is not waited for.
@@ -305,6 +337,19 @@ impl<B: Backend> Contexts<B> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Takes in what a host hands over, if it does.
+    fn admitted(&mut self, line: u64, frame: &Frame) -> Result<(), AnswerError> {
+        let Admitted { attachment } = Admitted::read(&frame.meta, &self.lines.host(line))?;
+        // What was detached meanwhile is not waited for.
+        let Some(Attachment { job, channel, .. }) = self.attachments.get(&attachment) else { return Ok(()) };
+        if self.jobs[job].channels.get(channel).is_none_or(|(attached, _)| *attached != line) {
+            return Err(AnswerError::OfAnother { attachment });
+        }
+        let handed = frame.handed.as_ref().filter(|_| self.on_devices.0);
+        self.here.take(attachment, handed.and_then(Handed::get::<ShardsHere<B>>));
         Ok(())
     }
 

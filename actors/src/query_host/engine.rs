@@ -166,6 +166,7 @@ impl<B: Backend> Engine<B> {
             Ok(Err(ModelError::Cancelled)) => chosen.iter().map(|_| Err(StepError::Later)).collect(),
             // The host ends with its device, and another goes on.
             Ok(Err(_)) if self.model.decoder.backend().health().is_err() => return std::thread::sleep(ROOM_AFTER),
+            Ok(Err(_)) if self.contexts.has_lost_a_device() => chosen.iter().map(|_| Err(StepError::Later)).collect(),
             Ok(Err(error)) => {
                 let end = |(job, _)| self.end(job, failed(error.code(), error.to_string()));
                 return chosen.into_iter().for_each(end);
@@ -198,7 +199,6 @@ impl<B: Backend> Engine<B> {
     fn compute(&mut self, chosen: &[(u64, usize)]) -> Result<Vec<PartEnd>, ModelError> {
         let Self { model, contexts, generations, .. } = self;
         let decoder = &model.decoder;
-        let ahead = decoder.backend().ahead();
         let (mut tokens, mut parts): (Vec<bool>, Vec<StepPart<'_, B>>) = Default::default();
         let mut rows = chosen.iter().copied().peekable();
         for (job, generation) in generations.iter_mut() {
@@ -207,8 +207,18 @@ impl<B: Backend> Engine<B> {
                 parts.push(generation.part(rows));
             }
         }
-        contexts.begin(chosen.iter().map(|(job, _)| *job).zip(tokens.iter().copied()).collect());
-        let ends = match step(decoder, &mut parts, contexts) {
+        let jobs: Vec<u64> = chosen.iter().map(|(job, _)| *job).collect();
+        let (ahead, ends) = match contexts.here(&jobs) {
+            Some(mut here) => (here.ahead(), step(decoder, &mut parts, &mut here)),
+            None => {
+                contexts.begin(jobs.into_iter().zip(tokens.iter().copied()).collect());
+                (vec![decoder.backend().ahead()], step(decoder, &mut parts, contexts))
+            }
+        };
+        if ends.is_err() {
+            contexts.failed();
+        }
+        let ends = match ends {
             // A context that does not fit leaves the device's memory soon. What the step wrote so far stays.
             Err(ModelError::Kernel(KernelError::DeviceMemory { .. })) if self.crowded < CROWDED => {
                 if self.crowded == 0 {

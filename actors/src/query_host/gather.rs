@@ -178,6 +178,11 @@ impl Gather {
         self.stuck
     }
 
+    /// Shards of the context.
+    pub fn shards(&self) -> usize {
+        self.tree.shards()
+    }
+
     /// Shards that one host holds, at most.
     pub fn most_shards(&self) -> usize {
         self.most

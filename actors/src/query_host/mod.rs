@@ -6,6 +6,7 @@ mod contexts;
 mod engine;
 pub mod gather;
 mod generation;
+mod here;
 mod lines;
 mod refreshing;
 pub mod route;

@@ -76,14 +76,16 @@ impl Route {
             host: route.holder.host.clone(),
             endpoints: route.holder.endpoints.clone(),
             answers: route.answers(),
-            opening: Opening::Attach(route.attach(attachment, asked)).archive().to_vec(),
+            opening: Opening::Attach(Attach { hands_over: false, ..route.attach(attachment, asked) })
+                .archive()
+                .to_vec(),
         });
         let relay = Relay { below: below.collect(), merges: self.merges.clone() };
         let blocks: BTreeSet<u32> = self.groups.iter().flatten().copied().collect();
         let own = |hidden: &&HiddenKeys| blocks.contains(&hidden.block);
         let hidden = asked.hidden.iter().filter(own).cloned().collect();
         let AskedContext { context, ticket, .. } = *asked;
-        Attach { attachment, context, groups: self.groups.clone(), hidden, relay, ticket }
+        Attach { attachment, context, groups: self.groups.clone(), hidden, relay, hands_over: true, ticket }
     }
 
     /// The shards of each partial that the host answers with.
