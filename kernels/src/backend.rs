@@ -3,117 +3,19 @@
 
 mod answers;
 mod gathering;
+mod operands;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 pub use answers::{Lent, Mark, Partial, Sparse};
 pub use gathering::{AllGather, Meeting};
+pub use operands::{DType, Heads, HostTensor, Mask};
 
 use crate::{Ahead, Ask, FlexRule, KernelError, KeySets, Merging, StripeRule, VerticalSlashRule, merging, packed};
 
-/// Element type of weights, activations and cached keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// IEEE single precision.
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// IEEE half precision: a storage type of checkpoints, never computed in.
-    F16,
-}
-
-/// Head counts and size of one attention layer. `query` is a multiple of `kv`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    /// Query heads.
-    pub query: usize,
-    /// Key and value heads.
-    pub kv: usize,
-    /// Elements of one head.
-    pub dim: usize,
-}
-
-/// Which keys a query row sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mask {
-    /// Every row sees every key.
-    None,
-    /// Bottom-right causal: row `i` of `tq` sees key `j` of `tk` iff `j <= i + tk - tq`. A row may see no key.
-    Causal,
-    /// Rows before `row` see no key at all, the rest every key.
-    From {
-        /// The first row that sees keys.
-        row: usize,
-    },
-    /// StreamingLLM: row `i` is token `first_row + i`, key `j` token `first_key + j`; a row sees a key that does not come
-    /// after it and is either among the first `sink` tokens or less than `window` tokens back (1 is the row's own token).
-    Streaming {
-        /// First tokens of the sequence that everybody sees.
-        sink: usize,
-        /// Tokens seen up to the row's own, that one included.
-        window: usize,
-        /// Token of row 0.
-        first_row: usize,
-        /// Token of key 0.
-        first_key: usize,
-    },
-}
-
-impl DType {
-    /// The name used in configuration files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        }
-    }
-}
-
 /// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.
 pub(crate) const BUILD: &str = env!("ASTERISM_KERNELS_BUILD");
-
-impl Mask {
-    /// End of the keys that row `row` of `queries` sees among `keys`.
-    pub(crate) fn visible(self, row: usize, queries: usize, keys: usize) -> usize {
-        match self {
-            Self::None => keys,
-            Self::Causal => (row + 1 + keys).saturating_sub(queries).min(keys),
-            Self::From { row: first } => {
-                if row < first {
-                    0
-                } else {
-                    keys
-                }
-            }
-            Self::Streaming { first_row, first_key, .. } => (first_row + row + 1).saturating_sub(first_key).min(keys),
-        }
-    }
-
-    /// Keys before the end of what row `row` sees that it does not see; start and end never fall from row to row.
-    pub(crate) fn hidden(self, row: usize, visible: usize) -> Range<usize> {
-        match self {
-            Self::Streaming { sink, window, first_row, first_key } => {
-                let start = sink.saturating_sub(first_key).min(visible);
-                let end = (first_row + row + 1).saturating_sub(window).saturating_sub(first_key).min(visible);
-                start..end.max(start)
-            }
-            _ => visible..visible,
-        }
-    }
-}
-
-/// A tensor as a checkpoint stores it: borrowed bytes, row-major, little-endian.
-#[derive(Clone, Copy, Debug)]
-pub struct HostTensor<'a> {
-    /// Element type of `bytes`.
-    pub dtype: DType,
-    /// Row-major shape.
-    pub shape: &'a [usize],
-    /// `shape` elements of `dtype`; no alignment is promised.
-    pub bytes: &'a [u8],
-}
 
 /// One device. Shapes are row-major and written heads-first; `t` is tokens, `e` the hidden size.
 /// A result never depends on the number of threads, and a row never on the other rows of its call.

@@ -55,9 +55,6 @@ pub struct Cuda {
     device: Device,
 }
 
-/// Number of the build of the kernels, of sources and compiler.
-const BUILD: &str = env!("ASTERISM_CUDA_BUILD");
-
 impl Backend for Cuda {
     type Tensor = Tensor;
     type Linear = Linear;
@@ -68,12 +65,7 @@ impl Backend for Cuda {
     }
 
     fn numerics(&self) -> String {
-        // Libraries choose by the model of the GPU, not by its architecture alone.
-        let name = self.device.name().unwrap_or_else(|_| "GPU".to_string());
-        let libraries = survey::libraries().into_iter().filter_map(|library| Some((library.name, library.version?)));
-        let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
-        let linear = if self.eight_bits { "linear e4m3 " } else { "" };
-        format!("cuda {name} {} {linear}{}{BUILD}", self.dtype.name(), libraries.concat())
+        survey::numerics(self)
     }
 
     fn linear_rows(&self) -> usize {

@@ -1,23 +1,23 @@
 //! The contexts of all jobs as a step sees them: shards behind lines to their hosts, each job's asked for as its [`Gather`]
 //! decides, the rows of all jobs for one host in one frame. Merges nothing.
 
+mod frames;
+
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
 
-use asterism_kernels::{Backend, Lent};
+use asterism_kernels::Backend;
 use asterism_models::{
     ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError, TeamContext,
 };
 use asterism_plan::MergeTree;
-use asterism_transport::{Frame, FrameKind, Handed};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    answers::{self, Answer, AnswerError},
     asked::{Asked, AskedPart},
     engine::Arrival,
     gather::{self, Command, Gather},
@@ -27,10 +27,9 @@ use super::{
     state::Event,
 };
 use crate::{
-    handing::ShardsHere,
     host::Post,
     machine,
-    messages::{Admitted, Generate, PartialsAnswer, Phase2Times, WireMessage, are_of},
+    messages::{Generate, Phase2Times},
     payload,
     trace::LayerSpans,
 };
@@ -286,79 +285,6 @@ impl<B: Backend> Contexts<B> {
                 }
             }
         }
-    }
-
-    /// Takes in a frame's answers; the error is what is wrong with all of it.
-    fn read(&mut self, line: u64, frame: &Frame) -> Result<(), AnswerError> {
-        if frame.header.kind == FrameKind::Control {
-            return self.admitted(line, frame);
-        }
-        let (header, read) = (frame.header, answers::read(frame, self.decoder.config().heads.packed_row())?);
-        for Answer { attachment, rows, answer, range } in read.parts {
-            // What was detached meanwhile is not waited for.
-            let Some(Attachment { job, channel, answers: asked }) = self.attachments.get(&attachment) else { continue };
-            let (job, channel) = (*job, *channel);
-            if self.jobs[&job].channels.get(&channel).is_none_or(|(attached, _)| *attached != line) {
-                return Err(AnswerError::OfAnother { attachment });
-            }
-            let groups = match answer {
-                PartialsAnswer::Groups(groups) if are_of(&groups, asked) => groups,
-                PartialsAnswer::Groups(got) => return Err(AnswerError::Shards { asked: asked.clone(), got }),
-                PartialsAnswer::Failed { host, cause } => {
-                    self.apply(job, gather::Event::Broke { channel, host, cause }, None);
-                    continue;
-                }
-            };
-            let answers = match self.asked.awaits(job, (header.step, header.layer)) {
-                None => Ok(None),
-                Some(part) if self.asked.parts[part].rows.len() != rows => {
-                    Err(AnswerError::Rows { asked: self.asked.parts[part].rows.len(), got: rows })
-                }
-                Some(part) => match frame.handed.as_ref().and_then(|handed| handed.get::<Lent<B>>()) {
-                    Some(lent) => {
-                        let start = range.start / self.decoder.config().heads.packed_row();
-                        Ok(Some(Asked::lent(&groups, (&lent, start), rows)))
-                    }
-                    None => {
-                        let partials = self.asked.partials(&groups, (&read.values, range));
-                        Ok(Some(partials.unwrap_or_else(|block| self.not_finite(line, part, block))))
-                    }
-                },
-            };
-            match answers {
-                Ok(answers) => {
-                    let (step, layer, mut shards) = (header.step, header.layer, groups.concat());
-                    shards.sort_unstable_by_key(|shard| shard.block);
-                    self.apply(job, gather::Event::Answer { channel, step, layer, shards }, answers);
-                }
-                Err(wrong) => {
-                    let (host, cause) = (None, wrong.to_string());
-                    self.apply(job, gather::Event::Broke { channel, host, cause }, None);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes in what a host hands over, if it does.
-    fn admitted(&mut self, line: u64, frame: &Frame) -> Result<(), AnswerError> {
-        let Admitted { attachment } = Admitted::read(&frame.meta, &self.lines.host(line))?;
-        // What was detached meanwhile is not waited for.
-        let Some(Attachment { job, channel, .. }) = self.attachments.get(&attachment) else { return Ok(()) };
-        if self.jobs[job].channels.get(channel).is_none_or(|(attached, _)| *attached != line) {
-            return Err(AnswerError::OfAnother { attachment });
-        }
-        let handed = frame.handed.as_ref().filter(|_| self.on_devices.0);
-        self.here.take(attachment, handed.and_then(Handed::get::<ShardsHere<B>>));
-        Ok(())
-    }
-
-    /// A number that is none ends the part.
-    fn not_finite(&mut self, line: u64, part: usize, block: usize) -> Vec<ShardPartial<B>> {
-        let (host, layer) = (self.lines.host(line), self.asked.layer as usize);
-        let error = ModelError::PartialNotFinite { host, block, layer };
-        self.asked.parts[part].end = Some(Err(StepError::Failed(error)));
-        Vec::new()
     }
 
     /// Sends what is to be asked, one frame a line, all at once.

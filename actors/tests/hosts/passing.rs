@@ -54,7 +54,8 @@ async fn what_is_handed_over_is_what_would_travel() {
         assert!(nothing.0 == parcels.0 && nothing.0 == everything.0, "{method}: {answers:?}");
         let passes = case.plan.exchange != Exchange::None;
         assert_eq!(parcels.1 < nothing.1 / 2, passes, "{method}: {answers:?}");
-        assert!(everything.2 < parcels.2 * 3 / 4, "{method}: {answers:?}");
+        // Whoever has the shards asks nobody for partials.
+        assert!(everything.2 < parcels.2 / 10, "{method}: {answers:?}");
     }
 }
 

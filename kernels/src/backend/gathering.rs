@@ -87,3 +87,57 @@ impl<B: Backend> AllGather<B> for Meeting<B> {
         self.news.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::{Cpu, CpuOptions};
+
+    /// What each member has of an exchange, or why it has nothing.
+    fn exchange(meeting: &Meeting<Cpu>, shapes: &[[usize; 2]], axis: usize) -> Vec<Result<Vec<f32>, KernelError>> {
+        let sizes: Vec<usize> = shapes.iter().map(|shape| shape[axis]).collect();
+        let take = |member: usize| {
+            let (cpu, shape) = (&meeting.members[member], shapes[member]);
+            let values = vec![member as f32; shape[0] * shape[1]];
+            let part = cpu.upload(&shape, &values)?;
+            cpu.download(&meeting.gather(member, &part, &sizes, axis)?)
+        };
+        thread::scope(|scope| {
+            let members: Vec<_> = (0..shapes.len()).map(|member| scope.spawn(move || take(member))).collect();
+            members.into_iter().map(|member| member.join().unwrap()).collect()
+        })
+    }
+
+    fn meeting(members: usize) -> Meeting<Cpu> {
+        let cpu = |_| Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap());
+        Meeting::new(&(0..members).map(cpu).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn all_have_the_parts_of_all_in_order_exchange_by_exchange() {
+        let meeting = meeting(3);
+        for _ in 0..20 {
+            for whole in exchange(&meeting, &[[2, 1], [2, 2], [2, 1]], 1) {
+                assert_eq!(whole.unwrap(), [0.0, 1.0, 1.0, 2.0, 0.0, 1.0, 1.0, 2.0]);
+            }
+            for whole in exchange(&meeting, &[[1, 2], [0, 2], [2, 2]], 0) {
+                assert_eq!(whole.unwrap(), [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]);
+            }
+        }
+        assert!(meeting.board().brought.is_empty(), "nothing is kept of what is over");
+    }
+
+    #[test]
+    fn whoever_leaves_keeps_nobody_waiting() {
+        let meeting = meeting(2);
+        let part = meeting.members[0].upload(&[1, 1], &[0.0]).unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| meeting.gather(0, &part, &[1, 1], 0).map(drop));
+            meeting.abandon();
+            assert!(matches!(waits.join().unwrap(), Err(KernelError::Abandoned)));
+        });
+        assert!(matches!(meeting.gather(1, &part, &[1, 1], 0), Err(KernelError::Abandoned)), "and stays away");
+    }
+}

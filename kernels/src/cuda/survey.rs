@@ -44,6 +44,19 @@ impl Gpu {
     }
 }
 
+/// Number of the build of the kernels, of sources and compiler.
+const BUILD: &str = env!("ASTERISM_CUDA_BUILD");
+
+/// As `Backend::numerics`.
+pub(super) fn numerics(gpu: &Cuda) -> String {
+    // Libraries choose by the model of the GPU, not by its architecture alone.
+    let name = gpu.device.name().unwrap_or_else(|_| "GPU".to_string());
+    let libraries = libraries().into_iter().filter_map(|library| Some((library.name, library.version?)));
+    let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
+    let linear = if gpu.eight_bits { "linear e4m3 " } else { "" };
+    format!("cuda {name} {} {linear}{}{BUILD}", gpu.dtype.name(), libraries.concat())
+}
+
 /// What the driver says is wrong, and what it was told to show where it shows nothing.
 pub(super) fn words_of(error: result::DriverError) -> String {
     let words = error.error_string().ok().and_then(|words| words.to_str().ok());

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use asterism_kernels::Backend;
 use asterism_models::{
     Generator, LocalContext, ModelError, Parts, TeamContext, TensorParallel, encode_plan, encode_together,
 };
@@ -51,4 +52,31 @@ fn a_device_that_fails_stops_the_others_and_is_the_cause() {
     let error = encode_together(&[first, &other], &wrong, &context).err().unwrap();
     assert!(matches!(error, ModelError::NoTokens { block: 1, .. }), "{error}");
     assert!(encode_together(&[first, &other], &plan, &context).is_ok());
+}
+
+#[test]
+fn a_shared_step_that_fails_may_be_taken_again() {
+    let decoder = |name| Arc::new(decoder(name, Parts::Context));
+    let (first, other, context) = (decoder("tiny-llama"), decoder("tiny-llama"), some_context());
+    let plan = plan(&first, &star(16, 8), &context, 2);
+    let shards = encode_together(&[&*first, &*other], &plan, &context).unwrap();
+    let held = || {
+        let [one, two] = [(&*first, &shards[0]), (&*other, &shards[1])];
+        TeamContext::new([one, two].map(|(decoder, shards)| LocalContext::new(decoder.backend(), shards)).into())
+    };
+    let step = |generator: &mut Generator<_>, linear: &TensorParallel<_>| {
+        generator.step(&first, &[17, 5, 301], &mut held().sharing(linear))
+    };
+    // Another model's decoder: it gets no further than the first exchange, and neither does who waits for it there.
+    let wrong = TensorParallel::new(vec![first.clone(), decoder("tiny-qwen2")]).unwrap();
+    let mut generator = Generator::of(&plan);
+    for _ in 0..2 {
+        let error = step(&mut generator, &wrong).err().unwrap();
+        assert!(matches!(error, ModelError::Kernel(_)), "{error}");
+    }
+    let right = || TensorParallel::new(vec![first.clone(), other.clone()]).unwrap();
+    let again = step(&mut generator, &right()).unwrap();
+    let anew = step(&mut Generator::of(&plan), &right()).unwrap();
+    let host = |x| bits(&first.backend().download(x).unwrap());
+    assert_eq!(host(&again), host(&anew));
 }
