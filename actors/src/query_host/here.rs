@@ -89,6 +89,9 @@ impl<B: Backend> Here<B> {
         while let Ok(decoder) = self.opening.there.try_recv() {
             self.devices.push(Arc::new(decoder));
             self.linear = Linear::Unknown;
+            let devices = &self.devices;
+            let opened = |of: &Arc<Decoder<B>>| devices.iter().any(|device| device.backend().is_beside(of.backend()));
+            self.opening.of.retain(|of| !opened(of));
         }
         if matches!(self.linear, Linear::Unknown) && self.devices.len() > 1 {
             self.linear = TensorParallel::new(self.devices.clone()).map_or_else(
