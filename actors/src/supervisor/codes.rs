@@ -83,12 +83,16 @@ mod tests {
         text.split("#[cfg(test)]").next().unwrap_or_default().to_owned()
     }
 
+    /// Those of a folder, and of folders in it.
+    fn sources(folder: &Path) -> Vec<String> {
+        let inside = fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
+        inside.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![shipped(&path)] }).collect()
+    }
+
     /// A job fails with a code that stands as a text, or with a host's; those of sessions that ended are `JobError`'s.
     #[test]
     fn every_code_that_the_supervisor_fails_jobs_with_is_known() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/supervisor");
-        let files = fs::read_dir(folder).expect("a folder").flatten().filter(|file| file.path().is_file());
-        let sources: Vec<String> = files.map(|file| shipped(&file.path())).collect();
+        let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/supervisor"));
         let mut said = BTreeSet::new();
         for source in &sources {
             for before in ["fail_context(now, number, (\"", "Outcome::Failed { code: \""] {
@@ -108,8 +112,7 @@ mod tests {
         let (_, code) = errors.split_once("fn code(&self)").expect("errors have codes");
         let mut said: BTreeSet<&str> = quoted(code).collect();
         let sides = ["context_host", "query_host", "host"].map(|side| actors.join("src").join(side));
-        let files = sides.iter().flat_map(|side| fs::read_dir(side).expect("a folder").flatten());
-        let sources: Vec<String> = files.map(|file| shipped(&file.path())).collect();
+        let sources: Vec<String> = sides.iter().flat_map(|side| sources(side)).collect();
         for source in &sources {
             for before in ["failed(\"", "(code, message) = (\"", "code: \""] {
                 said.extend(source.split(before).skip(1).filter_map(|rest| rest.split('"').next()));
