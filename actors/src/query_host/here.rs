@@ -49,6 +49,13 @@ pub struct Part<'a> {
     pub hidden: &'a [HiddenKeys],
 }
 
+impl<B: Backend> Drop for Here<B> {
+    fn drop(&mut self) {
+        let attachments: Vec<u64> = self.handed.keys().copied().collect();
+        attachments.into_iter().for_each(|attachment| self.leave(attachment));
+    }
+}
+
 impl<B: Backend> Here<B> {
     /// Nothing yet; steps are taken by `decoder`.
     pub fn new(decoder: Arc<Decoder<B>>) -> Self {
@@ -113,7 +120,11 @@ impl<B: Backend> Here<B> {
     pub fn has_lost_a_device(&mut self) -> bool {
         let (home, known) = (self.devices[0].clone(), self.devices.len());
         self.devices.retain(|device| Arc::ptr_eq(device, &home) || device.backend().health().is_ok());
-        self.devices.len() < known
+        let lost = self.devices.len() < known;
+        if lost {
+            tracing::warn!("another device of this process failed: its shards are asked for, not read");
+        }
+        lost
     }
 
     /// The contexts of a step's parts, if all of their shards are here.

@@ -1,6 +1,10 @@
 //! Where the context's keys and values live, as a step asks for them: behind a wire, or in this very process.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Range,
+    sync::Arc,
+};
 
 use asterism_kernels::{Ask, Backend, Heads, Lent, Mask};
 use asterism_plan::HiddenKeys;
@@ -166,12 +170,14 @@ impl<'a, B: Backend> LocalContext<'a, B> {
     /// For keys that a shard does not have.
     #[must_use]
     pub fn without(mut self, part: usize, hidden: &[HiddenKeys]) -> Self {
-        for hidden in hidden {
-            let block = hidden.block as usize;
-            if let Some(shard) = self.contexts[part].iter().find(|shard| shard.block == block) {
-                let ranges = hidden.ranges(shard.tokens).expect("keys of a shard that there is");
-                self.hidden.insert((part, block), ranges);
-            }
+        if !hidden.is_empty() {
+            let tokens: HashMap<usize, usize> =
+                self.contexts[part].iter().map(|shard| (shard.block, shard.tokens)).collect();
+            let of_shard = |hidden: &HiddenKeys| {
+                let (block, tokens) = tokens.get_key_value(&(hidden.block as usize))?;
+                Some(((part, *block), hidden.ranges(*tokens).expect("keys of a shard that there is")))
+            };
+            self.hidden.extend(hidden.iter().filter_map(of_shard));
         }
         self
     }

@@ -195,7 +195,8 @@ impl<B: Backend> Team<'_, B> {
         let (backend, config, rows) = (decoder.backend(), decoder.config(), 0..ids.len());
         let of_each: Vec<usize> = course.slots.iter().map(|slots| slots.groups.len() * ids.len()).collect();
         let slot = |all: &B::Tensor, slot: usize| backend.rows(all, slot * ids.len(), (slot + 1) * ids.len());
-        let widths = [config.intermediate, config.hidden].map(|width| self.columns(width));
+        let columns = [config.intermediate, config.hidden].map(|width| self.columns(width));
+        let columns = columns.map(|columns| (columns[at].clone(), columns.iter().map(Range::len).collect()));
         let mut x = decoder.embed(ids)?;
         for layer in 0..config.layers {
             let Projected { q, k, v } = decoder.rotate(&decoder.project(layer, &x)?, &course.positions)?;
@@ -209,27 +210,25 @@ impl<B: Backend> Team<'_, B> {
             let all = self.gather.gather(at, &part, &of_each, 0)?;
             let given = (0..course.slots()).map(|at| slot(&all, at)).collect::<Result<Vec<_>, _>>()?;
             let attended = backend.attend_tree(config.heads, &q, (&[], &given), &course.merging)?;
-            x = self.finish((at, layer), x, &attended, &widths)?;
+            x = self.finish((at, layer), x, &attended, &columns)?;
         }
         attending.1 = true;
         Ok(x)
     }
 
-    /// The rest of a layer behind attention: every device has the rows, and what is attended to.
+    /// The rest of a layer behind attention: every device has the rows, and what is attended to. Of both products the member's
+    /// columns, and how many each has.
     fn finish(
         &self,
         (at, layer): (usize, usize),
         x: B::Tensor,
         attended: &B::Tensor,
-        [wide, narrow]: &[Vec<Range<usize>>; 2],
+        [(wide, of_wide), (narrow, of_narrow)]: &[(Range<usize>, Vec<usize>); 2],
     ) -> Result<B::Tensor, ModelError> {
         let decoder = self.members[at].0;
-        let gather = |part: &B::Tensor, columns: &[Range<usize>]| {
-            self.gather.gather(at, part, &columns.iter().map(Range::len).collect::<Vec<_>>(), 1)
-        };
         let x = decoder.output(layer, x, attended)?;
-        let gated = gather(&decoder.gated_part(layer, &x, wide[at].clone())?, wide)?;
-        Ok(gather(&decoder.down_part(layer, &gated, &x, narrow[at].clone())?, narrow)?)
+        let gated = self.gather.gather(at, &decoder.gated_part(layer, &x, wide.clone())?, of_wide, 1)?;
+        Ok(self.gather.gather(at, &decoder.down_part(layer, &gated, &x, narrow.clone())?, of_narrow, 1)?)
     }
 
     /// Which of `n` columns each member makes.
