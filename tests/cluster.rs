@@ -116,9 +116,13 @@ fn hosts_measure_their_links_to_each_other() {
     let case = json!({"context_ids": [5, 6, 7, 8], "query_ids": [9], "max_new_tokens": 2});
     let status = cluster.answer_tokens(&case, json!({"dense": {}}));
     assert_eq!(status["state"], "SUCCEEDED", "{status:#}");
-    let status = cluster.status();
-    let query = status["hosts"].as_array().expect("hosts").iter().find(|host| host["name"] == "query-0");
-    assert_eq!(query.expect("a query host")["data_links"][0]["links"], 2, "none was opened again: {status:#}");
+    // What is known of links comes with the next heartbeat.
+    cluster.wait_for("links to both context hosts", |status| {
+        let query = status["hosts"].as_array().expect("hosts").iter().find(|host| host["name"] == "query-0");
+        query.expect("a query host")["data_links"][0]["links"] == 2
+    });
+    let metrics = cluster.metrics();
+    assert!(metrics.contains("asterism_transport_reconnects_total{host=\"query-0\"} 0\n"), "opened again: {metrics}");
 }
 
 #[test]
