@@ -23,6 +23,7 @@ const KERNELS: &[&str] = &[
     "selected_hopper",
     "stripes",
     "estimates",
+    "blocks",
     "lists",
     "plain",
 ];

@@ -37,10 +37,8 @@ use compute::Compute;
 use elementwise::Angles;
 pub use kv::Kv;
 pub use linear::Linear;
-pub(crate) use pool::Pool;
+use pool::Pool;
 pub use pool::ThreadLimit;
-#[cfg(feature = "cuda")]
-pub(crate) use pool::{Shared, Tasks};
 use tensor::{check_host, convert_host, cube, elements, matrix, tensor};
 
 /// How a [`Cpu`] computes.

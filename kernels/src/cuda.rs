@@ -18,7 +18,7 @@ mod survey;
 mod tensor;
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 pub use attention::{Attender, Attention, FEW_ROWS, PIECE};
 pub use device::Device;
@@ -31,7 +31,6 @@ pub use options::CudaOptions;
 pub use survey::{Gauge, Gpu, Library, Survey, survey};
 pub use tensor::{Tensor, View};
 
-use crate::cpu::Pool;
 use crate::{
     Ahead, AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mark, Mask,
     Merging, Partial, Sparse, StripeRule, VerticalSlashRule, merging, packed,
@@ -46,8 +45,6 @@ pub struct Cuda {
     // Before the device, which their handles need.
     products: Products,
     attender: Attender,
-    /// The host's threads, which choose FlexPrefill's blocks.
-    host: OnceLock<Pool>,
     positions: PositionsShelf,
     dtype: DType,
     eight_bits: bool,

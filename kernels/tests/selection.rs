@@ -3,6 +3,9 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::iter;
+
 use asterism_kernels::reference::{self, Sequence};
 use asterism_kernels::{Backend, FlexRule, Heads, KeySets, Mask, Partial, Selection, StripeRule, VerticalSlashRule};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
@@ -274,6 +277,53 @@ fn long_lists_pass_over_several_tasks_and_blocks() {
         for theta in [3.0, f32::INFINITY] {
             stripes_agree(backend, &case, StripeRule { theta, step: 4, block_q: 128, block_kv: 128 }).unwrap();
         }
+    });
+}
+
+/// Longer than what a block of threads sees at a time, in tokens and in pairs of blocks.
+const LONG: usize = 6000;
+
+#[test]
+fn flex_prefill_selects_of_a_long_sequence_what_the_reference_does() {
+    on_every_backend!(backend => {
+        let case = Case { heads: Heads { query: 2, kv: 1, dim: 16 }, tokens: LONG, seed: 11, sharpness: 3.0 };
+        let (operands, groups) = (case.on(backend), LONG.div_ceil(128));
+        for (tau, min_budget) in [(0.0, 0), (2.0, 0), (2.0, 700)] {
+            let rule = FlexRule { gamma: 0.6, tau, min_budget };
+            let (_, chosen) = backend.flex_prefill(&operands.q, &operands.kv, rule).unwrap();
+            let (keys, expected) = (chosen.lists().unwrap(), reference::flex_prefill(operands.sequence(), rule).keys);
+            let (mut kept, mut differ) = (0, 0);
+            for (head, group) in (0..2).flat_map(|head| (0..groups).map(move |group| (head, group))) {
+                let [own, other] = [&keys, &expected].map(|keys| keys.keys(head, group).collect::<BTreeSet<_>>());
+                kept += other.len();
+                differ += own.symmetric_difference(&other).count();
+            }
+            // Rounding may turn what lies closest to the limit: a line of blocks of either head.
+            assert!(differ <= 2 * LONG && 10 * kept < 9 * LONG * (groups + 1), "{rule:?}: {differ} of {kept} differ");
+        }
+    });
+}
+
+#[test]
+fn of_equal_blocks_flex_prefill_keeps_the_first() {
+    on_every_backend!(backend => {
+        let case = Case { heads: Heads { query: 2, kv: 1, dim: 16 }, tokens: LONG, seed: 3, sharpness: 0.0 };
+        let operands = case.on(backend);
+        let rule = FlexRule { gamma: 0.7, tau: 2.0, min_budget: 0 };
+        let (_, keys) = backend.flex_prefill(&operands.q, &operands.kv, rule).unwrap();
+        // Queries of zeros attend to all alike: each row of blocks has mass 1, and the first have the largest. 0.7 of 47 is 32 rows
+        // and 29 blocks of the next, whose weights are 1 / 33; then only the first column and the diagonal are left.
+        let rows = LONG.div_ceil(128) as u32;
+        let of_row = |row: u32| match row {
+            0..32 => iter::once(0..row + 1).collect(),
+            32 => vec![0..29, 32..33],
+            _ => vec![0..1, row..row + 1],
+        };
+        let key = |block: u32| (128 * block).min(LONG as u32);
+        let lists: Vec<Vec<_>> = (0..2 * rows)
+            .map(|list| of_row(list % rows).into_iter().map(|blocks| key(blocks.start)..key(blocks.end)).collect())
+            .collect();
+        assert_eq!(keys.lists().unwrap(), KeySets::new(2, 128, &lists).unwrap());
     });
 }
 

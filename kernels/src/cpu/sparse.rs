@@ -1,5 +1,6 @@
 //! Attention over selected keys, and the estimates that select them, as the backend offers them.
 
+mod blocks;
 mod estimate;
 
 use candle_core::Tensor;

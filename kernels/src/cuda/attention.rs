@@ -1,6 +1,7 @@
 //! Attention with log-sum-exp: which kernel takes a call. Prefill goes to cuDNN where it is there, else to the own kernel; few
 //! rows to the own kernel that cuts the keys in pieces; f32 and odd head sizes to the plain one.
 
+mod blocks;
 mod estimates;
 mod fused;
 mod lists;
@@ -13,7 +14,7 @@ mod stripes;
 use std::sync::Mutex;
 
 use fused::{Fused, Shape};
-pub(super) use lists::{Grouped, Lists};
+pub(super) use lists::Lists;
 pub(super) use mapped::{Laid, Map, Mapped, Maps};
 pub use own::PIECE;
 pub(super) use own::{CHUNK, Pieces, Tiled, Tiling, combining};

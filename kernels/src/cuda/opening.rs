@@ -22,8 +22,8 @@ impl Cuda {
         if eight_bits && (dtype != DType::Bf16 || !products.has_library() || !device.multiplies_eight_bits()?) {
             return Err(KernelError::EightBits { index });
         }
-        let (host, positions) = Default::default();
-        Ok(Self { products, attender, host, positions, dtype, eight_bits, index, device })
+        let positions = Default::default();
+        Ok(Self { products, attender, positions, dtype, eight_bits, index, device })
     }
 
     /// The GPU.

@@ -1,17 +1,13 @@
-//! Attention over keys that are chosen on the device. FlexPrefill's choice among blocks is the host's, by sums from the device.
+//! Attention over keys that are chosen on the device.
 
 use std::iter;
 
-use super::attention::{Grouped, Lists};
+use super::attention::Lists;
 use super::{Attention, Cuda, Kv, Tensor};
-use crate::cpu::{Pool, Shared, Tasks};
-use crate::sparse::choice::{Blocks, FLEX, SLASH};
+use crate::sparse::choice::{FLEX, SLASH};
 use crate::{
     Backend, DType, FlexRule, KernelError, KeySets, Mask, Partial, Selection, Sparse, StripeRule, VerticalSlashRule,
 };
-
-/// Bytes of what means attend to that are there at a time.
-const MEANS: usize = 256 << 20;
 
 impl Cuda {
     /// As `Backend::attention_selected`.
@@ -62,61 +58,8 @@ impl Cuda {
             let keys = KeySets::new(heads, FLEX, &all)?;
             return Ok((self.attention(q, kv, Mask::Causal)?, Selection::of(keys, tokens)));
         }
-        let (words, bits) = self.kept_blocks(q, kv, rule)?;
-        let of = Grouped { heads, rows: FLEX, tokens };
-        let lists = self.device.lists_of_bits(of, &self.device.upload_bytes(&bits)?, (words, FLEX))?;
+        let lists = self.device.flex(q.heads_first()?, kv, rule)?;
         self.attended(q, kv, lists)
-    }
-
-    /// For each head and block of rows a bit for each block of keys, in so many words of four bytes.
-    fn kept_blocks(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Result<(usize, Vec<u8>), KernelError> {
-        let (device, rows) = (&self.device, q.heads_first()?);
-        let (heads, tokens, [k, _]) = (rows.heads, rows.rows, kv.view(0, kv.len()));
-        let blocks = tokens.div_ceil(FLEX);
-        let [queries, keys] = [device.block_means(rows, FLEX)?, device.block_means(k, FLEX)?];
-        let last = device.block_means(rows.part(tokens - FLEX, tokens), FLEX)?;
-        let masses = device.masses(rows, kv, FLEX, [0; 2])?;
-        let all: Vec<u32> = (0..heads as u32).collect();
-        let last = device.attend_means([&last, &keys], &all, true)?;
-        let masses = device.download(&masses)?;
-        let (columns, offsets) = masses.split_at(heads * tokens);
-        let words = blocks.div_ceil(32);
-        let mut bits = vec![0u8; 4 * heads * blocks * words];
-        let to = Shared::new(&mut bits);
-        let write = |head: usize, kept: &[bool]| {
-            let size = 4 * blocks * words;
-            // SAFETY: these bytes are this head's, and each head is written by one task.
-            let bits = unsafe { std::slice::from_raw_parts_mut(to.at(head * size), size) };
-            for (row, kept) in kept.chunks_exact(blocks).enumerate() {
-                for key in (0..=row).filter(|key| kept[*key]) {
-                    bits[4 * row * words + key / 8] |= 1 << (key % 8);
-                }
-            }
-        };
-        let mut aware: Vec<Option<Blocks<'_>>> = (0..heads).map(|_| None).collect();
-        let places = Shared::new(&mut aware);
-        let cost = 32 * tokens + 16 * blocks * blocks;
-        self.pool()?.each(Tasks { count: heads, cost: heads * cost }, |head| {
-            let masses = [columns, offsets].map(|masses| &masses[head * tokens..][..tokens]);
-            let chosen = Blocks::new(rule, masses, &last[head * blocks..][..blocks]);
-            match chosen.query_aware() {
-                // SAFETY: each task has its own head's place.
-                true => unsafe { *places.at(head) = Some(chosen) },
-                false => write(head, &chosen.kept(&[])),
-            }
-        });
-        let aware: Vec<(u32, Blocks<'_>)> =
-            iter::zip(all, aware).filter_map(|(head, blocks)| Some((head, blocks?))).collect();
-        let each = blocks * (blocks + 1) / 2;
-        for some in aware.chunks((MEANS / (4 * each)).max(1)) {
-            let heads: Vec<u32> = some.iter().map(|(head, _)| *head).collect();
-            let weights = device.attend_means([&queries, &keys], &heads, false)?;
-            self.pool()?.each(Tasks { count: some.len(), cost: some.len() * cost }, |at| {
-                let (head, chosen) = &some[at];
-                write(*head as usize, &chosen.kept(&weights[at * each..][..each]));
-            });
-        }
-        Ok((words, bits))
     }
 
     fn attended(&self, q: &Tensor, kv: &Kv, lists: Lists) -> Sparse<'_, Self> {
@@ -151,17 +94,6 @@ impl Cuda {
             return Err(KernelError::shape(operation, expected, &[q.shape()]));
         }
         Ok((heads, tokens))
-    }
-
-    /// The host's threads, started where they are first wanted.
-    fn pool(&self) -> Result<&Pool, KernelError> {
-        match self.host.get() {
-            Some(pool) => Ok(pool),
-            None => {
-                let pool = Pool::new(None)?;
-                Ok(self.host.get_or_init(|| pool))
-            }
-        }
     }
 }
 

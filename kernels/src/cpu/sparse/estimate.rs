@@ -8,7 +8,8 @@ use super::super::compute::Compute;
 use super::super::lanes::Element;
 use super::super::pool::{Shared, Tasks};
 use super::super::scores::mean;
-use crate::sparse::choice::{Blocks, FLEX, FOREMOST, SLASH};
+use super::blocks::Blocks;
+use crate::sparse::choice::{FLEX, FOREMOST, SLASH};
 use crate::{FlexRule, KernelError, KeySets, VerticalSlashRule, top_k};
 
 type Ranges = Vec<Range<u32>>;

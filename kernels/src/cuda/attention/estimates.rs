@@ -1,9 +1,8 @@
-//! What MInference and FlexPrefill choose by, made on the device: what the last rows attend to, and the attention of blocks' means.
+//! What the last rows of a sequence attend to, and MInference's choice by that, on the device.
 
 use super::super::device::{Device, Spread, launch, typed};
 use super::super::tensor::{Tensor, View};
 use super::lists::{Grouped, Lists};
-use super::stripes::Pool;
 use super::{Attention, Kv};
 use crate::sparse::choice::{FOREMOST, SLASH};
 use crate::{DType, KernelError, Mask, VerticalSlashRule};
@@ -44,23 +43,6 @@ struct Offsets {
     rows: i32,
     blocks: i32,
     first: i32,
-}
-
-/// As `estimates.cu` declares it.
-#[repr(C)]
-struct Means {
-    queries: u64,
-    keys: u64,
-    heads: u64,
-    weights: u64,
-    rows: i32,
-    count: i32,
-    group: i32,
-    dim: i32,
-    all: i32,
-    unused: i32,
-    scale: f32,
-    unused_too: f32,
 }
 
 impl Device {
@@ -133,56 +115,5 @@ impl Device {
         let (columns, offsets) = (self.top_k(&columns, vertical)?, self.top_k(&offsets, slash)?);
         let of = Grouped { heads: q.heads, rows: SLASH, tokens: q.rows };
         self.lists_of_lines(of, [&columns, &offsets])
-    }
-
-    /// Means over each `rows` rows of each head: `(heads, blocks, dim)` f32.
-    pub(in super::super) fn block_means(&self, x: View<'_>, rows: usize) -> Result<Tensor, KernelError> {
-        let blocks = x.rows.div_ceil(rows);
-        let means = self.empty(&[x.heads, blocks, x.dim], DType::F32)?;
-        let pool = Pool {
-            q: x.pointer,
-            maxima: 0,
-            queries: means.pointer(),
-            anchors: 0,
-            q_head: x.at.head,
-            q_row: x.at.row,
-            tokens: x.rows as i32,
-            rows: rows as i32,
-            blocks: blocks as i32,
-            dim: x.dim as i32,
-        };
-        self.pool(pool, x.heads, x.dtype)?;
-        Ok(means)
-    }
-
-    /// Attention of mean queries `(query heads, rows, dim)` of some query heads to mean keys `(kv heads, count, dim)`, row after row of
-    /// head after head: to all, or, where there are as many, to those up to the row's own.
-    pub(in super::super) fn attend_means(
-        &self,
-        [queries, keys]: [&Tensor; 2],
-        heads: &[u32],
-        all: bool,
-    ) -> Result<Vec<f32>, KernelError> {
-        let ((query, rows, dim), (kv, count, _)) = (queries.cube("means")?, keys.cube("means")?);
-        let each = if all { rows * count } else { rows * (rows + 1) / 2 };
-        let weights = self.empty(&[heads.len() * each], DType::F32)?;
-        let numbers: Vec<u8> = heads.iter().flat_map(|head| head.to_le_bytes()).collect();
-        let numbers = self.upload_bytes(&numbers)?;
-        let means = Means {
-            queries: queries.pointer(),
-            keys: keys.pointer(),
-            heads: numbers.pointer,
-            weights: weights.pointer(),
-            rows: rows as i32,
-            count: count as i32,
-            group: (query / kv) as i32,
-            dim: dim as i32,
-            all: i32::from(all),
-            unused: 0,
-            scale: 1.0 / (dim as f32).sqrt(),
-            unused_too: 0.0,
-        };
-        launch!(self, "attend_means", Spread { blocks: (rows, heads.len()), threads: 128, shared: 0 }, means)?;
-        self.download(&weights)
     }
 }

@@ -76,7 +76,11 @@ pub const MODULES: &[Module] = &[
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/estimates.fatbin")),
-        &[(HEAD_SIZES, &["masses"]), (TYPES, &["plain_masses"]), (ONE, &["join_diagonals", "attend_means"])],
+        &[(HEAD_SIZES, &["masses"]), (TYPES, &["plain_masses"]), (ONE, &["join_diagonals"])],
+    ),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/blocks.fatbin")),
+        &[(ONE, &["attend_means", "choose_lines", "cover_means", "mark_blocks"])],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/lists.fatbin")), &[(ONE, &["list_bits", "list_lines"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),

@@ -49,6 +49,13 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// Ascending by the total order of floats.
+__device__ __forceinline__ unsigned ordered(float x) {
+    unsigned bits = __float_as_uint(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float of_ordered(unsigned x) { return __uint_as_float(x & 0x80000000u ? x & 0x7fffffffu : ~x); }
+
 // Which keys a row sees: `Mask` of the backend, with the sizes of its call.
 struct Mask {
     int kind;  // 0 none, 1 causal, 2 from, 3 streaming

@@ -1,4 +1,4 @@
-// What the last rows of each query head attend to, and the attention of blocks' means: from these keys are chosen. Every sum has one order.
+// What the last rows of each query head attend to: from this keys are chosen. Every sum has one order.
 #include "rows.cuh"
 
 constexpr int KEYS = 64, MOST = 128, STRIDE = KEYS + 8, THREADS = 256;  // of a block of threads: keys, rows; weights of a row; threads
@@ -111,55 +111,6 @@ extern "C" __global__ __launch_bounds__(256) void join_diagonals(const __grid_co
     for (; block < a.blocks && zero + block * KEYS < count; block++)
         sum += a.diagonals[((size_t)head * a.blocks + block) * count + zero + block * KEYS];
     a.offsets[(size_t)head * a.tokens + offset] = offset < a.first ? INFINITY : sum;
-}
-
-struct Means {
-    // (query heads, rows, dim) and (kv heads, keys, dim).
-    const float *queries, *keys;
-    // The query heads whose weights are wanted.
-    const unsigned* heads;
-    // Of each of them: rows of all keys, or of the keys up to the row's own, one behind the other.
-    float* weights;
-    int rows, count, group, dim, all, unused;
-    float scale, unused_too;
-};
-// Softmax of a row's scaled scores.
-extern "C" __global__ __launch_bounds__(128) void attend_means(const __grid_constant__ Means a) {
-    __shared__ __align__(16) float query[256];
-    __shared__ float parts[4];
-    int row = blockIdx.x, head = a.heads[blockIdx.y], keys = a.all ? a.count : row + 1;
-    size_t whole = a.all ? (size_t)a.rows * a.count : (size_t)a.rows * (a.rows + 1) / 2;
-    float* to = a.weights + blockIdx.y * whole + (a.all ? (size_t)row * a.count : (size_t)row * (row + 1) / 2);
-    const float* k = a.keys + (size_t)(head / a.group) * a.count * a.dim;
-    for (int i = threadIdx.x; i < a.dim; i += 128) query[i] = a.queries[((size_t)head * a.rows + row) * a.dim + i];
-    __syncthreads();
-    float most = -INFINITY;
-    for (int key = threadIdx.x; key < keys; key += 128) {
-        const float* at = k + (size_t)key * a.dim;
-        float score = 0;
-        if (a.dim % 4 == 0) {
-            for (int i = 0; i < a.dim; i += 4) {
-                float4 x = *(const float4*)(at + i), y = *(const float4*)(query + i);
-                score = fmaf(x.x, y.x, score), score = fmaf(x.y, y.y, score), score = fmaf(x.z, y.z, score), score = fmaf(x.w, y.w, score);
-            }
-        } else {
-            for (int i = 0; i < a.dim; i++) score = fmaf(at[i], query[i], score);
-        }
-        to[key] = score *= a.scale;
-        most = fmaxf(most, score);
-    }
-    auto over = [&](float x, bool sums) {
-        x = sums ? warp_sum(x) : warp_max(x);
-        __syncthreads();
-        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-        __syncthreads();
-        return sums ? parts[0] + parts[1] + parts[2] + parts[3] : fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
-    };
-    most = over(most, false);
-    float total = 0;
-    for (int key = threadIdx.x; key < keys; key += 128) total += to[key] = expf(to[key] - most);
-    total = over(total, true);
-    for (int key = threadIdx.x; key < keys; key += 128) to[key] /= total;
 }
 
 #define K extern "C" __global__ __launch_bounds__(THREADS) void

@@ -66,12 +66,6 @@ extern "C" __global__ void key_dots_f32(const float* m, const float* k, float* o
     key_dots(m, k, out, h, t, d);
 }
 
-// Ascending by the total order of floats.
-__device__ __forceinline__ unsigned ordered(float x) {
-    unsigned bits = __float_as_uint(x);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 // Indices of the `k` largest of each list of `n` scores, ties to the smallest index, ascending. One block of 1,024 threads a
 // list: the k-th largest is found digit by digit, then its place among equals, then all are written in order.
 extern "C" __global__ __launch_bounds__(1024) void top_k(const float* scores, unsigned* out, int n, int k) {
