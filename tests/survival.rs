@@ -56,14 +56,21 @@ fn signal(name: &str, pid: u64) {
     assert!(sent.success(), "{name} {pid}");
 }
 
-/// Its state as proc(5) abbreviates it: `T` stopped, `Z` ended and not waited for; none when it is gone.
-fn state(pid: u64) -> Option<char> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.split_once("\nState:\t")?.1.chars().next()
+/// The states of its threads as proc(5) abbreviates them: `T` stopped, `Z` ended and not waited for; none when it is gone.
+fn states(pid: u64) -> Vec<char> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let state = |status: String| status.split_once("\nState:\t")?.1.chars().next();
+    tasks.filter_map(|task| state(fs::read_to_string(task.path().join("status")).ok()?)).collect()
 }
 
+/// Whether any of its threads does: they hold its files and their locks, though the first has ended.
 fn lives(pid: u64) -> bool {
-    state(pid).is_some_and(|state| state != 'Z')
+    states(pid).iter().any(|state| *state != 'Z')
+}
+
+/// Waits until a process that was sent the signal has stopped, which it has when all of its threads have.
+fn stops(pid: u64) {
+    eventually("the signal to take effect", || states(pid).iter().all(|state| *state == 'T'));
 }
 
 /// Waits for `what` to come true.
@@ -167,12 +174,13 @@ fn a_killed_parent_takes_everything_with_it() {
     let pids = ["context-0", "context-1", "query-0"].map(|host| cluster.pid(host));
     let stopped = pids[1];
     signal("-STOP", stopped);
-    eventually("the signal to take effect", || state(stopped) == Some('T'));
-    let supervisor = cluster.supervisor();
-    signal("-KILL", cluster.parent());
-    eventually("every process to end", || !pids.iter().chain([&supervisor]).any(|pid| lives(*pid)));
+    stops(stopped);
+    let (supervisor, parent) = (cluster.supervisor(), cluster.parent());
+    signal("-KILL", parent);
+    eventually("every process to end", || !pids.iter().chain([&supervisor, &parent]).any(|pid| lives(*pid)));
     let down = cluster.run(&["down"]);
-    assert!(String::from_utf8_lossy(&down.stderr).contains("is not running"));
+    let said = String::from_utf8_lossy(&down.stderr);
+    assert!(said.contains("is not running"), "{said}");
 }
 
 #[test]
