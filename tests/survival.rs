@@ -70,7 +70,10 @@ fn lives(pid: u64) -> bool {
 
 /// Waits until a process that was sent the signal has stopped, which it has when all of its threads have.
 fn stops(pid: u64) {
-    eventually("the signal to take effect", || states(pid).iter().all(|state| *state == 'T'));
+    eventually("the signal to take effect", || {
+        let states = states(pid);
+        !states.is_empty() && states.iter().all(|state| *state == 'T')
+    });
 }
 
 /// Waits for `what` to come true.

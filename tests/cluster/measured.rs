@@ -78,11 +78,14 @@ fn hosts_measure_their_links_to_each_other() {
     let case = json!({"context_ids": [5, 6, 7, 8], "query_ids": [9], "max_new_tokens": 2});
     let status = cluster.answer_tokens(&case, json!({"dense": {}}));
     assert_eq!(status["state"], "SUCCEEDED", "{status:#}");
-    // What is known of links comes with the next heartbeat.
-    cluster.wait_for("links to both context hosts", |status| {
-        let query = status["hosts"].as_array().expect("hosts").iter().find(|host| host["name"] == "query-0");
-        query.expect("a query host")["data_links"][0]["links"] == 2
-    });
+    // What is known of links comes with heartbeats, and each has bytes behind it.
+    let series = "asterism_transport_bytes_total{direction=\"sent\",host=\"query-0\",transport=\"quic\"} ";
+    let sent = || cluster.metrics().lines().find_map(|line| line.strip_prefix(series)?.parse::<f64>().ok());
+    let before = sent();
+    cluster.wait_for("a heartbeat after the job", |_| sent() > before);
+    let status = cluster.status();
+    let query = status["hosts"].as_array().expect("hosts").iter().find(|host| host["name"] == "query-0");
+    assert_eq!(query.expect("a query host")["data_links"][0]["links"], 2, "{status:#}");
     let metrics = cluster.metrics();
     assert!(metrics.contains("asterism_transport_reconnects_total{host=\"query-0\"} 0\n"), "opened again: {metrics}");
 }
