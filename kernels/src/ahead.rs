@@ -50,6 +50,10 @@ struct Wait {
     known: bool,
 }
 
+/// Operations of the stretch that is being queued.
+#[derive(Default)]
+pub struct Stretch(f64);
+
 /// A step is under way until this is dropped.
 #[derive(Default)]
 pub struct Ahead(Option<(Arc<Steps>, u64)>);
@@ -139,6 +143,18 @@ impl Stretches {
     }
 }
 
+impl Stretch {
+    /// Adds those of a call. Whether the stretch ends with it: another like it would take it further from the `wanted` than it is.
+    pub fn ends_with(&mut self, operations: f64, wanted: f64) -> bool {
+        self.0 += operations;
+        let ends = self.0 + operations / 2.0 >= wanted;
+        if ends {
+            self.0 = 0.0;
+        }
+        ends
+    }
+}
+
 impl Wait {
     /// Whether long work will not have had its share since, once what is queued is done: another stretch, which takes what the last one
     /// took. The one that was queued before it waited has ended by the next time.
@@ -217,6 +233,19 @@ mod tests {
             last.is_owed(ms(30), now + ms(49)) && !last.is_owed(ms(30), now + ms(50)),
             "only the first stretch counts"
         );
+    }
+
+    #[test]
+    fn a_stretch_ends_where_it_is_closest_to_what_is_wanted() {
+        let stretches = |calls: &[f64]| {
+            let mut stretch = Stretch::default();
+            calls.iter().map(|operations| stretch.ends_with(*operations, 15.0)).collect::<Vec<_>>()
+        };
+        assert_eq!(stretches(&[14.0, 14.0]), [true, true], "two would be twice as long as one is to be");
+        assert_eq!(stretches(&[6.0; 5]), [false, true, false, true, false]);
+        assert_eq!(stretches(&[1.0, 20.0, 1.0, 14.0]), [false, true, false, true]);
+        let short = stretches(&[1.0; 30]);
+        assert_eq!(short.iter().filter(|ends| **ends).count(), 2);
     }
 
     #[test]

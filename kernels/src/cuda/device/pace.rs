@@ -10,7 +10,7 @@ use cudarc::driver::{CudaEvent, sys};
 
 use super::super::FEW_ROWS;
 use super::{Device, device_error};
-use crate::{Ahead, KernelError, Steps, Stretches};
+use crate::{Ahead, KernelError, Steps, Stretch, Stretches};
 
 /// Operations of a stretch: some 25 milliseconds of a Hopper GPU, beside which a step of few rows is short, and waiting for it shorter.
 pub(in super::super) const STRETCH: f64 = 1.5e13;
@@ -28,7 +28,7 @@ pub struct Pace {
 #[derive(Default)]
 struct Queued {
     /// Since the last stretch ended.
-    operations: f64,
+    stretch: Stretch,
     /// The end of the last one, and of the one before.
     last: Option<CudaEvent>,
     before: Option<CudaEvent>,
@@ -58,11 +58,9 @@ impl Device {
         let failed = |error| device_error("queue", error);
         let (before, last) = {
             let mut queued = self.pace.queued.lock().expect("no panic holds it");
-            queued.operations += operations;
-            if queued.operations < STRETCH {
+            if !queued.stretch.ends_with(operations, STRETCH) {
                 return Ok(());
             }
-            queued.operations = 0.0;
             if operations < LONG && !(self.pace.stretches.are_wanted() && self.has_room()?) {
                 (queued.last, queued.before) = (None, None);
                 return Ok(());
