@@ -92,6 +92,18 @@ pub fn host_of_blocks(blocks: usize, hosts: usize) -> Vec<usize> {
     (0..hosts).flat_map(|host| std::iter::repeat_n(host, each + usize::from(host < more))).collect()
 }
 
+/// A run of tokens a host, as long as the others' but for the last, in blocks of `size` of which the last has what is left; and
+/// the host of each block. So all blocks but one a host are alike, whatever the context's length.
+pub fn runs_of_blocks(tokens: usize, hosts: usize, size: usize) -> (Vec<Range<usize>>, Vec<usize>) {
+    assert!(hosts > 0, "methods refuse a cluster without context hosts before they cut");
+    let runs = split_blocks(tokens, tokens.div_ceil(hosts)).into_iter().enumerate();
+    let cut = |run: Range<usize>| {
+        let of_run = split_blocks(run.len(), size).into_iter();
+        of_run.map(move |block| run.start + block.start..run.start + block.end)
+    };
+    runs.flat_map(|(host, run)| cut(run).map(move |block| (block, host))).unzip()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,6 +121,14 @@ mod tests {
         assert_eq!(host_of_blocks(6, 4), [0, 0, 1, 1, 2, 3]);
         assert_eq!(host_of_blocks(3, 5), [0, 1, 2]);
         assert_eq!(host_of_blocks(4, 1), [0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn all_blocks_but_one_a_host_are_alike() {
+        assert_eq!(runs_of_blocks(10, 1, 4), (vec![0..4, 4..8, 8..10], vec![0, 0, 0]));
+        assert_eq!(runs_of_blocks(13, 2, 4), (vec![0..4, 4..7, 7..11, 11..13], vec![0, 0, 1, 1]));
+        assert_eq!(runs_of_blocks(16, 2, 4), (vec![0..4, 4..8, 8..12, 12..16], vec![0, 0, 1, 1]));
+        assert_eq!(runs_of_blocks(6, 4, 4), (vec![0..2, 2..4, 4..6], vec![0, 1, 2]), "a host may be left idle");
     }
 
     #[test]

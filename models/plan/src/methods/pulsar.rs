@@ -1,6 +1,7 @@
 //! Pulsar Attention: every block is encoded behind a sink and summaries of the blocks before. Which chunks make a summary
 //! is decided by [`crate::summary`].
 
+mod dealing;
 mod rows;
 
 use std::ops::Range;
@@ -11,18 +12,11 @@ use serde::{Deserialize, Serialize};
 use super::Method;
 use crate::{
     Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, RefreshRule, Shard, Span,
-    attention::causal_pairs,
-    blocks::{balanced_blocks, block_tokens, host_of_blocks, review_block, split_blocks},
+    blocks::review_block,
     span,
     summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, summarize, summarize_by},
 };
 
-/// Tokens of a block where nobody says, and the query chooses its summaries. Small blocks behind one short summary are as
-/// accurate as large ones (16k, four hosts, 13 tasks of 16 questions: 94.5 and 100 percent, as dense attention) for less work.
-const BLOCK_TOKENS: usize = 1024;
-/// The same where each shard encodes the summaries before it anew, which small blocks would pay for once each: of an 8B model's
-/// operations a token behind 4,096 tokens of summaries takes 2.0 times its own with blocks of 8k or 32k, 1.8 with 16k.
-const BLOCK_TOKENS_APART: usize = 16_384;
 /// Share of the context that all summaries together have when a query chooses, within [`LEAST_SUMMARY_TOKENS`] and
 /// [`MOST_SUMMARY_TOKENS`]: more makes no answer better.
 const SUMMARY_SHARE: f64 = 1.0 / 32.0;
@@ -30,10 +24,6 @@ const SUMMARY_SHARE: f64 = 1.0 / 32.0;
 const SUMMARY_FRACTION: f64 = 0.125;
 /// What keeps the work of a token the same however long the context.
 const MOST_SUMMARY_TOKENS: usize = 8192;
-
-/// Tokens of a session's blocks where nobody says. They stand on a fixed grid, each behind the sink alone, so that no block
-/// depends on what the context is appended with: figures in the model's README.
-const SESSION_BLOCK_TOKENS: usize = 1024;
 
 /// Share of a session's context that each question gets anew, within the bounds of summaries.
 const REFRESH_SHARE: f64 = 0.125;
@@ -47,8 +37,8 @@ const LEAST_SUMMARY_TOKENS: usize = 1152;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PulsarConfig {
-    /// Tokens of a block. Absent: the context spread evenly, one block a host, or several of at most 1,024 tokens when a query
-    /// chooses (16,384 where shards share no prefix), or of 1,024 tokens each in a session.
+    /// Tokens of a block. Absent: the context spread evenly, one block a host, or blocks of 1,024 tokens and what is left of a
+    /// host's share when a query chooses (16,384 where shards share no prefix), or of 1,024 tokens each in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "crate::size::optional")]
     #[schemars(range(max = crate::size::MOST))]
@@ -184,16 +174,12 @@ impl PulsarConfig {
     ) -> Result<Plan, PlanError> {
         self.check()?;
         let (context, shared) = (request.context, self.is_shared(request)?);
-        let blocks = self.blocks(request, shared)?;
+        let (blocks, hosts) = self.dealt(request, shared)?;
         let summaries = summarize(&blocks);
         let sink = self.sink_tokens.min(blocks[0].len());
         if !shared {
             rows::check(context.len(), sink, &summaries)?;
         }
-        let hosts = match self.grows(request.query) {
-            true => (0..blocks.len()).map(|block| block % request.hosts).collect(),
-            false => host_of_blocks(blocks.len(), request.hosts),
-        };
         let mut shards = Vec::with_capacity(blocks.len());
         for (block, host) in hosts.into_iter().enumerate() {
             let last = block + 1 == blocks.len();
@@ -315,19 +301,6 @@ impl PulsarConfig {
         self.heuristic == Heuristic::QueryAware && !query.is_empty()
     }
 
-    /// Tokens of a block, unless blocks are balanced.
-    fn block(&self, request: &PlanRequest, shared: bool) -> Result<usize, PlanError> {
-        let (tokens, hosts) = (request.context.len(), request.hosts);
-        match self.block_tokens {
-            None if self.query_chooses(request.query) => {
-                let most = if shared { BLOCK_TOKENS } else { BLOCK_TOKENS_APART };
-                Ok(tokens.div_ceil(tokens.div_ceil(most).next_multiple_of(hosts)))
-            }
-            None if self.grows(request.query) => Ok(SESSION_BLOCK_TOKENS),
-            typed => block_tokens(typed, tokens, hosts),
-        }
-    }
-
     /// What questions to a session get anew: nothing where one block has all keys, where keys stand elsewhere than their
     /// tokens, or where the rule is a published one.
     fn refresh(&self, request: &PlanRequest, blocks: usize) -> Option<RefreshRule> {
@@ -363,38 +336,6 @@ impl PulsarConfig {
                 && causal
                 && self.positions == Positions::Sparse
                 && !self.keep_summary_kv),
-        }
-    }
-
-    fn blocks(&self, request: &PlanRequest, shared: bool) -> Result<Vec<Range<usize>>, PlanError> {
-        let (tokens, shape) = (request.context.len(), request.shape);
-        match (self.balanced, self.block_tokens) {
-            (false, _) => Ok(split_blocks(tokens, self.block(request, shared)?)),
-            (true, Some(_)) => Err(PlanError::Conflict {
-                option: "balanced",
-                other: "block_tokens",
-                advice: "leave block_tokens out: balanced blocks are as long as the work allows",
-            }),
-            (true, None) => {
-                let chunk = self.rule(request.query).chunk_tokens;
-                let (budget, earlier) = (self.budget(request.query), request.hosts - 1);
-                let summary = |tokens: usize| (budget.tokens(tokens, earlier) / chunk * chunk).min(tokens);
-                let work = |earlier: &[Range<usize>], range: Range<usize>| {
-                    let own = summary(range.len());
-                    let sink = if earlier.is_empty() { 0 } else { self.sink_tokens };
-                    let before = sink + earlier.iter().map(|block| summary(block.len())).sum::<usize>();
-                    let pairs = causal_pairs(before + range.len());
-                    match shared {
-                        false => shape.flops(before + range.len(), pairs),
-                        // The rows of the own summary instead of everybody's.
-                        true => {
-                            let pairs = pairs + causal_pairs(before + own) - 2 * causal_pairs(before);
-                            shape.flops(range.len() + own, pairs)
-                        }
-                    }
-                };
-                Ok(balanced_blocks(tokens, request.hosts, &work))
-            }
         }
     }
 }
