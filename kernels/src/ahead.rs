@@ -1,5 +1,5 @@
-//! Steps of few rows, which somebody waits for, go ahead of long work on a device that works off a queue: long work is queued a
-//! stretch at a time, and waits between two while a step is under way. Knows no device.
+//! Work that somebody waits for goes ahead of long work on a device that works off a queue: long work is queued a stretch at a
+//! time, and waits between two while what goes ahead of it, a step, is under way. Knows no device.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -18,6 +18,15 @@ const SOON: Duration = Duration::from_millis(300);
 /// How many times as long as a device had nothing to do for it long work then goes on.
 const SHARE: u32 = 2;
 
+/// What goes ahead of what: the first of all, and all of long work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// A step of few rows: the next token of an answer.
+    Token,
+    /// A short context that is encoded.
+    Short,
+}
+
 /// The steps that are under way on a device.
 #[derive(Default)]
 pub struct Steps {
@@ -28,10 +37,17 @@ pub struct Steps {
 #[derive(Default)]
 struct UnderWay {
     begun: u64,
-    /// By their numbers, and until when they count.
-    steps: Vec<(u64, ThreadId, Instant)>,
+    steps: Vec<Step>,
     /// When the last one ended.
     ended: Option<Instant>,
+}
+
+struct Step {
+    number: u64,
+    rank: Rank,
+    thread: ThreadId,
+    /// When it no longer counts.
+    until: Instant,
 }
 
 /// Long work that is queued stretch by stretch.
@@ -62,7 +78,7 @@ impl Drop for Ahead {
     fn drop(&mut self) {
         if let Some((steps, number)) = self.0.take() {
             let mut under_way = steps.lock();
-            under_way.steps.retain(|(step, ..)| *step != number);
+            under_way.steps.retain(|step| step.number != number);
             under_way.ended = Some(Instant::now());
             drop(under_way);
             steps.fewer.notify_all();
@@ -75,23 +91,23 @@ impl Ahead {
     pub fn renew(&self) {
         if let Some((steps, number)) = &self.0 {
             let (mut under_way, now) = (steps.lock(), Instant::now());
-            let own = under_way.steps.iter_mut().filter(|(step, ..)| step == number);
-            own.for_each(|(.., until)| *until = now + PATIENCE);
+            let own = under_way.steps.iter_mut().filter(|step| step.number == *number);
+            own.for_each(|step| step.until = now + PATIENCE);
         }
     }
 }
 
 impl Steps {
     /// A step of this thread begins.
-    pub fn begin(self: &Arc<Self>) -> Ahead {
+    pub fn begin(self: &Arc<Self>, rank: Rank) -> Ahead {
         let (mut under_way, now) = (self.lock(), Instant::now());
         under_way.begun += 1;
         let number = under_way.begun;
-        under_way.steps.push((number, thread::current().id(), now + PATIENCE));
+        under_way.steps.push(Step { number, rank, thread: thread::current().id(), until: now + PATIENCE });
         Ahead(Some((Arc::clone(self), number)))
     }
 
-    /// Waits until the steps of other threads that are under way now have ended, for a quarter of a second at most.
+    /// Waits until the steps that go ahead of this thread and are under way now have ended, for a quarter of a second at most.
     pub fn wait(&self) {
         self.wait_until(Instant::now() + PATIENCE);
     }
@@ -103,6 +119,11 @@ impl Steps {
             let waited = self.fewer.wait_timeout(under_way, left);
             under_way = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Whether this thread is in a step itself.
+    fn is_own(&self) -> bool {
+        self.lock().rank_of(thread::current().id()).is_some()
     }
 
     fn lock(&self) -> MutexGuard<'_, UnderWay> {
@@ -117,8 +138,8 @@ impl Stretches {
     }
 
     /// A step begins.
-    pub fn ahead(&self) -> Ahead {
-        self.steps.begin()
+    pub fn ahead(&self, rank: Rank) -> Ahead {
+        self.steps.begin(rank)
     }
 
     /// Whether steps are under way, or one has just ended: others come soon.
@@ -126,10 +147,13 @@ impl Stretches {
         self.steps.lock().are_about(Instant::now())
     }
 
-    /// Waits between two stretches until the steps of other threads have ended that are under way, unless long work has had less
+    /// Waits between two stretches until the steps have ended that go ahead and are under way, unless long work has had less
     /// than twice the time since it last waited that it lost then: so two thirds of the device are its own, however many steps
     /// there are. The stretch that ended last kept the device `busy` so long.
     pub fn pass(&self, busy: Duration) {
+        if self.steps.is_own() {
+            return self.steps.wait();
+        }
         let began = Instant::now();
         let owed = self.last().as_mut().is_some_and(|last| last.is_owed(busy, began));
         if !owed {
@@ -168,14 +192,21 @@ impl Wait {
 
 impl UnderWay {
     fn are_about(&self, now: Instant) -> bool {
-        let heard = |(.., until): &(u64, ThreadId, Instant)| now < *until - PATIENCE + LATELY;
+        let heard = |step: &Step| now < step.until - PATIENCE + LATELY;
         self.steps.iter().any(heard) || self.ended.is_some_and(|ended| now.saturating_duration_since(ended) < SOON)
+    }
+
+    /// Of the steps of a thread; none of long work.
+    fn rank_of(&self, thread: ThreadId) -> Option<Rank> {
+        self.steps.iter().filter(|step| step.thread == thread).map(|step| step.rank).min()
     }
 
     /// How long a thread has to wait from `now` on if none of the first `begun` steps ends, and not beyond `last`.
     fn left(&self, (own, begun): (ThreadId, u64), now: Instant, last: Instant) -> Option<Duration> {
-        let others = self.steps.iter().filter(|(step, thread, _)| *step <= begun && *thread != own);
-        let until = others.map(|(.., until)| *until).max()?.min(last);
+        let rank = self.rank_of(own);
+        let ahead = |step: &&Step| step.thread != own && rank.is_none_or(|rank| step.rank < rank);
+        let others = self.steps.iter().filter(|step| step.number <= begun).filter(ahead);
+        let until = others.map(|step| step.until).max()?.min(last);
         until.checked_duration_since(now).filter(|left| !left.is_zero())
     }
 }
@@ -194,14 +225,14 @@ mod tests {
         assert!(!steps.lock().are_about(now), "there was none");
         let left = |begun, seen: Duration| steps.lock().left((elsewhere, begun), now + seen, now + 3 * PATIENCE);
         assert_eq!(left(0, Duration::ZERO), None);
-        let step = steps.begin();
+        let step = steps.begin(Rank::Token);
         assert!(steps.lock().are_about(now), "one is under way");
         assert_eq!(steps.lock().left((here, 1), now, now + PATIENCE), None, "its own step holds nobody up");
         assert_eq!(left(0, Duration::ZERO), None, "it began later");
         let first = left(1, Duration::ZERO).unwrap();
         assert!((PATIENCE..2 * PATIENCE).contains(&first), "{first:?}");
         assert_eq!(left(1, 3 * PATIENCE), None, "the step is not heard of any more");
-        let other = steps.begin();
+        let other = steps.begin(Rank::Token);
         step.renew();
         assert!(left(1, Duration::ZERO).unwrap() >= first);
         assert_eq!(steps.lock().left((elsewhere, 2), now, now), None, "long work has waited long enough");
@@ -213,9 +244,27 @@ mod tests {
         let ended = steps.lock().ended.unwrap();
         assert!(steps.lock().are_about(ended + SOON / 2) && !steps.lock().are_about(ended + SOON));
         let begun = Instant::now();
-        let _last = steps.begin();
+        let _last = steps.begin(Rank::Token);
         assert!(steps.lock().are_about(begun + 2 * SOON), "it is under way");
         assert!(!steps.lock().are_about(begun + 2 * LATELY), "its asker is gone");
+    }
+
+    #[test]
+    fn tokens_go_ahead_of_short_contexts_and_both_of_long_ones() {
+        let steps = Arc::new(Steps::default());
+        let in_a_thread = |rank: Option<Rank>| {
+            let steps = Arc::clone(&steps);
+            thread::spawn(move || (thread::current().id(), rank.map(|rank| steps.begin(rank)))).join().unwrap()
+        };
+        let (token, _token) = in_a_thread(Some(Rank::Token));
+        let (short, _short) = in_a_thread(Some(Rank::Short));
+        let (other, _other) = in_a_thread(Some(Rank::Short));
+        let (long, _) = in_a_thread(None);
+        let now = Instant::now();
+        let waits = |thread| steps.lock().left((thread, 3), now, now + PATIENCE).is_some();
+        assert_eq!([token, short, other, long].map(waits), [false, true, true, true]);
+        drop(_token);
+        assert_eq!([short, other, long].map(waits), [false, false, true], "equals do not wait for each other");
     }
 
     #[test]
@@ -251,8 +300,8 @@ mod tests {
     #[test]
     fn a_step_that_ends_wakes_who_waits() {
         let (steps, began, long) = (Arc::new(Steps::default()), Instant::now(), Duration::from_secs(60));
-        let step = steps.begin();
-        steps.lock().steps[0].2 = began + long;
+        let step = steps.begin(Rank::Token);
+        steps.lock().steps[0].until = began + long;
         let (about_to_wait, waits) = (Arc::new(Barrier::new(2)), Arc::clone(&steps));
         let waiter = thread::spawn({
             let about_to_wait = Arc::clone(&about_to_wait);

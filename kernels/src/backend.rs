@@ -12,7 +12,9 @@ pub use answers::{Lent, Mark, Partial, Sparse};
 pub use gathering::{AllGather, Meeting};
 pub use operands::{DType, Heads, HostTensor, Mask};
 
-use crate::{Ahead, Ask, FlexRule, KernelError, KeySets, Merging, StripeRule, VerticalSlashRule, merging, packed};
+use crate::{
+    Ahead, Ask, FlexRule, KernelError, KeySets, Merging, Rank, StripeRule, VerticalSlashRule, merging, packed,
+};
 
 /// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.
 pub(crate) const BUILD: &str = env!("ASTERISM_KERNELS_BUILD");
@@ -66,9 +68,10 @@ pub trait Backend: Sized + Send + Sync + 'static {
         Ok(Box::new(|| Ok(())))
     }
 
-    /// A step of few rows, which somebody waits for, begins on this thread: long work that others of this process queue on the
-    /// device waits between its parts until it ends.
-    fn ahead(&self) -> Ahead {
+    /// A step, which somebody waits for, begins on this thread: what others of this process queue on the device waits between its
+    /// parts until it ends, if it is of a later rank.
+    fn ahead(&self, rank: Rank) -> Ahead {
+        let _ = rank;
         Ahead::default()
     }
 

@@ -33,7 +33,7 @@ pub use tensor::{Tensor, View};
 
 use crate::{
     Ahead, AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mark, Mask,
-    Merging, Partial, Sparse, StripeRule, VerticalSlashRule, merging, packed,
+    Merging, Partial, Rank, Sparse, StripeRule, VerticalSlashRule, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -89,8 +89,8 @@ impl Backend for Cuda {
         self.device.mark()
     }
 
-    fn ahead(&self) -> Ahead {
-        self.device.ahead()
+    fn ahead(&self, rank: Rank) -> Ahead {
+        self.device.ahead(rank)
     }
 
     fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {

@@ -16,7 +16,7 @@ pub mod reference;
 mod sparse;
 mod top_k;
 
-pub use ahead::{Ahead, Steps, Stretch, Stretches};
+pub use ahead::{Ahead, Rank, Steps, Stretch, Stretches};
 pub use backend::{AllGather, Backend, DType, Heads, HostTensor, Lent, Mark, Mask, Meeting, Partial, Sparse};
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]

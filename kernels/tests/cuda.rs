@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use asterism_kernels::cuda::{Kv, Linear, Tensor};
 use asterism_kernels::reference;
-use asterism_kernels::{Backend, Cuda, CudaOptions, DType, Heads, Partial, top_k};
+use asterism_kernels::{Backend, Cuda, CudaOptions, DType, Heads, Partial, Rank, top_k};
 use common::{devices, numbers, rounded};
 
 /// The GPU computing in bf16.
@@ -347,7 +347,8 @@ fn long_work_waits_between_stretches_while_a_step_is_under_way() {
     let queue = || (0..220).for_each(|_| drop(gpu.linear(&x, &linear).unwrap()));
     queue();
     gpu.finish().unwrap();
-    let (step, began) = std::thread::scope(|scope| scope.spawn(|| (gpu.ahead(), Instant::now())).join().unwrap());
+    let (step, began) =
+        std::thread::scope(|scope| scope.spawn(|| (gpu.ahead(Rank::Token), Instant::now())).join().unwrap());
     queue();
     // Nobody heard of its end.
     assert!(began.elapsed() >= Duration::from_millis(250), "{:?}", began.elapsed());

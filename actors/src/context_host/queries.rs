@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_kernels::{Ahead, Backend};
+use asterism_kernels::{Ahead, Backend, Rank};
 use asterism_models::EncodedShard;
 use asterism_transport::{Frame, FrameKind, FrameReceiver, Handed, Link};
 
@@ -73,7 +73,7 @@ impl<B: Backend> Queries<'_, B> {
                 FrameKind::Query => {
                     let (layer, layers) = (frame.header.layer as usize, self.desk.decoder.config().layers);
                     match layer {
-                        0 => self.ahead = self.desk.decoder.backend().ahead(),
+                        0 => self.ahead = self.desk.decoder.backend().ahead(Rank::Token),
                         _ => self.ahead.renew(),
                     }
                     self.answer(frame).await?;

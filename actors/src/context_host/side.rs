@@ -30,7 +30,8 @@ pub struct ContextSide<B: Backend> {
     desk: Desk<B>,
     links: Arc<Links>,
     heads: Arc<HeadsShelf<B>>,
-    turns: Turns,
+    /// Of works that go ahead, and of the others.
+    turns: [Turns; 2],
     piece_bytes: usize,
     running: BTreeMap<u64, Stop>,
     post: Post<Event>,
@@ -56,7 +57,7 @@ impl<B: Backend> ContextSide<B> {
             desk,
             links,
             heads: Arc::new(HeadsShelf::new(model.heads.clone())),
-            turns: Turns::new(model.cores.clone()),
+            turns: [(); 2].map(|()| Turns::new(model.cores.clone())),
             piece_bytes,
             running: BTreeMap::new(),
             post,

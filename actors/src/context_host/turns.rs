@@ -7,6 +7,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use asterism_kernels::Ahead;
 use tokio::{sync::Notify, time::Instant};
 
 use super::stop::Stop;
@@ -37,8 +38,8 @@ impl Turns {
 
     /// A seat for a work whose context has used so many seconds.
     pub fn seat(&self, used: f64, stop: Stop) -> Seat {
-        let seat = self.lock().seat();
-        Seat { turns: self.clone(), seat, stop, used, longest: 0.0, since: None }
+        let (seat, turns) = (self.lock().seat(), self.clone());
+        Seat { turns, seat, stop, used, longest: 0.0, since: None, goes_ahead: None, ahead: None }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -55,9 +56,23 @@ pub struct Seat {
     /// Seconds of its longest turn.
     longest: f64,
     since: Option<Instant>,
+    /// How it goes ahead of what else the device has to do, if it does.
+    goes_ahead: Option<GoesAhead>,
+    /// As long as it computes, turn after turn.
+    ahead: Option<Ahead>,
 }
 
+/// Begins to go ahead, on the thread that computes.
+type GoesAhead = Box<dyn Fn() -> Ahead + Send>;
+
 impl Seat {
+    /// Goes ahead of other work on the device whenever it computes.
+    #[must_use]
+    pub fn going_ahead(mut self, begin: impl Fn() -> Ahead + Send + 'static) -> Self {
+        self.goes_ahead = Some(Box::new(begin));
+        self
+    }
+
     /// Waits for a turn; `false` when told to stop first.
     pub fn take(&mut self) -> bool {
         if self.since.is_some() {
@@ -68,6 +83,7 @@ impl Seat {
 
     /// Lets others compute.
     pub fn give_up(&mut self) {
+        self.ahead = None;
         if self.since.is_some() {
             let took = self.turn();
             self.leave(self.turns.lock(), took);
@@ -93,8 +109,10 @@ impl Seat {
         self.turns.lock().ask(self.seat, took, (self.used, self.longest));
         shared.moved.notify_waiters();
         let has_it = || self.turns.lock().holder == Some(self.seat);
-        let comes = has_it()
-            || machine::block_on(async {
+        let comes = has_it() || {
+            // Who waits holds nobody up.
+            self.ahead = None;
+            machine::block_on(async {
                 loop {
                     let moved = shared.moved.notified();
                     if has_it() {
@@ -106,13 +124,18 @@ impl Seat {
                         () = moved => {}
                     }
                 }
-            });
+            })
+        };
         if !comes {
             self.leave(self.turns.lock(), 0.0);
             return false;
         }
         self.since = Some(Instant::now());
         shared.cores.begin(Work::Encoding);
+        match &self.ahead {
+            Some(ahead) => ahead.renew(),
+            None => self.ahead = self.goes_ahead.as_ref().map(|begin| begin()),
+        }
         true
     }
 
@@ -339,6 +362,22 @@ mod tests {
             .collect();
         workers.into_iter().for_each(|worker| runtime.block_on(worker).expect("no panic"));
         assert_eq!(turns.lock().holder, None);
+    }
+
+    #[test]
+    fn who_goes_ahead_does_so_from_turn_to_turn_until_it_gives_up() {
+        let (turns, begun) = (Turns::new(Arc::new(OwnDevice)), Arc::new(Mutex::new(0)));
+        let begins = begun.clone();
+        let mut seat = turns.seat(0.0, Stop::default()).going_ahead(move || {
+            *begins.lock().expect("nobody panics") += 1;
+            Ahead::default()
+        });
+        assert!(seat.take() && seat.pass() && seat.pass() && seat.take());
+        assert_eq!(*begun.lock().expect("nobody panics"), 1);
+        seat.give_up();
+        assert!(seat.ahead.is_none(), "it waits for others, who go on");
+        assert!(seat.take() && seat.ahead.is_some());
+        assert_eq!(*begun.lock().expect("nobody panics"), 2);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_kernels::{Backend, KernelError};
+use asterism_kernels::{Backend, KernelError, Rank};
 use asterism_models::{ModelError, StepError, StepPart, step};
 use asterism_transport::{Frame, MAX_PAYLOAD_BYTES};
 use tokio::{
@@ -212,7 +212,7 @@ impl<B: Backend> Engine<B> {
             Some(mut here) => (here.ahead(), step(decoder, &mut parts, &mut here)),
             None => {
                 contexts.begin(jobs.into_iter().zip(tokens.iter().copied()).collect());
-                (vec![decoder.backend().ahead()], step(decoder, &mut parts, contexts))
+                (vec![decoder.backend().ahead(Rank::Token)], step(decoder, &mut parts, contexts))
             }
         };
         if ends.is_err() {

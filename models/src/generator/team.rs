@@ -9,7 +9,7 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::{iter, thread};
 
-use asterism_kernels::{Ahead, AllGather, Backend, KernelError, Mask, Merging};
+use asterism_kernels::{Ahead, AllGather, Backend, KernelError, Mask, Merging, Rank};
 use asterism_plan::MergeTree;
 
 use super::context::{ContextAttention, Held, HeldShards, LayerQueries, LocalContext, PartAnswer, PartAsk, StepError};
@@ -63,7 +63,7 @@ impl<'a, B: Backend> TeamContext<'a, B> {
 
     /// A step goes ahead of long work on all of the devices, until this is dropped.
     pub fn ahead(&self) -> Vec<Ahead> {
-        [&self.home].into_iter().chain(&self.others).map(|context| context.backend().ahead()).collect()
+        [&self.home].into_iter().chain(&self.others).map(|context| context.backend().ahead(Rank::Token)).collect()
     }
 
     /// Has the devices share the linear layers of steps of one part and few rows.

@@ -1,4 +1,4 @@
-//! Long work is queued a stretch at a time, at most one further than what the GPU is at, and lets steps of few rows go ahead between two,
+//! Long work is queued a stretch at a time, at most one further than what the GPU is at, and lets steps go ahead between two,
 //! whichever backend of this process takes them: where steps came lately and memory is not short, and in calls that are long by
 //! themselves. Elsewhere nothing waits here: a driver that sees work done early keeps more memory for what is allocated behind it.
 
@@ -10,7 +10,7 @@ use cudarc::driver::{CudaEvent, sys};
 
 use super::super::FEW_ROWS;
 use super::{Device, device_error};
-use crate::{Ahead, KernelError, Steps, Stretch, Stretches};
+use crate::{Ahead, KernelError, Rank, Steps, Stretch, Stretches};
 
 /// Operations of a stretch: some 25 milliseconds of a Hopper GPU, beside which a step of few rows is short, and waiting for it shorter.
 pub(in super::super) const STRETCH: f64 = 1.5e13;
@@ -45,9 +45,9 @@ impl Pace {
 }
 
 impl Device {
-    /// A step begins, ahead of which no long work goes.
-    pub fn ahead(&self) -> Ahead {
-        self.pace.stretches.ahead()
+    /// A step begins, ahead of which nothing of a later rank goes.
+    pub fn ahead(&self, rank: Rank) -> Ahead {
+        self.pace.stretches.ahead(rank)
     }
 
     /// So many operations of a call of so many rows were queued. Waits at the end of a stretch.
