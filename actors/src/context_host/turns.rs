@@ -4,6 +4,9 @@
 //! one that others have passed, since it asked, with [`PATIENCE`] times as much work as its own longest turn. Of those that
 //! are due it is who asked first. So a wait is over once others have computed [`PATIENCE`] times that turn and one turn each
 //! at most, however many short contexts come; and while others have used less, a long one takes a fifth of the host at most.
+//!
+//! A device that works off a queue has room for a work of a second turnstile beside, whose seats go ahead: long work then waits
+//! between two of its stretches, not of its layers, and two thirds of the device stay its own.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
