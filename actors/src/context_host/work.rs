@@ -98,7 +98,8 @@ impl<B: Backend> Bench<B> {
     /// their layers.
     fn seat(&self, used: f64, order: &EncodeShards) -> Seat {
         let (decoder, [first, others]) = (self.office.decoder.clone(), &self.turns);
-        let short = decoder.backend().queues() && is_short(order, &decoder.config().shape(decoder.backend().dtype()));
+        let short =
+            decoder.backend().queues() && is_short(&order.shards, &decoder.config().shape(decoder.backend().dtype()));
         let seat = if short { first } else { others }.seat(used, self.office.stop.clone());
         if short { seat.going_ahead(move || decoder.backend().ahead(Rank::Short)) } else { seat }
     }
@@ -153,10 +154,10 @@ impl<B: Backend> Bench<B> {
     }
 }
 
-/// Whether an order is done so soon that longer ones wait for it.
-fn is_short(order: &EncodeShards, shape: &ModelShape) -> bool {
+/// Whether shards are encoded so soon that longer orders wait for them.
+fn is_short(shards: &[Shard], shape: &ModelShape) -> bool {
     let of_shard = |shard: &Shard| shape.flops(shard.rows(), causal_pairs(shard.rows()));
-    order.shards.iter().map(of_shard).fold(0, u64::saturating_add) <= SHORT_FLOPS
+    shards.iter().map(of_shard).fold(0, u64::saturating_add) <= SHORT_FLOPS
 }
 
 /// What is encoded together, on behalf of a job.
@@ -189,5 +190,34 @@ impl Watch for Reporter {
 
     fn pairs(&mut self, block: usize, pairs: u64) {
         *self.pairs.entry(block).or_default() += pairs;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_plan::{Method, MethodConfig, PlanRequest};
+
+    use super::*;
+
+    #[test]
+    fn a_few_thousand_tokens_of_a_large_model_are_short_and_more_of_a_small_one() {
+        let large = ModelShape {
+            layers: 32,
+            hidden: 4096,
+            intermediate: 14_336,
+            query_heads: 32,
+            head_dim: 128,
+            ..ModelShape::TINY
+        };
+        let short = |method: &str, tokens: u32, shape: &ModelShape| {
+            let context: Vec<u32> = (0..tokens).collect();
+            let request =
+                PlanRequest { context: &context, query: &[1], hosts: 1, one_machine: true, shape, speeds: None };
+            let plan = method.parse::<MethodConfig>().unwrap().plan(&request).unwrap();
+            is_short(&plan.shards, shape)
+        };
+        assert!(short("dense", 5000, &large) && short("pulsar", 5000, &large));
+        assert!(!short("dense", 20_000, &large) && !short("pulsar", 20_000, &large));
+        assert!(short("dense", 20_000, &ModelShape::TINY));
     }
 }
