@@ -8,11 +8,12 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, KernelError};
 use asterism_models::{Decoder, HeadsFiles, ModelError, Tokenizer};
-use asterism_transport::{DataPlane, Endpoint, MAX_PAYLOAD_BYTES, Transport};
+use asterism_transport::{DataPlane, Endpoint, Transport};
 use ractor::ActorRef;
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
 
 use crate::{
+    context_host::PIECE_BYTES,
     cores::Cores,
     error::HostError,
     machine,
@@ -63,7 +64,7 @@ impl HostConfig {
             HostRole::Spare => (true, true),
             HostRole::Node => (false, false),
         };
-        let (name, patience, piece_bytes, tally) = (name.into(), PATIENCE, MAX_PAYLOAD_BYTES, Some(Arc::default()));
+        let (name, patience, piece_bytes, tally) = (name.into(), PATIENCE, PIECE_BYTES, Some(Arc::default()));
         Self { name, role, encodes, generates, supervisor, start, patience, piece_bytes, hands_over: None, tally }
     }
 

@@ -25,14 +25,14 @@ pub struct WrongPayload {
     bytes: usize,
 }
 
-/// Whether a payload is of exactly `count` values.
+/// Whether so many bytes are exactly `count` values.
 ///
 /// # Errors
 /// [`WrongPayload`].
-pub fn check(bytes: &[u8], count: usize, kind: PayloadType) -> Result<(), WrongPayload> {
-    match count.checked_mul(element_bytes(kind)) == Some(bytes.len()) {
+pub fn check(bytes: usize, count: usize, kind: PayloadType) -> Result<(), WrongPayload> {
+    match count.checked_mul(element_bytes(kind)) == Some(bytes) {
         true => Ok(()),
-        false => Err(WrongPayload { count, kind, bytes: bytes.len() }),
+        false => Err(WrongPayload { count, kind, bytes }),
     }
 }
 
@@ -41,7 +41,7 @@ pub fn check(bytes: &[u8], count: usize, kind: PayloadType) -> Result<(), WrongP
 /// # Errors
 /// [`WrongPayload`].
 pub fn read(bytes: &[u8], count: usize, kind: PayloadType) -> Result<Vec<f32>, WrongPayload> {
-    check(bytes, count, kind)?;
+    check(bytes.len(), count, kind)?;
     Ok(match kind {
         PayloadType::None => Vec::new(),
         PayloadType::F32 => {

@@ -8,7 +8,7 @@ mod operands;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use answers::{Lent, Mark, Partial, Sparse};
+pub use answers::{Lent, Mark, Partial, RawBytes, Sparse};
 pub use gathering::{AllGather, Meeting};
 pub use operands::{DType, Heads, HostTensor, Mask};
 
@@ -103,13 +103,14 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Self::Tensor, KernelError>;
     /// Downloads any tensor as f32, row-major.
     fn download(&self, tensor: &Self::Tensor) -> Result<Vec<f32>, KernelError>;
-    /// Tensors as they travel, one after the other: in compute type, row-major, little-endian. Waits once.
-    fn download_raw(&self, tensors: &[Self::Tensor]) -> Result<Vec<u8>, KernelError> {
-        packed::raw(self, tensors)
+    /// Tensors as they travel, one after the other: in compute type, row-major, little-endian. Read piece by piece, so that the
+    /// first travel while others are on the device still.
+    fn raw(&self, tensors: &[Self::Tensor]) -> Result<Box<dyn RawBytes + '_>, KernelError> {
+        Ok(Box::new(packed::raw(self, tensors)?))
     }
-    /// A tensor of compute type as it travelled.
-    fn upload_raw(&self, shape: &[usize], bytes: &[u8]) -> Result<Self::Tensor, KernelError> {
-        packed::from_raw(self, shape, bytes)
+    /// A tensor of compute type as it travelled: the bytes of all `pieces`, of whole elements each.
+    fn upload_raw(&self, shape: &[usize], pieces: &[&[u8]]) -> Result<Self::Tensor, KernelError> {
+        packed::from_raw(self, shape, pieces)
     }
     /// Shape of a tensor.
     fn shape(&self, tensor: &Self::Tensor) -> Vec<usize>;

@@ -33,7 +33,7 @@ pub use tensor::{Tensor, View};
 
 use crate::{
     Ahead, AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mark, Mask,
-    Merging, Partial, Rank, Sparse, StripeRule, VerticalSlashRule, merging, packed,
+    Merging, Partial, Rank, RawBytes, Sparse, StripeRule, VerticalSlashRule, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -122,12 +122,12 @@ impl Backend for Cuda {
         self.device.download(tensor)
     }
 
-    fn download_raw(&self, tensors: &[Tensor]) -> Result<Vec<u8>, KernelError> {
-        self.device.download_raw(tensors, self.dtype)
+    fn raw(&self, tensors: &[Tensor]) -> Result<Box<dyn RawBytes + '_>, KernelError> {
+        Ok(Box::new(self.device.raw(tensors, self.dtype)?))
     }
 
-    fn upload_raw(&self, shape: &[usize], bytes: &[u8]) -> Result<Tensor, KernelError> {
-        self.device.raw(shape, bytes, self.dtype)
+    fn upload_raw(&self, shape: &[usize], pieces: &[&[u8]]) -> Result<Tensor, KernelError> {
+        self.device.from_raw(shape, pieces, self.dtype)
     }
 
     fn shape(&self, tensor: &Tensor) -> Vec<usize> {

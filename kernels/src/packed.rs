@@ -41,7 +41,7 @@ pub fn row_major<B: Backend>(backend: &B, x: &B::Tensor) -> Result<B::Tensor, Ke
     backend.cast(&backend.upload(&[t, heads * dim], &rows)?)
 }
 
-/// As [`Backend::download_raw`].
+/// As [`Backend::raw`].
 pub fn raw<B: Backend>(backend: &B, tensors: &[B::Tensor]) -> Result<Vec<u8>, KernelError> {
     let mut bytes = Vec::new();
     for tensor in tensors {
@@ -55,11 +55,14 @@ pub fn raw<B: Backend>(backend: &B, tensors: &[B::Tensor]) -> Result<Vec<u8>, Ke
 }
 
 /// As [`Backend::upload_raw`].
-pub fn from_raw<B: Backend>(backend: &B, shape: &[usize], bytes: &[u8]) -> Result<B::Tensor, KernelError> {
-    let values: Vec<f32> = match backend.dtype() {
-        DType::F32 => bytes.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect(),
-        _ => bytes.as_chunks::<2>().0.iter().map(|value| bf16::from_le_bytes(*value).to_f32()).collect(),
-    };
+pub fn from_raw<B: Backend>(backend: &B, shape: &[usize], pieces: &[&[u8]]) -> Result<B::Tensor, KernelError> {
+    let mut values: Vec<f32> = Vec::with_capacity(shape.iter().product());
+    for piece in pieces {
+        match backend.dtype() {
+            DType::F32 => values.extend(piece.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value))),
+            _ => values.extend(piece.as_chunks::<2>().0.iter().map(|value| bf16::from_le_bytes(*value).to_f32())),
+        }
+    }
     backend.cast(&backend.upload(shape, &values)?)
 }
 

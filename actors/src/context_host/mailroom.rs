@@ -10,6 +10,7 @@ use std::{
 
 use asterism_models::Parcel;
 use asterism_transport::{Frame, FrameKind, FrameReceiver};
+use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::{error::ChannelError, pieces::Joiner, stop::Stop};
@@ -29,8 +30,17 @@ pub type Attempt = (u64, u32);
 pub struct Arrived {
     /// Shapes and addressing.
     pub meta: ParcelMeta,
-    /// The frame that brought them.
+    /// The frame that brought them, or the first piece.
     pub frame: Frame,
+    /// The payloads of further pieces.
+    pub more: Vec<Bytes>,
+}
+
+impl Arrived {
+    /// Its bytes, piece by piece.
+    pub fn payloads(&self) -> impl Iterator<Item = &[u8]> {
+        [&self.frame.payload].into_iter().chain(&self.more).map(|payload| &payload[..])
+    }
 }
 
 /// Parcels of all contexts.
@@ -95,7 +105,7 @@ impl Mailroom {
             let meta = ParcelMeta::read(&frame.meta, peer)?;
             let (from, to) = (meta.from as usize, meta.to.map(|block| block as usize));
             let parcel = Parcel { layer: frame.header.layer as usize, part: meta.part.into(), from, to };
-            let piece = Arrived { meta, frame };
+            let piece = Arrived { meta, frame, more: Vec::new() };
             let joined = joiner.add(parcel, piece);
             let Some((parcel, whole)) = joined.map_err(|cause| ChannelError::Piece { peer: peer.to_owned(), cause })?
             else {
@@ -235,7 +245,7 @@ mod tests {
         let meta = ParcelMeta { part: ParcelPart::Keys, from: 0, to: None, shapes: Vec::new(), piece: 0, pieces: 1 };
         let (kind, payload_type) = (FrameKind::Parcel, PayloadType::None);
         let header = FrameHeader { kind, job: 1, shard_set: 0, layer, step: 0, rows: 0, payload_type };
-        Some(Arrived { frame: Frame::new(header, meta.archive(), Default::default()), meta })
+        Some(Arrived { frame: Frame::new(header, meta.archive(), Default::default()), meta, more: Vec::new() })
     }
 
     #[test]

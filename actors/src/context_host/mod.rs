@@ -20,6 +20,6 @@ mod turns;
 mod work;
 
 pub use command::{Command, Event, Failure, Work};
-pub(crate) use pieces::MOST_PIECES;
+pub(crate) use pieces::{MOST_PIECES, PIECE_BYTES};
 pub(crate) use side::ContextSide;
 pub use state::ContextHostState;

@@ -1,13 +1,15 @@
 //! Parcels of phase 1 as frames, and tensors again. Sends and waits for nothing.
 
+use std::collections::VecDeque;
+
 use asterism_kernels::{Backend, Lent};
 use asterism_models::{ModelError, Parcel, Part};
-use asterism_transport::{Frame, FrameHeader, FrameKind, Handed};
+use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, Meta};
 use bytes::Bytes;
 
 use super::{
     mailroom::{Arrived, Attempt},
-    pieces,
+    pieces::{self, Memory},
 };
 use crate::{
     messages::{ParcelMeta, ParcelPart, WireMessage},
@@ -16,6 +18,16 @@ use crate::{
 
 /// A parcel to be sent.
 pub type Sent<'a, B> = (Parcel, &'a [<B as Backend>::Tensor]);
+
+/// A frame that is to be, but for its payload.
+struct Piece {
+    /// Of which parcel.
+    place: usize,
+    header: FrameHeader,
+    meta: Meta,
+    /// Of the payload.
+    bytes: usize,
+}
 
 /// Those of an attempt.
 pub struct Parcels<'a, B: Backend> {
@@ -26,22 +38,43 @@ pub struct Parcels<'a, B: Backend> {
 }
 
 impl<B: Backend> Parcels<'_, B> {
-    /// Each parcel in as many frames as it needs, of at most so many bytes; all are fetched from the device together.
-    pub fn frames(&self, parcels: &[Sent<'_, B>], piece_bytes: usize) -> Result<Vec<Vec<Frame>>, ModelError> {
+    /// Each parcel in as many frames as it needs, of at most so many bytes: `take` gets each with the parcel's place, while those
+    /// behind it are on the device still. Small parcels are fetched together.
+    pub fn frames(
+        &self,
+        parcels: &[Sent<'_, B>],
+        (piece_bytes, memory): (usize, &mut Memory),
+        mut take: impl FnMut(usize, Frame) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
         let backend = self.backend;
         let tensors: Vec<B::Tensor> = parcels.iter().flat_map(|(_, tensors)| *tensors).cloned().collect();
-        let mut bytes = Bytes::from(backend.download_raw(&tensors)?);
-        let frames = parcels.iter().map(|(parcel, tensors)| {
+        let raw = backend.raw(&tensors)?;
+        let mut all = Vec::new();
+        for (place, (parcel, tensors)) in parcels.iter().enumerate() {
             let (header, meta) = self.heading(*parcel, tensors);
             let count: usize = tensors.iter().map(|tensor| backend.shape(tensor).iter().product::<usize>()).sum();
-            let payload = bytes.split_to(count * payload::element_bytes(header.payload_type));
-            let payloads = pieces::cut(&payload, piece_bytes);
-            let pieces = payloads.len() as u32;
-            let frame =
-                |(piece, payload)| Frame::new(header, ParcelMeta { piece, pieces, ..meta.clone() }.archive(), payload);
-            (0..).zip(payloads).map(frame).collect()
-        });
-        Ok(frames.collect())
+            let lengths = pieces::cut(count * payload::element_bytes(header.payload_type), piece_bytes);
+            let pieces = lengths.len() as u32;
+            let meta = |piece| ParcelMeta { piece, pieces, ..meta.clone() }.archive().into();
+            let piece = |(piece, bytes)| Piece { place, header, meta: meta(piece), bytes };
+            all.extend((0..).zip(lengths).map(piece));
+        }
+        let (mut rest, mut start) = (all.into_iter().peekable(), 0);
+        while let Some(first) = rest.next() {
+            let (mut bytes, mut together) = (first.bytes, vec![first]);
+            while let Some(next) = rest.next_if(|next| bytes + next.bytes <= piece_bytes) {
+                bytes += next.bytes;
+                together.push(next);
+            }
+            let mut fetched = memory.take(bytes);
+            raw.read(start, &mut fetched)?;
+            start += bytes;
+            let mut fetched = memory.lend(fetched);
+            for Piece { place, header, meta, bytes } in together {
+                take(place, Frame::new(header, meta, fetched.split_to(bytes)))?;
+            }
+        }
+        Ok(())
     }
 
     /// A parcel for hosts of this process.
@@ -76,8 +109,8 @@ impl<B: Backend> Parcels<'_, B> {
     }
 
     /// The tensors of a parcel that came.
-    pub fn read(&self, Arrived { meta, frame }: &Arrived) -> Result<Vec<B::Tensor>, ModelError> {
-        let backend = self.backend;
+    pub fn read(&self, arrived: &Arrived) -> Result<Vec<B::Tensor>, ModelError> {
+        let (backend, Arrived { meta, frame, .. }) = (self.backend, arrived);
         let wrong = |cause: String| ModelError::Host { host: format!("of shard {}", meta.from), cause };
         let expected = payload::payload_type(backend.dtype());
         if let Some(handed) = &frame.handed {
@@ -105,16 +138,29 @@ impl<B: Backend> Parcels<'_, B> {
         let (Some(counts), Some(total)) = (counts, total) else {
             return Err(wrong(format!("its shapes are {sizes:?}")));
         };
-        payload::check(&frame.payload, total, expected).map_err(|error| wrong(error.to_string()))?;
-        let (mut rest, each) = (&frame.payload[..], payload::element_bytes(expected));
-        let mut tensors = Vec::with_capacity(sizes.len());
-        for (shape, count) in sizes.iter().zip(counts) {
-            let (own, after) = rest.split_at(count * each);
-            tensors.push(backend.upload_raw(shape, own)?);
-            rest = after;
-        }
-        Ok(tensors)
+        let bytes = arrived.payloads().map(<[u8]>::len).sum();
+        payload::check(bytes, total, expected).map_err(|error| wrong(error.to_string()))?;
+        let (mut pieces, each) = (arrived.payloads().collect(), payload::element_bytes(expected));
+        let upload = |(shape, count): (&Vec<usize>, usize)| {
+            Ok(backend.upload_raw(shape, &take_first(&mut pieces, count * each))?)
+        };
+        sizes.iter().zip(counts).map(upload).collect()
     }
+}
+
+/// Takes so many bytes off the beginning of pieces.
+fn take_first<'a>(pieces: &mut VecDeque<&'a [u8]>, mut bytes: usize) -> Vec<&'a [u8]> {
+    let mut taken = Vec::new();
+    while bytes > 0 {
+        let Some(first) = pieces.front_mut() else { break };
+        let own = first.split_off(..bytes.min(first.len())).expect("it is no longer than that");
+        bytes -= own.len();
+        taken.push(own);
+        if first.is_empty() {
+            pieces.pop_front();
+        }
+    }
+    taken
 }
 
 impl ParcelPart {
@@ -154,7 +200,7 @@ impl From<ParcelPart> for Part {
 mod tests {
     use asterism_kernels::{Cpu, CpuOptions, DType};
 
-    use super::*;
+    use super::{super::pieces::Joiner, *};
 
     #[test]
     fn what_came_lies_beside_what_was_made_here() {
@@ -166,12 +212,27 @@ mod tests {
             for part in [Part::Keys, Part::Queries, Part::Heads, Part::Outputs] {
                 let tensors = vec![made.clone(); ParcelPart::from(part).tensors()];
                 let parcel = Parcel { layer: 0, part, from: 0, to: Some(1) };
-                let mut frames = parcels.frames(&[(parcel, &tensors)], 1 << 20).unwrap();
-                let frame = frames.remove(0).remove(0);
-                let arrived = Arrived { meta: parcels.heading(parcel, &tensors).1, frame };
-                for came in parcels.read(&arrived).unwrap() {
-                    let both = cpu.concat(&[came, made.clone()], 0).unwrap();
-                    assert_eq!(cpu.download(&both).unwrap(), [&values[..], &values].concat(), "{part:?} in {dtype:?}");
+                // Whole, with pieces that end within tensors, and another in the same frame's memory.
+                for piece_bytes in [1 << 20, 64] {
+                    let mut came: [Vec<Frame>; 2] = Default::default();
+                    let both = [(parcel, &tensors[..]), (Parcel { from: 2, ..parcel }, &tensors)];
+                    let take = |place: usize, frame| {
+                        came[place].push(frame);
+                        Ok(())
+                    };
+                    parcels.frames(&both, (piece_bytes, &mut Memory::default()), take).unwrap();
+                    for (frames, (parcel, _)) in came.into_iter().zip(both) {
+                        let mut joiner = Joiner::default();
+                        let whole = frames.into_iter().find_map(|frame| {
+                            let meta = ParcelMeta::read(&frame.meta, "itself").unwrap();
+                            joiner.add(parcel, Arrived { meta, frame, more: Vec::new() }).unwrap()
+                        });
+                        for came in parcels.read(&whole.unwrap().1).unwrap() {
+                            let both = cpu.concat(&[came, made.clone()], 0).unwrap();
+                            let both = cpu.download(&both).unwrap();
+                            assert_eq!(both, [&values[..], &values].concat(), "{part:?} in {dtype:?}");
+                        }
+                    }
                 }
             }
         }

@@ -12,14 +12,15 @@ use std::{
 
 use asterism_kernels::Backend;
 use asterism_models::{Decoder, LocalPeers, ModelError, Parcel, Peers};
-use asterism_transport::{Frame, FrameKind, FrameReceiver, FrameSender, TransportError};
-use tokio::task::JoinHandle;
+use asterism_transport::{Channel, Frame, FrameKind, FrameReceiver, FrameSender, TransportError};
+use futures_util::future::try_join;
+use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::{
     error::ChannelError,
     mailroom::{Attempt, Mailroom},
     parcels::{Parcels, Sent},
-    pieces,
+    pieces::{self, Memory},
     stop::Stop,
     turns::Seat,
 };
@@ -40,20 +41,25 @@ pub struct RemotePeers<B: Backend> {
     peers: Vec<ShardHolder>,
     local: LocalPeers<B>,
     channels: BTreeMap<String, Outgoing>,
+    memory: Memory,
     received_bytes: u64,
     peer_lost: bool,
 }
 
+/// Frames that wait at most for a channel to take them, so that a device computes while what it passed on travels.
+const WAITING: usize = 16;
+
 /// A channel of parcels to a peer.
 struct Outgoing {
-    sender: Box<dyn FrameSender>,
-    taken: Taking,
+    frames: mpsc::Sender<Frame>,
+    hands_over: bool,
+    carrying: Carrying,
 }
 
-/// Waits for a peer's word that it has all, or that the channel broke; ends with its holder.
-struct Taking(JoinHandle<Result<(), ChannelError>>);
+/// Sends what waits and hears the peer's word that it has all, or that the channel broke; ends with its holder.
+struct Carrying(JoinHandle<Result<(), ChannelError>>);
 
-impl Drop for Taking {
+impl Drop for Carrying {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -104,6 +110,7 @@ impl<B: Backend> RemotePeers<B> {
             peers,
             local: LocalPeers::default(),
             channels: BTreeMap::new(),
+            memory: Memory::default(),
             received_bytes: 0,
             peer_lost: false,
         }
@@ -132,7 +139,7 @@ impl<B: Backend> RemotePeers<B> {
     /// Whether the channel to a peer hands over, and is to.
     fn hands_over(&mut self, peer: &ShardHolder) -> Result<bool, ModelError> {
         let channel = self.take_channel(peer)?;
-        let hands_over = self.office.hands_over && channel.sender.hands_over();
+        let hands_over = self.office.hands_over && channel.hands_over;
         self.channels.insert(peer.host.clone(), channel);
         Ok(hands_over)
     }
@@ -146,11 +153,21 @@ impl<B: Backend> RemotePeers<B> {
     }
 
     fn send_to(&mut self, peer: &ShardHolder, frame: Frame) -> Result<(), ModelError> {
-        let mut channel = self.take_channel(peer)?;
-        let sent = self.office.away(&self.seat, channel.sender.send(frame)).ok_or(ModelError::Cancelled)?;
-        self.reached(&peer.host, sent)?;
+        let channel = self.take_channel(peer)?;
+        let waits = self.office.away(&self.seat, channel.frames.send(frame)).ok_or(ModelError::Cancelled)?;
+        if waits.is_err() {
+            self.carried(&peer.host, channel)?;
+            return self.reached(&peer.host, Err(ChannelError::NotTaken));
+        }
         self.channels.insert(peer.host.clone(), channel);
         Ok(())
+    }
+
+    /// Waits until a channel has carried all, and the peer has said that it has it.
+    fn carried(&mut self, host: &str, Outgoing { frames, mut carrying, .. }: Outgoing) -> Result<(), ModelError> {
+        drop(frames);
+        let carried = self.office.away(&self.seat, &mut carrying.0).ok_or(ModelError::Cancelled)?;
+        self.reached(host, carried.unwrap_or(Err(ChannelError::NotTaken)))
     }
 
     /// Waits until all that was sent has come where it is needed: what a link loses behind the back of its sender is missed
@@ -159,12 +176,8 @@ impl<B: Backend> RemotePeers<B> {
     /// # Errors
     /// A host that cannot say so any more.
     pub fn finish(&mut self) -> Result<(), ModelError> {
-        for (host, Outgoing { sender, mut taken }) in std::mem::take(&mut self.channels) {
-            drop(sender);
-            let taken = self.office.away(&self.seat, &mut taken.0).ok_or(ModelError::Cancelled)?;
-            self.reached(&host, taken.unwrap_or(Err(ChannelError::NotTaken)))?;
-        }
-        Ok(())
+        let channels = std::mem::take(&mut self.channels);
+        channels.into_iter().try_for_each(|(host, channel)| self.carried(&host, channel))
     }
 
     /// A channel that is watched: where two hosts wait for each other, who lost what it sent is the only one to know.
@@ -179,20 +192,30 @@ impl<B: Backend> RemotePeers<B> {
         });
         let channel = self.reached(&peer.host, opened.ok_or(ModelError::Cancelled)?)?;
         let (mailroom, host) = (self.office.mailroom.clone(), peer.host.clone());
-        let watch = tokio::spawn(async move {
-            let taken = taken(channel.receiver, attempt).await;
-            if let Err(cause) = &taken {
+        let (Channel { sender, receiver }, (frames, waiting)) = (channel, mpsc::channel(WAITING));
+        let hands_over = sender.hands_over();
+        let carrying = tokio::spawn(async move {
+            let carried = try_join(carry(sender, waiting), taken(receiver, attempt)).await;
+            if let Err(cause) = &carried {
                 mailroom.break_off(attempt, &host, cause);
             }
-            taken
+            carried.map(|_| ())
         });
-        Ok(Outgoing { sender: channel.sender, taken: Taking(watch) })
+        Ok(Outgoing { frames, hands_over, carrying: Carrying(carrying) })
     }
 
     fn reached<T, E: ToString>(&mut self, host: &str, result: Result<T, E>) -> Result<T, ModelError> {
         self.peer_lost |= result.is_err();
         result.map_err(|error| ModelError::Host { host: host.to_string(), cause: error.to_string() })
     }
+}
+
+/// Sends what waits, until nothing more will.
+async fn carry(mut sender: Box<dyn FrameSender>, mut waiting: mpsc::Receiver<Frame>) -> Result<(), ChannelError> {
+    while let Some(frame) = waiting.recv().await {
+        sender.send(frame).await?;
+    }
+    Ok(())
 }
 
 /// Waits for the word that all parcels of a channel were taken.
@@ -249,12 +272,13 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
             far.extend((!others.is_empty()).then_some(((*parcel, &tensors[..]), others)));
         }
         if !far.is_empty() {
-            let sent: Vec<Sent<'_, B>> = far.iter().map(|(sent, _)| *sent).collect();
-            for (frames, (_, peers)) in self.parcels().frames(&sent, self.office.piece_bytes)?.into_iter().zip(&far) {
-                for peer in peers {
-                    frames.iter().try_for_each(|frame| self.send_to(peer, frame.clone()))?;
-                }
-            }
+            let (sent, peers): (Vec<Sent<'_, B>>, Vec<_>) = far.into_iter().unzip();
+            let (decoder, mut memory) = (self.office.decoder.clone(), std::mem::take(&mut self.memory));
+            let parcels = Parcels { backend: decoder.backend(), attempt: self.attempt };
+            parcels.frames(&sent, (self.office.piece_bytes, &mut memory), |place, frame| {
+                peers[place].iter().try_for_each(|peer| self.send_to(peer, frame.clone()))
+            })?;
+            self.memory = memory;
         }
         kept.into_iter().chain(wanted).try_for_each(|(parcel, tensors)| self.local.send(parcel, tensors))
     }

@@ -1,21 +1,59 @@
-//! Parcels that are larger than a frame may be: cut into pieces where they leave, joined where they arrive. Whose they are
-//! and what they hold is not looked at.
+//! Parcels that are larger than a frame may be: cut into pieces where they leave, put together where they arrive. Whose they
+//! are and what they hold is not looked at.
+
+use std::collections::VecDeque;
 
 use asterism_models::Parcel;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use super::{error::PieceError, mailroom::Arrived};
 use crate::{messages::ParcelMeta, payload};
 
-/// Most pieces of a parcel, in whole frames 4 GiB. What is larger is refused where it is planned.
-pub const MOST_PIECES: u32 = 16;
+/// Bytes of a piece, unless told otherwise: small enough that one travels while the next is fetched from the device, and that
+/// memory for it is not new each time, neither here nor where it arrives.
+pub const PIECE_BYTES: usize = 4 << 20;
+/// Most pieces of a parcel: 4 GiB. What is larger is refused where it is planned.
+pub const MOST_PIECES: u32 = 1024;
+/// Memory of so many pieces is used again: of those that wait to be sent, and of those under way.
+const KEPT: usize = 32;
 
-/// The payloads of the pieces of a parcel, none larger than `most` bytes.
-pub fn cut(payload: &Bytes, most: usize) -> Vec<Bytes> {
+/// How long the pieces of a parcel of so many bytes are, none longer than `most`.
+pub fn cut(bytes: usize, most: usize) -> Vec<usize> {
     // Whole elements.
     let most = (most / 64 * 64).max(64);
-    let starts = (0..payload.len().max(1)).step_by(most);
-    starts.map(|start| payload.slice(start..payload.len().min(start + most))).collect()
+    let starts = (0..bytes.max(1)).step_by(most);
+    starts.map(|start| most.min(bytes - start)).collect()
+}
+
+/// Memory of what is sent, used again once it has left.
+#[derive(Default)]
+pub struct Memory(VecDeque<Bytes>);
+
+impl Memory {
+    /// So many bytes of whatever was there.
+    pub fn take(&mut self, bytes: usize) -> BytesMut {
+        // They leave in the order in which they were lent.
+        let mut memory = match self.0.pop_front().map(Bytes::try_into_mut) {
+            Some(Ok(again)) => again,
+            Some(Err(under_way)) => {
+                self.0.push_front(under_way);
+                BytesMut::new()
+            }
+            None => BytesMut::new(),
+        };
+        memory.resize(bytes, 0);
+        memory
+    }
+
+    /// What is to be sent of it.
+    pub fn lend(&mut self, memory: BytesMut) -> Bytes {
+        let lent = memory.freeze();
+        self.0.push_back(lent.clone());
+        if self.0.len() > KEPT {
+            self.0.pop_front();
+        }
+        lent
+    }
 }
 
 /// The parcel that comes over a channel, piece by piece: the next one begins when it is whole.
@@ -25,7 +63,7 @@ pub struct Joiner(Option<Coming>);
 struct Coming {
     parcel: Parcel,
     first: Arrived,
-    bytes: Vec<u8>,
+    bytes: usize,
     next: u32,
 }
 
@@ -34,7 +72,7 @@ impl Joiner {
     ///
     /// # Errors
     /// What is wrong with a piece that is not the one expected.
-    pub fn add(&mut self, parcel: Parcel, mut piece: Arrived) -> Result<Option<(Parcel, Arrived)>, PieceError> {
+    pub fn add(&mut self, parcel: Parcel, piece: Arrived) -> Result<Option<(Parcel, Arrived)>, PieceError> {
         let ParcelMeta { piece: at, pieces, .. } = piece.meta;
         let Some(mut coming) = self.0.take() else {
             if at != 0 || !(1..=MOST_PIECES).contains(&pieces) {
@@ -43,7 +81,7 @@ impl Joiner {
             if pieces == 1 {
                 return Ok(Some((parcel, piece)));
             }
-            let bytes = std::mem::take(&mut piece.frame.payload).into();
+            let bytes = piece.frame.payload.len();
             self.0 = Some(Coming { parcel, first: piece, bytes, next: 1 });
             return Ok(None);
         };
@@ -53,19 +91,17 @@ impl Joiner {
             let (expected, got) = (named(coming.parcel, &expected), named(parcel, &piece.meta));
             return Err(PieceError::Next { expected, got });
         }
-        let whole = whole_bytes(&coming.first);
-        if whole.is_none_or(|whole| coming.bytes.len() + piece.frame.payload.len() > whole) {
+        coming.bytes += piece.frame.payload.len();
+        if whole_bytes(&coming.first).is_none_or(|whole| coming.bytes > whole) {
             return Err(PieceError::TooLong { shapes: expected.shapes });
         }
-        coming.bytes.extend_from_slice(&piece.frame.payload);
+        coming.first.more.push(piece.frame.payload);
         coming.next += 1;
         if coming.next < pieces {
             self.0 = Some(coming);
             return Ok(None);
         }
-        let Coming { parcel, mut first, bytes, .. } = coming;
-        first.frame.payload = bytes.into();
-        Ok(Some((parcel, first)))
+        Ok(Some((coming.parcel, coming.first)))
     }
 }
 
@@ -88,25 +124,26 @@ mod tests {
     const PARCEL: Parcel = Parcel { layer: 2, part: Part::Keys, from: 1, to: None };
 
     fn pieces(payload: &[u8], most: usize) -> Vec<Arrived> {
-        let payloads = cut(&Bytes::copy_from_slice(payload), most);
-        let pieces = payloads.len() as u32;
-        let piece = |(piece, payload): (u32, Bytes)| {
+        let (mut payload, lengths) = (Bytes::copy_from_slice(payload), cut(payload.len(), most));
+        let pieces = lengths.len() as u32;
+        let piece = |(piece, length): (u32, usize)| {
+            let payload = payload.split_to(length);
             let shapes = vec![vec![2, 5, 10], vec![1, 5, 20]];
             let meta = ParcelMeta { part: ParcelPart::Keys, from: 1, to: None, shapes, piece, pieces };
             let (kind, payload_type) = (FrameKind::Parcel, PayloadType::F32);
             let header = FrameHeader { kind, job: 1, shard_set: 0, layer: 2, step: 0, rows: 0, payload_type };
-            Arrived { frame: Frame::new(header, meta.archive(), payload), meta }
+            Arrived { frame: Frame::new(header, meta.archive(), payload), meta, more: Vec::new() }
         };
-        (0..).zip(payloads).map(piece).collect()
+        (0..).zip(lengths).map(piece).collect()
     }
 
-    fn joined(pieces: Vec<Arrived>) -> Result<Option<Bytes>, PieceError> {
+    fn joined(pieces: Vec<Arrived>) -> Result<Option<Vec<u8>>, PieceError> {
         let mut joiner = Joiner::default();
         let mut whole = None;
         for piece in pieces {
             whole = joiner.add(PARCEL, piece)?;
         }
-        Ok(whole.map(|(_, arrived)| arrived.frame.payload))
+        Ok(whole.map(|(_, arrived)| arrived.payloads().flatten().copied().collect()))
     }
 
     #[test]
@@ -117,7 +154,22 @@ mod tests {
             assert_eq!(pieces.len(), count, "{most}");
             assert_eq!(joined(pieces).unwrap().unwrap(), payload);
         }
-        assert_eq!(cut(&Bytes::new(), 64), [Bytes::new()]);
+        assert_eq!(cut(0, 64), [0]);
+    }
+
+    #[test]
+    fn memory_is_used_again_once_it_has_left() {
+        let mut memory = Memory::default();
+        let first = memory.take(100);
+        let at = first.as_ptr();
+        let (lent, mut other) = (memory.lend(first), memory.take(50));
+        assert_ne!(other.as_ptr(), at, "the first is under way");
+        other[0] = 1;
+        let other = memory.lend(other);
+        drop(lent);
+        let again = memory.take(80);
+        assert_eq!((again.as_ptr(), again.len()), (at, 80));
+        assert_eq!(other[0], 1);
     }
 
     #[test]

@@ -198,7 +198,7 @@ impl<B: Backend> Queries<'_, B> {
                         Rows::Bytes(payload) => payload.slice(rows.start * row_bytes..rows.end * row_bytes),
                         Rows::Lent(q) => {
                             let backend = decoder.backend();
-                            backend.download_raw(&[backend.rows(q, rows.start, rows.end)?])?.into()
+                            backend.raw(&[backend.rows(q, rows.start, rows.end)?])?.whole()?.into()
                         }
                     };
                     if let Err(refused) = relay.ask(Query { header, part, rows, shards }) {

@@ -12,11 +12,11 @@ use asterism_models::{
     TemplateSource, Tokenizer, Written, check_retaining_heads,
 };
 use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest, Span};
-use asterism_transport::{MAX_META_BYTES, MAX_PAYLOAD_BYTES};
+use asterism_transport::MAX_META_BYTES;
 
 use crate::{
     api::{JobRequest, Prompt, SessionRequest, bounds},
-    context_host::MOST_PIECES,
+    context_host::{MOST_PIECES, PIECE_BYTES},
     error::JobError,
     messages::TokenChoice,
     supervisor::{
@@ -178,7 +178,7 @@ impl ModelFront {
 
 /// What hosts pass each other goes in a few frames of whatever size, what an order names in a part of one.
 const CARRIED: Carried = Carried {
-    parcel_bytes: MOST_PIECES as u64 * MAX_PAYLOAD_BYTES as u64,
+    parcel_bytes: MOST_PIECES as u64 * PIECE_BYTES as u64,
     order_spans: MAX_META_BYTES as u64 / 2 / size_of::<Span>() as u64,
 };
 

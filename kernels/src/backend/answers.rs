@@ -19,5 +19,30 @@ pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as Backend>::Tensor>, KernelE
 /// Attention over keys that were selected, and these.
 pub type Sparse<'a, B> = Result<(Partial<<B as Backend>::Tensor>, Selection<'a>), KernelError>;
 
+/// Bytes of tensors as they travel, on their way to the host.
+pub trait RawBytes {
+    /// How many there are.
+    fn size(&self) -> usize;
+    /// Those from `start` on, of which there must be as many as `to` takes; waits for them.
+    fn read(&self, start: usize, to: &mut [u8]) -> Result<(), KernelError>;
+    /// All of them.
+    fn whole(&self) -> Result<Vec<u8>, KernelError> {
+        let mut all = vec![0; self.size()];
+        self.read(0, &mut all)?;
+        Ok(all)
+    }
+}
+
+impl RawBytes for Vec<u8> {
+    fn size(&self) -> usize {
+        self.len()
+    }
+
+    fn read(&self, start: usize, to: &mut [u8]) -> Result<(), KernelError> {
+        to.copy_from_slice(&self[start..start + to.len()]);
+        Ok(())
+    }
+}
+
 /// What waits until a device has done what it was asked before.
 pub type Mark = Box<dyn FnOnce() -> Result<(), KernelError>>;

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 
 use super::attention::Map;
 use super::device::{Buffer, Device, Written, width};
-use crate::{DType, HostTensor, KernelError};
+use crate::{DType, HostTensor, KernelError, RawBytes};
 
 /// A tensor in device memory, row-major but for what `rows_first` says; clones share it.
 #[derive(Clone)]
@@ -26,6 +26,26 @@ pub struct Tensor {
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} of {:?} on the GPU", self.shape, self.dtype)
+    }
+}
+
+/// Elements of tensors as they travel, in device memory.
+pub(super) struct Staged<'a> {
+    device: &'a Device,
+    buffer: Arc<Buffer>,
+    bytes: usize,
+    /// What is copied from.
+    _held: Vec<Tensor>,
+}
+
+impl RawBytes for Staged<'_> {
+    fn size(&self) -> usize {
+        self.bytes
+    }
+
+    fn read(&self, start: usize, to: &mut [u8]) -> Result<(), KernelError> {
+        assert!(start + to.len() <= self.bytes, "{} bytes from {start} on, of {}", to.len(), self.bytes);
+        self.device.download_bytes(self.buffer.pointer + start as u64, to)
     }
 }
 
@@ -264,8 +284,8 @@ impl Device {
         Ok(tensor)
     }
 
-    /// Waits once, and gives the elements of all, in `dtype`, as they travel.
-    pub(super) fn download_raw(&self, tensors: &[Tensor], dtype: DType) -> Result<Vec<u8>, KernelError> {
+    /// Copies the elements of all, in `dtype`, as they travel, to where they can be read from.
+    pub(super) fn raw(&self, tensors: &[Tensor], dtype: DType) -> Result<Staged<'_>, KernelError> {
         let bytes: usize = tensors.iter().map(|x| x.elements() * width(dtype)).sum();
         let (buffer, mut at) = (Arc::new(self.alloc(bytes)?), 0);
         let mut held = Vec::with_capacity(tensors.len());
@@ -279,17 +299,20 @@ impl Device {
             }
             held.push(x);
         }
-        let mut all = vec![0; bytes];
-        self.download_bytes(buffer.pointer, &mut all)?;
-        Ok(all)
+        Ok(Staged { device: self, buffer, bytes, _held: held })
     }
 
     /// Elements in `dtype`, as they travelled.
-    pub(super) fn raw(&self, shape: &[usize], bytes: &[u8], dtype: DType) -> Result<Tensor, KernelError> {
-        if Some(bytes.len()) != shape.iter().try_fold(width(dtype), |all, size| all.checked_mul(*size)) {
-            return Err(KernelError::shape("upload", format!("{} bytes of {dtype:?}", bytes.len()), &[shape]));
+    pub(super) fn from_raw(&self, shape: &[usize], pieces: &[&[u8]], dtype: DType) -> Result<Tensor, KernelError> {
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        if Some(bytes) != shape.iter().try_fold(width(dtype), |all, size| all.checked_mul(*size)) {
+            return Err(KernelError::shape("upload", format!("{bytes} bytes of {dtype:?}"), &[shape]));
         }
-        let buffer = Arc::new(self.upload_bytes(bytes)?);
+        let (buffer, mut at) = (Arc::new(self.alloc(bytes)?), 0);
+        for piece in pieces {
+            self.write(buffer.pointer + at, piece)?;
+            at += piece.len() as u64;
+        }
         Ok(Tensor { shape: shape.to_vec(), dtype, buffer, offset: 0, rows_first: false })
     }
 

@@ -20,8 +20,9 @@ struct Carried<'a> {
 impl Peers<Cpu> for Carried<'_> {
     fn send(&mut self, parcel: Parcel, tensors: Vec<<Cpu as Backend>::Tensor>) -> Result<(), ModelError> {
         let again = |tensor: &<Cpu as Backend>::Tensor| {
-            let bytes = self.cpu.download_raw(std::slice::from_ref(tensor))?;
-            self.cpu.upload_raw(&self.cpu.shape(tensor), &bytes)
+            let bytes = self.cpu.raw(std::slice::from_ref(tensor))?.whole()?;
+            let (one, other) = bytes.split_at(bytes.len() / 3 / 4 * 4);
+            self.cpu.upload_raw(&self.cpu.shape(tensor), &[one, other])
         };
         self.peers.send(parcel, tensors.iter().map(again).collect::<Result<_, _>>()?)
     }
