@@ -134,8 +134,9 @@ pub struct TransportSection {
     /// Network interfaces that UCX may take and nobody else reaches. Without one, `auto` has UCX share memory alone and `ucx` take
     /// the interface that has the host's address, unless all hosts are on one node.
     pub interfaces: Vec<String>,
-    /// Sockets with threads of their own over which QUIC spreads large payloads; 0: all go over one.
-    pub lanes: u16,
+    /// Sockets with threads of their own over which QUIC spreads large payloads; 0: all go over one. None: hosts on GPUs have some where
+    /// cores are to spare.
+    pub lanes: Option<u16>,
 }
 
 /// What carries control messages.

@@ -12,15 +12,15 @@ pub struct Data {
     pub transport: DataTransport,
     /// Network interfaces that UCX may take; the one that has the host's address if there is none.
     pub interfaces: Vec<String>,
-    /// Sockets with threads of their own over which QUIC spreads large payloads.
-    pub lanes: u16,
+    /// Sockets with threads of their own over which QUIC spreads large payloads, where the file says so.
+    pub lanes: Option<u16>,
 }
 
 impl Data {
     /// Resolves the section.
     pub(super) fn resolve(section: &TransportSection) -> Result<Self, ClusterError> {
         let TransportSection { data: transport, interfaces, lanes, .. } = section.clone();
-        if usize::from(lanes) > MOST_LANES {
+        if let Some(lanes) = lanes.filter(|lanes| usize::from(*lanes) > MOST_LANES) {
             return Err(ClusterError::Value {
                 key: "transport.lanes",
                 expected: format!("at most {MOST_LANES}"),

@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Handle};
 use super::{LOCAL, QUIC, bind, counted, no_threads, transport_refusal};
 use crate::{
     cluster::{Cluster, Data, Host},
-    cluster_file::{DataTransport, SecurityMode},
+    cluster_file::{DataTransport, Device, SecurityMode},
     error::CliError,
 };
 
@@ -23,12 +23,18 @@ use crate::{
 /// computes between two layers of a small model.
 const AWAKE: Duration = Duration::from_micros(500);
 
+/// Lanes beside the link's own thread: with them two hosts pass each other nearly twice as much.
+const LANES: u16 = 3;
+/// Cores a host of a machine whose hosts have lanes.
+const CORES_WITH_LANES: usize = 6;
+
 /// The ways by which a host's tensors travel; `network` has the other hosts of its process.
 pub fn plane(cluster: &Cluster, host: &Host, network: Option<&LocalNetwork>) -> Result<Arc<DataPlane>, CliError> {
     let runtime = drive()?;
     let _driven = runtime.enter();
-    let quic = bind(cluster, host.member(), (host.address, cluster.data.lanes), counted(QUIC))?;
-    let awake = awake(cluster, host, thread::available_parallelism().map_or(1, |cores| cores.get()));
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+    let quic = bind(cluster, host.member(), (host.address, lanes(cluster, host, cores)), counted(QUIC))?;
+    let awake = awake(cluster, host, cores);
     let mut ways: Vec<Arc<dyn Transport>> = Vec::new();
     if let (DataTransport::Auto, Some(network)) = (cluster.data.transport, network) {
         ways.push(local(cluster, host, network)?);
@@ -74,9 +80,18 @@ fn local(cluster: &Cluster, host: &Host, network: &LocalNetwork) -> Result<Arc<d
 
 /// How long a host's process stays awake: not at all where processes share cores.
 fn awake(cluster: &Cluster, host: &Host, cores: usize) -> Duration {
-    let beside = cluster.hosts.iter().filter(|other| other.node == host.node).count();
     // One more for the supervisor, and one for the thread that generates.
-    if cores > beside + 1 { AWAKE } else { Duration::ZERO }
+    if cores > hosts_of_its_node(cluster, host) + 1 { AWAKE } else { Duration::ZERO }
+}
+
+/// Lanes of a host, unless the file says how many: some where a GPU computes, so that cores are free, and a machine has enough of them.
+fn lanes(cluster: &Cluster, host: &Host, cores: usize) -> u16 {
+    let to_spare = host.device != Device::Cpu && cores >= CORES_WITH_LANES * hosts_of_its_node(cluster, host);
+    cluster.data.lanes.unwrap_or(if to_spare { LANES } else { 0 })
+}
+
+fn hosts_of_its_node(cluster: &Cluster, host: &Host) -> usize {
+    cluster.hosts.iter().filter(|other| other.node == host.node).count()
 }
 
 /// A thread that drives transports for as long as the process lives.
@@ -218,5 +233,17 @@ mod tests {
         let hosts = cluster.hosts.len();
         let stays = |cores| !awake(&cluster, &cluster.hosts[0], cores).is_zero();
         assert_eq!((stays(2), stays(hosts + 1), stays(hosts + 2)), (false, false, true));
+    }
+
+    #[test]
+    fn lanes_are_for_hosts_on_gpus_that_have_cores_to_spare() {
+        let mut cluster = Cluster::resolve(&sample(), std::path::Path::new(".")).unwrap();
+        let enough = CORES_WITH_LANES * cluster.hosts.len();
+        let mut host = cluster.hosts[0].clone();
+        assert_eq!(lanes(&cluster, &host, enough), 0, "it computes on these cores");
+        host.device = Device::Cuda(0);
+        assert_eq!([enough - 1, enough].map(|cores| lanes(&cluster, &host, cores)), [0, LANES]);
+        cluster.data.lanes = Some(1);
+        assert_eq!(lanes(&cluster, &host, 2), 1, "the file says so");
     }
 }
