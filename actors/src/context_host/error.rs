@@ -114,8 +114,8 @@ pub enum PieceError {
         /// What came.
         got: String,
     },
-    /// More than the shapes say.
-    #[error("more bytes than a parcel of {shapes:?} has")]
+    /// More than the shapes say, or than any parcel has.
+    #[error("more bytes than a parcel of {shapes:?} has, or any parcel: 4 GiB")]
     TooLong {
         /// The shapes.
         shapes: Vec<Vec<u32>>,

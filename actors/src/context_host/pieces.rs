@@ -14,6 +14,8 @@ use crate::{messages::ParcelMeta, payload};
 pub const PIECE_BYTES: usize = 4 << 20;
 /// Most pieces of a parcel: 4 GiB. What is larger is refused where it is planned.
 pub const MOST_PIECES: u32 = 1024;
+/// Most bytes of a parcel, however they are cut.
+const MOST_BYTES: usize = MOST_PIECES as usize * PIECE_BYTES;
 /// Memory of so many pieces is used again: of those that wait to be sent, and of those under way.
 const KEPT: usize = 32;
 
@@ -92,7 +94,7 @@ impl Joiner {
             return Err(PieceError::Next { expected, got });
         }
         coming.bytes += piece.frame.payload.len();
-        if whole_bytes(&coming.first).is_none_or(|whole| coming.bytes > whole) {
+        if whole_bytes(&coming.first).is_none_or(|whole| coming.bytes > whole.min(MOST_BYTES)) {
             return Err(PieceError::TooLong { shapes: expected.shapes });
         }
         coming.first.more.push(piece.frame.payload);
@@ -187,5 +189,18 @@ mod tests {
         assert!(with(|all| all[2].meta.shapes[0][0] = 9).is_err());
         assert!(with(|all| all[0].meta.pieces = MOST_PIECES + 1).is_err());
         assert!(with(|all| all[3].frame.payload = vec![0; 400].into()).is_err(), "more than its shapes say");
+    }
+
+    #[test]
+    fn no_parcel_is_larger_than_any_may_be_whatever_its_shapes_say() {
+        let (piece, mut joiner) = (Bytes::from(vec![0; 128 << 20]), Joiner::default());
+        let mut first = pieces(&[0; 800], 256).remove(0);
+        (first.meta.pieces, first.meta.shapes) = (MOST_PIECES, vec![vec![2, 1 << 10, 1 << 20]]);
+        let taken = (0..MOST_PIECES).take_while(|number| {
+            let (mut meta, mut frame) = (first.meta.clone(), first.frame.clone());
+            (meta.piece, frame.payload) = (*number, piece.clone());
+            joiner.add(PARCEL, Arrived { meta, frame, more: Vec::new() }).is_ok()
+        });
+        assert_eq!(taken.count(), 32);
     }
 }
