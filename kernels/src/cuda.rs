@@ -127,7 +127,7 @@ impl Backend for Cuda {
     }
 
     fn upload_raw(&self, shape: &[usize], pieces: &[&[u8]]) -> Result<Tensor, KernelError> {
-        self.device.from_raw(shape, pieces, self.dtype)
+        self.device.upload_raw(shape, pieces, self.dtype)
     }
 
     fn shape(&self, tensor: &Tensor) -> Vec<usize> {

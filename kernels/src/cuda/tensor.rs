@@ -303,7 +303,7 @@ impl Device {
     }
 
     /// Elements in `dtype`, as they travelled.
-    pub(super) fn from_raw(&self, shape: &[usize], pieces: &[&[u8]], dtype: DType) -> Result<Tensor, KernelError> {
+    pub(super) fn upload_raw(&self, shape: &[usize], pieces: &[&[u8]], dtype: DType) -> Result<Tensor, KernelError> {
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         if Some(bytes) != shape.iter().try_fold(width(dtype), |all, size| all.checked_mul(*size)) {
             return Err(KernelError::shape("upload", format!("{bytes} bytes of {dtype:?}"), &[shape]));
