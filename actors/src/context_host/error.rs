@@ -115,7 +115,7 @@ pub enum PieceError {
         got: String,
     },
     /// More than the shapes say, or than any parcel has.
-    #[error("more bytes than a parcel of {shapes:?} has, or any parcel: 4 GiB")]
+    #[error("more bytes than a parcel of {shapes:?} has, or than the 4 GiB that any may have")]
     TooLong {
         /// The shapes.
         shapes: Vec<Vec<u32>>,
