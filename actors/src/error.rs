@@ -22,7 +22,7 @@ pub enum JobError {
     },
     /// The context does not fit the model.
     #[error(
-        "the context has {context} tokens, the query {query}, and --max-tokens adds {generated}: {} in all, and {model} takes at most {maximum}. Shorten the context or lower --max-tokens",
+        "the context has {context} tokens, the query {query}, and --max-tokens adds {generated}: {} in all, and {model} takes at most {maximum}{bound}. Shorten the context or lower --max-tokens",
         context.saturating_add(*query).saturating_add(*generated)
     )]
     TooLong {
@@ -36,10 +36,12 @@ pub enum JobError {
         maximum: usize,
         /// The model.
         model: String,
+        /// What of the model bounds it, where that needs saying.
+        bound: &'static str,
     },
     /// A text too long to look at in full.
     #[error(
-        "{param}: {cause}; {model} takes at most {maximum} tokens of context, query and answer together. Shorten it"
+        "{param}: {cause}; {model} takes at most {maximum} tokens of context, query and answer together{bound}. Shorten it"
     )]
     TooLarge {
         /// The request field at fault.
@@ -50,6 +52,8 @@ pub enum JobError {
         maximum: usize,
         /// The model.
         model: String,
+        /// What of the model bounds it, where that needs saying.
+        bound: &'static str,
     },
     /// The id names a job that was asked for otherwise.
     #[error("there is a job {id} already, and its request was another; choose another id, or none")]
