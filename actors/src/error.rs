@@ -55,6 +55,20 @@ pub enum JobError {
         /// What of the model bounds it, where that needs saying.
         bound: &'static str,
     },
+    /// A session's keys are rotated for shorter prompts.
+    #[error(
+        "with {query} tokens of a question the prompt has {tokens}, and {model} rotates prompts of more than {most} tokens otherwise (its rope_scaling): keys that the session holds are not theirs. Ask it with its context as a job, or keep session and question within {most} tokens"
+    )]
+    RotatedOtherwise {
+        /// Query tokens.
+        query: usize,
+        /// Those with the session's.
+        tokens: u64,
+        /// Most tokens of a prompt that is rotated like short ones.
+        most: u32,
+        /// The model.
+        model: String,
+    },
     /// The id names a job that was asked for otherwise.
     #[error("there is a job {id} already, and its request was another; choose another id, or none")]
     IdTaken {
@@ -232,7 +246,7 @@ impl JobError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Invalid { .. } => "invalid_request",
-            Self::TooLong { .. } | Self::TooLarge { .. } => "context_too_long",
+            Self::TooLong { .. } | Self::TooLarge { .. } | Self::RotatedOtherwise { .. } => "context_too_long",
             Self::IdTaken { .. } => "job_exists",
             Self::Busy => "overloaded",
             Self::Internal { .. } => "internal",
@@ -265,6 +279,7 @@ impl JobError {
         let param = match self {
             Self::Invalid { param, .. } => Some(param.to_string()),
             Self::TooLong { .. } => Some("context".to_string()),
+            Self::RotatedOtherwise { .. } => Some("session".to_string()),
             Self::TooLarge { param, .. } => Some(param.to_string()),
             Self::IdTaken { .. } => Some("id".to_string()),
             _ => None,

@@ -4,7 +4,9 @@
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use asterism_kernels::{Cpu, CpuOptions, DType};
-use asterism_models::{Checkpoint, Decoder, Generator, LocalContext, ModelConfig, ModelError, Parts, encode_plan};
+use asterism_models::{
+    Checkpoint, Decoder, Generator, LocalContext, ModelConfig, ModelError, Parts, StepPart, encode_plan, step,
+};
 use asterism_plan::{Method, MethodConfig, PlanRequest};
 use safetensors::{Dtype, tensor::TensorView};
 use serde::Deserialize;
@@ -235,6 +237,42 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
     }
     assert!(wrongs.is_empty(), "{} of {answered} runs:\n{}", wrongs.len(), wrongs.join("\n"));
     assert!(answered > 150, "{answered} runs");
+}
+
+/// Rows of jobs whose sequences have other lengths go through a step together, each rotated as it is alone.
+#[test]
+fn a_step_of_many_lengths_gives_each_its_own_bits() {
+    let case = cases().cases.into_iter().find(|case| case.name == "dynamic, old").expect("a case");
+    let folder = tempfile::tempdir().unwrap();
+    let decoder = decoder(&case.checkpoint(&folder).unwrap());
+    let dense = method(json!({"dense": {}}));
+    let shape = decoder.config().shape(DType::F32);
+    let plans = [20, 80, 100].map(|tokens: u32| {
+        let (context, query) = ((0..tokens).map(|at| 8 + at * 37 % 88).collect::<Vec<_>>(), [9, 30, 10]);
+        let request =
+            PlanRequest { context: &context, query: &query, hosts: 1, one_machine: true, shape: &shape, speeds: None };
+        let plan = dense.plan(&request).unwrap();
+        let shards = encode_plan(&decoder, &plan, &context, None, &mut |_, _| true).unwrap();
+        (plan, shards)
+    });
+    assert_eq!(plans.each_ref().map(|(plan, _)| plan.shards[0].rope_length), [0, 83, 103]);
+    let generators = || plans.iter().map(|(plan, _)| Generator::of(plan).asked(3)).collect::<Vec<_>>();
+    let steps: [&[u32]; 3] = [&[9, 30, 10], &[50], &[60]];
+    let mut alone = Vec::new();
+    for (mut generator, (_, shards)) in generators().into_iter().zip(&plans) {
+        let mut context = LocalContext::new(decoder.backend(), shards);
+        let x = steps.map(|ids| generator.step(&decoder, ids, &mut context).unwrap());
+        alone.push(x.map(|x| decoder.logits(&x).unwrap()));
+    }
+    let mut together = generators();
+    let contexts = plans.iter().map(|(_, shards)| shards.iter().collect()).collect();
+    let mut context = LocalContext::of(decoder.backend(), contexts);
+    for (at, ids) in steps.into_iter().enumerate() {
+        let mut parts: Vec<_> = together.iter_mut().map(|generator| StepPart { generator, ids }).collect();
+        for (x, alone) in step(&decoder, &mut parts, &mut context).unwrap().into_iter().zip(&alone) {
+            assert_eq!(decoder.logits(&x.unwrap()).unwrap(), alone[at], "step {at}");
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod append;
 mod conversation;
 mod preview;
+mod rope;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -201,23 +202,6 @@ impl ModelFront {
             return Err(JobError::TooLong { context, query, generated, maximum, model, bound });
         }
         Ok(())
-    }
-
-    /// Refuses a question to a session whose keys are rotated as those of a shorter prompt than it makes. `query`: its tokens.
-    fn check_rope(&self, plan: &Plan, query: usize) -> Result<(), JobError> {
-        let (lengths, tokens) = (self.config.rope.lengths(), plan.length(query));
-        let held = plan.shards.first().map_or(0, |shard| shard.rope_length);
-        if lengths.stands_for(tokens) == held {
-            return Ok(());
-        }
-        let most = lengths.threshold().unwrap_or_default();
-        let message = format!(
-            "with {query} tokens of a question the prompt has {tokens}, and {} rotates prompts of more than {most} tokens otherwise \
-             (its rope_scaling): keys that a session holds for shorter ones are not theirs. Ask it as a job of its own, with the \
-             context, or keep session and question within {most} tokens",
-            self.name
-        );
-        Err(JobError::Invalid { param: "context", message })
     }
 
     fn plan(

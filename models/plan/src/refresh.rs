@@ -162,6 +162,19 @@ mod tests {
         method.plan(&request).expect("a plan")
     }
 
+    /// Fresh keys stand beside those of the shards, and are rotated alike.
+    #[test]
+    fn fresh_keys_are_rotated_as_the_shards_are() {
+        let method: MethodConfig =
+            serde_json::from_value(json!({"pulsar": {"refresh_tokens": 32, "chunk_tokens": 4}})).expect("a method");
+        let shape = &ModelShape { rope: crate::RopeLength::Switched(100), ..ModelShape::TINY };
+        let context: Vec<u32> = (0..400).collect();
+        let request = PlanRequest { context: &context, query: &[], hosts: 2, one_machine: true, shape, speeds: None };
+        let plan = method.plan(&request).expect("a plan");
+        assert!(plan.shards.iter().all(|shard| shard.rope_length == 101), "{:?}", plan.shards);
+        assert_eq!(plan.refresh(&context, &[7, 9]).expect("fresh keys").shard.rope_length, 101);
+    }
+
     proptest! {
         /// Fresh and visible keys are the context's tokens, each once, whatever is asked.
         #[test]
