@@ -184,8 +184,7 @@ fn what_a_file_does_not_have_its_class_has() {
 #[test]
 fn ids_that_are_none_end_nothing() {
     let eos = |value: Value| with(json!({"eos_token_id": value})).unwrap().eos;
-    assert_eq!(eos(json!(-1)), []);
-    assert_eq!(eos(Value::Null), []);
+    assert!(eos(json!(-1)).is_empty() && eos(Value::Null).is_empty());
     assert_eq!(eos(json!([3, -1, 4])), [3, 4]);
     let infinite = br#"{"model_type": "llama", "eos_token_id": 5, "router_loss": Infinity, "z": [NaN, -Infinity]}"#;
     assert_eq!(ModelConfig::from_json(infinite, None).unwrap().eos, [5]);
@@ -218,7 +217,8 @@ fn scaling_extends_what_a_model_is_used_for() {
     assert_eq!(most(json!({"type": "dynamic", "factor": 2.0})), 4096);
     assert_eq!(most(json!({"type": "yarn", "factor": 4.0})), 8192, "the positions of the pre-training are the model's");
     assert_eq!(most(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512})), 2048);
-    assert_eq!(most(json!({"type": "longrope", "short_factor": [1.0; 8], "long_factor": [2.0; 8]})), 2048);
+    let divisors = [1.5; 8];
+    assert_eq!(most(json!({"type": "longrope", "short_factor": divisors, "long_factor": divisors})), 2048);
 }
 
 #[test]
