@@ -44,7 +44,7 @@ impl Checkpoint {
             "only the tokenizers format is read: save the tokenizer with transformers' save_pretrained",
         )?;
         let (files, tensors) = open_weights(folder)?;
-        Ok(Self {
+        let checkpoint = Self {
             name: folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned(),
             config: ModelConfig::from_json(&config, generation.as_deref())?,
             files,
@@ -52,7 +52,8 @@ impl Checkpoint {
             tokenizer,
             tokenizer_config: optional(folder, "tokenizer_config.json")?,
             chat: ChatFiles::open(folder)?,
-        })
+        };
+        checkpoint.check_head().map(|()| checkpoint)
     }
 
     /// The embedded model.
@@ -100,7 +101,7 @@ impl Checkpoint {
 
     /// A tensor of the shape that config.json implies.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<HostTensor<'_>, ModelError> {
-        let Some((file, entry)) = self.tensors.get(name) else {
+        let Some((file, entry)) = self.find(name) else {
             return Err(ModelError::MissingTensor {
                 checkpoint: self.name.clone(),
                 tensor: name.to_owned(),
@@ -122,13 +123,38 @@ impl Checkpoint {
         })
     }
 
+    /// Whether the weights have a tensor.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// A tensor by its name in the whole model. Saves of the decoder without its head lack `model.` in front, and those of a model
+    /// within a model have it once more: transformers takes both.
+    fn find(&self, name: &str) -> Option<&(usize, Entry)> {
+        let bare = || name.strip_prefix("model.").and_then(|bare| self.tensors.get(bare));
+        self.tensors.get(name).or_else(bare).or_else(|| self.tensors.get(&format!("model.{name}")))
+    }
+
+    /// Where no head is stored and it is not the embedding table either, transformers draws one at random.
+    fn check_head(&self) -> Result<(), ModelError> {
+        if self.config.tied || self.has(HEAD) {
+            return Ok(());
+        }
+        let supported = format!(
+            "a model has an output head: {HEAD} is not among its weights, and this key does not make the embedding table it. \
+             Fetch all of the weights, or set it to true if the model was trained so"
+        );
+        Err(ModelError::Config { key: "tie_word_embeddings", got: "false".to_owned(), supported })
+    }
+
     /// [`Checkpoint::tensor`], every element of which is a finite number: one pass over its bytes.
     pub(crate) fn finite_tensor(&self, name: &str, expected: &[usize]) -> Result<HostTensor<'_>, ModelError> {
         let tensor = self.tensor(name, expected)?;
         match weights::first_not_finite(tensor.dtype, tensor.bytes) {
             None => Ok(tensor),
             Some((element, got)) => {
-                let file = self.files[self.tensors[name].0].0.clone();
+                let file = self.find(name).map_or(0, |(file, _)| *file);
+                let file = self.files[file].0.clone();
                 Err(ModelError::WeightNotFinite { file, tensor: name.to_owned(), element, got })
             }
         }
@@ -151,6 +177,10 @@ impl Checkpoint {
         self.tensor_names().max_by_key(closeness).map(str::to_owned)
     }
 }
+
+/// The output head, and the embedding table.
+pub(crate) const HEAD: &str = "lm_head.weight";
+pub(crate) const TABLE: &str = "model.embed_tokens.weight";
 
 type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, Entry)>);
 
@@ -221,6 +251,8 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
+    use safetensors::SafeTensors;
+    use serde_json::{Value, json};
     use tempfile::TempDir;
 
     use super::*;
@@ -288,6 +320,43 @@ mod tests {
         assert!(missed.to_string().contains("[96, 96]"), "{missed}");
         let other = checkpoint.tensor("model.norm.weight", &[97]).unwrap_err();
         assert!(other.to_string().contains("expected shape [97] by config.json, got [96]"), "{other}");
+    }
+
+    /// The folder with its config.json and its tensors' names changed.
+    fn renamed(changes: &[(&str, Value)], name: impl Fn(&str) -> String) -> TempDir {
+        let folder = copy();
+        let path = folder.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+        fs::write(&path, config.to_string()).unwrap();
+        let path = folder.path().join("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors: Vec<_> = tensors.tensors().into_iter().map(|(from, tensor)| (name(&from), tensor)).collect();
+        fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+        folder
+    }
+
+    #[test]
+    fn names_that_transformers_takes_are_found() {
+        let whole = Checkpoint::open(&tiny()).unwrap();
+        let (name, shape) = ("model.layers.0.mlp.up_proj.weight", [whole.config.intermediate, whole.config.hidden]);
+        let bytes = whole.tensor(name, &shape).unwrap().bytes;
+        let bare = renamed(&[], |name| name.strip_prefix("model.").unwrap_or(name).to_owned());
+        let nested = renamed(&[], |name| format!("model.{name}"));
+        for folder in [&bare, &nested] {
+            let checkpoint = Checkpoint::open(folder.path()).unwrap();
+            assert_eq!(checkpoint.finite_tensor(name, &shape).unwrap().bytes, bytes);
+            assert_eq!(checkpoint.has(HEAD), whole.has(HEAD));
+        }
+    }
+
+    #[test]
+    fn a_head_that_nobody_stored_is_not_made_up() {
+        let without = |name: &str| name.replace(HEAD, "head.weight");
+        let error = refused(renamed(&[("tie_word_embeddings", json!(false))], without).path());
+        assert!(error.to_string().contains("tie_word_embeddings = false"), "{error}");
+        Checkpoint::open(renamed(&[("tie_word_embeddings", json!(true))], without).path()).unwrap();
     }
 
     #[test]

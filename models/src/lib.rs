@@ -23,7 +23,7 @@ pub use chat::{
     TemplateRefusal, TemplateSource, Turn, Written,
 };
 pub use checkpoint::{Checkpoint, KnownShape};
-pub use config::{Biases, ModelConfig, Rope};
+pub use config::{Biases, ModelConfig, Rope, RopeScaling, Yarn};
 pub use decoder::{Decoder, Loading, Parts, Projected, SharedWeights};
 pub use embedded::EMBEDDED_NAME;
 pub use encoder::{

@@ -4,6 +4,7 @@
 mod append;
 mod conversation;
 mod preview;
+mod rope;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -38,6 +39,8 @@ pub struct ModelFront {
     pub config: ModelConfig,
     /// Most tokens of context, query and answer together.
     pub max_tokens: usize,
+    /// What of the model that comes from, in words that follow the number; empty where it is the usual.
+    pub bound: &'static str,
     /// What stands between context and query of a request that does not say.
     pub query_separator: QuerySeparator,
     tokenizer: Tokenizer,
@@ -60,6 +63,10 @@ impl ModelFront {
         Ok(Self {
             name: checkpoint.name().to_string(),
             max_tokens: max_context_tokens.map_or(own, |limit| limit.min(own)),
+            bound: match config.limiting_key() {
+                "sliding_window" if max_context_tokens.is_none_or(|limit| limit >= own) => ", by its sliding_window",
+                _ => "",
+            },
             config,
             query_separator: QuerySeparator::default(),
             template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, renderer)?,
@@ -110,6 +117,7 @@ impl ModelFront {
             (None, Some(name), Some(session)) => {
                 let separator = separator.unwrap_or(session.query_separator.clone());
                 let (_, query) = self.tokens(STAND_IN.into(), separated(request.query, &separator), template)?;
+                self.check_rope(&session.plan, query.len())?;
                 let anew = session.anew(&query);
                 (Source::Session(name), query, session.plan.context_tokens, anew)
             }
@@ -170,6 +178,7 @@ impl ModelFront {
         self.check_length((context.len(), 0, 1))?;
         let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
         let mut prepared = self.plan((&context, &[]), method, hosts)?;
+        self.check_rope(&prepared.plan, 1)?;
         (prepared.chat_template, prepared.query_separator) = (template, separator);
         prepared.placement = request.placement;
         Ok(prepared)
@@ -189,8 +198,8 @@ impl ModelFront {
     fn check_length(&self, (context, query, generated): (usize, usize, u32)) -> Result<(), JobError> {
         let generated = generated as usize;
         if context.saturating_add(query).saturating_add(generated) > self.max_tokens {
-            let (maximum, model) = (self.max_tokens, self.name.clone());
-            return Err(JobError::TooLong { context, query, generated, maximum, model });
+            let (maximum, model, bound) = (self.max_tokens, self.name.clone(), self.bound);
+            return Err(JobError::TooLong { context, query, generated, maximum, model, bound });
         }
         Ok(())
     }
@@ -292,7 +301,8 @@ impl ModelFront {
     fn too_large(&self, param: &'static str, cause: ModelError) -> JobError {
         match cause.code() {
             "context_too_long" => {
-                JobError::TooLarge { param, cause: Box::new(cause), maximum: self.max_tokens, model: self.name.clone() }
+                let (maximum, model, bound) = (self.max_tokens, self.name.clone(), self.bound);
+                JobError::TooLarge { param, cause: Box::new(cause), maximum, model, bound }
             }
             _ => cause.into(),
         }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use asterism_kernels::{Backend, HostTensor};
 
 use super::{Decoder, Parts};
+use crate::checkpoint::{HEAD, TABLE};
 use crate::{Checkpoint, ModelConfig, ModelError};
 
 /// What every decoder has.
@@ -88,7 +89,7 @@ impl<B: Backend> Loading<'_, B> {
             // Others read it in the order of their own work.
             backend.finish()?;
         }
-        let decoder = Decoder { inv_freq: config.inv_freq(), body, head, config, backend };
+        let decoder = Decoder { inv_freq: config.inv_freq(0), body, head, config, backend };
         if decoder.backend.queues() {
             decoder.rehearse_where_there_is_room()?;
         }
@@ -105,7 +106,9 @@ struct Loader<'a, B> {
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn body(&self) -> Result<Body<B>, ModelError> {
-        let table = self.backend.weight(self.table_weight(TABLE)?)?;
+        // Tied weights are one tensor under the name that is there.
+        let name = if self.config.tied && !self.checkpoint.has(TABLE) { HEAD } else { TABLE };
+        let table = self.backend.weight(self.table_weight(name)?)?;
         let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         Ok(Body { table, layers })
     }
@@ -128,7 +131,9 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn head(&self) -> Result<Head<B>, ModelError> {
-        let weight = self.table_weight(if self.config.tied { TABLE } else { "lm_head.weight" })?;
+        // A head of the file's own is the model's, whatever its config.json says of ties: an adapter may have been merged into it.
+        let name = if self.config.tied && !self.checkpoint.has(HEAD) { TABLE } else { HEAD };
+        let weight = self.table_weight(name)?;
         Ok(Head { norm: self.norm("model.norm")?, linear: self.backend.head_weight(weight)? })
     }
 
@@ -154,5 +159,3 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.linear_weight(&weights, &biases)?)
     }
 }
-
-const TABLE: &str = "model.embed_tokens.weight";

@@ -45,6 +45,7 @@ impl ModelFront {
         self.check_length((context.len(), 0, 1))?;
         let hosts = ContextHosts { count: session.hosts, ..*hosts };
         let mut prepared = self.plan((&context, &[]), (Some(&session.method), &session.method, true), &hosts)?;
+        self.check_rope(&prepared.plan, 1)?;
         (prepared.chat_template, prepared.query_separator) = (session.chat_template, session.query_separator.clone());
         prepared.placement = session.placement.clone();
         Ok(prepared)
