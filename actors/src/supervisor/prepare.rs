@@ -9,7 +9,7 @@ mod rope;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
-    ChatTemplate, Checkpoint, HeadsFiles, ModelConfig, ModelError, QuerySeparator, Render, TemplateSource, Tokenizer,
+    ChatTemplate, Checkpoint, FrontDigest, HeadsFiles, ModelConfig, ModelError, QuerySeparator, Render, TemplateSource, Tokenizer,
     Written, check_retaining_heads,
 };
 use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest, Span};
@@ -37,6 +37,8 @@ pub struct ModelFront {
     pub name: String,
     /// Shape and limits.
     pub config: ModelConfig,
+    /// What tells its configuration and tokenizer from others.
+    pub digest: FrontDigest,
     /// Most tokens of context, query and answer together.
     pub max_tokens: usize,
     /// What of the model that comes from, in words that follow the number; empty where it is the usual.
@@ -68,6 +70,7 @@ impl ModelFront {
                 _ => "",
             },
             config,
+            digest: checkpoint.front_digest(),
             query_separator: QuerySeparator::default(),
             template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, renderer)?,
             tokenizer,

@@ -200,6 +200,8 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
     SupervisorConfig {
         cluster: "simulated".into(),
         model: "tiny".into(),
+        digest: Default::default(),
+        weights: Some(Default::default()),
         dtype: DType::F32,
         hosts: Vec::new(),
         method: serde_json::from_str(r#"{"pulsar": {}}"#).expect("a method"),

@@ -56,6 +56,17 @@ impl ChatFiles {
             specials: optional(folder, SPECIALS)?,
         })
     }
+
+    /// What there is of them, by name.
+    pub(crate) fn contents(&self) -> impl Iterator<Item = (String, &[u8])> {
+        let whole = [
+            (FILE, self.default.as_deref().map(str::as_bytes)),
+            (LEGACY, self.legacy.as_deref()),
+            (SPECIALS, self.specials.as_deref()),
+        ];
+        let named = self.named.iter().map(|(name, text)| (format!("{FOLDER}/{name}.jinja"), text.as_bytes()));
+        whole.into_iter().filter_map(|(name, bytes)| Some((name.to_owned(), bytes?))).chain(named)
+    }
 }
 
 /// The template of a conversation without tools, and what it may name; nothing for a base model. A file of its own goes before

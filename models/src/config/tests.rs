@@ -210,7 +210,7 @@ fn scaling_extends_what_a_model_is_used_for() {
     assert_eq!(most(json!({"type": "dynamic", "factor": 2.0})), 4096);
     assert_eq!(most(json!({"type": "yarn", "factor": 4.0})), 8192, "the positions of the pre-training are the model's");
     assert_eq!(most(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512})), 2048);
-    assert_eq!(most(json!({"type": "longrope", "short_factor": [1.0; 8], "long_factor": [2.0; 8]})), 2048);
+    assert_eq!(most(json!({"type": "longrope", "short_factor": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], "long_factor": [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]})), 2048);
 }
 
 #[test]

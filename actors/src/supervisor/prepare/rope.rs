@@ -35,7 +35,7 @@ mod tests {
     const HOSTS: ContextHosts = ContextHosts { count: 2, one_machine: true, dtype: DType::F32, speeds: None };
 
     fn front(scaling: RopeScaling) -> ModelFront {
-        let mut front = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap();
+        let mut front = ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap();
         front.config.rope.scaling = scaling;
         front
     }
