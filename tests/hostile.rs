@@ -12,6 +12,8 @@ mod doctor;
 mod edges;
 #[path = "hostile/events.rs"]
 mod events;
+#[path = "hostile/folders.rs"]
+mod folders;
 #[path = "hostile/http.rs"]
 mod http;
 #[path = "hostile/identity.rs"]

@@ -243,7 +243,7 @@ pub fn record_config(config: &SupervisorConfig) {
     gauge!(CONFIG_INFO, &labels).set(1.0);
     for host in &config.hosts {
         let of_host = |name: &'static str, bytes: u64| gauge!(name, "host" => host.name.clone()).set(bytes as f64);
-        of_host(HOST_WEIGHTS_BYTES, config.weight_bytes_of(host));
+        of_host(HOST_WEIGHTS_BYTES, host.weight_bytes);
         host.memory_limit.into_iter().for_each(|limit| of_host(HOST_MEMORY_LIMIT_BYTES, limit));
         for name in [HOST_RESTARTS, PHASE1_CACHED_TOKENS, SPANS_DROPPED] {
             counter!(name, "host" => host.name.clone()).increment(0);

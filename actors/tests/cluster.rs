@@ -79,7 +79,7 @@ async fn start_on(
             device: "cpu".into(),
             node: "here".into(),
             memory_limit: None,
-            shares_weights: false,
+            weight_bytes: 0,
             labels: Default::default(),
         })
         .collect();
@@ -105,7 +105,6 @@ async fn start_on(
         recovery: Recovery::Redistribute,
         patience: Duration::from_secs(30),
         speeds: None,
-        weight_bytes: 0,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: None },
     };

@@ -49,7 +49,7 @@ fn config(hosts: usize) -> SupervisorConfig {
             device,
             node,
             memory_limit: Some(1 << 40),
-            shares_weights: false,
+            weight_bytes: 0,
             labels: BTreeMap::new(),
         }
     };
@@ -69,7 +69,6 @@ fn config(hosts: usize) -> SupervisorConfig {
         recovery: Recovery::Redistribute,
         patience: 60 * second,
         speeds: None,
-        weight_bytes: 0,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: 100 * second, max_pinned_bytes: None },
     }

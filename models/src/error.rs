@@ -15,7 +15,7 @@ pub enum ModelError {
         /// Where it was looked for.
         folder: String,
         /// What to do about it.
-        remedy: &'static str,
+        remedy: String,
     },
     /// The system refused a file.
     #[error("cannot read {path}: {cause}")]
@@ -149,6 +149,18 @@ pub enum ModelError {
     /// A token id outside the vocabulary.
     #[error("token id {id} is outside the model's vocabulary of {vocab}")]
     TokenId {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// Files of a model that are not of one model.
+    #[error(
+        "{whose} is {id}; expected an id below {vocab}, the vocab_size of config.json: take configuration, tokenizer and weights of one model"
+    )]
+    OutsideVocabulary {
+        /// What names the id.
+        whose: String,
         /// The id.
         id: u32,
         /// Size of the vocabulary.
@@ -320,6 +332,7 @@ impl ModelError {
             Self::Template { .. } | Self::ChatTemplate { .. } => "chat_template",
             Self::TemplateLimit { .. } => "template_limit",
             Self::TokenId { .. } => "token_id",
+            Self::OutsideVocabulary { .. } => "model_ids",
             Self::Sampling { .. } => "sampling",
             Self::NoHead => "no_head",
             Self::Cancelled => "cancelled",

@@ -3,6 +3,7 @@
 mod bytes;
 mod cuts;
 mod specials;
+mod vocabulary;
 
 use std::sync::Arc;
 

@@ -4,12 +4,10 @@ mod device;
 mod host;
 mod numbers;
 mod observability;
+mod paths;
 mod read;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use asterism_actors::supervisor::MixedNumerics;
 use asterism_models::QuerySeparator;
@@ -20,6 +18,7 @@ pub use device::Device;
 pub use host::{HostSection, Role};
 pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};
+pub use paths::anchored;
 pub use read::{FileError, parse};
 
 use crate::size::Bytes;
@@ -277,22 +276,6 @@ pub struct NodeSection {
     pub name: String,
     /// Its IP address.
     pub address: String,
-}
-
-/// `file` with the paths that are relative to `directory` made absolute.
-pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
-    let security = &mut file.security;
-    let paths =
-        [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
-    let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
-    let api = &mut file.api;
-    let api =
-        [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key, &mut api.admin_tls_cert, &mut api.admin_tls_key];
-    let api = api.into_iter().flatten();
-    for path in paths.into_iter().flatten().chain(heads).chain(api) {
-        *path = directory.join(&*path);
-    }
-    file
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

@@ -22,7 +22,7 @@ use asterism_actors::{
     tally::Tally,
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
-use asterism_models::{Checkpoint, ModelError, Parts, TemplateSource, WeightsDigest};
+use asterism_models::{Checkpoint, ModelError, TemplateSource, WeightsDigest};
 use asterism_transport::{
     Observer, Transport, TransportError,
     certificates::MemberRole,
@@ -85,13 +85,16 @@ pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
         .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, renderer))
         .and_then(|front| front.with_heads(&model.heads))
         .map(|front| front.with_separator(model.query_separator.clone()));
-    front.map_err(|error| {
-        let hint = match error {
-            ModelError::RetainingHeads { .. } => "correct [models.heads] in the cluster file",
-            _ => "set [model] path to a Hugging Face folder, or leave it out for the embedded model",
-        };
-        CliError::usage(format!("the model cannot be used: {error}")).hint(hint)
-    })
+    front.map_err(|error| model_refusal(&error))
+}
+
+/// Why a cluster's model is none.
+pub fn model_refusal(error: &ModelError) -> CliError {
+    let hint = match error {
+        ModelError::RetainingHeads { .. } => "correct [models.heads] in the cluster file",
+        _ => "set [model] path to a Hugging Face folder, or leave it out for the embedded model",
+    };
+    CliError::usage(format!("the model cannot be used: {error}")).hint(hint)
 }
 
 /// Opens the journal of `cluster`, or begins it.
@@ -110,8 +113,7 @@ pub async fn start_supervisor(
     let door = Door::new(cluster, QUIC);
     let transport = bind(cluster, credentials::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
-    let mut config = supervisor_config(cluster, &model);
-    config.weight_bytes = device::Numbers::of(&cluster.model).weight_bytes(&model.config, Parts::All);
+    let config = supervisor_config(cluster, &model);
     metric::record_config(&config);
     let supervisor =
         Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
@@ -161,7 +163,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
         device: host.device.to_string(),
         node: host.node.clone(),
         memory_limit: host.memory_limit,
-        shares_weights: !cluster.counts_weights(host),
+        weight_bytes: device::weight_bytes(cluster, host, &model.config),
         labels: host.labels.clone(),
     };
     SupervisorConfig {
@@ -183,7 +185,6 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
         },
         patience: PATIENCE,
         speeds: calibration::find(cluster, &model.name).ok(),
-        weight_bytes: 0,
         sessions: cluster.sessions,
         mixed_numerics: cluster.mixed_numerics,
     }

@@ -39,8 +39,6 @@ pub struct SupervisorConfig {
     pub patience: Duration,
     /// How fast context hosts are, where that was measured.
     pub speeds: Option<Calibration>,
-    /// Bytes of weights that a host holds which does not share another's.
-    pub weight_bytes: u64,
     /// Limits of sessions.
     pub sessions: SessionLimits,
     /// What becomes of a job that no hosts of equal numerics can take.
@@ -93,18 +91,13 @@ pub struct HostSpec {
     pub node: String,
     /// Most bytes of weights, keys and values.
     pub memory_limit: Option<u64>,
-    /// Whether its weights are those of a host named before it, in the same process.
-    pub shares_weights: bool,
+    /// Bytes of weights that it holds; none of those of a host named before it, in the same process.
+    pub weight_bytes: u64,
     /// What placement may ask for.
     pub labels: BTreeMap<String, String>,
 }
 
 impl SupervisorConfig {
-    /// Bytes of weights that a host holds and no host named before it.
-    pub fn weight_bytes_of(&self, host: &HostSpec) -> u64 {
-        if host.shares_weights { 0 } else { self.weight_bytes }
-    }
-
     /// What jobs are planned for.
     pub fn context_hosts(&self) -> ContextHosts {
         let contexts = || self.hosts.iter().filter(|host| host.role == Role::Context);

@@ -62,6 +62,7 @@ impl ModelFront {
         let config = checkpoint.config().clone();
         let own = config.max_position;
         let tokenizer = Tokenizer::from_checkpoint(checkpoint)?;
+        tokenizer.check_ids(&config)?;
         Ok(Self {
             name: checkpoint.name().to_string(),
             max_tokens: max_context_tokens.map_or(own, |limit| limit.min(own)),

@@ -60,7 +60,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         device: "cpu".into(),
         node: "here".into(),
         memory_limit: None,
-        shares_weights: false,
+        weight_bytes: 0,
         labels: BTreeMap::new(),
     };
     SupervisorConfig {
@@ -83,7 +83,6 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         recovery: Recovery::Redistribute,
         patience: seconds(60.0),
         speeds: None,
-        weight_bytes: 0,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: seconds(100.0), max_pinned_bytes: None },
     }
@@ -743,9 +742,9 @@ fn sessions_keep_what_they_have_and_admission_says_no() {
 fn weights_that_hosts_share_are_counted_once() {
     let placed = |shared: bool| {
         let mut limited = config(2, 0);
-        (limited.weight_bytes, limited.recovery) = (300, Recovery::Spare);
+        limited.recovery = Recovery::Spare;
         for (host, limit) in limited.hosts.iter_mut().zip([800, 500]) {
-            (host.memory_limit, host.shares_weights) = (Some(limit), shared && limit == 500);
+            (host.memory_limit, host.weight_bytes) = (Some(limit), if shared && limit == 500 { 0 } else { 300 });
         }
         let cluster = Cluster::ready(limited);
         let context = prepared(&cluster.state.config().method.clone(), 2);

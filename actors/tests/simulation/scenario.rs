@@ -153,7 +153,7 @@ impl Scenario {
                     device: "cpu".into(),
                     node: format!("node-{node}"),
                     memory_limit: None,
-                    shares_weights: false,
+                    weight_bytes: 1000,
                     labels: BTreeMap::new(),
                 });
             }
@@ -212,7 +212,6 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         recovery,
         patience: Duration::from_secs(60),
         speeds: None,
-        weight_bytes: 1000,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: Duration::from_secs(3600), max_pinned_bytes: None },
     }

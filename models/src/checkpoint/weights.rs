@@ -10,13 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use asterism_kernels::DType;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, SafeTensorError};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::hash_cache::Stamp;
+use super::sniffed;
 use crate::ModelError;
 use crate::digest::Hash;
 
@@ -76,6 +77,16 @@ impl WeightFile {
             Self::Mapped(map, _) => map,
             Self::Embedded(bytes) => bytes,
             Self::Drawn(bytes) => bytes,
+        }
+    }
+
+    /// Takes pages of a mapped file out of this process's memory; the system keeps them as long as it likes.
+    #[allow(unsafe_code)]
+    pub(super) fn leave(&self, bytes: Range<usize>) {
+        if let Self::Mapped(map) = self {
+            // SAFETY: the map is private, read-only and of a file, so that what is left is read from the file again, byte for byte.
+            // A refusal leaves the pages to the system, which takes them when it needs memory.
+            let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
         }
     }
 
@@ -195,6 +206,13 @@ fn half(bits: u16) -> f32 {
 /// Tells a file that lacks its end from one of another format.
 fn refusal(path: &str, bytes: &[u8], error: SafeTensorError) -> ModelError {
     let (path, got) = (path.to_owned(), bytes.len() as u64);
+    if let Some(other) = sniffed::of(bytes) {
+        return ModelError::Unfit {
+            path,
+            got: other.to_string(),
+            expected: format!("safetensors: {}", other.remedy()),
+        };
+    }
     let header = bytes.first_chunk().map(|length| u64::from_le_bytes(*length)).filter(|header| *header <= MAX_HEADER);
     match header {
         Some(header) if header + LENGTH_BYTES as u64 > got => {

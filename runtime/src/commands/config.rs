@@ -94,10 +94,10 @@ fn sample(context_hosts: u16) -> String {
     head.to_owned() + &context.collect::<String>() + "[[host]]\nname = \"query-0\"\nrole = \"query\"\n"
 }
 
-/// Checks a cluster file and shows what it resolves to.
+/// Checks a cluster file, the weights and ports that it names, and shows what it resolves to.
 pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
-    check::cluster(&cluster)?;
+    check::whole(&cluster)?;
     let model = match (&cluster.model.path, cluster.model.random) {
         (Some(path), _) => path.display().to_string(),
         (None, Some(shape)) => format!("{} with random weights", shape.name()),
