@@ -12,6 +12,8 @@ mod files;
 mod gone;
 mod keys;
 mod logprobs;
+mod message;
+mod metadata;
 mod models;
 mod once;
 mod refusal;

@@ -33,7 +33,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let input_file_id: String = fields.take("input_file_id")?.ok_or_else(|| missing("input_file_id"))?;
     let endpoint: String = fields.take("endpoint")?.ok_or_else(|| missing("endpoint"))?;
     fields.take::<String>("completion_window")?;
-    let metadata = fields.value("metadata").unwrap_or(Value::Null);
+    let metadata = fields.metadata.take();
     fields.finish()?;
     if !ENDPOINTS.contains(&endpoint.as_str()) {
         let got = bounds::shown(&endpoint);

@@ -21,6 +21,7 @@ use super::{
     fields::{Fields, wrong},
     gone::Client,
     keys::owner,
+    message::Messages,
     refusal, response,
     running::Running,
     stream,
@@ -109,10 +110,10 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<Turn>> {
     }
     let instructions: Option<String> = fields.take("instructions")?;
     let mut turns: Vec<Turn> = instructions.map(|text| Turn { speaker: Speaker::System, text }).into_iter().collect();
-    match fields.value("input") {
-        Some(Value::String(text)) => turns.push(Turn { speaker: Speaker::User, text }),
-        Some(items @ Value::Array(_)) => turns.extend(chat::read(items, "input")?),
-        Some(_) => return Err(wrong("input", &"expected a text or a list of messages")),
+    match fields.input.take() {
+        Some(Messages::Text(text)) => turns.push(Turn { speaker: Speaker::User, text }),
+        Some(items @ Messages::List(_)) => turns.extend(chat::read(items, "input")?),
+        Some(Messages::Other) => return Err(wrong("input", &"expected a text or a list of messages")),
         None => return Err(Refusal::invalid("input", "there is no input")),
     }
     Ok(turns)

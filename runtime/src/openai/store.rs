@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::metadata::Metadata;
 use crate::{error::CliError, private};
 
 /// What ids of files and batches begin with.
@@ -67,7 +68,7 @@ pub struct Batch {
     pub owner: Option<String>,
     pub endpoint: String,
     pub input_file_id: String,
-    pub metadata: Value,
+    pub metadata: Option<Metadata>,
     pub status: Course,
     pub total: usize,
     /// Of one that has ended.
@@ -297,7 +298,7 @@ mod tests {
             owner: None,
             endpoint: "/v1/completions".into(),
             input_file_id: drawn(FILE),
-            metadata: Value::Null,
+            metadata: None,
             status: Course::Completed,
             total: 3,
             counts: Counts { good: 2, bad: 1 },
