@@ -23,6 +23,7 @@ mod sessions;
 pub(crate) mod span;
 pub(crate) mod tls;
 mod waiting;
+pub(crate) mod weight;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -72,6 +73,8 @@ pub struct AdminState {
     pub self_test: SelfTest,
     /// What measures links of the cluster.
     pub links: LinkBench,
+    /// What bodies of requests may take.
+    pub intake: Intake,
     /// Told when a client asks for the end.
     pub stop_wanted: Arc<Notify>,
 }
@@ -92,7 +95,7 @@ pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) 
         CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
     };
-    let intake = web::Data::new(Intake::new(state.supervisor.model()));
+    let intake = web::Data::new(state.intake.clone());
     let data = web::Data::new(state);
     let to = data.clone();
     let service = Service {
@@ -198,6 +201,7 @@ mod tests {
         let self_test = SelfTest::new(&cluster, &supervisor);
         let links = LinkBench::new(&supervisor);
         let state = AdminState {
+            intake: Intake::new(supervisor.model()),
             supervisor,
             self_test,
             links,

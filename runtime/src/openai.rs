@@ -37,7 +37,7 @@ use crate::{
     http::{
         Server,
         error::{self, Refusal},
-        intake::Intake,
+        intake::{By, Intake},
         listening::{self, Service},
         origin, request,
     },
@@ -86,6 +86,8 @@ pub struct ApiState {
     pub open: Open,
     /// Where they are.
     pub runtime: Handle,
+    /// What bodies of requests may take.
+    pub intake: Intake,
 }
 
 /// Listens at `address`, with TLS where there is a certificate.
@@ -96,7 +98,7 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
     };
     running::cancel_orphans(&state.supervisor).await;
     batch_run::resume(&state);
-    let intake = web::Data::new(Intake::new(state.supervisor.model()));
+    let intake = web::Data::new(state.intake.clone());
     let data = web::Data::new(state);
     let to = data.clone();
     let service = Service {
@@ -134,6 +136,7 @@ fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
         return Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)));
     }
     if let Some(borne) = borne {
+        request.extensions_mut().insert(By(Some(borne.name.clone())));
         request.extensions_mut().insert(borne);
     }
     Ok(())

@@ -15,7 +15,7 @@ use crate::{
     credentials,
     data_dir::{self, Seat},
     error::CliError,
-    http::{self, AdminState, Cause, Server},
+    http::{self, AdminState, Cause, Server, intake::Intake},
     joining,
     link_bench::LinkBench,
     openai::{self, ApiState, Keys, Open, Store},
@@ -59,8 +59,10 @@ impl Service {
         let stop_wanted = Arc::new(Notify::new());
         let self_test = SelfTest::new(cluster, &supervisor);
         self_test.keep_untested_closed();
+        let intake = Intake::new(supervisor.model());
         let state = AdminState {
             self_test,
+            intake: intake.clone(),
             links: LinkBench::new(&supervisor),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
@@ -71,7 +73,7 @@ impl Service {
             stop_wanted: stop_wanted.clone(),
         };
         let admin = http::serve(cluster.admin_listen, admin_tls, state)?;
-        let api = open_api(cluster, &supervisor, (keys, tls)).await?;
+        let api = open_api(cluster, (&supervisor, intake), (keys, tls)).await?;
         let api_tls = cluster.api.as_ref().is_some_and(|api| api.tls.is_some());
         let at = api.as_ref().map(|api| api.address);
         let (pid, admin_tls) = (std::process::id(), cluster.admin_tls.is_some());
@@ -100,7 +102,7 @@ impl Service {
 /// OpenAI's API, where the cluster file has one.
 async fn open_api(
     cluster: &Cluster,
-    supervisor: &Supervisor,
+    (supervisor, intake): (&Supervisor, Intake),
     (keys, tls): (Option<Keys>, Option<ServerConfig>),
 ) -> Result<Option<Server>, CliError> {
     let Some(api) = &cluster.api else { return Ok(None) };
@@ -113,6 +115,7 @@ async fn open_api(
         store: Arc::new(Store::open(&cluster.data_dir)?),
         open: Open::default(),
         runtime: Handle::current(),
+        intake,
     };
     openai::serve(api.listen, tls, state).await.map(Some)
 }

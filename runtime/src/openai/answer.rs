@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix_web::{HttpRequest, HttpResponse, web::Data};
 use asterism_actors::{
     api::{JobEvent, JobState, JobStatus},
+    room::Share,
     supervisor::Listener,
 };
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     ApiState, Checked,
@@ -27,7 +27,7 @@ pub async fn give(
     (state, request): (Data<ApiState>, &HttpRequest),
     (kind, text): (Kind, &'static str),
     asked: Asked,
-    share: OwnedSemaphorePermit,
+    share: Share,
 ) -> Checked<HttpResponse> {
     let client = Client::of(request);
     let streamed = asked.stream;

@@ -9,11 +9,13 @@ use actix_web::{
     post,
     web::{Data, Json, Path, Query, block},
 };
-use asterism_actors::api::bounds;
+use asterism_actors::{
+    api::bounds,
+    room::{Holder, Share},
+};
 use futures_util::StreamExt;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     ApiState, Checked,
@@ -24,8 +26,8 @@ use super::{
 };
 use crate::http::{
     error::{self, Refusal},
-    intake::Intake,
-    pace,
+    intake::{self, Intake},
+    pace, weight,
 };
 
 /// Largest file, most files, and bytes of all of them.
@@ -38,13 +40,9 @@ const FIELD_BYTES: usize = 256;
 const LISTED: usize = 10_000;
 
 #[post("/v1/files")]
-pub async fn create(
-    state: Data<ApiState>,
-    intake: Data<Intake>,
-    request: HttpRequest,
-    form: Multipart,
-) -> Checked<Json<Value>> {
-    let (purpose, filename, content, share) = read(&intake, form).await?;
+pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart) -> Checked<Json<Value>> {
+    let (intake, holder) = intake::of(&request);
+    let (purpose, filename, content, share) = read((&intake, &holder), form).await?;
     if purpose != "batch" {
         return Err(Refusal::invalid("purpose", format!("purpose is '{}', expected batch", bounds::shown(&purpose))));
     }
@@ -166,8 +164,8 @@ fn full(files: usize, held: usize) -> Refusal {
 }
 
 /// Purpose, name and content of a form, with their share of the room that bodies have.
-async fn read(intake: &Intake, mut form: Multipart) -> Checked<(String, String, Vec<u8>, OwnedSemaphorePermit)> {
-    let (mut purpose, mut file, mut share) = (None, None, intake.room(0).await?);
+async fn read((intake, holder): (&Intake, &Holder), mut form: Multipart) -> Checked<(String, String, Vec<u8>, Share)> {
+    let (mut purpose, mut file, mut share) = (None, None, intake.room(holder, 0).await?);
     while let Some(field) = form.next().await {
         let mut field = field.map_err(broken)?;
         let name = field.name().unwrap_or_default().to_owned();
@@ -180,7 +178,7 @@ async fn read(intake: &Intake, mut form: Multipart) -> Checked<(String, String, 
                 let message = format!("the field {} has more than {most} bytes", bounds::shown(&name));
                 return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message));
             }
-            share.merge(intake.room(chunk.len()).await?);
+            share.merge(intake.room(holder, weight::unread(chunk.len())).await?);
             content.extend_from_slice(&chunk);
         }
         match name.as_str() {
