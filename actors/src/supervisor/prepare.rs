@@ -183,6 +183,9 @@ const CARRIED: Carried = Carried {
 };
 
 /// Text in place of the half of a conversation that is not at hand.
+/// Tokens that CPUs allot memory for at once.
+const KV_BLOCK: usize = 128;
+
 const STAND_IN: &str = "x";
 
 impl ModelFront {
@@ -224,6 +227,7 @@ impl ModelFront {
             dense_pairs: shape.computed_dense_pairs(context.len()),
             kv_bytes_per_token: shape.kv_bytes_per_token(),
             ids: plan.numbered_ids(context).into(),
+            kv_block: KV_BLOCK,
             digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
             method: Box::new(method.clone()),
             hosts: hosts.count,

@@ -31,6 +31,8 @@ pub struct PreparedContext {
     pub dense_pairs: u64,
     /// Bytes of keys and values that a token keeps.
     pub kv_bytes_per_token: u64,
+    /// Tokens that hosts have memory for at once: a shard takes that of whole blocks, however few it keeps.
+    pub kv_block: usize,
     /// Whether its template was applied, so that its questions get theirs.
     pub chat_template: bool,
     /// What stands before its questions that name nothing else.
@@ -71,7 +73,8 @@ impl PreparedContext {
 
     /// Bytes that a shard keeps.
     pub fn kv_bytes(&self, block: usize) -> u64 {
-        self.plan.shards[block].kept_tokens() as u64 * self.kv_bytes_per_token
+        let tokens = self.plan.shards[block].kept_tokens().next_multiple_of(self.kv_block.max(1));
+        tokens as u64 * self.kv_bytes_per_token
     }
 
     /// Bytes that its plan and its ids take here.
@@ -98,7 +101,7 @@ pub struct Weight {
     pub work: u64,
     /// Bytes that its plan and its ids take here.
     pub bytes: u64,
-    /// Bytes that all its shards keep.
+    /// Bytes that all its shards take.
     pub kv_bytes: u64,
 }
 
