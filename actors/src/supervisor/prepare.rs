@@ -122,6 +122,7 @@ impl ModelFront {
                 self.check_length(most)?;
                 let mut prepared = self.plan((&context, &query), method, hosts)?;
                 prepared.placement = request.placement;
+                prepared.key = request.labels.get(bounds::KEY).cloned();
                 (Source::Context(prepared), query, context.len(), None)
             }
         };
@@ -182,10 +183,10 @@ const CARRIED: Carried = Carried {
     order_spans: MAX_META_BYTES as u64 / 2 / size_of::<Span>() as u64,
 };
 
-/// Text in place of the half of a conversation that is not at hand.
 /// Tokens that CPUs allot memory for at once.
 const KV_BLOCK: usize = 128;
 
+/// Text in place of the half of a conversation that is not at hand.
 const STAND_IN: &str = "x";
 
 impl ModelFront {
@@ -226,8 +227,8 @@ impl ModelFront {
         Ok(PreparedContext {
             dense_pairs: shape.computed_dense_pairs(context.len()),
             kv_bytes_per_token: shape.kv_bytes_per_token(),
-            ids: plan.numbered_ids(context).into(),
             kv_block: KV_BLOCK,
+            ids: plan.numbered_ids(context).into(),
             digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
             method: Box::new(method.clone()),
             hosts: hosts.count,
@@ -235,6 +236,7 @@ impl ModelFront {
             chat_template: false,
             query_separator: QuerySeparator::NONE,
             placement: PlacementPolicy::default(),
+            key: None,
         })
     }
 

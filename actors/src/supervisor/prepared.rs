@@ -39,6 +39,8 @@ pub struct PreparedContext {
     pub query_separator: QuerySeparator,
     /// Which hosts it may go to.
     pub placement: PlacementPolicy,
+    /// The key that asked, if one did: contexts of each have their turns.
+    pub key: Option<String>,
 }
 
 impl PreparedContext {
@@ -71,7 +73,7 @@ impl PreparedContext {
         both.filter(|(one, other)| one == other && within(one)).map(|(one, _)| one.block).collect()
     }
 
-    /// Bytes that a shard keeps.
+    /// Bytes that a shard takes.
     pub fn kv_bytes(&self, block: usize) -> u64 {
         let tokens = self.plan.shards[block].kept_tokens().next_multiple_of(self.kv_block.max(1));
         tokens as u64 * self.kv_bytes_per_token
@@ -89,7 +91,7 @@ impl PreparedContext {
         Weight {
             work: tokens.div_ceil(self.plan.hosts.max(1)) as u64,
             bytes: self.bytes(),
-            kv_bytes: self.plan.kept_tokens() as u64 * self.kv_bytes_per_token,
+            kv_bytes: (0..self.plan.shards.len()).map(|block| self.kv_bytes(block)).sum(),
         }
     }
 }

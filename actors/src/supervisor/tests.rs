@@ -341,6 +341,7 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         chat_template: false,
         query_separator: QuerySeparator::NONE,
         placement: PlacementPolicy::default(),
+        key: None,
     }
 }
 
