@@ -50,7 +50,7 @@ impl SupervisorState {
         reached.collect()
     }
 
-    /// Jobs, newest first unless the filter says otherwise.
+    /// The numbers of jobs, newest first unless the filter says otherwise.
     ///
     /// # Errors
     /// [`JobError::NotFound`] when the one that they come after is not known.
@@ -101,6 +101,7 @@ impl SupervisorState {
     pub fn cluster_status(&self, now: Duration, version: &str) -> ClusterStatus {
         ClusterStatus {
             self_test: None,
+            stored: None,
             name: self.config.cluster.clone(),
             model: self.config.model.clone(),
             method: self.config.method.name().to_string(),

@@ -66,6 +66,12 @@ impl Intake {
         Self { most: most.min(MOST_BYTES), room: Room::new(ALL_BYTES), model: model.into() }
     }
 
+    /// For bodies of so many bytes.
+    #[cfg(test)]
+    pub fn of_bytes(most: usize) -> Self {
+        Self { most, room: Room::new(ALL_BYTES), model: "a test".into() }
+    }
+
     /// Bytes of the largest body, and of the longest line of a batch.
     pub fn most(&self) -> usize {
         self.most
@@ -96,6 +102,11 @@ impl Intake {
     /// Room for so many bytes in memory.
     pub async fn room(&self, holder: &Holder, bytes: usize) -> Result<Share, Refusal> {
         timeout(ROOM_WITHIN, self.room.take(holder, bytes)).await.map_err(|_| JobError::Busy.into())
+    }
+
+    /// The same for what nobody waits for on a connection.
+    pub async fn awaited(&self, holder: &Holder, bytes: usize) -> Share {
+        self.room.take(holder, bytes).await
     }
 
     /// What JSON takes beside its bytes, unless that is more than anybody may have.
