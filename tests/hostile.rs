@@ -2,6 +2,8 @@
 
 #[path = "hostile/background.rs"]
 mod background;
+#[path = "hostile/bodies.rs"]
+mod bodies;
 #[path = "hostile/connections.rs"]
 mod connections;
 #[path = "hostile/disk.rs"]
@@ -18,6 +20,8 @@ mod http;
 mod identity;
 #[path = "hostile/joining.rs"]
 mod joining;
+#[path = "hostile/keys.rs"]
+mod keys;
 #[path = "hostile/listener.rs"]
 mod listener;
 #[path = "hostile/logprobs.rs"]
@@ -26,6 +30,8 @@ mod logprobs;
 mod logs;
 #[path = "hostile/openai.rs"]
 mod openai;
+#[path = "hostile/origins.rs"]
+mod origins;
 #[path = "hostile/queue.rs"]
 mod queue;
 #[path = "hostile/requests.rs"]
