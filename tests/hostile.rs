@@ -2,6 +2,8 @@
 
 #[path = "hostile/background.rs"]
 mod background;
+#[path = "hostile/bodies.rs"]
+mod bodies;
 #[path = "hostile/connections.rs"]
 mod connections;
 #[path = "hostile/disk.rs"]
@@ -20,6 +22,8 @@ mod http;
 mod identity;
 #[path = "hostile/joining.rs"]
 mod joining;
+#[path = "hostile/keys.rs"]
+mod keys;
 #[path = "hostile/listener.rs"]
 mod listener;
 #[path = "hostile/logprobs.rs"]
@@ -30,6 +34,8 @@ mod logs;
 mod model;
 #[path = "hostile/openai.rs"]
 mod openai;
+#[path = "hostile/origins.rs"]
+mod origins;
 #[path = "hostile/queue.rs"]
 mod queue;
 #[path = "hostile/requests.rs"]

@@ -21,7 +21,7 @@ use serde::{
 };
 
 pub use event::{ClusterEvent, EventId, NoEventId};
-pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling};
+pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling, StoredStatus};
 pub use links::{LinkSpeed, LinksReport, LinksState};
 pub use logprobs::{TokenLogprobs, TopLogprob};
 pub use self_test::{SelfTestCheck, SelfTestReport, SelfTestState, Verdict};

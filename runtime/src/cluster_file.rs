@@ -266,6 +266,13 @@ pub struct ApiSection {
     pub max_queue: usize,
     /// Memory that the contexts and questions of all jobs and sessions may take in the supervisor.
     pub max_queue_bytes: Bytes,
+    /// Bytes of files and batches that clients of OpenAI's API may keep in data_dir.
+    pub max_stored_bytes: Bytes,
+    /// Bytes of these that one key may keep; without keys: everybody together.
+    pub max_stored_bytes_per_key: Bytes,
+    /// Origins whose pages may ask OpenAI's API in a browser, such as `https://app.example`; `*`: any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allow_origins: Vec<String>,
 }
 
 /// `[[node]]`: a machine.
@@ -358,6 +365,9 @@ impl Default for ApiSection {
             admin_tls_key: None,
             max_queue: 1024,
             max_queue_bytes: Bytes(512 << 20),
+            max_stored_bytes: Bytes(4 << 30),
+            max_stored_bytes_per_key: Bytes(1 << 30),
+            allow_origins: Vec::new(),
         }
     }
 }

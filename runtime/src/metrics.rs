@@ -249,6 +249,7 @@ mod tests {
             });
             ClusterStatus {
                 self_test: None,
+                stored: None,
                 name: "c".into(),
                 model: "m".into(),
                 model_digest: None,

@@ -134,6 +134,7 @@ impl ModelFront {
                 self.check_length(most)?;
                 let mut prepared = self.plan((&context, &query), method, hosts)?;
                 prepared.placement = request.placement;
+                prepared.key = request.labels.get(bounds::KEY).cloned();
                 (Source::Context(prepared), query, context.len(), None)
             }
         };
@@ -195,6 +196,9 @@ const CARRIED: Carried = Carried {
     order_spans: MAX_META_BYTES as u64 / 2 / size_of::<Span>() as u64,
 };
 
+/// Tokens that CPUs allot memory for at once.
+const KV_BLOCK: usize = 128;
+
 /// Text in place of the half of a conversation that is not at hand.
 const STAND_IN: &str = "x";
 
@@ -236,6 +240,7 @@ impl ModelFront {
         Ok(PreparedContext {
             dense_pairs: shape.computed_dense_pairs(context.len()),
             kv_bytes_per_token: shape.kv_bytes_per_token(),
+            kv_block: KV_BLOCK,
             ids: plan.numbered_ids(context).into(),
             digests: PreparedContext::digests(&plan, &plan.numbered_ids(context)),
             method: Box::new(method.clone()),
@@ -244,6 +249,7 @@ impl ModelFront {
             chat_template: false,
             query_separator: QuerySeparator::NONE,
             placement: PlacementPolicy::default(),
+            key: None,
         })
     }
 

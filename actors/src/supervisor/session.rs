@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     time::Duration,
 };
 
@@ -227,7 +228,14 @@ impl SupervisorState {
         Ok(Decided::new(now, changes, Effect::Drop(name.to_string())))
     }
 
+    /// The names of sessions behind one, in their order.
+    pub fn session_names(&self, after: Option<&str>) -> Vec<String> {
+        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.sessions.open.range::<str, _>((behind, Bound::Unbounded)).map(|(name, _)| name.clone()).collect()
+    }
+
     /// Every session.
+    #[cfg(test)]
     pub fn session_statuses(&self, now: Duration) -> Vec<SessionStatus> {
         self.sessions.open.values().map(|session| self.describe(now, session)).collect()
     }

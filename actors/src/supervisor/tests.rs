@@ -339,9 +339,11 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,
+        kv_block: 1,
         chat_template: false,
         query_separator: QuerySeparator::NONE,
         placement: PlacementPolicy::default(),
+        key: None,
     }
 }
 

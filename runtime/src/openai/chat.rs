@@ -6,13 +6,14 @@ use actix_web::{
 };
 use asterism_actors::api::{JobRequest, bounds};
 use asterism_models::{QuerySeparator, Speaker, Turn};
-use serde_json::Value;
 
 use super::{
     ApiState, Checked, answer,
     ask::Asked,
     fields::{Fields, wrong},
-    logprobs, refusal,
+    logprobs,
+    message::{Content, Message, Messages},
+    refusal,
     wire::Kind,
 };
 use crate::http::{error::Refusal, intake::Taken};
@@ -26,7 +27,7 @@ pub async fn complete(state: Data<ApiState>, request: HttpRequest, taken: Taken<
 
 /// The job of a request.
 pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
-    let messages = fields.value("messages").ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
+    let messages = fields.messages.take().ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
     refuse_texts(&fields)?;
     let turns = read(messages, "messages")?;
     let logprobs = logprobs::of_chat_asked(&mut fields)?;
@@ -71,17 +72,19 @@ pub fn refuse_texts(fields: &Fields) -> Checked<()> {
 }
 
 /// A conversation: system first, if at all, then user and assistant in turns, user last.
-pub fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
+pub fn read(messages: Messages, param: &str) -> Checked<Vec<Turn>> {
     use Speaker::{Assistant, System, User};
-    let Value::Array(messages) = messages else { return Err(wrong(param, &"expected a list")) };
-    let mut turns: Vec<Turn> = Vec::with_capacity(messages.len().min(1024));
-    for (at, message) in messages.into_iter().enumerate() {
+    let Messages::List(messages) = messages else { return Err(wrong(param, &"expected a list")) };
+    let mut turns: Vec<Turn> = Vec::with_capacity(messages.len());
+    for (at, Message { is_object, kind, role, content }) in messages.into_iter().enumerate() {
         let refused = |what: &str| Refusal::invalid(param, format!("message {at} {what}"));
-        let Value::Object(mut message) = message else { return Err(refused("is no object")) };
-        if message.get("type").is_some_and(|kind| kind != "message") {
+        if !is_object {
+            return Err(refused("is no object"));
+        }
+        if kind.is_some_and(|kind| kind != "message") {
             return Err(refused("is no message, and there are no tools here"));
         }
-        let speaker = match message.get("role").and_then(Value::as_str) {
+        let speaker = match role.as_deref() {
             Some("system" | "developer") => System,
             Some("user") => User,
             Some("assistant") => Assistant,
@@ -95,12 +98,13 @@ pub fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
             (None | Some(System), System) | (_, User) | (Some(User | Assistant), Assistant) => {}
             _ => return Err(refused("is out of order: system first, if at all, then user, then assistant and user")),
         }
-        let text = match message.remove("content") {
-            Some(Value::String(text)) => text,
-            Some(Value::Array(parts)) => parts.into_iter().map(part).collect::<Option<String>>().ok_or_else(|| {
-                refused("has content that is no text; expected parts {\"type\": \"text\", \"text\": ...}")
-            })?,
-            _ => return Err(refused("has no content that is text")),
+        let text = match content {
+            Content::Text(text) => text,
+            Content::NoText => {
+                let parts = "has content that is no text; expected parts {\"type\": \"text\", \"text\": ...}";
+                return Err(refused(parts));
+            }
+            Content::Missing => return Err(refused("has no content that is text")),
         };
         turns.push(Turn { speaker, text });
     }
@@ -110,21 +114,15 @@ pub fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
     }
 }
 
-/// The text of a part that is one.
-fn part(part: Value) -> Option<String> {
-    let Value::Object(mut part) = part else { return None };
-    let is_text = matches!(part.get("type").and_then(Value::as_str), Some("text" | "input_text" | "output_text"));
-    match part.remove("text").filter(|_| is_text) {
-        Some(Value::String(text)) => Some(text),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+
+    fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
+        super::read(serde_json::from_value(messages).unwrap(), param)
+    }
 
     #[test]
     fn a_conversation_is_read_in_both_ways_to_write_it() {

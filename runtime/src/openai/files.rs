@@ -1,50 +1,51 @@
 //! `/v1/files`: what batches are read from and written to. A key sees its own files alone.
 
-use std::io;
+use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use actix_multipart::Multipart;
 use actix_web::{
-    HttpRequest, HttpResponse, delete, get,
+    HttpRequest, HttpResponse,
+    body::SizedStream,
+    delete, get,
     http::StatusCode,
     post,
     web::{Data, Json, Path, Query, block},
 };
-use asterism_actors::api::bounds;
-use futures_util::StreamExt;
-use serde::Deserialize;
+use asterism_actors::{
+    api::bounds,
+    room::{Holder, Share},
+};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     ApiState, Checked,
     answer::unix_time,
     keys::owner,
+    listing::{Listing, listed},
     refusal,
-    store::{FILE, Kept, drawn},
+    store::{FILE, Full, Kept, NotKept, drawn},
 };
 use crate::http::{
     error::{self, Refusal},
-    intake::Intake,
-    pace,
+    intake::{self, Intake},
+    pace, weight,
 };
 
-/// Largest file, most files, and bytes of all of them.
+/// Largest file.
 const MOST_BYTES: usize = 32 << 20;
-const MOST_FILES: usize = 10_000;
-const MOST_IN_ALL: usize = 1 << 30;
+/// Bytes of a file that are read together.
+const PIECE: usize = 64 << 10;
 /// Bytes of a field that is no file.
 const FIELD_BYTES: usize = 256;
-/// Most entries of one list.
-const LISTED: usize = 10_000;
+/// Entries of a list where nothing is said, and at most.
+const LISTED: (usize, usize) = (10_000, 10_000);
 
 #[post("/v1/files")]
-pub async fn create(
-    state: Data<ApiState>,
-    intake: Data<Intake>,
-    request: HttpRequest,
-    form: Multipart,
-) -> Checked<Json<Value>> {
-    let (purpose, filename, content, share) = read(&intake, form).await?;
+pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart) -> Checked<Json<Value>> {
+    let (intake, holder) = intake::of(&request);
+    let (purpose, filename, content, share) = read((&intake, &holder), form).await?;
     if purpose != "batch" {
         return Err(Refusal::invalid("purpose", format!("purpose is '{}', expected batch", bounds::shown(&purpose))));
     }
@@ -59,52 +60,19 @@ pub async fn create(
     let (store, made) = (state.store.clone(), kept.clone());
     let put = block(move || {
         let _share = share;
-        let files = store.files();
-        let held: usize = files.iter().map(|file| file.bytes).sum();
-        if files.len() >= MOST_FILES || held + content.len() > MOST_IN_ALL {
-            return Err(full(files.len(), held));
-        }
-        store.put_file(&made, &content).map_err(|error| of_disk(&error))
+        store.put_file(&made, &content).map_err(not_kept)
     });
     put.await.map_err(|error| Refusal::failed("internal", error))??;
     Ok(Json(described(&kept)))
 }
 
-/// Behind the `?` of a list.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Listing {
-    pub after: Option<String>,
-    pub limit: Option<usize>,
-    pub order: Option<String>,
-    pub purpose: Option<String>,
-}
-
-impl Listing {
-    /// The entries asked for, of those in order, as clients read them.
-    pub fn cut(&self, mut entries: Vec<Value>) -> Value {
-        if self.order.as_deref() != Some("asc") {
-            entries.reverse();
-        }
-        if let Some(at) =
-            entries.iter().position(|entry| self.after.as_ref().is_some_and(|after| entry["id"] == **after))
-        {
-            entries.drain(..=at);
-        }
-        let more = entries.len() > self.limit.unwrap_or(LISTED);
-        entries.truncate(self.limit.unwrap_or(LISTED));
-        let id = |entry: Option<&Value>| entry.map(|entry| entry["id"].clone());
-        json!({ "object": "list", "first_id": id(entries.first()), "last_id": id(entries.last()), "has_more": more, "data": entries })
-    }
-}
-
 #[get("/v1/files")]
 pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<Listing>) -> Checked<Json<Value>> {
-    let (store, owner) = (state.store.clone(), owner(&request));
-    let files = block(move || store.files()).await.map_err(|error| Refusal::failed("internal", error))?;
-    let wanted =
-        |file: &&Kept| file.owner == owner && listing.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
-    Ok(Json(listing.cut(files.iter().filter(wanted).map(described).collect())))
+    let page = state.store.files(owner(&request).as_ref(), |files| {
+        let wanted = |file: &&Kept| listing.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
+        listing.page(&mut files.filter(wanted).map(|file| (file.id.as_str(), described(file))), LISTED)
+    })?;
+    Ok(Json(listed(page)))
 }
 
 #[get("/v1/files/{id}")]
@@ -115,10 +83,26 @@ pub async fn show(state: Data<ApiState>, request: HttpRequest, id: Path<String>)
 #[get("/v1/files/{id}/content")]
 pub async fn download(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<HttpResponse> {
     let kept = find(&state, owner(&request).as_ref(), &id)?;
-    let store = state.store.clone();
-    let content = block(move || store.content(&kept.id)).await.map_err(|error| Refusal::failed("internal", error))?;
-    let content = content.map_err(|error| of_disk(&error))?;
-    Ok(HttpResponse::Ok().content_type("application/jsonl").body(content))
+    let content = state.store.content(&kept.id).map_err(|error| of_disk(&error))?;
+    let length = content.metadata().map_err(|error| of_disk(&error))?.len();
+    let pieces = stream::unfold((Arc::new(content), 0), move |(content, at)| piece(content, (at, length)));
+    Ok(HttpResponse::Ok().content_type("application/jsonl").body(SizedStream::new(length, pieces)))
+}
+
+/// The piece of a file that begins at `at`, and what comes behind it. Who reads slowly has no more of it in memory.
+async fn piece(content: Arc<File>, (at, length): (u64, u64)) -> Option<(io::Result<Bytes>, (Arc<File>, u64))> {
+    if at >= length {
+        return None;
+    }
+    let (file, bytes) = (content.clone(), (length - at).min(PIECE as u64));
+    let read = move || {
+        let mut piece = vec![0; bytes as usize];
+        file.read_exact_at(&mut piece, at).map(|()| Bytes::from(piece))
+    };
+    match block(read).await.map_err(io::Error::other).flatten() {
+        Ok(piece) => Some((Ok(piece), (content, at + bytes))),
+        Err(error) => Some((Err(error), (content, length))),
+    }
 }
 
 #[delete("/v1/files/{id}")]
@@ -158,16 +142,29 @@ pub fn of_disk(error: &io::Error) -> Refusal {
     }
 }
 
-fn full(files: usize, held: usize) -> Refusal {
-    let message = format!(
-        "there are {files} files of {held} bytes already, expected at most {MOST_FILES} of {MOST_IN_ALL}; delete some"
-    );
-    Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "capacity_exhausted", message)
+/// What is not kept.
+pub fn not_kept(cause: NotKept) -> Refusal {
+    match cause {
+        NotKept::Disk(error) => of_disk(&error),
+        NotKept::Full(cause) => full(&cause),
+    }
+}
+
+/// More than may be kept.
+pub fn full(cause: &Full) -> Refusal {
+    let (status, code) = match cause.may_pass() {
+        true => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
+        false => (StatusCode::INSUFFICIENT_STORAGE, "storage_full"),
+    };
+    Refusal::of(status, code, cause)
 }
 
 /// Purpose, name and content of a form, with their share of the room that bodies have.
-async fn read(intake: &Intake, mut form: Multipart) -> Checked<(String, String, Vec<u8>, OwnedSemaphorePermit)> {
-    let (mut purpose, mut file, mut share) = (None, None, intake.room(0).await?);
+pub(super) async fn read(
+    (intake, holder): (&Intake, &Holder),
+    mut form: Multipart,
+) -> Checked<(String, String, Vec<u8>, Share)> {
+    let (mut purpose, mut file, mut share) = (None, None, intake.room(holder, 0).await?);
     while let Some(field) = form.next().await {
         let mut field = field.map_err(broken)?;
         let name = field.name().unwrap_or_default().to_owned();
@@ -180,7 +177,7 @@ async fn read(intake: &Intake, mut form: Multipart) -> Checked<(String, String, 
                 let message = format!("the field {} has more than {most} bytes", bounds::shown(&name));
                 return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message));
             }
-            share.merge(intake.room(chunk.len()).await?);
+            share.merge(intake.room(holder, weight::unread(chunk.len())).await?);
             content.extend_from_slice(&chunk);
         }
         match name.as_str() {
