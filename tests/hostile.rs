@@ -12,10 +12,14 @@ mod doctor;
 mod edges;
 #[path = "hostile/events.rs"]
 mod events;
+#[path = "hostile/handshakes.rs"]
+mod handshakes;
 #[path = "hostile/http.rs"]
 mod http;
 #[path = "hostile/identity.rs"]
 mod identity;
+#[path = "../transport/tests/common/initials.rs"]
+mod initials;
 #[path = "hostile/joining.rs"]
 mod joining;
 #[path = "hostile/listener.rs"]
