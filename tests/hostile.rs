@@ -16,10 +16,14 @@ mod edges;
 mod events;
 #[path = "hostile/folders.rs"]
 mod folders;
+#[path = "hostile/handshakes.rs"]
+mod handshakes;
 #[path = "hostile/http.rs"]
 mod http;
 #[path = "hostile/identity.rs"]
 mod identity;
+#[path = "../transport/tests/common/initials.rs"]
+mod initials;
 #[path = "hostile/joining.rs"]
 mod joining;
 #[path = "hostile/keys.rs"]

@@ -268,6 +268,7 @@ pub const TRANSPORTS: [&str; 4] = ["local", "ucx", "quic", "sim"];
 pub const REJECTIONS: &[&str] = &[
     "certificate",
     "frame",
+    "half_open",
     "handshake",
     "hello",
     "identity",
@@ -389,9 +390,14 @@ mod tests {
                 }
                 let text = fs::read_to_string(&path).expect("a source");
                 let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-                for before in
-                    ["rejected(\"", "metric::refused(\"", "Observation::Refused { reason: \"", "IDENTITY: &str = \""]
-                {
+                for before in [
+                    "rejected(\"",
+                    "metric::refused(\"",
+                    "Observation::Refused { reason: \"",
+                    "IDENTITY: &str = \"",
+                    "HANDSHAKE: &str = \"",
+                    "NO_PLACE: &str = \"",
+                ] {
                     said.extend(text.split(before).skip(1).filter_map(|rest| Some(rest.split('"').next()?.to_owned())));
                 }
                 for function in ["fn rejection(", "impl Denied {"] {
