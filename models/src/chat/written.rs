@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Text of a prompt. What a special token is called is that token where a template writes it, or in a raw text; in a message,
 /// which may be anybody's document, it is text like any other.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
     text: String,
     /// Bytes of `text`, in order and apart.
