@@ -10,6 +10,7 @@ use std::path::Path;
 use asterism_kernels::HostTensor;
 use serde::Deserialize;
 
+use crate::chat::ChatFiles;
 use crate::config::parse;
 use crate::{EMBEDDED_NAME, ModelConfig, ModelError, embedded};
 pub use random::KnownShape;
@@ -25,7 +26,7 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, (usize, Entry)>,
     tokenizer: Vec<u8>,
     tokenizer_config: Option<Vec<u8>>,
-    chat_template: Option<String>,
+    chat: ChatFiles,
 }
 
 impl Checkpoint {
@@ -42,14 +43,6 @@ impl Checkpoint {
             "tokenizer.json",
             "only the tokenizers format is read: save the tokenizer with transformers' save_pretrained",
         )?;
-        let chat_template = optional(folder, "chat_template.jinja")?
-            .map(|bytes| {
-                String::from_utf8(bytes).map_err(|error| ModelError::Malformed {
-                    path: folder.join("chat_template.jinja").display().to_string(),
-                    cause: error.to_string(),
-                })
-            })
-            .transpose()?;
         let (files, tensors) = open_weights(folder)?;
         Ok(Self {
             name: folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned(),
@@ -58,7 +51,7 @@ impl Checkpoint {
             tensors,
             tokenizer,
             tokenizer_config: optional(folder, "tokenizer_config.json")?,
-            chat_template,
+            chat: ChatFiles::open(folder)?,
         })
     }
 
@@ -73,7 +66,7 @@ impl Checkpoint {
             tensors,
             tokenizer: embedded::tokenizer().to_vec(),
             tokenizer_config: Some(embedded::tokenizer_config().to_vec()),
-            chat_template: None,
+            chat: ChatFiles::default(),
         })
     }
 
@@ -149,8 +142,8 @@ impl Checkpoint {
         self.tokenizer_config.as_deref()
     }
 
-    pub(crate) fn chat_template_file(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+    pub(crate) fn chat_files(&self) -> &ChatFiles {
+        &self.chat
     }
 
     fn nearest(&self, name: &str) -> Option<String> {
@@ -198,7 +191,7 @@ struct Index {
 /// Longest text file of a model folder.
 const MOST_TEXT: u64 = 256 << 20;
 
-fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, ModelError> {
+pub(crate) fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, ModelError> {
     let path = folder.join(file);
     if matches!(std::fs::metadata(&path), Err(error) if error.kind() == std::io::ErrorKind::NotFound) {
         return Ok(None);

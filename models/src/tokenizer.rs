@@ -254,9 +254,9 @@ impl Around {
 
 /// Whether some of a range is of a message.
 fn overlaps(written: &Written, range: Range<usize>) -> bool {
-    let messages = written.messages();
-    let at = messages.partition_point(|message| message.end <= range.start);
-    messages.get(at).is_some_and(|message| message.start < range.end)
+    let literals = written.literals();
+    let at = literals.partition_point(|literal| literal.end <= range.start);
+    literals.get(at).is_some_and(|literal| literal.start < range.end)
 }
 
 fn refused(error: tokenizers::Error) -> ModelError {

@@ -8,8 +8,8 @@ mod preview;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
-    ChatTemplate, Checkpoint, Frame, HeadsFiles, ModelConfig, ModelError, QuerySeparator, TemplateRefusal,
-    TemplateSource, Tokenizer, Written, check_retaining_heads,
+    ChatTemplate, Checkpoint, HeadsFiles, ModelConfig, ModelError, QuerySeparator, Render, TemplateSource, Tokenizer,
+    Written, check_retaining_heads,
 };
 use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest, Span};
 use asterism_transport::MAX_META_BYTES;
@@ -47,12 +47,12 @@ pub struct ModelFront {
 }
 
 impl ModelFront {
-    /// Reads what it needs of a checkpoint. `max_context_tokens` lowers the model's own limit; `ask` tells what its chat
-    /// template does, such as [`TemplateSource::frame`].
+    /// Reads what it needs of a checkpoint. `max_context_tokens` lowers the model's own limit; `renderer` makes what renders
+    /// of its chat template, such as [`TemplateSource::in_process`].
     pub fn load(
         checkpoint: &Checkpoint,
         max_context_tokens: Option<usize>,
-        ask: impl FnOnce(&TemplateSource) -> Result<Frame, TemplateRefusal>,
+        renderer: impl FnOnce(TemplateSource) -> Box<dyn Render>,
     ) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
         let own = config.max_position;
@@ -62,7 +62,7 @@ impl ModelFront {
             max_tokens: max_context_tokens.map_or(own, |limit| limit.min(own)),
             config,
             query_separator: QuerySeparator::default(),
-            template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, ask)?,
+            template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, renderer)?,
             tokenizer,
             heads: BTreeSet::new(),
         })
@@ -404,7 +404,7 @@ mod tests {
         ContextHosts { count: 4, one_machine: true, dtype: asterism_kernels::DType::F32, speeds: None };
 
     fn front() -> ModelFront {
-        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap()
+        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap()
     }
 
     fn method(method: serde_json::Value) -> MethodConfig {
