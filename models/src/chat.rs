@@ -96,21 +96,13 @@ impl ChatTemplate {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
 
     fn source(template: &str) -> TemplateSource {
         let variables = [("bos_token", "<s>"), ("eos_token", "</s>")];
-        TemplateSource {
-            origin: "here".to_owned(),
-            text: template.to_owned(),
-            variables: variables
-                .map(|(name, text)| (name.to_owned(), text.to_owned()))
-                .into_iter()
-                .collect::<BTreeMap<_, _>>(),
-            names: ["<s>", "</s>", "<|user|>", "<|end|>", "</think>"].map(str::to_owned).to_vec(),
-        }
+        let variables = variables.map(|(name, text)| (name.to_owned(), text.to_owned())).into_iter().collect();
+        let names = ["<s>", "</s>", "<|user|>", "<|end|>", "</think>"].map(str::to_owned).to_vec();
+        TemplateSource::new("here".to_owned(), template.to_owned(), variables, names)
     }
 
     fn turn(speaker: Speaker, text: &str) -> Turn {

@@ -43,4 +43,4 @@ pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};
 pub use separator::{LongSeparator, QuerySeparator};
 pub use synthetic::synthetic_prompt;
-pub use tokenizer::{TextStream, Tokenizer};
+pub use tokenizer::{Around, Cut, Passage, TextStream, Tokenizer};

@@ -89,7 +89,7 @@ pub(super) fn source(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<O
         cause: format!("there are several ({names}), and none is called \"default\""),
     })?;
     let variables = variables(checkpoint, tokenizer, config.as_ref())?;
-    Ok(Some(TemplateSource { origin: origin.to_owned(), text, variables, names: tokenizer.special_names().to_vec() }))
+    Ok(Some(TemplateSource::new(origin.to_owned(), text, variables, tokenizer.special_names().map(str::to_owned).collect())))
 }
 
 /// `bos_token` and its like: those of tokenizer_config.json, which an older checkpoint has in special_tokens_map.json.

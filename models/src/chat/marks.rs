@@ -9,12 +9,14 @@ use std::{collections::BTreeSet, io, ops::Range};
 use aho_corasick::{AhoCorasick, Input, MatchKind};
 
 /// The names of special tokens.
+#[derive(Debug)]
 pub struct Names {
     find: Option<AhoCorasick>,
-    /// First and last parts of names, without the whole ones.
+    names: Vec<String>,
+    /// Parts that names begin and end with, without the whole ones.
     begins: BTreeSet<String>,
     ends: BTreeSet<String>,
-    /// Most bytes of a part.
+    /// Most bytes of a name.
     longest: usize,
 }
 
@@ -22,16 +24,16 @@ impl Names {
     /// These names; none is empty.
     pub fn new(names: &[String]) -> Result<Self, aho_corasick::BuildError> {
         let find = || AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(names);
-        let parts = |take: fn(&str, usize) -> &str| {
-            let inside = |name: &String| -> Vec<usize> { name.char_indices().map(|(at, _)| at).skip(1).collect() };
-            names.iter().flat_map(|name| inside(name).into_iter().map(|at| take(name, at).to_owned())).collect()
-        };
-        Ok(Self {
-            find: if names.is_empty() { None } else { Some(find()?) },
-            begins: parts(|name, at| &name[..at]),
-            ends: parts(|name, at| &name[at..]),
-            longest: names.iter().map(String::len).max().unwrap_or(0),
-        })
+        let (mut begins, mut ends) = (BTreeSet::new(), BTreeSet::new());
+        for name in names {
+            for (at, _) in name.char_indices().skip(1) {
+                begins.insert(name[..at].to_owned());
+                ends.insert(name[at..].to_owned());
+            }
+        }
+        let find = if names.is_empty() { None } else { Some(find()?) };
+        let longest = names.iter().map(String::len).max().unwrap_or(0);
+        Ok(Self { find, names: names.to_vec(), begins, ends, longest })
     }
 
     fn find(&self, text: &str, from: usize) -> Option<Range<usize>> {
@@ -46,15 +48,18 @@ impl Names {
         }
         // A template may trim, and does so before it writes on.
         let (start, end) = (text.len() - text.trim_start().len(), text.trim_end().len());
+        let inner = text.trim();
+        let whole =
+            !inner.is_empty() && inner.len() < self.longest && self.names.iter().any(|name| name.contains(inner));
         for at in BTreeSet::from([0, start]) {
             let reach = (at + 1..text.len().min(at + self.longest) + 1).filter(|&to| text.is_char_boundary(to));
-            places.points.extend(reach.map(|to| &text[at..to]).any(|part| self.ends.contains(part)).then_some(at));
+            let part = whole || reach.map(|to| &text[at..to]).any(|part| self.ends.contains(part));
+            places.points.extend(part.then_some(at));
         }
         for at in BTreeSet::from([end, text.len()]) {
             let reach = (at.saturating_sub(self.longest)..at).filter(|&from| text.is_char_boundary(from));
-            places
-                .points
-                .extend(reach.map(|from| &text[from..at]).any(|part| self.begins.contains(part)).then_some(at));
+            let part = whole || reach.map(|from| &text[from..at]).any(|part| self.begins.contains(part));
+            places.points.extend(part.then_some(at));
         }
         places
     }

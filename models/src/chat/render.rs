@@ -18,7 +18,7 @@ pub struct RenderOptions {
 }
 
 /// How a rendering ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// Where the model's answer begins: `add_generation_prompt` of transformers.

@@ -5,6 +5,7 @@ mod python;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,12 +23,20 @@ pub struct TemplateSource {
     pub(super) variables: BTreeMap<String, String>,
     /// What special tokens are called.
     pub(super) names: Vec<String>,
+    /// The same, as they are found; made once.
+    #[serde(skip)]
+    found: Arc<OnceLock<Result<Names, String>>>,
 }
 
 /// What transformers puts behind the message that is gone on with.
 const CONTINUES: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 impl TemplateSource {
+    /// A template's text and where it was found, `bos_token` and its like, and what special tokens are called.
+    pub fn new(origin: String, text: String, variables: BTreeMap<String, String>, names: Vec<String>) -> Self {
+        Self { origin, text, variables, names, found: Arc::default() }
+    }
+
     /// Where it was found: a file's name, or a key in one.
     pub fn origin(&self) -> &str {
         &self.origin
@@ -45,7 +54,8 @@ impl TemplateSource {
 
 impl Render for TemplateSource {
     fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
-        let names = Names::new(&self.names).map_err(|error| TemplateRefusal::Unfit(error.to_string()))?;
+        let names = self.found.get_or_init(|| Names::new(&self.names).map_err(|error| error.to_string()));
+        let names = names.as_ref().map_err(|error| TemplateRefusal::Unfit(error.clone()))?;
         let engine = Engine::new(self, options)?;
         let (texts, continued) = self.texts(turns, options)?;
         let plain = engine.write(&messages(turns, &texts))?;
@@ -53,7 +63,7 @@ impl Render for TemplateSource {
             Some(last) => continued_length(&plain, last)?,
             None => plain.len(),
         };
-        let rendering = Rendering { source: self, engine: &engine, names: &names, turns, texts: &texts, plain: &plain };
+        let rendering = Rendering { source: self, engine: &engine, names, turns, texts: &texts, plain: &plain };
         let (mut literals, question_at) = rendering.places(options.question)?;
         literals.retain(|literal| literal.start < length);
         literals.last_mut().into_iter().for_each(|last| last.end = last.end.min(length));

@@ -83,7 +83,7 @@ impl WeightFile {
     /// Takes pages of a mapped file out of this process's memory; the system keeps them as long as it likes.
     #[allow(unsafe_code)]
     pub(super) fn leave(&self, bytes: Range<usize>) {
-        if let Self::Mapped(map) = self {
+        if let Self::Mapped(map, _) = self {
             // SAFETY: the map is private, read-only and of a file, so that what is left is read from the file again, byte for byte.
             // A refusal leaves the pages to the system, which takes them when it needs memory.
             let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };

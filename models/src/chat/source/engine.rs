@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value;
+use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind};
 
 use super::{TemplateSource, python};
@@ -64,7 +64,7 @@ impl Engine {
         let (count, bytes) = (messages.len(), messages.iter().map(|(_, text)| text.len()).sum::<usize>());
         let most = MOST_ADDED + MOST_ADDED_A_MESSAGE * count;
         let message = |(speaker, text): &(Speaker, &str)| {
-            [("role", Value::from(speaker.role())), ("content", Value::from(*text))].into_iter().collect::<Value>()
+            Value::from_pairs([("role", Value::from(speaker.role())), ("content", Value::from(*text))])
         };
         let messages: Value = messages.iter().map(message).collect();
         let own = [
@@ -75,7 +75,7 @@ impl Engine {
             ("add_generation_prompt", Value::from(self.answers)),
         ];
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let context: Value = self.variables.iter().cloned().chain(own).collect();
+        let context = Value::from_pairs(self.variables.iter().cloned().chain(own));
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL + FUEL_A_MESSAGE * count as u64));
         let template = environment.get_template(NAME).map_err(|error| refusal(error, count))?;
@@ -93,12 +93,14 @@ fn environment((date, dated): (TemplateDate, Arc<AtomicBool>)) -> Result<Environ
     environment.set_recursion_limit(MOST_DEPTH);
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
+    environment.add_function("raise_exception", |message: Option<&Value>, names: Kwargs| -> Result<Value, Error> {
+        let message = message.cloned().map_or_else(|| names.get::<Value>("message"), Ok)?;
+        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message.to_string())))
     });
-    environment.add_function("strftime_now", move |format: String| {
+    environment.add_function("strftime_now", move |format: Option<&str>, names: Kwargs| -> Result<String, Error> {
         dated.store(true, Ordering::Relaxed);
-        date.strftime(&format)
+        let format = format.map_or_else(|| names.get::<String>("format"), |format| Ok(format.to_owned()))?;
+        Ok(date.strftime(&format))
     });
     python::teach(&mut environment);
     Ok(environment)
@@ -122,7 +124,7 @@ fn refusal(error: Error, messages: usize) -> TemplateRefusal {
             let fuel = FUEL + FUEL_A_MESSAGE * messages as u64;
             TemplateRefusal::Limit(format!("it takes more than {fuel} instructions for {messages} messages"))
         }
-        _ => TemplateRefusal::Unfit(format!("{error:#}")),
+        _ => TemplateRefusal::Unfit(error.to_string()),
     }
 }
 
