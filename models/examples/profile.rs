@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{
-    Backend, Cpu, CpuOptions, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Rotary,
-    Sparse, StripeRule, VerticalSlashRule,
+    Backend, Cpu, CpuOptions, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Rotary, Sparse,
+    StripeRule, VerticalSlashRule,
 };
 use asterism_models::{
     Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan, synthetic_prompt,

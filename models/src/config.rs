@@ -50,6 +50,8 @@ pub struct ModelConfig {
     pub bos: Option<u32>,
     /// Each ends a generation.
     pub eos: Vec<u32>,
+    /// What whoever wrote the file may not have meant, in words.
+    pub notes: Vec<String>,
 }
 
 /// Linear layers with a bias.
@@ -72,8 +74,7 @@ impl ModelConfig {
             let cause = "it is no JSON object".to_owned();
             return Err(ModelError::Malformed { path: "config.json".to_owned(), cause });
         };
-        let generation: Option<Value> =
-            generation.map(|bytes| parse("generation_config.json", bytes)).transpose()?;
+        let generation: Option<Value> = generation.map(|bytes| parse("generation_config.json", bytes)).transpose()?;
         resolve(&Fields::new(config)?, generation.as_ref().and_then(|generation| generation.get("eos_token_id")))
     }
 
@@ -139,6 +140,11 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
     let mlp_bias = fields.flag("mlp_bias")?;
     let (rope, usable) = rope_keys::read(fields, heads.dim, fields.count("max_position_embeddings", 1 << 28)?)?;
     let window = window::window(fields, layers)?;
+    let windowed = window.filter(|window| *window < usable).map(|window| {
+        format!(
+            "config.json: sliding_window = {window} is not computed: of {usable} tokens the model is used for {window}"
+        )
+    });
     Ok(ModelConfig {
         layers,
         heads,
@@ -153,6 +159,7 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
         tied: fields.flag("tie_word_embeddings")?,
         bos: fields.ids("bos_token_id")?.first().copied(),
         eos: eos.map_or_else(|| fields.ids("eos_token_id"), |eos| ids("eos_token_id", eos))?,
+        notes: rope_keys::note(fields).into_iter().chain(windowed).collect(),
     })
 }
 
@@ -171,7 +178,8 @@ fn heads(fields: &Fields, hidden: usize) -> Result<Heads, ModelError> {
     }
     let given = fields.count_or_none("head_dim", 1 << 12)?;
     if !hidden.is_multiple_of(query) && (given.is_none() || fields.family == Family::Llama) {
-        let expected = format!("num_attention_heads = {query} must divide it, except for mistral and qwen2 with head_dim");
+        let expected =
+            format!("num_attention_heads = {query} must divide it, except for mistral and qwen2 with head_dim");
         return Err(refused("hidden_size", hidden, expected));
     }
     let dim = given.unwrap_or(hidden / query);

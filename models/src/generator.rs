@@ -181,7 +181,8 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         context: &mut dyn ContextAttention<B>,
     ) -> Result<Option<B::Tensor>, ModelError> {
         let (decoder, backend, heads) = (self.decoder, self.decoder.backend(), self.decoder.config().heads);
-        let Projected { q, k, v } = decoder.rotate_stacked(&decoder.project(layer, &x)?, &self.positions(), &self.sequences())?;
+        let Projected { q, k, v } =
+            decoder.rotate_stacked(&decoder.project(layer, &x)?, &self.positions(), &self.sequences())?;
         let q = backend.row_major(&q)?;
         let masks: Vec<(Mask, Mask)> = self.live.iter().map(|live| self.parts[live.part].generator.masks()).collect();
         let ask = |(live, (mask, _)): (&Live, &(Mask, Mask))| PartAsk {

@@ -60,7 +60,8 @@ struct Run {
 
 fn cases() -> Cases {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/conformance/checkpoints.json");
-    serde_json::from_slice(&fs::read(path).expect("the cases are there")).expect("they are as checkpoints.py writes them")
+    serde_json::from_slice(&fs::read(path).expect("the cases are there"))
+        .expect("they are as checkpoints.py writes them")
 }
 
 /// Numbers in `[-1, 1)` from a name.
@@ -228,11 +229,10 @@ fn greedy_tokens_and_logprobs_are_those_of_transformers() {
                 continue;
             }
             answered += 1;
-            let mut check = |by| wrongs.extend(wrong(&decoder, run, by, new).map(|cause| format!("{}: {cause}", case.name)));
+            let mut check =
+                |by| wrongs.extend(wrong(&decoder, run, by, new).map(|cause| format!("{}: {cause}", case.name)));
             check((&dense, 1));
-            if !config.rope.lengths().is_fixed() {
-                exact.iter().for_each(|(method, hosts)| check((method, *hosts)));
-            }
+            exact.iter().for_each(|(method, hosts)| check((method, *hosts)));
         }
     }
     assert!(wrongs.is_empty(), "{} of {answered} runs:\n{}", wrongs.len(), wrongs.join("\n"));

@@ -110,6 +110,7 @@ pub async fn start_supervisor(
     store: RedbStore,
 ) -> Result<(Supervisor, SocketAddr, Arc<Door>), CliError> {
     let model = Arc::new(model_front(&cluster.model)?);
+    model.config.notes.iter().for_each(|note| tracing::warn!("{note}"));
     let door = Door::new(cluster, QUIC);
     let transport = bind(cluster, credentials::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();

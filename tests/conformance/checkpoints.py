@@ -264,6 +264,8 @@ def refusals():
             layer_types=["full_attention", "sliding_attention"])
     refused("layer_types", "too few layer_types", model_type="qwen2", layer_types=["full_attention"])
     refused("layer_types", "chunked layers", layer_types=["chunked_attention"] * 2, attention_chunk_size=None)
+    refused("configuration_files", "another file", configuration_files=["config.4.0.0.json"])
+    refused("transformers_weights", "weights elsewhere", transformers_weights="other.safetensors")
     refused("is_causal", "both directions", is_causal=False)
 
 

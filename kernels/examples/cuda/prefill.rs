@@ -143,8 +143,12 @@ fn check(bench: &Bench, layer: &Layer) -> Result<()> {
     let (gpu, t) = (&bench.gpu, 1536);
     let ids: Vec<u32> = (0..t as u32).collect();
     let x = bench.random(&[t, HIDDEN], 77, 1.0)?;
-    let (q, k, v) =
-        gpu.split_rotate(&gpu.linear(&gpu.rms_norm(&x, &layer.norms[0], EPS)?, &layer.qkv)?, HEADS, &ids, Rotary::plain(&inv_freq()))?;
+    let (q, k, v) = gpu.split_rotate(
+        &gpu.linear(&gpu.rms_norm(&x, &layer.norms[0], EPS)?, &layer.qkv)?,
+        HEADS,
+        &ids,
+        Rotary::plain(&inv_freq()),
+    )?;
     let partial = gpu.attention(&q, &gpu.kv(&k, &v)?, Mask::Causal)?;
     let y = gpu.linear_add(&gpu.join_heads(&partial.output)?, &layer.out, x.clone())?;
     let inner = gpu.gated_silu(&gpu.linear(&gpu.rms_norm(&y, &layer.norms[1], EPS)?, &layer.gate_up)?)?;
@@ -167,7 +171,8 @@ pub fn run(bench: &Bench, Size { tokens, chunk }: Size) -> Result<()> {
         }
         let rows = |start: usize| bench.random(&[chunk.min(tokens - start), HIDDEN], start as u32, 1.0);
         let mut stream = (0..tokens).step_by(chunk).map(rows).collect::<Result<Vec<_>>>()?;
-        let positions = bench.device().positions(&(0..tokens as u32).collect::<Vec<_>>(), Rotary::plain(&inv_freq()))?;
+        let positions =
+            bench.device().positions(&(0..tokens as u32).collect::<Vec<_>>(), Rotary::plain(&inv_freq()))?;
         bench.device().synchronize()?;
         let start = std::time::Instant::now();
         for (layer, cache) in layers.iter().zip(caches) {

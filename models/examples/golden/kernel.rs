@@ -121,7 +121,8 @@ pub fn rope<B: Backend>(backend: &B, case: &Case, folder: &Path, config: &ModelC
     }
     let inv_freq = config.inv_freq(0);
     let qkv = backend.upload(&[t, width], &qkv)?;
-    let (q, _, _) = backend.split_rotate(&qkv, Heads { query: heads, kv: 1, dim }, &positions, Rotary::plain(&inv_freq))?;
+    let (q, _, _) =
+        backend.split_rotate(&qkv, Heads { query: heads, kv: 1, dim }, &positions, Rotary::plain(&inv_freq))?;
     Ok(json!({ "id": case.id, "tensors": { "rotated": backend.download(&q)?, "inv_freq": inv_freq } }))
 }
 

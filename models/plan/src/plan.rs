@@ -7,8 +7,8 @@ use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Calibration, Exchange, FAN_IN, Input, LocalAttention, ModelShape, PlanError, RefreshRule, RopeLength, Span, TokenIds,
-    attention::Streaming, span::rows,
+    Calibration, Exchange, FAN_IN, Input, LocalAttention, ModelShape, PlanError, RefreshRule, RopeLength, Span,
+    TokenIds, attention::Streaming, span::rows,
 };
 
 /// What a method plans for. Token ids only: methods that need scores computed at run time put the rule in the plan.

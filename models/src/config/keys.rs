@@ -86,6 +86,8 @@ pub(super) const KEYS: &[Key] = &[
     only("is_encoder_decoder", &["false"], "decoders alone are computed"),
     only("attention_chunk_size", &["null"], "attention in chunks is not computed"),
     only("kv_sharing_modes", &["null"], "every layer has keys and values of its own"),
+    only("configuration_files", &["null", "[]"], "no other file is read: put what counts into this one"),
+    only("transformers_weights", &["null"], "weights are model.safetensors, or what its index names"),
     only("per_layer_config", &["null", "{}"], "all layers are alike"),
     only("quantization_config", &["null"], "weights are read as bf16, f16 or f32: take the checkpoint that was quantised"),
     only("compression_config", &["null"], "weights are read as bf16, f16 or f32: take the checkpoint that was compressed"),
@@ -220,10 +222,7 @@ pub(super) fn counted(name: &'static str, value: &Value, most: usize) -> Result<
 pub(super) fn positive(name: &'static str, value: &Value) -> Result<f64, ModelError> {
     // Powers and quotients are taken in f32.
     let fits = |number: &f64| *number > 0.0 && (*number as f32).is_finite() && *number as f32 > 0.0;
-    value
-        .as_f64()
-        .filter(fits)
-        .ok_or_else(|| refused(name, described(value), "expected a finite number above 0"))
+    value.as_f64().filter(fits).ok_or_else(|| refused(name, described(value), "expected a finite number above 0"))
 }
 
 pub(super) fn refused(key: &'static str, got: impl Display, supported: impl Into<String>) -> ModelError {

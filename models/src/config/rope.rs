@@ -159,9 +159,7 @@ impl Yarn {
     }
 
     fn inv_freq(&self, theta: f32, dim: usize) -> Vec<f32> {
-        let pair = |turns: f64| {
-            dim as f64 * (self.original / (turns * 2.0 * PI)).ln() / (2.0 * f64::from(theta).ln())
-        };
+        let pair = |turns: f64| dim as f64 * (self.original / (turns * 2.0 * PI)).ln() / (2.0 * f64::from(theta).ln());
         let (mut low, mut high) = (pair(self.beta_fast), pair(self.beta_slow));
         if self.truncate {
             (low, high) = (low.floor(), high.ceil());

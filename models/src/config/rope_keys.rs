@@ -55,6 +55,19 @@ pub(super) fn read(fields: &Fields, dim: usize, max_position: usize) -> Result<(
     Ok((Rope { theta, scaling }, usable.max(max_position)))
 }
 
+/// A base that the file has where it is not read: it was there before `rope_scaling` was added.
+pub(super) fn note(fields: &Fields) -> Option<String> {
+    let keys = fields.value("rope_scaling").as_object().filter(|keys| !keys.is_empty())?;
+    let base = fields.value("rope_parameters").get("rope_theta")?;
+    let lost = !keys.contains_key("rope_theta") && !fields.has("rope_theta");
+    lost.then(|| {
+        format!(
+            "config.json: rope_parameters.rope_theta = {base} is not read where there is rope_scaling, as in transformers: \
+             the base is 10000 unless rope_scaling has a rope_theta"
+        )
+    })
+}
+
 impl<'a> RopeKeys<'a> {
     /// `rope_scaling` counts alone where both stand there, as the cards of models tell users to add it.
     fn of(fields: &'a Fields, max_position: usize) -> Result<Self, ModelError> {

@@ -151,13 +151,18 @@ fn a_sliding_window_bounds_what_a_model_is_used_for() {
     assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 0})), windowed);
     let types = json!(["full_attention", "sliding_attention"]);
     assert_eq!(qwen(json!({"use_sliding_window": true, "layer_types": types})), windowed);
-    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 0, "layer_types": ["attention", "attention"]})), whole);
+    assert_eq!(
+        qwen(json!({"use_sliding_window": true, "max_window_layers": 0, "layer_types": ["attention", "attention"]})),
+        whole
+    );
     let mistral = json!({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 1024});
     assert_eq!(limit(mistral), windowed);
     let unlimited = json!({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": null});
     assert_eq!(limit(unlimited), whole);
     let absent = json!({"model_type": "mistral", "num_key_value_heads": 2, "max_position_embeddings": 32768});
-    assert_eq!(limit(absent), (4096, "sliding_window"), "the class has a window of 4096");
+    assert_eq!(limit(absent.clone()), (4096, "sliding_window"), "the class has a window of 4096");
+    let notes = with(absent).unwrap().notes;
+    assert!(notes[0].contains("of 32768 tokens the model is used for 4096"), "{notes:?}");
     assert_eq!(limit(json!({"sliding_window": 1024})), windowed);
     assert_eq!(limit(json!({"sliding_window": 4096})), whole);
 }
@@ -198,8 +203,11 @@ fn the_old_dictionary_wins_and_stands_alone() {
     assert_eq!(both.theta, 500_000.0);
     assert_eq!(rope(json!({"rope_scaling": {}, "rope_parameters": plain})).theta, 1e6);
     let bare = br#"{"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": 5e5}}"#;
-    assert_eq!(ModelConfig::from_json(bare, None).unwrap().rope.theta, 10_000.0, "as transformers has it");
-    let given = rope(json!({"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0, "rope_theta": 700}}));
+    let bare = ModelConfig::from_json(bare, None).unwrap();
+    assert_eq!(bare.rope.theta, 10_000.0, "as transformers has it");
+    assert!(bare.notes[0].contains("rope_parameters.rope_theta = 500000.0 is not read"), "{:?}", bare.notes);
+    let given =
+        rope(json!({"rope_scaling": {"type": "yarn", "rope_type": "linear", "factor": 2.0, "rope_theta": 700}}));
     assert_eq!(given, Rope { theta: 700.0, scaling: RopeScaling::Linear { factor: 2.0 } });
 }
 

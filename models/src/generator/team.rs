@@ -201,7 +201,8 @@ impl<B: Backend> Team<'_, B> {
         let columns = columns.map(|columns| (columns[at].clone(), columns.iter().map(Range::len).collect()));
         let mut x = decoder.embed(ids)?;
         for layer in 0..config.layers {
-            let Projected { q, k, v } = decoder.rotate(&decoder.project(layer, &x)?, &course.positions, course.tokens)?;
+            let Projected { q, k, v } =
+                decoder.rotate(&decoder.project(layer, &x)?, &course.positions, course.tokens)?;
             let q = backend.row_major(&q)?;
             let mut asks = context.picked((layer, course.part), (&rows, course.masks.0), &slots.order);
             if let Some(job) = &mut job {

@@ -27,7 +27,9 @@ pub fn of_job(error: JobError, text: &'static str) -> Refusal {
             context.saturating_add(*query).saturating_add(*generated)
         ),
         JobError::TooLarge { cause, maximum, bound, .. } => {
-            format!("This model's maximum context length is {maximum} tokens{bound}. However, of {text}: {cause}. Shorten it")
+            format!(
+                "This model's maximum context length is {maximum} tokens{bound}. However, of {text}: {cause}. Shorten it"
+            )
         }
         _ => body.message,
     };

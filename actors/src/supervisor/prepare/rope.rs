@@ -58,13 +58,17 @@ mod tests {
     #[test]
     fn no_question_is_asked_of_keys_for_prompts_of_another_length() {
         let long = || vec![2.0; 8];
-        let switched = front(RopeScaling::LongRope { short: long(), long: long(), original: 64, attention_factor: 1.0 });
+        let switched =
+            front(RopeScaling::LongRope { short: long(), long: long(), original: 64, attention_factor: 1.0 });
         let growing = front(RopeScaling::Dynamic { factor: 2.0, original: 64 });
         for front in [&switched, &growing] {
             ask(front, 40, 24).unwrap();
             let error = ask(front, 40, 25).unwrap_err();
             assert_eq!(error.code(), "context_too_long");
-            assert!(error.to_string().contains("the prompt has 65") && error.to_string().contains("64 tokens"), "{error}");
+            assert!(
+                error.to_string().contains("the prompt has 65") && error.to_string().contains("64 tokens"),
+                "{error}"
+            );
             assert!(ask(front, 64, 1).is_err(), "no question fits behind it");
         }
         ask(&switched, 65, 30).unwrap();
