@@ -22,7 +22,7 @@ pub enum JobError {
     },
     /// The context does not fit the model.
     #[error(
-        "the context has {context} tokens, the query {query}, and --max-tokens adds {generated}: {} in all, and {model} takes at most {maximum}. Shorten the context or lower --max-tokens",
+        "the context has {context} tokens, the query {query}, and --max-tokens adds {generated}: {} in all, and {model} takes at most {maximum}{bound}. Shorten the context or lower --max-tokens",
         context.saturating_add(*query).saturating_add(*generated)
     )]
     TooLong {
@@ -36,10 +36,12 @@ pub enum JobError {
         maximum: usize,
         /// The model.
         model: String,
+        /// What of the model bounds it, where that needs saying.
+        bound: &'static str,
     },
     /// A text too long to look at in full.
     #[error(
-        "{param}: {cause}; {model} takes at most {maximum} tokens of context, query and answer together. Shorten it"
+        "{param}: {cause}; {model} takes at most {maximum} tokens of context, query and answer together{bound}. Shorten it"
     )]
     TooLarge {
         /// The request field at fault.
@@ -48,6 +50,22 @@ pub enum JobError {
         cause: Box<ModelError>,
         /// The model's maximum.
         maximum: usize,
+        /// The model.
+        model: String,
+        /// What of the model bounds it, where that needs saying.
+        bound: &'static str,
+    },
+    /// A session's keys are rotated for shorter prompts.
+    #[error(
+        "with {query} tokens of a question the prompt has {tokens}, and {model} rotates prompts of more than {most} tokens otherwise (its rope_scaling): keys that the session holds are not theirs. Ask it with its context as a job, or keep session and question within {most} tokens"
+    )]
+    RotatedOtherwise {
+        /// Query tokens.
+        query: usize,
+        /// Those with the session's.
+        tokens: u64,
+        /// Most tokens of a prompt that is rotated like short ones.
+        most: u32,
         /// The model.
         model: String,
     },
@@ -228,7 +246,7 @@ impl JobError {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Invalid { .. } => "invalid_request",
-            Self::TooLong { .. } | Self::TooLarge { .. } => "context_too_long",
+            Self::TooLong { .. } | Self::TooLarge { .. } | Self::RotatedOtherwise { .. } => "context_too_long",
             Self::IdTaken { .. } => "job_exists",
             Self::Busy => "overloaded",
             Self::Internal { .. } => "internal",
@@ -261,6 +279,7 @@ impl JobError {
         let param = match self {
             Self::Invalid { param, .. } => Some(param.to_string()),
             Self::TooLong { .. } => Some("context".to_string()),
+            Self::RotatedOtherwise { .. } => Some("session".to_string()),
             Self::TooLarge { param, .. } => Some(param.to_string()),
             Self::IdTaken { .. } => Some("id".to_string()),
             _ => None,

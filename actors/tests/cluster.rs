@@ -101,7 +101,7 @@ async fn start_on(
     let transport = bind();
     let address = transport.local_address();
     let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
-    let front = ModelFront::load(&checkpoint, None, TemplateSource::frame);
+    let front = ModelFront::load(&checkpoint, None, TemplateSource::in_process);
     let front = Arc::new(front.and_then(|front| front.with_heads(&heads(model))).expect("a tokenizer and heads"));
     let supervisor = Supervisor::start(config, front, transport, store).await.expect("a supervisor");
     let mut transports = Vec::new();

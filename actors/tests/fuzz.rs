@@ -183,6 +183,7 @@ fn host_commands() {
         keeps_prefix: false,
         apart_rows: 0,
         attention: LocalAttention::Causal,
+        rope_length: 0,
     };
     let hidden = vec![HiddenKeys { block: 1, runs: vec![(0, 16)] }];
     let anew = Anew { shard: shard.clone(), ids: vec![5; 20], hidden };

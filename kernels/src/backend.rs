@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub use answers::{Lent, Mark, Partial, RawBytes, Sparse};
 pub use gathering::{AllGather, Meeting};
-pub use operands::{DType, Heads, HostTensor, Mask};
+pub use operands::{DType, Heads, HostTensor, Mask, Rotary};
 
 use crate::{
     Ahead, Ask, FlexRule, KernelError, KeySets, Merging, Rank, StripeRule, VerticalSlashRule, merging, packed,
@@ -209,14 +209,14 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn gather(&self, x: &Self::Tensor, rows: &[Vec<u32>]) -> Result<Self::Tensor, KernelError>;
 
     /// Splits `qkv (t, (query + 2 kv) dim)` into heads and rotates queries and keys (half-split convention) by
-    /// `positions[i] * inv_freq[j]`, angles in f32, `inv_freq (dim / 2)`: `q (query, t, dim)`, `k, v (kv, t, dim)`.
+    /// `positions[i] * rotary.inv_freq[j]`, angles in f32: `q (query, t, dim)`, `k, v (kv, t, dim)`.
     #[allow(clippy::type_complexity)]
     fn split_rotate(
         &self,
         qkv: &Self::Tensor,
         heads: Heads,
         positions: &[u32],
-        inv_freq: &[f32],
+        rotary: Rotary<'_>,
     ) -> Result<(Self::Tensor, Self::Tensor, Self::Tensor), KernelError>;
 
     /// Wraps `k, v (kv heads, t, dim)`.

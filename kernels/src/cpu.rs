@@ -28,7 +28,7 @@ use half::bf16;
 use crate::backend::BUILD;
 use crate::packed::check_parts;
 use crate::{
-    Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Sparse, StripeRule,
+    Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Rotary, Sparse, StripeRule,
     VerticalSlashRule,
 };
 pub use choice::KernelChoice;
@@ -121,11 +121,11 @@ impl Cpu {
         }
     }
 
-    fn angles(&self, positions: &[u32], inv_freq: &[f32]) -> Arc<Angles> {
+    fn angles(&self, positions: &[u32], rotary: Rotary<'_>) -> Arc<Angles> {
         let mut last = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
-            Some(angles) if angles.fit(positions, inv_freq) => angles.clone(),
-            _ => last.insert(Arc::new(Angles::new(positions, inv_freq, &self.compute))).clone(),
+            Some(angles) if angles.fit(positions, rotary) => angles.clone(),
+            _ => last.insert(Arc::new(Angles::new(positions, rotary, &self.compute))).clone(),
         }
     }
 }
@@ -265,16 +265,16 @@ impl Backend for Cpu {
         qkv: &Tensor,
         heads: Heads,
         positions: &[u32],
-        inv_freq: &[f32],
+        rotary: Rotary<'_>,
     ) -> Result<(Tensor, Tensor, Tensor), KernelError> {
         let (t, n) = matrix("split_rotate", qkv)?;
         let Heads { query, kv, dim } = heads;
-        if n != (query + 2 * kv) * dim || positions.len() != t || 2 * inv_freq.len() != dim {
+        if n != (query + 2 * kv) * dim || positions.len() != t || 2 * rotary.inv_freq.len() != dim {
             let expected = format!("qkv (t, {}), t positions, {} frequencies", (query + 2 * kv) * dim, dim / 2);
-            let got: [&[usize]; 3] = [qkv.dims(), &[positions.len()], &[inv_freq.len()]];
+            let got: [&[usize]; 3] = [qkv.dims(), &[positions.len()], &[rotary.inv_freq.len()]];
             return Err(KernelError::shape("split_rotate", expected, &got));
         }
-        let angles = self.angles(positions, inv_freq);
+        let angles = self.angles(positions, rotary);
         in_compute_type!(self, E => {
             let qkv = elements::<E>("split_rotate", qkv)?;
             let (q, k, v) = elementwise::split_rotate(&qkv, heads, &angles, &self.compute);

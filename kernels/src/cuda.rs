@@ -33,7 +33,7 @@ pub use tensor::{Tensor, View};
 
 use crate::{
     Ahead, AllGather, Ask, Backend, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Lent, Mark, Mask,
-    Merging, Partial, Rank, RawBytes, Sparse, StripeRule, VerticalSlashRule, merging, packed,
+    Merging, Partial, Rank, RawBytes, Rotary, Sparse, StripeRule, VerticalSlashRule, merging, packed,
 };
 
 /// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
@@ -242,13 +242,13 @@ impl Backend for Cuda {
         qkv: &Tensor,
         heads: Heads,
         positions: &[u32],
-        inv_freq: &[f32],
+        rotary: Rotary<'_>,
     ) -> Result<(Tensor, Tensor, Tensor), KernelError> {
         self.computed("split_rotate", qkv)?;
         let (t, Heads { query, kv, dim }) = (qkv.matrix("split_rotate")?.0, heads);
         let empty = |heads: usize| self.device.empty_by_rows([heads, t, dim], self.dtype);
         let (q, k, v) = (empty(query)?, empty(kv)?, empty(kv)?);
-        let positions = self.positions.find(&self.device, positions, inv_freq)?;
+        let positions = self.positions.find(&self.device, positions, rotary)?;
         let to = [k.heads_first()?, v.heads_first()?];
         self.device.split_rotate(qkv, &positions, q.heads_first()?, to)?;
         Ok((q, k, v))

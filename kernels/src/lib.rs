@@ -17,7 +17,9 @@ mod sparse;
 mod top_k;
 
 pub use ahead::{Ahead, Rank, Steps, Stretch, Stretches};
-pub use backend::{AllGather, Backend, DType, Heads, HostTensor, Lent, Mark, Mask, Meeting, Partial, RawBytes, Sparse};
+pub use backend::{
+    AllGather, Backend, DType, Heads, HostTensor, Lent, Mark, Mask, Meeting, Partial, RawBytes, Rotary, Sparse,
+};
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use asterism_kernels::cuda::{Kv, Linear, Tensor};
 use asterism_kernels::reference;
-use asterism_kernels::{Backend, Cuda, CudaOptions, DType, Heads, Partial, Rank, top_k};
+use asterism_kernels::{Backend, Cuda, CudaOptions, DType, Heads, Partial, Rank, Rotary, top_k};
 use common::{devices, numbers, rounded};
 
 /// The GPU computing in bf16.
@@ -226,7 +226,7 @@ fn rotated_keys_go_straight_into_the_cache() {
     let (_, qkv) = draw(gpu, &[t, (4 + 2 * 2) * dim], 1);
     let inv_freq: Vec<f32> = (0..dim / 2).map(|j| 5e5f32.powf(-2.0 * j as f32 / dim as f32)).collect();
     let ids: Vec<u32> = (0..t as u32).map(|i| i * 3571).collect();
-    let positions = device.positions(&ids, &inv_freq).unwrap();
+    let positions = device.positions(&ids, Rotary::plain(&inv_freq)).unwrap();
     let [q, k, v] = [4, 2, 2].map(|heads| device.empty(&[heads, t, dim], DType::Bf16).unwrap());
     let to = [k.heads_first().unwrap(), v.heads_first().unwrap()];
     device.split_rotate(&qkv, &positions, q.heads_first().unwrap(), to).unwrap();
@@ -258,7 +258,7 @@ fn what_is_extended_keeps_its_rows() {
     let Some(gpu) = gpu() else { return };
     let heads = Heads { query: 2, kv: 2, dim: 64 };
     let (_, qkv) = draw(gpu, &[40, 6 * 64], 1);
-    let (_, k, _) = gpu.split_rotate(&qkv, heads, &(0..40).collect::<Vec<_>>(), &[0.5; 32]).unwrap();
+    let (_, k, _) = gpu.split_rotate(&qkv, heads, &(0..40).collect::<Vec<_>>(), Rotary::plain(&[0.5; 32])).unwrap();
     let cut = |start: usize, end: usize| gpu.narrow(&k, 1, start, end).unwrap();
     let host = |x: &Tensor| gpu.device().download(x).unwrap();
     let joined = |ranges: &[(usize, usize)]| {
@@ -301,7 +301,7 @@ fn rows_of_attention_go_one_behind_the_other() {
         let heads = Heads { query: kv, kv, dim };
         let (_, qkv) = draw(gpu, &[100, 3 * kv * dim], 1);
         let positions: Vec<u32> = (0..100).collect();
-        let (q, ..) = gpu.split_rotate(&qkv, heads, &positions, &vec![0.5; dim / 2]).unwrap();
+        let (q, ..) = gpu.split_rotate(&qkv, heads, &positions, Rotary::plain(&vec![0.5; dim / 2])).unwrap();
         let mut parts: Vec<Tensor> = (0..40).map(|at| gpu.narrow(&q, 1, at, 2 * at + 1).unwrap()).collect();
         let rounded: Vec<f32> = parts.iter().flat_map(|part| rows_of(gpu, part)).collect();
         for wide in parts.iter_mut().step_by(3) {

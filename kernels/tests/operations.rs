@@ -3,7 +3,7 @@
 
 mod common;
 
-use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError};
+use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError, Rotary};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -120,7 +120,8 @@ fn rotation<B: Backend>(backend: &B, heads: Heads, positions: &[u32], seed: u64)
     let width = (query + 2 * kv) * dim;
     let qkv = draw(backend, t * width, seed);
     let inv_freq: Vec<f32> = (0..dim / 2).map(|j| 10_000f32.powf(-2.0 * j as f32 / dim as f32)).collect();
-    let (q, k, v) = backend.split_rotate(&tensor(backend, &[t, width], &qkv), heads, positions, &inv_freq).unwrap();
+    let rotary = Rotary { inv_freq: &inv_freq, factor: 1.25 };
+    let (q, k, v) = backend.split_rotate(&tensor(backend, &[t, width], &qkv), heads, positions, rotary).unwrap();
     prop_assert_eq!((backend.shape(&q), backend.shape(&v)), (vec![query, t, dim], vec![kv, t, dim]));
     let got: Vec<f32> = [&q, &k, &v].into_iter().flat_map(|x| backend.download(x).unwrap()).collect();
     let mut expected = Vec::new();
@@ -129,6 +130,7 @@ fn rotation<B: Backend>(backend: &B, heads: Heads, positions: &[u32], seed: u64)
             let x = &qkv[i * width + head * dim..][..dim];
             expected.extend((0..dim).map(|d| {
                 let (sin, cos) = (*position as f32 * inv_freq[d % (dim / 2)]).sin_cos();
+                let (sin, cos) = (sin * rotary.factor, cos * rotary.factor);
                 match () {
                     () if head >= query + kv => x[d],
                     () if d < dim / 2 => x[d] * cos - x[d + dim / 2] * sin,

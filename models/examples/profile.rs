@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{
-    Backend, Cpu, CpuOptions, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Sparse,
-    StripeRule, VerticalSlashRule,
+    Backend, Cpu, CpuOptions, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Rotary,
+    Sparse, StripeRule, VerticalSlashRule,
 };
 use asterism_models::{
     Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan, synthetic_prompt,
@@ -116,9 +116,9 @@ impl<B: Backend> Backend for Timed<B> {
         qkv: &B::Tensor,
         heads: Heads,
         positions: &[u32],
-        inv_freq: &[f32],
+        rotary: Rotary<'_>,
     ) -> Outcome<(B::Tensor, B::Tensor, B::Tensor)> {
-        self.time("split_rotate", |b| b.split_rotate(qkv, heads, positions, inv_freq))
+        self.time("split_rotate", |b| b.split_rotate(qkv, heads, positions, rotary))
     }
     fn kv(&self, k: &B::Tensor, v: &B::Tensor) -> Outcome<B::Kv> {
         self.time("kv", |b| b.kv(k, v))

@@ -13,9 +13,11 @@ use std::path::Path;
 use asterism_kernels::HostTensor;
 use serde::Deserialize;
 
+use crate::chat::ChatFiles;
 use crate::config::parse;
 use crate::{EMBEDDED_NAME, ModelConfig, ModelError, embedded};
-use disk::{optional, present, regular};
+pub(crate) use disk::optional;
+use disk::{present, regular};
 use folder::ModelFolder;
 pub use random::KnownShape;
 use weights::{Entry, WeightFile};
@@ -30,7 +32,7 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, (usize, Entry)>,
     tokenizer: Vec<u8>,
     tokenizer_config: Option<Vec<u8>>,
-    chat_template: Option<String>,
+    chat: ChatFiles,
 }
 
 impl Checkpoint {
@@ -51,24 +53,17 @@ impl Checkpoint {
             "tokenizer.json",
             "only the tokenizers format is read: save the tokenizer with transformers' save_pretrained",
         )?;
-        let chat_template = optional(folder, "chat_template.jinja")?
-            .map(|bytes| {
-                String::from_utf8(bytes).map_err(|error| ModelError::Malformed {
-                    path: folder.join("chat_template.jinja").display().to_string(),
-                    cause: error.to_string(),
-                })
-            })
-            .transpose()?;
         let (files, tensors) = open_weights(folder)?;
-        Ok(Self {
+        let checkpoint = Self {
             name,
             config,
             files,
             tensors,
             tokenizer,
             tokenizer_config: optional(folder, "tokenizer_config.json")?,
-            chat_template,
-        })
+            chat: ChatFiles::open(folder)?,
+        };
+        checkpoint.check_head().map(|()| checkpoint)
     }
 
     /// The embedded model.
@@ -82,7 +77,7 @@ impl Checkpoint {
             tensors,
             tokenizer: embedded::tokenizer().to_vec(),
             tokenizer_config: Some(embedded::tokenizer_config().to_vec()),
-            chat_template: None,
+            chat: ChatFiles::default(),
         })
     }
 
@@ -116,7 +111,7 @@ impl Checkpoint {
 
     /// A tensor of the shape that config.json implies.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<HostTensor<'_>, ModelError> {
-        let Some((file, entry)) = self.tensors.get(name) else {
+        let Some((file, entry)) = self.find(name) else {
             return Err(ModelError::MissingTensor {
                 checkpoint: self.name.clone(),
                 tensor: name.to_owned(),
@@ -138,13 +133,38 @@ impl Checkpoint {
         })
     }
 
+    /// Whether the weights have a tensor.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// A tensor by its name in the whole model. Saves of the decoder without its head lack `model.` in front, and those of a model
+    /// within a model have it once more: transformers takes both.
+    fn find(&self, name: &str) -> Option<&(usize, Entry)> {
+        let bare = || name.strip_prefix("model.").and_then(|bare| self.tensors.get(bare));
+        self.tensors.get(name).or_else(bare).or_else(|| self.tensors.get(&format!("model.{name}")))
+    }
+
+    /// Where no head is stored and it is not the embedding table either, transformers draws one at random.
+    fn check_head(&self) -> Result<(), ModelError> {
+        if self.config.tied || self.has(HEAD) {
+            return Ok(());
+        }
+        let supported = format!(
+            "a model has an output head: {HEAD} is not among its weights, and this key does not make the embedding table it. \
+             Fetch all of the weights, or set it to true if the model was trained so"
+        );
+        Err(ModelError::Config { key: "tie_word_embeddings", got: "false".to_owned(), supported })
+    }
+
     /// [`Checkpoint::tensor`], every element of which is a finite number: one pass over its bytes.
     pub(crate) fn finite_tensor(&self, name: &str, expected: &[usize]) -> Result<HostTensor<'_>, ModelError> {
         let tensor = self.tensor(name, expected)?;
         match weights::first_not_finite(tensor.dtype, tensor.bytes) {
             None => Ok(tensor),
             Some((element, got)) => {
-                let file = self.files[self.tensors[name].0].0.clone();
+                let file = self.find(name).map_or(0, |(file, _)| *file);
+                let file = self.files[file].0.clone();
                 Err(ModelError::WeightNotFinite { file, tensor: name.to_owned(), element, got })
             }
         }
@@ -153,16 +173,31 @@ impl Checkpoint {
     /// Looks at every tensor that a decoder loads as loading does: its name, shape, type, and whether its numbers are finite. Keeps
     /// none.
     pub fn verify(&self) -> Result<(), ModelError> {
-        random::tensors(&self.config).iter().try_for_each(|(name, shape)| {
+        let needed = random::tensors(&self.config);
+        // Tied weights may be stored as the head, and a head beside them is another.
+        let needed = needed.iter().map(|(name, shape)| (if name == TABLE { self.table() } else { name }, shape));
+        let head = [self.config.vocab, self.config.hidden].to_vec();
+        needed.chain([(self.head(), &head)]).try_for_each(|(name, shape)| {
             self.finite_tensor(name, shape)?;
             self.leave(name);
             Ok(())
         })
     }
 
+    /// Where the embedding table is: tied weights are one tensor under the name that is there.
+    pub(crate) fn table(&self) -> &'static str {
+        if self.config.tied && !self.has(TABLE) { HEAD } else { TABLE }
+    }
+
+    /// Where the output head is. One of the file's own is the model's, whatever its config.json says of ties: an adapter may have been
+    /// merged into it.
+    pub(crate) fn head(&self) -> &'static str {
+        if self.config.tied && !self.has(HEAD) { TABLE } else { HEAD }
+    }
+
     /// Gives back the memory that a tensor's bytes take while they are read, which the system has again from the file.
     pub(crate) fn leave(&self, name: &str) {
-        if let Some((file, entry)) = self.tensors.get(name) {
+        if let Some((file, entry)) = self.find(name) {
             self.files[*file].1.leave(entry.bytes.clone());
         }
     }
@@ -175,8 +210,8 @@ impl Checkpoint {
         self.tokenizer_config.as_deref()
     }
 
-    pub(crate) fn chat_template_file(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+    pub(crate) fn chat_files(&self) -> &ChatFiles {
+        &self.chat
     }
 
     fn nearest(&self, name: &str) -> Option<String> {
@@ -184,6 +219,10 @@ impl Checkpoint {
         self.tensor_names().max_by_key(closeness).map(str::to_owned)
     }
 }
+
+/// The output head, and the embedding table.
+pub(crate) const HEAD: &str = "lm_head.weight";
+pub(crate) const TABLE: &str = "model.embed_tokens.weight";
 
 type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, Entry)>);
 
@@ -238,6 +277,8 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
+    use safetensors::SafeTensors;
+    use serde_json::{Value, json};
     use tempfile::TempDir;
 
     use super::*;
@@ -352,6 +393,43 @@ mod tests {
         assert!(missed.to_string().contains("[96, 96]"), "{missed}");
         let other = checkpoint.tensor("model.norm.weight", &[97]).unwrap_err();
         assert!(other.to_string().contains("expected shape [97] by config.json, got [96]"), "{other}");
+    }
+
+    /// The folder with its config.json and its tensors' names changed.
+    fn renamed(changes: &[(&str, Value)], name: impl Fn(&str) -> String) -> TempDir {
+        let folder = copy();
+        let path = folder.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+        fs::write(&path, config.to_string()).unwrap();
+        let path = folder.path().join("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors: Vec<_> = tensors.tensors().into_iter().map(|(from, tensor)| (name(&from), tensor)).collect();
+        fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+        folder
+    }
+
+    #[test]
+    fn names_that_transformers_takes_are_found() {
+        let whole = Checkpoint::open(&tiny()).unwrap();
+        let (name, shape) = ("model.layers.0.mlp.up_proj.weight", [whole.config.intermediate, whole.config.hidden]);
+        let bytes = whole.tensor(name, &shape).unwrap().bytes;
+        let bare = renamed(&[], |name| name.strip_prefix("model.").unwrap_or(name).to_owned());
+        let nested = renamed(&[], |name| format!("model.{name}"));
+        for folder in [&bare, &nested] {
+            let checkpoint = Checkpoint::open(folder.path()).unwrap();
+            assert_eq!(checkpoint.finite_tensor(name, &shape).unwrap().bytes, bytes);
+            assert_eq!(checkpoint.has(HEAD), whole.has(HEAD));
+        }
+    }
+
+    #[test]
+    fn a_head_that_nobody_stored_is_not_made_up() {
+        let without = |name: &str| name.replace(HEAD, "head.weight");
+        let error = refused(renamed(&[("tie_word_embeddings", json!(false))], without).path());
+        assert!(error.to_string().contains("tie_word_embeddings = false"), "{error}");
+        Checkpoint::open(renamed(&[("tie_word_embeddings", json!(true))], without).path()).unwrap();
     }
 
     #[test]

@@ -4,9 +4,9 @@
 mod head;
 mod weights;
 
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use asterism_kernels::{Backend, KernelError};
+use asterism_kernels::{Backend, KernelError, Rotary};
 
 use crate::{Checkpoint, ModelConfig, ModelError};
 use head::HeadOf;
@@ -41,6 +41,7 @@ const REHEARSED: [usize; 4] = [1, 64, 512, 2048];
 pub struct Decoder<B: Backend> {
     backend: Arc<B>,
     config: ModelConfig,
+    /// Rotary frequencies of short sequences, or of all.
     inv_freq: Vec<f32>,
     body: Arc<Body<B>>,
     head: HeadOf<B>,
@@ -90,7 +91,7 @@ impl<B: Backend> Decoder<B> {
         for rows in REHEARSED {
             let ids = vec![0; rows];
             let qkv = self.project(0, &self.embed(&ids)?)?;
-            let Projected { q, .. } = self.rotate(&qkv, &ids)?;
+            let Projected { q, .. } = self.rotate(&qkv, &ids, 0)?;
             let x = self.finish(0, self.embed(&ids)?, &q)?;
             if self.head.is_loaded() && rows <= REHEARSED[1] {
                 self.head_of(&x)?;
@@ -151,10 +152,41 @@ impl<B: Backend> Decoder<B> {
         self.in_turns(x, |x| Ok(self.backend.norm_linear(x, (attention_norm, self.config.eps), qkv)?))
     }
 
-    /// What [`Decoder::project`] gave, split into heads, queries and keys rotated.
-    pub fn rotate(&self, qkv: &B::Tensor, positions: &[u32]) -> Result<Projected<B>, ModelError> {
-        let (q, k, v) = self.backend.split_rotate(qkv, self.config.heads, positions, &self.inv_freq)?;
+    /// What [`Decoder::project`] gave, split into heads, queries and keys rotated, as rows of a sequence of so many tokens or of one
+    /// that these stand for.
+    pub fn rotate(&self, qkv: &B::Tensor, positions: &[u32], tokens: u32) -> Result<Projected<B>, ModelError> {
+        let inv_freq = match self.config.rope.lengths().stands_for(u64::from(tokens)) {
+            0 => Cow::Borrowed(&self.inv_freq),
+            tokens => Cow::Owned(self.config.inv_freq(tokens)),
+        };
+        let rotary = Rotary { inv_freq: &inv_freq, factor: self.config.rope.attention_factor() };
+        let (q, k, v) = self.backend.split_rotate(qkv, self.config.heads, positions, rotary)?;
         Ok(Projected { q, k, v })
+    }
+
+    /// [`Decoder::rotate`] of rows of several sequences, one behind the other: how many each has here, and its tokens.
+    pub(crate) fn rotate_stacked(
+        &self,
+        qkv: &B::Tensor,
+        positions: &[u32],
+        sequences: &[(usize, u32)],
+    ) -> Result<Projected<B>, ModelError> {
+        let stands_for = |tokens: u32| self.config.rope.lengths().stands_for(u64::from(tokens));
+        let lengths: Vec<(usize, u32)> = sequences.iter().map(|(rows, tokens)| (*rows, stands_for(*tokens))).collect();
+        let one = lengths.first().map_or(0, |(_, tokens)| *tokens);
+        if lengths.iter().all(|(_, tokens)| *tokens == one) {
+            return self.rotate(qkv, positions, one);
+        }
+        let (mut parts, mut start) = (Vec::new(), 0);
+        for (rows, tokens) in lengths {
+            let end = start + rows;
+            parts.push(self.rotate(&self.backend.rows(qkv, start, end)?, &positions[start..end], tokens)?);
+            start = end;
+        }
+        let joined = |part: fn(&Projected<B>) -> &B::Tensor| {
+            self.backend.concat(&parts.iter().map(|projected| part(projected).clone()).collect::<Vec<_>>(), 1)
+        };
+        Ok(Projected { q: joined(|part| &part.q)?, k: joined(|part| &part.k)?, v: joined(|part| &part.v)? })
     }
 
     /// The rest of the layer: `x (t, e)` plus the output projection of `attention (query, t, dim)` in f32, plus the MLP.

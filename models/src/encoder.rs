@@ -288,8 +288,9 @@ impl<B: Backend> Phase1<'_, B> {
                 let raw = if *stacked == 1 { all.clone() } else { backend.rows(&all, start, end)? };
                 if layer == 0 {
                     read.positions(&input.positions);
+                    read.rope_length(shard.rope_length);
                 }
-                let qkv = decoder.rotate(&raw, &input.positions)?;
+                let qkv = decoder.rotate(&raw, &input.positions, shard.rope_length)?;
                 let kv = backend.kv(&qkv.k, &qkv.v)?;
                 passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv });
                 start = end;

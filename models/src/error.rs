@@ -124,7 +124,17 @@ pub enum ModelError {
         /// Its answer.
         cause: String,
     },
-    /// A chat template that does not render, or does not keep context and query apart.
+    /// A checkpoint whose chat template renders nothing.
+    #[error(
+        "chat template ({origin}): {cause}; a message of a user must render: correct the template, or take it out for a base model"
+    )]
+    ChatTemplate {
+        /// The file it is in.
+        origin: String,
+        /// Why.
+        cause: String,
+    },
+    /// A conversation that the chat template does not render.
     #[error("chat template: {cause}")]
     Template {
         /// Why.
@@ -319,7 +329,7 @@ impl ModelError {
             Self::LogitsNotFinite { .. } => "not_finite_logits",
             Self::PartialNotFinite { .. } => "not_finite_partial",
             Self::Tokenizer { .. } => "tokenizer",
-            Self::Template { .. } => "chat_template",
+            Self::Template { .. } | Self::ChatTemplate { .. } => "chat_template",
             Self::TemplateLimit { .. } => "template_limit",
             Self::TokenId { .. } => "token_id",
             Self::OutsideVocabulary { .. } => "model_ids",

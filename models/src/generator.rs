@@ -27,6 +27,8 @@ pub struct Generator<B: Backend> {
     context: ContextKeys,
     merge: Arc<MergeTree>,
     next_position: u32,
+    /// The position behind the question, where it is longer than a step.
+    question_end: u32,
     /// Rows that went through, and fresh keys before them.
     rows: usize,
 }
@@ -65,7 +67,14 @@ impl<B: Backend> Generator<B> {
     /// Starts behind a context; the first query token has position id `query_start`.
     pub fn new(context: ContextKeys, query_start: u32) -> Self {
         let merge = Arc::new(MergeTree::new(&context.shards, context.fan_in));
-        Self { tail: Vec::new(), context, merge, next_position: query_start, rows: 0 }
+        Self { tail: Vec::new(), context, merge, next_position: query_start, question_end: 0, rows: 0 }
+    }
+
+    /// With a question of so many tokens, however few a step brings: where rotary frequencies depend on the length of the sequence,
+    /// its rows have those of the whole prompt, and each later row those of what is there with it.
+    #[must_use]
+    pub fn asked(self, question: usize) -> Self {
+        Self { question_end: self.next_position.saturating_add(question as u32), ..self }
     }
 
     /// Starts behind a context of which the query host has some tokens anew: rows see these keys before their own, whoever
@@ -172,7 +181,8 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
         context: &mut dyn ContextAttention<B>,
     ) -> Result<Option<B::Tensor>, ModelError> {
         let (decoder, backend, heads) = (self.decoder, self.decoder.backend(), self.decoder.config().heads);
-        let Projected { q, k, v } = decoder.rotate(&decoder.project(layer, &x)?, &self.positions())?;
+        let Projected { q, k, v } =
+            decoder.rotate_stacked(&decoder.project(layer, &x)?, &self.positions(), &self.sequences())?;
         let q = backend.row_major(&q)?;
         let masks: Vec<(Mask, Mask)> = self.live.iter().map(|live| self.parts[live.part].generator.masks()).collect();
         let ask = |(live, (mask, _)): (&Live, &(Mask, Mask))| PartAsk {
@@ -281,6 +291,15 @@ impl<'a, 'b, B: Backend> Batch<'a, 'b, B> {
             (generator.next_position..).take(ids.len())
         };
         self.live.iter().flat_map(of).collect()
+    }
+
+    /// The rows of each part, and the tokens of its sequence.
+    fn sequences(&self) -> Vec<(usize, u32)> {
+        let of = |live: &Live| {
+            let StepPart { generator, ids } = &self.parts[live.part];
+            (ids.len(), generator.question_end.max(generator.next_position + ids.len() as u32))
+        };
+        self.live.iter().map(of).collect()
     }
 
     /// Every layer is done, or no part is left.

@@ -18,9 +18,12 @@ mod separator;
 mod synthetic;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, Conversation, Frame, Speaker, TemplateRefusal, TemplateSource, Turn, Written};
+pub use chat::{
+    ChatTemplate, Conversation, Ending, NoDate, Render, RenderOptions, Rendered, Speaker, TemplateDate,
+    TemplateRefusal, TemplateSource, Turn, Written,
+};
 pub use checkpoint::{Checkpoint, KnownShape};
-pub use config::{Biases, ModelConfig, Rope};
+pub use config::{Biases, ModelConfig, Rope, RopeScaling, Yarn};
 pub use decoder::{Decoder, Loading, Parts, Projected, SharedWeights};
 pub use embedded::EMBEDDED_NAME;
 pub use encoder::{

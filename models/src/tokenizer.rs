@@ -110,6 +110,11 @@ impl Tokenizer {
         Some(two.strip_prefix(&one).unwrap_or(&one).as_bytes().to_vec())
     }
 
+    /// What the special tokens are called in a text.
+    pub fn special_names(&self) -> &[String] {
+        &self.specials.names
+    }
+
     /// Text of one token as the vocabulary writes it.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)

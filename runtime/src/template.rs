@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use asterism_models::{Frame, TemplateRefusal, TemplateSource};
+use asterism_models::{Render, RenderOptions, Rendered, TemplateRefusal, TemplateSource, Turn};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::error::{CliError, Exit};
@@ -20,16 +20,25 @@ const MOST_SECONDS: u64 = 10;
 /// Longest answer.
 const MOST_ANSWER: u64 = 16 << 20;
 
-/// What the template does, or why it is of no use.
-pub fn frame(source: &TemplateSource) -> Result<Frame, TemplateRefusal> {
-    let answer = ask(source).map_err(|error| TemplateRefusal::Unfit(format!("it could not be asked: {error}")))?;
-    serde_json::from_slice(&answer).unwrap_or_else(|_| {
-        let memory = MOST_MEMORY >> 20;
-        Err(TemplateRefusal::Limit(format!("it takes more than {MOST_SECONDS} s or {memory} MiB for a short message")))
-    })
+/// Renders by this template in a process of its own.
+pub fn apart(source: TemplateSource) -> Box<dyn Render> {
+    Box::new(Apart(source))
 }
 
-fn ask(source: &TemplateSource) -> io::Result<Vec<u8>> {
+struct Apart(TemplateSource);
+
+impl Render for Apart {
+    fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
+        let asked = serde_json::to_vec(&(&self.0, turns, options)).expect("plain values are JSON");
+        let answer = ask(&asked).map_err(|error| TemplateRefusal::Unfit(format!("it could not be asked: {error}")))?;
+        serde_json::from_slice(&answer).unwrap_or_else(|_| {
+            let memory = MOST_MEMORY >> 20;
+            Err(TemplateRefusal::Limit(format!("it takes more than {MOST_SECONDS} s or {memory} MiB")))
+        })
+    }
+}
+
+fn ask(asked: &[u8]) -> io::Result<Vec<u8>> {
     let mut child = Reaped(
         Command::new(std::env::current_exe()?)
             .arg(VERB)
@@ -40,7 +49,7 @@ fn ask(source: &TemplateSource) -> io::Result<Vec<u8>> {
     );
     let (stdin, stdout) = (child.0.stdin.take(), child.0.stdout.take());
     // One that died already says more by its silence.
-    let _ = stdin.expect("piped").write_all(&serde_json::to_vec(source).expect("plain values are JSON"));
+    let _ = stdin.expect("piped").write_all(asked);
     let mut answer = Vec::new();
     stdout.expect("piped").take(MOST_ANSWER).read_to_end(&mut answer)?;
     Ok(answer)
@@ -65,8 +74,9 @@ pub fn answer() -> Result<Exit, CliError> {
     }
     let mut question = Vec::new();
     io::stdin().take(MOST_ANSWER).read_to_end(&mut question).map_err(failed)?;
-    let source: TemplateSource = serde_json::from_slice(&question).map_err(CliError::usage)?;
-    let answer = serde_json::to_vec(&source.frame()).expect("plain values are JSON");
+    let (source, turns, options): (TemplateSource, Vec<Turn>, RenderOptions) =
+        serde_json::from_slice(&question).map_err(CliError::usage)?;
+    let answer = serde_json::to_vec(&source.render(&turns, &options)).expect("plain values are JSON");
     io::stdout().write_all(&answer).map_err(failed)?;
     Ok(Exit::Success)
 }

@@ -77,12 +77,12 @@ pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
 
 /// The model as clients and the supervisor know it: tokenizer, template and limits, no weights.
 pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
-    let ask = |source: &TemplateSource| match &model.path {
-        Some(_) => template::frame(source),
-        None => source.frame(),
+    let renderer = |source: TemplateSource| match &model.path {
+        Some(_) => template::apart(source),
+        None => source.in_process(),
     };
     let front = checkpoint_of(model)
-        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, ask))
+        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, renderer))
         .and_then(|front| front.with_heads(&model.heads))
         .map(|front| front.with_separator(model.query_separator.clone()));
     front.map_err(|error| model_refusal(&error))

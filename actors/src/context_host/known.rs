@@ -165,6 +165,7 @@ mod tests {
             keeps_prefix: false,
             apart_rows: 0,
             attention: LocalAttention::Causal,
+            rope_length: 0,
         }
     }
 

@@ -313,6 +313,7 @@ mod tests {
             keeps_prefix: false,
             apart_rows: 0,
             attention: LocalAttention::Causal,
+            rope_length: 0,
         };
         let shards = blocks.iter().copied().map(shard).collect();
         let (peers, ticket, room) = Default::default();

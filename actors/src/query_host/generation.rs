@@ -65,7 +65,7 @@ impl<B: Backend> Generation<B> {
         let (temperature, top_p, seed) = (order.choice.temperature, order.choice.top_p, order.choice.seed);
         Self {
             awaited,
-            generator: Generator::new(keys, order.query_start),
+            generator: Generator::new(keys, order.query_start).asked(order.query_ids.len()),
             sampler: Sampler::new(Sampling { temperature, top_p, seed }),
             text: TextStream::new(model.tokenizer.clone(), order.choice.stop.clone()),
             ids: order.query_ids.clone(),

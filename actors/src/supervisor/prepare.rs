@@ -4,12 +4,13 @@
 mod append;
 mod conversation;
 mod preview;
+mod rope;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
-    ChatTemplate, Checkpoint, Frame, HeadsFiles, ModelConfig, ModelError, QuerySeparator, TemplateRefusal,
-    TemplateSource, Tokenizer, Written, check_retaining_heads,
+    ChatTemplate, Checkpoint, HeadsFiles, ModelConfig, ModelError, QuerySeparator, Render, TemplateSource, Tokenizer,
+    Written, check_retaining_heads,
 };
 use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest, Span};
 use asterism_transport::MAX_META_BYTES;
@@ -38,6 +39,8 @@ pub struct ModelFront {
     pub config: ModelConfig,
     /// Most tokens of context, query and answer together.
     pub max_tokens: usize,
+    /// What of the model that comes from, in words that follow the number; empty where it is the usual.
+    pub bound: &'static str,
     /// What stands between context and query of a request that does not say.
     pub query_separator: QuerySeparator,
     tokenizer: Tokenizer,
@@ -47,12 +50,12 @@ pub struct ModelFront {
 }
 
 impl ModelFront {
-    /// Reads what it needs of a checkpoint. `max_context_tokens` lowers the model's own limit; `ask` tells what its chat
-    /// template does, such as [`TemplateSource::frame`].
+    /// Reads what it needs of a checkpoint. `max_context_tokens` lowers the model's own limit; `renderer` makes what renders
+    /// of its chat template, such as [`TemplateSource::in_process`].
     pub fn load(
         checkpoint: &Checkpoint,
         max_context_tokens: Option<usize>,
-        ask: impl FnOnce(&TemplateSource) -> Result<Frame, TemplateRefusal>,
+        renderer: impl FnOnce(TemplateSource) -> Box<dyn Render>,
     ) -> Result<Self, ModelError> {
         let config = checkpoint.config().clone();
         let own = config.max_position;
@@ -61,9 +64,13 @@ impl ModelFront {
         Ok(Self {
             name: checkpoint.name().to_string(),
             max_tokens: max_context_tokens.map_or(own, |limit| limit.min(own)),
+            bound: match config.limiting_key() {
+                "sliding_window" if max_context_tokens.is_none_or(|limit| limit >= own) => ", by its sliding_window",
+                _ => "",
+            },
             config,
             query_separator: QuerySeparator::default(),
-            template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, ask)?,
+            template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, renderer)?,
             tokenizer,
             heads: BTreeSet::new(),
         })
@@ -111,6 +118,7 @@ impl ModelFront {
             (None, Some(name), Some(session)) => {
                 let separator = separator.unwrap_or(session.query_separator.clone());
                 let (_, query) = self.tokens(STAND_IN.into(), separated(request.query, &separator), template)?;
+                self.check_rope(&session.plan, query.len())?;
                 let anew = session.anew(&query);
                 (Source::Session(name), query, session.plan.context_tokens, anew)
             }
@@ -171,6 +179,7 @@ impl ModelFront {
         self.check_length((context.len(), 0, 1))?;
         let method = (request.method.as_ref(), default_method, request.allow_idle_hosts);
         let mut prepared = self.plan((&context, &[]), method, hosts)?;
+        self.check_rope(&prepared.plan, 1)?;
         (prepared.chat_template, prepared.query_separator) = (template, separator);
         prepared.placement = request.placement;
         Ok(prepared)
@@ -190,8 +199,8 @@ impl ModelFront {
     fn check_length(&self, (context, query, generated): (usize, usize, u32)) -> Result<(), JobError> {
         let generated = generated as usize;
         if context.saturating_add(query).saturating_add(generated) > self.max_tokens {
-            let (maximum, model) = (self.max_tokens, self.name.clone());
-            return Err(JobError::TooLong { context, query, generated, maximum, model });
+            let (maximum, model, bound) = (self.max_tokens, self.name.clone(), self.bound);
+            return Err(JobError::TooLong { context, query, generated, maximum, model, bound });
         }
         Ok(())
     }
@@ -293,7 +302,8 @@ impl ModelFront {
     fn too_large(&self, param: &'static str, cause: ModelError) -> JobError {
         match cause.code() {
             "context_too_long" => {
-                JobError::TooLarge { param, cause: Box::new(cause), maximum: self.max_tokens, model: self.name.clone() }
+                let (maximum, model, bound) = (self.max_tokens, self.name.clone(), self.bound);
+                JobError::TooLarge { param, cause: Box::new(cause), maximum, model, bound }
             }
             _ => cause.into(),
         }
@@ -405,7 +415,7 @@ mod tests {
         ContextHosts { count: 4, one_machine: true, dtype: asterism_kernels::DType::F32, speeds: None };
 
     fn front() -> ModelFront {
-        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap()
+        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap()
     }
 
     fn method(method: serde_json::Value) -> MethodConfig {

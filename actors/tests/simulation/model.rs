@@ -49,7 +49,7 @@ impl Model {
         let heads = RetainingHeads::load(decoder.backend(), &path, decoder.config()).expect("retaining heads");
         let files: HeadsFiles = [(HEADS.to_string(), path)].into();
         let front =
-            ModelFront::load(&checkpoint, None, TemplateSource::frame).and_then(|front| front.with_heads(&files));
+            ModelFront::load(&checkpoint, None, TemplateSource::in_process).and_then(|front| front.with_heads(&files));
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint).expect("a tokenizer");
         Self { decoder: Arc::new(decoder), front: Arc::new(front.expect("a front")), tokenizer, files, heads }
     }

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use asterism_kernels::cuda::{Attention, Kv, Linear, Positions, Tensor, View};
-use asterism_kernels::{Backend, DType, Heads, Mask};
+use asterism_kernels::{Backend, DType, Heads, Mask, Rotary};
 
 use crate::Bench;
 
@@ -144,14 +144,14 @@ fn check(bench: &Bench, layer: &Layer) -> Result<()> {
     let ids: Vec<u32> = (0..t as u32).collect();
     let x = bench.random(&[t, HIDDEN], 77, 1.0)?;
     let (q, k, v) =
-        gpu.split_rotate(&gpu.linear(&gpu.rms_norm(&x, &layer.norms[0], EPS)?, &layer.qkv)?, HEADS, &ids, &inv_freq())?;
+        gpu.split_rotate(&gpu.linear(&gpu.rms_norm(&x, &layer.norms[0], EPS)?, &layer.qkv)?, HEADS, &ids, Rotary::plain(&inv_freq()))?;
     let partial = gpu.attention(&q, &gpu.kv(&k, &v)?, Mask::Causal)?;
     let y = gpu.linear_add(&gpu.join_heads(&partial.output)?, &layer.out, x.clone())?;
     let inner = gpu.gated_silu(&gpu.linear(&gpu.rms_norm(&y, &layer.norms[1], EPS)?, &layer.gate_up)?)?;
     let expected = gpu.linear_add(&inner, &layer.down, y)?;
     let mut stream = [x];
     let mut cache = Kv::new(bench.device(), HEADS.kv, HEADS.dim, DType::Bf16, t)?;
-    let positions = bench.device().positions(&ids, &inv_freq())?;
+    let positions = bench.device().positions(&ids, Rotary::plain(&inv_freq()))?;
     forward(bench, layer, &mut cache, &mut stream, (&positions, Local::Dense))?;
     bench.agree(&stream[0], &expected)
 }
@@ -167,7 +167,7 @@ pub fn run(bench: &Bench, Size { tokens, chunk }: Size) -> Result<()> {
         }
         let rows = |start: usize| bench.random(&[chunk.min(tokens - start), HIDDEN], start as u32, 1.0);
         let mut stream = (0..tokens).step_by(chunk).map(rows).collect::<Result<Vec<_>>>()?;
-        let positions = bench.device().positions(&(0..tokens as u32).collect::<Vec<_>>(), &inv_freq())?;
+        let positions = bench.device().positions(&(0..tokens as u32).collect::<Vec<_>>(), Rotary::plain(&inv_freq()))?;
         bench.device().synchronize()?;
         let start = std::time::Instant::now();
         for (layer, cache) in layers.iter().zip(caches) {
@@ -197,7 +197,7 @@ fn step(bench: &Bench, layers: &[Layer], caches: Vec<Kv>) -> Result<()> {
     let tokens = caches.first().map_or(0, Kv::len);
     for rows in [1, 16] {
         let ids: Vec<u32> = (tokens as u32..).take(rows).collect();
-        let positions = bench.device().positions(&ids, &inv_freq())?;
+        let positions = bench.device().positions(&ids, Rotary::plain(&inv_freq()))?;
         let caches = std::cell::RefCell::new(caches.clone());
         let work = |_| {
             let mut stream = [bench.random(&[rows, HIDDEN], 5, 1.0)?];

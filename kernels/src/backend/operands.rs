@@ -24,6 +24,22 @@ pub struct Heads {
     pub dim: usize,
 }
 
+/// How queries and keys are rotated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rotary<'a> {
+    /// Angle of each pair of elements at position 1, `(dim / 2)`.
+    pub inv_freq: &'a [f32],
+    /// What cosines and sines are multiplied by: the attention factor of YaRN and LongRoPE.
+    pub factor: f32,
+}
+
+impl<'a> Rotary<'a> {
+    /// By these angles, lengths kept.
+    pub fn plain(inv_freq: &'a [f32]) -> Self {
+        Self { inv_freq, factor: 1.0 }
+    }
+}
+
 /// Which keys a query row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {

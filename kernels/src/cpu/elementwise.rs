@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::compute::Compute;
 use super::lanes::{Element, Kernel, Lanes, load_some, store_some};
 use super::pool::{Shared, Tasks, filled};
-use crate::Heads;
+use crate::{Heads, Rotary};
 
 /// Elements that a task takes.
 const TASK: usize = 1 << 15;
@@ -180,11 +180,12 @@ impl<F: Element, E: Element> Kernel for Cast<'_, F, E> {
 pub(super) struct Angles {
     positions: Vec<u32>,
     inv_freq: Vec<f32>,
+    factor: f32,
     values: Vec<f32>,
 }
 
 impl Angles {
-    pub(super) fn new(positions: &[u32], inv_freq: &[f32], compute: &Compute) -> Self {
+    pub(super) fn new(positions: &[u32], Rotary { inv_freq, factor }: Rotary<'_>, compute: &Compute) -> Self {
         let half = inv_freq.len();
         let values = by_rows(positions.len(), (2 * half, 64 * half), compute, |rows, to| {
             for row in rows {
@@ -192,18 +193,18 @@ impl Angles {
                     let (sin, cos) = (positions[row] as f32 * freq).sin_cos();
                     // SAFETY: the row of the output is this task's.
                     unsafe {
-                        *to.at(row * 2 * half + j) = cos;
-                        *to.at((row * 2 + 1) * half + j) = sin;
+                        *to.at(row * 2 * half + j) = cos * factor;
+                        *to.at((row * 2 + 1) * half + j) = sin * factor;
                     }
                 }
             }
         });
-        Self { positions: positions.to_vec(), inv_freq: inv_freq.to_vec(), values }
+        Self { positions: positions.to_vec(), inv_freq: inv_freq.to_vec(), factor, values }
     }
 
     /// Whether these are the angles of that call.
-    pub(super) fn fit(&self, positions: &[u32], inv_freq: &[f32]) -> bool {
-        self.positions == positions && self.inv_freq == inv_freq
+    pub(super) fn fit(&self, positions: &[u32], rotary: Rotary<'_>) -> bool {
+        self.positions == positions && Rotary { inv_freq: &self.inv_freq, factor: self.factor } == rotary
     }
 }
 

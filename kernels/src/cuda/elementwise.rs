@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::device::{Device, Spread, launch, typed, width};
 use super::tensor::{Strides, Tensor, View};
-use crate::{DType, Heads, KernelError};
+use crate::{DType, Heads, KernelError, Rotary};
 
 /// What `split_rotate` is given, as the kernel declares it.
 #[repr(C)]
@@ -20,13 +20,14 @@ struct Rotation {
     query: i32,
     kv: i32,
     dim: i32,
-    unused: i32,
+    factor: f32,
 }
 
 /// Positions of a call's tokens and the frequencies of its pairs, uploaded once for all layers.
 pub struct Positions {
     ids: Tensor,
     inv_freq: Tensor,
+    factor: f32,
 }
 
 impl Positions {
@@ -49,7 +50,7 @@ impl Positions {
         let mut ids = self.ids.clone();
         ids.offset += 4 * start;
         ids.shape = vec![end - start];
-        Self { ids, inv_freq: self.inv_freq.clone() }
+        Self { ids, inv_freq: self.inv_freq.clone(), factor: self.factor }
     }
 }
 
@@ -62,22 +63,25 @@ const SHELVED_IDS: usize = 4 << 20;
 #[derive(Default)]
 pub(super) struct PositionsShelf(Mutex<Vec<Shelved>>);
 
-/// Positions and frequencies, and where they are on the device.
+/// Positions and frequencies, and where they are on the device, with the factor.
 type Shelved = (Vec<u32>, Vec<f32>, Arc<Positions>);
 
 impl PositionsShelf {
     /// These positions and frequencies on the device.
-    pub fn find(&self, device: &Device, ids: &[u32], inv_freq: &[f32]) -> Result<Arc<Positions>, KernelError> {
+    pub fn find(&self, device: &Device, ids: &[u32], rotary: Rotary<'_>) -> Result<Arc<Positions>, KernelError> {
         let mut shelf = self.0.lock().expect("no panic holds it");
-        if let Some((_, _, known)) = shelf.iter().rev().find(|(known, by, _)| known == ids && by == inv_freq) {
+        let same = |(known, by, on_device): &&Shelved| {
+            known == ids && by == rotary.inv_freq && on_device.factor == rotary.factor
+        };
+        if let Some((_, _, known)) = shelf.iter().rev().find(same) {
             return Ok(Arc::clone(known));
         }
         let mut kept: usize = shelf.iter().map(|(known, ..)| known.len()).sum();
         while shelf.len() >= SHELVED || (kept + ids.len() > SHELVED_IDS && !shelf.is_empty()) {
             kept -= shelf.remove(0).0.len();
         }
-        let positions = Arc::new(device.positions(ids, inv_freq)?);
-        shelf.push((ids.to_vec(), inv_freq.to_vec(), Arc::clone(&positions)));
+        let positions = Arc::new(device.positions(ids, rotary)?);
+        shelf.push((ids.to_vec(), rotary.inv_freq.to_vec(), Arc::clone(&positions)));
         Ok(positions)
     }
 }
@@ -96,8 +100,8 @@ impl Device {
     }
 
     /// Uploads positions and frequencies.
-    pub fn positions(&self, ids: &[u32], inv_freq: &[f32]) -> Result<Positions, KernelError> {
-        Ok(Positions { ids: self.words(ids)?, inv_freq: self.tensor(&[inv_freq.len()], inv_freq, DType::F32)? })
+    pub fn positions(&self, ids: &[u32], Rotary { inv_freq, factor }: Rotary<'_>) -> Result<Positions, KernelError> {
+        Ok(Positions { ids: self.words(ids)?, inv_freq: self.tensor(&[inv_freq.len()], inv_freq, DType::F32)?, factor })
     }
 
     /// Rows of `table (vocab, e)`: `(t, e)`.
@@ -207,7 +211,7 @@ impl Device {
             query: heads.query as i32,
             kv: heads.kv as i32,
             dim: heads.dim as i32,
-            unused: 0,
+            factor: positions.factor,
         };
         let step = 4 * width(qkv.dtype) as u64;
         let aligned = [rotation.qkv, rotation.q, rotation.k, rotation.v].iter().all(|at| at.is_multiple_of(step));

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use asterism_kernels::cuda::{Kv, Linear, Tensor};
-use asterism_kernels::{AllGather, Backend, Cuda, CudaOptions, DType, Heads, KernelError, Mask};
+use asterism_kernels::{AllGather, Backend, Cuda, CudaOptions, DType, Heads, KernelError, Mask, Rotary};
 
 use super::{draw, gpu};
 
@@ -119,7 +119,7 @@ fn keys_that_were_just_written_are_waited_for() {
     let Some(gpu) = gpu() else { return };
     let (device, heads, t) = (gpu.device(), Heads { query: 8, kv: 8, dim: 128 }, 1500);
     let inv_freq = vec![0.5; 64];
-    let positions = device.positions(&(0..t as u32).collect::<Vec<_>>(), &inv_freq).unwrap();
+    let positions = device.positions(&(0..t as u32).collect::<Vec<_>>(), Rotary::plain(&inv_freq)).unwrap();
     let mut cache = Kv::new(device, heads.kv, heads.dim, DType::Bf16, 40 * t).unwrap();
     let (_, q) = draw(gpu, &[heads.query, 1, heads.dim], 1);
     let few = draw(gpu, &[heads.kv, 5, heads.dim], 2).1;

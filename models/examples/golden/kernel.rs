@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use asterism_kernels::{Backend, DType, Heads, HostTensor, Mask, Partial, StripeRule, top_k};
+use asterism_kernels::{Backend, DType, Heads, HostTensor, Mask, Partial, Rotary, StripeRule, top_k};
 use asterism_models::{ModelConfig, RetainingHeads, Tokenizer, max_pool};
 use asterism_plan::{BudgetSpread, SummaryBudget, SummaryRule, TieBreak, split_blocks, summarize};
 use serde_json::{Value, json};
@@ -119,9 +119,9 @@ pub fn rope<B: Backend>(backend: &B, case: &Case, folder: &Path, config: &ModelC
         let (head, token) = (row / t, row % t);
         qkv[token * width + head * dim..][..dim].copy_from_slice(values);
     }
-    let inv_freq = config.inv_freq();
+    let inv_freq = config.inv_freq(0);
     let qkv = backend.upload(&[t, width], &qkv)?;
-    let (q, _, _) = backend.split_rotate(&qkv, Heads { query: heads, kv: 1, dim }, &positions, &inv_freq)?;
+    let (q, _, _) = backend.split_rotate(&qkv, Heads { query: heads, kv: 1, dim }, &positions, Rotary::plain(&inv_freq))?;
     Ok(json!({ "id": case.id, "tensors": { "rotated": backend.download(&q)?, "inv_freq": inv_freq } }))
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Exchange, Plan, PlanError, Shard, TokenSet, attention::causal_pairs};
+use crate::{Exchange, Plan, PlanError, RopeLength, Shard, TokenSet, attention::causal_pairs};
 
 /// Bytes of an element of a partial on the wire: outputs and log-sum-exps travel in f32.
 const F32_BYTES: u64 = 4;
@@ -31,6 +31,9 @@ pub struct ModelShape {
     pub vocab: usize,
     /// Bytes of an element of a cached key or value, and of a query, key or value on the wire.
     pub kv_bytes_per_element: usize,
+    /// How its rotary frequencies depend on the length of the sequence.
+    #[serde(default, skip_serializing_if = "RopeLength::is_fixed")]
+    pub rope: RopeLength,
 }
 
 /// The heads that one host attends with when heads are split over hosts.
@@ -53,6 +56,7 @@ impl ModelShape {
         intermediate: 256,
         vocab: 512,
         kv_bytes_per_element: 4,
+        rope: RopeLength::Any,
     };
 
     /// Bytes of KV that one token keeps over all layers.
@@ -349,6 +353,7 @@ mod tests {
         intermediate: 14336,
         vocab: 128_256,
         kv_bytes_per_element: 2,
+        rope: RopeLength::Any,
     };
 
     fn cost(method: &str, hosts: usize) -> Cost {

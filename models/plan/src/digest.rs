@@ -23,6 +23,11 @@ impl InputDigest {
         self.list(2, positions.iter().copied().map(u64::from));
     }
 
+    /// The length of the sequence that positions are rotated for.
+    pub fn rope_length(&mut self, length: u32) {
+        self.list(6, [u64::from(length)]);
+    }
+
     /// Leading rows that are prefix, and which keys a row sees.
     pub fn mask(&mut self, prefix: usize, attention: &LocalAttention) {
         self.list(3, [prefix as u64]);
@@ -61,6 +66,7 @@ impl Shard {
         let mut digest = InputDigest::default();
         digest.ids(&input.ids);
         digest.positions(&input.positions);
+        digest.rope_length(self.rope_length);
         digest.mask(self.prefix_rows(), &self.attention);
         digest.kept(self.keep_from()..self.rows());
         digest.value()
@@ -84,11 +90,13 @@ mod tests {
             keeps_prefix: false,
             apart_rows: 0,
             attention,
+            rope_length: 0,
         };
         let ids: Vec<u32> = (100..120).collect();
         let of = |shard: &Shard| shard.digest(&shard.input(ids.as_slice()).unwrap());
         let others = [
             Shard { own: span(9, 4), ..shard.clone() },
+            Shard { rope_length: 65, ..shard.clone() },
             Shard { own: Span { position: 9, ..span(8, 4) }, ..shard.clone() },
             Shard { own: span(8, 5), ..shard.clone() },
             Shard { prefix: vec![span(0, 1), span(1, 1)], keeps_prefix: true, ..shard.clone() },

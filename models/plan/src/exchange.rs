@@ -127,6 +127,7 @@ mod tests {
                 keeps_prefix: false,
                 apart_rows: 0,
                 attention: LocalAttention::Causal,
+                rope_length: 0,
             };
             let from: Vec<Shard> = from.iter().map(shard).collect();
             (0..6).filter(|block| exchange.receivers(&from, 6)(*block)).collect()

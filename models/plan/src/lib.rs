@@ -14,6 +14,7 @@ mod merge;
 pub mod methods;
 mod plan;
 mod refresh;
+mod rope;
 mod size;
 mod span;
 mod summary;
@@ -29,6 +30,7 @@ pub use merge::{FAN_IN, MergeNode, MergeTree};
 pub use methods::{Alternative, Method, MethodConfig};
 pub use plan::{Choice, ContextView, KeptShard, Plan, PlanRequest, Shard};
 pub use refresh::{HiddenKeys, Refresh, RefreshRule};
+pub use rope::RopeLength;
 pub use span::{Input, KnownIds, Span, TokenIds, TokenSet};
 pub use summary::{
     BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, chunk_scores, summarize, summarize_by,

@@ -7,7 +7,7 @@ use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Calibration, Exchange, FAN_IN, Input, LocalAttention, ModelShape, PlanError, RefreshRule, Span, TokenIds,
+    Calibration, Exchange, FAN_IN, Input, LocalAttention, ModelShape, PlanError, RefreshRule, RopeLength, Span, TokenIds,
     attention::Streaming, span::rows,
 };
 
@@ -123,6 +123,9 @@ pub struct Shard {
     pub apart_rows: usize,
     /// Which keys a row of this pass sees.
     pub attention: LocalAttention,
+    /// The length of the sequence that its rotary embedding is of, as [`RopeLength::stands_for`] says.
+    #[serde(default, skip_serializing_if = "RopeLength::is_any")]
+    pub rope_length: u32,
 }
 
 impl Plan {
@@ -181,6 +184,11 @@ impl Plan {
         let mut alone = Shard { prefix, keeps_prefix: false, ..shard.clone() };
         alone.apart_rows = if block == 0 { sink_rows.min(alone.block_tokens()) } else { alone.prefix_rows() };
         alone
+    }
+
+    /// Tokens up to the end of a question of so many, as positions count them.
+    pub fn length(&self, query: usize) -> u64 {
+        u64::from(self.query_start) + query as u64
     }
 
     /// Keys that phase 2 must find over all shards: the context, and prefixes where they are kept.

@@ -103,7 +103,9 @@ impl Plan {
         let mut spans = chosen.clone();
         let own = spans.pop()?;
         let (block, attention) = (self.shards.len(), LocalAttention::Causal);
-        let shard = Shard { block, host: 0, prefix: spans, own, keeps_prefix: true, apart_rows: 0, attention };
+        let rope_length = self.shards.first().map_or(0, |shard| shard.rope_length);
+        let shard =
+            Shard { block, host: 0, prefix: spans, own, keeps_prefix: true, apart_rows: 0, attention, rope_length };
         let mut left = &chosen[..];
         let hidden = self.shards.iter().filter_map(|shard| hidden_of(shard, &mut left)).collect();
         Some(Refresh { shard, hidden })
@@ -158,6 +160,19 @@ mod tests {
         let shape = &ModelShape::TINY;
         let request = PlanRequest { context, query: &[], hosts, one_machine: true, shape, speeds: None };
         method.plan(&request).expect("a plan")
+    }
+
+    /// Fresh keys stand beside those of the shards, and are rotated alike.
+    #[test]
+    fn fresh_keys_are_rotated_as_the_shards_are() {
+        let method: MethodConfig =
+            serde_json::from_value(json!({"pulsar": {"refresh_tokens": 32, "chunk_tokens": 4}})).expect("a method");
+        let shape = &ModelShape { rope: crate::RopeLength::Switched(100), ..ModelShape::TINY };
+        let context: Vec<u32> = (0..400).collect();
+        let request = PlanRequest { context: &context, query: &[], hosts: 2, one_machine: true, shape, speeds: None };
+        let plan = method.plan(&request).expect("a plan");
+        assert!(plan.shards.iter().all(|shard| shard.rope_length == 101), "{:?}", plan.shards);
+        assert_eq!(plan.refresh(&context, &[7, 9]).expect("fresh keys").shard.rope_length, 101);
     }
 
     proptest! {

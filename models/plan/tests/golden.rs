@@ -5,7 +5,7 @@ mod cases;
 #[path = "../../../tests/golden/view.rs"]
 mod view;
 
-use asterism_plan::{Cost, Method, ModelShape, PlanRequest};
+use asterism_plan::{Cost, Method, ModelShape, PlanRequest, RopeLength};
 use cases::list;
 use serde_json::Value;
 use view::golden_view;
@@ -23,6 +23,7 @@ fn shape(model: &str) -> ModelShape {
         intermediate: size("intermediate_size"),
         vocab: size("vocab_size"),
         kv_bytes_per_element: 4,
+        rope: RopeLength::Any,
     }
 }
 

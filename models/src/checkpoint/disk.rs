@@ -47,7 +47,7 @@ pub(super) fn look(path: &Path) -> Result<Found, ModelError> {
 }
 
 /// A text file of a model folder, if it is there.
-pub(super) fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, ModelError> {
+pub(crate) fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, ModelError> {
     let path = folder.join(file);
     if !present(&path)? {
         return Ok(None);

@@ -87,7 +87,7 @@ impl<B: Backend> Loading<'_, B> {
             // Others read it in the order of their own work.
             backend.finish()?;
         }
-        let decoder = Decoder { inv_freq: config.inv_freq(), body, head, config, backend };
+        let decoder = Decoder { inv_freq: config.inv_freq(0), body, head, config, backend };
         if decoder.backend.queues() {
             decoder.rehearse_where_there_is_room()?;
         }
@@ -113,14 +113,9 @@ impl<B: Backend> Loading<'_, B> {
 /// Whether a checkpoint has a head that can be loaded.
 pub(super) fn check_head(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     let &ModelConfig { vocab, hidden, .. } = checkpoint.config();
-    let name = head_name(checkpoint.config());
-    checkpoint.finite_tensor(name, &[vocab, hidden])?;
-    checkpoint.leave(name);
-    checkpoint.finite_tensor(NORM, &[hidden]).map(drop)
-}
-
-fn head_name(config: &ModelConfig) -> &'static str {
-    if config.tied { TABLE } else { "lm_head.weight" }
+    checkpoint.finite_tensor(checkpoint.head(), &[vocab, hidden])?;
+    checkpoint.leave(checkpoint.head());
+    checkpoint.finite_tensor(&format!("{NORM}.weight"), &[hidden]).map(drop)
 }
 
 /// Reads tensors by their names in the checkpoint, with the shapes that config.json implies.
@@ -132,8 +127,8 @@ struct Loader<'a, B> {
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn body(&self) -> Result<Body<B>, ModelError> {
-        let table = self.backend.weight(self.table_weight(TABLE)?)?;
-        self.checkpoint.leave(TABLE);
+        let table = self.backend.weight(self.table_weight(self.checkpoint.table())?)?;
+        self.checkpoint.leave(self.checkpoint.table());
         let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         Ok(Body { table, layers })
     }
@@ -156,11 +151,9 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn head(&self) -> Result<Head<B>, ModelError> {
-        let name = head_name(self.config);
-        let linear = self.backend.head_weight(self.table_weight(name)?)?;
-        self.checkpoint.leave(name);
-        let norm = self.backend.weight(self.checkpoint.finite_tensor(NORM, &[self.config.hidden])?)?;
-        Ok(Head { norm, linear })
+        let linear = self.backend.head_weight(self.table_weight(self.checkpoint.head())?)?;
+        self.checkpoint.leave(self.checkpoint.head());
+        Ok(Head { norm: self.norm(NORM)?, linear })
     }
 
     fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
@@ -189,5 +182,4 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 }
 
-const TABLE: &str = "model.embed_tokens.weight";
-const NORM: &str = "model.norm.weight";
+const NORM: &str = "model.norm";

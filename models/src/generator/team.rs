@@ -127,6 +127,8 @@ struct Course {
     /// Of each member.
     slots: Vec<Slots>,
     positions: Vec<u32>,
+    /// Tokens of the sequence.
+    tokens: u32,
     /// What rows see of the context, and of their own keys.
     masks: (Mask, Mask),
     /// How the slots of all members, one after the other, are merged.
@@ -199,7 +201,8 @@ impl<B: Backend> Team<'_, B> {
         let columns = columns.map(|columns| (columns[at].clone(), columns.iter().map(Range::len).collect()));
         let mut x = decoder.embed(ids)?;
         for layer in 0..config.layers {
-            let Projected { q, k, v } = decoder.rotate(&decoder.project(layer, &x)?, &course.positions)?;
+            let Projected { q, k, v } =
+                decoder.rotate(&decoder.project(layer, &x)?, &course.positions, course.tokens)?;
             let q = backend.row_major(&q)?;
             let mut asks = context.picked((layer, course.part), (&rows, course.masks.0), &slots.order);
             if let Some(job) = &mut job {
@@ -264,7 +267,7 @@ impl<B: Backend> Batch<'_, '_, B> {
 
     /// How the step goes; nothing when its part has to leave.
     fn course(&mut self, team: &Team<'_, B>) -> Option<Course> {
-        let (part, positions) = (self.live[0].part, self.positions());
+        let (part, positions, tokens) = (self.live[0].part, self.positions(), self.sequences()[0].1);
         let (masks, tree) = (self.parts[part].generator.masks(), self.parts[part].generator.merge.clone());
         let shards = team.members.iter().map(|(_, context)| context.shards(part)).collect::<Result<Vec<_>, _>>();
         let shards = shards.map_err(|error| self.left[part] = Some(StepError::Failed(error))).ok()?;
@@ -277,7 +280,7 @@ impl<B: Backend> Batch<'_, '_, B> {
         let answers = answers.filter(|(slot, _)| *slot != own).map(|(slot, shards)| (Cow::Owned(shards), slot));
         let answered = self.review(0, vec![Ok(answers.collect())]);
         let (_, answered) = answered.first()?.as_ref()?;
-        let mut course = Course { part, slots, positions, masks, merging: Merging::default() };
+        let mut course = Course { part, slots, positions, tokens, masks, merging: Merging::default() };
         course.merging = Answered::merging(&[(answered, own)], course.slots());
         Some(course)
     }

@@ -9,7 +9,11 @@ use super::cuts;
 use crate::Written;
 
 /// The special tokens of a tokenizer, as texts write them.
-pub struct Specials(Option<AhoCorasick>);
+pub struct Specials {
+    find: Option<AhoCorasick>,
+    /// What they are called; none is empty.
+    pub names: Vec<String>,
+}
 
 /// tokenizer.json, as far as this depends on it.
 #[derive(Deserialize)]
@@ -32,7 +36,7 @@ impl Specials {
         let names = added_tokens.into_iter().filter(|added| added.special && !added.content.is_empty());
         let names: Vec<String> = names.map(|added| added.content).collect();
         let find = || AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&names);
-        Ok(Self(if names.is_empty() { None } else { Some(find()?) }))
+        Ok(Self { find: if names.is_empty() { None } else { Some(find()?) }, names })
     }
 
     /// The parts of `written`, cut within each name that a message has some of, so that a tokenizer that is given one after
@@ -47,8 +51,8 @@ impl Specials {
     }
 
     fn breaks<'w>(&'w self, written: &'w Written) -> impl Iterator<Item = usize> + 'w {
-        let (text, mut messages, mut from) = (written.text(), written.messages().iter().peekable(), 0);
-        let names = self.0.as_ref().filter(|_| messages.peek().is_some());
+        let (text, mut messages, mut from) = (written.text(), written.literals().iter().peekable(), 0);
+        let names = self.find.as_ref().filter(|_| messages.peek().is_some());
         iter::from_fn(move || {
             loop {
                 let name = names?.find(Input::new(text).range(from..))?.range();

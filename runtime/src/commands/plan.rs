@@ -149,7 +149,7 @@ impl Planner {
 
     /// Refuses what the model does not take before it costs anything.
     fn refuse_too_long(&self, Tokens(context): Tokens, Tokens(query): Tokens) -> Result<(), CliError> {
-        let (maximum, model) = (self.model.max_tokens, self.model.name.clone());
+        let (maximum, model, bound) = (self.model.max_tokens, &self.model.name, self.model.bound);
         if context == 0 || query == 0 {
             return Err(CliError::usage(format!(
                 "--tokens {context} --query-tokens {query}: expected at least 1 each"
@@ -159,7 +159,7 @@ impl Planner {
             return Ok(());
         }
         let message = format!(
-            "--tokens {context} and --query-tokens {query} leave no room for an answer: {model} takes at most {maximum} in all"
+            "--tokens {context} and --query-tokens {query} leave no room for an answer: {model} takes at most {maximum} in all{bound}"
         );
         Err(CliError::of_code("context_too_long", message).hint("nothing was started"))
     }

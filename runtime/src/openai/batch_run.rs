@@ -278,6 +278,7 @@ impl Work {
         asked.job.labels.remove(bounds::ATTACHED);
         asked.job.labels.insert(bounds::BATCH.into(), self.batch.id.clone());
         asked.job.id = Some(self.job_id(at));
+        let whole = asked.clone();
         if let Some((name, made)) = document(&asked.job).and_then(|digest| self.documents.get(&digest))
             && *made.get_or_init(|| self.keep(name, &asked.job)).await
         {
@@ -292,6 +293,7 @@ impl Work {
                 // Its seed was drawn again, or its document went another way: it is this line's all the same.
                 Err(JobError::IdTaken { id }) => break id,
                 Err(JobError::Stopping) => return None,
+                Err(JobError::RotatedOtherwise { .. }) if asked.job.session.is_some() => asked = whole.clone(),
                 Err(error) if may_pass(&error) => sleep(LATER).await,
                 Err(error) => return Some(Err(refusal::of_job(error, "body"))),
             }

@@ -21,13 +21,13 @@ pub fn of_job(error: JobError, text: &'static str) -> Refusal {
     };
     let message = match &error {
         // Clients know a context that is too long by the first words.
-        JobError::TooLong { context, query, generated, maximum, .. } => format!(
-            "This model's maximum context length is {maximum} tokens. However, you requested {} tokens ({context} of context, \
+        JobError::TooLong { context, query, generated, maximum, bound, .. } => format!(
+            "This model's maximum context length is {maximum} tokens{bound}. However, you requested {} tokens ({context} of context, \
              {query} of the question, {generated} to generate). Shorten the text or lower max_tokens",
             context.saturating_add(*query).saturating_add(*generated)
         ),
-        JobError::TooLarge { cause, maximum, .. } => {
-            format!("This model's maximum context length is {maximum} tokens. However, of {text}: {cause}. Shorten it")
+        JobError::TooLarge { cause, maximum, bound, .. } => {
+            format!("This model's maximum context length is {maximum} tokens{bound}. However, of {text}: {cause}. Shorten it")
         }
         _ => body.message,
     };

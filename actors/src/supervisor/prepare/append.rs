@@ -33,7 +33,7 @@ impl ModelFront {
             }
             // Where a template was applied, the next question is the next message.
             (None, Some(_)) if session.chat_template => {
-                [asked, self.tokenizer.encode(self.template.next_turn()?)?].concat()
+                [asked, self.tokenizer.encode(&self.template.next_turn()?)?].concat()
             }
             (None, Some(_)) => asked,
             _ => return Err(invalid("context", "name what is appended: either a context or a job")),
@@ -45,6 +45,7 @@ impl ModelFront {
         self.check_length((context.len(), 0, 1))?;
         let hosts = ContextHosts { count: session.hosts, ..*hosts };
         let mut prepared = self.plan((&context, &[]), (Some(&session.method), &session.method, true), &hosts)?;
+        self.check_rope(&prepared.plan, 1)?;
         (prepared.chat_template, prepared.query_separator) = (session.chat_template, session.query_separator.clone());
         prepared.placement = session.placement.clone();
         Ok(prepared)
@@ -63,10 +64,10 @@ mod tests {
     #[test]
     fn behind_a_kept_answer_the_next_message_begins() {
         let turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>";
-        let ask = |source: &TemplateSource| {
+        let ask = |source: TemplateSource| {
             let mut source = json!(source);
             source["text"] = json!(turns);
-            serde_json::from_value::<TemplateSource>(source).unwrap().frame()
+            serde_json::from_value::<TemplateSource>(source).unwrap().in_process()
         };
         let front = ModelFront::load(&Checkpoint::embedded().unwrap(), None, ask).unwrap();
         let dense: MethodConfig = serde_json::from_value(json!({"dense": {}})).unwrap();

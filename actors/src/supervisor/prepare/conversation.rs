@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     fn front() -> ModelFront {
-        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap()
+        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap()
     }
 
     fn texts((context, query): (Written, Written)) -> (String, String) {

@@ -79,7 +79,8 @@ struct Rotation {
     const unsigned* positions;
     const float* inv_freq;
     Strides q_at, kv_at;
-    int query, kv, dim, unused;
+    int query, kv, dim;
+    float factor;
 };
 
 // One block a token.
@@ -87,8 +88,11 @@ template <class T, int V> __device__ void split_rotate(const Rotation& r) {
     extern __shared__ float angles[];
     int half = r.dim / 2, heads = r.query + 2 * r.kv, token = blockIdx.x;
     float *cosines = angles, *sines = angles + half;
-    for (int i = threadIdx.x; i < half; i += blockDim.x)
+    for (int i = threadIdx.x; i < half; i += blockDim.x) {
         sincosf(__fmul_rn((float)r.positions[token], r.inv_freq[i]), sines + i, cosines + i);
+        sines[i] = __fmul_rn(sines[i], r.factor);
+        cosines[i] = __fmul_rn(cosines[i], r.factor);
+    }
     __syncthreads();
     const T* from = (const T*)r.qkv + (size_t)token * heads * r.dim;
     int steps = half / V;

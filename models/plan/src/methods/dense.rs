@@ -33,6 +33,7 @@ pub(super) fn one_shard(name: &str, request: &PlanRequest, attention: LocalAtten
         keeps_prefix: false,
         apart_rows: 0,
         attention,
+        rope_length: 0,
     };
     Ok(Plan {
         method: Choice::typed(name),

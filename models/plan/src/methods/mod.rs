@@ -148,7 +148,10 @@ impl Method for MethodConfig {
 
     fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError> {
         answerable(request)?;
-        self.method().plan(request)
+        let mut plan = self.method().plan(request)?;
+        let rope_length = request.shape.rope.stands_for(plan.length(request.query.len()));
+        plan.shards.iter_mut().for_each(|shard| shard.rope_length = rope_length);
+        Ok(plan)
     }
 }
 
@@ -172,6 +175,7 @@ fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<usize
         keeps_prefix: false,
         apart_rows: 0,
         attention: LocalAttention::Causal,
+        rope_length: 0,
     };
     Plan {
         method: Choice::typed(name),

@@ -206,6 +206,7 @@ impl PulsarConfig {
                 keeps_prefix,
                 apart_rows: 0,
                 attention: self.local_attention,
+                rope_length: 0,
             });
         }
         let longest = shards.iter().map(Shard::rows).max().unwrap_or(0);

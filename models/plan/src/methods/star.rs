@@ -149,7 +149,8 @@ impl Method for StarConfig {
         let shard = |(block, host): (usize, usize)| {
             let prefix = if shared { Vec::new() } else { anchors.before(block) };
             let own = Span::in_place(blocks[block].clone());
-            Shard { block, host, prefix, own, keeps_prefix: false, apart_rows: 0, attention: self.local_attention }
+            let attention = self.local_attention;
+            Shard { block, host, prefix, own, keeps_prefix: false, apart_rows: 0, attention, rope_length: 0 }
         };
         Ok(Plan {
             method: Choice::typed(self.name()),

@@ -2,7 +2,7 @@
 //! for it. Numbers are random; what is timed is compared with the reference first.
 
 use asterism_kernels::{
-    DType, Heads, KernelError, Mask, Partial,
+    DType, Heads, KernelError, Mask, Partial, Rotary,
     reference::{self, AttentionShape},
 };
 use clap::Args;
@@ -247,7 +247,7 @@ impl<'a, B: Machine> Operands<'a, B> {
         let projected = backend.upload(&[period, columns], &random(1, period * columns))?;
         // At position 0 nothing turns.
         let (positions, inv_freq) = (vec![0; period], vec![1.0; heads.dim / 2]);
-        let (q, k, v) = backend.split_rotate(&backend.cast(&projected)?, heads, &positions, &inv_freq)?;
+        let (q, k, v) = backend.split_rotate(&backend.cast(&projected)?, heads, &positions, Rotary::plain(&inv_freq))?;
         let drawn = [backend.download(&q)?, backend.download(&k)?, backend.download(&v)?];
         let repeated = |x: B::Tensor| {
             let mut parts = vec![x.clone(); tokens / period];
