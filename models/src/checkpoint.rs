@@ -175,16 +175,31 @@ impl Checkpoint {
     /// Looks at every tensor that a decoder loads as loading does: its name, shape, type, and whether its numbers are finite. Keeps
     /// none.
     pub fn verify(&self) -> Result<(), ModelError> {
-        random::tensors(&self.config).iter().try_for_each(|(name, shape)| {
+        let needed = random::tensors(&self.config);
+        // Tied weights may be stored as the head, and a head beside them is another.
+        let needed = needed.iter().map(|(name, shape)| (if name == TABLE { self.table() } else { name }, shape));
+        let head = [self.config.vocab, self.config.hidden].to_vec();
+        needed.chain([(self.head(), &head)]).try_for_each(|(name, shape)| {
             self.finite_tensor(name, shape)?;
             self.leave(name);
             Ok(())
         })
     }
 
+    /// Where the embedding table is: tied weights are one tensor under the name that is there.
+    pub(crate) fn table(&self) -> &'static str {
+        if self.config.tied && !self.has(TABLE) { HEAD } else { TABLE }
+    }
+
+    /// Where the output head is. One of the file's own is the model's, whatever its config.json says of ties: an adapter may have been
+    /// merged into it.
+    pub(crate) fn head(&self) -> &'static str {
+        if self.config.tied && !self.has(HEAD) { TABLE } else { HEAD }
+    }
+
     /// Gives back the memory that a tensor's bytes take while they are read, which the system has again from the file.
     pub(crate) fn leave(&self, name: &str) {
-        if let Some((file, entry)) = self.tensors.get(name) {
+        if let Some((file, entry)) = self.find(name) {
             self.files[*file].1.leave(entry.bytes.clone());
         }
     }

@@ -31,7 +31,8 @@ pub(super) fn of(begins: &[u8]) -> Option<Sniffed> {
     match begins {
         [b'G', b'G', b'U', b'F', ..] => Some(Sniffed::Gguf),
         [b'P', b'K', 3, 4, ..] => Some(Sniffed::Zip),
-        [0x80, 2..=5, ..] => Some(Sniffed::Pickle),
+        // A header of safetensors may be as long as that.
+        [0x80, 2..=5, ..] if begins.get(8) != Some(&b'{') => Some(Sniffed::Pickle),
         _ if tag.starts_with("<!doctype") || tag.starts_with("<html") => Some(Sniffed::Html),
         _ => None,
     }
@@ -92,7 +93,7 @@ mod tests {
         ] {
             assert_eq!(of(begins), Some(kind));
         }
-        for begins in [&b""[..], b"{\"a\": 1}", b"\x40\0\0\0\0\0\0\0{", b"GG"] {
+        for begins in [&b""[..], b"{\"a\": 1}", b"\x80\x02\0\0\0\0\0\0{", b"GG"] {
             assert_eq!(of(begins), None);
         }
     }

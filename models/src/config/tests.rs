@@ -132,6 +132,8 @@ fn a_refusal_names_the_key_and_the_quantisation() {
     let refused = |changes: Value| with(changes).unwrap_err().to_string();
     let awq = refused(json!({"quantization_config": {"quant_method": "awq", "bits": 4}}));
     assert!(awq.contains("quantization_config = quant_method awq"), "{awq}");
+    let unnamed = refused(json!({"quantization_config": {"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}}));
+    assert!(unnamed.contains("quantization_config = quant_method bitsandbytes"), "{unnamed}");
     let theta = refused(json!({"rope_parameters": {"rope_type": "linear", "factor": 0}}));
     assert!(theta.contains("rope_parameters.factor = 0"), "{theta}");
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use asterism_kernels::{Backend, HostTensor};
 
 use super::{Decoder, Parts, head::HeadOf};
-use crate::checkpoint::{HEAD, TABLE};
 use crate::{Checkpoint, ModelConfig, ModelError};
 
 /// What every decoder has.
@@ -114,15 +113,9 @@ impl<B: Backend> Loading<'_, B> {
 /// Whether a checkpoint has a head that can be loaded.
 pub(super) fn check_head(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     let &ModelConfig { vocab, hidden, .. } = checkpoint.config();
-    let name = head_name(checkpoint);
-    checkpoint.finite_tensor(name, &[vocab, hidden])?;
-    checkpoint.leave(name);
-    checkpoint.finite_tensor(NORM, &[hidden]).map(drop)
-}
-
-/// A head of the file's own is the model's, whatever its config.json says of ties: an adapter may have been merged into it.
-fn head_name(checkpoint: &Checkpoint) -> &'static str {
-    if checkpoint.config().tied && !checkpoint.has(HEAD) { TABLE } else { HEAD }
+    checkpoint.finite_tensor(checkpoint.head(), &[vocab, hidden])?;
+    checkpoint.leave(checkpoint.head());
+    checkpoint.finite_tensor(&format!("{NORM}.weight"), &[hidden]).map(drop)
 }
 
 /// Reads tensors by their names in the checkpoint, with the shapes that config.json implies.
@@ -134,10 +127,8 @@ struct Loader<'a, B> {
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn body(&self) -> Result<Body<B>, ModelError> {
-        // Tied weights are one tensor under the name that is there.
-        let name = if self.config.tied && !self.checkpoint.has(TABLE) { HEAD } else { TABLE };
-        let table = self.backend.weight(self.table_weight(name)?)?;
-        self.checkpoint.leave(name);
+        let table = self.backend.weight(self.table_weight(self.checkpoint.table())?)?;
+        self.checkpoint.leave(self.checkpoint.table());
         let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         Ok(Body { table, layers })
     }
@@ -160,11 +151,9 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn head(&self) -> Result<Head<B>, ModelError> {
-        let name = head_name(self.checkpoint);
-        let linear = self.backend.head_weight(self.table_weight(name)?)?;
-        self.checkpoint.leave(name);
-        let norm = self.backend.weight(self.checkpoint.finite_tensor(NORM, &[self.config.hidden])?)?;
-        Ok(Head { norm, linear })
+        let linear = self.backend.head_weight(self.table_weight(self.checkpoint.head())?)?;
+        self.checkpoint.leave(self.checkpoint.head());
+        Ok(Head { norm: self.norm(NORM)?, linear })
     }
 
     fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
@@ -193,4 +182,4 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 }
 
-const NORM: &str = "model.norm.weight";
+const NORM: &str = "model.norm";

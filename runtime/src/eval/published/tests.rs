@@ -193,7 +193,7 @@ fn infinitebenchs_files_are_asked_by_their_names() {
     let calc = one("math_calc.jsonl", line("", json!([1, 4, 8]), json!([])));
     assert_eq!((parts(&calc).2, calc.metric.score("[1, 4, 7]", "", &calc.gold)), ("Values:", 2.0 / 3.0));
     let other = one("my_questions.jsonl", line("Who?", json!("Ann"), json!(null)));
-    assert_eq!((parts(&other).2, other.metric), ("Who?", Metric::Any));
+    assert_eq!((parts(&other).2, &other.metric), ("Who?", &Metric::Any));
     let refused = read("longbook_choice_eng.jsonl", &[line("Who?", json!(["Eve"]), json!(["A", "B", "C", "D"]))]);
     assert!(refused.unwrap_err().to_string().contains("no answer among its options"));
 }
