@@ -128,9 +128,11 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,
+        kv_block: 1,
         chat_template: false,
         query_separator: QuerySeparator::NONE,
         placement: PlacementPolicy::default(),
+        key: None,
     }
 }
 

@@ -18,7 +18,7 @@ use std::{
 use serde_json::{Value, json};
 use tests::{Cluster, DEADLINE};
 
-use super::openai::{api, cluster, send};
+use super::openai::{JSON, api, cluster, send};
 
 /// Beyond what the supervisor holds accepted, README says.
 const MEMORY_BOUND: u64 = 512 << 20;
@@ -32,6 +32,8 @@ const TIMES: usize = 4;
 /// About the largest body that the embedded model takes, and that of a file.
 const LARGEST: usize = 1_300_000;
 const FILE: usize = 32 << 20;
+/// Bytes of a text that is tokenised before it is refused.
+const TOKENISED: usize = 200_000;
 
 /// A part of a body, and what stands around a list of as many as fit.
 const PARTS: &[(&str, &str, &str)] = &[
@@ -99,6 +101,11 @@ fn endpoints(cluster: &Cluster) -> Vec<(String, String, Vec<String>)> {
 
 /// Sends a body by hand, and reads the status of the answer; none where the connection is closed before.
 fn post(address: &str, way: &str, kind: &str, body: &[&[u8]]) -> Option<u16> {
+    posted(address, way, kind, body).0
+}
+
+/// The same, with the beginning of the answer.
+fn posted(address: &str, way: &str, kind: &str, body: &[&[u8]]) -> (Option<u16>, String) {
     let mut stream = TcpStream::connect(address).expect("a listener");
     stream.set_read_timeout(Some(DEADLINE)).expect("a deadline");
     let length: usize = body.iter().map(|part| part.len()).sum();
@@ -108,8 +115,8 @@ fn post(address: &str, way: &str, kind: &str, body: &[&[u8]]) -> Option<u16> {
     // Who is refused early may not be read to the end.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| body.iter().try_for_each(|part| stream.write_all(part)));
     let mut answer = String::new();
-    let _ = stream.take(64).read_to_string(&mut answer);
-    answer.split(' ').nth(1).and_then(|status| status.parse().ok())
+    let _ = stream.take(4096).read_to_string(&mut answer);
+    (answer.split(' ').nth(1).and_then(|status| status.parse().ok()), answer)
 }
 
 /// A line of /proc about the supervisor, in bytes.
@@ -191,6 +198,11 @@ fn the_worst_bodies_of_every_endpoint_cost_what_they_are_charged_for() {
             let of_pattern = (0..fields.len()).filter(|field| (at + field) % 3 == 0).map(|field| &fields[field]);
             bodies.extend(of_pattern.map(|field| format!("{{\"{field}\":{pattern}}}")));
         }
+        let text = "The whale is white. ".repeat(TOKENISED / 20);
+        bodies.push(json!({"messages": [{"role": "user", "content": text}]}).to_string());
+        bodies.extend(["input", "prompt"].map(|field| json!({field: text}).to_string()));
+        bodies.push(json!({"name": "long", "context": text, "query": "Which?"}).to_string());
+        bodies.push(json!({"name": "long", "context": text}).to_string());
         let bodies = bodies.into_iter().map(|body| (way.clone(), body)).collect();
         measured(&cluster, &way, usual, || {
             flood(bodies, |way, body| post(&address, way, "application/json", &[body.as_bytes()]));
@@ -234,17 +246,39 @@ fn files_and_batches_of_the_worst_lines_cost_what_they_are_charged_for() {
     contents
         .extend(patterns(LARGEST).iter().map(|pattern| line(&format!("{{\"x\":{pattern}}}")) + "\n" + &line(pattern)));
     let upload = |content: &String| {
-        let files = || send(&cluster, ("GET", "/v1/files?limit=1"), &[], "").1["data"][0]["id"].clone();
-        let before = files();
-        assert_eq!(post(&address, "POST /v1/files", FORM, &[&form(content.as_bytes())]), Some(200));
-        let id = files();
-        assert_ne!(id, before);
-        json!({"input_file_id": id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}).to_string()
+        let (status, answer) = posted(&address, "POST /v1/files", FORM, &[&form(content.as_bytes())]);
+        assert_eq!(status, Some(200), "{answer}");
+        let file: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).expect("a body")).expect("JSON");
+        json!({"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}).to_string()
     };
     let bodies: Vec<(String, String)> =
         contents.iter().map(|content| ("POST /v1/batches".to_owned(), upload(content))).collect();
     measured(&cluster, "POST /v1/batches", usual, || {
         flood(bodies, |way, body| post(&address, way, "application/json", &[body.as_bytes()]));
+    });
+    // Lines that are requests, each too long by its tokens, not by its bytes.
+    let long: String = (0..FILE / TOKENISED - 1)
+        .map(|at| {
+            let messages = json!([{"role": "user", "content": "The whale is white. ".repeat(TOKENISED / 21)}]);
+            let body = json!({"messages": messages});
+            json!({"custom_id": format!("{at}"), "method": "POST", "url": "/v1/chat/completions", "body": body})
+                .to_string()
+                + "\n"
+        })
+        .collect();
+    measured(&cluster, "a batch at work", usual, || {
+        let (status, batch) = send(&cluster, ("POST", "/v1/batches"), &[JSON], &upload(&long));
+        assert_eq!(status, 200, "{batch}");
+        let path = format!("/v1/batches/{}", batch["id"].as_str().expect("an id"));
+        let started = Instant::now();
+        let ended = loop {
+            let (_, batch) = send(&cluster, ("GET", &path), &[], "");
+            if batch["status"] == "completed" {
+                break batch;
+            }
+            assert!(started.elapsed() < 2 * DEADLINE, "{batch}");
+        };
+        assert_eq!(ended["request_counts"]["failed"], ended["request_counts"]["total"], "{ended}");
     });
     measured(&cluster, "GET /v1/files/{id}/content", usual, || {
         let (_, files) = send(&cluster, ("GET", "/v1/files?order=asc&limit=1"), &[], "");

@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
-use actix_multipart::Multipart;
+use actix_multipart::{Field, Multipart};
 use actix_web::{
     HttpRequest, HttpResponse,
     body::SizedStream,
@@ -11,10 +11,7 @@ use actix_web::{
     post,
     web::{Data, Json, Path, Query, block},
 };
-use asterism_actors::{
-    api::bounds,
-    room::{Holder, Share},
-};
+use asterism_actors::api::bounds;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
@@ -25,12 +22,11 @@ use super::{
     keys::owner,
     listing::{Listing, listed},
     refusal,
-    store::{FILE, Full, Kept, NotKept, drawn},
+    store::{FILE, Full, Kept, NotKept, Store, Upload, drawn},
 };
 use crate::http::{
     error::{self, Refusal},
-    intake::{self, Intake},
-    pace, weight,
+    pace,
 };
 
 /// Largest file.
@@ -44,24 +40,15 @@ const LISTED: (usize, usize) = (10_000, 10_000);
 
 #[post("/v1/files")]
 pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart) -> Checked<Json<Value>> {
-    let (intake, holder) = intake::of(&request);
-    let (purpose, filename, content, share) = read((&intake, &holder), form).await?;
+    let owner = owner(&request);
+    let (purpose, filename, upload) = read((&state.store, owner.as_ref()), form).await?;
     if purpose != "batch" {
         return Err(Refusal::invalid("purpose", format!("purpose is '{}', expected batch", bounds::shown(&purpose))));
     }
-    let kept = Kept {
-        id: drawn(FILE),
-        owner: owner(&request),
-        filename,
-        purpose,
-        bytes: content.len(),
-        created_at: unix_time(),
-    };
-    let (store, made) = (state.store.clone(), kept.clone());
-    let put = block(move || {
-        let _share = share;
-        store.put_file(&made, &content).map_err(not_kept)
-    });
+    let (bytes, created_at) = (upload.bytes(), unix_time());
+    let kept = Kept { id: drawn(FILE), owner, filename, purpose, bytes, created_at };
+    let made = kept.clone();
+    let put = block(move || upload.keep(&made).map_err(not_kept));
     put.await.map_err(|error| Refusal::failed("internal", error))??;
     Ok(Json(described(&kept)))
 }
@@ -159,36 +146,50 @@ pub fn full(cause: &Full) -> Refusal {
     Refusal::of(status, code, cause)
 }
 
-/// Purpose, name and content of a form, with their share of the room that bodies have.
+/// Purpose and name of a form's file, and the file, on the disk as it came.
 pub(super) async fn read(
-    (intake, holder): (&Intake, &Holder),
+    (store, owner): (&Arc<Store>, Option<&String>),
     mut form: Multipart,
-) -> Checked<(String, String, Vec<u8>, Share)> {
-    let (mut purpose, mut file, mut share) = (None, None, intake.room(holder, 0).await?);
+) -> Checked<(String, String, Upload)> {
+    let (mut purpose, mut file) = (None, None);
     while let Some(field) = form.next().await {
         let mut field = field.map_err(broken)?;
         let name = field.name().unwrap_or_default().to_owned();
         let filename = field.content_disposition().and_then(|about| about.get_filename()).map(bounds::shown);
-        let most = if name == "file" { MOST_BYTES } else { FIELD_BYTES };
-        let mut content = Vec::new();
-        while let Some(chunk) = field.next().await {
-            let chunk = chunk.map_err(broken)?;
-            if content.len() + chunk.len() > most {
-                let message = format!("the field {} has more than {most} bytes", bounds::shown(&name));
-                return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message));
-            }
-            share.merge(intake.room(holder, weight::unread(chunk.len())).await?);
-            content.extend_from_slice(&chunk);
-        }
         match name.as_str() {
-            "purpose" => purpose = Some(String::from_utf8_lossy(&content).into_owned()),
-            "file" => file = Some((filename.unwrap_or_else(|| "file".into()), content)),
+            "purpose" => {
+                let mut text = Vec::new();
+                while let Some(chunk) = next(&mut field, (text.len(), FIELD_BYTES)).await? {
+                    text.extend_from_slice(&chunk);
+                }
+                purpose = Some(String::from_utf8_lossy(&text).into_owned());
+            }
+            "file" => {
+                let mut upload = Upload::begin(store, owner.cloned()).map_err(not_kept)?;
+                while let Some(chunk) = next(&mut field, (upload.bytes(), MOST_BYTES)).await? {
+                    upload.write(&chunk).map_err(not_kept)?;
+                }
+                file = Some((filename.unwrap_or_else(|| "file".into()), upload));
+            }
             other => return Err(refusal::unknown(other)),
         }
     }
     let purpose = purpose.ok_or_else(|| Refusal::invalid("purpose", "there is no purpose, expected batch"))?;
-    let (filename, content) = file.ok_or_else(|| Refusal::invalid("file", "there is no file"))?;
-    Ok((purpose, filename, content, share))
+    let (filename, upload) = file.ok_or_else(|| Refusal::invalid("file", "there is no file"))?;
+    Ok((purpose, filename, upload))
+}
+
+/// More of a field of which some bytes came.
+async fn next(field: &mut Field, (had, most): (usize, usize)) -> Checked<Option<Bytes>> {
+    let chunk = field.next().await.transpose().map_err(broken)?;
+    match chunk {
+        Some(chunk) if had + chunk.len() > most => {
+            let name = bounds::shown(field.name().unwrap_or_default());
+            let message = format!("the field {name} has more than {most} bytes");
+            Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message))
+        }
+        chunk => Ok(chunk),
+    }
 }
 
 fn broken(error: actix_multipart::MultipartError) -> Refusal {

@@ -1,7 +1,7 @@
 //! Inputs that nobody would write, by a generator that makes the same each time: bodies, lines of batches and forms with files. As
 //! many as `ASTERISM_GENERATED` says.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use actix_multipart::Multipart;
 use actix_web::{
@@ -13,8 +13,14 @@ use bytes::Bytes;
 use futures_util::stream;
 use serde::de::DeserializeOwned;
 
-use super::{batch_run::Line, chat, fields::Fields, files};
-use crate::http::{intake::Intake, weight};
+use super::{
+    batch_run::Line,
+    chat,
+    fields::Fields,
+    files,
+    store::{Limits, Store},
+};
+use crate::http::weight;
 
 /// How many where nothing is said.
 const USUAL: usize = 20_000;
@@ -201,14 +207,18 @@ fn form(random: &mut Random) -> Vec<Result<Bytes, PayloadError>> {
 #[test]
 fn forms_that_nobody_would_write_are_read_or_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (before, mut random, intake, mut read) = (peak(), Random(7), Intake::of_bytes(1 << 20), 0);
+    let folder = tempfile::tempdir().unwrap();
+    let limits = Limits { bytes: 1 << 20, bytes_per_key: 1 << 20 };
+    let store = Arc::new(Store::open(folder.path(), limits).unwrap());
+    let (before, mut random, mut read) = (peak(), Random(7), 0);
     let mut headers = HeaderMap::new();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("multipart/form-data; boundary=w"));
     for _ in 0..count() / 4 {
         let form = Multipart::new(&headers, stream::iter(form(&mut random)));
-        let reading = tokio::time::timeout(Duration::from_secs(10), files::read((&intake, &None), form));
+        let reading = tokio::time::timeout(Duration::from_secs(10), files::read((&store, None), form));
         read += usize::from(runtime.block_on(async { reading.await }).expect("it comes to an end").is_ok());
     }
     assert!(read > 0, "the generator makes no form");
+    assert_eq!((store.stored().bytes, std::fs::read_dir(folder.path().join("openai")).unwrap().count()), (0, 0));
     assert!(peak() - before < MEMORY_BOUND);
 }

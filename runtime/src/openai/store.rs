@@ -3,6 +3,7 @@
 //! their lines, so that none is done twice.
 
 mod index;
+mod upload;
 
 use std::{
     fs::{self, File},
@@ -20,6 +21,7 @@ use super::metadata::Metadata;
 use crate::{error::CliError, private};
 use index::{BatchHead, Index};
 pub use index::{Full, Limits};
+pub use upload::Upload;
 
 /// What ids of files and batches begin with.
 pub const FILE: &str = "file-";
@@ -132,6 +134,7 @@ impl Store {
         let folder = data_dir.join("openai");
         private::make(&folder).map_err(|error| private::refused(&folder, "make", &error))?;
         let store = Self { folder, index: Mutex::new(Index::new(limits)) };
+        upload::forget_all(&store);
         {
             let mut index = store.index();
             store.all::<Kept>(FILE).into_iter().for_each(|kept| index.insert_file(kept));
@@ -156,14 +159,6 @@ impl Store {
     /// What is kept, of all and of the key that has the most.
     pub fn stored(&self) -> StoredStatus {
         self.index().stored()
-    }
-
-    /// Keeps a file that a client brings. Its content comes first, so that none is found without.
-    pub fn put_file(&self, kept: &Kept, content: &[u8]) -> Result<(), NotKept> {
-        let data = self.path(FILE, &kept.id, "data")?;
-        self.index().take_file(kept)?;
-        let put = private::replace(&data, content).and_then(|()| self.put_head(kept));
-        Ok(put.inspect_err(|_| self.index().remove_file(&kept.id))?)
     }
 
     /// Keeps a file that a batch made, of what `write` writes; its length is counted whatever there is already.
@@ -312,10 +307,18 @@ fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
-    fn store(folder: &Path) -> Store {
-        Store::open(folder, Limits { bytes: 1 << 20, bytes_per_key: 1 << 20 }).unwrap()
+    fn store(folder: &Path) -> Arc<Store> {
+        Arc::new(Store::open(folder, Limits { bytes: 1 << 20, bytes_per_key: 1 << 20 }).unwrap())
+    }
+
+    fn put(store: &Arc<Store>, kept: &Kept, content: &[u8]) -> Result<(), NotKept> {
+        let mut upload = Upload::begin(store, kept.owner.clone())?;
+        upload.write(content)?;
+        upload.keep(kept)
     }
 
     fn kept(id: &str, owner: Option<&str>) -> Kept {
@@ -337,7 +340,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let kept = |id: &str| kept(id, None);
         let (store, id) = (store(folder.path()), drawn(FILE));
-        store.put_file(&kept(&id), b"abc").unwrap();
+        put(&store, &kept(&id), b"abc").unwrap();
         assert_eq!((store.file(&id), content(store.content(&id)).unwrap()), (Some(kept(&id)), b"abc".to_vec()));
         for wrong in [
             "",
@@ -347,7 +350,7 @@ mod tests {
             &id.replace("file-", "batch_"),
             &format!("{id}/"),
         ] {
-            assert!(store.put_file(&kept(wrong), b"").is_err() && store.content(wrong).is_err(), "{wrong}");
+            assert!(put(&store, &kept(wrong), b"").is_err() && store.content(wrong).is_err(), "{wrong}");
             assert_eq!(store.file(wrong), None, "{wrong}");
         }
         assert_eq!(count(&store), 1);
@@ -359,13 +362,18 @@ mod tests {
     fn what_is_there_is_counted_and_found_again() {
         let folder = tempfile::tempdir().unwrap();
         let (first, id) = (store(folder.path()), drawn(FILE));
-        first.put_file(&kept(&id, Some("moon")), b"abc").unwrap();
+        put(&first, &kept(&id, Some("moon")), b"abc").unwrap();
         let made = kept(&drawn(FILE), None);
         first.put_made(made.clone(), |file| std::io::Write::write_all(file, b"12345")).unwrap();
         assert_eq!(first.file(&made.id).unwrap().bytes, 5);
         assert!(first.put_made(kept(&drawn(FILE), None), |_| Err(io::ErrorKind::Other.into())).is_err());
-        let large = Kept { bytes: 2 << 20, ..kept(&drawn(FILE), None) };
-        assert!(matches!(first.put_file(&large, b""), Err(NotKept::Full(_))));
+        let mut large = Upload::begin(&first, None).unwrap();
+        large.write(&vec![0; 900 << 10]).unwrap();
+        assert!(matches!(put(&first, &kept(&drawn(FILE), None), &vec![0; 200 << 10]), Err(NotKept::Full(_))));
+        assert!(matches!(large.write(&vec![0; 200 << 10]), Err(NotKept::Full(_))));
+        // One whose process ends.
+        std::mem::forget(Upload::begin(&first, None).unwrap());
+        drop(large);
         let again = store(folder.path());
         assert_eq!(
             (again.stored(), count(&again), again.file(&id)),
@@ -394,7 +402,7 @@ mod tests {
         };
         assert!(store.begin_batch(&batch).is_err() && store.batch(&batch.id).is_none());
         let input = kept(&batch.input_file_id, None);
-        store.put_file(&input, b"abc").unwrap();
+        put(&store, &input, b"abc").unwrap();
         store.begin_batch(&batch).unwrap();
         assert_eq!(store.batch(&batch.id), Some(batch.clone()));
         store.remove_file(&input.id).unwrap();

@@ -123,6 +123,18 @@ impl Index {
         Ok(())
     }
 
+    /// Counts bytes of a file on its way in, unless there are too many.
+    pub fn hold(&mut self, owner: &Option<String>, bytes: u64) -> Result<(), Full> {
+        self.check_bytes(owner, bytes)?;
+        self.add(owner, bytes);
+        Ok(())
+    }
+
+    /// Counts such bytes no more.
+    pub fn release(&mut self, owner: &Option<String>, bytes: u64) {
+        self.subtract(owner, bytes);
+    }
+
     /// Takes a file in that is there.
     pub fn insert_file(&mut self, kept: Kept) {
         self.remove_file(&kept.id);
