@@ -129,6 +129,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         kv_bytes_per_token: 8,
         chat_template: false,
         query_separator: QuerySeparator::NONE,
+        template_date: None,
         placement: PlacementPolicy::default(),
     }
 }

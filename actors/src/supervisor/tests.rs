@@ -339,6 +339,7 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         kv_bytes_per_token: 8,
         chat_template: false,
         query_separator: QuerySeparator::NONE,
+        template_date: None,
         placement: PlacementPolicy::default(),
     }
 }
