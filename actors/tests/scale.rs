@@ -131,6 +131,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         kv_block: 1,
         chat_template: false,
         query_separator: QuerySeparator::NONE,
+        template_date: None,
         placement: PlacementPolicy::default(),
         key: None,
     }

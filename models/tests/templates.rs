@@ -1,6 +1,10 @@
 //! Conversations as transformers renders them by published kinds of templates: tests/conformance/render.py wrote what is expected.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use asterism_models::{Ending, Render, RenderOptions, TemplateDate, TemplateRefusal, TemplateSource, Turn};
 use serde::Deserialize;
@@ -11,6 +15,10 @@ struct Stored {
     tokens: BTreeMap<String, String>,
     conversations: BTreeMap<String, Vec<Message>>,
     rendered: BTreeMap<String, BTreeMap<String, BTreeMap<Ending, Expected>>>,
+    prelude: String,
+    spoken: Vec<Message>,
+    /// Pieces of templates, and what they write; nothing where they fail.
+    snippets: BTreeMap<String, Option<String>>,
 }
 
 #[derive(Deserialize)]
@@ -37,11 +45,32 @@ fn turns(messages: &[Message]) -> Vec<Turn> {
     messages.iter().map(turn).collect()
 }
 
-#[test]
-fn conversations_are_rendered_as_transformers_renders_them() {
+fn stored() -> (Stored, PathBuf) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/conformance");
     let stored = fs::read(folder.join("rendered.json")).expect("what transformers renders");
-    let stored: Stored = serde_json::from_slice(&stored).expect("conversations and their renderings");
+    (serde_json::from_slice(&stored).expect("conversations and their renderings"), folder)
+}
+
+#[test]
+fn pieces_of_templates_write_what_jinja2_writes() {
+    let (stored, _) = stored();
+    let (turns, options) = (turns(&stored.spoken), RenderOptions::on(stored.date));
+    let mut differing = Vec::new();
+    for (snippet, expected) in &stored.snippets {
+        let prelude = if snippet.starts_with(char::is_whitespace) { "" } else { &stored.prelude };
+        let source =
+            TemplateSource::new("here".into(), format!("{prelude}{snippet}"), stored.tokens.clone(), Vec::new());
+        let got = source.render(&turns, &options);
+        if got.as_ref().ok().map(|rendered| rendered.written.text()) != expected.as_deref() {
+            differing.push(format!("{snippet}\n{got:?}\n{expected:?}"));
+        }
+    }
+    assert!(stored.snippets.len() > 400 && differing.is_empty(), "{}", differing.join("\n"));
+}
+
+#[test]
+fn conversations_are_rendered_as_transformers_renders_them() {
+    let (stored, folder) = stored();
     let names: Vec<String> =
         ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "[/INST]"].map(String::from).into();
     let mut differing = Vec::new();

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes rendered.json: conversations as transformers renders them by the templates beside this file.
+"""Writes rendered.json: conversations as transformers renders them by the templates beside this file, and what it makes of the
+pieces of templates in snippets.json.
 
 Needs transformers 5 and jinja2: `tests/conformance/render.py`, or with --check to compare with what is stored.
 """
@@ -61,6 +62,17 @@ CONVERSATIONS = {
 }
 
 
+# What snippets are about, beside the messages.
+PRELUDE = (
+    "{% set n = 7 %}{% set f = 1.5 %}{% set neg = -7 %}{% set t = true %}{% set no = false %}{% set nil = none %}"
+    "{% set empty = '' %}{% set big = 12345678901234567890 %}{% set l = [3, 1, 2] %}{% set names = ['b', 'a', 'C'] %}"
+    "{% set d = {'b': 1, 'a': {'x': [1, 2.0, none, true], 'y': 'z'}, 'c': []} %}"
+    "{% set tool = {'type': 'function', 'function': {'name': 'f', 'description': 'Say \"hi\" in <b>ü</b>\\n', 'parameters': "
+    "{'type': 'object', 'properties': {'x': {'type': 'number', 'default': 1.0}}, 'required': ['x']}}} %}"
+)
+SPOKEN = turns(("s", " Be brief.\n"), ("u", "One, two;three\tfour  five"), ("a", "Zwölf's \"é\" <b> & \U0001f40b"))
+
+
 class Fixed(datetime.datetime):
     @classmethod
     def now(cls, tz=None):
@@ -79,6 +91,19 @@ def render(template, conversation, **how):
     except (ValueError, TypeError):
         return {"fails": True}
     return {"text": rendered[0]}
+
+
+def snippet(text):
+    """What a snippet writes; nothing where it fails."""
+    # White space at the beginning of a template is what some are about.
+    template = text if text[0].isspace() else PRELUDE + text
+    try:
+        rendered, _ = chat_template_utils.render_jinja_template(
+            conversations=[SPOKEN], chat_template=template, add_generation_prompt=True, **TOKENS
+        )
+    except Exception:  # whatever Python raises
+        return None
+    return rendered[0]
 
 
 def all_of(template):
@@ -101,6 +126,9 @@ def main():
         "date": DATE.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "tokens": TOKENS,
         "conversations": CONVERSATIONS,
+        "prelude": PRELUDE,
+        "spoken": SPOKEN,
+        "snippets": {text: snippet(text) for text in json.loads((HERE / "snippets.json").read_text(encoding="utf-8"))},
         "rendered": {path.stem: all_of(path.read_text(encoding="utf-8")) for path in templates},
     }
     text = json.dumps(whole, indent=1) + "\n"

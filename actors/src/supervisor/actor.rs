@@ -178,8 +178,11 @@ impl Supervisor {
         session: Option<AskedSession>,
     ) -> Result<String, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
+        let now = || model.date(request.template_date, machine::unix_time());
+        let template_date = request.chat_template.then(now).or(request.template_date);
+        let (holder, request) = (holder(&request), JobRequest { template_date, ..request });
         let prepared =
-            self.prepared(&holder(&request), move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
+            self.prepared(&holder, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
         let mut prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
         prepared.question.canary = canary;
         let asks = match &prepared.source {
@@ -255,6 +258,8 @@ impl Supervisor {
         let (name, ttl) = (request.name.clone(), request.ttl_s);
         let name = bounds::name("name", &name)?;
         let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
+        let template_date = Some(model.date(request.template_date, machine::unix_time()));
+        let request = SessionRequest { template_date, ..request };
         let prepared = self.prepared(&None, move || model.prepare_session(request, &method, &hosts)).await?;
         let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
         let created = name.clone();

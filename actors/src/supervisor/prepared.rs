@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use asterism_models::QuerySeparator;
+use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -37,6 +37,9 @@ pub struct PreparedContext {
     pub chat_template: bool,
     /// What stands before its questions that name nothing else.
     pub query_separator: QuerySeparator,
+    /// The date that its template was told, and is told for its questions, where one was applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template_date: Option<TemplateDate>,
     /// Which hosts it may go to.
     pub placement: PlacementPolicy,
     /// The key that asked, if one did: contexts of each have their turns.

@@ -200,6 +200,7 @@ impl SupervisorState {
             placement: prepared.placement.clone(),
             chat_template: prepared.chat_template,
             query_separator: prepared.query_separator.clone(),
+            template_date: prepared.template_date,
         })
     }
 

@@ -342,6 +342,7 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         kv_block: 1,
         chat_template: false,
         query_separator: QuerySeparator::NONE,
+        template_date: None,
         placement: PlacementPolicy::default(),
         key: None,
     }

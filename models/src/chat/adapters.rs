@@ -16,16 +16,21 @@ pub struct Conversation {
 
 impl ChatTemplate {
     /// The context, and the query with what stands around it.
-    pub fn split(&self, context: &str, query: &str) -> Result<(Written, Written), ModelError> {
+    pub fn split(&self, context: &str, query: &str, date: TemplateDate) -> Result<(Written, Written), ModelError> {
         if !self.is_chat() {
             return Ok((self.document(context), Written::message(query)));
         }
         let turn = Turn { speaker: Speaker::User, text: format!("{context}{query}") };
-        self.cut(&[turn], (0, context.len()))
+        self.cut(&[turn], RenderOptions::on(date).with_question(0, context.len()))
     }
 
     /// A conversation whose last message is the query.
-    pub fn conversation(&self, turns: &[Turn], separator: &str) -> Result<Conversation, ModelError> {
+    pub fn conversation(
+        &self,
+        turns: &[Turn],
+        separator: &str,
+        options: RenderOptions,
+    ) -> Result<Conversation, ModelError> {
         let order = || TemplateRefusal::Unfit("the conversation has no message".to_owned());
         let (last, earlier) = turns.split_last().ok_or_else(order)?;
         if !self.is_chat() {
@@ -36,14 +41,14 @@ impl ChatTemplate {
             }
             return Ok(Conversation { head, last: last.text.clone(), tail: String::new() });
         }
-        let (head, rest) = self.cut(turns, (earlier.len(), 0))?;
+        let (head, rest) = self.cut(turns, options.with_question(earlier.len(), 0))?;
         let kept = [last.text.as_str(), last.text.trim()].into_iter().find(|text| rest.text().starts_with(text));
         let kept = kept.ok_or_else(|| TemplateRefusal::Unfit("it changes the last message".to_owned()))?.to_owned();
         Ok(Conversation { head, tail: rest.text()[kept.len()..].to_owned(), last: kept })
     }
 
-    fn cut(&self, turns: &[Turn], (turn, byte): (usize, usize)) -> Result<(Written, Written), ModelError> {
-        let rendered = self.render(turns, &RenderOptions::on(TemplateDate::default()).with_question(turn, byte))?;
+    fn cut(&self, turns: &[Turn], options: RenderOptions) -> Result<(Written, Written), ModelError> {
+        let rendered = self.render(turns, &options)?;
         let mut context = rendered.written;
         let query = context.split_off(rendered.question_at.unwrap_or(0));
         Ok((context, query))

@@ -158,7 +158,8 @@ impl Field {
         let mut text = text;
         for flag in flags.chars() {
             match flag {
-                '-' => fill = None,
+                // Without a width there is nothing to fill up.
+                '-' => fill = width.map(|_| ' '),
                 '_' => fill = Some(' '),
                 '0' => fill = Some('0'),
                 '^' => text = text.to_uppercase(),
@@ -256,5 +257,112 @@ impl TryFrom<String> for TemplateDate {
 impl From<TemplateDate> for String {
     fn from(date: TemplateDate) -> Self {
         date.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Expected values are those of Python's `datetime.strftime` on Linux, in the locale "C".
+    #[test]
+    fn dates_are_written_as_c_writes_them() {
+        let all = "%a %A %b %B %h|%c|%C %d %D %e %F|%g %G %V %u %w %U %W %j|%H %I %k %l %M %p %P %r %R %S %T %X|%m %x %y %Y|%z%Z %f %%";
+        for (date, expected) in [
+            (
+                "2026-11-25T08:30:05Z",
+                "Wed Wednesday Nov November Nov|Wed Nov 25 08:30:05 2026|20 25 11/25/26 25 2026-11-25|26 2026 48 3 3 47 47 329|08 08  8  8 30 AM am 08:30:05 AM 08:30 05 08:30:05 08:30:05|11 11/25/26 26 2026| 000000 %",
+            ),
+            (
+                "2024-02-29",
+                "Thu Thursday Feb February Feb|Thu Feb 29 00:00:00 2024|20 29 02/29/24 29 2024-02-29|24 2024 09 4 4 08 09 060|00 12  0 12 00 AM am 12:00:00 AM 00:00 00 00:00:00 00:00:00|02 02/29/24 24 2024| 000000 %",
+            ),
+            (
+                "2023-01-01T12:00:00Z",
+                "Sun Sunday Jan January Jan|Sun Jan  1 12:00:00 2023|20 01 01/01/23  1 2023-01-01|22 2022 52 7 0 01 00 001|12 12 12 12 00 PM pm 12:00:00 PM 12:00 00 12:00:00 12:00:00|01 01/01/23 23 2023| 000000 %",
+            ),
+            (
+                "2021-01-03T23:59:59Z",
+                "Sun Sunday Jan January Jan|Sun Jan  3 23:59:59 2021|20 03 01/03/21  3 2021-01-03|20 2020 53 7 0 01 00 003|23 11 23 11 59 PM pm 11:59:59 PM 23:59 59 23:59:59 23:59:59|01 01/03/21 21 2021| 000000 %",
+            ),
+            (
+                "2020-12-31T13:07:00Z",
+                "Thu Thursday Dec December Dec|Thu Dec 31 13:07:00 2020|20 31 12/31/20 31 2020-12-31|20 2020 53 4 4 52 52 366|13 01 13  1 07 PM pm 01:07:00 PM 13:07 00 13:07:00 13:07:00|12 12/31/20 20 2020| 000000 %",
+            ),
+            (
+                "1999-12-31",
+                "Fri Friday Dec December Dec|Fri Dec 31 00:00:00 1999|19 31 12/31/99 31 1999-12-31|99 1999 52 5 5 52 52 365|00 12  0 12 00 AM am 12:00:00 AM 00:00 00 00:00:00 00:00:00|12 12/31/99 99 1999| 000000 %",
+            ),
+            (
+                "2018-12-31",
+                "Mon Monday Dec December Dec|Mon Dec 31 00:00:00 2018|20 31 12/31/18 31 2018-12-31|19 2019 01 1 1 52 53 365|00 12  0 12 00 AM am 12:00:00 AM 00:00 00 00:00:00 00:00:00|12 12/31/18 18 2018| 000000 %",
+            ),
+            (
+                "9999-12-31T23:59:59Z",
+                "Fri Friday Dec December Dec|Fri Dec 31 23:59:59 9999|99 31 12/31/99 31 9999-12-31|99 9999 52 5 5 52 52 365|23 11 23 11 59 PM pm 11:59:59 PM 23:59 59 23:59:59 23:59:59|12 12/31/99 99 9999| 000000 %",
+            ),
+            (
+                "1970-01-01",
+                "Thu Thursday Jan January Jan|Thu Jan  1 00:00:00 1970|19 01 01/01/70  1 1970-01-01|70 1970 01 4 4 00 00 001|00 12  0 12 00 AM am 12:00:00 AM 00:00 00 00:00:00 00:00:00|01 01/01/70 70 1970| 000000 %",
+            ),
+            (
+                "2100-03-01",
+                "Mon Monday Mar March Mar|Mon Mar  1 00:00:00 2100|21 01 03/01/00  1 2100-03-01|00 2100 09 1 1 09 09 060|00 12  0 12 00 AM am 12:00:00 AM 00:00 00 00:00:00 00:00:00|03 03/01/00 00 2100| 000000 %",
+            ),
+            (
+                "2010-01-03",
+                "Sun Sunday Jan January Jan|Sun Jan  3 00:00:00 2010|20 03 01/03/10  3 2010-01-03|09 2009 53 7 0 01 00 003|00 12  0 12 00 AM am 12:00:00 AM 00:00 00 00:00:00 00:00:00|01 01/03/10 10 2010| 000000 %",
+            ),
+            (
+                "2008-12-29",
+                "Mon Monday Dec December Dec|Mon Dec 29 00:00:00 2008|20 29 12/29/08 29 2008-12-29|09 2009 01 1 1 52 52 364|00 12  0 12 00 AM am 12:00:00 AM 00:00 00 00:00:00 00:00:00|12 12/29/08 08 2008| 000000 %",
+            ),
+        ] {
+            let read: TemplateDate = date.parse().unwrap();
+            assert_eq!(read.strftime(all), expected, "{date}");
+            assert_eq!(read.to_string(), date);
+            assert_eq!(TemplateDate::from_unix(read.strftime("%s").parse().unwrap()), Some(read));
+        }
+        let date: TemplateDate = "2026-03-05T04:07:09Z".parse().unwrap();
+        for (format, expected) in [
+            ("%-d %B %Y", "5 March 2026"),
+            ("%_d|%e|%-m|%-H|%-I|%k", " 5| 5|3|4|4| 4"),
+            ("%^a %^B %#Z %#p", "THU MARCH  am"),
+            ("%10Y|%-j|%05d|%_5d|%-5d", "0000002026|64|00005|    5|    5"),
+            ("%Q %", "%Q %"),
+            ("100%%", "100%"),
+            ("%Ey %Od %EY", "26 05 2026"),
+            ("%d%b%Y", "05Mar2026"),
+            ("ü%dé", "ü05é"),
+            ("%+", "%+"),
+            ("%E", "%E"),
+        ] {
+            assert_eq!(date.strftime(format), expected, "{format}");
+        }
+        assert!(date.strftime("%999999999d").len() <= MOST_WIDTH, "no width of a template's is believed");
+    }
+
+    #[test]
+    fn what_is_no_date_is_refused_with_an_example() {
+        for text in [
+            "",
+            "2026",
+            "2026-13-01",
+            "2026-02-29",
+            "2026-1-1",
+            "0000-01-01",
+            "10000-01-01",
+            "2026-01-01T24:00:00Z",
+            "2026-01-01T00:00:00",
+            "2026-01-01 ",
+            "-026-01-01",
+            "today",
+        ] {
+            let error = text.parse::<TemplateDate>().unwrap_err().to_string();
+            assert!(error.contains("2026-11-25") && error.contains(&format!("{text:?}")), "{error}");
+        }
+        assert_eq!(TemplateDate::from_unix(i64::MAX), None);
+        let typed: TemplateDate = serde_json::from_str("\"2026-11-25\"").unwrap();
+        assert_eq!(serde_json::to_string(&typed).unwrap(), "\"2026-11-25\"");
     }
 }

@@ -99,16 +99,18 @@ fn variables(
     config: Option<&TokenizerConfig>,
 ) -> Result<BTreeMap<String, String>, ModelError> {
     let files = checkpoint.chat_files();
-    let Some(config) = config else {
-        let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
-        let model = checkpoint.config();
-        let known = [("bos_token", name(model.bos)), ("eos_token", name(model.eos.first().copied()))];
-        return Ok(known.into_iter().filter_map(|(key, name)| Some((key.to_owned(), name?))).collect());
-    };
-    let mut named = config.tokens.clone();
-    let older = files.specials.as_deref().filter(|_| config.added_tokens_decoder.is_none());
+    let mut named = config.map(|config| config.tokens.clone()).unwrap_or_default();
+    let decoded = config.is_some_and(|config| config.added_tokens_decoder.is_some());
+    let older = files.specials.as_deref().filter(|_| !decoded);
     if let Some(older) = older.map(|json| parse::<NamedTokens>(SPECIALS, json)).transpose()? {
         named.take(older);
+    }
+    if config.is_none() {
+        // Nobody names any: those that the model ends and begins with.
+        let name = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).map(Token::Text);
+        let model = checkpoint.config();
+        named.bos_token = named.bos_token.or_else(|| name(model.bos));
+        named.eos_token = named.eos_token.or_else(|| name(model.eos.first().copied()));
     }
     Ok(named.into_variables())
 }

@@ -341,6 +341,7 @@ impl Work {
                 allow_idle_hosts: job.allow_idle_hosts,
                 chat_template: false,
                 query_separator: job.query_separator.clone(),
+                template_date: job.template_date,
                 ttl_s: Some(KEPT_S),
                 placement: job.placement.clone(),
             };

@@ -94,10 +94,10 @@ fn int(value: &Value, mut arguments: Arguments) -> Result<Value, Error> {
     let base = u32::try_from(base).ok().filter(|base| (2..=36).contains(base));
     let base = base.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "expected a base from 2 to 36"))?;
     let Some(text) = value.as_str().map(strings::strip) else {
-        return Ok(match f64::try_from(value.clone()) {
-            Ok(_) if value.is_integer() && value.is_number() => value.clone(),
-            Ok(float) => (float as i64).into(),
-            Err(_) => other,
+        return Ok(match number(value) {
+            Some(_) if value.is_integer() && value.is_number() => value.clone(),
+            Some(float) => (float as i64).into(),
+            None => other,
         });
     };
     let digits = match base {
@@ -111,12 +111,18 @@ fn int(value: &Value, mut arguments: Arguments) -> Result<Value, Error> {
     Ok(whole.or_else(cut).map_or(other, Value::from))
 }
 
+/// A number, or a truth as one.
+fn number(value: &Value) -> Option<f64> {
+    let truth = || bool::try_from(value.clone()).ok().map(f64::from);
+    if value.is_number() { f64::try_from(value.clone()).ok() } else { truth() }
+}
+
 fn float(value: &Value, mut arguments: Arguments) -> Result<Value, Error> {
     let other = arguments.next("default")?.unwrap_or_else(|| 0.0.into());
     arguments.end()?;
     let float = match value.as_str() {
         Some(text) => strings::strip(text).parse::<f64>().ok(),
-        None => f64::try_from(value.clone()).ok(),
+        None => number(value),
     };
     Ok(float.map_or(other, Value::from))
 }
