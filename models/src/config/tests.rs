@@ -186,8 +186,8 @@ fn what_a_file_does_not_have_its_class_has() {
 #[test]
 fn ids_that_are_none_end_nothing() {
     let eos = |value: Value| with(json!({"eos_token_id": value})).unwrap().eos;
-    assert_eq!(eos(json!(-1)), []);
-    assert_eq!(eos(Value::Null), []);
+    assert_eq!(eos(json!(-1)), Vec::<u32>::new());
+    assert_eq!(eos(Value::Null), Vec::<u32>::new());
     assert_eq!(eos(json!([3, -1, 4])), [3, 4]);
     let infinite = br#"{"model_type": "llama", "eos_token_id": 5, "router_loss": Infinity, "z": [NaN, -Infinity]}"#;
     assert_eq!(ModelConfig::from_json(infinite, None).unwrap().eos, [5]);
