@@ -60,7 +60,7 @@ impl ClusterModel {
     /// Of a journal that is empty.
     pub fn new(front: FrontDigest, weights: Option<WeightsDigest>) -> Self {
         let mut model = Self { front, weights: weights.map(Ok), kept: None, earlier: 0, waiting: Vec::new() };
-        model.kept = Some(model.mark());
+        model.kept = Some(model.own());
         model
     }
 
@@ -69,8 +69,12 @@ impl ClusterModel {
         (self.kept, self.earlier) = (kept, earlier);
     }
 
-    /// For the journal.
+    /// What the journal has to say: of weights that are not known yet, what it said.
     pub fn mark(&self) -> ModelMark {
+        self.kept.clone().unwrap_or_else(|| self.own())
+    }
+
+    fn own(&self) -> ModelMark {
         let weights = self.known().map(|weights| weights.id().to_string());
         ModelMark { front: self.front.id().to_string(), weights }
     }
@@ -172,7 +176,7 @@ impl SupervisorState {
 
     /// Has the journal be of this model: what it has of another comes to nothing.
     pub(super) fn settle_model(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let mut mark = self.model.mark();
+        let mut mark = self.model.own();
         let kept = self.model.kept.take();
         match &kept {
             Some(kept) if kept.goes_on(&mark) => mark.weights = mark.weights.or(kept.weights.clone()),

@@ -120,6 +120,17 @@ fn what_a_journal_has_of_another_model_fails() {
 }
 
 #[test]
+fn a_supervisor_that_ends_before_it_knows_its_weights_forgets_nothing() {
+    let mut cluster = Cluster::starting(model(Some(2)));
+    let job = cluster.submit(None);
+    cluster.restart_with(model(None));
+    // The journal is written meanwhile.
+    cluster.hello(0, 1, 0, (&[], &[]));
+    cluster.restart_with(model(Some(3)));
+    assert_eq!(cluster.failure(job).as_deref(), Some("model_changed"));
+}
+
+#[test]
 fn another_configuration_or_tokenizer_is_seen_before_any_weight() {
     let mut cluster = Cluster::starting(model(Some(2)));
     let job = cluster.submit(None);
