@@ -189,6 +189,8 @@ mod tests {
             shown(&source(looks).render(&[assistant("<|user|>")], &now()).unwrap()),
             ("!<|user|>", vec![], None)
         );
+        let short = "{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}";
+        assert_eq!(shown(&source(short).render(&[user("end")], &now()).unwrap()).0, "3end", "a part of a name is none");
         // One that counts characters sees marks too: the question is found without one.
         let counts = source("{{ messages[0].content | length }}:{{ messages[0].content }}");
         let rendered = counts.render(&[user("ab cd")], &now().with_question(0, 2)).unwrap();
