@@ -96,6 +96,8 @@ impl ChatTemplate {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn source(template: &str) -> TemplateSource {
@@ -147,6 +149,48 @@ mod tests {
         assert_eq!(shown(&rendered), ("<|end|><|xd|><|user|> <|end|>", vec!["<|end|>", "<|user|>", "<|end|>"], None));
     }
 
+    proptest! {
+        /// Whatever messages say, a name is text where a message has some of it, and a token where the template wrote all of it.
+        #[test]
+        fn what_a_message_has_some_of_is_text(
+            texts in prop::collection::vec("(<|\\||end|user|>|</s|s|x| ){0,6}", 1..4),
+            trims in any::<bool>(),
+        ) {
+            let template = if trims { TRIMS } else { "{% for m in messages %}<|{{ m.content }}|end|>{{ m.content }}<|end{% endfor %}" };
+            let turns: Vec<Turn> = texts.iter().map(|text| user(text)).collect();
+            let source = source(template);
+            let rendered = source.render(&turns, &now()).unwrap();
+            let text = rendered.written.text();
+            let mut of_messages = Written::default();
+            of_messages.push(if trims { "<s>" } else { "" });
+            for message in &texts {
+                match trims {
+                    true => {
+                        of_messages.push("<|user|>");
+                        of_messages.push_message(message.trim());
+                        of_messages.push("<|end|>\n");
+                    }
+                    false => {
+                        of_messages.push("<|");
+                        of_messages.push_message(message);
+                        of_messages.push("|end|>");
+                        of_messages.push_message(message);
+                        of_messages.push("<|end");
+                    }
+                }
+            }
+            of_messages.push(if trims { "<|assistant|>" } else { "" });
+            prop_assert_eq!(text, of_messages.text());
+            let names = marks::Names::new(&["<s>", "</s>", "<|user|>", "<|end|>", "</think>"].map(str::to_owned)).unwrap();
+            for name in names.within(text).names {
+                let touches = |written: &Written| {
+                    written.literals().iter().any(|literal| literal.start < name.end && name.start < literal.end)
+                };
+                prop_assert_eq!(touches(&rendered.written), touches(&of_messages), "{} of {:?}", &text[name.clone()], rendered);
+            }
+        }
+    }
+
     #[test]
     fn the_question_begins_where_it_was_said_to() {
         let document = user("A document.\n\nWhich? ");
@@ -189,6 +233,8 @@ mod tests {
             shown(&source(looks).render(&[assistant("<|user|>")], &now()).unwrap()),
             ("!<|user|>", vec![], None)
         );
+        let short = "{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}";
+        assert_eq!(shown(&source(short).render(&[user("end")], &now()).unwrap()).0, "3end", "a part of a name is none");
         // One that counts characters sees marks too: the question is found without one.
         let counts = source("{{ messages[0].content | length }}:{{ messages[0].content }}");
         let rendered = counts.render(&[user("ab cd")], &now().with_question(0, 2)).unwrap();

@@ -5,6 +5,7 @@ mod python;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
@@ -114,7 +115,8 @@ fn messages<'t>(turns: &[Turn], texts: &'t [Cow<'_, str>]) -> Vec<(Speaker, &'t 
     turns.iter().zip(texts).map(|(turn, text)| (turn.speaker, text.as_ref())).collect()
 }
 
-type Found = (Vec<std::ops::Range<usize>>, Option<usize>);
+/// Literals, and where the question begins.
+type Found = (Vec<Range<usize>>, Option<usize>);
 
 /// One rendering whose text is known.
 struct Rendering<'r> {
@@ -184,21 +186,22 @@ impl Rendering<'_> {
 
     /// Which names are text, where the template looks for some of them: in an answer they are what it makes of them, and a
     /// message of somebody else is refused, since nothing tells whose they are.
-    fn marked_apart(
-        &self,
-        marks: Marks,
-        mut within: Vec<Places>,
-    ) -> Result<Vec<std::ops::Range<usize>>, TemplateRefusal> {
+    fn marked_apart(&self, marks: Marks, mut within: Vec<Places>) -> Result<Vec<Range<usize>>, TemplateRefusal> {
+        let nowhere = vec![Places::default(); within.len()];
         for at in 0..within.len() {
-            let mut alone = vec![Places::default(); within.len()];
-            std::mem::swap(&mut alone[at], &mut within[at]);
+            let mut alone = nowhere.clone();
+            alone[at] = std::mem::take(&mut within[at]);
+            if !alone[at].is_empty() && self.marked(marks, &alone, None)?.is_none() {
+                // One that looks at how a message begins or ends puts no name together there.
+                alone[at].points.clear();
+            }
             if !alone[at].is_empty() && self.marked(marks, &alone, None)?.is_none() {
                 if self.turns[at].speaker != Speaker::Assistant {
                     return Err(self.looked_for(at, &alone[at]));
                 }
                 continue;
             }
-            std::mem::swap(&mut alone[at], &mut within[at]);
+            within[at] = alone.swap_remove(at);
         }
         let found = self.marked(marks, &within, None)?;
         let cause = "names of special tokens in several messages change what it writes; take them out";
@@ -207,7 +210,7 @@ impl Rendering<'_> {
 
     fn looked_for(&self, at: usize, places: &Places) -> TemplateRefusal {
         let text = &self.turns[at].text;
-        let name = places.names.first().map_or("the part of a special token's name", |name| &text[name.clone()]);
+        let name = places.names.first().map_or("", |name| &text[name.clone()]);
         TemplateRefusal::Unfit(format!(
             "it looks for {name:?}, which names a special token, in message {at}; take that out, or ask without the template"
         ))
