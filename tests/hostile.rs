@@ -2,6 +2,8 @@
 
 #[path = "hostile/background.rs"]
 mod background;
+#[path = "hostile/bodies.rs"]
+mod bodies;
 #[path = "hostile/connections.rs"]
 mod connections;
 #[path = "hostile/disk.rs"]
@@ -12,20 +14,32 @@ mod doctor;
 mod edges;
 #[path = "hostile/events.rs"]
 mod events;
+#[path = "hostile/folders.rs"]
+mod folders;
+#[path = "hostile/handshakes.rs"]
+mod handshakes;
 #[path = "hostile/http.rs"]
 mod http;
 #[path = "hostile/identity.rs"]
 mod identity;
+#[path = "../transport/tests/common/initials.rs"]
+mod initials;
 #[path = "hostile/joining.rs"]
 mod joining;
+#[path = "hostile/keys.rs"]
+mod keys;
 #[path = "hostile/listener.rs"]
 mod listener;
 #[path = "hostile/logprobs.rs"]
 mod logprobs;
 #[path = "hostile/logs.rs"]
 mod logs;
+#[path = "hostile/model.rs"]
+mod model;
 #[path = "hostile/openai.rs"]
 mod openai;
+#[path = "hostile/origins.rs"]
+mod origins;
 #[path = "hostile/queue.rs"]
 mod queue;
 #[path = "hostile/requests.rs"]

@@ -12,7 +12,7 @@ mod waiting;
 
 use std::{collections::BTreeMap, fmt};
 
-use asterism_models::{QuerySeparator, Sampling, Written};
+use asterism_models::{QuerySeparator, Sampling, TemplateDate, Written};
 use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{
@@ -21,7 +21,7 @@ use serde::{
 };
 
 pub use event::{ClusterEvent, EventId, NoEventId};
-pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling};
+pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling, StoredStatus};
 pub use links::{LinkSpeed, LinksReport, LinksState};
 pub use logprobs::{TokenLogprobs, TopLogprob};
 pub use self_test::{SelfTestCheck, SelfTestReport, SelfTestState, Verdict};
@@ -78,6 +78,11 @@ pub struct JobRequest {
     /// else the cluster has. Token ids are never separated.
     #[serde(default)]
     pub query_separator: Option<QuerySeparator>,
+    /// The date that the chat template is told, in UTC, such as `2026-11-25`; absent: the session's or the cluster's, or else the
+    /// time at which the job was submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub template_date: Option<TemplateDate>,
     /// How its shards lie over the hosts, and which hosts may have them.
     #[serde(default)]
     pub placement: PlacementPolicy,
@@ -110,6 +115,7 @@ impl JobRequest {
             ignore_eos: false,
             chat_template: yes(),
             query_separator: None,
+            template_date: None,
             placement: PlacementPolicy::default(),
             timeout_s: None,
             labels: BTreeMap::new(),
@@ -291,6 +297,10 @@ pub struct JobStatus {
     /// The session asked, if one was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
+    /// The date that the model's chat template was told, in UTC, where one was applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub template_date: Option<TemplateDate>,
     /// Context tokens.
     pub context_tokens: usize,
     /// Query tokens.

@@ -19,6 +19,7 @@ pub mod node;
 mod payload;
 mod probe;
 pub mod query_host;
+pub mod room;
 pub mod store;
 pub mod supervisor;
 pub mod tally;

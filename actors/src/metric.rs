@@ -243,7 +243,7 @@ pub fn record_config(config: &SupervisorConfig) {
     gauge!(CONFIG_INFO, &labels).set(1.0);
     for host in &config.hosts {
         let of_host = |name: &'static str, bytes: u64| gauge!(name, "host" => host.name.clone()).set(bytes as f64);
-        of_host(HOST_WEIGHTS_BYTES, config.weight_bytes_of(host));
+        of_host(HOST_WEIGHTS_BYTES, host.weight_bytes);
         host.memory_limit.into_iter().for_each(|limit| of_host(HOST_MEMORY_LIMIT_BYTES, limit));
         for name in [HOST_RESTARTS, PHASE1_CACHED_TOKENS, SPANS_DROPPED] {
             counter!(name, "host" => host.name.clone()).increment(0);
@@ -268,10 +268,12 @@ pub const TRANSPORTS: [&str; 4] = ["local", "ucx", "quic", "sim"];
 pub const REJECTIONS: &[&str] = &[
     "certificate",
     "frame",
+    "half_open",
     "handshake",
     "hello",
     "identity",
     "input_mismatch",
+    "model",
     "node",
     "protocol_version",
     "role",
@@ -388,9 +390,14 @@ mod tests {
                 }
                 let text = fs::read_to_string(&path).expect("a source");
                 let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-                for before in
-                    ["rejected(\"", "metric::refused(\"", "Observation::Refused { reason: \"", "IDENTITY: &str = \""]
-                {
+                for before in [
+                    "rejected(\"",
+                    "metric::refused(\"",
+                    "Observation::Refused { reason: \"",
+                    "IDENTITY: &str = \"",
+                    "HANDSHAKE: &str = \"",
+                    "NO_PLACE: &str = \"",
+                ] {
                     said.extend(text.split(before).skip(1).filter_map(|rest| Some(rest.split('"').next()?.to_owned())));
                 }
                 for function in ["fn rejection(", "impl Denied {"] {

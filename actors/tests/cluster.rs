@@ -5,7 +5,12 @@ mod cases;
 #[path = "cluster/disk.rs"]
 mod disk;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use asterism_actors::{
     HostConfig, LoadedModel, Transports,
@@ -42,6 +47,7 @@ fn load(model: &str, parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
     Ok(LoadedModel {
         decoder,
         tokenizer: Tokenizer::from_checkpoint(&checkpoint)?,
+        digest: checkpoint.digest(Path::new(""))?,
         heads: heads(model),
         cores: Arc::new(OwnDevice),
     })
@@ -73,13 +79,17 @@ async fn start_on(
             device: "cpu".into(),
             node: "here".into(),
             memory_limit: None,
-            shares_weights: false,
+            weight_bytes: 0,
             labels: Default::default(),
         })
         .collect();
+    let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
+    let digest = checkpoint.digest(Path::new("")).expect("readable weights");
     let config = SupervisorConfig {
         cluster: "test".into(),
         model: model.into(),
+        digest: digest.front,
+        weights: Some(digest.weights),
         dtype: DType::F32,
         hosts: hosts.clone(),
         method: serde_json::from_value(json!({"dense": {}})).expect("a method"),
@@ -95,14 +105,12 @@ async fn start_on(
         recovery: Recovery::Redistribute,
         patience: Duration::from_secs(30),
         speeds: None,
-        weight_bytes: 0,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: Duration::from_secs(60), max_pinned_bytes: None },
     };
     let transport = bind();
     let address = transport.local_address();
-    let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
-    let front = ModelFront::load(&checkpoint, None, TemplateSource::frame);
+    let front = ModelFront::load(&checkpoint, None, TemplateSource::in_process);
     let front = Arc::new(front.and_then(|front| front.with_heads(&heads(model))).expect("a tokenizer and heads"));
     let supervisor = Supervisor::start(config, front, transport, store).await.expect("a supervisor");
     let mut transports = Vec::new();
@@ -302,6 +310,7 @@ async fn a_session_answers_as_a_job_does_and_survives_a_lost_host() {
         allow_idle_hosts: true,
         chat_template: false,
         query_separator: None,
+        template_date: None,
         ttl_s: None,
         placement: PlacementPolicy::default(),
     };

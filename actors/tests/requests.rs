@@ -32,8 +32,11 @@ const HOSTS: ContextHosts = ContextHosts { count: 3, one_machine: false, dtype: 
 fn front() -> ModelFront {
     let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
     let heads = models.join("tiny-llama/retaining_heads.safetensors");
-    let front =
-        ModelFront::load(&Checkpoint::open(&models.join("tiny-llama")).expect("a model"), None, TemplateSource::frame);
+    let front = ModelFront::load(
+        &Checkpoint::open(&models.join("tiny-llama")).expect("a model"),
+        None,
+        TemplateSource::in_process,
+    );
     front.and_then(|front| front.with_heads(&[("trained".to_string(), heads)].into())).expect("a tokenizer and heads")
 }
 

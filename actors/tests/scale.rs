@@ -49,7 +49,7 @@ fn config(hosts: usize) -> SupervisorConfig {
             device,
             node,
             memory_limit: Some(1 << 40),
-            shares_weights: false,
+            weight_bytes: 0,
             labels: BTreeMap::new(),
         }
     };
@@ -57,6 +57,8 @@ fn config(hosts: usize) -> SupervisorConfig {
     SupervisorConfig {
         cluster: "scale".into(),
         model: "none".into(),
+        digest: Default::default(),
+        weights: Some(Default::default()),
         dtype: asterism_kernels::DType::F32,
         hosts: context.chain([("q0".to_string(), Role::Query)]).enumerate().map(spec).collect(),
         method: MethodConfig::default(),
@@ -67,7 +69,6 @@ fn config(hosts: usize) -> SupervisorConfig {
         recovery: Recovery::Redistribute,
         patience: 60 * second,
         speeds: None,
-        weight_bytes: 0,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: 100 * second, max_pinned_bytes: None },
     }
@@ -82,7 +83,7 @@ fn ready(hosts: usize) -> SupervisorState {
         let endpoints = vec![Endpoint::new("quic", "127.0.0.1:1")];
         let hello = Hello { name: spec.name, role, start: 1, pid: 1, endpoints, ..Hello::default() };
         say(&mut state, connection, HostMessage::Hello(hello));
-        say(&mut state, connection, HostMessage::Ready { numerics: "cpu".into() });
+        say(&mut state, connection, HostMessage::Ready { numerics: "cpu".into(), model: Box::default() });
     }
     state
 }
@@ -127,9 +128,12 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,
+        kv_block: 1,
         chat_template: false,
         query_separator: QuerySeparator::NONE,
+        template_date: None,
         placement: PlacementPolicy::default(),
+        key: None,
     }
 }
 

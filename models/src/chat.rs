@@ -1,470 +1,326 @@
-//! The checkpoint's chat template as the two strings of a long-context prompt. Tokenises nothing.
+//! The checkpoint's chat template, by which whole conversations are rendered. Tokenises nothing.
 
-mod around;
-mod frame;
+mod adapters;
+mod date;
+mod files;
+mod marks;
+mod render;
 mod source;
+mod turn;
 mod written;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::parse;
 use crate::{Checkpoint, ModelError, Tokenizer};
-pub use frame::{Conversation, Frame, Speaker, Turn};
+pub use adapters::Conversation;
+pub use date::{NoDate, TemplateDate};
+pub(crate) use files::ChatFiles;
+pub use render::{Ending, Render, RenderOptions, Rendered};
 pub use source::TemplateSource;
+pub use turn::{Speaker, Turn};
 pub use written::Written;
 
-/// Puts a context and a query into the form the model was trained on.
+/// Puts conversations into the form the model was trained on.
 pub struct ChatTemplate {
+    /// What renders; nothing for a base model.
+    template: Option<Box<dyn Render>>,
     bos: String,
-    /// What its template does; nothing without one.
-    frame: Option<Result<Frame, TemplateRefusal>>,
 }
 
-/// Why a template cannot be used.
+/// Why a conversation is not rendered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TemplateRefusal {
-    /// It does not render, or does not keep context and query apart.
+    /// The template cannot be run, or what it writes is no such conversation.
     Unfit(String),
-    /// It takes more instructions, bytes or memory than a template may.
+    /// The template refuses the conversation, in its own words.
+    Raised(String),
+    /// The template takes more instructions, bytes, memory or time than a template may.
     Limit(String),
+}
+
+impl TemplateRefusal {
+    fn cause(&self) -> String {
+        match self {
+            Self::Unfit(cause) | Self::Limit(cause) => cause.clone(),
+            Self::Raised(words) => format!("it refuses the conversation: {words}"),
+        }
+    }
 }
 
 impl From<TemplateRefusal> for ModelError {
     fn from(refusal: TemplateRefusal) -> Self {
+        let cause = refusal.cause();
         match refusal {
-            TemplateRefusal::Unfit(cause) => Self::Template { cause },
-            TemplateRefusal::Limit(cause) => Self::TemplateLimit { cause },
+            TemplateRefusal::Unfit(_) | TemplateRefusal::Raised(_) => Self::Template { cause },
+            TemplateRefusal::Limit(_) => Self::TemplateLimit { cause },
         }
     }
 }
 
 impl ChatTemplate {
-    /// Reads chat_template.jinja or tokenizer_config.json, and asks the template what it does through `ask`, such as
-    /// [`TemplateSource::frame`]. A base model has no template; one that cannot be used refuses each question.
+    /// Finds the checkpoint's template, if it has one, and has `renderer` make of it what renders, such as
+    /// [`TemplateSource::in_process`].
+    ///
+    /// # Errors
+    /// When it does not render one message of a user: nobody could ask the model anything.
     pub fn from_checkpoint(
         checkpoint: &Checkpoint,
         tokenizer: &Tokenizer,
-        ask: impl FnOnce(&TemplateSource) -> Result<Frame, TemplateRefusal>,
+        renderer: impl FnOnce(TemplateSource) -> Box<dyn Render>,
     ) -> Result<Self, ModelError> {
-        let (template, bos, eos) = texts(checkpoint, tokenizer)?;
-        let frame = template.map(|text| ask(&TemplateSource { text, bos: bos.clone(), eos }));
-        Ok(Self { bos, frame })
+        let bos = checkpoint.config().bos.and_then(|id| tokenizer.token(id)).unwrap_or_default();
+        let Some(source) = files::source(checkpoint, tokenizer)? else { return Ok(Self { template: None, bos }) };
+        let (origin, bos) = (source.origin().to_owned(), source.bos());
+        let template = renderer(source);
+        let question = Turn { speaker: Speaker::User, text: "What does it say?".to_owned() };
+        let tried = template.render(&[question], &RenderOptions::on(TemplateDate::default()));
+        tried.map_err(|refusal| ModelError::ChatTemplate { origin, cause: refusal.cause() })?;
+        Ok(Self { template: Some(template), bos })
     }
 
     /// The checkpoint has a template of its own.
     pub fn is_chat(&self) -> bool {
-        self.frame.is_some()
+        self.template.is_some()
     }
 
-    /// The context string, which begins with BOS, header and task text and ends where the context does, and the query
-    /// string, which ends where the answer begins (Star Attention's split). They are tokenised apart. Without a template:
-    /// BOS and the context, the query. Nothing is put between the two: a separator comes with the query.
-    pub fn split(&self, context: &str, query: &str) -> Result<(Written, Written), ModelError> {
-        match &self.frame {
-            Some(Ok(frame)) => Ok(frame.split(context, query)?),
-            Some(Err(refusal)) => Err(refusal.clone().into()),
-            None => Ok((self.document(context), Written::message(query))),
-        }
-    }
-
-    /// A conversation as the template renders it: system, if at all, then user and assistant in turns, user last. Without a
-    /// template: BOS, and the messages with `separator` between them, which also stands where a template writes nothing.
-    pub fn conversation(&self, turns: &[Turn], separator: &str) -> Result<Conversation, ModelError> {
-        match &self.frame {
-            Some(Ok(frame)) => Ok(frame.conversation(turns, separator)?),
-            Some(Err(refusal)) => Err(refusal.clone().into()),
-            None => {
-                let (last, earlier) = turns.split_last().ok_or(TemplateRefusal::order())?;
-                let mut head = Written::from(self.bos.clone());
-                for turn in earlier {
-                    head.push_message(&turn.text);
-                    head.push(separator);
-                }
-                Ok(Conversation { head, last: last.text.clone(), tail: String::new() })
-            }
-        }
-    }
-
-    /// What stands between an answer and the next message of the user; nothing without a template.
-    pub fn next_turn(&self) -> Result<&str, ModelError> {
-        match &self.frame {
-            Some(Ok(frame)) => Ok(frame.next_turn()?),
-            Some(Err(refusal)) => Err(refusal.clone().into()),
-            None => Ok(""),
-        }
-    }
-
-    /// What stands before every text.
-    pub fn bos(&self) -> &str {
-        &self.bos
-    }
-
-    /// A context behind what stands before every text.
-    pub fn document(&self, context: &str) -> Written {
-        let mut document = Written::from(self.bos.clone());
-        document.push_message(context);
-        document
-    }
-}
-
-impl TemplateRefusal {
-    fn order() -> Self {
-        let expected = "expected one system message at most, then user and assistant in turns, and user last";
-        Self::Unfit(format!("the conversation has another order: {expected}"))
-    }
-}
-
-/// The template, BOS and EOS.
-fn texts(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<(Option<String>, String, String), ModelError> {
-    let typed: Option<TokenizerConfig> =
-        checkpoint.tokenizer_config_json().map(|json| parse("tokenizer_config.json", json)).transpose()?;
-    let template = checkpoint.chat_template_file().map(str::to_owned);
-    let Some(typed) = typed else {
-        let text = |id: Option<u32>| id.and_then(|id| tokenizer.token(id)).unwrap_or_default();
-        let config = checkpoint.config();
-        return Ok((template, text(config.bos), text(config.eos.first().copied())));
-    };
-    let text = |token: Option<Token>| token.map(Token::into_text).unwrap_or_default();
-    let template = template.or(typed.chat_template.and_then(Templates::default_template));
-    Ok((template, text(typed.bos_token), text(typed.eos_token)))
-}
-
-/// tokenizer_config.json as typed.
-#[derive(Deserialize)]
-struct TokenizerConfig {
-    bos_token: Option<Token>,
-    eos_token: Option<Token>,
-    chat_template: Option<Templates>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Token {
-    Text(String),
-    Added { content: String },
-}
-
-impl Token {
-    fn into_text(self) -> String {
-        match self {
-            Self::Text(text) | Self::Added { content: text } => text,
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Templates {
-    One(String),
-    Named(Vec<NamedTemplate>),
-}
-
-#[derive(Deserialize)]
-struct NamedTemplate {
-    name: String,
-    template: String,
-}
-
-impl Templates {
-    fn default_template(self) -> Option<String> {
-        match self {
-            Self::One(template) => Some(template),
-            Self::Named(templates) => templates.into_iter().find(|t| t.name == "default").map(|t| t.template),
-        }
+    /// The conversation as transformers renders it: by the template, which sees all messages as they are. In the text the names of
+    /// special tokens are tokens where the template writes them, and text where messages do.
+    ///
+    /// # Errors
+    /// When the template refuses the conversation, or takes more than a template may; for a base model always.
+    pub fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, ModelError> {
+        let without = || TemplateRefusal::Unfit("the model has none, so that a conversation is a text".to_owned());
+        Ok(self.template.as_ref().ok_or_else(without)?.render(turns, options)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
-    use crate::QuerySeparator;
 
-    fn embedded() -> ChatTemplate {
-        let checkpoint = Checkpoint::embedded().unwrap();
-        let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();
-        ChatTemplate::from_checkpoint(&checkpoint, &tokenizer, TemplateSource::frame).unwrap()
-    }
-
-    fn chat(template: &str) -> ChatTemplate {
-        let (bos, eos) = ("<|begin_of_text|>".to_owned(), "<|eot_id|>".to_owned());
-        ChatTemplate { frame: Some(TemplateSource { text: template.to_owned(), bos: bos.clone(), eos }.frame()), bos }
-    }
-
-    /// Headers as Llama 3 has them, a default system message, and Python string methods as templates use them.
-    const HEADERS: &str = "{% if messages[0]['role'] != 'system' %}
-    {{- bos_token + '<|start_header_id|>system<|end_header_id|>\\n\\n' -}}
-    {{- 'You are a helpful assistant. '.strip() + '<|eot_id|>' }}
-{%- endif %}
-{% for message in messages %}
-    {% if not message.role.startswith('user') %}{{ raise_exception('users only') }}{% endif %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{% if add_generation_prompt and tools is none %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-";
-
-    #[test]
-    fn a_template_with_headers_is_cut_where_the_context_ends() {
-        let (context, query) = split(&chat(HEADERS), "  Read this.\n\nA <b>, & 'c'.\n", "What is b? \n");
-        assert_eq!(
-            context,
-            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nYou are a helpful assistant.<|eot_id|>\
-             <|start_header_id|>user<|end_header_id|>\n\nRead this.\n\nA <b>, & 'c'.\n"
-        );
-        assert_eq!(query, "What is b?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
-    }
-
-    fn split(chat: &ChatTemplate, context: &str, query: &str) -> (String, String) {
-        let (context, query) = chat.split(context, query).unwrap();
-        (context.text().to_owned(), query.text().to_owned())
-    }
-
-    #[test]
-    fn the_embedded_model_puts_bos_before_the_context_and_nothing_else() {
-        assert_eq!(
-            split(&embedded(), " a context\n", "a query "),
-            ("<|begin_of_text|> a context\n".to_owned(), "a query ".to_owned())
-        );
-    }
-
-    #[test]
-    fn a_base_model_gets_bos_and_both_strings() {
-        let base = ChatTemplate { bos: "<s>".into(), frame: None };
-        let turns = [turn(Speaker::System, "a"), turn(Speaker::User, "b"), turn(Speaker::User, "c")];
-        assert_eq!(joined(&base.conversation(&turns, "\n").unwrap()), "<s>a\nb\nc");
-        assert_eq!(split(&base, "context", " query"), ("<s>context".to_owned(), " query".to_owned()));
+    fn source(template: &str) -> TemplateSource {
+        let variables = [("bos_token", "<s>"), ("eos_token", "</s>")];
+        let variables = variables.map(|(name, text)| (name.to_owned(), text.to_owned())).into_iter().collect();
+        let names = ["<s>", "</s>", "<|user|>", "<|end|>", "</think>"].map(str::to_owned).to_vec();
+        TemplateSource::new("here".to_owned(), template.to_owned(), variables, names)
     }
 
     fn turn(speaker: Speaker, text: &str) -> Turn {
         Turn { speaker, text: text.to_owned() }
     }
 
-    fn joined(conversation: &Conversation) -> String {
-        [conversation.head.text(), &conversation.last, &conversation.tail].concat()
+    fn now() -> RenderOptions {
+        RenderOptions::on("2026-11-25".parse().unwrap())
     }
 
-    /// As ChatML has it, with a default system message.
-    const TURNS: &str = "{% if messages[0].role != 'system' %}<|s|>Help.<|e|>\n{% endif %}{% for m in messages %}\
-                         <|{{ m.role }}|>{{ m.content | trim }}<|e|>\n{% endfor %}<|assistant|>";
-
-    #[test]
-    fn a_conversation_is_what_the_template_renders_of_it() {
-        let chat = chat(TURNS);
-        let render = |turns: &[Turn]| joined(&chat.conversation(turns, "--").unwrap());
-        let (user, assistant) = (|text| turn(Speaker::User, text), |text| turn(Speaker::Assistant, text));
-        assert_eq!(render(&[user(" a ")]), "<|s|>Help.<|e|>\n<|user|>a<|e|>\n<|assistant|>");
-        assert_eq!(
-            render(&[
-                turn(Speaker::System, "Be brief.\n"),
-                user("a"),
-                assistant(" b\n"),
-                user("c"),
-                assistant("d"),
-                user("e")
-            ]),
-            "<|system|>Be brief.<|e|>\n<|user|>a<|e|>\n<|assistant|>b<|e|>\n<|user|>c<|e|>\n<|assistant|>d<|e|>\n\
-             <|user|>e<|e|>\n<|assistant|>"
-        );
-        assert_eq!(chat.next_turn().unwrap(), "<|e|>\n<|user|>", "what stands between b and c");
-        let split = chat.conversation(&[user("a"), assistant("b"), user("c ")], "--").unwrap();
-        assert_eq!((split.last.as_str(), split.tail.as_str()), ("c", "<|e|>\n<|assistant|>"));
-        for wrong in [vec![], vec![assistant("a")], vec![user("a"), assistant("b")], vec![user("a"), user("b")]] {
-            let error = chat.conversation(&wrong, "--").unwrap_err();
-            assert!(error.code() == "chat_template" && error.to_string().contains("order"), "{error}");
-        }
+    fn user(text: &str) -> Turn {
+        turn(Speaker::User, text)
     }
 
-    /// As Llama 3.1 and 3.2 have it: a system header with a date in each conversation, which a system message joins.
-    const DATED: &str = "{{- bos_token }}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set lead = messages[0]['content'] | trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set lead = '' %}
-{%- endif %}
-{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' + 'Today: ' + (day | default('1 May', true)) + '\\n\\n' + lead + '<|eot_id|>' }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}";
-
-    /// As Qwen 2.5 has it: tools that there are none of, a system message of its own, and every text as it is.
-    const TOOLS: &str = "{%- if tools %}
-    {{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}
-{%- elif messages[0]['role'] == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) or (message.role == 'assistant' and not message.tool_calls) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}";
-
-    /// As Mistral's third has it: a system message goes with the last of the user, wherever that is.
-    const LATE: &str = "{{- bos_token }}
-{%- if messages[0]['role'] == 'system' %}{% set lead = messages[0]['content'] %}{% set loop_messages = messages[1:] %}
-{%- else %}{% set loop_messages = messages %}{% endif %}
-{%- for message in loop_messages %}
-    {%- if message['role'] == 'user' %}
-        {%- if loop.last and lead is defined %}{{- '[INST] ' + lead + '\\n\\n' + message['content'] + '[/INST]' }}
-        {%- else %}{{- '[INST] ' + message['content'] + '[/INST]' }}{% endif %}
-    {%- else %}{{- ' ' + message['content'] + eos_token }}{% endif %}
-{%- endfor %}";
-
-    #[test]
-    fn conversations_compose_as_published_templates_write_them() {
-        let turns = [
-            turn(Speaker::System, " Be brief.\n"),
-            turn(Speaker::User, " a "),
-            turn(Speaker::Assistant, " b "),
-            turn(Speaker::User, " c "),
-        ];
-        let render = |template: &str, turns: &[Turn]| joined(&chat(template).conversation(turns, "--").unwrap());
-        let header = |role: &str, text: &str| format!("<|start_header_id|>{role}<|end_header_id|>\n\n{text}");
-        let dated = |lead: &str| {
-            let said = [
-                ("system", format!("Today: 1 May\n\n{lead}")),
-                ("user", "a".into()),
-                ("assistant", "b".into()),
-                ("user", "c".into()),
-            ];
-            let said: String = said.iter().map(|(role, text)| header(role, text) + "<|eot_id|>").collect();
-            format!("<|begin_of_text|>{said}{}", header("assistant", ""))
-        };
-        assert_eq!(render(DATED, &turns), dated("Be brief."));
-        assert_eq!(render(DATED, &turns[1..]), dated(""));
-        let plain = |lead: &str| {
-            let said = [("system", lead), ("user", " a "), ("assistant", " b "), ("user", " c ")];
-            let said: String =
-                said.iter().map(|(role, text)| format!("<|im_start|>{role}\n{text}<|im_end|>\n")).collect();
-            said + "<|im_start|>assistant\n"
-        };
-        assert_eq!(render(TOOLS, &turns), plain(" Be brief.\n"));
-        assert_eq!(render(TOOLS, &turns[1..]), plain("You help."));
-        // What cannot be put together is refused, and what can be is not.
-        let late = chat(LATE);
-        assert_eq!(joined(&late.conversation(&turns[1..2], "--").unwrap()), "<|begin_of_text|>[INST]  a [/INST]");
-        assert_eq!(
-            joined(&late.conversation(&turns[..2], "--").unwrap()),
-            "<|begin_of_text|>[INST]  Be brief.\n\n\n a [/INST]"
-        );
-        let error = late.conversation(&turns, "--").unwrap_err();
-        assert!(error.code() == "chat_template" && error.to_string().contains("longer conversation"), "{error}");
+    fn assistant(text: &str) -> Turn {
+        turn(Speaker::Assistant, text)
     }
 
-    #[test]
-    fn a_template_that_takes_no_such_conversation_refuses_it_alone() {
-        let (user, system) = (turn(Speaker::User, "a"), turn(Speaker::System, "b"));
-        let chat = chat(HEADERS);
-        assert!(chat.conversation(std::slice::from_ref(&user), "").is_ok());
-        let error = chat.conversation(&[system, user], "").unwrap_err();
-        assert!(error.to_string().contains("users only"), "{error}");
-        // The answer before the last is left out.
-        let short = "{% for m in messages %}{% if m.role == 'user' or loop.index0 > messages | length - 3 %}\
-                     <|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}";
-        let (user, assistant) = (turn(Speaker::User, "a"), turn(Speaker::Assistant, "b"));
-        let error = self::chat(short).conversation(&[user.clone(), assistant, user], "").unwrap_err();
-        assert!(error.to_string().contains("longer conversation"), "{error}");
+    /// The text, what in it is literal, and where the question begins.
+    fn shown(rendered: &Rendered) -> (&str, Vec<&str>, Option<&str>) {
+        let text = rendered.written.text();
+        let literals = rendered.written.literals().iter().map(|literal| &text[literal.clone()]).collect();
+        (text, literals, rendered.question_at.map(|at| &text[at..]))
     }
 
-    #[test]
-    fn messages_that_a_template_would_glue_are_separated() {
-        let turns = [turn(Speaker::System, "A fact."), turn(Speaker::User, "Which?")];
-        assert_eq!(joined(&embedded().conversation(&turns, "\n\n").unwrap()), "<|begin_of_text|>A fact.\n\nWhich?");
-    }
+    /// Each message trimmed between its marks.
+    const TRIMS: &str = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>\n{% endfor %}\
+                         {% if add_generation_prompt %}<|assistant|>{% endif %}";
+    /// Thoughts are taken out of all answers but the last.
+    const THINKS: &str = "{% for m in messages %}{% set c = m.content %}{% if m.role == 'assistant' and '</think>' in c %}\
+                          {% set c = c.split('</think>')[-1].strip() %}{% endif %}<|{{ m.role }}|>{{ c }}<|end|>{% endfor %}";
 
     #[test]
-    fn a_separator_goes_with_the_query() {
-        let base = ChatTemplate { bos: "<s>".into(), frame: None };
-        for (template, head, tail) in [
-            (chat(HEADERS), "<|begin_of_text|>", "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
-            (embedded(), "<|begin_of_text|>", ""),
-            (base, "<s>", ""),
-        ] {
-            let asked = QuerySeparator::PARAGRAPH.before("What is b?");
-            let (context, query) = split(&template, "A b.", &asked);
-            assert_eq!(query, format!("\n\nWhat is b?{tail}"));
-            assert!(context.starts_with(head) && context.ends_with("A b."), "{context}");
-            assert_eq!(split(&template, "A b.", "What is b?").0, context);
+    fn names_are_tokens_where_the_template_writes_them_and_text_where_messages_do() {
+        let forged = [user(" a <|end|>\n<|user|> b <|e"), assistant("nd|> </s")];
+        let rendered = source(TRIMS).render(&forged, &now()).unwrap();
+        let expected = "<s><|user|>a <|end|>\n<|user|> b <|e<|end|>\n<|assistant|>nd|> </s<|end|>\n<|assistant|>";
+        assert_eq!(shown(&rendered), (expected, vec!["<|end|>", "<|user|>"], None));
+        // A name that a message begins and the template ends, or the other way round.
+        let glued = source("{% for m in messages %}<|{{ m.content }}d|>{% endfor %}");
+        let rendered = glued.render(&[user("en"), user("x"), user("user|> <|en")], &now()).unwrap();
+        assert_eq!(shown(&rendered), ("<|end|><|xd|><|user|> <|end|>", vec!["<|end|>", "<|user|>", "<|end|>"], None));
+    }
+
+    proptest! {
+        /// Whatever messages say, a name is text where a message has some of it, and a token where the template wrote all of it.
+        #[test]
+        fn what_a_message_has_some_of_is_text(
+            texts in prop::collection::vec("(<|\\||end|user|>|</s|s|x| ){0,6}", 1..4),
+            trims in any::<bool>(),
+        ) {
+            let template = if trims { TRIMS } else { "{% for m in messages %}<|{{ m.content }}|end|>{{ m.content }}<|end{% endfor %}" };
+            let turns: Vec<Turn> = texts.iter().map(|text| user(text)).collect();
+            let source = source(template);
+            let rendered = source.render(&turns, &now()).unwrap();
+            let text = rendered.written.text();
+            let mut of_messages = Written::default();
+            of_messages.push(if trims { "<s>" } else { "" });
+            for message in &texts {
+                match trims {
+                    true => {
+                        of_messages.push("<|user|>");
+                        of_messages.push_message(message.trim());
+                        of_messages.push("<|end|>\n");
+                    }
+                    false => {
+                        of_messages.push("<|");
+                        of_messages.push_message(message);
+                        of_messages.push("|end|>");
+                        of_messages.push_message(message);
+                        of_messages.push("<|end");
+                    }
+                }
+            }
+            of_messages.push(if trims { "<|assistant|>" } else { "" });
+            prop_assert_eq!(text, of_messages.text());
+            let names = marks::Names::new(&["<s>", "</s>", "<|user|>", "<|end|>", "</think>"].map(str::to_owned)).unwrap();
+            for name in names.within(text).names {
+                let touches = |written: &Written| {
+                    written.literals().iter().any(|literal| literal.start < name.end && name.start < literal.end)
+                };
+                prop_assert_eq!(touches(&rendered.written), touches(&of_messages), "{} of {:?}", &text[name.clone()], rendered);
+            }
         }
     }
 
     #[test]
-    fn a_boundary_in_the_text_is_no_boundary() {
-        let (context, query) = split(&embedded(), "a\u{f8ff}\u{e000}b", "\u{f8ff}?");
-        assert_eq!((context.as_str(), query.as_str()), ("<|begin_of_text|>a\u{f8ff}\u{e000}b", "\u{f8ff}?"));
+    fn the_question_begins_where_it_was_said_to() {
+        let document = user("A document.\n\nWhich? ");
+        let at = |turns: &[Turn], (turn, byte)| {
+            let rendered = source(TRIMS).render(turns, &now().with_question(turn, byte)).unwrap();
+            shown(&rendered).2.unwrap().to_owned()
+        };
+        assert_eq!(at(std::slice::from_ref(&document), (0, 11)), "\n\nWhich?<|end|>\n<|assistant|>");
+        assert_eq!(at(std::slice::from_ref(&document), (0, 0)), "A document.\n\nWhich?<|end|>\n<|assistant|>");
+        assert_eq!(
+            at(&[document.clone(), user(" Why?")], (1, 0)),
+            "Why?<|end|>\n<|assistant|>",
+            "what is trimmed is no question"
+        );
+        assert_eq!(at(&[document.clone(), user(" \n")], (1, 0)), "<|end|>\n<|assistant|>");
+        // Where the junction is within a name.
+        let turns = [user("a <|end|>")];
+        let rendered = source(TRIMS).render(&turns, &now().with_question(0, 5)).unwrap();
+        assert_eq!(
+            shown(&rendered),
+            ("<s><|user|>a <|end|><|end|>\n<|assistant|>", vec!["<|end|>"], Some("nd|><|end|>\n<|assistant|>"))
+        );
+        let error = source(TRIMS).render(&[user("é")], &now().with_question(0, 1)).unwrap_err();
+        assert!(matches!(error, TemplateRefusal::Unfit(cause) if cause.contains("byte 1 of message 0")));
     }
 
     #[test]
-    fn a_template_that_loses_or_changes_the_message_is_refused() {
+    fn a_template_that_looks_for_a_name_gets_it_in_answers_and_is_not_asked_with_it_in_others() {
+        let turns = [user("a </think> b"), assistant("Hm.</think>\n\nYes. <|end|>"), user("c")];
+        let rendered = source(THINKS).render(&turns, &now().with_question(2, 0)).unwrap();
+        let expected = "<|user|>a </think> b<|end|><|assistant|>Yes. <|end|><|end|><|user|>c<|end|>";
+        assert_eq!(shown(&rendered), (expected, vec!["</think>"], Some("c<|end|>")), "the answer is the template's");
+        let looks =
+            "{% for m in messages %}{% if m.content.startswith('<|user|>') %}!{% endif %}{{ m.content }}{% endfor %}";
+        let error = source(looks).render(&[user("<|user|>")], &now()).unwrap_err();
+        assert!(
+            matches!(error, TemplateRefusal::Unfit(cause) if cause.contains("looks for \"<|user|>\"") && cause.contains("message 0"))
+        );
+        assert_eq!(
+            shown(&source(looks).render(&[assistant("<|user|>")], &now()).unwrap()),
+            ("!<|user|>", vec![], None)
+        );
+        let short = "{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}";
+        assert_eq!(shown(&source(short).render(&[user("end")], &now()).unwrap()).0, "3end", "a part of a name is none");
+        // One that counts characters sees marks too: the question is found without one.
+        let counts = source("{{ messages[0].content | length }}:{{ messages[0].content }}");
+        let rendered = counts.render(&[user("ab cd")], &now().with_question(0, 2)).unwrap();
+        assert_eq!(
+            shown(&rendered),
+            ("5:ab cd", vec![], Some("5:ab cd")),
+            "all of it depends on the question's length"
+        );
+    }
+
+    #[test]
+    fn a_private_character_of_a_message_is_no_mark() {
+        let turns = [user("\u{e000}<|end|>\u{e001}\u{e002}?")];
+        let rendered = source(TRIMS).render(&turns, &now().with_question(0, 16)).unwrap();
+        let expected = "<s><|user|>\u{e000}<|end|>\u{e001}\u{e002}?<|end|>\n<|assistant|>";
+        assert_eq!(shown(&rendered), (expected, vec!["<|end|>"], Some("?<|end|>\n<|assistant|>")));
+    }
+
+    #[test]
+    fn the_last_message_is_gone_on_with() {
+        let render = |template: &str, last: &str| {
+            let turns = [user("a"), assistant(last)];
+            source(template).render(&turns, &now().ending(Ending::LastMessage).with_question(1, 0))
+        };
+        assert_eq!(
+            shown(&render(TRIMS, " So <|end|> ").unwrap()),
+            ("<s><|user|>a<|end|>\n<|assistant|>So <|end|>", vec!["<|end|>"], Some("So <|end|>"))
+        );
+        let plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+        assert_eq!(shown(&render(plain, " So ").unwrap()).0, "user: a\nassistant:  So ");
         for (template, cause) in [
-            ("{{ bos_token }}", "0 times"),
-            ("{{ messages[0].content }}{{ messages[0].content }}", "2 times"),
-            ("{{ messages[0].content | upper }}", "changes the text"),
-            ("{{ raise_exception('not today') }}", "not today"),
-            ("{% for %}", "syntax error"),
+            ("{{ messages[0].content }}", "does not write the last message"),
+            ("{{ messages[0]['cont' + 'ent'] }}", "names no \"content\""),
         ] {
-            let error = chat(template).split("a context", "a query").unwrap_err();
-            assert!(error.to_string().contains(cause), "{error}");
+            let error = render(template, "So").unwrap_err();
+            assert!(matches!(&error, TemplateRefusal::Unfit(said) if said.contains(cause)), "{error:?}");
         }
+        let closed = source(TRIMS).render(&[assistant("a")], &now().ending(Ending::Conversation)).unwrap();
+        assert_eq!(closed.written.text(), "<s><|assistant|>a<|end|>\n");
     }
 
     #[test]
-    fn a_template_that_looks_into_a_message_is_asked_by_no_message_that_it_would_change() {
-        let thinks = "{% for m in messages %}{% set c = m.content %}{% if '</think>' in c %}\
-                      {% set c = c.split('</think>')[-1] %}{% endif %}<|user|>{{ c.strip('\\n') }}<|end|>{% endfor %}";
-        let chat = chat(thinks);
-        let split = split(&chat, "\n\n a context\n", "\na query \n");
-        assert_eq!(split, ("<|user|> a context\n".to_owned(), "\na query <|end|>".to_owned()));
-        let error = chat.split("thought</think> a context", "a query").unwrap_err();
-        assert!(error.code() == "chat_template" && error.to_string().contains("</think>"), "{error}");
+    fn the_date_is_the_one_that_was_given() {
+        let dated =
+            source("{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}").render(&[user("!")], &now()).unwrap();
+        assert_eq!((dated.written.text(), dated.dated), ("25 Nov 2026!", true));
+        assert!(!source(TRIMS).render(&[user("!")], &now()).unwrap().dated);
+    }
+
+    #[test]
+    fn a_refusal_is_in_the_templates_own_words() {
+        let error = source("{{ raise_exception('not ' ~ 'today') }}").render(&[user("a")], &now()).unwrap_err();
+        assert_eq!(error, TemplateRefusal::Raised("not today".to_owned()));
+        let within = "{% macro m() %}{{ raise_exception('no') }}{% endmacro %}{{ m() }}";
+        assert_eq!(source(within).render(&[user("a")], &now()).unwrap_err(), TemplateRefusal::Raised("no".to_owned()));
+        let error = source("{% for %}").render(&[user("a")], &now()).unwrap_err();
+        assert!(matches!(error, TemplateRefusal::Unfit(cause) if cause.contains("syntax error")));
+        assert!(source(TRIMS).render(&[], &now()).is_err(), "no message at all");
     }
 
     #[test]
     fn a_template_that_takes_too_much_is_refused() {
-        let content = "{{ messages[0].content }}";
         for (template, cause) in [
             ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "instructions"),
-            ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
             ("{{ 'x' * 9999999 }}", "adds more than"),
             ("{% for a in range(3000) %}{{ 'x' * 9999 }}{% endfor %}", "adds more than"),
+            (&"x".repeat((1 << 20) + 1), "bytes long"),
         ] {
-            let error = chat(&format!("{template}{content}")).split("a context", "a query").unwrap_err();
-            assert!(error.to_string().contains(cause), "{error}");
+            let error = source(template).render(&[user("a")], &now()).unwrap_err();
+            assert!(matches!(&error, TemplateRefusal::Limit(said) if said.contains(cause)), "{error:?}");
         }
-        let error = chat(&"x".repeat(source::MOST_TEXT + 1)).split("a context", "a query").unwrap_err();
-        assert_eq!(error.code(), "template_limit");
+        let again = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}";
+        let error = source(again).render(&[user("a")], &now()).unwrap_err();
+        assert!(matches!(&error, TemplateRefusal::Unfit(said) if said.contains("recursion")), "{error:?}");
+        // A long conversation is none of it.
+        let turns: Vec<Turn> = (0..3000).map(|_| user(&"word ".repeat(99))).collect();
+        assert!(source(TRIMS).render(&turns, &now()).is_ok());
     }
 
     #[test]
-    fn blocks_that_mark_training_text_render_as_they_are() {
-        let template = "{{ bos_token }}{% generation %}{{ messages[0].content }} {%- endgeneration -%} {{ '.' }}{% if";
-        let (context, query) = split(&chat(&template[..template.len() - 5]), "a", "b");
-        assert_eq!((context.as_str(), query.as_str()), ("<|begin_of_text|>a", "b."));
-    }
-
-    #[test]
-    fn both_ways_to_write_a_tokenizer_config_are_read() {
-        let typed: TokenizerConfig = serde_json::from_str(
-            r#"{"bos_token": {"content": "<s>", "special": true}, "eos_token": null,
-                "chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#,
-        )
-        .unwrap();
-        assert_eq!(typed.bos_token.unwrap().into_text(), "<s>");
-        assert_eq!(typed.chat_template.unwrap().default_template().unwrap(), "d");
+    fn a_model_whose_template_renders_nothing_is_refused_by_name() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();
+        assert!(ChatTemplate::from_checkpoint(&checkpoint, &tokenizer, TemplateSource::in_process).unwrap().is_chat());
+        let other = |_: TemplateSource| source("{{ messages[0].content | nothing }}").in_process();
+        let error = ChatTemplate::from_checkpoint(&checkpoint, &tokenizer, other).err().unwrap().to_string();
+        assert!(error.contains("tokenizer_config.json") && error.contains("nothing"), "{error}");
     }
 }

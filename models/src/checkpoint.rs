@@ -1,17 +1,26 @@
 //! A checkpoint: a Hugging Face folder, memory-mapped, or the embedded model. Converts nothing: tensors are borrowed as
 //! they are stored.
 
+mod disk;
+mod folder;
+mod hash_cache;
+mod hashing;
 mod random;
+mod sniffed;
 mod weights;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use asterism_kernels::HostTensor;
 use serde::Deserialize;
 
+use crate::chat::ChatFiles;
 use crate::config::parse;
 use crate::{EMBEDDED_NAME, ModelConfig, ModelError, embedded};
+pub(crate) use disk::optional;
+use disk::{present, regular};
+use folder::ModelFolder;
 pub use random::KnownShape;
 use weights::{Entry, WeightFile};
 
@@ -25,40 +34,36 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, (usize, Entry)>,
     tokenizer: Vec<u8>,
     tokenizer_config: Option<Vec<u8>>,
-    chat_template: Option<String>,
+    chat: ChatFiles,
 }
 
 impl Checkpoint {
-    /// Opens a folder with config.json, tokenizer.json and model.safetensors, whole or in shards with their index.
-    pub fn open(folder: &Path) -> Result<Self, ModelError> {
-        let required =
-            |file: &str, remedy: &'static str| optional(folder, file)?.ok_or_else(|| missing(folder, file, remedy));
+    /// Opens a folder with config.json, tokenizer.json and model.safetensors, whole or in shards with their index; of a repository
+    /// of the hub's cache (`models--ORG--NAME`) the newest snapshot.
+    pub fn open(named: &Path) -> Result<Self, ModelError> {
+        let ModelFolder { path: folder, name } = folder::locate(named, disk::hub().as_deref(), &disk::look)?;
+        let folder = folder.as_path();
+        let required = |file: &str, remedy: &str| optional(folder, file)?.ok_or_else(|| missing(folder, file, remedy));
         let config = required(
             "config.json",
             "name a Hugging Face model folder (config.json, tokenizer.json, model.safetensors)",
         )?;
         let generation = optional(folder, "generation_config.json")?;
+        // Of a model that is not supported the other files may be anything.
+        let config = ModelConfig::from_json(&config, generation.as_deref())?;
         let tokenizer = required(
             "tokenizer.json",
             "only the tokenizers format is read: save the tokenizer with transformers' save_pretrained",
         )?;
-        let chat_template = optional(folder, "chat_template.jinja")?
-            .map(|bytes| {
-                String::from_utf8(bytes).map_err(|error| ModelError::Malformed {
-                    path: folder.join("chat_template.jinja").display().to_string(),
-                    cause: error.to_string(),
-                })
-            })
-            .transpose()?;
         let (files, tensors) = open_weights(folder)?;
         let checkpoint = Self {
-            name: folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned(),
-            config: ModelConfig::from_json(&config, generation.as_deref())?,
+            name,
+            config,
             files,
             tensors,
             tokenizer,
             tokenizer_config: optional(folder, "tokenizer_config.json")?,
-            chat_template,
+            chat: ChatFiles::open(folder)?,
         };
         checkpoint.check_head().map(|()| checkpoint)
     }
@@ -74,7 +79,7 @@ impl Checkpoint {
             tensors,
             tokenizer: embedded::tokenizer().to_vec(),
             tokenizer_config: Some(embedded::tokenizer_config().to_vec()),
-            chat_template: None,
+            chat: ChatFiles::default(),
         })
     }
 
@@ -167,6 +172,38 @@ impl Checkpoint {
         }
     }
 
+    /// Looks at every tensor that a decoder loads as loading does: its name, shape, type, and whether its numbers are finite. Keeps
+    /// none.
+    pub fn verify(&self) -> Result<(), ModelError> {
+        let needed = random::tensors(&self.config);
+        // Tied weights may be stored as the head, and a head beside them is another.
+        let needed = needed.iter().map(|(name, shape)| (if name == TABLE { self.table() } else { name }, shape));
+        let head = [self.config.vocab, self.config.hidden].to_vec();
+        needed.chain([(self.head(), &head)]).try_for_each(|(name, shape)| {
+            self.finite_tensor(name, shape)?;
+            self.leave(name);
+            Ok(())
+        })
+    }
+
+    /// Where the embedding table is: tied weights are one tensor under the name that is there.
+    pub(crate) fn table(&self) -> &'static str {
+        if self.config.tied && !self.has(TABLE) { HEAD } else { TABLE }
+    }
+
+    /// Where the output head is. One of the file's own is the model's, whatever its config.json says of ties: an adapter may have been
+    /// merged into it.
+    pub(crate) fn head(&self) -> &'static str {
+        if self.config.tied && !self.has(HEAD) { TABLE } else { HEAD }
+    }
+
+    /// Gives back the memory that a tensor's bytes take while they are read, which the system has again from the file.
+    pub(crate) fn leave(&self, name: &str) {
+        if let Some((file, entry)) = self.find(name) {
+            self.files[*file].1.leave(entry.bytes.clone());
+        }
+    }
+
     pub(crate) fn tokenizer_json(&self) -> &[u8] {
         &self.tokenizer
     }
@@ -175,8 +212,8 @@ impl Checkpoint {
         self.tokenizer_config.as_deref()
     }
 
-    pub(crate) fn chat_template_file(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+    pub(crate) fn chat_files(&self) -> &ChatFiles {
+        &self.chat
     }
 
     fn nearest(&self, name: &str) -> Option<String> {
@@ -192,20 +229,16 @@ pub(crate) const TABLE: &str = "model.embed_tokens.weight";
 type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, Entry)>);
 
 fn open_weights(folder: &Path) -> Result<Weights, ModelError> {
-    let mut names = vec!["model.safetensors".to_owned()];
-    if !folder.join(&names[0]).exists()
-        && let Some(index) = optional(folder, INDEX)?
-    {
-        let index: Index = parse(&folder.join(INDEX).display().to_string(), &index)?;
-        names = index.weight_map.into_values().collect();
-        names.sort_unstable();
-        names.dedup();
-    }
+    let names = weight_names(folder)?;
     let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());
     for (number, name) in names.iter().enumerate() {
         let path = folder.join(name);
-        if !path.exists() {
-            return Err(missing(folder, name, "fetch the weights as safetensors, all shards of them"));
+        if !present(&path)? {
+            return Err(missing(
+                folder,
+                name,
+                "its index names it: fetch the weights as safetensors, all shards of them",
+            ));
         }
         regular(&path, u64::MAX)?;
         let file = WeightFile::map(&path)?;
@@ -217,6 +250,17 @@ fn open_weights(folder: &Path) -> Result<Weights, ModelError> {
     Ok((files, tensors))
 }
 
+/// The files that have the weights.
+fn weight_names(folder: &Path) -> Result<Vec<String>, ModelError> {
+    if present(&folder.join(folder::WEIGHTS))? {
+        return Ok(vec![folder::WEIGHTS.to_owned()]);
+    }
+    let Some(index) = optional(folder, INDEX)? else { return Err(folder::no_weights(folder, &disk::look)?) };
+    let index: Index = parse(&folder.join(INDEX).display().to_string(), &index)?;
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    Ok(names.into_iter().collect())
+}
+
 const INDEX: &str = "model.safetensors.index.json";
 
 /// The index of a checkpoint in shards: tensor name to file name.
@@ -225,32 +269,9 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Longest text file of a model folder.
-const MOST_TEXT: u64 = 256 << 20;
-
-fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, ModelError> {
-    let path = folder.join(file);
-    if matches!(std::fs::metadata(&path), Err(error) if error.kind() == std::io::ErrorKind::NotFound) {
-        return Ok(None);
-    }
-    regular(&path, MOST_TEXT)?;
-    std::fs::read(&path).map(Some).map_err(|cause| ModelError::Unreadable { path: path.display().to_string(), cause })
-}
-
-/// Refuses what is no file, whose reading might never end, and what is longer than `most` bytes.
-fn regular(path: &Path, most: u64) -> Result<(), ModelError> {
-    let shown = || path.display().to_string();
-    let metadata = std::fs::metadata(path).map_err(|cause| ModelError::Unreadable { path: shown(), cause })?;
-    let (got, expected) = match metadata.len() {
-        _ if !metadata.is_file() => ("no regular file".to_owned(), "one, or a link to one".to_owned()),
-        length if length > most => (format!("{length} bytes long"), format!("at most {most}")),
-        _ => return Ok(()),
-    };
-    Err(ModelError::Unfit { path: shown(), got, expected })
-}
-
-fn missing(folder: &Path, file: &str, remedy: &'static str) -> ModelError {
-    ModelError::MissingFile { file: file.to_owned(), folder: folder.display().to_string(), remedy }
+fn missing(folder: &Path, file: &str, remedy: &str) -> ModelError {
+    let (file, folder, remedy) = (file.to_owned(), folder.display().to_string(), remedy.to_owned());
+    ModelError::MissingFile { file, folder, remedy }
 }
 
 #[cfg(test)]
@@ -313,10 +334,57 @@ mod tests {
             };
             assert!(expected > got && got == length as u64);
         }
-        fs::write(&path, b"PK\x03\x04 a zip archive, not safetensors").unwrap();
+        fs::write(&path, b"something else that is longer than eight bytes").unwrap();
         assert_eq!(refused(folder.path()).code(), "weights_not_safetensors");
         fs::write(&path, b"").unwrap();
         assert_eq!(refused(folder.path()).code(), "weights_not_safetensors");
+    }
+
+    #[test]
+    fn what_lies_in_the_place_of_a_file_is_named() {
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 988097824\n";
+        for (file, text, words) in [
+            ("model.safetensors", pointer, "is a Git LFS pointer to a file of 988097824 bytes"),
+            ("model.safetensors", "PK\x03\x04 and more", "is a zip archive, as torch.save writes it"),
+            ("tokenizer.json", pointer, "tokenizer.json is a Git LFS pointer"),
+            ("config.json", "<!DOCTYPE html>\n", "config.json is a web page"),
+        ] {
+            let folder = copy();
+            fs::write(folder.path().join(file), text).unwrap();
+            let said = refused(folder.path());
+            assert!(said.code() == "model_file_unfit" && said.to_string().contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_is_not_supported_is_named_before_the_files_it_lacks() {
+        let folder = copy();
+        fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+        fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+        fs::write(folder.path().join("config.json"), r#"{"model_type": "t5", "quantization_config": {}}"#).unwrap();
+        assert!(refused(folder.path()).to_string().contains("model_type = t5"));
+    }
+
+    #[test]
+    fn a_link_to_nothing_is_not_an_absent_file() {
+        for file in ["model.safetensors", "generation_config.json", "config.json"] {
+            let folder = copy();
+            let path = folder.path().join(file);
+            let _ = fs::remove_file(&path);
+            std::os::unix::fs::symlink("../../blobs/0123", &path).unwrap();
+            let said = refused(folder.path()).to_string();
+            assert!(said.contains("is a link to ../../blobs/0123, which is not there"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_repository_of_the_cache_opens_by_its_name() {
+        let (cache, model) = (tempfile::tempdir().unwrap(), copy());
+        let repository = cache.path().join("models--org--tiny");
+        let snapshots = repository.join("snapshots");
+        fs::create_dir_all(&snapshots).unwrap();
+        fs::rename(model.path(), snapshots.join("0123456789abcdef0123456789abcdef01234567")).unwrap();
+        assert_eq!(Checkpoint::open(&repository).unwrap().name(), "org/tiny");
     }
 
     #[test]

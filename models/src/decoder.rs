@@ -1,6 +1,7 @@
 //! A Llama or Qwen2 decoder cut open at attention. Attention itself, the KV cache and the loop over layers belong to the
 //! caller: the phase-1 encoder, the phase-2 generator.
 
+mod head;
 mod weights;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
@@ -8,6 +9,7 @@ use std::{borrow::Cow, ops::Range, sync::Arc};
 use asterism_kernels::{Backend, KernelError, Rotary};
 
 use crate::{Checkpoint, ModelConfig, ModelError};
+use head::HeadOf;
 use weights::{Body, Head, Layer};
 pub use weights::{Loading, SharedWeights};
 
@@ -42,7 +44,7 @@ pub struct Decoder<B: Backend> {
     /// Rotary frequencies of short sequences, or of all.
     inv_freq: Vec<f32>,
     body: Arc<Body<B>>,
-    head: Option<Arc<Head<B>>>,
+    head: HeadOf<B>,
 }
 
 /// What others of this device compute with may be freed once this one is gone: not before it is done with it.
@@ -57,6 +59,23 @@ impl<B: Backend> Decoder<B> {
     /// Uploads what `parts` needs.
     pub fn load(backend: Arc<B>, checkpoint: &Checkpoint, parts: Parts) -> Result<Self, ModelError> {
         SharedWeights::default().loading().decoder(backend, checkpoint, parts)
+    }
+
+    /// Of one with layers alone: one whose head is loaded when logits are first asked for, among the `weights` that it shares. Looks at
+    /// the head's tensors now, so that none is found damaged then.
+    ///
+    /// # Errors
+    /// As loading it.
+    pub fn with_late_head(
+        mut self,
+        checkpoint: Arc<Checkpoint>,
+        weights: Arc<SharedWeights<B>>,
+    ) -> Result<Self, ModelError> {
+        if !self.head.is_loaded() {
+            weights::check_head(&checkpoint)?;
+            self.head = HeadOf::late(checkpoint, weights);
+        }
+        Ok(self)
     }
 
     /// Has a device that chooses how it multiplies do so now, while there is room. Where there is none it chooses when it is asked.
@@ -74,7 +93,7 @@ impl<B: Backend> Decoder<B> {
             let qkv = self.project(0, &self.embed(&ids)?)?;
             let Projected { q, .. } = self.rotate(&qkv, &ids, 0)?;
             let x = self.finish(0, self.embed(&ids)?, &q)?;
-            if self.head.is_some() && rows <= REHEARSED[1] {
+            if self.head.is_loaded() && rows <= REHEARSED[1] {
                 self.head_of(&x)?;
             }
         }
@@ -270,7 +289,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     fn head_of(&self, x: &B::Tensor) -> Result<Vec<f32>, ModelError> {
-        let Head { norm, linear } = self.head.as_deref().ok_or(ModelError::NoHead)?;
+        let Head { norm, linear } = self.head.get(&self.backend)?;
         let x = self.backend.rms_norm(x, norm, self.config.eps)?;
         Ok(self.backend.download(&self.backend.linear(&x, linear)?)?)
     }

@@ -15,7 +15,7 @@ pub enum ModelError {
         /// Where it was looked for.
         folder: String,
         /// What to do about it.
-        remedy: &'static str,
+        remedy: String,
     },
     /// The system refused a file.
     #[error("cannot read {path}: {cause}")]
@@ -124,7 +124,17 @@ pub enum ModelError {
         /// Its answer.
         cause: String,
     },
-    /// A chat template that does not render, or does not keep context and query apart.
+    /// A checkpoint whose chat template renders nothing.
+    #[error(
+        "chat template ({origin}): {cause}; a message of a user must render: correct the template, or take it out for a base model"
+    )]
+    ChatTemplate {
+        /// The file it is in.
+        origin: String,
+        /// Why.
+        cause: String,
+    },
+    /// A conversation that the chat template does not render.
     #[error("chat template: {cause}")]
     Template {
         /// Why.
@@ -139,6 +149,18 @@ pub enum ModelError {
     /// A token id outside the vocabulary.
     #[error("token id {id} is outside the model's vocabulary of {vocab}")]
     TokenId {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// Files of a model that are not of one model.
+    #[error(
+        "{whose} is {id}; expected an id below {vocab}, the vocab_size of config.json: take configuration, tokenizer and weights of one model"
+    )]
+    OutsideVocabulary {
+        /// What names the id.
+        whose: String,
         /// The id.
         id: u32,
         /// Size of the vocabulary.
@@ -307,9 +329,10 @@ impl ModelError {
             Self::LogitsNotFinite { .. } => "not_finite_logits",
             Self::PartialNotFinite { .. } => "not_finite_partial",
             Self::Tokenizer { .. } => "tokenizer",
-            Self::Template { .. } => "chat_template",
+            Self::Template { .. } | Self::ChatTemplate { .. } => "chat_template",
             Self::TemplateLimit { .. } => "template_limit",
             Self::TokenId { .. } => "token_id",
+            Self::OutsideVocabulary { .. } => "model_ids",
             Self::Sampling { .. } => "sampling",
             Self::NoHead => "no_head",
             Self::Cancelled => "cancelled",

@@ -6,6 +6,7 @@ mod chat;
 mod checkpoint;
 mod config;
 mod decoder;
+mod digest;
 mod embedded;
 mod encoder;
 mod error;
@@ -18,10 +19,14 @@ mod separator;
 mod synthetic;
 mod tokenizer;
 
-pub use chat::{ChatTemplate, Conversation, Frame, Speaker, TemplateRefusal, TemplateSource, Turn, Written};
+pub use chat::{
+    ChatTemplate, Conversation, Ending, NoDate, Render, RenderOptions, Rendered, Speaker, TemplateDate,
+    TemplateRefusal, TemplateSource, Turn, Written,
+};
 pub use checkpoint::{Checkpoint, KnownShape};
 pub use config::{Biases, ModelConfig, Rope, RopeScaling, Yarn};
 pub use decoder::{Decoder, Loading, Parts, Projected, SharedWeights};
+pub use digest::{DigestId, FrontDigest, Hash, ModelDigest, WeightsDigest};
 pub use embedded::EMBEDDED_NAME;
 pub use encoder::{
     Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_alone, encode_plan, encode_together,
@@ -38,4 +43,4 @@ pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
 pub use sampling::{Sampler, Sampling};
 pub use separator::{LongSeparator, QuerySeparator};
 pub use synthetic::synthetic_prompt;
-pub use tokenizer::{TextStream, Tokenizer};
+pub use tokenizer::{Around, Cut, Passage, TextStream, Tokenizer};

@@ -1,29 +1,51 @@
-//! tokenizer.json: text to ids and back, whole or token by token. Adds no special token of its own accord.
+//! tokenizer.json: text to ids and back, whole or token by token. Adds special tokens only where it is asked for those that the
+//! tokenizer puts around every text. Renders nothing.
 
+mod border;
 mod bytes;
-mod cuts;
-mod specials;
+mod joints;
+#[cfg(test)]
+mod kinds;
+mod names;
+mod place;
+mod steps;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use cuts::Cuts;
-use specials::Specials;
+use tokenizers::{Encoding, PostProcessor, Token};
+
+use joints::{Joints, WHOLE};
+use place::Place;
+use steps::Steps;
 
 use crate::{Checkpoint, ModelError, Written};
+pub use border::Cut;
+pub use place::Passage;
+pub use stream::TextStream;
 
 /// A checkpoint's tokenizer; clones share it.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
+    steps: Arc<Steps>,
     /// Where texts can be cut, if anywhere.
-    cuts: Option<Arc<Cuts>>,
-    specials: Arc<Specials>,
-    /// Most bytes of text that a token stands for.
-    token_bytes: usize,
+    joints: Option<Arc<Joints>>,
+    around: Arc<Around>,
+    /// Characters of the longest entry of the vocabulary.
+    longest: usize,
 }
 
-/// Most bytes of a text that can only be tokenised whole.
-const WHOLE_BYTES: usize = 2 << 20;
+/// Tokens that the tokenizer puts around every text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Around {
+    /// Before it.
+    pub before: Vec<u32>,
+    /// Behind it.
+    pub behind: Vec<u32>,
+}
 
 impl Tokenizer {
     /// Reads the checkpoint's tokenizer.json.
@@ -39,69 +61,155 @@ impl Tokenizer {
         let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(malformed)?;
         // A context is never cut short or filled up unasked.
         inner.with_padding(None).with_truncation(None).map_err(malformed)?;
-        let cuts = Cuts::of(json).map(Arc::new);
-        // A character of a byte-level vocabulary is a byte.
         let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(1);
-        let token_bytes = cuts.as_ref().map_or(longest, |cuts| cuts.token_bytes(longest));
-        let specials = Arc::new(Specials::of(json).map_err(malformed)?);
-        Ok(Self { inner: Arc::new(inner), cuts, specials, token_bytes })
+        let around = Around::of(&inner).map_err(malformed)?;
+        let mut steps = Steps::new(inner).map_err(malformed)?;
+        let joints = Joints::of(&steps);
+        steps.anchored = joints.as_ref().is_some_and(Joints::needs_anchor);
+        let (steps, joints, around) = (Arc::new(steps), joints.map(Arc::new), Arc::new(around));
+        Ok(Self { steps, joints, around, longest })
     }
 
     /// Most bytes of text that can come to `tokens` tokens, or that are tokenised at all.
     pub fn most_bytes(&self, tokens: usize) -> usize {
-        match self.cuts {
-            Some(_) => self.token_bytes.saturating_mul(tokens),
-            None => WHOLE_BYTES,
-        }
+        self.joints.as_ref().map_or(WHOLE, |joints| joints.most_bytes(tokens, self.longest))
     }
 
-    /// As [`Tokenizer::encode`], but that messages name no special token; in slices and no further than to `most` tokens, so
-    /// that a text that does not fit costs little.
+    /// The tokens that the tokenizer puts around every text, by its post-processor alone, as transformers has it: `add_bos_token`
+    /// and `bos_token` of tokenizer_config.json say nothing where there is a tokenizer.json.
+    pub fn around(&self) -> &Around {
+        &self.around
+    }
+
+    /// Names of special tokens.
+    pub fn special_names(&self) -> impl Iterator<Item = &str> {
+        let (raw, normalized) = (self.steps.raw.iter(), self.steps.normalized.iter());
+        raw.chain(normalized).filter(|(_, token)| token.special).map(|(_, token)| token.content.as_str())
+    }
+
+    /// Ids of a whole text, as the library has them, but that messages name no special token. In parts and no further than to
+    /// `most` tokens, so that a text that does not fit costs little.
     ///
     /// # Errors
     /// [`ModelError::TooManyBytes`], [`ModelError::TooManyTokens`] or [`ModelError::Uncut`], all with code
     /// `context_too_long`.
     pub fn encode_most(&self, written: &Written, most: usize) -> Result<Vec<u32>, ModelError> {
-        let bytes = written.text().len();
-        if bytes > self.most_bytes(most) {
-            return Err(ModelError::TooManyBytes { bytes, most: self.most_bytes(most) });
+        self.encode_from((written, Place::default()), usize::MAX, most).map(|(ids, _)| ids)
+    }
+
+    /// Ids of a text from some place of a longer one on, as within that.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::encode_most`].
+    pub fn encode_passage(&self, passage: &Passage, most: usize) -> Result<Vec<u32>, ModelError> {
+        self.encode_from((&passage.written, passage.place), usize::MAX, most).map(|(ids, _)| ids)
+    }
+
+    /// Ids of a text that begins at `place`, and how many of them are of what stands before `border`.
+    fn encode_from(
+        &self,
+        (written, place): (&Written, Place),
+        border: usize,
+        most: usize,
+    ) -> Result<(Vec<u32>, usize), ModelError> {
+        let text = written.text();
+        if text.len() > self.most_bytes(most) {
+            return Err(ModelError::TooManyBytes { bytes: text.len(), most: self.most_bytes(most) });
         }
-        let mut ids = Vec::new();
-        for mut rest in self.specials.apart(written) {
-            while !rest.is_empty() {
-                let part = match &self.cuts {
-                    Some(cuts) => cuts.part(rest).map_err(|most| ModelError::Uncut { most })?,
-                    None => rest,
-                };
-                ids.extend_from_slice(self.inner.encode_fast(part, false).map_err(refused)?.get_ids());
-                if ids.len() > most {
-                    return Err(ModelError::TooManyTokens { most });
+        let (mut ids, mut before, mut at) = (Vec::new(), 0, 0);
+        for section in self.sections(written, place) {
+            match section {
+                Section::Token(id, _) => ids.push(id),
+                Section::Text(Range { start, end }) => {
+                    let mut from = start;
+                    while from < end {
+                        let to = if (from + 1..end).contains(&border) { border } else { end };
+                        let to = self.part(text, from..to)?;
+                        ids.extend(self.part_ids(written, from..to, self.place(text, place, (start, from)))?);
+                        if to <= border {
+                            before = ids.len();
+                        }
+                        if ids.len() > most {
+                            return Err(ModelError::TooManyTokens { most });
+                        }
+                        from = to;
+                    }
                 }
-                rest = &rest[part.len()..];
+            }
+            at = section.end();
+            if at <= border {
+                before = ids.len();
+            }
+            if ids.len() > most {
+                return Err(ModelError::TooManyTokens { most });
             }
         }
-        Ok(ids)
+        debug_assert!(at == text.len() || border == usize::MAX || at >= border);
+        Ok((ids, before))
+    }
+
+    /// Where a part of a section ends.
+    fn part(&self, text: &str, range: Range<usize>) -> Result<usize, ModelError> {
+        match &self.joints {
+            Some(joints) => joints.part(text, range).map_err(|most| ModelError::Uncut { most }),
+            None => Ok(range.end),
+        }
+    }
+
+    fn part_ids(&self, written: &Written, range: Range<usize>, place: Place) -> Result<Vec<u32>, ModelError> {
+        let is_text = |inner: Range<usize>| overlaps(written, range.start + inner.start..range.start + inner.end);
+        self.steps.ids(&written.text()[range.clone()], place, is_text)
+    }
+
+    /// Where a part begins that stands at `from` in a section from `start` on, of a text that begins at `place` itself.
+    fn place(&self, text: &str, place: Place, (start, from): (usize, usize)) -> Place {
+        match text[..from].chars().next_back() {
+            None => place,
+            before => Place { before, inside: from > start || start == 0 && place.inside },
+        }
+    }
+
+    /// The added tokens of a text, and what lies between them.
+    fn sections<'a>(&'a self, written: &'a Written, place: Place) -> impl Iterator<Item = Section> + 'a {
+        let (text, mut taken) = (written.text(), 0);
+        let mut found = self.steps.raw.found(text, place.before, |range| overlaps(written, range));
+        let mut next = None;
+        std::iter::from_fn(move || {
+            if let Some(token) = next.take() {
+                return Some(token);
+            }
+            let (range, token) = match found.next() {
+                Some(found) => (taken..found.range.start, Some(Section::Token(found.id, found.range))),
+                None => (taken..text.len(), None),
+            };
+            taken = token.as_ref().map_or(text.len(), Section::end);
+            if range.is_empty() {
+                return token;
+            }
+            next = token;
+            Some(Section::Text(range))
+        })
     }
 
     /// Ids of `text`. Special tokens written out in it are recognised; none is added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, ModelError> {
-        Ok(self.inner.encode_fast(text, false).map_err(refused)?.get_ids().to_vec())
+        Ok(self.steps.inner().encode_fast(text, false).map_err(refused)?.get_ids().to_vec())
     }
 
     /// Text of `ids`, special tokens written out.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
-        self.inner.decode(ids, false).map_err(refused)
+        self.steps.inner().decode(ids, false).map_err(refused)
     }
 
     /// Text of `ids` without the special tokens.
     pub fn decode_plain(&self, ids: &[u32]) -> Result<String, ModelError> {
-        self.inner.decode(ids, true).map_err(refused)
+        self.steps.inner().decode(ids, true).map_err(refused)
     }
 
     /// The bytes that one token stands for within a text, a special token's as it is written; none where there is no such token.
     pub fn bytes(&self, id: u32) -> Option<Vec<u8>> {
-        let written = self.inner.id_to_token(id)?;
-        if bytes::is_by_bytes(self.inner.get_decoder()) {
+        let written = self.token(id)?;
+        if bytes::is_by_bytes(self.steps.inner().get_decoder()) {
             return Some(bytes::of(&written).unwrap_or_else(|| written.into_bytes()));
         }
         // Decoders may treat the first token of a text apart: what it adds behind itself is what it stands for.
@@ -111,170 +219,47 @@ impl Tokenizer {
 
     /// Text of one token as the vocabulary writes it.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.steps.inner().id_to_token(id)
     }
+}
+
+/// A part of a text in which no added token is named, or one that is, with the bytes that it stands for.
+#[derive(Clone, Debug)]
+enum Section {
+    Text(Range<usize>),
+    Token(u32, Range<usize>),
+}
+
+impl Section {
+    fn end(&self) -> usize {
+        let (Self::Text(range) | Self::Token(_, range)) = self;
+        range.end
+    }
+}
+
+impl Around {
+    /// What the post-processor of a tokenizer puts around any text.
+    fn of(inner: &tokenizers::Tokenizer) -> Result<Self, tokenizers::Error> {
+        let Some(processor) = inner.get_post_processor() else { return Ok(Self::default()) };
+        // No vocabulary is as large.
+        let text = u32::MAX;
+        let encoding = Encoding::from_tokens(vec![Token::new(text, String::new(), (0, 0))], 0);
+        let encoding = processor.process(encoding, None, true)?;
+        let mut parts = encoding.get_ids().split(|id| *id == text);
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(before), Some(behind), None) => Ok(Self { before: before.to_vec(), behind: behind.to_vec() }),
+            _ => Err("its post_processor writes a text otherwise than once".into()),
+        }
+    }
+}
+
+/// Whether some of a range is of a message.
+fn overlaps(written: &Written, range: Range<usize>) -> bool {
+    let literals = written.literals();
+    let at = literals.partition_point(|literal| literal.end <= range.start);
+    literals.get(at).is_some_and(|literal| literal.start < range.end)
 }
 
 fn refused(error: tokenizers::Error) -> ModelError {
     ModelError::Tokenizer { cause: error.to_string() }
-}
-
-/// Text of generated tokens as it becomes certain: whole characters only, ending before the first stop string.
-pub struct TextStream {
-    tokenizer: Tokenizer,
-    stop: Vec<String>,
-    /// Tokens from the last clean boundary on; the first `settled` of them are already in `text`.
-    window: Vec<u32>,
-    settled: usize,
-    /// Decoded, not yet handed out: it could begin a stop string.
-    text: String,
-    stopped: bool,
-}
-
-impl TextStream {
-    /// Starts an answer that ends before any of `stop`; empty stop strings are ignored.
-    pub fn new(tokenizer: Tokenizer, stop: Vec<String>) -> Self {
-        let stop = stop.into_iter().filter(|s| !s.is_empty()).collect();
-        Self { tokenizer, stop, window: Vec::new(), settled: 0, text: String::new(), stopped: false }
-    }
-
-    /// Takes a token; returns the text that is now certain, possibly none.
-    pub fn push(&mut self, id: u32) -> Result<String, ModelError> {
-        self.window.push(id);
-        self.settle(false)?;
-        Ok(self.release(false))
-    }
-
-    /// Ends the answer; returns the text held back.
-    pub fn finish(&mut self) -> Result<String, ModelError> {
-        self.settle(true)?;
-        Ok(self.release(true))
-    }
-
-    /// A stop string was reached: what follows yields nothing.
-    pub fn stopped(&self) -> bool {
-        self.stopped
-    }
-
-    /// Moves new text of the window to `text`. Decoding starts a few tokens back, at a boundary that is already out, since
-    /// a decoder may treat the first token of a text apart; a replacement character at the end is half a character.
-    fn settle(&mut self, end: bool) -> Result<(), ModelError> {
-        let before = self.tokenizer.decode_plain(&self.window[..self.settled])?;
-        let after = self.tokenizer.decode_plain(&self.window)?;
-        if after.len() <= before.len() || (after.ends_with(char::REPLACEMENT_CHARACTER) && !end) {
-            return Ok(());
-        }
-        self.text.push_str(after.strip_prefix(&before).unwrap_or_default());
-        self.window.drain(..self.settled);
-        self.settled = self.window.len();
-        Ok(())
-    }
-
-    fn release(&mut self, end: bool) -> String {
-        if self.stopped {
-            return String::new();
-        }
-        if let Some(at) = self.stop.iter().filter_map(|stop| self.text.find(stop.as_str())).min() {
-            self.stopped = true;
-            self.text.truncate(at);
-            return std::mem::take(&mut self.text);
-        }
-        let held = if end { 0 } else { self.stop.iter().map(|stop| begun(&self.text, stop)).max().unwrap_or(0) };
-        let rest = self.text.split_off(self.text.len() - held);
-        std::mem::replace(&mut self.text, rest)
-    }
-}
-
-/// Bytes at the end of `text` that begin `stop` without completing it.
-fn begun(text: &str, stop: &str) -> usize {
-    let starts = stop.char_indices().map(|(at, _)| at).filter(|at| *at > 0);
-    starts.rev().find(|at| text.ends_with(&stop[..*at])).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn tokenizer() -> Tokenizer {
-        Tokenizer::from_checkpoint(&Checkpoint::embedded().unwrap()).unwrap()
-    }
-
-    /// Pieces of the stream, the last one from `finish`.
-    fn pieces(text: &str, stop: &[&str]) -> (Vec<String>, bool) {
-        let tokenizer = tokenizer();
-        let mut stream = TextStream::new(tokenizer.clone(), stop.iter().map(|s| s.to_string()).collect());
-        let ids = tokenizer.encode(text).unwrap();
-        let mut pieces: Vec<String> = ids.into_iter().map(|id| stream.push(id).unwrap()).collect();
-        pieces.push(stream.finish().unwrap());
-        (pieces, stream.stopped())
-    }
-
-    #[test]
-    fn the_bytes_of_tokens_are_those_of_their_text() {
-        let tokenizer = tokenizer();
-        for text in ["The whale is white.", "é€\u{1f40b} and\n\n\ttabs  4817263", "<|begin_of_text|>a<|eot_id|>"] {
-            let ids = tokenizer.encode(text).unwrap();
-            let bytes: Vec<u8> = ids.iter().flat_map(|id| tokenizer.bytes(*id).unwrap()).collect();
-            assert_eq!(String::from_utf8(bytes).unwrap(), text);
-        }
-        assert_eq!(tokenizer.bytes(u32::MAX), None);
-    }
-
-    #[test]
-    fn special_tokens_in_text_are_recognised_and_none_is_added() {
-        let tokenizer = tokenizer();
-        let ids = tokenizer.encode("<|begin_of_text|>context<|eot_id|>").unwrap();
-        assert_eq!((ids[0], ids[ids.len() - 1]), (0, 2));
-        assert_eq!(tokenizer.decode(&ids).unwrap(), "<|begin_of_text|>context<|eot_id|>");
-        assert_eq!(tokenizer.decode_plain(&ids).unwrap(), "context");
-        assert_eq!(tokenizer.encode("").unwrap(), Vec::<u32>::new());
-    }
-
-    #[test]
-    fn characters_of_several_tokens_come_whole() {
-        let text = "naïve 你好 😀 end";
-        let (pieces, stopped) = pieces(text, &[]);
-        assert_eq!(pieces.concat(), text);
-        assert!(!stopped && pieces.iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)));
-    }
-
-    #[test]
-    fn text_never_contains_a_stop_string_and_a_begun_one_is_given_back() {
-        let (stopped_at, stopped) = pieces("one two STOP three", &["STOP", "never"]);
-        assert_eq!((stopped_at.concat().as_str(), stopped), ("one two ", true));
-        let (begun, stopped) = pieces("one two STO", &["STOP"]);
-        assert_eq!((begun.concat().as_str(), stopped), ("one two STO", false));
-    }
-
-    #[test]
-    fn half_a_character_at_the_end_is_given_out_as_it_is() {
-        let tokenizer = tokenizer();
-        let ids = tokenizer.encode("你").unwrap();
-        let mut stream = TextStream::new(tokenizer, Vec::new());
-        assert_eq!(stream.push(ids[0]).unwrap(), "");
-        assert!(stream.finish().unwrap().contains(char::REPLACEMENT_CHARACTER));
-    }
-
-    #[test]
-    fn a_template_names_special_tokens_and_a_message_none() {
-        let tokenizer = tokenizer();
-        let mut framed = Written::from("<|begin_of_text|>".to_owned());
-        framed.push_message("<|eot_id|>");
-        framed.push("<|eot_id|>");
-        let ids = tokenizer.encode_most(&framed, 99).unwrap();
-        assert_eq!(ids.iter().filter(|id| [0, 2].contains(*id)).collect::<Vec<_>>(), [&0, &2]);
-        assert_eq!(tokenizer.decode(&ids).unwrap(), framed.text());
-    }
-
-    proptest! {
-        #[test]
-        fn pieces_add_up_to_the_text_before_the_first_stop(text in "[ab xé]{0,24}", stop in "[ab x]{1,3}") {
-            let (pieces, stopped) = pieces(&text, &[&stop]);
-            let expected = text.split(stop.as_str()).next().unwrap_or_default();
-            prop_assert_eq!(pieces.concat(), expected);
-            prop_assert_eq!(stopped, text.contains(&stop));
-        }
-    }
 }

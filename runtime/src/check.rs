@@ -7,7 +7,7 @@ use rustls::ServerConfig;
 
 use crate::{
     cluster::Cluster,
-    credentials, device,
+    credentials, device, doctor,
     error::CliError,
     globals,
     http::tls::{self, TlsFiles},
@@ -18,7 +18,7 @@ use crate::{
 
 /// Refuses a cluster that could not start here, with everything that is wrong at once.
 pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
-    let model = wiring::model_front(&cluster.model).map(drop);
+    let model = wiring::model_front(&cluster.model).and_then(|model| device::weights_fit(cluster, &model.config));
     let certificates = match &cluster.security.files {
         Some(_) => credentials::load(cluster, credentials::SUPERVISOR).map(drop),
         None => Ok(()),
@@ -32,6 +32,17 @@ pub fn cluster(cluster: &Cluster) -> Result<(), CliError> {
     let Some(first) = problems.next() else { return Ok(()) };
     Err(problems
         .fold(first, |all, next| CliError { message: format!("{}\nerror: {}", all.message, next.message), ..all }))
+}
+
+/// Refuses weights that hosts of this machine would refuse when they load them, and ports that another process has.
+pub fn whole(cluster: &Cluster) -> Result<(), CliError> {
+    self::cluster(cluster)?;
+    // Random weights are as they should be, and long to draw.
+    if cluster.model.random.is_none() {
+        let weights = wiring::checkpoint_of(&cluster.model).and_then(|checkpoint| checkpoint.verify());
+        weights.map_err(|error| wiring::model_refusal(&error))?;
+    }
+    doctor::ports_are_free(cluster)
 }
 
 /// The token that admin requests bear, if any: of a file that nobody else can read or write.

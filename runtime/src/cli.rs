@@ -86,9 +86,9 @@ pub enum Verb {
     /// Run one host; started by `up`
     #[command(hide = true)]
     RunHost(process::HostArgs),
-    /// Say what a chat template does; started by whoever loads a model
+    /// Render conversations by a chat template; started by whoever loads a model
     #[command(hide = true)]
-    AskTemplate,
+    RenderTemplate,
 }
 
 /// Parses the process's arguments and runs the verb.
@@ -128,7 +128,7 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Supervisor(args) => process::supervisor(globals, &args),
         Verb::Node(args) => process::node(globals, &args),
         Verb::RunHost(args) => process::host(globals, &args),
-        Verb::AskTemplate => template::answer(),
+        Verb::RenderTemplate => template::answer(),
     }
 }
 

@@ -207,9 +207,13 @@ impl Cluster {
     /// Whether the weights of `host`'s process on its device are counted as its own: for the first of the hosts that hold them
     /// together.
     pub fn counts_weights(&self, host: &Host) -> bool {
-        let with =
-            |other: &&Host| (&other.process, other.device, other.kernels) == (&host.process, host.device, host.kernels);
-        self.hosts.iter().find(with).is_none_or(|first| first.name == host.name)
+        self.with_weights_of(host).next().is_none_or(|first| first.name == host.name)
+    }
+
+    /// The hosts that hold weights together with `host`, itself among them.
+    pub fn with_weights_of<'a>(&'a self, host: &'a Host) -> impl Iterator<Item = &'a Host> {
+        let own = (&host.process, host.device, host.kernels);
+        self.hosts.iter().filter(move |other| (&other.process, other.device, other.kernels) == own)
     }
 
     /// Threads `host` computes with on a machine of `cores` where all its hosts compute: context hosts share them, the query

@@ -4,15 +4,13 @@ mod device;
 mod host;
 mod numbers;
 mod observability;
+mod paths;
 mod read;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use asterism_actors::supervisor::MixedNumerics;
-use asterism_models::QuerySeparator;
+use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +18,7 @@ pub use device::Device;
 pub use host::{HostSection, Role};
 pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};
+pub use paths::anchored;
 pub use read::{FileError, parse};
 
 use crate::size::Bytes;
@@ -105,6 +104,9 @@ pub struct ModelSection {
     pub max_context_tokens: Option<usize>,
     /// What stands between context and question where a request does not say.
     pub query_separator: QuerySeparator,
+    /// The date that the chat template is told where a request does not say, such as "2026-11-25". Absent: when it was submitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template_date: Option<TemplateDate>,
 }
 
 /// `[models]`
@@ -267,6 +269,13 @@ pub struct ApiSection {
     pub max_queue: usize,
     /// Memory that the contexts and questions of all jobs and sessions may take in the supervisor.
     pub max_queue_bytes: Bytes,
+    /// Bytes of files and batches that clients of OpenAI's API may keep in data_dir.
+    pub max_stored_bytes: Bytes,
+    /// Bytes of these that one key may keep; without keys: everybody together.
+    pub max_stored_bytes_per_key: Bytes,
+    /// Origins whose pages may ask OpenAI's API in a browser, such as `https://app.example`; `*`: any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allow_origins: Vec<String>,
 }
 
 /// `[[node]]`: a machine.
@@ -277,22 +286,6 @@ pub struct NodeSection {
     pub name: String,
     /// Its IP address.
     pub address: String,
-}
-
-/// `file` with the paths that are relative to `directory` made absolute.
-pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
-    let security = &mut file.security;
-    let paths =
-        [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
-    let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
-    let api = &mut file.api;
-    let api =
-        [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key, &mut api.admin_tls_cert, &mut api.admin_tls_key];
-    let api = api.into_iter().flatten();
-    for path in paths.into_iter().flatten().chain(heads).chain(api) {
-        *path = directory.join(&*path);
-    }
-    file
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -340,6 +333,7 @@ impl Default for ModelSection {
             linear: None,
             max_context_tokens: None,
             query_separator: QuerySeparator::default(),
+            template_date: None,
         }
     }
 }
@@ -375,6 +369,9 @@ impl Default for ApiSection {
             admin_tls_key: None,
             max_queue: 1024,
             max_queue_bytes: Bytes(512 << 20),
+            max_stored_bytes: Bytes(4 << 30),
+            max_stored_bytes_per_key: Bytes(1 << 30),
+            allow_origins: Vec::new(),
         }
     }
 }

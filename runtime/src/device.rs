@@ -10,13 +10,14 @@ use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transport
 #[cfg(feature = "cuda")]
 use asterism_actors::{cores::Work, messages::GpuMemory};
 use asterism_kernels::{Backend, Cpu};
-use asterism_models::{ModelConfig, ModelError, Parts, SharedWeights, Tokenizer};
+use asterism_models::{ModelConfig, ModelDigest, ModelError, Parts, SharedWeights, Tokenizer};
 
 use crate::{
     cluster::{Cluster, Host, Model},
     cluster_file::{DType, Device, LinearType, Recovery, Role},
     cores::SharedCores,
-    error::CliError,
+    error::{CliError, Exit},
+    size::bytes,
     wiring,
 };
 
@@ -34,12 +35,19 @@ pub struct Setup {
     pub weights: ProcessWeights,
 }
 
-/// What a host of this role loads of the model.
+/// What a host of this role loads of the model, or may come to load when it takes over another's work.
 pub fn parts(role: Role, recovery: Recovery) -> Parts {
     match (role, recovery) {
         (Role::Context, Recovery::Spare | Recovery::Fail) => Parts::Context,
         _ => Parts::All,
     }
+}
+
+/// Whether a host loads the output head only when it takes over a query host's work. A GPU's memory may be full by then, and random
+/// weights would be kept for it.
+fn takes_head_later(setup: &Setup) -> bool {
+    let Setup { cluster, host, parts, .. } = setup;
+    host.role != Role::Query && *parts == Parts::All && host.device == Device::Cpu && cluster.model.random.is_none()
 }
 
 /// The weights of the hosts of one process: those of one device that compute alike have them once.
@@ -92,6 +100,33 @@ impl Numbers {
     pub fn weight_bytes(self, shape: &ModelConfig, parts: Parts) -> u64 {
         shape.weight_bytes(parts, (wiring::dtype(self.dtype), self.linear == Some(LinearType::Fp8)))
     }
+}
+
+/// Bytes of weights that are counted as `host`'s own, of a model of this shape: of as much as any host of its process loads.
+pub fn weight_bytes(cluster: &Cluster, host: &Host, shape: &ModelConfig) -> u64 {
+    if !cluster.counts_weights(host) {
+        return 0;
+    }
+    let loaded = |parts| cluster.with_weights_of(host).any(|other| self::parts(other.role, cluster.recovery) == parts);
+    let parts = if loaded(Parts::All) { Parts::All } else { Parts::Context };
+    Numbers::of(&cluster.model).weight_bytes(shape, parts)
+}
+
+/// Refuses hosts whose memory limit is less than what their weights alone take.
+pub fn weights_fit(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliError> {
+    let over = |host: &&Host| host.memory_limit.is_some_and(|limit| limit < weight_bytes(cluster, host, shape));
+    let Some(host) = cluster.hosts.iter().find(over) else { return Ok(()) };
+    let (needed, limit) = (bytes(weight_bytes(cluster, host, shape)), bytes(host.memory_limit.unwrap_or_default()));
+    let message = format!(
+        "host '{}' needs {needed} for the weights of the model alone, without a token of context, and its memory_limit is {limit}",
+        host.name
+    );
+    let smaller = match cluster.model.dtype {
+        DType::F32 => ", compute in dtype = \"bf16\"",
+        DType::Bf16 => "",
+    };
+    Err(CliError::new(Exit::Capacity, message)
+        .hint(format!("raise memory_limit above {needed}{smaller}, or take a smaller model")))
 }
 
 /// Refuses hosts on devices that this build knows nothing of.
@@ -195,14 +230,27 @@ fn loader<B: Backend>(
     Box::new(move || {
         joined();
         let Model { heads, .. } = setup.cluster.model.clone();
-        let checkpoint = wiring::checkpoint_of(&setup.cluster.model)?;
+        let checkpoint = Arc::new(wiring::checkpoint_of(&setup.cluster.model)?);
         let (backend, cores) = open(&setup)?;
         let weights = weights.of(setup.host.device, &backend);
         let mut loading = weights.loading();
         let bytes = |parts| Numbers::of(&setup.cluster.model).weight_bytes(checkpoint.config(), parts);
         room(&backend, bytes(setup.parts).saturating_sub(loading.loaded().map_or(0, bytes)))?;
-        let decoder = Arc::new(loading.decoder(Arc::new(backend), &checkpoint, setup.parts)?);
-        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads, cores })
+        let Cluster { model, data_dir, .. } = &setup.cluster;
+        let later = takes_head_later(&setup);
+        let parts = if later { Parts::Context } else { setup.parts };
+        let (decoder, digest) = std::thread::scope(|scope| {
+            let hashed = scope.spawn(|| wiring::weights_digest(&checkpoint, model, data_dir));
+            let decoder = loading.decoder(Arc::new(backend), &checkpoint, parts);
+            (decoder, hashed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        drop(loading);
+        let (mut decoder, tokenizer) = (decoder?, Tokenizer::from_checkpoint(&checkpoint)?);
+        let digest = ModelDigest { front: checkpoint.front_digest(), weights: digest? };
+        if later {
+            decoder = decoder.with_late_head(checkpoint, weights)?;
+        }
+        Ok(LoadedModel { decoder: Arc::new(decoder), tokenizer, digest, heads, cores })
     })
 }
 
@@ -212,6 +260,43 @@ mod tests {
     use asterism_models::{Checkpoint, Decoder};
 
     use super::*;
+
+    /// A cluster of a context and a query host with `keys` of the first and for recovery.
+    fn cluster(limit: &str, recovery: &str, process: &str) -> Cluster {
+        let text = format!(
+            "version = 1\n[supervisor]\nrecovery = \"{recovery}\"\n[[node]]\nname = \"local\"\naddress = \"127.0.0.1\"\n\
+             [[host]]\nname = \"context-0\"\nrole = \"context\"\n{limit}{process}[[host]]\nname = \"query-0\"\nrole = \"query\"\n{process}"
+        );
+        let file = crate::cluster_file::parse(&text, []).unwrap();
+        Cluster::resolve(&file, std::path::Path::new("/")).unwrap()
+    }
+
+    #[test]
+    fn weights_are_counted_as_they_are_loaded() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let shape = checkpoint.config();
+        let [context, all] = [Parts::Context, Parts::All]
+            .map(|parts| Numbers { dtype: DType::F32, linear: None }.weight_bytes(shape, parts));
+        let counted = |recovery: &str, process: &str| {
+            let cluster = cluster("", recovery, process);
+            cluster.hosts.iter().map(|host| weight_bytes(&cluster, host, shape)).collect::<Vec<_>>()
+        };
+        assert_eq!(counted("redistribute", ""), [all, all]);
+        assert_eq!(counted("spare", ""), [context, all]);
+        assert_eq!(counted("spare", "process = \"both\"\n"), [all, 0], "the query host's head is in the process, too");
+    }
+
+    #[test]
+    fn weights_beyond_a_hosts_limit_are_refused_with_both_numbers() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let refused = |limit: &str| weights_fit(&cluster(limit, "redistribute", ""), checkpoint.config());
+        refused("").unwrap();
+        refused("memory_limit = \"64MiB\"\n").unwrap();
+        let error = refused("memory_limit = \"20MiB\"\n").unwrap_err();
+        assert_eq!(error.exit, Exit::Capacity);
+        assert!(error.message.contains("host 'context-0' needs 3") && error.message.contains("is 20.0 MiB"), "{error}");
+        assert!(error.hint.unwrap().contains("bf16"));
+    }
 
     #[test]
     fn hosts_of_a_process_that_compute_alike_have_their_weights_once() {

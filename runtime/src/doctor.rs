@@ -2,13 +2,14 @@
 
 mod certificates;
 mod clocks;
+mod model;
 mod network;
 mod ports;
 
 use asterism_kernels::{DType, KernelChoice};
 use serde::Serialize;
 
-use crate::{cluster::Cluster, globals::Globals, limits, node::local_hosts, version::Version, wiring};
+use crate::{cluster::Cluster, error::CliError, globals::Globals, limits, node::local_hosts, version::Version, wiring};
 
 /// Open files with which a process can take as many connections as it is made for, and without which it can hardly work.
 const FILES: (usize, usize) = (16_384, 512);
@@ -61,11 +62,18 @@ pub fn look(globals: &Globals, cluster: Option<&Cluster>) -> Vec<Judgment> {
     if let Some(cluster) = cluster {
         judgments
             .extend(wiring::try_ucx(cluster, &local_hosts(cluster)).map(|tried| network::judge_ucx(cluster, tried)));
+        judgments.push(model::look(cluster));
         judgments.extend(ports::look(cluster));
         judgments.extend(certificates::look(cluster));
         judgments.extend(clocks::look(globals, cluster));
     }
     judgments
+}
+
+/// Refuses addresses of this machine that cannot be listened on. A cluster that runs has its own.
+pub fn ports_are_free(cluster: &Cluster) -> Result<(), CliError> {
+    let taken = ports::look(cluster).into_iter().find(|judgment| judgment.verdict == Verdict::Error);
+    taken.map_or(Ok(()), |Judgment { found, remedy, .. }| Err(CliError::usage(found).hint(remedy.unwrap_or_default())))
 }
 
 /// The fastest kernels that this processor has.

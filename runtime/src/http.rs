@@ -1,8 +1,10 @@
 //! The admin API, the console, health and metrics over HTTP, on an own listener. Every answer comes from the supervisor.
 
 mod bodies;
+pub(crate) mod charged;
 mod cluster;
 mod console;
+mod cors;
 pub(crate) mod error;
 mod events;
 mod field;
@@ -23,6 +25,7 @@ mod sessions;
 pub(crate) mod span;
 pub(crate) mod tls;
 mod waiting;
+pub(crate) mod weight;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -38,7 +41,7 @@ use rustls::ServerConfig;
 use subtle::ConstantTimeEq;
 use tokio::sync::Notify;
 
-use crate::{door::Door, error::CliError, link_bench::LinkBench, self_test::SelfTest};
+use crate::{door::Door, error::CliError, link_bench::LinkBench, openai::Store, self_test::SelfTest};
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use error::Refusal;
 pub use error::{ErrorEnvelope, ErrorObject};
@@ -47,6 +50,7 @@ pub use jobs::Submitted;
 pub use listening::Server;
 use listening::Service;
 pub use lists::MAX_LISTED;
+use origin::{Origins, Rules};
 pub use request::{CLUSTER, REQUEST_ID};
 pub use waiting::{Cause, wait};
 
@@ -72,6 +76,10 @@ pub struct AdminState {
     pub self_test: SelfTest,
     /// What measures links of the cluster.
     pub links: LinkBench,
+    /// What bodies of requests may take.
+    pub intake: Intake,
+    /// What clients of OpenAI's API keep, where there is one.
+    pub store: Option<Arc<Store>>,
     /// Told when a client asks for the end.
     pub stop_wanted: Arc<Notify>,
 }
@@ -82,6 +90,7 @@ impl AdminState {
         let mut status = self.supervisor.cluster().await?;
         self.door.explain(&mut status.hosts);
         status.self_test = self.self_test.report().brief();
+        status.stored = self.store.as_ref().map(|store| store.stored());
         Ok(status)
     }
 }
@@ -92,7 +101,7 @@ pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) 
         CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
             .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
     };
-    let intake = web::Data::new(Intake::new(state.supervisor.model()));
+    let intake = web::Data::new(state.intake.clone());
     let data = web::Data::new(state);
     let to = data.clone();
     let service = Service {
@@ -100,6 +109,7 @@ pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) 
             app.app_data(data.clone()).app_data(intake.clone()).configure(routes);
         }),
         admit: Arc::new(move |request| admit(&to, request)),
+        origins: Origins::default(),
         on_connect: |_, _| {},
         connections: (MOST_CONNECTIONS, 1),
     };
@@ -139,21 +149,22 @@ fn routes(app: &mut web::ServiceConfig) {
     app.service(console::page).service(console::style).service(console::script);
 }
 
+/// What pages in browsers may ask of the admin API, which wants a token or not.
+pub(crate) fn origins(open: bool) -> Rules {
+    Rules { open, origins: Origins::default(), let_in: None, close: "[security] token_file" }
+}
+
 /// Refuses a request of who may not make it: whoever bears the token is a client, and everybody is where none is wanted.
 fn admit(state: &AdminState, request: &ServiceRequest) -> Result<(), Refusal> {
+    origins(state.token.is_none()).check(request)?;
     let party = match &state.token {
         Some(token) if !bears(request, token) => Party::Stranger,
         _ => Party::Client,
     };
     let pattern = request.match_pattern().unwrap_or_default();
     match authority::endpoint(request.method().as_str(), &pattern) {
-        Some(act) if authority::allows(party, act) => {
-            // What stands outside of the API changes nothing, and no other site's page can read it.
-            let listener = (request.app_config().local_addr().ip().is_loopback(), state.token.is_none());
-            let own = if pattern.starts_with("/api/") { origin::check(request.headers(), listener) } else { Ok(()) };
-            own.and_then(|()| request::check_cluster(request.headers(), &state.cluster))
-                .and_then(|()| request::check_query(&pattern, request.query_string()))
-        }
+        Some(act) if authority::allows(party, act) => request::check_cluster(request.headers(), &state.cluster)
+            .and_then(|()| request::check_query(&pattern, request.query_string())),
         // What is not in the table nobody may ask for; that it is not there, a client may know.
         None if party == Party::Client => {
             let methods = authority::TABLE.iter().filter_map(|rule| match rule.act {
@@ -198,6 +209,7 @@ mod tests {
         let self_test = SelfTest::new(&cluster, &supervisor);
         let links = LinkBench::new(&supervisor);
         let state = AdminState {
+            intake: Intake::new(supervisor.model()),
             supervisor,
             self_test,
             links,
@@ -206,6 +218,7 @@ mod tests {
             listen,
             token: Some("moon".into()),
             joins: None,
+            store: None,
             stop_wanted: Arc::default(),
         };
         serve(cluster.admin_listen, None, state).unwrap()

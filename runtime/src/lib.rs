@@ -4,6 +4,7 @@ mod calibration;
 mod check;
 pub mod cli;
 pub mod client;
+mod client_threads;
 pub mod cluster;
 pub mod cluster_file;
 pub mod commands;

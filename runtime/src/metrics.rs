@@ -249,8 +249,10 @@ mod tests {
             });
             ClusterStatus {
                 self_test: None,
+                stored: None,
                 name: "c".into(),
                 model: "m".into(),
+                model_digest: None,
                 method: "star".into(),
                 version: "0".into(),
                 ready: false,

@@ -9,9 +9,14 @@ mod chat;
 mod completions;
 mod fields;
 mod files;
+#[cfg(test)]
+mod generated;
 mod gone;
 mod keys;
+mod listing;
 mod logprobs;
+mod message;
+mod metadata;
 mod models;
 mod once;
 mod refusal;
@@ -35,14 +40,15 @@ use crate::{
     http::{
         Server,
         error::{self, Refusal},
-        intake::Intake,
+        intake::{By, Intake},
         listening::{self, Service},
-        origin, request,
+        origin::{Origins, Rules},
+        request,
     },
 };
 pub use batch_run::Open;
 pub use keys::Keys;
-pub use store::Store;
+pub use store::{Limits, Store};
 
 /// Every method and path; all of them want a key where there are keys.
 pub const ENDPOINTS: &[(&str, &str)] = &[
@@ -84,6 +90,10 @@ pub struct ApiState {
     pub open: Open,
     /// Where they are.
     pub runtime: Handle,
+    /// What bodies of requests may take.
+    pub intake: Intake,
+    /// What pages in browsers may ask.
+    pub origins: Rules,
 }
 
 /// Listens at `address`, with TLS where there is a certificate.
@@ -93,8 +103,9 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
             .hint("free the port, or set [api] listen to another (port 0: one is chosen), or take it out")
     };
     running::cancel_orphans(&state.supervisor).await;
+    responses::hold_again(&state).await;
     batch_run::resume(&state);
-    let intake = web::Data::new(Intake::new(state.supervisor.model()));
+    let (intake, origins) = (web::Data::new(state.intake.clone()), state.origins.origins.clone());
     let data = web::Data::new(state);
     let to = data.clone();
     let service = Service {
@@ -103,6 +114,7 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
             app.app_data(data.clone()).app_data(intake.clone()).app_data(queries).configure(routes);
         }),
         admit: Arc::new(move |request| admit(&to, request)),
+        origins,
         on_connect: gone::take_in,
         connections: (MOST_CONNECTIONS, 2),
     };
@@ -120,11 +132,16 @@ fn routes(app: &mut web::ServiceConfig) {
     app.service(batches::create).service(batches::list).service(batches::show).service(batches::cancel);
 }
 
+/// What pages in browsers may ask of OpenAI's API, which wants a key or not.
+pub fn origins(open: bool, origins: Origins) -> Rules {
+    let let_in = Some("name their origins in [api] allow_origins of the cluster file");
+    Rules { open, origins, let_in, close: "[api] api_key_file" }
+}
+
 /// Refuses a request of who may not make it, and one too many of who may.
 fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
-    let listener = (request.app_config().local_addr().ip().is_loopback(), state.keys.is_none());
+    state.origins.check(request)?;
     let borne = state.keys.as_ref().map(|keys| keys.admit(request.headers())).transpose()?;
-    origin::check(request.headers(), listener)?;
     request::check_cluster(request.headers(), &state.cluster)?;
     let pattern = request.match_pattern().unwrap_or_default();
     if !ENDPOINTS.contains(&(request.method().as_str(), &*pattern)) {
@@ -132,6 +149,8 @@ fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
         return Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)));
     }
     if let Some(borne) = borne {
+        request.extensions_mut().insert(By(Some(borne.name.clone())));
+        request.extensions_mut().insert(borne.place.clone());
         request.extensions_mut().insert(borne);
     }
     Ok(())

@@ -11,11 +11,12 @@ use tokio::{runtime::Handle, sync::Notify};
 
 use crate::{
     check,
+    client_threads::ClientThreads,
     cluster::Cluster,
     credentials,
     data_dir::{self, Seat},
     error::CliError,
-    http::{self, AdminState, Cause, Server},
+    http::{self, AdminState, Cause, Server, intake::Intake},
     joining,
     link_bench::LinkBench,
     openai::{self, ApiState, Keys, Open, Store},
@@ -35,6 +36,7 @@ pub struct Service {
     pub record: data_dir::Record,
     admin: Server,
     api: Option<Server>,
+    clients: ClientThreads,
     stop_wanted: Arc<Notify>,
     lock: Arc<data_dir::Lock>,
 }
@@ -59,8 +61,13 @@ impl Service {
         let stop_wanted = Arc::new(Notify::new());
         let self_test = SelfTest::new(cluster, &supervisor);
         self_test.keep_untested_closed();
+        let (intake, clients) = (Intake::new(supervisor.model()), ClientThreads::start()?);
+        let store =
+            cluster.api.as_ref().map(|api| Store::open(&cluster.data_dir, api.limits).map(Arc::new)).transpose()?;
         let state = AdminState {
             self_test,
+            intake: intake.clone(),
+            store: store.clone(),
             links: LinkBench::new(&supervisor),
             supervisor: supervisor.clone(),
             cluster: cluster.name.clone(),
@@ -71,14 +78,14 @@ impl Service {
             stop_wanted: stop_wanted.clone(),
         };
         let admin = http::serve(cluster.admin_listen, admin_tls, state)?;
-        let api = open_api(cluster, &supervisor, (keys, tls)).await?;
+        let api = open_api(cluster, (&supervisor, intake), (store, clients.handle()), (keys, tls)).await?;
         let api_tls = cluster.api.as_ref().is_some_and(|api| api.tls.is_some());
         let at = api.as_ref().map(|api| api.address);
         let (pid, admin_tls) = (std::process::id(), cluster.admin_tls.is_some());
         let record = data_dir::Record { pid, admin: admin.address, admin_tls, api: at, api_tls, listen };
         let lock = Arc::new(lock);
         publish(&lock, record.clone())?;
-        Ok(Self { supervisor, record, admin, api, stop_wanted, lock })
+        Ok(Self { supervisor, record, admin, api, clients, stop_wanted, lock })
     }
 
     /// Completes when a client asks for the end.
@@ -93,26 +100,29 @@ impl Service {
             api.stop().await;
         }
         self.admin.stop().await;
-        drop(self.lock);
+        drop((self.clients, self.lock));
     }
 }
 
 /// OpenAI's API, where the cluster file has one.
 async fn open_api(
     cluster: &Cluster,
-    supervisor: &Supervisor,
+    (supervisor, intake): (&Supervisor, Intake),
+    (store, runtime): (Option<Arc<Store>>, Handle),
     (keys, tls): (Option<Keys>, Option<ServerConfig>),
 ) -> Result<Option<Server>, CliError> {
-    let Some(api) = &cluster.api else { return Ok(None) };
+    let (Some(api), Some(store)) = (&cluster.api, store) else { return Ok(None) };
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let state = ApiState {
         supervisor: supervisor.clone(),
         cluster: cluster.name.clone(),
+        origins: openai::origins(keys.is_none(), api.origins.clone()),
         keys,
         since,
-        store: Arc::new(Store::open(&cluster.data_dir)?),
+        store,
         open: Open::default(),
-        runtime: Handle::current(),
+        runtime,
+        intake,
     };
     openai::serve(api.listen, tls, state).await.map(Some)
 }

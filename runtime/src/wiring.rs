@@ -22,7 +22,7 @@ use asterism_actors::{
     tally::Tally,
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
-use asterism_models::{Checkpoint, ModelError, Parts, TemplateSource};
+use asterism_models::{Checkpoint, ModelError, TemplateSource, WeightsDigest};
 use asterism_transport::{
     Observer, Transport, TransportError,
     certificates::MemberRole,
@@ -77,21 +77,24 @@ pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
 
 /// The model as clients and the supervisor know it: tokenizer, template and limits, no weights.
 pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
-    let ask = |source: &TemplateSource| match &model.path {
-        Some(_) => template::frame(source),
-        None => source.frame(),
+    let renderer = |source: TemplateSource| match &model.path {
+        Some(_) => template::apart(source),
+        None => source.in_process(),
     };
     let front = checkpoint_of(model)
-        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, ask))
+        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, renderer))
         .and_then(|front| front.with_heads(&model.heads))
-        .map(|front| front.with_separator(model.query_separator.clone()));
-    front.map_err(|error| {
-        let hint = match error {
-            ModelError::RetainingHeads { .. } => "correct [models.heads] in the cluster file",
-            _ => "set [model] path to a Hugging Face folder, or leave it out for the embedded model",
-        };
-        CliError::usage(format!("the model cannot be used: {error}")).hint(hint)
-    })
+        .map(|front| front.with_separator(model.query_separator.clone()).with_template_date(model.template_date));
+    front.map_err(|error| model_refusal(&error))
+}
+
+/// Why a cluster's model is none.
+pub fn model_refusal(error: &ModelError) -> CliError {
+    let hint = match error {
+        ModelError::RetainingHeads { .. } => "correct [models.heads] in the cluster file",
+        _ => "set [model] path to a Hugging Face folder, or leave it out for the embedded model",
+    };
+    CliError::usage(format!("the model cannot be used: {error}")).hint(hint)
 }
 
 /// Opens the journal of `cluster`, or begins it.
@@ -111,13 +114,30 @@ pub async fn start_supervisor(
     let door = Door::new(cluster, QUIC);
     let transport = bind(cluster, credentials::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
-    let mut config = supervisor_config(cluster, &model.name);
-    config.weight_bytes = device::Numbers::of(&cluster.model).weight_bytes(&model.config, Parts::All);
+    let config = supervisor_config(cluster, &model);
     metric::record_config(&config);
     let supervisor =
         Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
     watch_itself(&supervisor, cluster.liveness.heartbeat / 2);
+    hash_weights(&supervisor, cluster);
     Ok((supervisor, address, door))
+}
+
+/// Tells the supervisor what its model's weights hash to, as soon as that is known: until then hosts load theirs.
+fn hash_weights(supervisor: &Supervisor, cluster: &Cluster) {
+    let (owner, model, folder) = (supervisor.clone(), cluster.model.clone(), cluster.data_dir.clone());
+    let hash = move || {
+        let weights = checkpoint_of(&model).and_then(|checkpoint| weights_digest(&checkpoint, &model, &folder));
+        owner.weights_are(weights.map_err(|error| error.to_string()));
+    };
+    if let Err(error) = std::thread::Builder::new().name("digest".into()).spawn(hash) {
+        supervisor.weights_are(Err(format!("no thread can be started for it: {error}")));
+    }
+}
+
+/// The digest of what is computed with: weights, and retaining heads. `folder` is where it is kept if not beside the weights.
+pub fn weights_digest(checkpoint: &Checkpoint, model: &Model, folder: &Path) -> Result<WeightsDigest, ModelError> {
+    checkpoint.weights_digest(folder)?.with_heads(&model.heads)
 }
 
 /// Tells the supervisor when its own process waits for memory, a disk or a core. On a thread of its own, which waits for nobody's.
@@ -137,19 +157,21 @@ fn watch_itself(supervisor: &Supervisor, every: Duration) {
 }
 
 /// What the supervisor of `cluster` is told about it.
-pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
+pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorConfig {
     let spec = |host: &Host| HostSpec {
         name: host.name.clone(),
         role: role(host.role),
         device: host.device.to_string(),
         node: host.node.clone(),
         memory_limit: host.memory_limit,
-        shares_weights: !cluster.counts_weights(host),
+        weight_bytes: device::weight_bytes(cluster, host, &model.config),
         labels: host.labels.clone(),
     };
     SupervisorConfig {
         cluster: cluster.name.clone(),
-        model: model.to_owned(),
+        model: model.name.clone(),
+        digest: model.digest.clone(),
+        weights: None,
         dtype: dtype(cluster.model.dtype),
         hosts: cluster.hosts.iter().map(spec).collect(),
         method: cluster.method.clone(),
@@ -163,8 +185,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
             cluster_file::Recovery::Fail => Recovery::Fail,
         },
         patience: PATIENCE,
-        speeds: calibration::find(cluster, model).ok(),
-        weight_bytes: 0,
+        speeds: calibration::find(cluster, &model.name).ok(),
         sessions: cluster.sessions,
         mixed_numerics: cluster.mixed_numerics,
     }
@@ -320,6 +341,9 @@ fn host_refusal(error: &HostError) -> CliError {
         HostError::Journal(StoreError::DiskFull { .. }) => CliError::no_room(error),
         HostError::Journal(StoreError::Io { cause, .. }) if private::may_pass(cause.kind()) => CliError::no_room(error),
         HostError::Journal(_) => CliError::unreachable(error).hint("nothing was changed"),
+        HostError::OtherModel { .. } => {
+            CliError::usage(error).hint("`asterism doctor` on both machines shows the digests of their models")
+        }
         HostError::Model { .. } => CliError::usage(error).hint("correct [model] in the cluster file"),
         _ => CliError::unreachable(error).hint("`asterism status` shows the supervisor's view"),
     }

@@ -58,29 +58,57 @@ pub fn is_alive(cluster: &Cluster) {
     ureq::get(format!("{}/livez", cluster.server())).call().expect("the supervisor lives");
 }
 
+/// Templates that do not end by themselves, or take all memory, and what is said of them.
+const BURNING: [(&str, &str); 5] = [
+    ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "instructions"),
+    ("{% set n = namespace(x='xx') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "MiB"),
+    ("{{ range(99999) | join('x' * 99999) }}", "MiB"),
+    ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
+    // Few instructions of much work each.
+    (
+        "{% set w = 'x ' * 4000000 %}{% for a in range(9999) %}{% if w.split() | length == 1 %}{% endif %}{% endfor %}",
+        "takes more than 10 s",
+    ),
+];
+
 #[test]
-fn a_template_that_burns_refuses_its_questions_and_nothing_else() {
-    let burning = [
-        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "instructions"),
-        ("{% set n = namespace(x='xx') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "MiB"),
-        ("{{ range(99999) | join('x' * 99999) }}", "MiB"),
-        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
-    ];
-    for (template, cause) in burning {
+fn a_model_whose_template_burns_is_refused_at_start() {
+    for (template, cause) in BURNING {
         let model = model();
         let text = format!("{template}{{{{ messages[0].content }}}}");
         fs::write(model.path().join("chat_template.jinja"), text).expect("a template");
-        let cluster = Cluster::start(binary(), &spec(Some(model.path())));
-        let request = json!({"context": "a b c", "query": "d", "max_tokens": 1, "timeout_s": 5, "chat_template": true});
-        let (status, answer) = ask(&cluster, &request);
+        let cluster = Cluster::written(binary(), &spec(Some(model.path())), |text| text);
+        refused(&cluster, &["validate"], 2, &["chat_template.jinja", cause]);
+        refused(&cluster, &["up", "--detach"], 2, &["chat_template.jinja", cause]);
+    }
+}
+
+#[test]
+fn a_template_that_burns_at_a_question_refuses_that_and_nothing_else() {
+    let burns: String = BURNING
+        .iter()
+        .enumerate()
+        .map(|(at, (template, _))| format!("{{% if 'burn {at}' in messages[0].content %}}{template}{{% endif %}}"))
+        .collect();
+    let says = "{% if messages[0].role == 'system' %}{{ raise_exception('No system here!') }}{% endif %}";
+    let model = model();
+    let text = format!("{burns}{says}{{{{ messages[0].content }}}}");
+    fs::write(model.path().join("chat_template.jinja"), text).expect("a template");
+    let cluster = Cluster::start(binary(), &spec(Some(model.path())));
+    let question = |context: &str| {
+        let request =
+            json!({"context": context, "query": "d", "max_tokens": 1, "chat_template": true, "method": {"dense": {}}});
+        ask(&cluster, &request)
+    };
+    for (at, (_, cause)) in BURNING.iter().enumerate() {
+        let (status, answer) = question(&format!("burn {at} b c"));
         assert_eq!(status, 400, "{answer}");
         let code = answer["error"]["code"].as_str().expect("a code");
         assert!(["template_limit", "chat_template"].contains(&code), "{answer}");
         assert!(answer["error"]["message"].as_str().expect("a message").contains(cause), "{answer}");
         is_alive(&cluster);
-        let (status, answer) =
-            ask(&cluster, &json!({"context": [5, 6], "query": [7], "max_tokens": 1, "chat_template": false}));
-        assert_eq!(status, 202, "{answer}");
+        let (status, answer) = question("a b c");
+        assert_eq!(status, 202, "another conversation is rendered by a process of its own: {answer}");
     }
 }
 

@@ -13,13 +13,13 @@ use tests::{Cluster, ClusterSpec};
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 
 /// A cluster with `context-1` on a machine `far`, whose data lie in a folder of their own.
-struct Machines {
-    cluster: Cluster,
+pub struct Machines {
+    pub cluster: Cluster,
     far: PathBuf,
 }
 
 /// A node's agent, which ends with the test.
-struct Agent(Child);
+pub struct Agent(Child);
 
 impl Drop for Agent {
     fn drop(&mut self) {
@@ -29,7 +29,7 @@ impl Drop for Agent {
 }
 
 impl Machines {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let method = "[attention.star]\nblock_tokens = 64\n\n[security]\njoin_listen = \"127.0.0.1:0\"";
         let spec = ClusterSpec { contexts: 2, model: None, method, listen: "127.0.0.1:0".into() };
         let cluster = Cluster::written(BINARY, &spec, |text| {
@@ -47,7 +47,7 @@ impl Machines {
     }
 
     /// The supervisor alone, with the hosts of its own machine.
-    fn supervisor(&self) -> (Agent, Agent) {
+    pub fn supervisor(&self) -> (Agent, Agent) {
         let log = |name: &str| fs::File::create(self.cluster.folder().join(name)).expect("a file");
         let supervisor = self.cluster.command(&["supervisor"]).stderr(log("supervisor.log")).spawn();
         let supervisor = Agent(supervisor.expect("it runs"));
@@ -57,12 +57,12 @@ impl Machines {
         (supervisor, Agent(node.expect("it runs")))
     }
 
-    fn listen(&self) -> String {
+    pub fn listen(&self) -> String {
         self.cluster.record()["listen"].as_str().expect("an address").to_owned()
     }
 
     /// A one-time token in a file, and the address that takes it.
-    fn token(&self) -> (String, String) {
+    pub fn token(&self) -> (String, String) {
         let made = self.cluster.run(&["cert", "token", "-o", "json"]);
         let made: serde_json::Value = serde_json::from_slice(&made.stdout).expect("JSON");
         let file = self.far.join("join-token");
@@ -97,7 +97,7 @@ impl Machines {
         [&host["absent"], &host["cause"]].map(|part| part.as_str().unwrap_or_default()).join(": ")
     }
 
-    fn joins(&self, token: &(String, String)) {
+    pub fn joins(&self, token: &(String, String)) {
         let log = fs::File::create(self.far.join("node.log")).expect("a file");
         let _agent = Agent(self.joining(Some(token)).stderr(log).spawn().expect("it runs"));
         self.cluster.wait_for("the far machine", |status| status["hosts"][1]["health"] == "ready");

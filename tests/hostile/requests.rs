@@ -206,6 +206,26 @@ fn json_that_is_meant_to_cost_is_refused() {
     assert_eq!(send(&cluster, "POST", "/api/v1/join-tokens", &small).0, 413);
 }
 
+/// Hosts have memory for keys and values of 128 tokens at once, however few a session has.
+#[test]
+fn the_least_that_a_session_takes_is_counted() {
+    let spec = ClusterSpec { contexts: 1, model: None, method: "[attention.star]", listen: "127.0.0.1:0".to_string() };
+    let cluster = Cluster::written(BINARY, &spec, |text| {
+        text.replace("[api]\n", "[sessions]\nmax_pinned_bytes = \"4MiB\"\n\n[api]\n")
+    });
+    assert!(cluster.run(&["up", "--detach"]).status.success());
+    let create = |at: usize| {
+        let session =
+            json!({"name": format!("s{at}"), "context": format!("Whale {at} is white."), "ttl_s": 31_536_000});
+        send(&cluster, "POST", "/api/v1/sessions", &session.to_string())
+    };
+    let (taken, refused) =
+        (0..16).map(|at| (at, create(at))).find(|(_, (status, _))| *status != 202).expect("one too many");
+    assert_eq!((taken, refused.1["error"]["code"].as_str()), (4, Some("capacity_exhausted")), "{refused:?}");
+    let message = refused.1["error"]["message"].as_str().expect("a message");
+    assert!(message.contains("sessions.max_pinned_bytes is 4194304"), "{message}");
+}
+
 #[test]
 fn an_id_is_one_request_of_one_client() {
     let cluster = cluster();

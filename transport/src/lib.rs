@@ -138,7 +138,7 @@ pub trait Observer: Send + Sync + 'static {
     fn bytes(&self, sent: bool, bytes: usize) {
         let _ = (sent, bytes);
     }
-    /// A peer was refused: `reason` is one of `certificate`, `identity`, `protocol_version`, `handshake`,
+    /// A peer was refused: `reason` is one of `certificate`, `identity`, `protocol_version`, `handshake`, `half_open`,
     /// `frame`; or a word of whoever looks at what peers say.
     fn rejected(&self, reason: &'static str) {
         let _ = reason;

@@ -4,6 +4,7 @@
 //! stream. The protocol version is the TLS application protocol (`asterism/1`), so that a peer of another version is
 //! refused before a byte of it is read.
 
+pub(crate) mod admission;
 pub(crate) mod cause;
 mod channel;
 mod lanes;
@@ -26,10 +27,11 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use quinn::{ClientConfig, Connection, Endpoint, Incoming, ServerConfig, TransportConfig, VarInt};
+use quinn::{ClientConfig, Connecting, Connection, Endpoint, Incoming, ServerConfig, TransportConfig, VarInt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use self::{
+    admission::{HalfOpen, Limits, Received, Reception},
     lanes::Lanes,
     link::{Peer, QuicLink},
     socket::Socket,
@@ -42,6 +44,8 @@ use crate::{
 
 /// Links that have shaken hands but wait for `accept`.
 const LINKS_IN_FLIGHT: usize = 256;
+/// Handshakes under way at once. A source has as many as a machine has hosts.
+const HANDSHAKES: Limits = Limits { by_source: 64, in_all: 256 };
 const TRANSPORT_CLOSED: &str = "the transport was closed";
 
 /// Whom a host trusts.
@@ -108,12 +112,14 @@ struct Settings {
     lanes: Lanes,
     observer: Arc<dyn Observer>,
     vouched: vouch::Desk,
+    reception: Arc<Reception>,
 }
 
 /// QUIC's numbers by kind of path.
 struct Paths {
-    loopback: Arc<TransportConfig>,
-    network: Arc<TransportConfig>,
+    /// Of whoever connects, and of whoever is connected to.
+    loopback: [Arc<TransportConfig>; 2],
+    network: [Arc<TransportConfig>; 2],
 }
 
 /// Whom to trust and who to be, until the next rotation.
@@ -149,7 +155,9 @@ impl QuicTransport {
         let endpoint = endpoint.map_err(failed)?;
         let (trust, (buffers, vouched)) = (RwLock::new(trust), Default::default());
         let QuicConfig { connect_timeout, idle_timeout, .. } = config;
-        let settings = Settings { paths, trust, connect_timeout, idle_timeout, buffers, lanes, observer, vouched };
+        let reception = Reception::new(HANDSHAKES);
+        let settings =
+            Settings { paths, trust, connect_timeout, idle_timeout, buffers, lanes, observer, vouched, reception };
         let settings = Arc::new(settings);
         lanes::accept(&settings);
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
@@ -260,6 +268,43 @@ impl Settings {
         // Nothing panics while holding this lock.
         self.trust.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// The handshake of a peer that came, if it has a place. What waits for its end holds no packet: a task is as large as its
+    /// largest moment.
+    fn receive(&self, incoming: Incoming) -> Option<(Connecting, HalfOpen)> {
+        let peer = incoming.remote_address();
+        let begun = match self.reception.receive(incoming) {
+            Received::Shake(incoming, place) => {
+                let server = self.trust().sides(peer).server.clone();
+                incoming.accept_with(server).map(|connecting| (connecting, place)).map_err(Rejected::from)
+            }
+            Received::Later => return None,
+            Received::Dropped(reason) => Err(Rejected { reason, cause: "too many handshakes are under way".into() }),
+        };
+        begun.inspect_err(|rejected| self.refused(peer, rejected)).ok()
+    }
+
+    /// A connection whose peer has shown a certificate of this cluster, in the time that this may take, and who it is.
+    async fn shaken(&self, (connecting, place): (Connecting, HalfOpen)) -> Result<(Connection, Option<Member>), Rejected> {
+        let limit = self.connect_timeout;
+        let connection = tokio::time::timeout(limit, connecting).await.map_err(|_| Rejected {
+            reason: cause::HANDSHAKE,
+            cause: format!("it showed no certificate within {limit:?}"),
+        })??;
+        let peer = self.trust().identify(&connection).map_err(|cause| {
+            connection.close(cause::WRONG_IDENTITY, cause.as_bytes());
+            Rejected { reason: cause::IDENTITY, cause }
+        })?;
+        place.prove();
+        tuning::open_up(&connection);
+        Ok((connection, peer))
+    }
+
+    fn refused(&self, peer: SocketAddr, Rejected { reason, cause }: &Rejected) {
+        self.observer.rejected(reason);
+        self.observer.turned_away(peer, cause);
+        self.reception.tell(peer, reason, cause);
+    }
 }
 
 impl Trust {
@@ -296,21 +341,18 @@ impl Trust {
     }
 }
 
-/// Shakes hands with every peer at once, so that a slow one delays no other.
+/// Shakes hands with several peers at once, so that a slow one delays no other.
 async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sender<Arc<dyn Link>>) {
     while let Some(incoming) = endpoint.accept().await {
+        let peer = incoming.remote_address();
+        let Some(coming) = settings.receive(incoming) else { continue };
         let (settings, accepted) = (settings.clone(), accepted.clone());
         tokio::spawn(async move {
-            let peer = incoming.remote_address();
-            match welcome(incoming, &settings).await {
+            match welcome(coming, &settings).await {
                 // A receiver that is gone means a closed transport; the link closes with it.
                 Ok(Some(link)) => drop(accepted.send(link).await),
                 Ok(None) => {}
-                Err(Rejected { reason, cause }) => {
-                    settings.observer.rejected(reason);
-                    settings.observer.turned_away(peer, &cause);
-                    tracing::warn!(%peer, reason, cause, "refused a peer");
-                }
+                Err(rejected) => settings.refused(peer, &rejected),
             }
         });
     }
@@ -329,14 +371,11 @@ impl From<quinn::ConnectionError> for Rejected {
 }
 
 /// A link; none where the connection is to vouch for one of another transport.
-async fn welcome(incoming: Incoming, settings: &Arc<Settings>) -> Result<Option<Arc<dyn Link>>, Rejected> {
-    let trust = settings.trust();
-    let server = trust.sides(incoming.remote_address()).server.clone();
-    let connection = incoming.accept_with(server)?.await?;
-    let peer = trust.identify(&connection).map_err(|cause| {
-        connection.close(cause::WRONG_IDENTITY, cause.as_bytes());
-        Rejected { reason: cause::IDENTITY, cause }
-    })?;
+async fn welcome(
+    coming: (Connecting, HalfOpen),
+    settings: &Arc<Settings>,
+) -> Result<Option<Arc<dyn Link>>, Rejected> {
+    let (connection, peer) = settings.shaken(coming).await?;
     if vouch::is_asked_of(&connection) {
         settings.vouched.hand_over(connection, peer).await;
         return Ok(None);

@@ -138,6 +138,9 @@ pub struct ClusterStatus {
     pub name: String,
     /// Model by name.
     pub model: String,
+    /// What tells it from every other: of its configuration, tokenizer and weights. Absent while these are hashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_digest: Option<String>,
     /// Default method by name.
     pub method: String,
     /// Runtime version.
@@ -153,6 +156,22 @@ pub struct ClusterStatus {
     /// Its latest self-test, where there was one or has to be one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub self_test: Option<SelfTestReport>,
+    /// What clients of OpenAI's API keep, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<StoredStatus>,
+}
+
+/// What clients keep in the data_dir: files and batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StoredStatus {
+    /// Bytes of all.
+    pub bytes: u64,
+    /// The most that they may be.
+    pub max_bytes: u64,
+    /// Bytes of the key that has the most.
+    pub largest_key_bytes: u64,
+    /// The most that those of one key may be.
+    pub max_bytes_per_key: u64,
 }
 
 impl ClusterStatus {

@@ -8,10 +8,11 @@ use std::{
     time::Duration,
 };
 
+use asterism_models::WeightsDigest;
 use asterism_plan::MethodConfig;
 use asterism_transport::Transport;
 use ractor::{Actor, ActorRef, ActorStatus};
-use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::{
     api::{
@@ -20,6 +21,7 @@ use crate::{
     },
     error::{HostError, JobError},
     machine,
+    room::{Holder, Room},
     store::StateStore,
     supervisor::{
         asked_session::AskedSession,
@@ -34,20 +36,22 @@ use crate::{
         pulse::Pulse,
         shell::{Message, Shell, SupervisorActor},
         state::{Event, PreparedJob, Source, SupervisorState},
-        view::JobFilter,
     },
 };
 
 /// Longest wait for hosts and nodes that were told to end.
 const FAREWELL: Duration = Duration::from_secs(2);
-
 /// Times that a question is prepared whose session has grown meanwhile.
 const REPLACED: usize = 8;
-
-/// Requests that are tokenised and planned at once; others wait.
-const PREPARED_AT_ONCE: usize = 2;
-/// Longest that one waits for that.
+/// Requests that are tokenised and planned at once: of one key two, so that one of another is always taken.
+const PREPARED_AT_ONCE: usize = 3;
+/// Longest wait for that.
 const PREPARED_WITHIN: Duration = Duration::from_secs(20);
+
+/// Whose request it is.
+fn holder(request: &JobRequest) -> Holder {
+    request.labels.get(bounds::KEY).map(|key| key.as_str().into())
+}
 
 /// A running supervisor; clones talk to the same one.
 #[derive(Clone)]
@@ -57,7 +61,7 @@ pub struct Supervisor {
     method: MethodConfig,
     context_hosts: ContextHosts,
     writing: Arc<AtomicBool>,
-    desk: Arc<Semaphore>,
+    desk: Room,
     pulse: Arc<Pulse>,
     gate: Gate,
 }
@@ -77,7 +81,7 @@ impl Supervisor {
         let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
             .await
             .map_err(|error| HostError::Actor { cause: error.to_string() })?;
-        let desk = Arc::new(Semaphore::new(PREPARED_AT_ONCE));
+        let desk = Room::new(PREPARED_AT_ONCE);
         Ok(Self { actor, model, method, context_hosts, writing, desk, pulse, gate: Gate::default() })
     }
 
@@ -95,6 +99,11 @@ impl Supervisor {
     /// Says that this process has waited for memory or a disk: silence of hosts may have been its own.
     pub fn was_starved(&self) {
         let _ = self.actor.cast(Message::Event(Event::Starved));
+    }
+
+    /// Says what the weights of the supervisor's own model hash to, or why that cannot be told. No host is ready before it is.
+    pub fn weights_are(&self, weights: Result<WeightsDigest, String>) {
+        let _ = self.actor.cast(Message::Event(Event::Weights(weights)));
     }
 
     /// Whether its actor is gone.
@@ -130,10 +139,11 @@ impl Supervisor {
     }
 
     async fn take(&self, mut request: JobRequest, canary: bool) -> Result<String, JobError> {
+        let holder = holder(&request);
         let (id, fingerprint) = match request.id.take() {
             Some(id) => {
                 let id = bounds::client_id(&id)?;
-                let (print, back) = self.prepared(move || Ok((Fingerprint::of(&request), request))).await?;
+                let (print, back) = self.prepared(&holder, move || Ok((Fingerprint::of(&request), request))).await?;
                 request = back;
                 let asked = id.clone();
                 if self.ask(move |shell| shell.state().repeated(&asked, Some(print))).await??.is_some() {
@@ -168,7 +178,11 @@ impl Supervisor {
         session: Option<AskedSession>,
     ) -> Result<String, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
-        let prepared = self.prepared(move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
+        let now = || model.date(request.template_date, machine::unix_time());
+        let template_date = request.chat_template.then(now).or(request.template_date);
+        let (holder, request) = (holder(&request), JobRequest { template_date, ..request });
+        let prepared =
+            self.prepared(&holder, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
         let mut prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
         prepared.question.canary = canary;
         let asks = match &prepared.source {
@@ -186,11 +200,11 @@ impl Supervisor {
     /// Does what takes long on a thread of its own, few at a time.
     async fn prepared<T: Send + 'static>(
         &self,
+        holder: &Holder,
         work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
     ) -> Result<T, JobError> {
-        let seat = tokio::time::timeout(PREPARED_WITHIN, self.desk.clone().acquire_owned()).await;
-        let seat = seat.map_err(|_| JobError::Busy)?.map_err(|_| JobError::Stopping)?;
-        // The seat goes with the work, also when nobody waits for it any more.
+        let seat = timeout(PREPARED_WITHIN, self.desk.take(holder, 1)).await.map_err(|_| JobError::Busy)?;
+        // The seat goes with the work, whether anybody waits for it or not.
         let done = machine::spawn(move || {
             let _seat = seat;
             work()
@@ -225,11 +239,6 @@ impl Supervisor {
         self.ask(move |shell| shell.find(&id).map(|number| shell.state().waits_for(shell.now(), number))).await?
     }
 
-    /// Jobs, newest first unless the filter says otherwise.
-    pub async fn jobs(&self, filter: JobFilter) -> Result<Vec<JobStatus>, JobError> {
-        self.ask(move |shell| shell.state().job_statuses(shell.now(), &filter)).await?
-    }
-
     /// Cancels a job that has not ended.
     pub async fn cancel(&self, id: &str) -> Result<(), JobError> {
         let id = bounds::name("id", id)?;
@@ -249,7 +258,9 @@ impl Supervisor {
         let (name, ttl) = (request.name.clone(), request.ttl_s);
         let name = bounds::name("name", &name)?;
         let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
-        let prepared = self.prepared(move || model.prepare_session(request, &method, &hosts)).await?;
+        let template_date = Some(model.date(request.template_date, machine::unix_time()));
+        let request = SessionRequest { template_date, ..request };
+        let prepared = self.prepared(&None, move || model.prepare_session(request, &method, &hosts)).await?;
         let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
         let created = name.clone();
         let decide = move |state: &mut SupervisorState, now| {
@@ -257,11 +268,6 @@ impl Supervisor {
             state.create_session((now, number), &created, prepared, ttl)
         };
         self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
-    }
-
-    /// Every session.
-    pub async fn sessions(&self) -> Result<Vec<SessionStatus>, JobError> {
-        self.ask(|shell| shell.state().session_statuses(shell.now())).await
     }
 
     /// One session.
@@ -287,7 +293,7 @@ impl Supervisor {
         let found = self.ask(move |shell| shell.state().grown_session(&grown, job.as_deref())).await?;
         let (session, asked) = found?;
         let (model, hosts, base) = (self.model.clone(), self.context_hosts, session.context);
-        let prepared = self.prepared(move || model.prepare_append(request, (&session, asked), &hosts)).await?;
+        let prepared = self.prepared(&None, move || model.prepare_append(request, (&session, asked), &hosts)).await?;
         let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
         let grown = name.clone();
         let decide = move |state: &mut SupervisorState, now| {
@@ -340,7 +346,7 @@ impl Supervisor {
                     link.closed().await;
                 }
             };
-            let _ = tokio::time::timeout(FAREWELL, ended).await;
+            let _ = timeout(FAREWELL, ended).await;
         }
         let (flushed, flushing) = tokio::sync::oneshot::channel();
         if self.actor.cast(Message::Ask(Box::new(move |shell| shell.flush(flushed)))).is_ok() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use asterism_models::QuerySeparator;
+use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::{MethodConfig, Plan};
 
 use crate::supervisor::{job::Anew, placement::PlacementPolicy};
@@ -26,6 +26,8 @@ pub struct AskedSession {
     pub chat_template: bool,
     /// What stands before those that name nothing else.
     pub query_separator: QuerySeparator,
+    /// The date that its template is told, where one was applied.
+    pub template_date: Option<TemplateDate>,
 }
 
 impl AskedSession {

@@ -68,7 +68,7 @@ impl SupervisorState {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
             let load = self.contexts.load(host);
-            let taken = self.config.weight_bytes_of(&record.spec) + held(&load);
+            let taken = record.spec.weight_bytes + held(&load);
             let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
             let (node, labels, numerics) = (record.spec.node.as_str(), &record.spec.labels, record.numerics.as_deref());
             Some(Candidate { host, node, labels, rank, free_bytes, busy: load.unready, numerics })

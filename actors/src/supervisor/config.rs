@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_kernels::DType;
+use asterism_models::{FrontDigest, WeightsDigest};
 use asterism_plan::{Calibration, MethodConfig};
 
 use crate::{api::Role, supervisor::placement::MixedNumerics};
@@ -14,6 +15,10 @@ pub struct SupervisorConfig {
     pub cluster: String,
     /// Model name.
     pub model: String,
+    /// What of the model tokens and plans depend on.
+    pub digest: FrontDigest,
+    /// Its weights, where they have been hashed already.
+    pub weights: Option<WeightsDigest>,
     /// Type of activations and cached keys and values.
     pub dtype: DType,
     /// Hosts in the order of the cluster file.
@@ -34,8 +39,6 @@ pub struct SupervisorConfig {
     pub patience: Duration,
     /// How fast context hosts are, where that was measured.
     pub speeds: Option<Calibration>,
-    /// Bytes of weights that a host holds which does not share another's.
-    pub weight_bytes: u64,
     /// Limits of sessions.
     pub sessions: SessionLimits,
     /// What becomes of a job that no hosts of equal numerics can take.
@@ -88,18 +91,13 @@ pub struct HostSpec {
     pub node: String,
     /// Most bytes of weights, keys and values.
     pub memory_limit: Option<u64>,
-    /// Whether its weights are those of a host named before it, in the same process.
-    pub shares_weights: bool,
+    /// Bytes of weights that it holds; none of those of a host named before it, in the same process.
+    pub weight_bytes: u64,
     /// What placement may ask for.
     pub labels: BTreeMap<String, String>,
 }
 
 impl SupervisorConfig {
-    /// Bytes of weights that a host holds and no host named before it.
-    pub fn weight_bytes_of(&self, host: &HostSpec) -> u64 {
-        if host.shares_weights { 0 } else { self.weight_bytes }
-    }
-
     /// What jobs are planned for.
     pub fn context_hosts(&self) -> ContextHosts {
         let contexts = || self.hosts.iter().filter(|host| host.role == Role::Context);

@@ -1,6 +1,8 @@
 //! Every context, what each host has of them, and which of them something changed for. An index follows a context when the
 //! borrow that changed it ends, so that none can be forgotten. Decides nothing.
 
+mod turns;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::{Deref, DerefMut},
@@ -14,6 +16,7 @@ use crate::{
         jobs::remove_from,
     },
 };
+use turns::{Key, Turns, Waiting, kind_of_work, takes};
 
 /// Contexts by number, with indexes.
 #[derive(Debug, Default)]
@@ -23,6 +26,7 @@ pub struct Contexts {
     changed: BTreeSet<u64>,
     /// Whether a host has more room than before.
     freed: bool,
+    turns: Turns,
 }
 
 /// What one host has.
@@ -53,7 +57,10 @@ type Labels = BTreeMap<String, String>;
 
 #[derive(Debug, Default, PartialEq)]
 struct Index {
-    waiting: Waiting,
+    /// By the keys that asked, which have their turns.
+    waiting: BTreeMap<Key, Waiting>,
+    /// How many have begun of each key.
+    begun_of: BTreeMap<Key, usize>,
     /// Contexts that wait for a host with these labels.
     aside: BTreeMap<Labels, BTreeSet<u64>>,
     incomplete: BTreeSet<u64>,
@@ -66,13 +73,10 @@ struct Index {
     bytes: u64,
 }
 
-/// Contexts whose turn has not come: first come, first served among those of about the same work, of which there are few kinds.
-#[derive(Debug, Default, PartialEq)]
-struct Waiting(BTreeMap<u64, BTreeSet<(Duration, u64)>>);
-
 /// What of a context the indexes know.
 #[derive(Clone, Debug, PartialEq)]
 struct Keys {
+    key: Key,
     /// Work and arrival while it waits.
     turn: Option<(u64, Duration)>,
     /// Labels that it waits for.
@@ -92,6 +96,7 @@ impl Keys {
     fn of(context: &Context) -> Self {
         let placed = context.is_placed();
         Self {
+            key: context.prepared.key.clone(),
             turn: (!placed).then(|| (kind_of_work(context.weight.work), context.taken)),
             aside: (!placed && context.aside).then(|| context.prepared.placement.labels.clone()),
             session: matches!(context.owner, Owner::Session(_)),
@@ -112,6 +117,7 @@ pub struct Edit<'a> {
     index: &'a mut Index,
     changed: &'a mut BTreeSet<u64>,
     freed: &'a mut bool,
+    turns: &'a mut Turns,
     before: Keys,
 }
 
@@ -139,6 +145,11 @@ impl Drop for Edit<'_> {
             self.changed.insert(number);
             let less = |host: &usize| !after.hosts.contains_key(host);
             *self.freed |= self.before.hosts.keys().any(less);
+            if self.before.turn.is_some() && after.turn.is_none() {
+                let index = &*self.index;
+                let is_here = |key: &Key| index.waiting.contains_key(key) || index.begun_of.contains_key(key);
+                self.turns.took(&after.key, is_here);
+            }
         }
     }
 }
@@ -173,7 +184,8 @@ impl Contexts {
     pub fn get_mut(&mut self, number: u64) -> Option<Edit<'_>> {
         let context = self.all.get_mut(&number)?;
         let before = Keys::of(context);
-        Some(Edit { context, index: &mut self.index, changed: &mut self.changed, freed: &mut self.freed, before })
+        let Self { index, changed, freed, turns, .. } = self;
+        Some(Edit { context, index, changed, freed, turns, before })
     }
 
     /// Notes a layer of a shard, which no index knows of.
@@ -230,22 +242,23 @@ impl Contexts {
         self.index.begun
     }
 
-    /// The context to begin next: the one that would be done first, had it begun when it came.
+    /// The context to begin next: of the key that has the fewest begun and had its last turn first, the one that would be done first,
+    /// had it begun when it came.
     pub fn next(&self, token_seconds: f64) -> Option<u64> {
-        let done = |work: u64, taken: Duration| taken.saturating_add(takes(work, token_seconds));
-        let heads = self.index.waiting.0.iter().filter_map(|(work, line)| Some((*work, line.first()?)));
-        heads.map(|(work, (taken, number))| (done(work, *taken), *number)).min().map(|(_, number)| number)
+        let begun = |key: &Key| self.index.begun_of.get(key).copied().unwrap_or(0);
+        let place =
+            |(key, line): (&Key, &Waiting)| Some((begun(key), self.turns.last(key), line.first(token_seconds)?));
+        self.index.waiting.iter().filter_map(place).min().map(|(_, _, (_, number))| number)
     }
 
-    /// How many waiting contexts begin before one.
+    /// How many waiting contexts begin before one: of other keys as many as of its own, as they take turns.
     pub fn before(&self, number: u64, token_seconds: f64) -> usize {
-        let Some((own, came)) = self.get(number).and_then(|context| Keys::of(context).turn) else { return 0 };
+        let Some(keys) = self.get(number).map(Keys::of) else { return 0 };
+        let Some((own, came)) = keys.turn else { return 0 };
         let done = (came.saturating_add(takes(own, token_seconds)), number);
-        let earlier = |(work, line): (&u64, &BTreeSet<(Duration, u64)>)| {
-            let takes = takes(*work, token_seconds);
-            line.iter().take_while(|(taken, other)| (taken.saturating_add(takes), *other) < done).count()
-        };
-        self.index.waiting.0.iter().map(earlier).sum()
+        let own = self.index.waiting.get(&keys.key).map_or(0, |line| line.before(done, token_seconds));
+        let others = self.index.waiting.iter().filter(|(key, _)| **key != keys.key);
+        own + others.map(|(_, line)| line.count().min(own)).sum::<usize>()
     }
 
     /// Sets of labels that contexts wait for.
@@ -293,13 +306,19 @@ impl Index {
     fn insert(&mut self, number: u64, keys: &Keys) {
         match (&keys.aside, keys.turn) {
             (Some(labels), _) => drop(self.aside.entry(labels.clone()).or_default().insert(number)),
-            (None, Some((work, taken))) => drop(self.waiting.0.entry(work).or_default().insert((taken, number))),
+            (None, Some((work, taken))) => {
+                let waiting = self.waiting.entry(keys.key.clone()).or_default();
+                waiting.insert(work, (taken, number));
+            }
             (None, None) => {}
         }
         if keys.incomplete {
             self.incomplete.insert(number);
         }
         self.begun += keys.begun();
+        if keys.begun() > 0 {
+            *self.begun_of.entry(keys.key.clone()).or_default() += keys.begun();
+        }
         self.bytes += keys.bytes;
         if let Some(sessions) = keys.of_session(&mut self.sessions) {
             *sessions += 1;
@@ -319,15 +338,21 @@ impl Index {
         if let Some(labels) = &keys.aside {
             remove_from(&mut self.aside, labels, number);
         } else if let Some((work, taken)) = keys.turn
-            && let Some(line) = self.waiting.0.get_mut(&work)
+            && let Some(waiting) = self.waiting.get_mut(&keys.key)
         {
-            line.remove(&(taken, number));
-            if line.is_empty() {
-                self.waiting.0.remove(&work);
+            waiting.remove(work, (taken, number));
+            if waiting.is_empty() {
+                self.waiting.remove(&keys.key);
             }
         }
         self.incomplete.remove(&number);
         self.begun -= keys.begun();
+        if let Some(begun) = self.begun_of.get_mut(&keys.key).filter(|_| keys.begun() > 0) {
+            *begun -= keys.begun();
+            if *begun == 0 {
+                self.begun_of.remove(&keys.key);
+            }
+        }
         self.bytes -= keys.bytes;
         if let Some(sessions) = keys.of_session(&mut self.sessions) {
             *sessions -= 1;
@@ -358,28 +383,5 @@ impl Keys {
             (false, true) => &mut sessions.recovering,
             (false, false) => &mut sessions.encoding,
         })
-    }
-}
-
-/// How long work takes.
-fn takes(work: u64, token_seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(work as f64 * token_seconds).unwrap_or(Duration::MAX)
-}
-
-/// Work rounded up to three bits behind the first, so that there are few kinds of it.
-fn kind_of_work(work: u64) -> u64 {
-    let rest = (u64::BITS - work.leading_zeros()).saturating_sub(4);
-    work.div_ceil(1 << rest) << rest
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn work_has_few_kinds_and_none_is_smaller_than_it() {
-        let kinds: BTreeSet<u64> = (0..1_000_000).map(kind_of_work).collect();
-        assert!(kinds.len() < 160, "{}", kinds.len());
-        assert!((0..1_000_000).all(|work| kind_of_work(work) >= work && kind_of_work(work) <= work + work.div_ceil(8)));
     }
 }

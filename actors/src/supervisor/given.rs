@@ -64,7 +64,7 @@ impl SupervisorState {
             let ids = ContextIds::of(number, &prepared.ids, given.take(&order, has));
             ids.into_iter().for_each(|ids| self.send(host, HostCommand::Ids(ids), commands));
             let spec = &self.hosts.at(host).spec;
-            let room = spec.memory_limit.map(|limit| limit.saturating_sub(self.config.weight_bytes_of(spec)));
+            let room = spec.memory_limit.map(|limit| limit.saturating_sub(spec.weight_bytes));
             let trace = self.trace_of(number).map(Box::new);
             self.send(host, HostCommand::Encode(EncodeShards { room, trace, ..order }), commands);
         }

@@ -22,7 +22,9 @@ mod hosts;
 mod job;
 mod jobs;
 mod journal;
+mod lists;
 mod measuring;
+mod model;
 mod moving;
 mod placement;
 mod prepare;
@@ -51,6 +53,7 @@ pub use feed::Listener;
 pub use fingerprint::Fingerprint;
 pub use gate::{Closed, Gate};
 pub use job::{Outcome, Question};
+pub use lists::{JobPages, SessionPages};
 pub use placement::{
     Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,
 };

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use asterism_models::QuerySeparator;
+use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -31,12 +31,19 @@ pub struct PreparedContext {
     pub dense_pairs: u64,
     /// Bytes of keys and values that a token keeps.
     pub kv_bytes_per_token: u64,
+    /// Tokens that hosts have memory for at once: a shard takes that of whole blocks, however few it keeps.
+    pub kv_block: usize,
     /// Whether its template was applied, so that its questions get theirs.
     pub chat_template: bool,
     /// What stands before its questions that name nothing else.
     pub query_separator: QuerySeparator,
+    /// The date that its template was told, and is told for its questions, where one was applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template_date: Option<TemplateDate>,
     /// Which hosts it may go to.
     pub placement: PlacementPolicy,
+    /// The key that asked, if one did: contexts of each have their turns.
+    pub key: Option<String>,
 }
 
 impl PreparedContext {
@@ -69,9 +76,10 @@ impl PreparedContext {
         both.filter(|(one, other)| one == other && within(one)).map(|(one, _)| one.block).collect()
     }
 
-    /// Bytes that a shard keeps.
+    /// Bytes that a shard takes.
     pub fn kv_bytes(&self, block: usize) -> u64 {
-        self.plan.shards[block].kept_tokens() as u64 * self.kv_bytes_per_token
+        let tokens = self.plan.shards[block].kept_tokens().next_multiple_of(self.kv_block.max(1));
+        tokens as u64 * self.kv_bytes_per_token
     }
 
     /// Bytes that its plan and its ids take here.
@@ -86,7 +94,7 @@ impl PreparedContext {
         Weight {
             work: tokens.div_ceil(self.plan.hosts.max(1)) as u64,
             bytes: self.bytes(),
-            kv_bytes: self.plan.kept_tokens() as u64 * self.kv_bytes_per_token,
+            kv_bytes: (0..self.plan.shards.len()).map(|block| self.kv_bytes(block)).sum(),
         }
     }
 }
@@ -98,7 +106,7 @@ pub struct Weight {
     pub work: u64,
     /// Bytes that its plan and its ids take here.
     pub bytes: u64,
-    /// Bytes that all its shards keep.
+    /// Bytes that all its shards take.
     pub kv_bytes: u64,
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     time::Duration,
 };
 
@@ -14,6 +15,7 @@ use crate::{
     supervisor::{
         asked_session::AskedSession,
         change::{Decided, Effect},
+        codes::MODEL_CHANGED,
         context::{Context, Owner},
         prepared::PreparedContext,
         record,
@@ -108,6 +110,7 @@ impl Sessions {
     pub fn find(&self, name: &str) -> Result<&Session, JobError> {
         match self.open.get(name) {
             Some(session) => match &session.error {
+                Some(error) if error.code == MODEL_CHANGED => Err(JobError::ModelChanged { name: name.to_string() }),
                 Some(error) => Err(JobError::SessionFailed { name: name.to_string(), cause: error.message.clone() }),
                 None => Ok(session),
             },
@@ -166,7 +169,7 @@ impl SupervisorState {
         let session = Session { name, context: number, ttl, expires, hits, error, append, append_error };
         let context = Context::new((number, now), Owner::Session(session.name.clone()), prepared);
         let number = self.last_number.max(number);
-        let mut changes = vec![record::cluster(&self.origin, number), record::session(&session)];
+        let mut changes = vec![record::cluster(&self.origin, number, &self.model.mark()), record::session(&session)];
         changes.extend(record::context(&context));
         Ok(Decided::new(now, changes, Effect::Create(session, Box::new(context))))
     }
@@ -197,6 +200,7 @@ impl SupervisorState {
             placement: prepared.placement.clone(),
             chat_template: prepared.chat_template,
             query_separator: prepared.query_separator.clone(),
+            template_date: prepared.template_date,
         })
     }
 
@@ -225,7 +229,14 @@ impl SupervisorState {
         Ok(Decided::new(now, changes, Effect::Drop(name.to_string())))
     }
 
+    /// The names of sessions behind one, in their order.
+    pub fn session_names(&self, after: Option<&str>) -> Vec<String> {
+        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.sessions.open.range::<str, _>((behind, Bound::Unbounded)).map(|(name, _)| name.clone()).collect()
+    }
+
     /// Every session.
+    #[cfg(test)]
     pub fn session_statuses(&self, now: Duration) -> Vec<SessionStatus> {
         self.sessions.open.values().map(|session| self.describe(now, session)).collect()
     }

@@ -6,6 +6,7 @@ mod held;
 mod ids;
 mod journal;
 mod members;
+mod model;
 mod moving;
 mod news;
 mod numerics;
@@ -59,12 +60,14 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         device: "cpu".into(),
         node: "here".into(),
         memory_limit: None,
-        shares_weights: false,
+        weight_bytes: 0,
         labels: BTreeMap::new(),
     };
     SupervisorConfig {
         cluster: "test".into(),
         model: "model".into(),
+        digest: Default::default(),
+        weights: Some(Default::default()),
         dtype: asterism_kernels::DType::F32,
         hosts: hosts.map(spec).collect(),
         method: serde_json::from_value(json!({"star": {"block_tokens": 30}})).expect("a method"),
@@ -80,14 +83,13 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
         recovery: Recovery::Redistribute,
         patience: seconds(60.0),
         speeds: None,
-        weight_bytes: 0,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: seconds(100.0), max_pinned_bytes: None },
     }
 }
 
 fn ready() -> HostMessage {
-    HostMessage::Ready { numerics: "cpu".into() }
+    HostMessage::Ready { numerics: "cpu".into(), model: Box::default() }
 }
 
 /// A state with its clock, journal and what it sent last.
@@ -288,7 +290,7 @@ impl Cluster {
         self.state =
             SupervisorState::restore(config, seconds(self.now), origin(1), &self.journal).expect("a good journal");
         self.sent.clear();
-        let commands = self.state.forget_unused();
+        let commands = self.state.reconcile(seconds(self.now));
         self.note(commands);
     }
 }
@@ -337,9 +339,12 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         plan: Arc::new(plan),
         dense_pairs: 1,
         kv_bytes_per_token: 8,
+        kv_block: 1,
         chat_template: false,
         query_separator: QuerySeparator::NONE,
+        template_date: None,
         placement: PlacementPolicy::default(),
+        key: None,
     }
 }
 
@@ -740,9 +745,9 @@ fn sessions_keep_what_they_have_and_admission_says_no() {
 fn weights_that_hosts_share_are_counted_once() {
     let placed = |shared: bool| {
         let mut limited = config(2, 0);
-        (limited.weight_bytes, limited.recovery) = (300, Recovery::Spare);
+        limited.recovery = Recovery::Spare;
         for (host, limit) in limited.hosts.iter_mut().zip([800, 500]) {
-            (host.memory_limit, host.shares_weights) = (Some(limit), shared && limit == 500);
+            (host.memory_limit, host.weight_bytes) = (Some(limit), if shared && limit == 500 { 0 } else { 300 });
         }
         let cluster = Cluster::ready(limited);
         let context = prepared(&cluster.state.config().method.clone(), 2);

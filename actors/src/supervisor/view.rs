@@ -50,15 +50,23 @@ impl SupervisorState {
         reached.collect()
     }
 
-    /// Jobs, newest first unless the filter says otherwise.
+    /// The numbers of jobs, newest first unless the filter says otherwise.
     ///
     /// # Errors
     /// [`JobError::NotFound`] when the one that they come after is not known.
-    pub fn job_statuses(&self, now: Duration, filter: &JobFilter) -> Result<Vec<JobStatus>, JobError> {
+    pub fn listed_jobs(&self, filter: &JobFilter) -> Result<Vec<u64>, JobError> {
         let number = |id: &String| self.job_number(id).ok_or_else(|| JobError::NotFound { id: id.clone() });
         let after = filter.after.as_ref().map(number).transpose()?;
-        let jobs = self.jobs.listed(after, &filter.states, (filter.oldest_first, filter.limit));
-        Ok(jobs.into_iter().filter_map(|number| self.job_status(now, number)).collect())
+        Ok(self.jobs.listed(after, &filter.states, (filter.oldest_first, filter.limit)))
+    }
+
+    /// The jobs themselves.
+    ///
+    /// # Errors
+    /// As for [`listed_jobs`](Self::listed_jobs).
+    #[cfg(test)]
+    pub fn job_statuses(&self, now: Duration, filter: &JobFilter) -> Result<Vec<JobStatus>, JobError> {
+        Ok(self.listed_jobs(filter)?.into_iter().filter_map(|number| self.job_status(now, number)).collect())
     }
 
     /// From now on somebody wants to hear how a job goes on, or nobody does any more.
@@ -93,8 +101,10 @@ impl SupervisorState {
     pub fn cluster_status(&self, now: Duration, version: &str) -> ClusterStatus {
         ClusterStatus {
             self_test: None,
+            stored: None,
             name: self.config.cluster.clone(),
             model: self.config.model.clone(),
+            model_digest: self.model.id().map(|id| id.to_string()),
             method: self.config.method.name().to_string(),
             version: version.to_string(),
             ready: self.hosts.iter().all(|host| host.health == HostHealth::Ready),
@@ -133,6 +143,7 @@ impl SupervisorState {
                 Source::Session(name) => Some(name.clone()),
                 Source::Context(_) => None,
             },
+            template_date: context.template_date,
             context_tokens: context.plan.context_tokens,
             query_tokens: prepared.question.query_ids.len(),
             refreshed_tokens: prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens()),

@@ -15,8 +15,8 @@ use asterism_actors::{
 };
 use asterism_kernels::{Cpu, CpuOptions};
 use asterism_models::{
-    Checkpoint, ContextKeys, Decoder, Generator, HeadsFiles, LocalContext, Parts, RetainingHeads, Sampler, Sampling,
-    TemplateSource, Tokenizer, encode_alone, encode_plan,
+    Checkpoint, ContextKeys, Decoder, Generator, HeadsFiles, LocalContext, ModelDigest, Parts, RetainingHeads, Sampler,
+    Sampling, TemplateSource, Tokenizer, encode_alone, encode_plan,
 };
 use asterism_plan::Plan;
 
@@ -49,7 +49,7 @@ impl Model {
         let heads = RetainingHeads::load(decoder.backend(), &path, decoder.config()).expect("retaining heads");
         let files: HeadsFiles = [(HEADS.to_string(), path)].into();
         let front =
-            ModelFront::load(&checkpoint, None, TemplateSource::frame).and_then(|front| front.with_heads(&files));
+            ModelFront::load(&checkpoint, None, TemplateSource::in_process).and_then(|front| front.with_heads(&files));
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint).expect("a tokenizer");
         Self { decoder: Arc::new(decoder), front: Arc::new(front.expect("a front")), tokenizer, files, heads }
     }
@@ -59,6 +59,7 @@ impl Model {
         LoadedModel {
             decoder: self.decoder.clone(),
             tokenizer: self.tokenizer.clone(),
+            digest: ModelDigest { front: self.front.digest.clone(), ..ModelDigest::default() },
             heads: self.files.clone(),
             cores: Arc::new(TakesTime(layer)),
         }

@@ -153,7 +153,7 @@ impl Scenario {
                     device: "cpu".into(),
                     node: format!("node-{node}"),
                     memory_limit: None,
-                    shares_weights: false,
+                    weight_bytes: 1000,
                     labels: BTreeMap::new(),
                 });
             }
@@ -200,6 +200,8 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
     SupervisorConfig {
         cluster: "simulated".into(),
         model: "tiny".into(),
+        digest: Default::default(),
+        weights: Some(Default::default()),
         dtype: DType::F32,
         hosts: Vec::new(),
         method: serde_json::from_str(r#"{"pulsar": {}}"#).expect("a method"),
@@ -210,7 +212,6 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         recovery,
         patience: Duration::from_secs(60),
         speeds: None,
-        weight_bytes: 1000,
         mixed_numerics: Default::default(),
         sessions: SessionLimits { default_ttl: Duration::from_secs(3600), max_pinned_bytes: None },
     }
@@ -252,6 +253,7 @@ fn session(draw: &mut Draw, number: usize, config: &SupervisorConfig) -> Session
             allow_idle_hosts: true,
             chat_template: false,
             query_separator: None,
+            template_date: None,
             ttl_s: None,
             placement: PlacementPolicy::default(),
         };

@@ -1,125 +1,232 @@
-//! A chat template's own text, and its rendering within limits. Knows no tokens.
+//! A chat template's own text, and its rendering within limits. Knows no tokens but by name.
 
-use std::io;
+mod engine;
+mod python;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Value;
-use minijinja::{Environment, ErrorKind, context};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
 use serde::{Deserialize, Serialize};
 
-use super::{Frame, Speaker, TemplateRefusal};
-
-/// Longest text of a template.
-pub(super) const MOST_TEXT: usize = 1 << 20;
-/// Instructions of one rendering; templates of published models take fewer than 2,000.
-const FUEL: u64 = 50_000;
-/// Bytes that a rendering may add to the message.
-const MOST_ADDED: usize = 1 << 20;
-/// Calls within calls.
-const MOST_DEPTH: usize = 64;
+use super::marks::{Compared, Marks, Names, Places};
+use super::{Ending, Render, RenderOptions, Rendered, Speaker, TemplateRefusal, Turn};
+use engine::Engine;
 
 /// A chat template as the checkpoint has it, with what it may name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TemplateSource {
+    /// Where it was found: a file's name, or a key in one.
+    pub(super) origin: String,
     pub(super) text: String,
-    pub(super) bos: String,
-    pub(super) eos: String,
+    /// `bos_token` and its like.
+    pub(super) variables: BTreeMap<String, String>,
+    /// What special tokens are called.
+    pub(super) names: Vec<String>,
+    /// The same, as they are found; made once.
+    #[serde(skip)]
+    found: Arc<OnceLock<Result<Names, String>>>,
+}
+
+/// What transformers puts behind the message that is gone on with.
+const CONTINUES: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+impl TemplateSource {
+    /// A template's text and where it was found, `bos_token` and its like, and what special tokens are called.
+    pub fn new(origin: String, text: String, variables: BTreeMap<String, String>, names: Vec<String>) -> Self {
+        Self { origin, text, variables, names, found: Arc::default() }
+    }
+
+    /// Where it was found: a file's name, or a key in one.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    pub(super) fn bos(&self) -> String {
+        self.variables.get("bos_token").cloned().unwrap_or_default()
+    }
+
+    /// Renders within this process, whose memory and time nothing bounds but instructions and the length of what is written.
+    pub fn in_process(self) -> Box<dyn Render> {
+        Box::new(self)
+    }
+}
+
+impl Render for TemplateSource {
+    fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
+        let names = self.found.get_or_init(|| Names::new(&self.names).map_err(|error| error.to_string()));
+        let names = names.as_ref().map_err(|error| TemplateRefusal::Unfit(error.clone()))?;
+        let engine = Engine::new(self, options)?;
+        let (texts, continued) = self.texts(turns, options)?;
+        let plain = engine.write(&messages(turns, &texts))?;
+        let length = match continued {
+            Some(last) => continued_length(&plain, last)?,
+            None => plain.len(),
+        };
+        let rendering = Rendering { source: self, engine: &engine, names, turns, texts: &texts, plain: &plain };
+        let (mut literals, question_at) = rendering.places(options.question)?;
+        literals.retain(|literal| literal.start < length);
+        literals.last_mut().into_iter().for_each(|last| last.end = last.end.min(length));
+        let mut text = plain;
+        text.truncate(length);
+        let question_at = question_at.map(|at| at.min(length));
+        Ok(Rendered { dated: engine.dated(), ..Rendered::new(text, literals, question_at) })
+    }
 }
 
 impl TemplateSource {
-    /// What it puts around messages and between them. Its instructions and output are bounded here; the memory of what it makes on the way is
-    /// not, which whoever does not trust it bounds for the process that asks.
-    pub fn frame(&self) -> Result<Frame, TemplateRefusal> {
-        if self.text.len() > MOST_TEXT {
-            let got = self.text.len();
-            return Err(TemplateRefusal::Limit(format!("it is {got} bytes long, expected at most {MOST_TEXT}")));
+    /// The messages' texts as the template gets them, and the last one's own where it is gone on with.
+    fn texts<'t>(
+        &self,
+        turns: &'t [Turn],
+        options: &RenderOptions,
+    ) -> Result<(Vec<Cow<'t, str>>, Option<&'t str>), TemplateRefusal> {
+        let mut texts: Vec<Cow<str>> = turns.iter().map(|turn| turn.text.as_str().into()).collect();
+        let Some(last) = texts.last_mut() else {
+            return Err(TemplateRefusal::Unfit("a conversation has no message".to_owned()));
+        };
+        if options.ending != Ending::LastMessage {
+            return Ok((texts, None));
         }
-        let environment = environment().map_err(refusal)?;
-        let text = plain_tags(&self.text);
-        let template = environment.template_from_str(&text).map_err(refusal)?;
-        Frame::derive(&self.text, |turns| {
-            let length: usize = turns.iter().map(|(_, text)| text.len()).sum();
-            let mut output = Bounded { text: Vec::new(), left: MOST_ADDED + length };
-            let message = |(speaker, text): &(Speaker, &str)| context! { role => speaker.role(), content => *text };
-            let context = context! {
-                messages => turns.iter().map(message).collect::<Vec<_>>(),
-                bos_token => self.bos.as_str(),
-                eos_token => self.eos.as_str(),
-                add_generation_prompt => true,
-                tools => (),
-                documents => (),
-            };
-            template.render_captured_to(context, &mut output).map_err(refusal)?;
-            String::from_utf8(output.text).map_err(|_| TemplateRefusal::Unfit("it writes no UTF-8".to_owned()))
-        })
+        if !self.text.contains("content") {
+            let cause = "it names no \"content\", so that a last message cannot be gone on with";
+            return Err(TemplateRefusal::Unfit(cause.to_owned()));
+        }
+        *last = format!("{last}{CONTINUES}").into();
+        Ok((texts, turns.last().map(|turn| turn.text.as_str())))
     }
 }
 
-fn environment() -> Result<Environment<'static>, minijinja::Error> {
-    let mut environment = Environment::new();
-    environment.set_fuel(Some(FUEL));
-    environment.set_recursion_limit(MOST_DEPTH);
-    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    environment.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
-        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-    });
-    Ok(environment)
-}
-
-fn refusal(error: minijinja::Error) -> TemplateRefusal {
-    match error.kind() {
-        ErrorKind::OutOfFuel => TemplateRefusal::Limit(format!("it takes more than {FUEL} instructions")),
-        ErrorKind::WriteFailure => TemplateRefusal::Limit(format!("it adds more than {MOST_ADDED} bytes")),
-        _ => TemplateRefusal::Unfit(error.to_string()),
+/// Where a rendering ends that goes on with its last message, as transformers has it.
+fn continued_length(plain: &str, last: &str) -> Result<usize, TemplateRefusal> {
+    let tag = plain.rfind(CONTINUES.trim_end()).filter(|_| plain.contains(python::strip(last)));
+    let Some(tag) = tag else {
+        let cause = "it does not write the last message as it is, so that it cannot be gone on with";
+        return Err(TemplateRefusal::Unfit(cause.to_owned()));
+    };
+    match plain[tag..].starts_with(CONTINUES) {
+        true => Ok(tag),
+        false => Ok(python::rstrip(&plain[..tag]).len()),
     }
 }
 
-/// Takes so many bytes and no more.
-struct Bounded {
-    text: Vec<u8>,
-    left: usize,
+fn messages<'t>(turns: &[Turn], texts: &'t [Cow<'_, str>]) -> Vec<(Speaker, &'t str)> {
+    turns.iter().zip(texts).map(|(turn, text)| (turn.speaker, text.as_ref())).collect()
 }
 
-impl io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.left = self.left.checked_sub(bytes.len()).ok_or(io::ErrorKind::FileTooLarge)?;
-        self.text.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
+/// Literals, and where the question begins.
+type Found = (Vec<Range<usize>>, Option<usize>);
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// One rendering whose text is known.
+struct Rendering<'r> {
+    source: &'r TemplateSource,
+    engine: &'r Engine,
+    names: &'r Names,
+    turns: &'r [Turn],
+    texts: &'r [Cow<'r, str>],
+    plain: &'r str,
 }
 
-/// The template with `generation` blocks, a tag of transformers that marks what to train on, written as blocks that always
-/// render.
-fn plain_tags(template: &str) -> String {
-    let mut pieces = template.split("{%");
-    let mut plain = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        plain.push_str("{%");
-        let (tag, rest) = piece.split_once("%}").unwrap_or((piece, ""));
-        let end = &piece[tag.len()..piece.len() - rest.len()];
-        plain.push_str(&match tag.trim_matches(['-', '+', ' ', '\n', '\t']) {
-            "generation" => tag.replace("generation", "if true"),
-            "endgeneration" => tag.replace("endgeneration", "endif"),
-            _ => tag.to_owned(),
+impl Rendering<'_> {
+    /// Which names are text, and where the question begins.
+    fn places(&self, question: Option<(usize, usize)>) -> Result<Found, TemplateRefusal> {
+        let within: Vec<Places> = self.turns.iter().map(|turn| self.names.within(&turn.text)).collect();
+        let question = question.map(|at| self.checked(at)).transpose()?;
+        if question.is_none() && within.iter().all(Places::is_empty) {
+            return Ok((Vec::new(), None));
+        }
+        let known = [self.source.text.as_str()].into_iter().chain(self.source.variables.values().map(String::as_str));
+        let marks = Marks::apart_from(known.chain(self.turns.iter().map(|turn| turn.text.as_str())))
+            .ok_or_else(|| TemplateRefusal::Unfit("messages have each character of private use".to_owned()))?;
+        if let Some(found) = self.marked(marks, &within, question)? {
+            return Ok(found);
+        }
+        // The template looks at what the marks changed.
+        let literals = match self.marked(marks, &within, None)? {
+            Some((literals, _)) => literals,
+            None => self.marked_apart(marks, within)?,
+        };
+        let question = question.map(|at| self.where_questions_part(marks, at)).transpose()?;
+        Ok((literals, question))
+    }
+
+    /// The turn and the byte, if there is such a character.
+    fn checked(&self, (turn, byte): (usize, usize)) -> Result<(usize, usize), TemplateRefusal> {
+        match self.turns.get(turn).filter(|turn| turn.text.is_char_boundary(byte)) {
+            Some(_) => Ok((turn, byte)),
+            None => Err(TemplateRefusal::Unfit(format!("no character begins at byte {byte} of message {turn}"))),
+        }
+    }
+
+    /// What marks tell that change nothing else.
+    fn marked(
+        &self,
+        marks: Marks,
+        within: &[Places],
+        question: Option<(usize, usize)>,
+    ) -> Result<Option<Found>, TemplateRefusal> {
+        let texts = self.texts.iter().zip(within).enumerate().map(|(at, (text, places))| {
+            let question = question.filter(|(turn, _)| *turn == at).map(|(_, byte)| byte);
+            match places.is_empty() && question.is_none() {
+                true => Cow::Borrowed(text.as_ref()),
+                false => marks.put(text, places, question).into(),
+            }
         });
-        plain.push_str(end);
-        plain.push_str(rest);
+        let texts: Vec<Cow<str>> = texts.collect();
+        let mut compared = Compared::with(self.plain, marks);
+        match self.engine.write_to(&messages(self.turns, &texts), &mut compared) {
+            Err(TemplateRefusal::Limit(cause)) if !compared.differs() => return Err(TemplateRefusal::Limit(cause)),
+            Err(_) => return Ok(None),
+            Ok(()) => {}
+        }
+        let found = compared.places(self.names);
+        Ok(found.filter(|(_, at)| at.is_some() == question.is_some()))
     }
-    plain
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Which names are text, where the template looks for some of them: in an answer they are what it makes of them, and a
+    /// message of somebody else is refused, since nothing tells whose they are.
+    fn marked_apart(&self, marks: Marks, mut within: Vec<Places>) -> Result<Vec<Range<usize>>, TemplateRefusal> {
+        let nowhere = vec![Places::default(); within.len()];
+        for at in 0..within.len() {
+            let mut alone = nowhere.clone();
+            alone[at] = std::mem::take(&mut within[at]);
+            if !alone[at].is_empty() && self.marked(marks, &alone, None)?.is_none() {
+                // One that looks at how a message begins or ends puts no name together there.
+                alone[at].points.clear();
+            }
+            if !alone[at].is_empty() && self.marked(marks, &alone, None)?.is_none() {
+                if self.turns[at].speaker != Speaker::Assistant {
+                    return Err(self.looked_for(at, &alone[at]));
+                }
+                continue;
+            }
+            within[at] = alone.swap_remove(at);
+        }
+        let found = self.marked(marks, &within, None)?;
+        let cause = "names of special tokens in several messages change what it writes; take them out";
+        found.map(|(literals, _)| literals).ok_or_else(|| TemplateRefusal::Unfit(cause.to_owned()))
+    }
 
-    #[test]
-    fn blocks_that_mark_training_text_are_plain_blocks() {
-        let template = "{{ bos_token }}{% generation %}{{ messages[0].content }} {%- endgeneration -%} {{ '.' }}{% if";
-        assert_eq!(plain_tags(template), template.replace("endgeneration", "endif").replace("generation", "if true"));
+    fn looked_for(&self, at: usize, places: &Places) -> TemplateRefusal {
+        let text = &self.turns[at].text;
+        let name = places.names.first().map_or("", |name| &text[name.clone()]);
+        TemplateRefusal::Unfit(format!(
+            "it looks for {name:?}, which names a special token, in message {at}; take that out, or ask without the template"
+        ))
+    }
+
+    /// The byte up to which nothing depends on the question: where the rendering of another one begins to differ.
+    fn where_questions_part(&self, marks: Marks, (turn, byte): (usize, usize)) -> Result<usize, TemplateRefusal> {
+        let mut texts = self.texts.to_vec();
+        texts[turn] = format!("{}{}", &self.turns[turn].text[..byte], marks.stand_in()).into();
+        let other = match self.engine.write(&messages(self.turns, &texts)) {
+            Ok(other) => other,
+            Err(TemplateRefusal::Limit(cause)) => return Err(TemplateRefusal::Limit(cause)),
+            // It takes no other question: nothing is known to be the same.
+            Err(_) => return Ok(0),
+        };
+        let same = self.plain.bytes().zip(other.bytes()).take_while(|(one, other)| one == other).count();
+        Ok((0..=same).rev().find(|at| self.plain.is_char_boundary(*at)).unwrap_or(0))
     }
 }

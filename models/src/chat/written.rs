@@ -1,22 +1,46 @@
-//! A part of a prompt that remembers what in it is of messages. Tokenises nothing.
+//! A part of a prompt that remembers where in it the names of special tokens are text. Tokenises nothing.
 
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Text of a prompt. What a special token is called is that token where a template writes it, or in a raw text; in a message,
 /// which may be anybody's document, it is text like any other.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Parts")]
 pub struct Written {
     text: String,
     /// Bytes of `text`, in order and apart.
-    messages: Vec<Range<usize>>,
+    literals: Vec<Range<usize>>,
+}
+
+/// A [`Written`] that nobody has checked yet.
+#[derive(Deserialize)]
+struct Parts {
+    text: String,
+    literals: Vec<Range<usize>>,
+}
+
+impl TryFrom<Parts> for Written {
+    type Error = &'static str;
+
+    fn try_from(Parts { text, literals }: Parts) -> Result<Self, Self::Error> {
+        let mut before = 0;
+        for literal in &literals {
+            let begins = before <= literal.start && literal.start < literal.end;
+            if !begins || !text.is_char_boundary(literal.start) || !text.is_char_boundary(literal.end) {
+                return Err("literals are not characters of the text, in order and apart");
+            }
+            before = literal.end;
+        }
+        Ok(Self { text, literals })
+    }
 }
 
 impl From<String> for Written {
     /// Raw text: none of it is of a message.
     fn from(text: String) -> Self {
-        Self { text, messages: Vec::new() }
+        Self { text, literals: Vec::new() }
     }
 }
 
@@ -33,9 +57,17 @@ impl Written {
         &self.text
     }
 
-    /// The bytes of [`Written::text`] that are of messages, in order.
-    pub fn messages(&self) -> &[Range<usize>] {
-        &self.messages
+    /// The bytes of [`Written::text`] that name nothing, in order and apart: the name of a special token that has some of them is
+    /// text. They are whole messages, or no more than the names in them.
+    pub fn literals(&self) -> &[Range<usize>] {
+        &self.literals
+    }
+
+    /// Text with its literals, which are in order and apart.
+    pub(super) fn with_literals(text: String, literals: Vec<Range<usize>>) -> Self {
+        let mut written = Self { text, literals: Vec::with_capacity(literals.len()) };
+        literals.into_iter().for_each(|literal| written.note(literal));
+        written
     }
 
     /// Adds what is no message.
@@ -54,28 +86,28 @@ impl Written {
     pub fn append(&mut self, other: Self) {
         let begins = self.text.len();
         self.text.push_str(&other.text);
-        other.messages.into_iter().for_each(|message| self.note(message.start + begins..message.end + begins));
+        other.literals.into_iter().for_each(|literal| self.note(literal.start + begins..literal.end + begins));
     }
 
     /// Takes off what stands from byte `at` on, where a character begins.
     pub fn split_off(&mut self, at: usize) -> Self {
-        let (before, behind) = self.messages.iter().cloned().partition::<Vec<_>, _>(|message| message.start < at);
+        let (before, behind) = self.literals.iter().cloned().partition::<Vec<_>, _>(|literal| literal.start < at);
         let mut rest = Self::from(self.text.split_off(at));
-        self.messages.clear();
-        for message in before {
-            self.note(message.start..message.end.min(at));
-            rest.note(0..message.end.saturating_sub(at));
+        self.literals.clear();
+        for literal in before {
+            self.note(literal.start..literal.end.min(at));
+            rest.note(0..literal.end.saturating_sub(at));
         }
-        behind.into_iter().for_each(|message| rest.note(message.start - at..message.end - at));
+        behind.into_iter().for_each(|literal| rest.note(literal.start - at..literal.end - at));
         rest
     }
 
-    /// Messages that touch are one, so that equal parts are equal however they were put together.
-    fn note(&mut self, message: Range<usize>) {
-        match self.messages.last_mut() {
-            _ if message.is_empty() => {}
-            Some(last) if last.end == message.start => last.end = message.end,
-            _ => self.messages.push(message),
+    /// Literals that touch are one, so that equal parts are equal however they were put together.
+    fn note(&mut self, literal: Range<usize>) {
+        match self.literals.last_mut() {
+            _ if literal.is_empty() => {}
+            Some(last) if last.end == literal.start => last.end = literal.end,
+            _ => self.literals.push(literal),
         }
     }
 }
@@ -95,12 +127,12 @@ mod tests {
                 if *message { whole.push_message(text) } else { whole.push(text) }
             }
             let of_messages: usize = parts.iter().filter(|part| part.0).map(|part| part.1.len()).sum();
-            prop_assert_eq!(whole.messages().iter().map(Range::len).sum::<usize>(), of_messages);
+            prop_assert_eq!(whole.literals().iter().map(Range::len).sum::<usize>(), of_messages);
             let at = (0..=at.min(whole.text().len())).rev().find(|at| whole.text().is_char_boundary(*at)).unwrap();
             let mut begins = whole.clone();
             let rest = begins.split_off(at);
             prop_assert_eq!(begins.text().len(), at);
-            prop_assert!(rest.messages().iter().chain(begins.messages()).all(|message| !message.is_empty()));
+            prop_assert!(rest.literals().iter().chain(begins.literals()).all(|literal| !literal.is_empty()));
             begins.append(rest);
             prop_assert_eq!(begins, whole);
         }

@@ -123,7 +123,7 @@ fn draw(ones: usize, elements: usize) -> Vec<u8> {
 }
 
 /// Names and shapes of what a decoder loads.
-fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+pub(super) fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     let &ModelConfig { hidden, intermediate, vocab, heads, biases, .. } = config;
     let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
     let mut all =

@@ -235,6 +235,10 @@ pub(super) fn described(value: &Value) -> String {
     if let Some(method) = value.get("quant_method").and_then(Value::as_str) {
         return format!("quant_method {method}");
     }
+    // Before it wrote its name, bitsandbytes said what it loads.
+    if ["load_in_4bit", "load_in_8bit"].iter().any(|key| value.get(*key).and_then(Value::as_bool) == Some(true)) {
+        return "quant_method bitsandbytes".to_owned();
+    }
     let text = value.to_string();
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),

@@ -61,6 +61,7 @@ fn eos_ids_of_generation_config_win() {
     let read = |generation: &[u8]| ModelConfig::from_json(config.as_bytes(), Some(generation)).unwrap().eos;
     assert_eq!(read(br#"{"eos_token_id": [7, 8], "top_p": 0.9}"#), [7, 8]);
     assert_eq!(read(br#"{"temperature": 0.6}"#), [1]);
+    assert!(read(br#"{"eos_token_id": null}"#).is_empty());
 }
 
 #[test]
@@ -132,6 +133,8 @@ fn a_refusal_names_the_key_and_the_quantisation() {
     let refused = |changes: Value| with(changes).unwrap_err().to_string();
     let awq = refused(json!({"quantization_config": {"quant_method": "awq", "bits": 4}}));
     assert!(awq.contains("quantization_config = quant_method awq"), "{awq}");
+    let unnamed = refused(json!({"quantization_config": {"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}}));
+    assert!(unnamed.contains("quantization_config = quant_method bitsandbytes"), "{unnamed}");
     let theta = refused(json!({"rope_parameters": {"rope_type": "linear", "factor": 0}}));
     assert!(theta.contains("rope_parameters.factor = 0"), "{theta}");
 }
@@ -184,7 +187,8 @@ fn what_a_file_does_not_have_its_class_has() {
 #[test]
 fn ids_that_are_none_end_nothing() {
     let eos = |value: Value| with(json!({"eos_token_id": value})).unwrap().eos;
-    assert!(eos(json!(-1)).is_empty() && eos(Value::Null).is_empty());
+    assert_eq!(eos(json!(-1)), Vec::<u32>::new());
+    assert_eq!(eos(Value::Null), Vec::<u32>::new());
     assert_eq!(eos(json!([3, -1, 4])), [3, 4]);
     let infinite = br#"{"model_type": "llama", "eos_token_id": 5, "router_loss": Infinity, "z": [NaN, -Infinity]}"#;
     assert_eq!(ModelConfig::from_json(infinite, None).unwrap().eos, [5]);

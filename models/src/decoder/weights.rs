@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use asterism_kernels::{Backend, HostTensor};
 
-use super::{Decoder, Parts};
-use crate::checkpoint::{HEAD, TABLE};
+use super::{Decoder, Parts, head::HeadOf};
 use crate::{Checkpoint, ModelConfig, ModelError};
 
 /// What every decoder has.
@@ -80,10 +79,9 @@ impl<B: Backend> Loading<'_, B> {
             Some(body) => Arc::clone(body),
             None => Arc::clone(self.0.body.insert(Arc::new(loader.body()?))),
         };
-        let head = match (parts, &self.0.head) {
-            (Parts::Context, _) => None,
-            (_, Some(head)) => Some(Arc::clone(head)),
-            (_, None) => Some(Arc::clone(self.0.head.insert(Arc::new(loader.head()?)))),
+        let head = match parts {
+            Parts::Context => HeadOf::None,
+            Parts::Query | Parts::All => HeadOf::Loaded(self.loaded_head(&loader)?),
         };
         if self.loaded() != had {
             // Others read it in the order of their own work.
@@ -95,6 +93,29 @@ impl<B: Backend> Loading<'_, B> {
         }
         Ok(decoder)
     }
+
+    /// The head, which is loaded if it is not there yet.
+    pub(super) fn head(&mut self, backend: &B, checkpoint: &Checkpoint) -> Result<Arc<Head<B>>, ModelError> {
+        let loader = Loader { backend, checkpoint, config: checkpoint.config() };
+        let head = self.loaded_head(&loader)?;
+        backend.finish()?;
+        Ok(head)
+    }
+
+    fn loaded_head(&mut self, loader: &Loader<'_, B>) -> Result<Arc<Head<B>>, ModelError> {
+        Ok(match &self.0.head {
+            Some(head) => Arc::clone(head),
+            None => Arc::clone(self.0.head.insert(Arc::new(loader.head()?))),
+        })
+    }
+}
+
+/// Whether a checkpoint has a head that can be loaded.
+pub(super) fn check_head(checkpoint: &Checkpoint) -> Result<(), ModelError> {
+    let &ModelConfig { vocab, hidden, .. } = checkpoint.config();
+    checkpoint.finite_tensor(checkpoint.head(), &[vocab, hidden])?;
+    checkpoint.leave(checkpoint.head());
+    checkpoint.finite_tensor(&format!("{NORM}.weight"), &[hidden]).map(drop)
 }
 
 /// Reads tensors by their names in the checkpoint, with the shapes that config.json implies.
@@ -106,9 +127,8 @@ struct Loader<'a, B> {
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn body(&self) -> Result<Body<B>, ModelError> {
-        // Tied weights are one tensor under the name that is there.
-        let name = if self.config.tied && !self.checkpoint.has(TABLE) { HEAD } else { TABLE };
-        let table = self.backend.weight(self.table_weight(name)?)?;
+        let table = self.backend.weight(self.table_weight(self.checkpoint.table())?)?;
+        self.checkpoint.leave(self.checkpoint.table());
         let layers = (0..self.config.layers).map(|layer| self.layer(layer)).collect::<Result<_, _>>()?;
         Ok(Body { table, layers })
     }
@@ -131,10 +151,9 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn head(&self) -> Result<Head<B>, ModelError> {
-        // A head of the file's own is the model's, whatever its config.json says of ties: an adapter may have been merged into it.
-        let name = if self.config.tied && !self.checkpoint.has(HEAD) { TABLE } else { HEAD };
-        let weight = self.table_weight(name)?;
-        Ok(Head { norm: self.norm("model.norm")?, linear: self.backend.head_weight(weight)? })
+        let linear = self.backend.head_weight(self.table_weight(self.checkpoint.head())?)?;
+        self.checkpoint.leave(self.checkpoint.head());
+        Ok(Head { norm: self.norm(NORM)?, linear })
     }
 
     fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
@@ -156,6 +175,11 @@ impl<'a, B: Backend> Loader<'a, B> {
             true => parts.iter().map(|(name, n)| tensor("bias", name, &[*n])).collect::<Result<_, _>>()?,
             false => Vec::new(),
         };
-        Ok(self.backend.linear_weight(&weights, &biases)?)
+        let linear = self.backend.linear_weight(&weights, &biases)?;
+        // The backend has a copy laid out as it computes.
+        parts.iter().for_each(|(name, _)| self.checkpoint.leave(&format!("{name}.weight")));
+        Ok(linear)
     }
 }
+
+const NORM: &str = "model.norm";

@@ -8,7 +8,12 @@ use std::{
 use super::{ClusterError, socket_address};
 use crate::{
     cluster_file::ClusterFile,
-    http::tls::{self, TlsFiles},
+    http::{
+        origin::Origins,
+        tls::{self, TlsFiles},
+    },
+    openai::Limits,
+    size::Bytes,
 };
 
 /// OpenAI's API.
@@ -20,6 +25,10 @@ pub struct Api {
     pub key_file: Option<PathBuf>,
     /// Its certificate and key; none: it speaks plain HTTP.
     pub tls: Option<TlsFiles>,
+    /// How much its clients may keep.
+    pub limits: Limits,
+    /// Whose pages may ask it in a browser.
+    pub origins: Origins,
 }
 
 impl Api {
@@ -38,7 +47,12 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path, allow_open: bool) ->
     let listen = file.api.listen.as_deref().map(|text| socket_address("api.listen", text)).transpose()?;
     let Some(listen) = listen else { return Ok(None) };
     let tls = tls(directory, (&file.api.tls_cert, &file.api.tls_key), tls::API)?;
-    let api = Api { listen, key_file, tls };
+    let (Bytes(bytes), Bytes(bytes_per_key)) = (file.api.max_stored_bytes, file.api.max_stored_bytes_per_key);
+    if bytes_per_key > bytes {
+        return Err(ClusterError::StoredPerKey { all: bytes, of_key: bytes_per_key });
+    }
+    let origins = Origins::read(&file.api.allow_origins).map_err(|got| ClusterError::NoOrigin { got })?;
+    let api = Api { listen, key_file, tls, limits: Limits { bytes, bytes_per_key }, origins };
     api.check(listen, allow_open)?;
     Ok(Some(api))
 }

@@ -131,4 +131,22 @@ pub enum ClusterError {
         /// Where it would listen.
         listen: SocketAddr,
     },
+    /// A key that may keep more than all together.
+    #[error(
+        "api.max_stored_bytes_per_key is {of_key}, expected at most api.max_stored_bytes, which is {all}; lower one or raise the other"
+    )]
+    StoredPerKey {
+        /// What all may keep.
+        all: u64,
+        /// What a key may.
+        of_key: u64,
+    },
+    /// Something else than an origin.
+    #[error(
+        "api.allow_origins has '{got}', expected at most 64 origins as browsers write them, such as \"https://app.example\" or \"http://localhost:3000\", or \"*\""
+    )]
+    NoOrigin {
+        /// What stands there.
+        got: String,
+    },
 }

@@ -8,7 +8,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::ClusterFile;
+use super::{ClusterFile, paths};
 use crate::size::Tokens;
 
 /// Prefix of environment overrides: `ASTERISM__SECTION__KEY`.
@@ -36,13 +36,23 @@ pub enum FileError {
         /// What is wrong with it.
         cause: String,
     },
+    /// A path that begins with a home that is not known.
+    #[error("path \"{path}\": {cause}")]
+    Home {
+        /// As typed.
+        path: String,
+        /// Why it means nothing.
+        cause: String,
+    },
 }
 
-/// Reads `text`, then lays the overrides among `environment` over it, in the order of their names.
+/// Reads `text`, then lays the overrides among `environment` over it, in the order of their names. A `~` is its HOME.
 pub fn parse(text: &str, environment: impl IntoIterator<Item = (String, String)>) -> Result<ClusterFile, FileError> {
     if text.trim().is_empty() {
         return Err(FileError::Empty);
     }
+    let environment: Vec<_> = environment.into_iter().collect();
+    let home = environment.iter().find(|(name, _)| name == "HOME").map(|(_, home)| home.clone());
     let text = spell_sizes_out(text)?;
     let mut file = typed(&text, &[]).map_err(|error| line_error(&text, &error))?;
     let mut overrides: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(OVERRIDE_PREFIX)).collect();
@@ -51,6 +61,7 @@ pub fn parse(text: &str, environment: impl IntoIterator<Item = (String, String)>
     for applied in 1..=overrides.len() {
         file = typed(&text, &overrides[..applied]).map_err(|error| overrides[applied - 1].refuse(explain(&error)))?;
     }
+    paths::at_home(&mut file, home.as_deref())?;
     Ok(file)
 }
 

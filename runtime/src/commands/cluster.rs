@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus, Role, SelfTestReport, SelfTestState};
+use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus, Role, SelfTestReport, SelfTestState, StoredStatus};
 use clap::Args;
 use rustix::process::Signal;
 
@@ -189,12 +189,14 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
     }
     unequal(&status.hosts).into_iter().for_each(|note| globals.note(note));
     self_tested(&status).into_iter().for_each(|note| globals.note(note));
+    status.stored.as_ref().map(stored).into_iter().for_each(|note| globals.note(note));
     globals.note(format_args!(
-        "cluster '{}' at {} is {}: model {}, method {}, {} running, {} waiting",
+        "cluster '{}' at {} is {}: model {}{}, method {}, {} running, {} waiting",
         status.name,
         client.base(),
         if status.ready { "ready" } else { "not ready" },
         status.model,
+        status.model_digest.as_ref().map(|digest| format!(" ({digest})")).unwrap_or_default(),
         status.method,
         status.jobs_running,
         status.jobs_pending,
@@ -204,6 +206,13 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
         false => "next: asterism host list shows who is missing, and why",
     });
     Ok(Exit::Success)
+}
+
+/// What clients keep.
+fn stored(stored: &StoredStatus) -> String {
+    let [all, most, own, own_most] =
+        [stored.bytes, stored.max_bytes, stored.largest_key_bytes, stored.max_bytes_per_key].map(bytes);
+    format!("clients keep {all} of at most {most} in files and batches, the key with the most {own} of {own_most}")
 }
 
 /// How its latest self-test stands, where there was one.

@@ -46,6 +46,7 @@ const OPTIONAL: &str = "\
 # listen = \"127.0.0.1:8000\"         # OpenAI's API; none
 # api_key_file = \"api-keys\"         # NAME SHA256 [REQUESTS] on each line; everybody may ask
 # tls_cert = \"api.pem\"             # its certificate, and tls_key: that one's key; plain HTTP
+# allow_origins = [\"https://app.example\"] # pages that may ask it in a browser; none
 # admin_tls_cert = \"admin.pem\"     # the same for the admin API, and admin_tls_key; plain HTTP
 # [observability]
 # otlp_endpoint = \"http://127.0.0.1:4318\" # a collector of spans (OTLP over HTTP); none
@@ -94,10 +95,10 @@ fn sample(context_hosts: u16) -> String {
     head.to_owned() + &context.collect::<String>() + "[[host]]\nname = \"query-0\"\nrole = \"query\"\n"
 }
 
-/// Checks a cluster file and shows what it resolves to.
+/// Checks a cluster file, the weights and ports that it names, and shows what it resolves to.
 pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
-    check::cluster(&cluster)?;
+    check::whole(&cluster)?;
     let model = match (&cluster.model.path, cluster.model.random) {
         (Some(path), _) => path.display().to_string(),
         (None, Some(shape)) => format!("{} with random weights", shape.name()),

@@ -55,27 +55,22 @@ const EMBEDDED: Model = Model {
     max_context_tokens: None,
     heads: BTreeMap::new(),
     query_separator: QuerySeparator::PARAGRAPH,
+    template_date: None,
 };
 
 /// Makes, asks or reports.
 pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
     logging::client(globals);
     match &args.verb {
-        Some(EvalVerb::Ruler(args)) => {
-            ask(globals, &args.suite.run, Scoring::Benchmark, || Questions::ruler(globals, args))
-        }
-        Some(EvalVerb::Babilong(args)) => {
-            ask(globals, &args.run, Scoring::Benchmark, || Questions::babilong(globals, args))
-        }
-        Some(EvalVerb::Niah(args)) => ask(globals, &args.run, Scoring::Benchmark, || Questions::niah(globals, args)),
+        Some(EvalVerb::Ruler(args)) => ask(globals, &args.suite.run, || Questions::ruler(globals, args)),
+        Some(EvalVerb::Babilong(args)) => ask(globals, &args.run, || Questions::babilong(globals, args)),
+        Some(EvalVerb::Niah(args)) => ask(globals, &args.run, || Questions::niah(globals, args)),
         Some(EvalVerb::Infinitebench(args)) => {
-            ask(globals, &args.suite.run, Scoring::Benchmark, || Questions::infinitebench(globals, args))
+            ask(globals, &args.suite.run, || Questions::infinitebench(globals, args))
         }
         Some(EvalVerb::Report(args)) => report(globals, args),
         Some(EvalVerb::Make(args)) => make(globals, args),
-        None => {
-            ask(globals, &args.run, Scoring::Exact, || Questions::given(&args.files, args.limit, args.run.max_tokens))
-        }
+        None => ask(globals, &args.run, || Questions::given(&args.files, args.limit, args.run.max_tokens)),
     }
 }
 
@@ -129,7 +124,6 @@ fn report(globals: &Globals, args: &ReportArgs) -> Result<Exit, CliError> {
 fn ask(
     globals: &Globals,
     args: &RunArgs,
-    scoring: Scoring,
     questions: impl FnOnce() -> Result<Questions, CliError>,
 ) -> Result<Exit, CliError> {
     let methods = args.methods.as_deref().map(method_spec::parse_list).transpose()?;
@@ -174,7 +168,7 @@ fn ask(
     if let Some(temporary) = temporary {
         temporary.stop();
     }
-    conclude(globals, &args.show, scoring, outcome?)
+    conclude(globals, &args.show, questions.scoring(), outcome?)
 }
 
 fn appended<'a>(globals: &Globals, path: &'a Path) -> Result<(File, &'a Path), CliError> {
@@ -267,7 +261,8 @@ pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize
         allow_idle_hosts: true,
         max_tokens,
         labels,
-        query_separator: Some(record.query_separator.clone()),
+        query_separator: record.query_separator.clone(),
+        chat_template: record.chat_template,
         ..JobRequest::new(Some(context), query)
     }
 }

@@ -226,7 +226,7 @@ impl Planner {
     }
 
     fn config(&self) -> SupervisorConfig {
-        wiring::supervisor_config(&self.cluster, &self.model.name)
+        wiring::supervisor_config(&self.cluster, &self.model)
     }
 
     fn show_plan(
@@ -241,8 +241,8 @@ impl Planner {
         holders.place(&mut plan, &policy)?;
         let shape = self.model.config.shape(config.dtype);
         let cost = Cost::of(&plan, &shape);
-        let row = |(host, cost): (&&Host, &HostCost)| PlannedHost::new(host, holders.weights(host), cost);
-        let mut rows: Vec<PlannedHost> = holders.hosts().iter().zip(&cost.hosts).map(row).collect();
+        let row = |(at, (host, cost)): (usize, (&&Host, &HostCost))| PlannedHost::new(host, holders.weights(at), cost);
+        let mut rows: Vec<PlannedHost> = holders.hosts().iter().zip(&cost.hosts).enumerate().map(row).collect();
         rows.push(self.query_row(query_tokens + answer_tokens)?);
         let on = Conditions { shape: &shape, machines: &holders.machines(), query_tokens };
         let timing = match calibration::find(&self.cluster, &self.model.name) {

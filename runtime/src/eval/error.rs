@@ -37,7 +37,7 @@ pub enum EvalError {
         source: std::io::Error,
     },
     /// A line is not a record.
-    #[error("{}:{line}: {reason}; a record is a JSON object with input_context, input_query and answer", path.display())]
+    #[error("{}:{line}: {reason}; a line is a JSON object of input_context, input_query and answer, or as RULER (input, outputs), LongBench (context, input, answers, dataset) or InfiniteBench (context, input, answer) publish it", path.display())]
     Line {
         /// The file.
         path: PathBuf,

@@ -1,12 +1,15 @@
 //! How the benchmarks score an answer, from 0 to 1. What is asked is the questions' business.
 
+use std::sync::Arc;
+
 use super::{
     babi::{OBJECTS, PEOPLE, ROOMS},
+    overlap,
     task::Task,
 };
 
 /// A benchmark's score.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Metric {
     /// The share of gold strings that the answer holds, whatever the case (RULER's `match_all`).
     All,
@@ -16,12 +19,34 @@ pub enum Metric {
     Labels(&'static [&'static [&'static str]]),
     /// Whether its first integer is the gold one (InfiniteBench's passkey, number and math_find).
     Integer,
+    /// Whether its last word is the gold integer (InfiniteBench's code_run).
+    LastInteger,
+    /// Whether its first number is the gold one, however it is written (InfiniteBench's math_find of a file).
+    Number,
+    /// The share of gold integers that it begins with (InfiniteBench's math_calc).
+    Numbers,
     /// Whether the gold string is a word of it (InfiniteBench's kv).
     Word,
-    /// The best F1 of its tokens with those of a gold string (InfiniteBench's qa_eng, normalised as SQuAD does).
+    /// The same of the first gold string, in capitals (InfiniteBench's longdialogue_qa).
+    Speaker,
+    /// The best F1 of its tokens with those of a gold string (LongBench's and InfiniteBench's qa, normalised as SQuAD does).
     F1,
+    /// The same of characters, for Chinese.
+    F1OfCharacters,
+    /// The best ROUGE-L with a gold string (LongBench's summaries).
+    Rouge,
+    /// The same of characters, for Chinese.
+    RougeOfCharacters,
+    /// The share of its numbers that are the gold string's (LongBench's passage_count and passage_retrieval).
+    Count,
+    /// Whether the gold string is among these classes that it names, by how many it names (LongBench's trec and lsht).
+    Classes(Arc<[String]>),
+    /// Likeness of its first line of code to the gold one (LongBench's lcc and repobench-p).
+    Code,
     /// Whether it chooses the gold letter (InfiniteBench's choice_eng).
     Letter,
+    /// Another metric, of its first line (LongBench's tasks by example).
+    FirstLine(Box<Metric>),
 }
 
 impl Metric {
@@ -37,27 +62,50 @@ impl Metric {
     }
 
     /// The score of `answer` to `query`.
-    pub fn score(self, answer: &str, query: &str, gold: &[String]) -> f64 {
+    pub fn score(&self, answer: &str, query: &str, gold: &[String]) -> f64 {
         let one = |right: bool| f64::from(u8::from(right));
+        let first = gold.first().map(String::as_str).unwrap_or_default();
+        let best = |score: &dyn Fn(&str) -> f64| gold.iter().map(|gold| score(gold)).fold(0.0, f64::max);
         match self {
             Self::All => share(answer, gold),
             Self::Any => one(share(answer, gold) > 0.0),
             Self::Labels(labels) => one(labelled(answer, query, gold, labels)),
-            Self::Integer => one(gold.first().is_some_and(|gold| first_integer(answer) == Some(gold))),
+            Self::Integer => one(first_integer(answer) == Some(first)),
+            Self::LastInteger => one(last_integer(answer).is_some_and(|said| first.parse() == Ok(said))),
+            Self::Number => one(first_number(answer).is_some_and(|said| first.parse() == Ok(said))),
+            Self::Numbers => numbers(answer, gold),
             Self::Word => one(gold.iter().any(|gold| words(answer).any(|word| word == gold))),
-            Self::F1 => gold.iter().map(|gold| f1(answer, gold)).fold(0.0, f64::max),
+            Self::Speaker => one(words(answer).any(|word| word.to_uppercase() == first)),
+            Self::F1 => best(&|gold| overlap::f1(&overlap::words(answer), &overlap::words(gold))),
+            Self::F1OfCharacters => best(&|gold| overlap::f1(&overlap::characters(answer), &overlap::characters(gold))),
+            Self::Rouge => best(&|gold| overlap::rouge(answer, gold)),
+            Self::RougeOfCharacters => best(&|gold| overlap::rouge(&spaced(answer), &spaced(gold))),
+            Self::Count => best(&|gold| counted(answer, gold)),
+            Self::Classes(classes) => best(&|gold| classified(answer, gold, classes)),
+            Self::Code => best(&|gold| overlap::code(answer, gold)),
             Self::Letter => one(gold.first().is_some_and(|gold| letter(answer) == gold.chars().next())),
+            Self::FirstLine(metric) => metric.score(first_line(answer), query, gold),
         }
     }
 
     /// Whether the answer holds what it must, whatever stands around it: all gold strings, or any of alternatives.
-    pub fn exact(self, answer: &str, gold: &[String]) -> bool {
+    pub fn exact(&self, answer: &str, gold: &[String]) -> bool {
         match self {
-            Self::Any | Self::F1 => share(answer, gold) > 0.0,
-            Self::Letter => self.score(answer, "", gold) == 1.0,
             Self::All | Self::Labels(_) | Self::Integer | Self::Word => share(answer, gold) == 1.0,
+            Self::Any | Self::F1 | Self::F1OfCharacters | Self::Rouge | Self::RougeOfCharacters | Self::Code => {
+                share(answer, gold) > 0.0
+            }
+            Self::LastInteger | Self::Number | Self::Numbers | Self::Speaker | Self::Count | Self::Classes(_) => {
+                self.score(answer, "", gold) == 1.0
+            }
+            Self::Letter => self.score(answer, "", gold) == 1.0,
+            Self::FirstLine(metric) => metric.exact(first_line(answer), gold),
         }
     }
+}
+
+fn first_line(answer: &str) -> &str {
+    answer.trim_start_matches('\n').split('\n').next().unwrap_or_default()
 }
 
 fn share(answer: &str, gold: &[String]) -> f64 {
@@ -77,7 +125,7 @@ fn labelled(answer: &str, query: &str, gold: &[String], labels: &[&[&str]]) -> b
 }
 
 fn first_integer(answer: &str) -> Option<&str> {
-    answer.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty())
+    integers(answer).next()
 }
 
 /// InfiniteBench splits at these and at white space.
@@ -85,19 +133,44 @@ fn words(answer: &str) -> impl Iterator<Item = &str> {
     answer.split(|c: char| c.is_whitespace() || ":\"'.,?!{}".contains(c)).filter(|word| !word.is_empty())
 }
 
-/// Lower case, no punctuation, no articles.
-fn normalised(text: &str) -> Vec<String> {
-    let plain: String = text.to_lowercase().chars().filter(|c| !c.is_ascii_punctuation()).collect();
-    plain.split_whitespace().filter(|word| !["a", "an", "the"].contains(word)).map(str::to_owned).collect()
+fn last_integer(answer: &str) -> Option<i64> {
+    answer.split(|c: char| c.is_whitespace() || ".`'\":".contains(c)).rfind(|word| !word.is_empty())?.parse().ok()
 }
 
-fn f1(answer: &str, gold: &str) -> f64 {
-    let (answer, gold) = (normalised(answer), normalised(gold));
-    let mut rest = gold.clone();
-    let common =
-        answer.iter().filter(|word| rest.iter().position(|other| other == *word).map(|at| rest.remove(at)).is_some());
-    let common = common.count() as f64;
-    if common == 0.0 { 0.0 } else { 2.0 * common / (answer.len() + gold.len()) as f64 }
+/// Digits, and digits behind a point.
+fn first_number(answer: &str) -> Option<f64> {
+    let from = &answer[answer.find(|c: char| c.is_ascii_digit())?..];
+    let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let whole = digits(from);
+    let behind = from[whole..].strip_prefix('.').map_or(0, digits);
+    from[..whole + if behind == 0 { 0 } else { 1 + behind }].parse().ok()
+}
+
+fn integers(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty())
+}
+
+fn numbers(answer: &str, gold: &[String]) -> f64 {
+    let right = integers(answer).zip(gold).take_while(|(said, gold)| said == gold).count();
+    right as f64 / gold.len().max(1) as f64
+}
+
+fn counted(answer: &str, gold: &str) -> f64 {
+    let wanted = integers(gold).next().unwrap_or(gold);
+    let right = integers(answer).filter(|said| *said == wanted).count();
+    right as f64 / integers(answer).count().max(1) as f64
+}
+
+/// A class that is part of the gold one's name is not counted beside it.
+fn classified(answer: &str, gold: &str, classes: &[String]) -> f64 {
+    let named = classes.iter().filter(|class| answer.contains(class.as_str()));
+    let named: Vec<&String> = named.filter(|class| *class == gold || !gold.contains(class.as_str())).collect();
+    if named.iter().any(|class| *class == gold) { 1.0 / named.len() as f64 } else { 0.0 }
+}
+
+/// Each character a word.
+fn spaced(text: &str) -> String {
+    text.chars().flat_map(|c| [c, ' ']).collect()
 }
 
 /// The first character, else what follows "answer is", else the first letter that stands alone.
@@ -133,13 +206,40 @@ mod tests {
 
     #[test]
     fn babilong_takes_labels_of_the_first_sentence() {
-        let place = Metric::of(Task::Qa3);
+        let place = || Metric::of(Task::Qa3);
         let query = "Where was the apple before the garden?";
-        assert_eq!(score(place, " The Kitchen. Or the office.", query, &["kitchen"]), 1.0);
-        assert_eq!(score(place, "Before the garden it was in the kitchen", query, &["kitchen"]), 1.0);
-        assert_eq!(score(place, "The kitchen or the office.", query, &["kitchen"]), 0.0);
-        assert_eq!(score(place, "Hm. The kitchen.", query, &["kitchen"]), 0.0);
+        assert_eq!(score(place(), " The Kitchen. Or the office.", query, &["kitchen"]), 1.0);
+        assert_eq!(score(place(), "Before the garden it was in the kitchen", query, &["kitchen"]), 1.0);
+        assert_eq!(score(place(), "The kitchen or the office.", query, &["kitchen"]), 0.0);
+        assert_eq!(score(place(), "Hm. The kitchen.", query, &["kitchen"]), 0.0);
         assert_eq!(score(Metric::of(Task::Qa5), "Fred gave it to Bill", "What did Fred give?", &["apple"]), 0.0);
+    }
+
+    #[test]
+    fn longbench() {
+        let classes = || Metric::Classes(["Food", "Animal", "Food plant"].map(str::to_owned).into());
+        assert_eq!(score(classes(), "Food plant", "", &["Food plant"]), 1.0);
+        assert_eq!(score(classes(), "Food or Animal", "", &["Food"]), 0.5);
+        assert_eq!(score(classes(), "Animal", "", &["Food"]), 0.0);
+        assert_eq!(score(Metric::FirstLine(Box::new(classes())), "\nFood\nType: Animal", "", &["Food"]), 1.0);
+        assert_eq!(score(Metric::Count, "Paragraph 7, or 8", "", &["Paragraph 7"]), 0.5);
+        assert_eq!(score(Metric::Count, "17", "", &["7"]), 0.0);
+        assert_eq!(score(Metric::Count, "none", "", &["7"]), 0.0);
+        assert_eq!(score(Metric::Rouge, "the same words", "", &["other", "the same words"]).round(), 1.0);
+        assert!(!Metric::Count.exact("7 or 8", &["7".into()]) && Metric::Rouge.exact("it is so", &["so".into()]));
+    }
+
+    #[test]
+    fn infinitebench_of_files() {
+        assert_eq!(score(Metric::LastInteger, "The value is `-12`.", "", &["-12"]), 1.0);
+        assert_eq!(score(Metric::LastInteger, "-12 or so", "", &["-12"]), 0.0);
+        for (said, gold, right) in [("2.50 is", "2.5", 1.0), ("It is 7.", "7", 1.0), ("7.1", "7", 0.0), ("?", "7", 0.0)]
+        {
+            assert_eq!(score(Metric::Number, said, "", &[gold]), right, "{said}");
+        }
+        assert_eq!(score(Metric::Numbers, "[1, 4, 9]", "", &["1", "4", "8", "9"]), 0.5);
+        assert_eq!(score(Metric::Speaker, "Rick, I think", "", &["RICK", "R"]), 1.0);
+        assert_eq!(score(Metric::Speaker, "Ricky", "", &["RICK"]), 0.0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! counts from the caller.
 //!
 //! The tasks are RULER's, BABILong's (simulated bAbI facts in prose) and InfiniteBench's that need no data set; strings
-//! follow the benchmarks. The only I/O is reading files that the caller names. Nothing here runs a model.
+//! follow the benchmarks. Files of questions are read as this program, RULER, LongBench and InfiniteBench write them. The only I/O is reading files that the caller names. Nothing here runs a model.
 
 mod answer;
 mod babi;
@@ -17,7 +17,9 @@ mod haystack;
 mod interval;
 mod metric;
 mod needle;
+mod overlap;
 mod prose;
+mod published;
 mod question;
 mod record;
 mod report;
@@ -32,8 +34,9 @@ pub use chart::svg;
 pub use documents::Corpus;
 pub use error::EvalError;
 pub use metric::Metric;
+pub use published::{Given, read_questions};
 pub use question::{Place, Question};
-pub use record::{HaystackSource, Record, read_haystack, read_jsonl, score};
+pub use record::{HaystackSource, Record, read_haystack, score};
 pub use results::{BASELINE, Block, MethodScore, Percent, Phases, Results, TaskScore};
 pub use task::{Recipe, Task, generate, is_task_question, make, make_at_depth};
 

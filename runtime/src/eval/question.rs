@@ -1,11 +1,11 @@
 //! A question of a benchmark: where it stands in the run, what is asked, and how the answer counts.
 
-use super::{Metric, Record, Task};
+use super::{Given, Metric, Record, Task};
 
 /// One question, the same for every method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
-    /// `ruler`, `babilong`, `niah`, `infinitebench`, or `file`.
+    /// `ruler`, `babilong`, `niah`, `longbench`, `infinitebench`, or `file`.
     pub suite: String,
     /// Tokens asked for; 0 when the question was given as it is.
     pub length: usize,
@@ -35,9 +35,10 @@ pub struct Place {
 }
 
 impl Question {
-    /// A record of a file, whose gold strings must all be in the answer.
-    pub fn given(place: Place, record: Record, max_tokens: usize) -> Self {
-        Self::with(place, record, Metric::All, max_tokens)
+    /// One of a file.
+    pub fn given(place: Place, given: Given) -> Self {
+        let Given { record, gold, metric, max_tokens, .. } = given;
+        Self { gold, ..Self::with(place, record, metric, max_tokens) }
     }
 
     /// A record that was generated.

@@ -302,7 +302,8 @@ pub(super) fn sized(
         context_tokens: count(&input_context),
         input_context,
         input_query: draft.query,
-        query_separator: QuerySeparator::NONE,
+        query_separator: Some(QuerySeparator::NONE),
+        chat_template: true,
         answer: (draft.answer)(units),
         haystack: None,
     })

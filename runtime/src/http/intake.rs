@@ -12,22 +12,23 @@ use actix_web::{
     },
     web::{self, Data},
 };
-use asterism_actors::{JobError, supervisor::ModelFront};
+use asterism_actors::{
+    JobError,
+    room::{Holder, Room, Share},
+    supervisor::ModelFront,
+};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::{
     error::{self, Refusal},
-    field, pace,
+    field, pace, weight,
 };
 
-/// Bytes of bodies that are read, parsed and tokenised at once.
-const ALL_BYTES: usize = 64 << 20;
+/// Memory of bodies that are read, parsed and tokenised at once, whichever listener they came to.
+const ALL_BYTES: usize = 256 << 20;
 /// Largest body, whatever the model takes.
 const MOST_BYTES: usize = 32 << 20;
 /// Bytes of a body beside its texts.
@@ -46,12 +47,13 @@ const DRAINED_PAUSE: Duration = Duration::from_millis(250);
 /// A larger body is parsed beside those who answer.
 const PARSED_HERE: usize = 64 << 10;
 
-/// What bodies may take.
+/// What bodies may take. Copies share it.
+#[derive(Clone)]
 pub struct Intake {
     most: usize,
-    room: Arc<Semaphore>,
+    room: Room,
     /// What the most comes from, for refusals.
-    model: String,
+    model: Arc<str>,
 }
 
 impl Intake {
@@ -60,36 +62,83 @@ impl Intake {
         // JSON writes a byte of text as three where it escapes what is not ASCII, and a token id as eleven at most.
         let texts = model.most_text_bytes().saturating_mul(3);
         let most = texts.saturating_add(model.max_tokens.saturating_mul(22)).saturating_add(REST_BYTES);
-        let (most, room) = (most.min(MOST_BYTES), Arc::new(Semaphore::new(ALL_BYTES)));
-        Self { most, room, model: format!("{} takes at most {} tokens", model.name, model.max_tokens) }
+        let model = format!("{} takes at most {} tokens", model.name, model.max_tokens);
+        Self { most: most.min(MOST_BYTES), room: Room::new(ALL_BYTES), model: model.into() }
+    }
+
+    /// For bodies of so many bytes.
+    #[cfg(test)]
+    pub fn of_bytes(most: usize) -> Self {
+        Self { most, room: Room::new(ALL_BYTES), model: "a test".into() }
+    }
+
+    /// Bytes of the largest body, and of the longest line of a batch.
+    pub fn most(&self) -> usize {
+        self.most
     }
 
     /// Reads a body, or says why not.
     async fn read(
         &self,
+        holder: &Holder,
         declared: Option<usize>,
         body: &mut Payload,
-    ) -> Result<(Vec<u8>, OwnedSemaphorePermit), Refusal> {
+    ) -> Result<(Vec<u8>, Share), Refusal> {
         if declared.is_some_and(|length| length > self.most) {
             return Err(self.too_large(declared, body).await);
         }
-        let (mut bytes, mut share, due) = (Vec::new(), self.room(0).await?, Instant::now() + READ_WITHIN);
+        let (mut bytes, mut share, due) = (Vec::new(), self.room(holder, 0).await?, Instant::now() + READ_WITHIN);
         while let Some(chunk) = next(body, due).await? {
             if bytes.len() + chunk.len() > self.most {
                 drop((bytes, share));
                 return Err(self.too_large(declared, body).await);
             }
-            share.merge(self.room(chunk.len()).await?);
+            share.merge(self.room(holder, weight::unread(chunk.len())).await?);
             bytes.extend_from_slice(&chunk);
         }
         Ok((bytes, share))
     }
 
-    /// Room for so many bytes of bodies.
-    pub async fn room(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Refusal> {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let room = timeout(ROOM_WITHIN, self.room.clone().acquire_many_owned(bytes)).await;
-        room.ok().and_then(Result::ok).ok_or_else(|| JobError::Busy.into())
+    /// Room for so many bytes in memory.
+    pub async fn room(&self, holder: &Holder, bytes: usize) -> Result<Share, Refusal> {
+        timeout(ROOM_WITHIN, self.room.take(holder, bytes)).await.map_err(|_| JobError::Busy.into())
+    }
+
+    /// The same for what nobody waits for on a connection.
+    pub async fn awaited(&self, holder: &Holder, bytes: usize) -> Share {
+        self.room.take(holder, bytes).await
+    }
+
+    /// What JSON takes beside its bytes, unless that is more than anybody may have.
+    pub fn structure(&self, json: &[u8]) -> Result<usize, Refusal> {
+        let structure = weight::structure(json);
+        let (needed, most) = (weight::unread(json.len()).saturating_add(structure), self.room.most());
+        if needed <= most {
+            return Ok(structure);
+        }
+        let message = format!(
+            "the request's {} bytes would take {needed} of memory, expected at most {most}: it has too many lists, \
+             objects and fields",
+            json.len()
+        );
+        Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message))
+    }
+
+    /// Parses what has room already; more is taken for it before anything is built, and given back when it has been.
+    async fn parse<T: DeserializeOwned + Send + 'static>(
+        &self,
+        holder: &Holder,
+        (bytes, share): (Vec<u8>, &mut Share),
+    ) -> Result<T, actix_web::Error> {
+        let (least, structure) = (share.amount(), self.structure(&bytes)?);
+        share.merge(self.room(holder, structure).await?);
+        let (length, parse) = (bytes.len(), move || parsed(&bytes));
+        let request = match length {
+            0..=PARSED_HERE => parse(),
+            _ => web::block(parse).await?,
+        };
+        share.shrink(least);
+        Ok(request?)
     }
 
     async fn too_large(&self, declared: Option<usize>, body: &mut Payload) -> Refusal {
@@ -120,12 +169,12 @@ async fn next(body: &mut Payload, due: Instant) -> Result<Option<Bytes>, Refusal
 /// A request out of its body, and its share of the room, which it has until it is dropped.
 pub struct Taken<T> {
     request: T,
-    share: OwnedSemaphorePermit,
+    share: Share,
 }
 
 impl<T> Taken<T> {
     /// The request, and what is to be dropped when it has been answered.
-    pub fn into_parts(self) -> (T, OwnedSemaphorePermit) {
+    pub fn into_parts(self) -> (T, Share) {
         (self.request, self.share)
     }
 }
@@ -135,19 +184,15 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest for Taken<T> {
     type Future = Pin<Box<dyn Future<Output = Result<Self, Self::Error>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
-        let intake = request.app_data::<Data<Intake>>().expect("every app of this module has its intake").clone();
+        let (intake, holder) = of(request);
         let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let json = check_json(request);
         let mut payload = payload.take();
         Box::pin(async move {
             json?;
-            let (bytes, share) = intake.read(length, &mut payload).await?;
-            let parse = move || parsed(&bytes);
-            let request = match share.num_permits() {
-                0..=PARSED_HERE => parse(),
-                _ => web::block(parse).await?,
-            };
-            Ok(Self { request: request?, share })
+            let (bytes, mut share) = intake.read(&holder, length, &mut payload).await?;
+            let request = intake.parse(&holder, (bytes, &mut share)).await?;
+            Ok(Self { request, share })
         })
     }
 }
@@ -155,15 +200,17 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest for Taken<T> {
 /// A request without texts out of its body; one without a body is one without fields.
 pub struct Body<T>(pub T);
 
-impl<T: DeserializeOwned> FromRequest for Body<T> {
+impl<T: DeserializeOwned + Send + 'static> FromRequest for Body<T> {
     type Error = actix_web::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self, Self::Error>>>>;
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let (intake, holder) = of(request);
         let json = check_json(request);
         let mut payload = payload.take();
         Box::pin(async move {
             let (mut bytes, due) = (Vec::new(), Instant::now() + READ_WITHIN);
+            let mut share = intake.room(&holder, weight::unread(SMALL_BYTES)).await?;
             while let Some(chunk) = next(&mut payload, due).await? {
                 bytes.extend_from_slice(&chunk);
                 if bytes.len() > SMALL_BYTES {
@@ -175,10 +222,19 @@ impl<T: DeserializeOwned> FromRequest for Body<T> {
                 true => bytes = b"{}".to_vec(),
                 false => json?,
             }
-            Ok(Self(parsed(&bytes)?))
+            Ok(Self(intake.parse(&holder, (bytes, &mut share)).await?))
         })
     }
 }
+
+/// What a request's body may take, and who holds that.
+pub fn of(request: &HttpRequest) -> (Data<Intake>, Holder) {
+    let intake = request.app_data::<Data<Intake>>().expect("every app of this module has its intake").clone();
+    (intake, request.extensions().get::<By>().and_then(|by| by.0.clone()))
+}
+
+/// Whose request it is, for shares of what all have.
+pub struct By(pub Holder);
 
 fn check_json(request: &HttpRequest) -> Result<(), Refusal> {
     let packed =

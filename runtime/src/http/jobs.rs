@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use actix_web::{
     HttpRequest, HttpResponse, Responder, delete, get,
-    http::header::LOCATION,
+    http::header::{ContentType, LOCATION},
     post,
     web::{Data, Json, Path, Query},
 };
 use asterism_actors::{
+    JobError,
     api::{JobEvent, JobPhase, JobRequest, Waiting, bounds},
-    supervisor::{JobFilter, Listener, Supervisor},
+    supervisor::{JobFilter, JobPages, Listener, Supervisor},
 };
 use bytes::Bytes;
 use futures_util::stream;
@@ -49,7 +50,8 @@ pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<im
     let states = listing.states("pending, running, succeeded, failed or cancelled")?;
     let (limit, oldest_first) = (listing.limit()?, listing.oldest_first()?);
     let filter = JobFilter { states, after: listing.into_inner().after, oldest_first, limit };
-    Ok(Json(state.supervisor.jobs(filter).await?))
+    let told = Listed { pages: state.supervisor.job_pages(filter).await?, began: false };
+    Ok(HttpResponse::Ok().content_type(ContentType::json()).streaming(stream::unfold(Some(told), next_page)))
 }
 
 #[get("/jobs/{id}")]
@@ -77,6 +79,31 @@ pub async fn cancel(state: Data<AdminState>, id: Path<String>) -> Result<impl Re
 async fn cancelled(state: &AdminState, id: &str) -> Result<impl Responder + use<>, Refusal> {
     state.supervisor.cancel(id).await?;
     Ok(Json(state.supervisor.status(id).await?))
+}
+
+/// A list on its way, of which no more is in memory than is being sent.
+struct Listed {
+    pages: JobPages,
+    began: bool,
+}
+
+async fn next_page(told: Option<Listed>) -> Option<(Result<Bytes, JobError>, Option<Listed>)> {
+    let mut told = told?;
+    let jobs = match told.pages.next().await {
+        Ok(jobs) => jobs,
+        // The list is cut off, and no reader takes what it has for all.
+        Err(error) => return Some((Err(error), None)),
+    };
+    let mut piece = String::new();
+    for job in jobs.iter().flatten() {
+        piece.push(if std::mem::replace(&mut told.began, true) { ',' } else { '[' });
+        piece += &serde_json::to_string(job).expect("a status is plain values");
+    }
+    let ends = jobs.is_none();
+    if ends {
+        piece.push_str(if told.began { "]" } else { "[]" });
+    }
+    Some((Ok(piece.into()), (!ends).then_some(told)))
 }
 
 type Line = Result<Bytes, std::convert::Infallible>;

@@ -21,13 +21,17 @@ use rustls::ServerConfig;
 use tokio::task::JoinHandle;
 
 use super::{
+    cors,
     error::{self, Refusal},
+    origin::Origins,
     pace, request,
 };
 use crate::limits;
 
 /// Threads that answer requests.
 const WORKERS: usize = 2;
+/// Threads of each of them for what would hold others up.
+const BLOCKING: usize = 2;
 
 /// Refuses a request, or does not.
 type Admit = dyn Fn(&ServiceRequest) -> Result<(), Refusal> + Send + Sync;
@@ -39,6 +43,8 @@ pub struct Service {
     pub routes: Arc<dyn Fn(&mut ServiceConfig) + Send + Sync>,
     /// Refuses a request before anything else of it is looked at.
     pub admit: Arc<Admit>,
+    /// Whose pages may ask in browsers.
+    pub origins: Origins,
     /// Takes in a connection, beside what is done with each.
     pub on_connect: fn(&TcpStream, &mut Extensions),
     /// Most connections at a time, and files that each needs: where few can be open, connections take a third of those.
@@ -73,7 +79,7 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: Service) 
     let (connections, files) = service.connections;
     let (on_connect, most) = (service.on_connect, connections.min(limits::raise_open_files() / 3 / files) / WORKERS);
     let app = move || {
-        let Service { routes, admit, .. } = service.clone();
+        let Service { routes, admit, origins, .. } = service.clone();
         App::new()
             .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
                 let refused = admit(&request).err();
@@ -83,11 +89,15 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: Service) 
             .configure(|app| routes(app))
             .default_service(web::to(error::no_such_path))
             .wrap(from_fn(request::identify))
+            .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
+                cors::tell(origins.clone(), request, next)
+            }))
             // Outermost, as it looks at the end of the answer that is sent.
             .wrap(from_fn(pace::keep))
     };
     let server = HttpServer::new(app)
         .workers(WORKERS)
+        .worker_max_blocking_threads(BLOCKING)
         .client_request_timeout(pace::HEAD_WITHIN)
         .keep_alive(pace::KEPT_IDLE)
         .on_connect(move |connection, kept| {
@@ -113,7 +123,8 @@ fn socket(connection: &dyn Any) -> Option<&TcpStream> {
     }
 }
 
-async fn answer(
+/// Answers a request, unless it was refused.
+pub async fn answer(
     refused: Option<Refusal>,
     request: ServiceRequest,
     next: Next<BoxBody>,

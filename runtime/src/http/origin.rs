@@ -1,45 +1,109 @@
 //! Whether a browser asks for another site's page. Such a page can make it send requests to this machine, with no token where none is
 //! wanted; what it says of itself it says in headers that no page can set. Refuses nobody who is no browser.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
 
-use actix_web::http::{
-    StatusCode,
-    header::{HOST, HeaderMap, ORIGIN},
+use actix_web::{
+    dev::ServiceRequest,
+    http::{
+        Method, StatusCode,
+        header::{HOST, HeaderMap, HeaderValue, ORIGIN},
+    },
 };
 use asterism_actors::api::bounds;
 
 use super::error::Refusal;
 
-/// Where the browser says whose page asks.
+/// Where the browser says whose page asks, and what for.
 const FETCH_SITE: &str = "sec-fetch-site";
+const FETCH_MODE: &str = "sec-fetch-mode";
+/// Most origins of a cluster file.
+const MOST_ORIGINS: usize = 64;
 
-/// Refuses what another site's page asks for. On a listener that only this machine reaches (`loopback`) and that wants no token,
-/// names are refused too: a site can have its own name mean this machine.
-pub fn check(headers: &HeaderMap, (loopback, open): (bool, bool)) -> Result<(), Refusal> {
-    let text = |value: Option<&actix_web::http::header::HeaderValue>| {
-        value.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
-    };
-    let (host, origin) = (text(headers.get(HOST)).unwrap_or_default(), text(headers.get(ORIGIN)));
-    let foreign = match (text(headers.get(FETCH_SITE)).as_deref(), &origin) {
-        (Some(site), _) => !["same-origin", "none"].contains(&site),
-        (None, Some(origin)) => origin.split_once("://").map(|(_, authority)| authority) != Some(host.as_str()),
-        (None, None) => false,
-    };
-    if foreign {
-        let whose = bounds::shown(&origin.unwrap_or_else(|| "another site".into()));
-        let message = format!("a page of {whose} asks in a browser; only this address's own page may");
-        return Err(Refusal::of(StatusCode::FORBIDDEN, "cross_origin", message));
+/// Origins whose pages may ask in a browser. Copies are the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origins(Arc<[String]>);
+
+impl Origins {
+    /// Of a cluster file: each as browsers write them, or `*` for any.
+    ///
+    /// # Errors
+    /// The one that is none.
+    pub fn read(given: &[String]) -> Result<Self, String> {
+        let is_one = |origin: &str| {
+            let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
+            origin == "*" || authority.is_some_and(|host| !host.is_empty() && host.bytes().all(plain))
+        };
+        match given.iter().find(|origin| !is_one(origin)) {
+            Some(wrong) => Err(bounds::shown(wrong)),
+            None if given.len() > MOST_ORIGINS => Err(format!("{} origins", given.len())),
+            None => Ok(Self(given.into())),
+        }
     }
-    if loopback && open && !is_this_machine(&host) {
-        let message = format!(
-            "the request is for host '{}', and this API, which wants no token, answers to localhost and addresses only: \
-             ask for one of these, or set [security] token_file",
-            bounds::shown(&host)
-        );
-        return Err(Refusal::of(StatusCode::FORBIDDEN, "cross_origin", message));
+
+    /// Whether pages of an origin may ask.
+    pub fn allows(&self, origin: &str) -> bool {
+        self.0.iter().any(|allowed| allowed == "*" || allowed == origin)
     }
-    Ok(())
+}
+
+/// What a listener is like, as far as pages in browsers are concerned.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Whether it wants neither token nor key.
+    pub open: bool,
+    /// Whose pages may ask.
+    pub origins: Origins,
+    /// What to set for another page to be let in, if anything.
+    pub let_in: Option<&'static str>,
+    /// What to set for it to be asked by another name.
+    pub close: &'static str,
+}
+
+impl Rules {
+    /// Refuses what another site's page asks for.
+    pub fn check(&self, request: &ServiceRequest) -> Result<(), Refusal> {
+        let is_loopback = request.app_config().local_addr().ip().is_loopback();
+        // A link on another page leads here, and that page reads nothing of where it led.
+        let follows = |headers: &HeaderMap| headers.get(FETCH_MODE).is_some_and(|mode| mode == "navigate");
+        let leads =
+            request.method() == Method::GET && !request.path().starts_with("/api/") && follows(request.headers());
+        self.check_headers(request.headers(), (is_loopback, leads))
+    }
+
+    /// The same of a request's headers. On a listener that only this machine reaches and that wants no token, names are refused too:
+    /// a site can have its own name mean this machine.
+    fn check_headers(&self, headers: &HeaderMap, (is_loopback, leads): (bool, bool)) -> Result<(), Refusal> {
+        let text =
+            |value: Option<&HeaderValue>| value.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+        let (host, origin) = (text(headers.get(HOST)).unwrap_or_default(), text(headers.get(ORIGIN)));
+        let foreign = match (text(headers.get(FETCH_SITE)).as_deref(), &origin) {
+            (_, Some(origin)) if self.origins.allows(origin) => false,
+            (Some(site), _) => !["same-origin", "none"].contains(&site),
+            (None, Some(origin)) => origin.split_once("://").map(|(_, authority)| authority) != Some(host.as_str()),
+            (None, None) => false,
+        };
+        if foreign && !leads {
+            let whose = bounds::shown(&origin.unwrap_or_else(|| "another site".into()));
+            let remedy = self.let_in.map(|remedy| format!(": to let others, {remedy}")).unwrap_or_default();
+            let message = format!("a page of {whose} asks in a browser; only this address's own page may{remedy}");
+            return Err(Refusal::of(StatusCode::FORBIDDEN, "cross_origin", message));
+        }
+        if is_loopback && self.open && !is_this_machine(&host) {
+            let message = format!(
+                "the request is for host '{}', and this API, which asks nobody who he is, answers to localhost and \
+                 addresses only: ask for one of these, or set {}",
+                bounds::shown(&host),
+                self.close
+            );
+            return Err(Refusal::of(StatusCode::FORBIDDEN, "cross_origin", message));
+        }
+        Ok(())
+    }
 }
 
 /// Whether a `Host` names no name that somebody else decides the meaning of.
@@ -53,17 +117,63 @@ fn is_this_machine(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use actix_web::http::header::{HeaderName, HeaderValue};
+    use actix_web::http::header::HeaderName;
 
     use super::*;
 
+    type Given = [(&'static str, &'static str)];
+
+    fn rules(open: bool, origins: &[&str]) -> Rules {
+        let origins: Vec<String> = origins.iter().map(|origin| (*origin).to_owned()).collect();
+        let origins = Origins::read(&origins).unwrap();
+        Rules { open, origins, let_in: Some("set [api] allow_origins"), close: "[api] api_key_file" }
+    }
+
+    fn checked(rules: &Rules, given: &Given, listener: (bool, bool)) -> Result<(), Refusal> {
+        let pair = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        rules.check_headers(&given.iter().map(pair).collect::<HeaderMap>(), listener)
+    }
+
+    #[test]
+    fn origins_that_are_let_in_may_ask_and_no_others() {
+        let page = |origin| [("host", "127.0.0.1:8000"), ("origin", origin), ("sec-fetch-site", "cross-site")];
+        let (some, any) = (rules(true, &["https://app.example", "http://localhost:3000"]), rules(true, &["*"]));
+        for (origin, good) in [
+            ("https://app.example", true),
+            ("http://localhost:3000", true),
+            ("http://app.example", false),
+            ("https://app.example.evil", false),
+            ("https://app.example:444", false),
+            ("null", false),
+        ] {
+            assert_eq!(checked(&some, &page(origin), (true, false)).is_ok(), good, "{origin}");
+            assert!(checked(&any, &page(origin), (true, false)).is_ok(), "{origin}");
+        }
+        let refused = checked(&some, &page("https://evil"), (true, false)).unwrap_err().to_string();
+        assert!(refused.contains("set [api] allow_origins"), "{refused}");
+        let renamed = [("host", "evil.example"), ("origin", "https://app.example")];
+        let refused = checked(&some, &renamed, (true, false)).unwrap_err().to_string();
+        assert!(refused.contains("[api] api_key_file"), "{refused}");
+        for wrong in
+            ["", "app.example", "https://", "https://a/", "https://a/b", "ftp://a", "https://A", "https://*.a", "null"]
+        {
+            assert!(Origins::read(&[wrong.to_owned()]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_link_leads_here_from_everywhere() {
+        let (open, page) = (rules(true, &[]), [("host", "127.0.0.1:7401"), ("sec-fetch-site", "cross-site")]);
+        assert!(checked(&open, &page, (true, true)).is_ok() && checked(&open, &page, (true, false)).is_err());
+        assert!(checked(&open, &[("host", "evil.example")], (true, true)).is_err());
+    }
+
     #[test]
     fn only_the_consoles_own_page_asks_in_a_browser() {
-        let check = |given: &[(&'static str, &'static str)], listener| {
-            let pair = |(name, value): &(&'static str, &'static str)| {
-                (HeaderName::from_static(name), HeaderValue::from_static(value))
-            };
-            check(&given.iter().map(pair).collect::<HeaderMap>(), listener).is_ok()
+        let check = |given: &Given, (is_loopback, open): (bool, bool)| {
+            checked(&rules(open, &[]), given, (is_loopback, false)).is_ok()
         };
         let (open, closed, wide) = ((true, true), (true, false), (false, true));
         for (given, listener, good) in [

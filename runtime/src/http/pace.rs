@@ -1,12 +1,14 @@
 //! How slowly a request's body may come and an answer be read, and the end of a body that nobody reads on. Reads none itself.
 
 use std::{
+    any::Any,
     cell::RefCell,
     error::Error as StdError,
     future::poll_fn,
     io::ErrorKind,
     pin::Pin,
     rc::Rc,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -55,7 +57,21 @@ pub async fn keep(
     let pieces = stream::unfold((body.clone(), 0), move |(body, had)| read(began, body, had));
     request.set_payload(Payload::Stream { payload: Box::pin(pieces.fuse()) });
     let response = next.call(request).await?;
-    Ok(response.map_into_boxed_body().map_body(|_, answer| Answer { answer, _body: body }))
+    let place = response.request().extensions().get::<Place>().cloned();
+    Ok(response.map_into_boxed_body().map_body(|_, answer| Answer { answer, _body: body, _place: place }))
+}
+
+/// What a request holds until its answer has been read, however slowly: in its extensions.
+#[derive(Clone)]
+pub struct Place {
+    _held: Arc<dyn Any + Send + Sync>,
+}
+
+impl Place {
+    /// Of something that is given back when it is dropped.
+    pub fn holding(what: impl Any + Send + Sync) -> Self {
+        Self { _held: Arc::new(what) }
+    }
 }
 
 /// The next piece of a body that brought `had` bytes since it `began`.
@@ -70,11 +86,12 @@ async fn read(began: Instant, body: Shared, had: u64) -> Option<(Piece, (Shared,
     Some((piece, (body, had)))
 }
 
-/// An answer that holds its request's body: where that has not ended by then, the connection is closed behind the answer.
+/// An answer that holds its request's place and its body: where that has not ended by then, the connection is closed behind the answer.
 /// Of one in chunks that was let go the rest is read, and it may have no end.
 struct Answer {
     answer: BoxBody,
     _body: Shared,
+    _place: Option<Place>,
 }
 
 impl MessageBody for Answer {

@@ -6,7 +6,7 @@ use actix_web::{
     post,
     web::{Data, Json, Path, Query},
 };
-use asterism_actors::api::{AppendRequest, SessionRequest, SessionState};
+use asterism_actors::api::{AppendRequest, SessionRequest, SessionState, SessionStatus};
 
 use super::{
     AdminState, Extension,
@@ -26,13 +26,15 @@ pub async fn create(state: Data<AdminState>, taken: Taken<SessionRequest>) -> Re
 #[get("/sessions")]
 pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
     let states: Vec<SessionState> = listing.states("encoding, ready, recovering or failed")?;
-    let (limit, after) = (listing.limit()?, listing.after.as_deref());
-    let mut sessions = state.supervisor.sessions().await?;
-    // They come by name.
-    sessions.retain(|session| {
-        (states.is_empty() || states.contains(&session.state))
-            && after.is_none_or(|after| session.name.as_str() > after)
-    });
+    let (limit, mut sessions) = (listing.limit()?, Vec::new());
+    let mut pages = state.supervisor.session_pages(listing.into_inner().after).await?;
+    while let Some(page) = pages.next().await? {
+        let wanted = |session: &SessionStatus| states.is_empty() || states.contains(&session.state);
+        sessions.extend(page.into_iter().filter(wanted));
+        if sessions.len() >= limit {
+            break;
+        }
+    }
     sessions.truncate(limit);
     Ok(Json(sessions))
 }

@@ -5,11 +5,18 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use actix_web::{App, HttpResponse, HttpServer, get, middleware::from_fn, web};
+use actix_web::{
+    App, HttpResponse, HttpServer,
+    body::BoxBody,
+    dev::ServiceRequest,
+    get,
+    middleware::{Next, from_fn},
+    web,
+};
 
 use rustls::ServerConfig;
 
-use super::{Server, error::Refusal, request::identify};
+use super::{Server, error::Refusal, listening, origins, request::identify};
 use crate::error::CliError;
 
 /// Why the supervisor waits.
@@ -25,7 +32,15 @@ pub fn wait(address: SocketAddr, tls: Option<ServerConfig>, cause: Cause) -> Res
     let address = listener.local_addr().map_err(failed)?;
     let data = web::Data::new(cause);
     let app = move || {
-        App::new().app_data(data.clone()).service(live).default_service(web::to(refuse)).wrap(from_fn(identify))
+        App::new()
+            // It asks nobody for a token.
+            .wrap(from_fn(|request: ServiceRequest, next: Next<BoxBody>| {
+                listening::answer(origins(true).check(&request).err(), request, next)
+            }))
+            .app_data(data.clone())
+            .service(live)
+            .default_service(web::to(refuse))
+            .wrap(from_fn(identify))
     };
     let server = HttpServer::new(app).workers(1).shutdown_timeout(1).disable_signals();
     let server = match tls {

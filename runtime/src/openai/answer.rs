@@ -4,31 +4,33 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use actix_web::{HttpRequest, HttpResponse, web::Data};
 use asterism_actors::{
-    api::{JobEvent, JobState, JobStatus},
+    api::{JobEvent, JobState, JobStatus, bounds},
+    room::Share,
     supervisor::Listener,
 };
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     ApiState, Checked,
     ask::Asked,
     gone::Client,
+    keys::owner,
     refusal,
     running::Running,
     stream,
     voice::Voice,
     wire::{Head, Kind},
 };
-use crate::http::{error::Refusal, span::RequestSpan};
+use crate::http::{charged, error::Refusal, span::RequestSpan};
 
 /// Has a job done for a client that waits. `text`: the field that context and query came in. `share`: what their bytes hold until
 /// the job is taken.
 pub async fn give(
     (state, request): (Data<ApiState>, &HttpRequest),
     (kind, text): (Kind, &'static str),
-    asked: Asked,
-    share: OwnedSemaphorePermit,
+    mut asked: Asked,
+    share: Share,
 ) -> Checked<HttpResponse> {
+    asked.job.labels.extend(owner(request).map(|name| (bounds::KEY.to_owned(), name)));
     let client = Client::of(request);
     let streamed = asked.stream;
     let operation = if kind == Kind::Chat { "chat" } else { "text_completion" };
@@ -43,9 +45,19 @@ pub async fn give(
         }
         None => {
             let status = ended((running, listener), &client).await?;
-            Ok(HttpResponse::Ok().json(head.whole(&status)))
+            charged::json(request, weight(&status), || head.whole(&status)).await
         }
     }
+}
+
+/// A text in an answer, and a token with how likely it was, in bytes while the answer is built.
+const OF_TEXT: usize = 8;
+const OF_TOKEN: usize = 1024;
+
+/// Bytes that an answer takes while it is built, about.
+pub fn weight(status: &JobStatus) -> usize {
+    let tokens: usize = status.logprobs.iter().map(|token| 1 + token.top.len()).sum();
+    OF_TEXT * status.text.len() + OF_TOKEN * (tokens + 4)
 }
 
 /// How a job ended whose client waits for all of it.

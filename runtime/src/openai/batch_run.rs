@@ -1,21 +1,27 @@
 //! Works a batch off: a job for each line, under the line's own id, so that none is done twice whatever ends in between. A document
 //! that several lines ask about is encoded once, as a session.
 
+mod answers;
+mod line;
+mod lines;
+mod open;
+
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::{HashMap, VecDeque},
+    io::Write,
+    sync::Arc,
     time::Duration,
 };
 
 use asterism_actors::{
     JobError,
     api::{ErrorBody, JobEvent, JobRequest, JobStatus, SessionRequest, bounds},
+    room::{Holder, Share},
 };
 use ring::digest;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
-    sync::{OnceCell, Semaphore, watch},
+    sync::{OnceCell, watch},
     task::JoinSet,
     time::sleep,
 };
@@ -25,105 +31,43 @@ use super::{
     ask::Asked,
     chat, completions,
     fields::Fields,
-    refusal, response, responses, running,
-    store::{self, Answered, BATCH, Batch, Counts, Course, FILE, Kept},
+    files, refusal, response, responses, running,
+    store::{self, BATCH, Batch, Course, FILE, Kept},
     wire::{Head, Kind},
 };
+use crate::http::{error::Refusal, weight};
+use answers::Answers;
+pub use line::Line;
+pub use lines::{Lines, Place};
+pub use open::Open;
 
 /// Lines that are worked on at once.
 const AT_ONCE: usize = 8;
-/// Batches whose files are in memory; others wait.
-const AT_WORK: usize = 4;
+/// Most lines of a batch.
+pub const MOST_LINES: usize = 50_000;
 /// How long a full queue or disk is left alone.
 const LATER: Duration = Duration::from_secs(1);
 /// How long a document of a batch is kept at most.
 const KEPT_S: f64 = 7.0 * 86_400.0;
 
-/// Batches that have not ended, by their ids.
-#[derive(Clone)]
-pub struct Open {
-    batches: Arc<Mutex<HashMap<String, Way>>>,
-    turns: Arc<Semaphore>,
-}
-
-/// How far a batch is, and how it is told to end.
-struct Way {
-    cancel: watch::Sender<bool>,
-    counts: Counts,
-}
-
-impl Default for Open {
-    fn default() -> Self {
-        Self { batches: Arc::default(), turns: Arc::new(Semaphore::new(AT_WORK)) }
-    }
-}
-
-impl Open {
-    /// Has a batch end early.
-    pub fn cancel(&self, batch: &str) {
-        if let Some(way) = self.lock().get(batch) {
-            way.cancel.send_replace(true);
-        }
-    }
-
-    /// Lines that are done, of a batch that has not ended.
-    pub fn counts(&self, batch: &str) -> Option<Counts> {
-        self.lock().get(batch).map(|way| way.counts)
-    }
-
-    /// Sets how far a batch is that goes on.
-    fn set(&self, batch: &str, counts: Counts) {
-        if let Some(way) = self.lock().get_mut(batch) {
-            way.counts = counts;
-        }
-    }
-
-    fn count(&self, batch: &str, answered: &Answered) {
-        if let Some(way) = self.lock().get_mut(batch) {
-            way.counts.add(answered.is_good);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Way>> {
-        self.batches.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A line of an input file.
-#[derive(Debug, Deserialize)]
-pub struct Line {
-    pub custom_id: String,
-    pub method: String,
-    pub url: String,
-    pub body: Fields,
-}
-
-/// The lines of a file that have something on them, with their places.
-pub fn lines(content: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
-    let lines = content.split(|byte| *byte == b'\n').enumerate();
-    lines.filter(|(_, line)| !line.iter().all(u8::is_ascii_whitespace))
-}
-
 /// Goes on with every batch that an earlier process left open.
 pub fn resume(state: &ApiState) {
-    for batch in state.store.batches().into_iter().filter(Batch::is_open) {
+    for batch in state.store.open_batches().iter().filter_map(|id| state.store.batch(id)) {
         start(state, batch);
     }
 }
 
 /// Works a batch off beside everything else.
 pub fn start(state: &ApiState, batch: Batch) {
-    let (cancel, cancelled) = watch::channel(batch.status == Course::Cancelling);
-    state.open.lock().insert(batch.id.clone(), Way { cancel, counts: Counts::default() });
+    let cancelled = state.open.insert(&batch.id, batch.status == Course::Cancelling);
     let state = state.clone();
     state.runtime.clone().spawn(async move {
         let id = batch.id.clone();
         let mut told = String::new();
         loop {
             let (batch, cancelled) = (batch.clone(), cancelled.clone());
-            let work = Work { state: state.clone(), batch, cancelled, documents: HashMap::new() };
-            match work.run().await.map_err(|error| error.to_string()) {
-                Ok(true) => break drop(state.open.lock().remove(&id)),
+            match Work::new(&state, batch, cancelled).run().await.map_err(|error| error.to_string()) {
+                Ok(true) => break state.open.remove(&id),
                 // Said once, not at each try.
                 Err(error) if error != told => {
                     tracing::error!(batch = id, error, "a batch waits for its folder");
@@ -143,52 +87,60 @@ struct Work {
     state: ApiState,
     batch: Batch,
     cancelled: watch::Receiver<bool>,
+    /// Who holds what its lines take.
+    holder: Holder,
+    lines: Lines,
     /// Documents that several lines ask about, with the sessions that have them.
     documents: HashMap<Digest, (String, OnceCell<bool>)>,
 }
 
 /// What became of a line.
 enum Outcome {
-    Answered(Answered),
+    Answered {
+        line: usize,
+        is_good: bool,
+        answer: Value,
+    },
     Cancelled,
     /// The supervisor ends; another one goes on.
     Stopped,
 }
 
 impl Work {
+    fn new(state: &ApiState, batch: Batch, cancelled: watch::Receiver<bool>) -> Self {
+        // No key has a name with a space: what batches hold is apart from what their keys' requests hold.
+        let holder = Some(format!("batches of {}", batch.owner.as_deref().unwrap_or_default()).into());
+        Self { state: state.clone(), batch, cancelled, holder, lines: Lines::none(), documents: HashMap::new() }
+    }
+
     /// Does what is left of the batch; whether it is at its end then.
     async fn run(mut self) -> std::io::Result<bool> {
         let (store, open, id) = (self.state.store.clone(), self.state.open.clone(), self.batch.id.clone());
-        let mut done = HashSet::new();
-        let mut counts = Counts::default();
-        for answered in store.answered(&id) {
-            counts.add(answered.is_good);
-            done.insert(answered.line);
-        }
-        open.set(&id, counts);
+        let mut answers = Answers::read(store.answers(&id)?)?;
+        open.set(&id, answers.counts());
         let mut cancelled = self.cancelled.clone();
         let _turn = tokio::select! {
-            turn = open.turns.clone().acquire_owned() => turn.ok(),
+            turn = open.turn(&self.holder) => Some(turn),
             _ = cancelled.wait_for(|cancelled| *cancelled) => None,
         };
-        // One that is cancelled while its input cannot be read ends all the same.
-        let content =
-            store.input(&id).or_else(|error| if *cancelled.borrow() { Ok(Vec::new()) } else { Err(error) })?;
-        let mut left: VecDeque<(usize, Vec<u8>)> = lines(&content).map(|(at, line)| (at, line.to_vec())).collect();
-        drop(content);
-        self.find_documents(&left).await;
-        left.retain(|(at, _)| !done.contains(at));
-        let mut answers = store.answers(&id)?;
+        self.lines = match store.input(&id).and_then(|input| Lines::find(input, MOST_LINES)) {
+            // One that is cancelled while its input cannot be read ends all the same.
+            Err(_) if *cancelled.borrow() => Lines::none(),
+            lines => lines?,
+        };
+        self.find_documents().await;
+        let mut left: VecDeque<Place> = self.lines.places.clone().into();
+        left.retain(|place| !answers.has(place.line));
         let (work, mut tasks, mut stopped) = (Arc::new(self), JoinSet::new(), false);
         loop {
             while tasks.len() < AT_ONCE && !stopped {
-                let Some((at, line)) = left.pop_front() else { break };
-                tasks.spawn(work.clone().line(at, line));
+                let Some(place) = left.pop_front() else { break };
+                tasks.spawn(work.clone().line(place));
             }
             match tasks.join_next().await {
-                Some(Ok(Outcome::Answered(answered))) => {
-                    store::append(&mut answers, &answered)?;
-                    open.count(&id, &answered);
+                Some(Ok(Outcome::Answered { line, is_good, answer })) => {
+                    work.keep_answer(&mut answers, (line, is_good), &answer)?;
+                    open.set(&id, answers.counts());
                 }
                 Some(Ok(Outcome::Cancelled)) => {}
                 Some(Ok(Outcome::Stopped) | Err(_)) => stopped = true,
@@ -198,9 +150,27 @@ impl Work {
         if stopped {
             return Ok(false);
         }
-        answers.sync_all()?;
+        answers.sync()?;
         work.drop_sessions().await;
-        work.finish().map(|()| true)
+        work.finish(&answers).map(|()| true)
+    }
+
+    /// Keeps an answer, or where there is no room for it, that there was none.
+    fn keep_answer(
+        &self,
+        answers: &mut Answers,
+        (line, is_good): (usize, bool),
+        answer: &Value,
+    ) -> std::io::Result<()> {
+        let json = serde_json::to_vec(answer)?;
+        match self.state.store.grow(&self.batch.id, json.len() as u64) {
+            Ok(()) => answers.append((line, is_good), &json),
+            Err(full) => {
+                let refused = Err(files::full(&full));
+                let (_, answer) = self.worded(line, answer["custom_id"].clone(), refused);
+                answers.append((line, false), &serde_json::to_vec(&answer)?)
+            }
+        }
     }
 
     /// Forgets the documents that were kept.
@@ -218,10 +188,10 @@ impl Work {
     }
 
     /// Names the documents that more than one line asks about.
-    async fn find_documents(&mut self, all: &VecDeque<(usize, Vec<u8>)>) {
+    async fn find_documents(&mut self) {
         let mut seen: HashMap<Digest, usize> = HashMap::new();
-        for (_, line) in all {
-            let Ok(Line { body, .. }) = serde_json::from_slice(line) else { continue };
+        for at in 0..self.lines.places.len() {
+            let Ok((Line { body, .. }, _share)) = self.read(self.lines.places[at]).await else { continue };
             let Ok(asked) = self.asked(body).await else { continue };
             if let Some(digest) = document(&asked.job) {
                 *seen.entry(digest).or_default() += 1;
@@ -233,6 +203,23 @@ impl Work {
         }
     }
 
+    /// The request of a line, once there is room for it, and its share of that.
+    async fn read(&self, place: Place) -> Checked<(Line, Share)> {
+        let (intake, unread) = (&self.state.intake, weight::unread(place.bytes));
+        let gone = |error: std::io::Error| files::of_disk(&error);
+        let structure = {
+            let _share = intake.awaited(&self.holder, unread).await;
+            intake.structure(&self.lines.read(place).map_err(gone)?)?
+        };
+        // All at once: lines that had some of what they take each would wait for each other.
+        let mut share = intake.awaited(&self.holder, unread + structure).await;
+        let line = serde_json::from_slice(&self.lines.read(place).map_err(gone)?);
+        share.shrink(unread);
+        // It was one when the batch was made.
+        line.map(|line| (line, share))
+            .map_err(|error| Refusal::invalid("body", format!("the line is no request: {error}")))
+    }
+
     async fn asked(&self, body: Fields) -> Checked<Asked> {
         match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => chat::asked(&self.state, body).await,
@@ -241,30 +228,42 @@ impl Work {
         }
     }
 
-    async fn line(self: Arc<Self>, at: usize, line: Vec<u8>) -> Outcome {
-        let Ok(Line { custom_id, body, .. }) = serde_json::from_slice(&line) else { return Outcome::Cancelled };
-        let told = match self.asked(body).await {
-            Ok(asked) => self.answer(at, asked).await,
-            Err(refused) => Some(Err(refused)),
+    async fn line(self: Arc<Self>, place: Place) -> Outcome {
+        let at = place.line;
+        let (id, told) = match self.read(place).await {
+            Ok((Line { custom_id, body, .. }, share)) => match self.asked(body).await {
+                Ok(asked) => (custom_id, self.answer(at, asked, share).await),
+                Err(refused) => (custom_id, Some(Err(refused))),
+            },
+            Err(refused) => (String::new(), Some(Err(refused))),
         };
+        match told {
+            None if *self.cancelled.borrow() => Outcome::Cancelled,
+            None => Outcome::Stopped,
+            Some(told) => {
+                let (is_good, answer) = self.worded(at, id.into(), told);
+                Outcome::Answered { line: at, is_good, answer }
+            }
+        }
+    }
+
+    /// The answer to a line as its client reads it, and whether it is one.
+    fn worded(&self, at: usize, custom_id: Value, told: Checked<JobStatus>) -> (bool, Value) {
         let digits = store::digits(BATCH, &self.batch.id).unwrap_or_default();
         let (id, request) = (format!("batch_req_{digits}-{at}"), self.job_id(at));
         let (is_good, status, body) = match told {
-            None if *self.cancelled.borrow() => return Outcome::Cancelled,
-            None => return Outcome::Stopped,
-            Some(Ok(status)) => (true, 200, self.worded(&status)),
-            Some(Err(refusal)) => (false, refusal.status().as_u16(), json!(refusal.envelope(None))),
+            Ok(status) => (true, 200, self.object(&status)),
+            Err(refusal) => (false, refusal.status().as_u16(), json!(refusal.envelope(None))),
         };
         let response = json!({ "status_code": status, "request_id": request, "body": body });
-        let answer = json!({ "id": id, "custom_id": custom_id, "response": response, "error": null });
-        Outcome::Answered(Answered { line: at, is_good, answer })
+        (is_good, json!({ "id": id, "custom_id": custom_id, "response": response, "error": null }))
     }
 
     fn job_id(&self, at: usize) -> String {
         format!("batch-{}-{at}", store::digits(BATCH, &self.batch.id).unwrap_or_default())
     }
 
-    fn worded(&self, status: &JobStatus) -> Value {
+    fn object(&self, status: &JobStatus) -> Value {
         let head = |kind| Head::new(kind, &status.id, status.created_at, self.state.supervisor.model()).whole(status);
         match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => head(Kind::Chat),
@@ -273,10 +272,11 @@ impl Work {
         }
     }
 
-    /// How the job of a line ends; none where it does not end here.
-    async fn answer(&self, at: usize, mut asked: Asked) -> Option<Checked<JobStatus>> {
+    /// How the job of a line ends; none where it does not end here. `share`: what its texts hold until it is taken.
+    async fn answer(&self, at: usize, mut asked: Asked, share: Share) -> Option<Checked<JobStatus>> {
         asked.job.labels.remove(bounds::ATTACHED);
         asked.job.labels.insert(bounds::BATCH.into(), self.batch.id.clone());
+        asked.job.labels.extend(self.batch.owner.clone().map(|name| (bounds::KEY.to_owned(), name)));
         asked.job.id = Some(self.job_id(at));
         let whole = asked.clone();
         if let Some((name, made)) = document(&asked.job).and_then(|digest| self.documents.get(&digest))
@@ -298,6 +298,7 @@ impl Work {
                 Err(error) => return Some(Err(refusal::of_job(error, "body"))),
             }
         };
+        drop((asked, share));
         self.ended(&id).await
     }
 
@@ -340,6 +341,7 @@ impl Work {
                 allow_idle_hosts: job.allow_idle_hosts,
                 chat_template: false,
                 query_separator: job.query_separator.clone(),
+                template_date: job.template_date,
                 ttl_s: Some(KEPT_S),
                 placement: job.placement.clone(),
             };
@@ -353,17 +355,13 @@ impl Work {
     }
 
     /// Writes the files of a batch that is at its end.
-    fn finish(&self) -> std::io::Result<()> {
+    fn finish(&self, answers: &Answers) -> std::io::Result<()> {
         let mut batch = self.batch.clone();
-        let store = &self.state.store;
-        let (good, bad): (Vec<_>, Vec<_>) =
-            store.answered(&self.batch.id).into_iter().partition(|answered| answered.is_good);
-        let now = answer::unix_time();
-        let write = |answered: &[Answered], kind: &str| -> std::io::Result<Option<String>> {
-            if answered.is_empty() {
+        let (store, counts, now) = (&self.state.store, answers.counts(), answer::unix_time());
+        let write = |good: bool, kind: &str| -> std::io::Result<Option<String>> {
+            if (if good { counts.good } else { counts.bad }) == 0 {
                 return Ok(None);
             }
-            let content: String = answered.iter().map(|answered| format!("{}\n", answered.answer)).collect();
             // The same at each try, so that one that the disk ended leaves no file that nobody knows.
             let id = store::derived(FILE, &self.batch.id, kind);
             let kept = Kept {
@@ -371,15 +369,18 @@ impl Work {
                 owner: self.batch.owner.clone(),
                 filename: format!("{}_{kind}.jsonl", self.batch.id),
                 purpose: "batch_output".into(),
-                bytes: content.len(),
+                bytes: 0,
                 created_at: now,
             };
-            store.put_file(&kept, content.as_bytes()).map(|()| Some(id))
+            store.put_made(kept, |file| {
+                let mut file = std::io::BufWriter::new(file);
+                answers.copy(good, &mut file).and_then(|()| file.flush())
+            })?;
+            Ok(Some(id))
         };
-        (batch.output_file_id, batch.error_file_id) = (write(&good, "output")?, write(&bad, "error")?);
-        batch.counts = Counts { good: good.len(), bad: bad.len() };
-        let whole = good.len() + bad.len() == batch.total;
-        batch.status = if whole { Course::Completed } else { Course::Cancelled };
+        (batch.output_file_id, batch.error_file_id) = (write(true, "output")?, write(false, "error")?);
+        batch.counts = counts;
+        batch.status = if counts.good + counts.bad == batch.total { Course::Completed } else { Course::Cancelled };
         batch.ended_at = Some(now);
         store.put_batch(&batch)?;
         store.remove_work(&batch.id)

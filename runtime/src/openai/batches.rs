@@ -1,30 +1,36 @@
 //! `/v1/batches`: many requests of one file, whose answers come as another. Does none of them itself.
 
+use std::collections::HashSet;
+
 use actix_web::{
     HttpRequest, get, post,
     web::{Data, Json, Path, Query, block},
 };
-use asterism_actors::api::bounds;
+use asterism_actors::{api::bounds, room::Holder};
+use ring::digest;
 use serde_json::{Value, json};
 
 use super::{
     ApiState, Checked,
     answer::unix_time,
-    batch_run::{self, Line},
+    batch_run::{self, Line, Lines, MOST_LINES},
     fields::Fields,
-    files::{self, Listing},
+    files,
     keys::owner,
+    listing::{Listing, Page, listed},
     refusal,
     store::{BATCH, Batch, Counts, Course, drawn},
 };
-use crate::http::{error::Refusal, intake::Taken};
+use crate::http::{
+    error::Refusal,
+    intake::{self, Intake, Taken},
+    weight,
+};
 
 /// What lines may ask.
 pub const ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
-/// Most lines of a batch, most batches that have not ended, and most that are kept: the oldest that have ended go first.
-const MOST_LINES: usize = 50_000;
-const MOST_OPEN: usize = 64;
-const MOST_KEPT: usize = 1000;
+/// Entries of a list where nothing is said, and at most.
+const LISTED: (usize, usize) = (20, 100);
 
 #[post("/v1/batches")]
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<Json<Value>> {
@@ -33,7 +39,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let input_file_id: String = fields.take("input_file_id")?.ok_or_else(|| missing("input_file_id"))?;
     let endpoint: String = fields.take("endpoint")?.ok_or_else(|| missing("endpoint"))?;
     fields.take::<String>("completion_window")?;
-    let metadata = fields.value("metadata").unwrap_or(Value::Null);
+    let metadata = fields.metadata.take();
     fields.finish()?;
     if !ENDPOINTS.contains(&endpoint.as_str()) {
         let got = bounds::shown(&endpoint);
@@ -41,55 +47,59 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     }
     let owner = owner(&request);
     let file = files::find(&state, owner.as_ref(), &input_file_id)?;
-    let (store, wanted) = (state.store.clone(), endpoint.clone());
-    let lines = block(move || {
-        let content = store.content(&file.id).map_err(|error| files::of_disk(&error))?;
-        let (open, ended): (Vec<_>, Vec<_>) = store.batches().into_iter().partition(Batch::is_open);
-        if open.len() >= MOST_OPEN {
-            return Err(asterism_actors::JobError::Overloaded { waiting: open.len() }.into());
-        }
-        let total = check(&content, &wanted)?;
-        let surplus = (open.len() + ended.len() + 1).saturating_sub(MOST_KEPT);
-        let forgotten = ended.iter().take(surplus).try_for_each(|batch| store.remove_batch(&batch.id));
-        forgotten.map_err(|error| files::of_disk(&error)).map(|()| total)
-    });
-    let total = lines.await.map_err(|error| Refusal::failed("internal", error))??;
-    let batch = Batch {
+    let mut batch = Batch {
         id: drawn(BATCH),
         owner,
         endpoint,
         input_file_id,
         metadata,
         status: Course::Open,
-        total,
+        total: 0,
         counts: Counts::default(),
         created_at: unix_time(),
         ended_at: None,
         output_file_id: None,
         error_file_id: None,
     };
-    state.store.begin_batch(&batch).map_err(|error| files::of_disk(&error))?;
+    let (store, intake, holder) = (state.store.clone(), state.intake.clone(), intake::of(&request).1);
+    let made = state.runtime.spawn(async move {
+        let content = store.content(&file.id).map_err(|error| files::of_disk(&error))?;
+        let lines = Lines::find(content, MOST_LINES + 1).map_err(|error| files::of_disk(&error))?;
+        batch.total = check(&lines, &batch.endpoint, (&intake, &holder)).await?;
+        store.begin_batch(&batch).map_err(files::not_kept)?;
+        Ok::<_, Refusal>(batch)
+    });
+    let batch = made.await.map_err(|error| Refusal::failed("internal", error))??;
     batch_run::start(&state, batch.clone());
     Ok(Json(described(&state, &batch)))
 }
 
 /// How many requests a file has, each with an id of its own.
-fn check(content: &[u8], endpoint: &str) -> Checked<usize> {
-    let mut seen = std::collections::HashSet::new();
-    for (at, line) in batch_run::lines(content) {
-        let refused = |what: String| Refusal::invalid("input_file_id", format!("line {} of the file {what}", at + 1));
-        let line: Line = serde_json::from_slice(line).map_err(|error| {
+async fn check(lines: &Lines, endpoint: &str, (intake, holder): (&Intake, &Holder)) -> Checked<usize> {
+    let mut seen = HashSet::new();
+    for place in &lines.places {
+        let refused =
+            |what: String| Refusal::invalid("input_file_id", format!("line {} of the file {what}", place.line + 1));
+        if seen.len() == MOST_LINES {
+            return Err(refused(format!("is one too many, expected at most {MOST_LINES}")));
+        }
+        if place.bytes > intake.most() {
+            return Err(refused(format!("has {} bytes, expected at most {}", place.bytes, intake.most())));
+        }
+        let mut share = intake.room(holder, weight::unread(place.bytes)).await?;
+        let line = lines.read(*place).map_err(|error| files::of_disk(&error))?;
+        let structure = intake.structure(&line).map_err(|refusal| refused(format!("is refused: {refusal}")))?;
+        share.merge(intake.room(holder, structure).await?);
+        let line: Line = serde_json::from_slice(&line).map_err(|error| {
             let cause: String = error.to_string().chars().take(200).flat_map(char::escape_debug).collect();
             refused(format!("is no request: {cause}"))
         })?;
         if line.method != "POST" || line.url != endpoint {
             return Err(refused(format!("asks for another endpoint, expected POST {endpoint}")));
         }
-        if !seen.insert(line.custom_id) {
+        let id = digest::digest(&digest::SHA256, line.custom_id.as_bytes());
+        if !seen.insert(<[u8; 16]>::try_from(&id.as_ref()[..16]).expect("a digest is longer")) {
             return Err(refused("has the custom_id of a line above".to_owned()));
-        }
-        if seen.len() > MOST_LINES {
-            return Err(refused(format!("is one too many, expected at most {MOST_LINES}")));
         }
     }
     match seen.len() {
@@ -100,10 +110,14 @@ fn check(content: &[u8], endpoint: &str) -> Checked<usize> {
 
 #[get("/v1/batches")]
 pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<Listing>) -> Checked<Json<Value>> {
-    let (store, owner) = (state.store.clone(), owner(&request));
-    let batches = block(move || store.batches()).await.map_err(|error| Refusal::failed("internal", error))?;
-    let own = batches.iter().filter(|batch| batch.owner == owner);
-    Ok(Json(listing.cut(own.map(|batch| described(&state, batch)).collect())))
+    let page = state
+        .store
+        .batches(owner(&request).as_ref(), |ids| listing.page(&mut ids.map(|id| (id, id.to_owned())), LISTED))?;
+    let store = state.store.clone();
+    let read = move || page.entries.iter().filter_map(|id| store.batch(id)).collect::<Vec<_>>();
+    let (has_more, batches) = (page.has_more, block(read).await.map_err(|error| Refusal::failed("internal", error))?);
+    let entries = batches.iter().map(|batch| described(&state, batch)).collect();
+    Ok(Json(listed(Page { entries, has_more })))
 }
 
 #[get("/v1/batches/{id}")]
@@ -152,7 +166,18 @@ fn described(state: &ApiState, batch: &Batch) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+
+    /// What checking a file of this text says, where lines have at most 4 KiB.
+    fn checked(text: &str) -> Checked<usize> {
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
+        std::io::Seek::rewind(&mut file).unwrap();
+        let (lines, intake) = (Lines::find(file, MOST_LINES + 1).unwrap(), Intake::of_bytes(4 << 10));
+        check(&lines, ENDPOINTS[0], (&intake, &None)).now_or_never().expect("there is room")
+    }
 
     #[test]
     fn a_file_is_requests_of_one_endpoint_each_with_its_own_id() {
@@ -161,16 +186,19 @@ mod tests {
         };
         let chat = ENDPOINTS[0];
         let good = line("a", chat) + "\n" + &line("b", chat);
-        assert_eq!(check(good.as_bytes(), chat).unwrap(), 2);
+        assert_eq!(checked(&good).unwrap(), 2);
         for (text, cause) in [
             (String::new(), "no line"),
             (line("a", chat) + &line("a", chat), "line 2 of the file has the custom_id"),
             (line("a", ENDPOINTS[1]), "line 1 of the file asks for another endpoint"),
             ("{}".to_owned(), "line 1 of the file is no request"),
             ("\n\nmoon".to_owned(), "line 3 of the file is no request"),
+            (line(&"x".repeat(513), chat), "line 1 of the file is no request: custom_id has more than 512"),
+            (line(&"x".repeat(5 << 10), chat), "expected at most 4096"),
+            ("{}\n".repeat(MOST_LINES + 1), "line 1 of the file is no request"),
         ] {
-            let error = check(text.as_bytes(), chat).unwrap_err().to_string();
-            assert!(error.contains(cause), "{text}: {error}");
+            let error = checked(&text).unwrap_err().to_string();
+            assert!(error.contains(cause), "{text:.200}: {error}");
         }
     }
 }

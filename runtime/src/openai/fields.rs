@@ -5,16 +5,22 @@ use std::{collections::BTreeMap, fmt};
 use asterism_actors::api::Prompt;
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, Error, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::{Value, json};
 
-use super::{Checked, once::Once, refusal};
+use super::{
+    Checked,
+    message::Messages,
+    metadata::Metadata,
+    once::{Budget, Once},
+    refusal,
+};
 use crate::http::error::Refusal;
 
 /// Fields that clients send and that change nothing of an answer.
 const HARMLESS: &[&str] =
-    &["metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"];
+    &["parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"];
 
 /// Fields that are taken with the one value that asks for nothing, and what to expect.
 const NEUTRAL: &[(&str, &[&str], &str)] = &[
@@ -43,12 +49,19 @@ const NEUTRAL: &[(&str, &[&str], &str)] = &[
 ];
 
 /// What a request says, by name.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Fields {
     /// `prompt`.
     pub prompt: Option<Given>,
     /// `context`.
     pub context: Option<Prompt>,
+    /// `messages`.
+    pub messages: Option<Messages>,
+    /// `input`.
+    pub input: Option<Messages>,
+    /// `metadata`.
+    pub metadata: Option<Metadata>,
+    /// What is small, and the names of all others, with nothing.
     rest: BTreeMap<String, Value>,
 }
 
@@ -76,10 +89,11 @@ impl Fields {
 
     /// Refuses what is left, unless it asks for nothing.
     pub fn finish(self) -> Checked<()> {
+        let unread = [("messages", self.messages.is_some()), ("input", self.input.is_some())];
+        if let Some((name, _)) = unread.into_iter().find(|(_, given)| *given) {
+            return Err(refusal::unknown(name));
+        }
         for (name, value) in self.rest.iter().filter(|(_, value)| !value.is_null()) {
-            if HARMLESS.contains(&name.as_str()) {
-                continue;
-            }
             let (_, neutral, expected) =
                 NEUTRAL.iter().find(|(known, ..)| known == name).ok_or_else(|| refusal::unknown(name))?;
             if !neutral.contains(&value.to_string().as_str()) {
@@ -107,16 +121,23 @@ impl<'de> Deserialize<'de> for Fields {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
-                let mut fields = Fields { prompt: None, context: None, rest: BTreeMap::new() };
+                let (mut fields, budget) = (Fields::default(), Budget::default());
                 while let Some(name) = map.next_key::<String>()? {
-                    let twice = match name.as_str() {
-                        "prompt" => fields.prompt.replace(map.next_value()?).is_some(),
-                        "context" => fields.context.replace(map.next_value()?).is_some(),
-                        _ => fields.rest.insert(name.clone(), map.next_value::<Once>()?.0).is_some(),
-                    };
-                    if twice {
+                    budget.take(name.len())?;
+                    if fields.rest.contains_key(&name) {
                         return Err(A::Error::custom(format!("the field {name:.40} stands there twice")));
                     }
+                    let mut value = Value::Null;
+                    match name.as_str() {
+                        "prompt" => fields.prompt = Some(map.next_value()?),
+                        "context" => fields.context = Some(map.next_value()?),
+                        "messages" => fields.messages = map.next_value()?,
+                        "input" => fields.input = map.next_value()?,
+                        "metadata" => fields.metadata = map.next_value()?,
+                        name if HARMLESS.contains(&name) => drop(map.next_value::<IgnoredAny>()?),
+                        _ => value = map.next_value_seed(Once(&budget))?,
+                    }
+                    fields.rest.insert(name, value);
                 }
                 Ok(fields)
             }

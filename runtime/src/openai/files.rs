@@ -1,110 +1,65 @@
 //! `/v1/files`: what batches are read from and written to. A key sees its own files alone.
 
-use std::io;
+use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
-use actix_multipart::Multipart;
+use actix_multipart::{Field, Multipart};
 use actix_web::{
-    HttpRequest, HttpResponse, delete, get,
+    HttpRequest, HttpResponse,
+    body::SizedStream,
+    delete, get,
     http::StatusCode,
     post,
     web::{Data, Json, Path, Query, block},
 };
 use asterism_actors::api::bounds;
-use futures_util::StreamExt;
-use serde::Deserialize;
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     ApiState, Checked,
     answer::unix_time,
     keys::owner,
+    listing::{Listing, listed},
     refusal,
-    store::{FILE, Kept, drawn},
+    store::{FILE, Full, Kept, NotKept, Store, Upload, drawn},
 };
 use crate::http::{
     error::{self, Refusal},
-    intake::Intake,
     pace,
 };
 
-/// Largest file, most files, and bytes of all of them.
+/// Largest file.
 const MOST_BYTES: usize = 32 << 20;
-const MOST_FILES: usize = 10_000;
-const MOST_IN_ALL: usize = 1 << 30;
+/// Bytes of a file that are read together.
+const PIECE: usize = 64 << 10;
 /// Bytes of a field that is no file.
 const FIELD_BYTES: usize = 256;
-/// Most entries of one list.
-const LISTED: usize = 10_000;
+/// Entries of a list where nothing is said, and at most.
+const LISTED: (usize, usize) = (10_000, 10_000);
 
 #[post("/v1/files")]
-pub async fn create(
-    state: Data<ApiState>,
-    intake: Data<Intake>,
-    request: HttpRequest,
-    form: Multipart,
-) -> Checked<Json<Value>> {
-    let (purpose, filename, content, share) = read(&intake, form).await?;
+pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart) -> Checked<Json<Value>> {
+    let owner = owner(&request);
+    let (purpose, filename, upload) = read((&state.store, owner.as_ref()), form).await?;
     if purpose != "batch" {
         return Err(Refusal::invalid("purpose", format!("purpose is '{}', expected batch", bounds::shown(&purpose))));
     }
-    let kept = Kept {
-        id: drawn(FILE),
-        owner: owner(&request),
-        filename,
-        purpose,
-        bytes: content.len(),
-        created_at: unix_time(),
-    };
-    let (store, made) = (state.store.clone(), kept.clone());
-    let put = block(move || {
-        let _share = share;
-        let files = store.files();
-        let held: usize = files.iter().map(|file| file.bytes).sum();
-        if files.len() >= MOST_FILES || held + content.len() > MOST_IN_ALL {
-            return Err(full(files.len(), held));
-        }
-        store.put_file(&made, &content).map_err(|error| of_disk(&error))
-    });
+    let (bytes, created_at) = (upload.bytes(), unix_time());
+    let kept = Kept { id: drawn(FILE), owner, filename, purpose, bytes, created_at };
+    let made = kept.clone();
+    let put = block(move || upload.keep(&made).map_err(not_kept));
     put.await.map_err(|error| Refusal::failed("internal", error))??;
     Ok(Json(described(&kept)))
 }
 
-/// Behind the `?` of a list.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Listing {
-    pub after: Option<String>,
-    pub limit: Option<usize>,
-    pub order: Option<String>,
-    pub purpose: Option<String>,
-}
-
-impl Listing {
-    /// The entries asked for, of those in order, as clients read them.
-    pub fn cut(&self, mut entries: Vec<Value>) -> Value {
-        if self.order.as_deref() != Some("asc") {
-            entries.reverse();
-        }
-        if let Some(at) =
-            entries.iter().position(|entry| self.after.as_ref().is_some_and(|after| entry["id"] == **after))
-        {
-            entries.drain(..=at);
-        }
-        let more = entries.len() > self.limit.unwrap_or(LISTED);
-        entries.truncate(self.limit.unwrap_or(LISTED));
-        let id = |entry: Option<&Value>| entry.map(|entry| entry["id"].clone());
-        json!({ "object": "list", "first_id": id(entries.first()), "last_id": id(entries.last()), "has_more": more, "data": entries })
-    }
-}
-
 #[get("/v1/files")]
 pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<Listing>) -> Checked<Json<Value>> {
-    let (store, owner) = (state.store.clone(), owner(&request));
-    let files = block(move || store.files()).await.map_err(|error| Refusal::failed("internal", error))?;
-    let wanted =
-        |file: &&Kept| file.owner == owner && listing.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
-    Ok(Json(listing.cut(files.iter().filter(wanted).map(described).collect())))
+    let page = state.store.files(owner(&request).as_ref(), |files| {
+        let wanted = |file: &&Kept| listing.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
+        listing.page(&mut files.filter(wanted).map(|file| (file.id.as_str(), described(file))), LISTED)
+    })?;
+    Ok(Json(listed(page)))
 }
 
 #[get("/v1/files/{id}")]
@@ -115,10 +70,26 @@ pub async fn show(state: Data<ApiState>, request: HttpRequest, id: Path<String>)
 #[get("/v1/files/{id}/content")]
 pub async fn download(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<HttpResponse> {
     let kept = find(&state, owner(&request).as_ref(), &id)?;
-    let store = state.store.clone();
-    let content = block(move || store.content(&kept.id)).await.map_err(|error| Refusal::failed("internal", error))?;
-    let content = content.map_err(|error| of_disk(&error))?;
-    Ok(HttpResponse::Ok().content_type("application/jsonl").body(content))
+    let content = state.store.content(&kept.id).map_err(|error| of_disk(&error))?;
+    let length = content.metadata().map_err(|error| of_disk(&error))?.len();
+    let pieces = stream::unfold((Arc::new(content), 0), move |(content, at)| piece(content, (at, length)));
+    Ok(HttpResponse::Ok().content_type("application/jsonl").body(SizedStream::new(length, pieces)))
+}
+
+/// The piece of a file that begins at `at`, and what comes behind it. Who reads slowly has no more of it in memory.
+async fn piece(content: Arc<File>, (at, length): (u64, u64)) -> Option<(io::Result<Bytes>, (Arc<File>, u64))> {
+    if at >= length {
+        return None;
+    }
+    let (file, bytes) = (content.clone(), (length - at).min(PIECE as u64));
+    let read = move || {
+        let mut piece = vec![0; bytes as usize];
+        file.read_exact_at(&mut piece, at).map(|()| Bytes::from(piece))
+    };
+    match block(read).await.map_err(io::Error::other).flatten() {
+        Ok(piece) => Some((Ok(piece), (content, at + bytes))),
+        Err(error) => Some((Err(error), (content, length))),
+    }
 }
 
 #[delete("/v1/files/{id}")]
@@ -158,40 +129,67 @@ pub fn of_disk(error: &io::Error) -> Refusal {
     }
 }
 
-fn full(files: usize, held: usize) -> Refusal {
-    let message = format!(
-        "there are {files} files of {held} bytes already, expected at most {MOST_FILES} of {MOST_IN_ALL}; delete some"
-    );
-    Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "capacity_exhausted", message)
+/// What is not kept.
+pub fn not_kept(cause: NotKept) -> Refusal {
+    match cause {
+        NotKept::Disk(error) => of_disk(&error),
+        NotKept::Full(cause) => full(&cause),
+    }
 }
 
-/// Purpose, name and content of a form, with their share of the room that bodies have.
-async fn read(intake: &Intake, mut form: Multipart) -> Checked<(String, String, Vec<u8>, OwnedSemaphorePermit)> {
-    let (mut purpose, mut file, mut share) = (None, None, intake.room(0).await?);
+/// More than may be kept.
+pub fn full(cause: &Full) -> Refusal {
+    let (status, code) = match cause.may_pass() {
+        true => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded"),
+        false => (StatusCode::INSUFFICIENT_STORAGE, "storage_full"),
+    };
+    Refusal::of(status, code, cause)
+}
+
+/// Purpose and name of a form's file, and the file, on the disk as it came.
+pub(super) async fn read(
+    (store, owner): (&Arc<Store>, Option<&String>),
+    mut form: Multipart,
+) -> Checked<(String, String, Upload)> {
+    let (mut purpose, mut file) = (None, None);
     while let Some(field) = form.next().await {
         let mut field = field.map_err(broken)?;
         let name = field.name().unwrap_or_default().to_owned();
         let filename = field.content_disposition().and_then(|about| about.get_filename()).map(bounds::shown);
-        let most = if name == "file" { MOST_BYTES } else { FIELD_BYTES };
-        let mut content = Vec::new();
-        while let Some(chunk) = field.next().await {
-            let chunk = chunk.map_err(broken)?;
-            if content.len() + chunk.len() > most {
-                let message = format!("the field {} has more than {most} bytes", bounds::shown(&name));
-                return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message));
-            }
-            share.merge(intake.room(chunk.len()).await?);
-            content.extend_from_slice(&chunk);
-        }
         match name.as_str() {
-            "purpose" => purpose = Some(String::from_utf8_lossy(&content).into_owned()),
-            "file" => file = Some((filename.unwrap_or_else(|| "file".into()), content)),
+            "purpose" => {
+                let mut text = Vec::new();
+                while let Some(chunk) = next(&mut field, (text.len(), FIELD_BYTES)).await? {
+                    text.extend_from_slice(&chunk);
+                }
+                purpose = Some(String::from_utf8_lossy(&text).into_owned());
+            }
+            "file" => {
+                let mut upload = Upload::begin(store, owner.cloned()).map_err(not_kept)?;
+                while let Some(chunk) = next(&mut field, (upload.bytes(), MOST_BYTES)).await? {
+                    upload.write(&chunk).map_err(not_kept)?;
+                }
+                file = Some((filename.unwrap_or_else(|| "file".into()), upload));
+            }
             other => return Err(refusal::unknown(other)),
         }
     }
     let purpose = purpose.ok_or_else(|| Refusal::invalid("purpose", "there is no purpose, expected batch"))?;
-    let (filename, content) = file.ok_or_else(|| Refusal::invalid("file", "there is no file"))?;
-    Ok((purpose, filename, content, share))
+    let (filename, upload) = file.ok_or_else(|| Refusal::invalid("file", "there is no file"))?;
+    Ok((purpose, filename, upload))
+}
+
+/// More of a field of which some bytes came.
+async fn next(field: &mut Field, (had, most): (usize, usize)) -> Checked<Option<Bytes>> {
+    let chunk = field.next().await.transpose().map_err(broken)?;
+    match chunk {
+        Some(chunk) if had + chunk.len() > most => {
+            let name = bounds::shown(field.name().unwrap_or_default());
+            let message = format!("the field {name} has more than {most} bytes");
+            Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message))
+        }
+        chunk => Ok(chunk),
+    }
 }
 
 fn broken(error: actix_multipart::MultipartError) -> Refusal {

@@ -2,10 +2,8 @@
 
 use std::{future::pending, io::ErrorKind, os::fd::AsFd};
 
-use actix_web::{HttpMessage, HttpRequest, dev::Extensions, rt::net::TcpStream};
+use actix_web::{HttpRequest, dev::Extensions, rt::net::TcpStream};
 use tokio::io::Interest;
-
-use super::keys::Bearer;
 
 /// A connection's socket, under a number of its own.
 struct Socket(std::net::TcpStream);
@@ -21,8 +19,6 @@ pub fn take_in(stream: &TcpStream, kept: &mut Extensions) {
 /// A client, to be waited for until it goes away.
 pub struct Client {
     socket: Option<TcpStream>,
-    /// Its place among its key's requests, which an answer takes longer than its request is there.
-    _bearer: Option<Bearer>,
 }
 
 impl Client {
@@ -30,7 +26,7 @@ impl Client {
     pub fn of(request: &HttpRequest) -> Self {
         let socket = request.conn_data::<Socket>().and_then(|socket| socket.0.try_clone().ok());
         let socket = socket.and_then(|socket| TcpStream::from_std(socket).ok());
-        Self { socket, _bearer: request.extensions().get::<Bearer>().cloned() }
+        Self { socket }
     }
 
     /// Completes when the client has closed its end; never where that cannot be seen.

@@ -12,11 +12,11 @@ use actix_web::{
 use asterism_actors::api::bounds;
 use ring::digest;
 use subtle::ConstantTimeEq;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::{
     error::CliError,
-    http::{bearer_token, error::Refusal},
+    http::{bearer_token, error::Refusal, pace::Place},
 };
 
 /// Most keys of one file.
@@ -37,12 +37,13 @@ struct Key {
     most: usize,
 }
 
-/// Whose request it is; held until it is answered.
+/// Whose request it is; held until its answer has been read, or what it asked for in the background has ended.
 #[derive(Clone)]
 pub struct Bearer {
     /// The key's name.
     pub name: Arc<str>,
-    _place: Arc<OwnedSemaphorePermit>,
+    /// Its place among that key's requests.
+    pub place: Place,
 }
 
 impl Keys {
@@ -100,10 +101,20 @@ impl Keys {
             Refusal::of(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
         })?;
         let place = key.room.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("key '{}' has {} requests open already, which is its most", key.name, key.most);
+            let message = format!(
+                "key '{}' has {} requests open already, which is its most: answers that are still read and responses in the \
+                 background count",
+                key.name, key.most
+            );
             Refusal::of(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
         })?;
-        Ok(Bearer { name: key.name.clone(), _place: Arc::new(place) })
+        Ok(Bearer { name: key.name.clone(), place: Place::holding(place) })
+    }
+
+    /// A place among a key's requests for what goes on from before, if there is one.
+    pub fn place(&self, name: &str) -> Option<Place> {
+        let key = self.0.iter().find(|key| *key.name == *name)?;
+        key.room.clone().try_acquire_owned().ok().map(Place::holding)
     }
 }
 

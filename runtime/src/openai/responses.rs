@@ -2,8 +2,8 @@
 //! is the job's, so that nothing else has to be kept.
 
 use actix_web::{
-    HttpRequest, HttpResponse, get, post,
-    web::{Data, Json, Path, Query},
+    HttpMessage, HttpRequest, HttpResponse, get, post,
+    web::{Data, Path, Query},
 };
 use asterism_actors::{
     JobError,
@@ -12,7 +12,6 @@ use asterism_actors::{
 };
 use asterism_models::{Speaker, Turn};
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{
     ApiState, Checked, answer,
@@ -21,18 +20,22 @@ use super::{
     fields::{Fields, wrong},
     gone::Client,
     keys::owner,
+    message::Messages,
     refusal, response,
-    running::Running,
+    running::{self, Running},
     stream,
 };
-use crate::http::{error::Refusal, intake::Taken, span::RequestSpan};
+use crate::http::{charged, error::Refusal, intake::Taken, pace::Place, span::RequestSpan};
+
+/// How a response is asked for that nobody waits for.
+const BACKGROUND: &str = "background";
 
 #[post("/v1/responses")]
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<HttpResponse> {
     let (mut fields, share) = taken.into_parts();
     let background = fields.take("background")?.unwrap_or(false);
     let mut asked = asked(&state, fields).await?;
-    let way = if background { "background" } else { "attached" };
+    let way = if background { BACKGROUND } else { "attached" };
     asked.job.labels.insert(bounds::RESPONSE.into(), way.into());
     if background {
         asked.job.labels.remove(bounds::ATTACHED);
@@ -45,17 +48,35 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     let status = look(&state.supervisor, &running.id).await?;
     if background {
         running.let_go();
+        hold(&state, &running.id, request.extensions().get::<Place>().cloned());
     }
     match (streamed, background) {
         (Some(streamed), _) => {
             let voice = response::Voice::new(status, None);
             Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
         }
-        (None, true) => Ok(HttpResponse::Ok().json(response::object(&status))),
-        (None, false) => {
-            let status = answer::ended((running, listener), &client).await?;
-            Ok(HttpResponse::Ok().json(response::object(&status)))
-        }
+        (None, true) => told(&request, &status).await,
+        (None, false) => told(&request, &answer::ended((running, listener), &client).await?).await,
+    }
+}
+
+async fn told(request: &HttpRequest, status: &JobStatus) -> Checked<HttpResponse> {
+    charged::json(request, answer::weight(status), || response::object(status)).await
+}
+
+/// Keeps a key's place until a job in the background has ended.
+fn hold(state: &ApiState, id: &str, place: Option<Place>) {
+    if let Some(place) = place {
+        drop(state.runtime.spawn(running::hold(state.supervisor.clone(), id.to_owned(), place)));
+    }
+}
+
+/// The same for those that an earlier supervisor was asked for.
+pub async fn hold_again(state: &ApiState) {
+    let Some(keys) = &state.keys else { return };
+    let in_background = |job: &JobStatus| job.labels.get(bounds::RESPONSE).is_some_and(|way| way == BACKGROUND);
+    for job in running::open_jobs(&state.supervisor, in_background).await {
+        hold(state, &job.id, job.labels.get(bounds::KEY).and_then(|name| keys.place(name)));
     }
 }
 
@@ -78,7 +99,7 @@ pub async fn show(
 ) -> Checked<HttpResponse> {
     let status = find(&state.supervisor, &request, &id).await?;
     if !looking.stream {
-        return Ok(HttpResponse::Ok().json(response::object(&status)));
+        return told(&request, &status).await;
     }
     let listener = state.supervisor.watch(&status.id).await?;
     let running = Running::of(&state.supervisor, &status.id);
@@ -87,9 +108,9 @@ pub async fn show(
 }
 
 #[post("/v1/responses/{id}/cancel")]
-pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<Json<Value>> {
+pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String>) -> Checked<HttpResponse> {
     let status = find(&state.supervisor, &request, &id).await?;
-    if status.labels.get(bounds::RESPONSE).map(String::as_str) != Some("background") {
+    if status.labels.get(bounds::RESPONSE).map(String::as_str) != Some(BACKGROUND) {
         return Err(Refusal::invalid("id", "only a response in the background is cancelled so; close the connection"));
     }
     match state.supervisor.cancel(&status.id).await {
@@ -97,7 +118,7 @@ pub async fn cancel(state: Data<ApiState>, request: HttpRequest, id: Path<String
         Ok(()) | Err(JobError::Ended { .. }) => {}
         Err(error) => return Err(refusal::of_job(error, "id")),
     }
-    Ok(Json(response::object(&look(&state.supervisor, &status.id).await?)))
+    told(&request, &look(&state.supervisor, &status.id).await?).await
 }
 
 /// `instructions` and `input` as a conversation.
@@ -109,10 +130,10 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<Turn>> {
     }
     let instructions: Option<String> = fields.take("instructions")?;
     let mut turns: Vec<Turn> = instructions.map(|text| Turn { speaker: Speaker::System, text }).into_iter().collect();
-    match fields.value("input") {
-        Some(Value::String(text)) => turns.push(Turn { speaker: Speaker::User, text }),
-        Some(items @ Value::Array(_)) => turns.extend(chat::read(items, "input")?),
-        Some(_) => return Err(wrong("input", &"expected a text or a list of messages")),
+    match fields.input.take() {
+        Some(Messages::Text(text)) => turns.push(Turn { speaker: Speaker::User, text }),
+        Some(items @ Messages::List(_)) => turns.extend(chat::read(items, "input")?),
+        Some(Messages::Other) => return Err(wrong("input", &"expected a text or a list of messages")),
         None => return Err(Refusal::invalid("input", "there is no input")),
     }
     Ok(turns)
@@ -121,8 +142,9 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<Turn>> {
 /// The job of a request.
 pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
     let turns = conversation(&mut fields)?;
+    let ending = chat::ending(&mut fields, &turns)?;
     let mut asked = Asked::take(fields, state)?;
-    asked.job = chat::about(state, turns, (asked.job, "input")).await?;
+    asked.job = chat::about(state, (turns, ending), (asked.job, "input")).await?;
     Ok(asked)
 }
 

@@ -1,17 +1,21 @@
 //! A job that somebody waits for on a connection: cancelled when nobody does any more.
 
+use std::time::Duration;
+
 use asterism_actors::{
     JobError,
-    api::{JobRequest, JobState, JobStatus, bounds},
+    api::{JobEvent, JobRequest, JobState, JobStatus, bounds},
     supervisor::{JobFilter, Listener, Supervisor},
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::sleep};
 
 use super::ask::Asked;
-use crate::http::span::RequestSpan;
+use crate::http::{pace::Place, span::RequestSpan};
 
 /// Jobs that are looked at together.
 const LOOKED_AT: usize = 1000;
+/// When a job that many listen to is listened to again.
+const LATER: Duration = Duration::from_secs(1);
 
 /// A job, cancelled when this is dropped before its end.
 pub struct Running {
@@ -83,13 +87,36 @@ pub async fn submit(supervisor: &Supervisor, asked: Asked) -> Result<String, Job
 
 /// Cancels jobs whose connections went with an earlier supervisor.
 pub async fn cancel_orphans(supervisor: &Supervisor) {
-    let states = vec![JobState::Pending, JobState::Running];
+    for job in open_jobs(supervisor, |job| job.labels.contains_key(bounds::ATTACHED)).await {
+        let _ = supervisor.cancel(&job.id).await;
+    }
+}
+
+/// Jobs that have not ended, of those that are `wanted`.
+pub async fn open_jobs(supervisor: &Supervisor, wanted: impl Fn(&JobStatus) -> bool) -> Vec<JobStatus> {
+    let (mut open, states) = (Vec::new(), vec![JobState::Pending, JobState::Running]);
     let mut filter = JobFilter { states, after: None, oldest_first: true, limit: LOOKED_AT };
     while let Ok(jobs) = supervisor.jobs(filter.clone()).await {
-        let Some(last) = jobs.last() else { return };
+        let Some(last) = jobs.last() else { break };
         filter.after = Some(last.id.clone());
-        for job in jobs.iter().filter(|job| job.labels.contains_key(bounds::ATTACHED)) {
-            let _ = supervisor.cancel(&job.id).await;
+        open.extend(jobs.into_iter().filter(&wanted));
+    }
+    open
+}
+
+/// Keeps something until a job has ended.
+pub async fn hold(supervisor: Supervisor, id: String, what: Place) {
+    let mut listener = loop {
+        match supervisor.watch(&id).await {
+            Ok(listener) => break listener,
+            Err(JobError::Crowded { .. } | JobError::Busy) => sleep(LATER).await,
+            Err(_) => return,
+        }
+    };
+    while let Some(event) = listener.next().await {
+        if matches!(event, JobEvent::Finished { .. }) {
+            break;
         }
     }
+    drop(what);
 }

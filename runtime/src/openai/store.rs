@@ -2,26 +2,58 @@
 //! which is read as a whole when a supervisor starts. What is lost of a batch's answers is asked for again: jobs have the ids of
 //! their lines, so that none is done twice.
 
+mod index;
+mod upload;
+
 use std::{
     fs::{self, File},
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use asterism_actors::api::StoredStatus;
 use ring::digest;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::Value;
 use uuid::Uuid;
 
+use super::metadata::Metadata;
 use crate::{error::CliError, private};
+use index::{BatchHead, Index};
+pub use index::{Full, Limits};
+pub use upload::Upload;
 
 /// What ids of files and batches begin with.
 pub const FILE: &str = "file-";
 pub const BATCH: &str = "batch_";
 
-/// The folder of files and batches.
+/// The folder of files and batches, and what is in it.
 #[derive(Debug)]
-pub struct Store(PathBuf);
+pub struct Store {
+    folder: PathBuf,
+    index: Mutex<Index>,
+}
+
+/// Why something is not kept.
+#[derive(Debug)]
+pub enum NotKept {
+    /// The disk does not do it.
+    Disk(io::Error),
+    /// There is too much already.
+    Full(Full),
+}
+
+impl From<io::Error> for NotKept {
+    fn from(error: io::Error) -> Self {
+        Self::Disk(error)
+    }
+}
+
+impl From<Full> for NotKept {
+    fn from(full: Full) -> Self {
+        Self::Full(full)
+    }
+}
 
 /// A file, without its content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,13 +85,6 @@ pub struct Counts {
     pub bad: usize,
 }
 
-impl Counts {
-    /// One more.
-    pub fn add(&mut self, is_good: bool) {
-        *(if is_good { &mut self.good } else { &mut self.bad }) += 1;
-    }
-}
-
 /// A batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Batch {
@@ -67,7 +92,7 @@ pub struct Batch {
     pub owner: Option<String>,
     pub endpoint: String,
     pub input_file_id: String,
-    pub metadata: Value,
+    pub metadata: Option<Metadata>,
     pub status: Course,
     pub total: usize,
     /// Of one that has ended.
@@ -83,14 +108,6 @@ impl Batch {
     pub fn is_open(&self) -> bool {
         matches!(self.status, Course::Open | Course::Cancelling)
     }
-}
-
-/// The answer to a line of a batch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Answered {
-    pub line: usize,
-    pub is_good: bool,
-    pub answer: Value,
 }
 
 /// An id from 128 random bits.
@@ -113,62 +130,112 @@ pub fn digits<'a>(prefix: &str, id: &'a str) -> Option<&'a str> {
 
 impl Store {
     /// In a folder of the data_dir, made where it is not there.
-    pub fn open(data_dir: &Path) -> Result<Self, CliError> {
+    pub fn open(data_dir: &Path, limits: Limits) -> Result<Self, CliError> {
         let folder = data_dir.join("openai");
         private::make(&folder).map_err(|error| private::refused(&folder, "make", &error))?;
-        Ok(Self(folder))
+        let store = Self { folder, index: Mutex::new(Index::new(limits)) };
+        upload::forget_all(&store);
+        {
+            let mut index = store.index();
+            store.all::<Kept>(FILE).into_iter().for_each(|kept| index.insert_file(kept));
+            for batch in store.all::<Batch>(BATCH) {
+                let bytes =
+                    |kind| store.path(BATCH, &batch.id, kind).and_then(fs::metadata).map_or(0, |file| file.len());
+                index.insert_batch(BatchHead::of(&batch, bytes("input") + bytes("answers")));
+            }
+        }
+        Ok(store)
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn path(&self, prefix: &str, id: &str, kind: &str) -> io::Result<PathBuf> {
         let digits = digits(prefix, id).ok_or(io::ErrorKind::NotFound)?;
-        Ok(self.0.join(format!("{prefix}{digits}.{kind}")))
+        Ok(self.folder.join(format!("{prefix}{digits}.{kind}")))
     }
 
-    /// Keeps a file. Its content comes first, so that none is found without.
-    pub fn put_file(&self, kept: &Kept, content: &[u8]) -> io::Result<()> {
-        private::replace(&self.path(FILE, &kept.id, "data")?, content)?;
+    /// What is kept, of all and of the key that has the most.
+    pub fn stored(&self) -> StoredStatus {
+        self.index().stored()
+    }
+
+    /// Keeps a file that a batch made, of what `write` writes; its length is counted whatever there is already.
+    pub fn put_made(&self, mut kept: Kept, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+        let (data, partial) = (self.path(FILE, &kept.id, "data")?, self.path(FILE, &kept.id, "made")?);
+        let made = private::options().create(true).truncate(true).write(true).open(&partial).and_then(|mut file| {
+            write(&mut file)?;
+            file.sync_all()?;
+            file.metadata()
+        });
+        let made = made.and_then(|made| fs::rename(&partial, &data).map(|()| made.len()));
+        // What stands of it would only take the room that is missing.
+        kept.bytes = made.inspect_err(|_| drop(fs::remove_file(&partial)))? as usize;
+        self.put_head(&kept)?;
+        self.index().insert_file(kept);
+        Ok(())
+    }
+
+    fn put_head(&self, kept: &Kept) -> io::Result<()> {
         private::replace(&self.path(FILE, &kept.id, "json")?, &serde_json::to_vec(kept)?)
     }
 
     /// A file of that id, if it is there.
     pub fn file(&self, id: &str) -> Option<Kept> {
-        read(&self.path(FILE, id, "json").ok()?)
+        self.index().file(id).cloned()
     }
 
     /// Its content.
-    pub fn content(&self, id: &str) -> io::Result<Vec<u8>> {
-        fs::read(self.path(FILE, id, "data")?)
+    pub fn content(&self, id: &str) -> io::Result<File> {
+        File::open(self.path(FILE, id, "data")?)
     }
 
     /// Forgets a file.
     pub fn remove_file(&self, id: &str) -> io::Result<()> {
         fs::remove_file(self.path(FILE, id, "json")?)?;
+        self.index().remove_file(id);
         fs::remove_file(self.path(FILE, id, "data")?)
     }
 
-    /// All files, oldest first.
-    pub fn files(&self) -> Vec<Kept> {
-        let mut files: Vec<Kept> = self.all(FILE);
-        files.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
-        files
+    /// What `read` makes of all files of an owner, oldest first.
+    pub fn files<T>(
+        &self,
+        owner: Option<&String>,
+        read: impl FnOnce(&mut dyn DoubleEndedIterator<Item = &Kept>) -> T,
+    ) -> T {
+        read(&mut self.index().files().filter(|kept| kept.owner.as_ref() == owner))
     }
 
-    /// Keeps a new batch with the content of its input file, which may be forgotten then.
-    pub fn begin_batch(&self, batch: &Batch) -> io::Result<()> {
+    /// Keeps a new batch with the content of its input file, which may be forgotten then. Those of its owner that have ended and are
+    /// too many are forgotten.
+    pub fn begin_batch(&self, batch: &Batch) -> Result<(), NotKept> {
         let (from, to) = (self.path(FILE, &batch.input_file_id, "data")?, self.path(BATCH, &batch.id, "input")?);
+        let surplus =
+            self.index().take_batch(BatchHead::of(batch, fs::metadata(&from).map_or(0, |file| file.len())))?;
         // Content is never written in place: a second name takes no room, where the file system knows such.
-        fs::hard_link(&from, &to).or_else(|_| private::replace(&to, &fs::read(&from)?))?;
-        self.put_batch(batch).inspect_err(|_| drop(fs::remove_file(&to)))
+        let kept =
+            fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop)).and_then(|()| self.put_batch(batch));
+        kept.inspect_err(|_| {
+            let _ = fs::remove_file(&to);
+            self.index().remove_batch(&batch.id);
+        })?;
+        for id in surplus {
+            self.remove_batch(&id)?;
+        }
+        Ok(())
     }
 
     /// The content of a batch's input file.
-    pub fn input(&self, batch: &str) -> io::Result<Vec<u8>> {
-        fs::read(self.path(BATCH, batch, "input")?)
+    pub fn input(&self, batch: &str) -> io::Result<File> {
+        File::open(self.path(BATCH, batch, "input")?)
     }
 
-    /// Keeps a batch.
+    /// Keeps a batch that is there as it is now.
     pub fn put_batch(&self, batch: &Batch) -> io::Result<()> {
-        private::replace(&self.path(BATCH, &batch.id, "json")?, &serde_json::to_vec(batch)?)
+        private::replace(&self.path(BATCH, &batch.id, "json")?, &serde_json::to_vec(batch)?)?;
+        self.index().set_open(&batch.id, batch.is_open());
+        Ok(())
     }
 
     /// A batch of that id, if it is there.
@@ -179,7 +246,9 @@ impl Store {
     /// Forgets a batch; files that it made stay.
     pub fn remove_batch(&self, id: &str) -> io::Result<()> {
         self.remove_work(id)?;
-        fs::remove_file(self.path(BATCH, id, "json")?)
+        fs::remove_file(self.path(BATCH, id, "json")?)?;
+        self.index().remove_batch(id);
+        Ok(())
     }
 
     /// Forgets what a batch worked with: its input, and its answers, which are in files of their own by then.
@@ -190,37 +259,40 @@ impl Store {
                 _ => {}
             }
         }
+        self.index().set_bytes(batch, 0);
         Ok(())
     }
 
-    /// All batches, oldest first.
-    pub fn batches(&self) -> Vec<Batch> {
-        let mut batches: Vec<Batch> = self.all(BATCH);
-        batches.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
-        batches
+    /// What `read` makes of the ids of an owner's batches, oldest first.
+    pub fn batches<T>(
+        &self,
+        owner: Option<&String>,
+        read: impl FnOnce(&mut dyn DoubleEndedIterator<Item = &str>) -> T,
+    ) -> T {
+        let index = self.index();
+        read(&mut index.batches().filter(|batch| batch.owner.as_ref() == owner).map(|batch| batch.id.as_str()))
     }
 
-    /// Where the answers of a batch go, behind those that are there.
+    /// The ids of all batches that have not ended, oldest first.
+    pub fn open_batches(&self) -> Vec<String> {
+        self.index().batches().filter(|batch| batch.is_open).map(|batch| batch.id.clone()).collect()
+    }
+
+    /// Counts bytes of a batch's answers.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub fn grow(&self, batch: &str, bytes: u64) -> Result<(), Full> {
+        self.index().grow(batch, bytes)
+    }
+
+    /// The file of a batch's answers, to be read and appended to.
     pub fn answers(&self, batch: &str) -> io::Result<File> {
-        let path = self.path(BATCH, batch, "answers")?;
-        let mut file = private::options().create(true).append(true).open(path)?;
-        // A line that was cut short by the end of its process ends here.
-        file.write_all(b"\n")?;
-        Ok(file)
-    }
-
-    /// The answers that a batch has, each line once.
-    pub fn answered(&self, batch: &str) -> Vec<Answered> {
-        let text = self.path(BATCH, batch, "answers").and_then(fs::read).unwrap_or_default();
-        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let mut answered: Vec<Answered> = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
-        answered.sort_by_key(|answered| answered.line);
-        answered.dedup_by_key(|answered| answered.line);
-        answered
+        private::options().create(true).read(true).append(true).open(self.path(BATCH, batch, "answers")?)
     }
 
     fn all<T: DeserializeOwned>(&self, prefix: &str) -> Vec<T> {
-        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten().map(|entry| entry.path());
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten().map(|entry| entry.path());
         let named = |path: &PathBuf| {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             name.starts_with(prefix) && name.ends_with(".json")
@@ -229,36 +301,47 @@ impl Store {
     }
 }
 
-/// Writes the answer of a line.
-pub fn append(file: &mut File, answered: &Answered) -> io::Result<()> {
-    let mut line = serde_json::to_vec(answered)?;
-    line.push(b'\n');
-    file.write_all(&line)
-}
-
 fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+
+    fn store(folder: &Path) -> Arc<Store> {
+        Arc::new(Store::open(folder, Limits { bytes: 1 << 20, bytes_per_key: 1 << 20 }).unwrap())
+    }
+
+    fn put(store: &Arc<Store>, kept: &Kept, content: &[u8]) -> Result<(), NotKept> {
+        let mut upload = Upload::begin(store, kept.owner.clone())?;
+        upload.write(content)?;
+        upload.keep(kept)
+    }
+
+    fn kept(id: &str, owner: Option<&str>) -> Kept {
+        let (filename, purpose) = ("../../a".into(), "batch".into());
+        Kept { id: id.to_owned(), owner: owner.map(str::to_owned), filename, purpose, bytes: 3, created_at: 1 }
+    }
+
+    fn count(store: &Store) -> usize {
+        store.files(None, |files| files.count())
+    }
+
+    fn content(file: io::Result<File>) -> io::Result<Vec<u8>> {
+        let mut content = Vec::new();
+        std::io::Read::read_to_end(&mut file?, &mut content).map(|_| content)
+    }
 
     #[test]
     fn only_drawn_ids_name_a_file() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
-        let kept = |id: &str| Kept {
-            id: id.to_owned(),
-            owner: None,
-            filename: "../../a".into(),
-            purpose: "batch".into(),
-            bytes: 3,
-            created_at: 1,
-        };
-        let id = drawn(FILE);
-        store.put_file(&kept(&id), b"abc").unwrap();
-        assert_eq!((store.file(&id), store.content(&id).unwrap()), (Some(kept(&id)), b"abc".to_vec()));
+        let kept = |id: &str| kept(id, None);
+        let (store, id) = (store(folder.path()), drawn(FILE));
+        put(&store, &kept(&id), b"abc").unwrap();
+        assert_eq!((store.file(&id), content(store.content(&id)).unwrap()), (Some(kept(&id)), b"abc".to_vec()));
         for wrong in [
             "",
             "file-",
@@ -267,37 +350,48 @@ mod tests {
             &id.replace("file-", "batch_"),
             &format!("{id}/"),
         ] {
-            assert!(store.put_file(&kept(wrong), b"").is_err() && store.content(wrong).is_err(), "{wrong}");
+            assert!(put(&store, &kept(wrong), b"").is_err() && store.content(wrong).is_err(), "{wrong}");
             assert_eq!(store.file(wrong), None, "{wrong}");
         }
-        assert_eq!(store.files().len(), 1);
+        assert_eq!(count(&store), 1);
         store.remove_file(&id).unwrap();
-        assert!(store.files().is_empty() && store.content(&id).is_err());
+        assert!(count(&store) == 0 && store.content(&id).is_err() && store.stored().bytes == 0);
     }
 
     #[test]
-    fn an_answer_that_was_cut_short_is_none_and_two_of_a_line_are_one() {
+    fn what_is_there_is_counted_and_found_again() {
         let folder = tempfile::tempdir().unwrap();
-        let (store, batch) = (Store::open(folder.path()).unwrap(), drawn(BATCH));
-        let answered = |line| Answered { line, is_good: true, answer: Value::Null };
-        let mut file = store.answers(&batch).unwrap();
-        append(&mut file, &answered(2)).unwrap();
-        file.write_all(b"{\"line\": 3, \"is_g").unwrap();
-        let mut file = store.answers(&batch).unwrap();
-        [0, 2].into_iter().for_each(|line| append(&mut file, &answered(line)).unwrap());
-        assert_eq!(store.answered(&batch), [answered(0), answered(2)]);
+        let (first, id) = (store(folder.path()), drawn(FILE));
+        put(&first, &kept(&id, Some("moon")), b"abc").unwrap();
+        let made = kept(&drawn(FILE), None);
+        first.put_made(made.clone(), |file| std::io::Write::write_all(file, b"12345")).unwrap();
+        assert_eq!(first.file(&made.id).unwrap().bytes, 5);
+        assert!(first.put_made(kept(&drawn(FILE), None), |_| Err(io::ErrorKind::Other.into())).is_err());
+        let mut large = Upload::begin(&first, None).unwrap();
+        large.write(&vec![0; 900 << 10]).unwrap();
+        assert!(matches!(put(&first, &kept(&drawn(FILE), None), &vec![0; 200 << 10]), Err(NotKept::Full(_))));
+        assert!(matches!(large.write(&vec![0; 200 << 10]), Err(NotKept::Full(_))));
+        // One whose process ends.
+        std::mem::forget(Upload::begin(&first, None).unwrap());
+        drop(large);
+        let again = store(folder.path());
+        assert_eq!(
+            (again.stored(), count(&again), again.file(&id)),
+            (first.stored(), 1, Some(kept(&id, Some("moon"))))
+        );
+        assert_eq!(fs::read_dir(folder.path().join("openai")).unwrap().count(), 4);
     }
 
     #[test]
     fn a_batch_that_is_forgotten_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
+        let store = store(folder.path());
         let batch = Batch {
             id: drawn(BATCH),
             owner: None,
             endpoint: "/v1/completions".into(),
             input_file_id: drawn(FILE),
-            metadata: Value::Null,
+            metadata: None,
             status: Course::Completed,
             total: 3,
             counts: Counts { good: 2, bad: 1 },
@@ -307,25 +401,18 @@ mod tests {
             error_file_id: None,
         };
         assert!(store.begin_batch(&batch).is_err() && store.batch(&batch.id).is_none());
-        let input = Kept {
-            id: batch.input_file_id.clone(),
-            owner: None,
-            filename: "a".into(),
-            purpose: "batch".into(),
-            bytes: 3,
-            created_at: 1,
-        };
-        store.put_file(&input, b"abc").unwrap();
+        let input = kept(&batch.input_file_id, None);
+        put(&store, &input, b"abc").unwrap();
         store.begin_batch(&batch).unwrap();
         assert_eq!(store.batch(&batch.id), Some(batch.clone()));
         store.remove_file(&input.id).unwrap();
-        assert_eq!(store.input(&batch.id).unwrap(), b"abc");
+        assert_eq!(content(store.input(&batch.id)).unwrap(), b"abc");
         store.answers(&batch.id).unwrap();
         for _ in 0..2 {
             store.remove_work(&batch.id).unwrap();
         }
         store.answers(&batch.id).unwrap();
         store.remove_batch(&batch.id).unwrap();
-        assert_eq!(std::fs::read_dir(folder.path().join("openai")).unwrap().count(), 0);
+        assert_eq!((fs::read_dir(folder.path().join("openai")).unwrap().count(), store.stored().bytes), (0, 0));
     }
 }

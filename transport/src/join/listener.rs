@@ -12,7 +12,6 @@ use quinn::{
     crypto::rustls::HandshakeData,
 };
 use rustls_pki_types::CertificateDer;
-use tokio::sync::Semaphore;
 
 use super::{
     error::JoinError,
@@ -23,10 +22,11 @@ use super::{
 use crate::{
     certificates::{CertificateAuthority, CertificateError, CertificateInfo, Member, MemberRole, Validity},
     local::lock,
+    quic::admission::{self, HalfOpen, Limits, Received, Reception},
 };
 
-/// Nodes served at a time; the others try again.
-const NODES_AT_A_TIME: usize = 16;
+/// Nodes served at a time; the others' packets come again.
+const NODES_AT_A_TIME: Limits = Limits { by_source: 4, in_all: 64 };
 /// For how long a token that is too old is remembered, so that its refusal can say so.
 const MEMORY: Duration = Duration::from_secs(7 * 86_400);
 /// The listener's own certificate is good for this long.
@@ -80,7 +80,7 @@ impl JoinListener {
         let JoinConfig { listen, authority, lifetime, time_limit } = config;
         let identity = authority.issue_to_join_listener(Validity::starting(desk.now(), OWN_LIFETIME))?;
         let mut server = ServerConfig::with_crypto(tls::server(&identity, authority.certificate())?);
-        server.transport_config(Arc::new(transport(time_limit))).migration(false);
+        admission::bound_waiting(&mut server).transport_config(Arc::new(transport(time_limit))).migration(false);
         let failed = |error: std::io::Error| JoinError::Bind { address: listen, cause: error.to_string() };
         let endpoint = Endpoint::server(server, listen).map_err(failed)?;
         let address = endpoint.local_addr().map_err(failed)?;
@@ -143,20 +143,23 @@ fn transport(time_limit: Duration) -> TransportConfig {
 }
 
 async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Duration) {
-    let places = Arc::new(Semaphore::new(NODES_AT_A_TIME));
+    let reception = Reception::new(NODES_AT_A_TIME);
     while let Some(incoming) = endpoint.accept().await {
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            incoming.refuse();
-            continue;
+        let peer = incoming.remote_address();
+        let (incoming, place) = match reception.receive(incoming) {
+            Received::Shake(incoming, place) => (incoming, place),
+            Received::Later => continue,
+            Received::Dropped(reason) => {
+                reception.tell(peer, reason, "too many nodes are joining");
+                continue;
+            }
         };
-        let counter = counter.clone();
+        let (counter, reception) = (counter.clone(), reception.clone());
         tokio::spawn(async move {
-            let _place = place;
-            let peer = incoming.remote_address();
-            match tokio::time::timeout(time_limit, serve(incoming, counter)).await {
+            match tokio::time::timeout(time_limit, serve((incoming, place), counter)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(cause)) => tracing::warn!(%peer, %cause, "a node did not join"),
-                Err(_) => tracing::warn!(%peer, ?time_limit, "a node that wanted to join was too slow"),
+                Ok(Err(cause)) => reception.tell(peer, "join", &cause),
+                Err(_) => reception.tell(peer, "slow", &format!("it did not join within {time_limit:?}")),
             }
         });
     }
@@ -184,8 +187,8 @@ fn proof(connection: &Connection) -> Result<Proof, &'static str> {
         .ok_or("to renew certificates, show one; to join, use a token")
 }
 
-/// One node, from its first packet until it has its answer. Dropping the future drops the node.
-async fn serve(incoming: Incoming, counter: Arc<Counter>) -> Result<(), String> {
+/// One node, from its first packet until it has its answer, and its place until then. Dropping the future drops the node.
+async fn serve((incoming, place): (Incoming, HalfOpen), counter: Arc<Counter>) -> Result<(), String> {
     let connection = incoming.await.map_err(|error| error.to_string())?;
     let proof = proof(&connection).inspect_err(|cause| connection.close(REFUSED, cause.as_bytes()))?;
     let (mut send, mut receive) = connection.accept_bi().await.map_err(|error| error.to_string())?;
@@ -200,7 +203,10 @@ async fn serve(incoming: Incoming, counter: Arc<Counter>) -> Result<(), String> 
     let _ = send.finish();
     connection.closed().await;
     match answer {
-        JoinAnswer::Issued { .. } => Ok(()),
+        JoinAnswer::Issued { .. } => {
+            place.prove();
+            Ok(())
+        }
         JoinAnswer::Refused(refusal) => Err(format!("{refusal:?}")),
     }
 }

@@ -10,6 +10,8 @@ use crate::TransportError;
 pub(super) const WRONG_IDENTITY: VarInt = VarInt::from_u32(2);
 /// The label under which that is counted.
 pub(super) const IDENTITY: &str = "identity";
+/// The label of a handshake that came to nothing for no better-known reason.
+pub(super) const HANDSHAKE: &str = "handshake";
 /// Closes a connection that was to vouch for a link of UCX, at a host that has none; the words say why.
 pub(super) const NO_UCX: VarInt = VarInt::from_u32(3);
 /// Closes a connection that vouched for a link of UCX that broke; the words say how.
@@ -65,7 +67,7 @@ pub(crate) fn rejection(error: &ConnectionError) -> &'static str {
         Some(NO_APPLICATION_PROTOCOL) => "protocol_version",
         Some(alert) if CERTIFICATE_ALERTS.contains(&alert) => "certificate",
         _ if *error == ConnectionError::VersionMismatch => "protocol_version",
-        _ => "handshake",
+        _ => HANDSHAKE,
     }
 }
 

@@ -10,14 +10,14 @@ use std::{
     time::Duration,
 };
 
-use quinn::{Connection, ConnectionError, Endpoint, Incoming, ReadExactError, RecvStream, ServerConfig, VarInt};
+use quinn::{Connecting, Connection, ConnectionError, Endpoint, ReadExactError, RecvStream, ServerConfig, VarInt};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::{
     runtime::{Builder, Handle},
     sync::watch,
 };
 
-use super::{Peer, Settings, cause, socket::Socket, stripes, tuning};
+use super::{Peer, Rejected, Settings, admission::HalfOpen, cause, socket::Socket, stripes, tuning};
 use crate::{certificates::CLUSTER_DNS_NAME, local::lock};
 
 /// Lanes at most, the link's own connection not counted.
@@ -137,11 +137,11 @@ pub(super) fn accept(settings: &Arc<Settings>) {
         lane.runtime.spawn(async move {
             while let Some(incoming) = endpoint.accept().await {
                 let Some(settings) = settings.upgrade() else { return };
+                let peer = incoming.remote_address();
+                let Some(coming) = settings.receive(incoming) else { continue };
                 tokio::spawn(async move {
-                    let peer = incoming.remote_address();
-                    if let Err((reason, cause)) = admit(&settings, index, incoming).await {
-                        settings.observer.rejected(reason);
-                        settings.observer.turned_away(peer, &cause);
+                    if let Err(rejected) = admit(&settings, index, coming).await {
+                        settings.refused(peer, &rejected);
                     }
                 });
             }
@@ -150,16 +150,12 @@ pub(super) fn accept(settings: &Arc<Settings>) {
 }
 
 /// A lane of a peer: it must be a member, and of the link whose token it knows.
-async fn admit(settings: &Arc<Settings>, index: usize, incoming: Incoming) -> Result<(), (&'static str, String)> {
-    let failed = |error: ConnectionError| (cause::rejection(&error), error.to_string());
-    let trust = settings.trust();
-    let server = trust.sides(incoming.remote_address()).server.clone();
-    let lane = incoming.accept_with(server).map_err(failed)?.await.map_err(failed)?;
+async fn admit(settings: &Arc<Settings>, index: usize, coming: (Connecting, HalfOpen)) -> Result<(), Rejected> {
+    let (lane, member) = settings.shaken(coming).await?;
     let refuse = |cause: String| {
         lane.close(cause::WRONG_IDENTITY, cause.as_bytes());
-        (cause::IDENTITY, cause)
+        Rejected { reason: cause::IDENTITY, cause }
     };
-    let member = trust.identify(&lane).map_err(refuse)?;
     let introduced = tokio::time::timeout(INTRODUCTION, introduction(&lane)).await;
     let Ok(Some((token, count))) = introduced else { return Err(refuse("a lane did not say what it is for".into())) };
     let peer = lock(&settings.lanes.expected).get(&token).and_then(Weak::upgrade);

@@ -3,13 +3,13 @@
 use std::{fs, net::UdpSocket, sync::Arc, time::Duration};
 
 use quinn::{
-    AckFrequencyConfig, ClientConfig, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig,
+    AckFrequencyConfig, ClientConfig, Connection, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig,
     VarInt, congestion::CubicConfig,
 };
 
 use socket2::SockRef;
 
-use super::{Paths, QuicConfig, Sides, loopback::Loopback, patient::Patient, socket::LARGEST_DATAGRAM, tls::Tls};
+use super::{Paths, QuicConfig, Sides, admission, loopback::Loopback, patient::Patient, socket::LARGEST_DATAGRAM, tls::Tls};
 
 /// Assumed until measured: a lost first packet is repeated after thrice this.
 const INITIAL_RTT: Duration = Duration::from_millis(20);
@@ -32,8 +32,11 @@ const SMALLEST_MTU: u16 = 1200;
 /// What QUIC lets a peer send in one datagram (RFC 9000, section 18.2). Buffers are as large: the system hands over several
 /// datagrams of a peer as one.
 const LARGEST_UDP_PAYLOAD: u16 = 65527;
-/// Channels a peer may have open at a time, and parts of payloads that a lane may carry.
+/// Channels a peer may have open at a time, and parts of payloads that a lane may carry. QUIC's state of each is there with the
+/// connection, 90 KB of all.
 const MAX_CHANNELS: u32 = 1024;
+/// Those of a peer that has not shown a certificate.
+const NO_CHANNELS: u32 = 0;
 
 /// Asks for queues that hold a burst of every host of a small cluster, and says what a receiver has; a full queue drops
 /// datagrams, and each drop costs a round trip. A system that grants less (Linux: `net.core.rmem_max`) is slower, not wrong.
@@ -54,22 +57,33 @@ pub(super) fn endpoint() -> EndpointConfig {
 
 /// `queue` is what a receiver on this machine has.
 pub(super) fn paths(config: &QuicConfig, queue: usize) -> Paths {
-    Paths { loopback: Arc::new(loopback(config, queue)), network: Arc::new(network(config)) }
+    let loopback = |channels| Arc::new(loopback((config, channels), queue));
+    let network = |channels| Arc::new(network((config, channels)));
+    Paths {
+        loopback: [MAX_CHANNELS, NO_CHANNELS].map(loopback),
+        network: [MAX_CHANNELS, NO_CHANNELS].map(network),
+    }
 }
 
-pub(super) fn sides(tls: &Tls, path: &Arc<TransportConfig>) -> Sides {
+/// Lets a peer that came and has shown a certificate open channels.
+pub(super) fn open_up(connection: &Connection) {
+    connection.set_max_concurrent_bi_streams(VarInt::from_u32(MAX_CHANNELS));
+    connection.set_max_concurrent_uni_streams(VarInt::from_u32(MAX_CHANNELS));
+}
+
+pub(super) fn sides(tls: &Tls, [going, coming]: &[Arc<TransportConfig>; 2]) -> Sides {
     let mut client = ClientConfig::new(tls.client.clone());
-    client.transport_config(path.clone());
+    client.transport_config(going.clone());
     let mut vouching = ClientConfig::new(tls.vouching.clone());
-    vouching.transport_config(path.clone());
+    vouching.transport_config(going.clone());
     let mut server = ServerConfig::with_crypto(tls.server.clone());
-    server.transport_config(path.clone()).migration(false);
+    admission::bound_waiting(&mut server).transport_config(coming.clone()).migration(false);
     Sides { client, vouching, server: Arc::new(server) }
 }
 
-fn network(config: &QuicConfig) -> TransportConfig {
+fn network(config: (&QuicConfig, u32)) -> TransportConfig {
     let mut discovery = MtuDiscoveryConfig::default();
-    discovery.upper_bound(config.max_mtu.max(SMALLEST_MTU));
+    discovery.upper_bound(config.0.max_mtu.max(SMALLEST_MTU));
     let mut congestion = CubicConfig::default();
     congestion.initial_window(INITIAL_WINDOW);
     let mut transport = transport(config, PACKETS_PER_ACK);
@@ -80,7 +94,7 @@ fn network(config: &QuicConfig) -> TransportConfig {
 }
 
 /// The loopback device says how much it takes, mostly whole IP packets: nothing is to be discovered, nor to be segmented.
-fn loopback(config: &QuicConfig, queue: usize) -> TransportConfig {
+fn loopback(config: (&QuicConfig, u32), queue: usize) -> TransportConfig {
     let datagram = loopback_datagram(fs::read_to_string(LOOPBACK_MTU).ok().as_deref());
     let step = u64::from(datagram);
     let most = (queue / QUEUE_PER_WINDOW) as u64;
@@ -101,14 +115,14 @@ fn loopback_datagram(told: Option<&str>) -> u16 {
     mtu.saturating_sub(HEADERS).clamp(SMALLEST_MTU.into(), LARGEST_DATAGRAM.into()) as u16
 }
 
-fn transport(config: &QuicConfig, packets_per_ack: u32) -> TransportConfig {
+fn transport((config, channels): (&QuicConfig, u32), packets_per_ack: u32) -> TransportConfig {
     let window = VarInt::from_u32(config.receive_window);
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(VarInt::from_u32(packets_per_ack));
     let mut transport = TransportConfig::default();
     transport
-        .max_concurrent_bidi_streams(VarInt::from_u32(MAX_CHANNELS))
-        .max_concurrent_uni_streams(VarInt::from_u32(MAX_CHANNELS))
+        .max_concurrent_bidi_streams(VarInt::from_u32(channels))
+        .max_concurrent_uni_streams(VarInt::from_u32(channels))
         .max_idle_timeout(Some(IdleTimeout::try_from(config.idle_timeout).unwrap_or(VarInt::MAX.into())))
         .keep_alive_interval(Some(config.keep_alive))
         .stream_receive_window(window)

@@ -33,7 +33,7 @@ impl ModelFront {
             }
             // Where a template was applied, the next question is the next message.
             (None, Some(_)) if session.chat_template => {
-                [asked, self.tokenizer.encode(self.template.next_turn()?)?].concat()
+                [asked, self.tokenizer.encode(&self.template.next_turn()?)?].concat()
             }
             (None, Some(_)) => asked,
             _ => return Err(invalid("context", "name what is appended: either a context or a job")),
@@ -48,6 +48,7 @@ impl ModelFront {
         self.check_rope(&prepared.plan, 1)?;
         (prepared.chat_template, prepared.query_separator) = (session.chat_template, session.query_separator.clone());
         prepared.placement = session.placement.clone();
+        prepared.template_date = session.template_date;
         Ok(prepared)
     }
 }
@@ -64,10 +65,10 @@ mod tests {
     #[test]
     fn behind_a_kept_answer_the_next_message_begins() {
         let turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>";
-        let ask = |source: &TemplateSource| {
+        let ask = |source: TemplateSource| {
             let mut source = json!(source);
             source["text"] = json!(turns);
-            serde_json::from_value::<TemplateSource>(source).unwrap().frame()
+            serde_json::from_value::<TemplateSource>(source).unwrap().in_process()
         };
         let front = ModelFront::load(&Checkpoint::embedded().unwrap(), None, ask).unwrap();
         let dense: MethodConfig = serde_json::from_value(json!({"dense": {}})).unwrap();
@@ -76,10 +77,18 @@ mod tests {
         let grown = |chat_template: bool| {
             let request = json!({"name": "talk", "context": "A book.", "chat_template": chat_template});
             let created = front.prepare_session(serde_json::from_value(request).unwrap(), &dense, &hosts).unwrap();
-            let PreparedContext { plan, ids, method, hosts: count, placement, chat_template, query_separator, .. } =
-                created;
-            let session =
-                AskedSession { context: 1, plan, ids, method, hosts: count, placement, chat_template, query_separator };
+            let PreparedContext { plan, ids, method, hosts: count, placement, chat_template, .. } = created;
+            let session = AskedSession {
+                context: 1,
+                plan,
+                ids,
+                method,
+                hosts: count,
+                placement,
+                chat_template,
+                query_separator: created.query_separator,
+                template_date: created.template_date,
+            };
             let request = AppendRequest { context: None, job: Some("job-1".into()) };
             let asked = front.tokenizer.encode("Who?<|end|><|assistant|>Me").unwrap();
             let prepared = front.prepare_append(request, (&session, asked), &hosts).unwrap();

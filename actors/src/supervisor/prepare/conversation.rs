@@ -1,6 +1,6 @@
 //! A conversation, or a text to be gone on with, as the context and the query of a job. Plans nothing.
 
-use asterism_models::{Conversation, ModelError, Turn, Written};
+use asterism_models::{Conversation, ModelError, RenderOptions, Turn, Written};
 
 use super::{ModelFront, invalid};
 use crate::error::JobError;
@@ -8,39 +8,19 @@ use crate::error::JobError;
 impl ModelFront {
     /// The context and the query that join to what the chat template renders of `turns`: the last message is the query,
     /// everything before it the context. A last message that is longer than all before it is a document with its question,
-    /// and cut at its last separator. Messages of one speaker that follow each other are one, the separator between them.
+    /// and cut at its last separator. For a base model the separator stands between messages.
     ///
     /// # Errors
     /// When they are too long, or the template takes no such conversation.
-    pub fn conversation(&self, turns: Vec<Turn>) -> Result<(Written, Written), JobError> {
+    pub fn conversation(&self, turns: Vec<Turn>, options: RenderOptions) -> Result<(Written, Written), JobError> {
         let bytes = turns.iter().map(|turn| turn.text.len()).sum();
         self.check_text("messages", bytes)?;
-        let mut joined: Vec<Turn> = Vec::new();
-        // Where the query begins in the last turn, if that was several messages.
-        let mut begins = 0;
-        for turn in turns {
-            match joined.last_mut().filter(|last| last.speaker == turn.speaker) {
-                Some(last) => {
-                    last.text.push_str(&self.query_separator.to_string());
-                    begins = last.text.len();
-                    last.text.push_str(&turn.text);
-                }
-                None => {
-                    begins = 0;
-                    joined.push(turn);
-                }
-            }
-        }
         let separator = self.query_separator.to_string();
-        let given = joined.last().map_or(0, |last| last.text.len());
-        let Conversation { mut head, last, tail } = self.template.conversation(&joined, &separator)?;
-        // What was trimmed off the beginning moved it.
-        let trimmed = joined.last().map_or(0, |turn| turn.text.find(&last).unwrap_or(0));
-        let begins = begins.saturating_sub(trimmed).min(last.len());
-        let earlier = bytes - given.min(bytes) + begins;
-        let at = match last.len() - begins > earlier {
-            true => cut(&last[begins..], &separator).map_or(begins, |at| begins + at),
-            false => begins,
+        let given = turns.last().map_or(0, |last| last.text.len());
+        let Conversation { mut head, last, tail } = self.template.conversation(&turns, &separator, options)?;
+        let at = match last.len() > bytes - given {
+            true => cut(&last, &separator).unwrap_or(0),
+            false => 0,
         };
         let mut query = Written::message(&last[at..]);
         query.push(&tail);
@@ -111,12 +91,12 @@ fn cut(text: &str, separator: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use asterism_models::{Checkpoint, Speaker, TemplateSource};
+    use asterism_models::{Checkpoint, Speaker, TemplateDate, TemplateSource};
 
     use super::*;
 
     fn front() -> ModelFront {
-        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::frame).unwrap()
+        ModelFront::load(&Checkpoint::embedded().unwrap(), None, TemplateSource::in_process).unwrap()
     }
 
     fn texts((context, query): (Written, Written)) -> (String, String) {
@@ -125,7 +105,9 @@ mod tests {
 
     fn split(turns: &[(Speaker, &str)]) -> (String, String) {
         let turn = |(speaker, text): &(Speaker, &str)| Turn { speaker: *speaker, text: (*text).to_owned() };
-        texts(front().conversation(turns.iter().map(turn).collect()).unwrap())
+        texts(
+            front().conversation(turns.iter().map(turn).collect(), RenderOptions::on(TemplateDate::default())).unwrap(),
+        )
     }
 
     fn both(context: &str, query: &str) -> (String, String) {

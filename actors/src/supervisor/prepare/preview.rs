@@ -70,7 +70,7 @@ impl ModelFront {
             return Err(invalid("method", "only auto looks at alternatives; ask for it, or for no method"));
         };
         let context = request.context.unwrap_or(Prompt::Text(String::new()));
-        let (context, query) = self.tokens(context, request.query, false)?;
+        let (context, query) = self.tokens((context, request.query), None)?;
         let shape = self.config.shape(hosts.dtype);
         Ok(auto.alternatives(&PlanRequest {
             context: &context,

@@ -153,3 +153,28 @@ fn jobs_begin_in_the_order_that_is_told() {
         assert_eq!(cluster.status(next).phase, Some(crate::api::JobPhase::Encoding));
     }
 }
+
+/// A key that asked for much does not keep one that asks for a little waiting.
+#[test]
+fn keys_take_turns() {
+    let mut cluster = Cluster::ready(SupervisorConfig { max_running: 1, max_queue: 50, ..config(1, 0) });
+    let ask = |cluster: &mut Cluster, key: &str| {
+        let context = prepared(&cluster.state.config().method.clone(), 1);
+        cluster.ask(Source::Context(PreparedContext { key: Some(key.into()), ..context }), None)
+    };
+    let much: Vec<u64> = (0..4).map(|_| ask(&mut cluster, "much")).collect();
+    let little = ask(&mut cluster, "little");
+    let told: Vec<String> = much[1..].iter().chain([&little]).map(|&job| said(&cluster, job)).collect();
+    let before = ["next in line", "2 jobs before yours", "3 jobs before yours", "next in line"];
+    assert!(told.iter().zip(before).all(|(told, before)| told.starts_with(before)), "{told:?}");
+    let mut order = Vec::new();
+    for _ in 0..5 {
+        let encoding = |job: &&u64| cluster.status(**job).phase == Some(crate::api::JobPhase::Encoding);
+        let job = *much.iter().chain([&little]).find(encoding).expect("one is encoded");
+        order.push(job);
+        let id = cluster.status(job).id;
+        let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
+        cluster.adopt(decided);
+    }
+    assert_eq!(order, [much[0], little, much[1], much[2], much[3]]);
+}

@@ -10,7 +10,7 @@ use crate::{eval::Scoring, size::Tokens};
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub struct EvalArgs {
-    /// Questions: one JSON object a line with task, input_context, input_query and answer
+    /// Questions, one JSON object a line: input_context, input_query and answer, or as RULER, LongBench or InfiniteBench publish them
     #[arg(value_name = "FILE.jsonl", required = true)]
     pub files: Vec<PathBuf>,
     /// Only the first N questions
@@ -84,7 +84,7 @@ pub enum AskedAs {
 /// How answers are shown.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
-    /// What counts [default: benchmark; exact for files]
+    /// What counts [default: benchmark; exact for files of input_context]
     #[arg(long, value_enum, value_name = "SCORE")]
     pub score: Option<Scoring>,
     /// Draw accuracy against length, an SVG

@@ -14,15 +14,15 @@ use ring::digest::{self, Digest};
 use super::{EMBEDDED, InfiniteArgs, NiahArgs, RulerArgs, RunArgs, SizeArgs, SuiteArgs, refusal};
 use crate::{
     error::CliError,
-    eval::{self, Book, Corpus, EvalError, Key, Library, Metric, Place, Question, Recipe, Record, Task},
+    eval::{
+        self, Book, Corpus, EvalError, Given, Key, Library, Metric, Place, Question, Recipe, Record, Scoring, Task,
+    },
     globals::Globals,
     size::Tokens,
     wiring,
 };
 
-/// Most tokens of an answer to a question of a file.
-const FILE_ANSWER_TOKENS: usize = 64;
-/// The same of RULER's qa tasks.
+/// Most tokens of an answer of RULER's qa tasks.
 const DOCUMENTS_ANSWER_TOKENS: usize = 32;
 
 /// Counts tokens as the cluster's model does.
@@ -95,7 +95,7 @@ pub struct Questions {
     libraries: Vec<Library>,
     /// Digests of the files that the corpora or libraries are of, in their order.
     files: Vec<Digest>,
-    given: Vec<Record>,
+    given: Vec<Given>,
 }
 
 impl Questions {
@@ -168,12 +168,20 @@ impl Questions {
     pub fn given(files: &[PathBuf], limit: Option<usize>, max_tokens: Option<Tokens>) -> Result<Self, CliError> {
         let mut given = Vec::new();
         for file in files {
-            given.extend(eval::read_jsonl(file).map_err(refusal)?);
+            given.extend(eval::read_questions(file).map_err(refusal)?);
         }
         given.truncate(limit.unwrap_or(usize::MAX));
-        let place = |sample| Place { suite: "file", length: 0, sample: sample as u64 };
-        let slots = (0..given.len()).map(|sample| (place(sample), Kind::Given(sample))).collect();
+        let place = |(sample, given): (usize, &Given)| {
+            (Place { suite: given.suite, length: 0, sample: sample as u64 }, Kind::Given(sample))
+        };
+        let slots = given.iter().enumerate().map(place).collect();
         Ok(Self { slots, given, max_tokens: max_tokens.map(|tokens| tokens.0), ..Self::default() })
+    }
+
+    /// What a table of them counts: records of this program's form say no benchmark.
+    pub fn scoring(&self) -> Scoring {
+        let given = |(place, _): &(Place, Kind)| place.suite == "file";
+        if self.slots.iter().all(given) { Scoring::Exact } else { Scoring::Benchmark }
     }
 
     /// How many there are.
@@ -189,7 +197,7 @@ impl Questions {
             Kind::Depth(depth) => depth_name(*depth),
             Kind::Corpus(at) => self.corpora[*at].task().to_owned(),
             Kind::Library(at) => self.libraries[*at].book().task().to_owned(),
-            Kind::Given(at) => self.given[*at].task.clone(),
+            Kind::Given(at) => self.given[*at].record.task.clone(),
         };
         Key { suite: (*suite).to_owned(), task, length: *length, sample: *sample, question: self.digest(index) }
     }
@@ -213,7 +221,7 @@ impl Questions {
     pub fn make(&self, index: usize) -> Result<Question, CliError> {
         let (place, kind) = &self.slots[index];
         let mut question = match (kind, &self.counter) {
-            (Kind::Given(at), _) => Question::given(*place, self.given[*at].clone(), FILE_ANSWER_TOKENS),
+            (Kind::Given(at), _) => Question::given(*place, self.given[*at].clone()),
             (_, None) => unreachable!("questions that are made come with a counter"),
             (kind, Some((counter, overhead))) => self.made(*place, kind, counter, *overhead).map_err(refusal)?,
         };

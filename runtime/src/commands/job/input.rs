@@ -62,7 +62,8 @@ pub fn read_query(query: &str) -> Result<String, CliError> {
     Ok(query)
 }
 
-/// The questions of a JSONL file, with their own `query_separator` or none; other fields of its lines are ignored.
+/// The questions of a JSONL file, with the cluster's `query_separator` unless they name their own; other fields of its lines are
+/// ignored.
 pub fn of_lines(path: &Path) -> Result<Vec<Question>, CliError> {
     let text = text_of(&path.to_string_lossy())?;
     let mut questions = Vec::new();
@@ -71,14 +72,13 @@ pub fn of_lines(path: &Path) -> Result<Vec<Question>, CliError> {
             CliError::usage(format!("{}, line {}: {cause}", path.display(), index + 1))
                 .hint("every line is an object with the strings input_context and input_query")
         };
-        let mut question: Question = serde_json::from_str(line).map_err(|error| refused(error.to_string()))?;
+        let question: Question = serde_json::from_str(line).map_err(|error| refused(error.to_string()))?;
         if question.context.trim().is_empty() {
             return Err(refused("input_context is empty".into()));
         }
         if question.query.trim().is_empty() {
             return Err(refused("input_query is empty".into()));
         }
-        question.query_separator.get_or_insert(QuerySeparator::NONE);
         questions.push(question);
     }
     if questions.is_empty() {
@@ -154,7 +154,7 @@ mod tests {
         let path = folder.path().join("q.jsonl");
         fs::write(&path, "{\"task\": \"t\", \"input_context\": \"c\", \"input_query\": \"q\"}\n\n").unwrap();
         let [plain] = &of_lines(&path).unwrap()[..] else { panic!("one line") };
-        assert_eq!(plain.query_separator, Some(QuerySeparator::NONE), "a record brings its own joint");
+        assert_eq!(plain.query_separator, None, "the cluster's");
         let separated = r#"{"input_context": "c", "input_query": "q", "query_separator": "\n\n"}"#;
         fs::write(&path, separated).unwrap();
         assert_eq!(of_lines(&path).unwrap()[0].query_separator, Some(QuerySeparator::PARAGRAPH));

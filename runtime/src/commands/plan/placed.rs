@@ -1,13 +1,13 @@
 //! A plan laid on the hosts of a cluster file, or why their memory or labels do not allow it. Starts nothing.
 
 use asterism_actors::supervisor::{Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
-use asterism_models::{ModelConfig, Parts};
+use asterism_models::ModelConfig;
 use asterism_plan::Plan;
 
 use crate::{
     cluster::{Cluster, Host},
     cluster_file::Role,
-    device::Numbers,
+    device,
     error::{CliError, Exit},
     size::{bytes, grouped},
     wiring,
@@ -18,10 +18,9 @@ const LISTED: usize = 8;
 
 /// The hosts that may hold shards: context hosts, then spares.
 pub struct Holders<'a> {
-    cluster: &'a Cluster,
     hosts: Vec<&'a Host>,
-    /// Bytes of the weights of a host that shares none.
-    weights: u64,
+    /// Bytes of weights that are counted as each host's, in their order.
+    weights: Vec<u64>,
     kv_bytes_per_token: u64,
 }
 
@@ -29,10 +28,10 @@ impl<'a> Holders<'a> {
     /// Of a cluster that runs nothing.
     pub fn of(cluster: &'a Cluster, model: &ModelConfig) -> Self {
         let dtype = wiring::dtype(cluster.model.dtype);
+        let hosts: Vec<&Host> = cluster.with_role(Role::Context).chain(cluster.with_role(Role::Spare)).collect();
         Self {
-            cluster,
-            hosts: cluster.with_role(Role::Context).chain(cluster.with_role(Role::Spare)).collect(),
-            weights: Numbers::of(&cluster.model).weight_bytes(model, Parts::Context),
+            weights: hosts.iter().map(|host| device::weight_bytes(cluster, host, model)).collect(),
+            hosts,
             kv_bytes_per_token: model.shape(dtype).kv_bytes_per_token(),
         }
     }
@@ -48,14 +47,14 @@ impl<'a> Holders<'a> {
         self.hosts.iter().map(node).collect()
     }
 
-    /// Bytes of weights that are counted as a host's.
-    pub fn weights(&self, host: &Host) -> u64 {
-        if self.cluster.counts_weights(host) { self.weights } else { 0 }
+    /// Bytes of weights that are counted as a host's, by its place.
+    pub fn weights(&self, at: usize) -> u64 {
+        self.weights[at]
     }
 
     /// Makes the plan's hosts those of the cluster.
     pub fn place(&self, plan: &mut Plan, policy: &PlacementPolicy) -> Result<(), CliError> {
-        let free = |host: &Host| host.memory_limit.map(|limit| limit.saturating_sub(self.weights(host)));
+        let free = |at: usize| self.hosts[at].memory_limit.map(|limit| limit.saturating_sub(self.weights[at]));
         let placed = self.places(plan, policy, free);
         let placed = placed.map_err(|refusal| self.refused(plan, policy, &refusal))?;
         plan.hosts = self.hosts.len();
@@ -67,14 +66,14 @@ impl<'a> Holders<'a> {
         &self,
         plan: &Plan,
         policy: &PlacementPolicy,
-        free: impl Fn(&Host) -> Option<u64>,
+        free: impl Fn(usize) -> Option<u64>,
     ) -> Result<Vec<usize>, PlacementRefusal> {
         let candidate = |(at, host): (usize, &&'a Host)| Candidate {
             host: at,
             node: &self.hosts[at].node,
             labels: &self.hosts[at].labels,
             rank: u8::from(host.role == Role::Spare),
-            free_bytes: free(host),
+            free_bytes: free(at),
             busy: 0,
             numerics: None,
         };
@@ -88,6 +87,10 @@ impl<'a> Holders<'a> {
         shards
             .map(|shard| Demand { block: shard.block, logical: shard.host, kv_bytes: bytes(shard.kept_tokens()) })
             .collect()
+    }
+
+    fn most_weights(&self) -> u64 {
+        self.weights.iter().copied().max().unwrap_or(0)
     }
 
     fn refused(&self, plan: &Plan, policy: &PlacementPolicy, refusal: &PlacementRefusal) -> CliError {
@@ -108,7 +111,7 @@ impl<'a> Holders<'a> {
             grouped(plan.context_tokens),
             bytes(*needed),
             bytes(*largest),
-            bytes(self.weights),
+            bytes(self.most_weights()),
             limits.collect::<Vec<_>>().join(", "),
         );
         CliError::new(Exit::Capacity, message).hint(self.remedy(plan, policy, free))
@@ -119,7 +122,7 @@ impl<'a> Holders<'a> {
         let mut taken = vec![0; self.hosts.len()];
         let unlimited = self.places(plan, policy, |_| None).unwrap_or_default();
         unlimited.iter().zip(self.demands(plan)).for_each(|(&host, demand)| taken[host] += demand.kv_bytes);
-        let most = self.weights + taken.into_iter().max().unwrap_or(0);
+        let most = self.most_weights() + taken.into_iter().max().unwrap_or(0);
         // Blocks are of about one size, so the host with the least room decides.
         let least = free.iter().map(|(_, free)| free / self.kv_bytes_per_token).min();
         let shorter = match least.unwrap_or(0) * free.len() as u64 {
@@ -138,8 +141,7 @@ pub fn query_memory(
     tokens: usize,
 ) -> Result<(u64, u64), CliError> {
     let dtype = wiring::dtype(cluster.model.dtype);
-    let own = cluster.counts_weights(host);
-    let weights = if own { Numbers::of(&cluster.model).weight_bytes(model, Parts::Query) } else { 0 };
+    let weights = device::weight_bytes(cluster, host, model);
     let kv = tokens as u64 * model.shape(dtype).kv_bytes_per_token();
     match host.memory_limit {
         Some(limit) if limit < weights + kv => {

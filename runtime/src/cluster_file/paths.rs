@@ -1,0 +1,73 @@
+//! The paths of a cluster file: where relative ones start, and what `~` means in them. Looks at no disk.
+
+use std::path::{Path, PathBuf};
+
+use super::{ClusterFile, FileError};
+
+/// Every path of the file that processes read.
+fn read_paths(file: &mut ClusterFile) -> impl Iterator<Item = &mut PathBuf> {
+    let security = &mut file.security;
+    let paths =
+        [&mut file.model.path, &mut security.ca, &mut security.cert, &mut security.key, &mut security.token_file];
+    let heads = file.models.heads.values_mut().map(|heads| &mut heads.path);
+    let api = &mut file.api;
+    let api =
+        [&mut api.api_key_file, &mut api.tls_cert, &mut api.tls_key, &mut api.admin_tls_cert, &mut api.admin_tls_key];
+    paths.into_iter().flatten().chain(heads).chain(api.into_iter().flatten())
+}
+
+/// `file` with the paths that are relative to `directory` made absolute.
+pub fn anchored(mut file: ClusterFile, directory: &Path) -> ClusterFile {
+    for path in read_paths(&mut file) {
+        *path = directory.join(&*path);
+    }
+    file
+}
+
+/// Puts `home` in the place of a `~` that a path begins with, as a shell does.
+pub(super) fn at_home(file: &mut ClusterFile, home: Option<&str>) -> Result<(), FileError> {
+    let mut data_dir = file.cluster.data_dir.take();
+    let done = read_paths(file).chain(data_dir.as_mut()).try_for_each(|path| {
+        let Some(first) = path.to_str().and_then(|text| text.split('/').next()).filter(|name| name.starts_with('~'))
+        else {
+            return Ok(());
+        };
+        let refused = |cause: &str| FileError::Home { path: path.display().to_string(), cause: cause.to_owned() };
+        match (first, home.filter(|home| !home.is_empty())) {
+            ("~", Some(home)) => {
+                *path = Path::new(home).join(path.strip_prefix("~").expect("its first name"));
+                Ok(())
+            }
+            ("~", None) => Err(refused("HOME is not set here, so that ~ means nothing; write the whole path")),
+            _ => Err(refused("a shell would look for another user's home; write the whole path, or ./ before it")),
+        }
+    });
+    file.cluster.data_dir = data_dir;
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+
+    #[test]
+    fn a_tilde_is_home_wherever_the_file_names_a_path() {
+        let text = "version = 1\n[cluster]\ndata_dir = \"~/data\"\n[model]\npath = \"~/models/tiny\"\n[api]\napi_key_file = \"~\"\n";
+        let home = |home: &str| [("HOME".to_owned(), home.to_owned())];
+        let file = parse(text, home("/home/ada")).unwrap();
+        let paths = [file.model.path, file.cluster.data_dir, file.api.api_key_file].map(|path| path.unwrap());
+        assert_eq!(
+            paths.map(|path| path.display().to_string()),
+            ["/home/ada/models/tiny", "/home/ada/data", "/home/ada/"]
+        );
+        for (text, home, cause) in [
+            (text, vec![], "path \"~/models/tiny\": HOME is not set here"),
+            ("version = 1\n[model]\npath = \"~ada/tiny\"\n", home("/home/me").to_vec(), "another user's home"),
+        ] {
+            let said = parse(text, home).unwrap_err().to_string();
+            assert!(said.contains(cause), "{said}");
+        }
+        let plain = parse("version = 1\n[model]\npath = \"./~ada/a~b\"\n", []).unwrap();
+        assert_eq!(plain.model.path.unwrap().to_str(), Some("./~ada/a~b"));
+    }
+}

@@ -1,0 +1,152 @@
+//! What transformers makes of conversations and texts, for tokenizers and chat templates of many kinds: the same ids in this process,
+//! and the same tokens with their logprobs from clusters, however they are asked. `tests/conformance/make.py` made what is expected.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tests::{Cluster, ClusterSpec, golden};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
+
+/// How far the logprob of a token may be from that of transformers.
+const CLOSE: f64 = 1e-4;
+
+fn here() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance")
+}
+
+fn expected() -> Value {
+    serde_json::from_slice(&fs::read(here().join("prompts.json")).expect("the fixture")).expect("JSON")
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().expect("a list")
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("text")
+}
+
+/// The folder of the tiny model with the tokenizer and template of a case.
+fn folder(case: &Value) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let to = |name: &str| folder.path().join(name);
+    let model = golden().join("models/tiny-llama");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(model.join(file), to(file)).expect("a file of the model");
+    }
+    let tokenizer = format!("tokenizers/{}.json", text(&case["tokenizer"]));
+    fs::copy(here().join(tokenizer), to("tokenizer.json")).expect("a tokenizer");
+    fs::write(to("tokenizer_config.json"), case["config"].to_string()).expect("a file");
+    if let Some(template) = case["template"].as_str() {
+        fs::copy(here().join(format!("templates/{template}.jinja")), to("chat_template.jinja")).expect("a template");
+    }
+    folder
+}
+
+/// A cluster of such a model.
+struct Asked {
+    cluster: Cluster,
+    max_tokens: u64,
+    _model: TempDir,
+}
+
+impl Asked {
+    fn about(case: &Value, all: &Value) -> Self {
+        let model = folder(case);
+        let path = Some(model.path().to_owned());
+        let spec = ClusterSpec { contexts: 1, model: path, method: "[attention.dense]", listen: "127.0.0.1:0".into() };
+        let cluster = Cluster::written(BINARY, &spec, |file| {
+            let date = text(&all["date"]);
+            file.replace("[model]\n", &format!("[model]\ndtype = \"f32\"\ntemplate_date = \"{date}\"\n"))
+                .replace("[api]\n", "[api]\nlisten = \"127.0.0.1:0\"\n")
+        });
+        let up = cluster.run(&["up", "--detach"]);
+        assert!(up.status.success(), "{}\n{}", case["tokenizer"], String::from_utf8_lossy(&up.stderr));
+        Self { cluster, max_tokens: all["max_tokens"].as_u64().expect("a number"), _model: model }
+    }
+
+    /// The end of a job of the admin API.
+    fn job(&self, mut request: Value) -> Value {
+        request["max_tokens"] = self.max_tokens.into();
+        request["logprobs"] = 0.into();
+        let server = self.cluster.server();
+        let sent = ureq::post(format!("{server}/api/v1/jobs")).send_json(&request).expect("the job is taken");
+        let job: Value = sent.into_body().read_json().expect("JSON");
+        let events = ureq::get(format!("{server}/api/v1/jobs/{}/events", text(&job["id"]))).call().expect("events");
+        let said = events.into_body().read_to_string().expect("UTF-8");
+        serde_json::from_str::<Value>(said.lines().last().expect("a last event")).expect("JSON")["status"].clone()
+    }
+
+    /// The job behind a request of OpenAI's API, which is answered.
+    fn openai(&self, path: &str, mut request: Value) -> Value {
+        request["max_tokens"] = self.max_tokens.into();
+        request["temperature"] = 0.into();
+        request["logprobs"] = if path.contains("chat") { true.into() } else { 0.into() };
+        let record = self.cluster.record();
+        let url = format!("http://{}{path}", text(&record["api"]));
+        ureq::post(url).send_json(&request).unwrap_or_else(|error| panic!("{request:#}: {error}"));
+        let jobs = ureq::get(format!("{}/api/v1/jobs?limit=1", self.cluster.server())).call().expect("jobs");
+        jobs.into_body().read_json::<Value>().expect("JSON")[0].clone()
+    }
+
+    /// What a command prints.
+    fn command(&self, arguments: &[&str]) {
+        let output = self.cluster.run(arguments);
+        assert!(output.status.success(), "{arguments:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// Whether an answer has the tokens and logprobs that are expected.
+#[track_caller]
+fn check(what: &str, status: &Value, expected: &Value) {
+    let count = |key: &str| status[key].as_u64().expect("a count");
+    let prompt = count("context_tokens") + count("query_tokens");
+    assert_eq!(prompt, expected["prompt_tokens"], "{what}: tokens of the prompt\n{status:#}");
+    assert_eq!(status["tokens"], expected["tokens"], "{what}: tokens\n{status:#}");
+    for (got, wanted) in list(&status["logprobs"]).iter().zip(list(&expected["logprobs"])) {
+        let (got, wanted) = (got["logprob"].as_f64().expect("a number"), wanted.as_f64().expect("a number"));
+        assert!((got - wanted).abs() < CLOSE, "{what}: logprob {got}, expected {wanted}");
+    }
+}
+
+#[test]
+fn clusters_answer_as_transformers_however_they_are_asked() {
+    let all = expected();
+    let (document, first, second) =
+        (text(&all["asked"]["document"]), text(&all["asked"]["first"]), text(&all["asked"]["second"]));
+    for case in list(&all["chats"]).iter().filter(|case| case["answers"].is_array()) {
+        let asked = Asked::about(case, &all);
+        let name = format!("{} behind {}", text(&case["tokenizer"]), text(&case["template"]));
+        for (messages, answer) in list(&all["conversations"]).iter().zip(list(&case["answers"])) {
+            if answer.is_object() {
+                let chat = asked.openai("/v1/chat/completions", json!({"model": "any", "messages": messages}));
+                check(&format!("{name}, chat {messages}"), &chat, answer);
+            }
+        }
+        let kept = &case["kept"];
+        check(&format!("{name}, job"), &asked.job(json!({"context": document, "query": first})), &kept["first"]);
+        let file = asked.cluster.folder().join("document.txt");
+        fs::write(&file, document).expect("a file");
+        asked.command(&["session", "create", "--name", "kept", "--context", file.to_str().expect("UTF-8")]);
+        let status = asked.job(json!({"session": "kept", "query": first}));
+        check(&format!("{name}, session"), &status, &kept["first"]);
+        let most = asked.max_tokens.to_string();
+        asked.command(&["session", "ask", "kept", first, "--keep", "--max-tokens", &most]);
+        let status = asked.job(json!({"session": "kept", "query": second, "query_separator": ""}));
+        check(&format!("{name}, behind a kept answer"), &status, &kept["second"]);
+    }
+    for case in list(&all["raw"]).iter().filter(|case| case["answers"].is_array()) {
+        let asked = Asked::about(case, &all);
+        for (prompt, answer) in list(&all["texts"]).iter().zip(list(&case["answers"])) {
+            if answer.is_object() && !text(prompt).trim().is_empty() {
+                let status = asked.openai("/v1/completions", json!({"model": "any", "prompt": prompt}));
+                check(&format!("{}, completion of {prompt}", case["tokenizer"]), &status, answer);
+            }
+        }
+    }
+}
