@@ -54,6 +54,7 @@ pub use store::{Limits, Store};
 pub const ENDPOINTS: &[(&str, &str)] = &[
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
+    ("GET", "/v1/models/{organisation}/{model}"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/responses"),
@@ -122,7 +123,8 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
 }
 
 fn routes(app: &mut web::ServiceConfig) {
-    app.service(models::list).service(models::show).service(chat::complete).service(completions::complete);
+    app.service(models::list).service(models::show).service(models::show_of);
+    app.service(chat::complete).service(completions::complete);
     app.service(responses::create).service(responses::show).service(responses::cancel);
     app.service(files::create)
         .service(files::list)

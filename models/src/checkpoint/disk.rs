@@ -58,7 +58,7 @@ pub(crate) fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, Mod
         Some(other) => Err(ModelError::Unfit {
             path: path.display().to_string(),
             got: other.to_string(),
-            expected: format!("the file itself: {}", other.remedy()),
+            expected: format!("{file} itself: {}", other.remedy()),
         }),
         None => Ok(Some(bytes)),
     }

@@ -53,12 +53,12 @@ impl Sniffed {
     /// What to do about it where a file of a model should be.
     pub(super) fn remedy(self) -> &'static str {
         match self {
-            Self::LfsPointer { .. } => "fetch the file itself: `git lfs pull` in its folder, or `hf download`",
+            Self::LfsPointer { .. } => "`git lfs pull` in its folder, or `hf download`, fetches it",
             Self::Gguf => "GGUF is not read: fetch the original repository",
             Self::Zip | Self::Pickle => {
                 "PyTorch's format is not read: fetch the repository's safetensors, or save the model with transformers' save_pretrained"
             }
-            Self::Html => "fetch the file itself: the server sent a page about it",
+            Self::Html => "fetch it again: the server sent a page about it",
         }
     }
 }

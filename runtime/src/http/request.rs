@@ -35,8 +35,17 @@ const QUERIES: &[(&str, &[&str])] = &[
 ];
 
 /// Paths whose `GET` answers `HEAD` too: what probes and browsers look at, and the models. The connection leaves the body out.
-const HEADED: &[&str] =
-    &["/livez", "/readyz", "/metrics", "/", "/console.css", "/console.js", "/v1/models", "/v1/models/{model}"];
+const HEADED: &[&str] = &[
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/",
+    "/console.css",
+    "/console.js",
+    "/v1/models",
+    "/v1/models/{model}",
+    "/v1/models/{organisation}/{model}",
+];
 
 /// The methods of a path, in the order of their names.
 pub fn allowed<'a>(pattern: &str, methods: impl Iterator<Item = &'a str>) -> Vec<&'a str> {

@@ -15,9 +15,20 @@ pub async fn list(state: Data<ApiState>) -> impl Responder {
 
 #[get("/v1/models/{model}")]
 pub async fn show(state: Data<ApiState>, model: Path<String>) -> Checked<impl Responder> {
-    match *model == state.supervisor.model().name {
-        true => Ok(Json(described(&state))),
-        false => Err(refusal::no_model(&model, &state.supervisor.model().name)),
+    shown(&state, &model)
+}
+
+/// A model of the hub's, by its whole name.
+#[get("/v1/models/{organisation}/{model}")]
+pub async fn show_of(state: Data<ApiState>, name: Path<(String, String)>) -> Checked<impl Responder> {
+    let (organisation, model) = name.into_inner();
+    shown(&state, &format!("{organisation}/{model}"))
+}
+
+fn shown(state: &ApiState, model: &str) -> Checked<Json<Value>> {
+    match model == state.supervisor.model().name {
+        true => Ok(Json(described(state))),
+        false => Err(refusal::no_model(model, &state.supervisor.model().name)),
     }
 }
 
