@@ -167,7 +167,7 @@ fn up(cluster: &Cluster) {
 }
 
 fn ended(cluster: &Cluster, id: &str) -> Value {
-    cluster.wait_for("the job's end", |_| !matches!(job(cluster, id)["state"].as_str(), Some("pending" | "running")));
+    cluster.wait_for("the job's end", |_| !matches!(job(cluster, id)["state"].as_str(), Some("PENDING" | "RUNNING")));
     job(cluster, id)
 }
 
@@ -179,10 +179,10 @@ fn one_data_dir(damage: Damage) {
         Cluster::written(BINARY, &spec, |text| text.replacen("[[node]]", "[model]\npath = \"model\"\n\n[[node]]", 1));
     copied(&cluster.folder().join("model"));
     up(&cluster);
-    assert_eq!(posted(&cluster, "sessions", json!({"name": "kept", "context": book()})).0, 201);
+    assert_eq!(posted(&cluster, "sessions", json!({"name": "kept", "context": book()})).0, 202);
     submit(&cluster, "first", ("context", &book()));
     let (first, digest) = (ended(&cluster, "first"), cluster.status()["model_digest"].clone());
-    assert_eq!(first["state"], "completed", "{first:#}");
+    assert_eq!(first["state"], "SUCCEEDED", "{first:#}");
     assert!(cluster.run(&["down"]).status.success());
 
     let log = fs::File::create(cluster.folder().join("supervisor.log")).expect("a file");
@@ -192,7 +192,7 @@ fn one_data_dir(damage: Damage) {
     submit(&cluster, "asks", ("session", "kept"));
     assert_eq!(
         [job(&cluster, "waits")["state"].clone(), job(&cluster, "asks")["state"].clone()],
-        ["pending", "pending"]
+        ["PENDING", "PENDING"]
     );
     drop(supervisor);
 
@@ -201,14 +201,14 @@ fn one_data_dir(damage: Damage) {
     assert_ne!(cluster.status()["model_digest"], digest);
     for id in ["waits", "asks"] {
         let status = ended(&cluster, id);
-        assert_eq!((&status["state"], &status["error"]["code"]), (&"failed".into(), &"model_changed".into()), "{id}");
+        assert_eq!((&status["state"], &status["error"]["code"]), (&"FAILED".into(), &"model_changed".into()), "{id}");
         assert_eq!(status["generated_tokens"], 0);
     }
     let (status, refused) = submit(&cluster, "late", ("session", "kept"));
     assert_eq!((status, &refused["error"]["code"]), (422, &"model_changed".into()), "{refused}");
     assert_eq!(job(&cluster, "first")["text"], first["text"], "what was answered stays");
     submit(&cluster, "new", ("context", &book()));
-    assert_eq!(ended(&cluster, "new")["state"], "completed");
+    assert_eq!(ended(&cluster, "new")["state"], "SUCCEEDED");
 }
 
 #[test]

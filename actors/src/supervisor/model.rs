@@ -189,10 +189,10 @@ impl SupervisorState {
     }
 
     fn fail_earlier(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        let (model, earlier) = (self.config.model.clone(), self.model.earlier);
+        let (model, earlier) = (&self.config.model, self.model.earlier);
         let message = format!(
-            "it was taken in under another model than {model} as it is now: its configuration, tokenizer or weights differ, and what \
-             was read of the context is of no use to this one. Send it again"
+            "it was accepted when {model} had another configuration, tokenizer or other weights than the cluster has now, and its tokens \
+             are of that model. Send it again"
         );
         let contexts: Vec<u64> = self.contexts.numbers().into_iter().filter(|number| *number <= earlier).collect();
         for number in contexts {
