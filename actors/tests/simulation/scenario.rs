@@ -258,8 +258,7 @@ fn session(draw: &mut Draw, number: usize, config: &SupervisorConfig) -> Session
             placement: PlacementPolicy::default(),
         };
         // Not every method takes every number of hosts and tokens.
-        let front = &Model::shared().front;
-        if front.prepare_session(request.clone(), &config.method, &config.context_hosts()).is_ok() {
+        if Model::shared().front.prepare_session(request.clone(), &config.method, &config.context_hosts()).is_ok() {
             return request;
         }
     }

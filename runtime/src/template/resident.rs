@@ -15,7 +15,7 @@ use super::{MEMORY, MEMORY_A_BYTE, VERB, write};
 
 /// Time for a rendering, and so many bytes that it is asked with for each second more.
 const MOST_SECONDS: u64 = 10;
-const BYTES_A_SECOND: u64 = 4 << 20;
+const BYTES_A_SECOND: u64 = 1 << 20;
 /// Bytes of an answer beside those that were asked with.
 const MOST_ADDED: u64 = 64 << 20;
 
