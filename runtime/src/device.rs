@@ -282,8 +282,8 @@ mod tests {
             cluster.hosts.iter().map(|host| weight_bytes(&cluster, host, shape)).collect::<Vec<_>>()
         };
         assert_eq!(counted("redistribute", ""), [all, all]);
-        assert_eq!(counted("spare", ""), [context, all]);
-        assert_eq!(counted("spare", "process = \"both\"\n"), [all, 0], "the query host's head is in the process, too");
+        assert_eq!(counted("fail", ""), [context, all]);
+        assert_eq!(counted("fail", "process = \"both\"\n"), [all, 0], "the query host's head is in the process, too");
     }
 
     #[test]

@@ -15,6 +15,7 @@ const OF_HOSTS: &[&str] = &[
     "model_file_missing",
     "model_file_unfit",
     "model_file_unreadable",
+    "model_ids",
     "no_head",
     "not_finite_logits",
     "not_finite_partial",
