@@ -3,6 +3,7 @@
 
 mod append;
 mod conversation;
+mod limits;
 mod preview;
 mod rope;
 
@@ -358,37 +359,6 @@ impl ModelFront {
         let message = format!("no retaining heads are called '{}'; {known}", bounds::shown(wanted));
         Err(JobError::Invalid { param: "method", message })
     }
-
-    /// The numbers, names and lists of a request, before its texts are looked at.
-    fn check(&self, request: &JobRequest) -> Result<Limits, JobError> {
-        check_subject(request)?;
-        request.id.as_deref().map(bounds::client_id).transpose()?;
-        request.session.as_deref().map(|session| bounds::name("session", session)).transpose()?;
-        bounds::labels("labels", &request.labels)?;
-        bounds::labels("placement", &request.placement.labels)?;
-        bounds::stops(&request.stop)?;
-        bounds::logprobs(request.logprobs)?;
-        request.sampling.validate()?;
-        if request.max_tokens == 0 {
-            return Err(invalid("max_tokens", "max_tokens is 0; ask for at least 1 token"));
-        }
-        let max_tokens = u32::try_from(request.max_tokens).ok().filter(|&most| most as usize <= self.max_tokens);
-        let max_tokens = max_tokens.ok_or_else(|| {
-            let (got, most, model) = (request.max_tokens, self.max_tokens, &self.name);
-            let message = format!(
-                "max_tokens is {got}; {model} takes at most {most} tokens of context, query and answer together"
-            );
-            JobError::Invalid { param: "max_tokens", message }
-        })?;
-        let timeout = request.timeout_s.map(|timeout| bounds::seconds("timeout_s", timeout)).transpose()?;
-        Ok(Limits { max_tokens, timeout })
-    }
-}
-
-/// The numbers of a request, each within its bounds.
-struct Limits {
-    max_tokens: u32,
-    timeout: Option<Duration>,
 }
 
 /// A block size that somebody typed for this very job and that leaves hosts without work was not meant.
@@ -412,26 +382,6 @@ fn separated(query: Prompt, separator: &QuerySeparator) -> Prompt {
         Prompt::Text(text) => Prompt::Text(separator.before(&text)),
         given => given,
     }
-}
-
-fn check_subject(request: &JobRequest) -> Result<(), JobError> {
-    match (&request.context, &request.session) {
-        (Some(_), Some(_)) => return Err(invalid("session", "give a context or a session, not both")),
-        (None, Some(_)) if request.method.is_some() => {
-            return Err(invalid("method", "a session's method was chosen when it was created; leave it out"));
-        }
-        (None, Some(_)) => {}
-        (context, None) if context.as_ref().is_none_or(Prompt::is_blank) => return Err(empty_context()),
-        _ => {}
-    }
-    if request.query.is_blank() {
-        return Err(invalid("query", "the query is empty; ask something with --query TEXT"));
-    }
-    if matches!((&request.query, &request.query_separator), (Prompt::Tokens(_), Some(_))) {
-        let message = "token ids are taken as they are; leave it out, or give the query as text";
-        return Err(invalid("query_separator", message));
-    }
-    Ok(())
 }
 
 fn invalid(param: &'static str, message: &str) -> JobError {

@@ -124,7 +124,7 @@ impl Fields {
         for key in KEYS {
             let (Effect::Only(values, remedy), Some(got)) = (&key.effect, json.get(key.name)) else { continue };
             let harmless = |value: &&str| serde_json::from_str::<Value>(value).is_ok_and(|value| value == *got);
-            if !values.iter().any(|value| harmless(&value)) {
+            if !values.iter().any(harmless) {
                 return Err(refused(key.name, described(got), *remedy));
             }
         }

@@ -19,7 +19,6 @@ use asterism_actors::{
     api::{ErrorBody, JobEvent, JobStatus, bounds},
     room::{Holder, Share},
 };
-use ring::digest;
 use serde_json::{Value, json};
 use tokio::{
     sync::{OnceCell, watch},
@@ -27,7 +26,6 @@ use tokio::{
     time::sleep,
 };
 
-use documents::document;
 
 use super::{
     ApiState, Checked, answer,
@@ -40,6 +38,7 @@ use super::{
 };
 use crate::http::{error::Refusal, weight};
 use answers::Answers;
+use documents::{Digest, document};
 pub use line::Line;
 pub use lines::{Lines, Place};
 pub use open::Open;
@@ -80,8 +79,6 @@ pub fn start(state: &ApiState, batch: Batch) {
         }
     });
 }
-
-type Digest = [u8; digest::SHA256_OUTPUT_LEN];
 
 /// A batch at work.
 struct Work {
@@ -249,27 +246,30 @@ impl Work {
         asked.job.labels.insert(bounds::BATCH.into(), self.batch.id.clone());
         asked.job.labels.extend(self.batch.owner.clone().map(|name| (bounds::KEY.to_owned(), name)));
         asked.job.id = Some(self.job_id(at));
-        let whole = asked.clone();
+        let mut whole = (None, None);
         if let Some((name, made)) = document(&asked.job).and_then(|digest| self.documents.get(&digest))
             && *made.get_or_init(|| self.keep(name, &asked.job)).await
         {
-            (asked.job.context, asked.job.method, asked.job.session) = (None, None, Some(name.clone()));
+            whole = (asked.job.context.take(), asked.job.method.take());
+            asked.job.session = Some(name.clone());
         }
         let id = loop {
             if *self.cancelled.borrow() {
                 return None;
             }
             match running::submit(&self.state.supervisor, asked.clone()).await {
-                Ok(id) => break id,
                 // Its seed was drawn again, or its document went another way: it is this line's all the same.
-                Err(JobError::IdTaken { id }) => break id,
+                Ok(id) | Err(JobError::IdTaken { id }) => break id,
                 Err(JobError::Stopping) => return None,
-                Err(JobError::RotatedOtherwise { .. }) if asked.job.session.is_some() => asked = whole.clone(),
+                Err(JobError::RotatedOtherwise { .. }) if asked.job.session.is_some() => {
+                    (asked.job.context, asked.job.method) = std::mem::take(&mut whole);
+                    asked.job.session = None;
+                }
                 Err(error) if may_pass(&error) => sleep(LATER).await,
                 Err(error) => return Some(Err(refusal::of_job(error, "body"))),
             }
         };
-        drop((asked, share));
+        drop((asked, whole, share));
         self.ended(&id).await
     }
 
@@ -303,8 +303,8 @@ impl Work {
 
     /// Writes the files of a batch that is at its end.
     fn finish(&self, answers: &Answers) -> std::io::Result<()> {
-        let mut batch = self.batch.clone();
-        let (store, counts, now) = (&self.state.store, answers.counts(), answer::unix_time());
+        let (mut batch, counts, now) = (self.batch.clone(), answers.counts(), answer::unix_time());
+        let store = &self.state.store;
         let write = |good: bool, kind: &str| -> std::io::Result<Option<String>> {
             if (if good { counts.good } else { counts.bad }) == 0 {
                 return Ok(None);

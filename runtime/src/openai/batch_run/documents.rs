@@ -9,8 +9,11 @@ use asterism_actors::{
 use ring::digest;
 use tokio::{sync::OnceCell, time::sleep};
 
-use super::{Digest, LATER, Line, Work, may_pass};
+use super::{LATER, Line, Work, may_pass};
 use crate::openai::store::{self, BATCH};
+
+/// A digest of a document.
+pub(super) type Digest = [u8; digest::SHA256_OUTPUT_LEN];
 
 /// How long a document of a batch is kept at most.
 const KEPT_S: f64 = 7.0 * 86_400.0;
