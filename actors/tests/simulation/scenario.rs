@@ -8,9 +8,7 @@ use asterism_actors::{
     messages::HostRole,
     supervisor::{HostSpec, Liveness, PlacementPolicy, Recovery, SessionLimits, SupervisorConfig},
 };
-use asterism_kernels::DType;
 use asterism_models::Sampling;
-use asterism_plan::MethodConfig;
 use asterism_transport::sim::Draw;
 
 use crate::model::Model;
@@ -202,7 +200,7 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
         model: "tiny".into(),
         digest: Default::default(),
         weights: Some(Default::default()),
-        dtype: DType::F32,
+        dtype: asterism_kernels::DType::F32,
         hosts: Vec::new(),
         method: serde_json::from_str(r#"{"pulsar": {}}"#).expect("a method"),
         liveness: Liveness { heartbeat: ms(500), suspect_after: 2, dead_after: ms(2000), rejoin: ms(3000) },
@@ -280,7 +278,7 @@ pub fn middle(cut: usize, whole: usize) -> usize {
     cut + (whole - cut).div_ceil(2)
 }
 
-fn method(draw: &mut Draw) -> Option<MethodConfig> {
+fn method(draw: &mut Draw) -> Option<asterism_plan::MethodConfig> {
     pick(draw, &METHODS).and_then(|method| serde_json::from_str(method).ok())
 }
 
