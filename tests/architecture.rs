@@ -29,6 +29,7 @@ const SHELLS: &[&str] = &[
     "shell.rs",
     "writer.rs",
     "feed.rs",
+    "lists.rs",
     "events.rs",
     "pulse.rs",
     "fingerprint.rs",

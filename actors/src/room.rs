@@ -240,7 +240,7 @@ mod tests {
         share.shrink(5);
         assert_eq!((share.amount(), room.lock().free), (5, 95));
         drop(share);
-        let state = room.lock();
-        assert_eq!((state.free, state.held.len()), (100, 0));
+        let inner = room.lock();
+        assert_eq!((inner.free, inner.held.len()), (100, 0));
     }
 }

@@ -201,7 +201,7 @@ fn the_worst_bodies_of_every_endpoint_cost_what_they_are_charged_for() {
         let text = "The whale is white. ".repeat(TOKENISED / 20);
         bodies.push(json!({"messages": [{"role": "user", "content": text}]}).to_string());
         bodies.extend(["input", "prompt"].map(|field| json!({field: text}).to_string()));
-        bodies.push(json!({"name": "long", "context": text, "query": "Which?"}).to_string());
+        bodies.push(json!({"context": text, "query": "Which?"}).to_string());
         bodies.push(json!({"name": "long", "context": text}).to_string());
         let bodies = bodies.into_iter().map(|body| (way.clone(), body)).collect();
         measured(&cluster, &way, usual, || {

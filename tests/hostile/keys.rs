@@ -171,3 +171,57 @@ fn who_asks_for_a_little_does_not_wait_behind_who_asks_for_everything() {
     println!("answered after {took:?}, while {left} of {before} waited");
     assert!(before < 20 || left * 2 > before, "answered after {took:?}, when {left} of {before} still waited");
 }
+
+/// For five minutes, or as many seconds as `ASTERISM_FLOOD_S` says; on a machine with cores to spare for those who flood.
+#[test]
+#[ignore = "takes minutes"]
+fn a_flood_of_one_key_leaves_anothers_chats_as_quick_as_twice_alone() {
+    let seconds = std::env::var("ASTERISM_FLOOD_S").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(300);
+    let cluster = cluster("");
+    let chat = json!({"messages": [{"role": "user", "content": whale()}, {"role": "user", "content": "Which?"}], "max_tokens": 2});
+    let chat = chat.to_string();
+    let long = json!({"messages": [{"role": "user", "content": "The whale is white. ".repeat(10_000)}]}).to_string();
+    let response = json!({"input": format!("{}\n\nWhich?", whale()), "max_output_tokens": 32, "ignore_eos": true, "background": true});
+    let response = response.to_string();
+    let fine = format!("{{\"messages\":[{}0]}}", "{\"\":0},".repeat(150_000));
+    let quick = |until: &dyn Fn(usize) -> bool| {
+        let mut took = Vec::new();
+        while !until(took.len()) {
+            let began = Instant::now();
+            let (status, answer) = ask(&cluster, "sun", ("POST", CHAT), &chat);
+            // The place of the answer before may not be free yet.
+            if status != 429 {
+                assert_eq!(status, 200, "{answer}");
+                took.push(began.elapsed());
+            }
+        }
+        took.sort_unstable();
+        (took[took.len() / 2], took[took.len() * 99 / 100], took.len())
+    };
+    let alone = quick(&|count| count >= 100);
+    let began = Instant::now();
+    let is_over = || began.elapsed().as_secs() >= seconds;
+    let beside = thread::scope(|scope| {
+        for at in 0..16 {
+            let (cluster, long, response, fine) = (&cluster, &long, &response, &fine);
+            scope.spawn(move || {
+                while !is_over() {
+                    match at % 4 {
+                        0 => drop(ask(cluster, "moon", ("POST", CHAT), long)),
+                        1 => drop(ask(cluster, "moon", ("POST", "/v1/responses"), response)),
+                        2 => drop(ask(cluster, "moon", ("POST", CHAT), fine)),
+                        _ => {
+                            let (_, file) = upload(cluster, "moon", fine);
+                            let path = format!("/v1/files/{}", file["id"].as_str().unwrap_or("none"));
+                            ask(cluster, "moon", ("GET", &format!("{path}/content")), "");
+                            ask(cluster, "moon", ("DELETE", &path), "");
+                        }
+                    }
+                }
+            });
+        }
+        quick(&|_| is_over())
+    });
+    println!("median, 99th of a hundred, and count: alone {alone:?}, beside the flood {beside:?}");
+    assert!(beside.1 <= 2 * alone.1, "alone {alone:?}, beside the flood {beside:?}");
+}

@@ -26,7 +26,7 @@ use crate::{
         config::ContextHosts,
         job::Question,
         placement::PlacementPolicy,
-        prepared::PreparedContext,
+        prepared::{KV_BLOCK, PreparedContext},
         state::{PreparedJob, Source},
     },
     trace::JobTrace,
@@ -219,9 +219,6 @@ const CARRIED: Carried = Carried {
     parcel_bytes: MOST_PIECES as u64 * PIECE_BYTES as u64,
     order_spans: MAX_META_BYTES as u64 / 2 / size_of::<Span>() as u64,
 };
-
-/// Tokens that CPUs allot memory for at once.
-const KV_BLOCK: usize = 128;
 
 /// Text in place of the half of a conversation that is not at hand.
 const STAND_IN: &str = "x";

@@ -10,6 +10,8 @@ use crate::{messages::Anew, supervisor::placement::PlacementPolicy};
 
 /// Bytes that a shard or a context takes beside its spans and ids, about.
 const OVERHEAD: u64 = 256;
+/// Tokens that CPUs allot memory for keys and values for at once.
+pub const KV_BLOCK: usize = 128;
 
 /// A context planned, before hosts are chosen.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -100,7 +100,7 @@ enum Outcome {
         answer: Value,
     },
     Cancelled,
-    /// The supervisor ends; another one goes on.
+    /// The supervisor ends, and another one goes on, or the disk gives nothing now.
     Stopped,
 }
 
@@ -115,6 +115,7 @@ impl Work {
     async fn run(mut self) -> std::io::Result<bool> {
         let (store, open, id) = (self.state.store.clone(), self.state.open.clone(), self.batch.id.clone());
         let mut answers = Answers::read(store.answers(&id)?)?;
+        store.recount(&id);
         open.set(&id, answers.counts());
         let mut cancelled = self.cancelled.clone();
         let _turn = tokio::select! {
@@ -183,7 +184,6 @@ impl Work {
         let mut share = intake.awaited(&self.holder, unread + structure).await;
         let line = serde_json::from_slice(&self.lines.read(place).map_err(gone)?);
         share.shrink(unread);
-        // It was one when the batch was made.
         line.map(|line| (line, share))
             .map_err(|error| Refusal::invalid("body", format!("the line is no request: {error}")))
     }
@@ -203,6 +203,7 @@ impl Work {
                 Ok(asked) => (custom_id, self.answer(at, asked, share).await),
                 Err(refused) => (custom_id, Some(Err(refused))),
             },
+            Err(refused) if refused.code() == "disk_full" => return Outcome::Stopped,
             Err(refused) => (String::new(), Some(Err(refused))),
         };
         match told {

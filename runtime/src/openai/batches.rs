@@ -166,8 +166,6 @@ fn described(state: &ApiState, batch: &Batch) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
-
     use super::*;
 
     /// What checking a file of this text says, where lines have at most 4 KiB.
@@ -176,7 +174,8 @@ mod tests {
         std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
         std::io::Seek::rewind(&mut file).unwrap();
         let (lines, intake) = (Lines::find(file, MOST_LINES + 1).unwrap(), Intake::of_bytes(4 << 10));
-        check(&lines, ENDPOINTS[0], (&intake, &None)).now_or_never().expect("there is room")
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(check(&lines, ENDPOINTS[0], (&intake, &None)))
     }
 
     #[test]

@@ -12,6 +12,7 @@ use asterism_actors::api::{AppendRequest, JobRequest, SessionRequest};
 use bytes::Bytes;
 use futures_util::stream;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use super::{
     batch_run::Line,
@@ -215,8 +216,8 @@ fn forms_that_nobody_would_write_are_read_or_refused() {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("multipart/form-data; boundary=w"));
     for _ in 0..count() / 4 {
         let form = Multipart::new(&headers, stream::iter(form(&mut random)));
-        let reading = tokio::time::timeout(Duration::from_secs(10), files::read((&store, None), form));
-        read += usize::from(runtime.block_on(async { reading.await }).expect("it comes to an end").is_ok());
+        let reading = async { timeout(Duration::from_secs(10), files::read((&store, None), form)).await };
+        read += usize::from(runtime.block_on(reading).expect("it comes to an end").is_ok());
     }
     assert!(read > 0, "the generator makes no form");
     assert_eq!((store.stored().bytes, std::fs::read_dir(folder.path().join("openai")).unwrap().count()), (0, 0));

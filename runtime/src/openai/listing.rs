@@ -28,9 +28,9 @@ pub struct Page<T> {
 impl Listing {
     /// The entries that are asked for, of those that come oldest first, with their ids. `lengths`: how many where nothing is said,
     /// and at most.
-    pub fn page<'a, T>(
+    pub fn page<T>(
         &self,
-        entries: &mut dyn DoubleEndedIterator<Item = (&'a str, T)>,
+        entries: &mut dyn DoubleEndedIterator<Item = (&str, T)>,
         (usual, most): (usize, usize),
     ) -> Checked<Page<T>> {
         let limit = self.limit.unwrap_or(usual);

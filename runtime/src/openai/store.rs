@@ -139,9 +139,7 @@ impl Store {
             let mut index = store.index();
             store.all::<Kept>(FILE).into_iter().for_each(|kept| index.insert_file(kept));
             for batch in store.all::<Batch>(BATCH) {
-                let bytes =
-                    |kind| store.path(BATCH, &batch.id, kind).and_then(fs::metadata).map_or(0, |file| file.len());
-                index.insert_batch(BatchHead::of(&batch, bytes("input") + bytes("answers")));
+                index.insert_batch(BatchHead::of(&batch, store.work_bytes(&batch.id)));
             }
         }
         Ok(store)
@@ -276,6 +274,16 @@ impl Store {
     /// The ids of all batches that have not ended, oldest first.
     pub fn open_batches(&self) -> Vec<String> {
         self.index().batches().filter(|batch| batch.is_open).map(|batch| batch.id.clone()).collect()
+    }
+
+    fn work_bytes(&self, batch: &str) -> u64 {
+        let bytes = |kind| self.path(BATCH, batch, kind).and_then(fs::metadata).map_or(0, |file| file.len());
+        bytes("input") + bytes("answers")
+    }
+
+    /// Counts what a batch's work takes as it lies there: more was counted where the disk did not take it.
+    pub fn recount(&self, batch: &str) {
+        self.index().set_bytes(batch, self.work_bytes(batch));
     }
 
     /// Counts bytes of a batch's answers.
