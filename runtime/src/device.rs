@@ -17,7 +17,6 @@ use crate::{
     cluster_file::{DType, Device, LinearType, Recovery, Role},
     cores::SharedCores,
     error::{CliError, Exit},
-    size::bytes,
     wiring,
 };
 
@@ -116,7 +115,9 @@ pub fn weight_bytes(cluster: &Cluster, host: &Host, shape: &ModelConfig) -> u64 
 pub fn weights_fit(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliError> {
     let over = |host: &&Host| host.memory_limit.is_some_and(|limit| limit < weight_bytes(cluster, host, shape));
     let Some(host) = cluster.hosts.iter().find(over) else { return Ok(()) };
-    let (needed, limit) = (bytes(weight_bytes(cluster, host, shape)), bytes(host.memory_limit.unwrap_or_default()));
+    // In one unit, of which both have several: they may be close.
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let (needed, limit) = (mib(weight_bytes(cluster, host, shape)), mib(host.memory_limit.unwrap_or_default()));
     let message = format!(
         "host '{}' needs {needed} for the weights of the model alone, without a token of context, and its memory_limit is {limit}",
         host.name
