@@ -12,7 +12,8 @@ pub struct Arguments {
 impl Arguments {
     pub fn of(arguments: &[Value]) -> Result<Self, Error> {
         let (values, names): (&[Value], Kwargs) = from_args(arguments)?;
-        Ok(Self { values: values.to_vec().into_iter(), names })
+        let values: Vec<Value> = values.to_vec();
+        Ok(Self { values: values.into_iter(), names })
     }
 
     /// The next one, by order or by its name.
