@@ -12,7 +12,7 @@ mod waiting;
 
 use std::{collections::BTreeMap, fmt};
 
-use asterism_models::{QuerySeparator, Sampling, Written};
+use asterism_models::{QuerySeparator, Sampling, TemplateDate, Written};
 use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{
@@ -39,7 +39,7 @@ pub struct JobRequest {
     /// the supervisor makes an id.
     #[serde(default)]
     pub id: Option<String>,
-    /// The document. Tokenised apart from the query; BOS belongs to it. Absent when a session is named.
+    /// The document. Texts are tokenised as one with the query. Absent when a session is named.
     #[serde(default)]
     pub context: Option<Prompt>,
     /// A session to ask, instead of a context.
@@ -78,6 +78,11 @@ pub struct JobRequest {
     /// else the cluster has. Token ids are never separated.
     #[serde(default)]
     pub query_separator: Option<QuerySeparator>,
+    /// The date that the chat template is told, in UTC, such as `2026-11-25`; absent: the session's or the cluster's, or else the
+    /// time at which the job was submitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub template_date: Option<TemplateDate>,
     /// How its shards lie over the hosts, and which hosts may have them.
     #[serde(default)]
     pub placement: PlacementPolicy,
@@ -110,6 +115,7 @@ impl JobRequest {
             ignore_eos: false,
             chat_template: yes(),
             query_separator: None,
+            template_date: None,
             placement: PlacementPolicy::default(),
             timeout_s: None,
             labels: BTreeMap::new(),
@@ -291,6 +297,10 @@ pub struct JobStatus {
     /// The session asked, if one was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
+    /// The date that the model's chat template was told, in UTC, where one was applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub template_date: Option<TemplateDate>,
     /// Context tokens.
     pub context_tokens: usize,
     /// Query tokens.

@@ -302,6 +302,7 @@ async fn a_session_answers_as_a_job_does_and_survives_a_lost_host() {
         allow_idle_hosts: true,
         chat_template: false,
         query_separator: None,
+        template_date: None,
         ttl_s: None,
         placement: PlacementPolicy::default(),
     };

@@ -19,6 +19,8 @@ use weights::{Entry, WeightFile};
 /// An opened checkpoint.
 pub struct Checkpoint {
     name: String,
+    /// `model_type` of config.json.
+    family: String,
     config: ModelConfig,
     /// Files of weights, with their paths.
     files: Vec<(String, WeightFile)>,
@@ -47,12 +49,18 @@ impl Checkpoint {
         Ok(Self {
             name: folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy().into_owned(),
             config: ModelConfig::from_json(&config, generation.as_deref())?,
+            family: parse::<Family>("config.json", &config)?.model_type,
             files,
             tensors,
             tokenizer,
             tokenizer_config: optional(folder, "tokenizer_config.json")?,
             chat: ChatFiles::open(folder)?,
         })
+    }
+
+    /// What config.json calls the family of models that it is of.
+    pub(crate) fn family(&self) -> &str {
+        &self.family
     }
 
     /// The embedded model.
@@ -62,6 +70,7 @@ impl Checkpoint {
         Ok(Self {
             name: EMBEDDED_NAME.to_owned(),
             config: ModelConfig::from_json(embedded::config(), None)?,
+            family: parse::<Family>("config.json", embedded::config())?.model_type,
             files: vec![(EMBEDDED_NAME.to_owned(), file)],
             tensors,
             tokenizer: embedded::tokenizer().to_vec(),
@@ -153,6 +162,13 @@ impl Checkpoint {
 }
 
 type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, Entry)>);
+
+/// config.json, as far as it names a family.
+#[derive(Deserialize)]
+struct Family {
+    #[serde(default)]
+    model_type: String,
+}
 
 fn open_weights(folder: &Path) -> Result<Weights, ModelError> {
     let mut names = vec!["model.safetensors".to_owned()];

@@ -12,7 +12,7 @@ use std::{
 };
 
 use asterism_actors::supervisor::MixedNumerics;
-use asterism_models::QuerySeparator;
+use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
@@ -105,6 +105,9 @@ pub struct ModelSection {
     pub max_context_tokens: Option<usize>,
     /// What stands between context and question where a request does not say.
     pub query_separator: QuerySeparator,
+    /// The date that the chat template is told where a request does not say, such as "2026-11-25". Absent: when it was submitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template_date: Option<TemplateDate>,
 }
 
 /// `[models]`
@@ -340,6 +343,7 @@ impl Default for ModelSection {
             linear: None,
             max_context_tokens: None,
             query_separator: QuerySeparator::default(),
+            template_date: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Sessions as clients see them: plain values.
 
-use asterism_models::QuerySeparator;
+use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,11 @@ pub struct SessionRequest {
     /// token ids.
     #[serde(default)]
     pub query_separator: Option<QuerySeparator>,
+    /// The date that the chat template is told for all of its questions, in UTC, such as `2026-11-25`; absent: the cluster's, or
+    /// else the time at which it was created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub template_date: Option<TemplateDate>,
     /// Seconds until it ends by itself; absent: the cluster's default.
     #[serde(default)]
     #[schemars(range(min = bounds::SHORTEST_S, max = bounds::LONGEST.as_secs_f64()))]
@@ -42,7 +47,7 @@ pub struct SessionRequest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AppendRequest {
-    /// Text or token ids, tokenised by itself and taken as it is.
+    /// Text, which goes on where the session's ends, or token ids, which are taken as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<Prompt>,
     /// A question to the session that was answered, by its job: it and its answer are appended.

@@ -168,6 +168,8 @@ impl Supervisor {
         session: Option<AskedSession>,
     ) -> Result<String, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
+        let request =
+            JobRequest { template_date: Some(model.date(request.template_date, machine::unix_time())), ..request };
         let prepared = self.prepared(move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
         let mut prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
         prepared.question.canary = canary;
@@ -249,6 +251,8 @@ impl Supervisor {
         let (name, ttl) = (request.name.clone(), request.ttl_s);
         let name = bounds::name("name", &name)?;
         let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
+        let request =
+            SessionRequest { template_date: Some(model.date(request.template_date, machine::unix_time())), ..request };
         let prepared = self.prepared(move || model.prepare_session(request, &method, &hosts)).await?;
         let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
         let created = name.clone();

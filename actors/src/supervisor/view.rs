@@ -133,6 +133,7 @@ impl SupervisorState {
                 Source::Session(name) => Some(name.clone()),
                 Source::Context(_) => None,
             },
+            template_date: context.template_date,
             context_tokens: context.plan.context_tokens,
             query_tokens: prepared.question.query_ids.len(),
             refreshed_tokens: prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens()),

@@ -67,6 +67,7 @@ fn session_of(job: &JobRequest, name: &str) -> SessionRequest {
         allow_idle_hosts: true,
         chat_template: false,
         query_separator: None,
+        template_date: None,
         ttl_s: None,
         placement: PlacementPolicy::default(),
     }

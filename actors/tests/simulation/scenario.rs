@@ -252,6 +252,7 @@ fn session(draw: &mut Draw, number: usize, config: &SupervisorConfig) -> Session
             allow_idle_hosts: true,
             chat_template: false,
             query_separator: None,
+            template_date: None,
             ttl_s: None,
             placement: PlacementPolicy::default(),
         };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{TemplateDate, TemplateRefusal, Turn, Written};
+use super::{Speaker, TemplateDate, TemplateRefusal, Turn, Written};
 
 /// What a rendering depends on beside the conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +49,25 @@ pub trait Render: Send + Sync {
     /// # Errors
     /// When the template refuses it, cannot be run or takes more than a template may.
     fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal>;
+}
+
+impl Ending {
+    /// The ending that a request asks for: as it says, or else as its last message is an answer to go on with or none.
+    ///
+    /// # Errors
+    /// When it asks for two of them.
+    pub fn of(last: Option<&Turn>, continues: Option<bool>, answers: Option<bool>) -> Result<Self, &'static str> {
+        let is_answer = last.is_some_and(|last| last.speaker == Speaker::Assistant);
+        match (continues, answers) {
+            (Some(true), Some(true)) => {
+                Err("continue_final_message and add_generation_prompt do not go together: give one of them")
+            }
+            (Some(true), _) => Ok(Self::LastMessage),
+            (None, None) if is_answer => Ok(Self::LastMessage),
+            (_, Some(false)) => Ok(Self::Conversation),
+            _ => Ok(Self::Answer),
+        }
+    }
 }
 
 impl RenderOptions {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use asterism_models::{HeadsFiles, KnownShape, QuerySeparator};
+use asterism_models::{HeadsFiles, KnownShape, QuerySeparator, TemplateDate};
 use asterism_plan::Method;
 
 use super::{ClusterError, clashes::check_name};
@@ -25,6 +25,8 @@ pub struct Model {
     pub heads: HeadsFiles,
     /// What stands between context and question where a request does not say.
     pub query_separator: QuerySeparator,
+    /// The date that the chat template is told where a request does not say.
+    pub template_date: Option<TemplateDate>,
 }
 
 pub(super) fn resolve(file: &ClusterFile, directory: &Path) -> Result<Model, ClusterError> {
@@ -57,6 +59,7 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path) -> Result<Model, Clu
         max_context_tokens: section.max_context_tokens,
         heads: heads(file, directory)?,
         query_separator: section.query_separator.clone(),
+        template_date: section.template_date,
     })
 }
 

@@ -55,6 +55,7 @@ const EMBEDDED: Model = Model {
     max_context_tokens: None,
     heads: BTreeMap::new(),
     query_separator: QuerySeparator::PARAGRAPH,
+    template_date: None,
 };
 
 /// Makes, asks or reports.

@@ -165,6 +165,7 @@ fn create(globals: &Globals, client: &Client, args: &CreateArgs) -> Result<(), C
         allow_idle_hosts: args.allow_idle_hosts,
         chat_template: true,
         query_separator: args.query_separator.clone(),
+        template_date: None,
         ttl_s: args.ttl.map(|ttl| ttl.as_secs_f64()),
         placement: args.placement.policy(),
     };

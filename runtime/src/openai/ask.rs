@@ -73,6 +73,7 @@ impl Asked {
         job.method = fields.value("attention").map(attention).transpose()?;
         job.ignore_eos = fields.take("ignore_eos")?.unwrap_or(false);
         job.timeout_s = fields.take("timeout_s")?;
+        job.template_date = fields.take("template_date")?;
         let (streams, options) = (fields.take("stream")?.unwrap_or(false), fields.take("stream_options")?);
         let progress = fields.take("return_progress")?.unwrap_or(false);
         let StreamOptions { include_usage: usage, .. } = options.unwrap_or_default();

@@ -1,11 +1,13 @@
-//! `/v1/chat/completions`: the last user message is the question, everything before it the context.
+//! `/v1/chat/completions`: the last message is the question, everything before it the context.
+
+use std::time::Duration;
 
 use actix_web::{
     HttpRequest, HttpResponse, post,
     web::{Data, block},
 };
 use asterism_actors::api::{JobRequest, bounds};
-use asterism_models::{QuerySeparator, Speaker, Turn};
+use asterism_models::{Ending, QuerySeparator, RenderOptions, Speaker, Turn};
 use serde_json::Value;
 
 use super::{
@@ -29,18 +31,19 @@ pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
     let messages = fields.value("messages").ok_or_else(|| Refusal::invalid("messages", "there are no messages"))?;
     refuse_texts(&fields)?;
     let turns = read(messages, "messages")?;
+    let ending = ending(&mut fields, &turns)?;
     let logprobs = logprobs::of_chat_asked(&mut fields)?;
     let mut asked = Asked::take(fields, state)?;
     asked.job.logprobs = logprobs;
-    asked.job = about(state, turns, (asked.job, "messages")).await?;
+    asked.job = about(state, (turns, ending), (asked.job, "messages")).await?;
     Ok(asked)
 }
 
 /// The job that answers a conversation, by a session if it names one. `param`: where the conversation came from.
 pub async fn about(
     state: &ApiState,
-    mut turns: Vec<Turn>,
-    (job, param): (JobRequest, &'static str),
+    (mut turns, ending): (Vec<Turn>, Ending),
+    (mut job, param): (JobRequest, &'static str),
 ) -> Checked<JobRequest> {
     if job.session.is_some() {
         let last = turns.pop().filter(|_| turns.is_empty()).ok_or_else(|| {
@@ -49,13 +52,17 @@ pub async fn about(
         return Ok(JobRequest { query: last.text.into(), ..job });
     }
     let model = state.supervisor.model().clone();
-    let split = block(move || model.conversation(turns)).await;
+    // What the template is told here is what the job says.
+    let date = model.date(job.template_date, Duration::from_secs(answer::unix_time()));
+    job.template_date = Some(date);
+    let split = block(move || model.conversation(turns, RenderOptions::on(date).ending(ending))).await;
     let split = split.map_err(|error| Refusal::failed("internal", error))?;
     let (context, query) = split.map_err(|error| refusal::of_job(error, param))?;
     Ok(JobRequest {
         context: Some(context.into()),
         query: query.into(),
-        chat_template: false,
+        // Which it went through already.
+        chat_template: true,
         query_separator: Some(QuerySeparator::NONE),
         ..job
     })
@@ -70,7 +77,14 @@ pub fn refuse_texts(fields: &Fields) -> Checked<()> {
     }
 }
 
-/// A conversation: system first, if at all, then user and assistant in turns, user last.
+/// How the conversation ends that the model is asked with.
+pub fn ending(fields: &mut Fields, turns: &[Turn]) -> Checked<Ending> {
+    let (continues, answers) = (fields.take("continue_final_message")?, fields.take("add_generation_prompt")?);
+    Ending::of(turns.last(), continues, answers)
+        .map_err(|cause| Refusal::invalid("continue_final_message", cause.to_owned()))
+}
+
+/// A conversation in whatever order: the model's template says which it takes.
 pub fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
     use Speaker::{Assistant, System, User};
     let Value::Array(messages) = messages else { return Err(wrong(param, &"expected a list")) };
@@ -90,11 +104,6 @@ pub fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
                 return Err(refused(&format!("has role {role}, expected system, developer, user or assistant")));
             }
         };
-        let before = turns.last().map(|turn| turn.speaker);
-        match (before, speaker) {
-            (None | Some(System), System) | (_, User) | (Some(User | Assistant), Assistant) => {}
-            _ => return Err(refused("is out of order: system first, if at all, then user, then assistant and user")),
-        }
         let text = match message.remove("content") {
             Some(Value::String(text)) => text,
             Some(Value::Array(parts)) => parts.into_iter().map(part).collect::<Option<String>>().ok_or_else(|| {
@@ -104,10 +113,10 @@ pub fn read(messages: Value, param: &str) -> Checked<Vec<Turn>> {
         };
         turns.push(Turn { speaker, text });
     }
-    match turns.last() {
-        Some(turn) if turn.speaker == User => Ok(turns),
-        _ => Err(Refusal::invalid(param, "the last message is not the user's, and there is nothing to answer")),
+    if turns.is_empty() {
+        return Err(Refusal::invalid(param, "there are no messages, and there is nothing to answer"));
     }
+    Ok(turns)
 }
 
 /// The text of a part that is one.
@@ -144,6 +153,29 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_at_the_end_is_gone_on_with_unless_a_request_says_otherwise() {
+        let turns = read(json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]), "messages");
+        let turns = turns.unwrap();
+        let ending = |turns: &[Turn], fields: Value| super::ending(&mut serde_json::from_value(fields).unwrap(), turns);
+        for (last, fields, expected) in [
+            (2, json!({}), Ending::LastMessage),
+            (1, json!({}), Ending::Answer),
+            (1, json!({"continue_final_message": true}), Ending::LastMessage),
+            (1, json!({"continue_final_message": true, "add_generation_prompt": false}), Ending::LastMessage),
+            (2, json!({"continue_final_message": false}), Ending::Answer),
+            (2, json!({"add_generation_prompt": true}), Ending::Answer),
+            (2, json!({"add_generation_prompt": false}), Ending::Conversation),
+        ] {
+            assert_eq!(ending(&turns[..last], fields.clone()).unwrap(), expected, "{last} {fields}");
+        }
+        let both = ending(&turns, json!({"continue_final_message": true, "add_generation_prompt": true})).unwrap_err();
+        assert!(both.to_string().contains("do not go together"), "{both}");
+        let order = json!([{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"},
+                           {"role": "system", "content": "c"}, {"role": "user", "content": "d"}]);
+        assert_eq!(read(order, "messages").unwrap().len(), 4, "whatever the template takes");
+    }
+
+    #[test]
     fn what_is_no_conversation_is_refused() {
         for (messages, cause) in [
             (json!([]), "nothing to answer"),
@@ -155,12 +187,6 @@ mod tests {
             (json!([{"role": "user"}]), "no content"),
             (json!([{"role": "user", "content": null}]), "no content"),
             (json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]), "no text"),
-            (json!([{"role": "assistant", "content": "a"}]), "message 0 is out of order"),
-            (
-                json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]),
-                "message 1 is out of order",
-            ),
-            (json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]), "nothing to answer"),
         ] {
             let error = read(messages.clone(), "messages").unwrap_err().to_string();
             assert!(error.contains(cause), "{messages}: {error}");

@@ -121,8 +121,9 @@ fn conversation(fields: &mut Fields) -> Checked<Vec<Turn>> {
 /// The job of a request.
 pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
     let turns = conversation(&mut fields)?;
+    let ending = chat::ending(&mut fields, &turns)?;
     let mut asked = Asked::take(fields, state)?;
-    asked.job = chat::about(state, turns, (asked.job, "input")).await?;
+    asked.job = chat::about(state, (turns, ending), (asked.job, "input")).await?;
     Ok(asked)
 }
 
