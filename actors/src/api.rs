@@ -38,7 +38,7 @@ pub struct JobRequest {
     /// the supervisor makes an id.
     #[serde(default)]
     pub id: Option<String>,
-    /// The document. Tokenised apart from the query; BOS belongs to it. Absent when a session is named.
+    /// The document. Texts are tokenised as one with the query. Absent when a session is named.
     #[serde(default)]
     pub context: Option<Prompt>,
     /// A session to ask, instead of a context.

@@ -201,6 +201,11 @@ pub enum JobError {
         /// The session.
         name: String,
     },
+    /// What comes behind a session's text changes tokens that it holds already.
+    #[error(
+        "the session holds other tokens than the whole text comes to: what is asked or appended changes how the tokenizer or the chat template writes what stands before it; create the session again with the whole text, or ask a job"
+    )]
+    SessionRewritten,
     /// It cannot grow right now.
     #[error(
         "nothing can be appended to session {name} now: {cause}; try again when `asterism session show {name}` says ready"
@@ -273,6 +278,7 @@ impl JobError {
             Self::SessionFailed { .. } => "session_failed",
             Self::ModelChanged { .. } => "model_changed",
             Self::SessionReplaced { .. } => "session_replaced",
+            Self::SessionRewritten => "session_rewritten",
             Self::SessionBusy { .. } => "session_busy",
             Self::NoHost { .. } => "host_not_found",
             Self::LastHost { .. } => "last_host",

@@ -132,6 +132,7 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
         chat_template: false,
         query_separator: QuerySeparator::NONE,
         template_date: None,
+        text: None,
         placement: PlacementPolicy::default(),
         key: None,
     }
@@ -139,7 +140,8 @@ fn prepared(context: &[u32], method: &str, hosts: usize) -> PreparedContext {
 
 fn job(context: PreparedContext) -> PreparedJob {
     let choice = TokenChoice { max_tokens: 4, ..TokenChoice::default() };
-    let question = Question { query_ids: vec![5, 9], choice, timeout: None, anew: None, canary: false, trace: None };
+    let question =
+        Question { query_ids: vec![5, 9], choice, timeout: None, anew: None, canary: false, text: None, trace: None };
     let (source, labels) = (Source::Context(context), BTreeMap::new());
     PreparedJob { id: "job-1".into(), fingerprint: None, source, question, labels }
 }

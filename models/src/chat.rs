@@ -1,6 +1,5 @@
 //! The checkpoint's chat template, by which whole conversations are rendered. Tokenises nothing.
 
-mod adapters;
 mod date;
 mod files;
 mod marks;
@@ -12,7 +11,6 @@ mod written;
 use serde::{Deserialize, Serialize};
 
 use crate::{Checkpoint, ModelError, Tokenizer};
-pub use adapters::Conversation;
 pub use date::{NoDate, TemplateDate};
 pub(crate) use files::ChatFiles;
 pub use render::{Ending, Render, RenderOptions, Rendered};
@@ -24,7 +22,6 @@ pub use written::Written;
 pub struct ChatTemplate {
     /// What renders; nothing for a base model.
     template: Option<Box<dyn Render>>,
-    bos: String,
 }
 
 /// Why a conversation is not rendered.
@@ -68,14 +65,13 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
         renderer: impl FnOnce(TemplateSource) -> Box<dyn Render>,
     ) -> Result<Self, ModelError> {
-        let bos = checkpoint.config().bos.and_then(|id| tokenizer.token(id)).unwrap_or_default();
-        let Some(source) = files::source(checkpoint, tokenizer)? else { return Ok(Self { template: None, bos }) };
-        let (origin, bos) = (source.origin().to_owned(), source.bos());
+        let Some(source) = files::source(checkpoint, tokenizer)? else { return Ok(Self { template: None }) };
+        let origin = source.origin().to_owned();
         let template = renderer(source);
         let question = Turn { speaker: Speaker::User, text: "What does it say?".to_owned() };
         let tried = template.render(&[question], &RenderOptions::on(TemplateDate::default()));
         tried.map_err(|refusal| ModelError::ChatTemplate { origin, cause: refusal.cause() })?;
-        Ok(Self { template: Some(template), bos })
+        Ok(Self { template: Some(template) })
     }
 
     /// The checkpoint has a template of its own.

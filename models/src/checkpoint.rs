@@ -27,6 +27,8 @@ use weights::{Entry, WeightFile};
 /// An opened checkpoint.
 pub struct Checkpoint {
     name: String,
+    /// `model_type` of config.json.
+    family: String,
     config: ModelConfig,
     /// Files of weights, with their paths.
     files: Vec<(String, WeightFile)>,
@@ -49,6 +51,7 @@ impl Checkpoint {
             "name a Hugging Face model folder (config.json, tokenizer.json, model.safetensors)",
         )?;
         let generation = optional(folder, "generation_config.json")?;
+        let family = parse::<Family>("config.json", &config)?.model_type;
         // Of a model that is not supported the other files may be anything.
         let config = ModelConfig::from_json(&config, generation.as_deref())?;
         let tokenizer = required(
@@ -59,6 +62,7 @@ impl Checkpoint {
         let checkpoint = Self {
             name,
             config,
+            family,
             files,
             tensors,
             tokenizer,
@@ -68,6 +72,11 @@ impl Checkpoint {
         checkpoint.check_head().map(|()| checkpoint)
     }
 
+    /// What config.json calls the family of models that it is of.
+    pub(crate) fn family(&self) -> &str {
+        &self.family
+    }
+
     /// The embedded model.
     pub fn embedded() -> Result<Self, ModelError> {
         let file = WeightFile::embedded(embedded::weights());
@@ -75,6 +84,7 @@ impl Checkpoint {
         Ok(Self {
             name: EMBEDDED_NAME.to_owned(),
             config: ModelConfig::from_json(embedded::config(), None)?,
+            family: parse::<Family>("config.json", embedded::config())?.model_type,
             files: vec![(EMBEDDED_NAME.to_owned(), file)],
             tensors,
             tokenizer: embedded::tokenizer().to_vec(),
@@ -227,6 +237,13 @@ pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const TABLE: &str = "model.embed_tokens.weight";
 
 type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, Entry)>);
+
+/// config.json, as far as it names a family.
+#[derive(Deserialize)]
+struct Family {
+    #[serde(default)]
+    model_type: String,
+}
 
 fn open_weights(folder: &Path) -> Result<Weights, ModelError> {
     let names = weight_names(folder)?;

@@ -20,8 +20,8 @@ mod synthetic;
 mod tokenizer;
 
 pub use chat::{
-    ChatTemplate, Conversation, Ending, NoDate, Render, RenderOptions, Rendered, Speaker, TemplateDate,
-    TemplateRefusal, TemplateSource, Turn, Written,
+    ChatTemplate, Ending, NoDate, Render, RenderOptions, Rendered, Speaker, TemplateDate, TemplateRefusal,
+    TemplateSource, Turn, Written,
 };
 pub use checkpoint::{Checkpoint, KnownShape};
 pub use config::{Biases, ModelConfig, Rope, RopeScaling, Yarn};

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Text before a question. It is tokenised with the question, so that a context is the same whatever is asked about it.
+/// Text before a question, a part of what is asked: a context is the same whatever that is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String")]
 #[schemars(extend("maxLength" = Self::MAX_BYTES))]

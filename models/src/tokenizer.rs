@@ -3,6 +3,7 @@
 
 mod border;
 mod bytes;
+mod class;
 mod joints;
 #[cfg(test)]
 mod kinds;
@@ -18,10 +19,12 @@ use std::{ops::Range, sync::Arc};
 
 use tokenizers::{Encoding, PostProcessor, Token};
 
+use class::Config;
 use joints::{Joints, WHOLE};
 use place::Place;
 use steps::Steps;
 
+use crate::config::parse;
 use crate::{Checkpoint, ModelError, Written};
 pub use border::Cut;
 pub use place::Passage;
@@ -48,17 +51,19 @@ pub struct Around {
 }
 
 impl Tokenizer {
-    /// Reads the checkpoint's tokenizer.json.
+    /// Reads the checkpoint's tokenizer.json, and tokenizer_config.json as far as it decides over ids.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
-        Self::from_json(checkpoint.tokenizer_json(), checkpoint.name())
+        let config = checkpoint.tokenizer_config_json().map(|json| parse("tokenizer_config.json", json)).transpose()?;
+        let (json, name) = (checkpoint.tokenizer_json(), checkpoint.name());
+        Self::from_files(json, config.unwrap_or_default(), (checkpoint.family(), name))
     }
 
-    fn from_json(json: &[u8], name: &str) -> Result<Self, ModelError> {
+    fn from_files(json: &[u8], config: Config, (family, name): (&str, &str)) -> Result<Self, ModelError> {
         let malformed = |error: tokenizers::Error| ModelError::Malformed {
             path: format!("{name}/tokenizer.json"),
             cause: error.to_string(),
         };
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(malformed)?;
+        let mut inner = class::load(json, config, family).map_err(malformed)?;
         // A context is never cut short or filled up unasked.
         inner.with_padding(None).with_truncation(None).map_err(malformed)?;
         let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(1);
@@ -75,8 +80,7 @@ impl Tokenizer {
         self.joints.as_ref().map_or(WHOLE, |joints| joints.most_bytes(tokens, self.longest))
     }
 
-    /// The tokens that the tokenizer puts around every text, by its post-processor alone, as transformers has it: `add_bos_token`
-    /// and `bos_token` of tokenizer_config.json say nothing where there is a tokenizer.json.
+    /// The tokens that the tokenizer puts around every text, by its post-processor alone, as transformers has it.
     pub fn around(&self) -> &Around {
         &self.around
     }

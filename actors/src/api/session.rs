@@ -47,7 +47,7 @@ pub struct SessionRequest {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AppendRequest {
-    /// Text or token ids, tokenised by itself and taken as it is.
+    /// Text, which goes on where the session's ends, or token ids, which are taken as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<Prompt>,
     /// A question to the session that was answered, by its job: it and its answer are appended.

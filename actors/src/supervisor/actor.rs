@@ -178,8 +178,7 @@ impl Supervisor {
         session: Option<AskedSession>,
     ) -> Result<String, JobError> {
         let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
-        let now = || model.date(request.template_date, machine::unix_time());
-        let template_date = request.chat_template.then(now).or(request.template_date);
+        let template_date = Some(model.date(request.template_date, machine::unix_time()));
         let (holder, request) = (holder(&request), JobRequest { template_date, ..request });
         let prepared =
             self.prepared(&holder, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;

@@ -15,18 +15,19 @@ use crate::{
         prepared::PreparedContext,
         record,
         session::Session,
+        session_text::{Answered, KeptTurn},
         state::{Command, SupervisorState},
     },
 };
 
 impl SupervisorState {
-    /// A session as an append is prepared for it, and the tokens of a question that was asked it, with its answer.
+    /// A session as an append is prepared for it, and a question that was asked it, with its answer.
     ///
     /// # Errors
     /// When there is no such session, or it cannot be asked; when `job` was not answered, or asked something else.
-    pub fn grown_session(&self, name: &str, job: Option<&str>) -> Result<(AskedSession, Vec<u32>), JobError> {
+    pub fn grown_session(&self, name: &str, job: Option<&str>) -> Result<(AskedSession, Answered), JobError> {
         let session = self.asked_session(name)?;
-        let Some(id) = job else { return Ok((session, Vec::new())) };
+        let Some(id) = job else { return Ok((session, Answered::default())) };
         let job = self.job_number(id).and_then(|number| self.jobs.get(number));
         let job = job.ok_or_else(|| JobError::NotFound { id: id.to_string() })?;
         let (asked, state) = (job.status.session.as_deref(), job.status.state);
@@ -38,7 +39,9 @@ impl SupervisorState {
             );
             return Err(JobError::Invalid { param: "job", message });
         }
-        Ok((session, [&job.question.query_ids[..], &job.status.tokens].concat()))
+        let ids = [&job.question.query_ids[..], &job.status.tokens].concat();
+        let turn = |question: &String| KeptTurn { question: question.clone(), answer: job.status.text.clone() };
+        Ok((session, Answered { ids, turn: job.question.text.as_ref().map(turn) }))
     }
 
     /// What changes when a session is to go on with what was prepared for its context `base`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::{MethodConfig, Plan};
 
-use crate::supervisor::{job::Anew, placement::PlacementPolicy};
+use crate::supervisor::{job::Anew, placement::PlacementPolicy, prepared::PreparedContext, session_text::SessionText};
 
 /// A session as a question to it is prepared.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub struct AskedSession {
     pub placement: PlacementPolicy,
     /// Whether its questions go through the chat template.
     pub chat_template: bool,
+    /// The end of its text, where it has one.
+    pub text: Option<Box<SessionText>>,
     /// What stands before those that name nothing else.
     pub query_separator: QuerySeparator,
     /// The date that its template is told, where one was applied.
@@ -31,6 +33,22 @@ pub struct AskedSession {
 }
 
 impl AskedSession {
+    /// The session of this context.
+    pub fn of(context: u64, prepared: &PreparedContext) -> Self {
+        Self {
+            context,
+            plan: prepared.plan.clone(),
+            ids: prepared.ids.clone(),
+            method: prepared.method.clone(),
+            hosts: prepared.hosts,
+            placement: prepared.placement.clone(),
+            chat_template: prepared.chat_template,
+            text: prepared.text.clone(),
+            query_separator: prepared.query_separator.clone(),
+            template_date: prepared.template_date,
+        }
+    }
+
     /// What of the context a question gets anew.
     pub fn anew(&self, query: &[u32]) -> Option<Box<Anew>> {
         let context = &self.ids[..self.plan.context_tokens];

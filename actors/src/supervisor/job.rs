@@ -34,6 +34,9 @@ pub struct Question {
     /// Whether it is one of the cluster's own test, which goes before what waits for that to pass.
     #[serde(skip)]
     pub canary: bool,
+    /// Its text with what separates it, where a session was asked with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
     /// Its span, where spans are wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<JobTrace>,
@@ -225,7 +228,8 @@ impl Job {
     /// Bytes that are held for it: of what it asks, and once it has ended of what it answers.
     pub fn bytes(&self) -> u64 {
         let labels = self.status.labels.iter().map(|(key, value)| key.len() + value.len());
-        let text: usize = self.status.id.len() + labels.sum::<usize>();
+        let asked = self.question.text.as_ref().map_or(0, String::len);
+        let text: usize = self.status.id.len() + labels.sum::<usize>() + asked;
         let part = match self.has_ended() {
             false => {
                 let stops = self.question.choice.stop.iter().map(String::len).sum::<usize>();
@@ -245,7 +249,8 @@ impl Job {
         // What was asked a session may become a part of it.
         let query_ids = std::mem::take(&mut self.question.query_ids);
         let kept = if self.status.session.is_some() { query_ids } else { Vec::new() };
-        self.question = Question { query_ids: kept, trace: self.question.trace, ..Question::default() };
+        let text = self.question.text.take();
+        self.question = Question { query_ids: kept, text, trace: self.question.trace, ..Question::default() };
         self.open.clear();
         self.status.phase = None;
         self.status.error = outcome.error();

@@ -34,6 +34,7 @@ mod pulse;
 mod record;
 mod recovery;
 mod session;
+mod session_text;
 mod shell;
 mod state;
 mod told;

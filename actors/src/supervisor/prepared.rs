@@ -6,7 +6,10 @@ use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{messages::Anew, supervisor::placement::PlacementPolicy};
+use crate::{
+    messages::Anew,
+    supervisor::{placement::PlacementPolicy, session_text::SessionText},
+};
 
 /// Bytes that a shard or a context takes beside its spans and ids, about.
 const OVERHEAD: u64 = 256;
@@ -42,6 +45,9 @@ pub struct PreparedContext {
     /// The date that its template was told, and is told for its questions, where one was applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_date: Option<TemplateDate>,
+    /// The end of its text, where it is a session's and has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<Box<SessionText>>,
     /// Which hosts it may go to.
     pub placement: PlacementPolicy,
     /// The key that asked, if one did: contexts of each have their turns.
@@ -87,7 +93,8 @@ impl PreparedContext {
     /// Bytes that its plan and its ids take here.
     pub fn bytes(&self) -> u64 {
         let spans = |shard: &Shard| size_of::<Span>() as u64 * shard.prefix.len() as u64 + OVERHEAD;
-        self.plan.shards.iter().map(spans).sum::<u64>() + 4 * self.ids.len() as u64 + OVERHEAD
+        let text = self.text.as_ref().map_or(0, |text| text.bytes());
+        self.plan.shards.iter().map(spans).sum::<u64>() + 4 * self.ids.len() as u64 + text + OVERHEAD
     }
 
     /// What of it never changes, counted once.

@@ -190,18 +190,7 @@ impl SupervisorState {
     /// What a question to a session is prepared for.
     pub fn asked_session(&self, name: &str) -> Result<AskedSession, JobError> {
         let context = self.sessions.find(name)?.context;
-        let prepared = &self.contexts[context].prepared;
-        Ok(AskedSession {
-            context,
-            plan: prepared.plan.clone(),
-            ids: prepared.ids.clone(),
-            method: prepared.method.clone(),
-            hosts: prepared.hosts,
-            placement: prepared.placement.clone(),
-            chat_template: prepared.chat_template,
-            query_separator: prepared.query_separator.clone(),
-            template_date: prepared.template_date,
-        })
+        Ok(AskedSession::of(context, &self.contexts[context].prepared))
     }
 
     /// What changes when a session lives `ttl` from now on.

@@ -343,6 +343,7 @@ fn prepared_of(method: &MethodConfig, hosts: usize, tokens: u32, query: &[u32]) 
         chat_template: false,
         query_separator: QuerySeparator::NONE,
         template_date: None,
+        text: None,
         placement: PlacementPolicy::default(),
         key: None,
     }
@@ -357,8 +358,15 @@ fn job(source: Source, timeout: Option<f64>) -> PreparedJob {
     static JOBS: AtomicU64 = AtomicU64::new(0);
     let id = format!("job-{:032x}", JOBS.fetch_add(1, Ordering::Relaxed));
     let choice = TokenChoice { max_tokens: 4, ..TokenChoice::default() };
-    let question =
-        Question { query_ids: vec![1], choice, timeout: timeout.map(seconds), anew: None, canary: false, trace: None };
+    let question = Question {
+        query_ids: vec![1],
+        choice,
+        timeout: timeout.map(seconds),
+        anew: None,
+        canary: false,
+        text: None,
+        trace: None,
+    };
     PreparedJob { id, fingerprint: None, source, question, labels: BTreeMap::new() }
 }
 

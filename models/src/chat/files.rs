@@ -89,7 +89,12 @@ pub(super) fn source(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<O
         cause: format!("there are several ({names}), and none is called \"default\""),
     })?;
     let variables = variables(checkpoint, tokenizer, config.as_ref())?;
-    Ok(Some(TemplateSource::new(origin.to_owned(), text, variables, tokenizer.special_names().map(str::to_owned).collect())))
+    Ok(Some(TemplateSource::new(
+        origin.to_owned(),
+        text,
+        variables,
+        tokenizer.special_names().map(str::to_owned).collect(),
+    )))
 }
 
 /// `bos_token` and its like: those of tokenizer_config.json, which an older checkpoint has in special_tokens_map.json.

@@ -43,10 +43,6 @@ impl TemplateSource {
         &self.origin
     }
 
-    pub(super) fn bos(&self) -> String {
-        self.variables.get("bos_token").cloned().unwrap_or_default()
-    }
-
     /// Renders within this process, whose memory and time nothing bounds but instructions and the length of what is written.
     pub fn in_process(self) -> Box<dyn Render> {
         Box::new(self)

@@ -33,6 +33,10 @@ const MARK: char = '\u{2581}';
 /// How many bytes NFC makes one of at most: three Hangul jamo of three bytes become a syllable of three.
 const NFC_SHRINKS: usize = 3;
 
+/// What lies between pieces in the tokenizer of Qwen2.
+pub const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// What lies between pieces in the tokenizers of GPT-2, Llama 3, Qwen2, Qwen3.5, Mistral Nemo and GPT-4o, in the words of their
 /// files, and whether an apostrophe goes with the letters before it.
 const PATTERNS: [(&str, bool); 6] = [
@@ -41,10 +45,7 @@ const PATTERNS: [(&str, bool); 6] = [
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         false,
     ),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        false,
-    ),
+    (QWEN2, false),
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         false,

@@ -24,7 +24,7 @@ impl Kind {
         let library = tokenizers::Tokenizer::from_bytes(&json).unwrap_or_else(|error| panic!("{name}: {error}"));
         let mut blind = library.clone();
         blind.set_encode_special_tokens(true);
-        let mut tokenizer = Tokenizer::from_json(&json, name).unwrap();
+        let mut tokenizer = Tokenizer::from_files(&json, Default::default(), ("llama", name)).unwrap();
         assert_eq!(tokenizer.joints.is_some(), is_cut, "{name}");
         let joints = tokenizer.joints.take().and_then(Arc::into_inner);
         tokenizer.joints = joints.map(|joints: Joints| Arc::new(joints.with_sizes(24, 1 << 12)));

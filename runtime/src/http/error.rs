@@ -203,7 +203,7 @@ fn status_of(code: &str) -> StatusCode {
     match code {
         "job_not_found" | "session_not_found" | "host_not_found" => StatusCode::NOT_FOUND,
         "job_exists" | "job_ended" | "session_exists" | "last_host" | "spare_busy" | "host_conflict"
-        | "session_busy" | "session_replaced" => StatusCode::CONFLICT,
+        | "session_busy" | "session_replaced" | "session_rewritten" => StatusCode::CONFLICT,
         "session_expired" => StatusCode::GONE,
         "context_too_long" => StatusCode::PAYLOAD_TOO_LARGE,
         "not_ready" | "overloaded" | "stopping" | "capacity_exhausted" | "self_test_failed" => {

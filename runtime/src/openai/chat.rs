@@ -62,7 +62,8 @@ pub async fn about(
     Ok(JobRequest {
         context: Some(context.into()),
         query: query.into(),
-        chat_template: false,
+        // Which it went through already.
+        chat_template: true,
         query_separator: Some(QuerySeparator::NONE),
         ..job
     })

@@ -9,7 +9,7 @@ use asterism_actors::{
     api::{JobRequest, Prompt},
     supervisor::ModelFront,
 };
-use asterism_models::QuerySeparator;
+use asterism_models::{QuerySeparator, Written};
 
 use super::{
     ApiState, Checked, answer,
@@ -47,7 +47,7 @@ pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
         (context, Some(_)) => (asked.job.context, asked.job.query) = (context, prompt),
         (Some(context), None) => {
             let context = match context {
-                Prompt::Text(text) => state.supervisor.model().document(&text).into(),
+                Prompt::Text(text) => Written::message(&text).into(),
                 ids => ids,
             };
             (asked.job.context, asked.job.query) = (Some(context), prompt);
@@ -64,7 +64,7 @@ pub async fn asked(state: &ApiState, mut fields: Fields) -> Checked<Asked> {
     Ok(asked)
 }
 
-/// One prompt as context and query: at its last separator, or before its last token.
+/// One prompt as context and query, which join to it.
 fn split(model: &ModelFront, prompt: Prompt) -> Result<(Prompt, Prompt), JobError> {
     match prompt {
         Prompt::Tokens(mut ids) if ids.len() > 1 => {
@@ -76,7 +76,7 @@ fn split(model: &ModelFront, prompt: Prompt) -> Result<(Prompt, Prompt), JobErro
             Err(JobError::Invalid { param: "prompt", message })
         }
         text => {
-            let (context, query) = model.completion(text.text().unwrap_or_default())?;
+            let (context, query) = model.completion(text.text().unwrap_or_default().to_owned())?;
             Ok((context.into(), query.into()))
         }
     }

@@ -1,14 +1,14 @@
 //! A conversation, or a text to be gone on with, as the context and the query of a job. Plans nothing.
 
-use asterism_models::{Conversation, ModelError, RenderOptions, Turn, Written};
+use asterism_models::{ModelError, RenderOptions, Speaker, Turn, Written};
 
-use super::{ModelFront, invalid};
+use super::{ModelFront, invalid, prompt::Whole};
 use crate::error::JobError;
 
 impl ModelFront {
-    /// The context and the query that join to what the chat template renders of `turns`: the last message is the query,
-    /// everything before it the context. A last message that is longer than all before it is a document with its question,
-    /// and cut at its last separator. For a base model the separator stands between messages.
+    /// The context and the query that join to what the chat template renders of `turns`: the last message of the user and all
+    /// behind it are the query, everything before it the context. One that is longer than all before it is a document with its
+    /// question, and cut at its last separator. For a base model the separator stands between messages.
     ///
     /// # Errors
     /// When they are too long, or the template takes no such conversation.
@@ -16,69 +16,56 @@ impl ModelFront {
         let bytes = turns.iter().map(|turn| turn.text.len()).sum();
         self.check_text("messages", bytes)?;
         let separator = self.query_separator.to_string();
-        let given = turns.last().map_or(0, |last| last.text.len());
-        let Conversation { mut head, last, tail } = self.template.conversation(&turns, &separator, options)?;
-        let at = match last.len() > bytes - given {
-            true => cut(&last, &separator).unwrap_or(0),
-            false => 0,
+        let asked =
+            turns.iter().rposition(|turn| turn.speaker == Speaker::User).unwrap_or(turns.len().saturating_sub(1));
+        let earlier: usize = turns.iter().take(asked).map(|turn| turn.text.len()).sum();
+        let text = turns.get(asked).map_or("", |turn| &turn.text);
+        let at = if text.len() > earlier { cut(text, &separator).unwrap_or(0) } else { 0 };
+        let whole = match self.template.is_chat() {
+            true => self.rendered(&turns, options.with_question(asked, at))?,
+            false => joined(&turns, &separator, (asked, at)),
         };
-        let mut query = Written::message(&last[at..]);
-        query.push(&tail);
-        head.push_message(&last[..at]);
-        // What separates goes with the question, as it does in jobs.
-        if let Some(length) = head.text().strip_suffix(&separator).map(str::len).filter(|_| !separator.is_empty()) {
-            let mut separated = head.split_off(length);
-            separated.append(query);
-            query = separated;
-        }
-        self.both(head, query, "messages")
+        both(whole, "messages")
     }
 
-    /// The context and the query that join to `text`, which is raw, behind what the model wants before every text.
+    /// The context and the query that join to `text`, which is raw.
     ///
     /// # Errors
-    /// When it is too long or too short to be both.
-    pub fn completion(&self, text: &str) -> Result<(Written, Written), JobError> {
+    /// When it is too long, or there is nothing in it.
+    pub fn completion(&self, text: String) -> Result<(Written, Written), JobError> {
         self.check_text("prompt", text.len())?;
-        let separator = self.query_separator.to_string();
-        let (context, query) = text.split_at(cut(text, &separator).unwrap_or(0));
-        let context = Written::from(self.template.bos().to_owned() + context);
-        self.both(context, Written::from(query.to_owned()), "prompt")
-    }
-
-    /// A context behind what the model wants before every text.
-    pub fn document(&self, context: &str) -> Written {
-        self.template.document(context)
+        let at = cut(&text, &self.query_separator.to_string()).unwrap_or(0);
+        both(Whole { written: Written::from(text), at, around: true }, "prompt")
     }
 
     fn check_text(&self, param: &'static str, bytes: usize) -> Result<(), JobError> {
         let most = self.most_text_bytes();
         if bytes > most { Err(self.too_large(param, ModelError::TooManyBytes { bytes, most })) } else { Ok(()) }
     }
+}
 
-    /// Neither may be empty, so that of a text without a joint the last word is the query.
-    fn both(
-        &self,
-        mut context: Written,
-        mut query: Written,
-        param: &'static str,
-    ) -> Result<(Written, Written), JobError> {
-        if query.text().trim().is_empty() {
-            return Err(invalid(param, "there is nothing to answer: the last message or the prompt is empty"));
+/// Messages of a base model, of which one begins a question at a byte.
+fn joined(turns: &[Turn], separator: &str, (asked, byte): (usize, usize)) -> Whole {
+    let (mut written, mut at) = (Written::default(), 0);
+    for (number, turn) in turns.iter().enumerate() {
+        if number == asked {
+            at = written.text().len() + if number > 0 && byte > 0 { separator.len() + byte } else { byte };
         }
-        if !context.text().trim().is_empty() {
-            return Ok((context, query));
+        if number > 0 {
+            written.push_message(separator);
         }
-        let words = query.text().trim_end();
-        match words.rfind(char::is_whitespace).filter(|at| !words[..*at].trim().is_empty()) {
-            Some(at) => {
-                let last = query.split_off(at);
-                context.append(query);
-                Ok((context, last))
-            }
-            None => Err(invalid(param, "one word is no context and question; this model puts nothing before it")),
-        }
+        written.push_message(&turn.text);
     }
+    Whole { written, at, around: true }
+}
+
+/// What stands before the question, and the question, which may not be empty.
+fn both(Whole { mut written, at, .. }: Whole, param: &'static str) -> Result<(Written, Written), JobError> {
+    let query = written.split_off(at);
+    if query.text().trim().is_empty() {
+        return Err(invalid(param, "there is nothing to answer: the last message or the prompt is empty"));
+    }
+    Ok((written, query))
 }
 
 /// Where the last separator of a text begins that has something on both sides.
@@ -119,11 +106,11 @@ mod tests {
         use Speaker::{Assistant, System, User};
         let document = "A long document.\n\nOf two paragraphs.";
         for (turns, expected) in [
-            (&[(System, document), (User, "Which?")][..], both(document, "\n\nWhich?")),
-            (&[(User, document), (User, "Which?")], both(document, "\n\nWhich?")),
+            (&[(System, document), (User, "Which?")][..], both(&format!("{document}\n\n"), "Which?")),
+            (&[(User, document), (User, "Which?")], both(&format!("{document}\n\n"), "Which?")),
             (
                 &[(User, document), (Assistant, "Read."), (User, "A?\n\nB?")],
-                both(&format!("{document}\n\nRead."), "\n\nA?\n\nB?"),
+                both(&format!("{document}\n\nRead.\n\n"), "A?\n\nB?"),
             ),
             (&[(User, &format!("{document}\n\nWhich?"))], both(document, "\n\nWhich?")),
             (
@@ -139,20 +126,26 @@ mod tests {
     #[test]
     fn a_prompt_is_cut_at_its_last_separator() {
         let front = front();
-        assert_eq!(texts(front.completion("a\n\nb\n\nc\n\n").unwrap()), both("a\n\nb", "\n\nc\n\n"));
-        assert_eq!(texts(front.completion("one line").unwrap()), both("", "one line"));
+        assert_eq!(
+            texts(front.completion("a\n\nb\n\nc\n\n".to_owned()).unwrap()),
+            ("a\n\nb".to_owned(), "\n\nc\n\n".to_owned())
+        );
+        assert_eq!(texts(front.completion("one line".to_owned()).unwrap()), (String::new(), "one line".to_owned()));
         for empty in ["", " \n\n "] {
-            assert_eq!(front.completion(empty).unwrap_err().code(), "invalid_request");
+            assert_eq!(front.completion(empty.to_owned()).unwrap_err().code(), "invalid_request");
         }
-        let long = front.completion(&"word ".repeat(1 << 20)).unwrap_err();
+        let long = front.completion("word ".repeat(1 << 20)).unwrap_err();
         assert_eq!(long.code(), "context_too_long");
     }
 
     #[test]
-    fn where_nothing_stands_before_a_text_its_last_word_is_the_query() {
-        let front = front();
-        let both = |query: &str| front.both(Written::default(), Written::message(query), "prompt");
-        assert_eq!(both("two words ").unwrap(), (Written::message("two"), Written::message(" words ")));
-        assert_eq!(both(" word").unwrap_err().code(), "invalid_request");
+    fn messages_of_a_base_model_have_the_separator_between_them() {
+        use Speaker::{Assistant, User};
+        let turn = |speaker, text: &str| Turn { speaker, text: text.to_owned() };
+        let turns = [turn(User, "a"), turn(Assistant, "b"), turn(User, "c--d")];
+        for (place, before) in [((2, 0), "a--b"), ((2, 1), "a--b--c"), ((0, 1), "a")] {
+            let Whole { written, at, .. } = joined(&turns, "--", place);
+            assert_eq!((written.text(), &written.text()[..at]), ("a--b--c--d", before));
+        }
     }
 }

@@ -49,6 +49,8 @@ fn check_subject(request: &JobRequest) -> Result<(), JobError> {
             return Err(invalid("method", "a session's method was chosen when it was created; leave it out"));
         }
         (None, Some(_)) => {}
+        // The context of a text that was cut may be any part of it.
+        (Some(Prompt::Written(_)), None) => {}
         (context, None) if context.as_ref().is_none_or(Prompt::is_blank) => return Err(empty_context()),
         _ => {}
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use asterism_kernels::DType;
-use asterism_models::ModelError;
+use asterism_models::{ModelError, QuerySeparator};
 use asterism_plan::{Alternative, MethodConfig, Plan, PlanRequest, methods::DenseConfig};
 
 use super::{ModelFront, invalid};
@@ -70,7 +70,7 @@ impl ModelFront {
             return Err(invalid("method", "only auto looks at alternatives; ask for it, or for no method"));
         };
         let context = request.context.unwrap_or(Prompt::Text(String::new()));
-        let (context, query) = self.tokens((context, request.query), None)?;
+        let (context, query) = self.prompt((context, request.query), &QuerySeparator::NONE, None)?;
         let shape = self.config.shape(hosts.dtype);
         Ok(auto.alternatives(&PlanRequest {
             context: &context,

@@ -58,7 +58,7 @@ impl Work {
                 context,
                 method: job.method.clone(),
                 allow_idle_hosts: job.allow_idle_hosts,
-                chat_template: false,
+                chat_template: job.chat_template,
                 query_separator: job.query_separator.clone(),
                 template_date: job.template_date,
                 ttl_s: Some(KEPT_S),
@@ -87,6 +87,6 @@ impl Work {
 pub(super) fn document(job: &JobRequest) -> Option<Digest> {
     let mut context = digest::Context::new(&digest::SHA256);
     let text = job.context.as_ref().filter(|context| context.text().is_some())?;
-    context.update(&serde_json::to_vec(&(text, &job.method, &job.query_separator)).ok()?);
+    context.update(&serde_json::to_vec(&(text, &job.method, &job.query_separator, job.chat_template)).ok()?);
     context.finish().as_ref().try_into().ok()
 }
