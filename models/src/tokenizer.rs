@@ -2,6 +2,7 @@
 
 mod bytes;
 mod cuts;
+mod fuel;
 mod specials;
 
 use std::sync::Arc;
@@ -20,15 +21,34 @@ pub struct Tokenizer {
     specials: Arc<Specials>,
     /// Most bytes of text that a token stands for.
     token_bytes: usize,
+    /// Most bytes of a text that can only be tokenised whole.
+    whole_bytes: usize,
 }
 
-/// Most bytes of a text that can only be tokenised whole.
+/// Most bytes of a text that can only be tokenised whole, and of what may become of it on the way.
 const WHOLE_BYTES: usize = 2 << 20;
+const GROWN_BYTES: usize = 16 << 20;
 
 impl Tokenizer {
     /// Reads the checkpoint's tokenizer.json.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
-        Self::from_json(checkpoint.tokenizer_json(), checkpoint.name())
+        let tokenizer = Self::from_json(checkpoint.tokenizer_json(), checkpoint.name())?;
+        tokenizer.check_vocabulary(checkpoint.config().vocab, checkpoint.name())?;
+        Ok(tokenizer)
+    }
+
+    /// Refuses tokens of the model's own vocabulary that the model has no embedding of. Added tokens may stand for what other
+    /// inputs than texts have.
+    fn check_vocabulary(&self, vocab: usize, name: &str) -> Result<(), ModelError> {
+        let beyond =
+            self.inner.get_vocab(false).into_iter().filter(|(_, id)| *id as usize >= vocab).max_by_key(|(_, id)| *id);
+        match beyond {
+            None => Ok(()),
+            Some((token, id)) => Err(ModelError::Malformed {
+                path: format!("{name}/tokenizer.json"),
+                cause: format!("token {token:?} has id {id}, but config.json says vocab_size = {vocab}"),
+            }),
+        }
     }
 
     fn from_json(json: &[u8], name: &str) -> Result<Self, ModelError> {
@@ -36,6 +56,7 @@ impl Tokenizer {
             path: format!("{name}/tokenizer.json"),
             cause: error.to_string(),
         };
+        let growth = fuel::growth(json).map_err(|cause| malformed(cause.into()))?;
         let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(malformed)?;
         // A context is never cut short or filled up unasked.
         inner.with_padding(None).with_truncation(None).map_err(malformed)?;
@@ -44,14 +65,15 @@ impl Tokenizer {
         let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(1);
         let token_bytes = cuts.as_ref().map_or(longest, |cuts| cuts.token_bytes(longest));
         let specials = Arc::new(Specials::of(json).map_err(malformed)?);
-        Ok(Self { inner: Arc::new(inner), cuts, specials, token_bytes })
+        let whole_bytes = WHOLE_BYTES.min(GROWN_BYTES / growth);
+        Ok(Self { inner: Arc::new(inner), cuts, specials, token_bytes, whole_bytes })
     }
 
     /// Most bytes of text that can come to `tokens` tokens, or that are tokenised at all.
     pub fn most_bytes(&self, tokens: usize) -> usize {
         match self.cuts {
             Some(_) => self.token_bytes.saturating_mul(tokens),
-            None => WHOLE_BYTES,
+            None => self.whole_bytes,
         }
     }
 
@@ -209,6 +231,21 @@ mod tests {
         let mut pieces: Vec<String> = ids.into_iter().map(|id| stream.push(id).unwrap()).collect();
         pieces.push(stream.finish().unwrap());
         (pieces, stream.stopped())
+    }
+
+    #[test]
+    fn a_tokenizer_that_multiplies_texts_or_exceeds_its_model_is_refused_when_it_is_read() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let mut json: serde_json::Value = serde_json::from_slice(checkpoint.tokenizer_json()).unwrap();
+        let step = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(1000)});
+        json["normalizer"] = serde_json::json!({"type": "Sequence", "normalizers": vec![step; 4]});
+        let refused = Tokenizer::from_json(json.to_string().as_bytes(), "stranger").map(drop).unwrap_err();
+        assert_eq!(refused.code(), "model_file_malformed");
+        assert!(refused.to_string().contains("times as long"), "{refused}");
+        let own = tokenizer();
+        own.check_vocabulary(checkpoint.config().vocab, "own").unwrap();
+        let refused = own.check_vocabulary(300, "own").unwrap_err().to_string();
+        assert!(refused.contains("vocab_size = 300"), "{refused}");
     }
 
     #[test]
