@@ -307,7 +307,7 @@ async fn opens(house: &House, party: Party, act: Act) -> bool {
 fn join_address(house: &House) -> (SocketAddr, JoinToken) {
     let sent = ureq::post(format!("{}/api/v1/join-tokens", house.cluster.server()))
         .header("Authorization", format!("Bearer {TOKEN}"))
-        .send_json(json!({"ttl_s": 60.0}));
+        .send_json(json!({"node": "away", "ttl_s": 60.0}));
     let made: Value = sent.expect("a token").body_mut().read_json().expect("JSON");
     let text = |key: &str| made[key].as_str().expect("a string").to_owned();
     (text("join").parse().expect("an address"), text("token").parse().expect("a token"))
