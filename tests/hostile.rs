@@ -22,6 +22,7 @@ mod handshakes;
 mod http;
 #[path = "hostile/identity.rs"]
 mod identity;
+#[allow(dead_code, reason = "who goes on after a Retry is tested in transport")]
 #[path = "../transport/tests/common/initials.rs"]
 mod initials;
 #[path = "hostile/joining.rs"]

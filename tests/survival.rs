@@ -229,7 +229,7 @@ fn a_node_without_certificates_joins_with_a_token_and_with_no_spent_one() {
     eventually("the supervisor to serve", || head.folder().join("data/supervisor.json").exists());
     let listen = head.record()["listen"].as_str().expect("an address").to_owned();
     let _local = start(&head, &["node", "--join", &listen, "--name", "local"]);
-    let made = head.run(&["cert", "token", "--ttl", "10m"]);
+    let made = head.run(&["cert", "token", "--node", "b", "--ttl", "10m"]);
     let said = String::from_utf8_lossy(&made.stderr);
     assert_eq!(made.status.code(), Some(0), "{said}");
     let token = String::from_utf8(made.stdout).expect("UTF-8");

@@ -4,6 +4,7 @@
 mod border;
 mod bytes;
 mod class;
+mod fuel;
 mod joints;
 #[cfg(test)]
 mod kinds;
@@ -39,7 +40,12 @@ pub struct Tokenizer {
     around: Arc<Around>,
     /// Characters of the longest entry of the vocabulary.
     longest: usize,
+    /// Most bytes of a text that can only be tokenised whole.
+    whole: usize,
 }
+
+/// Bytes of what may become of a text that is tokenised whole, on the way.
+const GROWN: usize = 16 << 20;
 
 /// Tokens that the tokenizer puts around every text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,6 +69,7 @@ impl Tokenizer {
             path: format!("{name}/tokenizer.json"),
             cause: error.to_string(),
         };
+        let growth = fuel::growth(json).map_err(|cause| malformed(cause.into()))?;
         let mut inner = class::load(json, config, family).map_err(malformed)?;
         // A context is never cut short or filled up unasked.
         inner.with_padding(None).with_truncation(None).map_err(malformed)?;
@@ -72,12 +79,12 @@ impl Tokenizer {
         let joints = Joints::of(&steps);
         steps.anchored = joints.as_ref().is_some_and(Joints::needs_anchor);
         let (steps, joints, around) = (Arc::new(steps), joints.map(Arc::new), Arc::new(around));
-        Ok(Self { steps, joints, around, longest })
+        Ok(Self { steps, joints, around, longest, whole: WHOLE.min(GROWN / growth) })
     }
 
     /// Most bytes of text that can come to `tokens` tokens, or that are tokenised at all.
     pub fn most_bytes(&self, tokens: usize) -> usize {
-        self.joints.as_ref().map_or(WHOLE, |joints| joints.most_bytes(tokens, self.longest))
+        self.joints.as_ref().map_or(self.whole, |joints| joints.most_bytes(tokens, self.longest))
     }
 
     /// The tokens that the tokenizer puts around every text, by its post-processor alone, as transformers has it.

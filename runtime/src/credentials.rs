@@ -1,6 +1,7 @@
 //! Who a process of the cluster is: certificates from the files that are named, or from the CA in data_dir.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -19,7 +20,7 @@ use crate::{
     cluster::Cluster,
     cluster_file::SecurityMode,
     error::{CliError, Exit},
-    private,
+    private, revocation,
 };
 
 /// A member of the cluster at hand: what it is there for, and its name.
@@ -155,12 +156,17 @@ pub fn are_of(cluster: &Cluster, members: &[Named<'_>], is_ours: impl Fn(&str) -
     Ok(members.iter().all(good))
 }
 
+/// Every process of the cluster file that shows a certificate, the agents of nodes among them.
+pub fn members(cluster: &Cluster) -> impl Iterator<Item = Named<'_>> {
+    let nodes: BTreeSet<&str> = cluster.hosts.iter().map(|host| host.node.as_str()).collect();
+    let nodes = nodes.into_iter().map(|node| (MemberRole::Node, node));
+    cluster.hosts.iter().map(|host| host.member()).chain(nodes).chain([SUPERVISOR])
+}
+
 /// Renews what `provide` would, of every process of the cluster file that has a certificate here.
 pub fn renew(cluster: &Cluster) -> Result<(), CliError> {
     // Not a folder's names: a host that is no more in the file needs no certificate.
-    let processes = cluster.hosts.iter().flat_map(|host| [host.member(), (MemberRole::Node, host.node.as_str())]);
-    let here =
-        processes.chain([SUPERVISOR]).filter(|(_, name)| identity_folder(cluster, name).join(HOST_FILE).exists());
+    let here = members(cluster).filter(|(_, name)| identity_folder(cluster, name).join(HOST_FILE).exists());
     match ca_folder(cluster).join(CA_KEY_FILE).exists() {
         true => provide(cluster, here),
         false => Ok(()),
@@ -176,11 +182,16 @@ pub fn are_wanting(cluster: &Cluster, members: &[Named<'_>]) -> bool {
         && members.iter().any(|member| ends_by(cluster, *member, now))
 }
 
+/// Whether certificates here come from where the CA's key is.
+pub fn are_brought(cluster: &Cluster) -> bool {
+    cluster.security.mode == SecurityMode::Mtls
+        && cluster.security.files.is_none()
+        && !ca_folder(cluster).join(CA_KEY_FILE).exists()
+}
+
 /// Those of `names` whose certificates here came from elsewhere and have at most a third of their time left at `now`.
 pub fn due<'a>(cluster: &Cluster, names: &'a [String], now: SystemTime) -> Vec<&'a str> {
-    let brought = cluster.security.mode == SecurityMode::Mtls
-        && cluster.security.files.is_none()
-        && !ca_folder(cluster).join(CA_KEY_FILE).exists();
+    let brought = are_brought(cluster);
     let is_due = |name: &&str| {
         let pem = std::fs::read_to_string(identity_folder(cluster, name).join(HOST_FILE)).unwrap_or_default();
         CertificateInfo::from_pem(&pem).is_ok_and(|info| {
@@ -202,11 +213,13 @@ pub fn save(cluster: &Cluster, name: &str, credentials: &Credentials) -> Result<
     credentials.save(&identity_folder(cluster, name)).map_err(refusal)
 }
 
-/// Whether the certificate of a member is missing, unreadable, another's or over at `time`.
+/// Whether the certificate of a member is missing, unreadable, another's, revoked or over at `time`.
 fn ends_by(cluster: &Cluster, (role, name): Named<'_>, time: SystemTime) -> bool {
     let Ok(pem) = std::fs::read_to_string(identity_folder(cluster, name).join(HOST_FILE)) else { return true };
     let own = Some(Member::new(&cluster.name, role, name));
-    CertificateInfo::from_pem(&pem).map_or(true, |info| info.member != own || info.validity.not_after < time)
+    let revoked = revocation::serials(cluster);
+    CertificateInfo::from_pem(&pem)
+        .map_or(true, |info| info.member != own || info.validity.not_after < time || revoked.contains(&info.serial))
 }
 
 /// Makes the cluster's CA; one that is there is never replaced.

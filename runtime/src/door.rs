@@ -2,19 +2,19 @@
 //! tells. Refuses nobody itself.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use asterism_actors::{
     api::{HostHealth, HostStatus},
-    metric::TransportMetrics,
+    metric::{self, TransportMetrics},
 };
-use asterism_transport::Observer;
+use asterism_transport::{Observer, certificates::Member};
 
-use crate::cluster::Cluster;
+use crate::{cluster::Cluster, credentials};
 
 /// For how long it is told that somebody was turned away.
 const RECENT: Duration = Duration::from_secs(60);
@@ -24,6 +24,8 @@ pub struct Door {
     metrics: TransportMetrics,
     /// Addresses of the cluster's machines; strangers are not remembered.
     nodes: BTreeMap<String, IpAddr>,
+    /// Every process that shows a certificate.
+    members: BTreeSet<String>,
     turned_away: Mutex<BTreeMap<IpAddr, (Instant, String)>>,
 }
 
@@ -32,7 +34,13 @@ impl Door {
     pub fn new(cluster: &Cluster, transport: &'static str) -> Arc<Self> {
         let hosts = cluster.hosts.iter().map(|host| (host.node.clone(), host.address.ip()));
         let (metrics, nodes) = (TransportMetrics { transport }, hosts.collect());
-        Arc::new(Self { metrics, nodes, turned_away: Mutex::default() })
+        let members = credentials::members(cluster).map(|(_, name)| name.to_owned()).collect();
+        Arc::new(Self { metrics, nodes, members, turned_away: Mutex::default() })
+    }
+
+    /// Whether the cluster file has hosts on a node of this name.
+    pub fn has_node(&self, name: &str) -> bool {
+        self.nodes.contains_key(name)
     }
 
     /// Adds why hosts are not there whose machine was turned away lately.
@@ -58,6 +66,13 @@ impl Observer for Door {
 
     fn rejected(&self, reason: &'static str) {
         self.metrics.rejected(reason);
+    }
+
+    fn shown(&self, member: &Member, ends: SystemTime) {
+        if self.members.contains(&member.name) {
+            let ends = ends.duration_since(UNIX_EPOCH).unwrap_or_default();
+            metrics::gauge!(metric::CERTIFICATE_EXPIRY, "host" => member.name.clone()).set(ends.as_secs_f64());
+        }
     }
 
     fn turned_away(&self, peer: SocketAddr, cause: &str) {

@@ -11,7 +11,7 @@ use std::{
 use asterism_actors::authority::{self, Act, Party};
 use asterism_transport::{
     certificates::{CertificateAuthority, Member, MemberRole},
-    join::{self, JoinConfig, JoinDesk, JoinError, JoinListener, JoinToken, TokenRecord},
+    join::{self, Asked, At, JoinConfig, JoinDesk, JoinError, JoinListener, JoinToken, TokenRecord},
 };
 use serde::{Deserialize, Serialize};
 
@@ -20,21 +20,25 @@ use crate::{
     cluster_file::SecurityMode,
     credentials::{self, Named},
     error::{CliError, Exit},
-    globals, private,
+    globals, private, revocation,
 };
 
-/// Listens where the cluster file says that nodes join, if it does.
+/// Listens where the cluster file says that nodes join, if it does. `in_use` tells whether a process of that name is connected; it
+/// may block.
 ///
 /// # Errors
 /// Where the CA's key is not here, or the address or the file of tokens cannot be used.
-pub fn open(cluster: &Cluster) -> Result<Option<JoinListener>, CliError> {
+pub fn open(
+    cluster: &Cluster,
+    in_use: impl Fn(&str) -> bool + Send + Sync + 'static,
+) -> Result<Option<JoinListener>, CliError> {
     let Some(listen) = cluster.security.join_listen else { return Ok(None) };
     let authority = CertificateAuthority::load(&credentials::ca_folder(cluster)).map_err(|error| {
         credentials::refusal(error).hint("the CA's key must be in data_dir; or take join_listen out of [security]")
     })?;
     let file = cluster.data_dir.join("join-tokens.json");
     let tokens = read(&file)?;
-    let desk = Desk { cluster: cluster.clone(), file };
+    let desk = Desk { cluster: cluster.clone(), file, in_use: Box::new(in_use) };
     let listener = JoinListener::bind(JoinConfig::new(listen, authority), tokens, std::sync::Arc::new(desk));
     let listener = listener.map_err(refusal)?;
     tracing::info!(address = %listener.local_address(), "nodes join here");
@@ -62,17 +66,19 @@ pub async fn join(
         return Ok(());
     }
     let names: Vec<String> = members.iter().map(|(_, name)| (*name).to_owned()).collect();
-    let address = desk_at(cluster, from)?;
-    for (name, issued) in join::join(address, &token, node, &names).await.map_err(refusal)? {
+    let at = desk_at(cluster, from, node)?;
+    for (name, issued) in join::join(at, &token, node, &names).await.map_err(refusal)? {
         credentials::save(cluster, &name, &issued)?;
     }
-    tracing::info!(node, certificates = names.len(), %address, "joined by token");
+    tracing::info!(node, certificates = names.len(), address = %at.listener, "joined by token");
     Ok(())
 }
 
-/// Where certificates are given out: at `from`, or where the cluster file says.
-pub fn desk_at(cluster: &Cluster, from: Option<SocketAddr>) -> Result<SocketAddr, CliError> {
-    from.or(cluster.security.join_listen).filter(|address| address.port() != 0).ok_or_else(|| {
+/// Where certificates are given out to a node: at `from`, or where the cluster file says.
+pub fn desk_at(cluster: &Cluster, from: Option<SocketAddr>, node: &str) -> Result<At, CliError> {
+    let listener = from.or(cluster.security.join_listen).filter(|address| address.port() != 0);
+    let at = |listener| At { listener, node: cluster.node_address(node) };
+    listener.map(at).ok_or_else(|| {
         CliError::usage("it is not known where nodes get certificates")
             .hint("add --token-from ADDRESS, as `asterism cert token` printed it, or [security] join_listen")
     })
@@ -87,13 +93,16 @@ pub fn refusal(error: JoinError) -> CliError {
         | JoinError::Store { .. } => Exit::Unreachable,
         _ => Exit::Authentication,
     };
-    CliError::new(exit, error).hint("where the supervisor runs, `asterism cert token` makes a token")
+    CliError::new(exit, error)
+        .hint("where the supervisor runs, `asterism cert token --node NODE` makes a token for a node")
 }
 
 /// Knows the hosts of each node, and keeps tokens in a file.
 struct Desk {
     cluster: Cluster,
     file: PathBuf,
+    /// Whether a process of a name is connected.
+    in_use: Box<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
 impl JoinDesk for Desk {
@@ -114,6 +123,29 @@ impl JoinDesk for Desk {
         authority::allows(Party::Member(member.role), Act::Renew)
     }
 
+    fn objection(&self, Asked { node, from, names, serial }: &Asked<'_>) -> Option<String> {
+        let (from, expected) = (from.to_canonical(), self.cluster.node_address(node)?);
+        if from != expected {
+            return Some(format!("it asks from {from}, and the cluster file has it at {expected}"));
+        }
+        match serial {
+            Some(serial) => revocation::serials(&self.cluster).contains(*serial).then(|| {
+                format!("its certificate {serial} is revoked; remove its certificates and join by a new token")
+            }),
+            None => names.iter().find(|name| (self.in_use)(name)).map(|name| {
+                format!("{name} is connected; a token is for processes that are not. Stop that one first if it is to be replaced")
+            }),
+        }
+    }
+
+    fn revoked(&self) -> Vec<String> {
+        revocation::serials(&self.cluster).into_iter().collect()
+    }
+
+    fn issued(&self, certificates: &[String]) -> Result<(), String> {
+        revocation::note_issued(&self.cluster, certificates, self.now())
+    }
+
     fn store(&self, tokens: &[TokenRecord]) -> Result<(), String> {
         write(&self.file, tokens).map_err(|error| format!("{}: {error}", self.file.display()))
     }
@@ -124,6 +156,8 @@ impl JoinDesk for Desk {
 struct Kept {
     /// SHA-256 of its secret.
     hash: [u8; 32],
+    /// The node that it is for.
+    node: Option<String>,
     /// Seconds since 1970.
     expires_s: u64,
     spent_by: Option<String>,
@@ -141,6 +175,7 @@ fn read(file: &Path) -> Result<Vec<TokenRecord>, CliError> {
     })?;
     let record = |kept: Kept| TokenRecord {
         hash: kept.hash,
+        node: kept.node,
         expires: UNIX_EPOCH + Duration::from_secs(kept.expires_s),
         spent_by: kept.spent_by,
     };
@@ -151,6 +186,7 @@ fn read(file: &Path) -> Result<Vec<TokenRecord>, CliError> {
 fn write(file: &Path, tokens: &[TokenRecord]) -> io::Result<()> {
     let kept = |token: &TokenRecord| Kept {
         hash: token.hash,
+        node: token.node.clone(),
         expires_s: token.expires.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         spent_by: token.spent_by.clone(),
     };
@@ -171,7 +207,7 @@ mod tests {
         let text = text.replace("role =", "node = \"local\"\nrole =");
         let text = text.replacen("node = \"local\"", "node = \"b\"", 1);
         let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), Path::new("/")).unwrap();
-        let desk = Desk { cluster, file: PathBuf::new() };
+        let desk = Desk { cluster, file: PathBuf::new(), in_use: Box::new(|name| name == "context-1") };
         let asked = [
             ("b", "context-0"),
             ("b", "b"),
@@ -185,7 +221,18 @@ mod tests {
         let allowed = asked.map(|(node, host)| desk.role(node, host));
         let (context, node) = (Some(MemberRole::Context), Some(MemberRole::Node));
         assert_eq!(allowed, [context, node, context, None, None, None, None, None]);
-        let mut cluster = desk.cluster;
+        let objects = |node, from: &str, names: &[&str], serial| {
+            let from = from.parse().unwrap();
+            desk.objection(&Asked { node, from, names, serial })
+        };
+        assert_eq!(objects("b", "10.0.0.2", &["b", "context-0"], None), None);
+        assert_eq!(objects("b", "::ffff:10.0.0.2", &["b"], Some("12")), None);
+        let words = objects("b", "10.0.0.3", &["b"], Some("12")).expect("another machine");
+        assert!(words.contains("10.0.0.3") && words.contains("10.0.0.2"), "{words}");
+        let words = objects("local", "127.0.0.1", &["local", "context-1"], None).expect("it is connected");
+        assert!(words.contains("context-1 is connected"), "{words}");
+        assert_eq!(objects("local", "127.0.0.1", &["context-1"], Some("12")), None, "it renews");
+        let mut cluster = desk.cluster.clone();
         cluster.hosts.iter_mut().find(|host| host.name == "context-1").unwrap().name = "b".into();
         let desk = Desk { cluster, ..desk };
         assert_eq!(desk.role("local", "b"), context, "b is a host of another node");
@@ -200,7 +247,12 @@ mod tests {
         let file = folder.path().join("join-tokens.json");
         assert_eq!(read(&file).unwrap(), []);
         let expires = UNIX_EPOCH + Duration::from_secs(2_000_000_000);
-        let tokens = [None, Some("b".to_owned())].map(|spent_by| TokenRecord { hash: [7; 32], expires, spent_by });
+        let tokens = [None, Some("b".to_owned())].map(|spent_by| TokenRecord {
+            hash: [7; 32],
+            node: spent_by.clone(),
+            expires,
+            spent_by,
+        });
         for _ in 0..2 {
             write(&file, &tokens).unwrap();
             assert_eq!(read(&file).unwrap(), tokens);

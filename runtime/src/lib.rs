@@ -33,6 +33,7 @@ pub mod private;
 pub mod progress;
 pub mod readiness;
 pub mod renewal;
+pub mod revocation;
 pub mod rotation;
 pub mod sample;
 mod self_test;

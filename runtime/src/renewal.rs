@@ -8,15 +8,18 @@ use std::{
 use asterism_transport::{certificates::Credentials, join};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::{cluster::Cluster, credentials, error::CliError, joining};
+use crate::{cluster::Cluster, credentials, error::CliError, joining, revocation};
 
 /// How often certificates are looked at; so often a renewal that failed is tried again.
 const LOOK_EVERY: Duration = Duration::from_secs(3600);
+/// How often it is asked which certificates are revoked.
+pub const ASK_EVERY: Duration = Duration::from_secs(10);
 
 /// Renews the certificates of the node called `node` and of `hosts`, now and from time to time, where the CA's key is: at
 /// `from`, or where the cluster file says.
 pub fn keep(cluster: &Cluster, (node, hosts): (&str, &[&str]), from: Option<SocketAddr>) {
     let (cluster, node) = (cluster.clone(), node.to_owned());
+    follow_revoked(cluster.clone(), node.clone(), from);
     let names: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).chain([node.clone()]).collect();
     tokio::spawn(async move {
         let mut ticks = interval(LOOK_EVERY);
@@ -34,6 +37,36 @@ pub fn keep(cluster: &Cluster, (node, hosts): (&str, &[&str]), from: Option<Sock
     });
 }
 
+/// Brings the list of revoked certificates from where the CA's key is, again and again, where certificates came from there.
+fn follow_revoked(cluster: Cluster, node: String, from: Option<SocketAddr>) {
+    tokio::spawn(async move {
+        let mut ticks = interval(ASK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut said = String::new();
+        loop {
+            ticks.tick().await;
+            let error = match ask_revoked(&cluster, &node, from).await {
+                Ok(()) => String::new(),
+                Err(error) => error.message,
+            };
+            if !error.is_empty() && said != error {
+                tracing::warn!(node, error, "it is not known which certificates are revoked lately");
+            }
+            said = error;
+        }
+    });
+}
+
+async fn ask_revoked(cluster: &Cluster, node: &str, from: Option<SocketAddr>) -> Result<(), CliError> {
+    if !credentials::are_brought(cluster) {
+        return Ok(());
+    }
+    let at = joining::desk_at(cluster, from, node)?;
+    let current = Credentials::load(&credentials::identity_folder(cluster, node)).map_err(credentials::refusal)?;
+    let told = join::revoked(at, &current).await.map_err(joining::refusal)?;
+    revocation::take_over(cluster, told, SystemTime::now()).map(drop)
+}
+
 /// Renews those of `names` that are due at `now`, all or none of them; how many.
 async fn renew(
     cluster: &Cluster,
@@ -45,7 +78,7 @@ async fn renew(
     if due.is_empty() {
         return Ok(0);
     }
-    let address = joining::desk_at(cluster, from)?;
+    let address = joining::desk_at(cluster, from, node)?;
     let current = Credentials::load(&credentials::identity_folder(cluster, node)).map_err(credentials::refusal)?;
     for (name, issued) in join::renew(address, &current, &due).await.map_err(joining::refusal)? {
         issued.save(&credentials::identity_folder(cluster, &name)).map_err(credentials::refusal)?;
@@ -69,7 +102,7 @@ mod tests {
 
     /// The sample with `context-0` on a node `b`, its data in `folder`.
     fn cluster(folder: &Path) -> Cluster {
-        let text = SAMPLE.replace("[[node]]", "[[node]]\nname = \"b\"\naddress = \"10.0.0.2\"\n\n[[node]]");
+        let text = SAMPLE.replace("[[node]]", "[[node]]\nname = \"b\"\naddress = \"127.0.0.2\"\n\n[[node]]");
         let text = text.replace("role =", "node = \"local\"\nrole =");
         let text = text.replacen("node = \"local\"", "node = \"b\"", 1);
         let file = cluster_file::parse(&text, []).unwrap();
@@ -81,7 +114,7 @@ mod tests {
         let mut cluster = cluster(folder);
         cluster.security.join_listen = Some("127.0.0.1:0".parse().unwrap());
         let authority = credentials::create_authority(&cluster).unwrap();
-        (authority, joining::open(&cluster).unwrap().unwrap())
+        (authority, joining::open(&cluster, |_| false).unwrap().unwrap())
     }
 
     fn role(name: &str) -> MemberRole {

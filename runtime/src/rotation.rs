@@ -2,6 +2,7 @@
 //! CA's key is. Decides on nobody's trust.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -19,6 +20,7 @@ use crate::{
     cluster_file::SecurityMode,
     credentials::{self, Named},
     error::CliError,
+    revocation,
 };
 
 /// How often the files are looked at.
@@ -31,6 +33,8 @@ pub struct Rotation {
     role: MemberRole,
     name: String,
     watch: Watch,
+    /// The list of revoked certificates as it was read last.
+    revoked: Option<Stamp>,
 }
 
 impl Rotation {
@@ -45,7 +49,7 @@ impl Rotation {
             }
             (SecurityMode::Mtls, None) => [CA_FILE, HOST_FILE, HOST_KEY_FILE].map(|file| folder.join(file)),
         };
-        Some(Self { cluster: cluster.clone(), role, name: name.to_owned(), watch: Watch::new(files) })
+        Some(Self { cluster: cluster.clone(), role, name: name.to_owned(), watch: Watch::new(files), revoked: None })
     }
 
     /// Looks at the files every few seconds for as long as `transport` lives.
@@ -62,6 +66,9 @@ impl Rotation {
                     Ok(true) => tracing::info!(name = self.name, "shows and trusts the new certificates"),
                     Err(error) => tracing::error!(name = self.name, %error, "keeps its certificates: the new are bad"),
                 }
+                if let Err(error) = self.look_at_revoked(&transport) {
+                    tracing::error!(name = self.name, %error, "what was revoked lately may still be let in");
+                }
             }
         });
     }
@@ -75,6 +82,27 @@ impl Rotation {
         transport.rotate(&security).map_err(CliError::unreachable)?;
         credentials::tell_end((self.role, &self.name), &security);
         Ok(true)
+    }
+}
+
+impl Rotation {
+    /// Has the transport refuse whose certificates are revoked, if the list has changed. An error is told once.
+    fn look_at_revoked(&mut self, transport: &QuicTransport) -> Result<(), CliError> {
+        let now = stamp(&revocation::file(&self.cluster));
+        if self.revoked.replace(now) == Some(now) {
+            return Ok(());
+        }
+        let serials: BTreeSet<String> =
+            revocation::list(&self.cluster)?.into_iter().map(|revoked| revoked.serial).collect();
+        if !serials.is_empty() {
+            tracing::info!(
+                name = self.name,
+                certificates = serials.len(),
+                "lets nobody in whose certificate is revoked"
+            );
+        }
+        transport.revoke(serials);
+        Ok(())
     }
 }
 
@@ -120,8 +148,11 @@ impl Watch {
 }
 
 fn stamps(files: &[PathBuf; 3]) -> [Stamp; 3] {
-    let stamp = |path: &Path| fs::metadata(path).and_then(|file| Ok((file.modified()?, file.len()))).ok();
     files.each_ref().map(|path| stamp(path))
+}
+
+fn stamp(path: &Path) -> Stamp {
+    fs::metadata(path).and_then(|file| Ok((file.modified()?, file.len()))).ok()
 }
 
 #[cfg(test)]
@@ -175,6 +206,37 @@ mod tests {
         assert!(rotation.look(&host).unwrap_err().message.contains("host.pem"));
         assert!(!rotation.look(&host).unwrap(), "told once");
         peer.connect(host.local_address()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_revoked_certificate_ends_its_links_and_opens_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let cluster = cluster(folder.path());
+        let authority = CertificateAuthority::create(&cluster.name, validity(DAY)).unwrap();
+        let issue = |member| Credentials::issue(&authority, member, validity(DAY)).unwrap();
+        let (context, query) = ((MemberRole::Context, "context-0"), (MemberRole::Query, "query-0"));
+        issue(context).save(&credentials::identity_folder(&cluster, context.1)).unwrap();
+        let host = transport(credentials::load(&cluster, context).unwrap());
+        let mut rotation = Rotation::new(&cluster, context).unwrap();
+        let (stolen, own) = (issue(query), issue(query));
+        let serial = CertificateInfo::from_pem(&stolen.identity.certificate).unwrap().serial;
+        let (thief, genuine) = (transport(Security::Mutual(stolen)), transport(Security::Mutual(own)));
+        let lost = thief.connect(host.local_address()).await.unwrap();
+        let kept = genuine.connect(host.local_address()).await.unwrap();
+
+        revocation::revoke(&cluster, &serial, SystemTime::now()).unwrap();
+        rotation.look_at_revoked(&host).unwrap();
+        let words = lost.closed().await.to_string();
+        assert!(words.contains(&format!("{serial} is revoked")), "{words}");
+        let refused = thief.connect(host.local_address()).await.map(drop).unwrap_err().to_string();
+        assert!(refused.contains("is revoked"), "{refused}");
+        assert!(kept.open().await.is_ok(), "another certificate of the same name is as good as before");
+        assert!(host.connect(thief.local_address()).await.is_err(), "nor is it reached");
+
+        fs::write(revocation::file(&cluster), "no list").unwrap();
+        assert!(rotation.look_at_revoked(&host).unwrap_err().message.contains("revoked.json"));
+        rotation.look_at_revoked(&host).unwrap();
+        assert!(thief.connect(host.local_address()).await.is_err(), "what was read before stands");
     }
 
     #[test]

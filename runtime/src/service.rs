@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use asterism_actors::{store::RedbStore, supervisor::Supervisor};
+use asterism_actors::{api::HostHealth, store::RedbStore, supervisor::Supervisor};
 use rustls::ServerConfig;
 use tokio::{runtime::Handle, sync::Notify};
 
@@ -56,7 +56,7 @@ impl Service {
         let admin_tls = check::admin_tls(cluster)?;
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
         let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
-        let joins = joining::open(cluster)?.map(Arc::new);
+        let joins = joining::open(cluster, in_use(&supervisor))?.map(Arc::new);
         rotation::renew_daily(cluster);
         let stop_wanted = Arc::new(Notify::new());
         let self_test = SelfTest::new(cluster, &supervisor);
@@ -101,6 +101,15 @@ impl Service {
         }
         self.admin.stop().await;
         drop((self.clients, self.lock));
+    }
+}
+
+/// Whether the host of a name is connected, as the supervisor has it. Blocks until that has said so.
+fn in_use(supervisor: &Supervisor) -> impl Fn(&str) -> bool + Send + Sync + 'static {
+    let (supervisor, runtime) = (supervisor.clone(), Handle::current());
+    move |name| {
+        let host = runtime.block_on(supervisor.host(name));
+        host.is_ok_and(|host| !matches!(host.health, HostHealth::Starting | HostHealth::Dead))
     }
 }
 

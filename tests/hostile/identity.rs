@@ -167,6 +167,31 @@ fn a_stolen_certificate_is_worth_nothing_under_another_authority() {
 }
 
 #[test]
+fn a_revoked_certificate_opens_nothing_and_its_process_goes_on_with_a_new_one() {
+    let cluster = cluster();
+    let thief = stolen(&cluster, "context-1");
+    run(async {
+        let transport = member(thief);
+        let standing = transport.connect(supervisor(&cluster)).await.expect("its certificate is good");
+        let revoked = cluster.run(&["cert", "revoke", "context-1"]);
+        assert!(revoked.status.success(), "{}", String::from_utf8_lossy(&revoked.stderr));
+        tokio::time::timeout(DEADLINE, standing.closed()).await.expect("what stands is closed");
+        for address in [supervisor(&cluster), address_of(&cluster, "context-0")] {
+            loop {
+                let refused = transport.connect(address).await.map(drop);
+                let Err(error) = refused else { continue };
+                assert!(error.to_string().contains("is revoked"), "{error}");
+                break;
+            }
+        }
+    });
+    cluster.wait_for("all hosts", |status| status["ready"] == true);
+    answers(&cluster);
+    let unknown = cluster.run(&["cert", "revoke", "nobody"]);
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("no certificate of 'nobody'"));
+}
+
+#[test]
 fn no_member_takes_another_ones_name_and_no_number_kills_the_cluster() {
     let cluster = cluster();
     let genuine = cluster.pid("query-0");

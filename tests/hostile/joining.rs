@@ -2,12 +2,16 @@
 
 use std::{
     fs,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, SystemTime},
 };
 
-use asterism_transport::certificates::{CertificateAuthority, Credentials, MemberRole, Validity};
+use asterism_transport::{
+    certificates::{CertificateAuthority, Credentials, MemberRole, Validity},
+    join::{self, At, JoinToken},
+};
 use tests::{Cluster, ClusterSpec};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
@@ -61,9 +65,13 @@ impl Machines {
         self.cluster.record()["listen"].as_str().expect("an address").to_owned()
     }
 
-    /// A one-time token in a file, and the address that takes it.
+    /// A one-time token for the far machine in a file, and the address that takes it.
     pub fn token(&self) -> (String, String) {
-        let made = self.cluster.run(&["cert", "token", "-o", "json"]);
+        self.token_for("far")
+    }
+
+    fn token_for(&self, node: &str) -> (String, String) {
+        let made = self.cluster.run(&["cert", "token", "--node", node, "-o", "json"]);
         let made: serde_json::Value = serde_json::from_slice(&made.stdout).expect("JSON");
         let file = self.far.join("join-token");
         fs::write(&file, made["token"].as_str().expect("a token")).expect("a file");
@@ -163,4 +171,42 @@ fn an_authority_that_was_made_here_is_named_and_not_replaced() {
     assert!(words.contains(&format!("rm -r {}", folder.display())), "{words}");
     fs::remove_dir_all(folder).expect("as told");
     machines.joins(&token);
+}
+
+#[test]
+fn a_token_is_spent_by_its_node_from_its_address_for_hosts_that_are_not_there() {
+    let machines = Machines::new();
+    let _running = machines.supervisor();
+    machines.cluster.wait_for("the near hosts", |status| status["hosts"][0]["health"] == "ready");
+    let unbound = machines.cluster.run(&["cert", "token"]);
+    assert_eq!(unbound.status.code(), Some(2), "a token is for one of two nodes");
+    let unknown = machines.cluster.run(&["cert", "token", "--node", "nowhere"]);
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("no host of a node named 'nowhere'"));
+    let (code, words) = machines.refused(Some(&machines.token_for("local")));
+    assert_eq!(code, Some(6), "{words}");
+    assert!(words.contains("the token is for node local"), "{words}");
+
+    // By whoever found it, from elsewhere and for what runs.
+    let (file, from) = machines.token_for("local");
+    let token: JoinToken = fs::read_to_string(file).expect("a token").parse().expect("a token");
+    let listener: SocketAddr = from.parse().expect("an address");
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let asks = |node: IpAddr, host: &str| {
+        let at = At { listener, node: Some(node) };
+        let refused = runtime.block_on(join::join(at, &token, "local", &[host.to_owned()]));
+        refused.map(drop).expect_err("it is refused").to_string()
+    };
+    let words = asks([127, 0, 0, 7].into(), "local");
+    assert!(words.contains("127.0.0.7") && words.contains("127.0.0.1"), "{words}");
+    let words = asks([127, 0, 0, 1].into(), "context-0");
+    assert!(words.contains("context-0 is connected"), "{words}");
+    machines.joins(&machines.token());
+    let shown = machines.cluster.run(&["cert", "show", "-o", "json"]);
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+    for agent in ["far", "local"] {
+        let listed = shown.as_array().expect("rows").iter().any(|row| row["name"] == agent && row["role"] == "node");
+        assert!(listed, "{shown:#}");
+    }
+    let page = machines.cluster.metrics();
+    assert!(page.contains("asterism_certificate_expiry_timestamp_seconds{host=\"far\"}"), "{page}");
 }

@@ -308,7 +308,7 @@ async fn opens(house: &House, party: Party, act: Act) -> bool {
 fn join_address(house: &House) -> (SocketAddr, JoinToken) {
     let sent = ureq::post(format!("{}/api/v1/join-tokens", house.cluster.server()))
         .header("Authorization", format!("Bearer {TOKEN}"))
-        .send_json(json!({"ttl_s": 60.0}));
+        .send_json(json!({"node": "away", "ttl_s": 60.0}));
     let made: Value = sent.expect("a token").body_mut().read_json().expect("JSON");
     let text = |key: &str| made[key].as_str().expect("a string").to_owned();
     (text("join").parse().expect("an address"), text("token").parse().expect("a token"))
@@ -352,7 +352,7 @@ fn message(act: Act) -> Option<HostMessage> {
         Act::Generated => {
             HostMessage::Generated { job: 1, tokens: 1, stopped: true, text: text(), times: Default::default() }
         }
-        Act::Stalled => HostMessage::Stalled { job: 1, host: "context-0".into(), cause: text() },
+        Act::Stalled => HostMessage::Stalled { job: 1, host: "context-0".into(), wrong: false, cause: text() },
         Act::Failed => HostMessage::Failed { job: 1, code: text(), message: text() },
         Act::Exited => HostMessage::Exited { host: text(), start: 1, cause: text(), restarting: true },
         Act::Seen => HostMessage::Seen { host: text(), start: 1, condition: Default::default() },

@@ -220,6 +220,8 @@ pub struct CertificateInfo {
     pub validity: Validity,
     /// Whether it is an authority's.
     pub is_authority: bool,
+    /// Its number among those of its issuer, in hexadecimal digits.
+    pub serial: String,
     public_key: Vec<u8>,
 }
 
@@ -249,6 +251,7 @@ impl CertificateInfo {
                 not_after: validity.not_after.to_datetime(),
             },
             is_authority: certificate.is_ca(),
+            serial: certificate.raw_serial().iter().map(|byte| format!("{byte:02x}")).collect(),
             public_key: certificate.public_key().raw.to_vec(),
         })
     }

@@ -15,9 +15,9 @@ mod message;
 mod tls;
 mod token;
 
-pub use client::{join, renew};
+pub use client::{At, join, renew, revoked};
 pub use error::JoinError;
-pub use listener::{JoinConfig, JoinDesk, JoinListener};
+pub use listener::{Asked, JoinConfig, JoinDesk, JoinListener};
 pub use message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost};
 pub use token::{JoinToken, TokenRecord};
 

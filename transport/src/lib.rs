@@ -27,7 +27,7 @@ use std::{
     net::SocketAddr,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use certificates::Member;
@@ -142,6 +142,10 @@ pub trait Observer: Send + Sync + 'static {
     /// `frame`; or a word of whoever looks at what peers say.
     fn rejected(&self, reason: &'static str) {
         let _ = reason;
+    }
+    /// A peer showed a good certificate that ends then.
+    fn shown(&self, member: &Member, ends: SystemTime) {
+        let _ = (member, ends);
     }
     /// The link to a peer has so many further lanes for large payloads from now on.
     fn lanes(&self, peer: SocketAddr, lanes: usize) {

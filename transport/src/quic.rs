@@ -14,6 +14,7 @@ mod patient;
 mod socket;
 mod stripes;
 pub(crate) mod tls;
+pub(crate) mod trust;
 mod tuning;
 pub(crate) mod vouch;
 
@@ -21,13 +22,14 @@ pub use lanes::MOST_LANES;
 pub use tuning::SOCKET_QUEUE;
 
 use std::{
+    collections::BTreeSet,
     net::{SocketAddr, UdpSocket},
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
 use futures_util::future::BoxFuture;
-use quinn::{ClientConfig, Connecting, Connection, Endpoint, Incoming, ServerConfig, TransportConfig, VarInt};
+use quinn::{ClientConfig, Connecting, Connection, Endpoint, Incoming, TransportConfig, VarInt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
 use self::{
@@ -35,11 +37,12 @@ use self::{
     lanes::Lanes,
     link::{Peer, QuicLink},
     socket::Socket,
+    trust::{Known, Revoked, Trust},
 };
 use crate::{
     Link, Observer, PROTOCOL_VERSION, Transport, TransportError,
     buffers::Buffers,
-    certificates::{CLUSTER_DNS_NAME, CertificateInfo, Credentials, Member},
+    certificates::{CLUSTER_DNS_NAME, Credentials},
 };
 
 /// Links that have shaken hands but wait for `accept`.
@@ -113,6 +116,7 @@ struct Settings {
     observer: Arc<dyn Observer>,
     vouched: vouch::Desk,
     reception: Arc<Reception>,
+    revoked: Revoked,
 }
 
 /// QUIC's numbers by kind of path.
@@ -120,22 +124,6 @@ struct Paths {
     /// Of whoever connects, and of whoever is connected to.
     loopback: [Arc<TransportConfig>; 2],
     network: [Arc<TransportConfig>; 2],
-}
-
-/// Whom to trust and who to be, until the next rotation.
-struct Trust {
-    loopback: Sides,
-    network: Sides,
-    /// Who this process is; none where there are no certificates.
-    own: Option<Member>,
-}
-
-/// The configurations of both roles for one kind of path.
-struct Sides {
-    client: ClientConfig,
-    #[cfg_attr(not(feature = "ucx"), expect(dead_code, reason = "only UCX connects so"))]
-    vouching: ClientConfig,
-    server: Arc<ServerConfig>,
 }
 
 impl QuicTransport {
@@ -153,12 +141,19 @@ impl QuicTransport {
         let runtime = Arc::new(quinn::TokioRuntime);
         let endpoint = Endpoint::new_with_abstract_socket(tuning::endpoint(), Some(server), socket, runtime);
         let endpoint = endpoint.map_err(failed)?;
-        let (trust, (buffers, vouched)) = (RwLock::new(trust), Default::default());
         let QuicConfig { connect_timeout, idle_timeout, .. } = config;
-        let reception = Reception::new(HANDSHAKES);
-        let settings =
-            Settings { paths, trust, connect_timeout, idle_timeout, buffers, lanes, observer, vouched, reception };
-        let settings = Arc::new(settings);
+        let settings = Arc::new(Settings {
+            paths,
+            trust: RwLock::new(trust),
+            connect_timeout,
+            idle_timeout,
+            buffers: Arc::default(),
+            lanes,
+            observer,
+            vouched: vouch::Desk::default(),
+            reception: Reception::new(HANDSHAKES),
+            revoked: Revoked::default(),
+        });
         lanes::accept(&settings);
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(endpoint.clone(), settings.clone(), sender));
@@ -174,6 +169,12 @@ impl QuicTransport {
         self.settings.lanes.rotate(&trust.network.server);
         *self.settings.trust.write().unwrap_or_else(PoisonError::into_inner) = trust;
         Ok(())
+    }
+
+    /// From now on nobody with a certificate of these serial numbers is let in or reached, and links to such peers are closed.
+    /// They replace those of the last call.
+    pub fn revoke(&self, serials: BTreeSet<String>) {
+        self.settings.revoked.replace(serials);
     }
 
     async fn connect_to(&self, address: SocketAddr) -> Result<Arc<QuicLink>, TransportError> {
@@ -208,7 +209,7 @@ impl QuicTransport {
         address: SocketAddr,
         trust: &Trust,
         client: &ClientConfig,
-    ) -> Result<(Connection, Option<Member>), TransportError> {
+    ) -> Result<(Connection, Option<Known>), TransportError> {
         let client = client.clone();
         let connecting =
             self.endpoint.connect_with(client, address, CLUSTER_DNS_NAME).map_err(|error| match error {
@@ -221,9 +222,8 @@ impl QuicTransport {
             }
             cause::of_handshake(error, address)
         })?;
-        let peer = trust.identify(&connection).map_err(|cause| {
+        let peer = self.settings.identify(&connection, trust).map_err(|cause| {
             self.settings.observer.rejected(cause::IDENTITY);
-            connection.close(cause::WRONG_IDENTITY, cause.as_bytes());
             TransportError::Certificate { peer: address, cause }
         })?;
         Ok((connection, peer))
@@ -285,59 +285,42 @@ impl Settings {
     }
 
     /// A connection whose peer has shown a certificate of this cluster, in the time that this may take, and who it is.
-    async fn shaken(&self, (connecting, place): (Connecting, HalfOpen)) -> Result<(Connection, Option<Member>), Rejected> {
+    async fn shaken(
+        &self,
+        (connecting, place): (Connecting, HalfOpen),
+    ) -> Result<(Connection, Option<Known>), Rejected> {
         let limit = self.connect_timeout;
         let connection = tokio::time::timeout(limit, connecting).await.map_err(|_| Rejected {
             reason: cause::HANDSHAKE,
             cause: format!("it showed no certificate within {limit:?}"),
         })??;
-        let peer = self.trust().identify(&connection).map_err(|cause| {
-            connection.close(cause::WRONG_IDENTITY, cause.as_bytes());
-            Rejected { reason: cause::IDENTITY, cause }
-        })?;
+        let peer = self.identify(&connection, &self.trust());
+        let peer = peer.map_err(|cause| Rejected { reason: cause::IDENTITY, cause })?;
         place.prove();
         tuning::open_up(&connection);
         Ok((connection, peer))
+    }
+
+    /// Who a peer is whose certificate TLS has verified, if it is one of this cluster and not revoked; else the connection is
+    /// closed, and the error says why.
+    fn identify(&self, connection: &Connection, trust: &Trust) -> Result<Option<Known>, String> {
+        let shown = trust.shown(connection).and_then(|shown| match &shown {
+            Some((_, info)) if self.revoked.holds(&info.serial) => {
+                Err(format!("the certificate {} of {:?} is revoked", info.serial, info.name))
+            }
+            _ => Ok(shown),
+        });
+        let shown = shown.inspect_err(|cause| connection.close(cause::WRONG_IDENTITY, cause.as_bytes()))?;
+        Ok(shown.map(|(member, info)| {
+            self.observer.shown(&member, info.validity.not_after.into());
+            Known { member, serial: info.serial }
+        }))
     }
 
     fn refused(&self, peer: SocketAddr, Rejected { reason, cause }: &Rejected) {
         self.observer.rejected(reason);
         self.observer.turned_away(peer, cause);
         self.reception.tell(peer, reason, cause);
-    }
-}
-
-impl Trust {
-    fn new(security: &Security, paths: &Paths) -> Result<Self, TransportError> {
-        let tls = tls::configure(security)?;
-        let own = match security {
-            Security::Mutual(credentials) => Some(credentials.member()?),
-            Security::Insecure => None,
-        };
-        Ok(Self { loopback: tuning::sides(&tls, &paths.loopback), network: tuning::sides(&tls, &paths.network), own })
-    }
-
-    /// Who the peer is, whose certificate TLS has verified; nobody where there are no certificates. The error says why it
-    /// is not of this cluster.
-    fn identify(&self, connection: &Connection) -> Result<Option<Member>, String> {
-        let Some(own) = &self.own else { return Ok(None) };
-        let shown = connection.peer_identity();
-        let chain = shown.and_then(|shown| shown.downcast::<Vec<rustls_pki_types::CertificateDer<'static>>>().ok());
-        let chain = chain.ok_or("a peer showed no certificate")?;
-        let first = chain.first().ok_or("a peer showed no certificate")?;
-        let info = CertificateInfo::from_der(first).map_err(|error| error.to_string())?;
-        match info.member {
-            Some(member) if member.cluster == own.cluster => Ok(Some(member)),
-            Some(member) => Err(format!("a peer is {member}, expected a member of cluster {}", own.cluster)),
-            None => Err(format!(
-                "the certificate of {:?} names no member, expected a URI asterism://{}/ROLE/NAME in it",
-                info.name, own.cluster
-            )),
-        }
-    }
-
-    fn sides(&self, peer: SocketAddr) -> &Sides {
-        if peer.ip().is_loopback() { &self.loopback } else { &self.network }
     }
 }
 
@@ -371,10 +354,7 @@ impl From<quinn::ConnectionError> for Rejected {
 }
 
 /// A link; none where the connection is to vouch for one of another transport.
-async fn welcome(
-    coming: (Connecting, HalfOpen),
-    settings: &Arc<Settings>,
-) -> Result<Option<Arc<dyn Link>>, Rejected> {
+async fn welcome(coming: (Connecting, HalfOpen), settings: &Arc<Settings>) -> Result<Option<Arc<dyn Link>>, Rejected> {
     let (connection, peer) = settings.shaken(coming).await?;
     if vouch::is_asked_of(&connection) {
         settings.vouched.hand_over(connection, peer).await;

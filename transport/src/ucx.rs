@@ -238,7 +238,8 @@ impl Shared {
         theirs: Hello,
         connected: bool,
     ) -> Result<(Arc<Core>, mpsc::UnboundedReceiver<Arc<channel::Shared>>), TransportError> {
-        let Vouched { connection, member } = vouched;
+        let Vouched { connection, known } = vouched;
+        let (member, serial) = known.map(|known| (known.member, known.serial)).unzip();
         let peer = connection.remote_address();
         theirs.check(&self.version, self.config.place(), peer)?;
         let failure = Arc::new(Failure::default());
@@ -251,6 +252,7 @@ impl Shared {
             Met { theirs: theirs.addressee, windows, connected, connection, member, endpoint, shares_memory, failure };
         let (core, accepted) = Core::new(met, self.observer.clone(), self.buffers.clone());
         self.table.insert(own, &core);
+        serial.iter().for_each(|serial| self.quic.watch_revoked(serial, &core));
         // A transport that closes closes what it finds in the table.
         if self.closed.get() {
             core.close(TRANSPORT_CLOSED);

@@ -132,7 +132,11 @@ fn join_messages() {
     };
     let renewal = RenewRequest { hosts: request.hosts.clone() };
     let answers = [
-        JoinAnswer::Issued { ca: "-----BEGIN".repeat(9), certificates: vec!["one".into(), "two".repeat(40)] },
+        JoinAnswer::Issued {
+            ca: "-----BEGIN".repeat(9),
+            certificates: vec!["one".into(), "two".repeat(40)],
+            revoked: vec!["0a".into()],
+        },
         JoinAnswer::Refused(Refusal::UnknownToken),
         JoinAnswer::Refused(Refusal::ExpiredToken { seconds: 3 }),
         JoinAnswer::Refused(Refusal::Unavailable { cause: "the disk is full".into() }),

@@ -13,8 +13,8 @@ use asterism_transport::{
     NoObserver,
     certificates::{CertificateAuthority, CertificateInfo, Credentials, Member, MemberRole, Validity},
     join::{
-        JOIN_DNS_NAME, JoinAnswer, JoinConfig, JoinDesk, JoinError, JoinListener, JoinRequest, JoinToken,
-        MAX_JOIN_BYTES, Refusal, TokenRecord, WantedHost, join, renew,
+        Asked, JOIN_DNS_NAME, JoinAnswer, JoinConfig, JoinDesk, JoinError, JoinListener, JoinRequest, JoinToken,
+        MAX_JOIN_BYTES, Refusal, TokenRecord, WantedHost, join, renew, revoked,
     },
     quic::{QuicConfig, QuicTransport, Security},
 };
@@ -30,6 +30,7 @@ struct Desk {
     hosts: HashMap<&'static str, Vec<&'static str>>,
     stored: Mutex<Vec<TokenRecord>>,
     broken: Mutex<bool>,
+    objects: Mutex<bool>,
 }
 
 impl JoinDesk for Desk {
@@ -44,6 +45,15 @@ impl JoinDesk for Desk {
 
     fn may_renew(&self, member: &Member) -> bool {
         member.role == MemberRole::Node
+    }
+
+    fn objection(&self, asked: &Asked<'_>) -> Option<String> {
+        let objects = *self.objects.lock().expect("no test panics here");
+        objects.then(|| format!("{} is connected at {}", asked.names.first().unwrap_or(&asked.node), asked.from))
+    }
+
+    fn revoked(&self) -> Vec<String> {
+        vec!["0bad".into()]
     }
 
     fn store(&self, tokens: &[TokenRecord]) -> Result<(), String> {
@@ -61,6 +71,7 @@ fn desk() -> Arc<Desk> {
         hosts: HashMap::from([("node-1", vec!["context-0", "context-1"]), ("node-2", vec!["query"])]),
         stored: Mutex::default(),
         broken: Mutex::default(),
+        objects: Mutex::default(),
     })
 }
 
@@ -88,7 +99,7 @@ async fn a_token_buys_certificates_for_the_hosts_of_its_node() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (ours, desk) = (authority(), desk());
     let listener = listener(copy(&ours, &folder), &desk);
-    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the desk stores it");
     assert_eq!(desk.stored.lock().expect("no test panics here").len(), 1);
     let token = token.reveal().parse().expect("it is a token's text");
 
@@ -118,7 +129,7 @@ async fn tokens_that_are_wrong_spent_or_too_old_are_told_apart() {
     let desk = desk();
     let listener = listener(authority(), &desk);
     let address = listener.local_address();
-    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the desk stores it");
 
     let mut text = token.reveal();
     let last = if text.pop() == Some('0') { '1' } else { '0' };
@@ -130,7 +141,7 @@ async fn tokens_that_are_wrong_spent_or_too_old_are_told_apart() {
     let spent = JoinError::SpentToken { node: "node-2".into() };
     assert_eq!(refused(&listener, &token, "node-2", &["query"]).await, spent);
 
-    let old = listener.create_token(HOUR).expect("the desk stores it");
+    let old = listener.create_token(None, HOUR).expect("the desk stores it");
     *desk.now.lock().expect("no test panics here") += 2 * HOUR;
     assert_eq!(refused(&listener, &old, "node-1", &["context-0"]).await, JoinError::ExpiredToken { seconds: 3600 });
 }
@@ -150,7 +161,7 @@ async fn a_token_of_another_cluster_is_not_shown_to_this_one() {
 async fn a_refusal_of_policy_or_disk_spends_nothing() {
     let desk = desk();
     let listener = listener(authority(), &desk);
-    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the desk stores it");
     let not_allowed = JoinError::HostNotAllowed { node: "node-1".into(), host: "query".into() };
     assert_eq!(refused(&listener, &token, "node-1", &["context-0", "query"]).await, not_allowed);
     assert_eq!(refused(&listener, &token, "stranger", &["context-0"]).await.code(), "join_host_not_allowed");
@@ -159,7 +170,7 @@ async fn a_refusal_of_policy_or_disk_spends_nothing() {
     *desk.broken.lock().expect("no test panics here") = true;
     let full = JoinError::Unavailable { cause: "the disk is full".into() };
     assert_eq!(refused(&listener, &token, "node-1", &["context-0"]).await, full);
-    assert_eq!(listener.create_token(HOUR).err().map(|error| error.code()), Some("join_store"));
+    assert_eq!(listener.create_token(None, HOUR).err().map(|error| error.code()), Some("join_store"));
     *desk.broken.lock().expect("no test panics here") = false;
     assert_eq!(listener.tokens(), [TokenRecord { spent_by: None, ..listener.tokens()[0].clone() }]);
     within(join(listener.local_address(), &token, "node-1", &names(&["context-0"]))).await.expect("all is well");
@@ -169,7 +180,7 @@ async fn a_refusal_of_policy_or_disk_spends_nothing() {
 async fn of_two_nodes_with_one_token_one_joins() {
     let desk = desk();
     let listener = listener(authority(), &desk);
-    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the desk stores it");
     let (first_hosts, second_hosts) = (names(&["context-0"]), names(&["query"]));
     let first = join(listener.local_address(), &token, "node-1", &first_hosts);
     let second = join(listener.local_address(), &token, "node-2", &second_hosts);
@@ -177,6 +188,28 @@ async fn of_two_nodes_with_one_token_one_joins() {
     assert_eq!(first.is_ok() as u8 + second.is_ok() as u8, 1);
     let error = first.err().or(second.err()).expect("one is refused");
     assert_eq!(error.code(), "join_token_spent");
+}
+
+#[tokio::test]
+async fn a_token_is_for_its_node_and_the_desk_may_object() {
+    let (ours, desk, folder) = (authority(), desk(), tempfile::tempdir().expect("a temporary folder can be made"));
+    let listener = listener(copy(&ours, &folder), &desk);
+    let token = listener.create_token(Some("node-1"), HOUR).expect("the desk stores it");
+    let asked = async |node: &str, hosts: &[&str]| {
+        within(join(listener.local_address(), &token, node, &names(hosts))).await.map(drop)
+    };
+    let error = asked("node-2", &["query"]).await.expect_err("it is another's");
+    assert_eq!(error.code(), "join_not_yours");
+    assert!(error.to_string().contains("for node node-1"), "{error}");
+    *desk.objects.lock().expect("no test panics here") = true;
+    let error = asked("node-1", &["context-0"]).await.expect_err("the desk objects");
+    assert!(error.to_string().contains("context-0 is connected at 127.0.0.1"), "{error}");
+    let node = issued(&ours, "node-1", SystemTime::now());
+    let error = within(revoked(listener.local_address(), &node)).await.expect_err("the desk objects");
+    assert_eq!(error.code(), "join_not_yours");
+    *desk.objects.lock().expect("no test panics here") = false;
+    assert_eq!(within(revoked(listener.local_address(), &node)).await, Ok(vec!["0bad".to_owned()]));
+    asked("node-1", &["context-0"]).await.expect("it was not spent");
 }
 
 #[tokio::test]
@@ -228,7 +261,7 @@ async fn a_silent_or_slow_node_is_dropped() {
     within(out.write_all(b"half a request")).await.expect("the link is up");
     within(silent.closed()).await;
     within(slow.closed()).await;
-    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the desk stores it");
     within(join(listener.local_address(), &token, "node-2", &names(&["query"]))).await.expect("others are served");
 }
 
@@ -254,7 +287,7 @@ async fn a_request_that_is_too_long_or_none_at_all_is_refused() {
     assert!(matches!(answer, JoinAnswer::Refused(Refusal::Request { .. })), "{answer:?}");
 
     // Even with a good token a public key must be one.
-    let token = listener.create_token(HOUR).expect("the desk stores it");
+    let token = listener.create_token(None, HOUR).expect("the desk stores it");
     let text = token.reveal();
     let digits = text.rsplit('.').next().expect("a token has three parts").as_bytes();
     let secret = std::array::from_fn(|index| {
@@ -317,7 +350,6 @@ async fn a_node_renews_no_host_of_another_node() {
     assert_eq!(refused(&node, &["context-0", "query"]).await, not_allowed("node-1", "query"));
     assert_eq!(refused(&host, &["context-0"]).await, not_allowed("context-0", "context-0"));
     assert_eq!(refused(&host, &["context-1"]).await, not_allowed("context-0", "context-1"));
-    assert_eq!(refused(&node, &[]).await.code(), "join_request");
     let host = Credentials::issue(&ours, (MemberRole::Context, "node-1"), an_hour()).expect("the name is valid");
     let error = refused(&host, &["context-0"]).await;
     assert_eq!(error.code(), "join_certificate_refused");

@@ -13,9 +13,9 @@ use crate::{
 };
 
 impl Client {
-    /// A token with which one node can join within `ttl`.
-    pub fn create_join_token(&self, ttl: Duration) -> Result<Token, CliError> {
-        self.post("/api/v1/join-tokens", &Joining { ttl_s: ttl.as_secs_f64() })
+    /// A token with which a node can join within `ttl`.
+    pub fn create_join_token(&self, node: &str, ttl: Duration) -> Result<Token, CliError> {
+        self.post("/api/v1/join-tokens", &Joining { node: node.to_owned(), ttl_s: ttl.as_secs_f64() })
     }
 
     /// Begins a self-test, unless one runs.

@@ -1,6 +1,12 @@
-//! `cert init|show|token`: the cluster's own CA, the certificates it issued, and tokens to get more. Starts nothing.
+//! `cert init|show|token|revoke`: the cluster's own CA, the certificates it issued, tokens to get more, and those that count no
+//! more. Starts nothing.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
 
 use asterism_transport::certificates::{CA_FILE, CertificateInfo, HOST_FILE, MemberRole};
 use clap::{Args, Subcommand};
@@ -17,6 +23,8 @@ use crate::{
     http::Token,
     logging,
     output::{self, Table},
+    renewal::ASK_EVERY as REACHES_NODES,
+    revocation::{self, Issued},
 };
 
 /// `asterism cert`
@@ -26,16 +34,29 @@ pub enum CertVerb {
     Init,
     /// Show the cluster's certificates
     Show,
-    /// Make a token with which one further node gets certificates from the running supervisor
+    /// Make a token with which a node gets certificates from the running supervisor
     Token(TokenArgs),
+    /// Have certificates count no more, those of a process or one by its serial number, on every machine and without a restart
+    Revoke(RevokeArgs),
 }
 
 /// `asterism cert token`
 #[derive(Args, Debug)]
 pub struct TokenArgs {
+    /// The node that it is for, as the cluster file has it; may be left out where there is one
+    #[arg(long, value_name = "NODE")]
+    pub node: Option<String>,
     /// How long it can be used, such as 90s, 30m, 2h, 1d
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = lifetime)]
     pub ttl: Duration,
+}
+
+/// `asterism cert revoke`
+#[derive(Args, Debug)]
+pub struct RevokeArgs {
+    /// Name of a process, or serial number, as `cert show` has them
+    #[arg(value_name = "NAME|SERIAL")]
+    pub which: String,
 }
 
 /// Runs a verb of the group.
@@ -44,6 +65,7 @@ pub fn run(globals: &Globals, verb: CertVerb) -> Result<Exit, CliError> {
         CertVerb::Init => init(globals, &certified(globals)?),
         CertVerb::Show => show(globals, &certified(globals)?),
         CertVerb::Token(args) => token(globals, &args),
+        CertVerb::Revoke(args) => revoke(globals, &certified(globals)?, &args),
     }
 }
 
@@ -80,7 +102,8 @@ fn init(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
 /// Prints a token alone, and beside it what to do with it.
 fn token(globals: &Globals, args: &TokenArgs) -> Result<Exit, CliError> {
     logging::client(globals);
-    let made = Client::find(globals)?.create_join_token(args.ttl)?;
+    let node = node_of(globals, args)?;
+    let made = Client::find(globals)?.create_join_token(&node, args.ttl)?;
     match globals.format {
         Format::Table => output::print(&format!("{}\n", made.token))?,
         format => output::print_json(&made, format)?,
@@ -90,8 +113,43 @@ fn token(globals: &Globals, args: &TokenArgs) -> Result<Exit, CliError> {
         "put the token into a file on the node, say join-token, beside the cluster file; within the time, there:",
     );
     globals.note(format_args!(
-        "asterism node --join {supervisor} --token-file join-token --token-from {join} -f cluster.toml --name NODE"
+        "asterism node --join {supervisor} --token-file join-token --token-from {join} -f cluster.toml --name {node}"
     ));
+    Ok(Exit::Success)
+}
+
+/// The node that a token is for.
+fn node_of(globals: &Globals, args: &TokenArgs) -> Result<String, CliError> {
+    if let Some(node) = &args.node {
+        return Ok(node.clone());
+    }
+    let cluster = globals.cluster()?;
+    let nodes: BTreeSet<&str> = cluster.hosts.iter().map(|host| host.node.as_str()).collect();
+    match nodes.into_iter().collect::<Vec<_>>()[..] {
+        [only] => Ok(only.to_owned()),
+        ref nodes => {
+            Err(CliError::usage(format!("the cluster file has {} nodes, and a token is for one", nodes.len()))
+                .hint(format!("add --node and one of {}", nodes.join(", "))))
+        }
+    }
+}
+
+/// Revokes, and makes new certificates of what lies here: their processes take them without a restart.
+fn revoke(globals: &Globals, cluster: &Cluster, args: &RevokeArgs) -> Result<Exit, CliError> {
+    let revoked = revocation::revoke(cluster, &args.which, SystemTime::now())?;
+    credentials::renew(cluster)?;
+    globals.note(format_args!(
+        "{} certificates count no more: processes here refuse them within seconds, nodes that joined by token within {} s",
+        revoked.len(),
+        REACHES_NODES.as_secs()
+    ));
+    output::print_rows(&revoked, globals.format, |rows| {
+        let mut table = Table::new(["SERIAL", "NAME"]);
+        for row in rows {
+            table.row([row.serial.clone(), row.name.clone().unwrap_or_else(|| "-".into())]);
+        }
+        table
+    })?;
     Ok(Exit::Success)
 }
 
@@ -104,6 +162,8 @@ struct Row {
     #[serde(serialize_with = "word")]
     role: Option<MemberRole>,
     not_after: String,
+    serial: String,
+    revoked: bool,
     file: PathBuf,
 }
 
@@ -116,35 +176,52 @@ fn show(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
     match &cluster.security.files {
         Some(named) => {
             files.push(named.ca.clone());
-            let names = members(cluster).map(|(_, name)| named.of(name).cert);
+            let names = credentials::members(cluster).map(|(_, name)| named.of(name).cert);
             files.extend(names.filter(|file| file.exists()));
             files.dedup();
         }
         None => {
             files.push(credentials::ca_folder(cluster).join(CA_FILE));
-            let issued = members(cluster).map(|(_, name)| credentials::identity_folder(cluster, name).join(HOST_FILE));
+            let issued = credentials::members(cluster)
+                .map(|(_, name)| credentials::identity_folder(cluster, name).join(HOST_FILE));
             files.extend(issued.filter(|file| file.exists()));
         }
     }
-    let rows = files.into_iter().map(row).collect::<Result<Vec<_>, _>>()?;
+    let mut rows = files.into_iter().map(row).collect::<Result<Vec<_>, _>>()?;
+    rows.extend(elsewhere(cluster, &rows)?);
+    let revoked = revocation::serials(cluster);
+    rows.iter_mut().for_each(|row| row.revoked = revoked.contains(&row.serial));
     output::print_rows(&rows, globals.format, |rows| {
-        let mut table = Table::new(["NAME", "ISSUER", "KIND", "NOT AFTER", "FILE"]);
+        let mut table = Table::new(["NAME", "ISSUER", "KIND", "NOT AFTER", "SERIAL", "FILE"]);
         for row in rows {
             let kind = match (row.authority, row.role) {
                 (true, _) => "authority",
                 (false, role) => role.map_or("-", MemberRole::word),
             };
             let file = row.file.display().to_string();
-            table.row([row.name.clone(), row.issuer.clone(), kind.into(), row.not_after.clone(), file]);
+            let ends = if row.revoked { "revoked".to_owned() } else { row.not_after.clone() };
+            table.row([row.name.clone(), row.issuer.clone(), kind.into(), ends, row.serial.clone(), file]);
         }
         table
     })?;
     Ok(Exit::Success)
 }
 
-/// Every process that shows a certificate, but the agents of nodes.
-fn members(cluster: &Cluster) -> impl Iterator<Item = credentials::Named<'_>> {
-    cluster.hosts.iter().map(|host| host.member()).chain([credentials::SUPERVISOR])
+/// What nodes were given that keep it elsewhere.
+fn elsewhere(cluster: &Cluster, here: &[Row]) -> Result<Vec<Row>, CliError> {
+    let given = revocation::issued(cluster)?.into_iter();
+    let given = given.filter(|given| here.iter().all(|row| row.serial != given.serial));
+    let row = |given: Issued| Row {
+        issuer: cluster.name.clone(),
+        authority: false,
+        role: MemberRole::ALL.into_iter().find(|role| role.word() == given.role),
+        not_after: given.not_after,
+        serial: given.serial,
+        revoked: false,
+        file: PathBuf::from("-"),
+        name: given.name,
+    };
+    Ok(given.map(row).collect())
 }
 
 fn row(file: PathBuf) -> Result<Row, CliError> {
@@ -160,6 +237,8 @@ fn row(file: PathBuf) -> Result<Row, CliError> {
         authority: info.is_authority,
         role: info.member.map(|member| member.role),
         not_after: info.validity.not_after.date().to_string(),
+        serial: info.serial,
+        revoked: false,
         file,
     })
 }

@@ -34,6 +34,8 @@ pub struct Extension {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Joining {
+    /// The node that it is for, as the cluster file has it.
+    pub node: String,
     /// Seconds until the token is refused.
     pub ttl_s: f64,
 }

@@ -29,6 +29,10 @@ pub async fn create_token(
         return Err(Refusal::unauthorized());
     }
     let joins = state.joins.clone().ok_or_else(Refusal::joining_closed)?;
+    let node = body.0.node.clone();
+    if !state.door.has_node(&node) {
+        return Err(Refusal::invalid("node", format!("no host of a node named '{node}' is in the cluster file")));
+    }
     let asked = Duration::try_from_secs_f64(body.0.ttl_s).ok();
     let lifetime = asked.filter(|lifetime| !lifetime.is_zero() && *lifetime <= LONGEST);
     let lifetime = lifetime.ok_or_else(|| {
@@ -38,7 +42,7 @@ pub async fn create_token(
         )
     })?;
     let join = joins.local_address().to_string();
-    let created = actix_web::web::block(move || joins.create_token(lifetime)).await;
+    let created = actix_web::web::block(move || joins.create_token(Some(&node), lifetime)).await;
     let token = created.map_err(|error| Refusal::failed("join_store", error))?;
     let token = token.map_err(|error| Refusal::failed(error.code(), &error))?.reveal();
     Ok(Json(Token { token, join, supervisor: state.listen.to_string(), expires_s: lifetime.as_secs_f64() }))

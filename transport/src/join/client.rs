@@ -25,18 +25,33 @@ use crate::{
 /// Longest wait for the whole exchange.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
 
+/// Where certificates are given out, and where this node is.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The listener.
+    pub listener: SocketAddr,
+    /// The node's own address, which is shown where it is this machine's.
+    pub node: Option<IpAddr>,
+}
+
+impl From<SocketAddr> for At {
+    fn from(listener: SocketAddr) -> Self {
+        Self { listener, node: None }
+    }
+}
+
 /// Exchanges `token` for certificates of `hosts`, which are to run on `node`: in their order, each with a new key that was
 /// made here. The token is spent once the listener has said yes, even if its answer is then lost.
 pub async fn join(
-    address: SocketAddr,
+    at: impl Into<At>,
     token: &JoinToken,
     node: &str,
     hosts: &[String],
 ) -> Result<Vec<(String, Credentials)>, JoinError> {
     let wanted = Wanted::new(hosts)?;
     let request = JoinRequest { secret: token.secret, node: node.into(), hosts: wanted.hosts() };
-    let listener = Listener { address, authorities: vec![token.authority], node, identity: None };
-    let (ca, certificates) = listener.ask(&request.to_bytes()).await?;
+    let listener = Listener { at: at.into(), authorities: vec![token.authority], node, identity: None };
+    let Given { ca, certificates, .. } = listener.ask(&request.to_bytes()).await?;
     listener.check(wanted, &ca, certificates)
 }
 
@@ -44,7 +59,7 @@ pub async fn join(
 /// order, each with a new key that was made here. `current` is the node's own; its CA certificates stay trusted, and the
 /// listener must be of one of them.
 pub async fn renew(
-    address: SocketAddr,
+    at: impl Into<At>,
     current: &Credentials,
     hosts: &[String],
 ) -> Result<Vec<(String, Credentials)>, JoinError> {
@@ -52,9 +67,24 @@ pub async fn renew(
     let wanted = Wanted::new(hosts)?;
     let request = RenewRequest { hosts: wanted.hosts() };
     let authorities = authority_hashes(&current.ca)?;
-    let listener = Listener { address, authorities, node: &node, identity: Some(&current.identity) };
-    let (_, certificates) = listener.ask(&request.to_bytes()).await?;
-    listener.check(wanted, &current.ca, certificates)
+    let listener = Listener { at: at.into(), authorities, node: &node, identity: Some(&current.identity) };
+    let given = listener.ask(&request.to_bytes()).await?;
+    listener.check(wanted, &current.ca, given.certificates)
+}
+
+/// Serial numbers of the cluster's certificates that count no more, for a node with a good certificate.
+pub async fn revoked(at: impl Into<At>, current: &Credentials) -> Result<Vec<String>, JoinError> {
+    let node = CertificateInfo::from_pem(&current.identity.certificate)?.name;
+    let authorities = authority_hashes(&current.ca)?;
+    let listener = Listener { at: at.into(), authorities, node: &node, identity: Some(&current.identity) };
+    Ok(listener.ask(&RenewRequest { hosts: Vec::new() }.to_bytes()).await?.revoked)
+}
+
+/// What a listener gave.
+struct Given {
+    ca: String,
+    certificates: Vec<String>,
+    revoked: Vec<String>,
 }
 
 /// Hosts and the keys made for them.
@@ -77,7 +107,7 @@ impl<'a> Wanted<'a> {
 
 /// Who is asked, by whom.
 struct Listener<'a> {
-    address: SocketAddr,
+    at: At,
     /// SHA-256 of the CA certificates of which it must have one's key.
     authorities: Vec<[u8; 32]>,
     node: &'a str,
@@ -86,22 +116,27 @@ struct Listener<'a> {
 }
 
 impl Listener<'_> {
-    /// The CA's certificate and the certificates that it gives for a request.
-    async fn ask(&self, request: &[u8]) -> Result<(String, Vec<String>), JoinError> {
+    /// What it gives for a request.
+    async fn ask(&self, request: &[u8]) -> Result<Given, JoinError> {
         let asked = tokio::time::timeout(TIME_LIMIT, self.answer(request)).await;
         match asked.unwrap_or_else(|_| Err(self.unreachable(format!("no answer within {TIME_LIMIT:?}"))))? {
-            JoinAnswer::Refused(refusal) => Err(JoinError::refused(refusal, self.address, self.node)),
-            JoinAnswer::Issued { ca, certificates } => match authority_hashes(&ca)?.first() {
-                Some(hash) if self.authorities.contains(hash) => Ok((ca, certificates)),
+            JoinAnswer::Refused(refusal) => Err(JoinError::refused(refusal, self.at.listener, self.node)),
+            JoinAnswer::Issued { ca, certificates, revoked } => match authority_hashes(&ca)?.first() {
+                Some(hash) if self.authorities.contains(hash) => Ok(Given { ca, certificates, revoked }),
                 _ => Err(self.wrong("its CA certificate is not the one expected")),
             },
         }
     }
 
     async fn answer(&self, request: &[u8]) -> Result<JoinAnswer, JoinError> {
-        let address = self.address;
+        let At { listener: address, node } = self.at;
         let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let endpoint = Endpoint::client((any, 0).into()).map_err(|error| self.unreachable(error.to_string()))?;
+        // An address that is not this machine's is the listener's to object to.
+        let own = node.filter(|node| node.is_ipv4() == address.is_ipv4());
+        let endpoint = own
+            .and_then(|own| Endpoint::client((own, 0).into()).ok())
+            .map_or_else(|| Endpoint::client((any, 0).into()), Ok);
+        let endpoint = endpoint.map_err(|error| self.unreachable(error.to_string()))?;
         let pinned = Arc::new(Pinned::new(self.authorities.clone()));
         let client = ClientConfig::new(tls::client(pinned.clone(), self.identity)?);
         let connecting = endpoint.connect_with(client, address, JOIN_DNS_NAME);
@@ -149,7 +184,7 @@ impl Listener<'_> {
     fn lost(&self, error: ConnectionError) -> JoinError {
         match self.identity {
             Some(_) if cause::rejection(&error) == "certificate" => JoinError::CertificateRefused {
-                address: self.address,
+                address: self.at.listener,
                 node: self.node.into(),
                 cause: cause::words(error),
             },
@@ -158,11 +193,11 @@ impl Listener<'_> {
     }
 
     fn unreachable(&self, cause: String) -> JoinError {
-        JoinError::Unreachable { address: self.address, cause }
+        JoinError::Unreachable { address: self.at.listener, cause }
     }
 
     fn wrong(&self, cause: &str) -> JoinError {
-        JoinError::Answer { address: self.address, cause: cause.into() }
+        JoinError::Answer { address: self.at.listener, cause: cause.into() }
     }
 }
 

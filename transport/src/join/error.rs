@@ -69,6 +69,14 @@ pub enum JoinError {
         /// The host it asked for.
         host: String,
     },
+    /// The node asks from elsewhere, for a name in use, or with another node's token.
+    #[error("node {node:?} gets no certificates: {cause}")]
+    NotYours {
+        /// The node that asked.
+        node: String,
+        /// What stands against it.
+        cause: String,
+    },
     /// The request holds what no listener accepts.
     #[error("the join request is not acceptable: {cause}; run the same version of asterism on every node")]
     Request {
@@ -129,6 +137,7 @@ impl JoinError {
             Self::SpentToken { .. } => "join_token_spent",
             Self::ExpiredToken { .. } => "join_token_expired",
             Self::HostNotAllowed { .. } => "join_host_not_allowed",
+            Self::NotYours { .. } => "join_not_yours",
             Self::Request { .. } => "join_request",
             Self::Unavailable { .. } => "join_unavailable",
             Self::Unreachable { .. } => "join_unreachable",
@@ -144,6 +153,7 @@ impl JoinError {
             Refusal::UnknownToken => Self::UnknownToken { address },
             Refusal::SpentToken { node } => Self::SpentToken { node },
             Refusal::ExpiredToken { seconds } => Self::ExpiredToken { seconds },
+            Refusal::NotYours { cause } => Self::NotYours { node: node.into(), cause },
             Refusal::HostNotAllowed { host } => Self::HostNotAllowed { node: node.into(), host },
             Refusal::NotANode { member } => {
                 let cause = format!("it showed the certificate of {member}, expected a node's of this cluster");

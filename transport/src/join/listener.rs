@@ -2,7 +2,7 @@
 //! caller should decide.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
@@ -44,8 +44,35 @@ pub trait JoinDesk: Send + Sync + 'static {
     fn role(&self, node: &str, host: &str) -> Option<MemberRole>;
     /// Whether the holder of a good certificate may renew. What it may have then, [`Self::role`] says by its name.
     fn may_renew(&self, member: &Member) -> bool;
+    /// What stands against giving a node certificates of these names, if anything does, in words for the node.
+    fn objection(&self, asked: &Asked<'_>) -> Option<String> {
+        let _ = asked;
+        None
+    }
+    /// Serial numbers of the certificates that count no more.
+    fn revoked(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// These certificates (PEM) are given out now.
+    fn issued(&self, certificates: &[String]) -> Result<(), String> {
+        let _ = certificates;
+        Ok(())
+    }
     /// Stores every token there is; a token is spent once this has succeeded. The error's words reach the node.
     fn store(&self, tokens: &[TokenRecord]) -> Result<(), String>;
+}
+
+/// Who asks for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The node, as its token's request or its certificate says.
+    pub node: &'a str,
+    /// Where it asks from; it receives there.
+    pub from: IpAddr,
+    /// The names that it wants certificates of.
+    pub names: &'a [&'a str],
+    /// The serial number of the certificate that it shows; none where it has a token.
+    pub serial: Option<&'a str>,
 }
 
 /// How a listener works.
@@ -95,10 +122,11 @@ impl JoinListener {
         self.address
     }
 
-    /// A new token, good for `lifetime`. It is stored before this returns.
-    pub fn create_token(&self, lifetime: Duration) -> Result<JoinToken, JoinError> {
+    /// A new token, good for `lifetime`, for a node or for any. It is stored before this returns.
+    pub fn create_token(&self, node: Option<&str>, lifetime: Duration) -> Result<JoinToken, JoinError> {
         let token = JoinToken::create(self.counter.authority.certificate())?;
-        self.add(token.record(self.counter.desk.now() + lifetime))?;
+        let record = token.record(self.counter.desk.now() + lifetime);
+        self.add(TokenRecord { node: node.map(str::to_owned), ..record })?;
         Ok(token)
     }
 
@@ -169,8 +197,8 @@ async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Durati
 enum Proof {
     /// By a token, in its request.
     Token,
-    /// By the certificate of this member, in TLS.
-    Certificate(Member),
+    /// By the certificate of this member, in TLS, and its serial number.
+    Certificate(Member, String),
 }
 
 /// What the handshake settled; the error says what is missing.
@@ -182,13 +210,13 @@ fn proof(connection: &Connection) -> Result<Proof, &'static str> {
     let shown = connection.peer_identity().and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
     let shown = shown.and_then(|chain| CertificateInfo::from_der(chain.first()?).ok());
     shown
-        .and_then(|info| info.member)
-        .map(Proof::Certificate)
+        .and_then(|info| Some(Proof::Certificate(info.member?, info.serial)))
         .ok_or("to renew certificates, show one; to join, use a token")
 }
 
 /// One node, from its first packet until it has its answer, and its place until then. Dropping the future drops the node.
 async fn serve((incoming, place): (Incoming, HalfOpen), counter: Arc<Counter>) -> Result<(), String> {
+    let from = incoming.remote_address().ip();
     let connection = incoming.await.map_err(|error| error.to_string())?;
     let proof = proof(&connection).inspect_err(|cause| connection.close(REFUSED, cause.as_bytes()))?;
     let (mut send, mut receive) = connection.accept_bi().await.map_err(|error| error.to_string())?;
@@ -196,7 +224,7 @@ async fn serve((incoming, place): (Incoming, HalfOpen), counter: Arc<Counter>) -
         Ok(bytes) => bytes,
         Err(error) => return Err(refuse_unread(&connection, &error)),
     };
-    let answering = tokio::task::spawn_blocking(move || counter.answer(&proof, &bytes));
+    let answering = tokio::task::spawn_blocking(move || counter.answer((&proof, from), &bytes));
     let answer = answering.await.map_err(|error| error.to_string())?;
     send.write_all(&answer.to_bytes()).await.map_err(|error| error.to_string())?;
     // Fails only where the node is gone, which the next line waits for anyway.
@@ -226,38 +254,67 @@ struct Counter {
 }
 
 impl Counter {
-    fn answer(&self, proof: &Proof, bytes: &[u8]) -> JoinAnswer {
+    fn answer(&self, (proof, from): (&Proof, IpAddr), bytes: &[u8]) -> JoinAnswer {
         let unreadable = |cause| Refusal::Request { cause };
         let answer = match proof {
-            Proof::Token => JoinRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.issue(&request)),
-            Proof::Certificate(member) => {
-                RenewRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.renew(member, &request))
+            Proof::Token => {
+                JoinRequest::from_bytes(bytes).map_err(unreadable).and_then(|request| self.issue(&request, from))
             }
+            Proof::Certificate(member, serial) => RenewRequest::from_bytes(bytes)
+                .map_err(unreadable)
+                .and_then(|request| self.renew((member, serial), &request, from)),
         };
         answer.unwrap_or_else(JoinAnswer::Refused)
     }
 
     /// Gives nothing but names that are this node's now, whatever the node had before.
-    fn renew(&self, member: &Member, request: &RenewRequest) -> Result<JoinAnswer, Refusal> {
+    fn renew(
+        &self,
+        (member, serial): (&Member, &str),
+        request: &RenewRequest,
+        from: IpAddr,
+    ) -> Result<JoinAnswer, Refusal> {
         if member.cluster != self.authority.cluster_name() || !self.desk.may_renew(member) {
             return Err(Refusal::NotANode { member: member.to_string() });
         }
+        self.check((&member.name, Some(serial)), &request.hosts, from)?;
+        if request.hosts.is_empty() {
+            return Ok(self.giving(Vec::new()));
+        }
         let certificates = self.certify(&member.name, &request.hosts)?;
+        self.note(&certificates)?;
         tracing::info!(node = member.name, certificates = certificates.len(), "renewed certificates");
-        Ok(JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates })
+        Ok(self.giving(certificates))
     }
 
     /// Holds the book throughout, so that of two nodes with one token one gets certificates.
-    fn issue(&self, request: &JoinRequest) -> Result<JoinAnswer, Refusal> {
+    fn issue(&self, request: &JoinRequest, from: IpAddr) -> Result<JoinAnswer, Refusal> {
         let mut book = lock(&self.book);
-        let token = book.find(&request.secret, self.desk.now())?;
+        let token = book.find((&request.secret, &request.node), self.desk.now())?;
         let certificates = self.certify(&request.node, &request.hosts)?;
+        self.check((&request.node, None), &request.hosts, from)?;
         book.records[token].spent_by = Some(request.node.clone());
         if let Err(cause) = self.desk.store(&book.records) {
             book.records[token].spent_by = None;
             return Err(Refusal::Unavailable { cause });
         }
-        Ok(JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates })
+        self.note(&certificates)?;
+        Ok(self.giving(certificates))
+    }
+
+    /// Asks the desk what stands against it.
+    fn check(&self, (node, serial): (&str, Option<&str>), hosts: &[WantedHost], from: IpAddr) -> Result<(), Refusal> {
+        let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+        let objection = self.desk.objection(&Asked { node, from, names: &names, serial });
+        objection.map_or(Ok(()), |cause| Err(Refusal::NotYours { cause }))
+    }
+
+    fn note(&self, certificates: &[String]) -> Result<(), Refusal> {
+        self.desk.issued(certificates).map_err(|cause| Refusal::Unavailable { cause })
+    }
+
+    fn giving(&self, certificates: Vec<String>) -> JoinAnswer {
+        JoinAnswer::Issued { ca: self.authority.certificate().into(), certificates, revoked: self.desk.revoked() }
     }
 
     /// A certificate for each of `hosts` if `node` may have them all.

@@ -24,7 +24,7 @@ pub struct JoinRequest {
 /// What a node asks that has certificates already; which node it is, the one that it shows in TLS says.
 #[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub struct RenewRequest {
-    /// Its hosts, with new keys.
+    /// Its hosts, with new keys; without any it asks what is revoked alone.
     pub hosts: Vec<WantedHost>,
 }
 
@@ -46,6 +46,8 @@ pub enum JoinAnswer {
         ca: String,
         /// A certificate a host, PEM, in the order of the request.
         certificates: Vec<String>,
+        /// Serial numbers of certificates that count no more.
+        revoked: Vec<String>,
     },
     /// No certificates.
     Refused(Refusal),
@@ -70,6 +72,11 @@ pub enum Refusal {
     HostNotAllowed {
         /// Its name.
         host: String,
+    },
+    /// Neither from there nor now, or by this token.
+    NotYours {
+        /// Why.
+        cause: String,
     },
     /// The certificate that was shown is no node's of this cluster.
     NotANode {

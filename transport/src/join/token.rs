@@ -37,7 +37,7 @@ impl JoinToken {
 
     /// What the listener keeps of the token: enough to know it again, not enough to use it.
     pub fn record(&self, expires: SystemTime) -> TokenRecord {
-        TokenRecord { hash: sha256(&self.secret), expires, spent_by: None }
+        TokenRecord { hash: sha256(&self.secret), node: None, expires, spent_by: None }
     }
 
     /// Whether it is of the cluster with this CA certificate (PEM).
@@ -80,6 +80,8 @@ impl fmt::Debug for JoinToken {
 pub struct TokenRecord {
     /// SHA-256 of its secret.
     pub hash: [u8; 32],
+    /// The node that it is for; any where there is none.
+    pub node: Option<String>,
     /// From when on it is refused.
     pub expires: SystemTime,
     /// The node that used it.
@@ -99,9 +101,9 @@ pub(super) struct TokenBook {
 }
 
 impl TokenBook {
-    /// The place of the token with this secret, if it may be spent at `now`. Takes the same time for every secret that
+    /// The place of the token with this secret, if the node may spend it at `now`. Takes the same time for every secret that
     /// belongs to none.
-    pub(super) fn find(&self, secret: &[u8; 32], now: SystemTime) -> Result<usize, Refusal> {
+    pub(super) fn find(&self, (secret, asking): (&[u8; 32], &str), now: SystemTime) -> Result<usize, Refusal> {
         let hash = sha256(secret);
         let mut found = None;
         for (place, record) in self.records.iter().enumerate() {
@@ -114,9 +116,12 @@ impl TokenBook {
         if let Some(node) = &record.spent_by {
             return Err(Refusal::SpentToken { node: node.clone() });
         }
-        match record.overdue(now) {
-            Some(overdue) => Err(Refusal::ExpiredToken { seconds: overdue.as_secs() }),
-            None => Ok(place),
+        if let Some(overdue) = record.overdue(now) {
+            return Err(Refusal::ExpiredToken { seconds: overdue.as_secs() });
+        }
+        match &record.node {
+            Some(node) if node != asking => Err(Refusal::NotYours { cause: format!("the token is for node {node}") }),
+            _ => Ok(place),
         }
     }
 
@@ -178,11 +183,15 @@ mod tests {
     fn a_token_works_once_and_not_for_ever() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let mut book = TokenBook { records: vec![token().record(at(100))] };
-        assert_eq!(book.find(&[8; 32], at(50)), Err(Refusal::UnknownToken));
-        assert_eq!(book.find(&[7; 32], at(99)), Ok(0));
-        assert_eq!(book.find(&[7; 32], at(130)), Err(Refusal::ExpiredToken { seconds: 30 }));
+        assert_eq!(book.find((&[8; 32], "node-2"), at(50)), Err(Refusal::UnknownToken));
+        assert_eq!(book.find((&[7; 32], "node-2"), at(99)), Ok(0));
+        assert_eq!(book.find((&[7; 32], "node-2"), at(130)), Err(Refusal::ExpiredToken { seconds: 30 }));
+        book.records[0].node = Some("node-1".into());
+        let cause = "the token is for node node-1".into();
+        assert_eq!(book.find((&[7; 32], "node-2"), at(99)), Err(Refusal::NotYours { cause }));
+        assert_eq!(book.find((&[7; 32], "node-1"), at(99)), Ok(0));
         book.records[0].spent_by = Some("node-1".into());
-        assert_eq!(book.find(&[7; 32], at(130)), Err(Refusal::SpentToken { node: "node-1".into() }));
+        assert_eq!(book.find((&[7; 32], "node-2"), at(130)), Err(Refusal::SpentToken { node: "node-1".into() }));
         book.forget(at(200), Duration::from_secs(100));
         assert_eq!(book.records.len(), 1);
         book.forget(at(201), Duration::from_secs(100));

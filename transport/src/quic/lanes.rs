@@ -151,7 +151,8 @@ pub(super) fn accept(settings: &Arc<Settings>) {
 
 /// A lane of a peer: it must be a member, and of the link whose token it knows.
 async fn admit(settings: &Arc<Settings>, index: usize, coming: (Connecting, HalfOpen)) -> Result<(), Rejected> {
-    let (lane, member) = settings.shaken(coming).await?;
+    let (lane, known) = settings.shaken(coming).await?;
+    let member = known.map(|known| known.member);
     let refuse = |cause: String| {
         lane.close(cause::WRONG_IDENTITY, cause.as_bytes());
         Rejected { reason: cause::IDENTITY, cause }
@@ -203,7 +204,7 @@ async fn join(
     let endpoint = &settings.lanes.lanes[place.0].endpoint;
     let connecting = endpoint.connect_with(client, address, CLUSTER_DNS_NAME).map_err(|error| error.to_string())?;
     let lane = connecting.await.map_err(cause::words)?;
-    let member = trust.identify(&lane)?;
+    let member = settings.identify(&lane, &trust)?.map(|known| known.member);
     let mut introduction = lane.open_uni().await.map_err(cause::words)?;
     let said = [&token[..], &[place.1 as u8]].concat();
     introduction.write_all(&said).await.map_err(|error| error.to_string())?;

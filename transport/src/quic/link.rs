@@ -14,6 +14,7 @@ use super::{
     Settings, TRANSPORT_CLOSED, cause, channel,
     lanes::{Announced, CLOSED},
     stripes::Stripes,
+    trust::{Known, Revocable},
 };
 use crate::{Channel, Link, Observer, PROTOCOL_VERSION, TransportError, buffers::Buffers, certificates::Member};
 
@@ -56,6 +57,12 @@ impl Peer {
     }
 }
 
+impl Revocable for Peer {
+    fn revoke(&self, words: &str) {
+        self.close(words);
+    }
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         self.stripes.close(CLOSED, b"");
@@ -69,11 +76,13 @@ pub(super) struct QuicLink {
 }
 
 impl QuicLink {
-    pub fn new(connection: Connection, member: Option<Member>, settings: &Settings) -> Self {
+    pub fn new(connection: Connection, known: Option<Known>, settings: &Settings) -> Self {
         let address = connection.remote_address();
         let (closing, stripes) = Default::default();
         let (buffers, observer) = (settings.buffers.clone(), settings.observer.clone());
+        let member = known.as_ref().map(|known| known.member.clone());
         let peer = Arc::new(Peer { connection, address, member, closing, stripes, buffers, observer });
+        known.iter().for_each(|known| settings.revoked.watch(&known.serial, &peer));
         Self { peer, accepting: AsyncMutex::default() }
     }
 

@@ -3,13 +3,16 @@
 use std::{fs, net::UdpSocket, sync::Arc, time::Duration};
 
 use quinn::{
-    AckFrequencyConfig, ClientConfig, Connection, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig, TransportConfig,
-    VarInt, congestion::CubicConfig,
+    AckFrequencyConfig, ClientConfig, Connection, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig,
+    TransportConfig, VarInt, congestion::CubicConfig,
 };
 
 use socket2::SockRef;
 
-use super::{Paths, QuicConfig, Sides, admission, loopback::Loopback, patient::Patient, socket::LARGEST_DATAGRAM, tls::Tls};
+use super::{
+    Paths, QuicConfig, admission, loopback::Loopback, patient::Patient, socket::LARGEST_DATAGRAM, tls::Tls,
+    trust::Sides,
+};
 
 /// Assumed until measured: a lost first packet is repeated after thrice this.
 const INITIAL_RTT: Duration = Duration::from_millis(20);
@@ -59,10 +62,7 @@ pub(super) fn endpoint() -> EndpointConfig {
 pub(super) fn paths(config: &QuicConfig, queue: usize) -> Paths {
     let loopback = |channels| Arc::new(loopback((config, channels), queue));
     let network = |channels| Arc::new(network((config, channels)));
-    Paths {
-        loopback: [MAX_CHANNELS, NO_CHANNELS].map(loopback),
-        network: [MAX_CHANNELS, NO_CHANNELS].map(network),
-    }
+    Paths { loopback: [MAX_CHANNELS, NO_CHANNELS].map(loopback), network: [MAX_CHANNELS, NO_CHANNELS].map(network) }
 }
 
 /// Lets a peer that came and has shown a certificate open channels.

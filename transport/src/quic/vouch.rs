@@ -6,8 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use quinn::{Connection, crypto::rustls::HandshakeData};
 use tokio::sync::mpsc;
 
-use super::cause;
-use crate::certificates::Member;
+use super::{cause, trust::Known};
 
 /// The TLS application protocol of such connections.
 pub(super) const PROTOCOL: &[u8] = b"asterism-ucx/4";
@@ -17,7 +16,7 @@ pub(crate) struct Vouched {
     pub connection: Connection,
     /// Who the peer is; nobody where there are no certificates.
     #[cfg_attr(not(feature = "ucx"), expect(dead_code, reason = "only UCX asks"))]
-    pub member: Option<Member>,
+    pub known: Option<Known>,
 }
 
 /// Where peers that ask for UCX are sent.
@@ -28,10 +27,10 @@ pub(super) struct Desk {
 
 impl Desk {
     /// Gives the connection to whoever takes such, or closes it with the reason why nobody does.
-    pub async fn hand_over(&self, connection: Connection, member: Option<Member>) {
+    pub async fn hand_over(&self, connection: Connection, known: Option<Known>) {
         let taker = self.taker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let refused = match taker {
-            Some(taker) => taker.send(Vouched { connection, member }).await.err().map(|vouched| vouched.0.connection),
+            Some(taker) => taker.send(Vouched { connection, known }).await.err().map(|vouched| vouched.0.connection),
             None => Some(connection),
         };
         if let Some(connection) = refused {
@@ -50,10 +49,13 @@ pub(super) fn is_asked_of(connection: &Connection) -> bool {
 
 #[cfg(feature = "ucx")]
 mod taking {
-    use std::net::SocketAddr;
+    use std::{net::SocketAddr, sync::Arc};
 
     use super::*;
-    use crate::{TransportError, quic::QuicTransport};
+    use crate::{
+        TransportError,
+        quic::{QuicTransport, trust::Revocable},
+    };
 
     /// Peers that have shaken hands but wait to be taken.
     const WAITING: usize = 256;
@@ -74,13 +76,18 @@ mod taking {
         pub(crate) async fn connect_vouched(&self, address: SocketAddr) -> Result<Vouched, TransportError> {
             let trust = self.settings.trust();
             let connected = self.shake_hands(address, &trust, &trust.sides(address).vouching).await;
-            let (connection, member) = connected.map_err(|error| match error {
+            let (connection, known) = connected.map_err(|error| match error {
                 TransportError::ProtocolVersion { peer, .. } => {
                     TransportError::NoUcx { peer, cause: "it does not know this version of asterism's UCX".into() }
                 }
                 other => other,
             })?;
-            Ok(Vouched { connection, member })
+            Ok(Vouched { connection, known })
+        }
+
+        /// Ends a link once the certificate of its peer is revoked.
+        pub(crate) fn watch_revoked(&self, serial: &str, link: &Arc<impl Revocable + 'static>) {
+            self.settings.revoked.watch(serial, link);
         }
     }
 }

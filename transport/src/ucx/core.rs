@@ -32,6 +32,7 @@ use crate::{
     codec,
     local::{TRANSPORT_CLOSED, lock},
     quic::cause,
+    quic::trust::Revocable,
     signal::Signal,
 };
 
@@ -328,6 +329,12 @@ impl Core {
     fn patience(&self, silence: Duration) -> Duration {
         let bytes = self.met.endpoint.bytes_under_way() as u64 + self.fetching.load(Ordering::Relaxed);
         silence + Duration::from_secs(bytes / SLOW)
+    }
+}
+
+impl Revocable for Core {
+    fn revoke(&self, words: &str) {
+        self.close(words);
     }
 }
 
