@@ -1,6 +1,8 @@
 //! A checkpoint: a Hugging Face folder, memory-mapped, or the embedded model. Converts nothing: tensors are borrowed as
 //! they are stored.
 
+mod hash_cache;
+mod hashing;
 mod random;
 mod weights;
 

@@ -6,6 +6,7 @@ mod chat;
 mod checkpoint;
 mod config;
 mod decoder;
+mod digest;
 mod embedded;
 mod encoder;
 mod error;
@@ -22,6 +23,7 @@ pub use chat::{ChatTemplate, Conversation, Frame, Speaker, TemplateRefusal, Temp
 pub use checkpoint::{Checkpoint, KnownShape};
 pub use config::{Biases, ModelConfig, Rope};
 pub use decoder::{Decoder, Loading, Parts, Projected, SharedWeights};
+pub use digest::{DigestId, FrontDigest, Hash, ModelDigest, WeightsDigest};
 pub use embedded::EMBEDDED_NAME;
 pub use encoder::{
     Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_alone, encode_plan, encode_together,

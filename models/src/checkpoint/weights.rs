@@ -1,9 +1,13 @@
 //! One safetensors file in memory: its header checked against its length, its tensors as byte ranges.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use asterism_kernels::DType;
 use memmap2::Mmap;
@@ -12,10 +16,13 @@ use safetensors::tensor::{Dtype, SafeTensorError};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::hash_cache::Stamp;
 use crate::ModelError;
+use crate::digest::Hash;
 
 pub(super) enum WeightFile {
-    Mapped(Mmap),
+    /// With the open file, which stays the one that is mapped, whatever its path names later.
+    Mapped(Mmap, File),
     Embedded(&'static [u8]),
     /// Made when they are first asked for: who serves requests wants the shape alone.
     Drawn(Box<LazyLock<Vec<u8>, Draw>>),
@@ -61,12 +68,12 @@ impl WeightFile {
         // SAFETY: the map is read-only and private to this process; checkpoints are not written while they are served,
         // and one that is cut short underneath us ends the process with a bus error rather than with wrong tokens.
         let map = unsafe { Mmap::map(&file) }.map_err(unreadable)?;
-        Ok(Self::Mapped(map))
+        Ok(Self::Mapped(map, file))
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
         match self {
-            Self::Mapped(map) => map,
+            Self::Mapped(map, _) => map,
             Self::Embedded(bytes) => bytes,
             Self::Drawn(bytes) => bytes,
         }
@@ -84,6 +91,70 @@ impl WeightFile {
             (name, entry)
         };
         Ok(metadata.offset_keys().into_iter().map(entry).collect())
+    }
+}
+
+/// Bytes that are read and hashed at a time: they stay in a core's cache, and are enough for the widest instructions.
+const PIECE: usize = 256 << 10;
+/// Slowest that whoever hashes a file is believed to work, bytes a second, and what it gets beyond that.
+const SLOWEST: u64 = 100 << 20;
+const GRACE: Duration = Duration::from_secs(1);
+
+impl WeightFile {
+    /// Which file it is, if it is one.
+    pub(super) fn stamp(&self) -> Option<Stamp> {
+        match self {
+            Self::Mapped(_, file) => file.metadata().ok().as_ref().map(Stamp::of),
+            Self::Embedded(_) | Self::Drawn(_) => None,
+        }
+    }
+
+    /// The hash of a tensor's type, shape and bytes; of drawn ones, of where they are drawn from. `piece` is a buffer.
+    pub(super) fn hash(&self, entry: &Entry, piece: &mut Vec<u8>) -> io::Result<Hash> {
+        let Entry { stored, shape, bytes } = entry;
+        let mut hasher = blake3::Hasher::new();
+        let drawn = matches!(self, Self::Drawn(_)).then_some(bytes.start);
+        hasher.update(format!("{stored:?} {shape:?} {drawn:?}\n").as_bytes());
+        match self {
+            Self::Mapped(_, file) => {
+                piece.resize(PIECE, 0);
+                for start in bytes.clone().step_by(PIECE) {
+                    let piece = &mut piece[..PIECE.min(bytes.end - start)];
+                    file.read_exact_at(piece, start as u64)?;
+                    hasher.update(piece);
+                }
+            }
+            Self::Embedded(all) => drop(hasher.update(&all[bytes.clone()])),
+            Self::Drawn(_) => {}
+        }
+        Ok(*hasher.finalize().as_bytes())
+    }
+
+    /// Waits until no other process of this machine hashes this file, as long as one may take for it; then it is this one's turn
+    /// until what comes out is dropped. Where files cannot be locked all hash at once.
+    pub(super) fn turn(&self) -> Option<Turn<'_>> {
+        let Self::Mapped(map, file) = self else { return None };
+        let patience = GRACE + Duration::from_secs(map.len() as u64 / SLOWEST);
+        let began = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Some(Turn(file)),
+                Err(std::fs::TryLockError::WouldBlock) if began.elapsed() < patience => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// The turn to hash a file.
+pub(super) struct Turn<'a>(&'a File);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // It goes with the open file otherwise.
+        let _ = self.0.unlock();
     }
 }
 
