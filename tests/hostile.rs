@@ -24,6 +24,8 @@ mod listener;
 mod logprobs;
 #[path = "hostile/logs.rs"]
 mod logs;
+#[path = "hostile/model.rs"]
+mod model;
 #[path = "hostile/openai.rs"]
 mod openai;
 #[path = "hostile/queue.rs"]

@@ -411,12 +411,14 @@ mod tests {
     fn without_certificates_a_peer_is_what_its_first_words_say() {
         let mut claimed = None;
         assert!(
-            admit(None, &mut claimed, &HostMessage::Ready { numerics: String::new() }).is_err(),
+            admit(None, &mut claimed, &HostMessage::Ready { numerics: String::new(), model: Box::default() }).is_err(),
             "nobody has said hello"
         );
         let (mut claimed, hello) = (None, Hello { role: HostRole::Node, ..Hello::default() });
         assert!(admit(None, &mut claimed, &HostMessage::Hello(hello)).is_ok());
-        assert!(admit(None, &mut claimed, &HostMessage::Ready { numerics: String::new() }).is_err());
+        assert!(
+            admit(None, &mut claimed, &HostMessage::Ready { numerics: String::new(), model: Box::default() }).is_err()
+        );
         assert!(admit(None, &mut claimed, &HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 }).is_ok());
     }
 }

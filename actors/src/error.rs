@@ -167,6 +167,14 @@ pub enum JobError {
         /// Why.
         cause: String,
     },
+    /// Its context is of another model than the cluster's.
+    #[error(
+        "session {name} was created under another model than the cluster has now, and its tokens are that one's. Drop it and create it again"
+    )]
+    ModelChanged {
+        /// The session.
+        name: String,
+    },
     /// Another session has the name by now.
     #[error(
         "session {name} has another context than when the request was prepared: it was created again, or has grown; try again"
@@ -245,6 +253,7 @@ impl JobError {
             Self::NoSession { .. } => "session_not_found",
             Self::SessionExpired { .. } => "session_expired",
             Self::SessionFailed { .. } => "session_failed",
+            Self::ModelChanged { .. } => "model_changed",
             Self::SessionReplaced { .. } => "session_replaced",
             Self::SessionBusy { .. } => "session_busy",
             Self::NoHost { .. } => "host_not_found",
@@ -329,6 +338,12 @@ pub enum HostError {
         /// Why.
         cause: String,
     },
+    /// The supervisor has another model than this host has loaded.
+    #[error("the supervisor refused the model of {reason}")]
+    OtherModel {
+        /// This host, and how they differ.
+        reason: String,
+    },
     /// The model did not load.
     #[error("host {host} could not load its model: {cause}")]
     Model {
@@ -347,6 +362,7 @@ impl HostError {
             Self::Supervisor { cause, .. } => cause.code(),
             Self::Impostor { .. } => "impostor",
             Self::Refused { .. } => "refused",
+            Self::OtherModel { .. } => "other_model",
             Self::Journal(error) => error.code(),
             Self::Lost { .. } => "supervisor_lost",
             Self::Model { cause, .. } => cause.code(),

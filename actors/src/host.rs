@@ -7,7 +7,7 @@ mod process;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use asterism_kernels::{Backend, KernelError};
-use asterism_models::{Decoder, HeadsFiles, ModelError, Tokenizer};
+use asterism_models::{Decoder, HeadsFiles, ModelDigest, ModelError, Tokenizer};
 use asterism_transport::{DataPlane, Endpoint, Transport};
 use ractor::ActorRef;
 use tokio::{sync::oneshot, task::JoinHandle, time::Instant};
@@ -133,6 +133,8 @@ pub struct LoadedModel<B: Backend> {
     pub decoder: Arc<Decoder<B>>,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
+    /// Which model it is.
+    pub digest: ModelDigest,
     /// Where this host finds retaining heads, by the names that orders use.
     pub heads: HeadsFiles,
     /// What it computes with.
@@ -150,7 +152,8 @@ pub(crate) type Post<E> = Arc<dyn Fn(E) + Send + Sync>;
 ///
 /// # Errors
 /// [`HostError::Supervisor`] when the supervisor cannot be reached at the start, [`HostError::Refused`] when it does not
-/// want this host, [`HostError::Model`] when the model does not load, [`HostError::Lost`] when patience ends.
+/// want this host, [`HostError::Model`] when the model does not load,
+/// [`HostError::OtherModel`] when it is not the supervisor's, [`HostError::Lost`] when patience ends.
 pub async fn run<B: Backend>(
     config: HostConfig,
     transports: Transports,
@@ -201,23 +204,36 @@ impl<B: Backend> Host<B> {
     async fn live(self, first: Joined, loader: ModelLoader<B>) -> Result<(), HostError> {
         let mut joined = first;
         let beats = self.linked(&joined);
-        let model = self.load(&mut joined, loader).await?;
+        let mut model = self.load(&mut joined, loader).await?;
         let decoder = model.decoder.clone();
+        let numerics = decoder.backend().numerics();
+        let ready = HostMessage::Ready { numerics, model: Box::new(std::mem::take(&mut model.digest).into()) };
         self.tell(Message::Loaded(model));
         let host = self.config.name.clone();
         tokio::select! {
             biased;
             cause = failure(|| decoder.backend().health()), if decoder.backend().queues() => Err(HostError::Device { host, cause }),
-            result = self.serve(joined, beats, decoder.backend().numerics()) => result,
+            result = self.serve(joined, beats, ready) => result,
         }
     }
 
-    async fn serve(mut self, mut joined: Joined, mut beats: JoinHandle<()>, numerics: String) -> Result<(), HostError> {
+    async fn serve(
+        mut self,
+        mut joined: Joined,
+        mut beats: JoinHandle<()>,
+        ready: HostMessage,
+    ) -> Result<(), HostError> {
+        let mut again = false;
         loop {
-            joined.outbox.send(HostMessage::Ready { numerics: numerics.clone() });
+            joined.outbox.send(ready.clone());
             let cause = loop {
                 match joined.inbox.receive().await {
                     Ok(HostCommand::Shutdown) => return Ok(()),
+                    // What it loaded is not the cluster's model any more; a process started now may load another.
+                    Ok(HostCommand::Refuse { reason }) if again => {
+                        return Err(HostError::Refused { host: self.config.name.clone(), reason });
+                    }
+                    Ok(HostCommand::Refuse { reason }) => return Err(HostError::OtherModel { reason }),
                     Ok(command) => self.tell(Message::Command(command)),
                     Err(cause) => break cause,
                 }
@@ -226,6 +242,7 @@ impl<B: Backend> Host<B> {
             self.tell(Message::Unlinked);
             tracing::warn!(host = %self.config.name, %cause, "the supervisor is lost; work goes on");
             joined = self.rejoin(cause.to_string()).await?;
+            again = true;
             self.life = (joined.cluster, joined.incarnation);
             tracing::info!(host = %self.config.name, "the supervisor is back");
             beats = self.linked(&joined);

@@ -7,6 +7,7 @@
 
 mod ids;
 mod measured;
+mod model;
 mod queries;
 mod wire;
 
@@ -19,6 +20,7 @@ pub use measured::{
     Carried, Encoded, GpuMemory, LinkPeer, LinkReading, LinkReport, MeasuredLink, Phase2Times, ProcessReading, Refused,
     SPREAD_SECONDS, Spread, Traffic,
 };
+pub use model::SaidModel;
 pub use queries::{
     Admitted, Anew, Attach, Below, InvalidMerge, Opening, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta,
     QueryPart, Relay, ShardKeys, StreamingMask, Taken,
@@ -90,6 +92,8 @@ pub enum HostMessage {
     Ready {
         /// What decides the bits of its results, in words.
         numerics: String,
+        /// The digest of the model.
+        model: Box<SaidModel>,
     },
     /// The host cannot work; it ends after saying so.
     Unfit {
@@ -229,7 +233,7 @@ pub enum HostCommand {
         /// Which of the host's lives this is, for later hellos; larger than that of every earlier one.
         incarnation: u64,
     },
-    /// Refuses a hello; the host ends.
+    /// Refuses a hello, or the model that a host has loaded; the host ends.
     Refuse {
         /// Why.
         reason: String,

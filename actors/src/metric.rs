@@ -272,6 +272,7 @@ pub const REJECTIONS: &[&str] = &[
     "hello",
     "identity",
     "input_mismatch",
+    "model",
     "node",
     "protocol_version",
     "role",

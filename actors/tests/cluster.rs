@@ -5,7 +5,12 @@ mod cases;
 #[path = "cluster/disk.rs"]
 mod disk;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use asterism_actors::{
     HostConfig, LoadedModel, Transports,
@@ -42,6 +47,7 @@ fn load(model: &str, parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
     Ok(LoadedModel {
         decoder,
         tokenizer: Tokenizer::from_checkpoint(&checkpoint)?,
+        digest: checkpoint.digest(Path::new(""))?,
         heads: heads(model),
         cores: Arc::new(OwnDevice),
     })
@@ -77,9 +83,13 @@ async fn start_on(
             labels: Default::default(),
         })
         .collect();
+    let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
+    let digest = checkpoint.digest(Path::new("")).expect("readable weights");
     let config = SupervisorConfig {
         cluster: "test".into(),
         model: model.into(),
+        digest: digest.front,
+        weights: Some(digest.weights),
         dtype: DType::F32,
         hosts: hosts.clone(),
         method: serde_json::from_value(json!({"dense": {}})).expect("a method"),
@@ -101,7 +111,6 @@ async fn start_on(
     };
     let transport = bind();
     let address = transport.local_address();
-    let checkpoint = Checkpoint::open(&golden().join("models").join(model)).expect("a model");
     let front = ModelFront::load(&checkpoint, None, TemplateSource::frame);
     let front = Arc::new(front.and_then(|front| front.with_heads(&heads(model))).expect("a tokenizer and heads"));
     let supervisor = Supervisor::start(config, front, transport, store).await.expect("a supervisor");

@@ -155,7 +155,7 @@ fn host_messages() {
             },
         }),
         HostMessage::Measured { links: vec![measured("context-0", ""), measured("context-1", "it is not there")] },
-        HostMessage::Ready { numerics: "avx512 bf16".into() },
+        HostMessage::Ready { numerics: "avx512 bf16".into(), model: Box::default() },
         HostMessage::Unfit { cause: "the model is not there; see [model] path".into() },
         HostMessage::Heartbeat { kv_bytes: 1 << 40, idle_bytes: 7 },
         HostMessage::Progress { context: 1, block: 2, layers: 3, of: 32 },

@@ -57,6 +57,8 @@ fn config(hosts: usize) -> SupervisorConfig {
     SupervisorConfig {
         cluster: "scale".into(),
         model: "none".into(),
+        digest: Default::default(),
+        weights: Some(Default::default()),
         dtype: asterism_kernels::DType::F32,
         hosts: context.chain([("q0".to_string(), Role::Query)]).enumerate().map(spec).collect(),
         method: MethodConfig::default(),
@@ -82,7 +84,7 @@ fn ready(hosts: usize) -> SupervisorState {
         let endpoints = vec![Endpoint::new("quic", "127.0.0.1:1")];
         let hello = Hello { name: spec.name, role, start: 1, pid: 1, endpoints, ..Hello::default() };
         say(&mut state, connection, HostMessage::Hello(hello));
-        say(&mut state, connection, HostMessage::Ready { numerics: "cpu".into() });
+        say(&mut state, connection, HostMessage::Ready { numerics: "cpu".into(), model: Box::default() });
     }
     state
 }

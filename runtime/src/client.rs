@@ -308,6 +308,7 @@ fn next_step(code: &str) -> Option<&'static str> {
         "not_ready" | "stopping" => "`asterism status` shows which host is missing",
         "self_test_failed" => "mend what it names, then `asterism self-test`",
         "session_expired" => "`asterism session list` shows the sessions there are",
+        "model_changed" => "drop the session and create it anew; a job, submit again",
         "session_failed" => "`asterism session show NAME` says why; drop it and create it anew",
         "last_host" | "host_conflict" => "`asterism host list` shows the hosts there are",
         "spare_busy" => "`asterism host list` shows which spare hosts are free",

@@ -10,7 +10,7 @@ use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transport
 #[cfg(feature = "cuda")]
 use asterism_actors::{cores::Work, messages::GpuMemory};
 use asterism_kernels::{Backend, Cpu};
-use asterism_models::{ModelConfig, ModelError, Parts, SharedWeights, Tokenizer};
+use asterism_models::{ModelConfig, ModelDigest, ModelError, Parts, SharedWeights, Tokenizer};
 
 use crate::{
     cluster::{Cluster, Host, Model},
@@ -201,8 +201,15 @@ fn loader<B: Backend>(
         let mut loading = weights.loading();
         let bytes = |parts| Numbers::of(&setup.cluster.model).weight_bytes(checkpoint.config(), parts);
         room(&backend, bytes(setup.parts).saturating_sub(loading.loaded().map_or(0, bytes)))?;
-        let decoder = Arc::new(loading.decoder(Arc::new(backend), &checkpoint, setup.parts)?);
-        Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads, cores })
+        let Cluster { model, data_dir, .. } = &setup.cluster;
+        let (decoder, weights) = std::thread::scope(|scope| {
+            let hashed = scope.spawn(|| wiring::weights_digest(&checkpoint, model, data_dir));
+            let decoder = loading.decoder(Arc::new(backend), &checkpoint, setup.parts);
+            (decoder, hashed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let (decoder, tokenizer) = (Arc::new(decoder?), Tokenizer::from_checkpoint(&checkpoint)?);
+        let digest = ModelDigest { front: checkpoint.front_digest(), weights: weights? };
+        Ok(LoadedModel { decoder, tokenizer, digest, heads, cores })
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod certificates;
 mod clocks;
+mod model;
 mod network;
 mod ports;
 
@@ -61,6 +62,7 @@ pub fn look(globals: &Globals, cluster: Option<&Cluster>) -> Vec<Judgment> {
     if let Some(cluster) = cluster {
         judgments
             .extend(wiring::try_ucx(cluster, &local_hosts(cluster)).map(|tried| network::judge_ucx(cluster, tried)));
+        judgments.push(model::look(cluster));
         judgments.extend(ports::look(cluster));
         judgments.extend(certificates::look(cluster));
         judgments.extend(clocks::look(globals, cluster));

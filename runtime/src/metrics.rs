@@ -251,6 +251,7 @@ mod tests {
                 self_test: None,
                 name: "c".into(),
                 model: "m".into(),
+                model_digest: None,
                 method: "star".into(),
                 version: "0".into(),
                 ready: false,

@@ -22,7 +22,7 @@ use asterism_actors::{
     tally::Tally,
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
-use asterism_models::{Checkpoint, ModelError, Parts, TemplateSource};
+use asterism_models::{Checkpoint, ModelError, Parts, TemplateSource, WeightsDigest};
 use asterism_transport::{
     Observer, Transport, TransportError,
     certificates::MemberRole,
@@ -110,13 +110,31 @@ pub async fn start_supervisor(
     let door = Door::new(cluster, QUIC);
     let transport = bind(cluster, credentials::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
-    let mut config = supervisor_config(cluster, &model.name);
+    let mut config = supervisor_config(cluster, &model);
     config.weight_bytes = device::Numbers::of(&cluster.model).weight_bytes(&model.config, Parts::All);
     metric::record_config(&config);
     let supervisor =
         Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
     watch_itself(&supervisor, cluster.liveness.heartbeat / 2);
+    hash_weights(&supervisor, cluster);
     Ok((supervisor, address, door))
+}
+
+/// Tells the supervisor what its model's weights hash to, as soon as that is known: until then hosts load theirs.
+fn hash_weights(supervisor: &Supervisor, cluster: &Cluster) {
+    let (owner, model, folder) = (supervisor.clone(), cluster.model.clone(), cluster.data_dir.clone());
+    let hash = move || {
+        let weights = checkpoint_of(&model).and_then(|checkpoint| weights_digest(&checkpoint, &model, &folder));
+        owner.weights_are(weights.map_err(|error| error.to_string()));
+    };
+    if let Err(error) = std::thread::Builder::new().name("digest".into()).spawn(hash) {
+        supervisor.weights_are(Err(format!("no thread can be started for it: {error}")));
+    }
+}
+
+/// The digest of what is computed with: weights, and retaining heads. `folder` is where it is kept if not beside the weights.
+pub fn weights_digest(checkpoint: &Checkpoint, model: &Model, folder: &Path) -> Result<WeightsDigest, ModelError> {
+    checkpoint.weights_digest(folder)?.with_heads(&model.heads)
 }
 
 /// Tells the supervisor when its own process waits for memory, a disk or a core. On a thread of its own, which waits for nobody's.
@@ -136,7 +154,7 @@ fn watch_itself(supervisor: &Supervisor, every: Duration) {
 }
 
 /// What the supervisor of `cluster` is told about it.
-pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
+pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorConfig {
     let spec = |host: &Host| HostSpec {
         name: host.name.clone(),
         role: role(host.role),
@@ -148,7 +166,9 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
     };
     SupervisorConfig {
         cluster: cluster.name.clone(),
-        model: model.to_owned(),
+        model: model.name.clone(),
+        digest: model.digest.clone(),
+        weights: None,
         dtype: dtype(cluster.model.dtype),
         hosts: cluster.hosts.iter().map(spec).collect(),
         method: cluster.method.clone(),
@@ -162,7 +182,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &str) -> SupervisorConfig {
             cluster_file::Recovery::Fail => Recovery::Fail,
         },
         patience: PATIENCE,
-        speeds: calibration::find(cluster, model).ok(),
+        speeds: calibration::find(cluster, &model.name).ok(),
         weight_bytes: 0,
         sessions: cluster.sessions,
         mixed_numerics: cluster.mixed_numerics,
@@ -319,6 +339,9 @@ fn host_refusal(error: &HostError) -> CliError {
         HostError::Journal(StoreError::DiskFull { .. }) => CliError::no_room(error),
         HostError::Journal(StoreError::Io { cause, .. }) if private::may_pass(cause.kind()) => CliError::no_room(error),
         HostError::Journal(_) => CliError::unreachable(error).hint("nothing was changed"),
+        HostError::OtherModel { .. } => {
+            CliError::usage(error).hint("`asterism doctor` on both machines shows the digests of their models")
+        }
         HostError::Model { .. } => CliError::usage(error).hint("correct [model] in the cluster file"),
         _ => CliError::unreachable(error).hint("`asterism status` shows the supervisor's view"),
     }

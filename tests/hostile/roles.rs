@@ -214,7 +214,8 @@ async fn says(house: &House, party: Party, message: HostMessage) -> bool {
     line.say(HostMessage::Hello(own).frame()).await;
     loop {
         match line.told().await {
-            Ok(HostCommand::Welcome { .. }) => return true,
+            // Whoever says that it is ready has none of the cluster's model.
+            Ok(HostCommand::Welcome { .. } | HostCommand::Refuse { .. }) => return true,
             Ok(_) => {}
             // The supervisor closes the link of a host that says that it is unfit.
             Err(_) => return !is_refusal(&line.end().await),
@@ -330,7 +331,7 @@ fn message(act: Act) -> Option<HostMessage> {
     let text = || "x".to_owned();
     let message = match act {
         Act::Hello => HostMessage::Hello(Default::default()),
-        Act::Ready => HostMessage::Ready { numerics: "cpu".into() },
+        Act::Ready => HostMessage::Ready { numerics: "cpu".into(), model: Box::default() },
         Act::Unfit => HostMessage::Unfit { cause: text() },
         Act::Heartbeat => HostMessage::Heartbeat { kv_bytes: 0, idle_bytes: 0 },
         Act::Links => HostMessage::Links(LinkReport::default()),

@@ -138,6 +138,9 @@ pub struct ClusterStatus {
     pub name: String,
     /// Model by name.
     pub model: String,
+    /// What tells it from every other: of its configuration, tokenizer and weights. Absent while these are hashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_digest: Option<String>,
     /// Default method by name.
     pub method: String,
     /// Runtime version.

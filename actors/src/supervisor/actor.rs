@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use asterism_models::WeightsDigest;
 use asterism_plan::MethodConfig;
 use asterism_transport::Transport;
 use ractor::{Actor, ActorRef, ActorStatus};
@@ -95,6 +96,11 @@ impl Supervisor {
     /// Says that this process has waited for memory or a disk: silence of hosts may have been its own.
     pub fn was_starved(&self) {
         let _ = self.actor.cast(Message::Event(Event::Starved));
+    }
+
+    /// Says what the weights of the supervisor's own model hash to, or why that cannot be told. No host is ready before it is.
+    pub fn weights_are(&self, weights: Result<WeightsDigest, String>) {
+        let _ = self.actor.cast(Message::Event(Event::Weights(weights)));
     }
 
     /// Whether its actor is gone.

@@ -69,7 +69,10 @@ impl SupervisorState {
         self.check_pinned(context.weight.kv_bytes)?;
         self.check_room(&context.prepared, &context.lent)?;
         let session = Session { append: Some(number), append_error: None, ..session.clone() };
-        let mut changes = vec![record::cluster(&self.origin, self.last_number.max(number)), record::session(&session)];
+        let mut changes = vec![
+            record::cluster(&self.origin, self.last_number.max(number), &self.model.mark()),
+            record::session(&session),
+        ];
         changes.extend(record::context(&context));
         Ok(Decided::new(now, changes, Effect::Append(session, Box::new(context))))
     }

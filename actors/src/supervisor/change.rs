@@ -115,7 +115,7 @@ impl SupervisorState {
             return Ok((job, Decided::new(now, Vec::new(), Effect::Nothing)));
         }
         self.check_queue(&prepared)?;
-        let mut changes = vec![record::cluster(&self.origin, self.last_number.max(number))];
+        let mut changes = vec![record::cluster(&self.origin, self.last_number.max(number), &self.model.mark())];
         let submission = match &prepared.source {
             Source::Session(name) => {
                 let session = self.sessions.find(name)?.asked();

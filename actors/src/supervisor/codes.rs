@@ -37,6 +37,7 @@ const OF_HOSTS: &[&str] = &[
 /// What the supervisor itself fails jobs with, beyond those of hosts.
 const OF_SUPERVISOR: &[&str] = &[
     "input_mismatch",
+    MODEL_CHANGED,
     "placement_impossible",
     "replay_mismatch",
     "session_expired",
@@ -45,6 +46,9 @@ const OF_SUPERVISOR: &[&str] = &[
     "shard_mismatch",
     "timeout",
 ];
+
+/// Work of another model than the cluster's.
+pub const MODEL_CHANGED: &str = "model_changed";
 
 /// What no code is known of.
 const OTHER: &str = "other";

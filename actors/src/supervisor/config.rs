@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use asterism_kernels::DType;
+use asterism_models::{FrontDigest, WeightsDigest};
 use asterism_plan::{Calibration, MethodConfig};
 
 use crate::{api::Role, supervisor::placement::MixedNumerics};
@@ -14,6 +15,10 @@ pub struct SupervisorConfig {
     pub cluster: String,
     /// Model name.
     pub model: String,
+    /// What of the model tokens and plans depend on.
+    pub digest: FrontDigest,
+    /// Its weights, where they have been hashed already.
+    pub weights: Option<WeightsDigest>,
     /// Type of activations and cached keys and values.
     pub dtype: DType,
     /// Hosts in the order of the cluster file.

@@ -5,12 +5,12 @@ use std::time::Duration;
 use asterism_plan::Exchange;
 
 use crate::{
-    api::{HostHealth, JobEvent, JobPhase, JobState, Role},
+    api::{JobEvent, JobPhase, JobState, Role},
     messages::{Encoded, Hello, HostCommand, HostMessage, Phase2Times, SaidToken},
     metric::{self, Observation},
     news::News,
     supervisor::{
-        choose, codes,
+        codes,
         hosts::Admission,
         job::Outcome,
         jobs::Edit,
@@ -65,18 +65,8 @@ impl SupervisorState {
                 commands.push(Command::Observe(Observation::Links { host, report }));
                 return Stir::Nothing;
             }
-            HostMessage::Ready { numerics } => {
-                if let Err(cause) = choose::check_numerics(&numerics) {
-                    self.lose(now, host, ("unfit", cause), commands);
-                    return Stir::Everything;
-                }
-                let record = self.hosts.at_mut(host);
-                record.numerics = Some(numerics);
-                if record.health != HostHealth::Ready {
-                    record.health = HostHealth::Ready;
-                    commands.push(Command::Tell(News::HostReady { host: record.spec.name.clone() }));
-                }
-                self.remind(host, commands);
+            HostMessage::Ready { numerics, model } => {
+                self.on_loaded(now, host, (numerics, *model), commands);
                 return Stir::Everything;
             }
             HostMessage::Unfit { cause } => {
@@ -190,7 +180,7 @@ impl SupervisorState {
         }
         let incarnation = record.kept.incarnation;
         commands.push(Command::Persist(record::host(record)));
-        commands.push(Command::Persist(record::cluster(&self.origin, self.last_number)));
+        commands.push(Command::Persist(record::cluster(&self.origin, self.last_number, &self.model.mark())));
         commands.push(reply(welcome(incarnation)));
         self.take_stock(now, host, (contexts, jobs), commands);
     }

@@ -23,6 +23,7 @@ mod job;
 mod jobs;
 mod journal;
 mod measuring;
+mod model;
 mod moving;
 mod placement;
 mod prepare;

@@ -8,7 +8,7 @@ mod preview;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use asterism_models::{
-    ChatTemplate, Checkpoint, Frame, HeadsFiles, ModelConfig, ModelError, QuerySeparator, TemplateRefusal,
+    ChatTemplate, Checkpoint, Frame, FrontDigest, HeadsFiles, ModelConfig, ModelError, QuerySeparator, TemplateRefusal,
     TemplateSource, Tokenizer, Written, check_retaining_heads,
 };
 use asterism_plan::{Carried, Method, MethodConfig, Plan, PlanError, PlanRequest, Span};
@@ -36,6 +36,8 @@ pub struct ModelFront {
     pub name: String,
     /// Shape and limits.
     pub config: ModelConfig,
+    /// What tells its configuration and tokenizer from others.
+    pub digest: FrontDigest,
     /// Most tokens of context, query and answer together.
     pub max_tokens: usize,
     /// What stands between context and query of a request that does not say.
@@ -61,6 +63,7 @@ impl ModelFront {
             name: checkpoint.name().to_string(),
             max_tokens: max_context_tokens.map_or(own, |limit| limit.min(own)),
             config,
+            digest: checkpoint.front_digest(),
             query_separator: QuerySeparator::default(),
             template: ChatTemplate::from_checkpoint(checkpoint, &tokenizer, ask)?,
             tokenizer,

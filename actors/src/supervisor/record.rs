@@ -13,6 +13,7 @@ use crate::{
         fingerprint::Fingerprint,
         hosts::{HostRecord, KeptHost},
         job::{Clock, Job, Question},
+        model::ModelMark,
         prepared::PreparedContext,
         session::Session,
         state::{Origin, SupervisorState},
@@ -30,6 +31,9 @@ struct ClusterEntry {
     cluster: u64,
     secret: Secret,
     last_number: u64,
+    /// The model that all of it is of.
+    #[serde(default)]
+    model: Option<ModelMark>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -62,10 +66,11 @@ struct JobEntry {
     clock: Clock,
 }
 
-/// What was drawn once for this journal, and the last number given away.
-pub fn cluster(origin: &Origin, last_number: u64) -> Change {
+/// What was drawn once for this journal, the last number given away, and the model.
+pub fn cluster(origin: &Origin, last_number: u64, model: &ModelMark) -> Change {
     let Origin { cluster, secret } = origin.clone();
-    put(Table::Cluster, CLUSTER_KEY.to_string(), &ClusterEntry { cluster, secret, last_number })
+    let model = Some(model.clone());
+    put(Table::Cluster, CLUSTER_KEY.to_string(), &ClusterEntry { cluster, secret, last_number, model })
 }
 
 /// A host.
@@ -162,8 +167,9 @@ impl SupervisorState {
         for entry in entries {
             match entry.table {
                 Table::Cluster => {
-                    let ClusterEntry { cluster, secret, last_number } = read(entry)?;
+                    let ClusterEntry { cluster, secret, last_number, model } = read(entry)?;
                     (state.origin, state.last_number) = (Origin { cluster, secret }, last_number);
+                    state.model.restore(model, last_number);
                 }
                 Table::Hosts => state.hosts.restore(&entry.key, read::<KeptHost>(entry)?),
                 Table::Contexts => match entry.key.split_once('/') {
@@ -213,7 +219,7 @@ impl SupervisorState {
         let (number, part) = key.split_once('/').unwrap_or((key, ""));
         let number = number.parse().unwrap_or_default();
         let is = match table {
-            Table::Cluster => Some(cluster(&self.origin, self.last_number)),
+            Table::Cluster => Some(cluster(&self.origin, self.last_number, &self.model.mark())),
             Table::Hosts => self.hosts.by_name(key).map(|at| host(self.hosts.at(at))),
             Table::Contexts => self.contexts.get(number).and_then(|context| match part {
                 PLACES => context.is_placed().then(|| self::places(context, &self.addresses())),

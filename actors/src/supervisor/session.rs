@@ -14,6 +14,7 @@ use crate::{
     supervisor::{
         asked_session::AskedSession,
         change::{Decided, Effect},
+        codes::MODEL_CHANGED,
         context::{Context, Owner},
         prepared::PreparedContext,
         record,
@@ -108,6 +109,7 @@ impl Sessions {
     pub fn find(&self, name: &str) -> Result<&Session, JobError> {
         match self.open.get(name) {
             Some(session) => match &session.error {
+                Some(error) if error.code == MODEL_CHANGED => Err(JobError::ModelChanged { name: name.to_string() }),
                 Some(error) => Err(JobError::SessionFailed { name: name.to_string(), cause: error.message.clone() }),
                 None => Ok(session),
             },
@@ -166,7 +168,7 @@ impl SupervisorState {
         let session = Session { name, context: number, ttl, expires, hits, error, append, append_error };
         let context = Context::new((number, now), Owner::Session(session.name.clone()), prepared);
         let number = self.last_number.max(number);
-        let mut changes = vec![record::cluster(&self.origin, number), record::session(&session)];
+        let mut changes = vec![record::cluster(&self.origin, number, &self.model.mark()), record::session(&session)];
         changes.extend(record::context(&context));
         Ok(Decided::new(now, changes, Effect::Create(session, Box::new(context))))
     }

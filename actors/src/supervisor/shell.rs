@@ -138,7 +138,7 @@ impl Shell {
         let mut state = SupervisorState::restore(config, unix, fresh, &store.load()?)?;
         let mut journal = Journal::new(BatchLimits::default());
         // Nothing but changes to be kept: nobody is connected.
-        journal.follow(state.forget_unused());
+        journal.follow(state.reconcile(unix));
         Ok(Self {
             state,
             journal,

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use asterism_models::WeightsDigest;
+
 use crate::{
     api::{JobEvent, JobState},
     error::JobError,
@@ -24,6 +26,7 @@ use crate::{
         hosts::Hosts,
         job::{Outcome, Question},
         jobs::{Edit, Jobs},
+        model::ClusterModel,
         prepared::PreparedContext,
         record,
         session::Sessions,
@@ -87,6 +90,8 @@ pub enum Event {
         /// Why.
         cause: String,
     },
+    /// The digest of the supervisor's own weights is there, or why it cannot be had.
+    Weights(Result<WeightsDigest, String>),
     /// The supervisor's own process has waited for memory or a disk since the last tick.
     Starved,
     /// Time passed.
@@ -148,6 +153,7 @@ pub struct Origin {
 /// The state.
 pub struct SupervisorState {
     pub(super) config: SupervisorConfig,
+    pub(super) model: ClusterModel,
     pub(super) hosts: Hosts,
     pub(super) contexts: Contexts,
     pub(super) jobs: Jobs,
@@ -178,8 +184,10 @@ impl SupervisorState {
     /// Before any host connected. `origin` is another one for each journal.
     pub fn new(config: SupervisorConfig, now: Duration, origin: Origin) -> Self {
         let hosts = Hosts::new(&config.hosts, now);
+        let model = ClusterModel::new(config.digest.clone(), config.weights.clone());
         Self {
             config,
+            model,
             hosts,
             contexts: Contexts::default(),
             jobs: Jobs::default(),
@@ -261,6 +269,10 @@ impl SupervisorState {
                 }
                 Stir::Nothing
             }
+            Event::Weights(weights) => {
+                self.on_weights(now, weights, &mut commands);
+                Stir::Everything
+            }
             Event::Starved => {
                 self.hosts.judge.starved = true;
                 Stir::Nothing
@@ -332,9 +344,11 @@ impl SupervisorState {
         }
     }
 
-    /// Frees the contexts that a journal has and nobody asks: one that ends between two writes may leave them.
-    pub fn forget_unused(&mut self) -> Vec<Command> {
+    /// Ends what a journal has of another model, and frees the contexts that it has and nobody asks: one that ends between two
+    /// writes may leave them.
+    pub fn reconcile(&mut self, now: Duration) -> Vec<Command> {
         let mut commands = Vec::new();
+        self.settle_model(now, &mut commands);
         self.contexts.numbers().into_iter().for_each(|number| self.release_unused(number, &mut commands));
         commands
     }

@@ -6,6 +6,7 @@ mod held;
 mod ids;
 mod journal;
 mod members;
+mod model;
 mod moving;
 mod news;
 mod numerics;
@@ -65,6 +66,8 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
     SupervisorConfig {
         cluster: "test".into(),
         model: "model".into(),
+        digest: Default::default(),
+        weights: Some(Default::default()),
         dtype: asterism_kernels::DType::F32,
         hosts: hosts.map(spec).collect(),
         method: serde_json::from_value(json!({"star": {"block_tokens": 30}})).expect("a method"),
@@ -87,7 +90,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
 }
 
 fn ready() -> HostMessage {
-    HostMessage::Ready { numerics: "cpu".into() }
+    HostMessage::Ready { numerics: "cpu".into(), model: Box::default() }
 }
 
 /// A state with its clock, journal and what it sent last.
@@ -288,7 +291,7 @@ impl Cluster {
         self.state =
             SupervisorState::restore(config, seconds(self.now), origin(1), &self.journal).expect("a good journal");
         self.sent.clear();
-        let commands = self.state.forget_unused();
+        let commands = self.state.reconcile(seconds(self.now));
         self.note(commands);
     }
 }

@@ -95,6 +95,7 @@ impl SupervisorState {
             self_test: None,
             name: self.config.cluster.clone(),
             model: self.config.model.clone(),
+            model_digest: self.model.id().map(|id| id.to_string()),
             method: self.config.method.name().to_string(),
             version: version.to_string(),
             ready: self.hosts.iter().all(|host| host.health == HostHealth::Ready),

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -49,7 +49,8 @@ pub fn load(parts: Parts) -> Result<LoadedModel<Cpu>, ModelError> {
     let decoder = Arc::new(Decoder::load(backend, &checkpoint, parts)?);
     let heads = golden().join("models").join(MODEL).join("retaining_heads.safetensors");
     let heads = [(HEADS.to_string(), heads)].into();
-    Ok(LoadedModel { decoder, tokenizer: Tokenizer::from_checkpoint(&checkpoint)?, heads, cores: Arc::new(OwnDevice) })
+    let (tokenizer, digest) = (Tokenizer::from_checkpoint(&checkpoint)?, checkpoint.digest(Path::new(""))?);
+    Ok(LoadedModel { decoder, tokenizer, digest, heads, cores: Arc::new(OwnDevice) })
 }
 
 /// What opens the context.

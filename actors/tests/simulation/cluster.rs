@@ -8,7 +8,12 @@ use std::{
     time::Duration,
 };
 
-use asterism_actors::{HostConfig, HostError, Transports, api::JobPhase, host, machine, supervisor::Supervisor};
+use asterism_actors::{
+    HostConfig, HostError, Transports,
+    api::JobPhase,
+    host, machine,
+    supervisor::{Supervisor, SupervisorConfig},
+};
 use asterism_transport::{
     NoObserver, Transport,
     sim::{Draw, Faults, SimConfig, SimNetwork},
@@ -267,7 +272,8 @@ impl Cluster {
             return;
         }
         let transport = self.bind(supervisor_address());
-        let (config, front) = (self.scenario.config.clone(), Model::shared().front.clone());
+        let front = Model::shared().front.clone();
+        let config = SupervisorConfig { digest: front.digest.clone(), ..self.scenario.config.clone() };
         match Supervisor::start(config, front, transport.clone(), Box::new(self.disk.clone())).await {
             Ok(supervisor) => {
                 self.note(|| "a supervisor begins".into());

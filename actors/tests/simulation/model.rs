@@ -15,8 +15,8 @@ use asterism_actors::{
 };
 use asterism_kernels::{Cpu, CpuOptions};
 use asterism_models::{
-    Checkpoint, ContextKeys, Decoder, Generator, HeadsFiles, LocalContext, Parts, RetainingHeads, Sampler, Sampling,
-    TemplateSource, Tokenizer, encode_alone, encode_plan,
+    Checkpoint, ContextKeys, Decoder, Generator, HeadsFiles, LocalContext, ModelDigest, Parts, RetainingHeads, Sampler,
+    Sampling, TemplateSource, Tokenizer, encode_alone, encode_plan,
 };
 use asterism_plan::Plan;
 
@@ -59,6 +59,7 @@ impl Model {
         LoadedModel {
             decoder: self.decoder.clone(),
             tokenizer: self.tokenizer.clone(),
+            digest: ModelDigest { front: self.front.digest.clone(), ..ModelDigest::default() },
             heads: self.files.clone(),
             cores: Arc::new(TakesTime(layer)),
         }

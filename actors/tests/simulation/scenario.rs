@@ -8,9 +8,7 @@ use asterism_actors::{
     messages::HostRole,
     supervisor::{HostSpec, Liveness, PlacementPolicy, Recovery, SessionLimits, SupervisorConfig},
 };
-use asterism_kernels::DType;
 use asterism_models::Sampling;
-use asterism_plan::MethodConfig;
 use asterism_transport::sim::Draw;
 
 use crate::model::Model;
@@ -200,7 +198,9 @@ fn config(recovery: Recovery, max_running: usize) -> SupervisorConfig {
     SupervisorConfig {
         cluster: "simulated".into(),
         model: "tiny".into(),
-        dtype: DType::F32,
+        digest: Default::default(),
+        weights: Some(Default::default()),
+        dtype: asterism_kernels::DType::F32,
         hosts: Vec::new(),
         method: serde_json::from_str(r#"{"pulsar": {}}"#).expect("a method"),
         liveness: Liveness { heartbeat: ms(500), suspect_after: 2, dead_after: ms(2000), rejoin: ms(3000) },
@@ -279,7 +279,7 @@ pub fn middle(cut: usize, whole: usize) -> usize {
     cut + (whole - cut).div_ceil(2)
 }
 
-fn method(draw: &mut Draw) -> Option<MethodConfig> {
+fn method(draw: &mut Draw) -> Option<asterism_plan::MethodConfig> {
     pick(draw, &METHODS).and_then(|method| serde_json::from_str(method).ok())
 }
 

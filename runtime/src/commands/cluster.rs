@@ -190,11 +190,12 @@ pub fn status(globals: &Globals) -> Result<Exit, CliError> {
     unequal(&status.hosts).into_iter().for_each(|note| globals.note(note));
     self_tested(&status).into_iter().for_each(|note| globals.note(note));
     globals.note(format_args!(
-        "cluster '{}' at {} is {}: model {}, method {}, {} running, {} waiting",
+        "cluster '{}' at {} is {}: model {}{}, method {}, {} running, {} waiting",
         status.name,
         client.base(),
         if status.ready { "ready" } else { "not ready" },
         status.model,
+        status.model_digest.as_ref().map(|digest| format!(" ({digest})")).unwrap_or_default(),
         status.method,
         status.jobs_running,
         status.jobs_pending,

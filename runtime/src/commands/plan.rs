@@ -226,7 +226,7 @@ impl Planner {
     }
 
     fn config(&self) -> SupervisorConfig {
-        wiring::supervisor_config(&self.cluster, &self.model.name)
+        wiring::supervisor_config(&self.cluster, &self.model)
     }
 
     fn show_plan(

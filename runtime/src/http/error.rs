@@ -211,7 +211,7 @@ fn status_of(code: &str) -> StatusCode {
         }
         "internal" => StatusCode::INTERNAL_SERVER_ERROR,
         "disk_full" | "journal_io" => StatusCode::INSUFFICIENT_STORAGE,
-        "placement_impossible" | "session_failed" => StatusCode::UNPROCESSABLE_ENTITY,
+        "model_changed" | "placement_impossible" | "session_failed" => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::BAD_REQUEST,
     }
 }

@@ -42,9 +42,10 @@ pub fn of_job(error: JobError, text: &'static str) -> Refusal {
 fn of_code(error: &JobError) -> Option<&'static str> {
     match error {
         JobError::Model(ModelError::Sampling { field, .. }) => Some(field),
-        JobError::NoSession { .. } | JobError::SessionExpired { .. } | JobError::SessionFailed { .. } => {
-            Some("session_id")
-        }
+        JobError::NoSession { .. }
+        | JobError::SessionExpired { .. }
+        | JobError::SessionFailed { .. }
+        | JobError::ModelChanged { .. } => Some("session_id"),
         _ => None,
     }
 }
@@ -53,7 +54,12 @@ fn of_code(error: &JobError) -> Option<&'static str> {
 pub fn of_failure(error: ErrorBody) -> Refusal {
     let status = match error.code.as_str() {
         "timeout" => StatusCode::GATEWAY_TIMEOUT,
-        "session_not_found" | "session_expired" | "session_failed" | "placement_impossible" | "context_too_long" => {
+        "model_changed"
+        | "session_not_found"
+        | "session_expired"
+        | "session_failed"
+        | "placement_impossible"
+        | "context_too_long" => {
             return Refusal::coded(error);
         }
         _ => StatusCode::INTERNAL_SERVER_ERROR,
