@@ -1,6 +1,8 @@
 //! Works a batch off: a job for each line, under the line's own id, so that none is done twice whatever ends in between. A document
 //! that several lines ask about is encoded once, as a session.
 
+mod documents;
+
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -9,7 +11,7 @@ use std::{
 
 use asterism_actors::{
     JobError,
-    api::{ErrorBody, JobEvent, JobRequest, JobStatus, SessionRequest, bounds},
+    api::{ErrorBody, JobEvent, JobStatus, bounds},
 };
 use ring::digest;
 use serde::Deserialize;
@@ -19,6 +21,8 @@ use tokio::{
     task::JoinSet,
     time::sleep,
 };
+
+use documents::document;
 
 use super::{
     ApiState, Checked, answer,
@@ -36,8 +40,6 @@ const AT_ONCE: usize = 8;
 const AT_WORK: usize = 4;
 /// How long a full queue or disk is left alone.
 const LATER: Duration = Duration::from_secs(1);
-/// How long a document of a batch is kept at most.
-const KEPT_S: f64 = 7.0 * 86_400.0;
 
 /// Batches that have not ended, by their ids.
 #[derive(Clone)]
@@ -203,36 +205,6 @@ impl Work {
         work.finish().map(|()| true)
     }
 
-    /// Forgets the documents that were kept.
-    async fn drop_sessions(&self) {
-        let own = self.session("");
-        for kept in self.state.supervisor.sessions().await.into_iter().flatten() {
-            if kept.name.starts_with(&own) {
-                let _ = self.state.supervisor.drop_session(&kept.name).await;
-            }
-        }
-    }
-
-    fn session(&self, document: &str) -> String {
-        format!("batch-{}-{document}", store::digits(BATCH, &self.batch.id).unwrap_or_default())
-    }
-
-    /// Names the documents that more than one line asks about.
-    async fn find_documents(&mut self, all: &VecDeque<(usize, Vec<u8>)>) {
-        let mut seen: HashMap<Digest, usize> = HashMap::new();
-        for (_, line) in all {
-            let Ok(Line { body, .. }) = serde_json::from_slice(line) else { continue };
-            let Ok(asked) = self.asked(body).await else { continue };
-            if let Some(digest) = document(&asked.job) {
-                *seen.entry(digest).or_default() += 1;
-            }
-        }
-        for (digest, _) in seen.into_iter().filter(|(_, lines)| *lines > 1) {
-            let name: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-            self.documents.insert(digest, (self.session(&name), OnceCell::new()));
-        }
-    }
-
     async fn asked(&self, body: Fields) -> Checked<Asked> {
         match self.batch.endpoint.as_str() {
             "/v1/chat/completions" => chat::asked(&self.state, body).await,
@@ -327,29 +299,6 @@ impl Work {
         }
     }
 
-    /// Keeps the document of a job as a session; whether there is one then.
-    async fn keep(&self, name: &str, job: &JobRequest) -> bool {
-        loop {
-            let Some(context) = job.context.clone() else { return false };
-            let request = SessionRequest {
-                name: name.to_owned(),
-                context,
-                method: job.method.clone(),
-                allow_idle_hosts: job.allow_idle_hosts,
-                chat_template: false,
-                query_separator: job.query_separator.clone(),
-                ttl_s: Some(KEPT_S),
-                placement: job.placement.clone(),
-            };
-            match self.state.supervisor.create_session(request).await {
-                Ok(_) | Err(JobError::SessionExists { .. }) => return true,
-                Err(error) if may_pass(&error) && !*self.cancelled.borrow() => sleep(LATER).await,
-                // Each line brings its document then.
-                Err(_) => return false,
-            }
-        }
-    }
-
     /// Writes the files of a batch that is at its end.
     fn finish(&self) -> std::io::Result<()> {
         let mut batch = self.batch.clone();
@@ -382,14 +331,6 @@ impl Work {
         store.put_batch(&batch)?;
         store.remove_work(&batch.id)
     }
-}
-
-/// The digest of a job's document, where it could be a session's.
-fn document(job: &JobRequest) -> Option<Digest> {
-    let mut context = digest::Context::new(&digest::SHA256);
-    let text = job.context.as_ref().filter(|context| context.text().is_some())?;
-    context.update(&serde_json::to_vec(&(text, &job.method, &job.query_separator)).ok()?);
-    context.finish().as_ref().try_into().ok()
 }
 
 /// Whether a refusal is for now alone.
