@@ -61,12 +61,21 @@ impl Work {
                 placement: job.placement.clone(),
             };
             match self.state.supervisor.create_session(request).await {
+                Err(JobError::SessionExists { .. }) if self.is_of_another_model(name).await => {
+                    let _ = self.state.supervisor.drop_session(name).await;
+                }
                 Ok(_) | Err(JobError::SessionExists { .. }) => return true,
                 Err(error) if may_pass(&error) && !*self.cancelled.borrow() => sleep(LATER).await,
                 // Each line brings its document then.
                 Err(_) => return false,
             }
         }
+    }
+
+    /// Whether the tokens of a session are an earlier model's: its document is here, and is encoded anew.
+    async fn is_of_another_model(&self, session: &str) -> bool {
+        let status = self.state.supervisor.session(session).await;
+        status.is_ok_and(|status| status.error.is_some_and(|error| error.code == "model_changed"))
     }
 }
 
