@@ -1,10 +1,11 @@
 //! Nodes that join with a token and renew what they got, and what keeps others from it.
 
 mod common;
+#[path = "common/strangers.rs"]
+mod strangers;
 
 use std::{
     collections::HashMap,
-    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
@@ -13,14 +14,15 @@ use asterism_transport::{
     NoObserver,
     certificates::{CertificateAuthority, CertificateInfo, Credentials, Member, MemberRole, Validity},
     join::{
-        Asked, JOIN_DNS_NAME, JoinAnswer, JoinConfig, JoinDesk, JoinError, JoinListener, JoinRequest, JoinToken,
-        MAX_JOIN_BYTES, Refusal, TokenRecord, WantedHost, join, renew, revoked,
+        Asked, JoinAnswer, JoinConfig, JoinDesk, JoinError, JoinListener, JoinRequest, JoinToken, MAX_JOIN_BYTES,
+        Refusal, TokenRecord, WantedHost, join, renew, revoked,
     },
     quic::{QuicConfig, QuicTransport, Security},
 };
 use common::{an_hour, authority, channel, loopback, meet, within};
-use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use quinn::crypto::rustls::QuicServerConfig;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use strangers::{provider, stranger, stranger_speaking};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -387,29 +389,4 @@ async fn a_node_renews_at_whichever_authority_it_trusts() {
     let listener = listener(new, &desk);
     let renewed = within(renew(listener.local_address(), &current, &names(&["context-0"]))).await;
     assert_eq!(renewed.expect("all is well")[0].1.ca, both, "whom it trusts does not change");
-}
-
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
-}
-
-/// A connection to the listener by somebody who then does as he likes.
-async fn stranger(ca: &str, address: SocketAddr) -> quinn::Connection {
-    stranger_speaking(b"asterism-join/1", ca, address).await
-}
-
-async fn stranger_speaking(protocol: &[u8], ca: &str, address: SocketAddr) -> quinn::Connection {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).expect("it was just made")).expect("it was just made");
-    let mut client = rustls::ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .expect("ring supports TLS 1.3")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    client.alpn_protocols = vec![protocol.to_vec()];
-    let client = QuicClientConfig::try_from(client).expect("ring has the initial suite");
-    let endpoint = quinn::Endpoint::client((Ipv4Addr::LOCALHOST, 0).into()).expect("loopback has a free port");
-    let config = quinn::ClientConfig::new(Arc::new(client));
-    let connecting = endpoint.connect_with(config, address, JOIN_DNS_NAME).expect("the address is valid");
-    within(connecting).await.expect("the listener shows itself to anybody")
 }
