@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use asterism_actors::{JobError, api::JobRequest, supervisor::ModelFront};
+use asterism_models::{Checkpoint, Ending, QuerySeparator, RenderOptions, Speaker, TemplateSource, Turn, Written};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tests::{Cluster, ClusterSpec, golden};
@@ -37,7 +39,7 @@ fn folder(case: &Value) -> TempDir {
     let to = |name: &str| folder.path().join(name);
     let model = golden().join("models/tiny-llama");
     for file in ["config.json", "model.safetensors"] {
-        fs::copy(model.join(file), to(file)).expect("a file of the model");
+        std::os::unix::fs::symlink(model.join(file), to(file)).expect("a link to a file of the model");
     }
     let tokenizer = format!("tokenizers/{}.json", text(&case["tokenizer"]));
     fs::copy(here().join(tokenizer), to("tokenizer.json")).expect("a tokenizer");
@@ -46,6 +48,78 @@ fn folder(case: &Value) -> TempDir {
         fs::copy(here().join(format!("templates/{template}.jinja")), to("chat_template.jinja")).expect("a template");
     }
     folder
+}
+
+/// The supervisor's part of the model of a case.
+fn front(case: &Value) -> ModelFront {
+    let folder = folder(case);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap_or_else(|error| panic!("{}: {error}", case["config"]));
+    ModelFront::load(&checkpoint, None, TemplateSource::in_process).expect("a tokenizer and a template")
+}
+
+/// The ids of a prompt that is cut, whole again.
+fn joined(front: &ModelFront, (context, query): (Written, Written), chat_template: bool) -> Result<Vec<u32>, JobError> {
+    let request = JobRequest {
+        chat_template,
+        query_separator: Some(QuerySeparator::NONE),
+        ..JobRequest::new(Some(context.into()), query.into())
+    };
+    front.ids(request).map(|(context, query)| [&context[..], &query].concat())
+}
+
+fn turns(messages: &Value) -> Vec<Turn> {
+    let speaker = |role: &str| match role {
+        "system" => Speaker::System,
+        "user" => Speaker::User,
+        _ => Speaker::Assistant,
+    };
+    let turn =
+        |message: &Value| Turn { speaker: speaker(text(&message["role"])), text: text(&message["content"]).into() };
+    list(messages).iter().map(turn).collect()
+}
+
+#[test]
+fn conversations_have_the_ids_of_transformers() {
+    let all = expected();
+    let (date, mut compared, mut wrong) = (text(&all["date"]).parse().expect("a date"), 0, Vec::new());
+    for case in list(&all["chats"]) {
+        let front = front(case);
+        for (messages, wanted) in list(&all["conversations"]).iter().zip(list(&case["chats"])) {
+            let turns = turns(messages);
+            let options = RenderOptions::on(date).ending(Ending::of(turns.last(), None, None).expect("an ending"));
+            let got = front.conversation(turns, options).and_then(|cut| joined(&front, cut, true));
+            let is_right = match (&got, wanted["refused"].as_str()) {
+                (Ok(ids), None) => json!(ids) == *wanted,
+                (Err(error), Some(words)) => error.to_string().contains(words),
+                _ => false,
+            };
+            compared += 1;
+            if !is_right {
+                let name = format!("{} behind {}", case["tokenizer"], case["template"]);
+                wrong.push(format!("{name}, {messages}:\n got {got:?}\n not {wanted}"));
+            }
+        }
+    }
+    assert!(compared > 12 * 14 * 8 && wrong.is_empty(), "{} of {compared}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn raw_texts_have_the_ids_of_transformers() {
+    let (all, mut wrong) = (expected(), Vec::new());
+    for case in list(&all["raw"]) {
+        let front = front(case);
+        for (prompt, wanted) in list(&all["texts"]).iter().zip(list(&case["ids"])) {
+            // Neither context nor question may be empty.
+            if list(wanted).len() < 2 || text(prompt).trim().is_empty() {
+                continue;
+            }
+            let got = front.completion(text(prompt).to_owned()).and_then(|cut| joined(&front, cut, false));
+            if got.as_ref().map_or(true, |ids| json!(ids) != *wanted) {
+                wrong.push(format!("{} {}, {prompt}:\n got {got:?}\n not {wanted}", case["tokenizer"], case["config"]));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// A cluster of such a model.

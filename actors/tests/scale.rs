@@ -43,15 +43,7 @@ fn config(hosts: usize) -> SupervisorConfig {
     let context = (0..hosts).map(|host| (format!("c{host}"), Role::Context));
     let spec = |(at, (name, role)): (usize, (String, Role))| {
         let (device, node) = ("cpu".to_string(), format!("n{}", at / 8));
-        HostSpec {
-            name,
-            role,
-            device,
-            node,
-            memory_limit: Some(1 << 40),
-            weight_bytes: 0,
-            labels: BTreeMap::new(),
-        }
+        HostSpec { name, role, device, node, memory_limit: Some(1 << 40), weight_bytes: 0, labels: BTreeMap::new() }
     };
     let second = Duration::from_secs(1);
     SupervisorConfig {

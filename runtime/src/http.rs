@@ -247,7 +247,7 @@ mod tests {
         let client = client("moon");
         assert!(!client.topology().unwrap().ready);
         assert!(client.jobs(&[], 9).unwrap().is_empty());
-        assert_eq!(client.create_join_token(Duration::from_secs(60)).unwrap_err().exit, Exit::Usage);
+        assert_eq!(client.create_join_token("local", Duration::from_secs(60)).unwrap_err().exit, Exit::Usage);
         assert_eq!(client.job("job-9").unwrap_err().exit, Exit::NotFound);
         assert_eq!(client.cancel("job-9").unwrap_err().exit, Exit::NotFound);
         assert_eq!(client.events("job-9").err().unwrap().exit, Exit::NotFound);

@@ -813,7 +813,6 @@ fn answers_that_are_wrong_wherever_they_come_from_fail_the_job_and_fence_nobody(
         let Some(context) = cluster.state.contexts.get(context) else { break };
         let Some(host) = context.places.iter().find_map(|place| place.host) else { break };
         let name = cluster.state.hosts.name(host).to_owned();
-        drop(context);
         accuse(&mut cluster, job, &name);
         cluster.encode();
     }

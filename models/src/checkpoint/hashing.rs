@@ -23,7 +23,8 @@ type Named = (String, WeightFile);
 impl Checkpoint {
     /// What its tokens and plans depend on.
     pub fn front_digest(&self) -> FrontDigest {
-        let own = [("tokenizer.json", Some(self.tokenizer_json())), ("tokenizer_config.json", self.tokenizer_config_json())];
+        let own =
+            [("tokenizer.json", Some(self.tokenizer_json())), ("tokenizer_config.json", self.tokenizer_config_json())];
         let own = own.into_iter().filter_map(|(name, bytes)| Some((name.to_owned(), bytes?)));
         let files = own.chain(self.chat_files().contents());
         let tokenizer = files.map(|(name, bytes)| (name, *blake3::hash(bytes).as_bytes())).collect();

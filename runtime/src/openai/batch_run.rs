@@ -26,7 +26,6 @@ use tokio::{
     time::sleep,
 };
 
-
 use super::{
     ApiState, Checked, answer,
     ask::Asked,

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
     use crate::{
         api::{JobRequest, Prompt},
-        supervisor::{asked_session::AskedSession, config::ContextHosts, prepared::PreparedContext},
+        supervisor::{asked_session::AskedSession, config::ContextHosts},
     };
 
     const HOSTS: ContextHosts = ContextHosts { count: 2, one_machine: true, dtype: DType::F32, speeds: None };
@@ -47,20 +47,8 @@ mod tests {
     /// Asks a session of so many tokens something of so many.
     fn ask(front: &ModelFront, context: usize, query: usize) -> Result<(), JobError> {
         let request = json!({"name": "book", "context": vec![7; context]});
-        let PreparedContext {
-            plan, ids, method, hosts, placement, chat_template, query_separator, template_date, ..
-        } = front.prepare_session(serde_json::from_value(request).unwrap(), &dense(), &HOSTS)?;
-        let session = AskedSession {
-            context: 1,
-            plan,
-            ids,
-            method,
-            hosts,
-            placement,
-            chat_template,
-            query_separator,
-            template_date,
-        };
+        let created = front.prepare_session(serde_json::from_value(request).unwrap(), &dense(), &HOSTS)?;
+        let session = AskedSession::of(1, &created);
         let query = Prompt::Tokens(vec![9; query]);
         let question = JobRequest { session: Some("book".into()), ..JobRequest::new(None, query) };
         front.prepare(question, &dense(), &HOSTS, Some(&session)).map(|_| ())
