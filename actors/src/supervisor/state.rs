@@ -178,8 +178,6 @@ pub struct SupervisorState {
     pub(super) canary: Option<u64>,
     /// Seconds that a token of phase 1 takes, learnt from those that were encoded.
     pub(super) token_seconds: f64,
-    /// Query hosts that accused a host of wrong answers, and the first host that each did.
-    pub(super) accusers: BTreeMap<usize, usize>,
 }
 
 impl SupervisorState {
@@ -205,7 +203,6 @@ impl SupervisorState {
             held: false,
             canary: None,
             token_seconds: 1e-4,
-            accusers: BTreeMap::new(),
         }
     }
 

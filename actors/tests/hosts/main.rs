@@ -4,7 +4,6 @@
 mod bench;
 #[path = "../../../tests/golden/cases.rs"]
 mod cases;
-mod lying;
 mod passing;
 mod refresh;
 mod tree;
