@@ -158,6 +158,7 @@ impl Asked {
 
     /// The job behind a request of OpenAI's API, which is answered.
     fn openai(&self, path: &str, mut request: Value) -> Value {
+        request["model"] = self.cluster.status()["model"].clone();
         request["max_tokens"] = self.max_tokens.into();
         request["temperature"] = 0.into();
         request["logprobs"] = if path.contains("chat") { true.into() } else { 0.into() };
@@ -198,7 +199,7 @@ fn clusters_answer_as_transformers_however_they_are_asked() {
         let name = format!("{} behind {}", text(&case["tokenizer"]), text(&case["template"]));
         for (messages, answer) in list(&all["conversations"]).iter().zip(list(&case["answers"])) {
             if answer.is_object() {
-                let chat = asked.openai("/v1/chat/completions", json!({"model": "any", "messages": messages}));
+                let chat = asked.openai("/v1/chat/completions", json!({"messages": messages}));
                 check(&format!("{name}, chat {messages}"), &chat, answer);
             }
         }
@@ -218,7 +219,7 @@ fn clusters_answer_as_transformers_however_they_are_asked() {
         let asked = Asked::about(case, &all);
         for (prompt, answer) in list(&all["texts"]).iter().zip(list(&case["answers"])) {
             if answer.is_object() && !text(prompt).trim().is_empty() {
-                let status = asked.openai("/v1/completions", json!({"model": "any", "prompt": prompt}));
+                let status = asked.openai("/v1/completions", json!({"prompt": prompt}));
                 check(&format!("{}, completion of {prompt}", case["tokenizer"]), &status, answer);
             }
         }

@@ -28,6 +28,11 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
     ("curl -s http://127.0.0.1:8000", Some(ASKED), "any free port"),
     ("asterism supervisor", Some(JOINABLE), "stays, and has no hosts"),
     ("asterism node --join 10.0.0.1:7400", Some("asterism node --help"), "further machines; netns.sh runs it"),
+    (
+        "asterism cert token --node south",
+        Some("asterism cert token --node local --ttl 1h > join-token"),
+        "the sample's node",
+    ),
     ("asterism eval ruler", Some(RULER), "300 questions"),
     ("asterism eval niah", Some(NIAH), "30 questions, half of them of 16k tokens"),
     ("asterism eval report", Some("asterism eval report run.jsonl --fail-below 1"), "one question is no score"),

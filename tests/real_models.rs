@@ -144,7 +144,7 @@ impl Asked {
         let api = self.cluster.record()["api"].as_str().expect("an address").to_owned();
         for chat in documents.iter().map(about).chain(self.list("chats")) {
             let request = json!({
-                "model": "any", "messages": chat["messages"], "temperature": 0, "attention": "dense",
+                "model": self.cluster.status()["model"], "messages": chat["messages"], "temperature": 0, "attention": "dense",
                 "max_tokens": self.fixture["max_tokens"],
             });
             let sent = ureq::post(format!("http://{api}/v1/chat/completions")).send_json(&request).expect("an answer");

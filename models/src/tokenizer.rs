@@ -20,7 +20,7 @@ use std::{ops::Range, sync::Arc};
 
 use tokenizers::{Encoding, PostProcessor, Token};
 
-use class::Config;
+use class::{Config, Largest};
 use joints::{Joints, WHOLE};
 use place::Place;
 use steps::Steps;
@@ -42,6 +42,8 @@ pub struct Tokenizer {
     longest: usize,
     /// Most bytes of a text that can only be tokenised whole.
     whole: usize,
+    /// The token of tokenizer.json with the largest id.
+    largest: Option<Largest>,
 }
 
 /// Bytes of what may become of a text that is tokenised whole, on the way.
@@ -70,7 +72,7 @@ impl Tokenizer {
             cause: error.to_string(),
         };
         let growth = fuel::growth(json).map_err(|cause| malformed(cause.into()))?;
-        let mut inner = class::load(json, config, family).map_err(malformed)?;
+        let (mut inner, largest) = class::load(json, config, family).map_err(malformed)?;
         // A context is never cut short or filled up unasked.
         inner.with_padding(None).with_truncation(None).map_err(malformed)?;
         let longest = inner.get_vocab(true).keys().map(|token| token.chars().count()).max().unwrap_or(1);
@@ -79,7 +81,7 @@ impl Tokenizer {
         let joints = Joints::of(&steps);
         steps.anchored = joints.as_ref().is_some_and(Joints::needs_anchor);
         let (steps, joints, around) = (Arc::new(steps), joints.map(Arc::new), Arc::new(around));
-        Ok(Self { steps, joints, around, longest, whole: WHOLE.min(GROWN / growth) })
+        Ok(Self { steps, joints, around, longest, whole: WHOLE.min(GROWN / growth), largest })
     }
 
     /// Most bytes of text that can come to `tokens` tokens, or that are tokenised at all.

@@ -4,7 +4,7 @@
 use crate::ModelConfig;
 
 /// What config.json calls a field that has another name here.
-const KEYS: [(&str, &str); 12] = [
+const KEYS: [(&str, &str); 13] = [
     ("layers", "num_hidden_layers"),
     ("heads.query", "num_attention_heads"),
     ("heads.kv", "num_key_value_heads"),
@@ -15,7 +15,8 @@ const KEYS: [(&str, &str); 12] = [
     ("max_position", "max_position_embeddings"),
     ("eps", "rms_norm_eps"),
     ("tied", "tie_word_embeddings"),
-    ("rope", "rope_type"),
+    ("rope.scaling", "rope_type"),
+    ("rope.scaling.factor", "rope_scaling.factor"),
     ("rope.theta", "rope_theta"),
 ];
 
@@ -119,6 +120,6 @@ mod tests {
         }
         let scaled = keys(json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}));
         assert_eq!(value(&scaled, "rope_type"), "Linear");
-        assert_eq!(value(&scaled, "rope.factor"), "2.0");
+        assert_eq!(value(&scaled, "rope_scaling.factor"), "2.0");
     }
 }

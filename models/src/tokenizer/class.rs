@@ -29,6 +29,9 @@ const OWN: [(&str, &str); 1] = [("qwen2", "Qwen2Tokenizer")];
 const REGISTERED: [(&str, &str); 3] =
     [("qwen2", "Qwen2Tokenizer"), ("qwen3", "Qwen2Tokenizer"), ("mistral", "TokenizersBackend")];
 
+/// The token of tokenizer.json with the largest id.
+pub type Largest = (String, u32);
+
 /// tokenizer_config.json, as far as it decides over ids.
 #[derive(Default, Deserialize)]
 pub struct Config {
@@ -137,7 +140,11 @@ impl Class {
 }
 
 /// The tokenizer of these files, for a model of this family.
-pub fn load(json: &[u8], config: Config, family: &str) -> Result<tokenizers::Tokenizer, tokenizers::Error> {
+pub fn load(
+    json: &[u8],
+    config: Config,
+    family: &str,
+) -> Result<(tokenizers::Tokenizer, Option<Largest>), tokenizers::Error> {
     let by_bytes = json.windows(11).any(|text| text == b"\"ByteLevel\"");
     let class = Class::of(&config, family, by_bytes);
     let mut inner = match class {
@@ -151,8 +158,10 @@ pub fn load(json: &[u8], config: Config, family: &str) -> Result<tokenizers::Tok
             tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&form)?)?
         }
     };
+    // What a class names beside the file, texts may never have.
+    let largest = inner.get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
     add_tokens(&mut inner, class, config)?;
-    Ok(inner)
+    Ok((inner, largest))
 }
 
 /// Puts what a class has of its own in place of what the file has.

@@ -13,8 +13,8 @@ impl Tokenizer {
             true => Err(ModelError::OutsideVocabulary { whose, id, vocab: config.vocab }),
             false => Ok(()),
         };
-        let largest = self.steps.inner().get_vocab(true).into_iter().max_by_key(|(_, id)| *id);
-        largest.map_or(Ok(()), |(token, id)| refuse(format!("tokenizer.json's token {token:?}"), id))?;
+        let largest = self.largest.as_ref();
+        largest.map_or(Ok(()), |(token, id)| refuse(format!("tokenizer.json's token {token:?}"), *id))?;
         config.bos.map_or(Ok(()), |id| refuse("bos_token_id".to_owned(), id))?;
         config.eos.iter().try_for_each(|id| refuse("eos_token_id".to_owned(), *id))
     }
