@@ -2,12 +2,14 @@
 
 use std::{
     fs,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command},
+    time::Instant,
 };
 
 use serde_json::{Value, json};
-use tests::{Cluster, ClusterSpec, kill};
+use tests::{Cluster, ClusterSpec, DEADLINE, kill};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 const WEIGHTS: &str = "model.safetensors";
@@ -19,22 +21,54 @@ fn model(folder: &Path) -> PathBuf {
     for entry in fs::read_dir(from).expect("the model").flatten().filter(|entry| entry.path().is_file()) {
         fs::copy(entry.path(), folder.join(entry.file_name())).expect("a copy");
     }
+    pad(&folder.join(WEIGHTS));
     folder.to_path_buf()
 }
 
-/// Turns the signs of one layer's projection around: a checkpoint that loads, of finite numbers, that is wrong.
-fn damage(folder: &Path) {
-    let path = folder.join(WEIGHTS);
-    let mut bytes = fs::read(&path).expect("weights");
+/// The header of a file of weights, and where its tensors begin.
+fn header(bytes: &[u8]) -> (Value, usize) {
     let head = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + head]).expect("a header");
-    let tensor = &header["model.layers.1.self_attn.v_proj.weight"];
+    (serde_json::from_slice(&bytes[8..8 + head]).expect("a header"), 8 + head)
+}
+
+/// Adds a tensor that nobody reads, so that the file is one of those whose hashes are kept.
+fn pad(weights: &Path) {
+    let bytes = fs::read(weights).expect("weights");
+    let (mut tensors, begins) = header(&bytes);
+    let (ends, more) = (bytes.len() - begins, 64 << 20);
+    tensors["padding"] = json!({"dtype": "BF16", "shape": [more / 2], "data_offsets": [ends, ends + more]});
+    let head = tensors.to_string().into_bytes();
+    let padded = [&(head.len() as u64).to_le_bytes()[..], &head, &bytes[begins..], &vec![0; more]].concat();
+    fs::write(weights, padded).expect("a file");
+}
+
+/// Turns the signs of one layer's projection around, of a checkpoint that was hashed before: it loads, its numbers are finite, and
+/// as if its disk gave back other bytes than were hashed, nobody sees by its digest that it is wrong.
+fn damage(cluster: &Cluster, name: &str) {
+    let folder = cluster.folder().join(name);
+    let (path, hashes) = (folder.join(WEIGHTS), folder.join(".asterism-digest.json"));
+    let started = Instant::now();
+    // Hashes of a file that was only just written are not kept.
+    while !hashes.exists() {
+        assert!(started.elapsed() < DEADLINE, "no hashes are kept");
+        cluster.command(&["doctor"]).env("ASTERISM__MODEL__PATH", &folder).output().expect("it runs");
+    }
+    let mut bytes = fs::read(&path).expect("weights");
+    let (tensors, begins) = header(&bytes);
+    let tensor = &tensors["model.layers.1.self_attn.v_proj.weight"];
     assert_eq!(tensor["dtype"], "BF16");
-    let at = |end: usize| 8 + head + tensor["data_offsets"][end].as_u64().expect("an offset") as usize;
+    let at = |end: usize| begins + tensor["data_offsets"][end].as_u64().expect("an offset") as usize;
     for number in bytes[at(0)..at(1)].chunks_exact_mut(2) {
         number[1] ^= 0x80;
     }
     replace(&path, &bytes);
+    let now = fs::metadata(&path).expect("a file");
+    let mut kept: Value = serde_json::from_slice(&fs::read(&hashes).expect("hashes")).expect("JSON");
+    kept["files"][WEIGHTS]["stamp"] = json!({
+        "bytes": now.len(), "inode": now.ino(), "modified": [now.mtime(), now.mtime_nsec()],
+        "changed": [now.ctime(), now.ctime_nsec()],
+    });
+    replace(&hashes, kept.to_string().as_bytes());
 }
 
 /// In one step: hosts that have the file open keep what they have.
@@ -113,7 +147,7 @@ fn a_host_whose_weights_are_damaged_is_named_and_the_cluster_takes_no_work_until
     assert_eq!(submit(&cluster).0, 202);
 
     let whole = fs::read(cluster.folder().join("model").join(WEIGHTS)).expect("weights");
-    damage(&cluster.folder().join("model"));
+    damage(&cluster, "model");
     restart(&cluster, "context-1");
     let (code, report, said) = self_test(&cluster);
     assert_eq!((code, &report["state"]), (Some(1), &json!("wrong")), "{said}\n{report:#}");
@@ -152,7 +186,8 @@ fn self_tested(text: String) -> String {
 #[test]
 fn a_cluster_that_has_to_pass_its_self_test_takes_no_work_before_and_none_when_it_is_wrong() {
     let cluster = cluster("model", self_tested);
-    damage(&model(&cluster.folder().join("damaged")));
+    model(&cluster.folder().join("damaged"));
+    damage(&cluster, "damaged");
     assert!(cluster.run(&["cert", "init"]).status.success());
     let _supervisor = Ended(cluster.command(&["supervisor"]).spawn().expect("it runs"));
     cluster.wait_for("the supervisor", |status| status["self_test"]["state"] == "pending");
