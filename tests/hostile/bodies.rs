@@ -26,14 +26,18 @@ const MEMORY_BOUND: u64 = 512 << 20;
 const LATE: Duration = Duration::from_millis(100);
 /// As heartbeats are sent.
 const HEARTBEAT: Duration = Duration::from_millis(250);
-/// Requests at once, and times that each is sent.
+/// Requests at once.
 const AT_ONCE: usize = 16;
-const TIMES: usize = 4;
 /// About the largest body that the embedded model takes, and that of a file.
 const LARGEST: usize = 1_300_000;
 const FILE: usize = 32 << 20;
 /// Bytes of a text that is tokenised before it is refused.
 const TOKENISED: usize = 200_000;
+
+/// Times that each body is sent.
+fn times() -> usize {
+    std::env::var("ASTERISM_BODIES").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
 
 /// A part of a body, and what stands around a list of as many as fit.
 const PARTS: &[(&str, &str, &str)] = &[
@@ -171,7 +175,7 @@ fn measured(cluster: &Cluster, what: &str, usual: Duration, work: impl FnOnce())
 
 /// Sends each of some bodies several times, as many at once as there are hands.
 fn flood(bodies: Vec<(String, String)>, send: impl Fn(&str, &str) -> Option<u16> + Sync) {
-    let left = Mutex::new(bodies.into_iter().flat_map(|body| vec![body; TIMES]).collect::<Vec<_>>());
+    let left = Mutex::new(bodies.into_iter().flat_map(|body| vec![body; times()]).collect::<Vec<_>>());
     let statuses = Mutex::new(BTreeSet::new());
     let next = || left.lock().expect("no panic").pop();
     thread::scope(|scope| {

@@ -131,7 +131,8 @@ fn a_repository_of_the_hubs_cache_is_a_model_by_its_name_at_home_too() {
 
 #[test]
 fn validate_reads_all_weights_before_it_says_valid() {
-    let cases: [(&str, fn(&mut Value)); 2] = [
+    type Edit = fn(&mut Value);
+    let cases: [(&str, Edit); 2] = [
         ("model.layers.0.mlp.gate_proj.weight", |config| config["intermediate_size"] = json!(64)),
         ("model.layers.4.input_layernorm.weight", |config| config["num_hidden_layers"] = json!(99)),
     ];

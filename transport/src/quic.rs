@@ -276,7 +276,7 @@ impl Settings {
         let begun = match self.reception.receive(incoming) {
             Received::Shake(incoming, place) => {
                 let server = self.trust().sides(peer).server.clone();
-                incoming.accept_with(server).map(|connecting| (connecting, place)).map_err(Rejected::from)
+                (*incoming).accept_with(server).map(|connecting| (connecting, place)).map_err(Rejected::from)
             }
             Received::Later => return None,
             Received::Dropped(reason) => Err(Rejected { reason, cause: "too many handshakes are under way".into() }),

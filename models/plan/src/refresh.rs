@@ -165,8 +165,9 @@ mod tests {
     /// Fresh keys stand beside those of the shards, and are rotated alike.
     #[test]
     fn fresh_keys_are_rotated_as_the_shards_are() {
-        let method: MethodConfig =
-            serde_json::from_value(json!({"pulsar": {"refresh_tokens": 32, "chunk_tokens": 4}})).expect("a method");
+        let method =
+            json!({"pulsar": {"block_tokens": 200, "refresh_tokens": 32, "sink_tokens": 8, "chunk_tokens": 4}});
+        let method: MethodConfig = serde_json::from_value(method).expect("a method");
         let shape = &ModelShape { rope: crate::RopeLength::Switched(100), ..ModelShape::TINY };
         let context: Vec<u32> = (0..400).collect();
         let request = PlanRequest { context: &context, query: &[], hosts: 2, one_machine: true, shape, speeds: None };

@@ -175,7 +175,7 @@ async fn listen_on(endpoint: Endpoint, counter: Arc<Counter>, time_limit: Durati
     while let Some(incoming) = endpoint.accept().await {
         let peer = incoming.remote_address();
         let (incoming, place) = match reception.receive(incoming) {
-            Received::Shake(incoming, place) => (incoming, place),
+            Received::Shake(incoming, place) => (*incoming, place),
             Received::Later => continue,
             Received::Dropped(reason) => {
                 reception.tell(peer, reason, "too many nodes are joining");

@@ -158,7 +158,7 @@ pub(crate) struct Reception {
 /// What becomes of a peer that came.
 pub(crate) enum Received {
     /// It shakes hands now; the place is its own until dropped.
-    Shake(Incoming, HalfOpen),
+    Shake(Box<Incoming>, HalfOpen),
     /// It was told to come again.
     Later,
     /// It found no place; the label under which that is counted.
@@ -176,7 +176,9 @@ impl Reception {
         // Told apart from the lock's own statement, which would hold it while a packet is sent.
         let verdict = lock(&self.admission).arrive(from, incoming.remote_address_validated());
         match verdict {
-            Verdict::Shake => Received::Shake(incoming, HalfOpen { reception: self.clone(), from, proven: false }),
+            Verdict::Shake => {
+                Received::Shake(Box::new(incoming), HalfOpen { reception: self.clone(), from, proven: false })
+            }
             Verdict::Validate => {
                 // It fails only for addresses that are validated.
                 let _ = incoming.retry();

@@ -165,7 +165,6 @@ const SETS: &[Set] = &[
         tokens: 64,
         metric: |classes| first_line(Metric::Classes(classes.into())),
         chat: false,
-        ..OTHER
     },
     Set {
         name: "triviaqa",
@@ -176,7 +175,6 @@ const SETS: &[Set] = &[
         tokens: 32,
         metric: |_| first_line(Metric::F1),
         chat: false,
-        ..OTHER
     },
     Set {
         name: "samsum",
@@ -186,7 +184,6 @@ const SETS: &[Set] = &[
         tokens: 128,
         metric: |_| first_line(Metric::Rouge),
         chat: false,
-        ..OTHER
     },
     Set {
         name: "lsht",
@@ -194,7 +191,6 @@ const SETS: &[Set] = &[
         tokens: 64,
         metric: |classes| first_line(Metric::Classes(classes.into())),
         chat: false,
-        ..OTHER
     },
     Set {
         name: "passage_count",
@@ -236,7 +232,6 @@ const SETS: &[Set] = &[
         tokens: 64,
         metric: |_| Metric::Code,
         chat: false,
-        ..OTHER
     },
     Set {
         name: "repobench-p",
@@ -244,6 +239,5 @@ const SETS: &[Set] = &[
         tokens: 64,
         metric: |_| Metric::Code,
         chat: false,
-        ..OTHER
     },
 ];
