@@ -1,5 +1,6 @@
 //! The supervisor: admits hosts, plans and places jobs, decides what a failure means. Runs no model.
 
+mod accused;
 mod actor;
 mod append;
 mod asked_session;
