@@ -13,7 +13,7 @@ use crate::{
         context::{Context, Owner},
         hosts::HostRecord,
         job::{Job, Outcome},
-        jobs::Unhoused,
+        jobs::Passed,
         record,
         state::{Command, SupervisorState},
         told::Address,
@@ -198,21 +198,22 @@ impl SupervisorState {
         }
     }
 
-    /// Has jobs generate whose contexts are ready, the one that waits for the longest first, while query hosts take them.
+    /// Has jobs generate whose contexts are ready, keys in turn, while query hosts take them.
     pub(super) fn generate(&mut self, now: Duration, commands: &mut Vec<Command>) {
         self.note_query_hosts(now);
-        let mut after: Option<Unhoused> = None;
-        while let Some(place) = self.jobs.next_unhoused(after).filter(|_| !self.is_booting(now)) {
+        let mut passed = Passed::new();
+        while let Some(place) = self.jobs.next_unhoused(&passed).filter(|_| !self.is_booting(now)) {
             let number = place.1;
+            let mut pass = || passed.insert(self.jobs.get(number).and_then(|job| job.key.clone()), place);
             match if self.is_held(number) { Choice::NotNow } else { self.choose_query_host(number) } {
                 Choice::Host(host) => self.begin_generation(now, number, host, commands),
                 Choice::NoEqual { up } => {
-                    after = Some(place);
+                    pass();
                     if !up {
                         self.give_up_unequal(now, number, commands);
                     }
                 }
-                Choice::NotNow => after = Some(place),
+                Choice::NotNow => drop(pass()),
                 Choice::Nobody => return self.give_up_unhoused(now, commands),
             }
         }
@@ -253,7 +254,7 @@ impl SupervisorState {
     fn give_up_unhoused(&mut self, now: Duration, commands: &mut Vec<Command>) {
         let patience = self.config.patience;
         let Some(gone) = self.no_query_host_since else { return };
-        while let Some((ready, number)) = self.jobs.next_unhoused(None) {
+        while let Some((ready, number)) = self.jobs.longest_unhoused() {
             if now.saturating_sub(gone.max(ready)) <= patience {
                 return;
             }

@@ -124,7 +124,8 @@ impl SupervisorState {
                 }
                 changes.push(record::session(&session));
                 let status = self.first_status(now, &prepared, &self.contexts[session.context].prepared);
-                let job = Job::new((number, session.context), now, status, &prepared);
+                let mut job = Job::new((number, session.context), now, status, &prepared);
+                job.key = self.contexts[session.context].prepared.key.clone();
                 Submission { job, context: None, session: Some(session) }
             }
             Source::Context(context) => {
@@ -132,7 +133,8 @@ impl SupervisorState {
                 let status = self.first_status(now, &prepared, context);
                 let context = Context::new((number, now), Owner::Job(number), context.clone());
                 changes.extend(record::context(&context));
-                let job = Job::new((number, number), now, status, &prepared);
+                let mut job = Job::new((number, number), now, status, &prepared);
+                job.key = context.prepared.key.clone();
                 Submission { job, context: Some(context), session: None }
             }
         };

@@ -16,7 +16,8 @@ use crate::{
     },
 };
 
-/// Most generations of a query host at once.
+/// Most generations of a query host at once, and as many again of keys for which nothing else is generated: nobody waits until
+/// what another key asked for has ended.
 const GENERATIONS: usize = 32;
 /// Most bytes of what a host says that it computes with.
 const NUMERICS_BYTES: usize = 160;
@@ -164,7 +165,8 @@ impl SupervisorState {
             return Choice::NoEqual { up };
         }
         let generations = |host: usize| self.jobs.count_on(host);
-        let takes = |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < GENERATIONS;
+        let most = if self.jobs.generating_of(&job.key) == 0 { 2 * GENERATIONS } else { GENERATIONS };
+        let takes = |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < most;
         let ranked = able.iter().filter(takes);
         match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
             Some(&(_, host)) => Choice::Host(host),

@@ -18,7 +18,8 @@ impl SupervisorState {
     }
 
     /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came. What
-    /// waits for a self-test leaves room for its canary.
+    /// waits for a self-test leaves room for its canary. Beyond the room for all there is as much again for keys that have nothing
+    /// begun, one context each: nobody waits until what another key asked for has ended.
     pub(super) fn dispatch(&mut self, now: Duration, commands: &mut Vec<Command>) {
         if self.is_booting(now) {
             return;
@@ -29,11 +30,19 @@ impl SupervisorState {
             }
             return;
         }
-        while self.running_contexts() < self.config.max_running {
-            let Some(number) = self.contexts.next(self.token_seconds) else { return };
+        while let Some(number) = self.next_in_turn() {
             if !self.begin(now, number, commands) {
                 return;
             }
+        }
+    }
+
+    fn next_in_turn(&self) -> Option<u64> {
+        let (running, most) = (self.running_contexts(), self.config.max_running);
+        match running {
+            _ if running < most => self.contexts.next(self.token_seconds),
+            _ if running < 2 * most => self.contexts.next_of_none(self.token_seconds),
+            _ => None,
         }
     }
 
