@@ -67,8 +67,13 @@ impl Device {
     /// Opens GPU `index`.
     ///
     /// # Errors
-    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one that no kernels are compiled for.
+    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one that no kernels are compiled for,
+    /// and in a build without kernels.
     pub fn open(index: usize) -> Result<Self, KernelError> {
+        if MODULES.iter().any(|(image, _)| image.is_empty()) {
+            let cause = "this program was built without kernels for GPUs, to be checked only (ASTERISM_CUDA_STUB)";
+            return Err(KernelError::NoDevice { index, cause: cause.into() });
+        }
         // SAFETY: this only tries to load the library.
         if !unsafe { sys::is_culib_present() } {
             return Err(KernelError::NoDevice { index, cause: "no CUDA driver (libcuda) is installed".into() });
