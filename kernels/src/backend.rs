@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 pub use answers::{Lent, Mark, Partial, RawBytes, Sparse};
 pub use gathering::{AllGather, Meeting};
-pub use operands::{DType, Heads, HostTensor, Mask, Rotary};
+pub use operands::{Heads, HostTensor, Mask, Rotary};
 
 use crate::{
-    Ahead, Ask, FlexRule, KernelError, KeySets, Merging, Rank, StripeRule, VerticalSlashRule, merging, packed,
+    Ahead, Ask, DType, FlexRule, KernelError, KeySets, Merging, Rank, StripeRule, VerticalSlashRule, merging, packed,
 };
 
 /// The build of the kernels: sources, compiler and target, as eight hexadecimal digits.

@@ -8,6 +8,7 @@ mod backend;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod dtype;
 mod error;
 mod key_sets;
 pub mod merging;
@@ -18,11 +19,12 @@ mod top_k;
 
 pub use ahead::{Ahead, Rank, Steps, Stretch, Stretches};
 pub use backend::{
-    AllGather, Backend, DType, Heads, HostTensor, Lent, Mark, Mask, Meeting, Partial, RawBytes, Rotary, Sparse,
+    AllGather, Backend, Heads, HostTensor, Lent, Mark, Mask, Meeting, Partial, RawBytes, Rotary, Sparse,
 };
 pub use cpu::{Cpu, CpuOptions, KernelChoice, ThreadLimit};
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, CudaOptions};
+pub use dtype::DType;
 pub use error::KernelError;
 pub use key_sets::{KeySets, Selection};
 pub use merging::Merging;

@@ -10,7 +10,7 @@ mod peers;
 mod shared_prefix;
 mod team;
 
-use asterism_kernels::{Backend, DType, Heads, KernelError, Mark, Selection};
+use asterism_kernels::{Backend, Heads, KernelError, Mark, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
@@ -37,7 +37,7 @@ impl<B: Backend> EncodedShard<B> {
     /// head is taken.
     pub fn bytes(&self, decoder: &Decoder<B>) -> u64 {
         let (backend, Heads { kv, dim, .. }) = (decoder.backend(), decoder.config().heads);
-        let element = if backend.dtype() == DType::F32 { 4 } else { 2 };
+        let element = backend.dtype().size();
         self.layers.iter().map(|layer| (2 * backend.kv_len(layer) * kv * dim * element) as u64).sum()
     }
 }

@@ -1,17 +1,8 @@
-//! What operations are told of their operands: element types, heads, masks, and tensors as checkpoints have them.
+//! What operations are told of their operands: heads, masks, and tensors as checkpoints have them.
 
 use std::ops::Range;
 
-/// Element type of weights, activations and cached keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// IEEE single precision.
-    F32,
-    /// bfloat16.
-    Bf16,
-    /// IEEE half precision: a storage type of checkpoints, never computed in.
-    F16,
-}
+use crate::DType;
 
 /// Head counts and size of one attention layer. `query` is a multiple of `kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,17 +55,6 @@ pub enum Mask {
         /// Token of key 0.
         first_key: usize,
     },
-}
-
-impl DType {
-    /// The name used in configuration files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        }
-    }
 }
 
 impl Mask {

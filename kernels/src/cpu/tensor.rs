@@ -59,7 +59,7 @@ pub(super) fn cube(operation: &'static str, tensor: &Tensor) -> Result<(usize, u
 
 /// Checks that a checkpoint's tensor has the bytes that its shape wants.
 pub(super) fn check_host(operation: &'static str, tensor: &HostTensor<'_>) -> Result<(), KernelError> {
-    let expected = tensor.shape.iter().product::<usize>() * width(tensor.dtype);
+    let expected = tensor.shape.iter().product::<usize>() * tensor.dtype.size();
     if tensor.bytes.len() == expected {
         return Ok(());
     }
@@ -69,7 +69,7 @@ pub(super) fn check_host(operation: &'static str, tensor: &HostTensor<'_>) -> Re
 
 /// Converts elements `start..` of a checkpoint's tensor, as many as `to` takes.
 pub(super) fn convert_host<E: Element>(tensor: &HostTensor<'_>, start: usize, to: &mut [E]) {
-    let width = width(tensor.dtype);
+    let width = tensor.dtype.size();
     let from = tensor.bytes[start * width..][..to.len() * width].chunks_exact(width);
     for (to, b) in to.iter_mut().zip(from) {
         *to = E::narrow(match tensor.dtype {
@@ -77,13 +77,6 @@ pub(super) fn convert_host<E: Element>(tensor: &HostTensor<'_>, start: usize, to
             DType::Bf16 => bf16::from_le_bytes([b[0], b[1]]).widen(),
             DType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
         });
-    }
-}
-
-fn width(dtype: DType) -> usize {
-    match dtype {
-        DType::F32 => 4,
-        DType::Bf16 | DType::F16 => 2,
     }
 }
 

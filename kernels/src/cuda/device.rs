@@ -356,8 +356,3 @@ pub(super) fn typed(name: &str, dtype: DType) -> String {
 pub(super) fn padded(numbers: usize) -> usize {
     4 * numbers.next_multiple_of(8)
 }
-
-/// Bytes of an element.
-pub(super) fn width(dtype: DType) -> usize {
-    if dtype == DType::F32 { 4 } else { 2 }
-}

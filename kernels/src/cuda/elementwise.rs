@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::device::{Device, Spread, launch, typed, width};
+use super::device::{Device, Spread, launch, typed};
 use super::tensor::{Strides, Tensor, View};
 use crate::{DType, Heads, KernelError, Rotary};
 
@@ -88,7 +88,7 @@ impl PositionsShelf {
 
 /// Whether rows of `columns` elements at `tensors` can be read sixteen bytes at a time.
 fn wide(columns: usize, tensors: &[&Tensor]) -> bool {
-    tensors.iter().all(|x| (columns * width(x.dtype)).is_multiple_of(16) && x.pointer().is_multiple_of(16))
+    tensors.iter().all(|x| (columns * x.dtype.size()).is_multiple_of(16) && x.pointer().is_multiple_of(16))
 }
 
 impl Device {
@@ -151,7 +151,7 @@ impl Device {
         let f = both / 2;
         let out = self.empty(&[rows, f], gate_up.dtype)?;
         let wide = wide(f, &[gate_up, &out]);
-        let (name, step) = if wide { ("gated_silu_wide", 16 / width(out.dtype)) } else { ("gated_silu", 1) };
+        let (name, step) = if wide { ("gated_silu_wide", 16 / out.dtype.size()) } else { ("gated_silu", 1) };
         let (from, to, count, columns) = (gate_up.pointer(), out.pointer(), (rows * f) as i64, f as i32);
         launch!(self, &typed(name, out.dtype), Spread::over(rows * f / step), from, to, count, columns)?;
         Ok(out)
@@ -213,7 +213,7 @@ impl Device {
             dim: heads.dim as i32,
             factor: positions.factor,
         };
-        let step = 4 * width(qkv.dtype) as u64;
+        let step = 4 * qkv.dtype.size() as u64;
         let aligned = [rotation.qkv, rotation.q, rotation.k, rotation.v].iter().all(|at| at.is_multiple_of(step));
         let name = if heads.dim.is_multiple_of(8) && aligned { "split_rotate_wide" } else { "split_rotate" };
         let spread = Spread { blocks: (t, 1), threads: 256, shared: 4 * heads.dim };
@@ -247,9 +247,9 @@ impl Device {
         }
         let (count, by_rows) = (from.heads * from.rows * from.dim, Strides::by_rows(from.heads, from.dim));
         if from.at == by_rows && to.at == by_rows {
-            return self.copy_2d((from.pointer, 0), (to.pointer, 0), count * width(from.dtype), 1);
+            return self.copy_2d((from.pointer, 0), (to.pointer, 0), count * from.dtype.size(), 1);
         }
-        let step = 16 / width(from.dtype);
+        let step = 16 / from.dtype.size();
         let wide = [from, to].iter().all(|view| {
             let strides = [view.at.head, view.at.row, view.dim as i64];
             view.pointer.is_multiple_of(16) && strides.iter().all(|stride| *stride % step as i64 == 0)

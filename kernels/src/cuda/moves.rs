@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::device::{Device, Spread, launch, typed, width};
+use super::device::{Device, Spread, launch, typed};
 use super::tensor::{Tensor, View};
 use crate::packed::check_lists;
 use crate::{DType, KernelError, Partial};
@@ -196,7 +196,7 @@ impl Device {
         let (x, mut shape) = (&self.by_heads(x)?, x.shape.clone());
         shape[axis] = end - start;
         let out = self.empty(&shape, x.dtype)?;
-        let run = x.shape[axis + 1..].iter().product::<usize>() * width(x.dtype);
+        let run = x.shape[axis + 1..].iter().product::<usize>() * x.dtype.size();
         let (pitch, bytes) = (x.shape[axis] * run, (end - start) * run);
         let outer = x.shape[..axis].iter().product();
         self.copy_2d((x.pointer() + (start * run) as u64, pitch), (out.pointer(), bytes), bytes, outer)?;
@@ -235,7 +235,7 @@ impl Device {
         let out = self.empty(&[rows, parts[0].shape[1]], dtype)?;
         let (mut runs, mut to) = (Vec::with_capacity(parts.len()), out.pointer());
         for part in parts.iter().filter(|part| part.elements() > 0) {
-            let bytes = part.elements() * width(dtype);
+            let bytes = part.elements() * dtype.size();
             let run = match part.dtype == dtype {
                 true => Run::of(part.pointer(), to, bytes),
                 false => Run::narrowed(part.pointer(), to, bytes),
@@ -275,7 +275,7 @@ impl Device {
                 Some(buffer) => buffer,
                 None => {
                     let bytes = x.bytes() + more.bytes();
-                    let buffer = self.alloc(bytes + SPARE_ROWS * row * width(x.dtype))?.shared(bytes);
+                    let buffer = self.alloc(bytes + SPARE_ROWS * row * x.dtype.size())?.shared(bytes);
                     copy(&x, buffer.pointer)?;
                     buffer
                 }
@@ -308,7 +308,7 @@ impl Device {
         let mut shape = first.shape.clone();
         shape[axis] = parts.iter().map(|part| part.shape[axis]).sum();
         let out = self.empty(&shape, first.dtype)?;
-        let run = shape[axis + 1..].iter().product::<usize>() * width(first.dtype);
+        let run = shape[axis + 1..].iter().product::<usize>() * first.dtype.size();
         let (outer, pitch) = (shape[..axis].iter().product(), shape[axis] * run);
         let mut to = out.pointer();
         for part in parts {

@@ -1,6 +1,6 @@
 //! The own attention kernels, launched.
 
-use super::super::device::{Device, Spread, launch, typed, width};
+use super::super::device::{Device, Spread, launch, typed};
 use super::super::tensor::{Tensor, View};
 use super::{Attention, Lists, Mapped};
 use crate::{DType, KernelError, Mask};
@@ -346,7 +346,7 @@ impl Device {
             scale: 1.0 / (q.dim as f32).sqrt(),
             unused: 0,
         };
-        debug_assert!(width(q.dtype) >= 2);
+        debug_assert!(q.dtype.size() >= 2);
         let spread = Spread { blocks: (q.rows, q.heads), threads: 128, shared: 0 };
         launch!(self, &typed("attend_plain", q.dtype), spread, argument)
     }
