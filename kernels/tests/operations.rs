@@ -3,7 +3,8 @@
 
 mod common;
 
-use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError, Rotary};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError, Rotary};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;

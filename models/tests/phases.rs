@@ -12,7 +12,8 @@ mod team;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use asterism_kernels::{Backend, Cpu, CpuOptions};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, CpuOptions};
 use asterism_models::{
     Checkpoint, ContextAttention, ContextKeys, Decoder, EncodedShard, Generator, LayerQueries, LocalContext,
     ModelError, PartAnswer, PartAsk, Parts, RetainingHeads, ShardPartial, encode_plan,

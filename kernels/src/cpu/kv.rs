@@ -204,8 +204,8 @@ fn append<E: Element>(cache: &mut Arc<Cache<E>>, k: &Tensor, v: &Tensor, compute
 mod tests {
     use super::*;
     use crate::cpu::pool::Pool;
-    use crate::cpu::sparse::{attention_selected, stripe_attention};
-    use crate::{KeySets, StripeRule};
+    use crate::cpu::sparse::{attention_by, attention_selected};
+    use crate::{KeySets, Selector, StripeRule};
 
     /// The tile caches run anywhere, slowly; so what joins them to tensors is tested anywhere.
     #[test]
@@ -236,9 +236,9 @@ mod tests {
         let q = draw(4, 70, 5);
         let mut selected = Vec::new();
         for theta in [1.0, 2.0, 3.0, f32::INFINITY] {
-            let rule = StripeRule { theta, step: 2, block_q: 8, block_kv: 5 };
+            let selector = Selector::Stripes(StripeRule { theta, step: 2, block_q: 8, block_kv: 5 });
             let [a, b] = [&panels, &tiles].map(|kv| {
-                let (partial, keys) = stripe_attention(&q, kv, rule, &compute).unwrap();
+                let (partial, keys) = attention_by(&q, kv, selector, &compute).unwrap();
                 (elements::<f32>("test", &partial.output).unwrap().to_vec(), keys.lists().unwrap())
             });
             assert_eq!(a.1, b.1);

@@ -10,7 +10,7 @@ use super::kv::Kv;
 use super::lanes::Element;
 use super::pool::{Shared, Tasks};
 use super::tensor::{elements, tensor};
-use crate::packed::{check_asks, heads_first, pack_into};
+use crate::operands::packed::{check_asks, heads_first, pack_into};
 use crate::{Ask, Heads, KernelError};
 
 /// As `Backend::attend_many`.

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 
 use super::lanes::Element;
 use super::tensor::{cube, elements, tensor};
-use crate::{KernelError, packed::check_lists};
+use crate::{KernelError, backend::check_lists};
 
 /// A copy of `range` along `axis`.
 pub(super) fn narrow<E: Element>(x: &Tensor, axis: usize, range: Range<usize>) -> Result<Tensor, KernelError> {

@@ -1,6 +1,5 @@
 //! Attention over selected keys, and the estimates that select them, as the backend offers them.
 
-mod blocks;
 mod estimate;
 
 use candle_core::Tensor;
@@ -12,7 +11,7 @@ use super::compute::Compute;
 use super::kv::{Kv, Panels};
 use super::merge::merge;
 use super::tensor::{elements, tensor};
-use crate::{FlexRule, Heads, KernelError, KeySets, Partial, Selection, StripeRule, VerticalSlashRule};
+use crate::{Heads, KernelError, KeySets, Partial, Selection, Selector, StripeRule};
 
 /// Evaluates an expression over the operands as one causal [`Sequence`].
 macro_rules! over_sequence {
@@ -74,8 +73,27 @@ fn attend_tiles(
     Ok(TiledSequence { q: &q, cache, heads, tokens }.attend(keys, compute))
 }
 
-/// As `Backend::stripe_attention`.
-pub(super) fn stripe_attention(
+/// As `SelectionOps::attention_by`.
+pub(super) fn attention_by(
+    q: &Tensor,
+    kv: &Kv,
+    selector: Selector,
+    compute: &Compute,
+) -> Result<(Partial<Tensor>, Selection<'static>), KernelError> {
+    let keys = match selector {
+        Selector::Stripes(rule) => return stripe_attention(q, kv, rule, compute),
+        Selector::VerticalSlash(rule) => over_sequence!("vertical_slash", q, kv, compute, sequence => {
+            estimate::vertical_slash(&sequence, rule, compute)
+        }),
+        Selector::Flex(rule) => over_sequence!("flex_prefill", q, kv, compute, sequence => {
+            estimate::flex_prefill(&sequence, rule, compute)
+        }),
+    }?;
+    Ok((attention_selected(q, kv, &keys, compute)?, Selection::of(keys, kv.len())))
+}
+
+/// Attention over the anchor region, by which stripes are found, and over these.
+fn stripe_attention(
     q: &Tensor,
     kv: &Kv,
     rule: StripeRule,
@@ -96,30 +114,4 @@ pub(super) fn stripe_attention(
     let (output, lse) = merge(&partials, heads.dim, compute);
     let lse = tensor(&[heads.query, tokens], lse)?;
     Ok((Partial { output: tensor(q.dims(), output)?, lse }, Selection::of(keys, tokens)))
-}
-
-/// As `Backend::vertical_slash`.
-pub(super) fn vertical_slash(
-    q: &Tensor,
-    kv: &Kv,
-    rule: VerticalSlashRule,
-    compute: &Compute,
-) -> Result<(Partial<Tensor>, Selection<'static>), KernelError> {
-    let keys = over_sequence!("vertical_slash", q, kv, compute, sequence => {
-        estimate::vertical_slash(&sequence, rule, compute)
-    })?;
-    Ok((attention_selected(q, kv, &keys, compute)?, Selection::of(keys, kv.len())))
-}
-
-/// As `Backend::flex_prefill`.
-pub(super) fn flex_prefill(
-    q: &Tensor,
-    kv: &Kv,
-    rule: FlexRule,
-    compute: &Compute,
-) -> Result<(Partial<Tensor>, Selection<'static>), KernelError> {
-    let keys = over_sequence!("flex_prefill", q, kv, compute, sequence => {
-        estimate::flex_prefill(&sequence, rule, compute)
-    })?;
-    Ok((attention_selected(q, kv, &keys, compute)?, Selection::of(keys, kv.len())))
 }

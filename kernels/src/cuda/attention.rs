@@ -20,8 +20,9 @@ pub use own::PIECE;
 pub(super) use own::{CHUNK, Pieces, Tiled, Tiling, combining};
 
 use super::device::Device;
+use super::gpu::Cuda;
+use super::kv::Kv;
 use super::tensor::{Tensor, View};
-use super::{Cuda, Kv};
 use crate::{DType, KernelError, Mask, Partial};
 
 /// Rows up to which a call goes through the kernel that cuts the keys: below, a row's bits do not depend on its company.

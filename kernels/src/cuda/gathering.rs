@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::Cuda;
 use super::device::{Buffer, Spread, device_error, launch};
+use super::gpu::Cuda;
 use super::lending;
 use super::staging::Pinned;
 use super::tensor::Tensor;

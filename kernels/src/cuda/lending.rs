@@ -10,8 +10,8 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 use signals::Fetched;
 pub(super) use signals::Signals;
 
-use super::Cuda;
 use super::device::{Device, device_error};
+use super::gpu::Cuda;
 use super::tensor::Tensor;
 use crate::{KernelError, Lent};
 

@@ -14,7 +14,7 @@ use super::device::{Buffer, Device};
 use super::moves::Carried;
 use super::tensor::{Tensor, View};
 use super::{FEW_ROWS, Kv};
-use crate::packed::{around, check_asks, check_groups};
+use crate::operands::packed::{around, check_asks, check_groups};
 use crate::{Ask, DType, Heads, KernelError, Mask};
 
 /// Structures as kernels declare them, one behind the other, to be uploaded together.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::device::{Device, Spread, launch, typed};
 use super::tensor::{Tensor, View};
-use crate::packed::check_lists;
+use crate::backend::check_lists;
 use crate::{DType, KernelError, Partial};
 
 /// As the kernel declares it.

@@ -1,13 +1,12 @@
 //! Attention over keys that are chosen on the device.
 
-use std::iter;
-
-use super::attention::Lists;
-use super::{Attention, Cuda, Kv, Tensor};
-use crate::sparse::choice::{FLEX, SLASH};
-use crate::{
-    Backend, DType, FlexRule, KernelError, KeySets, Mask, Partial, Selection, Sparse, StripeRule, VerticalSlashRule,
-};
+use super::attention::{Attention, Lists};
+use super::gpu::Cuda;
+use super::kv::Kv;
+use super::tensor::Tensor;
+use crate::backend::{AttentionOps, Partial, Sparse};
+use crate::sparse::vertical_slash::SLASH;
+use crate::{DType, FlexRule, KernelError, KeySets, Mask, Selection, Selector, StripeRule, VerticalSlashRule};
 
 impl Cuda {
     /// As `Backend::attention_selected`.
@@ -22,8 +21,17 @@ impl Cuda {
         self.over(q, kv, &self.device.listed(keys, tokens)?, None)
     }
 
-    /// As `Backend::stripe_attention`.
-    pub(super) fn striped(&self, q: &Tensor, kv: &Kv, rule: StripeRule) -> Sparse<'_, Self> {
+    /// As `SelectionOps::attention_by`.
+    pub(super) fn by_selector(&self, q: &Tensor, kv: &Kv, selector: Selector) -> Sparse<'_, Self> {
+        match selector {
+            Selector::Stripes(rule) => self.striped(q, kv, rule),
+            Selector::VerticalSlash(rule) => self.slashed(q, kv, rule),
+            Selector::Flex(rule) => self.flexed(q, kv, rule),
+        }
+    }
+
+    /// Attention over the anchor region, by which stripes are found, and over these.
+    fn striped(&self, q: &Tensor, kv: &Kv, rule: StripeRule) -> Sparse<'_, Self> {
         rule.check()?;
         let (heads, tokens) = self.causal("stripe_attention", q, kv)?;
         let maxima = self.device.empty(&[heads, tokens], DType::F32)?;
@@ -38,8 +46,7 @@ impl Cuda {
         Ok((partial, self.selection(stripes)))
     }
 
-    /// As `Backend::vertical_slash`.
-    pub(super) fn slashed(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Sparse<'_, Self> {
+    fn slashed(&self, q: &Tensor, kv: &Kv, rule: VerticalSlashRule) -> Sparse<'_, Self> {
         let (heads, tokens) = self.causal("vertical_slash", q, kv)?;
         let lists = match tokens {
             0 => self.device.listed(&KeySets::new(heads, SLASH, &[])?, 0)?,
@@ -48,14 +55,10 @@ impl Cuda {
         self.attended(q, kv, lists)
     }
 
-    /// As `Backend::flex_prefill`.
-    pub(super) fn flexed(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Sparse<'_, Self> {
+    fn flexed(&self, q: &Tensor, kv: &Kv, rule: FlexRule) -> Sparse<'_, Self> {
         let (heads, tokens) = self.causal("flex_prefill", q, kv)?;
         if rule.is_dense(tokens) {
-            let groups = tokens.div_ceil(FLEX);
-            let end = |list: usize| tokens.min((list % groups + 1) * FLEX) as u32;
-            let all: Vec<Vec<_>> = (0..heads * groups).map(|list| iter::once(0..end(list)).collect()).collect();
-            let keys = KeySets::new(heads, FLEX, &all)?;
+            let keys = rule.dense(heads, tokens)?;
             return Ok((self.attention(q, kv, Mask::Causal)?, Selection::of(keys, tokens)));
         }
         let lists = self.device.flex(q.heads_first()?, kv, rule)?;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, result, sys};
 use cudarc::{cublaslt, cudnn};
 
-use super::Cuda;
 use super::device::{Device, device_error};
 use crate::KernelError;
 
@@ -42,19 +41,6 @@ impl Gpu {
     pub fn usable(&self) -> bool {
         has_kernels(self.capability)
     }
-}
-
-/// Number of the build of the kernels, of sources and compiler.
-const BUILD: &str = env!("ASTERISM_CUDA_BUILD");
-
-/// As `Backend::numerics`.
-pub(super) fn numerics(gpu: &Cuda) -> String {
-    // Libraries choose by the model of the GPU, not by its architecture alone.
-    let name = gpu.device.name().unwrap_or_else(|_| "GPU".to_string());
-    let libraries = libraries().into_iter().filter_map(|library| Some((library.name, library.version?)));
-    let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
-    let linear = if gpu.eight_bits { "linear e4m3 " } else { "" };
-    format!("cuda {name} {} {linear}{}{BUILD}", gpu.dtype.name(), libraries.concat())
 }
 
 /// What the driver says is wrong, and what it was told to show where it shows nothing.
@@ -201,22 +187,6 @@ impl Device {
         // SAFETY: the device is open; the pointer is to a live value of the type that the call wants.
         unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, self.context().cu_device()) }.result().ok()?;
         Some(pool)
-    }
-}
-
-impl Cuda {
-    /// Refuses a GPU that has no room for `bytes` of weights.
-    ///
-    /// # Errors
-    /// [`KernelError::TooSmall`] says how many bytes are missing.
-    pub fn require(&self, bytes: u64) -> Result<(), KernelError> {
-        let (free, all) = self.device.memory()?;
-        match bytes.checked_sub(free as u64) {
-            None | Some(0) => Ok(()),
-            Some(missing) => {
-                Err(KernelError::TooSmall { index: self.index, bytes, free: free as u64, all: all as u64, missing })
-            }
-        }
     }
 }
 

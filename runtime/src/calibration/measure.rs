@@ -6,7 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_kernels::{Backend, Cpu, KernelChoice, Mask};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, KernelChoice, Mask};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, encode_plan, synthetic_prompt};
 use asterism_plan::{Calibration, Cost, Method, MethodConfig, Plan, PlanRequest};
 
@@ -161,8 +162,8 @@ impl Shard {
 
 /// Queries and keys of one layer.
 struct Layer {
-    q: <Cpu as Backend>::Tensor,
-    kv: <Cpu as Backend>::Kv,
+    q: <Cpu as TensorOps>::Tensor,
+    kv: <Cpu as KvOps>::Kv,
 }
 
 impl Layer {

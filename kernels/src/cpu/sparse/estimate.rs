@@ -1,6 +1,5 @@
 //! What the estimates of MInference and FlexPrefill are made of, and the lists of keys that come of them. Attends to nothing.
 
-use std::iter;
 use std::ops::Range;
 
 use super::super::attention::{Masses, Sequence, masses};
@@ -8,8 +7,8 @@ use super::super::compute::Compute;
 use super::super::lanes::Element;
 use super::super::pool::{Shared, Tasks};
 use super::super::scores::mean;
-use super::blocks::Blocks;
-use crate::sparse::choice::{FLEX, FOREMOST, SLASH};
+use crate::sparse::flex::{Blocks, FLEX};
+use crate::sparse::vertical_slash::{FOREMOST, SLASH, block_keys};
 use crate::{FlexRule, KernelError, KeySets, VerticalSlashRule, top_k};
 
 type Ranges = Vec<Range<u32>>;
@@ -37,31 +36,6 @@ pub(super) fn vertical_slash<E: Element>(
     KeySets::new(sequence.heads.query, SLASH, &lists)
 }
 
-/// Keys of the [`SLASH`] rows before `end`: blocks where offsets lead, joined while they touch, and columns between them.
-fn block_keys(columns: &[usize], offsets: &[usize], end: usize, tokens: usize) -> Ranges {
-    let mut spans: Vec<Range<usize>> = Vec::new();
-    for offset in offsets[..offsets.partition_point(|offset| *offset < end)].iter().rev() {
-        let last = (end - offset).max(SLASH);
-        match spans.last_mut() {
-            Some(span) if last <= span.end => {}
-            Some(span) if last <= span.end + SLASH => span.end += SLASH,
-            _ => spans.push(last - SLASH..last),
-        }
-    }
-    let limit = end.min(tokens);
-    let mut columns = columns.iter().copied().take_while(|column| *column < limit).peekable();
-    let mut ranges = Vec::new();
-    for span in spans {
-        while let Some(column) = columns.next_if(|column| *column < span.start) {
-            ranges.push(column as u32..column as u32 + 1);
-        }
-        while columns.next_if(|column| *column < span.end).is_some() {}
-        ranges.push(span.start.min(limit) as u32..span.end.min(limit) as u32);
-    }
-    ranges.extend(columns.map(|column| column as u32..column as u32 + 1));
-    ranges
-}
-
 /// FlexPrefill's keys: blocks that cover a share of the attention.
 pub(super) fn flex_prefill<E: Element>(
     sequence: &Sequence<'_, E>,
@@ -72,9 +46,7 @@ pub(super) fn flex_prefill<E: Element>(
     let blocks = tokens.div_ceil(FLEX);
     let block = |block: usize| (block * FLEX) as u32..tokens.min((block + 1) * FLEX) as u32;
     if rule.is_dense(tokens) {
-        let lists: Vec<Ranges> =
-            (0..heads * blocks).map(|list| iter::once(0..block(list % blocks).end).collect()).collect();
-        return KeySets::new(heads, FLEX, &lists);
+        return rule.dense(heads, tokens);
     }
     let masses = masses(sequence, FLEX, compute);
     let lists = by_head(sequence, 32 * tokens + blocks * blocks * sequence.heads.dim, compute, |head| {

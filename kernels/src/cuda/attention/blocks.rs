@@ -5,7 +5,7 @@ use super::super::tensor::{Tensor, View};
 use super::Kv;
 use super::lists::{Grouped, Lists};
 use super::stripes::Pool;
-use crate::sparse::choice::FLEX;
+use crate::sparse::flex::FLEX;
 use crate::{DType, FlexRule, KernelError};
 
 /// Threads that choose for a head, as the kernels have them.

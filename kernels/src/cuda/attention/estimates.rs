@@ -4,7 +4,7 @@ use super::super::device::{Device, Spread, launch, typed};
 use super::super::tensor::{Tensor, View};
 use super::lists::{Grouped, Lists};
 use super::{Attention, Kv};
-use crate::sparse::choice::{FOREMOST, SLASH};
+use crate::sparse::vertical_slash::{FOREMOST, SLASH};
 use crate::{DType, KernelError, Mask, VerticalSlashRule};
 
 /// Keys of a block of threads, its threads, and the distance of its rows of weights in shared memory, as the kernel has them.

@@ -3,7 +3,7 @@
 use super::super::device::{Device, Spread, launch, padded, typed};
 use super::super::tensor::Tensor;
 use super::{Sent, Table};
-use crate::packed::check_parts;
+use crate::operands::packed::check_parts;
 use crate::{DType, Heads, KernelError};
 
 /// As `moves.cu` declares it.

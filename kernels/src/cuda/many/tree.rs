@@ -6,7 +6,7 @@ use super::merges::{Merges, To};
 use super::rounds::Places;
 use super::{Table, add_parts, asked_of};
 use crate::cuda::Kv;
-use crate::packed::check_asks;
+use crate::operands::packed::check_asks;
 use crate::{Ask, DType, Heads, KernelError, Merging};
 
 /// Packed rows in device memory.

@@ -3,7 +3,8 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use asterism_kernels::{Backend, Cpu, KernelChoice};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, KernelChoice};
 use asterism_models::{
     ContextAttention, Decoder, EncodedShard, Generator, LocalContext, ModelError, Parts, Sampler, Sampling,
     WatchedContext, encode_plan,

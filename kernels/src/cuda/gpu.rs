@@ -1,11 +1,35 @@
-//! Opening a GPU, and what it is made of.
+//! A GPU and what computes on it: how it is opened, and what it is refused for.
 
 use super::attention::Attender;
 use super::device::Device;
+use super::elementwise::PositionsShelf;
 use super::linear::Products;
 use super::tensor::Tensor;
-use super::{Cuda, CudaOptions};
 use crate::{DType, KernelError};
+
+/// How a [`Cuda`] computes.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Which GPU, counted from 0.
+    pub device: usize,
+    /// Compute type: `F32` or `Bf16`.
+    pub dtype: DType,
+    /// Whether linear layers but the output head are computed in 8-bit floats (e4m3): weights with a scale for each output,
+    /// activations with one for each row. Of bf16 only.
+    pub eight_bits: bool,
+}
+
+/// A GPU as a backend.
+pub struct Cuda {
+    // Before the device, which their handles need.
+    pub(super) products: Products,
+    pub(super) attender: Attender,
+    pub(super) positions: PositionsShelf,
+    pub(super) dtype: DType,
+    pub(super) eight_bits: bool,
+    pub(super) index: usize,
+    pub(super) device: Device,
+}
 
 impl Cuda {
     /// Opens a GPU.
@@ -44,5 +68,19 @@ impl Cuda {
     /// Refuses what is not in compute type.
     pub(super) fn computed(&self, operation: &'static str, x: &Tensor) -> Result<(), KernelError> {
         if x.dtype() == self.dtype { Ok(()) } else { Err(KernelError::DType { operation, got: x.dtype() }) }
+    }
+
+    /// Refuses a GPU that has no room for `bytes` of weights.
+    ///
+    /// # Errors
+    /// [`KernelError::TooSmall`] says how many bytes are missing.
+    pub fn require(&self, bytes: u64) -> Result<(), KernelError> {
+        let (free, all) = self.device.memory()?;
+        match bytes.checked_sub(free as u64) {
+            None | Some(0) => Ok(()),
+            Some(missing) => {
+                Err(KernelError::TooSmall { index: self.index, bytes, free: free as u64, all: all as u64, missing })
+            }
+        }
     }
 }

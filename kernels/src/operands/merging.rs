@@ -1,7 +1,7 @@
-//! Partials of asks merged level by level where they are: a step whose context is in its own process. In terms of what a device
-//! does anyway, unless it does this too.
+//! How the partials of asks are merged level by level: a step whose context is in its own process. Merges nothing itself.
 
-use crate::{Ask, Backend, Heads, KernelError};
+use super::packed::Ask;
+use crate::KernelError;
 
 /// What is merged of what. Slots are numbered: first the asks, then what is given, then what is merged, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,34 +46,9 @@ fn even(rows: &[usize], slots: &[usize]) -> Result<usize, KernelError> {
     }
 }
 
-/// As [`Backend::attend_tree`], by way of the host.
-pub fn attend_tree<B: Backend>(
-    backend: &B,
-    heads: Heads,
-    q: &B::Tensor,
-    (asks, given): (&[Ask<'_, B::Kv>], &[B::Tensor]),
-    merging: &Merging,
-) -> Result<B::Tensor, KernelError> {
-    let given_rows = given.iter().map(|rows| backend.shape(rows).first().copied().unwrap_or(0));
-    let rows = merging.rows(asks, given_rows)?;
-    let mut slots = Slots { sizes: rows.iter().map(|rows| rows * heads.packed_row()).collect(), ..Slots::default() };
-    let mut packed = Vec::new();
-    backend.attend_many(heads, q, asks, &mut packed)?;
-    slots.hold(packed, asks.len());
-    for rows in given {
-        slots.hold(backend.download(rows)?, 1);
-    }
-    for level in merging.levels.iter().filter(|level| !level.is_empty()) {
-        let mut merged = Vec::new();
-        backend.merge_rows(heads, &slots.of(level), &mut merged)?;
-        slots.hold(merged, level.len());
-    }
-    backend.merge_packed(heads, &slots.of(&merging.tops))
-}
-
 /// Packed rows of slots.
 #[derive(Default)]
-struct Slots {
+pub(crate) struct Slots {
     /// Values of each slot, of those to come too.
     sizes: Vec<usize>,
     /// Which of `values` a slot is in, and where it starts.
@@ -82,8 +57,13 @@ struct Slots {
 }
 
 impl Slots {
+    /// None yet, of so many values each.
+    pub fn of_sizes(sizes: Vec<usize>) -> Self {
+        Self { sizes, ..Self::default() }
+    }
+
     /// Takes the next `count` slots, which lie in `values` one behind the other.
-    fn hold(&mut self, values: Vec<f32>, count: usize) {
+    pub fn hold(&mut self, values: Vec<f32>, count: usize) {
         let (of, mut start) = (self.values.len(), 0);
         for slot in self.places.len()..self.places.len() + count {
             self.places.push((of, start));
@@ -92,7 +72,8 @@ impl Slots {
         self.values.push(values);
     }
 
-    fn of(&self, merges: &[Vec<usize>]) -> Vec<Vec<&[f32]>> {
+    /// Those that each merge takes.
+    pub fn of(&self, merges: &[Vec<usize>]) -> Vec<Vec<&[f32]>> {
         let slot = |slot: &usize| {
             let (of, start) = self.places[*slot];
             &self.values[of][start..start + self.sizes[*slot]]

@@ -1,11 +1,51 @@
-//! Which blocks of rows and keys FlexPrefill keeps, given sums of attention weights. Attends to nothing.
+//! FlexPrefill: its rule, and which blocks of rows and keys it keeps, given sums of attention weights. Computes no score.
 
-use crate::sparse::choice::FLEX;
+use std::iter;
+
 use crate::top_k::{index, ranks, sorted};
-use crate::{FlexRule, top_k};
+use crate::{KernelError, KeySets, top_k};
+
+/// Rows and keys of a block of FlexPrefill; rows it estimates from.
+pub(crate) const FLEX: usize = 128;
+
+/// FlexPrefill, in blocks of 128 rows and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FlexRule {
+    /// Share of the attention mass that the kept blocks must cover; 1 keeps all.
+    pub gamma: f32,
+    /// Square root of the Jensen-Shannon divergence below which a head's blocks are selected by their mean queries.
+    pub tau: f32,
+    /// Tokens kept at least; sequences of no more than these (or 256) are dense.
+    pub min_budget: usize,
+}
+
+impl FlexRule {
+    /// Whether every row of a sequence sees every key before it.
+    pub(crate) fn is_dense(&self, tokens: usize) -> bool {
+        tokens <= self.min_budget.max(256)
+    }
+
+    /// Columns, and diagonals, that are kept at least of so many blocks.
+    pub(crate) fn least(&self, blocks: usize) -> usize {
+        self.min_budget.div_ceil(FLEX).clamp(1, blocks)
+    }
+
+    /// What may be covered of a mass; the whole is never missed by rounding.
+    pub(crate) fn limit(&self, mass: f32) -> f32 {
+        if self.gamma < 1.0 { self.gamma * mass } else { f32::INFINITY }
+    }
+
+    /// The keys of a sequence that is dense by the rule.
+    pub(crate) fn dense(&self, heads: usize, tokens: usize) -> Result<KeySets, KernelError> {
+        let groups = tokens.div_ceil(FLEX);
+        let end = |list: usize| tokens.min((list % groups + 1) * FLEX) as u32;
+        let all: Vec<Vec<_>> = (0..heads * groups).map(|list| iter::once(0..end(list)).collect()).collect();
+        KeySets::new(heads, FLEX, &all)
+    }
+}
 
 /// The blocks of one head, as FlexPrefill sees them.
-pub struct Blocks<'a> {
+pub(crate) struct Blocks<'a> {
     rule: FlexRule,
     /// Attention to each key, and over each distance, of the last [`FLEX`] rows.
     masses: [&'a [f32]; 2],
@@ -87,8 +127,6 @@ fn root_divergence(a: &[f32], b: &[f32]) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use std::iter;
-
     use super::*;
 
     #[test]

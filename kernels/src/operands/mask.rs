@@ -1,35 +1,6 @@
-//! What operations are told of their operands: heads, masks, and tensors as checkpoints have them.
+//! Which keys rows see, as a function of where they are. Lists no keys.
 
 use std::ops::Range;
-
-use crate::DType;
-
-/// Head counts and size of one attention layer. `query` is a multiple of `kv`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    /// Query heads.
-    pub query: usize,
-    /// Key and value heads.
-    pub kv: usize,
-    /// Elements of one head.
-    pub dim: usize,
-}
-
-/// How queries and keys are rotated.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rotary<'a> {
-    /// Angle of each pair of elements at position 1, `(dim / 2)`.
-    pub inv_freq: &'a [f32],
-    /// What cosines and sines are multiplied by: the attention factor of YaRN and LongRoPE.
-    pub factor: f32,
-}
-
-impl<'a> Rotary<'a> {
-    /// By these angles, lengths kept.
-    pub fn plain(inv_freq: &'a [f32]) -> Self {
-        Self { inv_freq, factor: 1.0 }
-    }
-}
 
 /// Which keys a query row sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,15 +56,4 @@ impl Mask {
             _ => visible..visible,
         }
     }
-}
-
-/// A tensor as a checkpoint stores it: borrowed bytes, row-major, little-endian.
-#[derive(Clone, Copy, Debug)]
-pub struct HostTensor<'a> {
-    /// Element type of `bytes`.
-    pub dtype: DType,
-    /// Row-major shape.
-    pub shape: &'a [usize],
-    /// `shape` elements of `dtype`; no alignment is promised.
-    pub bytes: &'a [u8],
 }

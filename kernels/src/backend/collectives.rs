@@ -1,14 +1,35 @@
-//! Tensors, one of each of several devices, put together on all of them. A thread for each device takes part, and all take part in
-//! the same exchanges in the same order.
+//! Tensors from device to device of one process: lent, or one of each put together on all of them. A thread for each device takes
+//! part, and all take part in the same exchanges in the same order. Sends nothing to another process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Backend, Lent};
+use super::tensors::TensorOps;
 use crate::KernelError;
 
+/// Tensors that a backend lent: what another of its kind, of this process, gets of them is its own. They are kept as long as this.
+pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send + Sync>;
+
+/// Several devices of one process at one piece of work.
+pub trait Collectives: TensorOps {
+    /// Most rows of which devices of one process gain by sharing linear layers, each with some of the outputs.
+    fn shared_rows(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Lends tensors to other backends of its kind. Memory of the host is everybody's.
+    fn lend(&self, tensors: Vec<Self::Tensor>) -> Result<Lent<Self>, KernelError> {
+        Ok(Box::new(move |_| Ok(tensors.clone())))
+    }
+
+    /// What puts matrices of these devices of one process together.
+    fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
+        Ok(Box::new(Meeting::new(members)))
+    }
+}
+
 /// What puts tensors together.
-pub trait AllGather<B: Backend>: Send + Sync {
+pub trait AllGather<B: TensorOps>: Send + Sync {
     /// The tensors of all members one after the other along `axis`, on `member`, whose own is `part`. Their sizes along it are
     /// `sizes`; all else of them is alike.
     ///
@@ -21,7 +42,7 @@ pub trait AllGather<B: Backend>: Send + Sync {
 }
 
 /// Gathers by lending: whoever has come waits for the others, on the host.
-pub struct Meeting<B: Backend> {
+pub struct Meeting<B: Collectives> {
     members: Vec<Arc<B>>,
     board: Mutex<Board<B>>,
     news: Condvar,
@@ -30,7 +51,7 @@ pub struct Meeting<B: Backend> {
 /// Of each member.
 type Brought<B> = Vec<Option<Arc<Lent<B>>>>;
 
-struct Board<B: Backend> {
+struct Board<B: Collectives> {
     /// Exchanges that each member has come to.
     come: Vec<u64>,
     /// What was brought to an exchange, and how many have yet to take it.
@@ -38,7 +59,7 @@ struct Board<B: Backend> {
     abandoned: bool,
 }
 
-impl<B: Backend> Meeting<B> {
+impl<B: Collectives> Meeting<B> {
     /// Of these devices.
     pub fn new(members: &[Arc<B>]) -> Self {
         let board = Board { come: vec![0; members.len()], brought: HashMap::new(), abandoned: false };
@@ -74,7 +95,7 @@ impl<B: Backend> Meeting<B> {
     }
 }
 
-impl<B: Backend> AllGather<B> for Meeting<B> {
+impl<B: Collectives> AllGather<B> for Meeting<B> {
     fn gather(&self, member: usize, part: &B::Tensor, _: &[usize], axis: usize) -> Result<B::Tensor, KernelError> {
         let to = &self.members[member];
         let lent = self.meet(member, Arc::new(to.lend(vec![part.clone()])?))?;
