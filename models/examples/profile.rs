@@ -236,7 +236,7 @@ struct Answer<B: Backend> {
 /// Phase 1 over all but the last token, phase 2 over that and the first token of the answer.
 fn prefill<B: Backend>(decoder: &Decoder<B>, prompt: &[u32]) -> Result<Answer<B>> {
     let (context, query) = prompt.split_at(prompt.len() - 1);
-    let shape = decoder.config().shape(decoder.backend().dtype());
+    let shape = decoder.config().shape(decoder.backend().kv_dtype());
     let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None };
     let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
     let shards = encode_plan(decoder, &plan, context, None, &mut |_, _| true)?;

@@ -84,7 +84,7 @@ struct Phase1Speeds {
 fn phase1(contexts: &[Decoder<Cpu>], [most, share]: [usize; 2]) -> Result<Phase1Speeds, ModelError> {
     let limit = |threads| contexts.iter().for_each(|host| host.backend().thread_limit().set(threads));
     let alone = &contexts[0];
-    let shape = alone.config().shape(alone.backend().dtype());
+    let shape = alone.config().shape(alone.backend().kv_dtype());
     let tokens = long_enough(alone, |tokens| seconds(|| Shard::of(alone, tokens)?.encode(alone)))?;
     let rows = long_enough(alone, |rows| {
         let layer = Layer::of(alone, rows)?;
@@ -146,7 +146,7 @@ struct Shard {
 
 impl Shard {
     fn of(decoder: &Decoder<Cpu>, tokens: usize) -> Result<Self, ModelError> {
-        let shape = decoder.config().shape(decoder.backend().dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_dtype());
         let context = synthetic_prompt(tokens, decoder.config().vocab);
         let request =
             PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: true, shape: &shape, speeds: None };

@@ -270,7 +270,7 @@ impl<'a, B: Machine> Bench<'a, B> {
     }
 
     fn shape(&self) -> ModelShape {
-        self.decoders[0].config().shape(self.backend().dtype())
+        self.decoders[0].config().shape(self.backend().kv_dtype())
     }
 
     /// Bytes of the weights that a step reads: all but the table, of which it reads a row.
