@@ -1,14 +1,18 @@
 //! A GPU as a backend: every capability by the operations beside this file.
 
+mod gathering;
+mod sparse;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::attention::{Attention, FEW_ROWS};
+use super::attention::Attention;
+use super::device::FEW_ROWS;
 use super::gpu::{Cuda, CudaOptions};
 use super::kv::Kv;
 use super::linear::{self, Linear};
 use super::tensor::Tensor;
-use super::{gathering, survey};
+use super::{exchange, survey};
 use crate::backend::{
     AllGather, AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor, KvOps,
     Lent, LinearOps, Mark, Partial, RawBytes, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue, batch,
@@ -295,11 +299,11 @@ impl SelectionOps for Cuda {
     }
 
     fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
-        self.selected(q, kv, keys)
+        sparse::selected(self, q, kv, keys)
     }
 
     fn attention_by(&self, q: &Tensor, kv: &Kv, selector: Selector) -> Sparse<'_, Self> {
-        self.by_selector(q, kv, selector)
+        sparse::by_selector(self, q, kv, selector)
     }
 }
 
@@ -376,10 +380,22 @@ impl Collectives for Cuda {
     }
 
     fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {
-        self.lend_tensors(tensors)
+        let lending = exchange::Lending::of(tensors, &self.device, &self.signals)?;
+        Ok(Box::new(move |to: &Self| lending.fetch(&to.device, &to.signals)))
     }
 
     fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
         gathering::all_gather(members)
+    }
+}
+
+impl Cuda {
+    /// As `Collectives::all_gather`, by the kernel that waits for the others' even where all are on one GPU: for whoever runs nothing
+    /// else there that could keep them from running at the same time.
+    ///
+    /// # Errors
+    /// What the devices report.
+    pub fn all_gather_at_once(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
+        gathering::at_once(members)
     }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::device::layout::Strides;
 use super::device::{Device, Spread, launch, typed};
-use super::tensor::{Strides, Tensor, View};
+use super::tensor::{Tensor, View};
 use crate::{DType, Heads, KernelError, Rotary};
 
 /// What `split_rotate` is given, as the kernel declares it.

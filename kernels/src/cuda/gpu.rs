@@ -3,8 +3,10 @@
 use super::attention::Attender;
 use super::device::Device;
 use super::elementwise::PositionsShelf;
+use super::exchange::SignalsSlot;
 use super::linear::Products;
 use super::tensor::Tensor;
+use crate::backend::Partial;
 use crate::{DType, KernelError};
 
 /// How a [`Cuda`] computes.
@@ -28,6 +30,7 @@ pub struct Cuda {
     pub(super) dtype: DType,
     pub(super) eight_bits: bool,
     pub(super) index: usize,
+    pub(super) signals: SignalsSlot,
     pub(super) device: Device,
 }
 
@@ -46,8 +49,8 @@ impl Cuda {
         if eight_bits && (dtype != DType::Bf16 || !products.has_library() || !device.multiplies_eight_bits()?) {
             return Err(KernelError::EightBits { index });
         }
-        let positions = Default::default();
-        Ok(Self { products, attender, positions, dtype, eight_bits, index, device })
+        let (positions, signals) = Default::default();
+        Ok(Self { products, attender, positions, dtype, eight_bits, index, signals, device })
     }
 
     /// The GPU.
@@ -82,5 +85,12 @@ impl Cuda {
                 Err(KernelError::TooSmall { index: self.index, bytes, free: free as u64, all: all as u64, missing })
             }
         }
+    }
+
+    /// An unset partial for `q`.
+    pub(super) fn partial(&self, q: &Tensor, dtype: DType) -> Result<Partial<Tensor>, KernelError> {
+        let (heads, t, dim) = q.cube("attention")?;
+        let lse = self.device.empty(&[heads, t], DType::F32)?;
+        Ok(Partial { output: self.device.empty_by_rows([heads, t, dim], dtype)?, lse })
     }
 }

@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::attention::Map;
+use super::device::layout::{Map, Strides};
 use super::device::{Buffer, Device, Written};
-use super::tensor::{Strides, Tensor, View};
+use super::tensor::{Tensor, View};
 use crate::{DType, KernelError};
 
 /// Tokens up to which a kernel appends, which follows others sooner than a copy does.

@@ -56,37 +56,13 @@ impl Run {
     }
 }
 
-/// Bytes that go to the device as an argument of a kernel.
-pub(super) const CARRIED: usize = 3968;
-
 /// Rows that there is room for behind a tensor that was extended: those of a block, behind the summaries before it.
 const SPARE_ROWS: usize = 8192;
-
-/// Words that go as an argument, as the kernels declare them.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Carried([u32; CARRIED / 4]);
-
-impl Carried {
-    /// These bytes, whole words, where there is room for them.
-    pub fn of(bytes: &[u8]) -> Option<Self> {
-        let mut carried = Self([0; CARRIED / 4]);
-        carried.0.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(to, from)| *to = u32::from_ne_bytes(*from));
-        (bytes.len() <= CARRIED && bytes.len().is_multiple_of(4)).then_some(carried)
-    }
-}
 
 /// A bf16 partial whose rows lie anywhere: output, log-sum-exp `(heads, rows of more)` f32, and which of its rows is the first.
 pub type Placed<'a> = (View<'a>, &'a Tensor, usize);
 
 impl Device {
-    /// Up to [`CARRIED`] bytes, whole words, to `pointer`: sooner there than by a copy, which another engine has to make.
-    pub(super) fn put(&self, pointer: u64, bytes: &[u8]) -> Result<(), KernelError> {
-        let carried = Carried::of(bytes).expect("callers have no more, and whole words");
-        let count = (bytes.len() / 4) as i32;
-        launch!(self, "put", Spread::new(1, 256), pointer, carried, count)
-    }
-
     /// Waits, and says whether the first `bytes` of two tensors, whole words, are the same.
     pub(super) fn equal(&self, a: &Tensor, b: &Tensor, bytes: usize) -> Result<bool, KernelError> {
         let differ = self.words(&[0])?;

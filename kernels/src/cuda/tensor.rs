@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
 
-use super::attention::Map;
+use super::device::layout::{Map, Strides};
 use super::device::{Buffer, Device, Written};
 use crate::{DType, HostTensor, KernelError, RawBytes};
 
@@ -46,21 +46,6 @@ impl RawBytes for Staged<'_> {
     fn read(&self, start: usize, to: &mut [u8]) -> Result<(), KernelError> {
         assert!(start + to.len() <= self.bytes, "{} bytes from {start} on, of {}", to.len(), self.bytes);
         self.device.download_bytes(self.buffer.pointer + start as u64, to)
-    }
-}
-
-/// Where heads and rows of a `(heads, rows, dim)` tensor lie, in elements. As the kernels declare it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Strides {
-    pub head: i64,
-    pub row: i64,
-}
-
-impl Strides {
-    /// Of `(rows, heads, dim)`.
-    pub fn by_rows(heads: usize, dim: usize) -> Self {
-        Self { head: dim as i64, row: (heads * dim) as i64 }
     }
 }
 

@@ -1,8 +1,8 @@
 //! FlexPrefill's choice among blocks of rows and keys, on the device. Attends to nothing.
 
 use super::super::device::{Device, Spread, launch};
+use super::super::kv::Kv;
 use super::super::tensor::{Tensor, View};
-use super::Kv;
 use super::lists::{Grouped, Lists};
 use super::stripes::Pool;
 use crate::sparse::flex::FLEX;

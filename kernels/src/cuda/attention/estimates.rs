@@ -1,9 +1,10 @@
 //! What the last rows of a sequence attend to, and MInference's choice by that, on the device.
 
 use super::super::device::{Device, Spread, launch, typed};
+use super::super::kv::Kv;
 use super::super::tensor::{Tensor, View};
+use super::call::Attention;
 use super::lists::{Grouped, Lists};
-use super::{Attention, Kv};
 use crate::sparse::vertical_slash::{FOREMOST, SLASH};
 use crate::{DType, KernelError, Mask, VerticalSlashRule};
 

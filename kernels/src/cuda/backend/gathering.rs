@@ -4,11 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::device::{Buffer, Spread, device_error, launch};
-use super::gpu::Cuda;
-use super::lending;
-use super::staging::Pinned;
-use super::tensor::Tensor;
+use super::super::device::{Buffer, Pinned, Spread, device_error, launch};
+use super::super::exchange;
+use super::super::gpu::Cuda;
+use super::super::tensor::Tensor;
 use crate::{AllGather, KernelError, Meeting};
 
 /// Most GPUs, as the kernel has it.
@@ -42,24 +41,18 @@ struct Gathering {
 
 /// As `Backend::all_gather`.
 pub(super) fn all_gather(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
-    if are_linked(members) { Cuda::all_gather_at_once(members) } else { Ok(Box::new(Meeting::new(members))) }
+    if are_linked(members) { at_once(members) } else { Ok(Box::new(Meeting::new(members))) }
 }
 
-impl Cuda {
-    /// As `Backend::all_gather`, by the kernel that waits for the others' even where all are on one GPU: for whoever runs nothing
-    /// else there that could keep them from running at the same time.
-    ///
-    /// # Errors
-    /// What the devices report.
-    pub fn all_gather_at_once(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
-        Ok(Box::new(Inboxes::of(members)?))
-    }
+/// By the kernel that waits for the others', even where all are on one GPU.
+pub(super) fn at_once(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
+    Ok(Box::new(Inboxes::of(members)?))
 }
 
 /// Whether each reads and writes the memory of each other.
 fn are_linked(members: &[Arc<Cuda>]) -> bool {
     let linked = |(at, one): (usize, &Arc<Cuda>)| {
-        let open = |of: &Arc<Cuda>| lending::open(of.device.shared_context(), one.device.shared_context());
+        let open = |of: &Arc<Cuda>| exchange::open(of.device.shared_context(), one.device.shared_context());
         members.iter().enumerate().all(|(other, of)| other == at || open(of))
     };
     (2..=MEMBERS).contains(&members.len()) && members.iter().enumerate().all(linked)

@@ -1,25 +1,21 @@
 //! Tensors from GPU to GPU of one process, by copies that the devices make among themselves: streams wait for each other, no host
 //! does.
 
-mod signals;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
-use signals::Fetched;
-pub(super) use signals::Signals;
 
-use super::device::{Device, device_error};
-use super::gpu::Cuda;
-use super::tensor::Tensor;
-use crate::{KernelError, Lent};
+use super::super::device::{Device, device_error};
+use super::super::tensor::Tensor;
+use super::signals::{self, Fetched, Signals, SignalsSlot};
+use crate::KernelError;
 
 /// Whether GPUs of this process were found to be linked.
 static LINKED: AtomicBool = AtomicBool::new(false);
 
 /// Tensors that others may copy, from when what was queued before them is done.
-struct Lending {
+pub struct Lending {
     tensors: Vec<Tensor>,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -52,25 +48,23 @@ impl Drop for Lending {
     }
 }
 
-impl Cuda {
-    /// As `Backend::lend`.
-    pub(super) fn lend_tensors(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {
-        let (context, stream) = (Arc::clone(self.device.shared_context()), Arc::clone(self.device.stream()));
+impl Lending {
+    /// Of a device, which counts them with these signals where GPUs are linked.
+    pub fn of(tensors: Vec<Tensor>, device: &Device, signals: &SignalsSlot) -> Result<Self, KernelError> {
+        let (context, stream) = (Arc::clone(device.shared_context()), Arc::clone(device.stream()));
         let ready = match LINKED.load(Ordering::Relaxed) && signals::suit(&tensors) {
             true => {
-                let signals = self.device.signals()?;
-                let number = signals.lend(&self.device)?;
+                let signals = signals.of(device)?;
+                let number = signals.lend(device)?;
                 Ready::Counted { signals: Arc::clone(signals), number, fetched: Mutex::default() }
             }
             false => Ready::Event(stream.record_event(None).map_err(|error| device_error("lend", error))?),
         };
-        let lending = Lending { tensors, context, stream, ready, copied: Mutex::default() };
-        Ok(Box::new(move |to: &Self| lending.fetch(&to.device)))
+        Ok(Self { tensors, context, stream, ready, copied: Mutex::default() })
     }
-}
 
-impl Lending {
-    fn fetch(&self, to: &Device) -> Result<Vec<Tensor>, KernelError> {
+    /// Copies on another device, which counts them with its own signals.
+    pub fn fetch(&self, to: &Device, own: &SignalsSlot) -> Result<Vec<Tensor>, KernelError> {
         let failed = |error| device_error("fetch", error);
         if Arc::ptr_eq(&self.stream, to.stream()) {
             return Ok(self.tensors.clone());
@@ -78,7 +72,7 @@ impl Lending {
         let linked = open(&self.context, to.shared_context());
         match &self.ready {
             Ready::Counted { signals, number, fetched } if linked => {
-                let (copies, by) = signals.fetch(*number, &self.tensors, to)?;
+                let (copies, by) = signals.fetch(*number, &self.tensors, (to, own.of(to)?))?;
                 fetched.lock().expect("no panic holds it").push(by);
                 return Ok(copies);
             }
@@ -116,7 +110,7 @@ impl Lending {
 
 /// Lets one GPU read what another has, where they are linked, and says whether they are; without that the driver takes copies
 /// through the host.
-pub(super) fn open(of: &Arc<CudaContext>, to: &Arc<CudaContext>) -> bool {
+pub fn open(of: &Arc<CudaContext>, to: &Arc<CudaContext>) -> bool {
     static OPENED: Mutex<Vec<((usize, usize), bool)>> = Mutex::new(Vec::new());
     let pair = (of.ordinal(), to.ordinal());
     let mut opened = OPENED.lock().expect("no panic holds it");

@@ -1,74 +1,19 @@
 //! Few rows of many calls at once: one launch over the pieces of all keys, one that combines them, one that merges groups, one copy
 //! to the host. The arithmetic is that of each call alone.
 
-mod merges;
-mod rounds;
-mod tree;
-
-use std::ops::Range;
-
-use merges::{Merges, To};
-use rounds::{Asked, Place, Places};
-
-use super::device::{Buffer, Device};
-use super::moves::Carried;
-use super::tensor::{Tensor, View};
-use super::{FEW_ROWS, Kv};
-use crate::operands::packed::{around, check_asks, check_groups};
+use super::super::super::device::{Device, FEW_ROWS};
+use super::super::super::kv::Kv;
+use super::super::super::tensor::Tensor;
+use super::asks::{AskedKeys, asked_of, grouped, parts_of};
+use super::merges::{Merges, To};
+use super::rounds::{Asked, Place, Places};
+use super::table::Table;
+use crate::operands::packed::{check_asks, check_groups};
 use crate::{Ask, DType, Heads, KernelError, Mask};
 
-/// Structures as kernels declare them, one behind the other, to be uploaded together.
-#[derive(Default)]
-struct Table(Vec<u8>);
-
-impl Table {
-    /// Appends and returns the place.
-    fn push<T: Copy>(&mut self, values: &[T]) -> u64 {
-        let at = self.begin::<T>(values.len());
-        self.add(values);
-        at
-    }
-
-    /// As [`Table::push`], of values as they are made.
-    fn append<T: Copy>(&mut self, values: impl ExactSizeIterator<Item = T>) -> u64 {
-        let at = self.begin::<T>(values.len());
-        values.for_each(|value| self.add(&[value]));
-        at
-    }
-
-    /// Where so many values begin, for which there is room then.
-    fn begin<T>(&mut self, count: usize) -> u64 {
-        let at = self.0.len().next_multiple_of(align_of::<T>().max(16));
-        self.0.reserve(at - self.0.len() + count * size_of::<T>());
-        self.0.resize(at, 0);
-        at as u64
-    }
-
-    fn add<T: Copy>(&mut self, values: &[T]) {
-        // SAFETY: these are C structures of numbers without gaps.
-        self.0.extend_from_slice(unsafe {
-            std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), std::mem::size_of_val(values))
-        });
-    }
-}
-
-/// A table as kernels get it: with their arguments, or in device memory.
-enum Sent {
-    Carried(Box<Carried>),
-    Lies(Buffer),
-}
-
 impl Device {
-    /// Sends a table to the kernels behind.
-    fn send(&self, table: &Table) -> Result<Sent, KernelError> {
-        Ok(match Carried::of(&table.0) {
-            Some(carried) => Sent::Carried(Box::new(carried)),
-            None => Sent::Lies(self.upload_bytes(&table.0)?),
-        })
-    }
-
     /// As `Backend::attend_merged`, where the kernels that cut keys take all asks; says whether they do.
-    pub(super) fn attend_merged(
+    pub(in super::super::super) fn attend_merged(
         &self,
         heads: Heads,
         q: &Tensor,
@@ -81,7 +26,7 @@ impl Device {
     }
 
     /// The packed rows of each group, `(rows, packed row)` f32, on the device.
-    pub(super) fn attend_groups(
+    pub(in super::super::super) fn attend_groups(
         &self,
         heads: Heads,
         q: &Tensor,
@@ -129,18 +74,11 @@ impl Device {
         Ok(Some(results))
     }
 
-    /// Whether the kernels that cut keys take all asks.
-    fn cuts(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, Kv>]) -> bool {
-        let suits = |ask: &Ask<'_, Kv>| {
-            let [k, _] = ask.kv.view(0, ask.kv.len());
-            ask.rows.len() <= FEW_ROWS && k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == q.dtype
-        };
-        let tiled = q.dtype() == DType::Bf16 && matches!(heads.dim, 64 | 128) && q.pointer().is_multiple_of(16);
-        tiled && asks.iter().all(suits)
-    }
-
     /// Outputs of attention of each `(q (query heads, t, dim), keys, mask)`, in f32, where the kernels that cut keys take all.
-    pub(super) fn attend_few_each(&self, calls: &[(Tensor, Kv, Mask)]) -> Result<Option<Vec<Tensor>>, KernelError> {
+    pub(in super::super::super) fn attend_few_each(
+        &self,
+        calls: &[(Tensor, Kv, Mask)],
+    ) -> Result<Option<Vec<Tensor>>, KernelError> {
         let Some((first, ..)) = calls.first() else { return Ok(Some(Vec::new())) };
         let (query, _, dim) = first.cube("attention")?;
         let heads = Heads { query, kv: calls[0].1.view(0, 0)[0].shape()[0], dim };
@@ -173,59 +111,4 @@ impl Device {
         }
         Ok(Some(outputs))
     }
-
-    /// Appends `count` values from `pointer` on, once all work queued before is done.
-    fn download_floats(&self, pointer: u64, count: usize, values: &mut Vec<f32>) -> Result<(), KernelError> {
-        if count == 0 {
-            return Ok(());
-        }
-        let start = values.len();
-        values.resize(start + count, 0.0);
-        // SAFETY: every bit pattern is a value of either type, and these are its bytes.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(values[start..].as_mut_ptr().cast::<u8>(), 4 * count) };
-        self.download_bytes(pointer, bytes)
-    }
-}
-
-/// An ask, and a range of its keys.
-type AskedKeys<'a, 'b> = (&'a Ask<'b, Kv>, Range<usize>);
-
-/// What holes leave of the keys of each ask, range by range.
-fn parts_of<'a, 'b>(asks: &'a [Ask<'b, Kv>]) -> Vec<AskedKeys<'a, 'b>> {
-    let mut parts = Vec::with_capacity(asks.len());
-    asks.iter().for_each(|ask| add_parts(ask, &mut parts));
-    parts
-}
-
-/// Adds those of an ask.
-fn add_parts<'a, 'b>(ask: &'a Ask<'b, Kv>, parts: &mut Vec<AskedKeys<'a, 'b>>) {
-    match ask.holes {
-        [] => parts.push((ask, 0..ask.kv.len())),
-        holes => parts.extend(around(holes, ask.kv.len()).into_iter().map(|keys| (ask, keys))),
-    }
-}
-
-/// Each part of asks about rows of `q`, packed to its place.
-fn asked_of<'a, 'b: 'a>(
-    heads: Heads,
-    q: View<'a>,
-    parts: impl Iterator<Item = &'a AskedKeys<'a, 'b>>,
-    places: impl Iterator<Item = u64>,
-) -> impl Iterator<Item = Asked<'a>> {
-    parts.zip(places).map(move |((ask, keys), out)| Asked {
-        q: q.part(ask.rows.start, ask.rows.end),
-        keys: ask.kv.view(keys.start, keys.end),
-        mask: ask.mask,
-        place: Place::packed(heads, out),
-    })
-}
-
-/// The asks of each group.
-fn grouped<'a, 'b>(asks: &'a [Ask<'b, Kv>], groups: &'a [usize]) -> impl Iterator<Item = &'a [Ask<'b, Kv>]> {
-    let mut rest = asks;
-    groups.iter().map(move |group| {
-        let (of_group, after) = rest.split_at(*group);
-        rest = after;
-        of_group
-    })
 }

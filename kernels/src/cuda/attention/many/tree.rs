@@ -1,11 +1,12 @@
 //! All that attention is to a step whose context is on this device: one table, launches behind each other, nobody waited for.
 
-use super::super::device::{Buffer, Device};
-use super::super::tensor::Tensor;
+use super::super::super::device::{Buffer, Device};
+use super::super::super::kv::Kv;
+use super::super::super::tensor::Tensor;
+use super::asks::{add_parts, asked_of};
 use super::merges::{Merges, To};
 use super::rounds::Places;
-use super::{Table, add_parts, asked_of};
-use crate::cuda::Kv;
+use super::table::Table;
 use crate::operands::packed::check_asks;
 use crate::{Ask, DType, Heads, KernelError, Merging};
 
@@ -29,7 +30,7 @@ struct Slots {
 
 impl Device {
     /// As `Backend::attend_tree`, where the kernels that cut keys take all asks.
-    pub(in super::super) fn attend_tree(
+    pub(in super::super::super) fn attend_tree(
         &self,
         heads: Heads,
         q: &Tensor,

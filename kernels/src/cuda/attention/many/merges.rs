@@ -1,8 +1,8 @@
 //! Merge of packed partials on the device.
 
-use super::super::device::{Device, Spread, launch, padded, typed};
-use super::super::tensor::Tensor;
-use super::{Sent, Table};
+use super::super::super::device::{Device, Spread, launch, padded, typed};
+use super::super::super::tensor::Tensor;
+use super::table::{Sent, Table};
 use crate::operands::packed::check_parts;
 use crate::{DType, Heads, KernelError};
 
@@ -27,7 +27,7 @@ pub(super) enum To<'a> {
 
 impl Device {
     /// As `Backend::merge_rows`.
-    pub(in super::super) fn merge_rows(
+    pub(in super::super::super) fn merge_rows(
         &self,
         heads: Heads,
         parts: &[Vec<&[f32]>],
@@ -42,7 +42,7 @@ impl Device {
     }
 
     /// As `Backend::merge_packed`.
-    pub(in super::super) fn merge_packed(
+    pub(in super::super::super) fn merge_packed(
         &self,
         heads: Heads,
         parts: &[Vec<&[f32]>],

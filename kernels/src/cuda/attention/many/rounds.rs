@@ -1,10 +1,11 @@
 //! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
 
-use super::super::PIECE;
-use super::super::attention::{CHUNK, Laid, Mapped, Pieces, Tiled, Tiling, combining};
-use super::super::device::{Buffer, Device, Spread, launch};
-use super::super::tensor::View;
-use super::{Sent, Table};
+use super::super::super::device::{Buffer, Device, Spread, launch};
+use super::super::super::tensor::View;
+use super::super::call::{Pieces, Tiled};
+use super::super::mapped::{Laid, Mapped};
+use super::super::own::{CHUNK, PIECE, Tiling, combining};
+use super::table::{Sent, Table};
 use crate::{Heads, KernelError, Mask};
 
 /// Bytes of partials of pieces that are held at a time, if a call has no more.

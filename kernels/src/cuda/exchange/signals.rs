@@ -3,12 +3,11 @@
 //! need not keep any more. A kernel waits only for what was queued before it, so that none waits for ever.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::CudaStream;
 
-use super::super::device::{Buffer, Device, Spread, device_error, launch};
-use super::super::staging::Pinned;
+use super::super::device::{Buffer, Device, Pinned, Spread, device_error, launch};
 use super::super::tensor::Tensor;
 use crate::KernelError;
 
@@ -25,6 +24,21 @@ pub struct Signals {
     fetched: Mutex<u64>,
     copied: Arc<Copied>,
     kept: Mutex<Vec<Kept>>,
+}
+
+/// The signals of a device, made when they are wanted first.
+#[derive(Default)]
+pub struct SignalsSlot(OnceLock<Arc<Signals>>);
+
+impl SignalsSlot {
+    /// Those of this device, whose slot it is.
+    pub fn of(&self, device: &Device) -> Result<&Arc<Signals>, KernelError> {
+        if let Some(signals) = self.0.get() {
+            return Ok(signals);
+        }
+        let new = Arc::new(Signals::new(device)?);
+        Ok(self.0.get_or_init(|| new))
+    }
 }
 
 /// Copies that a device made from others, in host memory.
@@ -99,9 +113,13 @@ impl Signals {
         Ok(number)
     }
 
-    /// Copies of what another device's lending `number` is of, on `to`, which counts them.
-    pub fn fetch(&self, number: u64, tensors: &[Tensor], to: &Device) -> Result<(Vec<Tensor>, Fetched), KernelError> {
-        let own = to.signals()?;
+    /// Copies of what another device's lending `number` is of, on `to`, whose own signals count them.
+    pub fn fetch(
+        &self,
+        number: u64,
+        tensors: &[Tensor],
+        (to, own): (&Device, &Self),
+    ) -> Result<(Vec<Tensor>, Fetched), KernelError> {
         let place = |tensor: &Tensor| -> Result<Tensor, KernelError> {
             Ok(Tensor { rows_first: tensor.rows_first, ..to.empty(&tensor.shape, tensor.dtype)? })
         };

@@ -12,7 +12,7 @@ const DOWN: usize = 4 << 20;
 const SMALL: usize = 2 << 20;
 
 /// Staging of one stream.
-pub(super) struct Staging {
+pub struct Staging {
     /// Uploads lie one behind the other; at the end the stream is waited for, and it starts anew.
     up: Mutex<(Pinned, usize)>,
     down: Mutex<Pinned>,
@@ -20,7 +20,7 @@ pub(super) struct Staging {
 }
 
 /// Page-locked host memory.
-pub(super) struct Pinned {
+pub struct Pinned {
     memory: *mut u8,
     stream: Arc<CudaStream>,
 }
