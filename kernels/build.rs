@@ -9,23 +9,24 @@ use std::{
     process::Command,
 };
 
+/// Sources below `src/cuda/kernels`.
 const KERNELS: &[&str] = &[
-    "elementwise",
-    "products",
-    "few",
-    "eight",
-    "moves",
-    "attention",
-    "hopper",
-    "combine",
-    "exchange",
-    "selected",
-    "selected_hopper",
-    "stripes",
-    "estimates",
-    "blocks",
-    "lists",
-    "plain",
+    "tensors/elementwise",
+    "tensors/moves",
+    "tensors/exchange",
+    "linear/products",
+    "linear/few",
+    "linear/eight",
+    "attention/attention",
+    "attention/hopper",
+    "attention/combine",
+    "attention/selected",
+    "attention/selected_hopper",
+    "attention/plain",
+    "selection/stripes",
+    "selection/estimates",
+    "selection/blocks",
+    "selection/lists",
 ];
 const TARGETS: &[&str] = &["80", "90a"];
 /// Set to 1 where there is no compiler and nothing is to run.
@@ -51,22 +52,28 @@ fn main() {
     for kernel in KERNELS {
         let source = format!("src/cuda/kernels/{kernel}.cu");
         let mut command = Command::new(&nvcc);
-        command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo"]).arg(&source);
-        command.arg("-o").arg(out.join(format!("{kernel}.fatbin")));
+        command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Isrc/cuda/kernels/include"]).arg(&source);
+        command.arg("-o").arg(machine_code(&out, kernel));
         command.args(TARGETS.iter().map(|target| format!("-gencode=arch=compute_{target},code=sm_{target}")));
         match command.status() {
             Ok(status) if status.success() => {}
-            Ok(status) => fail(&format!("{} failed on kernels/{source}: {status}", nvcc.display())),
+            Ok(status) => fail(&format!("{} failed on {source}: {status}", nvcc.display())),
             Err(error) => fail(&format!("cannot run {}: {error}", nvcc.display())),
         }
     }
+}
+
+/// Where a kernel's machine code goes.
+fn machine_code(out: &Path, kernel: &str) -> PathBuf {
+    let (_, name) = kernel.split_once('/').expect("sources lie in folders");
+    out.join(format!("{name}.fatbin"))
 }
 
 /// Empty files instead of machine code: what loads them says so.
 fn stub(out: &Path) {
     println!("cargo::rustc-env=ASTERISM_CUDA_BUILD=stub");
     for kernel in KERNELS {
-        fs::write(out.join(format!("{kernel}.fatbin")), []).expect("OUT_DIR can be written to");
+        fs::write(machine_code(out, kernel), []).expect("OUT_DIR can be written to");
     }
 }
 
