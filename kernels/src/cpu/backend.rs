@@ -6,8 +6,9 @@ use half::bf16;
 use super::kv::Kv;
 use super::linear::Linear;
 use super::processor::Cpu;
+use super::tensor::moves;
 use super::tensor::{self, check_host, convert_host, cube, elements, matrix, tensor};
-use super::{elementwise, many, merge, moves, scores, sparse};
+use super::{attention, elementwise, kv};
 use crate::backend::{
     AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor, KvOps, LinearOps,
     Partial, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue,
@@ -259,22 +260,22 @@ impl AttentionOps for Cpu {
             parts.push((elements::<f32>("merge", &p.output)?, elements::<f32>("merge", &p.lse)?));
         }
         let slices: Vec<(&[f32], &[f32])> = parts.iter().map(|(output, lse)| (&**output, &**lse)).collect();
-        let (merged, merged_lse) = merge::merge(&slices, dim, &self.compute);
+        let (merged, merged_lse) = attention::merge(&slices, dim, &self.compute);
         Ok(Partial { output: tensor(output.dims(), merged)?, lse: tensor(lse.dims(), merged_lse)? })
     }
 }
 
 impl SelectionOps for Cpu {
     fn key_scores(&self, q: &Tensor, k: &Tensor) -> Result<Vec<f32>, KernelError> {
-        in_compute_type!(self, E => scores::key_scores::<E>(q, k, &self.compute))
+        in_compute_type!(self, E => attention::key_scores::<E>(q, k, &self.compute))
     }
 
     fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
-        sparse::attention_selected(q, kv, keys, &self.compute)
+        kv::attention_selected(q, kv, keys, &self.compute)
     }
 
     fn attention_by(&self, q: &Tensor, kv: &Kv, selector: Selector) -> Sparse<'_, Self> {
-        sparse::attention_by(q, kv, selector, &self.compute)
+        kv::attention_by(q, kv, selector, &self.compute)
     }
 }
 
@@ -286,19 +287,19 @@ impl BatchAttention for Cpu {
         asks: &[Ask<'_, Kv>],
         packed: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
-        in_compute_type!(self, E => many::attend_many::<E>(heads, q, asks, packed, &self.compute))
+        in_compute_type!(self, E => kv::attend_many::<E>(heads, q, asks, packed, &self.compute))
     }
 
     fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Tensor, KernelError> {
         check_parts(heads, parts)?;
         let rows: usize = parts.iter().map(|part| part[0].len() / heads.packed_row()).sum();
         let width = heads.query * heads.dim;
-        in_compute_type!(self, E => tensor(&[rows, width], merge::merge_packed::<E>(heads, parts, &self.compute)))
+        in_compute_type!(self, E => tensor(&[rows, width], attention::merge_packed::<E>(heads, parts, &self.compute)))
     }
 
     fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
         check_parts(heads, parts)?;
-        merge::merge_rows(heads, parts, &self.compute, packed);
+        attention::merge_rows(heads, parts, &self.compute, packed);
         Ok(())
     }
 }

@@ -4,12 +4,16 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 
-use super::lanes::Element;
-use super::tensor::{cube, elements, tensor};
+use super::super::lanes::Element;
+use super::values::{cube, elements, tensor};
 use crate::{KernelError, backend::check_lists};
 
 /// A copy of `range` along `axis`.
-pub(super) fn narrow<E: Element>(x: &Tensor, axis: usize, range: Range<usize>) -> Result<Tensor, KernelError> {
+pub(in super::super) fn narrow<E: Element>(
+    x: &Tensor,
+    axis: usize,
+    range: Range<usize>,
+) -> Result<Tensor, KernelError> {
     let size = x.dims().get(axis).copied();
     let Some(size) = size.filter(|size| range.start <= range.end && range.end <= *size) else {
         let expected = format!("a range within axis {axis} of {:?}", x.dims());
@@ -27,7 +31,7 @@ pub(super) fn narrow<E: Element>(x: &Tensor, axis: usize, range: Range<usize>) -
 }
 
 /// `parts` one after the other along `axis`.
-pub(super) fn concat<E: Element>(parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
+pub(in super::super) fn concat<E: Element>(parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
     let shapes = || parts.iter().map(Tensor::dims).collect::<Vec<_>>();
     let beside = |part: &Tensor| {
         let mut dims = part.dims().to_vec();
@@ -55,7 +59,7 @@ pub(super) fn concat<E: Element>(parts: &[Tensor], axis: usize) -> Result<Tensor
 }
 
 /// Rows `rows[head]` of each head of `x (heads, t, dim)`.
-pub(super) fn gather<E: Element>(x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
+pub(in super::super) fn gather<E: Element>(x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
     let (heads, t, dim) = cube("gather", x)?;
     let count = check_lists(rows, heads, t)?;
     let from = elements::<E>("gather", x)?;
@@ -69,7 +73,7 @@ pub(super) fn gather<E: Element>(x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor
 }
 
 /// `x (heads, t, dim)` as `(t, heads dim)`.
-pub(super) fn row_major<E: Element>(x: &Tensor) -> Result<Tensor, KernelError> {
+pub(in super::super) fn row_major<E: Element>(x: &Tensor) -> Result<Tensor, KernelError> {
     let (heads, t, dim) = cube("row_major", x)?;
     let from = elements::<E>("row_major", x)?;
     let mut to = Vec::with_capacity(from.len());

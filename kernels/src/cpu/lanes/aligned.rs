@@ -3,11 +3,11 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use super::lanes::Element;
+use super::vector::Element;
 
 /// `len` elements, zero where nothing was written.
 #[derive(Clone, Default)]
-pub(super) struct Aligned<E> {
+pub struct Aligned<E> {
     lines: Vec<Line>,
     len: usize,
     element: PhantomData<E>,
@@ -18,13 +18,13 @@ pub(super) struct Aligned<E> {
 struct Line([u8; 64]);
 
 impl<E: Element> Aligned<E> {
-    pub(super) fn zeroed(len: usize) -> Self {
+    pub fn zeroed(len: usize) -> Self {
         let lines = vec![Line([0; 64]); (len * size_of::<E>()).div_ceil(64)];
         Self { lines, len, element: PhantomData }
     }
 
     /// Makes it at least `len` long; doubles when it must move.
-    pub(super) fn grow(&mut self, len: usize) {
+    pub fn grow(&mut self, len: usize) {
         if len > self.len {
             let lines = (len * size_of::<E>()).div_ceil(64);
             self.lines.reserve(lines - self.lines.len());
@@ -34,7 +34,7 @@ impl<E: Element> Aligned<E> {
     }
 
     /// Bytes held, capacity included.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.lines.capacity() * 64
     }
 }

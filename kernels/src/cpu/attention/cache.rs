@@ -2,16 +2,15 @@
 
 use std::ops::Range;
 
-use super::aligned::Aligned;
-use super::lanes::{Element, PANEL};
-use super::pool::{Pool, Shared, Tasks};
+use super::super::lanes::{Aligned, Element, PANEL};
+use super::super::pool::{Pool, Shared, Tasks};
 
 /// Keys that attention takes together.
-pub(super) const BLOCK: usize = 128;
+pub(in super::super) const BLOCK: usize = 128;
 
 /// `len` tokens of every KV head.
 #[derive(Clone)]
-pub(super) struct Cache<E> {
+pub(in super::super) struct Cache<E> {
     pub heads: Vec<Head<E>>,
     pub dim: usize,
     pub len: usize,
@@ -19,7 +18,7 @@ pub(super) struct Cache<E> {
 
 /// One head. Whatever lies beyond `len` is allocated but means nothing.
 #[derive(Clone)]
-pub(super) struct Head<E> {
+pub(in super::super) struct Head<E> {
     /// Panels of [`PANEL`] keys, `dim` rows each: products with queries need no transposing.
     pub keys: Aligned<E>,
     /// Blocks of [`BLOCK`] tokens, each as panels of [`PANEL`] elements, [`BLOCK`] rows each.
@@ -27,18 +26,18 @@ pub(super) struct Head<E> {
 }
 
 impl<E: Element> Cache<E> {
-    pub(super) fn new(heads: usize, dim: usize) -> Self {
+    pub(in super::super) fn new(heads: usize, dim: usize) -> Self {
         let head = || Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
         Self { heads: (0..heads).map(|_| head()).collect(), dim, len: 0 }
     }
 
     /// Elements of a token's values, padded to whole panels.
-    pub(super) fn stride(&self) -> usize {
+    pub(in super::super) fn stride(&self) -> usize {
         self.dim.next_multiple_of(PANEL)
     }
 
     /// Appends `tokens` rows of `k, v (heads, tokens, dim)`.
-    pub(super) fn append(&mut self, k: &[E], v: &[E], tokens: usize, pool: &Pool) {
+    pub(in super::super) fn append(&mut self, k: &[E], v: &[E], tokens: usize, pool: &Pool) {
         let (start, dim, stride) = (self.len, self.dim, self.stride());
         self.len += tokens;
         let targets: Vec<_> = self.heads.iter_mut().map(|head| head.grow(self.len, dim, stride)).collect();
@@ -65,7 +64,7 @@ impl<E: Element> Cache<E> {
     }
 
     /// A copy of rows `start..end`.
-    pub(super) fn rows(&self, start: usize, end: usize) -> Self {
+    pub(in super::super) fn rows(&self, start: usize, end: usize) -> Self {
         let (dim, stride, len) = (self.dim, self.stride(), end - start);
         let cut = |head: &Head<E>| {
             let mut cut = Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
@@ -82,7 +81,7 @@ impl<E: Element> Cache<E> {
     }
 
     /// Mean of some keys of a head.
-    pub(super) fn mean_key(&self, head: usize, tokens: Range<usize>) -> Vec<f32> {
+    pub(in super::super) fn mean_key(&self, head: usize, tokens: Range<usize>) -> Vec<f32> {
         let (keys, count) = (&self.heads[head].keys, tokens.len() as f32);
         let mut mean = vec![0.0; self.dim];
         for token in tokens {
@@ -95,21 +94,28 @@ impl<E: Element> Cache<E> {
     }
 
     /// Bytes held, capacity included.
-    pub(super) fn bytes(&self) -> usize {
+    pub(in super::super) fn bytes(&self) -> usize {
         self.heads.iter().map(|head| head.keys.bytes() + head.values.bytes()).sum()
     }
 }
 
 impl<E: Element> Head<E> {
     /// Room for one block.
-    pub(super) fn block(dim: usize, stride: usize) -> Self {
+    pub(in super::super) fn block(dim: usize, stride: usize) -> Self {
         let mut head = Self { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
         head.grow(BLOCK, dim, stride);
         head
     }
 
     /// Copies `count` tokens from token `start` of `source` to token `at`.
-    pub(super) fn copy(&mut self, at: usize, source: &Self, start: usize, count: usize, [dim, stride]: [usize; 2]) {
+    pub(in super::super) fn copy(
+        &mut self,
+        at: usize,
+        source: &Self,
+        start: usize,
+        count: usize,
+        [dim, stride]: [usize; 2],
+    ) {
         let mut done = 0;
         while done < count {
             let (from, to) = (start + done, at + done);

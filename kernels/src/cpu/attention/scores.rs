@@ -4,17 +4,21 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 
-use super::compute::Compute;
-use super::lanes::{Element, Kernel, Lanes, load_some};
-use super::pool::{Shared, Tasks, filled};
-use super::tensor::{cube, elements};
+use super::super::compute::Compute;
+use super::super::lanes::{Element, Kernel, Lanes, load_some};
+use super::super::pool::{Shared, Tasks, filled};
+use super::super::tensor::{cube, elements};
 use crate::KernelError;
 
 /// Keys that a task takes.
 const TASK: usize = 512;
 
 /// `k . mean(q)` of each key, over all rows of the query heads that share its head: `(kv heads, t)`.
-pub(super) fn key_scores<E: Element>(q: &Tensor, k: &Tensor, compute: &Compute) -> Result<Vec<f32>, KernelError> {
+pub(in super::super) fn key_scores<E: Element>(
+    q: &Tensor,
+    k: &Tensor,
+    compute: &Compute,
+) -> Result<Vec<f32>, KernelError> {
     let ((query, rows, dim), (kv, keys, key_dim)) = (cube("key_scores", q)?, cube("key_scores", k)?);
     if dim != key_dim || rows == 0 || kv == 0 || query == 0 || !query.is_multiple_of(kv) {
         let expected = "q (a multiple of kv heads, at least 1, dim), k (kv heads, t, dim)";
@@ -37,7 +41,7 @@ pub(super) fn key_scores<E: Element>(q: &Tensor, k: &Tensor, compute: &Compute) 
 }
 
 /// Mean of rows of `dim`.
-pub(super) fn mean<E: Element>(rows: &[E], dim: usize) -> Vec<f32> {
+pub(in super::super) fn mean<E: Element>(rows: &[E], dim: usize) -> Vec<f32> {
     let mut mean = vec![0.0; dim];
     for row in rows.chunks_exact(dim) {
         mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.widen());

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use super::super::attention::{Masses, Sequence, masses};
+use super::super::attention::{Masses, Sequence, masses, mean};
 use super::super::compute::Compute;
 use super::super::lanes::Element;
 use super::super::pool::{Shared, Tasks};
-use super::super::scores::mean;
 use crate::sparse::flex::{Blocks, FLEX};
 use crate::sparse::vertical_slash::{FOREMOST, SLASH, block_keys};
 use crate::{FlexRule, KernelError, KeySets, VerticalSlashRule, top_k};
@@ -14,7 +13,7 @@ use crate::{FlexRule, KernelError, KeySets, VerticalSlashRule, top_k};
 type Ranges = Vec<Range<u32>>;
 
 /// MInference's keys: the columns and the offsets with the most attention.
-pub(super) fn vertical_slash<E: Element>(
+pub(in super::super) fn vertical_slash<E: Element>(
     sequence: &Sequence<'_, E>,
     rule: VerticalSlashRule,
     compute: &Compute,
@@ -37,7 +36,7 @@ pub(super) fn vertical_slash<E: Element>(
 }
 
 /// FlexPrefill's keys: blocks that cover a share of the attention.
-pub(super) fn flex_prefill<E: Element>(
+pub(in super::super) fn flex_prefill<E: Element>(
     sequence: &Sequence<'_, E>,
     rule: FlexRule,
     compute: &Compute,

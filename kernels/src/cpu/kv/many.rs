@@ -5,16 +5,16 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::Tensor;
 
-use super::compute::Compute;
-use super::kv::Kv;
-use super::lanes::Element;
-use super::pool::{Shared, Tasks};
-use super::tensor::{elements, tensor};
+use super::super::compute::Compute;
+use super::super::lanes::Element;
+use super::super::pool::{Shared, Tasks};
+use super::super::tensor::{elements, tensor};
+use super::store::Kv;
 use crate::operands::packed::{check_asks, heads_first, pack_into};
 use crate::{Ask, Heads, KernelError};
 
 /// As `Backend::attend_many`.
-pub(super) fn attend_many<E: Element>(
+pub(in super::super) fn attend_many<E: Element>(
     heads: Heads,
     q: &Tensor,
     asks: &[Ask<'_, Kv>],

@@ -1,16 +1,14 @@
 //! Attention over selected keys, and the estimates that select them, as the backend offers them.
 
-mod estimate;
-
 use candle_core::Tensor;
 use half::bf16;
 
-use super::amx;
-use super::attention::{Selected, Sequence, TiledSequence, stripes};
-use super::compute::Compute;
-use super::kv::{Kv, Panels};
-use super::merge::merge;
-use super::tensor::{elements, tensor};
+use super::super::amx;
+use super::super::attention::{Selected, Sequence, TiledSequence, merge, stripes};
+use super::super::compute::Compute;
+use super::super::tensor::{elements, tensor};
+use super::estimate;
+use super::store::{Kv, Panels};
 use crate::{Heads, KernelError, KeySets, Partial, Selection, Selector, StripeRule};
 
 /// Evaluates an expression over the operands as one causal [`Sequence`].
@@ -31,7 +29,7 @@ macro_rules! over_sequence {
 }
 
 /// As `Backend::attention_selected`.
-pub(super) fn attention_selected(
+pub(in super::super) fn attention_selected(
     q: &Tensor,
     kv: &Kv,
     keys: &KeySets,
@@ -74,7 +72,7 @@ fn attend_tiles(
 }
 
 /// As `SelectionOps::attention_by`.
-pub(super) fn attention_by(
+pub(in super::super) fn attention_by(
     q: &Tensor,
     kv: &Kv,
     selector: Selector,

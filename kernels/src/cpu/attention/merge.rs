@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
-use super::compute::Compute;
-use super::elementwise::convert;
-use super::lanes::{Element, Kernel, Lanes, load_some, store_some};
-use super::pool::{Shared, Tasks, filled};
+use super::super::compute::Compute;
+use super::super::elementwise::convert;
+use super::super::lanes::{Element, Kernel, Lanes, load_some, store_some};
+use super::super::pool::{Shared, Tasks, filled};
 use crate::Heads;
 
 /// Rows that a task takes.
 const TASK: usize = 256;
 
 /// `(output (rows, dim), lse (rows))` of partials of that shape, in the order given.
-pub(super) fn merge(partials: &[(&[f32], &[f32])], dim: usize, compute: &Compute) -> (Vec<f32>, Vec<f32>) {
+pub(in super::super) fn merge(partials: &[(&[f32], &[f32])], dim: usize, compute: &Compute) -> (Vec<f32>, Vec<f32>) {
     let rows = partials[0].1.len();
     assert!(partials.iter().all(|(output, lse)| output.len() == rows * dim && lse.len() == rows));
     let mut merged = vec![0.0; rows];
@@ -52,7 +52,7 @@ impl Kernel for Merge<'_> {
 }
 
 /// Packed partials of each part (`crate::packed`), merged and joined: `(rows of all parts, query heads dim)`.
-pub(super) fn merge_packed<E: Element>(heads: Heads, parts: &[Vec<&[f32]>], compute: &Compute) -> Vec<E> {
+pub(in super::super) fn merge_packed<E: Element>(heads: Heads, parts: &[Vec<&[f32]>], compute: &Compute) -> Vec<E> {
     let (rows, stride) = (rows_of(heads, parts), heads.query * heads.dim);
     let write = |output: Shared<E>| {
         each_task(heads, parts, &rows, compute, |rows| {
@@ -64,7 +64,7 @@ pub(super) fn merge_packed<E: Element>(heads: Heads, parts: &[Vec<&[f32]>], comp
 }
 
 /// The same as packed rows, which stay f32.
-pub(super) fn merge_rows(heads: Heads, parts: &[Vec<&[f32]>], compute: &Compute, packed: &mut Vec<f32>) {
+pub(in super::super) fn merge_rows(heads: Heads, parts: &[Vec<&[f32]>], compute: &Compute, packed: &mut Vec<f32>) {
     let (rows, stride, start) = (rows_of(heads, parts), heads.packed_row(), packed.len());
     packed.resize(start + rows.len() * stride, 0.0);
     let output = Shared::new(&mut packed[start..]);

@@ -1,7 +1,7 @@
 //! The register-tiled inner product that linear layers and attention share. Each element of a result is summed over `k` in
 //! order, whatever rows and columns stand beside it, so that the shape of a call changes no bit.
 
-use super::lanes::{Element, Lanes, PANEL, fetch_ahead};
+use super::vector::{Element, Lanes, PANEL, fetch_ahead};
 
 /// Rows up to which the right operand takes longer to come from memory than to be multiplied. The next panels are asked for
 /// meanwhile where panels are [`SHORT`]: those the processor does not foresee, since it looks no further than a page.
@@ -11,14 +11,14 @@ const SHORT: usize = 8 << 10;
 
 /// Rows of f32, `row` elements apart.
 #[derive(Clone, Copy)]
-pub(super) struct Left {
+pub struct Left {
     pub data: *const f32,
     pub row: usize,
 }
 
 /// Columns in panels of [`PANEL`]: element `(p, c)` is at `data + c / PANEL * panel + p * row + c % PANEL`.
 #[derive(Clone, Copy)]
-pub(super) struct Right<E> {
+pub struct Right<E> {
     pub data: *const E,
     pub panel: usize,
     pub row: usize,
@@ -26,14 +26,14 @@ pub(super) struct Right<E> {
 
 /// How much to multiply.
 #[derive(Clone, Copy)]
-pub(super) struct Extent {
+pub struct Extent {
     pub rows: usize,
     pub k: usize,
     pub panels: usize,
 }
 
 /// Where the sums of a tile start and what becomes of them. `row` and `column` are those of its first element.
-pub(super) trait Sums {
+pub trait Sums {
     /// # Safety
     /// The tile must lie within what the implementor addresses.
     #[inline(always)]
@@ -50,7 +50,7 @@ pub(super) trait Sums {
 /// # Safety
 /// The operands must cover `extent`, and `sums` be fit for every tile of it.
 #[inline(always)]
-pub(super) unsafe fn product<L: Lanes, E: Element, S: Sums>(extent: Extent, left: Left, right: Right<E>, sums: &S) {
+pub unsafe fn product<L: Lanes, E: Element, S: Sums>(extent: Extent, left: Left, right: Right<E>, sums: &S) {
     let mut panel = 0;
     while panel < extent.panels {
         let width = extent.panels - panel;
