@@ -1,4 +1,4 @@
-//! The CPU backend on candle-core tensors in main memory, with its own kernels and threads. Reads no file and no configuration.
+//! The CPU backend: tensors in main memory, with its own kernels and threads. Reads no file and no configuration.
 
 pub mod amx;
 mod attention;
@@ -15,7 +15,8 @@ mod processor;
 mod tensor;
 
 pub use choice::KernelChoice;
-pub use kv::Kv;
-pub use linear::Linear;
+pub use kv::CpuKv;
+pub use linear::CpuLinear;
 pub use pool::ThreadLimit;
 pub use processor::{Cpu, CpuOptions};
+pub use tensor::CpuTensor;

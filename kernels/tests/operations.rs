@@ -2,6 +2,8 @@
 //! generic over the backend; a new one joins `backends`.
 
 mod common;
+#[path = "operations/witness.rs"]
+mod witness;
 
 use asterism_kernels::prelude::*;
 use asterism_kernels::{Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError, Rotary};

@@ -7,7 +7,7 @@ use crate::KernelError;
 pub trait ElementwiseOps: TensorOps {
     /// Rows of `table (vocab, e)`: `(t, e)`.
     fn embed(&self, table: &Self::Tensor, ids: &[u32]) -> Result<Self::Tensor, KernelError>;
-    /// Root-mean-square norm of each row of `x (t, e)`, times `weight (e)`, accumulated in f32.
+    /// Root-mean-square norm of each row of `x (.., e)`, times `weight (e)`, accumulated in f32.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Tensor, eps: f32) -> Result<Self::Tensor, KernelError>;
     /// `silu(gate) * up` of `gate_up (t, 2 f)`, gate first: `(t, f)`.
     fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;

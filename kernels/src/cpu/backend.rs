@@ -1,13 +1,12 @@
 //! The processor as a backend: every capability by the kernels beside this file.
 
-use candle_core::Tensor;
 use half::bf16;
 
-use super::kv::Kv;
-use super::linear::Linear;
+use super::kv::CpuKv;
+use super::linear::CpuLinear;
 use super::processor::Cpu;
 use super::tensor::moves;
-use super::tensor::{self, check_host, convert_host, cube, elements, matrix, tensor};
+use super::tensor::{CpuTensor, check_host, convert_host, cube, elements, matrix, tensor};
 use super::{attention, elementwise, kv};
 use crate::backend::{
     AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor, KvOps, LinearOps,
@@ -48,30 +47,30 @@ impl ComputeDevice for Cpu {
 impl WorkQueue for Cpu {}
 
 impl TensorOps for Cpu {
-    type Tensor = Tensor;
+    type Tensor = CpuTensor;
 
-    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor, KernelError> {
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<CpuTensor, KernelError> {
         if shape.iter().product::<usize>() != values.len() {
             return Err(KernelError::shape("upload", format!("{} values", values.len()), &[shape]));
         }
         tensor(shape, values.to_vec())
     }
 
-    fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
-        Ok(match tensor::dtype(tensor) {
-            DType::Bf16 => elementwise::cast(&elements::<bf16>("download", tensor)?, &self.compute),
+    fn download(&self, tensor: &CpuTensor) -> Result<Vec<f32>, KernelError> {
+        Ok(match tensor.dtype() {
+            DType::Bf16 => elementwise::cast(elements::<bf16>("download", tensor)?, &self.compute),
             _ => elements::<f32>("download", tensor)?.to_vec(),
         })
     }
 
-    fn shape(&self, tensor: &Tensor) -> Vec<usize> {
+    fn shape(&self, tensor: &CpuTensor) -> Vec<usize> {
         tensor.dims().to_vec()
     }
 
-    fn cast(&self, x: &Tensor) -> Result<Tensor, KernelError> {
-        match (tensor::dtype(x), self.dtype) {
+    fn cast(&self, x: &CpuTensor) -> Result<CpuTensor, KernelError> {
+        match (x.dtype(), self.dtype) {
             (DType::F32, DType::Bf16) => {
-                let y: Vec<bf16> = elementwise::cast(&elements::<f32>("cast", x)?, &self.compute);
+                let y: Vec<bf16> = elementwise::cast(elements::<f32>("cast", x)?, &self.compute);
                 tensor(x.dims(), y)
             }
             (DType::Bf16, DType::F32) => tensor(x.dims(), self.download(x)?),
@@ -79,30 +78,30 @@ impl TensorOps for Cpu {
         }
     }
 
-    fn rows(&self, x: &Tensor, start: usize, end: usize) -> Result<Tensor, KernelError> {
+    fn rows(&self, x: &CpuTensor, start: usize, end: usize) -> Result<CpuTensor, KernelError> {
         let (t, _) = matrix("rows", x)?;
         if start > end || end > t {
             return Err(KernelError::shape("rows", format!("a range within {t} rows"), &[&[start, end]]));
         }
-        Ok(x.narrow(0, start, end - start)?)
+        Ok(x.rows(start, end))
     }
 
-    fn narrow(&self, x: &Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor, KernelError> {
-        match tensor::dtype(x) {
+    fn narrow(&self, x: &CpuTensor, axis: usize, start: usize, end: usize) -> Result<CpuTensor, KernelError> {
+        match x.dtype() {
             DType::Bf16 => moves::narrow::<bf16>(x, axis, start..end),
             _ => moves::narrow::<f32>(x, axis, start..end),
         }
     }
 
-    fn concat(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
-        match parts.first().map(tensor::dtype) {
+    fn concat(&self, parts: &[CpuTensor], axis: usize) -> Result<CpuTensor, KernelError> {
+        match parts.first().map(CpuTensor::dtype) {
             Some(DType::Bf16) => moves::concat::<bf16>(parts, axis),
             _ => moves::concat::<f32>(parts, axis),
         }
     }
 
-    fn gather(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
-        match tensor::dtype(x) {
+    fn gather(&self, x: &CpuTensor, rows: &[Vec<u32>]) -> Result<CpuTensor, KernelError> {
+        match x.dtype() {
             DType::Bf16 => moves::gather::<bf16>(x, rows),
             _ => moves::gather::<f32>(x, rows),
         }
@@ -110,17 +109,17 @@ impl TensorOps for Cpu {
 }
 
 impl ElementwiseOps for Cpu {
-    fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor, KernelError> {
+    fn embed(&self, table: &CpuTensor, ids: &[u32]) -> Result<CpuTensor, KernelError> {
         let (vocab, e) = matrix("embed", table)?;
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
             let (expected, got) = (format!("token ids below {vocab}"), id.to_string());
             return Err(KernelError::Shape { operation: "embed", expected, got });
         }
-        in_compute_type!(self, E => tensor(&[ids.len(), e], elementwise::embed(&elements::<E>("embed", table)?, e, ids)))
+        in_compute_type!(self, E => tensor(&[ids.len(), e], elementwise::embed(elements::<E>("embed", table)?, e, ids)))
     }
 
-    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
-        let (_, e) = matrix("rms_norm", x)?;
+    fn rms_norm(&self, x: &CpuTensor, weight: &CpuTensor, eps: f32) -> Result<CpuTensor, KernelError> {
+        let e = x.dims().last().copied().unwrap_or(0);
         if weight.dims() != [e] {
             return Err(KernelError::shape("rms_norm", format!("weight ({e})"), &[weight.dims()]));
         }
@@ -130,29 +129,29 @@ impl ElementwiseOps for Cpu {
         })
     }
 
-    fn gated_silu(&self, gate_up: &Tensor) -> Result<Tensor, KernelError> {
+    fn gated_silu(&self, gate_up: &CpuTensor) -> Result<CpuTensor, KernelError> {
         let (t, both) = matrix("gated_silu", gate_up)?;
         let f = both / 2;
         if both % 2 != 0 {
             return Err(KernelError::shape("gated_silu", "an even number of columns", &[gate_up.dims()]));
         }
         in_compute_type!(self, E => {
-            tensor(&[t, f], elementwise::gated_silu(&elements::<E>("gated_silu", gate_up)?, f, &self.compute))
+            tensor(&[t, f], elementwise::gated_silu(elements::<E>("gated_silu", gate_up)?, f, &self.compute))
         })
     }
 
-    fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {
-        match tensor::dtype(x) {
-            DType::Bf16 => tensor(x.dims(), elementwise::silu(&elements::<bf16>("silu", x)?, &self.compute)),
-            _ => tensor(x.dims(), elementwise::silu(&elements::<f32>("silu", x)?, &self.compute)),
+    fn silu(&self, x: &CpuTensor) -> Result<CpuTensor, KernelError> {
+        match x.dtype() {
+            DType::Bf16 => tensor(x.dims(), elementwise::silu(elements::<bf16>("silu", x)?, &self.compute)),
+            _ => tensor(x.dims(), elementwise::silu(elements::<f32>("silu", x)?, &self.compute)),
         }
     }
 }
 
 impl LinearOps for Cpu {
-    type Linear = Linear;
+    type Linear = CpuLinear;
 
-    fn weight(&self, host: HostTensor<'_>) -> Result<Tensor, KernelError> {
+    fn weight(&self, host: HostTensor<'_>) -> Result<CpuTensor, KernelError> {
         check_host("weight", &host)?;
         in_compute_type!(self, E => {
             let mut values = vec![E::default(); host.shape.iter().product()];
@@ -161,15 +160,15 @@ impl LinearOps for Cpu {
         })
     }
 
-    fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Linear, KernelError> {
-        Linear::pack(parts, biases, self.dtype, &self.compute)
+    fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<CpuLinear, KernelError> {
+        CpuLinear::pack(parts, biases, self.dtype, &self.compute)
     }
 
-    fn linear(&self, x: &Tensor, weight: &Linear) -> Result<Tensor, KernelError> {
+    fn linear(&self, x: &CpuTensor, weight: &CpuLinear) -> Result<CpuTensor, KernelError> {
         weight.run(x, None, &self.compute)
     }
 
-    fn linear_add(&self, x: &Tensor, weight: &Linear, residual: Tensor) -> Result<Tensor, KernelError> {
+    fn linear_add(&self, x: &CpuTensor, weight: &CpuLinear, residual: CpuTensor) -> Result<CpuTensor, KernelError> {
         weight.run(x, Some(&residual), &self.compute)
     }
 }
@@ -177,11 +176,11 @@ impl LinearOps for Cpu {
 impl HeadOps for Cpu {
     fn split_rotate(
         &self,
-        qkv: &Tensor,
+        qkv: &CpuTensor,
         heads: Heads,
         positions: &[u32],
         rotary: Rotary<'_>,
-    ) -> Result<(Tensor, Tensor, Tensor), KernelError> {
+    ) -> Result<(CpuTensor, CpuTensor, CpuTensor), KernelError> {
         let (t, n) = matrix("split_rotate", qkv)?;
         let Heads { query, kv, dim } = heads;
         if n != (query + 2 * kv) * dim || positions.len() != t || 2 * rotary.inv_freq.len() != dim {
@@ -197,9 +196,9 @@ impl HeadOps for Cpu {
         })
     }
 
-    fn join_heads(&self, output: &Tensor) -> Result<Tensor, KernelError> {
+    fn join_heads(&self, output: &CpuTensor) -> Result<CpuTensor, KernelError> {
         let (heads, t, dim) = cube("join_heads", output)?;
-        if tensor::dtype(output) == DType::Bf16 {
+        if output.dtype() == DType::Bf16 {
             return self.cast(&self.row_major(output)?);
         }
         let x = elements::<f32>("join_heads", output)?;
@@ -208,8 +207,8 @@ impl HeadOps for Cpu {
         })
     }
 
-    fn row_major(&self, x: &Tensor) -> Result<Tensor, KernelError> {
-        match tensor::dtype(x) {
+    fn row_major(&self, x: &CpuTensor) -> Result<CpuTensor, KernelError> {
+        match x.dtype() {
             DType::Bf16 => moves::row_major::<bf16>(x),
             _ => moves::row_major::<f32>(x),
         }
@@ -217,40 +216,40 @@ impl HeadOps for Cpu {
 }
 
 impl KvOps for Cpu {
-    type Kv = Kv;
+    type Kv = CpuKv;
 
-    fn kv(&self, k: &Tensor, v: &Tensor) -> Result<Kv, KernelError> {
-        Kv::new(k, v, self.dtype, &self.compute)
+    fn kv(&self, k: &CpuTensor, v: &CpuTensor) -> Result<CpuKv, KernelError> {
+        CpuKv::new(k, v, self.dtype, &self.compute)
     }
 
-    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
+    fn kv_append(&self, kv: &mut CpuKv, k: &CpuTensor, v: &CpuTensor) -> Result<(), KernelError> {
         kv.append(k, v, &self.compute)
     }
 
-    fn kv_rows(&self, kv: &Kv, start: usize, end: usize) -> Result<Kv, KernelError> {
+    fn kv_rows(&self, kv: &CpuKv, start: usize, end: usize) -> Result<CpuKv, KernelError> {
         kv.rows(start, end)
     }
 
-    fn kv_len(&self, kv: &Kv) -> usize {
+    fn kv_len(&self, kv: &CpuKv) -> usize {
         kv.len()
     }
 
-    fn kv_bytes(&self, kv: &Kv) -> usize {
+    fn kv_bytes(&self, kv: &CpuKv) -> usize {
         kv.bytes()
     }
 }
 
 impl AttentionOps for Cpu {
-    fn attention(&self, q: &Tensor, kv: &Kv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
+    fn attention(&self, q: &CpuTensor, kv: &CpuKv, mask: Mask) -> Result<Partial<CpuTensor>, KernelError> {
         kv.attend(q, mask, &self.compute)
     }
 
-    fn merge(&self, partials: &[Partial<Tensor>]) -> Result<Partial<Tensor>, KernelError> {
+    fn merge(&self, partials: &[Partial<CpuTensor>]) -> Result<Partial<CpuTensor>, KernelError> {
         let Some(Partial { output, lse }) = partials.first() else {
             return Err(KernelError::Shape { operation: "merge", expected: "a partial".into(), got: "none".into() });
         };
         let (heads, t, dim) = cube("merge", output)?;
-        let fits = |p: &&Partial<Tensor>| p.output.dims() == output.dims() && p.lse.dims() == [heads, t];
+        let fits = |p: &&Partial<CpuTensor>| p.output.dims() == output.dims() && p.lse.dims() == [heads, t];
         if let Some(p) = partials.iter().find(|p| !fits(p)) {
             let expected = format!("outputs ({heads}, {t}, {dim}), lse ({heads}, {t})");
             return Err(KernelError::shape("merge", expected, &[p.output.dims(), p.lse.dims()]));
@@ -266,15 +265,15 @@ impl AttentionOps for Cpu {
 }
 
 impl SelectionOps for Cpu {
-    fn key_scores(&self, q: &Tensor, k: &Tensor) -> Result<Vec<f32>, KernelError> {
+    fn key_scores(&self, q: &CpuTensor, k: &CpuTensor) -> Result<Vec<f32>, KernelError> {
         in_compute_type!(self, E => attention::key_scores::<E>(q, k, &self.compute))
     }
 
-    fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
+    fn attention_selected(&self, q: &CpuTensor, kv: &CpuKv, keys: &KeySets) -> Result<Partial<CpuTensor>, KernelError> {
         kv::attention_selected(q, kv, keys, &self.compute)
     }
 
-    fn attention_by(&self, q: &Tensor, kv: &Kv, selector: Selector) -> Sparse<'_, Self> {
+    fn attention_by(&self, q: &CpuTensor, kv: &CpuKv, selector: Selector) -> Sparse<'_, Self> {
         kv::attention_by(q, kv, selector, &self.compute)
     }
 }
@@ -283,14 +282,14 @@ impl BatchAttention for Cpu {
     fn attend_many(
         &self,
         heads: Heads,
-        q: &Tensor,
-        asks: &[Ask<'_, Kv>],
+        q: &CpuTensor,
+        asks: &[Ask<'_, CpuKv>],
         packed: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
         in_compute_type!(self, E => kv::attend_many::<E>(heads, q, asks, packed, &self.compute))
     }
 
-    fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Tensor, KernelError> {
+    fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<CpuTensor, KernelError> {
         check_parts(heads, parts)?;
         let rows: usize = parts.iter().map(|part| part[0].len() / heads.packed_row()).sum();
         let width = heads.query * heads.dim;

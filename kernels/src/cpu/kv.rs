@@ -7,4 +7,4 @@ mod store;
 
 pub(super) use many::attend_many;
 pub(super) use sparse::{attention_by, attention_selected};
-pub use store::Kv;
+pub use store::CpuKv;

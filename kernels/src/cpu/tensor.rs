@@ -1,6 +1,7 @@
-//! Tensors in main memory.
+//! Tensors in main memory: what they hold, and copies of parts of them.
 
 pub(super) mod moves;
 mod values;
 
-pub(super) use values::{check_host, convert_host, cube, dtype, elements, matrix, tensor};
+pub use values::CpuTensor;
+pub(super) use values::{check_host, convert_host, cube, elements, matrix, tensor};

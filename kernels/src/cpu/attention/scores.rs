@@ -2,12 +2,10 @@
 
 use std::ops::Range;
 
-use candle_core::Tensor;
-
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes, load_some};
 use super::super::pool::{Shared, Tasks, filled};
-use super::super::tensor::{cube, elements};
+use super::super::tensor::{CpuTensor, cube, elements};
 use crate::KernelError;
 
 /// Keys that a task takes.
@@ -15,8 +13,8 @@ const TASK: usize = 512;
 
 /// `k . mean(q)` of each key, over all rows of the query heads that share its head: `(kv heads, t)`.
 pub(in super::super) fn key_scores<E: Element>(
-    q: &Tensor,
-    k: &Tensor,
+    q: &CpuTensor,
+    k: &CpuTensor,
     compute: &Compute,
 ) -> Result<Vec<f32>, KernelError> {
     let ((query, rows, dim), (kv, keys, key_dim)) = (cube("key_scores", q)?, cube("key_scores", k)?);

@@ -3,28 +3,26 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::Tensor;
-
 use super::super::compute::Compute;
 use super::super::lanes::Element;
 use super::super::pool::{Shared, Tasks};
-use super::super::tensor::{elements, tensor};
-use super::store::Kv;
+use super::super::tensor::{CpuTensor, elements, tensor};
+use super::store::CpuKv;
 use crate::operands::packed::{check_asks, heads_first, pack_into};
 use crate::{Ask, Heads, KernelError};
 
 /// As `Backend::attend_many`.
 pub(in super::super) fn attend_many<E: Element>(
     heads: Heads,
-    q: &Tensor,
-    asks: &[Ask<'_, Kv>],
+    q: &CpuTensor,
+    asks: &[Ask<'_, CpuKv>],
     packed: &mut Vec<f32>,
     compute: &Compute,
 ) -> Result<(), KernelError> {
     check_asks(heads, q.dims(), asks, |ask| ask.kv.len())?;
     let Heads { query, dim, .. } = heads;
     let values = elements::<E>("attend_many", q)?;
-    let attend = |ask: &Ask<'_, Kv>, to: &mut [f32]| {
+    let attend = |ask: &Ask<'_, CpuKv>, to: &mut [f32]| {
         let q = tensor(&[query, ask.rows.len(), dim], heads_first(heads, &values, ask.rows.clone()))?;
         let partial = ask.kv.attend_around(&q, ask.mask, ask.holes, compute)?;
         let (output, lse) = (elements("attend_many", &partial.output)?, elements("attend_many", &partial.lse)?);

@@ -1,14 +1,13 @@
 //! Attention over selected keys, and the estimates that select them, as the backend offers them.
 
-use candle_core::Tensor;
 use half::bf16;
 
 use super::super::amx;
 use super::super::attention::{Selected, Sequence, TiledSequence, merge, stripes};
 use super::super::compute::Compute;
-use super::super::tensor::{elements, tensor};
+use super::super::tensor::{CpuTensor, elements, tensor};
 use super::estimate;
-use super::store::{Kv, Panels};
+use super::store::{CpuKv, Panels};
 use crate::{Heads, KernelError, KeySets, Partial, Selection, Selector, StripeRule};
 
 /// Evaluates an expression over the operands as one causal [`Sequence`].
@@ -17,11 +16,11 @@ macro_rules! over_sequence {
         let (heads, tokens) = causal($operation, $q, $kv)?;
         match $kv.panels($compute) {
             Panels::F32(cache) => {
-                let $sequence = Sequence { q: &elements::<f32>($operation, $q)?, cache: &cache, heads, tokens };
+                let $sequence = Sequence { q: elements::<f32>($operation, $q)?, cache: &cache, heads, tokens };
                 $result
             }
             Panels::Bf16(cache) => {
-                let $sequence = Sequence { q: &elements::<bf16>($operation, $q)?, cache: &cache, heads, tokens };
+                let $sequence = Sequence { q: elements::<bf16>($operation, $q)?, cache: &cache, heads, tokens };
                 $result
             }
         }
@@ -30,11 +29,11 @@ macro_rules! over_sequence {
 
 /// As `Backend::attention_selected`.
 pub(in super::super) fn attention_selected(
-    q: &Tensor,
-    kv: &Kv,
+    q: &CpuTensor,
+    kv: &CpuKv,
     keys: &KeySets,
     compute: &Compute,
-) -> Result<Partial<Tensor>, KernelError> {
+) -> Result<Partial<CpuTensor>, KernelError> {
     let (Heads { query, .. }, tokens) = causal("attention_selected", q, kv)?;
     let groups = tokens.div_ceil(keys.rows());
     if keys.heads() != query || keys.groups() != groups || keys.end() > tokens {
@@ -50,7 +49,7 @@ pub(in super::super) fn attention_selected(
 }
 
 /// Checks that there is a key for every query: heads and tokens.
-fn causal(operation: &'static str, q: &Tensor, kv: &Kv) -> Result<(Heads, usize), KernelError> {
+fn causal(operation: &'static str, q: &CpuTensor, kv: &CpuKv) -> Result<(Heads, usize), KernelError> {
     let (heads, tokens) = kv.check(operation, q)?;
     if tokens != kv.len() {
         let expected = format!("as many queries as there are keys ({})", kv.len());
@@ -60,8 +59,8 @@ fn causal(operation: &'static str, q: &Tensor, kv: &Kv) -> Result<(Heads, usize)
 }
 
 fn attend_tiles(
-    q: &Tensor,
-    kv: &Kv,
+    q: &CpuTensor,
+    kv: &CpuKv,
     cache: &amx::Cache,
     keys: &KeySets,
     compute: &Compute,
@@ -73,11 +72,11 @@ fn attend_tiles(
 
 /// As `SelectionOps::attention_by`.
 pub(in super::super) fn attention_by(
-    q: &Tensor,
-    kv: &Kv,
+    q: &CpuTensor,
+    kv: &CpuKv,
     selector: Selector,
     compute: &Compute,
-) -> Result<(Partial<Tensor>, Selection<'static>), KernelError> {
+) -> Result<(Partial<CpuTensor>, Selection<'static>), KernelError> {
     let keys = match selector {
         Selector::Stripes(rule) => return stripe_attention(q, kv, rule, compute),
         Selector::VerticalSlash(rule) => over_sequence!("vertical_slash", q, kv, compute, sequence => {
@@ -92,11 +91,11 @@ pub(in super::super) fn attention_by(
 
 /// Attention over the anchor region, by which stripes are found, and over these.
 fn stripe_attention(
-    q: &Tensor,
-    kv: &Kv,
+    q: &CpuTensor,
+    kv: &CpuKv,
     rule: StripeRule,
     compute: &Compute,
-) -> Result<(Partial<Tensor>, Selection<'static>), KernelError> {
+) -> Result<(Partial<CpuTensor>, Selection<'static>), KernelError> {
     rule.check()?;
     let (heads, tokens) = causal("stripe_attention", q, kv)?;
     let attend = |keys: &KeySets| match kv.tiles() {

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::Tensor;
 use half::bf16;
 
 use super::super::amx;
@@ -12,13 +11,13 @@ use super::super::choice::KernelSet;
 use super::super::compute::Compute;
 use super::super::lanes::Element;
 use super::super::pool::{Shared, Tasks};
-use super::super::tensor::{cube, elements, tensor};
+use super::super::tensor::{CpuTensor, cube, elements, tensor};
 use crate::reference::AttentionShape;
 use crate::{DType, Heads, KernelError, Mask, Partial};
 
 /// Keys and values of one layer. A clone shares them until one of the two grows.
 #[derive(Clone)]
-pub struct Kv(Store);
+pub struct CpuKv(Store);
 
 #[derive(Clone)]
 enum Store {
@@ -33,9 +32,14 @@ pub(in super::super) enum Panels {
     Bf16(Arc<Cache<bf16>>),
 }
 
-impl Kv {
+impl CpuKv {
     /// Wraps `k, v (kv heads, t, dim)`.
-    pub(in super::super) fn new(k: &Tensor, v: &Tensor, dtype: DType, compute: &Compute) -> Result<Self, KernelError> {
+    pub(in super::super) fn new(
+        k: &CpuTensor,
+        v: &CpuTensor,
+        dtype: DType,
+        compute: &Compute,
+    ) -> Result<Self, KernelError> {
         let (heads, _, dim) = cube("kv", k)?;
         if heads == 0 || dim == 0 {
             return Err(KernelError::shape("kv", "at least one head of one element", &[k.dims()]));
@@ -52,7 +56,12 @@ impl Kv {
     }
 
     /// Appends rows; copies first when a clone still shares them.
-    pub(in super::super) fn append(&mut self, k: &Tensor, v: &Tensor, compute: &Compute) -> Result<(), KernelError> {
+    pub(in super::super) fn append(
+        &mut self,
+        k: &CpuTensor,
+        v: &CpuTensor,
+        compute: &Compute,
+    ) -> Result<(), KernelError> {
         let (kv_heads, kv_dim) = (self.heads(), self.dim());
         let (heads, tokens, dim) = cube("kv", k)?;
         if k.dims() != v.dims() || heads != kv_heads || dim != kv_dim {
@@ -103,7 +112,11 @@ impl Kv {
     }
 
     /// Checks that queries fit the cache: heads and queries.
-    pub(in super::super) fn check(&self, operation: &'static str, q: &Tensor) -> Result<(Heads, usize), KernelError> {
+    pub(in super::super) fn check(
+        &self,
+        operation: &'static str,
+        q: &CpuTensor,
+    ) -> Result<(Heads, usize), KernelError> {
         let (query, queries, dim) = cube(operation, q)?;
         let kv = self.heads();
         if dim != self.dim() || query == 0 || !query.is_multiple_of(kv) {
@@ -116,26 +129,26 @@ impl Kv {
     /// As `Backend::attention`.
     pub(in super::super) fn attend(
         &self,
-        q: &Tensor,
+        q: &CpuTensor,
         mask: Mask,
         compute: &Compute,
-    ) -> Result<Partial<Tensor>, KernelError> {
+    ) -> Result<Partial<CpuTensor>, KernelError> {
         self.attend_around(q, mask, &[], compute)
     }
 
     /// The same where no row sees the keys of some ranges, ascending.
     pub(in super::super) fn attend_around(
         &self,
-        q: &Tensor,
+        q: &CpuTensor,
         mask: Mask,
         holes: &[Range<usize>],
         compute: &Compute,
-    ) -> Result<Partial<Tensor>, KernelError> {
+    ) -> Result<Partial<CpuTensor>, KernelError> {
         let (heads @ Heads { query, dim, .. }, queries) = self.check("attention", q)?;
         let shape = AttentionShape { heads, queries, keys: self.len(), mask };
         let (output, lse) = match &self.0 {
-            Store::F32(cache) => Attention { q: &elements("attention", q)?, cache, shape, holes }.run(compute),
-            Store::Bf16(cache) => Attention { q: &elements("attention", q)?, cache, shape, holes }.run(compute),
+            Store::F32(cache) => Attention { q: elements("attention", q)?, cache, shape, holes }.run(compute),
+            Store::Bf16(cache) => Attention { q: elements("attention", q)?, cache, shape, holes }.run(compute),
             Store::Tiles(cache) => {
                 let (mut output, mut lse) = (vec![0.0; query * queries * dim], vec![0.0; query * queries]);
                 let rows = elements::<bf16>("attention", q)?;
@@ -197,7 +210,12 @@ impl Kv {
     }
 }
 
-fn append<E: Element>(cache: &mut Arc<Cache<E>>, k: &Tensor, v: &Tensor, compute: &Compute) -> Result<(), KernelError> {
+fn append<E: Element>(
+    cache: &mut Arc<Cache<E>>,
+    k: &CpuTensor,
+    v: &CpuTensor,
+    compute: &Compute,
+) -> Result<(), KernelError> {
     let tokens = k.dims()[1];
     let (k, v) = (elements::<E>("kv", k)?, elements::<E>("kv", v)?);
     Arc::make_mut(cache).append(&k, &v, tokens, &compute.pool);
@@ -209,6 +227,7 @@ mod tests {
     use super::*;
     use crate::cpu::kv::{attention_by, attention_selected};
     use crate::cpu::pool::Pool;
+    use crate::cpu::tensor::moves::narrow;
     use crate::{KeySets, Selector, StripeRule};
 
     /// The tile caches run anywhere, slowly; so what joins them to tensors is tested anywhere.
@@ -220,10 +239,10 @@ mod tests {
             tensor(&[heads, tokens, 32], (0..heads * tokens * 32).map(value).collect()).unwrap()
         };
         let (k, v, q) = (draw(2, 70, 1), draw(2, 70, 2), draw(4, 9, 3));
-        let panels = Kv::new(&k, &v, DType::Bf16, &compute).unwrap();
-        let mut tiles = Kv(Store::Tiles(Arc::new(amx::Cache::new(2, 32))));
+        let panels = CpuKv::new(&k, &v, DType::Bf16, &compute).unwrap();
+        let mut tiles = CpuKv(Store::Tiles(Arc::new(amx::Cache::new(2, 32))));
         for (from, count) in [(0, 33), (33, 37)] {
-            let part = |x: &Tensor| x.narrow(1, from, count).unwrap().contiguous().unwrap();
+            let part = |x: &CpuTensor| narrow::<bf16>(x, 1, from..from + count).unwrap();
             tiles.append(&part(&k), &part(&v), &compute).unwrap();
         }
         for (start, end, mask) in [(0, 70, Mask::Causal), (5, 66, Mask::From { row: 2 }), (7, 7, Mask::None)] {
@@ -231,7 +250,7 @@ mod tests {
                 let rows = kv.rows(start, end).unwrap();
                 assert_eq!(rows.len(), end - start);
                 let partial = rows.attend(&q, mask, &compute).unwrap();
-                let values = |t: &Tensor| elements::<f32>("test", t).unwrap().to_vec();
+                let values = |t: &CpuTensor| elements::<f32>("test", t).unwrap().to_vec();
                 [values(&partial.output), values(&partial.lse)].concat()
             });
             let close = |(a, b): (&f32, &f32)| a == b || (a - b).abs() <= 1e-2 + 1e-2 * a.abs();
@@ -254,7 +273,7 @@ mod tests {
         let keys = KeySets::from_keys(4, 30, &keys).unwrap();
         let [a, b] = [&panels, &tiles].map(|kv| {
             let partial = attention_selected(&q, kv, &keys, &compute).unwrap();
-            let values = |t: &Tensor| elements::<f32>("test", t).unwrap().to_vec();
+            let values = |t: &CpuTensor| elements::<f32>("test", t).unwrap().to_vec();
             [values(&partial.output), values(&partial.lse)].concat()
         });
         assert!(a.iter().zip(&b).all(|(a, b)| a == b || (a - b).abs() <= 1e-2 + 1e-2 * a.abs()));

@@ -2,6 +2,8 @@
 
 use half::bf16;
 
+use crate::DType;
+
 /// Columns of one panel of a packed operand. Every vector width divides it.
 pub const PANEL: usize = 16;
 
@@ -80,7 +82,10 @@ pub fn fetch_ahead<E>(at: *const E) {
 }
 
 /// What matrices are stored in: f32, or bf16 that kernels widen as they load.
-pub trait Element: candle_core::WithDType + Default {
+pub trait Element: Copy + Default + Send + Sync + 'static {
+    /// The type, named.
+    const DTYPE: DType;
+
     /// # Safety
     /// `from` must be readable for `L::N` elements.
     unsafe fn load<L: Lanes>(from: *const Self) -> L;
@@ -94,6 +99,8 @@ pub trait Element: candle_core::WithDType + Default {
 }
 
 impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const f32) -> L {
         // SAFETY: the caller's promise.
@@ -119,6 +126,8 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const bf16) -> L {
         // SAFETY: the caller's promise.

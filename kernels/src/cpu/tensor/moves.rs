@@ -2,18 +2,16 @@
 
 use std::ops::Range;
 
-use candle_core::Tensor;
-
 use super::super::lanes::Element;
-use super::values::{cube, elements, tensor};
+use super::values::{CpuTensor, cube, elements, tensor};
 use crate::{KernelError, backend::check_lists};
 
 /// A copy of `range` along `axis`.
 pub(in super::super) fn narrow<E: Element>(
-    x: &Tensor,
+    x: &CpuTensor,
     axis: usize,
     range: Range<usize>,
-) -> Result<Tensor, KernelError> {
+) -> Result<CpuTensor, KernelError> {
     let size = x.dims().get(axis).copied();
     let Some(size) = size.filter(|size| range.start <= range.end && range.end <= *size) else {
         let expected = format!("a range within axis {axis} of {:?}", x.dims());
@@ -31,9 +29,9 @@ pub(in super::super) fn narrow<E: Element>(
 }
 
 /// `parts` one after the other along `axis`.
-pub(in super::super) fn concat<E: Element>(parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
-    let shapes = || parts.iter().map(Tensor::dims).collect::<Vec<_>>();
-    let beside = |part: &Tensor| {
+pub(in super::super) fn concat<E: Element>(parts: &[CpuTensor], axis: usize) -> Result<CpuTensor, KernelError> {
+    let shapes = || parts.iter().map(CpuTensor::dims).collect::<Vec<_>>();
+    let beside = |part: &CpuTensor| {
         let mut dims = part.dims().to_vec();
         (axis < dims.len()).then(|| dims.remove(axis)).map(|_| dims)
     };
@@ -59,7 +57,7 @@ pub(in super::super) fn concat<E: Element>(parts: &[Tensor], axis: usize) -> Res
 }
 
 /// Rows `rows[head]` of each head of `x (heads, t, dim)`.
-pub(in super::super) fn gather<E: Element>(x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
+pub(in super::super) fn gather<E: Element>(x: &CpuTensor, rows: &[Vec<u32>]) -> Result<CpuTensor, KernelError> {
     let (heads, t, dim) = cube("gather", x)?;
     let count = check_lists(rows, heads, t)?;
     let from = elements::<E>("gather", x)?;
@@ -73,7 +71,7 @@ pub(in super::super) fn gather<E: Element>(x: &Tensor, rows: &[Vec<u32>]) -> Res
 }
 
 /// `x (heads, t, dim)` as `(t, heads dim)`.
-pub(in super::super) fn row_major<E: Element>(x: &Tensor) -> Result<Tensor, KernelError> {
+pub(in super::super) fn row_major<E: Element>(x: &CpuTensor) -> Result<CpuTensor, KernelError> {
     let (heads, t, dim) = cube("row_major", x)?;
     let from = elements::<E>("row_major", x)?;
     let mut to = Vec::with_capacity(from.len());

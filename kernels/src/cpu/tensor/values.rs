@@ -1,60 +1,90 @@
-//! Slices in and out of candle tensors, and checks of their shapes. Knows no operation.
+//! Tensors in main memory, and slices in and out of them. Knows no operation.
 
-use std::marker::PhantomData;
-use std::ops::{Deref, Range};
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
-use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
 use half::{bf16, f16};
 
 use super::super::lanes::Element;
 use crate::{DType, HostTensor, KernelError};
 
-/// A tensor's elements, borrowed.
-pub(in super::super) struct Elements<'a, E> {
-    storage: StorageRef<'a>,
+/// A tensor in main memory, row-major; clones and rows share its elements.
+#[derive(Clone)]
+pub struct CpuTensor {
+    dims: Vec<usize>,
+    dtype: DType,
+    /// A `Vec` of elements of the type.
+    values: Arc<dyn Any + Send + Sync>,
+    /// Which of them are the tensor's.
     range: Range<usize>,
-    element: PhantomData<E>,
 }
 
-impl<E: Element> Deref for Elements<'_, E> {
-    type Target = [E];
+impl fmt::Debug for CpuTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {:?} in memory", self.dims, self.dtype)
+    }
+}
 
-    fn deref(&self) -> &[E] {
-        &slice::<E>(&self.storage).expect("the type was checked when it was borrowed")[self.range.clone()]
+impl CpuTensor {
+    /// Row-major shape.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Rows `start..end` of the first axis, shared.
+    ///
+    /// # Panics
+    /// When there are no such rows.
+    pub fn rows(&self, start: usize, end: usize) -> Self {
+        assert!(start <= end && end <= self.dims[0], "rows {start}..{end} of {:?}", self.dims);
+        let (row, mut dims) = (self.dims[1..].iter().product::<usize>(), self.dims.clone());
+        dims[0] = end - start;
+        let range = self.range.start + start * row..self.range.start + end * row;
+        Self { dims, range, ..self.clone() }
     }
 }
 
 /// The elements of a tensor that must be of type `E`.
 pub(in super::super) fn elements<'a, E: Element>(
     operation: &'static str,
-    tensor: &'a Tensor,
-) -> Result<Elements<'a, E>, KernelError> {
-    let (storage, layout) = tensor.storage_and_layout();
-    let (start, end) = layout.contiguous_offsets().expect("this backend makes contiguous tensors only");
-    if slice::<E>(&storage).is_none() {
-        return Err(KernelError::DType { operation, got: dtype(tensor) });
-    }
-    Ok(Elements { storage, range: start..end, element: PhantomData })
-}
-
-/// The element type of a tensor of this backend.
-pub(in super::super) fn dtype(tensor: &Tensor) -> DType {
-    match tensor.dtype() {
-        candle_core::DType::BF16 => DType::Bf16,
-        _ => DType::F32,
+    tensor: &'a CpuTensor,
+) -> Result<&'a [E], KernelError> {
+    match tensor.values.downcast_ref::<Vec<E>>() {
+        Some(values) => Ok(&values[tensor.range.clone()]),
+        None => Err(KernelError::DType { operation, got: tensor.dtype }),
     }
 }
 
-pub(in super::super) fn tensor<E: Element>(shape: &[usize], values: Vec<E>) -> Result<Tensor, KernelError> {
-    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
+/// A tensor of these values, as many as the shape has.
+pub(in super::super) fn tensor<E: Element>(dims: &[usize], values: Vec<E>) -> Result<CpuTensor, KernelError> {
+    if dims.iter().product::<usize>() != values.len() {
+        return Err(KernelError::shape("tensor", format!("{} values", values.len()), &[dims]));
+    }
+    Ok(CpuTensor { dims: dims.to_vec(), dtype: E::DTYPE, range: 0..values.len(), values: Arc::new(values) })
 }
 
-pub(in super::super) fn matrix(operation: &'static str, tensor: &Tensor) -> Result<(usize, usize), KernelError> {
-    tensor.dims2().map_err(|_| KernelError::shape(operation, "(rows, columns)", &[tensor.dims()]))
+pub(in super::super) fn matrix(operation: &'static str, tensor: &CpuTensor) -> Result<(usize, usize), KernelError> {
+    match tensor.dims[..] {
+        [rows, columns] => Ok((rows, columns)),
+        _ => Err(KernelError::shape(operation, "(rows, columns)", &[&tensor.dims])),
+    }
 }
 
-pub(in super::super) fn cube(operation: &'static str, tensor: &Tensor) -> Result<(usize, usize, usize), KernelError> {
-    tensor.dims3().map_err(|_| KernelError::shape(operation, "(heads, tokens, head dim)", &[tensor.dims()]))
+pub(in super::super) fn cube(
+    operation: &'static str,
+    tensor: &CpuTensor,
+) -> Result<(usize, usize, usize), KernelError> {
+    match tensor.dims[..] {
+        [heads, tokens, dim] => Ok((heads, tokens, dim)),
+        _ => Err(KernelError::shape(operation, "(heads, tokens, head dim)", &[&tensor.dims])),
+    }
 }
 
 /// Checks that a checkpoint's tensor has the bytes that its shape wants.
@@ -77,12 +107,5 @@ pub(in super::super) fn convert_host<E: Element>(tensor: &HostTensor<'_>, start:
             DType::Bf16 => bf16::from_le_bytes([b[0], b[1]]).widen(),
             DType::F16 => f16::from_le_bytes([b[0], b[1]]).to_f32(),
         });
-    }
-}
-
-fn slice<E: Element>(storage: &Storage) -> Option<&[E]> {
-    match storage {
-        Storage::Cpu(storage) => CpuStorage::as_slice::<E>(storage).ok(),
-        _ => None,
     }
 }
