@@ -96,7 +96,7 @@ impl ModelConfig {
     pub fn weight_bytes(&self, parts: Parts, (dtype, eight_bits): (DType, bool)) -> u64 {
         let &Self { hidden, intermediate, vocab, biases, heads, .. } = self;
         let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
-        let element = if dtype == DType::F32 { 4 } else { 2 };
+        let element = dtype.size();
         let linears = [
             (query + 2 * kv, hidden, biases.qkv),
             (hidden, query, biases.output),
@@ -126,7 +126,7 @@ impl ModelConfig {
             hidden: self.hidden,
             intermediate: self.intermediate,
             vocab: self.vocab,
-            kv_bytes_per_element: if kv == DType::F32 { 4 } else { 2 },
+            kv_bytes_per_element: kv.size(),
             rope: self.rope.lengths(),
         }
     }

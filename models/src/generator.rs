@@ -8,7 +8,7 @@ mod team;
 
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use asterism_kernels::{Ask, Backend, Mask};
+use asterism_kernels::{Ask, Backend, Mask, TensorOps};
 use asterism_plan::{ContextView, KeptShard, MergeTree, Plan, attention::Streaming};
 
 pub use context::{
@@ -61,7 +61,7 @@ pub struct StepPart<'a, B: Backend> {
 
 /// How each part of a step ended: its rows `(t, e)` of the residual stream ([`Decoder::logits`] of the last one give the
 /// next token), or why it has none.
-pub type StepEnds<B> = Vec<Result<<B as Backend>::Tensor, StepError>>;
+pub type StepEnds<B> = Vec<Result<<B as TensorOps>::Tensor, StepError>>;
 
 impl<B: Backend> Generator<B> {
     /// Starts behind a context; the first query token has position id `query_start`.

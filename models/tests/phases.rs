@@ -12,7 +12,8 @@ mod team;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use asterism_kernels::{Backend, Cpu, CpuOptions};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, CpuOptions};
 use asterism_models::{
     Checkpoint, ContextAttention, ContextKeys, Decoder, EncodedShard, Generator, LayerQueries, LocalContext,
     ModelError, PartAnswer, PartAsk, Parts, RetainingHeads, ShardPartial, encode_plan,
@@ -51,7 +52,7 @@ fn star(block: usize, anchor: usize) -> MethodConfig {
 }
 
 fn plan(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32], hosts: usize) -> Plan {
-    let shape = decoder.config().shape(decoder.backend().dtype());
+    let shape = decoder.config().shape(decoder.backend().kv_dtype());
     let plan = method
         .plan(&PlanRequest { context, query: STEPS[0], hosts, one_machine: false, shape: &shape, speeds: None })
         .unwrap();

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use asterism_kernels::{Ask, Backend, Heads, Lent, Mask};
+use asterism_kernels::{Ask, Backend, Heads, KvOps, Lent, Mask};
 use asterism_plan::HiddenKeys;
 
 use super::Team;
@@ -194,7 +194,7 @@ impl<'a, B: Backend> LocalContext<'a, B> {
 }
 
 /// A shard and what is seen of it.
-type Seen<'a, B> = ((usize, u64), &'a <B as Backend>::Kv, &'a [Range<usize>]);
+type Seen<'a, B> = ((usize, u64), &'a <B as KvOps>::Kv, &'a [Range<usize>]);
 
 impl<B: Backend> LocalContext<'_, B> {
     fn holes(&self, part: usize, block: usize) -> &[Range<usize>] {

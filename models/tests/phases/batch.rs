@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use asterism_kernels::{Backend, Cpu};
+use asterism_kernels::Cpu;
+use asterism_kernels::prelude::*;
 use asterism_models::{
     ContextAttention, Decoder, EncodedShard, Generator, LayerQueries, LocalContext, ModelError, PartAnswer, PartAsk,
     PartialRows, ShardPartial, StepError, StepPart, encode_plan, step,
