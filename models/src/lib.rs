@@ -34,8 +34,8 @@ pub use encoder::{
 };
 pub use error::ModelError;
 pub use generator::{
-    ContextAttention, ContextKeys, Generator, Held, HeldShards, LayerQueries, LocalContext, PackedRows, PartAnswer,
-    PartAsk, PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,
+    Answers, ContextAttention, ContextKeys, Generator, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
+    PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,
 };
 pub use logprobs::Logprobs;
 pub use masses::WatchedContext;

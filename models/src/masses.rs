@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use asterism_kernels::{Ask, Backend, Mask};
 
-use crate::{ContextAttention, EncodedShard, LayerQueries, LocalContext, ModelError, PartAnswer, PartAsk};
+use crate::{Answers, ContextAttention, EncodedShard, LayerQueries, LocalContext, ModelError, PartAsk};
 
 /// A context of one shard that notes, while it answers, where the attention of all rows, heads and layers goes.
 pub struct WatchedContext<'a, B: Backend> {
@@ -54,12 +54,8 @@ impl<'a, B: Backend> WatchedContext<'a, B> {
 }
 
 impl<B: Backend> ContextAttention<B> for WatchedContext<'_, B> {
-    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<bool, ModelError> {
+    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Answers<'_, B>, ModelError> {
         asks.iter().try_for_each(|ask| self.note(&queries, &ask.rows))?;
         self.context.ask(queries, asks)
-    }
-
-    fn collect(&mut self) -> Result<Vec<PartAnswer<B>>, ModelError> {
-        self.context.collect()
     }
 }

@@ -12,10 +12,10 @@ mod team;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use asterism_kernels::{Backend, Cpu, CpuOptions};
+use asterism_kernels::{Ask, Backend, Cpu, CpuOptions};
 use asterism_models::{
-    Checkpoint, ContextAttention, ContextKeys, Decoder, EncodedShard, Generator, LayerQueries, LocalContext,
-    ModelError, PartAnswer, PartAsk, Parts, RetainingHeads, ShardPartial, encode_plan,
+    Answers, Checkpoint, ContextAttention, ContextKeys, Decoder, EncodedShard, Generator, LayerQueries, LocalContext,
+    ModelError, PackedRows, PartAnswer, PartAsk, PartialRows, Parts, RetainingHeads, ShardPartial, encode_plan,
 };
 use asterism_plan::methods::{DenseConfig, StarConfig};
 use asterism_plan::{ContextView, FAN_IN, KeptShard, Method, MethodConfig, Plan, PlanRequest};
@@ -240,26 +240,51 @@ proptest! {
     }
 }
 
+/// Answers as hosts behind a wire do: packed rows of each shard, on the host.
+fn packed(
+    backend: &Cpu,
+    context: &mut LocalContext<'_, Cpu>,
+    queries: LayerQueries<'_, Cpu>,
+    asks: &[PartAsk],
+) -> Vec<PartAnswer<'static, Cpu>> {
+    let LayerQueries { layer, heads, q } = queries;
+    let Answers::Here(answers) = context.ask(LayerQueries { layer, heads, q }, asks).unwrap() else {
+        panic!("a local context has its keys here")
+    };
+    let rows = |ask: &PartAsk, partial: ShardPartial<'_, Cpu>| {
+        let PartialRows::Keys { kv, holes } = partial.rows else { panic!("a local context gives its keys") };
+        let (mut packed, rows) = (Vec::new(), ask.rows.clone());
+        backend.attend_many(heads, q, &[Ask { kv, rows, mask: ask.mask, holes }], &mut packed).unwrap();
+        let range = 0..packed.len();
+        ShardPartial { shards: partial.shards, rows: PartialRows::Host(PackedRows::new(Arc::new(packed), range)) }
+    };
+    let of_part = |(ask, answer): (&PartAsk, PartAnswer<'_, Cpu>)| {
+        Ok(answer?.into_iter().map(|partial| rows(ask, partial)).collect())
+    };
+    asks.iter().zip(answers).map(of_part).collect()
+}
+
 /// Changes the answers of a context on their way.
 struct Changed<'a, F> {
+    backend: &'a Cpu,
     context: LocalContext<'a, Cpu>,
     change: F,
 }
 
-impl<F: FnMut(&mut Vec<PartAnswer<Cpu>>)> ContextAttention<Cpu> for Changed<'_, F> {
-    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<bool, ModelError> {
-        self.context.ask(queries, asks)
-    }
-
-    fn collect(&mut self) -> Result<Vec<PartAnswer<Cpu>>, ModelError> {
-        let mut answers = self.context.collect()?;
-        (self.change)(&mut answers);
-        Ok(answers)
+impl<F: FnMut(&mut Vec<PartAnswer<'static, Cpu>>)> ContextAttention<Cpu> for Changed<'_, F> {
+    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<Answers<'_, Cpu>, ModelError> {
+        let mut answers = packed(self.backend, &mut self.context, queries, asks);
+        let change = &mut self.change;
+        let collect = move || {
+            change(&mut answers);
+            Ok(answers)
+        };
+        Ok(Answers::Coming { on_devices: false, collect: Box::new(collect) })
     }
 }
 
 /// The shards of the only part.
-fn only(answers: &mut [PartAnswer<Cpu>]) -> &mut Vec<ShardPartial<Cpu>> {
+fn only<'a>(answers: &'a mut [PartAnswer<'static, Cpu>]) -> &'a mut Vec<ShardPartial<'static, Cpu>> {
     answers[0].as_mut().expect("shards answered")
 }
 
@@ -272,7 +297,8 @@ fn the_order_of_arrival_changes_no_bit() {
     for decoder in decoders() {
         let shards = encode(decoder, &star(32, 16), &some_context());
         let context = LocalContext::new(decoder.backend(), &shards);
-        let mut late = Changed { context, change: |answers: &mut Vec<_>| only(answers).reverse() };
+        let mut late =
+            Changed { backend: decoder.backend(), context, change: |answers: &mut Vec<_>| only(answers).reverse() };
         assert_eq!(logits(decoder, &shards, &mut late), local(decoder, &shards));
     }
 }
@@ -282,7 +308,8 @@ fn a_shard_that_does_not_answer_is_never_renormalised_away() {
     let [decoder, _] = decoders();
     let shards = encode(decoder, &star(32, 16), &some_context());
     let context = LocalContext::new(decoder.backend(), &shards);
-    let mut lossy = Changed { context, change: |answers: &mut Vec<_>| drop(only(answers).pop()) };
+    let mut lossy =
+        Changed { backend: decoder.backend(), context, change: |answers: &mut Vec<_>| drop(only(answers).pop()) };
     let error = Generator::new(keys_of(&shards), 100).step(decoder, STEPS[0], &mut lossy).err().unwrap();
     assert!(matches!(error, ModelError::KeyCount { layer: 0, block: 3, expected: 4, got: 0 }), "{error}");
 }

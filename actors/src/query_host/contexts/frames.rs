@@ -82,7 +82,7 @@ impl<B: Backend> Contexts<B> {
     }
 
     /// A number that is none ends the part.
-    fn not_finite(&mut self, line: u64, part: usize, block: usize) -> Vec<ShardPartial<B>> {
+    fn not_finite(&mut self, line: u64, part: usize, block: usize) -> Vec<ShardPartial<'static, B>> {
         let (host, layer) = (self.lines.host(line), self.asked.layer as usize);
         let error = ModelError::PartialNotFinite { host, block, layer };
         self.asked.parts[part].end = Some(Err(StepError::Failed(error)));
