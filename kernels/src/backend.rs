@@ -129,7 +129,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// Rows of `table (vocab, e)`: `(t, e)`.
     fn embed(&self, table: &Self::Tensor, ids: &[u32]) -> Result<Self::Tensor, KernelError>;
-    /// Root-mean-square norm of each row of `x (t, e)`, times `weight (e)`, accumulated in f32.
+    /// Root-mean-square norm of each row of `x (.., e)`, times `weight (e)`, accumulated in f32.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Tensor, eps: f32) -> Result<Self::Tensor, KernelError>;
     /// `x (t, k) -> (t, n)`.
     fn linear(&self, x: &Self::Tensor, weight: &Self::Linear) -> Result<Self::Tensor, KernelError>;

@@ -117,7 +117,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Root-mean-square norm of each row of `x (t, e)`, times `weight (e)`. A `residual (t, e)` is added to `x`, in place, first.
+    /// Root-mean-square norm of each row of `x (.., e)`, times `weight (e)`. A `residual` of its shape is added to `x`, in place, first.
     pub fn rms_norm(
         &self,
         x: &Tensor,
@@ -125,14 +125,15 @@ impl Device {
         weight: &Tensor,
         eps: f32,
     ) -> Result<Tensor, KernelError> {
-        let (rows, e) = x.matrix("rms_norm")?;
+        let e = x.shape.last().copied().unwrap_or(0);
+        let rows = x.elements() / e.max(1);
         if weight.shape != [e] || residual.is_some_and(|residual| residual.shape != x.shape) {
             return Err(KernelError::shape("rms_norm", format!("weight ({e}), residual like x"), &[&weight.shape]));
         }
         if weight.dtype != x.dtype || residual.is_some_and(|residual| residual.dtype != x.dtype) {
             return Err(KernelError::DType { operation: "rms_norm", got: weight.dtype });
         }
-        let out = self.empty(&x.shape, x.dtype)?;
+        let out = Tensor { rows_first: x.rows_first, ..self.empty(&x.shape, x.dtype)? };
         let mut operands = vec![x, weight, &out];
         operands.extend(residual);
         let name = if wide(e, &operands) { "rms_norm_wide" } else { "rms_norm" };
