@@ -432,7 +432,10 @@ mod tests {
     #[test]
     fn names_that_transformers_takes_are_found() {
         let whole = Checkpoint::open(&tiny()).unwrap();
-        let (name, shape) = ("model.layers.0.mlp.up_proj.weight", [whole.config.intermediate, whole.config.hidden]);
+        let (name, shape) = (
+            "model.layers.0.mlp.up_proj.weight",
+            [whole.config.layer.feed_forward.intermediate(), whole.config.hidden],
+        );
         let bytes = whole.tensor(name, &shape).unwrap().bytes;
         let bare = renamed(&[], |name| name.strip_prefix("model.").unwrap_or(name).to_owned());
         let nested = renamed(&[], |name| format!("model.{name}"));

@@ -290,7 +290,7 @@ impl<B: Backend> Phase1<'_, B> {
                     read.positions(&input.positions);
                     read.rope_length(shard.rope_length);
                 }
-                let qkv = decoder.rotate(&raw, &input.positions, shard.rope_length)?;
+                let qkv = decoder.rotate(layer, &raw, &input.positions, shard.rope_length)?;
                 let kv = backend.kv(&qkv.k, &qkv.v)?;
                 passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv });
                 start = end;

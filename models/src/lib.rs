@@ -10,6 +10,7 @@ mod digest;
 mod embedded;
 mod encoder;
 mod error;
+mod family;
 mod generator;
 mod logprobs;
 mod masses;
@@ -24,7 +25,7 @@ pub use chat::{
     TemplateSource, Turn, Written,
 };
 pub use checkpoint::{Checkpoint, KnownShape};
-pub use config::{Biases, ModelConfig, Rope, RopeScaling, Yarn};
+pub use config::{ModelConfig, Rope, RopeScaling, Yarn};
 pub use decoder::{Decoder, Loading, Parts, Projected, SharedWeights};
 pub use digest::{DigestId, FrontDigest, Hash, ModelDigest, WeightsDigest};
 pub use embedded::EMBEDDED_NAME;
@@ -33,6 +34,7 @@ pub use encoder::{
     inputs_of, max_pool,
 };
 pub use error::ModelError;
+pub use family::{AttentionKind, Biases, FeedForward, LayerSpec, TensorNames};
 pub use generator::{
     Answers, ContextAttention, ContextKeys, Generator, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
     PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,

@@ -70,7 +70,7 @@ fn method(value: serde_json::Value) -> MethodConfig {
 /// Logits of every row of every step by `method` on `hosts` hosts.
 fn by(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32], hosts: usize) -> Vec<f32> {
     let plan = plan(decoder, method, context, hosts);
-    let name = if decoder.config().biases.qkv { "tiny-qwen2" } else { "tiny-llama" };
+    let name = if decoder.config().layer.biases.qkv { "tiny-qwen2" } else { "tiny-llama" };
     let path = models().join(name).join("retaining_heads.safetensors");
     let heads = RetainingHeads::load(decoder.backend(), &path, decoder.config()).unwrap();
     let shards = encode_plan(decoder, &plan, context, Some(&heads), &mut |_, _| true).unwrap();

@@ -4,13 +4,14 @@
 use crate::ModelConfig;
 
 /// What config.json calls a field that has another name here.
-const KEYS: [(&str, &str); 13] = [
+const KEYS: [(&str, &str); 14] = [
     ("layers", "num_hidden_layers"),
     ("heads.query", "num_attention_heads"),
     ("heads.kv", "num_key_value_heads"),
     ("heads.dim", "head_dim"),
     ("hidden", "hidden_size"),
-    ("intermediate", "intermediate_size"),
+    ("layer.feed_forward.intermediate", "intermediate_size"),
+    ("layer.names", "tensor_names"),
     ("vocab", "vocab_size"),
     ("max_position", "max_position_embeddings"),
     ("eps", "rms_norm_eps"),
@@ -111,7 +112,7 @@ mod tests {
             (json!({"eos_token_id": [2, 4]}), "eos"),
             (json!({"bos_token_id": null}), "bos"),
             (json!({"tie_word_embeddings": true}), "tie_word_embeddings"),
-            (json!({"attention_bias": true}), "biases.qkv"),
+            (json!({"attention_bias": true}), "layer.biases.qkv"),
         ] {
             let other = keys(changed);
             let differs: Vec<&String> =

@@ -84,7 +84,8 @@ impl<B: Backend> DeviceStep<'_, B> {
     ) -> Result<Option<B::Tensor>, ModelError> {
         let (decoder, backend) = (self.decoder, self.decoder.backend());
         let qkv = decoder.project(layer, &x)?;
-        let Projected { q, k, v } = decoder.rotate_stacked(&qkv, &self.step.positions(), &self.step.sequences())?;
+        let Projected { q, k, v } =
+            decoder.rotate_stacked(layer, &qkv, &self.step.positions(), &self.step.sequences())?;
         let q = backend.row_major(&q)?;
         let LayerPartials { partials, merging, stays } = attention.attend(&self.step, layer, [&q, &k, &v])?;
         let Some(x) = self.step.keep(backend, x, &stays)? else { return Ok(None) };

@@ -155,7 +155,8 @@ impl<B: Backend> Team<'_, B> {
             let columns = self.columns(width);
             Columns { own: columns[at].clone(), of_each: columns.iter().map(Range::len).collect() }
         };
-        let [intermediate, hidden] = [decoder.config().intermediate, decoder.config().hidden].map(columns);
+        let config = decoder.config();
+        let [intermediate, hidden] = [config.layer.feed_forward.intermediate(), config.hidden].map(columns);
         let share = Some(Share { gather: self.gather, member: at, intermediate, hidden });
         let x = DeviceStep { decoder, step: course.step.clone(), share }.through(&mut Member {
             at,
