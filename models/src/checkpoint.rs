@@ -1,7 +1,10 @@
 //! A checkpoint: a Hugging Face folder, memory-mapped, or the embedded model. Converts nothing: tensors are borrowed as
 //! they are stored.
 
+pub(crate) mod chat_files;
+pub(crate) mod digest;
 mod disk;
+mod embedded;
 mod folder;
 mod hash_cache;
 mod hashing;
@@ -15,11 +18,11 @@ use std::path::Path;
 use asterism_kernels::HostTensor;
 use serde::Deserialize;
 
-use crate::chat::ChatFiles;
 use crate::config::parse;
-use crate::{EMBEDDED_NAME, ModelConfig, ModelError, embedded};
-pub(crate) use disk::optional;
-use disk::{present, regular};
+use crate::{ModelConfig, ModelError};
+use chat_files::ChatFiles;
+use disk::{optional, present, regular};
+pub use embedded::EMBEDDED_NAME;
 use folder::ModelFolder;
 pub use random::KnownShape;
 use weights::{Entry, WeightFile};

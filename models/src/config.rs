@@ -17,7 +17,6 @@ use serde_json::Value;
 
 use crate::{
     ModelError,
-    decoder::Parts,
     family::{AttentionKind, Biases, FAMILIES, FeedForward, LayerSpec, LinearSpec},
 };
 pub(crate) use json::parse;
@@ -54,6 +53,17 @@ pub struct ModelConfig {
     pub eos: Vec<u32>,
     /// What whoever wrote the file may not have meant, in words.
     pub notes: Vec<String>,
+}
+
+/// What a host needs of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// A context host: layers only, no final norm and no output head.
+    Context,
+    /// The query host: layers and head.
+    Query,
+    /// One process that is both.
+    All,
 }
 
 impl ModelConfig {

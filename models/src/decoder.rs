@@ -8,21 +8,10 @@ use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use asterism_kernels::{Backend, KernelError, Rotary};
 
-use crate::{Checkpoint, ModelConfig, ModelError};
+use crate::{Checkpoint, ModelConfig, ModelError, Parts};
 use head::HeadOf;
 use weights::{Body, Head, Layer};
 pub use weights::{Loading, SharedWeights};
-
-/// What a host needs of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parts {
-    /// A context host: layers only, no final norm and no output head.
-    Context,
-    /// The query host: layers and head.
-    Query,
-    /// One process that is both.
-    All,
-}
 
 /// Queries, keys and values of one layer.
 pub struct Projected<B: Backend> {
@@ -52,6 +41,25 @@ impl<B: Backend> Drop for Decoder<B> {
     fn drop(&mut self) {
         // A device that failed does nothing more.
         let _ = self.backend.finish();
+    }
+}
+
+impl<B: Backend> Loading<'_, B> {
+    /// A decoder on `backend`, which is of this device and has the numerics of those before. Uploads what is not there yet of what
+    /// `parts` needs.
+    pub fn decoder(
+        &mut self,
+        backend: Arc<B>,
+        checkpoint: &Checkpoint,
+        parts: Parts,
+    ) -> Result<Decoder<B>, ModelError> {
+        let (body, head) = self.upload(&backend, checkpoint, parts)?;
+        let (config, head) = (checkpoint.config().clone(), head.map_or(HeadOf::None, HeadOf::Loaded));
+        let decoder = Decoder { inv_freq: config.inv_freq(0), body, head, config, backend };
+        if decoder.backend.queues() {
+            decoder.rehearse_where_there_is_room()?;
+        }
+        Ok(decoder)
     }
 }
 

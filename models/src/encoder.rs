@@ -7,17 +7,18 @@ mod local;
 mod max_pool;
 mod passing;
 mod peers;
+mod retaining;
 mod shared_prefix;
-mod team;
+pub(crate) mod team;
 
 use asterism_kernels::{Backend, DType, Heads, KernelError, Mark, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
-pub use team::encode_together;
+pub use retaining::{RetainingHeads, check_retaining_heads};
 
-use crate::{Decoder, ModelError, RetainingHeads, decoder::Projected};
+use crate::{Decoder, ModelError, decoder::Projected};
 
 /// The keys and values one shard keeps for phase 2.
 #[derive(Clone)]

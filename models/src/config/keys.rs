@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     ModelError,
-    family::{FAMILIES, Family},
+    family::{FAMILIES, Family, family_of},
 };
 
 /// What a key does.
@@ -102,7 +102,7 @@ impl Fields {
     /// Of a family that is computed, and no key with a value that is refused.
     pub fn new(json: Map<String, Value>) -> Result<Self, ModelError> {
         let given = json.get("model_type").and_then(Value::as_str).unwrap_or("(none)");
-        let Some(family) = Family::of(given) else {
+        let Some(family) = family_of(given) else {
             let names = FAMILIES.map(|family| family.model_type).join(", ");
             return Err(refused("model_type", given, format!("supported decoders are those of {names}")));
         };

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use asterism_kernels::{Backend, HostTensor};
 
-use super::{Decoder, Parts, head::HeadOf};
 use crate::{
-    Checkpoint, ModelConfig, ModelError,
+    Checkpoint, ModelConfig, ModelError, Parts,
     family::{LinearSpec, NormSpec},
 };
 
@@ -69,34 +68,28 @@ impl<B: Backend> Loading<'_, B> {
         }
     }
 
-    /// A decoder on `backend`, which is of this device and has the numerics of those before. Uploads what is not there yet of what
-    /// `parts` needs.
-    pub fn decoder(
+    /// What `parts` needs. Uploads what is not there yet.
+    pub(super) fn upload(
         &mut self,
-        backend: Arc<B>,
+        backend: &B,
         checkpoint: &Checkpoint,
         parts: Parts,
-    ) -> Result<Decoder<B>, ModelError> {
-        let config = checkpoint.config().clone();
-        let loader = Loader { backend: &*backend, checkpoint, config: &config };
+    ) -> Result<(Arc<Body<B>>, Option<Arc<Head<B>>>), ModelError> {
+        let loader = Loader { backend, checkpoint, config: checkpoint.config() };
         let had = self.loaded();
         let body = match &self.0.body {
             Some(body) => Arc::clone(body),
             None => Arc::clone(self.0.body.insert(Arc::new(loader.body()?))),
         };
         let head = match parts {
-            Parts::Context => HeadOf::None,
-            Parts::Query | Parts::All => HeadOf::Loaded(self.loaded_head(&loader)?),
+            Parts::Context => None,
+            Parts::Query | Parts::All => Some(self.loaded_head(&loader)?),
         };
         if self.loaded() != had {
             // Others read it in the order of their own work.
             backend.finish()?;
         }
-        let decoder = Decoder { inv_freq: config.inv_freq(0), body, head, config, backend };
-        if decoder.backend.queues() {
-            decoder.rehearse_where_there_is_room()?;
-        }
-        Ok(decoder)
+        Ok((body, head))
     }
 
     /// The head, which is loaded if it is not there yet.

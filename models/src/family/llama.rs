@@ -1,6 +1,6 @@
 //! Llama, and what has its shape: after `LlamaConfig` of transformers 5.
 
-use super::{Family, TRANSFORMERS};
+use super::{class::Family, layer::TRANSFORMERS};
 
 pub(super) const LLAMA: Family = Family {
     model_type: "llama",

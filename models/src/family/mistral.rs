@@ -1,6 +1,6 @@
 //! Mistral: after `MistralConfig` of transformers 5, which masks all layers alike.
 
-use super::{Family, TRANSFORMERS};
+use super::{class::Family, layer::TRANSFORMERS};
 
 pub(super) const MISTRAL: Family = Family {
     model_type: "mistral",

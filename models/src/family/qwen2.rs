@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5: after `Qwen2Config` of transformers 5. Queries, keys and values have biases.
 
-use super::{Family, TRANSFORMERS};
+use super::{class::Family, layer::TRANSFORMERS};
 
 pub(super) const QWEN2: Family = Family {
     model_type: "qwen2",

@@ -1,6 +1,6 @@
 //! Qwen3: after `Qwen3Config` of transformers 5. Each head of queries and of keys is normed before it is rotated.
 
-use super::{Family, TRANSFORMERS};
+use super::{class::Family, layer::TRANSFORMERS};
 
 pub(super) const QWEN3: Family = Family {
     model_type: "qwen3",

@@ -45,6 +45,12 @@ impl From<String> for Written {
 }
 
 impl Written {
+    /// Whether some of a range is of a message.
+    pub(super) fn has_text_of_messages(&self, range: &Range<usize>) -> bool {
+        let at = self.literals.partition_point(|literal| literal.end <= range.start);
+        self.literals.get(at).is_some_and(|literal| literal.start < range.end)
+    }
+
     /// A message and nothing else.
     pub fn message(text: &str) -> Self {
         let mut message = Self::default();
@@ -64,7 +70,7 @@ impl Written {
     }
 
     /// Text with its literals, which are in order and apart.
-    pub(super) fn with_literals(text: String, literals: Vec<Range<usize>>) -> Self {
+    pub(crate) fn with_literals(text: String, literals: Vec<Range<usize>>) -> Self {
         let mut written = Self { text, literals: Vec::with_capacity(literals.len()) };
         literals.into_iter().for_each(|literal| written.note(literal));
         written

@@ -1,18 +1,11 @@
 //! APB's retaining heads (Locret, Huang et al., 2025): a small trained MLP a layer that says what a token's key is worth.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use asterism_kernels::{Backend, DType, HostTensor};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::{ModelConfig, ModelError};
-
-/// Files of retaining heads by the names that requests use.
-pub type HeadsFiles = BTreeMap<String, PathBuf>;
 
 /// The heads of all layers on a device.
 pub struct RetainingHeads<B: Backend> {

@@ -4,7 +4,8 @@ use std::{fs, path::Path, sync::Arc};
 
 use serde_json::{Value, json};
 
-use super::{Joints, Tokenizer};
+use super::super::Tokenizer;
+use super::super::joints::{Joints, pattern_text};
 use crate::Checkpoint;
 
 /// A small tokenizer, and the library's own of the same file.
@@ -67,7 +68,7 @@ fn behind(first: Value, regex: bool) -> Value {
 }
 
 fn split(pattern: usize) -> Value {
-    json!({"type": "Split", "pattern": {"Regex": super::joints::pattern_text(pattern)}, "behavior": "Isolated", "invert": false})
+    json!({"type": "Split", "pattern": {"Regex": pattern_text(pattern)}, "behavior": "Isolated", "invert": false})
 }
 
 fn added(id: u32, content: &str, flags: &[&str]) -> Value {

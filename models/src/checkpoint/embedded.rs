@@ -8,20 +8,20 @@ pub const EMBEDDED_NAME: &str = "asterism-7m";
 
 #[inline(never)]
 pub(crate) fn config() -> &'static [u8] {
-    include_bytes!("../asterism-7m/config.json")
+    include_bytes!("../../asterism-7m/config.json")
 }
 
 #[inline(never)]
 pub(crate) fn weights() -> &'static [u8] {
-    include_bytes!("../asterism-7m/model.safetensors")
+    include_bytes!("../../asterism-7m/model.safetensors")
 }
 
 #[inline(never)]
 pub(crate) fn tokenizer() -> &'static [u8] {
-    include_bytes!("../asterism-7m/tokenizer.json")
+    include_bytes!("../../asterism-7m/tokenizer.json")
 }
 
 #[inline(never)]
 pub(crate) fn tokenizer_config() -> &'static [u8] {
-    include_bytes!("../asterism-7m/tokenizer_config.json")
+    include_bytes!("../../asterism-7m/tokenizer_config.json")
 }

@@ -4,13 +4,18 @@
 mod configuration;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt::{self, Display},
     fs::File,
+    path::PathBuf,
 };
 
-use crate::{HeadsFiles, ModelError};
+use crate::ModelError;
+
 pub(crate) use configuration::configuration;
+
+/// Files of retaining heads by the names that requests use.
+pub type HeadsFiles = BTreeMap<String, PathBuf>;
 
 /// A BLAKE3 hash.
 pub type Hash = [u8; 32];
