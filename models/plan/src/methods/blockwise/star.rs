@@ -3,18 +3,20 @@
 //! The anchor is the head of the first block; its keys and values are dropped after the pass. The other contents and
 //! positions are the paper's ablations (section 4); random ones are drawn from a seed or given as lists.
 
+mod draw;
+
 use std::ops::Range;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Method;
 use crate::{
     Choice, ContextView, Exchange, LocalAttention, ModelShape, Plan, PlanError, PlanRequest, Shard, Span,
     attention::causal_pairs,
     blocks::{balanced_blocks, block_tokens, host_of_blocks, review_block, split_blocks},
-    draw::Draw,
+    method::Method,
 };
+use draw::Draw;
 
 /// Sizes of Star Attention.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -13,21 +13,13 @@ use std::ops::Range;
 use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Choice, ContextView, Exchange, FAN_IN, KeptShard, LocalAttention, Plan, Shard, Span, SummaryBudget, SummaryRule,
-    summarize,
+use super::{
+    Choice, ContextView, Plan,
+    exchange::Exchange,
+    merge::{FAN_IN, KeptShard},
+    shard::Shard,
 };
-
-/// Which tokens a question gets anew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RefreshRule {
-    /// First tokens of the context, always among them.
-    pub sink_tokens: usize,
-    /// Tokens of a chunk, at least 1.
-    pub chunk_tokens: usize,
-    /// Tokens of the chunks that the question asks for.
-    pub tokens: usize,
-}
+use crate::{LocalAttention, Span};
 
 /// What one question gets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -109,19 +101,6 @@ impl Plan {
         let mut left = &chosen[..];
         let hidden = self.shards.iter().filter_map(|shard| hidden_of(shard, &mut left)).collect();
         Some(Refresh { shard, hidden })
-    }
-}
-
-impl RefreshRule {
-    /// The sink and the chunks that the query asks for, as runs of tokens in place.
-    fn choose(&self, context: &[u32], query: &[u32]) -> Vec<Span> {
-        let budget = SummaryBudget::Tokens(self.tokens);
-        let rule = SummaryRule { chunk_tokens: self.chunk_tokens, budget, ..SummaryRule::query_aware() };
-        let whole = 0..context.len();
-        let summary = summarize(context, query, std::slice::from_ref(&whole), &rule).swap_remove(0);
-        let sink = self.sink_tokens.min(context.len()) as u32;
-        let chosen = summary.indices.into_iter().filter(|index| *index >= sink);
-        Span::runs((0..sink).chain(chosen).map(|token| (token, token)))
     }
 }
 

@@ -3,8 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Method, dense::one_shard};
-use crate::{LocalAttention, Plan, PlanError, PlanRequest, attention::Flex};
+use crate::{
+    LocalAttention, Plan, PlanError, PlanRequest,
+    attention::Flex,
+    method::{Method, one_shard},
+};
 
 /// Thresholds of every head.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

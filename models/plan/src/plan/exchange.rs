@@ -8,7 +8,7 @@ use std::ops::Range;
 use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
-use crate::Shard;
+use super::shard::Shard;
 
 /// What shards pass each other within every layer of phase 1. All but [`Exchange::None`] make a shard depend on others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Cost, HostCost, ModelShape};
+use super::{Cost, HostCost, shape::ModelShape};
 
 /// How fast a machine computes one model, and how fast its hosts talk.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

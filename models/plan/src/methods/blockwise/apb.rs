@@ -4,9 +4,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Method, bare_shards};
 use crate::{
-    Exchange, LocalAttention, Passing, PassingScore, Plan, PlanError, PlanRequest, Span, blocks::host_of_blocks,
+    Exchange, LocalAttention, Passing, PassingScore, Plan, PlanError, PlanRequest, Span,
+    blocks::host_of_blocks,
+    method::{Method, bare_shards},
     span::rows,
 };
 

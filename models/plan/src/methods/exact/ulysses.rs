@@ -3,8 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Method;
-use crate::{Exchange, Plan, PlanError, PlanRequest, blocks::host_of_blocks, methods::bare_shards};
+use crate::{
+    Exchange, Plan, PlanError, PlanRequest,
+    blocks::host_of_blocks,
+    method::{Method, bare_shards},
+};
 
 /// Ulysses has no sizes. Every host takes an equal share of the query heads and the KV heads they read, replicated when
 /// there are fewer of those.

@@ -1,12 +1,25 @@
 //! In which order partials of phase 2 are merged: shards of a group, groups, and where these are many, groups of groups. A value
 //! of the plan alone: who merges what may change, the bits do not.
 
+// The archived twins that rkyv derives carry no docs of their own.
+#![allow(missing_docs)]
+
 use std::collections::BTreeMap;
 
-use crate::KeptShard;
+use rkyv::Archive;
 
 /// Most partials that are merged at a time above the groups, unless a plan says otherwise.
 pub const FAN_IN: u32 = 32;
+
+/// What phase 2 finds of a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct KeptShard {
+    /// Its keys.
+    pub keys: u64,
+    /// The shards of a group are merged first, then the groups, as [`MergeTree`] says. So a host answers with
+    /// one partial a group that it has all shards of, and bits are the plan's whoever merges.
+    pub group: u32,
+}
 
 /// What is merged with what. Every node has at least two inputs, or is a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 
 use std::ops::Range;
 
-use crate::{Input, LocalAttention, Shard};
+use super::shard::Shard;
+use crate::{Input, LocalAttention};
 
 /// The multiplier of FxHash.
 const FACTOR: u64 = 0x517c_c1b7_2722_0a95;

@@ -3,8 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Method, dense::one_shard};
-use crate::{ContextView, LocalAttention, Plan, PlanError, PlanRequest, attention::Streaming};
+use crate::{
+    ContextView, LocalAttention, Plan, PlanError, PlanRequest,
+    attention::Streaming,
+    method::{Method, one_shard},
+};
 
 /// Sizes of the mask.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

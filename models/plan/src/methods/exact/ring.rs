@@ -3,8 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Method;
-use crate::{Exchange, Plan, PlanError, PlanRequest, blocks::host_of_blocks, methods::bare_shards};
+use crate::{
+    Exchange, Plan, PlanError, PlanRequest,
+    blocks::host_of_blocks,
+    method::{Method, bare_shards},
+};
 
 /// How blocks lie on hosts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -3,8 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Method, dense::one_shard};
-use crate::{LocalAttention, Plan, PlanError, PlanRequest, attention::VerticalSlash};
+use crate::{
+    LocalAttention, Plan, PlanError, PlanRequest,
+    attention::VerticalSlash,
+    method::{Method, one_shard},
+};
 
 /// Budgets of every head.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]

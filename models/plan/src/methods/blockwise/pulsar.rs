@@ -9,10 +9,10 @@ use std::ops::Range;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Method;
 use crate::{
     Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, RefreshRule, Shard, Span,
     blocks::review_block,
+    method::Method,
     span,
     summary::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak, summarize, summarize_by},
 };

@@ -4,8 +4,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Method, dense::one_shard};
-use crate::{LocalAttention, Plan, PlanError, PlanRequest, attention::Stripes};
+use crate::{
+    LocalAttention, Plan, PlanError, PlanRequest,
+    attention::Stripes,
+    method::{Method, one_shard},
+};
 
 /// Sizes of AnchorAttention.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
