@@ -7,17 +7,18 @@ mod local;
 mod max_pool;
 mod passing;
 mod peers;
+mod retaining;
 mod shared_prefix;
-mod team;
+pub(crate) mod team;
 
 use asterism_kernels::{Backend, Heads, KernelError, Mark, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
-pub use team::encode_together;
+pub use retaining::{RetainingHeads, check_retaining_heads};
 
-use crate::{Decoder, ModelError, RetainingHeads, decoder::Projected};
+use crate::{Decoder, ModelError, decoder::Projected};
 
 /// The keys and values one shard keeps for phase 2.
 #[derive(Clone)]
@@ -290,7 +291,7 @@ impl<B: Backend> Phase1<'_, B> {
                     read.positions(&input.positions);
                     read.rope_length(shard.rope_length);
                 }
-                let qkv = decoder.rotate(&raw, &input.positions, shard.rope_length)?;
+                let qkv = decoder.rotate(layer, &raw, &input.positions, shard.rope_length)?;
                 let kv = backend.kv(&qkv.k, &qkv.v)?;
                 passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv });
                 start = end;

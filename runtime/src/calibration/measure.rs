@@ -170,7 +170,7 @@ impl Layer {
     fn of(decoder: &Decoder<Cpu>, rows: usize) -> Result<Self, ModelError> {
         let ids = synthetic_prompt(rows, decoder.config().vocab);
         let positions: Vec<u32> = (0..rows as u32).collect();
-        let projected = decoder.rotate(&decoder.project(0, &decoder.embed(&ids)?)?, &positions, 0)?;
+        let projected = decoder.rotate(0, &decoder.project(0, &decoder.embed(&ids)?)?, &positions, 0)?;
         Ok(Self { kv: decoder.backend().kv(&projected.k, &projected.v)?, q: projected.q })
     }
 
