@@ -24,14 +24,14 @@ const IMPORTS: &[(&str, &[&str])] = &[
 
 /// Files of the supervisor that do what the others decide, and those that test them.
 const SHELLS: &[&str] = &[
-    "actor.rs",
-    "measuring.rs",
-    "shell.rs",
-    "writer.rs",
-    "feed.rs",
-    "lists.rs",
-    "events.rs",
-    "pulse.rs",
+    "shell/actor.rs",
+    "shell/event_loop.rs",
+    "shell/events.rs",
+    "shell/feed.rs",
+    "shell/lists.rs",
+    "shell/measuring.rs",
+    "shell/pulse.rs",
+    "shell/writer.rs",
     "fingerprint.rs",
     "tests",
     "tests.rs",

@@ -3,6 +3,8 @@
 //!
 //! Time is a duration since the Unix epoch at the supervisor's start, running on with a clock that does not jump.
 
+pub mod view;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -18,18 +20,18 @@ use crate::{
     news::News,
     store::Change,
     supervisor::{
-        change::Reserved,
         config::{Liveness, SupervisorConfig},
-        contexts::Contexts,
         fingerprint::Fingerprint,
-        homes::Lately,
-        hosts::Hosts,
-        job::{Outcome, Question},
-        jobs::{Edit, Jobs},
-        model::ClusterModel,
-        prepared::PreparedContext,
-        record,
-        session::Sessions,
+        journal::{change::Reserved, record},
+        rules::{homes::Lately, sessions::Sessions},
+        tables::{
+            contexts::Contexts,
+            hosts::Hosts,
+            job::{Outcome, Question},
+            jobs::{Edit, Jobs},
+            model::ClusterModel,
+            prepared::PreparedContext,
+        },
     },
     ticket::Secret,
 };

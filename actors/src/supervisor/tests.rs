@@ -31,7 +31,7 @@ use serde_json::json;
 use super::{
     Command, Decided, Event, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PlacementPolicy, PreparedContext,
     PreparedJob, Question, Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
-    journal::{Act, Journal},
+    shell::write_queue::{Act, Journal},
 };
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},

@@ -6,10 +6,12 @@ use crate::{
     api::{AppendRequest, Prompt},
     error::JobError,
     supervisor::{
-        asked_session::AskedSession,
         config::ContextHosts,
-        prepared::PreparedContext,
-        session_text::{Answered, GoesOn, KeptTurn},
+        tables::{
+            asked_session::AskedSession,
+            prepared::PreparedContext,
+            session_text::{Answered, GoesOn, KeptTurn},
+        },
     },
 };
 

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
     use crate::{
         api::{JobRequest, Prompt},
-        supervisor::{asked_session::AskedSession, config::ContextHosts},
+        supervisor::{config::ContextHosts, tables::asked_session::AskedSession},
     };
 
     const HOSTS: ContextHosts = ContextHosts { count: 2, one_machine: true, dtype: DType::F32, speeds: None };

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     api::Prompt,
     error::JobError,
-    supervisor::{
+    supervisor::tables::{
         asked_session::AskedSession,
         session_text::{GoesOn, SessionText},
     },

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::{
-    super::journal::{BatchLimits, Decide, Journal, Request, Subject},
+    super::shell::write_queue::{BatchLimits, Decide, Journal, Request, Subject},
     change::{Step, World, grown, step},
     *,
 };
