@@ -172,6 +172,8 @@ pub enum HostMessage {
         job: u64,
         /// The host that does not answer.
         host: String,
+        /// Whether it answers what cannot be right.
+        wrong: bool,
         /// What was observed.
         cause: String,
     },

@@ -275,6 +275,7 @@ pub const REJECTIONS: &[&str] = &[
     "input_mismatch",
     "model",
     "node",
+    "partials",
     "protocol_version",
     "role",
     "ticket",
@@ -283,7 +284,7 @@ pub const REJECTIONS: &[&str] = &[
 
 /// What counts rare events is there before the first: an alert sees no change from nothing to one.
 fn start_at_zero() {
-    for reason in ["exited", "disconnected", "heartbeat", "unfit"] {
+    for reason in ["exited", "disconnected", "heartbeat", "unfit", "lied", "misread"] {
         counter!(HOST_FAILURES, "reason" => reason).increment(0);
     }
     for reason in ["stop", "length"] {

@@ -1,7 +1,7 @@
 //! Tensor payloads: little-endian f32 or bfloat16, row-major. A payload has the compute type of what it holds, so that
 //! nothing is lost on the wire and nothing padded.
 
-use asterism_kernels::DType;
+use asterism_kernels::{DType, Heads};
 use asterism_transport::PayloadType;
 use bytes::Bytes;
 use thiserror::Error;
@@ -62,6 +62,15 @@ pub fn write(bytes: &mut Vec<u8>, values: &[f32], kind: PayloadType) {
         PayloadType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
         PayloadType::Bf16 => bytes.extend(values.iter().flat_map(|value| rounded(*value).to_le_bytes())),
     }
+}
+
+/// Whether partials can be merged. A row that sees none of a shard's keys has a log-sum-exp of minus infinity.
+pub fn are_numbers(heads: Heads, packed: &[f32]) -> bool {
+    packed.chunks_exact(heads.packed_row()).all(|row| {
+        let (output, lse) = row.split_at(heads.query * heads.dim);
+        output.iter().fold(true, |all, value| all & value.is_finite())
+            && lse.iter().fold(true, |all, &value| all & (value < f32::INFINITY))
+    })
 }
 
 /// A payload of f32 values, read where it lies.

@@ -166,7 +166,7 @@ fn host_messages() {
             code: "stalled".into(),
             message: "context-1 does not answer".into(),
         },
-        HostMessage::Stalled { job: 3, host: "context-0".into(), cause: "nothing came for 5 s".into() },
+        HostMessage::Stalled { job: 3, host: "context-0".into(), wrong: true, cause: "nothing came for 5 s".into() },
         HostMessage::Failed { job: 3, code: "internal".into(), message: "a fault; report it".into() },
         HostMessage::Exited { host: "query-0".into(), start: 9, cause: "signal 9".into(), restarting: true },
         HostMessage::Seen { host: "query-0".into(), start: 9, condition: Condition::Starved },

@@ -352,7 +352,7 @@ fn message(act: Act) -> Option<HostMessage> {
         Act::Generated => {
             HostMessage::Generated { job: 1, tokens: 1, stopped: true, text: text(), times: Default::default() }
         }
-        Act::Stalled => HostMessage::Stalled { job: 1, host: "context-0".into(), cause: text() },
+        Act::Stalled => HostMessage::Stalled { job: 1, host: "context-0".into(), wrong: false, cause: text() },
         Act::Failed => HostMessage::Failed { job: 1, code: text(), message: text() },
         Act::Exited => HostMessage::Exited { host: text(), start: 1, cause: text(), restarting: true },
         Act::Seen => HostMessage::Seen { host: text(), start: 1, condition: Default::default() },

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use asterism_kernels::{Backend, KernelError};
+use asterism_kernels::{Backend, Heads, KernelError};
 use asterism_models::{Decoder, PackedRows};
 use asterism_transport::{Channel, Frame, FrameHeader, FrameKind, FrameSender, TransportError};
 use bytes::Bytes;
@@ -25,7 +25,7 @@ use crate::{
         Below, PartialsAnswer, PartialsMeta, PartialsPart, QueryMeta, QueryPart, Relay as Merges, ShardKeys,
         WireMessage, are_of,
     },
-    payload::Floats,
+    payload::{Floats, are_numbers},
 };
 
 /// Queries of an attachment that wait for the hosts below; its query host waits for each answer.
@@ -74,6 +74,7 @@ pub struct Served<B: Backend> {
 
 /// A host below.
 struct Line {
+    heads: Heads,
     below: Below,
     channel: Channel,
 }
@@ -126,6 +127,7 @@ impl<B: Backend> Served<B> {
     }
 
     async fn open(&self) -> Result<Vec<Line>, Refusal> {
+        let heads = self.decoder.config().heads;
         let open = |below: &Below| {
             let below = below.clone();
             async move {
@@ -136,7 +138,7 @@ impl<B: Backend> Served<B> {
                 opening.extend_from_slice(&below.opening);
                 let sent = channel.sender.send(Frame::control(opening)).await;
                 sent.map_err(|error| failed(error.to_string()))?;
-                Ok(Line { below, channel })
+                Ok(Line { heads, below, channel })
             }
         };
         try_join_all(self.merges.below.iter().map(open)).await
@@ -210,7 +212,8 @@ impl Line {
         let (each, count) = ((rows as usize).saturating_mul(row), groups.len());
         let values = Floats::new(frame.payload.clone());
         match values.filter(|values| Some(values.as_ref().len()) == each.checked_mul(count)) {
-            Some(values) => Ok(partials(groups, values, each)),
+            Some(values) if are_numbers(self.heads, values.as_ref()) => Ok(partials(groups, values, each)),
+            Some(_) => Err(self.fault("its partials are not finite")),
             None => {
                 let bytes = frame.payload.len();
                 Err(self.fault(&format!("it sent {bytes} bytes for {count} partials of {each} values")))

@@ -58,6 +58,16 @@ pub enum AnswerError {
         /// What came.
         got: usize,
     },
+    /// Partials that merge with nothing.
+    #[error(
+        "its partial of shard {shard} in layer {layer} is not finite; where every host's is, the input overflows this dtype"
+    )]
+    NotFinite {
+        /// The first shard of the partial.
+        shard: usize,
+        /// Layer.
+        layer: u32,
+    },
 }
 
 /// A frame's answers.

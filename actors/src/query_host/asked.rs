@@ -7,9 +7,10 @@ use asterism_models::{LayerQueries, PackedRows, PartAsk, PartialRows, ShardParti
 use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, PayloadType};
 use bytes::{Bytes, BytesMut};
 
+use super::answers::AnswerError;
 use crate::{
     messages::{QueryMeta, QueryPart, ShardKeys, StreamingMask, WireMessage},
-    payload::{self, Floats},
+    payload::{self, Floats, are_numbers},
 };
 
 /// The layer step under way.
@@ -82,12 +83,12 @@ impl<B: Backend> Asked<B> {
         self.parts.iter().position(|part| asked && part.job == job && part.end.is_none())
     }
 
-    /// The partials of groups of shards, which lie in `range` of `values`; the error is a shard whose numbers are none.
+    /// The partials of groups of shards, which lie in `range` of `values`; the error says which are no numbers.
     pub fn partials(
         &self,
         groups: &[Vec<ShardKeys>],
         (values, range): (&Arc<Floats>, Range<usize>),
-    ) -> Result<Vec<ShardPartial<B>>, usize> {
+    ) -> Result<Vec<ShardPartial<B>>, AnswerError> {
         let each = range.len() / groups.len().max(1);
         let mut partials = Vec::with_capacity(groups.len());
         for (index, group) in groups.iter().enumerate() {
@@ -95,7 +96,8 @@ impl<B: Backend> Asked<B> {
             let rows = PackedRows::new(values.clone(), start..start + each);
             let shards: Vec<(usize, u64)> = group.iter().map(|shard| (shard.block as usize, shard.keys)).collect();
             if self.heads.is_some_and(|(heads, _)| !are_numbers(heads, rows.values())) {
-                return Err(shards.first().map_or(0, |shard| shard.0));
+                let shard = shards.first().map_or(0, |shard| shard.0);
+                return Err(AnswerError::NotFinite { shard, layer: self.layer });
             }
             partials.push(ShardPartial { shards, rows: PartialRows::Host(rows) });
         }
@@ -181,15 +183,6 @@ impl<B: Backend> Asked<B> {
         };
         Frame::new(header, QueryMeta { parts }.archive(), payload)
     }
-}
-
-/// Whether partials can be merged. A row that sees none of a shard's keys has a log-sum-exp of minus infinity.
-fn are_numbers(heads: Heads, packed: &[f32]) -> bool {
-    packed.chunks_exact(heads.packed_row()).all(|row| {
-        let (output, lse) = row.split_at(heads.query * heads.dim);
-        output.iter().fold(true, |all, value| all & value.is_finite())
-            && lse.iter().fold(true, |all, &value| all & (value < f32::INFINITY))
-    })
 }
 
 /// The mask as it travels; none when every key is seen.

@@ -218,10 +218,10 @@ impl<B: Backend> Contexts<B> {
         match arrival {
             Arrival::Frame(line, frame, _place) => {
                 if let Err(wrong) = self.read(line, &frame) {
-                    self.broke(line, &wrong.to_string());
+                    self.broke(line, true, &wrong.to_string());
                 }
             }
-            Arrival::Broke(line, cause) => self.broke(line, &cause),
+            Arrival::Broke(line, cause) => self.broke(line, false, &cause),
             Arrival::Holders { job, holders } if self.jobs.contains_key(&job) => {
                 self.apply(job, gather::Event::Holders(holders), None);
             }
@@ -230,12 +230,12 @@ impl<B: Backend> Contexts<B> {
         None
     }
 
-    fn broke(&mut self, line: u64, cause: &str) {
+    fn broke(&mut self, line: u64, wrong: bool, cause: &str) {
         for attachment in self.lines.ended(line) {
             self.here.leave(attachment);
             if let Some(Attachment { job, channel, .. }) = self.attachments.remove(&attachment) {
                 let (host, cause) = (None, cause.to_owned());
-                self.apply(job, gather::Event::Broke { channel, host, cause }, None);
+                self.apply(job, gather::Event::Broke { channel, host, wrong, cause }, None);
             }
         }
     }
@@ -279,9 +279,9 @@ impl<B: Backend> Contexts<B> {
                 Command::Done { .. } => part.into_iter().for_each(|part| {
                     self.asked.parts[part].end.get_or_insert(Ok(()));
                 }),
-                Command::Stalled { host, cause } => {
-                    tracing::warn!(job, %host, %cause, "shards do not answer");
-                    (self.post)(Event::Stalled { job, host, cause });
+                Command::Stalled { host, wrong, cause } => {
+                    tracing::warn!(job, %host, wrong, %cause, "shards do not answer");
+                    (self.post)(Event::Stalled { job, host, wrong, cause });
                 }
             }
         }

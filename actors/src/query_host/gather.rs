@@ -1,7 +1,8 @@
 //! Which shards have answered the layer step under way, and whom to ask for the others. No I/O, no clock, no tensor.
 //!
 //! A step ends when every shard has answered it once. Answers stay when their host is lost: only what is missing is asked for
-//! again, of whoever holds it by then. Nobody's silence ends a generation; the supervisor decides what to do about it.
+//! again, of whoever holds it by then. Nobody's silence ends a generation, nor does a wrong answer: the supervisor, who is told
+//! of both, decides what to do about them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,6 +17,11 @@ use crate::messages::{ShardHolder, ShardKeys};
 
 /// After how long a loss that nothing was done about is told again.
 const TELL_AGAIN: Duration = Duration::from_secs(1);
+/// An answer is late after this long and so many times what the slowest has taken.
+const PATIENCE: Duration = Duration::from_secs(30);
+const SLOWER: u32 = 20;
+/// Where nothing has answered yet, which tells how much work it is.
+const FIRST_PATIENCE: Duration = Duration::from_secs(300);
 
 /// What happens to a generation's view of its context.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,6 +50,8 @@ pub enum Event {
         channel: u64,
         /// The host at fault, where it is one that the channel's host asks in its turn.
         host: Option<String>,
+        /// Whether it brought what no host that does its work sends.
+        wrong: bool,
         /// What was observed.
         cause: String,
     },
@@ -87,6 +95,8 @@ pub enum Command {
     Stalled {
         /// Host.
         host: String,
+        /// Whether they answered what cannot be right.
+        wrong: bool,
         /// What was observed.
         cause: String,
     },
@@ -102,18 +112,23 @@ pub struct Gather {
     /// Blocks of one host, at most.
     most: usize,
     asked: Option<Asked>,
+    /// The longest that an answer took so far.
+    slowest: Option<Duration>,
     /// Some shard has nobody to ask for it.
     stuck: bool,
 }
 
 struct Channel {
     route: Route,
+    /// When it was asked last.
+    asked: Duration,
     broken: Option<Broken>,
 }
 
 struct Broken {
     told: Duration,
     host: String,
+    wrong: bool,
     cause: String,
 }
 
@@ -134,7 +149,7 @@ impl Gather {
     /// Of a context whose shards are merged so, of which nobody is known to hold one.
     pub fn new(tree: Arc<MergeTree>, fan_in: u32) -> Self {
         let stuck = tree.shards() > 0;
-        Self { channels: BTreeMap::new(), opened: 0, stuck, tree, fan_in, most: 0, asked: None }
+        Self { channels: BTreeMap::new(), opened: 0, stuck, tree, fan_in, most: 0, asked: None, slowest: None }
     }
 
     /// Applies one event.
@@ -143,21 +158,31 @@ impl Gather {
         match event {
             Event::Ask { step, layer } => {
                 self.asked = Some(Asked { step, layer, answered: BTreeMap::new() });
-                let live = self.channels.iter().filter(|(_, channel)| channel.broken.is_none());
-                commands.extend(live.map(|(&channel, _)| Command::Send { channel }));
+                let live = self.channels.iter_mut().filter(|(_, channel)| channel.broken.is_none());
+                commands.extend(live.map(|(&channel, live)| {
+                    live.asked = now;
+                    Command::Send { channel }
+                }));
                 self.finish(&mut commands);
             }
             Event::Answer { channel, step, layer, shards } => {
                 return self.answered(now, channel, (step, layer), &shards);
             }
-            Event::Broke { channel, host, cause } => return self.broke(now, channel, (host, cause)),
-            Event::Holders(holders) => self.moved(&holders, &mut commands),
+            Event::Broke { channel, host, wrong, cause } => return self.broke(now, channel, (host, wrong, cause)),
+            Event::Holders(holders) => self.moved(now, &holders, &mut commands),
             Event::Tick => {
                 for Channel { broken, .. } in self.channels.values_mut() {
                     if let Some(broken) = broken.as_mut().filter(|broken| now >= broken.told + TELL_AGAIN) {
                         broken.told = now;
-                        commands.push(Command::Stalled { host: broken.host.clone(), cause: broken.cause.clone() });
+                        let Broken { host, wrong, cause, .. } = broken;
+                        commands.push(Command::Stalled { host: host.clone(), wrong: *wrong, cause: cause.clone() });
                     }
+                }
+                for (channel, since) in
+                    self.owing().filter(|(_, since)| now >= *since + self.patience()).collect::<Vec<_>>()
+                {
+                    let cause = format!("it has not answered for {:?}", now.saturating_sub(since));
+                    commands.extend(self.broke(now, channel, (None, false, cause)));
                 }
             }
         }
@@ -166,11 +191,21 @@ impl Gather {
 
     /// When it wants the next [`Event::Tick`].
     pub fn deadline(&self) -> Option<Duration> {
-        self.channels
-            .values()
-            .filter_map(|channel| channel.broken.as_ref())
-            .map(|broken| broken.told + TELL_AGAIN)
-            .min()
+        let told = self.channels.values().filter_map(|channel| channel.broken.as_ref());
+        let late = self.owing().map(|(_, since)| since + self.patience());
+        told.map(|broken| broken.told + TELL_AGAIN).chain(late).min()
+    }
+
+    /// Channels that owe an answer, and since when.
+    fn owing(&self) -> impl Iterator<Item = (u64, Duration)> {
+        let live = self.channels.iter().filter(|(_, channel)| channel.broken.is_none());
+        let owes = |channel: &Channel| self.asked.as_ref().is_some_and(|asked| asked.lacks(&channel.route.holder));
+        live.filter(move |(_, channel)| owes(channel)).map(|(number, channel)| (*number, channel.asked))
+    }
+
+    /// How long an answer may take.
+    fn patience(&self) -> Duration {
+        self.slowest.map_or(FIRST_PATIENCE, |slowest| PATIENCE + SLOWER * slowest)
     }
 
     /// Whether some shard has nobody to ask for it: its holder was lost, or there is none.
@@ -200,17 +235,19 @@ impl Gather {
     }
 
     fn answered(&mut self, now: Duration, channel: u64, of: (u32, u32), shards: &[ShardKeys]) -> Vec<Command> {
-        let Some(Channel { route: Route { holder, .. }, broken: None }) = self.channels.get(&channel) else {
+        let Some(Channel { route: Route { holder, .. }, asked: since, broken: None }) = self.channels.get(&channel)
+        else {
             return Vec::new();
         };
         if shards.iter().map(|shard| shard.block).ne(holder.blocks.iter().copied()) {
             let cause = format!("it holds shards {:?} and answered for {shards:?}", holder.blocks);
-            return self.broke(now, channel, (None, cause));
+            return self.broke(now, channel, (None, true, cause));
         }
         // What answers an earlier ask was not waited for.
         let Some(asked) = self.asked.as_mut().filter(|asked| (asked.step, asked.layer) == of) else {
             return Vec::new();
         };
+        self.slowest = self.slowest.max(Some(now.saturating_sub(*since)));
         let mut blocks = Vec::new();
         for ShardKeys { block, keys } in shards {
             asked.answered.entry(*block).or_insert_with(|| {
@@ -230,13 +267,18 @@ impl Gather {
         }
     }
 
-    fn broke(&mut self, now: Duration, channel: u64, (host, cause): (Option<String>, String)) -> Vec<Command> {
-        let Some(Channel { route, broken: broken @ None }) = self.channels.get_mut(&channel) else {
+    fn broke(
+        &mut self,
+        now: Duration,
+        channel: u64,
+        (host, wrong, cause): (Option<String>, bool, String),
+    ) -> Vec<Command> {
+        let Some(Channel { route, broken: broken @ None, .. }) = self.channels.get_mut(&channel) else {
             return Vec::new();
         };
         let host = host.filter(|host| route.leads_to(host)).unwrap_or_else(|| route.holder.host.clone());
-        *broken = Some(Broken { told: now, host: host.clone(), cause: cause.clone() });
-        let commands = vec![Command::Drop { channel }, Command::Stalled { host, cause }];
+        *broken = Some(Broken { told: now, host: host.clone(), wrong, cause: cause.clone() });
+        let commands = vec![Command::Drop { channel }, Command::Stalled { host, wrong, cause }];
         self.stuck = self.lacks_a_holder();
         commands
     }
@@ -247,11 +289,11 @@ impl Gather {
         (0..self.tree.shards() as u32).any(|block| !held.contains(&block))
     }
 
-    fn moved(&mut self, holders: &[ShardHolder], commands: &mut Vec<Command>) {
+    fn moved(&mut self, now: Duration, holders: &[ShardHolder], commands: &mut Vec<Command>) {
         let asked = self.asked.as_ref();
         let mut wanted = routes(&self.tree, self.fan_in, holders);
         self.most = holders.iter().map(|holder| holder.blocks.len()).max().unwrap_or(0);
-        self.channels.retain(|id, Channel { route, broken }| {
+        self.channels.retain(|id, Channel { route, broken, .. }| {
             // Who owes an answer is asked anew: its channel may lead to a process that is no more.
             let owes = asked.is_some_and(|asked| asked.lacks(&route.holder));
             match wanted.iter_mut().find(|wanted| !owes && wanted.covers(route)) {
@@ -272,7 +314,7 @@ impl Gather {
             if self.asked.as_ref().is_some_and(|asked| asked.lacks(&route.holder)) {
                 commands.push(Command::Send { channel });
             }
-            self.channels.insert(channel, Channel { route, broken: None });
+            self.channels.insert(channel, Channel { route, asked: now, broken: None });
         }
         self.stuck = self.lacks_a_holder();
     }
@@ -309,7 +351,7 @@ mod tests {
     }
 
     fn stalled(host: &str) -> Command {
-        Command::Stalled { host: host.into(), cause: "it is gone".into() }
+        Command::Stalled { host: host.into(), wrong: false, cause: "it is gone".into() }
     }
 
     struct Driver(Gather, Duration);
@@ -344,7 +386,7 @@ mod tests {
         }
 
         fn broke(&mut self, channel: u64) -> Vec<Command> {
-            self.on(Event::Broke { channel, host: None, cause: "it is gone".into() })
+            self.on(Event::Broke { channel, host: None, wrong: false, cause: "it is gone".into() })
         }
     }
 
@@ -398,7 +440,7 @@ mod tests {
     #[test]
     fn a_loss_is_told_again_every_second_until_something_is_done() {
         let mut driver = Driver::asked();
-        assert_eq!(driver.0.deadline(), None);
+        assert_eq!(driver.0.deadline(), Some(FIRST_PATIENCE));
         driver.broke(0);
         assert_eq!(driver.0.deadline(), Some(TELL_AGAIN));
         driver.1 = TELL_AGAIN - Duration::from_millis(1);
@@ -408,16 +450,37 @@ mod tests {
         assert_eq!(driver.0.deadline(), Some(2 * TELL_AGAIN));
         // Its shards have no holder for now: they are waited for, quietly.
         assert_eq!(driver.holders(&[holder("b", &[2])]), [Command::Drop { channel: 1 }, open(2, "b", &[2]), send(2)]);
-        assert_eq!(driver.0.deadline(), None);
+        assert_eq!(driver.0.deadline(), Some(driver.1 + FIRST_PATIENCE), "who has them now is waited for");
         assert_eq!(driver.answer(2, 0, &[2]), [take(&[2])]);
         assert_eq!(driver.0.missing(), [0, 1]);
+        assert_eq!(driver.0.deadline(), None);
+    }
+
+    #[test]
+    fn an_answer_is_late_after_many_times_what_the_slowest_took() {
+        let mut driver = Driver::asked();
+        driver.1 = Duration::from_secs(2);
+        driver.answer(1, 0, &[2]);
+        let late = PATIENCE + SLOWER * Duration::from_secs(2);
+        assert_eq!(driver.0.deadline(), Some(late), "b took two seconds, a owes its answer since the beginning");
+        driver.1 = late - Duration::from_millis(1);
+        assert_eq!(driver.on(Event::Tick), []);
+        driver.1 = late;
+        let commands = driver.on(Event::Tick);
+        let [Command::Drop { channel: 0 }, Command::Stalled { host, wrong: false, cause }] = &commands[..] else {
+            panic!("{commands:?}")
+        };
+        assert!(host == "a" && cause.contains("70s"), "{cause}");
+        assert_eq!(driver.0.deadline(), Some(late + TELL_AGAIN));
+        assert_eq!(driver.holders(&[holder("b", &[0, 1, 2])])[1..], [open(2, "b", &[0, 1, 2]), send(2)]);
+        assert_eq!(driver.answer(2, 0, &[0, 1, 2]), [take(&[0, 1]), Command::Done { keys: 30 }]);
     }
 
     #[test]
     fn an_answer_for_other_shards_is_a_fault_of_its_host() {
         let mut driver = Driver::asked();
         let commands = driver.answer(0, 0, &[0]);
-        let [Command::Drop { channel: 0 }, Command::Stalled { cause, .. }] = &commands[..] else {
+        let [Command::Drop { channel: 0 }, Command::Stalled { wrong: true, cause, .. }] = &commands[..] else {
             panic!("{commands:?}")
         };
         assert!(cause.contains("[0, 1]"), "{cause}");

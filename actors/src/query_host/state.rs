@@ -27,6 +27,8 @@ pub enum Event {
         job: u64,
         /// Host.
         host: String,
+        /// Whether they answered what cannot be right.
+        wrong: bool,
         /// What was observed.
         cause: String,
     },
@@ -123,9 +125,9 @@ impl QueryHostState {
             Event::Command(HostCommand::Stop { job }) => self.stop(job, &mut commands),
             Event::Command(_) => {}
             Event::Token { job, token } => self.token(job, token, &mut commands),
-            Event::Stalled { job, host, cause } => {
+            Event::Stalled { job, host, wrong, cause } => {
                 let running = self.jobs.get(&job).is_some_and(|job| matches!(job.phase, Phase::Running));
-                commands.extend(running.then_some(Command::Tell(HostMessage::Stalled { job, host, cause })));
+                commands.extend(running.then_some(Command::Tell(HostMessage::Stalled { job, host, wrong, cause })));
             }
             Event::Ended { job, end } => self.ended(job, end, &mut commands),
         }

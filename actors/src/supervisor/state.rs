@@ -180,6 +180,8 @@ pub struct SupervisorState {
     pub(super) canary: Option<u64>,
     /// Seconds that a token of phase 1 takes, learnt from those that were encoded.
     pub(super) token_seconds: f64,
+    /// Query hosts that accused a host of wrong answers, and the first host that each did.
+    pub(super) accusers: BTreeMap<usize, usize>,
 }
 
 impl SupervisorState {
@@ -205,6 +207,7 @@ impl SupervisorState {
             held: false,
             canary: None,
             token_seconds: 1e-4,
+            accusers: BTreeMap::new(),
         }
     }
 

@@ -770,7 +770,7 @@ fn a_query_host_that_gets_no_answer_tries_again_then_shards_move() {
     let (mut cluster, job) = decoding();
     let stalled = |cluster: &mut Cluster, host: &str| {
         cluster.now += 1.0;
-        cluster.say(3, HostMessage::Stalled { job, host: host.into(), cause: "reset".into() });
+        cluster.say(3, HostMessage::Stalled { job, host: host.into(), wrong: false, cause: "reset".into() });
         cluster.take_sent()
     };
     for _ in 0..2 {
@@ -782,6 +782,55 @@ fn a_query_host_that_gets_no_answer_tries_again_then_shards_move() {
         sent.iter().filter(|(_, c)| matches!(c, HostCommand::Encode(_))).map(|(to, _)| *to).collect();
     assert_eq!(encodes, [1, 1], "{sent:?}");
     assert_eq!(cluster.status(job).recoveries[0].reason, "stalled");
+}
+
+/// A query host says of a context host that its partials cannot be right.
+fn accuse(cluster: &mut Cluster, job: u64, host: &str) -> Vec<(u64, HostCommand)> {
+    let cause = "its partial of shard 1 in layer 0 is not finite".into();
+    cluster.say(3, HostMessage::Stalled { job, host: host.into(), wrong: true, cause });
+    cluster.take_sent()
+}
+
+#[test]
+fn a_host_that_answers_what_cannot_be_right_loses_its_shards_at_once_and_is_fenced_once_others_did_better() {
+    let (mut cluster, job) = decoding();
+    let sent = accuse(&mut cluster, job, "c1");
+    let encodes: Vec<u64> =
+        sent.iter().filter(|(_, c)| matches!(c, HostCommand::Encode(_))).map(|(to, _)| *to).collect();
+    assert!(!encodes.is_empty() && encodes.iter().all(|to| *to == 1), "c0 takes them: {sent:?}");
+    assert_eq!(cluster.status(job).recoveries[0].reason, "wrong_partials");
+    assert!(cluster.health(1) == HostHealth::Ready && cluster.closed.is_empty(), "one word against another");
+    let said = HostMessage::Stalled { job, host: "c0".into(), wrong: true, cause: "a lie".into() };
+    cluster.say(2, said);
+    assert_eq!(cluster.state.jobs.get(job).expect("it runs").accused.len(), 1, "only its query host's word counts");
+}
+
+#[test]
+fn answers_that_are_wrong_wherever_they_come_from_fail_the_job_and_fence_nobody() {
+    let (mut cluster, job) = decoding();
+    for _ in 0..5 {
+        let context = cluster.state.jobs.get(job).map(|job| job.context).expect("it runs");
+        let Some(context) = cluster.state.contexts.get(context) else { break };
+        let Some(host) = context.places.iter().find_map(|place| place.host) else { break };
+        let name = cluster.state.hosts.name(host).to_owned();
+        accuse(&mut cluster, job, &name);
+        cluster.encode();
+    }
+    assert_eq!(cluster.status(job).error.map(|error| error.code).as_deref(), Some("not_finite_partial"));
+    assert!(cluster.closed.is_empty(), "it is the input's fault");
+}
+
+#[test]
+fn an_accused_host_is_cordoned_and_who_accuses_a_second_is_himself() {
+    let (mut cluster, _) = decoding();
+    let (c0, c1, q0) = (0, 1, 2);
+    let mut commands = Vec::new();
+    cluster.state.convict(Duration::from_secs(1), q0, vec![(c1, "not finite".into())], &mut commands);
+    let of = |cluster: &Cluster, host: usize| (cluster.health(host), cluster.state.hosts.at(host).kept.scheduling);
+    assert_eq!(of(&cluster, c1), (HostHealth::Dead, crate::api::Scheduling::Cordoned));
+    cluster.state.convict(Duration::from_secs(2), q0, vec![(c0, "not finite".into())], &mut commands);
+    assert_eq!(of(&cluster, c0), (HostHealth::Ready, crate::api::Scheduling::Open));
+    assert_eq!(of(&cluster, q0), (HostHealth::Dead, crate::api::Scheduling::Cordoned));
 }
 
 #[test]

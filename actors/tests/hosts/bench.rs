@@ -281,6 +281,11 @@ impl Bench {
 
     pub async fn start(&mut self, name: &str, role: HostRole) {
         let transport = bind_counted(&self.network, Arc::new(Counted(self.sent.clone())));
+        self.start_on(name, role, transport).await;
+    }
+
+    /// Starts a host over a transport of its own.
+    pub async fn start_on(&mut self, name: &str, role: HostRole, transport: Arc<dyn Transport>) {
         let parts = if role == HostRole::Context { Parts::Context } else { Parts::Query };
         let mut config = HostConfig::new(name, role, self.transport.local_address(), 1);
         (config.patience, config.piece_bytes, config.hands_over) = (DEADLINE, self.settings.0, self.settings.1);

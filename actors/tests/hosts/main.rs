@@ -4,6 +4,7 @@
 mod bench;
 #[path = "../../../tests/golden/cases.rs"]
 mod cases;
+mod lying;
 mod passing;
 mod refresh;
 mod tree;

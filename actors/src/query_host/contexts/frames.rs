@@ -1,7 +1,6 @@
 //! The frames of context hosts, taken in: answers, and shards that are handed over.
 
 use asterism_kernels::{Backend, Lent};
-use asterism_models::{ModelError, ShardPartial, StepError};
 use asterism_transport::{Frame, FrameKind, Handed};
 
 use super::super::{
@@ -33,7 +32,7 @@ impl<B: Backend> Contexts<B> {
                 PartialsAnswer::Groups(groups) if are_of(&groups, asked) => groups,
                 PartialsAnswer::Groups(got) => return Err(AnswerError::Shards { asked: asked.clone(), got }),
                 PartialsAnswer::Failed { host, cause } => {
-                    self.apply(job, gather::Event::Broke { channel, host, cause }, None);
+                    self.apply(job, gather::Event::Broke { channel, host, wrong: false, cause }, None);
                     continue;
                 }
             };
@@ -42,15 +41,12 @@ impl<B: Backend> Contexts<B> {
                 Some(part) if self.asked.parts[part].rows.len() != rows => {
                     Err(AnswerError::Rows { asked: self.asked.parts[part].rows.len(), got: rows })
                 }
-                Some(part) => match frame.handed.as_ref().and_then(|handed| handed.get::<Lent<B>>()) {
+                Some(_) => match frame.handed.as_ref().and_then(|handed| handed.get::<Lent<B>>()) {
                     Some(lent) => {
                         let start = range.start / self.decoder.config().heads.packed_row();
                         Ok(Some(Asked::lent(&groups, (&lent, start), rows)))
                     }
-                    None => {
-                        let partials = self.asked.partials(&groups, (&read.values, range));
-                        Ok(Some(partials.unwrap_or_else(|block| self.not_finite(line, part, block))))
-                    }
+                    None => self.asked.partials(&groups, (&read.values, range)).map(Some),
                 },
             };
             match answers {
@@ -61,7 +57,7 @@ impl<B: Backend> Contexts<B> {
                 }
                 Err(wrong) => {
                     let (host, cause) = (None, wrong.to_string());
-                    self.apply(job, gather::Event::Broke { channel, host, cause }, None);
+                    self.apply(job, gather::Event::Broke { channel, host, wrong: true, cause }, None);
                 }
             }
         }
@@ -79,13 +75,5 @@ impl<B: Backend> Contexts<B> {
         let handed = frame.handed.as_ref().filter(|_| self.on_devices.0);
         self.here.take(attachment, handed.and_then(Handed::get::<ShardsHere<B>>));
         Ok(())
-    }
-
-    /// A number that is none ends the part.
-    fn not_finite(&mut self, line: u64, part: usize, block: usize) -> Vec<ShardPartial<B>> {
-        let (host, layer) = (self.lines.host(line), self.asked.layer as usize);
-        let error = ModelError::PartialNotFinite { host, block, layer };
-        self.asked.parts[part].end = Some(Err(StepError::Failed(error)));
-        Vec::new()
     }
 }

@@ -1,5 +1,6 @@
 //! What each event means, as functions that borrow only the tables they may touch. No I/O, no clock.
 
+pub mod accused;
 pub mod append;
 pub mod drain;
 pub mod homes;

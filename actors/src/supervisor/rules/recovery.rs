@@ -246,6 +246,9 @@ impl SupervisorState {
         if often {
             return self.fail_context(now, number, ("input_mismatch", message), commands);
         }
+        if self.is_replaceable(host, number) {
+            return self.lose(now, host, ("misread", message), commands);
+        }
         match has_none {
             true => self.release(host, number, commands),
             false => self.take_shards(now, number, (host, "input_mismatch"), commands),

@@ -90,8 +90,11 @@ impl SupervisorState {
             HostMessage::Generated { job, tokens, stopped, text, times } => {
                 self.on_generated(now, host, job, (tokens, stopped, text, times), commands);
             }
-            HostMessage::Stalled { job, host: silent, cause } => {
+            HostMessage::Stalled { job, host: silent, wrong: false, cause } => {
                 self.on_stalled(now, host, job, (silent, cause), commands);
+            }
+            HostMessage::Stalled { job, host: liar, wrong: true, cause } => {
+                self.on_wrong(now, host, job, (liar, cause), commands);
             }
             HostMessage::Failed { job, code, message } => {
                 if self.running_job(job).is_some_and(|job| job.query_host == Some(host)) {
@@ -343,6 +346,7 @@ impl SupervisorState {
         }
         job.status.text.push_str(&text);
         let (method, model) = (job.status.method.clone(), job.status.model.clone());
+        let accused = std::mem::take(&mut job.accused);
         drop(job);
         if times.are_of(tokens) {
             let host = self.hosts.name(host).to_string();
@@ -350,6 +354,7 @@ impl SupervisorState {
         }
         self.goes_on(now, number, commands);
         self.end(now, number, Outcome::Answered { stopped }, commands);
+        self.convict(now, host, accused, commands);
     }
 }
 

@@ -87,6 +87,8 @@ pub struct Job {
     pub told_attempt: u32,
     /// Hosts that the query host got no answer from since the last token, how often that was acted upon, and when last.
     pub stalls: Stalls,
+    /// Hosts that answered what cannot be right, the last with what it was.
+    pub accused: Vec<(usize, String)>,
     /// Hosts that could reach nobody when they generated for it.
     pub avoid: BTreeSet<usize>,
     /// What decides the bits of the query host that made its first tokens.
@@ -151,6 +153,7 @@ impl Job {
             query_host: None,
             told_attempt: 0,
             stalls: Default::default(),
+            accused: Vec::new(),
             avoid: BTreeSet::new(),
             numerics: None,
             ready_since: None,

@@ -106,7 +106,8 @@ fn a_host_that_reads_something_else_is_found_out_before_anybody_asks_it() {
     let job = cluster.submit(None);
     let misread = Encoded { digest: 1, ..encoded(job, 0, 30) };
     cluster.say(1, HostMessage::Encoded(misread.clone()));
-    assert!(cluster.sent.contains(&(1, HostCommand::Release { context: job })));
+    assert!(cluster.closed.contains(&1), "it is fenced");
+    assert!(cluster.sent.iter().any(|(_, command)| matches!(command, HostCommand::Kill { host, .. } if host == "c0")));
     cluster.sent.retain(|(to, _)| *to != 1);
     let orders = cluster.encode();
     assert!(orders.iter().all(|(to, _)| *to == 2), "{orders:?}");

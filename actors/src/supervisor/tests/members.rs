@@ -83,7 +83,7 @@ fn a_host_speaks_of_work_that_it_was_ordered_to_do_only() {
     cluster.encode();
     let (to, generate) = cluster.generation().expect("it is asked");
     assert_eq!((to, generate.ticket), (3, origin(CLUSTER).secret.ticket(job)));
-    let stall = || HostMessage::Stalled { job, host: "c1".into(), cause: "a lie".into() };
+    let stall = || HostMessage::Stalled { job, host: "c1".into(), wrong: false, cause: "a lie".into() };
     for at in 0..10 {
         cluster.now += 1.0 + f64::from(at) / 100.0;
         cluster.say(1, stall());

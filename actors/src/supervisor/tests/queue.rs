@@ -140,7 +140,8 @@ impl World {
             }
             Deed::Stall(of) => {
                 let Some((from, job)) = self.running(&of) else { return };
-                self.cluster.say(from, HostMessage::Stalled { job, host: "c1".into(), cause: "reset".into() });
+                self.cluster
+                    .say(from, HostMessage::Stalled { job, host: "c1".into(), wrong: false, cause: "reset".into() });
             }
             Deed::Exit(host) => {
                 let (host, start, cause) = (self.name(host), self.starts[host], "signal 9".into());
