@@ -1,6 +1,7 @@
 //! The supervisor: admits hosts, plans and places jobs, decides what a failure means. Runs no model.
 
 pub(crate) mod codes;
+mod command;
 mod config;
 mod fingerprint;
 mod journal;
@@ -15,6 +16,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+pub use command::{Command, Event};
 pub use config::{ContextHosts, HostSpec, Liveness, Recovery, SessionLimits, SupervisorConfig};
 pub use fingerprint::Fingerprint;
 pub use journal::change::Decided;
@@ -29,9 +31,10 @@ pub use shell::{
     gate::{Closed, Gate},
     lists::{JobPages, SessionPages},
 };
-pub use state::{Command, Event, Origin, PreparedJob, Source, SupervisorState, view::JobFilter};
+pub use state::{SupervisorState, view::JobFilter};
 pub use tables::{
-    asked_session::AskedSession,
-    job::{Outcome, Question},
+    job::{Outcome, PreparedJob, Question, Source},
+    numbers::Origin,
     prepared::PreparedContext,
+    sessions::asked::AskedSession,
 };

@@ -825,10 +825,10 @@ fn an_accused_host_is_cordoned_and_who_accuses_a_second_is_himself() {
     let (mut cluster, _) = decoding();
     let (c0, c1, q0) = (0, 1, 2);
     let mut commands = Vec::new();
-    cluster.state.convict(Duration::from_secs(1), q0, vec![(c1, "not finite".into())], &mut commands);
+    cluster.state.accusations(Duration::from_secs(1), &mut commands).convict(q0, vec![(c1, "not finite".into())]);
     let of = |cluster: &Cluster, host: usize| (cluster.health(host), cluster.state.hosts.at(host).kept.scheduling);
     assert_eq!(of(&cluster, c1), (HostHealth::Dead, crate::api::Scheduling::Cordoned));
-    cluster.state.convict(Duration::from_secs(2), q0, vec![(c0, "not finite".into())], &mut commands);
+    cluster.state.accusations(Duration::from_secs(2), &mut commands).convict(q0, vec![(c0, "not finite".into())]);
     assert_eq!(of(&cluster, c0), (HostHealth::Ready, crate::api::Scheduling::Open));
     assert_eq!(of(&cluster, q0), (HostHealth::Dead, crate::api::Scheduling::Cordoned));
 }

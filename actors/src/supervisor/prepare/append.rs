@@ -8,9 +8,11 @@ use crate::{
     supervisor::{
         config::ContextHosts,
         tables::{
-            asked_session::AskedSession,
             prepared::PreparedContext,
-            session_text::{Answered, GoesOn, KeptTurn},
+            sessions::{
+                asked::AskedSession,
+                text::{Answered, GoesOn, KeptTurn},
+            },
         },
     },
 };

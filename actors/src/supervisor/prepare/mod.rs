@@ -26,11 +26,10 @@ use crate::{
     supervisor::{
         config::ContextHosts,
         placement::PlacementPolicy,
-        state::{PreparedJob, Source},
         tables::{
-            asked_session::AskedSession,
-            job::Question,
+            job::{PreparedJob, Question, Source},
             prepared::{KV_BLOCK, PreparedContext},
+            sessions::asked::AskedSession,
         },
     },
     trace::JobTrace,

@@ -1,16 +1,21 @@
 //! Which hosts get shards and generations: those that compute the same bits as what a job has already. Orders nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     api::Role,
     error::JobError,
-    metric::Observation,
-    news::News,
     supervisor::{
+        config::SupervisorConfig,
         placement::{Candidate, Demand, MixedNumerics, PlacementRefusal, place, place_among_equals},
-        state::{Command, SupervisorState},
-        tables::{context::Context, contexts::Load, prepared::PreparedContext},
+        tables::{
+            context::Context,
+            contexts::{Contexts, Load},
+            homes::Lately,
+            hosts::Hosts,
+            jobs::Jobs,
+            prepared::PreparedContext,
+        },
     },
 };
 
@@ -20,7 +25,7 @@ const GENERATIONS: usize = 32;
 const NUMERICS_BYTES: usize = 160;
 
 /// Refuses words that say nothing, or too much.
-pub(in crate::supervisor) fn check_numerics(said: &str) -> Result<(), String> {
+pub fn check_numerics(said: &str) -> Result<(), String> {
     let plain = said.bytes().all(|byte| (b' '..=b'~').contains(&byte));
     match plain && !said.trim().is_empty() && said.len() <= NUMERICS_BYTES {
         true => Ok(()),
@@ -33,7 +38,7 @@ pub(in crate::supervisor) fn check_numerics(said: &str) -> Result<(), String> {
 }
 
 /// Where a job is generated.
-pub(in crate::supervisor) enum Choice {
+pub enum Choice {
     /// There.
     Host(usize),
     /// Hosts that compute what its tokens were computed with have all they take, or there are none.
@@ -44,16 +49,21 @@ pub(in crate::supervisor) enum Choice {
     Nobody,
 }
 
-impl SupervisorState {
+/// Looks for hosts among those that are there, and changes nothing.
+#[derive(Clone, Copy)]
+pub struct HostSelection<'a> {
+    pub config: &'a SupervisorConfig,
+    pub hosts: &'a Hosts,
+    pub contexts: &'a Contexts,
+    pub jobs: &'a Jobs,
+}
+
+impl<'a> HostSelection<'a> {
     /// Whether a context could be placed at all, beside what sessions hold.
     ///
     /// # Errors
     /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
-    pub(in crate::supervisor) fn check_room(
-        &self,
-        prepared: &PreparedContext,
-        lent: &BTreeSet<usize>,
-    ) -> Result<(), JobError> {
+    pub fn check_room(&self, prepared: &PreparedContext, lent: &BTreeSet<usize>) -> Result<(), JobError> {
         let candidates = self.candidates(|load| load.pinned_bytes, |_| true);
         let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
         let (demands, policy) = (demands(prepared, lent, &blocks), &prepared.placement);
@@ -65,11 +75,7 @@ impl SupervisorState {
     }
 
     /// Hosts that could take shards, beside what is `held` of what they have.
-    pub(in crate::supervisor) fn candidates(
-        &self,
-        held: impl Fn(&Load) -> u64,
-        fit: impl Fn(usize) -> bool,
-    ) -> Vec<Candidate<'_>> {
+    pub fn candidates(&self, held: impl Fn(&Load) -> u64, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'a>> {
         let candidate = |host: usize| {
             let record = self.hosts.at(host);
             let rank = record.rank(Role::Context, self.config.recovery)?;
@@ -84,11 +90,7 @@ impl SupervisorState {
 
     /// Hosts for `blocks` of a context now, or why there are none: of equal numerics, and where there are none such, any if
     /// that is allowed.
-    pub(in crate::supervisor) fn find_hosts(
-        &self,
-        context: &Context,
-        blocks: &[usize],
-    ) -> Result<Vec<usize>, PlacementRefusal> {
+    pub fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
         let found = self.find_equals(context, blocks);
         if self.config.mixed_numerics == MixedNumerics::Mark
             && matches!(found, Err(PlacementRefusal::UnequalNumerics { .. }))
@@ -101,11 +103,7 @@ impl SupervisorState {
     }
 
     /// Hosts of equal numerics for `blocks` of a context now.
-    pub(in crate::supervisor) fn find_equals(
-        &self,
-        context: &Context,
-        blocks: &[usize],
-    ) -> Result<Vec<usize>, PlacementRefusal> {
+    pub fn find_equals(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
         let wanted = self.wanted(context, blocks);
         self.find(context, |candidates| {
             let demands = demands(&context.prepared, &context.lent, blocks);
@@ -128,7 +126,7 @@ impl SupervisorState {
     }
 
     /// What `blocks` of a context are to be encoded with: anything, where nothing else is left of it that they must fit.
-    fn wanted(&self, context: &Context, blocks: &[usize]) -> Option<String> {
+    pub fn wanted(&self, context: &Context, blocks: &[usize]) -> Option<String> {
         let decodes = |number: &u64| self.jobs.get(*number).is_some_and(|job| job.numerics.is_some());
         let whole = blocks.len() == context.plan().shards.len();
         match whole && !self.jobs.of_context(context.number).iter().any(decodes) {
@@ -137,33 +135,57 @@ impl SupervisorState {
         }
     }
 
-    /// Shards of a context go to these hosts: what they are encoded with from now on, and whether that is no longer one thing.
-    pub(in crate::supervisor) fn note_numerics(
-        &mut self,
-        number: u64,
-        blocks: &[usize],
-        hosts: &[usize],
-        commands: &mut Vec<Command>,
-    ) {
-        let (records, wanted) = (&self.hosts, self.wanted(&self.contexts[number], blocks));
-        let Some(first) = hosts.iter().find_map(|host| records.at(*host).numerics.clone()) else { return };
-        let wanted = wanted.unwrap_or(first);
-        let other = hosts.iter().find(|host| records.at(**host).numerics.as_ref().is_some_and(|has| *has != wanted));
-        let other = other.map(|host| records.name(*host).to_string());
-        let mut context = self.contexts.get_mut(number).expect("it was there");
-        let whole = blocks.len() == context.plan().shards.len();
-        let before = context.mixed_numerics && !whole;
-        context.mixed_numerics = before || other.is_some();
-        context.numerics = Some(wanted.clone());
-        drop(context);
-        if let Some(host) = other.filter(|_| !before) {
-            commands.push(Command::Observe(Observation::NumericsMixed));
-            commands.push(Command::Tell(News::NumericsMixed { what: format!("context {number}"), host, wanted }));
+    /// Hosts for all shards of a context whose turn has come: those that hold the same already where they can take it, and what
+    /// belongs to the same part of the plan beside it; the rest where there is room.
+    pub fn find_homes(&self, lately: &Lately, context: &Context) -> Result<Vec<usize>, PlacementRefusal> {
+        let known = self.known_homes(lately, context);
+        let beside = beside(context, &known);
+        let kept = [beside, known].into_iter().filter(|homes| !homes.is_empty());
+        let found = kept.into_iter().find_map(|homes| self.place_around(context, &homes));
+        let all = || (0..context.plan().shards.len()).collect::<Vec<_>>();
+        found.map_or_else(|| self.find_hosts(context, &all()), Ok)
+    }
+
+    /// Hosts that encoded some of its shards lately, all of equal numerics.
+    fn known_homes(&self, lately: &Lately, context: &Context) -> BTreeMap<usize, usize> {
+        let digests = context.prepared.digests.iter().enumerate().take(context.plan().shards.len());
+        let takes = |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host);
+        let home = |(block, digest): (usize, &u64)| Some((block, lately.find(*digest).filter(takes)?));
+        let mut homes: BTreeMap<usize, usize> = digests.filter_map(home).collect();
+        let numerics = homes.values().next().map(|host| self.hosts.at(*host).numerics.clone());
+        homes.retain(|_, host| numerics.as_ref() == Some(&self.hosts.at(*host).numerics));
+        homes
+    }
+
+    /// Hosts for all shards where some have theirs; none where that does not fit.
+    fn place_around(&self, context: &Context, homes: &BTreeMap<usize, usize>) -> Option<Vec<usize>> {
+        let (prepared, shards) = (&context.prepared, context.plan().shards.len());
+        let numerics = &self.hosts.at(*homes.values().next()?).numerics;
+        let fit = |host: usize| {
+            let record = self.hosts.at(host);
+            record.takes_work() && record.numerics == *numerics && !context.avoid.contains(&host)
+        };
+        let mut candidates: Vec<Candidate> = self.candidates(|load| load.kv_bytes, fit);
+        for (block, host) in homes {
+            let home = candidates.iter_mut().find(|candidate| candidate.host == *host)?;
+            let admitted = prepared.placement.admits(home);
+            let left = home.free_bytes.map(|free| free.checked_sub(context.kv_bytes(*block)));
+            home.free_bytes = match left {
+                _ if !admitted => return None,
+                Some(None) => return None,
+                Some(left) => left,
+                None => None,
+            };
         }
+        let rest: Vec<usize> = (0..shards).filter(|block| !homes.contains_key(block)).collect();
+        let demands = demands(prepared, &context.lent, &rest);
+        let placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        let rest: BTreeMap<usize, usize> = rest.into_iter().zip(placed).collect();
+        (0..shards).map(|block| homes.get(&block).or_else(|| rest.get(&block)).copied()).collect()
     }
 
     /// Where a job is generated next.
-    pub(in crate::supervisor) fn choose_query_host(&self, number: u64) -> Choice {
+    pub fn query_host(&self, number: u64) -> Choice {
         let Some(job) = self.jobs.get(number) else { return Choice::Nobody };
         let named = self.contexts.get(job.context).and_then(|context| context.prepared.placement.query_host.as_ref());
         let able = |host: &usize| {
@@ -189,25 +211,35 @@ impl SupervisorState {
     }
 
     /// Why nobody goes on with a job, where only hosts of other numerics could.
-    pub(in crate::supervisor) fn lacks_equal(&self, number: u64) -> Option<String> {
+    pub fn lacks_equal(&self, number: u64) -> Option<String> {
         let wanted = self.jobs.get(number)?.numerics.clone()?;
-        let lacks = matches!(self.choose_query_host(number), Choice::NoEqual { up: false });
+        let lacks = matches!(self.query_host(number), Choice::NoEqual { up: false });
         lacks.then(|| format!("its tokens were made on {wanted}, and no such query host is there"))
     }
 }
 
 /// What blocks ask of hosts; those that are lent take no room that is not taken already.
-pub(in crate::supervisor) fn demands(
-    prepared: &PreparedContext,
-    lent: &BTreeSet<usize>,
-    blocks: &[usize],
-) -> Vec<Demand> {
+pub fn demands(prepared: &PreparedContext, lent: &BTreeSet<usize>, blocks: &[usize]) -> Vec<Demand> {
     let demand = |&block: &usize| Demand {
         block,
         logical: prepared.plan.shards[block].host,
         kv_bytes: if lent.contains(&block) { 0 } else { prepared.kv_bytes(block) },
     };
     blocks.iter().map(demand).collect()
+}
+
+/// The same homes, and for what the plan deals to one host with a shard that has one the same.
+fn beside(context: &Context, homes: &BTreeMap<usize, usize>) -> BTreeMap<usize, usize> {
+    let mut of_logical: BTreeMap<usize, usize> = BTreeMap::new();
+    let shards = &context.plan().shards;
+    for (block, host) in homes {
+        of_logical.entry(shards[*block].host).or_insert(*host);
+    }
+    let home = |block: usize| {
+        let sibling = || of_logical.get(&shards[block].host).copied();
+        Some((block, homes.get(&block).copied().or_else(sibling)?))
+    };
+    (0..shards.len()).filter_map(home).collect()
 }
 
 #[cfg(test)]

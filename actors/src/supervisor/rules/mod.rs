@@ -1,11 +1,14 @@
-//! What each event means, as functions that borrow only the tables they may touch. No I/O, no clock.
+//! What each event means, as structs that borrow only the tables they may touch. No I/O, no clock.
 
 pub mod accused;
-pub mod append;
+pub mod admission;
 pub mod drain;
-pub mod homes;
+pub mod growth;
 pub mod host_selection;
+pub mod joining;
+pub mod model;
 pub mod orders;
 pub mod recovery;
 pub mod reports;
-pub mod sessions;
+pub mod teardown;
+pub mod uses;

@@ -1,59 +1,35 @@
-//! What hosts were sent of contexts' token ids, so that an order brings the ids that its host lacks and no others.
+//! What hosts are told to do: shards to encode, with the ids that they lack, and jobs to generate. Chooses no host.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Range,
-};
+use std::collections::BTreeMap;
 
-use asterism_plan::{Exchange, Plan, Shard, TokenSet};
+use asterism_plan::TokenSet;
 
 use crate::{
-    messages::{ContextIds, EncodeShards, HostCommand},
+    messages::{ContextIds, EncodeShards, Generate, HostCommand},
     supervisor::{
-        state::{Command, SupervisorState},
-        tables::context::Owner,
+        command::Command,
+        tables::{context::Owner, contexts::Contexts, hosts::Hosts, jobs::Jobs},
     },
     trace::TraceContext,
 };
 
-/// Shards whose ids a host's process was sent, by context: as the plan has them, or alone.
-#[derive(Debug, Default)]
-pub struct Given(BTreeMap<u64, BTreeSet<(usize, bool)>>);
-
-impl Given {
-    /// What the host has of a context's tokens.
-    fn tokens(&self, context: u64, plan: &Plan) -> TokenSet {
-        let mut tokens = TokenSet::default();
-        let mut add = |shard: &Shard| shard.spans().for_each(|span| drop(tokens.add(span.range())));
-        for &(block, alone) in self.0.get(&context).into_iter().flatten() {
-            match alone {
-                true => add(&plan.alone(block)),
-                false => add(&plan.shards[block]),
-            }
-        }
-        tokens
-    }
-
-    /// Notes an order. Returns the tokens that are not among those the host has, which they are from now on.
-    fn take(&mut self, order: &EncodeShards, has: &mut TokenSet) -> Vec<Range<u64>> {
-        let given = self.0.entry(order.context).or_default();
-        let mut missing = Vec::new();
-        for shard in &order.shards {
-            if given.insert((shard.block, order.exchange == Exchange::None)) {
-                shard.spans().for_each(|span| missing.append(&mut has.add(span.range())));
-            }
-        }
-        missing
-    }
-
-    fn forget(&mut self, context: u64) {
-        self.0.remove(&context);
-    }
+/// Sends orders to hosts and notes what they were sent.
+pub struct Orders<'a> {
+    pub hosts: &'a mut Hosts,
+    pub contexts: &'a Contexts,
+    pub jobs: &'a mut Jobs,
+    pub out: &'a mut Vec<Command>,
 }
 
-impl SupervisorState {
+impl Orders<'_> {
+    /// Tells a host something while it is connected.
+    pub fn send(&mut self, host: usize, command: HostCommand) {
+        let connection = self.hosts.at(host).connection;
+        self.out.extend(connection.map(|connection| Command::Send { connection, command }));
+    }
+
     /// Orders shards to be encoded; before each order goes what its host lacks of the ids that it reads.
-    pub(in crate::supervisor) fn order(&mut self, orders: Vec<(usize, EncodeShards)>, commands: &mut Vec<Command>) {
+    pub fn encode(&mut self, orders: Vec<(usize, EncodeShards)>) {
         let mut has: BTreeMap<(usize, u64), TokenSet> = BTreeMap::new();
         for (host, order) in orders {
             let number = order.context;
@@ -62,11 +38,11 @@ impl SupervisorState {
             let given = &mut self.hosts.at_mut(host).given;
             let has = has.entry((host, number)).or_insert_with(|| given.tokens(number, &prepared.plan));
             let ids = ContextIds::of(number, &prepared.ids, given.take(&order, has));
-            ids.into_iter().for_each(|ids| self.send(host, HostCommand::Ids(ids), commands));
+            ids.into_iter().for_each(|ids| self.send(host, HostCommand::Ids(ids)));
             let spec = &self.hosts.at(host).spec;
             let room = spec.memory_limit.map(|limit| limit.saturating_sub(spec.weight_bytes));
             let trace = self.trace_of(number).map(Box::new);
-            self.send(host, HostCommand::Encode(EncodeShards { room, trace, ..order }), commands);
+            self.send(host, HostCommand::Encode(EncodeShards { room, trace, ..order }));
         }
     }
 
@@ -77,8 +53,74 @@ impl SupervisorState {
     }
 
     /// Has a host forget a context.
-    pub(in crate::supervisor) fn release(&mut self, host: usize, context: u64, commands: &mut Vec<Command>) {
+    pub fn release(&mut self, host: usize, context: u64) {
         self.hosts.at_mut(host).given.forget(context);
-        self.send(host, HostCommand::Release { context }, commands);
+        self.send(host, HostCommand::Release { context });
+    }
+
+    /// Has a host generate a job's answer, or go on with it.
+    pub fn generate(&mut self, number: u64, host: usize) {
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
+        let Some(context) = self.contexts.get(job.context) else { return };
+        job.told_attempt = context.attempt;
+        job.status.mixed_numerics |= context.mixed_numerics;
+        let kept = context.plan().kept_shards();
+        let (shards, anew) = match &job.question.anew {
+            Some(anew) => (anew.refresh.left_of(kept), context.prepared.anew(&anew.refresh)),
+            None => (kept, None),
+        };
+        let generate = Generate {
+            job: number,
+            context: context.number,
+            query_ids: job.question.query_ids.clone(),
+            generated: job.status.tokens.clone(),
+            query_start: context.plan().query_start,
+            shards,
+            anew,
+            fan_in: context.plan().fan_in,
+            view: context.plan().view,
+            holders: context.holders(&self.hosts.addresses()),
+            choice: job.question.choice.clone(),
+            ticket: context.ticket,
+            trace: job.question.trace.map(|trace| Box::new(trace.own)),
+        };
+        drop(job);
+        self.send(host, HostCommand::Generate(generate));
+    }
+
+    /// Tells who generates a job's answer which hosts hold the shards.
+    pub fn tell_holders(&mut self, number: u64, host: usize) {
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
+        let Some(context) = self.contexts.get(job.context) else { return };
+        job.told_attempt = context.attempt;
+        job.status.mixed_numerics |= context.mixed_numerics;
+        let holders = context.holders(&self.hosts.addresses());
+        drop(job);
+        self.send(host, HostCommand::Holders { job: number, holders });
+    }
+
+    /// A host came, or came back: tells it again all that it is to do.
+    pub fn remind(&mut self, host: usize) {
+        let addresses = self.hosts.addresses();
+        let mut orders = Vec::new();
+        for number in self.contexts.on_host(host) {
+            let context = &self.contexts[number];
+            let here = |block: &usize| context.places[*block].host == Some(host);
+            let missing = |block: &usize| here(block) && context.places[*block].encoded.is_none();
+            let all = 0..context.places.len();
+            let coming = context.heirs.iter().filter(|(_, heir)| **heir == host);
+            orders.extend(coming.map(|(block, _)| (host, context.order_alone(*block))));
+            // Encoded together, others may wait for what this host passes on, even if it has reported an earlier attempt.
+            let blocks: Vec<usize> = match context.together {
+                true if context.is_ready() => continue,
+                true => all.filter(here).collect(),
+                false => all.filter(missing).collect(),
+            };
+            orders.extend(context.orders(&blocks, &addresses));
+        }
+        self.encode(orders);
+        for number in self.jobs.on_host(host) {
+            self.generate(number, host);
+        }
     }
 }

@@ -1,18 +1,19 @@
-//! What a loss means: a host dead or out of reach, an order that came to nothing. What is then missing, `assign.rs`
-//! orders anew.
+//! What a loss means: a host dead or out of reach, an order that came to nothing. What is then missing, the scheduler orders
+//! anew.
 
 use std::time::Duration;
 
 use crate::{
-    api::{ErrorBody, HostHealth, JobEvent, JobPhase, RecoveryStatus, Role},
+    api::{HostHealth, JobEvent, JobPhase, RecoveryStatus, Role},
     messages::{Condition, HostCommand},
     metric::Observation,
     news::News,
     supervisor::{
-        config::{Liveness, Recovery},
+        command::Command,
+        config::{Liveness, Recovery, SupervisorConfig},
         journal::record,
-        state::{Command, SupervisorState},
-        tables::{context::Owner, job::Outcome},
+        rules::{host_selection::HostSelection, orders::Orders, teardown::Teardown},
+        tables::{contexts::Contexts, hosts::Hosts, jobs::Jobs, reserved::Reserved, sessions::Sessions},
     },
 };
 
@@ -27,48 +28,84 @@ const STALL_PAUSE: Duration = Duration::from_millis(500);
 /// Stalls without a token between them after which a job fails.
 const MOST_STALLS: u32 = 60;
 
-impl SupervisorState {
+/// Takes work from hosts that are lost, and has what needs it go on without them.
+pub struct HostLoss<'a> {
+    pub now: Duration,
+    pub config: &'a SupervisorConfig,
+    pub hosts: &'a mut Hosts,
+    pub contexts: &'a mut Contexts,
+    pub jobs: &'a mut Jobs,
+    pub sessions: &'a mut Sessions,
+    pub reserved: &'a Reserved,
+    pub out: &'a mut Vec<Command>,
+}
+
+impl HostLoss<'_> {
+    /// What hosts are told.
+    pub fn orders(&mut self) -> Orders<'_> {
+        Orders { hosts: self.hosts, contexts: self.contexts, jobs: self.jobs, out: self.out }
+    }
+
+    /// What ends.
+    pub fn teardown(&mut self) -> Teardown<'_> {
+        Teardown {
+            now: self.now,
+            hosts: self.hosts,
+            contexts: self.contexts,
+            jobs: self.jobs,
+            sessions: self.sessions,
+            reserved: self.reserved,
+            out: self.out,
+        }
+    }
+
+    /// The same, for a while.
+    pub fn reborrow(&mut self) -> HostLoss<'_> {
+        HostLoss {
+            now: self.now,
+            config: self.config,
+            hosts: self.hosts,
+            contexts: self.contexts,
+            jobs: self.jobs,
+            sessions: self.sessions,
+            reserved: self.reserved,
+            out: self.out,
+        }
+    }
+
+    /// Which hosts there are for what.
+    pub fn selection(&self) -> HostSelection<'_> {
+        HostSelection { config: self.config, hosts: self.hosts, contexts: self.contexts, jobs: self.jobs }
+    }
+
     /// Declares a host dead: fences its process, has it ended, and takes its work away.
-    pub(in crate::supervisor) fn lose(
-        &mut self,
-        now: Duration,
-        host: usize,
-        why: (&'static str, String),
-        commands: &mut Vec<Command>,
-    ) {
+    pub fn lose(&mut self, host: usize, why: (&'static str, String)) {
         if self.hosts.at(host).health == HostHealth::Dead {
             return;
         }
         let (reason, cause) = why;
-        let (start, silent_s) = (self.hosts.at(host).kept.start, self.hosts.at(host).silence(now).as_secs_f64());
+        let (start, silent_s) = (self.hosts.at(host).kept.start, self.hosts.at(host).silence(self.now).as_secs_f64());
         let name = self.hosts.name(host).to_string();
         let lost = News::HostLost { host: name, reason: reason.into(), silent_s, cause: cause.clone() };
-        commands.push(Command::Tell(lost));
+        self.out.push(Command::Tell(lost));
         let connection = self.hosts.bury(host, cause.clone());
         self.hosts.at_mut(host).unfit = reason == "unfit";
-        commands.push(Command::Persist(record::host(self.hosts.at(host))));
-        commands.push(Command::Observe(Observation::HostFailed { reason }));
-        commands.extend(connection.map(|connection| Command::Disconnect { connection, reason: cause.clone() }));
+        self.out.push(Command::Persist(record::host(self.hosts.at(host))));
+        self.out.push(Command::Observe(Observation::HostFailed { reason }));
+        self.out.extend(connection.map(|connection| Command::Disconnect { connection, reason: cause.clone() }));
         // A process that has ended or said that it is about to needs no help; what it logs last is the cause.
         if !matches!(reason, "exited" | "unfit")
             && let Some(connection) = self.hosts.node_of(host)
         {
             let command = HostCommand::Kill { host: self.hosts.name(host).to_string(), start };
-            commands.push(Command::Send { connection, command });
+            self.out.push(Command::Send { connection, command });
         }
-        self.vacate(now, host, (reason, cause), commands);
+        self.vacate(host, (reason, cause));
     }
 
     /// A node says that a process of a host ended. It speaks for its own hosts only.
-    pub(in crate::supervisor) fn on_exited(
-        &mut self,
-        now: Duration,
-        from: u64,
-        (name, start): (&str, u64),
-        (cause, restarting): (String, bool),
-        commands: &mut Vec<Command>,
-    ) {
-        let Some(host) = self.of_node(from, name, commands) else { return };
+    pub fn on_exited(&mut self, from: u64, (name, start): (&str, u64), (cause, restarting): (String, bool)) {
+        let Some(host) = self.of_node(from, name) else { return };
         let record = self.hosts.at_mut(host);
         if start < record.kept.start {
             return;
@@ -77,7 +114,7 @@ impl SupervisorState {
             // A start after the one that was lost did not come so far as to join: why is what keeps it away now.
             record.cause = Some(cause.clone());
         }
-        self.lose(now, host, ("exited", cause), commands);
+        self.lose(host, ("exited", cause));
         let record = self.hosts.at_mut(host);
         if let Some(cause) = record.cause.as_mut().filter(|_| !restarting && !record.unfit) {
             cause.push_str("; it is not started again");
@@ -85,23 +122,16 @@ impl SupervisorState {
     }
 
     /// A node says how a process of a host looks. It speaks for its own hosts only.
-    pub(in crate::supervisor) fn on_seen(
-        &mut self,
-        now: Duration,
-        from: u64,
-        (name, start): (&str, u64),
-        condition: Condition,
-        commands: &mut Vec<Command>,
-    ) {
-        if let Some(host) = self.of_node(from, name, commands)
+    pub fn on_seen(&mut self, from: u64, (name, start): (&str, u64), condition: Condition) {
+        if let Some(host) = self.of_node(from, name)
             && start == self.hosts.at(host).kept.start
         {
-            self.hosts.seen(now, host, condition);
+            self.hosts.seen(self.now, host, condition);
         }
     }
 
     /// The host of this name; none where the node on this connection is not the one to speak for it.
-    fn of_node(&self, from: u64, name: &str, commands: &mut Vec<Command>) -> Option<usize> {
+    fn of_node(&mut self, from: u64, name: &str) -> Option<usize> {
         let host = self.hosts.by_name(name)?;
         let (node, speaker) = (&self.hosts.at(host).spec.node, self.hosts.node_name(from).unwrap_or_default());
         if node == speaker {
@@ -109,19 +139,13 @@ impl SupervisorState {
         }
         let cause = format!("node {speaker} speaks for host {name}, expected its own node {node}");
         let refused = Observation::Refused { reason: "node", who: speaker.to_string(), cause: cause.clone() };
-        commands.push(Command::Observe(refused));
-        commands.push(Command::Disconnect { connection: from, reason: cause });
+        self.out.push(Command::Observe(refused));
+        self.out.push(Command::Disconnect { connection: from, reason: cause });
         None
     }
 
     /// Takes all work from a host, dead or alive, and notes that with the jobs that need it.
-    pub(in crate::supervisor) fn vacate(
-        &mut self,
-        now: Duration,
-        host: usize,
-        why: (&str, String),
-        commands: &mut Vec<Command>,
-    ) {
+    pub fn vacate(&mut self, host: usize, why: (&str, String)) {
         let alive = self.hosts.at(host).is_up();
         for number in self.contexts.on_host(host) {
             // A session that fails takes with it what was appended to it, which may be on this host too.
@@ -129,78 +153,64 @@ impl SupervisorState {
             let held = !context.held_by(host).is_empty();
             if self.config.recovery == Recovery::Fail && !alive && held {
                 let message = self.loss_message(host, "context", &why.1);
-                self.fail_context(now, number, ("host_lost", message), commands);
+                self.teardown().fail_context(number, "host_lost", message);
                 continue;
             }
-            self.take_shards(now, number, (host, why.0), commands);
+            self.take_shards(number, (host, why.0));
         }
         for number in self.jobs.on_host(host) {
             if self.config.recovery == Recovery::Fail && !alive {
                 let message = self.loss_message(host, "query", &why.1);
-                self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+                self.teardown().fail(number, "host_lost", message);
                 continue;
             }
-            self.take_generation(now, number, (host, why.0), commands);
+            self.take_generation(number, (host, why.0));
         }
     }
 
     /// A host has a context's shards no more; one that is up is told. What it passed others before it reported goes with it.
-    pub(in crate::supervisor) fn take_shards(
-        &mut self,
-        now: Duration,
-        number: u64,
-        (host, reason): (usize, &str),
-        commands: &mut Vec<Command>,
-    ) {
+    pub fn take_shards(&mut self, number: u64, (host, reason): (usize, &str)) {
         let mut context = self.contexts.get_mut(number).expect("it holds shards");
         let tainted = context.tainted_by(host);
         tainted.iter().for_each(|other| context.doubt(*other));
         let entangled = context.entangled().len();
         let lost = context.lose(host);
         if lost > 0 {
-            context.again.get_or_insert((now, 0));
+            context.again.get_or_insert((self.now, 0));
         }
         drop(context);
         for host in tainted.into_iter().chain([host]).filter(|host| self.hosts.at(*host).is_up()).collect::<Vec<_>>() {
-            self.release(host, number, commands);
+            self.orders().release(host, number);
         }
         if lost == 0 {
             return;
         }
         let loss = (host, Role::Context, lost.max(entangled));
-        self.jobs.of_context(number).into_iter().for_each(|job| self.note(now, job, loss, reason, commands));
+        self.jobs.of_context(number).into_iter().for_each(|job| self.note(job, loss, reason));
     }
 
     /// A host generates for a job no more; one that is up is told.
-    pub(in crate::supervisor) fn take_generation(
-        &mut self,
-        now: Duration,
-        number: u64,
-        (host, reason): (usize, &str),
-        commands: &mut Vec<Command>,
-    ) {
+    pub fn take_generation(&mut self, number: u64, (host, reason): (usize, &str)) {
         if self.hosts.at(host).is_up() {
-            self.send(host, HostCommand::Stop { job: number }, commands);
+            self.orders().send(host, HostCommand::Stop { job: number });
         }
-        self.note(now, number, (host, Role::Query, 0), reason, commands);
+        self.note(number, (host, Role::Query, 0), reason);
         self.jobs.get_mut(number).expect("it runs").query_host = None;
     }
 
     /// An order to encode came to nothing.
-    pub(in crate::supervisor) fn on_not_encoded(
+    pub fn on_not_encoded(
         &mut self,
-        now: Duration,
         host: usize,
         (number, attempt): (u64, u32),
         (peer_lost, code, message): (bool, String, String),
-        commands: &mut Vec<Command>,
     ) {
         let Some(mut context) = self.contexts.get_mut(number).filter(|c| c.is_ordered_any(host)) else { return };
         let given_up = context.disinherit(host);
         drop(context);
         if !given_up.is_empty() {
             // Where a shard cannot move to before it leaves, it is lost to its host first, with retries and their end.
-            let leave = |old| self.take_shards(now, number, (old, "drained"), commands);
+            let leave = |old| self.take_shards(number, (old, "drained"));
             return given_up.into_iter().for_each(leave);
         }
         let Some(mut context) = self.contexts.get_mut(number) else { return };
@@ -213,26 +223,20 @@ impl SupervisorState {
             let name = self.hosts.name(host).to_string();
             let tried = if attempts > 0 { format!(" ({} attempts)", attempts + 1) } else { String::new() };
             let message = format!("{name}: {message}{tried}");
-            return self.fail_context(now, number, (&code, message), commands);
+            return self.teardown().fail_context(number, &code, message);
         }
-        context.retry = (attempts + 1, now + FIRST_RETRY * 2_u32.pow(attempts));
+        context.retry = (attempts + 1, self.now + FIRST_RETRY * 2_u32.pow(attempts));
         context.redo = true;
     }
 
     /// A host encoded a shard from something else than it was to read: it gets no shard of the context while another can.
-    pub(in crate::supervisor) fn on_misread(
-        &mut self,
-        now: Duration,
-        host: usize,
-        (number, block): (u64, usize),
-        commands: &mut Vec<Command>,
-    ) {
+    pub fn on_misread(&mut self, host: usize, (number, block): (u64, usize)) {
         let name = self.hosts.name(host).to_string();
         let message = format!(
             "{name} read another input for shard {block} than planned. See whether its memory is sound and it runs this very version"
         );
         let refused = Observation::Refused { reason: "input_mismatch", who: name, cause: message.clone() };
-        commands.push(Command::Observe(refused));
+        self.out.push(Command::Observe(refused));
         let mut context = self.contexts.get_mut(number).expect("it has the shard");
         context.avoid.insert(host);
         context.misread += 1;
@@ -244,29 +248,22 @@ impl SupervisorState {
         let has_none = context.shards_on(host) == 0;
         drop(context);
         if often {
-            return self.fail_context(now, number, ("input_mismatch", message), commands);
+            return self.teardown().fail_context(number, "input_mismatch", message);
         }
         if self.is_replaceable(host, number) {
-            return self.lose(now, host, ("misread", message), commands);
+            return self.lose(host, ("misread", message));
         }
         match has_none {
-            true => self.release(host, number, commands),
-            false => self.take_shards(now, number, (host, "input_mismatch"), commands),
+            true => self.orders().release(host, number),
+            false => self.take_shards(number, (host, "input_mismatch")),
         }
     }
 
     /// A query host gets no answer from a host that others hear: it tries again, and if that does not help, shards move, or
     /// the generation does when nobody answers it.
-    pub(in crate::supervisor) fn on_stalled(
-        &mut self,
-        now: Duration,
-        from: usize,
-        number: u64,
-        (silent, cause): (String, String),
-        commands: &mut Vec<Command>,
-    ) {
+    pub fn on_stalled(&mut self, from: usize, number: u64, (silent, cause): (String, String)) {
         let Some(host) = self.hosts.by_name(&silent) else { return };
-        let Some(job) = self.running_job(number).filter(|job| job.query_host == Some(from)) else { return };
+        let Some(job) = self.jobs.running_mut(number).filter(|job| job.query_host == Some(from)) else { return };
         let (Some(query_host), context) = (job.query_host, job.context) else { return };
         drop(job);
         let held =
@@ -275,16 +272,16 @@ impl SupervisorState {
             // Its shards are under way elsewhere, or there already: holders follow when all are.
             let ready = self.contexts.get(context).is_some_and(|context| context.is_ready());
             if ready {
-                self.tell_holders(number, query_host, commands);
+                self.orders().tell_holders(number, query_host);
             }
             return;
         }
         let mut job = self.jobs.get_mut(number).expect("it runs");
         job.stalls.hosts.insert(host);
-        if now.saturating_sub(job.stalls.last) < STALL_PAUSE {
+        if self.now.saturating_sub(job.stalls.last) < STALL_PAUSE {
             return;
         }
-        (job.stalls.count, job.stalls.last) = (job.stalls.count + 1, now);
+        (job.stalls.count, job.stalls.last) = (job.stalls.count + 1, self.now);
         let (silent_hosts, stalls) = (job.stalls.hosts.len(), job.stalls.count);
         if stalls.is_multiple_of(STALLS) && silent_hosts > 1 && stalls <= MOST_STALLS {
             job.avoid.insert(query_host);
@@ -292,82 +289,55 @@ impl SupervisorState {
         drop(job);
         if stalls > MOST_STALLS {
             let message = format!("{silent} does not answer the query host: {cause}; waited in vain {stalls} times");
-            return self.end(now, number, Outcome::Failed { code: "host_lost".into(), message }, commands);
+            return self.teardown().fail(number, "host_lost", message);
         }
         if stalls % STALLS != 0 {
-            return self.tell_holders(number, query_host, commands);
+            return self.orders().tell_holders(number, query_host);
         }
         if silent_hosts > 1 {
-            return self.take_generation(now, number, (query_host, "stalled"), commands);
+            return self.take_generation(number, (query_host, "stalled"));
         }
         self.contexts.get_mut(context).expect("it is held").avoid.insert(host);
-        self.take_shards(now, context, (host, "stalled"), commands);
-    }
-
-    /// A context comes to nothing, and with it whoever asks it.
-    pub(in crate::supervisor) fn fail_context(
-        &mut self,
-        now: Duration,
-        number: u64,
-        why: (&str, String),
-        commands: &mut Vec<Command>,
-    ) {
-        let (code, message) = why;
-        let Some(context) = self.contexts.get(number) else { return };
-        if let Owner::Session(name) = context.owner.clone() {
-            let error = ErrorBody { message: message.clone(), code: code.to_string(), param: None };
-            self.fail_session((&name, number), error, commands);
-        }
-        for job in self.jobs.of_context(number) {
-            self.end(now, job, Outcome::Failed { code: code.to_string(), message: message.clone() }, commands);
-        }
-        self.release_unused(number, commands);
+        self.take_shards(context, (host, "stalled"));
     }
 
     /// A job goes on: its recoveries are over.
-    pub(in crate::supervisor) fn goes_on(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) {
+    pub fn goes_on(&mut self, number: u64) {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
-        let (recovered, phase) = (job.recovered(now), job.phase());
+        let (recovered, phase) = (job.recovered(self.now), job.phase());
         drop(job);
         if recovered.is_empty() {
             return;
         }
         for recovery in recovered {
             let seconds = recovery.recovered_s.unwrap_or_default();
-            commands.push(Command::Observe(Observation::Recovered { seconds }));
-            commands.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
+            self.out.push(Command::Observe(Observation::Recovered { seconds }));
+            self.out.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
         }
-        commands.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
+        self.out.push(Command::Publish { job: number, event: JobEvent::Phase { phase } });
     }
 
     /// Hosts that held shards for an earlier supervisor and have not come back to this one.
-    pub(in crate::supervisor) fn give_up_absent(&mut self, now: Duration, commands: &mut Vec<Command>) {
+    pub fn give_up_absent(&mut self) {
         let Liveness { dead_after, rejoin, .. } = self.config.liveness;
-        for host in self.hosts.absent(now, self.began, (dead_after, dead_after + rejoin)) {
+        for host in self.hosts.absent(self.now, dead_after, dead_after + rejoin) {
             let cause = "it did not come back to the supervisor after that was started again".to_string();
-            self.lose(now, host, ("disconnected", cause), commands);
+            self.lose(host, ("disconnected", cause));
         }
     }
 
-    fn note(
-        &mut self,
-        now: Duration,
-        number: u64,
-        loss: (usize, Role, usize),
-        reason: &str,
-        commands: &mut Vec<Command>,
-    ) {
+    fn note(&mut self, number: u64, loss: (usize, Role, usize), reason: &str) {
         let (host, role, shards) = loss;
         let record = self.hosts.at(host);
-        let silent_s = record.silence(now).as_secs_f64();
+        let silent_s = record.silence(self.now).as_secs_f64();
         let host = record.spec.name.clone();
-        let Some(mut job) = self.running_job(number) else { return };
+        let Some(mut job) = self.jobs.running_mut(number) else { return };
         let (phase, reason) = (job.phase(), reason.to_string());
         let recovery = RecoveryStatus { host, role, reason, phase, silent_s, shards, recovered_s: None };
-        job.lost(now, recovery.clone());
-        commands.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
+        job.lost(self.now, recovery.clone());
+        self.out.push(Command::Publish { job: number, event: JobEvent::Recovery { recovery } });
         let event = JobEvent::Phase { phase: JobPhase::Recovering };
-        commands.push(Command::Publish { job: number, event });
+        self.out.push(Command::Publish { job: number, event });
     }
 
     fn loss_message(&self, host: usize, role: &str, cause: &str) -> String {
@@ -375,5 +345,13 @@ impl SupervisorState {
         format!(
             "{role} host {name} was lost while the job used it: {cause}. The other hosts go on; submit the job again, or set supervisor.recovery to \"redistribute\""
         )
+    }
+
+    /// Whether somebody else could encode what a host encoded wrongly.
+    fn is_replaceable(&self, host: usize, context: u64) -> bool {
+        let Some(context) = self.contexts.get(context) else { return false };
+        let able =
+            self.hosts.that(|record| record.takes_work() && record.rank(Role::Context, self.config.recovery).is_some());
+        able.into_iter().any(|other| other != host && !context.avoid.contains(&other))
     }
 }

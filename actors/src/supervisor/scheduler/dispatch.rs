@@ -1,37 +1,37 @@
-//! Whose turn it is: begins contexts that wait while there is room for them. What is missing of those that began is `assign.rs`.
+//! Whose turn it is: begins contexts that wait while there is room for them. What is missing of those that began is
+//! `encode.rs`.
 
-use std::time::Duration;
-
+use super::encode::EncodeScheduler;
 use crate::{
-    api::{HostHealth, JobPhase},
+    api::JobPhase,
     supervisor::{
         placement::PlacementRefusal,
-        state::{Command, SupervisorState},
+        tables::{contexts::Contexts, jobs::Jobs},
     },
 };
 
-impl SupervisorState {
-    /// Contexts whose turn has come and that no query host has yet: they are encoded, or wait for one. Those of jobs that are
-    /// generated are as few as query hosts take.
-    pub(in crate::supervisor) fn running_contexts(&self) -> usize {
-        self.contexts.begun().saturating_sub(self.jobs.generating_own())
-    }
+/// Contexts whose turn has come and that no query host has yet: they are encoded, or wait for one. Those of jobs that are
+/// generated are as few as query hosts take.
+pub fn running_contexts(contexts: &Contexts, jobs: &Jobs) -> usize {
+    contexts.begun().saturating_sub(jobs.generating_own())
+}
 
+impl EncodeScheduler<'_> {
     /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came. What
     /// waits for a self-test leaves room for its canary.
-    pub(in crate::supervisor) fn dispatch(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        if self.is_booting(now) {
+    pub fn dispatch(&mut self) {
+        if self.loss.hosts.is_booting(self.loss.now, self.loss.config.patience) {
             return;
         }
-        if self.held {
+        if self.loss.jobs.held {
             if let Some(number) = self.waiting_canary() {
-                self.begin(now, number, commands);
+                self.begin(number);
             }
             return;
         }
-        while self.running_contexts() < self.config.max_running {
-            let Some(number) = self.contexts.next(self.token_seconds) else { return };
-            if !self.begin(now, number, commands) {
+        while running_contexts(self.loss.contexts, self.loss.jobs) < self.loss.config.max_running {
+            let Some(number) = self.loss.contexts.next() else { return };
+            if !self.begin(number) {
                 return;
             }
         }
@@ -39,34 +39,34 @@ impl SupervisorState {
 
     /// The context of the latest canary, unless it has begun.
     fn waiting_canary(&self) -> Option<u64> {
-        let context = self.contexts.get(self.canary?)?;
+        let context = self.loss.contexts.get(self.loss.jobs.canary?)?;
         (!context.is_placed() && !context.aside).then_some(context.number)
     }
 
     /// Begins a context whose turn it is. Whether the next may have its turn.
-    fn begin(&mut self, now: Duration, number: u64, commands: &mut Vec<Command>) -> bool {
-        let context = &self.contexts[number];
-        match self.find_homes(context) {
+    fn begin(&mut self, number: u64) -> bool {
+        let context = &self.loss.contexts[number];
+        match self.loss.selection().find_homes(self.lately, context) {
             Ok(hosts) => {
                 let blocks: Vec<usize> = (0..hosts.len()).collect();
-                self.contexts.get_mut(number).expect("it was there").clock.0 = Some(now);
-                self.settle(number, &blocks, &hosts, commands);
-                self.enter_phase(now, number, JobPhase::Encoding, commands);
+                self.loss.contexts.get_mut(number).expect("it was there").clock.0 = Some(self.loss.now);
+                self.settle(number, &blocks, &hosts);
+                self.enter_phase(number, JobPhase::Encoding);
             }
             Err(PlacementRefusal::NotEnoughMemory { .. } | PlacementRefusal::UnequalNumerics { .. }) => {
-                self.homeless_since(now, number);
+                self.homeless_since(number);
                 return false;
             }
             Err(refusal) => {
                 let nobody = matches!(refusal, PlacementRefusal::NoHost { .. });
-                if self.give_up_placing(now, number, &refusal, commands) {
+                if self.give_up_placing(number, &refusal) {
                     return true;
                 }
                 if nobody {
                     return false;
                 }
                 // Others go before what only hosts can take that are not there.
-                self.contexts.get_mut(number).expect("it was there").aside = true;
+                self.loss.contexts.get_mut(number).expect("it was there").aside = true;
             }
         }
         true
@@ -74,47 +74,31 @@ impl SupervisorState {
 
     /// Puts contexts back into the queue whose hosts have come, and gives up those that have waited for them too long. Asks
     /// for one of each set of labels.
-    pub(in crate::supervisor) fn look_again(&mut self, now: Duration, commands: &mut Vec<Command>) {
-        for labels in self.contexts.aside() {
-            while let Some(number) = self.contexts.first_aside(&labels) {
-                let context = &self.contexts[number];
+    pub fn look_again(&mut self) {
+        for labels in self.loss.contexts.aside() {
+            while let Some(number) = self.loss.contexts.first_aside(&labels) {
+                let context = &self.loss.contexts[number];
                 let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
-                match self.find_hosts(context, &blocks) {
+                match self.loss.selection().find_hosts(context, &blocks) {
                     Err(refusal @ PlacementRefusal::NoSuchLabels { .. }) => {
-                        if !self.give_up_placing(now, number, &refusal, commands) {
+                        if !self.give_up_placing(number, &refusal) {
                             break;
                         }
                     }
-                    _ => self.contexts.get_mut(number).expect("it was there").aside = false,
+                    _ => self.loss.contexts.get_mut(number).expect("it was there").aside = false,
                 }
             }
         }
     }
 
     /// Fails a context that has waited too long for hosts. Whether it has.
-    fn give_up_placing(
-        &mut self,
-        now: Duration,
-        number: u64,
-        refusal: &PlacementRefusal,
-        commands: &mut Vec<Command>,
-    ) -> bool {
-        let since = self.homeless_since(now, number);
-        let over = now.saturating_sub(since) > self.config.patience;
+    fn give_up_placing(&mut self, number: u64, refusal: &PlacementRefusal) -> bool {
+        let since = self.homeless_since(number);
+        let over = self.loss.now.saturating_sub(since) > self.loss.config.patience;
         if over {
             let message = format!("{refusal}. `asterism status` shows the hosts");
-            self.fail_context(now, number, ("placement_impossible", message), commands);
+            self.loss.teardown().fail_context(number, "placement_impossible", message);
         }
         over
-    }
-
-    /// Whether hosts that have never been there may still come, so that a context is not dealt to a part of them.
-    pub(in crate::supervisor) fn is_booting(&self, now: Duration) -> bool {
-        let coming = self.hosts.iter().any(|host| match host.health {
-            HostHealth::Starting => true,
-            HostHealth::Loading => host.kept.restarts == 0,
-            _ => false,
-        });
-        coming && now.saturating_sub(self.began) < self.config.patience
     }
 }

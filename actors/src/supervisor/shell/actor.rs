@@ -24,6 +24,7 @@ use crate::{
     room::{Holder, Room},
     store::StateStore,
     supervisor::{
+        command::Event,
         config::{ContextHosts, SupervisorConfig},
         fingerprint::{Fingerprint, random},
         journal::change::Decided,
@@ -36,8 +37,11 @@ use crate::{
             pulse::Pulse,
             write_queue::{Request, Subject},
         },
-        state::{Event, PreparedJob, Source, SupervisorState},
-        tables::asked_session::AskedSession,
+        state::SupervisorState,
+        tables::{
+            job::{PreparedJob, Source},
+            sessions::asked::AskedSession,
+        },
     },
 };
 

@@ -25,6 +25,7 @@ use crate::{
     metric,
     store::StateStore,
     supervisor::{
+        command::{Command, Event},
         config::SupervisorConfig,
         shell::{
             events::{EventListener, Events},
@@ -33,7 +34,8 @@ use crate::{
             write_queue::{Act, BatchLimits, Journal, Request},
             writer::Writer,
         },
-        state::{Command, Event, Origin, SupervisorState},
+        state::SupervisorState,
+        tables::numbers::Origin,
     },
     ticket::Secret,
 };

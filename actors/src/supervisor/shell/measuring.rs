@@ -6,23 +6,13 @@ use crate::{
     api::{LinkSpeed, Role},
     error::JobError,
     messages::{HostCommand, LinkPeer, MeasuredLink},
-    supervisor::Supervisor,
+    supervisor::{shell::actor::Supervisor, state::view::ReadyHost},
 };
 
 /// Longest wait for one host.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Of so many hosts each is measured with each; of more, one of each role on each node.
 const FEW: usize = 8;
-
-/// A host that can be told to measure.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReadyHost {
-    /// How it is reached.
-    pub peer: LinkPeer,
-    pub role: Role,
-    pub node: String,
-    pub connection: u64,
-}
 
 impl Supervisor {
     /// Measures the links that jobs take: from query hosts and context hosts to context hosts.

@@ -21,10 +21,7 @@ use std::{
 use crate::{
     error::JobError,
     store::{Change, StoreError, Table},
-    supervisor::{
-        journal::change::Decided,
-        state::{Command, SupervisorState},
-    },
+    supervisor::{command::Command, journal::change::Decided, state::SupervisorState},
 };
 
 /// Time after a refused write in which none is tried: each opens and verifies the whole file.

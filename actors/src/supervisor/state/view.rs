@@ -2,16 +2,23 @@
 
 use std::time::Duration;
 
+use super::SupervisorState;
 use crate::{
-    api::{ClusterStatus, HostHealth, HostStatus, JobPhase, JobState, JobStatus, SessionState},
+    api::{ClusterStatus, HostHealth, HostStatus, JobState, JobStatus, Role, SessionState, Waiting},
     error::JobError,
     messages::LinkPeer,
-    supervisor::{
-        shell::measuring::ReadyHost,
-        state::{PreparedJob, Source, SupervisorState},
-        tables::{contexts::SessionContexts, prepared::PreparedContext},
-    },
+    supervisor::tables::contexts::SessionContexts,
 };
+
+/// A host that can be told to measure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadyHost {
+    /// How it is reached.
+    pub peer: LinkPeer,
+    pub role: Role,
+    pub node: String,
+    pub connection: u64,
+}
 
 /// Which jobs to list, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +43,11 @@ impl SupervisorState {
     pub fn job_status(&self, now: Duration, number: u64) -> Option<JobStatus> {
         let status = self.jobs.get(number)?.status_at(now);
         Some(JobStatus { waiting: self.waits_for(now, number), ..status })
+    }
+
+    /// What a job waits for, if nobody works on it right now.
+    pub fn waits_for(&self, now: Duration, number: u64) -> Option<Waiting> {
+        self.waits(now).job(number)
     }
 
     /// Hosts that are ready, and how they are reached.
@@ -126,49 +138,5 @@ impl SupervisorState {
     pub fn host_named(&self, now: Duration, name: &str) -> Result<HostStatus, JobError> {
         let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
         Ok(self.host_status(now, host))
-    }
-
-    pub(in crate::supervisor) fn first_status(
-        &self,
-        now: Duration,
-        prepared: &PreparedJob,
-        context: &PreparedContext,
-    ) -> JobStatus {
-        JobStatus {
-            id: prepared.id.clone(),
-            created_at: now.as_secs(),
-            waiting: None,
-            state: JobState::Pending,
-            phase: Some(JobPhase::Queued),
-            method: context.plan.method.name.clone(),
-            method_reason: context.plan.method.reason.clone(),
-            model: self.config.model.clone(),
-            session: match &prepared.source {
-                Source::Session(name) => Some(name.clone()),
-                Source::Context(_) => None,
-            },
-            template_date: context.template_date,
-            context_tokens: context.plan.context_tokens,
-            query_tokens: prepared.question.query_ids.len(),
-            refreshed_tokens: prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens()),
-            cached_tokens: match &prepared.source {
-                Source::Session(_) => {
-                    let anew = prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens());
-                    context.plan.context_tokens.saturating_sub(anew)
-                }
-                Source::Context(_) => 0,
-            },
-            generated_tokens: 0,
-            text: String::new(),
-            tokens: Vec::new(),
-            logprobs: Vec::new(),
-            finish_reason: None,
-            error: None,
-            labels: prepared.labels.clone(),
-            attention_sparsity: None,
-            mixed_numerics: false,
-            recoveries: Vec::new(),
-            timings: Default::default(),
-        }
     }
 }

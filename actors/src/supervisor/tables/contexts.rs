@@ -27,6 +27,18 @@ pub struct Contexts {
     /// Whether a host has more room than before.
     freed: bool,
     turns: Turns,
+    /// Seconds that a token of phase 1 takes, learnt from those that were encoded.
+    token_seconds: TokenSeconds,
+}
+
+/// Seconds that a token of phase 1 takes.
+#[derive(Debug)]
+struct TokenSeconds(f64);
+
+impl Default for TokenSeconds {
+    fn default() -> Self {
+        Self(1e-4)
+    }
 }
 
 /// What one host has.
@@ -242,9 +254,21 @@ impl Contexts {
         self.index.begun
     }
 
+    /// Seconds that a token of phase 1 takes, as far as is known.
+    #[cfg(test)]
+    pub fn token_seconds(&self) -> f64 {
+        self.token_seconds.0
+    }
+
+    /// A shard of so many tokens took so long.
+    pub fn learn_speed(&mut self, seconds: f64, tokens: usize) {
+        self.token_seconds.0 += 0.2 * (seconds / tokens.max(1) as f64 - self.token_seconds.0);
+    }
+
     /// The context to begin next: of the key that has the fewest begun and had its last turn first, the one that would be done first,
     /// had it begun when it came.
-    pub fn next(&self, token_seconds: f64) -> Option<u64> {
+    pub fn next(&self) -> Option<u64> {
+        let token_seconds = self.token_seconds.0;
         let begun = |key: &Key| self.index.begun_of.get(key).copied().unwrap_or(0);
         let place =
             |(key, line): (&Key, &Waiting)| Some((begun(key), self.turns.last(key), line.first(token_seconds)?));
@@ -252,7 +276,8 @@ impl Contexts {
     }
 
     /// How many waiting contexts begin before one: of other keys as many as of its own, as they take turns.
-    pub fn before(&self, number: u64, token_seconds: f64) -> usize {
+    pub fn before(&self, number: u64) -> usize {
+        let token_seconds = self.token_seconds.0;
         let Some(keys) = self.get(number).map(Keys::of) else { return 0 };
         let Some((own, came)) = keys.turn else { return 0 };
         let done = (came.saturating_add(takes(own, token_seconds)), number);

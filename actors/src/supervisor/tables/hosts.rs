@@ -1,5 +1,7 @@
 //! Who is alive: one record a configured host, by index, and the node agents that start them. Decides nothing about jobs.
 
+pub mod given;
+mod judge;
 pub mod presence;
 pub mod told;
 
@@ -8,14 +10,14 @@ use std::{collections::BTreeMap, time::Duration};
 use asterism_transport::Endpoint;
 use serde::{Deserialize, Serialize};
 
+use given::Given;
+use judge::Judge;
+use told::{Address, Told};
+
 use crate::{
     api::{HostHealth, HostStatus, Role, Scheduling},
     messages::{Condition, Hello},
-    supervisor::{
-        config::{HostSpec, Recovery},
-        rules::orders::Given,
-        tables::hosts::{presence::Judge, told::Told},
-    },
+    supervisor::config::{HostSpec, Recovery},
 };
 
 /// More lives than a host can have.
@@ -182,15 +184,21 @@ impl HostRecord {
 /// Every configured host, and the connection of each node agent.
 #[derive(Debug)]
 pub struct Hosts {
-    pub(in crate::supervisor) records: Vec<HostRecord>,
+    records: Vec<HostRecord>,
     by_name: BTreeMap<String, usize>,
     by_connection: BTreeMap<u64, usize>,
     /// What each is started as, whatever role it has taken since.
     started_as: Vec<Role>,
     /// Connection of each node agent, and since when.
-    pub(in crate::supervisor) nodes: BTreeMap<String, (u64, Duration)>,
+    nodes: BTreeMap<String, (u64, Duration)>,
     /// What is known of who judges them.
-    pub(in crate::supervisor) judge: Judge,
+    judge: Judge,
+    /// When this supervisor began, for hosts that do not come back to it; later by what it could not hear.
+    began: Duration,
+    /// Since when there is no query host at all, if there is none.
+    pub no_query_host_since: Option<Duration>,
+    /// Query hosts that accused a host of wrong answers, and the first host that each did.
+    pub accusers: BTreeMap<usize, usize>,
 }
 
 impl Hosts {
@@ -219,7 +227,17 @@ impl Hosts {
         let by_name = specs.iter().enumerate().rev().map(|(host, spec)| (spec.name.clone(), host)).collect();
         let started_as = specs.iter().map(|spec| spec.role).collect();
         let (by_connection, nodes) = Default::default();
-        Self { records, by_name, by_connection, started_as, nodes, judge: Judge::default() }
+        Self {
+            records,
+            by_name,
+            by_connection,
+            started_as,
+            nodes,
+            judge: Judge::default(),
+            began: now,
+            no_query_host_since: None,
+            accusers: BTreeMap::new(),
+        }
     }
 
     /// All records.
@@ -250,6 +268,24 @@ impl Hosts {
     /// The host of a name.
     pub fn by_name(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
+    }
+
+    /// Every host's name, and where it is reached.
+    pub fn addresses(&self) -> Vec<Address> {
+        let endpoints = |host: &HostRecord| host.hello.as_ref().map(|hello| hello.endpoints.clone());
+        let address = |host: &HostRecord| (host.spec.name.clone(), endpoints(host).unwrap_or_default());
+        self.records.iter().map(address).collect()
+    }
+
+    /// Whether hosts that have never been there may still come within `patience`, so that a context is not dealt to a part of
+    /// them.
+    pub fn is_booting(&self, now: Duration, patience: Duration) -> bool {
+        let coming = self.records.iter().any(|host| match host.health {
+            HostHealth::Starting => true,
+            HostHealth::Loading => host.kept.restarts == 0,
+            _ => false,
+        });
+        coming && now.saturating_sub(self.began) < patience
     }
 
     /// Hosts that satisfy a condition.
@@ -349,7 +385,7 @@ impl Hosts {
         self.unplug(host)
     }
 
-    pub(in crate::supervisor) fn unplug(&mut self, host: usize) -> Option<u64> {
+    fn unplug(&mut self, host: usize) -> Option<u64> {
         let connection = self.records[host].connection.take()?;
         self.by_connection.remove(&connection);
         Some(connection)

@@ -2,7 +2,10 @@
 
 mod spans;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use asterism_plan::Refresh;
 use serde::{Deserialize, Serialize};
@@ -12,7 +15,7 @@ use crate::{
     messages::TokenChoice,
     metric::Observation,
     news::{JobName, News},
-    supervisor::{fingerprint::Fingerprint, state::PreparedJob},
+    supervisor::{fingerprint::Fingerprint, tables::prepared::PreparedContext},
     trace::JobTrace,
 };
 
@@ -66,6 +69,41 @@ impl Anew {
         let runs: usize = self.refresh.hidden.iter().map(|hidden| size_of_val(&hidden.runs[..])).sum();
         size_of_val(&self.refresh.shard.prefix[..]) + runs
     }
+}
+
+/// A request tokenised and planned.
+#[derive(Clone, Debug)]
+pub struct PreparedJob {
+    /// Its id: its client's, or one that nobody guesses.
+    pub id: String,
+    /// What was asked, where the client chose the id.
+    pub fingerprint: Option<Fingerprint>,
+    /// What is asked about.
+    pub source: Source,
+    /// What is asked.
+    pub question: Question,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+impl PreparedJob {
+    /// Bytes that it takes, about.
+    pub fn bytes(&self) -> u64 {
+        let context = match &self.source {
+            Source::Context(context) => context.bytes(),
+            Source::Session(_) => 0,
+        };
+        context + 4 * self.question.query_ids.len() as u64
+    }
+}
+
+/// What a question is about.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A context of the job's own.
+    Context(PreparedContext),
+    /// A session's context.
+    Session(String),
 }
 
 /// One job.

@@ -17,6 +17,10 @@ pub type Unhoused = (Duration, u64);
 pub struct Jobs {
     all: BTreeMap<u64, Job>,
     index: Index,
+    /// Whether what was accepted waits until a self-test has passed.
+    pub held: bool,
+    /// The job of that test that was taken in last.
+    pub canary: Option<u64>,
 }
 
 /// What is looked up other than by number. Times stand before numbers where the earliest is asked for.
@@ -114,6 +118,16 @@ impl Jobs {
     /// One job.
     pub fn get(&self, number: u64) -> Option<&Job> {
         self.all.get(&number)
+    }
+
+    /// One job that hosts work on, to be changed.
+    pub fn running_mut(&mut self, number: u64) -> Option<Edit<'_>> {
+        self.get_mut(number).filter(|job| job.is_running())
+    }
+
+    /// Whether a job waits for the self-test.
+    pub fn is_held(&self, number: u64) -> bool {
+        self.held && !self.get(number).is_some_and(|job| job.question.canary)
     }
 
     /// One job, to be changed: anything but its number, id and context.

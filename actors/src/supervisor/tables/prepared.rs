@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     messages::Anew,
-    supervisor::{placement::PlacementPolicy, tables::session_text::SessionText},
+    supervisor::{placement::PlacementPolicy, tables::sessions::text::SessionText},
 };
 
 /// Bytes that a shard or a context takes beside its spans and ids, about.

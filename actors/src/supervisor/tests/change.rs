@@ -8,7 +8,7 @@ use crate::{
     error::JobError,
     messages::{Hello, HostMessage, HostRole},
     store::{Change, Entry, Table},
-    supervisor::{Decided, PreparedContext, Source, SupervisorConfig, SupervisorState, rules::sessions::Session},
+    supervisor::{Decided, PreparedContext, Source, SupervisorConfig, SupervisorState, tables::sessions::Session},
 };
 
 /// What happens next.

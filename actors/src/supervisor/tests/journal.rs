@@ -174,8 +174,9 @@ impl Disk {
     fn nothing_is_left_over(&self) -> Result<(), TestCaseError> {
         let state = &self.world.cluster.state;
         for number in state.contexts.numbers() {
-            let asked = state.is_of_session(number) || state.is_asked_beside(number, None);
-            prop_assert!(asked || state.outgrown.contains(&number), "{} is nobody's", number);
+            let uses = state.uses();
+            let asked = uses.is_of_session(number) || uses.is_asked_beside(number, None);
+            prop_assert!(asked || state.sessions.outgrown.contains(&number), "{} is nobody's", number);
         }
         Ok(())
     }
@@ -218,7 +219,7 @@ proptest! {
         disk.nothing_is_left_over()?;
         disk.hear()?;
         disk.world.agree()?;
-        prop_assert_eq!(disk.world.cluster.state.reserved, Default::default());
+        prop_assert_eq!(&disk.world.cluster.state.reserved, &Default::default());
     }
 }
 

@@ -2,46 +2,11 @@
 
 use std::time::Duration;
 
-use crate::{
-    api::HostHealth,
-    messages::Condition,
-    news::News,
-    supervisor::tables::hosts::{HostRecord, Hosts},
-};
+use super::{HostRecord, Hosts, judge::Deaf};
+use crate::{api::HostHealth, messages::Condition, news::News};
 
 /// Longest silence that waiting for memory excuses, a host's own or the supervisor's.
-pub(in crate::supervisor) const STARVED: Duration = Duration::from_secs(60);
-
-/// Who judges the silence of hosts, as far as that may be its own.
-#[derive(Debug, Default)]
-pub(in crate::supervisor) struct Judge {
-    /// When it first judged, and when it did last.
-    judged: Option<(Duration, Duration)>,
-    /// Whether it has waited for memory or a disk since then.
-    pub starved: bool,
-}
-
-/// A time in which nobody could be heard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Deaf {
-    time: Duration,
-    /// Nobody can have been heard; otherwise somebody may not have been.
-    sure: bool,
-    /// For how long it has judged.
-    judging: Duration,
-}
-
-impl Judge {
-    /// The time since it last judged: where it came much later than it does, it can have heard nobody; where it waited for memory
-    /// in between, it may not have.
-    fn deaf(&mut self, now: Duration, late: Duration) -> Deaf {
-        let (first, last) = self.judged.unwrap_or((now, now));
-        self.judged = Some((first, now));
-        let (passed, starved) = (now.saturating_sub(last), std::mem::take(&mut self.starved));
-        let time = if passed > late || starved { passed } else { Duration::ZERO };
-        Deaf { time, sure: passed > late, judging: now.saturating_sub(first) }
-    }
-}
+pub const STARVED: Duration = Duration::from_secs(60);
 
 impl HostRecord {
     /// Time since it was last heard or, while it could not speak for want of memory, since its node last saw that.
@@ -64,10 +29,14 @@ impl HostRecord {
 }
 
 impl Hosts {
-    /// Takes out of everybody's silence the time in which the supervisor itself could hear nobody; returns what of it counts for
-    /// those that it has not heard yet. That a process was stopped, its node has seen and said, and who has said nothing for a
+    /// The supervisor's own process has waited for memory or a disk since the last tick.
+    pub fn note_starved(&mut self) {
+        self.judge.starved = true;
+    }
+
+    /// Takes out of everybody's silence the time in which the supervisor itself could hear nobody. That a process was stopped, its node has seen and said, and who has said nothing for a
     /// minute is not excused by a supervisor that only waits for memory now and then.
-    pub fn excuse(&mut self, now: Duration, late: Duration) -> Duration {
+    pub fn excuse(&mut self, now: Duration, late: Duration) {
         let Deaf { time, sure, judging } = self.judge.deaf(now, late);
         let stopped = |host: &HostRecord| host.seen.0 == Condition::Stopped;
         let gone = |host: &HostRecord| now.saturating_sub(host.spoke) > STARVED;
@@ -77,7 +46,8 @@ impl Hosts {
         }
         let others = if sure || judging <= STARVED { time } else { Duration::ZERO };
         self.nodes.values_mut().for_each(|(_, since)| *since = (*since + others).min(now));
-        others
+        // Those that it has not heard yet.
+        self.began += others;
     }
 
     /// Marks hosts silent for `suspect` and returns them, and those silent for `dead`.
@@ -88,10 +58,11 @@ impl Hosts {
         (suspects, self.that(|host| known(host) && host.unexcused(now) > dead))
     }
 
-    /// Hosts of an earlier supervisor's that have not come back to this one, which began at `began`. They dial as the agent of
+    /// Hosts of an earlier supervisor's that have not come back to this one. They dial as the agent of
     /// their node does: when that is back for as long as a host may be silent (`dead`), so would they be; and without an agent in
     /// `all`. One that its node sees waiting for memory is waited for.
-    pub fn absent(&self, now: Duration, began: Duration, (dead, all): (Duration, Duration)) -> Vec<usize> {
+    pub fn absent(&self, now: Duration, dead: Duration, all: Duration) -> Vec<usize> {
+        let began = self.began;
         let over = |since: Duration, most: Duration| now.saturating_sub(since) > most;
         self.that(|host| {
             let starved = match host.seen {

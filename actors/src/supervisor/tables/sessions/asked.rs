@@ -7,7 +7,7 @@ use asterism_plan::{MethodConfig, Plan};
 
 use crate::supervisor::{
     placement::PlacementPolicy,
-    tables::{job::Anew, prepared::PreparedContext, session_text::SessionText},
+    tables::{job::Anew, prepared::PreparedContext, sessions::text::SessionText},
 };
 
 /// A session as a question to it is prepared.
