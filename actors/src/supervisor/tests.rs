@@ -811,7 +811,7 @@ fn answers_that_are_wrong_wherever_they_come_from_fail_the_job_and_fence_nobody(
     for _ in 0..5 {
         let context = cluster.state.jobs.get(job).map(|job| job.context).expect("it runs");
         let Some(context) = cluster.state.contexts.get(context) else { break };
-        let Some(host) = context.places.iter().find_map(|place| place.host) else { break };
+        let Some(host) = context.places().iter().find_map(|place| place.host) else { break };
         let name = cluster.state.hosts.name(host).to_owned();
         accuse(&mut cluster, job, &name);
         cluster.encode();

@@ -10,7 +10,7 @@ use crate::{
     supervisor::{
         fingerprint::Fingerprint,
         tables::{
-            context::{Context, Owner, Place},
+            context::{Context, Owner, Place, Placed},
             hosts::{HostRecord, KeptHost, told::Address},
             job::{Clock, Job, Question},
             model::ModelMark,
@@ -53,7 +53,8 @@ pub struct PlacesEntry {
     pub hosts: Vec<Option<String>>,
     pub numerics: Option<String>,
     pub mixed_numerics: bool,
-    pub clock: (Option<Duration>, Option<Duration>),
+    pub began: Duration,
+    pub first_ready: Option<Duration>,
 }
 
 /// A job.
@@ -103,14 +104,15 @@ pub fn ids(context: &Context) -> Change {
     Change::Put { table: Table::Ids, key: number_key(context.number), value }
 }
 
-/// Where a context's shards are, by host name.
-pub fn places(context: &Context, names: &[Address]) -> Change {
+/// Where a context's shards are, by host name; nothing before its turn has come.
+pub fn places(context: &Context, names: &[Address]) -> Option<Change> {
+    let placed = context.placed()?;
     let host = |place: &Place| place.host.map(|host| names[host].0.clone());
-    let hosts = context.places.iter().map(host).collect();
-    let (attempt, together, clock) = (context.attempt, context.together, context.clock);
+    let Placed { attempt, together, began, first_ready, ref places, .. } = *placed;
+    let hosts = places.iter().map(host).collect();
     let (numerics, mixed_numerics) = (context.numerics.clone(), context.mixed_numerics);
-    let entry = PlacesEntry { attempt, together, hosts, numerics, mixed_numerics, clock };
-    put(Table::Contexts, part_key(context.number, PLACES), &entry)
+    let entry = PlacesEntry { attempt, together, hosts, numerics, mixed_numerics, began, first_ready };
+    Some(put(Table::Contexts, part_key(context.number, PLACES), &entry))
 }
 
 /// A context is gone.

@@ -12,7 +12,7 @@ use crate::{
         journal::record,
         rules::recovery::HostLoss,
         tables::{
-            context::{Context, Place},
+            context::{Context, Place, UnderWay},
             hosts::{Drain, Hosts},
         },
     },
@@ -85,21 +85,23 @@ impl Draining<'_> {
     /// Whether hosts that held it for an earlier supervisor may still come back to this one.
     fn is_awaited(&self, context: &Context) -> bool {
         let away = |place: &Place| place.host.is_some_and(|host| !self.loss.hosts.at(host).is_up());
-        context.places.iter().any(|place| place.encoded.is_none() && away(place))
+        context.places().iter().any(|place| place.encoded.is_none() && away(place))
     }
 
     /// Has others encode what a host holds of a context, as far as there is room; the rest stays until there is.
     fn begin_move(&mut self, number: u64, host: usize) {
         let context = &self.loss.contexts[number];
         let mut blocks = context.held_by(host);
-        blocks.retain(|block| !context.heirs.contains_key(block));
+        blocks.retain(|block| !context.heirs().contains_key(block));
         if blocks.is_empty() {
             return;
         }
         let Ok(heirs) = self.loss.selection().find_equals(context, &blocks) else { return };
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
-        context.moving.get_or_insert((self.loss.now, 0)).1 += blocks.len();
-        context.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));
+        if let Some(placed) = context.placed_mut() {
+            placed.moving.get_or_insert(UnderWay::since(self.loss.now)).shards += blocks.len();
+            placed.heirs.extend(blocks.iter().copied().zip(heirs.iter().copied()));
+        }
         drop(context);
         let order = |(block, heir)| (heir, self.loss.contexts[number].order_alone(block));
         let orders = blocks.into_iter().zip(heirs).map(order).collect();
@@ -111,13 +113,14 @@ impl Draining<'_> {
         let (number, block, addresses) = (encoded.context, encoded.block as usize, self.loss.hosts.addresses());
         let Some(mut context) = self.loss.contexts.get_mut(number) else { return };
         let old = context.inherit(block, host, encoded);
-        if context.heirs.is_empty()
-            && let Some((since, shards)) = context.moving.take()
+        if let Some(placed) = context.placed_mut()
+            && placed.heirs.is_empty()
+            && let Some(UnderWay { since, shards }) = placed.moving.take()
         {
             let took = self.loss.now.saturating_sub(since);
             self.loss.out.push(Command::Tell(News::ShardsMoved { context: number, shards, took }));
         }
-        self.loss.out.push(Command::Persist(record::places(&context, &addresses)));
+        self.loss.out.extend(record::places(&context, &addresses).map(Command::Persist));
         drop(context);
         if let Some(old) = old {
             self.loss.hosts.at_mut(old).moved_away.push((number, self.loss.now));

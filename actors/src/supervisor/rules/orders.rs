@@ -62,7 +62,7 @@ impl Orders<'_> {
     pub fn generate(&mut self, number: u64, host: usize) {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
-        job.told_attempt = context.attempt;
+        job.told_attempt = context.attempt();
         job.status.mixed_numerics |= context.mixed_numerics;
         let kept = context.plan().kept_shards();
         let (shards, anew) = match &job.question.anew {
@@ -92,7 +92,7 @@ impl Orders<'_> {
     pub fn tell_holders(&mut self, number: u64, host: usize) {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
-        job.told_attempt = context.attempt;
+        job.told_attempt = context.attempt();
         job.status.mixed_numerics |= context.mixed_numerics;
         let holders = context.holders(&self.hosts.addresses());
         drop(job);
@@ -105,13 +105,13 @@ impl Orders<'_> {
         let mut orders = Vec::new();
         for number in self.contexts.on_host(host) {
             let context = &self.contexts[number];
-            let here = |block: &usize| context.places[*block].host == Some(host);
-            let missing = |block: &usize| here(block) && context.places[*block].encoded.is_none();
-            let all = 0..context.places.len();
-            let coming = context.heirs.iter().filter(|(_, heir)| **heir == host);
+            let here = |block: &usize| context.places()[*block].host == Some(host);
+            let missing = |block: &usize| here(block) && context.places()[*block].encoded.is_none();
+            let all = 0..context.places().len();
+            let coming = context.heirs().iter().filter(|(_, heir)| **heir == host);
             orders.extend(coming.map(|(block, _)| (host, context.order_alone(*block))));
             // Encoded together, others may wait for what this host passes on, even if it has reported an earlier attempt.
-            let blocks: Vec<usize> = match context.together {
+            let blocks: Vec<usize> = match context.is_together() {
                 true if context.is_ready() => continue,
                 true => all.filter(here).collect(),
                 false => all.filter(missing).collect(),

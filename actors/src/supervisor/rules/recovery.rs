@@ -13,7 +13,14 @@ use crate::{
         config::{Liveness, Recovery, SupervisorConfig},
         journal::record,
         rules::{host_selection::HostSelection, orders::Orders, teardown::Teardown},
-        tables::{contexts::Contexts, hosts::Hosts, jobs::Jobs, reserved::Reserved, sessions::Sessions},
+        tables::{
+            context::{Retry, UnderWay},
+            contexts::Contexts,
+            hosts::Hosts,
+            jobs::Jobs,
+            reserved::Reserved,
+            sessions::Sessions,
+        },
     },
 };
 
@@ -175,8 +182,8 @@ impl HostLoss<'_> {
         tainted.iter().for_each(|other| context.doubt(*other));
         let entangled = context.entangled().len();
         let lost = context.lose(host);
-        if lost > 0 {
-            context.again.get_or_insert((self.now, 0));
+        if let Some(placed) = context.placed_mut().filter(|_| lost > 0) {
+            placed.again.get_or_insert(UnderWay::since(self.now));
         }
         drop(context);
         for host in tainted.into_iter().chain([host]).filter(|host| self.hosts.at(*host).is_up()).collect::<Vec<_>>() {
@@ -214,10 +221,10 @@ impl HostLoss<'_> {
             return given_up.into_iter().for_each(leave);
         }
         let Some(mut context) = self.contexts.get_mut(number) else { return };
-        if attempt != context.attempt || context.redo {
+        let Some(placed) = context.placed_mut().filter(|placed| placed.attempt == attempt && !placed.redo) else {
             return;
-        }
-        let (attempts, _) = context.retry;
+        };
+        let attempts = placed.retry.attempts;
         if !peer_lost || attempts >= ATTEMPTS {
             drop(context);
             let name = self.hosts.name(host).to_string();
@@ -225,8 +232,9 @@ impl HostLoss<'_> {
             let message = format!("{name}: {message}{tried}");
             return self.teardown().fail_context(number, &code, message);
         }
-        context.retry = (attempts + 1, self.now + FIRST_RETRY * 2_u32.pow(attempts));
-        context.redo = true;
+        let not_before = self.now + FIRST_RETRY * 2_u32.pow(attempts);
+        placed.retry = Retry { attempts: attempts + 1, not_before };
+        placed.redo = true;
     }
 
     /// A host encoded a shard from something else than it was to read: it gets no shard of the context while another can.
@@ -240,7 +248,7 @@ impl HostLoss<'_> {
         let mut context = self.contexts.get_mut(number).expect("it has the shard");
         context.avoid.insert(host);
         context.misread += 1;
-        let (often, was_heir) = (context.misread > ATTEMPTS, context.heirs.contains_key(&block));
+        let (often, was_heir) = (context.misread > ATTEMPTS, context.heirs().contains_key(&block));
         if was_heir {
             // Who held them holds them still; what this host has of them goes with the rest.
             context.disinherit(host);
@@ -267,7 +275,7 @@ impl HostLoss<'_> {
         let (Some(query_host), context) = (job.query_host, job.context) else { return };
         drop(job);
         let held =
-            self.contexts.get(context).is_some_and(|c| c.is_ready() && c.places.iter().any(|p| p.host == Some(host)));
+            self.contexts.get(context).is_some_and(|c| c.is_ready() && c.places().iter().any(|p| p.host == Some(host)));
         if !held {
             // Its shards are under way elsewhere, or there already: holders follow when all are.
             let ready = self.contexts.get(context).is_some_and(|context| context.is_ready());

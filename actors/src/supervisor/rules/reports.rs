@@ -44,8 +44,8 @@ impl Reports<'_> {
     pub fn on_encoded(&mut self, host: usize, encoded: Encoded) {
         let (number, block) = (encoded.context, encoded.block as usize);
         let Some(context) = self.loss.contexts.get(number) else { return };
-        let here = context.places.get(block).is_some_and(|place| place.host == Some(host) && place.encoded.is_none());
-        let moves = context.heirs.get(&block) == Some(&host);
+        let here = context.places().get(block).is_some_and(|place| place.host == Some(host) && place.encoded.is_none());
+        let moves = context.heirs().get(&block) == Some(&host);
         if !here && !moves {
             return;
         }

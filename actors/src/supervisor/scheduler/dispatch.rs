@@ -40,7 +40,7 @@ impl EncodeScheduler<'_> {
     /// The context of the latest canary, unless it has begun.
     fn waiting_canary(&self) -> Option<u64> {
         let context = self.loss.contexts.get(self.loss.jobs.canary?)?;
-        (!context.is_placed() && !context.aside).then_some(context.number)
+        (!context.is_placed() && !context.is_aside()).then_some(context.number)
     }
 
     /// Begins a context whose turn it is. Whether the next may have its turn.
@@ -49,7 +49,6 @@ impl EncodeScheduler<'_> {
         match self.loss.selection().find_homes(self.lately, context) {
             Ok(hosts) => {
                 let blocks: Vec<usize> = (0..hosts.len()).collect();
-                self.loss.contexts.get_mut(number).expect("it was there").clock.0 = Some(self.loss.now);
                 self.settle(number, &blocks, &hosts);
                 self.enter_phase(number, JobPhase::Encoding);
             }
@@ -66,7 +65,7 @@ impl EncodeScheduler<'_> {
                     return false;
                 }
                 // Others go before what only hosts can take that are not there.
-                self.loss.contexts.get_mut(number).expect("it was there").aside = true;
+                self.loss.contexts.get_mut(number).expect("it was there").set_aside(true);
             }
         }
         true
@@ -85,7 +84,7 @@ impl EncodeScheduler<'_> {
                             break;
                         }
                     }
-                    _ => self.loss.contexts.get_mut(number).expect("it was there").aside = false,
+                    _ => self.loss.contexts.get_mut(number).expect("it was there").set_aside(false),
                 }
             }
         }

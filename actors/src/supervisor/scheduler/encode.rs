@@ -11,7 +11,10 @@ use crate::{
         command::Command,
         journal::record,
         rules::{growth::SessionGrowth, recovery::HostLoss},
-        tables::{context::Owner, homes::Lately},
+        tables::{
+            context::{Owner, UnderWay},
+            homes::Lately,
+        },
     },
 };
 
@@ -25,11 +28,11 @@ impl EncodeScheduler<'_> {
     /// Gives shards without a host a new one, and encodes with them again what was under way with them.
     pub fn rehouse(&mut self, number: u64) {
         let context = &self.loss.contexts[number];
-        if context.retry.1 > self.loss.now {
+        if context.placed().is_some_and(|placed| placed.retry.not_before > self.loss.now) {
             return;
         }
         let (inherited, homeless): (Vec<usize>, Vec<usize>) =
-            context.homeless().into_iter().partition(|block| context.heirs.contains_key(block));
+            context.homeless().into_iter().partition(|block| context.heirs().contains_key(block));
         let found = match homeless.is_empty() {
             true => Ok(Vec::new()),
             false => self.loss.selection().find_hosts(context, &homeless),
@@ -50,7 +53,7 @@ impl EncodeScheduler<'_> {
         let at = |block: &usize| match homeless.iter().position(|homeless| homeless == block) {
             Some(at) => found[at],
             None => {
-                context.places[*block].host.or(context.heirs.get(block).copied()).expect("it has a home or an heir")
+                context.places()[*block].host.or(context.heirs().get(block).copied()).expect("it has a home or an heir")
             }
         };
         let (blocks, hosts): (Vec<usize>, Vec<usize>) = blocks.iter().map(|block| (*block, at(block))).unzip();
@@ -58,8 +61,11 @@ impl EncodeScheduler<'_> {
         for (reason, shards) in [("lost", lost), ("together", blocks.len() - lost)] {
             self.loss.out.push(Command::Observe(Observation::ShardsReencoded { reason, shards }));
         }
-        self.loss.contexts.get_mut(number).expect("it was there").again.get_or_insert((self.loss.now, 0)).1 +=
-            blocks.len();
+        let mut context = self.loss.contexts.get_mut(number).expect("it was there");
+        if let Some(placed) = context.placed_mut() {
+            placed.again.get_or_insert(UnderWay::since(self.loss.now)).shards += blocks.len();
+        }
+        drop(context);
         self.settle(number, &blocks, &hosts);
     }
 
@@ -68,8 +74,8 @@ impl EncodeScheduler<'_> {
         self.note_numerics(number, blocks, hosts);
         let addresses = self.loss.hosts.addresses();
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
-        context.settle(blocks, hosts);
-        self.loss.out.push(Command::Persist(record::places(&context, &addresses)));
+        context.settle(self.loss.now, blocks, hosts);
+        self.loss.out.extend(record::places(&context, &addresses).map(Command::Persist));
         let orders = context.orders(blocks, &addresses);
         drop(context);
         self.loss.orders().encode(orders);
@@ -104,23 +110,25 @@ impl EncodeScheduler<'_> {
     pub fn on_ready(&mut self, number: u64) {
         let addresses = self.loss.hosts.addresses();
         let mut context = self.loss.contexts.get_mut(number).expect("it was there");
-        let first = context.clock.1.is_none();
-        context.clock.1.get_or_insert(self.loss.now);
-        context.retry.0 = 0;
+        let alone = context.moves_alone();
+        let Some(placed) = context.placed_mut() else { return };
+        let first = placed.first_ready.is_none();
+        placed.first_ready.get_or_insert(self.loss.now);
+        placed.retry.attempts = 0;
         // All that was passed has been compared: a shard is encoded again alone from now on.
-        let apart = context.together && context.moves_alone();
-        context.together &= !apart;
+        let apart = placed.together && alone;
+        placed.together &= !apart;
+        let again = placed.again.take().filter(|again| again.shards > 0);
+        let encode_s = self.loss.now.saturating_sub(placed.began).as_secs_f64();
         if first || apart {
             // After a restart too, and it is not ready for the first time then.
-            self.loss.out.push(Command::Persist(record::places(&context, &addresses)));
+            self.loss.out.extend(record::places(&context, &addresses).map(Command::Persist));
         }
-        let again = context.again.take().filter(|(_, shards)| *shards > 0);
-        let encode_s = self.loss.now.saturating_sub(context.clock.0.unwrap_or(self.loss.now)).as_secs_f64();
-        let (sparsity, attempt) = (context.sparsity(), context.attempt);
+        let (sparsity, attempt) = (context.sparsity(), context.attempt());
         let timings = context.timings(&|host| addresses[host].0.clone());
         let (method, owner) = (context.plan().method.name.clone(), context.owner.clone());
         drop(context);
-        let reencoded = |(since, shards)| News::ShardsReencoded {
+        let reencoded = |UnderWay { since, shards }| News::ShardsReencoded {
             context: number,
             shards,
             took: self.loss.now.saturating_sub(since),

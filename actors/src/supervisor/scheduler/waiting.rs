@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::{
-    api::{AwaitedHost, HostHealth, Role, SessionState, Waiting},
+    api::{AwaitedHost, HostHealth, Role, Waiting},
     supervisor::{
         config::SupervisorConfig,
         placement::PlacementRefusal,
@@ -47,10 +47,9 @@ impl Waits<'_> {
         match (context.is_ready(), &context.owner) {
             (true, _) => self.waits_for_query_host(number),
             (false, Owner::Job(_)) => self.context(context),
-            (false, Owner::Session(name)) => self.context(context).or_else(|| {
-                let state = if context.was_ready() { SessionState::Recovering } else { SessionState::Encoding };
-                Some(Waiting::Session { name: name.clone(), state })
-            }),
+            (false, Owner::Session(name)) => self
+                .context(context)
+                .or_else(|| Some(Waiting::Session { name: name.clone(), state: context.stage().of_session() })),
         }
     }
 
@@ -62,14 +61,14 @@ impl Waits<'_> {
                 return Some(self.refusal(self.selection().find_hosts(context, &homeless).err()?));
             }
             let missing =
-                |at: usize| context.places.iter().any(|place| place.host == Some(at) && place.encoded.is_none());
+                |at: usize| context.places().iter().any(|place| place.host == Some(at) && place.encoded.is_none());
             return self.awaited(|host, at| !host.is_up() && missing(at));
         }
         if self.hosts.is_booting(self.now, self.config.patience) {
             return self.awaited(|host, _| matches!(host.health, HostHealth::Starting | HostHealth::Loading));
         }
         let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
-        if context.aside {
+        if context.is_aside() {
             return self.selection().find_hosts(context, &blocks).err().map(|refusal| self.refusal(refusal));
         }
         let (before, running) = (self.contexts.before(context.number), running_contexts(self.contexts, self.jobs));

@@ -14,7 +14,7 @@ use crate::{
         },
         rules::growth::lend_again,
         tables::{
-            context::{Context, Place},
+            context::{Context, Phase, Place, Placed},
             hosts::KeptHost,
             numbers::{Numbers, Origin},
             sessions::Session,
@@ -96,7 +96,7 @@ impl SupervisorState {
             Table::Cluster => Some(record::cluster(&self.numbers.origin, self.numbers.last, &self.model.mark())),
             Table::Hosts => self.hosts.by_name(key).map(|at| record::host(self.hosts.at(at))),
             Table::Contexts => self.contexts.get(number).and_then(|context| match part {
-                PLACES => context.is_placed().then(|| record::places(context, &self.hosts.addresses())),
+                PLACES => record::places(context, &self.hosts.addresses()),
                 _ => Some(record::context_entry(context)),
             }),
             Table::Ids => self.contexts.get(number).map(record::ids),
@@ -110,7 +110,8 @@ impl SupervisorState {
         (context.numerics, context.mixed_numerics) = (entry.numerics, entry.mixed_numerics);
         let host = |name: &Option<String>| name.as_ref().and_then(|name| self.hosts.by_name(name));
         let place = |name: &Option<String>| Place { host: host(name), encoded: None };
-        context.places = entry.hosts.iter().map(place).collect();
-        (context.attempt, context.together, context.clock) = (entry.attempt, entry.together, entry.clock);
+        let PlacesEntry { attempt, together, hosts, began, first_ready, .. } = entry;
+        let places = hosts.iter().map(place).collect();
+        context.phase = Phase::Placed(Placed { attempt, together, first_ready, places, ..Placed::new(began, 0) });
     }
 }

@@ -6,7 +6,7 @@ use super::SupervisorState;
 use crate::{
     api::{Appending, SessionHost, SessionState, SessionStatus},
     error::JobError,
-    supervisor::tables::sessions::Session,
+    supervisor::tables::{context::Context, sessions::Session},
 };
 
 impl SupervisorState {
@@ -50,18 +50,15 @@ impl SupervisorState {
             .collect();
         let state = match context {
             _ if session.error.is_some() => SessionState::Failed,
-            Some(context) if context.is_ready() => SessionState::Ready,
-            Some(context) if context.was_ready() => SessionState::Recovering,
-            _ => SessionState::Encoding,
+            Some(context) => context.stage().of_session(),
+            None => SessionState::Encoding,
         };
-        let clock = context.map(|context| context.clock).unwrap_or_default();
         let encoded = state == SessionState::Ready || session.error.is_some();
         let unfinished = context.filter(|context| !encoded && context.is_placed());
         let progress = unfinished.map(|context| context.progress(&|host| self.hosts.name(host).to_string()));
-        let encode_s = match clock {
-            (Some(began), ready) => ready.unwrap_or(now).saturating_sub(began).as_secs_f64(),
-            (None, _) => 0.0,
-        };
+        let encode_s = context
+            .and_then(Context::placed)
+            .map_or(0.0, |placed| placed.first_ready.unwrap_or(now).saturating_sub(placed.began).as_secs_f64());
         SessionStatus {
             name: session.name.clone(),
             state,

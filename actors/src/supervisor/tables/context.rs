@@ -9,7 +9,7 @@ use asterism_plan::{Exchange, Plan, Shard};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{HostProgress, HostTiming},
+    api::{HostProgress, HostTiming, SessionState},
     messages::{EncodeShards, Encoded, ShardHolder},
     supervisor::tables::{
         hosts::told::Address,
@@ -36,7 +36,114 @@ pub struct Place {
     pub encoded: Option<Encoded>,
 }
 
-/// A context on its hosts.
+/// How far a context is.
+#[derive(Debug)]
+pub enum Phase {
+    /// Its turn has not come.
+    Queued {
+        /// Whether others go before it until a host with its labels is there.
+        aside: bool,
+    },
+    /// Its turn has come: its shards have hosts, or are to get others.
+    Placed(Placed),
+}
+
+/// How far a context is for whoever asks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Its turn has not come.
+    Queued,
+    /// It is encoded for the first time.
+    Encoding,
+    /// Every shard is encoded and held.
+    Ready,
+    /// Shards that were there are encoded anew.
+    Recovering,
+}
+
+impl Stage {
+    /// How far a session with this context is.
+    pub fn of_session(self) -> SessionState {
+        match self {
+            Self::Queued | Self::Encoding => SessionState::Encoding,
+            Self::Ready => SessionState::Ready,
+            Self::Recovering => SessionState::Recovering,
+        }
+    }
+}
+
+/// Where the shards of a context are, and what is under way with them.
+#[derive(Debug)]
+pub struct Placed {
+    /// When its turn came.
+    pub began: Duration,
+    /// When every shard was encoded for the first time.
+    pub first_ready: Option<Duration>,
+    /// Times that shards were dealt.
+    pub attempt: u32,
+    /// Where shards are, in plan order.
+    pub places: Vec<Place>,
+    /// Hosts that encode a shard which another holds, to hold it instead, by block.
+    pub heirs: BTreeMap<usize, usize>,
+    /// Whether the shards of the last attempt are encoded together, passing each other something.
+    pub together: bool,
+    /// Whether shards that have a host are to be encoded anew with others.
+    pub redo: bool,
+    /// Attempts that failed on the way.
+    pub retry: Retry,
+    /// Shards that were there or under way, and are encoded again.
+    pub again: Option<UnderWay>,
+    /// Shards that move.
+    pub moving: Option<UnderWay>,
+    /// Layers that are done and that there are, by block.
+    pub layers_done: BTreeMap<u32, (u32, u32)>,
+}
+
+/// Attempts that failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retry {
+    /// How many.
+    pub attempts: u32,
+    /// When the next may begin.
+    pub not_before: Duration,
+}
+
+/// Shards that something is done with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnderWay {
+    /// Since when.
+    pub since: Duration,
+    /// How many.
+    pub shards: usize,
+}
+
+impl UnderWay {
+    /// None yet.
+    pub fn since(since: Duration) -> Self {
+        Self { since, shards: 0 }
+    }
+}
+
+impl Placed {
+    /// No shard has a host yet.
+    pub fn new(began: Duration, shards: usize) -> Self {
+        Self {
+            began,
+            first_ready: None,
+            attempt: 0,
+            places: vec![Place::default(); shards],
+            heirs: BTreeMap::new(),
+            together: false,
+            redo: false,
+            retry: Retry::default(),
+            again: None,
+            moving: None,
+            layers_done: BTreeMap::new(),
+        }
+    }
+}
+
+/// A context and the hosts that it is on.
 #[derive(Debug)]
 pub struct Context {
     /// Number, unique for the life of the journal.
@@ -47,18 +154,12 @@ pub struct Context {
     pub weight: Weight,
     /// Whose it is.
     pub owner: Owner,
+    /// When it was taken in.
+    pub taken: Duration,
+    /// What opens it on its hosts.
+    pub ticket: Ticket,
     /// Shards that another context has too, which counts their bytes.
     pub lent: BTreeSet<usize>,
-    /// Times that shards were dealt.
-    pub attempt: u32,
-    /// Where shards are, in plan order; empty until its turn has come.
-    pub places: Vec<Place>,
-    /// Hosts that encode a shard which another holds, to hold it instead, by block.
-    pub heirs: BTreeMap<usize, usize>,
-    /// Whether the shards of the last attempt are encoded together, passing each other something.
-    pub together: bool,
-    /// Whether shards that have a host are to be encoded anew with others.
-    pub redo: bool,
     /// Hosts that others cannot reach, and that get none of its shards.
     pub avoid: BTreeSet<usize>,
     /// Shards that a host encoded from something else than it was to read.
@@ -67,24 +168,14 @@ pub struct Context {
     pub numerics: Option<String>,
     /// Whether hosts of other numerics have or had some of them.
     pub mixed_numerics: bool,
-    /// Attempts that failed on the way, and when the next may begin.
-    pub retry: (u32, Duration),
     /// Since when shards are without a host, if they are.
     pub homeless_since: Option<Duration>,
-    /// Whether others go before it until a host with its labels is there.
-    pub aside: bool,
-    /// When it was taken in.
-    pub taken: Duration,
-    /// When its turn came, and when every shard was encoded for the first time.
-    pub clock: (Option<Duration>, Option<Duration>),
-    /// Since when shards are missing that were there or under way, and how many are encoded again.
-    pub again: Option<(Duration, usize)>,
-    /// Since when shards move, and how many.
-    pub moving: Option<(Duration, usize)>,
-    /// What opens it on its hosts.
-    pub ticket: Ticket,
-    layers_done: BTreeMap<u32, (u32, u32)>,
+    /// How far it is.
+    pub phase: Phase,
 }
+
+/// Heirs of a context whose turn has not come.
+static NO_HEIRS: BTreeMap<usize, usize> = BTreeMap::new();
 
 impl Context {
     /// One taken in, whose turn has not come.
@@ -94,25 +185,73 @@ impl Context {
             weight: prepared.weight(),
             prepared,
             owner,
-            lent: BTreeSet::new(),
-            ticket: Ticket::default(),
-            attempt: 0,
-            together: false,
-            redo: false,
             taken,
-            places: Vec::new(),
-            heirs: BTreeMap::new(),
+            ticket: Ticket::default(),
+            lent: BTreeSet::new(),
             avoid: BTreeSet::new(),
             misread: 0,
             numerics: None,
             mixed_numerics: false,
-            retry: (0, Duration::ZERO),
             homeless_since: None,
-            aside: false,
-            clock: (None, None),
-            again: None,
-            moving: None,
-            layers_done: BTreeMap::new(),
+            phase: Phase::Queued { aside: false },
+        }
+    }
+
+    /// Where its shards are, once its turn has come.
+    pub fn placed(&self) -> Option<&Placed> {
+        match &self.phase {
+            Phase::Queued { .. } => None,
+            Phase::Placed(placed) => Some(placed),
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn placed_mut(&mut self) -> Option<&mut Placed> {
+        match &mut self.phase {
+            Phase::Queued { .. } => None,
+            Phase::Placed(placed) => Some(placed),
+        }
+    }
+
+    /// Where its shards are, in plan order; empty until its turn has come.
+    pub fn places(&self) -> &[Place] {
+        self.placed().map_or(&[], |placed| &placed.places)
+    }
+
+    /// Hosts that encode a shard which another holds, by block.
+    pub fn heirs(&self) -> &BTreeMap<usize, usize> {
+        self.placed().map_or(&NO_HEIRS, |placed| &placed.heirs)
+    }
+
+    /// Times that its shards were dealt.
+    pub fn attempt(&self) -> u32 {
+        self.placed().map_or(0, |placed| placed.attempt)
+    }
+
+    /// Whether its shards are encoded together, passing each other something.
+    pub fn is_together(&self) -> bool {
+        self.placed().is_some_and(|placed| placed.together)
+    }
+
+    /// Whether others go before it until a host with its labels is there.
+    pub fn is_aside(&self) -> bool {
+        matches!(self.phase, Phase::Queued { aside: true })
+    }
+
+    /// While its turn has not come: whether others go before it.
+    pub fn set_aside(&mut self, others_first: bool) {
+        if let Phase::Queued { aside } = &mut self.phase {
+            *aside = others_first;
+        }
+    }
+
+    /// How far it is.
+    pub fn stage(&self) -> Stage {
+        match &self.phase {
+            Phase::Queued { .. } => Stage::Queued,
+            Phase::Placed(placed) if placed.places.iter().all(|place| place.encoded.is_some()) => Stage::Ready,
+            Phase::Placed(placed) if placed.first_ready.is_some() => Stage::Recovering,
+            Phase::Placed(_) => Stage::Encoding,
         }
     }
 
@@ -135,7 +274,7 @@ impl Context {
     /// Tokens of blocks that hosts had already.
     pub fn cached_tokens(&self) -> usize {
         let cached = |place: &Place| place.encoded.as_ref().is_some_and(|encoded| encoded.cached);
-        let both = self.plan().shards.iter().zip(&self.places);
+        let both = self.plan().shards.iter().zip(self.places());
         both.filter(|(_, place)| cached(place)).map(|(shard, _)| shard.block_tokens()).sum()
     }
 
@@ -146,29 +285,29 @@ impl Context {
 
     /// Whether its turn has come.
     pub fn is_placed(&self) -> bool {
-        !self.places.is_empty()
+        matches!(self.phase, Phase::Placed(_))
     }
 
     /// Whether every shard is encoded and held.
     pub fn is_ready(&self) -> bool {
-        self.is_placed() && self.places.iter().all(|place| place.encoded.is_some())
+        self.stage() == Stage::Ready
     }
 
     /// Whether every shard was encoded once.
     pub fn was_ready(&self) -> bool {
-        self.clock.1.is_some()
+        self.placed().is_some_and(|placed| placed.first_ready.is_some())
     }
 
     /// Shards that a host holds or encodes, those that move to it included.
     pub fn shards_on(&self, host: usize) -> usize {
-        let coming = self.heirs.values().filter(|heir| **heir == host);
-        self.places.iter().filter(|place| place.host == Some(host)).count() + coming.count()
+        let coming = self.heirs().values().filter(|heir| **heir == host);
+        self.places().iter().filter(|place| place.host == Some(host)).count() + coming.count()
     }
 
     /// How many shards each host holds or encodes, those that move to it included, and the bytes that they keep.
     pub fn loads(&self) -> BTreeMap<usize, (usize, u64)> {
-        let held = self.places.iter().enumerate().filter_map(|(block, place)| Some((place.host?, block)));
-        let coming = self.heirs.iter().map(|(block, heir)| (*heir, *block));
+        let held = self.places().iter().enumerate().filter_map(|(block, place)| Some((place.host?, block)));
+        let coming = self.heirs().iter().map(|(block, heir)| (*heir, *block));
         let mut loads: BTreeMap<usize, (usize, u64)> = BTreeMap::new();
         for (host, block) in held.chain(coming) {
             let (shards, bytes) = loads.entry(host).or_default();
@@ -179,19 +318,20 @@ impl Context {
 
     /// Shards whose place is a host.
     pub fn held_by(&self, host: usize) -> Vec<usize> {
-        (0..self.places.len()).filter(|&block| self.places[block].host == Some(host)).collect()
+        (0..self.places().len()).filter(|&block| self.places()[block].host == Some(host)).collect()
     }
 
     /// The hosts that hold or encode shards, each once.
     pub fn hosts(&self) -> BTreeSet<usize> {
-        self.places.iter().filter_map(|place| place.host).chain(self.heirs.values().copied()).collect()
+        self.places().iter().filter_map(|place| place.host).chain(self.heirs().values().copied()).collect()
     }
 
     /// A host has its shards no more. Returns how many it had.
     pub fn lose(&mut self, host: usize) -> usize {
         let lost = self.held_by(host);
-        lost.iter().for_each(|&block| self.places[block] = Place::default());
-        self.heirs.retain(|_, heir| *heir != host);
+        let Some(placed) = self.placed_mut() else { return 0 };
+        lost.iter().for_each(|&block| placed.places[block] = Place::default());
+        placed.heirs.retain(|_, heir| *heir != host);
         lost.len()
     }
 
@@ -200,15 +340,16 @@ impl Context {
     pub fn tainted_by(&self, host: usize) -> BTreeSet<usize> {
         let unseen = |place: &Place| place.host == Some(host) && place.encoded.is_none();
         // Other exchanges begin again with all shards, whoever has them.
-        let first = self.places.iter().position(unseen).filter(|_| self.together && self.moves_alone());
-        let later = first.map_or(&[][..], |first| &self.places[first..]);
+        let first = self.places().iter().position(unseen).filter(|_| self.is_together() && self.moves_alone());
+        let later = first.map_or(&[][..], |first| &self.places()[first..]);
         later.iter().filter_map(|place| place.host).filter(|other| *other != host).collect()
     }
 
     /// A host is to encode its shards anew.
     pub fn doubt(&mut self, host: usize) {
-        self.places.iter_mut().filter(|place| place.host == Some(host)).for_each(|place| place.encoded = None);
-        self.heirs.retain(|_, heir| *heir != host);
+        let Some(placed) = self.placed_mut() else { return };
+        placed.places.iter_mut().filter(|place| place.host == Some(host)).for_each(|place| place.encoded = None);
+        placed.heirs.retain(|_, heir| *heir != host);
     }
 
     /// Whether a shard can be encoded elsewhere while it is held: alone, from its input.
@@ -218,55 +359,61 @@ impl Context {
 
     /// A shard is held by its heir. Returns the host that had it, if it has none any more.
     pub fn inherit(&mut self, block: usize, heir: usize, encoded: Encoded) -> Option<usize> {
-        self.heirs.remove(&block);
-        let old = self.places[block].host;
-        self.places[block] = Place { host: Some(heir), encoded: Some(encoded) };
-        self.attempt += 1;
+        let placed = self.placed_mut()?;
+        placed.heirs.remove(&block);
+        let old = placed.places[block].host;
+        placed.places[block] = Place { host: Some(heir), encoded: Some(encoded) };
+        placed.attempt += 1;
         old.filter(|&old| self.held_by(old).is_empty())
     }
 
     /// A host is nobody's heir any more. Returns the hosts whose shards it was to have.
     pub fn disinherit(&mut self, heir: usize) -> BTreeSet<usize> {
-        let places = &self.places;
-        let old = self.heirs.iter().filter(|(_, host)| **host == heir).filter_map(|(block, _)| places[*block].host);
+        let Some(Placed { places, heirs, .. }) = self.placed_mut() else { return BTreeSet::new() };
+        let old = heirs.iter().filter(|(_, host)| **host == heir).filter_map(|(block, _)| places[*block].host);
         let old = old.collect();
-        self.heirs.retain(|_, host| *host != heir);
+        heirs.retain(|_, host| *host != heir);
         old
     }
 
     /// Shards without a host.
     pub fn homeless(&self) -> Vec<usize> {
-        (0..self.places.len()).filter(|&block| self.places[block].host.is_none()).collect()
+        (0..self.places().len()).filter(|&block| self.places()[block].host.is_none()).collect()
     }
 
     /// Shards that go on in the same pass as others and so begin again with them: with shards that depend on each other, all;
     /// where a prefix was shared, those that waited for it.
     pub fn entangled(&self) -> Vec<usize> {
-        let all = 0..self.places.len();
+        let all = 0..self.places().len();
         match self.plan().exchange {
             Exchange::None => Vec::new(),
-            Exchange::SharedPrefix { .. } => all.filter(|&block| self.places[block].encoded.is_none()).collect(),
+            Exchange::SharedPrefix { .. } => all.filter(|&block| self.places()[block].encoded.is_none()).collect(),
             _ => all.collect(),
         }
     }
 
-    /// Gives shards their hosts; those encoded already there keep their report.
-    pub fn settle(&mut self, blocks: &[usize], hosts: &[usize]) {
-        self.places.resize_with(self.prepared.plan.shards.len(), Place::default);
-        for (&block, &host) in blocks.iter().zip(hosts) {
-            self.places[block] = Place { host: Some(host), encoded: None };
-            self.heirs.remove(&block);
-            self.layers_done.remove(&(block as u32));
+    /// Gives shards their hosts, which they begin with now.
+    pub fn settle(&mut self, now: Duration, blocks: &[usize], hosts: &[usize]) {
+        let shards = self.prepared.plan.shards.len();
+        if let Phase::Queued { .. } = self.phase {
+            self.phase = Phase::Placed(Placed::new(now, shards));
         }
-        self.attempt += 1;
-        self.together = self.plan().exchange != Exchange::None && blocks.len() == self.places.len();
-        (self.homeless_since, self.redo) = (None, false);
+        let passes = self.plan().exchange != Exchange::None && blocks.len() == shards;
+        let Phase::Placed(placed) = &mut self.phase else { return };
+        for (&block, &host) in blocks.iter().zip(hosts) {
+            placed.places[block] = Place { host: Some(host), encoded: None };
+            placed.heirs.remove(&block);
+            placed.layers_done.remove(&(block as u32));
+        }
+        placed.attempt += 1;
+        (placed.together, placed.redo) = (passes, false);
+        self.homeless_since = None;
     }
 
     /// Who has which shards, by their names and addresses.
     pub fn holders(&self, addresses: &[Address]) -> Vec<ShardHolder> {
         let mut holders: BTreeMap<usize, ShardHolder> = BTreeMap::new();
-        for (block, place) in self.places.iter().enumerate() {
+        for (block, place) in self.places().iter().enumerate() {
             let Some(host) = place.host else { continue };
             let holder = holders.entry(host).or_insert_with(|| {
                 let (name, endpoints) = addresses[host].clone();
@@ -280,13 +427,13 @@ impl Context {
     /// The orders for `blocks`, host by host. Shards that depend on nothing go one by one. A shared prefix is passed on when
     /// all are encoded together, and encoded by each when only some are encoded again: to the same bits.
     pub fn orders(&self, blocks: &[usize], addresses: &[Address]) -> Vec<(usize, EncodeShards)> {
-        let placed = blocks.iter().filter_map(|&block| Some((self.places[block].host?, block)));
-        if !self.together {
+        let placed = blocks.iter().filter_map(|&block| Some((self.places()[block].host?, block)));
+        if !self.is_together() {
             return placed.map(|(host, block)| (host, self.order_alone(block))).collect();
         }
         let mut together: BTreeMap<usize, Vec<Shard>> = BTreeMap::new();
         placed.for_each(|(host, block)| together.entry(host).or_default().push(self.plan().shards[block].clone()));
-        let (holders, exchange, blocks) = (self.holders(addresses), &self.plan().exchange, self.places.len());
+        let (holders, exchange, blocks) = (self.holders(addresses), &self.plan().exchange, self.places().len());
         let ordered = |(host, shards): (usize, Vec<Shard>)| {
             let receives = exchange.receivers(&shards, blocks);
             let sent = |holder: &&ShardHolder| holder.blocks.iter().any(|block| receives(*block as usize));
@@ -301,36 +448,39 @@ impl Context {
     }
 
     fn order(&self, shards: Vec<Shard>, exchange: Exchange, peers: Vec<ShardHolder>) -> EncodeShards {
-        let (context, attempt, blocks) = (self.number, self.attempt, self.plan().shards.len() as u32);
+        let (context, attempt, blocks) = (self.number, self.attempt(), self.plan().shards.len() as u32);
         EncodeShards { context, attempt, shards, blocks, exchange, peers, ticket: self.ticket, room: None, trace: None }
     }
 
     /// Whether a host has been ordered to encode a shard.
     pub fn is_ordered(&self, block: usize, host: usize) -> bool {
-        let placed = self.places.get(block).is_some_and(|place| place.host == Some(host));
-        placed || self.heirs.get(&block) == Some(&host)
+        let placed = self.places().get(block).is_some_and(|place| place.host == Some(host));
+        placed || self.heirs().get(&block) == Some(&host)
     }
 
     /// Whether a host has been ordered to encode any shard.
     pub fn is_ordered_any(&self, host: usize) -> bool {
-        (0..self.places.len()).any(|block| self.is_ordered(block, host))
+        (0..self.places().len()).any(|block| self.is_ordered(block, host))
     }
 
     /// Notes a layer.
     pub fn progressed(&mut self, block: u32, layers: (u32, u32)) {
-        self.layers_done.insert(block, layers);
+        if let Some(placed) = self.placed_mut() {
+            placed.layers_done.insert(block, layers);
+        }
     }
 
     /// How far each host is.
     pub fn progress(&self, name: &dyn Fn(usize) -> String) -> Vec<HostProgress> {
         let mut hosts: BTreeMap<usize, HostProgress> = BTreeMap::new();
-        for (shard, place) in self.plan().shards.iter().zip(&self.places) {
+        let Some(placed) = self.placed() else { return Vec::new() };
+        for (shard, place) in self.plan().shards.iter().zip(&placed.places) {
             let Some(host) = place.host else { continue };
             let entry =
                 hosts.entry(host).or_insert_with(|| HostProgress { host: name(host), done_tokens: 0, total_tokens: 0 });
             let (done, of) = match place.encoded {
                 Some(_) => (1, 1),
-                None => self.layers_done.get(&(shard.block as u32)).copied().unwrap_or((0, 1)),
+                None => placed.layers_done.get(&(shard.block as u32)).copied().unwrap_or((0, 1)),
             };
             let rows = shard.rows();
             entry.total_tokens += rows;
@@ -342,7 +492,7 @@ impl Context {
     /// What each host did for it.
     pub fn timings(&self, name: &dyn Fn(usize) -> String) -> Vec<HostTiming> {
         let mut hosts: BTreeMap<usize, HostTiming> = BTreeMap::new();
-        for (shard, place) in self.plan().shards.iter().zip(&self.places) {
+        for (shard, place) in self.plan().shards.iter().zip(self.places()) {
             let (Some(host), Some(encoded)) = (place.host, &place.encoded) else { continue };
             let timing = hosts.entry(host).or_insert_with(|| HostTiming { host: name(host), ..HostTiming::default() });
             timing.shards += 1;
@@ -362,7 +512,7 @@ impl Context {
 
     /// Share of dense attention's pairs that phase 1 did not compute.
     pub fn sparsity(&self) -> f64 {
-        let encoded = self.places.iter().filter_map(|place| place.encoded.as_ref());
+        let encoded = self.places().iter().filter_map(|place| place.encoded.as_ref());
         let pairs = encoded.fold(0, |pairs: u64, shard| pairs.saturating_add(shard.pairs));
         1.0 - pairs as f64 / self.prepared.dense_pairs.max(1) as f64
     }

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     messages::Encoded,
     supervisor::tables::{
-        context::{Context, Owner, Place},
+        context::{Context, Owner, Place, Stage},
         jobs::remove_from,
     },
 };
@@ -94,7 +94,7 @@ struct Keys {
     /// Labels that it waits for.
     aside: Option<Labels>,
     session: bool,
-    ready: bool,
+    stage: Stage,
     was_ready: bool,
     incomplete: bool,
     attempt: u32,
@@ -110,12 +110,14 @@ impl Keys {
         Self {
             key: context.prepared.key.clone(),
             turn: (!placed).then(|| (kind_of_work(context.weight.work), context.taken)),
-            aside: (!placed && context.aside).then(|| context.prepared.placement.labels.clone()),
+            aside: context.is_aside().then(|| context.prepared.placement.labels.clone()),
             session: matches!(context.owner, Owner::Session(_)),
-            ready: context.is_ready(),
+            stage: context.stage(),
             was_ready: context.was_ready(),
-            incomplete: placed && (context.redo || context.places.iter().any(|place| place.host.is_none())),
-            attempt: context.attempt,
+            incomplete: context
+                .placed()
+                .is_some_and(|placed| placed.redo || placed.places.iter().any(|place| place.host.is_none())),
+            attempt: context.attempt(),
             kv_bytes: context.weight.kv_bytes,
             bytes: context.weight.bytes,
             hosts: context.loads(),
@@ -209,11 +211,12 @@ impl Contexts {
 
     /// Notes that a shard's host has encoded it, which an index knows of where no other is missing.
     pub fn note_encoded(&mut self, number: u64, block: usize, encoded: Encoded) {
-        let Some(context) = self.all.get_mut(&number) else { return };
         let missing = |(other, place): (usize, &Place)| other != block && place.encoded.is_none();
-        match context.places.iter().enumerate().any(missing) {
-            true => context.places[block].encoded = Some(encoded),
-            false => self.get_mut(number).expect("it was there").places[block].encoded = Some(encoded),
+        let Some(placed) = self.all.get_mut(&number).and_then(Context::placed_mut) else { return };
+        if placed.places.iter().enumerate().any(missing) {
+            placed.places[block].encoded = Some(encoded);
+        } else if let Some(placed) = self.get_mut(number).as_deref_mut().and_then(Context::placed_mut) {
+            placed.places[block].encoded = Some(encoded);
         }
     }
 
@@ -354,7 +357,7 @@ impl Index {
             let load = self.loads.entry(host).or_default();
             load.shards += shards;
             load.kv_bytes += bytes;
-            load.unready += if keys.ready { 0 } else { shards };
+            load.unready += if keys.stage == Stage::Ready { 0 } else { shards };
             load.pinned_bytes += if keys.session { bytes } else { 0 };
         }
     }
@@ -388,7 +391,7 @@ impl Index {
             let load = self.loads.get_mut(host).expect("what it has is counted");
             load.shards -= shards;
             load.kv_bytes -= bytes;
-            load.unready -= if keys.ready { 0 } else { shards };
+            load.unready -= if keys.stage == Stage::Ready { 0 } else { shards };
             load.pinned_bytes -= if keys.session { bytes } else { 0 };
             if *load == Load::default() {
                 self.loads.remove(host);
@@ -403,10 +406,10 @@ impl Keys {
     }
 
     fn of_session<'a>(&self, sessions: &'a mut SessionContexts) -> Option<&'a mut usize> {
-        self.session.then_some(match (self.ready, self.was_ready) {
-            (true, _) => &mut sessions.ready,
-            (false, true) => &mut sessions.recovering,
-            (false, false) => &mut sessions.encoding,
+        self.session.then_some(match self.stage {
+            Stage::Ready => &mut sessions.ready,
+            Stage::Recovering => &mut sessions.recovering,
+            Stage::Queued | Stage::Encoding => &mut sessions.encoding,
         })
     }
 }
