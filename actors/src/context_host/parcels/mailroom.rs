@@ -9,12 +9,17 @@ use std::{
 };
 
 use asterism_models::Parcel;
-use asterism_transport::{Frame, FrameKind, FrameReceiver};
-use bytes::Bytes;
+use asterism_transport::{FrameKind, FrameReceiver};
 use tokio::sync::Notify;
 
-use super::{error::ChannelError, pieces::Joiner, stop::Stop};
-use crate::messages::{ParcelMeta, WireMessage};
+use crate::{
+    context_host::{
+        error::ChannelError,
+        parcels::pieces::{Arrived, Joiner},
+        stop::Stop,
+    },
+    messages::{ParcelMeta, WireMessage},
+};
 
 /// Layers that a sender may be ahead of the encoder here; what comes later stays in the channel.
 const LAYERS_AHEAD: usize = 1;
@@ -25,23 +30,6 @@ const REMEMBERED_CONTEXTS: usize = 1024;
 
 /// An attempt of a context.
 pub type Attempt = (u64, u32);
-
-/// Tensors of one parcel as they came.
-pub struct Arrived {
-    /// Shapes and addressing.
-    pub meta: ParcelMeta,
-    /// The frame that brought them, or the first piece.
-    pub frame: Frame,
-    /// The payloads of further pieces.
-    pub more: Vec<Bytes>,
-}
-
-impl Arrived {
-    /// Its bytes, piece by piece.
-    pub fn payloads(&self) -> impl Iterator<Item = &[u8]> {
-        [&self.frame.payload].into_iter().chain(&self.more).map(|payload| &payload[..])
-    }
-}
 
 /// Parcels of all contexts.
 #[derive(Default)]
@@ -232,7 +220,7 @@ mod tests {
     use std::task::{Context, Poll};
 
     use asterism_models::Part;
-    use asterism_transport::{FrameHeader, PayloadType, TransportError};
+    use asterism_transport::{Frame, FrameHeader, PayloadType, TransportError};
 
     use super::*;
     use crate::messages::ParcelPart;

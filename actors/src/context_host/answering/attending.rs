@@ -7,11 +7,8 @@ use asterism_models::{Decoder, EncodedShard};
 use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, MAX_PAYLOAD_BYTES, PayloadType};
 use bytes::Bytes;
 
-use super::{
-    error::{ChannelError, Refusal},
-    queries::Attached,
-};
 use crate::{
+    context_host::error::{ChannelError, Refusal},
     host::{CROWDED, ROOM_AFTER},
     messages::{PartialsAnswer, PartialsMeta, PartialsPart, QueryPart, ShardKeys, StreamingMask, WireMessage},
     payload::{self, Floats},
@@ -25,6 +22,18 @@ pub struct Found<B: Backend> {
     pub rows: Range<usize>,
     /// The shards.
     pub shards: Result<Grouped<B>, Refusal>,
+}
+
+/// Shards of a context that a query host attached.
+pub struct Attached {
+    /// Number of the context.
+    pub context: u64,
+    /// Group by group.
+    pub blocks: Vec<u32>,
+    /// Shards of each group.
+    pub sizes: Vec<usize>,
+    /// Keys of each shard that are not to be seen.
+    pub hidden: Vec<Vec<Range<usize>>>,
 }
 
 /// Shards, as they were attached.

@@ -14,11 +14,11 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{
-    attending::{self, Found, Grouped, Rows},
-    error::Refusal,
-};
 use crate::{
+    context_host::{
+        answering::attending::{self, Found, Grouped, Rows},
+        error::Refusal,
+    },
     link::Links,
     machine,
     messages::{

@@ -7,11 +7,11 @@ use asterism_models::{ModelError, Parcel, Part};
 use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, Meta};
 use bytes::Bytes;
 
-use super::{
-    mailroom::{Arrived, Attempt},
-    pieces::{self, Memory},
-};
 use crate::{
+    context_host::parcels::{
+        mailroom::Attempt,
+        pieces::{self, Arrived, Memory},
+    },
     messages::{ParcelMeta, ParcelPart, WireMessage},
     payload,
 };

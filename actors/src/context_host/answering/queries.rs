@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    ops::Range,
     sync::Arc,
 };
 
@@ -11,14 +10,16 @@ use asterism_kernels::{Ahead, Backend, Rank};
 use asterism_models::EncodedShard;
 use asterism_transport::{Frame, FrameKind, FrameReceiver, Handed, Link};
 
-use super::{
-    answer::Desk,
-    attending::{Found, Grouped, Rows, answer, answer_when_there_is_room, cost, refusal},
-    error::{ChannelError, Refusal},
-    relay::{Query, Relay, Replies, Served},
-};
 use crate::{
     authority,
+    context_host::{
+        answering::{
+            attending::{Attached, Found, Grouped, Rows, answer, answer_when_there_is_room, cost, refusal},
+            desk::Desk,
+            relay::{Query, Relay, Replies, Served},
+        },
+        error::{ChannelError, Refusal},
+    },
     cores::{Computing, Work},
     handing::ShardsHere,
     host::HandsOver,
@@ -49,17 +50,6 @@ pub struct Queries<'a, B: Backend> {
     pub link: &'a Arc<dyn Link>,
     /// The same for logs.
     pub peer: &'a str,
-}
-
-/// Shards of a context that a query host attached.
-pub struct Attached {
-    context: u64,
-    /// Group by group.
-    blocks: Vec<u32>,
-    /// Shards of each group.
-    pub sizes: Vec<usize>,
-    /// Keys of each shard that are not to be seen.
-    pub hidden: Vec<Vec<Range<usize>>>,
 }
 
 impl<B: Backend> Queries<'_, B> {

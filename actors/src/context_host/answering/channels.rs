@@ -3,24 +3,20 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use asterism_kernels::{Ahead, Backend};
-use asterism_models::Decoder;
 use asterism_transport::{Channel, DataPlane, FrameHeader, Link};
-
 use tokio::sync::{Mutex, Semaphore};
 
-use super::{
-    attending,
-    error::{ChannelError, Refusal},
-    mailroom::Mailroom,
-    queries::{self, Queries},
-    store::ShardStore,
-    tickets::Tickets,
-};
 use crate::{
     authority,
-    cores::Cores,
-    host::HandsOver,
-    link::{self, Links},
+    context_host::{
+        answering::{
+            attending,
+            desk::Desk,
+            queries::{self, Queries},
+        },
+        error::{ChannelError, Refusal},
+    },
+    link,
     messages::{Opening, Taken, WireMessage},
     metric, probe,
 };
@@ -28,45 +24,12 @@ use crate::{
 /// Channels of one link that are served at a time: a peer has one for each job or context that it works on here.
 const CHANNELS: usize = 256;
 /// Longest wait of another host's parcels for the order that they belong to.
-pub const ORDER_DEADLINE: Duration = Duration::from_secs(60);
+const ORDER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Answers every channel that a query host opens, until the plane closes.
 pub async fn serve<B: Backend>(plane: Arc<DataPlane>, desk: Desk<B>) {
     while let Some(link) = plane.accept().await {
         tokio::spawn(serve_link(link, desk.clone()));
-    }
-}
-
-/// What a context host answers from.
-pub struct Desk<B: Backend> {
-    /// The model.
-    pub decoder: Arc<Decoder<B>>,
-    /// Shards held.
-    pub store: ShardStore<B>,
-    /// Parcels on their way to the encoder.
-    pub mailroom: Arc<Mailroom>,
-    /// What opens the contexts ordered here.
-    pub tickets: Arc<Tickets>,
-    /// To other hosts.
-    pub links: Arc<Links>,
-    /// What answers that take long are computed with.
-    pub cores: Arc<dyn Cores>,
-    /// What goes to hosts of this process as it lies.
-    pub hands_over: HandsOver,
-}
-
-impl<B: Backend> Clone for Desk<B> {
-    fn clone(&self) -> Self {
-        let Self { decoder, store, mailroom, tickets, links, cores, hands_over } = self;
-        Self {
-            decoder: decoder.clone(),
-            store: store.clone(),
-            mailroom: mailroom.clone(),
-            tickets: tickets.clone(),
-            links: links.clone(),
-            cores: cores.clone(),
-            hands_over: *hands_over,
-        }
     }
 }
 
@@ -113,7 +76,7 @@ async fn serve_channel<B: Backend>(
                 biased;
                 known = desk.tickets.wait(context) => known,
                 error = link.closed() => return Err(error.into()),
-                () = tokio::time::sleep(ORDER_DEADLINE) => return Err(ChannelError::NotOrdered { context }),
+                () = tokio::time::sleep(ORDER_DEADLINE) => return Err(ChannelError::NotOrdered { context, waited: ORDER_DEADLINE }),
             };
             if known != ticket {
                 return refuse(&mut channel, first.header, queries::wrong_ticket(context, peer)).await;

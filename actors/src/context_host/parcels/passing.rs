@@ -16,15 +16,17 @@ use asterism_transport::{Channel, Frame, FrameKind, FrameReceiver, FrameSender, 
 use futures_util::future::try_join;
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{
-    error::ChannelError,
-    mailroom::{Attempt, Mailroom},
-    parcels::{Parcels, Sent},
-    pieces::{self, Memory},
-    stop::Stop,
-    turns::Seat,
-};
 use crate::{
+    context_host::{
+        error::ChannelError,
+        parcels::{
+            frames::{Parcels, Sent},
+            mailroom::{Attempt, Mailroom},
+            pieces::{self, Memory},
+        },
+        stop::Stop,
+        turns::Seat,
+    },
     link::Links,
     machine,
     messages::{EncodeShards, Opening, ShardHolder, Taken, WireMessage},

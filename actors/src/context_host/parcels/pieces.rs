@@ -4,10 +4,10 @@
 use std::collections::VecDeque;
 
 use asterism_models::Parcel;
+use asterism_transport::Frame;
 use bytes::{Bytes, BytesMut};
 
-use super::{error::PieceError, mailroom::Arrived};
-use crate::{messages::ParcelMeta, payload};
+use crate::{context_host::error::PieceError, messages::ParcelMeta, payload};
 
 /// Bytes of a piece, unless told otherwise: small enough that one travels while the next is fetched from the device, and that
 /// memory for it is not new each time, neither here nor where it arrives.
@@ -55,6 +55,23 @@ impl Memory {
             self.0.pop_front();
         }
         lent
+    }
+}
+
+/// Tensors of one parcel as they came.
+pub struct Arrived {
+    /// Shapes and addressing.
+    pub meta: ParcelMeta,
+    /// The frame that brought them, or the first piece.
+    pub frame: Frame,
+    /// The payloads of further pieces.
+    pub more: Vec<Bytes>,
+}
+
+impl Arrived {
+    /// Its bytes, piece by piece.
+    pub fn payloads(&self) -> impl Iterator<Item = &[u8]> {
+        [&self.frame.payload].into_iter().chain(&self.more).map(|payload| &payload[..])
     }
 }
 
