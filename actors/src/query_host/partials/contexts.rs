@@ -17,20 +17,22 @@ use asterism_plan::MergeTree;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use super::{
-    asked::{Asked, AskedPart},
-    engine::Arrival,
-    gather::{self, Command, Gather},
-    here::{Here, Part},
-    lines::Lines,
-    route::AskedContext,
-    state::Event,
-};
 use crate::{
     host::Post,
     machine,
     messages::{Generate, Phase2Times},
     payload,
+    query_host::{
+        arrival::Arrival,
+        partials::{
+            asked::{Asked, AskedPart},
+            gather::{self, Command, Gather},
+            here::{Here, Part},
+            lines::Lines,
+            route::AskedContext,
+        },
+        state::Event,
+    },
     trace::LayerSpans,
 };
 

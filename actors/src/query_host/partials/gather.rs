@@ -12,8 +12,10 @@ use std::{
 
 use asterism_plan::MergeTree;
 
-use super::route::{Route, routes};
-use crate::messages::{ShardHolder, ShardKeys};
+use crate::{
+    messages::{ShardHolder, ShardKeys},
+    query_host::partials::route::{Route, routes},
+};
 
 /// After how long a loss that nothing was done about is told again.
 const TELL_AGAIN: Duration = Duration::from_secs(1);

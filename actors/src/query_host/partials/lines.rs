@@ -13,10 +13,10 @@ use tokio::{
     sync::{Semaphore, mpsc},
 };
 
-use super::engine::Arrival;
 use crate::{
     link::{Links, ReachError},
     messages::{Attach, Opening, ShardHolder, WireMessage},
+    query_host::arrival::Arrival,
 };
 
 /// Frames of one line that nobody has heard yet; more stay with the host that sends them.

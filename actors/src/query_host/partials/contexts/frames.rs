@@ -3,12 +3,12 @@
 use asterism_kernels::{Backend, Lent};
 use asterism_transport::{Frame, FrameKind, Handed};
 
-use super::super::{
+use super::{Attachment, Contexts};
+use crate::query_host::partials::{
     answers::{self, Answer, AnswerError},
     asked::Asked,
     gather,
 };
-use super::{Attachment, Contexts};
 use crate::{
     handing::ShardsHere,
     messages::{Admitted, PartialsAnswer, WireMessage, are_of},

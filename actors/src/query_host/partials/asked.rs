@@ -7,10 +7,10 @@ use asterism_models::{LayerQueries, PackedRows, PartAsk, PartialRows, ShardParti
 use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, PayloadType};
 use bytes::{Bytes, BytesMut};
 
-use super::answers::AnswerError;
 use crate::{
     messages::{QueryMeta, QueryPart, ShardKeys, StreamingMask, WireMessage},
     payload::{self, Floats, are_numbers},
+    query_host::partials::answers::AnswerError,
 };
 
 /// The layer step under way.
