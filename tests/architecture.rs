@@ -39,14 +39,14 @@ const SHELLS: &[&str] = &[
 /// Rules elsewhere.
 const PURE: &[&str] = &[
     "state.rs",
-    "context_host/pieces.rs",
+    "context_host/parcels/pieces.rs",
     "query_host/schedule.rs",
-    "query_host/gather.rs",
-    "query_host/asked.rs",
-    "actors/src/cores.rs",
-    "actors/src/authority.rs",
-    "actors/src/ticket.rs",
-    "actors/src/payload.rs",
+    "query_host/partials/gather.rs",
+    "query_host/partials/asked.rs",
+    "actors/src/process/cores.rs",
+    "actors/src/protocol/authority.rs",
+    "actors/src/protocol/ticket.rs",
+    "actors/src/protocol/payload.rs",
 ];
 /// Words that no pure file contains.
 const IMPURE: &[&str] =

@@ -1,7 +1,6 @@
 //! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated in tests/simulation.
 
 mod append;
-mod change;
 mod held;
 mod ids;
 mod journal;

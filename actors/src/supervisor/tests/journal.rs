@@ -1,15 +1,18 @@
 //! Writes that come in any number, late, or to nothing: what is in force then is what the journal says.
 
+mod change;
+
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
-use super::{
-    super::shell::write_queue::{BatchLimits, Decide, Journal, Request, Subject},
-    change::{Step, World, grown, step},
-    *,
+use super::*;
+use crate::{
+    error::JobError,
+    store::StoreError,
+    supervisor::shell::write_queue::{BatchLimits, Decide, Journal, Request, Subject},
 };
-use crate::{error::JobError, store::StoreError};
+use change::{Step, World, grown, step};
 
 /// What comes of a write.
 #[derive(Clone, Copy, Debug, PartialEq)]

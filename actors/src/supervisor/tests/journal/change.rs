@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{CLUSTER, Cluster, NODE, config, connection, every_job, job, prepared, prepared_of, seconds};
+use super::super::{CLUSTER, Cluster, NODE, config, connection, every_job, job, prepared, prepared_of, seconds};
 use crate::{
     api::Scheduling,
     error::JobError,
@@ -131,7 +131,7 @@ impl World {
                 cluster.say(NODE, HostMessage::Hello(hello));
                 for at in 0..4 {
                     cluster.hello(at, self.starts[at], CLUSTER, (&[], &[]));
-                    cluster.say(connection(at, self.starts[at]), super::ready());
+                    cluster.say(connection(at, self.starts[at]), super::super::ready());
                 }
             }
             _ => unreachable!("a change of a client"),
