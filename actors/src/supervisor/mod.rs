@@ -24,6 +24,7 @@ pub use placement::{
     Arrangement, Candidate, Demand, MixedNumerics, PlacementPolicy, PlacementRefusal, place, place_among_equals,
 };
 pub use prepare::ModelFront;
+pub use scheduler::limits as scheduling;
 pub use shell::{
     actor::Supervisor,
     events::EventListener,

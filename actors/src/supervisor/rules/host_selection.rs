@@ -19,8 +19,6 @@ use crate::{
     },
 };
 
-/// Most generations of a query host at once.
-const GENERATIONS: usize = 32;
 /// Most bytes of what a host says that it computes with.
 const NUMERICS_BYTES: usize = 160;
 
@@ -200,7 +198,8 @@ impl<'a> HostSelection<'a> {
             return Choice::NoEqual { up };
         }
         let generations = |host: usize| self.jobs.count_on(host);
-        let takes = |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < GENERATIONS;
+        let takes =
+            |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < self.config.max_generations;
         let ranked = able.iter().filter(takes);
         match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
             Some(&(_, host)) => Choice::Host(host),

@@ -4,4 +4,5 @@ pub mod advance;
 pub mod dispatch;
 pub mod encode;
 pub mod generate;
+pub mod limits;
 pub mod waiting;
