@@ -1,6 +1,8 @@
 //! The journal against what befalls files: kills at any moment, damage, a full disk, somebody else's file.
 //! What a supervisor stores in it is tested elsewhere.
 
+mod snapshot;
+
 use std::{
     collections::BTreeMap,
     env, fs,
@@ -10,8 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_actors::store::{Change, Entry, MAX_KEY_BYTES, MemoryStore, RedbStore, StateStore, StoreError, Table};
+use asterism_actors::store::{Change, Entry, MemoryStore, RedbStore, StateStore, Table, conformance};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use snapshot::SnapshotStore;
 
 /// Path of the journal that a child of this test writes.
 const CHILD: &str = "ASTERISM_STORE_CHILD";
@@ -22,10 +26,6 @@ fn put(table: Table, key: &str, value: &[u8]) -> Change {
 
 fn remove(table: Table, key: &str) -> Change {
     Change::Remove { table, key: key.into() }
-}
-
-fn entry(table: Table, key: &str, value: &[u8]) -> Entry {
-    Entry { table, key: key.into(), value: value.to_vec() }
 }
 
 /// This test binary again, to run one of its ignored tests on a journal; `prefix` is a shell line run before.
@@ -50,59 +50,11 @@ fn journal_of_the_child() -> String {
 fn every_store_gives_back_what_was_applied() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal.redb");
+    conformance::check(|| RedbStore::open(&path, "north").unwrap());
     let shared = MemoryStore::default();
-    gives_back(&|| Box::new(RedbStore::open(&path, "north").unwrap()));
-    gives_back(&|| Box::new(shared.clone()));
-}
-
-/// Stands for a supervisor that ends and starts again: each call of `open` is one more start.
-fn gives_back(open: &dyn Fn() -> Box<dyn Erased>) {
-    assert_eq!(open().load_all(), []);
-    let large = vec![7; 5 << 20];
-    let mut store = open();
-    store.apply_all(&[put(Table::Jobs, "b", b"1"), put(Table::Jobs, "a", &large), put(Table::Cluster, "z", b"")]);
-    store.apply_all(&[
-        put(Table::Jobs, "b", b"2"),
-        remove(Table::Jobs, "nobody"),
-        put(Table::Hosts, "h", b"up"),
-        remove(Table::Hosts, "h"),
-        put(Table::Sessions, "a/ü", b"3"),
-    ]);
-    store.apply_all(&[]);
-    let expected = [
-        entry(Table::Cluster, "z", b""),
-        entry(Table::Jobs, "a", &large),
-        entry(Table::Jobs, "b", b"2"),
-        entry(Table::Sessions, "a/ü", b"3"),
-    ];
-    assert_eq!(store.load_all(), expected);
-    drop(store);
-    assert_eq!(open().load_all(), expected);
-
-    let mut store = open();
-    let long = "k".repeat(MAX_KEY_BYTES + 1);
-    let refused = store.try_apply(&[put(Table::Jobs, "c", b"4"), put(Table::Jobs, &long, b"")]).unwrap_err();
-    assert_eq!(refused.code(), "key_too_long");
-    assert_eq!(store.load_all(), expected, "a refused transaction left something");
-}
-
-/// [`StateStore`] with its results taken apart.
-trait Erased {
-    fn load_all(&mut self) -> Vec<Entry>;
-    fn apply_all(&mut self, changes: &[Change]);
-    fn try_apply(&mut self, changes: &[Change]) -> Result<(), StoreError>;
-}
-
-impl<S: StateStore> Erased for S {
-    fn load_all(&mut self) -> Vec<Entry> {
-        self.load().unwrap()
-    }
-    fn apply_all(&mut self, changes: &[Change]) {
-        self.apply(changes).unwrap();
-    }
-    fn try_apply(&mut self, changes: &[Change]) -> Result<(), StoreError> {
-        self.apply(changes)
-    }
+    conformance::check(|| shared.clone());
+    let snapshot = folder.path().join("journal.json");
+    conformance::check(|| SnapshotStore::new(&snapshot));
 }
 
 /// The numbered transaction `n`: it touches several tables, replaces, removes, and now and then stores much.
