@@ -18,7 +18,7 @@ use crate::{
         config::{Liveness, SupervisorConfig},
         rules::{
             accused::Accusations,
-            admission::Admission,
+            admission::AdmissionControl,
             drain::{self, Draining},
             joining::Joining,
             model::ModelCheck,
@@ -205,9 +205,9 @@ impl SupervisorState {
         ModelCheck { loss: HostLoss { now, config, hosts, contexts, jobs, sessions, reserved, out }, numbers, model }
     }
 
-    fn admission(&self, now: Duration) -> Admission<'_> {
+    fn admission(&self, now: Duration) -> AdmissionControl<'_> {
         let Self { config, hosts, contexts, jobs, sessions, reserved, numbers, model, .. } = self;
-        Admission { now, config, hosts, contexts, jobs, sessions, reserved, numbers, model }
+        AdmissionControl { now, config, hosts, contexts, jobs, sessions, reserved, numbers, model }
     }
 
     #[cfg(test)]

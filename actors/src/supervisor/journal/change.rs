@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::{
     api::Scheduling,
     store::Change,
-    supervisor::tables::{context::Context, job::Job, reserved::Share, sessions::Session},
+    supervisor::tables::{context::Context, job::Job, reserved::Reservation, sessions::Session},
 };
 
 /// A change that is not in force.
@@ -55,17 +55,17 @@ pub struct Submission {
 
 impl Decided {
     /// What it takes of the queue until it is in force.
-    pub fn share(&self) -> Share {
+    pub fn share(&self) -> Reservation {
         match &self.effect {
             Effect::Submit(submission) => {
                 let context = submission.context.as_ref().map_or(0, |context| context.prepared.bytes());
                 let asks = submission.session.as_ref().map(|_| submission.job.context);
-                Share { jobs: 1, bytes: context + submission.job.bytes(), asks }
+                Reservation { jobs: 1, bytes: context + submission.job.bytes(), asks }
             }
             Effect::Create(_, context) | Effect::Append(_, context) => {
-                Share { bytes: context.prepared.bytes(), ..Share::default() }
+                Reservation { bytes: context.prepared.bytes(), ..Reservation::default() }
             }
-            _ => Share::default(),
+            _ => Reservation::default(),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
         journal::record,
         rules::{host_selection::check_numerics, recovery::HostLoss},
         tables::{
-            model::{Candidate, ClusterModel},
+            model::{ClusterModel, LoadedHost},
             numbers::Numbers,
         },
     },
@@ -31,12 +31,12 @@ impl ModelCheck<'_> {
     pub fn on_loaded(&mut self, host: usize, (numerics, said): (String, SaidModel)) {
         let checked = check_numerics(&numerics).and_then(|()| said.check());
         match checked {
-            Ok(digest) => self.admit_ready(Candidate { host, numerics, digest }),
+            Ok(digest) => self.admit_ready(LoadedHost { host, numerics, digest }),
             Err(cause) => self.loss.lose(host, ("unfit", cause)),
         }
     }
 
-    fn admit_ready(&mut self, candidate: Candidate) {
+    fn admit_ready(&mut self, candidate: LoadedHost) {
         let host = candidate.host;
         match self.model.judge(&candidate.digest) {
             None => {

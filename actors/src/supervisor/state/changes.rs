@@ -39,7 +39,7 @@ impl SupervisorState {
     /// What taking a job in under `number` changes, and the number that it has.
     ///
     /// # Errors
-    /// As for [`Admission::submit`](crate::supervisor::rules::admission::Admission::submit).
+    /// As for [`AdmissionControl::submit`](crate::supervisor::rules::admission::AdmissionControl::submit).
     pub fn submit(&self, now: Duration, number: u64, prepared: PreparedJob) -> Result<(u64, Decided), JobError> {
         self.admission(now).submit(number, prepared)
     }

@@ -22,7 +22,7 @@ impl ModelMark {
 
 /// A host that says that it is ready.
 #[derive(Debug)]
-pub struct Candidate {
+pub struct LoadedHost {
     /// The host.
     pub host: usize,
     /// What it computes with.
@@ -42,7 +42,7 @@ pub struct ClusterModel {
     /// Contexts and jobs up to this number are an earlier supervisor's.
     pub earlier: u64,
     /// Who waits for the weights to be known, by connection.
-    pub waiting: Vec<(u64, Candidate)>,
+    pub waiting: Vec<(u64, LoadedHost)>,
 }
 
 impl ClusterModel {

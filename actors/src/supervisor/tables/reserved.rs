@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// What one change takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct Reservation {
     /// Jobs.
     pub jobs: usize,
     /// Bytes of jobs and of contexts.
@@ -26,7 +26,7 @@ pub struct Reserved {
 
 impl Reserved {
     /// A change is decided.
-    pub fn add(&mut self, share: Share) {
+    pub fn add(&mut self, share: Reservation) {
         self.jobs += share.jobs;
         self.bytes += share.bytes;
         if let Some(context) = share.asks {
@@ -35,7 +35,7 @@ impl Reserved {
     }
 
     /// It comes into force now, or never.
-    pub fn remove(&mut self, share: Share) {
+    pub fn remove(&mut self, share: Reservation) {
         self.jobs -= share.jobs;
         self.bytes -= share.bytes;
         if let Some(context) = share.asks

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Admission;
+use super::AdmissionControl;
 use crate::{
     api::{JobPhase, JobState, JobStatus},
     error::JobError,
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-impl Admission<'_> {
+impl AdmissionControl<'_> {
     /// The job of this id, when the request was the same.
     ///
     /// # Errors

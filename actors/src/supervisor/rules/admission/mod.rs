@@ -24,7 +24,7 @@ use crate::{
 
 /// Decides changes of jobs and sessions.
 #[derive(Clone, Copy)]
-pub struct Admission<'a> {
+pub struct AdmissionControl<'a> {
     pub now: Duration,
     pub config: &'a SupervisorConfig,
     pub hosts: &'a Hosts,
@@ -36,7 +36,7 @@ pub struct Admission<'a> {
     pub model: &'a ClusterModel,
 }
 
-impl Admission<'_> {
+impl AdmissionControl<'_> {
     fn selection(&self) -> HostSelection<'_> {
         HostSelection { config: self.config, hosts: self.hosts, contexts: self.contexts, jobs: self.jobs }
     }

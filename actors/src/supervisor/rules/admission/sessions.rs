@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::Admission;
+use super::AdmissionControl;
 use crate::{
     api::{JobState, bounds},
     error::JobError,
@@ -23,7 +23,7 @@ use crate::{
     },
 };
 
-impl Admission<'_> {
+impl AdmissionControl<'_> {
     /// What taking a session in under `number` changes; its context then waits for its turn. `ttl`: the cluster's default
     /// where none is given.
     ///
