@@ -24,14 +24,14 @@ const IMPORTS: &[(&str, &[&str])] = &[
 
 /// Files of the supervisor that do what the others decide, and those that test them.
 const SHELLS: &[&str] = &[
-    "actor.rs",
-    "measuring.rs",
-    "shell.rs",
-    "writer.rs",
-    "feed.rs",
-    "lists.rs",
-    "events.rs",
-    "pulse.rs",
+    "shell/actor.rs",
+    "shell/event_loop.rs",
+    "shell/events.rs",
+    "shell/feed.rs",
+    "shell/lists.rs",
+    "shell/measuring.rs",
+    "shell/pulse.rs",
+    "shell/writer.rs",
     "fingerprint.rs",
     "tests",
     "tests.rs",
@@ -39,14 +39,14 @@ const SHELLS: &[&str] = &[
 /// Rules elsewhere.
 const PURE: &[&str] = &[
     "state.rs",
-    "context_host/pieces.rs",
+    "context_host/parcels/pieces.rs",
     "query_host/schedule.rs",
-    "query_host/gather.rs",
-    "query_host/asked.rs",
-    "actors/src/cores.rs",
-    "actors/src/authority.rs",
-    "actors/src/ticket.rs",
-    "actors/src/payload.rs",
+    "query_host/partials/gather.rs",
+    "query_host/partials/asked.rs",
+    "actors/src/process/cores.rs",
+    "actors/src/protocol/authority.rs",
+    "actors/src/protocol/ticket.rs",
+    "actors/src/protocol/payload.rs",
 ];
 /// Words that no pure file contains.
 const IMPURE: &[&str] =

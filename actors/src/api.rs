@@ -1,6 +1,7 @@
 //! What a client says to the supervisor and hears from it: plain values, JSON on the admin API.
 
 pub mod bounds;
+pub(crate) mod error_body;
 mod event;
 mod host;
 mod links;
@@ -18,6 +19,7 @@ use asterism_plan::MethodConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use error_body::ErrorBody;
 pub use event::{ClusterEvent, EventId, NoEventId};
 pub use host::{ClusterStatus, DataLinks, HostHealth, HostProgress, HostStatus, Role, Scheduling, StoredStatus};
 pub use links::{LinkSpeed, LinksReport, LinksState};
@@ -171,18 +173,6 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` reached.
     Length,
-}
-
-/// An error as a client sees it: stable code, one message that says what, where, expected, got and what to do.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct ErrorBody {
-    /// One line or paragraph for a person.
-    pub message: String,
-    /// Stable code such as `host_lost`.
-    pub code: String,
-    /// The request field at fault, if one is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub param: Option<String>,
 }
 
 fn is_false(value: &bool) -> bool {

@@ -7,7 +7,7 @@ use asterism_models::ModelError;
 use asterism_plan::PlanError;
 use thiserror::Error;
 
-use crate::{api::ErrorBody, store::StoreError, supervisor::PlacementRefusal};
+use crate::{api::error_body::ErrorBody, store::StoreError, supervisor::PlacementRefusal};
 
 /// A request about a job was refused, or a job failed.
 #[derive(Debug, Error)]

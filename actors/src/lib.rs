@@ -4,27 +4,20 @@
 //! carries commands out. Knows no CLI, no cluster file and no HTTP.
 
 pub mod api;
-pub mod authority;
 pub mod context_host;
-pub mod cores;
 mod error;
-mod handing;
 pub mod host;
-mod link;
-pub mod machine;
-pub mod messages;
-pub mod metric;
-pub mod news;
 pub mod node;
-mod payload;
-mod probe;
+mod process;
+mod protocol;
 pub mod query_host;
-pub mod room;
 pub mod store;
 pub mod supervisor;
-pub mod tally;
-pub mod ticket;
-pub mod trace;
+mod telemetry;
 
 pub use error::{HostError, JobError};
 pub use host::{HandsOver, HostConfig, LoadedModel, ModelLoader, Transports};
+pub use process::{cores, machine, room};
+pub use protocol::{authority, messages, ticket};
+pub(crate) use protocol::{handing, link, payload, probe};
+pub use telemetry::{metric, news, tally, trace};

@@ -1,5 +1,6 @@
 //! The supervisor's journal: what must outlive its process, behind one small trait. Knows not what the values mean.
 
+pub mod conformance;
 mod memory;
 mod redb;
 
@@ -124,12 +125,20 @@ pub struct Entry {
     pub value: Vec<u8>,
 }
 
-/// Where a supervisor keeps its state.
+/// Where a supervisor keeps its state. An implementation is one file; [`conformance::check`] runs over any.
+///
+/// What it owes:
+/// - `load` gives every entry that is stored, sorted by table and key, whoever stored it: an earlier process too.
+/// - `apply` is one transaction. Changes take effect in their order, so that the last of a key counts, and when it returns they
+///   survive a crash of the process and of the machine.
+/// - A change that [`Change::check`] refuses is refused here too, with all of its transaction.
+/// - Nobody else changes what it has while it is open: a second process is refused with [`StoreError::InUse`], or when it
+///   applies. Both calls may block; one thread makes them, one after the other.
 ///
 /// # Errors
 /// After an error of `apply` none of its changes are stored, and what was stored before is as it was. The one exception
 /// is a disk that fails while it confirms: then all of them may be stored, never some. The store stays usable: the next
-/// call tries again.
+/// call tries again. A store that is no file names its address where an error has a path.
 pub trait StateStore: Send + 'static {
     /// Everything stored, by table and key.
     fn load(&mut self) -> Result<Vec<Entry>, StoreError>;

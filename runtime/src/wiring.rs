@@ -18,7 +18,7 @@ use asterism_actors::{
     metric::{self, TransportMetrics},
     node::{self, Look, NodeLink},
     store::{RedbStore, StoreError},
-    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
+    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig, scheduling},
     tally::Tally,
 };
 use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
@@ -54,10 +54,6 @@ use crate::{
 /// Names of transports.
 const QUIC: &str = "quic";
 const LOCAL: &str = "local";
-/// Jobs that run at once: while one generates, context hosts encode the next.
-const MAX_RUNNING: usize = 4;
-/// How long a job waits for a host to take the work of one that is lost.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The model of a cluster: its checkpoint, or random weights.
 pub fn checkpoint_of(model: &Model) -> Result<Checkpoint, ModelError> {
@@ -176,7 +172,8 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
         hosts: cluster.hosts.iter().map(spec).collect(),
         method: cluster.method.clone(),
         liveness: cluster.liveness,
-        max_running: MAX_RUNNING,
+        max_running: scheduling::CONTEXTS_AT_ONCE,
+        max_generations: scheduling::GENERATIONS_PER_HOST,
         max_queue: cluster.queue.jobs,
         max_queue_bytes: cluster.queue.bytes,
         recovery: match cluster.recovery {
@@ -184,7 +181,7 @@ pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorCon
             cluster_file::Recovery::Redistribute => Recovery::Redistribute,
             cluster_file::Recovery::Fail => Recovery::Fail,
         },
-        patience: PATIENCE,
+        patience: scheduling::PLACEMENT_PATIENCE,
         speeds: calibration::find(cluster, &model.name).ok(),
         sessions: cluster.sessions,
         mixed_numerics: cluster.mixed_numerics,

@@ -1,11 +1,12 @@
 //! Why a channel to a context host ends early, and why an attachment has no answer. Both are told: the one to the log here, the
 //! other to the query host.
 
+use std::time::Duration;
+
 use asterism_kernels::KernelError;
 use asterism_transport::{FrameKind, PayloadType, TransportError};
 use thiserror::Error;
 
-use super::answer::ORDER_DEADLINE;
 use crate::{
     authority::Denied,
     messages::{InvalidMerge, InvalidMessage},
@@ -68,10 +69,12 @@ pub enum ChannelError {
         cause: PieceError,
     },
     /// Parcels for an order that did not come.
-    #[error("context {context} was not ordered here in {} s; its parcels are dropped", ORDER_DEADLINE.as_secs())]
+    #[error("context {context} was not ordered here in {} s; its parcels are dropped", waited.as_secs())]
     NotOrdered {
         /// Context.
         context: u64,
+        /// How long it was waited for.
+        waited: Duration,
     },
     /// Parcels that nobody may have taken.
     #[error("it closed the channel before it had taken all parcels; the attempt ends, and another follows")]

@@ -5,17 +5,17 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use asterism_kernels::Backend;
 use asterism_transport::DataPlane;
 
-use super::{
-    answer::{self, Desk},
-    command::{Command, Event, Failure, Work},
-    passing::Office,
-    state::ContextHostState,
-    stop::Stop,
-    store::ShardStore,
-    turns::Turns,
-    work::{Bench, HeadsShelf},
-};
 use crate::{
+    context_host::{
+        answering::{channels, desk::Desk},
+        command::{Command, Event, Failure, Work},
+        parcels::passing::Office,
+        state::ContextHostState,
+        stop::Stop,
+        store::ShardStore,
+        turns::Turns,
+        work::{Bench, HeadsShelf},
+    },
     host::{HandsOver, LoadedModel, Post},
     link::Links,
     machine,
@@ -51,7 +51,7 @@ impl<B: Backend> ContextSide<B> {
         let (store, mailroom) = (ShardStore::default(), Arc::default());
         let cores = model.cores.clone();
         let desk = Desk { decoder, store, mailroom, tickets, links: links.clone(), cores, hands_over };
-        plane.runtime().clone().spawn(answer::serve(plane, desk.clone()));
+        plane.runtime().clone().spawn(channels::serve(plane, desk.clone()));
         Self {
             state: ContextHostState::default(),
             desk,

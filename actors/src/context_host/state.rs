@@ -11,11 +11,13 @@ use std::{
 use asterism_models::{ModelError, inputs_of};
 use asterism_plan::{Exchange, KnownIds, Shard};
 
-use super::{
-    command::{Command, Event, Failure, Work},
-    known::{Found, Known},
+use crate::{
+    context_host::{
+        command::{Command, Event, Failure, Work},
+        known::{Found, Known},
+    },
+    messages::{ContextIds, EncodeShards, Encoded, HostCommand, HostMessage},
 };
-use crate::messages::{ContextIds, EncodeShards, Encoded, HostCommand, HostMessage};
 
 /// Contexts whose orders are under way at once.
 const MOST_UNDER_WAY: usize = 4;

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use asterism_kernels::Ahead;
 use tokio::{sync::Notify, time::Instant};
 
-use super::stop::Stop;
 use crate::{
+    context_host::stop::Stop,
     cores::{Cores, Work},
     machine,
 };

@@ -12,13 +12,13 @@ use asterism_models::{Decoder, EncodedShard, HeadsFiles, ModelError, Phase1, Ret
 use asterism_plan::{Exchange, Input, ModelShape, Shard, attention::causal_pairs};
 use tokio::time::Instant;
 
-use super::{
-    command::{Event, Failure, Work},
-    passing::{Office, RemotePeers},
-    store::ShardStore,
-    turns::{Seat, Turns},
-};
 use crate::{
+    context_host::{
+        command::{Event, Failure, Work},
+        parcels::passing::{Office, RemotePeers},
+        store::ShardStore,
+        turns::{Seat, Turns},
+    },
     host::Post,
     messages::{EncodeShards, Encoded},
     trace::{self, LayerSpans, Open, TraceContext},

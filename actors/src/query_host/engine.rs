@@ -9,56 +9,24 @@ use std::{
 
 use asterism_kernels::{Backend, KernelError, Rank};
 use asterism_models::{ModelError, StepError, StepPart, step};
-use asterism_transport::{Frame, MAX_PAYLOAD_BYTES};
-use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
-    time::Instant,
-};
+use asterism_transport::MAX_PAYLOAD_BYTES;
+use tokio::{sync::mpsc, time::Instant};
 
-use super::{
-    contexts::Contexts,
-    generation::{Chosen, End, Generation},
-    refreshing::{Refresher, words},
-    schedule::{self, Room, Waiting},
-    spans::GenerationSpans,
-    state::{Event, GenerationEnd},
-};
 use crate::{
     host::{CROWDED, LoadedModel, Post, ROOM_AFTER},
-    messages::{Generate, ShardHolder},
+    query_host::{
+        arrival::Arrival,
+        generation::{Chosen, End, Generation},
+        partials::contexts::Contexts,
+        refreshing::{Refresher, words},
+        schedule::{self, Room, Waiting},
+        spans::GenerationSpans,
+        state::{Event, GenerationEnd},
+    },
 };
 
 /// Rows of a step: questions go through in parts of so many.
 const ROWS: usize = 512;
-
-/// What reaches the thread.
-pub enum Arrival {
-    /// A frame came over a line, and its place among those that it may have here.
-    Frame(u64, Frame, OwnedSemaphorePermit),
-    /// A line is of no use any more.
-    Broke(u64, String),
-    /// A generation begins.
-    Begin(Box<Generate>),
-    /// Where a job's shards are from now on.
-    Holders {
-        /// Job.
-        job: u64,
-        /// Who holds which shards.
-        holders: Vec<ShardHolder>,
-    },
-    /// What a job's question gets anew is encoded.
-    Fresh {
-        /// Job.
-        job: u64,
-    },
-    /// A generation is to stop.
-    Stop {
-        /// Job.
-        job: u64,
-    },
-    /// All of them are.
-    Close,
-}
 
 /// The generations of a query host.
 pub struct Engine<B: Backend> {

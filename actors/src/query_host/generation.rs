@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use asterism_kernels::Backend;
 use asterism_models::{ContextKeys, Generator, ModelError, Sampler, Sampling, StepPart, TextStream};
 
-use super::{refreshing::Awaited, spans::GenerationSpans};
 use crate::{
     api::TokenLogprobs,
     host::LoadedModel,
     messages::{Generate, SaidToken},
+    query_host::{refreshing::Awaited, spans::GenerationSpans},
 };
 
 /// A generation on its way.

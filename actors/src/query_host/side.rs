@@ -6,12 +6,6 @@ use asterism_kernels::Backend;
 use asterism_transport::DataPlane;
 use tokio::sync::mpsc;
 
-use super::{
-    contexts::Contexts,
-    engine::{Arrival, Engine},
-    lines::Lines,
-    state::{Command, Event, GenerationEnd, QueryHostState},
-};
 use crate::{
     cores::{Cores, Work},
     host::{HandsOver, LoadedModel, Post},
@@ -19,6 +13,12 @@ use crate::{
     machine::Thread,
     messages::{Generate, HostMessage, LinkReport},
     news::News,
+    query_host::{
+        arrival::Arrival,
+        engine::Engine,
+        partials::{contexts::Contexts, lines::Lines},
+        state::{Command, Event, GenerationEnd, QueryHostState},
+    },
 };
 
 /// Generates over shards that context hosts hold.

@@ -27,8 +27,10 @@ pub struct SupervisorConfig {
     pub method: MethodConfig,
     /// When a host that says nothing is given up.
     pub liveness: Liveness,
-    /// Jobs that run at once.
+    /// Contexts that are encoded at once, or wait for a query host.
     pub max_running: usize,
+    /// Jobs that one query host generates at once.
+    pub max_generations: usize,
     /// Jobs that may wait, and sessions that there may be.
     pub max_queue: usize,
     /// Bytes that the contexts and questions of all jobs and sessions may take here.

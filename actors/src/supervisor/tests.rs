@@ -1,7 +1,6 @@
 //! The supervisor's rules with a fake clock: no host, no wire. Whole clusters with faults are simulated in tests/simulation.
 
 mod append;
-mod change;
 mod held;
 mod ids;
 mod journal;
@@ -31,7 +30,7 @@ use serde_json::json;
 use super::{
     Command, Decided, Event, Fingerprint, HostSpec, JobFilter, Liveness, Origin, PlacementPolicy, PreparedContext,
     PreparedJob, Question, Recovery, SessionLimits, Source, SupervisorConfig, SupervisorState,
-    journal::{Act, Journal},
+    shell::write_queue::{Act, Journal},
 };
 use crate::{
     api::{HostHealth, JobEvent, JobPhase, JobRequest, JobState, Role, SessionState},
@@ -78,6 +77,7 @@ fn config(contexts: usize, spares: usize) -> SupervisorConfig {
             rejoin: seconds(5.0),
         },
         max_running: 1,
+        max_generations: 32,
         max_queue: 3,
         max_queue_bytes: 64 << 20,
         recovery: Recovery::Redistribute,
@@ -811,7 +811,7 @@ fn answers_that_are_wrong_wherever_they_come_from_fail_the_job_and_fence_nobody(
     for _ in 0..5 {
         let context = cluster.state.jobs.get(job).map(|job| job.context).expect("it runs");
         let Some(context) = cluster.state.contexts.get(context) else { break };
-        let Some(host) = context.places.iter().find_map(|place| place.host) else { break };
+        let Some(host) = context.places().iter().find_map(|place| place.host) else { break };
         let name = cluster.state.hosts.name(host).to_owned();
         accuse(&mut cluster, job, &name);
         cluster.encode();
@@ -825,10 +825,10 @@ fn an_accused_host_is_cordoned_and_who_accuses_a_second_is_himself() {
     let (mut cluster, _) = decoding();
     let (c0, c1, q0) = (0, 1, 2);
     let mut commands = Vec::new();
-    cluster.state.convict(Duration::from_secs(1), q0, vec![(c1, "not finite".into())], &mut commands);
+    cluster.state.accusations(Duration::from_secs(1), &mut commands).convict(q0, vec![(c1, "not finite".into())]);
     let of = |cluster: &Cluster, host: usize| (cluster.health(host), cluster.state.hosts.at(host).kept.scheduling);
     assert_eq!(of(&cluster, c1), (HostHealth::Dead, crate::api::Scheduling::Cordoned));
-    cluster.state.convict(Duration::from_secs(2), q0, vec![(c0, "not finite".into())], &mut commands);
+    cluster.state.accusations(Duration::from_secs(2), &mut commands).convict(q0, vec![(c0, "not finite".into())]);
     assert_eq!(of(&cluster, c0), (HostHealth::Ready, crate::api::Scheduling::Open));
     assert_eq!(of(&cluster, q0), (HostHealth::Dead, crate::api::Scheduling::Cordoned));
 }

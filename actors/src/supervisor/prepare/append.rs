@@ -6,10 +6,14 @@ use crate::{
     api::{AppendRequest, Prompt},
     error::JobError,
     supervisor::{
-        asked_session::AskedSession,
         config::ContextHosts,
-        prepared::PreparedContext,
-        session_text::{Answered, GoesOn, KeptTurn},
+        tables::{
+            prepared::PreparedContext,
+            sessions::{
+                asked::AskedSession,
+                text::{Answered, GoesOn, KeptTurn},
+            },
+        },
     },
 };
 

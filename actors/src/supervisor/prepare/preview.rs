@@ -12,7 +12,7 @@ use crate::{
     error::JobError,
     supervisor::{
         config::ContextHosts,
-        state::{PreparedJob, Source},
+        tables::job::{PreparedJob, Source},
     },
 };
 

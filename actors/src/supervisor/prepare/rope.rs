@@ -29,7 +29,7 @@ mod tests {
     use super::*;
     use crate::{
         api::{JobRequest, Prompt},
-        supervisor::{asked_session::AskedSession, config::ContextHosts},
+        supervisor::{config::ContextHosts, tables::sessions::asked::AskedSession},
     };
 
     const HOSTS: ContextHosts = ContextHosts { count: 2, one_machine: true, dtype: DType::F32, speeds: None };
@@ -82,7 +82,7 @@ mod tests {
             let (context, query) = (Prompt::Tokens(vec![7; context]), Prompt::Tokens(vec![9; query]));
             let job = front.prepare(JobRequest::new(Some(context), query), &dense(), &HOSTS, None).unwrap();
             match job.source {
-                crate::supervisor::state::Source::Context(prepared) => prepared.plan.shards[0].rope_length,
+                crate::supervisor::tables::job::Source::Context(prepared) => prepared.plan.shards[0].rope_length,
                 other => panic!("{other:?}"),
             }
         };

@@ -9,9 +9,9 @@ use super::{
 use crate::{
     api::Prompt,
     error::JobError,
-    supervisor::{
-        asked_session::AskedSession,
-        session_text::{GoesOn, SessionText},
+    supervisor::tables::sessions::{
+        asked::AskedSession,
+        text::{GoesOn, SessionText},
     },
 };
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     api::AppendRequest,
-    supervisor::session_text::{Answered, KeptTurn},
+    supervisor::tables::sessions::text::{Answered, KeptTurn},
 };
 
 const HOSTS: ContextHosts =

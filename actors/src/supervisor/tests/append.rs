@@ -212,6 +212,6 @@ fn the_same_context_again_goes_where_it_lies() {
 
 /// Who holds which shards of a context, by connection.
 fn dealt_of(cluster: &Cluster, context: u64) -> Vec<(u64, usize)> {
-    let places = &cluster.state.contexts[context].places;
+    let places = cluster.state.contexts[context].places();
     places.iter().enumerate().map(|(block, place)| (place.host.expect("placed") as u64 + 1, block)).collect()
 }

@@ -123,8 +123,8 @@ fn sharing() -> (Cluster, u64, Vec<usize>) {
     let mut cluster = Cluster::ready(SupervisorConfig { method, ..config(3, 0) });
     let job = cluster.submit(None);
     let context = cluster.state.contexts.get(job).expect("it runs");
-    assert!(context.together);
-    let hosts = context.places.iter().map(|place| place.host.expect("it has a place")).collect();
+    assert!(context.is_together());
+    let hosts = context.places().iter().map(|place| place.host.expect("it has a place")).collect();
     (cluster, job, hosts)
 }
 
@@ -184,7 +184,7 @@ fn where_every_host_reads_something_else_the_context_fails() {
         assert_eq!(cluster.status(job).state, JobState::Running);
         // The query host does it where no other can.
         let host =
-            cluster.state.contexts.get(job).and_then(|context| context.places[0].host).expect("it is tried again");
+            cluster.state.contexts.get(job).and_then(|context| context.places()[0].host).expect("it is tried again");
         cluster.say(connection(host, 1), HostMessage::Encoded(misread.clone()));
     }
     assert_eq!(cluster.status(job).error.expect("it failed").code, "input_mismatch");

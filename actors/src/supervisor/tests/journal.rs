@@ -1,15 +1,18 @@
 //! Writes that come in any number, late, or to nothing: what is in force then is what the journal says.
 
+mod change;
+
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
-use super::{
-    super::journal::{BatchLimits, Decide, Journal, Request, Subject},
-    change::{Step, World, grown, step},
-    *,
+use super::*;
+use crate::{
+    error::JobError,
+    store::StoreError,
+    supervisor::shell::write_queue::{BatchLimits, Decide, Journal, Request, Subject},
 };
-use crate::{error::JobError, store::StoreError};
+use change::{Step, World, grown, step};
 
 /// What comes of a write.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -174,8 +177,9 @@ impl Disk {
     fn nothing_is_left_over(&self) -> Result<(), TestCaseError> {
         let state = &self.world.cluster.state;
         for number in state.contexts.numbers() {
-            let asked = state.is_of_session(number) || state.is_asked_beside(number, None);
-            prop_assert!(asked || state.outgrown.contains(&number), "{} is nobody's", number);
+            let uses = state.uses();
+            let asked = uses.is_of_session(number) || uses.is_asked_beside(number, None);
+            prop_assert!(asked || state.sessions.outgrown.contains(&number), "{} is nobody's", number);
         }
         Ok(())
     }
@@ -218,7 +222,7 @@ proptest! {
         disk.nothing_is_left_over()?;
         disk.hear()?;
         disk.world.agree()?;
-        prop_assert_eq!(disk.world.cluster.state.reserved, Default::default());
+        prop_assert_eq!(&disk.world.cluster.state.reserved, &Default::default());
     }
 }
 

@@ -110,7 +110,8 @@ fn measures_that_cannot_be_are_believed_of_no_host() {
             };
             cluster.say(1, HostMessage::Encoded(said));
         }
-        assert!((0.0..1.0).contains(&cluster.state.token_seconds), "{seconds}: {}", cluster.state.token_seconds);
+        let learnt = cluster.state.contexts.token_seconds();
+        assert!((0.0..1.0).contains(&learnt), "{seconds}: {learnt}");
         cluster.submit(None);
         cluster.encode();
         assert!(cluster.generation().is_some(), "{seconds}: both go on");

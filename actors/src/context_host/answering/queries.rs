@@ -1,0 +1,236 @@
+//! Phase-2 queries over the shards of a context host: one channel a query host, rows of all its jobs in one frame, answered
+//! with partial attention over their shards. Keeps nothing of a query.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use asterism_kernels::{Ahead, Backend, Rank};
+use asterism_models::EncodedShard;
+use asterism_transport::{Frame, FrameKind, FrameReceiver, Handed, Link};
+
+use crate::{
+    authority,
+    context_host::{
+        answering::{
+            attending::{Attached, Found, Grouped, Rows, answer, answer_when_there_is_room, cost, refusal},
+            desk::Desk,
+            relay::{Query, Relay, Replies, Served},
+        },
+        error::{ChannelError, Refusal},
+    },
+    cores::{Computing, Work},
+    handing::ShardsHere,
+    host::HandsOver,
+    machine,
+    messages::{Admitted, Attach, Opening, QueryMeta, WireMessage},
+    metric,
+};
+
+/// Contexts that one query host may have attached at a time.
+const ATTACHMENTS: usize = 65_536;
+/// Hosts that an attachment may have asked in its turn.
+const BELOW: usize = 1024;
+/// Multiply-adds, some hundred microseconds, below which a frame is answered where it is read: to hand it to another thread
+/// and back would take as long.
+const AT_ONCE: usize = 4 << 20;
+
+/// One query host's channel.
+pub struct Queries<'a, B: Backend> {
+    /// What is answered from.
+    pub desk: Desk<B>,
+    /// By their numbers.
+    pub attached: BTreeMap<u64, (Arc<Attached>, Option<Relay<B>>)>,
+    /// Where answers go.
+    pub replies: Replies,
+    /// While a step is asked layer by layer.
+    pub ahead: Ahead,
+    /// Who asks.
+    pub link: &'a Arc<dyn Link>,
+    /// The same for logs.
+    pub peer: &'a str,
+}
+
+impl<B: Backend> Queries<'_, B> {
+    /// Answers until the query host goes; the error is why it ended before.
+    pub async fn serve(mut self, first: Attach, mut receiver: Box<dyn FrameReceiver>) -> Result<(), ChannelError> {
+        self.attach(first).await?;
+        while let Some(frame) = receiver.receive().await? {
+            self.desk.links.plane().stirred();
+            match frame.header.kind {
+                FrameKind::Control => self.control(&frame).await?,
+                FrameKind::Query => {
+                    let (layer, layers) = (frame.header.layer as usize, self.desk.decoder.config().layers);
+                    match layer {
+                        0 => self.ahead = self.desk.decoder.backend().ahead(Rank::Token),
+                        _ => self.ahead.renew(),
+                    }
+                    self.answer(frame).await?;
+                    if layer + 1 >= layers {
+                        self.ahead = Ahead::default();
+                    }
+                }
+                kind => return Err(ChannelError::Frame { peer: self.peer.to_owned(), kind, of: "queries" }),
+            }
+        }
+        Ok(())
+    }
+
+    async fn control(&mut self, frame: &Frame) -> Result<(), ChannelError> {
+        let opening = Opening::read(&frame.meta, self.peer)?;
+        authority::admit(self.link.peer(), &mut None, &opening)
+            .inspect_err(|denied| metric::refused(denied.code(), self.peer, denied))?;
+        match opening {
+            Opening::Attach(attach) => self.attach(attach).await,
+            Opening::Detach { attachment } => {
+                self.attached.remove(&attachment);
+                Ok(())
+            }
+            Opening::Pass { .. } | Opening::Probe => {
+                let what = "that it passes parcels or times the link, on a channel of queries";
+                Err(ChannelError::OutOfPlace { peer: self.peer.to_owned(), what })
+            }
+        }
+    }
+
+    /// Whoever asks for what is not here, or may not, hears so before the first query, too.
+    async fn attach(&mut self, attach: Attach) -> Result<(), ChannelError> {
+        let Attach { attachment, hands_over, .. } = attach;
+        match self.attachable(&attach) {
+            Ok((shards, attached)) => {
+                let (decoder, links) = (self.desk.decoder.clone(), self.desk.links.clone());
+                let (merges, replies) = (attach.relay, self.replies.clone());
+                let idle = merges.is_idle();
+                let served = Served { attachment, decoder, merges, links, replies };
+                let relay = if idle { None } else { Some(Relay::start(served)) };
+                self.attached.insert(attachment, (attached, relay));
+                if hands_over { self.admit(attachment, shards).await } else { Ok(()) }
+            }
+            Err(refused) => {
+                let header = Frame::control(Default::default()).header;
+                self.send(refusal(header, attachment, &refused)).await
+            }
+        }
+    }
+
+    /// Hands shards over, or says that it does not, where the channel can.
+    async fn admit(&self, attachment: u64, shards: Vec<Arc<EncodedShard<B>>>) -> Result<(), ChannelError> {
+        let mut replies = self.replies.lock().await;
+        if !replies.hands_over() {
+            return Ok(());
+        }
+        let admitted = Admitted { attachment }.frame();
+        let admitted = match self.desk.hands_over {
+            HandsOver::Everything => {
+                admitted.handing(Handed::new(ShardsHere { decoder: self.desk.decoder.clone(), shards }))
+            }
+            HandsOver::Parcels | HandsOver::Nothing => admitted,
+        };
+        Ok(replies.send(admitted).await?)
+    }
+
+    /// What is to be attached, and its shards, or why it cannot be.
+    fn attachable(&self, attach: &Attach) -> Result<Grouped<B>, Refusal> {
+        let Attach { context, groups, hidden, relay, ticket, .. } = attach;
+        let (context, blocks) = (*context, groups.concat());
+        if groups.is_empty() || groups.iter().any(Vec::is_empty) {
+            return Err(Refusal::EmptyGroup);
+        }
+        if blocks.iter().collect::<BTreeSet<_>>().len() < blocks.len() {
+            return Err(Refusal::NamedTwice);
+        }
+        if self.attached.len() >= ATTACHMENTS {
+            return Err(Refusal::TooMany { what: "contexts are attached", most: ATTACHMENTS });
+        }
+        if relay.below.len() > BELOW {
+            return Err(Refusal::TooMany { what: "hosts are asked through another", most: BELOW });
+        }
+        relay.answers(groups)?;
+        let missing = |block| Refusal::Missing { context, block };
+        if self.desk.tickets.find(context).ok_or_else(|| missing(blocks[0]))? != *ticket {
+            return Err(wrong_ticket(context, self.peer));
+        }
+        let shards = self.desk.store.find(context, &blocks).map_err(missing)?;
+        let mut ranges = vec![Vec::new(); blocks.len()];
+        let mut places: HashMap<u32, usize> = blocks.iter().enumerate().map(|(at, block)| (*block, at)).collect();
+        for hidden in hidden {
+            // A shard that is named twice is not there the second time.
+            let at = places.remove(&hidden.block);
+            let of_shard = at.and_then(|at| Some((at, hidden.ranges(shards[at].tokens)?)));
+            let (at, of_shard) = of_shard.ok_or(Refusal::Hidden { block: hidden.block })?;
+            ranges[at] = of_shard;
+        }
+        let sizes = groups.iter().map(Vec::len).collect();
+        Ok((shards, Arc::new(Attached { context, blocks, sizes, hidden: ranges })))
+    }
+
+    async fn answer(&mut self, frame: Frame) -> Result<(), ChannelError> {
+        let QueryMeta { parts } = QueryMeta::read(&frame.meta, self.peer)?;
+        let all = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.rows as usize));
+        let (mut found, mut start, decoder) = (Vec::with_capacity(parts.len()), 0, self.desk.decoder.clone());
+        let asked = Rows::of(&decoder, &frame, all)?;
+        let row_bytes = frame.payload.len().checked_div(all).unwrap_or(0);
+        for part in parts {
+            let rows = start..start + part.rows as usize;
+            start = rows.end;
+            let attached = self.attached.get(&part.attachment);
+            let shards =
+                attached.ok_or(Refusal::NotAttached { attachment: part.attachment }).and_then(|(attached, _)| {
+                    let found = self.desk.store.find(attached.context, &attached.blocks);
+                    let known = |shards| (shards, attached.clone());
+                    found.map(known).map_err(|block| Refusal::Missing { context: attached.context, block })
+                });
+            match (attached.and_then(|(_, relay)| relay.as_ref()), shards) {
+                (Some(relay), Ok(shards)) => {
+                    let (header, attachment) = (frame.header, part.attachment);
+                    let rows = match &asked {
+                        Rows::Bytes(payload) => payload.slice(rows.start * row_bytes..rows.end * row_bytes),
+                        Rows::Lent(q) => {
+                            let backend = decoder.backend();
+                            backend.raw(&[backend.rows(q, rows.start, rows.end)?])?.whole()?.into()
+                        }
+                    };
+                    if let Err(refused) = relay.ask(Query { header, part, rows, shards }) {
+                        self.send(refusal(header, attachment, &refused)).await?;
+                    }
+                }
+                (_, shards) => found.push(Found { part, rows, shards }),
+            }
+        }
+        if found.is_empty() {
+            return Ok(());
+        }
+        let header = frame.header;
+        // Whoever waits for a device that works off a queue waits for all that stands there, and does not do so on the links' thread.
+        let at_once = match (decoder.backend().queues(), &asked) {
+            (true, asked) => matches!(asked, Rows::Lent(_)),
+            (false, _) => cost(&decoder, &found, &frame) <= AT_ONCE,
+        };
+        let answered = if at_once { answer(&decoder, &found, (all, &asked), header) } else { Ok(None) };
+        let answer = match answered? {
+            Some(answer) => answer,
+            None => {
+                let cores = self.desk.cores.clone();
+                let attended = machine::spawn(move || {
+                    let _computing = Computing::begin(&cores, Work::Answering);
+                    answer_when_there_is_room(&decoder, &found, (all, &asked), header)
+                })
+                .await;
+                attended.map_err(|panic| ChannelError::Panicked { cause: panic.to_string() })??
+            }
+        };
+        self.send(answer).await
+    }
+
+    async fn send(&mut self, frame: Frame) -> Result<(), ChannelError> {
+        Ok(self.replies.lock().await.send(frame).await?)
+    }
+}
+
+/// Counts and says that somebody has no business with a context.
+pub fn wrong_ticket(context: u64, peer: &str) -> Refusal {
+    let refused = Refusal::Ticket { context };
+    metric::refused("ticket", peer, &refused);
+    refused
+}

@@ -1,0 +1,240 @@
+//! Parcels of phase 1 as frames, and tensors again. Sends and waits for nothing.
+
+use std::collections::VecDeque;
+
+use asterism_kernels::{Backend, Lent, TensorOps};
+use asterism_models::{ModelError, Parcel, Part};
+use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, Meta};
+use bytes::Bytes;
+
+use crate::{
+    context_host::parcels::{
+        mailroom::Attempt,
+        pieces::{self, Arrived, Memory},
+    },
+    messages::{ParcelMeta, ParcelPart, WireMessage},
+    payload,
+};
+
+/// A parcel to be sent.
+pub type Sent<'a, B> = (Parcel, &'a [<B as TensorOps>::Tensor]);
+
+/// A frame that is to be, but for its payload.
+struct Piece {
+    /// Of which parcel.
+    place: usize,
+    header: FrameHeader,
+    meta: Meta,
+    /// Of the payload.
+    bytes: usize,
+}
+
+/// Those of an attempt.
+pub struct Parcels<'a, B: Backend> {
+    /// Where their tensors are.
+    pub backend: &'a B,
+    /// The attempt.
+    pub attempt: Attempt,
+}
+
+impl<B: Backend> Parcels<'_, B> {
+    /// Each parcel in as many frames as it needs, of at most so many bytes: `take` gets each with the parcel's place, while those
+    /// behind it are on the device still. Small parcels are fetched together.
+    pub fn frames(
+        &self,
+        parcels: &[Sent<'_, B>],
+        (piece_bytes, memory): (usize, &mut Memory),
+        mut take: impl FnMut(usize, Frame) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
+        let backend = self.backend;
+        let tensors: Vec<B::Tensor> = parcels.iter().flat_map(|(_, tensors)| *tensors).cloned().collect();
+        let raw = backend.raw(&tensors)?;
+        let mut all = Vec::new();
+        for (place, (parcel, tensors)) in parcels.iter().enumerate() {
+            let (header, meta) = self.heading(*parcel, tensors);
+            let count: usize = tensors.iter().map(|tensor| backend.shape(tensor).iter().product::<usize>()).sum();
+            let lengths = pieces::cut(count * payload::element_bytes(header.payload_type), piece_bytes);
+            let pieces = lengths.len() as u32;
+            let meta = |piece| ParcelMeta { piece, pieces, ..meta.clone() }.archive().into();
+            let piece = |(piece, bytes)| Piece { place, header, meta: meta(piece), bytes };
+            all.extend((0..).zip(lengths).map(piece));
+        }
+        let (mut rest, mut start) = (all.into_iter().peekable(), 0);
+        while let Some(first) = rest.next() {
+            let (mut bytes, mut together) = (first.bytes, vec![first]);
+            while let Some(next) = rest.next_if(|next| bytes + next.bytes <= piece_bytes) {
+                bytes += next.bytes;
+                together.push(next);
+            }
+            let mut fetched = memory.take(bytes);
+            raw.read(start, &mut fetched)?;
+            start += bytes;
+            let mut fetched = memory.lend(fetched);
+            for Piece { place, header, meta, bytes } in together {
+                take(place, Frame::new(header, meta, fetched.split_to(bytes)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A parcel for hosts of this process.
+    pub fn lent(&self, (parcel, tensors): Sent<'_, B>) -> Result<Frame, ModelError> {
+        let (header, meta) = self.heading(parcel, tensors);
+        let lent: Lent<B> = self.backend.lend(tensors.to_vec())?;
+        Ok(Frame::new(header, meta.archive(), Bytes::new()).handing(Handed::new(lent)))
+    }
+
+    /// What says of a parcel in one frame what it is.
+    fn heading(&self, parcel: Parcel, tensors: &[B::Tensor]) -> (FrameHeader, ParcelMeta) {
+        let backend = self.backend;
+        let shape = |tensor: &B::Tensor| backend.shape(tensor).into_iter().map(|size| size as u32).collect();
+        let meta = ParcelMeta {
+            part: parcel.part.into(),
+            from: parcel.from as u32,
+            to: parcel.to.map(|block| block as u32),
+            shapes: tensors.iter().map(shape).collect(),
+            piece: 0,
+            pieces: 1,
+        };
+        let header = FrameHeader {
+            kind: FrameKind::Parcel,
+            job: self.attempt.0,
+            shard_set: self.attempt.1,
+            layer: parcel.layer as u32,
+            step: 0,
+            rows: 0,
+            payload_type: payload::payload_type(backend.dtype()),
+        };
+        (header, meta)
+    }
+
+    /// The tensors of a parcel that came.
+    pub fn read(&self, arrived: &Arrived) -> Result<Vec<B::Tensor>, ModelError> {
+        let (backend, Arrived { meta, frame, .. }) = (self.backend, arrived);
+        let wrong = |cause: String| ModelError::Host { host: format!("of shard {}", meta.from), cause };
+        let expected = payload::payload_type(backend.dtype());
+        if let Some(handed) = &frame.handed {
+            let lent =
+                handed.get::<Lent<B>>().ok_or_else(|| wrong("it handed over what no host of this kind has".into()))?;
+            return Ok((*lent)(backend)?);
+        }
+        if frame.header.payload_type != expected {
+            return Err(wrong(format!("expected {expected:?} tensors, got {:?}", frame.header)));
+        }
+        let (tensors, part) = (meta.shapes.len(), meta.part);
+        if tensors != part.tensors() || meta.shapes.iter().any(|shape| shape.len() != 3) {
+            return Err(wrong(format!(
+                "{part:?} are {} tensors of 3 dimensions, got {:?}",
+                part.tensors(),
+                meta.shapes
+            )));
+        }
+        let sizes: Vec<Vec<usize>> =
+            meta.shapes.iter().map(|shape| shape.iter().map(|size| *size as usize).collect()).collect();
+        let count = |shape: &[usize]| shape.iter().try_fold(1_usize, |all, size| all.checked_mul(*size));
+        let counts = sizes.iter().map(|shape| count(shape)).collect::<Option<Vec<_>>>();
+        let total =
+            counts.as_ref().and_then(|counts| counts.iter().try_fold(0_usize, |all, count| all.checked_add(*count)));
+        let (Some(counts), Some(total)) = (counts, total) else {
+            return Err(wrong(format!("its shapes are {sizes:?}")));
+        };
+        let bytes = arrived.payloads().map(<[u8]>::len).sum();
+        payload::check(bytes, total, expected).map_err(|error| wrong(error.to_string()))?;
+        let (mut pieces, each) = (arrived.payloads().collect(), payload::element_bytes(expected));
+        let upload = |(shape, count): (&Vec<usize>, usize)| {
+            Ok(backend.upload_raw(shape, &take_first(&mut pieces, count * each))?)
+        };
+        sizes.iter().zip(counts).map(upload).collect()
+    }
+}
+
+/// Takes so many bytes off the beginning of pieces.
+fn take_first<'a>(pieces: &mut VecDeque<&'a [u8]>, mut bytes: usize) -> Vec<&'a [u8]> {
+    let mut taken = Vec::new();
+    while bytes > 0 {
+        let Some(first) = pieces.front_mut() else { break };
+        let own = first.split_off(..bytes.min(first.len())).expect("it is no longer than that");
+        bytes -= own.len();
+        taken.push(own);
+        if first.is_empty() {
+            pieces.pop_front();
+        }
+    }
+    taken
+}
+
+impl ParcelPart {
+    /// Tensors of such a parcel.
+    fn tensors(self) -> usize {
+        match self {
+            Self::Keys => 2,
+            Self::Heads => 3,
+            Self::Queries | Self::Outputs => 1,
+        }
+    }
+}
+
+impl From<Part> for ParcelPart {
+    fn from(part: Part) -> Self {
+        match part {
+            Part::Keys => Self::Keys,
+            Part::Queries => Self::Queries,
+            Part::Heads => Self::Heads,
+            Part::Outputs => Self::Outputs,
+        }
+    }
+}
+
+impl From<ParcelPart> for Part {
+    fn from(part: ParcelPart) -> Self {
+        match part {
+            ParcelPart::Keys => Self::Keys,
+            ParcelPart::Queries => Self::Queries,
+            ParcelPart::Heads => Self::Heads,
+            ParcelPart::Outputs => Self::Outputs,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_kernels::{Cpu, CpuOptions, DType};
+
+    use super::{super::pieces::Joiner, *};
+
+    #[test]
+    fn what_came_lies_beside_what_was_made_here() {
+        for dtype in [DType::F32, DType::Bf16] {
+            let cpu = Cpu::new(CpuOptions { dtype, threads: Some(1), ..CpuOptions::default() }).unwrap();
+            let (shape, values) = ([2, 3, 4], (0..24).map(|x| x as f32 / 8.0).collect::<Vec<_>>());
+            let made = cpu.cast(&cpu.upload(&shape, &values).unwrap()).unwrap();
+            let parcels = Parcels { backend: &cpu, attempt: (1, 1) };
+            for part in [Part::Keys, Part::Queries, Part::Heads, Part::Outputs] {
+                let tensors = vec![made.clone(); ParcelPart::from(part).tensors()];
+                let parcel = Parcel { layer: 0, part, from: 0, to: Some(1) };
+                // Whole, with pieces that end within tensors, and another in the same frame's memory.
+                for piece_bytes in [1 << 20, 64] {
+                    let mut came: [Vec<Frame>; 2] = Default::default();
+                    let both = [(parcel, &tensors[..]), (Parcel { from: 2, ..parcel }, &tensors)];
+                    let take = |place: usize, frame| {
+                        came[place].push(frame);
+                        Ok(())
+                    };
+                    parcels.frames(&both, (piece_bytes, &mut Memory::default()), take).unwrap();
+                    for (frames, (parcel, _)) in came.into_iter().zip(both) {
+                        let mut joiner = Joiner::default();
+                        let whole = frames.into_iter().find_map(|frame| {
+                            let meta = ParcelMeta::read(&frame.meta, "itself").unwrap();
+                            joiner.add(parcel, Arrived { meta, frame, more: Vec::new() }).unwrap()
+                        });
+                        for came in parcels.read(&whole.unwrap().1).unwrap() {
+                            let both = cpu.concat(&[came, made.clone()], 0).unwrap();
+                            let both = cpu.download(&both).unwrap();
+                            assert_eq!(both, [&values[..], &values].concat(), "{part:?} in {dtype:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Asks the hosts of a context's shards for partial answers, and gathers them: over which lines, by which route, and what is
+//! done about those that do not come.
+
+pub mod answers;
+pub mod asked;
+pub mod contexts;
+pub mod gather;
+pub mod here;
+pub mod lines;
+pub mod route;

@@ -1,0 +1,79 @@
+//! What happens to the supervisor, and what it wants done about it: plain values. Carries nothing out.
+
+use asterism_models::WeightsDigest;
+
+use crate::{
+    api::JobEvent,
+    messages::{HostCommand, HostMessage},
+    metric::Observation,
+    news::News,
+    store::Change,
+};
+
+/// What happens to the supervisor; what clients change is [`Decided`](super::Decided).
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A message on a host or node connection.
+    Message {
+        /// Connection, unique for the life of the supervisor.
+        connection: u64,
+        /// What it said.
+        message: HostMessage,
+    },
+    /// A host or node connection ended.
+    Disconnected {
+        /// Connection.
+        connection: u64,
+        /// Why.
+        cause: String,
+    },
+    /// The digest of the supervisor's own weights is there, or why it cannot be had.
+    Weights(Result<WeightsDigest, String>),
+    /// The supervisor's own process has waited for memory or a disk since the last tick.
+    Starved,
+    /// Time passed.
+    Tick,
+}
+
+/// What the supervisor wants done, in order; nothing that follows a change to be kept is done before it is.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// Keep a change in the journal.
+    Persist(Change),
+    /// Tell a host or node.
+    Send {
+        /// Connection.
+        connection: u64,
+        /// What.
+        command: HostCommand,
+    },
+    /// Close a connection.
+    Disconnect {
+        /// Connection.
+        connection: u64,
+        /// Reason given to the peer.
+        reason: String,
+    },
+    /// Tell a job's watchers.
+    Publish {
+        /// Job number.
+        job: u64,
+        /// What.
+        event: JobEvent,
+    },
+    /// Count or time something.
+    Observe(Observation),
+    /// Say something in the log.
+    Tell(News),
+}
+
+/// What an event may have changed of who works on what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stir {
+    /// Nothing.
+    Nothing,
+    /// What it touched.
+    Touched,
+    /// Hosts or the time: what could not be placed before may find room.
+    Everything,
+}

@@ -1,0 +1,91 @@
+//! Whether a host may be given work, drained or replaced. Looks, and changes nothing.
+
+use std::time::Duration;
+
+use crate::{
+    api::{Role, Scheduling},
+    error::JobError,
+    supervisor::{
+        config::Recovery,
+        journal::{
+            change::{Decided, Effect},
+            record,
+        },
+        tables::{
+            contexts::Contexts,
+            hosts::{HostRecord, Hosts, KeptHost},
+            jobs::Jobs,
+        },
+    },
+};
+
+/// Decides changes of hosts.
+pub struct HostAdmission<'a> {
+    pub now: Duration,
+    pub hosts: &'a Hosts,
+    pub contexts: &'a Contexts,
+    pub jobs: &'a Jobs,
+}
+
+impl HostAdmission<'_> {
+    /// What changes when a host takes new work again, or none, or gives what it has to others, by `deadline` if there is one.
+    ///
+    /// # Errors
+    /// [`JobError::LastHost`] when nobody else could take its work.
+    pub fn schedule_host(
+        &self,
+        name: &str,
+        scheduling: Scheduling,
+        deadline: Option<Duration>,
+    ) -> Result<Decided, JobError> {
+        let host = self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() })?;
+        let role = self.hosts.at(host).spec.role;
+        let heir = |other: &HostRecord| {
+            other.spec.name != name
+                && other.takes_work()
+                && (other.spec.role == role || other.spec.role == Role::Spare)
+                && other.rank(role, Recovery::Redistribute).is_some()
+        };
+        if scheduling == Scheduling::Draining && role != Role::Spare && self.hosts.that(heir).is_empty() {
+            return Err(JobError::LastHost { name: name.to_string(), role: format!("{role:?}").to_lowercase() });
+        }
+        let record = self.hosts.at(host);
+        let change = record::kept(record, &KeptHost { scheduling, ..record.kept.clone() });
+        let deadline = deadline.map(|deadline| self.now + deadline);
+        Ok(Decided::new(self.now, vec![change], Effect::Schedule(host, scheduling, deadline)))
+    }
+
+    /// What changes when a spare gets the place of a host that is dead or takes no work, for good.
+    ///
+    /// # Errors
+    /// When one is not there, the spare is no spare or has work, or the host is at work.
+    pub fn replace_host(&self, dead: &str, spare: &str) -> Result<Decided, JobError> {
+        let find = |name: &str| self.hosts.by_name(name).ok_or_else(|| JobError::NoHost { name: name.to_string() });
+        let (old, new) = (find(dead)?, find(spare)?);
+        let conflict = |message: String| Err(JobError::HostConflict { message });
+        let (leaver, heir) = (self.hosts.at(old), self.hosts.at(new));
+        if heir.spec.role != Role::Spare {
+            return conflict(format!("{spare} is a {:?} host, not a spare", heir.spec.role).to_lowercase());
+        }
+        if !heir.takes_work() {
+            return conflict(format!("{spare} is not ready ({:?}); `asterism host show {spare}`", heir.health));
+        }
+        if leaver.spec.role == Role::Spare {
+            return conflict(format!("{dead} is a spare itself; nothing is to be replaced"));
+        }
+        if leaver.takes_work() {
+            return conflict(format!("{dead} is at work; `asterism host drain {dead}` first"));
+        }
+        let (shards, jobs) = (self.contexts.load(new).shards, self.jobs.count_on(new));
+        if shards + jobs > 0 {
+            return Err(JobError::SpareBusy { name: spare.to_string(), shards, jobs });
+        }
+        let taking = KeptHost { role: Some(leaver.spec.role), ..heir.kept.clone() };
+        let mut leaving = KeptHost { role: Some(Role::Spare), ..leaver.kept.clone() };
+        if leaver.is_up() {
+            leaving.scheduling = Scheduling::Draining;
+        }
+        let changes = vec![record::kept(heir, &taking), record::kept(leaver, &leaving)];
+        Ok(Decided::new(self.now, changes, Effect::Replace(old, new)))
+    }
+}

@@ -1,0 +1,255 @@
+//! Which hosts get shards and generations: those that compute the same bits as what a job has already. Orders nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    api::Role,
+    error::JobError,
+    supervisor::{
+        config::SupervisorConfig,
+        placement::{Candidate, Demand, MixedNumerics, PlacementRefusal, place, place_among_equals},
+        tables::{
+            context::Context,
+            contexts::{Contexts, Load},
+            homes::Lately,
+            hosts::Hosts,
+            jobs::Jobs,
+            prepared::PreparedContext,
+        },
+    },
+};
+
+/// Most bytes of what a host says that it computes with.
+const NUMERICS_BYTES: usize = 160;
+
+/// Refuses words that say nothing, or too much.
+pub fn check_numerics(said: &str) -> Result<(), String> {
+    let plain = said.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    match plain && !said.trim().is_empty() && said.len() <= NUMERICS_BYTES {
+        true => Ok(()),
+        false => Err(format!(
+            "it says that it computes with {} bytes of something, expected 1 to {NUMERICS_BYTES} printable characters; run \
+             the same version of asterism on every host",
+            said.len()
+        )),
+    }
+}
+
+/// Where a job is generated.
+pub enum Choice {
+    /// There.
+    Host(usize),
+    /// Hosts that compute what its tokens were computed with have all they take, or there are none.
+    NoEqual { up: bool },
+    /// The one that it names takes none, which others need not wait for.
+    NotNow,
+    /// Nobody generates, or all have all they take.
+    Nobody,
+}
+
+/// Looks for hosts among those that are there, and changes nothing.
+#[derive(Clone, Copy)]
+pub struct HostSelection<'a> {
+    pub config: &'a SupervisorConfig,
+    pub hosts: &'a Hosts,
+    pub contexts: &'a Contexts,
+    pub jobs: &'a Jobs,
+}
+
+impl<'a> HostSelection<'a> {
+    /// Whether a context could be placed at all, beside what sessions hold.
+    ///
+    /// # Errors
+    /// [`JobError::Placement`] with the numbers when it could not, whatever else ends.
+    pub fn check_room(&self, prepared: &PreparedContext, lent: &BTreeSet<usize>) -> Result<(), JobError> {
+        let candidates = self.candidates(|load| load.pinned_bytes, |_| true);
+        let blocks: Vec<usize> = (0..prepared.plan.shards.len()).collect();
+        let (demands, policy) = (demands(prepared, lent, &blocks), &prepared.placement);
+        let placed = match self.config.mixed_numerics {
+            MixedNumerics::Refuse => place_among_equals(&demands, &candidates, policy, None),
+            MixedNumerics::Mark => place(&demands, &candidates, policy),
+        };
+        placed.map(drop).map_err(JobError::Placement)
+    }
+
+    /// Hosts that could take shards, beside what is `held` of what they have.
+    pub fn candidates(&self, held: impl Fn(&Load) -> u64, fit: impl Fn(usize) -> bool) -> Vec<Candidate<'a>> {
+        let candidate = |host: usize| {
+            let record = self.hosts.at(host);
+            let rank = record.rank(Role::Context, self.config.recovery)?;
+            let load = self.contexts.load(host);
+            let taken = record.spec.weight_bytes + held(&load);
+            let free_bytes = record.spec.memory_limit.map(|limit| limit.saturating_sub(taken));
+            let (node, labels, numerics) = (record.spec.node.as_str(), &record.spec.labels, record.numerics.as_deref());
+            Some(Candidate { host, node, labels, rank, free_bytes, busy: load.unready, numerics })
+        };
+        (0..self.config.hosts.len()).filter(|&host| fit(host)).filter_map(candidate).collect()
+    }
+
+    /// Hosts for `blocks` of a context now, or why there are none: of equal numerics, and where there are none such, any if
+    /// that is allowed.
+    pub fn find_hosts(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
+        let found = self.find_equals(context, blocks);
+        if self.config.mixed_numerics == MixedNumerics::Mark
+            && matches!(found, Err(PlacementRefusal::UnequalNumerics { .. }))
+        {
+            return self.find(context, |candidates| {
+                place(&demands(&context.prepared, &context.lent, blocks), candidates, &context.prepared.placement)
+            });
+        }
+        found
+    }
+
+    /// Hosts of equal numerics for `blocks` of a context now.
+    pub fn find_equals(&self, context: &Context, blocks: &[usize]) -> Result<Vec<usize>, PlacementRefusal> {
+        let wanted = self.wanted(context, blocks);
+        self.find(context, |candidates| {
+            let demands = demands(&context.prepared, &context.lent, blocks);
+            let policy = &context.prepared.placement;
+            place_among_equals(&demands, candidates, policy, wanted.as_deref())
+        })
+    }
+
+    /// Those that others could not reach are better than none.
+    fn find(
+        &self,
+        context: &Context,
+        place: impl Fn(&[Candidate]) -> Result<Vec<usize>, PlacementRefusal>,
+    ) -> Result<Vec<usize>, PlacementRefusal> {
+        let find = |fit: &dyn Fn(usize) -> bool| {
+            let takes = |host| self.hosts.at(host).takes_work() && fit(host);
+            place(&self.candidates(|load| load.kv_bytes, takes))
+        };
+        find(&|host| !context.avoid.contains(&host)).or_else(|_| find(&|_| true))
+    }
+
+    /// What `blocks` of a context are to be encoded with: anything, where nothing else is left of it that they must fit.
+    pub fn wanted(&self, context: &Context, blocks: &[usize]) -> Option<String> {
+        let decodes = |number: &u64| self.jobs.get(*number).is_some_and(|job| job.numerics.is_some());
+        let whole = blocks.len() == context.plan().shards.len();
+        match whole && !self.jobs.of_context(context.number).iter().any(decodes) {
+            true => None,
+            false => context.numerics.clone(),
+        }
+    }
+
+    /// Hosts for all shards of a context whose turn has come: those that hold the same already where they can take it, and what
+    /// belongs to the same part of the plan beside it; the rest where there is room.
+    pub fn find_homes(&self, lately: &Lately, context: &Context) -> Result<Vec<usize>, PlacementRefusal> {
+        let known = self.known_homes(lately, context);
+        let beside = beside(context, &known);
+        let kept = [beside, known].into_iter().filter(|homes| !homes.is_empty());
+        let found = kept.into_iter().find_map(|homes| self.place_around(context, &homes));
+        let all = || (0..context.plan().shards.len()).collect::<Vec<_>>();
+        found.map_or_else(|| self.find_hosts(context, &all()), Ok)
+    }
+
+    /// Hosts that encoded some of its shards lately, all of equal numerics.
+    fn known_homes(&self, lately: &Lately, context: &Context) -> BTreeMap<usize, usize> {
+        let digests = context.prepared.digests.iter().enumerate().take(context.plan().shards.len());
+        let takes = |host: &usize| self.hosts.at(*host).takes_work() && !context.avoid.contains(host);
+        let home = |(block, digest): (usize, &u64)| Some((block, lately.find(*digest).filter(takes)?));
+        let mut homes: BTreeMap<usize, usize> = digests.filter_map(home).collect();
+        let numerics = homes.values().next().map(|host| self.hosts.at(*host).numerics.clone());
+        homes.retain(|_, host| numerics.as_ref() == Some(&self.hosts.at(*host).numerics));
+        homes
+    }
+
+    /// Hosts for all shards where some have theirs; none where that does not fit.
+    fn place_around(&self, context: &Context, homes: &BTreeMap<usize, usize>) -> Option<Vec<usize>> {
+        let (prepared, shards) = (&context.prepared, context.plan().shards.len());
+        let numerics = &self.hosts.at(*homes.values().next()?).numerics;
+        let fit = |host: usize| {
+            let record = self.hosts.at(host);
+            record.takes_work() && record.numerics == *numerics && !context.avoid.contains(&host)
+        };
+        let mut candidates: Vec<Candidate> = self.candidates(|load| load.kv_bytes, fit);
+        for (block, host) in homes {
+            let home = candidates.iter_mut().find(|candidate| candidate.host == *host)?;
+            let admitted = prepared.placement.admits(home);
+            let left = home.free_bytes.map(|free| free.checked_sub(context.kv_bytes(*block)));
+            home.free_bytes = match left {
+                _ if !admitted => return None,
+                Some(None) => return None,
+                Some(left) => left,
+                None => None,
+            };
+        }
+        let rest: Vec<usize> = (0..shards).filter(|block| !homes.contains_key(block)).collect();
+        let demands = demands(prepared, &context.lent, &rest);
+        let placed = place(&demands, &candidates, &prepared.placement).ok()?;
+        let rest: BTreeMap<usize, usize> = rest.into_iter().zip(placed).collect();
+        (0..shards).map(|block| homes.get(&block).or_else(|| rest.get(&block)).copied()).collect()
+    }
+
+    /// Where a job is generated next.
+    pub fn query_host(&self, number: u64) -> Choice {
+        let Some(job) = self.jobs.get(number) else { return Choice::Nobody };
+        let named = self.contexts.get(job.context).and_then(|context| context.prepared.placement.query_host.as_ref());
+        let able = |host: &usize| {
+            let record = self.hosts.at(*host);
+            named.is_none_or(|named| *named == record.spec.name).then_some(())?;
+            Some((record.rank(Role::Query, self.config.recovery).filter(|_| record.takes_work())?, *host))
+        };
+        let able: Vec<(u8, usize)> = (0..self.config.hosts.len()).filter_map(|host| able(&host)).collect();
+        let is_equal = |host: usize| job.numerics.is_none() || self.hosts.at(host).numerics == job.numerics;
+        let up = able.iter().any(|&(_, host)| is_equal(host));
+        if !up && !able.is_empty() && self.config.mixed_numerics == MixedNumerics::Refuse {
+            return Choice::NoEqual { up };
+        }
+        let generations = |host: usize| self.jobs.count_on(host);
+        let most = self.config.max_generations * if self.jobs.generating_of(&job.key) == 0 { 2 } else { 1 };
+        let takes = |(_, host): &&(u8, usize)| (!up || is_equal(*host)) && generations(*host) < most;
+        let ranked = able.iter().filter(takes);
+        match ranked.min_by_key(|&&(rank, host)| (job.avoid.contains(&host), rank, generations(host), host)) {
+            Some(&(_, host)) => Choice::Host(host),
+            None if job.numerics.is_some() && up => Choice::NoEqual { up },
+            None if named.is_some() => Choice::NotNow,
+            None => Choice::Nobody,
+        }
+    }
+
+    /// Why nobody goes on with a job, where only hosts of other numerics could.
+    pub fn lacks_equal(&self, number: u64) -> Option<String> {
+        let wanted = self.jobs.get(number)?.numerics.clone()?;
+        let lacks = matches!(self.query_host(number), Choice::NoEqual { up: false });
+        lacks.then(|| format!("its tokens were made on {wanted}, and no such query host is there"))
+    }
+}
+
+/// What blocks ask of hosts; those that are lent take no room that is not taken already.
+pub fn demands(prepared: &PreparedContext, lent: &BTreeSet<usize>, blocks: &[usize]) -> Vec<Demand> {
+    let demand = |&block: &usize| Demand {
+        block,
+        logical: prepared.plan.shards[block].host,
+        kv_bytes: if lent.contains(&block) { 0 } else { prepared.kv_bytes(block) },
+    };
+    blocks.iter().map(demand).collect()
+}
+
+/// The same homes, and for what the plan deals to one host with a shard that has one the same.
+fn beside(context: &Context, homes: &BTreeMap<usize, usize>) -> BTreeMap<usize, usize> {
+    let mut of_logical: BTreeMap<usize, usize> = BTreeMap::new();
+    let shards = &context.plan().shards;
+    for (block, host) in homes {
+        of_logical.entry(shards[*block].host).or_insert(*host);
+    }
+    let home = |block: usize| {
+        let sibling = || of_logical.get(&shards[block].host).copied();
+        Some((block, homes.get(&block).copied().or_else(sibling)?))
+    };
+    (0..shards.len()).filter_map(home).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numerics_are_a_few_plain_words() {
+        assert!(check_numerics("cpu avx2 f32 0a1b2c3d").is_ok());
+        for said in ["", " ", "cpu\n", "cpü", &"x".repeat(NUMERICS_BYTES + 1)] {
+            assert!(check_numerics(said).is_err(), "{said}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What hosts are told to do: shards to encode, with the ids that they lack, and jobs to generate. Chooses no host.
+
+use std::collections::BTreeMap;
+
+use asterism_plan::TokenSet;
+
+use crate::{
+    messages::{ContextIds, EncodeShards, Generate, HostCommand},
+    supervisor::{
+        command::Command,
+        tables::{context::Owner, contexts::Contexts, hosts::Hosts, jobs::Jobs},
+    },
+    trace::TraceContext,
+};
+
+/// Sends orders to hosts and notes what they were sent.
+pub struct Orders<'a> {
+    pub hosts: &'a mut Hosts,
+    pub contexts: &'a Contexts,
+    pub jobs: &'a mut Jobs,
+    pub out: &'a mut Vec<Command>,
+}
+
+impl Orders<'_> {
+    /// Tells a host something while it is connected.
+    pub fn send(&mut self, host: usize, command: HostCommand) {
+        let connection = self.hosts.at(host).connection;
+        self.out.extend(connection.map(|connection| Command::Send { connection, command }));
+    }
+
+    /// Orders shards to be encoded; before each order goes what its host lacks of the ids that it reads.
+    pub fn encode(&mut self, orders: Vec<(usize, EncodeShards)>) {
+        let mut has: BTreeMap<(usize, u64), TokenSet> = BTreeMap::new();
+        for (host, order) in orders {
+            let number = order.context;
+            let Some(context) = self.contexts.get(number) else { continue };
+            let prepared = &context.prepared;
+            let given = &mut self.hosts.at_mut(host).given;
+            let has = has.entry((host, number)).or_insert_with(|| given.tokens(number, &prepared.plan));
+            let ids = ContextIds::of(number, &prepared.ids, given.take(&order, has));
+            ids.into_iter().for_each(|ids| self.send(host, HostCommand::Ids(ids)));
+            let spec = &self.hosts.at(host).spec;
+            let room = spec.memory_limit.map(|limit| limit.saturating_sub(spec.weight_bytes));
+            let trace = self.trace_of(number).map(Box::new);
+            self.send(host, HostCommand::Encode(EncodeShards { room, trace, ..order }));
+        }
+    }
+
+    /// The span of the job that a context is encoded for.
+    fn trace_of(&self, context: u64) -> Option<TraceContext> {
+        let Owner::Job(number) = self.contexts.get(context)?.owner else { return None };
+        self.jobs.get(number)?.question.trace.map(|trace| trace.own)
+    }
+
+    /// Has a host forget a context.
+    pub fn release(&mut self, host: usize, context: u64) {
+        self.hosts.at_mut(host).given.forget(context);
+        self.send(host, HostCommand::Release { context });
+    }
+
+    /// Has a host generate a job's answer, or go on with it.
+    pub fn generate(&mut self, number: u64, host: usize) {
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
+        let Some(context) = self.contexts.get(job.context) else { return };
+        job.told_attempt = context.attempt();
+        job.status.mixed_numerics |= context.mixed_numerics;
+        let kept = context.plan().kept_shards();
+        let (shards, anew) = match &job.question.anew {
+            Some(anew) => (anew.refresh.left_of(kept), context.prepared.anew(&anew.refresh)),
+            None => (kept, None),
+        };
+        let generate = Generate {
+            job: number,
+            context: context.number,
+            query_ids: job.question.query_ids.clone(),
+            generated: job.status.tokens.clone(),
+            query_start: context.plan().query_start,
+            shards,
+            anew,
+            fan_in: context.plan().fan_in,
+            view: context.plan().view,
+            holders: context.holders(&self.hosts.addresses()),
+            choice: job.question.choice.clone(),
+            ticket: context.ticket,
+            trace: job.question.trace.map(|trace| Box::new(trace.own)),
+        };
+        drop(job);
+        self.send(host, HostCommand::Generate(generate));
+    }
+
+    /// Tells who generates a job's answer which hosts hold the shards.
+    pub fn tell_holders(&mut self, number: u64, host: usize) {
+        let Some(mut job) = self.jobs.get_mut(number) else { return };
+        let Some(context) = self.contexts.get(job.context) else { return };
+        job.told_attempt = context.attempt();
+        job.status.mixed_numerics |= context.mixed_numerics;
+        let holders = context.holders(&self.hosts.addresses());
+        drop(job);
+        self.send(host, HostCommand::Holders { job: number, holders });
+    }
+
+    /// A host came, or came back: tells it again all that it is to do.
+    pub fn remind(&mut self, host: usize) {
+        let addresses = self.hosts.addresses();
+        let mut orders = Vec::new();
+        for number in self.contexts.on_host(host) {
+            let context = &self.contexts[number];
+            let here = |block: &usize| context.places()[*block].host == Some(host);
+            let missing = |block: &usize| here(block) && context.places()[*block].encoded.is_none();
+            let all = 0..context.places().len();
+            let coming = context.heirs().iter().filter(|(_, heir)| **heir == host);
+            orders.extend(coming.map(|(block, _)| (host, context.order_alone(*block))));
+            // Encoded together, others may wait for what this host passes on, even if it has reported an earlier attempt.
+            let blocks: Vec<usize> = match context.is_together() {
+                true if context.is_ready() => continue,
+                true => all.filter(here).collect(),
+                false => all.filter(missing).collect(),
+            };
+            orders.extend(context.orders(&blocks, &addresses));
+        }
+        self.encode(orders);
+        for number in self.jobs.on_host(host) {
+            self.generate(number, host);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Whose turn it is: begins contexts that wait while there is room for them. What is missing of those that began is
+//! `encode.rs`.
+
+use super::encode::EncodeScheduler;
+use crate::{
+    api::JobPhase,
+    supervisor::{
+        placement::PlacementRefusal,
+        tables::{contexts::Contexts, jobs::Jobs},
+    },
+};
+
+/// Contexts whose turn has come and that no query host has yet: they are encoded, or wait for one. Those of jobs that are
+/// generated are as few as query hosts take.
+pub fn running_contexts(contexts: &Contexts, jobs: &Jobs) -> usize {
+    contexts.begun().saturating_sub(jobs.generating_own())
+}
+
+impl EncodeScheduler<'_> {
+    /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came. What
+    /// waits for a self-test leaves room for its canary. Beyond the room for all there is as much again for keys that have nothing
+    /// begun, one context each: nobody waits until what another key asked for has ended.
+    pub fn dispatch(&mut self) {
+        if self.loss.hosts.is_booting(self.loss.now, self.loss.config.patience) {
+            return;
+        }
+        if self.loss.jobs.held {
+            if let Some(number) = self.waiting_canary() {
+                self.begin(number);
+            }
+            return;
+        }
+        while let Some(number) = self.next_in_turn() {
+            if !self.begin(number) {
+                return;
+            }
+        }
+    }
+
+    fn next_in_turn(&self) -> Option<u64> {
+        let (running, most) = (running_contexts(self.loss.contexts, self.loss.jobs), self.loss.config.max_running);
+        match running {
+            _ if running < most => self.loss.contexts.next(),
+            _ if running < 2 * most => self.loss.contexts.next_of_none(),
+            _ => None,
+        }
+    }
+
+    /// The context of the latest canary, unless it has begun.
+    fn waiting_canary(&self) -> Option<u64> {
+        let context = self.loss.contexts.get(self.loss.jobs.canary?)?;
+        (!context.is_placed() && !context.is_aside()).then_some(context.number)
+    }
+
+    /// Begins a context whose turn it is. Whether the next may have its turn.
+    fn begin(&mut self, number: u64) -> bool {
+        let context = &self.loss.contexts[number];
+        match self.loss.selection().find_homes(self.lately, context) {
+            Ok(hosts) => {
+                let blocks: Vec<usize> = (0..hosts.len()).collect();
+                self.settle(number, &blocks, &hosts);
+                self.enter_phase(number, JobPhase::Encoding);
+            }
+            Err(PlacementRefusal::NotEnoughMemory { .. } | PlacementRefusal::UnequalNumerics { .. }) => {
+                self.homeless_since(number);
+                return false;
+            }
+            Err(refusal) => {
+                let nobody = matches!(refusal, PlacementRefusal::NoHost { .. });
+                if self.give_up_placing(number, &refusal) {
+                    return true;
+                }
+                if nobody {
+                    return false;
+                }
+                // Others go before what only hosts can take that are not there.
+                self.loss.contexts.get_mut(number).expect("it was there").set_aside(true);
+            }
+        }
+        true
+    }
+
+    /// Puts contexts back into the queue whose hosts have come, and gives up those that have waited for them too long. Asks
+    /// for one of each set of labels.
+    pub fn look_again(&mut self) {
+        for labels in self.loss.contexts.aside() {
+            while let Some(number) = self.loss.contexts.first_aside(&labels) {
+                let context = &self.loss.contexts[number];
+                let blocks: Vec<usize> = (0..context.plan().shards.len()).collect();
+                match self.loss.selection().find_hosts(context, &blocks) {
+                    Err(refusal @ PlacementRefusal::NoSuchLabels { .. }) => {
+                        if !self.give_up_placing(number, &refusal) {
+                            break;
+                        }
+                    }
+                    _ => self.loss.contexts.get_mut(number).expect("it was there").set_aside(false),
+                }
+            }
+        }
+    }
+
+    /// Fails a context that has waited too long for hosts. Whether it has.
+    fn give_up_placing(&mut self, number: u64, refusal: &PlacementRefusal) -> bool {
+        let since = self.homeless_since(number);
+        let over = self.loss.now.saturating_sub(since) > self.loss.config.patience;
+        if over {
+            let message = format!("{refusal}. `asterism status` shows the hosts");
+            self.loss.teardown().fail_context(number, "placement_impossible", message);
+        }
+        over
+    }
+}

@@ -1,0 +1,405 @@
+//! The supervisor as the rest of the process talks to it: requests in, answers and events out. Decides nothing.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use asterism_models::WeightsDigest;
+use asterism_plan::MethodConfig;
+use asterism_transport::Transport;
+use ractor::{Actor, ActorRef, ActorStatus};
+use tokio::time::timeout;
+
+use crate::{
+    api::{
+        AppendRequest, ClusterStatus, EventId, HostStatus, JobRequest, JobStatus, Scheduling, SessionRequest,
+        SessionStatus, Waiting, bounds,
+    },
+    error::{HostError, JobError},
+    machine,
+    room::{Holder, Room},
+    store::StateStore,
+    supervisor::{
+        command::Event,
+        config::{ContextHosts, SupervisorConfig},
+        fingerprint::{Fingerprint, random},
+        journal::change::Decided,
+        prepare::ModelFront,
+        shell::{
+            event_loop::{Message, Shell, SupervisorActor},
+            events::EventListener,
+            feed::Listener,
+            gate::Gate,
+            pulse::Pulse,
+            write_queue::{Request, Subject},
+        },
+        state::SupervisorState,
+        tables::{
+            job::{PreparedJob, Source},
+            sessions::asked::AskedSession,
+        },
+    },
+};
+
+/// Longest wait for hosts and nodes that were told to end.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Times that a question is prepared whose session has grown meanwhile.
+const REPLACED: usize = 8;
+/// Requests that are tokenised and planned at once: of one key two, so that one of another is always taken.
+const PREPARED_AT_ONCE: usize = 3;
+/// Longest wait for that.
+const PREPARED_WITHIN: Duration = Duration::from_secs(20);
+
+/// Whose request it is.
+fn holder(request: &JobRequest) -> Holder {
+    request.labels.get(bounds::KEY).map(|key| key.as_str().into())
+}
+
+/// A running supervisor; clones talk to the same one.
+#[derive(Clone)]
+pub struct Supervisor {
+    actor: ActorRef<Message>,
+    model: Arc<ModelFront>,
+    method: MethodConfig,
+    context_hosts: ContextHosts,
+    writing: Arc<AtomicBool>,
+    desk: Room,
+    pulse: Arc<Pulse>,
+    gate: Gate,
+}
+
+impl Supervisor {
+    /// Starts a supervisor that listens on `transport`, with the jobs and sessions that `store` has.
+    pub async fn start(
+        config: SupervisorConfig,
+        model: Arc<ModelFront>,
+        transport: Arc<dyn Transport>,
+        store: Box<dyn StateStore>,
+    ) -> Result<Self, HostError> {
+        let method = config.method.clone();
+        let context_hosts = config.context_hosts();
+        let shell = Shell::restore(config, transport, store)?;
+        let (writing, pulse) = (shell.writing(), shell.pulse());
+        let (actor, _) = Actor::spawn(None, SupervisorActor, shell)
+            .await
+            .map_err(|error| HostError::Actor { cause: error.to_string() })?;
+        let desk = Room::new(PREPARED_AT_ONCE);
+        Ok(Self { actor, model, method, context_hosts, writing, desk, pulse, gate: Gate::default() })
+    }
+
+    /// Whether it waits for the disk of its journal right now, and answers when that is done.
+    pub fn waits_for_disk(&self) -> bool {
+        self.writing.load(Ordering::Relaxed)
+    }
+
+    /// For how long its actor has done nothing, or one thing, if that is too long. Asks the actor nothing, so that a queue
+    /// before it is no silence.
+    pub fn silence(&self) -> Option<Duration> {
+        self.pulse.silence()
+    }
+
+    /// Says that this process has waited for memory or a disk: silence of hosts may have been its own.
+    pub fn was_starved(&self) {
+        let _ = self.actor.cast(Message::Event(Event::Starved));
+    }
+
+    /// Says what the weights of the supervisor's own model hash to, or why that cannot be told. No host is ready before it is.
+    pub fn weights_are(&self, weights: Result<WeightsDigest, String>) {
+        let _ = self.actor.cast(Message::Event(Event::Weights(weights)));
+    }
+
+    /// Whether its actor is gone.
+    pub fn has_ended(&self) -> bool {
+        self.actor.get_status() == ActorStatus::Stopped
+    }
+
+    /// What decides whether it takes new work.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// The model as the supervisor knows it.
+    pub fn model(&self) -> &Arc<ModelFront> {
+        &self.model
+    }
+
+    /// Tokenises, plans and queues a job; returns its id. The same request with the same id is the same job.
+    pub async fn submit(&self, request: JobRequest) -> Result<String, JobError> {
+        self.gate.check()?;
+        self.take(request, false).await
+    }
+
+    /// The same for the cluster's own test, which decides on the gate.
+    pub async fn submit_canary(&self, request: JobRequest) -> Result<String, JobError> {
+        self.take(request, true).await
+    }
+
+    /// Has what was accepted before, and is not one of the cluster's own test, wait from now on, or go on.
+    pub fn hold_back(&self, held: bool) {
+        // One that has ended holds nothing.
+        let _ = self.actor.cast(Message::Ask(Box::new(move |shell| shell.hold_back(held))));
+    }
+
+    async fn take(&self, mut request: JobRequest, canary: bool) -> Result<String, JobError> {
+        let holder = holder(&request);
+        let (id, fingerprint) = match request.id.take() {
+            Some(id) => {
+                let id = bounds::client_id(&id)?;
+                let (print, back) = self.prepared(&holder, move || Ok((Fingerprint::of(&request), request))).await?;
+                request = back;
+                let asked = id.clone();
+                if self.ask(move |shell| shell.state().repeated(&asked, Some(print))).await??.is_some() {
+                    return Ok(id);
+                }
+                (id, Some(print))
+            }
+            None => (bounds::drawn_id(random()), None),
+        };
+        if let Some(session) = &request.session {
+            bounds::name("session", session)?;
+        }
+        let Some(name) = request.session.clone() else {
+            return self.enqueue((request, canary), (id, fingerprint), None).await;
+        };
+        let mut tries = REPLACED;
+        loop {
+            let asked = name.clone();
+            let session = self.ask(move |shell| shell.state().asked_session(&asked)).await??;
+            tries -= 1;
+            match self.enqueue((request.clone(), canary), (id.clone(), fingerprint), Some(session)).await {
+                Err(JobError::SessionReplaced { .. }) if tries > 0 => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn enqueue(
+        &self,
+        (request, canary): (JobRequest, bool),
+        (id, fingerprint): (String, Option<Fingerprint>),
+        session: Option<AskedSession>,
+    ) -> Result<String, JobError> {
+        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
+        let template_date = Some(model.date(request.template_date, machine::unix_time()));
+        let (holder, request) = (holder(&request), JobRequest { template_date, ..request });
+        let prepared =
+            self.prepared(&holder, move || model.prepare(request, &method, &hosts, session.as_ref())).await?;
+        let mut prepared = PreparedJob { id: id.clone(), fingerprint, ..prepared };
+        prepared.question.canary = canary;
+        let asks = match &prepared.source {
+            Source::Session(name) => Some(Subject::Session(name.clone())),
+            Source::Context(_) => None,
+        };
+        let subject = (vec![Subject::Job(id.clone())], asks, prepared.bytes());
+        let decide = move |state: &mut SupervisorState, now| {
+            let number = state.number();
+            state.submit(now, number, prepared).map(|(_, decided)| decided)
+        };
+        self.change(subject, decide, |_, _| Ok(id)).await
+    }
+
+    /// Does what takes long on a thread of its own, few at a time.
+    async fn prepared<T: Send + 'static>(
+        &self,
+        holder: &Holder,
+        work: impl FnOnce() -> Result<T, JobError> + Send + 'static,
+    ) -> Result<T, JobError> {
+        let seat = timeout(PREPARED_WITHIN, self.desk.take(holder, 1)).await.map_err(|_| JobError::Busy)?;
+        // The seat goes with the work, whether anybody waits for it or not.
+        let done = machine::spawn(move || {
+            let _seat = seat;
+            work()
+        });
+        done.await.map_err(|panic| JobError::Internal { cause: panic.to_string() })?
+    }
+
+    /// Everything that happens to a job from now on, after what it has said so far; ends with `Finished`.
+    pub async fn watch(&self, id: &str) -> Result<Listener, JobError> {
+        let id = bounds::name("id", id)?;
+        self.ask(move |shell| shell.find(&id).and_then(|number| shell.watch(number))).await?
+    }
+
+    /// Everything that happens in the cluster behind an event, or from the oldest that is kept; without end.
+    pub async fn events(&self, after: Option<EventId>) -> Result<EventListener, JobError> {
+        self.ask(move |shell| shell.events(after)).await?
+    }
+
+    /// A job's status.
+    pub async fn status(&self, id: &str) -> Result<JobStatus, JobError> {
+        let id = bounds::name("id", id)?;
+        self.ask(move |shell| {
+            let number = shell.find(&id)?;
+            Ok(shell.state().job_status(shell.now(), number).expect("found by its id"))
+        })
+        .await?
+    }
+
+    /// What a job waits for, while nobody works on it.
+    pub async fn waiting(&self, id: &str) -> Result<Option<Waiting>, JobError> {
+        let id = bounds::name("id", id)?;
+        self.ask(move |shell| shell.find(&id).map(|number| shell.state().waits_for(shell.now(), number))).await?
+    }
+
+    /// Cancels a job that has not ended.
+    pub async fn cancel(&self, id: &str) -> Result<(), JobError> {
+        let id = bounds::name("id", id)?;
+        let subject = (vec![Subject::Job(id.clone())], None, 0);
+        self.change(subject, move |state, now| state.cancel(now, &id), |_, _| Ok(())).await
+    }
+
+    /// The cluster.
+    pub async fn cluster(&self) -> Result<ClusterStatus, JobError> {
+        self.ask(|shell| shell.cluster()).await
+    }
+
+    /// Encodes a context to be asked many times.
+    pub async fn create_session(&self, request: SessionRequest) -> Result<SessionStatus, JobError> {
+        self.gate.check()?;
+        let (model, method, hosts) = (self.model.clone(), self.method.clone(), self.context_hosts);
+        let (name, ttl) = (request.name.clone(), request.ttl_s);
+        let name = bounds::name("name", &name)?;
+        let ttl = ttl.map(|ttl| bounds::seconds("ttl_s", ttl)).transpose()?;
+        let template_date = Some(model.date(request.template_date, machine::unix_time()));
+        let request = SessionRequest { template_date, ..request };
+        let prepared = self.prepared(&None, move || model.prepare_session(request, &method, &hosts)).await?;
+        let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
+        let created = name.clone();
+        let decide = move |state: &mut SupervisorState, now| {
+            let number = state.number();
+            state.create_session((now, number), &created, prepared, ttl)
+        };
+        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
+    }
+
+    /// One session.
+    pub async fn session(&self, name: &str) -> Result<SessionStatus, JobError> {
+        let name = bounds::name("name", name)?;
+        self.ask(move |shell| shell.state().session_status(shell.now(), &name)).await?
+    }
+
+    /// Lets a session live so many seconds from now on.
+    pub async fn extend_session(&self, name: &str, ttl_s: f64) -> Result<SessionStatus, JobError> {
+        let (name, ttl) = (bounds::name("name", name)?, bounds::seconds("ttl_s", ttl_s)?);
+        let (subject, extended) = ((vec![Subject::Session(name.clone())], None, 0), name.clone());
+        let decide = move |state: &mut SupervisorState, now| state.extend_session(now, &extended, ttl);
+        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
+    }
+
+    /// Appends to a session, for questions that come when that is encoded; until then they see nothing of it.
+    pub async fn append_session(&self, name: &str, request: AppendRequest) -> Result<SessionStatus, JobError> {
+        self.gate.check()?;
+        let name = bounds::name("name", name)?;
+        let job = request.job.as_deref().map(|job| bounds::name("job", job)).transpose()?;
+        let grown = name.clone();
+        let found = self.ask(move |shell| shell.state().grown_session(&grown, job.as_deref())).await?;
+        let (session, asked) = found?;
+        let (model, hosts, base) = (self.model.clone(), self.context_hosts, session.context);
+        let prepared = self.prepared(&None, move || model.prepare_append(request, (&session, asked), &hosts)).await?;
+        let subject = (vec![Subject::Session(name.clone()), Subject::Room], None, prepared.bytes());
+        let grown = name.clone();
+        let decide = move |state: &mut SupervisorState, now| {
+            let number = state.number();
+            state.append_session((now, number), (&grown, base), prepared)
+        };
+        self.change(subject, decide, move |state, now| state.session_status(now, &name)).await
+    }
+
+    /// Ends a session and frees its keys and values.
+    pub async fn drop_session(&self, name: &str) -> Result<(), JobError> {
+        let name = bounds::name("name", name)?;
+        let subject = (vec![Subject::Session(name.clone())], None, 0);
+        self.change(subject, move |state, now| state.drop_session(now, &name), |_, _| Ok(())).await
+    }
+
+    /// One host.
+    pub async fn host(&self, name: &str) -> Result<HostStatus, JobError> {
+        let name = bounds::name("name", name)?;
+        self.ask(move |shell| shell.state().host_named(shell.now(), &name)).await?
+    }
+
+    /// Has a host take new work, or none, or moves what it has to others after `deadline`.
+    pub async fn schedule_host(
+        &self,
+        name: &str,
+        scheduling: Scheduling,
+        deadline: Option<Duration>,
+    ) -> Result<HostStatus, JobError> {
+        let name = bounds::name("name", name)?;
+        let scheduled = name.clone();
+        let decide = move |state: &mut SupervisorState, now| state.schedule_host(now, &scheduled, scheduling, deadline);
+        self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &name)).await
+    }
+
+    /// Gives the place of a host that is dead or takes no work to a spare.
+    pub async fn replace_host(&self, dead: &str, spare: &str) -> Result<HostStatus, JobError> {
+        let (dead, spare) = (bounds::name("name", dead)?, bounds::name("spare", spare)?);
+        let heir = spare.clone();
+        let decide = move |state: &mut SupervisorState, now| state.replace_host(now, &dead, &heir);
+        self.change((vec![Subject::Hosts], None, 0), decide, move |state, now| state.host_named(now, &spare)).await
+    }
+
+    /// Tells every host to end, and ends.
+    pub async fn shutdown(&self) {
+        // Who hears the close before the order would wait for a supervisor that does not come back.
+        if let Ok(links) = self.ask_anyway(|shell| shell.end_hosts()).await {
+            let ended = async {
+                for link in links {
+                    link.closed().await;
+                }
+            };
+            let _ = timeout(FAREWELL, ended).await;
+        }
+        let (flushed, flushing) = tokio::sync::oneshot::channel();
+        if self.actor.cast(Message::Ask(Box::new(move |shell| shell.flush(flushed)))).is_ok() {
+            let _ = flushing.await;
+        }
+        let _ = self.actor.stop_and_wait(None, None).await;
+    }
+
+    /// Ends at once, as a process that is killed: nothing is said or kept any more. Whoever calls this closes the transport.
+    pub fn kill(&self) {
+        self.actor.kill();
+    }
+
+    /// Has a change decided, kept and brought into force. `subject`: what it changes, what it asks, and its bytes.
+    async fn change<T: Send + 'static>(
+        &self,
+        (changes, asks, bytes): (Vec<Subject>, Option<Subject>, u64),
+        decide: impl FnOnce(&mut SupervisorState, Duration) -> Result<Decided, JobError> + Send + 'static,
+        then: impl FnOnce(&SupervisorState, Duration) -> Result<T, JobError> + Send + 'static,
+    ) -> Result<T, JobError> {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let heard = move |result: Result<(&SupervisorState, Duration), JobError>| {
+            let _ = answer.send(result.and_then(|(state, now)| then(state, now)));
+        };
+        let request = Request { changes, asks, bytes, decide: Box::new(decide), answer: Box::new(heard) };
+        self.actor.cast(Message::Change(request)).map_err(|_| JobError::Stopping)?;
+        answered.await.map_err(|_| JobError::Stopping)?
+    }
+
+    /// Asks, unless many others wait for what their answers rest on.
+    pub(in crate::supervisor) async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Shell) -> T + Send + 'static,
+    ) -> Result<T, JobError> {
+        let question = move |shell: &mut Shell| (!shell.is_crowded()).then(|| question(shell));
+        self.ask_anyway(question).await?.ok_or(JobError::Busy)
+    }
+
+    async fn ask_anyway<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Shell) -> T + Send + 'static,
+    ) -> Result<T, JobError> {
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        let message = Message::Ask(Box::new(move |shell| {
+            let found = question(shell);
+            shell.tell(move || drop(answer.send(found)));
+        }));
+        self.actor.cast(message).map_err(|_| JobError::Stopping)?;
+        answered.await.map_err(|_| JobError::Stopping)
+    }
+}

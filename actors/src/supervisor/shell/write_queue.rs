@@ -1,0 +1,298 @@
+//! What the journal takes next, what waits for that, and what is told outside when it is done. No file and no thread: those
+//! are `writer.rs`.
+//!
+//! Writes go one after the other; all that came up during one is the next, in one transaction. What clients change is decided
+//! only when its write begins, on the state as it is then, and comes into force when the journal has it. Of changes that
+//! touch the same job, session or host, one is in a write; the next is decided when that is in force. To decide it on what
+//! the state will be would need a second state. What hosts changed is in force already; what follows from it outside waits
+//! for its write, and everything later waits behind it.
+//!
+//! A write that the disk refuses takes nothing: its changes of clients are refused, and what hosts changed goes on while the
+//! journal lags behind. Which entries lag is remembered, not what they say; the next write, after a pause, says of them how
+//! things are by then, and no more. Only when it is taken are changes of clients decided again, so that a long outage costs
+//! no more than a short one; when it is not, they are refused with it.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    error::JobError,
+    store::{Change, StoreError, Table},
+    supervisor::{command::Command, journal::change::Decided, state::SupervisorState},
+};
+
+/// Time after a refused write in which none is tried: each opens and verifies the whole file.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Changes of clients that wait for their write, and bytes of them.
+const WAITING: usize = 1024;
+const WAITING_BYTES: u64 = 64 << 20;
+
+/// Answers that wait for what they rest on, each with all that it says.
+const TOLD: usize = 512;
+
+/// Decides a change on the state as it is.
+pub type Decide = Box<dyn FnOnce(&mut SupervisorState, Duration) -> Result<Decided, JobError> + Send>;
+/// Told how things are.
+pub type Told = Box<dyn FnOnce(&SupervisorState, Duration) + Send>;
+/// Told that a change is in force, or why it is not.
+pub type Answer = Box<dyn FnOnce(Result<(&SupervisorState, Duration), JobError>) + Send>;
+
+/// What one write can change once.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// A job, by its id.
+    Job(String),
+    /// A session, by its name.
+    Session(String),
+    /// The room that sessions share.
+    Room,
+    /// Who takes work.
+    Hosts,
+}
+
+/// A change that a client asks for.
+pub struct Request {
+    /// What it changes.
+    pub changes: Vec<Subject>,
+    /// What it asks, as others may in the same write.
+    pub asks: Option<Subject>,
+    /// Bytes that it takes while it waits.
+    pub bytes: u64,
+    /// Decides it.
+    pub decide: Decide,
+    /// Hears what came of it.
+    pub answer: Answer,
+}
+
+/// What is to be done outside.
+pub enum Act {
+    /// A command, other than to keep something.
+    Do(Box<Command>),
+    /// Somebody is told what was asked.
+    Tell(Told),
+}
+
+/// The most changes of clients that one write takes. What happened it takes all, as a part of it may need the rest.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchLimits {
+    /// Changes.
+    pub entries: usize,
+    /// Bytes of them, about.
+    pub bytes: usize,
+}
+
+impl Default for BatchLimits {
+    fn default() -> Self {
+        Self { entries: 256, bytes: 4 << 20 }
+    }
+}
+
+type Key = (Table, String);
+
+/// Something that happened: what the journal is to know of it before the rest is done.
+struct Happening {
+    changes: Vec<Change>,
+    acts: Vec<Act>,
+}
+
+/// The write under way.
+struct Batch {
+    /// It has the first so many of what happened.
+    happenings: usize,
+    keys: BTreeSet<Key>,
+    decided: Vec<(Decided, Answer)>,
+}
+
+/// The queue before the journal.
+#[derive(Default)]
+pub struct Journal {
+    limits: BatchLimits,
+    requests: VecDeque<Request>,
+    request_bytes: u64,
+    happened: VecDeque<Happening>,
+    batch: Option<Batch>,
+    /// What the journal has not as it is.
+    lagging: BTreeSet<Key>,
+    /// Since a write was refused and until one is taken: when the next may be. Something lags then.
+    again: Option<Duration>,
+}
+
+impl Journal {
+    /// Nothing waits. One write takes so much.
+    pub fn new(limits: BatchLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// How much of what happened waits for its write.
+    pub fn backlog(&self) -> usize {
+        self.happened.len()
+    }
+
+    /// Whether so many answers wait for a slow disk that no more should.
+    pub fn is_crowded(&self) -> bool {
+        self.happened.len() >= TOLD
+    }
+
+    /// Whether a write is under way.
+    pub fn is_writing(&self) -> bool {
+        self.batch.is_some()
+    }
+
+    /// The next write need not wait for the pause after one that was refused.
+    pub fn hurry(&mut self) {
+        self.again = self.again.map(|_| Duration::ZERO);
+    }
+
+    /// Takes in what an event wants done. Returns what can be done now.
+    pub fn follow(&mut self, commands: Vec<Command>) -> Vec<Act> {
+        let (mut changes, mut acts) = (Vec::new(), Vec::with_capacity(commands.len()));
+        for command in commands {
+            match command {
+                Command::Persist(change) => changes.push(change),
+                other => acts.push(Act::Do(Box::new(other))),
+            }
+        }
+        self.happen(Happening { changes, acts })
+    }
+
+    /// Tells somebody how things are when the journal has all that this rests on.
+    pub fn tell(&mut self, told: impl FnOnce() + Send + 'static) -> Vec<Act> {
+        let told = Act::Tell(Box::new(move |_, _| told()));
+        self.happen(Happening { changes: Vec::new(), acts: vec![told] })
+    }
+
+    fn happen(&mut self, happening: Happening) -> Vec<Act> {
+        if self.again.is_some() {
+            self.lagging.extend(keys(&happening.changes));
+            return happening.acts;
+        }
+        if self.happened.is_empty() && happening.changes.is_empty() {
+            return happening.acts;
+        }
+        self.happened.push_back(happening);
+        Vec::new()
+    }
+
+    /// Takes in what a client wants changed.
+    pub fn ask(&mut self, request: Request) {
+        let bytes = self.request_bytes.saturating_add(request.bytes);
+        if self.requests.len() >= WAITING || (bytes > WAITING_BYTES && !self.requests.is_empty()) {
+            return (request.answer)(Err(JobError::Busy));
+        }
+        self.request_bytes = bytes;
+        self.requests.push_back(request);
+    }
+
+    /// What is to be written now, as one transaction, if anything is and nothing else is being written.
+    pub fn begin(&mut self, state: &mut SupervisorState, now: Duration) -> Option<Vec<Change>> {
+        if self.batch.is_some() || self.again.is_some_and(|again| now < again) {
+            return None;
+        }
+        let lagging = std::mem::take(&mut self.lagging);
+        let mut changes: Vec<Change> = lagging.iter().map(|(table, key)| state.as_it_is(*table, key)).collect();
+        self.happened.iter_mut().for_each(|happening| changes.append(&mut happening.changes));
+        let happenings = self.happened.len();
+        let decided = match self.again {
+            None => self.decide(state, now),
+            Some(_) => Vec::new(),
+        };
+        changes.extend(decided.iter().flat_map(|(decided, _)| decided.changes.iter().cloned()));
+        if changes.is_empty() {
+            return None;
+        }
+        self.batch = Some(Batch { happenings, keys: keys(&changes).collect(), decided });
+        Some(changes)
+    }
+
+    /// Decides what clients wait for, until the write is full.
+    fn decide(&mut self, state: &mut SupervisorState, now: Duration) -> Vec<(Decided, Answer)> {
+        let (mut decided, mut later, mut bytes) = (Vec::new(), VecDeque::new(), 0);
+        let (mut changed, mut asked) = (BTreeSet::new(), BTreeSet::new());
+        for request in std::mem::take(&mut self.requests) {
+            let full = decided.len() >= self.limits.entries || bytes >= self.limits.bytes;
+            let taken = request.changes.iter().any(|subject| changed.contains(subject) || asked.contains(subject));
+            let waits = full || taken || request.asks.iter().any(|subject| changed.contains(subject));
+            changed.extend(request.changes.iter().cloned());
+            asked.extend(request.asks.iter().cloned());
+            if waits {
+                later.push_back(request);
+                continue;
+            }
+            self.request_bytes -= request.bytes;
+            let change = (request.decide)(state, now).and_then(|decided: Decided| {
+                let checked = decided.changes.iter().try_for_each(Change::check);
+                checked.map(|()| decided).map_err(|error| JobError::Journal(Arc::new(error)))
+            });
+            match change {
+                Err(error) => (request.answer)(Err(error)),
+                Ok(change) if change.changes.is_empty() => (request.answer)(Ok((state, now))),
+                Ok(change) => {
+                    bytes += change.changes.iter().map(Change::bytes).sum::<usize>();
+                    state.reserve(&change);
+                    decided.push((change, request.answer));
+                }
+            }
+        }
+        self.requests = later;
+        decided
+    }
+
+    /// The write under way ended. Returns what is to be done now.
+    pub fn written(&mut self, state: &mut SupervisorState, now: Duration, result: Result<(), StoreError>) -> Vec<Act> {
+        let Some(batch) = self.batch.take() else { return Vec::new() };
+        batch.decided.iter().for_each(|(decided, _)| state.unreserve(decided));
+        match result {
+            Ok(()) => self.took(batch, state, now),
+            Err(error) => self.refused(batch, now, error),
+        }
+    }
+
+    fn took(&mut self, batch: Batch, state: &mut SupervisorState, now: Duration) -> Vec<Act> {
+        self.again = None;
+        let mut acts: Vec<Act> = self.happened.drain(..batch.happenings).flat_map(|happening| happening.acts).collect();
+        for (mut decided, answer) in batch.decided {
+            let kept = std::mem::take(&mut decided.changes);
+            let mut commands = state.adopt(now, decided);
+            let persists = |command: &Command| matches!(command, Command::Persist(_));
+            let known = |command: &Command| !matches!(command, Command::Persist(change) if !kept.contains(change));
+            if self.happened.is_empty() && commands.iter().all(known) {
+                // The journal has it all so, and nothing came since.
+                commands.retain(|command| !persists(command));
+            }
+            // It follows what happened since it was decided.
+            acts.extend(self.follow(commands));
+            acts.push(Act::Tell(Box::new(move |state, now| answer(Ok((state, now))))));
+        }
+        while self.happened.front().is_some_and(|happening| happening.changes.is_empty()) {
+            acts.extend(self.happened.pop_front().into_iter().flat_map(|happening| happening.acts));
+        }
+        acts
+    }
+
+    fn refused(&mut self, batch: Batch, now: Duration, error: StoreError) -> Vec<Act> {
+        tracing::error!(%error, "the journal lags behind; what is missing is written when it takes something again");
+        let lagged = self.again.replace(now + PAUSE).is_some();
+        // A disk that failed while it confirmed may have it all the same.
+        self.lagging.extend(batch.keys);
+        let error = Arc::new(error);
+        let refuse = |answer: Answer| answer(Err(JobError::Journal(error.clone())));
+        batch.decided.into_iter().for_each(|(_, answer)| refuse(answer));
+        if lagged {
+            self.request_bytes = 0;
+            std::mem::take(&mut self.requests).into_iter().for_each(|request| refuse(request.answer));
+        }
+        let mut acts = Vec::new();
+        for happening in std::mem::take(&mut self.happened) {
+            self.lagging.extend(keys(&happening.changes));
+            acts.extend(happening.acts);
+        }
+        acts
+    }
+}
+
+fn keys(changes: &[Change]) -> impl Iterator<Item = Key> + '_ {
+    changes.iter().map(|change| (change.table(), change.key().to_string()))
+}

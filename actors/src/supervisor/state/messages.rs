@@ -1,0 +1,115 @@
+//! Which rule each message of a host or a node goes to, and what it may change of who works on what.
+
+use std::time::Duration;
+
+use super::SupervisorState;
+use crate::{
+    messages::HostMessage,
+    metric::{self, Observation},
+    supervisor::{
+        codes,
+        command::{Command, Stir},
+        tables::{hosts::told::Told, job::Outcome},
+    },
+};
+
+impl SupervisorState {
+    /// Applies a message. Says what it may change of who works on what.
+    pub(super) fn on_message(
+        &mut self,
+        now: Duration,
+        from: u64,
+        message: HostMessage,
+        out: &mut Vec<Command>,
+    ) -> Stir {
+        if let HostMessage::Hello(hello) = message {
+            self.joining(now, out).on_hello(from, hello);
+            return Stir::Everything;
+        }
+        let Some(host) = self.hosts.by_connection(from) else {
+            if self.hosts.is_node(from) {
+                return self.on_node_message(now, from, message, out);
+            }
+            let reason = "this host was declared dead or never said hello".to_string();
+            out.push(Command::Disconnect { connection: from, reason });
+            return Stir::Nothing;
+        };
+        out.extend(self.hosts.heard(now, host).map(Command::Tell));
+        match message {
+            HostMessage::Heartbeat { kv_bytes, idle_bytes } => {
+                let record = self.hosts.at_mut(host);
+                (record.kv_bytes, record.idle_bytes) = (kv_bytes, idle_bytes);
+                return Stir::Nothing;
+            }
+            HostMessage::Links(mut report) => {
+                // What stands in labels is of this cluster, or not counted.
+                report.links.retain(|link| {
+                    let known = link.peer == metric::SUPERVISOR || self.hosts.by_name(&link.peer).is_some();
+                    known && metric::TRANSPORTS.contains(&link.transport.as_str())
+                });
+                report.traffic.carried.retain(|carried| metric::TRANSPORTS.contains(&carried.transport.as_str()));
+                report.traffic.refused.retain(|refused| metric::REJECTIONS.contains(&refused.reason.as_str()));
+                self.hosts.at_mut(host).told = Told::of(&report, now);
+                let host = self.hosts.name(host).to_string();
+                out.push(Command::Observe(Observation::Links { host, report }));
+                return Stir::Nothing;
+            }
+            HostMessage::Ready { numerics, model } => {
+                self.model_check(now, out).on_loaded(host, (numerics, *model));
+                return Stir::Everything;
+            }
+            HostMessage::Unfit { cause } => {
+                self.loss(now, out).lose(host, ("unfit", cause));
+                return Stir::Everything;
+            }
+            HostMessage::Progress { context, block, layers, of } => {
+                self.reports(now, out).on_progress(host, context, block, (layers, of));
+                return Stir::Nothing;
+            }
+            HostMessage::Encoded(encoded) => self.reports(now, out).on_encoded(host, encoded),
+            HostMessage::NotEncoded { context, attempt, peer_lost, code, message } => {
+                let code = codes::of_host(&code).to_string();
+                self.loss(now, out).on_not_encoded(host, (context, attempt), (peer_lost, code, message));
+            }
+            HostMessage::Token { job, index, id, text, logprobs } => {
+                self.reports(now, out).on_token(host, job, (index, (id, text, logprobs)));
+                return Stir::Nothing;
+            }
+            HostMessage::Generated { job, tokens, stopped, text, times } => {
+                self.reports(now, out).on_generated(host, job, (tokens, stopped, text, times));
+            }
+            HostMessage::Stalled { job, host: silent, wrong: false, cause } => {
+                self.loss(now, out).on_stalled(host, job, (silent, cause));
+            }
+            HostMessage::Stalled { job, host: liar, wrong: true, cause } => {
+                self.accusations(now, out).on_wrong(host, job, (liar, cause));
+            }
+            HostMessage::Failed { job, code, message } => {
+                if self.jobs.running_mut(job).is_some_and(|job| job.query_host == Some(host)) {
+                    let code = codes::of_host(&code).to_string();
+                    self.loss(now, out).teardown().end(job, Outcome::Failed { code, message });
+                }
+            }
+            HostMessage::Hello(_)
+            | HostMessage::Measured { .. }
+            | HostMessage::Exited { .. }
+            | HostMessage::Seen { .. } => return Stir::Nothing,
+        }
+        Stir::Touched
+    }
+
+    /// What an agent says of the hosts of its node.
+    fn on_node_message(&mut self, now: Duration, from: u64, message: HostMessage, out: &mut Vec<Command>) -> Stir {
+        match message {
+            HostMessage::Exited { host, start, cause, restarting } => {
+                self.loss(now, out).on_exited(from, (&host, start), (cause, restarting));
+                Stir::Everything
+            }
+            HostMessage::Seen { host, start, condition } => {
+                self.loss(now, out).on_seen(from, (&host, start), condition);
+                Stir::Nothing
+            }
+            _ => Stir::Everything,
+        }
+    }
+}

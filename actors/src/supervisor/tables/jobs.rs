@@ -1,0 +1,345 @@
+//! Every job, and the orders in which the rules ask for them. An index follows a job when the borrow that changed it ends, so
+//! that none can be forgotten. Decides nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::{Bound, Deref, DerefMut},
+    time::Duration,
+};
+
+use crate::{api::JobState, supervisor::tables::job::Job};
+
+/// A job without a host that could be generated: since when, and its number.
+pub type Unhoused = (Duration, u64);
+
+/// Places in the lines of keys: jobs up to there were looked at.
+pub type Passed = BTreeMap<Option<String>, Unhoused>;
+
+/// Jobs by number, with indexes.
+#[derive(Debug, Default)]
+pub struct Jobs {
+    all: BTreeMap<u64, Job>,
+    index: Index,
+    /// Whether what was accepted waits until a self-test has passed.
+    pub held: bool,
+    /// The job of that test that was taken in last.
+    pub canary: Option<u64>,
+}
+
+/// What is looked up other than by number. Times stand before numbers where the earliest is asked for.
+#[derive(Debug, Default, PartialEq)]
+struct Index {
+    by_id: HashMap<String, u64>,
+    by_state: [BTreeSet<u64>; 5],
+    of_context: BTreeMap<u64, BTreeSet<u64>>,
+    watched_of: BTreeMap<u64, BTreeSet<u64>>,
+    on_host: BTreeMap<usize, BTreeSet<u64>>,
+    /// By the keys that asked.
+    unhoused: BTreeMap<Option<String>, BTreeSet<Unhoused>>,
+    /// Jobs that hosts generate for, by the keys that asked.
+    generating: BTreeMap<Option<String>, usize>,
+    limits: BTreeSet<(Duration, u64)>,
+    ended: BTreeSet<(Duration, u64)>,
+    generating_own: usize,
+    open_bytes: u64,
+    ended_bytes: u64,
+}
+
+/// What of a job the indexes know.
+#[derive(Clone, Debug, PartialEq)]
+struct Keys {
+    key: Option<String>,
+    state: JobState,
+    context: u64,
+    own_context: bool,
+    query_host: Option<usize>,
+    ready_since: Option<Duration>,
+    limit: Option<Duration>,
+    ended: Option<Duration>,
+    watched: bool,
+    bytes: u64,
+}
+
+impl Keys {
+    fn of(job: &Job) -> Self {
+        Self {
+            key: job.key.clone(),
+            state: job.status.state,
+            context: job.context,
+            own_context: job.status.session.is_none(),
+            query_host: job.query_host,
+            ready_since: job.ready_since,
+            limit: job.question.timeout.map(|limit| job.clock.submitted.saturating_add(limit)),
+            ended: job.clock.ended,
+            watched: job.watched,
+            bytes: job.bytes(),
+        }
+    }
+}
+
+/// A job that is being changed.
+pub struct Edit<'a> {
+    job: &'a mut Job,
+    index: &'a mut Index,
+    before: Keys,
+}
+
+impl Deref for Edit<'_> {
+    type Target = Job;
+
+    fn deref(&self) -> &Job {
+        self.job
+    }
+}
+
+impl DerefMut for Edit<'_> {
+    fn deref_mut(&mut self) -> &mut Job {
+        self.job
+    }
+}
+
+impl Drop for Edit<'_> {
+    fn drop(&mut self) {
+        let after = Keys::of(self.job);
+        if after != self.before {
+            self.index.remove(self.job.number, &self.before);
+            self.index.insert(self.job.number, &after);
+        }
+    }
+}
+
+impl Jobs {
+    /// Takes a job in whose number is new.
+    pub fn insert(&mut self, job: Job) {
+        self.index.by_id.insert(job.status.id.clone(), job.number);
+        self.index.insert(job.number, &Keys::of(&job));
+        self.all.insert(job.number, job);
+    }
+
+    /// Forgets a job.
+    pub fn remove(&mut self, number: u64) {
+        let Some(job) = self.all.remove(&number) else { return };
+        self.index.remove(number, &Keys::of(&job));
+        self.index.by_id.remove(&job.status.id);
+    }
+
+    /// One job.
+    pub fn get(&self, number: u64) -> Option<&Job> {
+        self.all.get(&number)
+    }
+
+    /// One job that hosts work on, to be changed.
+    pub fn running_mut(&mut self, number: u64) -> Option<Edit<'_>> {
+        self.get_mut(number).filter(|job| job.is_running())
+    }
+
+    /// Whether a job waits for the self-test.
+    pub fn is_held(&self, number: u64) -> bool {
+        self.held && !self.get(number).is_some_and(|job| job.question.canary)
+    }
+
+    /// One job, to be changed: anything but its number, id and context.
+    pub fn get_mut(&mut self, number: u64) -> Option<Edit<'_>> {
+        let job = self.all.get_mut(&number)?;
+        Some(Edit { before: Keys::of(job), job, index: &mut self.index })
+    }
+
+    /// A job that has not ended, to be changed.
+    pub fn open_mut(&mut self, number: u64) -> Option<Edit<'_>> {
+        self.get_mut(number).filter(|job| !job.has_ended())
+    }
+
+    /// A job's number by its id.
+    pub fn number(&self, id: &str) -> Option<u64> {
+        self.index.by_id.get(id).copied()
+    }
+
+    /// Jobs in some states or in any, newest first or oldest first, those behind a number in that order.
+    pub fn listed(&self, after: Option<u64>, states: &[JobState], order: (bool, usize)) -> Vec<u64> {
+        let (oldest_first, limit) = order;
+        let rest = match (after, oldest_first) {
+            (None, _) => (Bound::Unbounded, Bound::Unbounded),
+            (Some(number), true) => (Bound::Excluded(number), Bound::Unbounded),
+            (Some(number), false) => (Bound::Unbounded, Bound::Excluded(number)),
+        };
+        let some = |numbers: &mut dyn DoubleEndedIterator<Item = u64>| -> Vec<u64> {
+            match oldest_first {
+                true => numbers.take(limit).collect(),
+                false => numbers.rev().take(limit).collect(),
+            }
+        };
+        if states.is_empty() {
+            return some(&mut self.all.range(rest).map(|(number, _)| *number));
+        }
+        let of = |state: &JobState| some(&mut self.index.by_state[*state as usize].range(rest).copied());
+        let numbers: BTreeSet<u64> = states.iter().flat_map(of).collect();
+        some(&mut numbers.into_iter())
+    }
+
+    /// How many are in a state.
+    pub fn count(&self, state: JobState) -> usize {
+        self.index.by_state[state as usize].len()
+    }
+
+    /// Jobs in a state, oldest first.
+    pub fn in_state(&self, state: JobState) -> impl Iterator<Item = u64> + '_ {
+        self.index.by_state[state as usize].iter().copied()
+    }
+
+    /// Jobs that ask a context and have not ended.
+    pub fn of_context(&self, context: u64) -> Vec<u64> {
+        self.index.of_context.get(&context).into_iter().flatten().copied().collect()
+    }
+
+    /// Whether a job that has not ended asks a context, other than `one`.
+    pub fn ask(&self, context: u64, one: Option<u64>) -> bool {
+        let of = self.index.of_context.get(&context);
+        of.is_some_and(|jobs| jobs.len() > usize::from(one.is_some_and(|one| jobs.contains(&one))))
+    }
+
+    /// Of these, those that somebody watches.
+    pub fn watched_of(&self, context: u64) -> impl Iterator<Item = u64> + '_ {
+        self.index.watched_of.get(&context).into_iter().flatten().copied()
+    }
+
+    /// Jobs that a host generates for.
+    pub fn on_host(&self, host: usize) -> Vec<u64> {
+        self.index.on_host.get(&host).into_iter().flatten().copied().collect()
+    }
+
+    /// How many these are.
+    pub fn count_on(&self, host: usize) -> usize {
+        self.index.on_host.get(&host).map_or(0, BTreeSet::len)
+    }
+
+    /// The job to be generated next: of the key for which the fewest are, the one that could be for the longest.
+    pub fn next_unhoused(&self, passed: &Passed) -> Option<Unhoused> {
+        let first = |(key, line): (&Option<String>, &BTreeSet<Unhoused>)| {
+            let after = passed.get(key).map_or(Bound::Unbounded, |place| Bound::Excluded(*place));
+            Some((self.generating_of(key), *line.range((after, Bound::Unbounded)).next()?))
+        };
+        self.index.unhoused.iter().filter_map(first).min().map(|(_, place)| place)
+    }
+
+    /// The job without a host that could be generated for the longest.
+    pub fn longest_unhoused(&self) -> Option<Unhoused> {
+        self.index.unhoused.values().filter_map(BTreeSet::first).min().copied()
+    }
+
+    /// How many are generated before a job, or would be: of other keys as many as of its own, as they take turns.
+    pub fn unhoused_before(&self, number: u64) -> usize {
+        let Some(job) = self.get(number) else { return 0 };
+        let before = |line: &BTreeSet<Unhoused>| match job.ready_since {
+            Some(since) => line.range(..(since, number)).count(),
+            None => line.len(),
+        };
+        let own = self.index.unhoused.get(&job.key).map_or(0, before);
+        let others = self.index.unhoused.iter().filter(|(key, _)| **key != job.key);
+        own + others.map(|(_, line)| line.len().min(own)).sum::<usize>()
+    }
+
+    /// Jobs of a key that hosts generate for.
+    pub fn generating_of(&self, key: &Option<String>) -> usize {
+        self.index.generating.get(key).copied().unwrap_or(0)
+    }
+
+    /// Jobs whose time limit has passed.
+    pub fn late(&self, now: Duration) -> Vec<u64> {
+        self.index.limits.iter().take_while(|(limit, _)| *limit < now).map(|(_, number)| *number).collect()
+    }
+
+    /// Jobs with a context of their own that a host generates for.
+    pub fn generating_own(&self) -> usize {
+        self.index.generating_own
+    }
+
+    /// Bytes of the questions of jobs that have not ended.
+    pub fn open_bytes(&self) -> u64 {
+        self.index.open_bytes
+    }
+
+    /// The job that ended first, when more are remembered than these, or more bytes of them.
+    pub fn surplus(&self, jobs: usize, bytes: u64) -> Option<u64> {
+        let much = self.index.ended.len() > jobs || (self.index.ended_bytes > bytes && self.index.ended.len() > 1);
+        self.index.ended.first().filter(|_| much).map(|(_, number)| *number)
+    }
+
+    /// Whether the indexes are what counting anew gives.
+    pub fn agree(&self) -> bool {
+        let mut counted = Index::default();
+        for job in self.all.values() {
+            counted.by_id.insert(job.status.id.clone(), job.number);
+            counted.insert(job.number, &Keys::of(job));
+        }
+        self.index == counted
+    }
+}
+
+impl Index {
+    fn insert(&mut self, number: u64, keys: &Keys) {
+        self.by_state[keys.state as usize].insert(number);
+        if let Some(ended) = keys.ended {
+            self.ended.insert((ended, number));
+            self.ended_bytes += keys.bytes;
+            return;
+        }
+        self.open_bytes += keys.bytes;
+        self.of_context.entry(keys.context).or_default().insert(number);
+        if keys.watched {
+            self.watched_of.entry(keys.context).or_default().insert(number);
+        }
+        if let Some(limit) = keys.limit {
+            self.limits.insert((limit, number));
+        }
+        match (keys.query_host, keys.ready_since) {
+            (Some(host), _) => {
+                self.on_host.entry(host).or_default().insert(number);
+                self.generating_own += usize::from(keys.own_context);
+                *self.generating.entry(keys.key.clone()).or_default() += 1;
+            }
+            (None, Some(since)) => {
+                self.unhoused.entry(keys.key.clone()).or_default().insert((since, number));
+            }
+            (None, None) => {}
+        }
+    }
+
+    fn remove(&mut self, number: u64, keys: &Keys) {
+        self.by_state[keys.state as usize].remove(&number);
+        if let Some(ended) = keys.ended {
+            self.ended.remove(&(ended, number));
+            self.ended_bytes -= keys.bytes;
+            return;
+        }
+        self.open_bytes -= keys.bytes;
+        remove_from(&mut self.of_context, &keys.context, number);
+        remove_from(&mut self.watched_of, &keys.context, number);
+        if let Some(limit) = keys.limit {
+            self.limits.remove(&(limit, number));
+        }
+        match (keys.query_host, keys.ready_since) {
+            (Some(host), _) => {
+                remove_from(&mut self.on_host, &host, number);
+                self.generating_own -= usize::from(keys.own_context);
+                if let Some(generating) = self.generating.get_mut(&keys.key) {
+                    *generating -= 1;
+                    if *generating == 0 {
+                        self.generating.remove(&keys.key);
+                    }
+                }
+            }
+            (None, Some(since)) => remove_from(&mut self.unhoused, &keys.key, (since, number)),
+            (None, None) => {}
+        }
+    }
+}
+
+/// Takes a member out of one of the sets of `sets`, which holds no empty one.
+pub fn remove_from<K: Ord, M: Ord>(sets: &mut BTreeMap<K, BTreeSet<M>>, key: &K, member: M) {
+    if let Some(set) = sets.get_mut(key) {
+        set.remove(&member);
+        if set.is_empty() {
+            sets.remove(key);
+        }
+    }
+}

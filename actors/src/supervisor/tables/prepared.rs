@@ -1,0 +1,128 @@
+//! A context planned: what of it never changes, and what it weighs. Knows no host.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use asterism_models::{QuerySeparator, TemplateDate};
+use asterism_plan::{Exchange, MethodConfig, Plan, Refresh, Shard, Span};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{
+    messages::Anew,
+    supervisor::{placement::PlacementPolicy, tables::sessions::text::SessionText},
+};
+
+/// Bytes that a shard or a context takes beside its spans and ids, about.
+const OVERHEAD: u64 = 256;
+/// Tokens that CPUs allot memory for keys and values for at once.
+pub const KV_BLOCK: usize = 128;
+
+/// A context planned, before hosts are chosen.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PreparedContext {
+    /// The plan; copies share it.
+    #[serde(serialize_with = "plan_to", deserialize_with = "plan_from")]
+    pub plan: Arc<Plan>,
+    /// The ids of the tokens that the plan numbers; copies share them. The journal has them apart, as bytes.
+    #[serde(skip)]
+    pub ids: Arc<[u32]>,
+    /// The method that it was planned by, to plan for more tokens.
+    pub method: Box<MethodConfig>,
+    /// The context hosts that it was planned for, of which the plan may use fewer.
+    pub hosts: usize,
+    /// Checksums of what each shard's pass reads, where that depends on no other shard; none of what the journal had.
+    #[serde(skip)]
+    pub digests: Arc<[u64]>,
+    /// Pairs that dense attention over the context computes in phase 1.
+    pub dense_pairs: u64,
+    /// Bytes of keys and values that a token keeps.
+    pub kv_bytes_per_token: u64,
+    /// Tokens that hosts have memory for at once: a shard takes that of whole blocks, however few it keeps.
+    pub kv_block: usize,
+    /// Whether its template was applied, so that its questions get theirs.
+    pub chat_template: bool,
+    /// What stands before its questions that name nothing else.
+    pub query_separator: QuerySeparator,
+    /// The date that its template was told, and is told for its questions, where one was applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template_date: Option<TemplateDate>,
+    /// The end of its text, where it is a session's and has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<Box<SessionText>>,
+    /// Which hosts it may go to.
+    pub placement: PlacementPolicy,
+    /// The key that asked, if one did: contexts of each have their turns.
+    pub key: Option<String>,
+}
+
+impl PreparedContext {
+    /// Whether a checksum is that of what a shard's pass is to read: as the plan has it, or alone.
+    pub fn is_input(&self, block: usize, digest: u64) -> bool {
+        let is = |shard: &Shard| shard.input(&*self.ids).is_ok_and(|input| shard.digest(&input) == digest);
+        is(&self.plan.shards[block]) || is(&self.plan.alone(block))
+    }
+
+    /// What of it a question gets anew, as who generates is told.
+    pub fn anew(&self, Refresh { shard, hidden }: &Refresh) -> Option<Box<Anew>> {
+        let ids = shard.input(&*self.ids).ok()?.ids;
+        Some(Box::new(Anew { shard: shard.clone(), ids, hidden: hidden.clone() }))
+    }
+
+    /// The checksums of what shards read, by which hosts that hold the same are found.
+    pub fn digests(plan: &Plan, ids: &[u32]) -> Arc<[u64]> {
+        let digest = |shard: &Shard| Some(shard.digest(&shard.input(ids).ok()?));
+        let apart = plan.exchange == Exchange::None;
+        plan.shards.iter().filter(|_| apart).map_while(digest).collect()
+    }
+
+    /// Shards that another context has as well: encoded alone, from the same tokens.
+    pub fn shared_with(&self, other: &Self) -> BTreeSet<usize> {
+        let apart = [self, other].iter().all(|prepared| prepared.plan.exchange == Exchange::None);
+        let context = self.plan.context_tokens.min(other.plan.context_tokens);
+        let alike = self.ids.iter().zip(&*other.ids).take(context).take_while(|(one, other)| one == other).count();
+        let both = self.plan.shards.iter().zip(&other.plan.shards).filter(|_| apart);
+        let within = |shard: &Shard| shard.spans().all(|span| span.range().end <= alike as u64);
+        both.filter(|(one, other)| one == other && within(one)).map(|(one, _)| one.block).collect()
+    }
+
+    /// Bytes that a shard takes.
+    pub fn kv_bytes(&self, block: usize) -> u64 {
+        let tokens = self.plan.shards[block].kept_tokens().next_multiple_of(self.kv_block.max(1));
+        tokens as u64 * self.kv_bytes_per_token
+    }
+
+    /// Bytes that its plan and its ids take here.
+    pub fn bytes(&self) -> u64 {
+        let spans = |shard: &Shard| size_of::<Span>() as u64 * shard.prefix.len() as u64 + OVERHEAD;
+        let text = self.text.as_ref().map_or(0, |text| text.bytes());
+        self.plan.shards.iter().map(spans).sum::<u64>() + 4 * self.ids.len() as u64 + text + OVERHEAD
+    }
+
+    /// What of it never changes, counted once.
+    pub fn weight(&self) -> Weight {
+        let tokens: usize = self.plan.shards.iter().map(Shard::rows).sum();
+        Weight {
+            work: tokens.div_ceil(self.plan.hosts.max(1)) as u64,
+            bytes: self.bytes(),
+            kv_bytes: (0..self.plan.shards.len()).map(|block| self.kv_bytes(block)).sum(),
+        }
+    }
+}
+
+/// What a context weighs, whatever becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// Tokens that a host runs through the model for it, about.
+    pub work: u64,
+    /// Bytes that its plan and its ids take here.
+    pub bytes: u64,
+    /// Bytes that all its shards take.
+    pub kv_bytes: u64,
+}
+
+fn plan_to<S: Serializer>(plan: &Arc<Plan>, serializer: S) -> Result<S::Ok, S::Error> {
+    plan.as_ref().serialize(serializer)
+}
+
+fn plan_from<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Plan>, D::Error> {
+    Plan::deserialize(deserializer).map(Arc::new)
+}
