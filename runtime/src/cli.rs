@@ -1,17 +1,27 @@
 //! The command line as typed, and the way from it to one verb. What a verb does stands in `commands/`.
 
+pub(crate) mod check;
+pub(crate) mod checks;
+pub mod commands;
+pub mod method_spec;
+pub mod output;
+pub mod progress;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::{
-    commands::{
-        bench, certificates, chaos, cluster, completions, config, demo, doctor, evaluate, events, host, job, plan,
-        process, self_test, session, top,
+    cli::commands::{
+        bench, certificates, chaos,
+        cluster::{self, events, host, process, top},
+        completions, config, demo, doctor, evaluate,
+        jobs::{job, plan, session},
+        self_test,
     },
     error::{CliError, Exit},
     globals::{GlobalArgs, Globals},
-    output, template,
+    processes::template,
 };
 
 /// Inference over very long contexts on a cluster of hosts.

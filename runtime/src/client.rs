@@ -22,12 +22,11 @@ use ureq::{Agent, Body, http::Response};
 use cluster::segment;
 
 use crate::{
-    cluster::Cluster,
-    cluster_file::ApiSection,
+    api::admin::{self, CLUSTER, ErrorEnvelope, MAX_LISTED},
+    cluster::{Cluster, file::ApiSection},
     data_dir::{self, Record},
     error::{CliError, Exit},
     globals::Globals,
-    http::{CLUSTER, ErrorEnvelope, MAX_LISTED},
 };
 pub use following::{Following, PATIENCE, new_id};
 pub use tls::{Trust, agent};
@@ -166,7 +165,7 @@ impl Client {
 
     /// Submits a job; returns its id.
     pub fn submit(&self, request: &JobRequest) -> Result<String, CliError> {
-        let submitted: crate::http::Submitted = self.post("/api/v1/jobs", request)?;
+        let submitted: admin::Submitted = self.post("/api/v1/jobs", request)?;
         Ok(submitted.id)
     }
 

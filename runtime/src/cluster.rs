@@ -4,10 +4,13 @@ mod api;
 mod clashes;
 mod data;
 mod error;
+pub mod file;
 mod hosts;
 mod model;
 mod observability;
+pub mod sample;
 mod security;
+pub mod size;
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +24,13 @@ use asterism_kernels::KernelChoice;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
 use asterism_transport::certificates::MemberRole;
 
-use crate::cluster_file::{ClusterFile, ControlTransport, Device, Recovery, Role};
+use crate::{
+    api::http::tls::TlsFiles,
+    cluster::{
+        file::{ClusterFile, ControlTransport, Device, Recovery, Role},
+        size::Bytes,
+    },
+};
 
 pub use api::Api;
 use clashes::{check_name, check_tcp_ports};
@@ -30,8 +39,6 @@ pub use error::ClusterError;
 pub use model::Model;
 pub use observability::Log;
 pub use security::{CertificateFiles, Security};
-
-use crate::{http::tls::TlsFiles, size::Bytes};
 
 /// Version of `cluster.toml` that this program reads.
 pub const FILE_VERSION: u32 = 1;
@@ -324,7 +331,7 @@ fn socket_address(key: &str, text: &str) -> Result<SocketAddr, ClusterError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster_file::parse;
+    use crate::cluster::file::parse;
 
     const SAMPLE: &str = include_str!("../../cluster.toml");
 

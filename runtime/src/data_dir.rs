@@ -1,5 +1,9 @@
 //! What a running cluster keeps in its data_dir: locks, the record of who serves it, logs. Certificates are apart.
 
+pub(crate) mod logs;
+pub mod private;
+pub(crate) mod start_file;
+
 use std::{
     fs::{self, File, TryLockError},
     io::{self, Read, Seek, SeekFrom},
@@ -14,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cluster::Cluster,
     error::{CliError, Exit},
-    private,
 };
 
 /// Most of a log that is read to find out why a process ended.

@@ -10,11 +10,13 @@ use std::{
 use clap::{Args, ValueEnum};
 
 use crate::{
-    cluster::Cluster,
-    cluster_file::{self, ClusterFile, anchored},
+    cli::output::printable,
+    cluster::{
+        Cluster,
+        file::{self as cluster_file, ClusterFile, anchored},
+        size::seconds,
+    },
     error::CliError,
-    output::printable,
-    size::seconds,
 };
 
 /// The cluster file looked for when none is named.

@@ -94,7 +94,7 @@ fn endpoints(cluster: &Cluster) -> Vec<(String, String, Vec<String>)> {
             found.push((address, format!("{} {path}", method.to_uppercase()), fields.keys().cloned().collect()));
         }
     }
-    let own = asterism::openai::ENDPOINTS.iter().filter(|(method, path)| *method == "POST" && !path.contains('{'));
+    let own = asterism::api::openai::ENDPOINTS.iter().filter(|(method, path)| *method == "POST" && !path.contains('{'));
     for (method, path) in own.filter(|(_, path)| *path != "/v1/files") {
         let fields = FIELDS.iter().map(|field| (*field).to_owned()).collect();
         found.push((api(cluster), format!("{method} {path}"), fields));

@@ -8,8 +8,8 @@ use asterism_actors::api::{
 
 use super::Client;
 use crate::{
+    api::admin::{Drain, Extension, Joining, Replacement, Token},
     error::CliError,
-    http::{Drain, Extension, Joining, Replacement, Token},
 };
 
 impl Client {

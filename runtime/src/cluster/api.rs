@@ -7,13 +7,14 @@ use std::{
 
 use super::{ClusterError, socket_address};
 use crate::{
-    cluster_file::ClusterFile,
-    http::{
-        origin::Origins,
-        tls::{self, TlsFiles},
+    api::{
+        http::{
+            origin::Origins,
+            tls::{self, TlsFiles},
+        },
+        openai::Limits,
     },
-    openai::Limits,
-    size::Bytes,
+    cluster::{file::ClusterFile, size::Bytes},
 };
 
 /// OpenAI's API.

@@ -11,8 +11,8 @@ use super::{
     ClusterError, Host, LEAST_MEMORY, MOST_THREADS, NAME_LABEL,
     clashes::{check_free, check_name, check_ports, check_processes, check_unique},
 };
-use crate::{
-    cluster_file::{ClusterFile, Device, HostSection, Role},
+use crate::cluster::{
+    file::{ClusterFile, Device, HostSection, Role},
     size::Bytes,
 };
 

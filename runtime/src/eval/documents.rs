@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{
     EvalError, Record, read_haystack,
-    task::{Draft, Recipe, sized, stream},
+    tasks::task::{Draft, Recipe, sized, stream},
 };
 
 const INSTRUCTION: &str =

@@ -1,0 +1,5 @@
+//! Verbs about jobs and sessions, and the plan that a job would get.
+
+pub mod job;
+pub mod plan;
+pub mod session;
