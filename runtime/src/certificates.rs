@@ -2,6 +2,7 @@
 
 pub mod credentials;
 pub mod joining;
+pub(crate) mod members;
 pub mod renewal;
 pub mod revocation;
 pub mod rotation;

@@ -9,19 +9,19 @@ pub mod progress;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::{
-    cli::commands::{
-        bench, certificates, chaos,
-        cluster::{self, events, host, process, top},
-        completions, config, demo, doctor, evaluate,
-        jobs::{job, plan, session},
-        self_test,
-    },
     error::{CliError, Exit},
     globals::{GlobalArgs, Globals},
     processes::template,
+};
+use commands::{
+    bench, certificates, chaos,
+    cluster::{self, events, host, process, top},
+    completions, config, demo, doctor, evaluate,
+    jobs::{job, plan, session},
+    self_test,
 };
 
 /// Inference over very long contexts on a cluster of hosts.
@@ -133,8 +133,8 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Doctor => doctor::run(globals),
         Verb::SelfTest(args) => self_test::run(globals, &args),
         Verb::Version => config::version(globals),
-        Verb::Completions(args) => completions::completions(&args),
-        Verb::Man(args) => completions::man(globals, &args),
+        Verb::Completions(args) => completions::completions(Cli::command(), &args),
+        Verb::Man(args) => completions::man(globals, Cli::command(), &args),
         Verb::Supervisor(args) => process::supervisor(globals, &args),
         Verb::Node(args) => process::node(globals, &args),
         Verb::RunHost(args) => process::host(globals, &args),

@@ -3,6 +3,7 @@
 mod cluster;
 mod events;
 mod following;
+pub(crate) mod path;
 mod tls;
 
 use std::{
@@ -19,8 +20,6 @@ use asterism_actors::api::{ClusterStatus, JobEvent, JobRequest, JobState, JobSta
 use serde::{Serialize, de::DeserializeOwned};
 use ureq::{Agent, Body, http::Response};
 
-use cluster::segment;
-
 use crate::{
     api::admin::{self, CLUSTER, ErrorEnvelope, MAX_LISTED},
     cluster::{Cluster, file::ApiSection},
@@ -29,6 +28,7 @@ use crate::{
     globals::Globals,
 };
 pub use following::{Following, PATIENCE, new_id};
+use path::segment;
 pub use tls::{Trust, agent};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -8,89 +8,41 @@ pub(crate) mod link_bench;
 mod lists;
 mod openapi;
 pub(crate) mod self_test;
+pub(crate) mod state;
 mod waiting;
 
 use std::{net::SocketAddr, sync::Arc};
 
 use actix_web::{dev::ServiceRequest, http::header::AUTHORIZATION, web};
-use asterism_actors::{
-    JobError,
-    api::ClusterStatus,
-    authority::{self, Act, Party},
-    supervisor::Supervisor,
-};
-use asterism_transport::join::JoinListener;
+use asterism_actors::authority::{self, Act, Party};
 use rustls::ServerConfig;
 use subtle::ConstantTimeEq;
-use tokio::sync::Notify;
 
-pub use super::admin::endpoints::jobs::Submitted;
-pub use super::http::error::{ErrorEnvelope, ErrorObject};
-pub use super::http::listening::Server;
-pub use super::http::request::{CLUSTER, REQUEST_ID};
-use super::http::{
-    body::intake::Intake,
-    error::Refusal,
-    listening::Service,
-    origin::{Origins, Rules},
+use super::http::{error::Refusal, listening::Service, origin::Rules};
+pub use super::{
+    admin::endpoints::jobs::Submitted,
+    http::{
+        error::{ErrorEnvelope, ErrorObject},
+        listening::Server,
+        request::{CLUSTER, REQUEST_ID},
+    },
 };
 use crate::{
-    api::{
-        admin::{
-            door::Door,
-            endpoints::{events, health, hosts, jobs, joining, sessions},
-            link_bench::LinkBench,
-            self_test::SelfTest,
-        },
-        http::{error, listening, request},
-        openai::Store,
+    api::http::{
+        error, listening,
+        request::{self, bearer_token},
     },
+    cluster::Origins,
     error::CliError,
 };
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
+use endpoints::{events, health, hosts, jobs, joining, sessions};
 pub use lists::MAX_LISTED;
+pub use state::AdminState;
 pub use waiting::{Cause, wait};
 
 /// Most connections at a time.
 const MOST_CONNECTIONS: usize = 16_384;
-
-/// What handlers work with.
-#[derive(Clone)]
-pub struct AdminState {
-    /// The supervisor.
-    pub supervisor: Supervisor,
-    /// Its cluster's name.
-    pub cluster: String,
-    /// What requests must bear, if anything.
-    pub token: Option<String>,
-    /// Who called it in vain.
-    pub door: Arc<Door>,
-    /// Where hosts reach the supervisor.
-    pub listen: SocketAddr,
-    /// Where nodes use join tokens, if anywhere.
-    pub joins: Option<Arc<JoinListener>>,
-    /// What tries whether the cluster answers as it must.
-    pub self_test: SelfTest,
-    /// What measures links of the cluster.
-    pub links: LinkBench,
-    /// What bodies of requests may take.
-    pub intake: Intake,
-    /// What clients of OpenAI's API keep, where there is one.
-    pub store: Option<Arc<Store>>,
-    /// Told when a client asks for the end.
-    pub stop_wanted: Arc<Notify>,
-}
-
-impl AdminState {
-    /// The cluster, with why hosts are not there.
-    async fn topology(&self) -> Result<ClusterStatus, JobError> {
-        let mut status = self.supervisor.cluster().await?;
-        self.door.explain(&mut status.hosts);
-        status.self_test = self.self_test.report().brief();
-        status.stored = self.store.as_ref().map(|store| store.stored());
-        Ok(status)
-    }
-}
 
 /// Listens at `address`, with TLS where there is a certificate.
 pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) -> Result<Server, CliError> {
@@ -174,12 +126,6 @@ fn admit(state: &AdminState, request: &ServiceRequest) -> Result<(), Refusal> {
     }
 }
 
-/// The token of `Bearer TOKEN`; the scheme's name is the same in lower case (RFC 9110, section 11.1).
-pub(crate) fn bearer_token(value: &str) -> Option<&str> {
-    let (scheme, token) = value.trim().split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
-}
-
 fn bears(request: &ServiceRequest, token: &str) -> bool {
     let borne = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let borne = borne.and_then(bearer_token);
@@ -194,6 +140,10 @@ mod tests {
     use asterism_actors::api::JobRequest;
 
     use super::*;
+    use crate::api::{
+        admin::{link_bench::LinkBench, self_test::SelfTest},
+        http::body::intake::Intake,
+    };
     use crate::{
         client::Client,
         cluster::{Cluster, file as cluster_file, sample::SAMPLE},

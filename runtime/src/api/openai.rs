@@ -5,6 +5,8 @@ pub mod answers;
 pub mod batching;
 mod chat;
 mod completions;
+pub(crate) mod state;
+
 #[cfg(test)]
 mod generated;
 mod keys;
@@ -17,30 +19,30 @@ mod store;
 use std::{net::SocketAddr, sync::Arc};
 
 use actix_web::{HttpMessage, dev::ServiceRequest, web};
-use asterism_actors::supervisor::Supervisor;
 use rustls::ServerConfig;
-use tokio::runtime::Handle;
 
 pub use super::openai::batching::batch_run::Open;
+pub use crate::cluster::Limits;
 use crate::{
     api::{
         admin::Server,
         http::{
-            body::intake::{By, Intake},
-            error::{self, Refusal},
+            body::intake::By,
+            error,
             listening::{self, Service},
-            origin::{Origins, Rules},
+            origin::Rules,
             request,
         },
-        openai::{
-            answers::{gone, running},
-            batching::{batch_run, batches, files},
-        },
     },
+    cluster::Origins,
     error::CliError,
 };
+use answers::{gone, running};
+use batching::{batch_run, batches, files};
 pub use keys::Keys;
-pub use store::{Limits, Store};
+pub use state::ApiState;
+pub(crate) use state::Checked;
+pub use store::Store;
 
 /// Every method and path; all of them want a key where there are keys.
 pub const ENDPOINTS: &[(&str, &str)] = &[
@@ -65,29 +67,6 @@ pub const ENDPOINTS: &[(&str, &str)] = &[
 
 /// Most connections at a time, two files each.
 const MOST_CONNECTIONS: usize = 8192;
-
-/// What handlers work with.
-#[derive(Clone)]
-pub struct ApiState {
-    /// The supervisor.
-    pub supervisor: Supervisor,
-    /// Its cluster's name.
-    pub cluster: String,
-    /// Who may ask; everybody where there are none.
-    pub keys: Option<Keys>,
-    /// When this supervisor started, in seconds since 1970.
-    pub since: u64,
-    /// Files and batches.
-    pub store: Arc<Store>,
-    /// Batches that are worked on.
-    pub open: Open,
-    /// Where they are.
-    pub runtime: Handle,
-    /// What bodies of requests may take.
-    pub intake: Intake,
-    /// What pages in browsers may ask.
-    pub origins: Rules,
-}
 
 /// Listens at `address`, with TLS where there is a certificate.
 pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiState) -> Result<Server, CliError> {
@@ -149,6 +128,3 @@ fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
     }
     Ok(())
 }
-
-/// What a request must be like to be taken: refused otherwise, by the name of its field.
-type Checked<T> = Result<T, Refusal>;

@@ -1,9 +1,8 @@
 //! Who a process of the cluster is: certificates from the files that are named, or from the CA in data_dir.
 
 use std::{
-    collections::BTreeSet,
     fs::File,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, SystemTime},
 };
 
@@ -11,37 +10,25 @@ use asterism_actors::metric;
 use asterism_transport::{
     certificates::{
         CA_FILE, CA_KEY_FILE, CertificateAuthority, CertificateError, CertificateInfo, Credentials, HOST_FILE, Member,
-        MemberRole, Validity,
+        Validity,
     },
     quic::Security,
 };
 
 use crate::{
-    certificates::revocation,
+    certificates::{
+        members::{Named, ca_folder, identity_folder, members},
+        revocation,
+    },
     cluster::{Cluster, file::SecurityMode},
     data_dir::private,
     error::{CliError, Exit},
 };
 
-/// A member of the cluster at hand: what it is there for, and its name.
-pub type Named<'a> = (MemberRole, &'a str);
-
-/// The supervisor, as its certificate says.
-pub const SUPERVISOR: Named<'static> = (MemberRole::Supervisor, "supervisor");
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86400);
 /// Certificates are renewed this long before they end.
 const RENEWAL: Duration = Duration::from_secs(30 * 86400);
 const HOST_LIFETIME: Duration = Duration::from_secs(365 * 86400);
-
-/// Where the cluster's CA lies when the file names no certificates.
-pub fn ca_folder(cluster: &Cluster) -> PathBuf {
-    cluster.data_dir.join("certificates")
-}
-
-/// Where the certificate of `name` lies.
-pub fn identity_folder(cluster: &Cluster, name: &str) -> PathBuf {
-    ca_folder(cluster).join("hosts").join(name)
-}
 
 /// What this process shows its peers and whom it trusts.
 ///
@@ -154,13 +141,6 @@ pub fn are_of(cluster: &Cluster, members: &[Named<'_>], is_ours: impl Fn(&str) -
     let good =
         |member: &Named<'_>| ours(&identity_folder(cluster, member.1)) && !ends_by(cluster, *member, SystemTime::now());
     Ok(members.iter().all(good))
-}
-
-/// Every process of the cluster file that shows a certificate, the agents of nodes among them.
-pub fn members(cluster: &Cluster) -> impl Iterator<Item = Named<'_>> {
-    let nodes: BTreeSet<&str> = cluster.hosts.iter().map(|host| host.node.as_str()).collect();
-    let nodes = nodes.into_iter().map(|node| (MemberRole::Node, node));
-    cluster.hosts.iter().map(|host| host.member()).chain(nodes).chain([SUPERVISOR])
 }
 
 /// Renews what `provide` would, of every process of the cluster file that has a certificate here.

@@ -16,10 +16,7 @@ use asterism_transport::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    certificates::{
-        credentials::{self, Named},
-        revocation,
-    },
+    certificates::{credentials, members::Named, revocation},
     cluster::{Cluster, file::SecurityMode},
     data_dir::private,
     error::{CliError, Exit},
@@ -36,7 +33,7 @@ pub fn open(
     in_use: impl Fn(&str) -> bool + Send + Sync + 'static,
 ) -> Result<Option<JoinListener>, CliError> {
     let Some(listen) = cluster.security.join_listen else { return Ok(None) };
-    let authority = CertificateAuthority::load(&credentials::ca_folder(cluster)).map_err(|error| {
+    let authority = CertificateAuthority::load(&crate::certificates::members::ca_folder(cluster)).map_err(|error| {
         credentials::refusal(error).hint("the CA's key must be in data_dir; or take join_listen out of [security]")
     })?;
     let file = cluster.data_dir.join("join-tokens.json");

@@ -9,7 +9,7 @@ use asterism_transport::{certificates::Credentials, join};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
-    certificates::{credentials, joining, revocation},
+    certificates::{credentials, joining, members, revocation},
     cluster::Cluster,
     error::CliError,
 };
@@ -66,7 +66,7 @@ async fn ask_revoked(cluster: &Cluster, node: &str, from: Option<SocketAddr>) ->
         return Ok(());
     }
     let at = joining::desk_at(cluster, from, node)?;
-    let current = Credentials::load(&credentials::identity_folder(cluster, node)).map_err(credentials::refusal)?;
+    let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
     let told = join::revoked(at, &current).await.map_err(joining::refusal)?;
     revocation::take_over(cluster, told, SystemTime::now()).map(drop)
 }
@@ -83,9 +83,9 @@ async fn renew(
         return Ok(0);
     }
     let address = joining::desk_at(cluster, from, node)?;
-    let current = Credentials::load(&credentials::identity_folder(cluster, node)).map_err(credentials::refusal)?;
+    let current = Credentials::load(&members::identity_folder(cluster, node)).map_err(credentials::refusal)?;
     for (name, issued) in join::renew(address, &current, &due).await.map_err(joining::refusal)? {
-        issued.save(&credentials::identity_folder(cluster, &name)).map_err(credentials::refusal)?;
+        issued.save(&members::identity_folder(cluster, &name)).map_err(credentials::refusal)?;
     }
     Ok(due.len())
 }
@@ -144,7 +144,7 @@ mod tests {
                 Credentials::issue(&authority, (role(name), name), Validity::starting(now, 30 * MINUTE)).unwrap();
             credentials::save(&cluster, name, &issued).unwrap();
         }
-        let file = |name: &str, file| credentials::identity_folder(&cluster, name).join(file);
+        let file = |name: &str, file| crate::certificates::members::identity_folder(&cluster, name).join(file);
         let read =
             || ["context-0", "b", "context-1"].map(|name| fs::read_to_string(file(name, HOST_KEY_FILE)).unwrap());
         let (own, old) = (names(&["context-0", "b"]), read());
@@ -160,7 +160,7 @@ mod tests {
         let new = read();
         assert_eq!([0, 1, 2].map(|at| new[at] == old[at]), [false, false, true]);
         for name in ["context-0", "b"] {
-            let renewed = Credentials::load(&credentials::identity_folder(&cluster, name)).unwrap();
+            let renewed = Credentials::load(&crate::certificates::members::identity_folder(&cluster, name)).unwrap();
             let info = CertificateInfo::from_pem(&fs::read_to_string(file(name, HOST_FILE)).unwrap()).unwrap();
             assert_eq!((info.name.as_str(), renewed.ca.as_str()), (name, authority.certificate()));
             assert!(info.validity.not_after > now + 300 * 24 * 60 * MINUTE);

@@ -12,7 +12,7 @@ use asterism_transport::certificates::{CertificateInfo, HOST_FILE};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    certificates::credentials,
+    certificates::members,
     cluster::Cluster,
     data_dir::private,
     error::{CliError, Exit},
@@ -49,11 +49,11 @@ pub struct Revoked {
 
 /// The list of revoked certificates.
 pub fn file(cluster: &Cluster) -> PathBuf {
-    credentials::ca_folder(cluster).join("revoked.json")
+    members::ca_folder(cluster).join("revoked.json")
 }
 
 fn issued_file(cluster: &Cluster) -> PathBuf {
-    credentials::ca_folder(cluster).join("issued.json")
+    members::ca_folder(cluster).join("issued.json")
 }
 
 /// Every revoked certificate.
@@ -127,10 +127,10 @@ pub fn take_over(cluster: &Cluster, told: Vec<String>, now: SystemTime) -> Resul
 /// Serial number and name of each certificate that was given out or lies here.
 fn known(cluster: &Cluster) -> Result<BTreeSet<(String, String)>, CliError> {
     let given = issued(cluster)?.into_iter().map(|issued| (issued.serial, issued.name));
-    let here = credentials::members(cluster).filter_map(|(_, name)| {
+    let here = members::members(cluster).filter_map(|(_, name)| {
         let file = match &cluster.security.files {
             Some(files) => files.of(name).cert,
-            None => credentials::identity_folder(cluster, name).join(HOST_FILE),
+            None => members::identity_folder(cluster, name).join(HOST_FILE),
         };
         let info = CertificateInfo::from_pem(&fs::read_to_string(file).ok()?).ok()?;
         Some((info.serial, info.name))
@@ -177,7 +177,7 @@ mod tests {
             issued.unwrap()
         };
         let (here, far, other) = (issue("context-0"), issue("context-0"), issue("context-1"));
-        here.save(&credentials::identity_folder(&cluster, "context-0")).unwrap();
+        here.save(&crate::certificates::members::identity_folder(&cluster, "context-0")).unwrap();
         let pem = |credentials: &Credentials| credentials.identity.certificate.clone();
         note_issued(&cluster, &[pem(&far), pem(&other)], now).unwrap();
         let serial = |credentials: &Credentials| CertificateInfo::from_pem(&pem(credentials)).unwrap().serial;

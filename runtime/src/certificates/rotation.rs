@@ -17,7 +17,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
     certificates::{
-        credentials::{self, Named},
+        credentials,
+        members::{self, Named},
         revocation,
     },
     cluster::{Cluster, file::SecurityMode},
@@ -41,7 +42,7 @@ pub struct Rotation {
 impl Rotation {
     /// Of a member, from what its files are now on; `None` where there are no certificates.
     pub fn new(cluster: &Cluster, (role, name): Named<'_>) -> Option<Self> {
-        let folder = credentials::identity_folder(cluster, name);
+        let folder = members::identity_folder(cluster, name);
         let files = match (&cluster.security.mode, &cluster.security.files) {
             (SecurityMode::Insecure, _) => return None,
             (SecurityMode::Mtls, Some(files)) => {
@@ -185,7 +186,7 @@ mod tests {
     async fn new_certificates_are_taken_and_bad_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let cluster = cluster(folder.path());
-        let place = credentials::identity_folder(&cluster, "context-0");
+        let place = crate::certificates::members::identity_folder(&cluster, "context-0");
         let [old, new] = [(); 2].map(|()| CertificateAuthority::create(&cluster.name, validity(DAY)).unwrap());
         let issue = |authority, member| Credentials::issue(authority, member, validity(DAY)).unwrap();
         let member = (MemberRole::Context, "context-0");
@@ -216,7 +217,7 @@ mod tests {
         let authority = CertificateAuthority::create(&cluster.name, validity(DAY)).unwrap();
         let issue = |member| Credentials::issue(&authority, member, validity(DAY)).unwrap();
         let (context, query) = ((MemberRole::Context, "context-0"), (MemberRole::Query, "query-0"));
-        issue(context).save(&credentials::identity_folder(&cluster, context.1)).unwrap();
+        issue(context).save(&crate::certificates::members::identity_folder(&cluster, context.1)).unwrap();
         let host = transport(credentials::load(&cluster, context).unwrap());
         let mut rotation = Rotation::new(&cluster, context).unwrap();
         let (stolen, own) = (issue(query), issue(query));
@@ -245,10 +246,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cluster = cluster(folder.path());
         let authority = credentials::create_authority(&cluster).unwrap();
-        let file = |name: &str| credentials::identity_folder(&cluster, name).join(HOST_FILE);
+        let file = |name: &str| crate::certificates::members::identity_folder(&cluster, name).join(HOST_FILE);
         for (name, days) in [("context-0", 3), ("context-1", 300), ("stranger", 3)] {
             let issued = Credentials::issue(&authority, (MemberRole::Context, name), validity(DAY * days)).unwrap();
-            issued.save(&credentials::identity_folder(&cluster, name)).unwrap();
+            issued.save(&crate::certificates::members::identity_folder(&cluster, name)).unwrap();
         }
         let read = |name: &str| fs::read_to_string(file(name)).unwrap();
         let before = ["context-0", "context-1", "stranger"].map(read);

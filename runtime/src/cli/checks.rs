@@ -2,12 +2,12 @@
 
 mod certificates;
 mod clocks;
+pub(crate) mod judgment;
 mod model;
 mod network;
 mod ports;
 
 use asterism_kernels::{DType, KernelChoice};
-use serde::Serialize;
 
 use crate::{
     api::http::limits,
@@ -15,52 +15,12 @@ use crate::{
     error::CliError,
     globals::Globals,
     observe::version::Version,
-    processes::{node::local_hosts, wiring},
+    processes::{local_hosts, wiring},
 };
+pub use judgment::{Judgment, Verdict};
 
 /// Open files with which a process can take as many connections as it is made for, and without which it can hardly work.
 const FILES: (usize, usize) = (16_384, 512);
-
-/// How something is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// As it should be.
-    Ok,
-    /// The cluster works, slower or not for long.
-    Warning,
-    /// Something will not work.
-    Error,
-}
-
-/// One look at one thing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Judgment {
-    /// What was looked at.
-    pub what: String,
-    /// How it is.
-    pub verdict: Verdict,
-    /// What was found.
-    pub found: String,
-    /// What to do, where it is not as it should be.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub remedy: Option<String>,
-}
-
-impl Judgment {
-    fn ok(what: impl Into<String>, found: impl Into<String>) -> Self {
-        Self { what: what.into(), verdict: Verdict::Ok, found: found.into(), remedy: None }
-    }
-
-    fn warning(what: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        let remedy = Some(remedy.into());
-        Self { what: what.into(), verdict: Verdict::Warning, found: found.into(), remedy }
-    }
-
-    fn error(what: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { verdict: Verdict::Error, ..Self::warning(what, found, remedy) }
-    }
-}
 
 /// Looks at this machine, and at what the cluster file needs of it.
 pub fn look(globals: &Globals, cluster: Option<&Cluster>) -> Vec<Judgment> {

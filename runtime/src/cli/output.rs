@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     error::{CliError, Exit},
-    globals::Format,
+    globals::{Format, printable},
 };
 
 /// Prints text, newline included where the caller has one: as it is, but on a terminal without what would control it.
@@ -17,22 +17,6 @@ pub fn print(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     let text = if out.is_terminal() { printable(text) } else { Cow::Borrowed(text) };
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
-}
-
-/// Text whose control characters, and those that turn the direction of others, are written out as `\u001b`; lines and tabs stay.
-pub fn printable(text: &str) -> Cow<'_, str> {
-    let controls = |c: char| {
-        c.is_control() && c != '\n' && c != '\t'
-            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    if !text.contains(controls) {
-        return Cow::Borrowed(text);
-    }
-    let escaped = |c: char| match controls(c) {
-        true => format!("\\u{:04x}", u32::from(c)),
-        false => c.to_string(),
-    };
-    Cow::Owned(text.chars().map(escaped).collect())
 }
 
 /// Prints one JSON value: indented for `json`, on one line for `jsonl`.

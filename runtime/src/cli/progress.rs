@@ -8,7 +8,10 @@ use std::{
 use asterism_actors::api::{HostProgress, JobPhase, RecoveryStatus, Waiting};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use crate::{cli::output::printable, cluster::size::grouped, globals::Globals};
+use crate::{
+    cluster::size::grouped,
+    globals::{Globals, printable},
+};
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(200);

@@ -1,6 +1,7 @@
 //! `cluster.toml` as typed. Says what a line means and whether it parses; what the lines add up to is `cluster.rs`'s.
 
 mod device;
+pub(crate) mod error;
 mod host;
 mod numbers;
 mod observability;
@@ -14,14 +15,14 @@ use asterism_models::{QuerySeparator, TemplateDate};
 use asterism_plan::MethodConfig;
 use serde::{Deserialize, Serialize};
 
+pub use super::file::error::FileError;
+use crate::cluster::size::Bytes;
 pub use device::Device;
 pub use host::{HostSection, Role};
 pub use numbers::{DType, LinearType};
 pub use observability::{LogFormat, ObservabilitySection};
 pub use paths::anchored;
-pub use read::{FileError, parse};
-
-use crate::cluster::size::Bytes;
+pub use read::parse;
 
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

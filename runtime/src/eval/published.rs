@@ -1,6 +1,7 @@
 //! Questions of files: this program's records, and the files of RULER, LongBench and InfiniteBench as they are published. Tells
 //! them apart by the keys of a line. Asks nothing.
 
+pub(crate) mod given;
 mod infinitebench;
 mod longbench;
 mod ruler;
@@ -9,46 +10,12 @@ mod template;
 use std::path::Path;
 
 use asterism_models::QuerySeparator;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use super::{EvalError, HaystackSource, Metric, Record, read_haystack, record::of_line};
-
-/// Most tokens of an answer to a question whose benchmark says none.
-const ANSWER_TOKENS: usize = 64;
-
-/// A question of a file.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Given {
-    /// `file` for records of this program's form, else the benchmark.
-    pub suite: &'static str,
-    /// Task, context and query.
-    pub record: Record,
-    /// What an answer must hold, or alternatives of it, as the metric has it.
-    pub gold: Vec<String>,
-    /// How it is scored.
-    #[serde(skip)]
-    pub metric: Metric,
-    /// Most tokens of the answer.
-    pub max_tokens: usize,
-}
-
-/// A string or a number, or several.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-enum OneOrMany<T> {
-    One(T),
-    Many(Vec<T>),
-}
-
-impl<T> OneOrMany<T> {
-    fn into_vec(self) -> Vec<T> {
-        match self {
-            Self::One(value) => vec![value],
-            Self::Many(values) => values,
-        }
-    }
-}
+use given::ANSWER_TOKENS;
+pub use given::Given;
 
 /// The questions of a file of one JSON object a line; blank lines are skipped.
 ///

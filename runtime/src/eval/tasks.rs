@@ -2,6 +2,7 @@
 
 pub(crate) mod babi;
 pub(crate) mod common;
+pub(crate) mod draft;
 pub(crate) mod fit;
 pub(crate) mod frequency;
 pub(crate) mod haystack;

@@ -15,7 +15,7 @@ use crate::{
         file::{DType, Role},
     },
     data_dir::private,
-    processes::node::local_hosts,
+    processes::local_hosts,
 };
 
 /// Version of the file.

@@ -9,8 +9,6 @@ use std::{collections::HashMap, fs};
 use asterism_actors::messages::{Condition, HostMessage};
 use tokio::sync::watch;
 
-use super::node::Life;
-
 /// Threads of a process that are looked at: the first are those that keep the link to the supervisor.
 const THREADS: usize = 8;
 
@@ -152,6 +150,15 @@ impl Thread {
 /// Major faults are the tenth from there.
 fn fields(stat: &str) -> Option<impl Iterator<Item = &str>> {
     Some(stat.rsplit_once(')')?.1.split_whitespace())
+}
+
+/// A process of one host or several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// Its number.
+    pub start: u64,
+    /// Its id.
+    pub pid: u32,
 }
 
 #[cfg(test)]

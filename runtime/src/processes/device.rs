@@ -7,8 +7,6 @@ use std::{
 };
 
 use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transports, cores::Cores, host};
-#[cfg(feature = "cuda")]
-use asterism_actors::{cores::Work, messages::GpuMemory};
 use asterism_kernels::{Backend, Cpu};
 use asterism_models::{ModelConfig, ModelDigest, ModelError, Parts, SharedWeights, Tokenizer};
 
@@ -18,8 +16,11 @@ use crate::{
         file::{DType, Device, LinearType, Recovery, Role},
     },
     error::{CliError, Exit},
-    processes::{cores::SharedCores, wiring},
+    processes::cores::SharedCores,
 };
+
+#[cfg(feature = "cuda")]
+use asterism_actors::{cores::Work, messages::GpuMemory};
 
 /// What a host process computes with.
 pub struct Setup {
@@ -98,7 +99,10 @@ impl Numbers {
 
     /// Bytes that `parts` of a model of this shape take.
     pub fn weight_bytes(self, shape: &ModelConfig, parts: Parts) -> u64 {
-        shape.weight_bytes(parts, (wiring::dtype(self.dtype), self.linear == Some(LinearType::Fp8)))
+        shape.weight_bytes(
+            parts,
+            (crate::processes::checkpoint::dtype(self.dtype), self.linear == Some(LinearType::Fp8)),
+        )
     }
 }
 
@@ -157,7 +161,8 @@ pub async fn run_host(
         Device::Cpu => {
             let open = move |setup: &Setup| {
                 let Setup { cluster, host, cores, .. } = setup;
-                let cpu = wiring::cpu(numbers.dtype, host.threads.unwrap_or(*cores), host.kernels)?;
+                let cpu =
+                    crate::processes::checkpoint::cpu(numbers.dtype, host.threads.unwrap_or(*cores), host.kernels)?;
                 let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(cluster, host, *cores, cpu.thread_limit()));
                 Ok((cpu, cores))
             };
@@ -208,7 +213,7 @@ impl Cores for OwnGpu {
 pub fn cuda(index: usize, numbers: Numbers) -> Result<asterism_kernels::Cuda, ModelError> {
     let options = asterism_kernels::CudaOptions {
         device: index,
-        dtype: wiring::dtype(numbers.dtype),
+        dtype: crate::processes::checkpoint::dtype(numbers.dtype),
         eight_bits: numbers.linear == Some(LinearType::Fp8),
     };
     let gpu = asterism_kernels::Cuda::new(options)?;
@@ -232,7 +237,7 @@ fn loader<B: Backend>(
     Box::new(move || {
         joined();
         let Model { heads, .. } = setup.cluster.model.clone();
-        let checkpoint = Arc::new(wiring::checkpoint_of(&setup.cluster.model)?);
+        let checkpoint = Arc::new(crate::processes::checkpoint::checkpoint_of(&setup.cluster.model)?);
         let (backend, cores) = open(&setup)?;
         let weights = weights.of(setup.host.device, &backend);
         let mut loading = weights.loading();
@@ -242,7 +247,7 @@ fn loader<B: Backend>(
         let later = takes_head_later(&setup);
         let parts = if later { Parts::Context } else { setup.parts };
         let (decoder, digest) = std::thread::scope(|scope| {
-            let hashed = scope.spawn(|| wiring::weights_digest(&checkpoint, model, data_dir));
+            let hashed = scope.spawn(|| crate::processes::checkpoint::weights_digest(&checkpoint, model, data_dir));
             let decoder = loading.decoder(Arc::new(backend), &checkpoint, parts);
             (decoder, hashed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
@@ -304,7 +309,7 @@ mod tests {
     fn hosts_of_a_process_that_compute_alike_have_their_weights_once() {
         let (weights, checkpoint) = (ProcessWeights::default(), Checkpoint::embedded().unwrap());
         let load = |dtype, parts| {
-            let cpu = wiring::cpu(dtype, 1, KernelChoice::Auto).unwrap();
+            let cpu = crate::processes::checkpoint::cpu(dtype, 1, KernelChoice::Auto).unwrap();
             let shared = weights.clone().cpus.of(Device::Cpu, &cpu);
             let mut loading = shared.loading();
             let before = loading.loaded();
@@ -319,7 +324,7 @@ mod tests {
         let logits = |decoder: &Decoder<Cpu>| decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap());
         assert!(logits(&context).is_err(), "a context host has no head");
         drop(context);
-        let alone = wiring::cpu(DType::F32, 1, KernelChoice::Auto).unwrap();
+        let alone = crate::processes::checkpoint::cpu(DType::F32, 1, KernelChoice::Auto).unwrap();
         let alone = Decoder::load(Arc::new(alone), &checkpoint, Parts::All).unwrap();
         assert!(!alone.shares_weights(&query));
         assert_eq!(logits(&query).unwrap(), logits(&alone).unwrap());

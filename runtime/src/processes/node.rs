@@ -9,7 +9,7 @@ use std::{
     ffi::OsString,
     fs,
     future::pending,
-    net::{SocketAddr, UdpSocket},
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -25,6 +25,7 @@ use crate::{
     cluster::{Cluster, Host},
     data_dir::{self, private, start_file::StartFile},
     error::CliError,
+    processes::condition::Life,
 };
 pub use process::{Ended, Process, signal};
 pub use state::{Ending, Fate, Restarts};
@@ -83,15 +84,6 @@ pub struct NodeAgent {
     processes: Vec<Kept>,
     given_up: Arc<Mutex<Vec<HostExit>>>,
     running: watch::Sender<usize>,
-}
-
-/// A process of one host or several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Life {
-    /// Its number.
-    pub start: u64,
-    /// Its id.
-    pub pid: u32,
 }
 
 /// A process that is kept running.
@@ -228,12 +220,6 @@ fn by_process<'a>(hosts: &[&'a Host]) -> Vec<(&'a str, Vec<String>)> {
         }
     }
     processes
-}
-
-/// Hosts whose node is this machine: its address can be listened on here.
-pub fn local_hosts(cluster: &Cluster) -> Vec<&Host> {
-    let is_local = |host: &&Host| UdpSocket::bind((host.address.ip(), 0)).is_ok();
-    cluster.hosts.iter().filter(is_local).collect()
 }
 
 impl Keeper {

@@ -8,7 +8,7 @@ use crate::{
     cluster::Cluster,
     data_dir,
     error::{CliError, Exit},
-    processes::node::{NodeAgent, local_hosts},
+    processes::{local_hosts, node::NodeAgent},
 };
 
 /// How often readiness is looked at.

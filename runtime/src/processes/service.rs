@@ -16,14 +16,15 @@ use crate::{
         admin::{self as http, AdminState, Cause, Server, link_bench::LinkBench, self_test::SelfTest},
         http::body::intake::Intake,
         openai::{self, ApiState, Keys, Open, Store},
+        secrets,
     },
-    certificates::{credentials, joining, rotation},
-    cli::check,
+    certificates::{credentials, joining, members, rotation},
     cluster::Cluster,
     data_dir::{self, Seat},
     error::CliError,
-    processes::{service::client_threads::ClientThreads, wiring},
+    processes::wiring,
 };
+use client_threads::ClientThreads;
 
 /// How often a disk that takes nothing is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -51,9 +52,9 @@ impl Service {
     /// Takes the cluster's data_dir, starts the supervisor and its admin API, and publishes where they are. While the disk
     /// takes nothing it waits for it, and calls `waits` with the cause every second.
     pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
-        let token = check::admin_token(cluster)?;
-        let (keys, tls) = (check::api_keys(cluster)?, check::api_tls(cluster)?);
-        let admin_tls = check::admin_tls(cluster)?;
+        let token = secrets::admin_token(cluster)?;
+        let (keys, tls) = (secrets::api_keys(cluster)?, secrets::api_tls(cluster)?);
+        let admin_tls = secrets::admin_tls(cluster)?;
         let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
         let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
         let joins = joining::open(cluster, in_use(&supervisor))?.map(Arc::new);
@@ -140,7 +141,7 @@ impl Ground {
     fn take(cluster: &Cluster) -> Result<Self, CliError> {
         let lock = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?;
         credentials::found(cluster)?;
-        credentials::provide(cluster, [credentials::SUPERVISOR])?;
+        credentials::provide(cluster, [members::SUPERVISOR])?;
         let store = wiring::journal(cluster)?;
         Ok(Self { lock, store })
     }
@@ -162,8 +163,9 @@ impl Ground {
             }
             if listener.is_none() {
                 // An address that is taken is told when it is needed.
-                listener =
-                    check::admin_tls(cluster).and_then(|tls| http::wait(cluster.admin_listen, tls, said.clone())).ok();
+                listener = secrets::admin_tls(cluster)
+                    .and_then(|tls| http::wait(cluster.admin_listen, tls, said.clone()))
+                    .ok();
             }
             waits(&error);
             tokio::time::sleep(LOOK_EVERY).await;

@@ -3,10 +3,11 @@
 //!
 //! A process stays for the renderings to come. It is told of one by a length and as many bytes of JSON, and answers alike.
 
+pub(crate) mod message;
 mod resident;
 
 use std::{
-    io::{self, Read, Write},
+    io::{self, Read},
     sync::{Condvar, Mutex, PoisonError},
 };
 
@@ -14,15 +15,11 @@ use asterism_models::{Render, RenderOptions, Rendered, TemplateRefusal, Template
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::error::{CliError, Exit};
+pub(crate) use message::{MEMORY, MEMORY_A_BYTE, VERB, write};
 use resident::{Ended, Resident};
 
-/// The hidden verb of a process that renders.
-pub const VERB: &str = "render-template";
 /// Processes that render at a time.
 const MOST_PROCESSES: usize = 2;
-/// Address space of a process, and so many bytes more for each byte that it is asked with.
-const MEMORY: u64 = 1 << 30;
-const MEMORY_A_BYTE: u64 = 24;
 /// Processor time of a process for all that it renders: one that nobody waits for any more ends some day.
 const MOST_SECONDS_IN_ALL: u64 = 600;
 /// Longest question that is read.
@@ -131,12 +128,6 @@ fn read(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = vec![0; length as usize];
     input.read_exact(&mut bytes)?;
     Ok(Some(bytes))
-}
-
-fn write(output: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
-    output.write_all(&(bytes.len() as u64).to_le_bytes())?;
-    output.write_all(bytes)?;
-    output.flush()
 }
 
 fn limit(resource: Resource, most: u64) -> io::Result<()> {

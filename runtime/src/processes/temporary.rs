@@ -14,7 +14,8 @@ use crate::{
     globals::{self, Globals},
     observe::metrics,
     processes::{
-        node::{Launch, NodeAgent, Tie, local_hosts},
+        local_hosts,
+        node::{Launch, NodeAgent, Tie},
         readiness::Wait,
         service::Service,
         wiring::runtime,

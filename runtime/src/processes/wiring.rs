@@ -1,8 +1,10 @@
 //! From the resolved cluster to running actors: which model, which transport, which threads. Decides nothing at run time.
 
+mod data;
+pub(crate) mod listener;
+
 use std::{
     net::SocketAddr,
-    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -15,92 +17,39 @@ use asterism_actors::{
     HostConfig, HostError, Transports,
     api::Role,
     messages::{Condition, HostRole},
-    metric::{self, TransportMetrics},
+    metric::{self},
     node::{self, Look, NodeLink},
     store::{RedbStore, StoreError},
     supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig},
     tally::Tally,
 };
-use asterism_kernels::{Cpu, CpuOptions, DType, KernelChoice};
-use asterism_models::{Checkpoint, ModelError, TemplateSource, WeightsDigest};
-use asterism_transport::{
-    Observer, Transport, TransportError,
-    certificates::MemberRole,
-    local::LocalNetwork,
-    quic::{QuicConfig, QuicTransport},
-};
+use asterism_transport::{Transport, certificates::MemberRole, local::LocalNetwork};
 use futures_util::future::try_join_all;
-
-mod data;
-
-pub use data::{all_fit, known, memory_alone, try_ucx, usable};
 
 use crate::{
     api::admin::door::Door,
-    certificates::{
-        credentials::{self, Named},
-        rotation::Rotation,
-    },
+    certificates::{credentials, members},
     cluster::{
-        Cluster, Host, Model,
+        Cluster, Host,
         file::{self as cluster_file, Device},
     },
     data_dir::{self, private},
-    error::{CliError, Exit},
+    error::CliError,
     observe::metrics,
     processes::{
         calibration,
+        checkpoint::{checkpoint_of, dtype, model_front, weights_digest},
         device::{self, ProcessWeights},
         node::Watching,
-        template,
     },
 };
+pub use data::{all_fit, known, memory_alone, try_ucx, usable};
+use listener::{QUIC, bind, counted, no_threads, transport_refusal};
 
-/// Names of transports.
-const QUIC: &str = "quic";
-const LOCAL: &str = "local";
 /// Jobs that run at once: while one generates, context hosts encode the next.
 const MAX_RUNNING: usize = 4;
 /// How long a job waits for a host to take the work of one that is lost.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The model of a cluster: its checkpoint, or random weights.
-pub fn checkpoint_of(model: &Model) -> Result<Checkpoint, ModelError> {
-    match model.random {
-        Some(shape) => Checkpoint::random(shape),
-        None => checkpoint(model.path.as_deref()),
-    }
-}
-
-/// Opens a folder with a checkpoint, or the embedded model.
-pub fn checkpoint(path: Option<&Path>) -> Result<Checkpoint, ModelError> {
-    match path {
-        Some(folder) => Checkpoint::open(folder),
-        None => Checkpoint::embedded(),
-    }
-}
-
-/// The model as clients and the supervisor know it: tokenizer, template and limits, no weights.
-pub fn model_front(model: &Model) -> Result<ModelFront, CliError> {
-    let renderer = |source: TemplateSource| match &model.path {
-        Some(_) => template::apart(source),
-        None => source.in_process(),
-    };
-    let front = checkpoint_of(model)
-        .and_then(|checkpoint| ModelFront::load(&checkpoint, model.max_context_tokens, renderer))
-        .and_then(|front| front.with_heads(&model.heads))
-        .map(|front| front.with_separator(model.query_separator.clone()).with_template_date(model.template_date));
-    front.map_err(|error| model_refusal(&error))
-}
-
-/// Why a cluster's model is none.
-pub fn model_refusal(error: &ModelError) -> CliError {
-    let hint = match error {
-        ModelError::RetainingHeads { .. } => "correct [models.heads] in the cluster file",
-        _ => "set [model] path to a Hugging Face folder, or leave it out for the embedded model",
-    };
-    CliError::usage(format!("the model cannot be used: {error}")).hint(hint)
-}
 
 /// Opens the journal of `cluster`, or begins it.
 pub fn journal(cluster: &Cluster) -> Result<RedbStore, CliError> {
@@ -117,7 +66,7 @@ pub async fn start_supervisor(
     let model = Arc::new(model_front(&cluster.model)?);
     model.config.notes.iter().for_each(|note| tracing::warn!("{note}"));
     let door = Door::new(cluster, QUIC);
-    let transport = bind(cluster, credentials::SUPERVISOR, (cluster.listen, 0), door.clone())?;
+    let transport = bind(cluster, members::SUPERVISOR, (cluster.listen, 0), door.clone())?;
     let address = transport.local_address();
     let config = supervisor_config(cluster, &model);
     metric::record_config(&config);
@@ -138,11 +87,6 @@ fn hash_weights(supervisor: &Supervisor, cluster: &Cluster) {
     if let Err(error) = std::thread::Builder::new().name("digest".into()).spawn(hash) {
         supervisor.weights_are(Err(format!("no thread can be started for it: {error}")));
     }
-}
-
-/// The digest of what is computed with: weights, and retaining heads. `folder` is where it is kept if not beside the weights.
-pub fn weights_digest(checkpoint: &Checkpoint, model: &Model, folder: &Path) -> Result<WeightsDigest, ModelError> {
-    checkpoint.weights_digest(folder)?.with_heads(&model.heads)
 }
 
 /// Tells the supervisor when its own process waits for memory, a disk or a core. On a thread of its own, which waits for nobody's.
@@ -203,10 +147,6 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
         .worker_threads(2)
         .build()
         .map_err(|error| no_threads(&error))
-}
-
-fn no_threads(error: &std::io::Error) -> CliError {
-    CliError::unreachable(format!("no threads can be started: {error}"))
 }
 
 /// Runs the hosts of this process until their supervisor has ended them or is gone, or one of them fails; `start` is larger at each
@@ -286,45 +226,6 @@ pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr, look: Look) 
     Ok(node::start(config, transport, look))
 }
 
-/// The CPU backend with these threads.
-pub fn cpu(dtype: cluster_file::DType, threads: usize, kernels: KernelChoice) -> Result<Cpu, ModelError> {
-    let dtype = self::dtype(dtype);
-    Ok(Cpu::new(CpuOptions { dtype, threads: Some(threads), kernels })?)
-}
-
-/// The kernels' type of this name.
-pub fn dtype(dtype: cluster_file::DType) -> DType {
-    match dtype {
-        cluster_file::DType::F32 => DType::F32,
-        cluster_file::DType::Bf16 => DType::Bf16,
-    }
-}
-
-fn counted(transport: &'static str) -> Arc<dyn Observer> {
-    Arc::new(TransportMetrics { transport })
-}
-
-/// Listens as a member, whose certificates are followed from then on.
-fn bind(
-    cluster: &Cluster,
-    member: Named<'_>,
-    (listen, lanes): (SocketAddr, u16),
-    observer: Arc<dyn Observer>,
-) -> Result<Arc<QuicTransport>, CliError> {
-    let rotation = Rotation::new(cluster, member);
-    let security = credentials::load(cluster, member)?;
-    credentials::tell_end(member, &security);
-    let mut config = QuicConfig::new(listen, security);
-    config.idle_timeout = cluster.liveness.dead_after;
-    config.keep_alive = config.idle_timeout / 5;
-    config.lanes = usize::from(lanes);
-    let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);
-    if let Some(rotation) = rotation {
-        rotation.follow(&transport);
-    }
-    Ok(transport)
-}
-
 fn role(role: cluster_file::Role) -> Role {
     match role {
         cluster_file::Role::Context => Role::Context,
@@ -351,16 +252,5 @@ fn host_refusal(error: &HostError) -> CliError {
         }
         HostError::Model { .. } => CliError::usage(error).hint("correct [model] in the cluster file"),
         _ => CliError::unreachable(error).hint("`asterism status` shows the supervisor's view"),
-    }
-}
-
-fn transport_refusal(error: &TransportError) -> CliError {
-    match error.code() {
-        "certificate" => CliError::new(Exit::Authentication, error)
-            .hint("every process needs a certificate of this cluster's CA: `asterism cert show`"),
-        "bind" => CliError::unreachable(error).hint("free the port, or set it to 0 to have one chosen"),
-        "ucx" => CliError::unreachable(error)
-            .hint("or write [transport] data = \"auto\", which takes QUIC where UCX cannot be had and says so"),
-        _ => CliError::unreachable(error).hint("is the supervisor up? `asterism status`"),
     }
 }

@@ -14,7 +14,7 @@ use asterism_actors::{
 };
 use asterism_transport::{Observer, certificates::Member};
 
-use crate::{certificates::credentials, cluster::Cluster};
+use crate::cluster::Cluster;
 
 /// For how long it is told that somebody was turned away.
 const RECENT: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ impl Door {
     pub fn new(cluster: &Cluster, transport: &'static str) -> Arc<Self> {
         let hosts = cluster.hosts.iter().map(|host| (host.node.clone(), host.address.ip()));
         let (metrics, nodes) = (TransportMetrics { transport }, hosts.collect());
-        let members = credentials::members(cluster).map(|(_, name)| name.to_owned()).collect();
+        let members = crate::certificates::members::members(cluster).map(|(_, name)| name.to_owned()).collect();
         Arc::new(Self { metrics, nodes, members, turned_away: Mutex::default() })
     }
 

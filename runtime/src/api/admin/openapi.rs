@@ -2,16 +2,18 @@
 
 mod operations;
 mod parameters;
+pub(crate) mod schema;
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use actix_web::{HttpResponse, Responder, get, http::header::ContentType};
 use asterism_actors::authority::{self, Act, Party};
-use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
+use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use crate::api::http::error::ErrorEnvelope;
 use operations::{Gives, OPERATIONS, Operation, Takes};
+use schema::schema;
 
 /// Where schemas are.
 const SCHEMAS: &str = "/components/schemas";
@@ -23,13 +25,6 @@ static DOCUMENT: LazyLock<String> = LazyLock::new(|| document().to_string());
 #[get("/api/openapi.json")]
 pub async fn openapi() -> impl Responder {
     HttpResponse::Ok().content_type(ContentType::json()).body(DOCUMENT.as_str())
-}
-
-/// Makes the schema of a type.
-type Make = fn(&mut SchemaGenerator) -> Schema;
-
-fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
-    generator.subschema_for::<T>()
 }
 
 /// Schemas of what is read and of what is written: the same type may leave out what it writes always.

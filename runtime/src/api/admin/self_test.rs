@@ -13,7 +13,7 @@ use std::{
 
 use asterism_actors::{
     JobError,
-    api::{JobEvent, JobRequest, JobState, JobStatus, SelfTestCheck, SelfTestReport, SelfTestState, Verdict},
+    api::{JobEvent, JobRequest, JobStatus, SelfTestReport, SelfTestState},
     metric,
     supervisor::{Closed, Supervisor},
 };

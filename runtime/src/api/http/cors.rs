@@ -16,7 +16,8 @@ use actix_web::{
     middleware::Next,
 };
 
-use super::{origin::Origins, request::REQUEST_ID};
+use super::request::REQUEST_ID;
+use crate::cluster::Origins;
 
 /// Methods that pages of other origins may use.
 const METHODS: &str = "GET, POST, DELETE";

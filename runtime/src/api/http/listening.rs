@@ -23,10 +23,9 @@ use tokio::task::JoinHandle;
 use super::{
     cors,
     error::{self, Refusal},
-    origin::Origins,
     pace, request,
 };
-use crate::api::http::limits;
+use crate::{api::http::limits, cluster::Origins};
 
 /// Threads that answer requests.
 const WORKERS: usize = 2;

@@ -1,10 +1,7 @@
 //! Whether a browser asks for another site's page. Such a page can make it send requests to this machine, with no token where none is
 //! wanted; what it says of itself it says in headers that no page can set. Refuses nobody who is no browser.
 
-use std::{
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-};
+use std::net::{IpAddr, Ipv6Addr};
 
 use actix_web::{
     dev::ServiceRequest,
@@ -16,40 +13,11 @@ use actix_web::{
 use asterism_actors::api::bounds;
 
 use super::error::Refusal;
+use crate::cluster::Origins;
 
 /// Where the browser says whose page asks, and what for.
 const FETCH_SITE: &str = "sec-fetch-site";
 const FETCH_MODE: &str = "sec-fetch-mode";
-/// Most origins of a cluster file.
-const MOST_ORIGINS: usize = 64;
-
-/// Origins whose pages may ask in a browser. Copies are the same.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origins(Arc<[String]>);
-
-impl Origins {
-    /// Of a cluster file: each as browsers write them, or `*` for any.
-    ///
-    /// # Errors
-    /// The one that is none.
-    pub fn read(given: &[String]) -> Result<Self, String> {
-        let is_one = |origin: &str| {
-            let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-            let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
-            origin == "*" || authority.is_some_and(|host| !host.is_empty() && host.bytes().all(plain))
-        };
-        match given.iter().find(|origin| !is_one(origin)) {
-            Some(wrong) => Err(bounds::shown(wrong)),
-            None if given.len() > MOST_ORIGINS => Err(format!("{} origins", given.len())),
-            None => Ok(Self(given.into())),
-        }
-    }
-
-    /// Whether pages of an origin may ask.
-    pub fn allows(&self, origin: &str) -> bool {
-        self.0.iter().any(|allowed| allowed == "*" || allowed == origin)
-    }
-}
 
 /// What a listener is like, as far as pages in browsers are concerned.
 #[derive(Clone, Debug)]

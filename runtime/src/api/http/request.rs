@@ -136,6 +136,12 @@ pub fn check_query(pattern: &str, query: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// The token of `Bearer TOKEN`; the scheme's name is the same in lower case (RFC 9110, section 11.1).
+pub(crate) fn bearer_token(value: &str) -> Option<&str> {
+    let (scheme, token) = value.trim().split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

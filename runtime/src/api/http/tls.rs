@@ -1,33 +1,20 @@
 //! Certificate and key of a listener, out of PEM files. Makes neither, and asks no client for one.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::Path, sync::Arc};
 
 use rustls::ServerConfig;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject};
+use rustls_pki_types::{
+    CertificateDer, PrivateKeyDer,
+    pem::{self, PemObject},
+};
 
-use crate::error::CliError;
-
-/// What keys of `[api]` name a listener's certificate and key.
-pub type Keys = [&'static str; 2];
-/// Those of OpenAI's API.
-pub const API: Keys = ["tls_cert", "tls_key"];
-/// Those of the admin API.
-pub const ADMIN: Keys = ["admin_tls_cert", "admin_tls_key"];
-
-/// Where a listener's certificate and key are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The certificate, and those between it and its authority.
-    pub cert: PathBuf,
-    /// Its key.
-    pub key: PathBuf,
-}
+use crate::{
+    cluster::{TlsFiles, TlsKeys},
+    error::CliError,
+};
 
 /// Reads them, for TLS 1.2 and 1.3; `keys` name them in the cluster file.
-pub fn load(files: &TlsFiles, [cert_key, key_key]: Keys) -> Result<ServerConfig, CliError> {
+pub fn load(files: &TlsFiles, [cert_key, key_key]: TlsKeys) -> Result<ServerConfig, CliError> {
     let chain = certificates(&files.cert)?;
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| refused("key", &files.key, &error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -68,6 +55,7 @@ mod tests {
     use asterism_transport::certificates::{Identity, Validity};
 
     use super::*;
+    use crate::cluster::API;
 
     #[test]
     fn what_is_wrong_names_its_file() {

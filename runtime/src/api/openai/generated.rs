@@ -18,9 +18,9 @@ use super::{
     batching::{batch_run::Line, files},
     chat,
     requests::fields::Fields,
-    store::{Limits, Store},
+    store::Store,
 };
-use crate::api::http::body::weight;
+use crate::{api::http::body::weight, cluster::Limits};
 
 /// How many where nothing is said.
 const USUAL: usize = 20_000;

@@ -15,10 +15,7 @@ use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
 use crate::{
-    api::{
-        admin::bearer_token,
-        http::{error::Refusal, pace::Place},
-    },
+    api::http::{error::Refusal, pace::Place, request::bearer_token},
     error::CliError,
 };
 

@@ -4,5 +4,4 @@ pub(crate) mod ask;
 pub(crate) mod fields;
 pub(crate) mod logprobs;
 pub(crate) mod message;
-pub(crate) mod metadata;
 pub(crate) mod once;

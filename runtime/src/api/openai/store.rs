@@ -3,6 +3,8 @@
 //! their lines, so that none is done twice.
 
 mod index;
+pub(crate) mod kept;
+pub(crate) mod metadata;
 pub(crate) mod open;
 mod upload;
 
@@ -14,19 +16,15 @@ use std::{
 };
 
 use asterism_actors::api::StoredStatus;
-use ring::digest;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use uuid::Uuid;
+use serde::de::DeserializeOwned;
 
-use super::requests::metadata::Metadata;
+pub use crate::cluster::Limits;
 use crate::{data_dir::private, error::CliError};
+pub use index::Full;
 use index::{BatchHead, Index};
-pub use index::{Full, Limits};
+use kept::UPLOAD;
+pub use kept::{BATCH, Batch, Counts, Course, FILE, Kept, derived, digits, drawn};
 pub use upload::Upload;
-
-/// What ids of files and batches begin with.
-pub const FILE: &str = "file-";
-pub const BATCH: &str = "batch_";
 
 /// The folder of files and batches, and what is in it.
 #[derive(Debug)]
@@ -56,86 +54,13 @@ impl From<Full> for NotKept {
     }
 }
 
-/// A file, without its content.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
-    pub id: String,
-    /// The name of the key that it belongs to.
-    pub owner: Option<String>,
-    pub filename: String,
-    pub purpose: String,
-    pub bytes: usize,
-    pub created_at: u64,
-}
-
-/// How a batch is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Course {
-    #[serde(rename = "in_progress")]
-    Open,
-    Cancelling,
-    Completed,
-    Cancelled,
-}
-
-/// How many lines of a batch were answered, and how many refused.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counts {
-    pub good: usize,
-    pub bad: usize,
-}
-
-/// A batch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Batch {
-    pub id: String,
-    pub owner: Option<String>,
-    pub endpoint: String,
-    pub input_file_id: String,
-    pub metadata: Option<Metadata>,
-    pub status: Course,
-    pub total: usize,
-    /// Of one that has ended.
-    pub counts: Counts,
-    pub created_at: u64,
-    pub ended_at: Option<u64>,
-    pub output_file_id: Option<String>,
-    pub error_file_id: Option<String>,
-}
-
-impl Batch {
-    /// Whether it is not at its end.
-    pub fn is_open(&self) -> bool {
-        matches!(self.status, Course::Open | Course::Cancelling)
-    }
-}
-
-/// An id from 128 random bits.
-pub fn drawn(prefix: &str) -> String {
-    format!("{prefix}{}", Uuid::new_v4().simple())
-}
-
-/// The id that follows from a batch and what of it is meant.
-pub fn derived(prefix: &str, batch: &str, kind: &str) -> String {
-    let digest = digest::digest(&digest::SHA256, format!("{batch} {kind}").as_bytes());
-    digest.as_ref()[..16].iter().fold(prefix.to_owned(), |id, byte| format!("{id}{byte:02x}"))
-}
-
-/// The digits of an id that was drawn, and nothing else: they become names of files.
-pub fn digits<'a>(prefix: &str, id: &'a str) -> Option<&'a str> {
-    let digits = id.strip_prefix(prefix)?;
-    let plain = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    (digits.len() == 32 && digits.bytes().all(plain)).then_some(digits)
-}
-
 impl Store {
     /// In a folder of the data_dir, made where it is not there.
     pub fn open(data_dir: &Path, limits: Limits) -> Result<Self, CliError> {
         let folder = data_dir.join("openai");
         private::make(&folder).map_err(|error| private::refused(&folder, "make", &error))?;
         let store = Self { folder, index: Mutex::new(Index::new(limits)) };
-        upload::forget_all(&store);
+        crate::api::openai::store::forget_all(&store);
         {
             let mut index = store.index();
             store.all::<Kept>(FILE).into_iter().for_each(|kept| index.insert_file(kept));
@@ -312,6 +237,16 @@ impl Store {
 
 fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// Forgets those whose process ended before they were kept.
+pub fn forget_all(store: &Store) {
+    let entries = fs::read_dir(&store.folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(UPLOAD)) {
+        if let Err(error) = fs::remove_file(entry.path()) {
+            tracing::warn!(path = %entry.path().display(), %error, "a file that was not uploaded to its end stays");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use asterism_transport::certificates::{CA_FILE, CertificateInfo, HOST_FILE, Vali
 
 use super::Judgment;
 use crate::{
-    certificates::credentials,
+    certificates::members,
     cluster::{Cluster, file::SecurityMode},
 };
 
@@ -31,7 +31,7 @@ pub fn look(cluster: &Cluster) -> Vec<Judgment> {
 }
 
 fn files(cluster: &Cluster) -> Vec<PathBuf> {
-    let names = cluster.hosts.iter().map(|host| host.name.as_str()).chain([credentials::SUPERVISOR.1]);
+    let names = cluster.hosts.iter().map(|host| host.name.as_str()).chain([members::SUPERVISOR.1]);
     match (&cluster.security.mode, &cluster.security.files) {
         (SecurityMode::Insecure, _) => Vec::new(),
         (SecurityMode::Mtls, Some(named)) => {
@@ -41,8 +41,8 @@ fn files(cluster: &Cluster) -> Vec<PathBuf> {
             files
         }
         (SecurityMode::Mtls, None) => {
-            let own = names.map(|name| credentials::identity_folder(cluster, name).join(HOST_FILE));
-            [credentials::ca_folder(cluster).join(CA_FILE)].into_iter().chain(own).collect()
+            let own = names.map(|name| members::identity_folder(cluster, name).join(HOST_FILE));
+            [members::ca_folder(cluster).join(CA_FILE)].into_iter().chain(own).collect()
         }
     }
 }

@@ -3,12 +3,12 @@
 use asterism_models::ModelDigest;
 
 use super::Judgment;
-use crate::{cluster::Cluster, processes::wiring};
+use crate::{cluster::Cluster, processes::checkpoint};
 
 /// Opens and hashes it; quick where that was done before.
 pub fn look(cluster: &Cluster) -> Judgment {
-    let hashed = wiring::checkpoint_of(&cluster.model).and_then(|checkpoint| {
-        let weights = wiring::weights_digest(&checkpoint, &cluster.model, &cluster.data_dir)?;
+    let hashed = checkpoint::checkpoint_of(&cluster.model).and_then(|checkpoint| {
+        let weights = checkpoint::weights_digest(&checkpoint, &cluster.model, &cluster.data_dir)?;
         let digest = ModelDigest { front: checkpoint.front_digest(), weights };
         Ok(format!("{}, digest {}", checkpoint.name(), digest.id()))
     });

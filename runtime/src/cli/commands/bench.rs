@@ -17,7 +17,6 @@ use asterism_models::{Checkpoint, ModelError};
 use asterism_plan::MethodConfig;
 use clap::{Args, Subcommand};
 
-use self::phases::Phase;
 use super::jobs::job::MethodArgs;
 use crate::{
     cli::method_spec,
@@ -29,8 +28,9 @@ use crate::{
     error::{CliError, Exit},
     globals::Globals,
     observe::logging,
-    processes::wiring,
+    processes::checkpoint,
 };
+use phases::Phase;
 
 /// `asterism bench`
 #[derive(Debug, Subcommand)]
@@ -167,7 +167,7 @@ fn phases(globals: &Globals, args: &BenchArgs, phase: Phase) -> Result<Exit, Cli
         );
     }
     match given.devices[0] {
-        Device::Cpu => phases::run(globals, args, phase, (given, |_, _| wiring::cpu(dtype, threads, kernels))),
+        Device::Cpu => phases::run(globals, args, phase, (given, |_, _| checkpoint::cpu(dtype, threads, kernels))),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => {
             let numbers = given.numbers();
@@ -188,7 +188,7 @@ fn attention(globals: &Globals, args: &attention::AttentionArgs) -> Result<Exit,
     let given = Given::of(&args.machine, (args.device.as_slice(), None), cluster.as_ref());
     let (dtype, threads, kernels) = (given.dtype, given.threads, args.machine.kernels);
     match given.devices[0] {
-        Device::Cpu => attention::run(globals, args, &given, |_| wiring::cpu(dtype, threads, kernels)),
+        Device::Cpu => attention::run(globals, args, &given, |_| checkpoint::cpu(dtype, threads, kernels)),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => attention::run(globals, args, &given, |device| gpu(device, given.numbers())),
         #[cfg(not(feature = "cuda"))]
@@ -241,8 +241,8 @@ impl<'a> Given<'a> {
     /// The model of `folder`, else the cluster file's.
     fn checkpoint(&self, folder: Option<&Path>) -> Result<Checkpoint, ModelError> {
         match (folder, self.cluster) {
-            (None, Some(cluster)) => wiring::checkpoint_of(&cluster.model),
-            (folder, _) => wiring::checkpoint(folder),
+            (None, Some(cluster)) => checkpoint::checkpoint_of(&cluster.model),
+            (folder, _) => checkpoint::checkpoint(folder),
         }
     }
 

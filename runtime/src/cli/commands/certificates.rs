@@ -87,9 +87,9 @@ fn init(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
         return Err(CliError::usage("the cluster file names ca, cert and key: those are used, and none are made")
             .hint("take them out of [security] to have them made in data_dir"));
     }
-    let folder = credentials::ca_folder(cluster);
+    let folder = crate::certificates::members::ca_folder(cluster);
     credentials::create_authority(cluster)?;
-    let members = cluster.hosts.iter().map(|host| host.member()).chain([credentials::SUPERVISOR]);
+    let members = cluster.hosts.iter().map(|host| host.member()).chain([crate::certificates::members::SUPERVISOR]);
     credentials::provide(cluster, members)?;
     globals.note(format_args!(
         "made the certificate authority of '{}' and {} certificates in {}; keep ca-key.pem to yourself",
@@ -177,14 +177,14 @@ fn show(globals: &Globals, cluster: &Cluster) -> Result<Exit, CliError> {
     match &cluster.security.files {
         Some(named) => {
             files.push(named.ca.clone());
-            let names = credentials::members(cluster).map(|(_, name)| named.of(name).cert);
+            let names = crate::certificates::members::members(cluster).map(|(_, name)| named.of(name).cert);
             files.extend(names.filter(|file| file.exists()));
             files.dedup();
         }
         None => {
-            files.push(credentials::ca_folder(cluster).join(CA_FILE));
-            let issued = credentials::members(cluster)
-                .map(|(_, name)| credentials::identity_folder(cluster, name).join(HOST_FILE));
+            files.push(crate::certificates::members::ca_folder(cluster).join(CA_FILE));
+            let issued = crate::certificates::members::members(cluster)
+                .map(|(_, name)| crate::certificates::members::identity_folder(cluster, name).join(HOST_FILE));
             files.extend(issued.filter(|file| file.exists()));
         }
     }

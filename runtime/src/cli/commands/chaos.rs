@@ -7,10 +7,6 @@ use asterism_actors::api::JobRequest;
 use clap::Args;
 use serde::Serialize;
 
-use self::{
-    fault::{Blow, Fault, Moment, Victim, matrix},
-    round::{Outcome, Reference, Round, Target},
-};
 use super::evaluate::{TokenCounter, question};
 use crate::{
     cli::output::{self, Table},
@@ -25,8 +21,10 @@ use crate::{
     eval::Task,
     globals::{Format, Globals},
     observe::logging,
-    processes::{node::local_hosts, wiring},
+    processes::{checkpoint, local_hosts},
 };
+use fault::{Blow, Fault, Moment, Victim, matrix};
+use round::{Outcome, Reference, Round, Target};
 
 /// Tokens of every answer.
 const ANSWER_TOKENS: usize = 64;
@@ -125,7 +123,7 @@ fn refuse_other_machines(cluster: &Cluster, faults: &[Fault]) -> Result<(), CliE
 }
 
 fn request(globals: &Globals, cluster: &Cluster, args: &ChaosArgs) -> Result<JobRequest, CliError> {
-    let most = wiring::model_front(&cluster.model)?.max_tokens.saturating_sub(ANSWER_TOKENS + QUESTION_TOKENS);
+    let most = checkpoint::model_front(&cluster.model)?.max_tokens.saturating_sub(ANSWER_TOKENS + QUESTION_TOKENS);
     let tokens = args.tokens.map_or(most, |tokens| tokens.0);
     let record = TokenCounter::load(globals)?.generate(Task::NiahSingle1, tokens, 1, None)?;
     Ok(JobRequest { ignore_eos: true, ..question(&record, None, ANSWER_TOKENS) })

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_complete::Shell;
 
 use crate::{
-    cli::{Cli, output},
+    cli::output,
     error::{CliError, Exit},
     globals::Globals,
 };
@@ -26,17 +26,17 @@ pub struct ManArgs {
 }
 
 /// Prints a completion script.
-pub fn completions(args: &CompletionsArgs) -> Result<Exit, CliError> {
+pub fn completions(mut command: Command, args: &CompletionsArgs) -> Result<Exit, CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "asterism", &mut script);
+    clap_complete::generate(args.shell, &mut command, "asterism", &mut script);
     output::print(&String::from_utf8_lossy(&script))?;
     Ok(Exit::Success)
 }
 
 /// Writes a page for each command and subcommand.
-pub fn man(globals: &Globals, args: &ManArgs) -> Result<Exit, CliError> {
+pub fn man(globals: &Globals, command: Command, args: &ManArgs) -> Result<Exit, CliError> {
     let written = std::fs::create_dir_all(&args.folder)
-        .and_then(|()| clap_mangen::generate_to(Cli::command().flatten_help(false), &args.folder));
+        .and_then(|()| clap_mangen::generate_to(command.flatten_help(false), &args.folder));
     written.map_err(|error| {
         CliError::usage(format!("cannot write manual pages to {}: {error}", args.folder.display()))
             .hint("name a folder that this user may write")

@@ -20,7 +20,7 @@ use crate::{
     error::{CliError, Exit},
     globals::{Format, Globals},
     observe::version::Version,
-    processes::node::local_hosts,
+    processes::local_hosts,
 };
 
 /// Keys that have no default, as comments of a cluster file.

@@ -16,8 +16,7 @@ use crate::{
     processes::{
         calibration::Machine,
         device::{self, Numbers},
-        node::local_hosts,
-        wiring,
+        local_hosts, wiring,
     },
 };
 
@@ -117,7 +116,7 @@ fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
         return problems;
     }
     let weights = |parts| {
-        let checkpoint = wiring::checkpoint_of(&cluster.model).ok()?;
+        let checkpoint = crate::processes::checkpoint::checkpoint_of(&cluster.model).ok()?;
         Some(Numbers::of(&cluster.model).weight_bytes(checkpoint.config(), parts))
     };
     // Hosts of a process have one copy on a GPU, of as much as one of them needs.

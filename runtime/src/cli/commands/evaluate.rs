@@ -2,60 +2,40 @@
 
 mod arguments;
 mod asked_session;
+pub(crate) mod common;
 mod contender;
 mod meter;
 mod oracle;
 mod questions;
 mod run;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::File,
-    io::Write,
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs::File, io::Write, path::Path, time::Duration};
 
-use asterism_actors::api::{JobRequest, Role};
-use asterism_models::QuerySeparator;
-use asterism_plan::MethodConfig;
+use asterism_actors::api::Role;
 use serde::Serialize;
 
-pub use arguments::{
-    EvalArgs, EvalVerb, InfiniteArgs, MakeArgs, NiahArgs, ReportArgs, RulerArgs, RunArgs, ShowArgs, SizeArgs, SuiteArgs,
-};
-pub use questions::TokenCounter;
-
-use self::{
-    contender::Contender,
-    oracle::Oracle,
-    questions::Questions,
-    run::{Asking, Failure, Outcome, answer_all},
-};
 use crate::{
     cli::{method_spec, output},
     client::Client,
-    cluster::{Model, file::DType, sample::sample},
+    cluster::sample::sample,
     error::{CliError, Exit},
-    eval::{self, Answer, Record, Results, Scoring, Task},
+    eval::{self, Answer, Results, Scoring, Task},
     globals::{Format, Globals},
     observe::logging,
     processes::temporary::TemporaryCluster,
 };
+pub use arguments::{
+    EvalArgs, EvalVerb, InfiniteArgs, MakeArgs, NiahArgs, ReportArgs, RulerArgs, RunArgs, ShowArgs, SizeArgs, SuiteArgs,
+};
+pub(crate) use common::{EMBEDDED, question, refusal};
+use contender::Contender;
+use oracle::Oracle;
+use questions::Questions;
+pub use questions::TokenCounter;
+use run::{Asking, Failure, Outcome, answer_all};
 
 /// How long a temporary cluster may take to start.
 const START_LIMIT: Duration = Duration::from_secs(120);
-
-const EMBEDDED: Model = Model {
-    path: None,
-    random: None,
-    linear: None,
-    dtype: DType::F32,
-    max_context_tokens: None,
-    heads: BTreeMap::new(),
-    query_separator: QuerySeparator::PARAGRAPH,
-    template_date: None,
-};
 
 /// Makes, asks or reports.
 pub fn run(globals: &Globals, args: &EvalArgs) -> Result<Exit, CliError> {
@@ -241,31 +221,6 @@ fn conclude(globals: &Globals, args: &ShowArgs, scoring: Scoring, outcome: Outco
     }
 }
 
-fn refusal(error: eval::EvalError) -> CliError {
-    CliError::usage(error).hint("`asterism eval --help` shows the benchmarks, and their --help what they take")
-}
-
-/// A task's name, which a file may have chosen, as jobs can bear it.
-fn label(task: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    task.chars().map(plain).take(64).collect()
-}
-
-/// A record as a greedy job.
-pub fn question(record: &Record, method: Option<MethodConfig>, max_tokens: usize) -> JobRequest {
-    let (context, query) = (record.input_context.clone().into(), record.input_query.clone().into());
-    let labels = [("task".to_owned(), label(&record.task))].into();
-    JobRequest {
-        method,
-        allow_idle_hosts: true,
-        max_tokens,
-        labels,
-        query_separator: record.query_separator.clone(),
-        chat_template: record.chat_template,
-        ..JobRequest::new(Some(context), query)
-    }
-}
-
 /// The running cluster, or one for the length of this command.
 fn cluster(globals: &Globals) -> Result<(Client, Option<TemporaryCluster>), CliError> {
     let client = Client::find(globals)?;
@@ -285,6 +240,7 @@ fn cluster(globals: &Globals) -> Result<(Client, Option<TemporaryCluster>), CliE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use asterism_models::QuerySeparator;
 
     #[test]
     fn records_are_asked_with_their_own_bytes() {

@@ -9,42 +9,11 @@ use toml::{
 };
 
 use super::{ClusterFile, paths};
+pub use crate::cluster::file::error::FileError;
 use crate::cluster::size::Tokens;
 
 /// Prefix of environment overrides: `ASTERISM__SECTION__KEY`.
 const OVERRIDE_PREFIX: &str = "ASTERISM__";
-
-/// Why the text is no cluster file.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FileError {
-    /// A line is at fault.
-    #[error("line {line}: {cause}")]
-    Line {
-        /// Line, from 1.
-        line: usize,
-        /// What is wrong there, what was expected, and the nearest known key.
-        cause: String,
-    },
-    /// Nothing is in it.
-    #[error("the file is empty; `asterism init` prints one that runs as it stands")]
-    Empty,
-    /// An environment override is at fault.
-    #[error("environment variable {variable}: {cause}")]
-    Override {
-        /// The variable.
-        variable: String,
-        /// What is wrong with it.
-        cause: String,
-    },
-    /// A path that begins with a home that is not known.
-    #[error("path \"{path}\": {cause}")]
-    Home {
-        /// As typed.
-        path: String,
-        /// Why it means nothing.
-        cause: String,
-    },
-}
 
 /// Reads `text`, then lays the overrides among `environment` over it, in the order of their names. A `~` is its HOME.
 pub fn parse(text: &str, environment: impl IntoIterator<Item = (String, String)>) -> Result<ClusterFile, FileError> {

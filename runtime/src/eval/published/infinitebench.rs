@@ -6,7 +6,10 @@
 use serde::Deserialize;
 use serde_json::Number;
 
-use super::{Given, OneOrMany, template::Template};
+use super::{
+    given::{ANSWER_TOKENS, Given, OneOrMany},
+    template::Template,
+};
 use crate::eval::Metric;
 
 /// A line of a task's file.
@@ -147,7 +150,7 @@ const TASKS: &[Asked] = &[
 
 /// A task that the benchmark does not have.
 const OTHER: Asked =
-    Asked { name: "", prompt: Template("{context}\n\n{input}"), tokens: super::ANSWER_TOKENS, metric: Metric::Any };
+    Asked { name: "", prompt: Template("{context}\n\n{input}"), tokens: ANSWER_TOKENS, metric: Metric::Any };
 /// The same with options.
 const OTHER_CHOICE: Asked = Asked {
     prompt: Template("{context}\n\n{input}\nA. {A}\nB. {B}\nC. {C}\nD. {D}\n\nThe letter of the correct answer is"),

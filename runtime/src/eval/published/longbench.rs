@@ -4,7 +4,10 @@
 
 use serde::Deserialize;
 
-use super::{Given, template::Template};
+use super::{
+    given::{ANSWER_TOKENS, Given},
+    template::Template,
+};
 use crate::eval::Metric;
 
 /// A line of a data set.
@@ -32,7 +35,7 @@ struct Set {
 const OTHER: Set = Set {
     name: "",
     prompt: Template("{context}\n\n{input}"),
-    tokens: super::ANSWER_TOKENS,
+    tokens: ANSWER_TOKENS,
     metric: |_| Metric::F1,
     chat: true,
 };

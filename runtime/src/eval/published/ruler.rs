@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Given, template::parted};
+use super::{given::Given, template::parted};
 use crate::eval::{Metric, Record};
 
 /// A line of `TASK/validation.jsonl`. Its length is that of RULER's tokenizer and is not looked at.

@@ -9,8 +9,8 @@ use rand::{
 };
 
 use super::{
+    draft::Draft,
     haystack::{Haystack, depths},
-    task::Draft,
 };
 use crate::eval::EvalError;
 

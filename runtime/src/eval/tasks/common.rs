@@ -6,8 +6,8 @@
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 
 use super::{
+    draft::Draft,
     prose::{ADJECTIVES, NOUNS},
-    task::Draft,
 };
 
 /// Words asked for.

@@ -2,7 +2,7 @@
 
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 
-use super::task::Draft;
+use super::draft::Draft;
 
 /// Letters of a coded word.
 const LETTERS: usize = 6;

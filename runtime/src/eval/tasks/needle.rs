@@ -3,9 +3,9 @@
 use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 
 use super::{
+    draft::Draft,
     haystack::{Haystack, depths},
     prose::{ADJECTIVES, NOUNS},
-    task::Draft,
 };
 use crate::eval::EvalError;
 

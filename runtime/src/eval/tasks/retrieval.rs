@@ -2,7 +2,7 @@
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
-use super::{haystack::Haystack, task::Draft};
+use super::{draft::Draft, haystack::Haystack};
 
 /// Places at which a key may stand.
 const DEPTHS: u32 = 59;

@@ -14,7 +14,7 @@ use super::{
     retrieval::Retrieval,
     variable,
 };
-use crate::eval::{EvalError, HaystackSource, Record};
+use crate::eval::{EvalError, HaystackSource, Record, tasks::draft::Draft};
 
 /// A task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,15 +70,6 @@ enum Family {
     Frequency,
     Babi(Story),
     Retrieval(Retrieval),
-}
-
-/// A record but for its size.
-pub(crate) struct Draft {
-    pub(crate) query: String,
-    /// The answer to a context of so many units.
-    pub(crate) answer: Box<dyn Fn(usize) -> String>,
-    /// The context with so many units of haystack.
-    pub(crate) context: Box<dyn FnMut(usize) -> String>,
 }
 
 impl Task {

@@ -3,8 +3,8 @@
 use rand::{Rng, rngs::StdRng};
 
 use super::{
+    draft::Draft,
     haystack::{Haystack, depths},
-    task::Draft,
 };
 
 /// Names in the chain.

@@ -3,16 +3,15 @@
 
 #[cfg(feature = "ucx")]
 use std::{collections::BTreeSet, net::IpAddr, slice};
+
 use std::{env, net::SocketAddr, sync::Arc, thread, time::Duration};
 
-#[cfg(feature = "ucx")]
-use asterism_transport::ucx::{MEMORY, UcxConfig, UcxTransport};
 use asterism_transport::{
     DataPlane, Transport, TransportError, certificates::Member, local::LocalNetwork, quic::QuicTransport,
 };
 use tokio::runtime::{Builder, Handle};
 
-use super::{LOCAL, QUIC, bind, counted, no_threads, transport_refusal};
+use super::listener::{LOCAL, QUIC, bind, counted, no_threads, transport_refusal};
 use crate::{
     cluster::{
         Cluster, Data, Host,
@@ -20,6 +19,9 @@ use crate::{
     },
     error::CliError,
 };
+
+#[cfg(feature = "ucx")]
+use asterism_transport::ucx::{MEMORY, UcxConfig, UcxTransport};
 
 /// How long a thread of a process that has a core to itself looks for the next frame before it sleeps: longer than a query host
 /// computes between two layers of a small model.

@@ -6,7 +6,7 @@ use asterism_actors::api::{
 };
 use schemars::JsonSchema;
 
-use super::{Make, schema};
+use super::schema::{Make, schema};
 use crate::{
     api::admin::{Drain, Extension, Joining, Replacement, Submitted, Token, bodies::Stopping},
     observe::version::Version,

@@ -6,10 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    JobState, JobStatus, SelfTestCheck, SelfTestState, Verdict,
-    checks::{Check, Kind},
-};
+use asterism_actors::api::{JobState, JobStatus, SelfTestCheck, SelfTestState, Verdict};
+
+use super::checks::{Check, Kind};
 
 /// Codes of jobs that failed for want of a host, room or time: nothing is wrong with what is computed.
 const MAY_PASS: &[&str] =

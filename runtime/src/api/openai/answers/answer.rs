@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use actix_web::{HttpRequest, HttpResponse, web::Data};
 use asterism_actors::{
-    api::{JobEvent, JobState, JobStatus, bounds},
+    api::{JobEvent, JobStatus, bounds},
     room::Share,
     supervisor::Listener,
 };
@@ -17,8 +17,8 @@ use super::{
     wire::{Head, Kind},
 };
 use crate::api::{
-    http::{body::charged, error::Refusal, span::RequestSpan},
-    openai::{ApiState, Checked, keys::owner, refusal, requests::ask::Asked},
+    http::{body::charged, span::RequestSpan},
+    openai::{ApiState, Checked, answers::running::outcome, keys::owner, refusal, requests::ask::Asked},
 };
 
 /// Has a job done for a client that waits. `text`: the field that context and query came in. `share`: what their bytes hold until
@@ -71,15 +71,6 @@ pub async fn ended((mut running, mut listener): (Running, Listener), client: &Cl
             running.ended(&status);
             return outcome(*status);
         }
-    }
-}
-
-/// The status of a job that succeeded, or why it did not.
-pub fn outcome(status: JobStatus) -> Result<JobStatus, Refusal> {
-    match (status.state, status.error) {
-        (JobState::Failed, Some(error)) => Err(refusal::of_failure(error)),
-        (JobState::Cancelled, _) => Err(refusal::cancelled()),
-        (_, error) => Ok(JobStatus { error, ..status }),
     }
 }
 

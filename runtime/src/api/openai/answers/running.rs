@@ -10,8 +10,8 @@ use asterism_actors::{
 use tokio::{runtime::Handle, time::sleep};
 
 use crate::api::{
-    http::{pace::Place, span::RequestSpan},
-    openai::requests::ask::Asked,
+    http::{error::Refusal, pace::Place, span::RequestSpan},
+    openai::{refusal, requests::ask::Asked},
 };
 
 /// Jobs that are looked at together.
@@ -121,4 +121,13 @@ pub async fn hold(supervisor: Supervisor, id: String, what: Place) {
         }
     }
     drop(what);
+}
+
+/// The status of a job that succeeded, or why it did not.
+pub fn outcome(status: JobStatus) -> Result<JobStatus, Refusal> {
+    match (status.state, status.error) {
+        (JobState::Failed, Some(error)) => Err(refusal::of_failure(error)),
+        (JobState::Cancelled, _) => Err(refusal::cancelled()),
+        (_, error) => Ok(JobStatus { error, ..status }),
+    }
 }

@@ -4,7 +4,7 @@ use asterism_actors::api::{HostProgress, JobStatus, RecoveryStatus, TokenLogprob
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::{answer::outcome, stream, wire::Head};
+use super::{running::outcome, stream, wire::Head};
 use crate::api::http::error::Refusal;
 
 const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");

@@ -5,25 +5,21 @@ mod answers;
 mod documents;
 mod line;
 mod lines;
+pub(crate) mod work;
 
 use std::{
     collections::{HashMap, VecDeque},
     io::Write,
     sync::Arc,
-    time::Duration,
 };
 
 use asterism_actors::{
     JobError,
-    api::{ErrorBody, JobEvent, JobStatus, bounds},
-    room::{Holder, Share},
+    api::{JobEvent, JobStatus, bounds},
+    room::Share,
 };
 use serde_json::{Value, json};
-use tokio::{
-    sync::{OnceCell, watch},
-    task::JoinSet,
-    time::sleep,
-};
+use tokio::{sync::watch, task::JoinSet, time::sleep};
 
 use super::files;
 pub use crate::api::openai::store::open::Open;
@@ -42,16 +38,15 @@ use crate::api::{
     },
 };
 use answers::Answers;
-use documents::{Digest, document};
+use documents::document;
 pub use line::Line;
 pub use lines::{Lines, Place};
+use work::{LATER, Work, may_pass};
 
 /// Lines that are worked on at once.
 const AT_ONCE: usize = 8;
 /// Most lines of a batch.
 pub const MOST_LINES: usize = 50_000;
-/// How long a full queue or disk is left alone.
-const LATER: Duration = Duration::from_secs(1);
 
 /// Goes on with every batch that an earlier process left open.
 pub fn resume(state: &ApiState) {
@@ -81,18 +76,6 @@ pub fn start(state: &ApiState, batch: Batch) {
             sleep(LATER).await;
         }
     });
-}
-
-/// A batch at work.
-struct Work {
-    state: ApiState,
-    batch: Batch,
-    cancelled: watch::Receiver<bool>,
-    /// Who holds what its lines take.
-    holder: Holder,
-    lines: Lines,
-    /// Documents that several lines ask about, with the sessions that have them.
-    documents: HashMap<Digest, (String, OnceCell<bool>)>,
 }
 
 /// What became of a line.
@@ -292,7 +275,7 @@ impl Work {
             tokio::select! {
                 event = listener.next() => match event? {
                     JobEvent::Finished { .. } if asked_to_end => return None,
-                    JobEvent::Finished { status } => return Some(answer::outcome(*status)),
+                    JobEvent::Finished { status } => return Some(crate::api::openai::answers::running::outcome(*status)),
                     _ => {}
                 },
                 is_wanted = async { cancelled.wait_for(|cancelled| *cancelled).await.is_ok() }, if !asked_to_end => {
@@ -336,10 +319,4 @@ impl Work {
         store.put_batch(&batch)?;
         store.remove_work(&batch.id)
     }
-}
-
-/// Whether a refusal is for now alone.
-fn may_pass(error: &JobError) -> bool {
-    let ErrorBody { code, .. } = error.body();
-    ["overloaded", "not_ready", "self_test_failed", "disk_full", "session_replaced"].contains(&code.as_str())
 }

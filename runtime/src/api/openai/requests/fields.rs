@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::{
     message::Messages,
-    metadata::Metadata,
     once::{Budget, Once},
 };
+use crate::api::openai::store::metadata::Metadata;
 use crate::api::{
     http::error::Refusal,
     openai::{Checked, refusal},

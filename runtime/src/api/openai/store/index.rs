@@ -8,6 +8,7 @@ use std::{
 use asterism_actors::api::StoredStatus;
 
 use super::{Batch, Kept};
+use crate::cluster::Limits;
 
 /// Bytes that a file or a batch takes beside its content.
 const HEAD_BYTES: u64 = 4096;
@@ -15,15 +16,6 @@ const HEAD_BYTES: u64 = 4096;
 const FILES: usize = 10_000;
 const BATCHES: usize = 1000;
 const OPEN: usize = 64;
-
-/// How much may be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of all.
-    pub bytes: u64,
-    /// Bytes of each key.
-    pub bytes_per_key: u64,
-}
 
 /// Why no more is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]

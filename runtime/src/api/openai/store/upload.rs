@@ -10,10 +10,7 @@ use std::{
 use uuid::Uuid;
 
 use super::{FILE, Kept, NotKept, Store};
-use crate::data_dir::private;
-
-/// What names of such files begin with.
-const UPLOAD: &str = "upload_";
+use crate::{api::openai::store::kept::UPLOAD, data_dir::private};
 
 /// Such a file, forgotten when it is dropped before it is kept.
 pub struct Upload {
@@ -75,15 +72,5 @@ impl Drop for Upload {
         self.store.index().release(&self.owner, self.bytes);
         // One that was kept is elsewhere.
         let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// Forgets those whose process ended before they were kept.
-pub fn forget_all(store: &Store) {
-    let entries = fs::read_dir(&store.folder).into_iter().flatten().flatten();
-    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(UPLOAD)) {
-        if let Err(error) = fs::remove_file(entry.path()) {
-            tracing::warn!(path = %entry.path().display(), %error, "a file that was not uploaded to its end stays");
-        }
     }
 }

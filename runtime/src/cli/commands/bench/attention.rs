@@ -21,7 +21,6 @@ use crate::{
     },
     error::{CliError, Exit},
     globals::Globals,
-    processes::wiring,
 };
 
 /// Most tokens: more than any context, and few enough for their bytes to be counted.
@@ -117,7 +116,7 @@ pub fn run<B: Machine>(
         phase: "attention",
         model: checkpoint.name().to_owned(),
         device: given.devices[0].to_string(),
-        dtype: wiring::dtype(given.dtype).name(),
+        dtype: crate::processes::checkpoint::dtype(given.dtype).name(),
         kernels: args.machine.kernels.name(),
         threads: given.threads,
         query_heads: heads.query,
@@ -318,7 +317,7 @@ mod tests {
 
     #[test]
     fn what_differs_from_the_reference_is_not_timed() {
-        let cpu = wiring::cpu(crate::cluster::file::DType::F32, 1, Default::default()).unwrap();
+        let cpu = crate::processes::checkpoint::cpu(crate::cluster::file::DType::F32, 1, Default::default()).unwrap();
         let mut operands = Operands::new(&cpu, HEADS, PERIOD + 40).unwrap();
         let cases = [
             What { mask: "causal", rows: PERIOD + 40, tokens: PERIOD + 40 },

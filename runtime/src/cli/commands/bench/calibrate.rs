@@ -11,7 +11,7 @@ use crate::{
     globals::{Format, Globals},
     processes::{
         calibration::{self, Calibrated, Machine, Setup},
-        wiring,
+        checkpoint,
     },
 };
 
@@ -23,7 +23,7 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
             .hint("set [cluster] data_dir to a folder this user may write")
     };
     calibration::can_be_saved(&cluster.data_dir).map_err(no_room)?;
-    let model = wiring::checkpoint_of(&cluster.model).map_err(|error| {
+    let model = checkpoint::checkpoint_of(&cluster.model).map_err(|error| {
         CliError::usage(format!("the model cannot be used: {error}")).hint("correct [model] in the cluster file")
     })?;
     let machine = Machine::here();

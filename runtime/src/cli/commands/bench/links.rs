@@ -11,7 +11,7 @@ use crate::{
     cluster::{Cluster, size::duration},
     error::{CliError, Exit},
     globals::{Format, Globals},
-    processes::{calibration, wiring},
+    processes::{calibration, checkpoint},
 };
 
 /// How often it is looked at.
@@ -86,7 +86,7 @@ fn wire(links: &[LinkSpeed], queries: &[&str]) -> Option<Wire> {
 
 /// Puts the links' speeds in the place of those that `bench calibrate` measured within one machine.
 fn write(globals: &Globals, cluster: &Cluster, wire: Wire) -> Result<Option<String>, CliError> {
-    let model = wiring::checkpoint_of(&cluster.model).map_err(CliError::usage)?;
+    let model = checkpoint::checkpoint_of(&cluster.model).map_err(CliError::usage)?;
     match calibration::with_wire(cluster, model.name(), (wire.round_trip_s, wire.bytes_per_s)) {
         Ok(path) => {
             globals.note(format_args!(

@@ -23,7 +23,6 @@ use crate::{
     },
     error::{CliError, Exit},
     globals::Globals,
-    processes::wiring,
 };
 
 /// What of a job is timed.
@@ -230,7 +229,7 @@ impl<'a, B: Machine> Bench<'a, B> {
             phase: if phase == Phase::Prefill { "prefill" } else { "decode" },
             model: self.model.clone(),
             device: devices.iter().map(Device::to_string).collect::<Vec<_>>().join(","),
-            dtype: wiring::dtype(*dtype).name(),
+            dtype: crate::processes::checkpoint::dtype(*dtype).name(),
             kernels: args.machine.kernels.name(),
             threads: *threads,
             hosts: *hosts,

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use super::Readiness;
 use crate::{
-    certificates::credentials,
+    certificates::{credentials, members},
     cli::commands::cluster::process::cluster_file,
     client::Client,
     cluster::Cluster,
@@ -34,7 +34,7 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
         drop(data_dir::lock(&cluster.data_dir, &cluster.name, seat)?);
     }
     if credentials::found(&cluster)? {
-        let folder = credentials::ca_folder(&cluster);
+        let folder = members::ca_folder(&cluster);
         globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
     }
     let token = cluster.security.token_file.as_deref().map(crate::globals::read_token).transpose()?;

@@ -22,7 +22,8 @@ use crate::{
         telemetry::{self, Telemetry},
     },
     processes::{
-        node::{Launch, NodeAgent, Tie, local_hosts, now_ns},
+        local_hosts,
+        node::{Launch, NodeAgent, Tie, now_ns},
         service::Service,
         wiring::{self, runtime},
     },

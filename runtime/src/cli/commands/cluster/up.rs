@@ -19,7 +19,8 @@ use crate::{
     observe::logging,
     processes::{
         keeper::Keeper,
-        node::{Launch, NodeAgent, Tie, local_hosts},
+        local_hosts,
+        node::{Launch, NodeAgent, Tie},
         readiness::Wait,
         wiring::{self, runtime},
     },
@@ -45,11 +46,11 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
     seat.publish_pid()?;
     wiring::all_fit(&cluster, &local_hosts(&cluster))?;
     if credentials::found(&cluster)? {
-        let folder = credentials::ca_folder(&cluster);
+        let folder = crate::certificates::members::ca_folder(&cluster);
         globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
     }
     let members = local_hosts(&cluster).into_iter().map(|host| host.member());
-    credentials::provide(&cluster, members.chain([credentials::SUPERVISOR]))?;
+    credentials::provide(&cluster, members.chain([crate::certificates::members::SUPERVISOR]))?;
     let hangup = if args.in_background { Hangup::Ignored } else { Hangup::Ends };
     runtime()?.block_on(async {
         let mut signals = Signals::listen(hangup)?;

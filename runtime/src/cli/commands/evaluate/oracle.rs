@@ -18,7 +18,7 @@ use crate::{
     error::CliError,
     eval::{Question, Seconds},
     globals::Globals,
-    processes::wiring,
+    processes::checkpoint,
 };
 
 /// Its name among the methods.
@@ -41,8 +41,8 @@ impl Oracle {
             |error: ModelError| CliError::usage(error).hint("the oracle computes in this process: leave --oracle out");
         let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let load = || {
-            let backend = Arc::new(wiring::cpu(model.dtype, threads, KernelChoice::Auto)?);
-            Decoder::load(backend, &wiring::checkpoint_of(&model)?, Parts::All)
+            let backend = Arc::new(checkpoint::cpu(model.dtype, threads, KernelChoice::Auto)?);
+            Decoder::load(backend, &checkpoint::checkpoint_of(&model)?, Parts::All)
         };
         let decoder = load().map_err(unusable)?;
         let shape = decoder.config().shape(decoder.backend().dtype());
@@ -134,8 +134,10 @@ mod tests {
     #[test]
     fn the_oracle_answers_from_what_dense_attention_looks_at() {
         let front = TokenCounter::embedded().unwrap();
-        let backend = Arc::new(wiring::cpu(EMBEDDED.dtype, 2, KernelChoice::Auto).unwrap());
-        let decoder = Decoder::load(backend, &wiring::checkpoint_of(&EMBEDDED).unwrap(), Parts::All).unwrap();
+        let backend = Arc::new(crate::processes::checkpoint::cpu(EMBEDDED.dtype, 2, KernelChoice::Auto).unwrap());
+        let decoder =
+            Decoder::load(backend, &crate::processes::checkpoint::checkpoint_of(&EMBEDDED).unwrap(), Parts::All)
+                .unwrap();
         let shape = decoder.config().shape(decoder.backend().dtype());
         let record = front.generate(Task::NiahSingle2, 3000, 7, None).unwrap();
         let place = Place { suite: "ruler", length: 3000, sample: 7 };

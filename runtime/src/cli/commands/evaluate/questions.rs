@@ -19,7 +19,7 @@ use crate::{
         self, Book, Corpus, EvalError, Given, Key, Library, Metric, Place, Question, Recipe, Record, Scoring, Task,
     },
     globals::Globals,
-    processes::wiring,
+    processes::checkpoint,
 };
 
 /// Most tokens of an answer of RULER's qa tasks.
@@ -32,12 +32,12 @@ impl TokenCounter {
     /// The model of the cluster file, or the embedded one.
     pub fn load(globals: &Globals) -> Result<Self, CliError> {
         let model = globals.cluster_if_any()?.map_or(EMBEDDED, |cluster| cluster.model);
-        Ok(Self(wiring::model_front(&model)?))
+        Ok(Self(checkpoint::model_front(&model)?))
     }
 
     /// The embedded model's.
     pub fn embedded() -> Result<Self, CliError> {
-        Ok(Self(wiring::model_front(&EMBEDDED)?))
+        Ok(Self(checkpoint::model_front(&EMBEDDED)?))
     }
 
     /// A record of `task` with a context of about `tokens`.

@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use asterism_actors::api::{JobState, JobStatus, RecoveryStatus};
 use clap::{Args, Subcommand};
 
+pub use super::arguments::{MethodArgs, PlacementArgs};
 use crate::{
     cli::output::{self, Table},
     client::{Client, Following},
@@ -18,7 +19,8 @@ use crate::{
     observe::logging,
 };
 pub use input::read_contexts;
-pub use submit::{GenerationArgs, MethodArgs, PlacementArgs, SubmitArgs, WaitArgs};
+pub use submit::{GenerationArgs, SubmitArgs, WaitArgs};
+use watch::times;
 pub use watch::{follow, outcome};
 
 /// `asterism job`
@@ -145,15 +147,6 @@ fn recovered(recovery: &RecoveryStatus) -> String {
     let phase = output::lower(&recovery.phase);
     let outcome = recovered_s.map_or("not yet".into(), |seconds| format!("after {seconds:.2} s"));
     format!("{host} lost while {phase} ({reason}, silent for {silent_s:.1} s), {shards} shards, {outcome}")
-}
-
-/// Seconds by phase on one line.
-pub fn times(status: &JobStatus) -> String {
-    let time = &status.timings;
-    format!(
-        "{:.2} s: queued {:.2}, encoding {:.2}, query {:.2}, decoding {:.2}",
-        time.total_s, time.queue_s, time.encode_s, time.query_s, time.decode_s
-    )
 }
 
 fn table(jobs: &[JobStatus]) -> Table {

@@ -11,7 +11,6 @@ use asterism_plan::{Alternative, Conditions, Cost, Forecast, HostCost, Plan, Ref
 use clap::Args;
 use serde::Serialize;
 
-use self::placed::{Holders, query_memory};
 use super::job::{MethodArgs, PlacementArgs};
 use crate::{
     cli::output::{self, Table},
@@ -24,8 +23,9 @@ use crate::{
     error::{CliError, Exit},
     globals::Globals,
     observe::logging,
-    processes::{calibration, wiring},
+    processes::{calibration, checkpoint, wiring},
 };
+use placed::{Holders, query_memory};
 
 /// `asterism plan`
 #[derive(Args, Debug)]
@@ -145,7 +145,7 @@ impl Planner {
             Some(cluster) => cluster,
             None => Cluster::resolve(&sample(), std::path::Path::new(".")).map_err(CliError::usage)?,
         };
-        Ok(Self { model: wiring::model_front(&cluster.model)?, cluster })
+        Ok(Self { model: checkpoint::model_front(&cluster.model)?, cluster })
     }
 
     /// Refuses what the model does not take before it costs anything.

@@ -1,5 +1,6 @@
 //! Documents that several lines of a batch ask about: each is a session while the batch is worked off. Asks nothing about them.
 
+use crate::api::openai::batching::batch_run::work::Digest;
 use std::collections::HashMap;
 
 use asterism_actors::{
@@ -9,11 +10,11 @@ use asterism_actors::{
 use ring::digest;
 use tokio::{sync::OnceCell, time::sleep};
 
-use super::{LATER, Line, Work, may_pass};
+use super::{
+    Line,
+    work::{LATER, Work, may_pass},
+};
 use crate::api::openai::store::{self, BATCH};
-
-/// A digest of a document.
-pub(super) type Digest = [u8; digest::SHA256_OUTPUT_LEN];
 
 /// How long a document of a batch is kept at most.
 const KEPT_S: f64 = 7.0 * 86_400.0;

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     error::CliError,
     globals::Globals,
-    processes::{calibration::Setup, wiring},
+    processes::{calibration::Setup, checkpoint},
 };
 
 /// Rounds of each measurement. The best counts: whatever else the machine does only adds time.
@@ -35,7 +35,7 @@ pub fn measure(globals: &Globals, setup: &Setup, checkpoint: &Checkpoint) -> Res
     let progress = |next| globals.note(next);
     progress("1/4 loading the model once a context host");
     let load = |_| -> Result<Decoder<Cpu>, ModelError> {
-        let backend = wiring::cpu(setup.dtype, setup.threads_alone, KernelChoice::Auto)?;
+        let backend = checkpoint::cpu(setup.dtype, setup.threads_alone, KernelChoice::Auto)?;
         Decoder::load(Arc::new(backend), checkpoint, Parts::Context)
     };
     let contexts: Vec<_> = (0..setup.context_hosts).map(load).collect::<Result<_, _>>().map_err(unusable)?;

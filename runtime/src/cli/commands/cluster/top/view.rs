@@ -11,7 +11,7 @@ use ratatui::{
     widgets::{Block, Borders, Cell, Paragraph, Row, Table},
 };
 
-use crate::{cli::output::printable, cluster::size::bytes};
+use crate::{cluster::size::bytes, globals::printable};
 
 /// What is shown.
 #[derive(Clone, Debug)]

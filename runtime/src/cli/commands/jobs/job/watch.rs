@@ -8,10 +8,10 @@ use std::sync::{
 use asterism_actors::api::{JobEvent, JobState, JobStatus};
 
 use crate::{
-    cli::{output::printable, progress::Progress},
+    cli::progress::Progress,
     client::{Client, Following},
     error::{CliError, Exit},
-    globals::Globals,
+    globals::{Globals, printable},
 };
 
 /// Follows a job to its end; `token` hears of each piece of the answer.
@@ -112,4 +112,13 @@ impl Interrupt {
     pub fn following(&self, id: &str) {
         *self.following.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.to_owned());
     }
+}
+
+/// Seconds by phase on one line.
+pub fn times(status: &JobStatus) -> String {
+    let time = &status.timings;
+    format!(
+        "{:.2} s: queued {:.2}, encoding {:.2}, query {:.2}, decoding {:.2}",
+        time.total_s, time.queue_s, time.encode_s, time.query_s, time.decode_s
+    )
 }

@@ -11,7 +11,7 @@ use crate::{
         size::{bytes, grouped},
     },
     error::{CliError, Exit},
-    processes::{device, wiring},
+    processes::{checkpoint, device},
 };
 
 /// Names of hosts that a refusal lists; of more it gives the number.
@@ -28,7 +28,7 @@ pub struct Holders<'a> {
 impl<'a> Holders<'a> {
     /// Of a cluster that runs nothing.
     pub fn of(cluster: &'a Cluster, model: &ModelConfig) -> Self {
-        let dtype = wiring::dtype(cluster.model.dtype);
+        let dtype = checkpoint::dtype(cluster.model.dtype);
         let hosts: Vec<&Host> = cluster.with_role(Role::Context).chain(cluster.with_role(Role::Spare)).collect();
         Self {
             weights: hosts.iter().map(|host| device::weight_bytes(cluster, host, model)).collect(),
@@ -141,7 +141,7 @@ pub fn query_memory(
     cluster: &Cluster,
     tokens: usize,
 ) -> Result<(u64, u64), CliError> {
-    let dtype = wiring::dtype(cluster.model.dtype);
+    let dtype = checkpoint::dtype(cluster.model.dtype);
     let weights = device::weight_bytes(cluster, host, model);
     let kv = tokens as u64 * model.shape(dtype).kv_bytes_per_token();
     match host.memory_limit {
