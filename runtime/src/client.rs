@@ -23,7 +23,7 @@ use ureq::{Agent, Body, http::Response};
 use crate::{
     api::admin::{self, CLUSTER, ErrorEnvelope, MAX_LISTED},
     cluster::{Cluster, file::ApiSection},
-    data_dir::{self, Record},
+    data_dir::{self, ServerRecord},
     error::{CliError, Exit},
     globals::Globals,
 };
@@ -84,7 +84,7 @@ impl Client {
     /// The server of a cluster that runs here.
     pub fn of(
         cluster: &Cluster,
-        record: &Record,
+        record: &ServerRecord,
         token: Option<String>,
         request_timeout: Duration,
     ) -> Result<Self, CliError> {

@@ -122,7 +122,7 @@ impl Reader<'_> {
                         self.function(at + 1);
                     }
                 }
-                "const" if is_item && next != "fn" && next != "unsafe" => {
+                "const" if is_item && !["fn", "unsafe"].contains(&next) && !self.is_generic(at) => {
                     here.items.insert(next.to_string());
                     self.constant(at + 1);
                 }
@@ -232,6 +232,11 @@ impl Reader<'_> {
             from = if ["(", "[", "{"].contains(&text) { closed(self.tokens, from) } else { from + 1 };
         }
         parts
+    }
+
+    /// Whether the `const` at `at` is of a parameter of types.
+    fn is_generic(&self, at: usize) -> bool {
+        at > 0 && ["<", ","].contains(&self.tokens[at - 1].text.as_str())
     }
 
     /// A constant whose name stands at `at`.

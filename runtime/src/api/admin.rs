@@ -8,7 +8,7 @@ pub(crate) mod link_bench;
 mod lists;
 mod openapi;
 pub(crate) mod self_test;
-pub(crate) mod state;
+pub(crate) mod shared;
 mod waiting;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -18,7 +18,7 @@ use asterism_actors::authority::{self, Act, Party};
 use rustls::ServerConfig;
 use subtle::ConstantTimeEq;
 
-use super::http::{error::Refusal, listening::Service, origin::Rules};
+use super::http::{error::Refusal, listening::ListenerService, origin::OriginRules};
 pub use super::{
     admin::endpoints::jobs::Submitted,
     http::{
@@ -38,11 +38,11 @@ use crate::{
 pub use bodies::{Drain, Extension, Joining, Replacement, Token};
 use endpoints::{events, health, hosts, jobs, joining, sessions};
 pub use lists::MAX_LISTED;
-pub use state::AdminState;
+pub use shared::AdminState;
 pub use waiting::{Cause, wait};
 
 /// Most connections at a time.
-const MOST_CONNECTIONS: usize = 16_384;
+const MOST_ADMIN_CONNECTIONS: usize = 16_384;
 
 /// Listens at `address`, with TLS where there is a certificate.
 pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) -> Result<Server, CliError> {
@@ -53,14 +53,14 @@ pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) 
     let intake = web::Data::new(state.intake.clone());
     let data = web::Data::new(state);
     let to = data.clone();
-    let service = Service {
+    let service = ListenerService {
         routes: Arc::new(move |app| {
             app.app_data(data.clone()).app_data(intake.clone()).configure(routes);
         }),
         admit: Arc::new(move |request| admit(&to, request)),
         origins: Origins::default(),
         on_connect: |_, _| {},
-        connections: (MOST_CONNECTIONS, 1),
+        connections: (MOST_ADMIN_CONNECTIONS, 1),
     };
     listening::listen(address, tls, service).map_err(failed)
 }
@@ -99,8 +99,8 @@ fn routes(app: &mut web::ServiceConfig) {
 }
 
 /// What pages in browsers may ask of the admin API, which wants a token or not.
-pub(crate) fn origins(open: bool) -> Rules {
-    Rules { open, origins: Origins::default(), let_in: None, close: "[security] token_file" }
+pub(crate) fn origins(open: bool) -> OriginRules {
+    OriginRules { open, origins: Origins::default(), let_in: None, close: "[security] token_file" }
 }
 
 /// Refuses a request of who may not make it: whoever bears the token is a client, and everybody is where none is wanted.

@@ -5,7 +5,7 @@ pub mod answers;
 pub mod batching;
 mod chat;
 mod completions;
-pub(crate) mod state;
+pub(crate) mod shared;
 
 #[cfg(test)]
 mod generated;
@@ -29,8 +29,8 @@ use crate::{
         http::{
             body::intake::By,
             error,
-            listening::{self, Service},
-            origin::Rules,
+            listening::{self, ListenerService},
+            origin::OriginRules,
             request,
         },
     },
@@ -40,8 +40,8 @@ use crate::{
 use answers::{gone, running};
 use batching::{batch_run, batches, files};
 pub use keys::Keys;
-pub use state::ApiState;
-pub(crate) use state::Checked;
+pub use shared::ApiState;
+pub(crate) use shared::Checked;
 pub use store::Store;
 
 /// Every method and path; all of them want a key where there are keys.
@@ -80,7 +80,7 @@ pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiSta
     let (intake, origins) = (web::Data::new(state.intake.clone()), state.origins.origins.clone());
     let data = web::Data::new(state);
     let to = data.clone();
-    let service = Service {
+    let service = ListenerService {
         routes: Arc::new(move |app| {
             let queries = web::QueryConfig::default().error_handler(refusal::of_query);
             app.app_data(data.clone()).app_data(intake.clone()).app_data(queries).configure(routes);
@@ -106,9 +106,9 @@ fn routes(app: &mut web::ServiceConfig) {
 }
 
 /// What pages in browsers may ask of OpenAI's API, which wants a key or not.
-pub fn origins(open: bool, origins: Origins) -> Rules {
+pub fn origins(open: bool, origins: Origins) -> OriginRules {
     let let_in = Some("name their origins in [api] allow_origins of the cluster file");
-    Rules { open, origins, let_in, close: "[api] api_key_file" }
+    OriginRules { open, origins, let_in, close: "[api] api_key_file" }
 }
 
 /// Refuses a request of who may not make it, and one too many of who may.

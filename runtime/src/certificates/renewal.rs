@@ -15,9 +15,9 @@ use crate::{
 };
 
 /// How often certificates are looked at; so often a renewal that failed is tried again.
-const LOOK_EVERY: Duration = Duration::from_secs(3600);
+const RENEWAL_LOOK_EVERY: Duration = Duration::from_secs(3600);
 /// How often it is asked which certificates are revoked.
-pub const ASK_EVERY: Duration = Duration::from_secs(10);
+pub const ASK_RENEWAL_EVERY: Duration = Duration::from_secs(10);
 
 /// Renews the certificates of the node called `node` and of `hosts`, now and from time to time, where the CA's key is: at
 /// `from`, or where the cluster file says.
@@ -26,7 +26,7 @@ pub fn keep(cluster: &Cluster, (node, hosts): (&str, &[&str]), from: Option<Sock
     follow_revoked(cluster.clone(), node.clone(), from);
     let names: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).chain([node.clone()]).collect();
     tokio::spawn(async move {
-        let mut ticks = interval(LOOK_EVERY);
+        let mut ticks = interval(RENEWAL_LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
@@ -44,7 +44,7 @@ pub fn keep(cluster: &Cluster, (node, hosts): (&str, &[&str]), from: Option<Sock
 /// Brings the list of revoked certificates from where the CA's key is, again and again, where certificates came from there.
 fn follow_revoked(cluster: Cluster, node: String, from: Option<SocketAddr>) {
     tokio::spawn(async move {
-        let mut ticks = interval(ASK_EVERY);
+        let mut ticks = interval(ASK_RENEWAL_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut said = String::new();
         loop {

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// How often the files are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+const ROTATION_LOOK_EVERY: Duration = Duration::from_secs(2);
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Follows the certificates of one process of a cluster.
@@ -58,7 +58,7 @@ impl Rotation {
     pub fn follow(mut self, transport: &Arc<QuicTransport>) {
         let transport = Arc::downgrade(transport);
         tokio::spawn(async move {
-            let mut ticks = interval(LOOK_EVERY);
+            let mut ticks = interval(ROTATION_LOOK_EVERY);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;

@@ -20,7 +20,7 @@ use crate::{
 pub use judgment::{Judgment, Verdict};
 
 /// Open files with which a process can take as many connections as it is made for, and without which it can hardly work.
-const FILES: (usize, usize) = (16_384, 512);
+const OPEN_FILES: (usize, usize) = (16_384, 512);
 
 /// Looks at this machine, and at what the cluster file needs of it.
 pub fn look(globals: &Globals, cluster: Option<&Cluster>) -> Vec<Judgment> {
@@ -64,7 +64,7 @@ fn kernels() -> Judgment {
 fn files(open: usize) -> Judgment {
     let found = format!("{open} may be open");
     let remedy = "raise the hard limit: `ulimit -Hn 65536`, or LimitNOFILE=65536 of the service";
-    match (FILES, open) {
+    match (OPEN_FILES, open) {
         ((enough, _), open) if open >= enough => Judgment::ok("files", found),
         ((_, least), open) if open >= least => {
             Judgment::warning("files", format!("{found}; connections take a third of them"), remedy)

@@ -12,19 +12,19 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::data_dir;
 
 /// Longest log in bytes; one that was put aside is about as long.
-const MOST_BYTES: u64 = 64 << 20;
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const MOST_LOG_BYTES: u64 = 64 << 20;
+const LOG_LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Looks at the logs of a data_dir for as long as this process lives.
 pub fn keep_short(data_dir: &Path) {
     let folder = data_dir::log_folder(data_dir);
     tokio::spawn(async move {
-        let mut looks = interval(LOOK_EVERY);
+        let mut looks = interval(LOG_LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             looks.tick().await;
             let folder = folder.clone();
-            let looked = tokio::task::spawn_blocking(move || shorten(&folder, MOST_BYTES)).await;
+            let looked = tokio::task::spawn_blocking(move || shorten(&folder, MOST_LOG_BYTES)).await;
             if let Ok(Err(error)) = looked {
                 tracing::debug!(%error, "logs cannot be shortened");
             }

@@ -12,8 +12,8 @@ use rustix::process::geteuid;
 
 use crate::error::CliError;
 
-const FOLDER: u32 = 0o700;
-const FILE: u32 = 0o600;
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
 /// Keys end in this. One that others could read is known to them: who loads it refuses it, and nobody closes it quietly.
 const KEY: &str = "key.pem";
 
@@ -25,19 +25,19 @@ pub fn folder(path: &Path) -> Result<(), CliError> {
     make(path).map_err(|error| refused(path, "make", &error))?;
     let found = fs::metadata(path).map_err(|error| refused(path, "look at", &error))?;
     check(path, &found)?;
-    tighten(path, &found, FOLDER)?;
+    tighten(path, &found, FOLDER_MODE)?;
     all_within(path)
 }
 
 /// Makes a folder and those above it that are not there.
 pub fn make(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(FOLDER).create(path)
+    DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path)
 }
 
 /// How files are opened that nobody else may read, should they be new.
 pub fn options() -> OpenOptions {
     let mut options = File::options();
-    options.mode(FILE);
+    options.mode(FILE_MODE);
     options
 }
 
@@ -86,11 +86,11 @@ fn all_within(folder: &Path) -> Result<(), CliError> {
         };
         check(&path, &found)?;
         if found.is_dir() {
-            tighten(&path, &found, FOLDER)?;
+            tighten(&path, &found, FOLDER_MODE)?;
             all_within(&path)?;
         } else if found.is_file() {
             if !path.to_string_lossy().ends_with(KEY) {
-                tighten(&path, &found, FILE)?;
+                tighten(&path, &found, FILE_MODE)?;
             }
         } else if !found.is_symlink() {
             let what = format!("{} is neither a file nor a folder", path.display());

@@ -22,7 +22,7 @@ pub use books::{Book, Library};
 pub use documents::Corpus;
 pub use error::EvalError;
 pub use metric::Metric;
-pub use published::{Given, read_questions};
+pub use published::{PublishedQuestion, read_questions};
 pub use question::{Place, Question};
 pub use record::{HaystackSource, Record, read_haystack, score};
 pub use results::{BASELINE, Block, MethodScore, Percent, Phases, Results, TaskScore};

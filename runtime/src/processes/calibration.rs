@@ -28,7 +28,7 @@ pub struct Calibrated {
     /// The machine.
     pub machine: Machine,
     /// What ran on it.
-    pub setup: Setup,
+    pub setup: CalibrationSetup,
     /// What came out.
     pub speeds: Calibration,
 }
@@ -44,7 +44,7 @@ pub struct Machine {
 
 /// What a calibration holds for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Setup {
+pub struct CalibrationSetup {
     /// Model by name.
     pub model: String,
     /// Type of weights and products.
@@ -76,7 +76,7 @@ impl Machine {
     }
 }
 
-impl Setup {
+impl CalibrationSetup {
     /// What `cluster` runs on the machine of its first context host here; on that of its first, if none is here.
     pub fn of(cluster: &Cluster, model: &str, machine: &Machine) -> Self {
         let first = |role| {
@@ -109,7 +109,7 @@ pub fn path(data_dir: &Path) -> PathBuf {
 
 impl Calibrated {
     /// Of these speeds.
-    pub fn new(machine: Machine, setup: Setup, speeds: Calibration) -> Self {
+    pub fn new(machine: Machine, setup: CalibrationSetup, speeds: Calibration) -> Self {
         Self { version: VERSION, machine, setup, speeds }
     }
 
@@ -129,7 +129,7 @@ pub fn with_wire(
 ) -> Result<PathBuf, String> {
     let speeds = Calibration { round_trip_s, wire_bytes_per_s, ..find(cluster, model)? };
     let (machine, path) = (Machine::here(), path(&cluster.data_dir));
-    let calibrated = Calibrated::new(machine.clone(), Setup::of(cluster, model, &machine), speeds);
+    let calibrated = Calibrated::new(machine.clone(), CalibrationSetup::of(cluster, model, &machine), speeds);
     calibrated.save(&cluster.data_dir).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(path)
 }
@@ -146,7 +146,7 @@ pub fn find(cluster: &Cluster, model: &str) -> Result<Calibration, String> {
     let found: Calibrated = serde_json::from_slice(&bytes)
         .map_err(|error| format!("the calibration {} is damaged ({error}): {NEXT}", path.display()))?;
     let machine = Machine::here();
-    let setup = Setup::of(cluster, model, &machine);
+    let setup = CalibrationSetup::of(cluster, model, &machine);
     match found == Calibrated::new(machine, setup.clone(), found.speeds) {
         true => Ok(found.speeds),
         false => Err(format!(
@@ -157,7 +157,7 @@ pub fn find(cluster: &Cluster, model: &str) -> Result<Calibration, String> {
     }
 }
 
-impl Setup {
+impl CalibrationSetup {
     fn in_words(&self, machine: &Machine) -> String {
         let Self { model, dtype, context_hosts, threads_alone, threads, query_threads } = self;
         let Machine { processor, cores } = machine;
@@ -195,7 +195,7 @@ mod tests {
         let cluster = resolve(sample);
         assert_eq!(find(&cluster, "a").unwrap_err(), "not calibrated: run `asterism bench calibrate`");
         let machine = Machine::here();
-        let setup = Setup::of(&cluster, "a", &machine);
+        let setup = CalibrationSetup::of(&cluster, "a", &machine);
         assert_eq!(setup.context_hosts, 4);
         Calibrated::new(machine, setup, SPEEDS).save(&cluster.data_dir).unwrap();
         assert_eq!(find(&cluster, "a"), Ok(SPEEDS));

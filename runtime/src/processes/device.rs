@@ -23,7 +23,7 @@ use crate::{
 use asterism_actors::{cores::Work, messages::GpuMemory};
 
 /// What a host process computes with.
-pub struct Setup {
+pub struct DeviceSetup {
     /// The cluster, of which it loads the model.
     pub cluster: Cluster,
     /// The host.
@@ -46,8 +46,8 @@ pub fn parts(role: Role, recovery: Recovery) -> Parts {
 
 /// Whether a host loads the output head only when it takes over a query host's work. A GPU's memory may be full by then, and random
 /// weights would be kept for it.
-fn takes_head_later(setup: &Setup) -> bool {
-    let Setup { cluster, host, parts, .. } = setup;
+fn takes_head_later(setup: &DeviceSetup) -> bool {
+    let DeviceSetup { cluster, host, parts, .. } = setup;
     host.role != Role::Query && *parts == Parts::All && host.device == Device::Cpu && cluster.model.random.is_none()
 }
 
@@ -152,15 +152,15 @@ pub fn known(cluster: &Cluster) -> Result<(), CliError> {
 pub async fn run_host(
     config: HostConfig,
     transports: Transports,
-    setup: Setup,
+    setup: DeviceSetup,
     joined: impl FnOnce() + Send + 'static,
 ) -> Result<(), HostError> {
     let (of, weights) = (&setup.host, setup.weights.clone());
     let numbers = Numbers::of(&setup.cluster.model);
     match of.device {
         Device::Cpu => {
-            let open = move |setup: &Setup| {
-                let Setup { cluster, host, cores, .. } = setup;
+            let open = move |setup: &DeviceSetup| {
+                let DeviceSetup { cluster, host, cores, .. } = setup;
                 let cpu =
                     crate::processes::checkpoint::cpu(numbers.dtype, host.threads.unwrap_or(*cores), host.kernels)?;
                 let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(cluster, host, *cores, cpu.thread_limit()));
@@ -170,7 +170,7 @@ pub async fn run_host(
         }
         #[cfg(feature = "cuda")]
         Device::Cuda(index) => {
-            let open = move |_: &Setup| {
+            let open = move |_: &DeviceSetup| {
                 let gpu = cuda(index, numbers)?;
                 let cores: Arc<dyn Cores> = Arc::new(OwnGpu(gpu.device().gauge()));
                 Ok((gpu, cores))
@@ -229,9 +229,9 @@ pub fn cuda(index: usize, numbers: Numbers) -> Result<asterism_kernels::Cuda, Mo
 
 /// Loads what hosts of this process have not loaded yet, once `room` has found room for so many bytes of it.
 fn loader<B: Backend>(
-    setup: Setup,
+    setup: DeviceSetup,
     (weights, room): (Registry<B>, impl FnOnce(&B, u64) -> Result<(), ModelError> + Send + 'static),
-    open: impl FnOnce(&Setup) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
+    open: impl FnOnce(&DeviceSetup) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
     joined: impl FnOnce() + Send + 'static,
 ) -> ModelLoader<B> {
     Box::new(move || {

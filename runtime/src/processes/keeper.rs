@@ -13,15 +13,15 @@ use ureq::Agent;
 use crate::{
     client::{self, Trust},
     cluster::Cluster,
-    data_dir::{Record, log_file, start_file::StartFile},
+    data_dir::{ServerRecord, log_file, start_file::StartFile},
     error::{CliError, Exit},
-    processes::node::{Ended, Fate, Process, Restarts, Watching},
+    processes::node::{ChildEnd, Fate, Process, Restarts, Watching},
 };
 
 /// How long a supervisor may say nothing from its start until it serves; while it waits for its disk it says so.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const SUPERVISOR_START_LIMIT: Duration = Duration::from_secs(60);
 /// How often it is asked whether it lives.
-const ASK_EVERY: Duration = Duration::from_millis(500);
+const ASK_SUPERVISOR_EVERY: Duration = Duration::from_millis(500);
 /// Without an answer for so long it counts as hung if its process is stopped.
 const STOPPED_AFTER: Duration = Duration::from_secs(2);
 /// And for so long if it is not: on a busy machine it may only wait for a core.
@@ -31,7 +31,7 @@ const STARVED_AFTER: Duration = Duration::from_secs(60);
 /// Longest wait for one answer.
 const ANSWER: Duration = Duration::from_millis(1500);
 /// How long it may take to end by itself.
-const GRACE: Duration = Duration::from_secs(5);
+const SUPERVISOR_GRACE: Duration = Duration::from_secs(5);
 
 /// The name of its log.
 pub const LOG: &str = "supervisor";
@@ -39,7 +39,7 @@ pub const LOG: &str = "supervisor";
 /// A supervisor that is kept running.
 pub struct Keeper {
     /// Where it serves; a restart changes only the process id.
-    pub record: Record,
+    pub record: ServerRecord,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), CliError>>,
 }
@@ -48,7 +48,7 @@ struct Kept {
     process: Process,
     file: StartFile,
     data_dir: PathBuf,
-    record: Record,
+    record: ServerRecord,
     /// Where its admin API's certificate is, if it has one.
     certificate: Option<PathBuf>,
     max_restarts: u32,
@@ -95,7 +95,7 @@ impl Kept {
             let mut ended = tokio::select! {
                 ended = self.end() => ended,
                 _ = &mut stopped => {
-                    self.process.stop(GRACE).await;
+                    self.process.stop(SUPERVISOR_GRACE).await;
                     return Ok(());
                 }
             };
@@ -123,7 +123,7 @@ impl Kept {
     }
 
     /// Waits until the supervisor has ended; ends it when it hangs.
-    async fn end(&mut self) -> Ended {
+    async fn end(&mut self) -> ChildEnd {
         let (url, pid) = (format!("{}/livez", self.record.url()), self.record.pid);
         // The certificate that it has read at its start.
         let shown = self.certificate.as_ref().map(|path| Trust::shown(path));
@@ -135,13 +135,13 @@ impl Kept {
         let cause = format!("it did not answer /livez for {:.1} s", silence.as_secs_f64());
         tracing::warn!(pid = self.process.pid(), cause, "the supervisor hangs and is ended");
         self.process.kill().await;
-        Ended::failed(cause)
+        ChildEnd::failed(cause)
     }
 
-    async fn start_again(&mut self) -> Result<(), Ended> {
+    async fn start_again(&mut self) -> Result<(), ChildEnd> {
         let log = log_file(&self.data_dir, LOG);
         let started = Process::start(arguments(&self.file, Some(&self.record)), &log);
-        self.process = started.map_err(|error| Ended::failed(format!("it cannot be started: {error}")))?;
+        self.process = started.map_err(|error| ChildEnd::failed(format!("it cannot be started: {error}")))?;
         let waits = |cause: &str| tracing::error!(cause, "the supervisor waits");
         self.record = serving(&mut self.process, waits).await?;
         tracing::info!(pid = self.record.pid, "the supervisor serves again");
@@ -150,21 +150,21 @@ impl Kept {
 }
 
 /// Waits until the process says that it serves, or has ended; `waits` hears each new cause why it does not yet.
-async fn serving(process: &mut Process, waits: impl Fn(&str)) -> Result<Record, Ended> {
+async fn serving(process: &mut Process, waits: impl Fn(&str)) -> Result<ServerRecord, ChildEnd> {
     let (mut report, mut heard) = (process.report(), String::new());
     loop {
         let line = tokio::select! {
             ended = process.wait() => return Err(ended),
             line = report.line() => line,
-            () = tokio::time::sleep(START_LIMIT) => {
+            () = tokio::time::sleep(SUPERVISOR_START_LIMIT) => {
                 process.kill().await;
-                return Err(Ended::failed(format!("it said nothing for {} s and does not serve", START_LIMIT.as_secs())));
+                return Err(ChildEnd::failed(format!("it said nothing for {} s and does not serve", SUPERVISOR_START_LIMIT.as_secs())));
             }
         };
         match line.split_once(' ') {
             Some(("serving", record)) => {
                 process.listen(report);
-                let unknown = |error| Ended::failed(format!("it said that it serves, and not where: {error}"));
+                let unknown = |error| ChildEnd::failed(format!("it said that it serves, and not where: {error}"));
                 return serde_json::from_str(record).map_err(unknown);
             }
             Some(("waiting", cause)) if cause != heard => {
@@ -181,7 +181,7 @@ async fn silent((url, trust): (String, Option<Trust>), pid: u32) -> Duration {
     let agent = client::agent(Agent::config_builder().timeout_global(Some(ANSWER)).build(), trust.as_ref());
     let (origin, mut silence, mut look) = (Instant::now(), Silence::default(), Watching::at(pid));
     loop {
-        tokio::time::sleep(ASK_EVERY).await;
+        tokio::time::sleep(ASK_SUPERVISOR_EVERY).await;
         let (agent, url) = (agent.clone(), url.clone());
         let answered = tokio::task::spawn_blocking(move || agent.get(&url).call().is_ok()).await;
         if let Some(silence) = silence.judge(origin.elapsed(), answered.unwrap_or(false), look.again()) {
@@ -204,7 +204,7 @@ impl Silence {
     /// After a question that took its time; whether and for how long it has been silent for too long.
     fn judge(&mut self, now: Duration, answered: bool, condition: Condition) -> Option<Duration> {
         let passed = now.saturating_sub(std::mem::replace(&mut self.asked, now));
-        self.heard += passed.saturating_sub(ASK_EVERY + ANSWER);
+        self.heard += passed.saturating_sub(ASK_SUPERVISOR_EVERY + ANSWER);
         if answered {
             self.heard = now;
         }
@@ -220,7 +220,7 @@ impl Silence {
     }
 }
 
-fn arguments(file: &StartFile, ports: Option<&Record>) -> Vec<OsString> {
+fn arguments(file: &StartFile, ports: Option<&ServerRecord>) -> Vec<OsString> {
     let mut arguments = vec![OsString::from("supervisor")];
     arguments.extend(file.arguments());
     if let Some(record) = ports {
@@ -234,7 +234,7 @@ fn arguments(file: &StartFile, ports: Option<&Record>) -> Vec<OsString> {
 }
 
 /// A supervisor that ended before it served, or for good, as a command's error.
-pub fn refusal(ended: &Ended, log: &Path) -> CliError {
+pub fn refusal(ended: &ChildEnd, log: &Path) -> CliError {
     let cause = ended.error.clone().unwrap_or_else(|| format!("the supervisor: {}", ended.cause));
     let known = [Exit::Usage, Exit::NotFound, Exit::Authentication, Exit::Capacity];
     let exit = known.into_iter().find(|exit| ended.code == Some(*exit as i32)).unwrap_or(Exit::Unreachable);

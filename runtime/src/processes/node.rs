@@ -27,7 +27,7 @@ use crate::{
     error::CliError,
     processes::condition::Life,
 };
-pub use process::{Ended, Process, signal};
+pub use process::{ChildEnd, Process, signal};
 pub use state::{Ending, Fate, Restarts};
 pub use tie::Tie;
 
@@ -250,11 +250,11 @@ impl Keeper {
     }
 
     /// One life of the process; true when it ended because it was told to stop.
-    async fn live(&mut self, start: u64) -> (Ended, bool) {
+    async fn live(&mut self, start: u64) -> (ChildEnd, bool) {
         let arguments = arguments(&self.hosts, &self.launch, start);
         let mut process = match Process::start_program(&self.launch.program, arguments, &self.log) {
             Ok(process) => process,
-            Err(error) => return (Ended::failed(format!("its process cannot be started: {error}")), false),
+            Err(error) => return (ChildEnd::failed(format!("its process cannot be started: {error}")), false),
         };
         self.life.send_replace(process.pid().map(|pid| Life { start, pid }));
         tracing::debug!(hosts = self.hosts.join(", "), start, pid = process.pid(), "started");
@@ -267,7 +267,7 @@ impl Keeper {
                 () = moment(due.map(|due| self.origin + due)) => {
                     let ended = process.kill().await;
                     let cause = format!("it had not joined the supervisor within {} s", limit.as_secs_f64());
-                    return (Ended::failed(format!("{cause}; {}", ended.cause)), false);
+                    return (ChildEnd::failed(format!("{cause}; {}", ended.cause)), false);
                 }
                 command = self.orders.recv() => match command {
                     Some(Command::Kill { start: wanted }) if wanted == start => {

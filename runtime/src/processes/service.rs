@@ -27,14 +27,14 @@ use crate::{
 use client_threads::ClientThreads;
 
 /// How often a disk that takes nothing is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const SERVICE_LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A running supervisor.
 pub struct Service {
     /// Its actor.
     pub supervisor: Supervisor,
     /// Who serves the cluster, as other commands find it.
-    pub record: data_dir::Record,
+    pub record: data_dir::ServerRecord,
     admin: Server,
     api: Option<Server>,
     clients: ClientThreads,
@@ -83,7 +83,7 @@ impl Service {
         let api_tls = cluster.api.as_ref().is_some_and(|api| api.tls.is_some());
         let at = api.as_ref().map(|api| api.address);
         let (pid, admin_tls) = (std::process::id(), cluster.admin_tls.is_some());
-        let record = data_dir::Record { pid, admin: admin.address, admin_tls, api: at, api_tls, listen };
+        let record = data_dir::ServerRecord { pid, admin: admin.address, admin_tls, api: at, api_tls, listen };
         let lock = Arc::new(lock);
         publish(&lock, record.clone())?;
         Ok(Self { supervisor, record, admin, api, clients, stop_wanted, lock })
@@ -168,7 +168,7 @@ impl Ground {
                     .ok();
             }
             waits(&error);
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(SERVICE_LOOK_EVERY).await;
         };
         if let Some(listener) = listener {
             listener.stop().await;
@@ -179,7 +179,7 @@ impl Ground {
 }
 
 /// Publishes who serves, now or as soon as there is room for it: it serves all the same.
-fn publish(lock: &Arc<data_dir::Lock>, record: data_dir::Record) -> Result<(), CliError> {
+fn publish(lock: &Arc<data_dir::Lock>, record: data_dir::ServerRecord) -> Result<(), CliError> {
     let lock = match lock.publish(&record) {
         Err(error) if error.may_pass => {
             tracing::error!(%error, "other commands may not find this supervisor until there is room");
@@ -189,7 +189,7 @@ fn publish(lock: &Arc<data_dir::Lock>, record: data_dir::Record) -> Result<(), C
     };
     tokio::spawn(async move {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(SERVICE_LOOK_EVERY).await;
             if lock.upgrade().is_none_or(|lock| lock.publish(&record).is_ok()) {
                 return;
             }

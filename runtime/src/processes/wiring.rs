@@ -211,7 +211,7 @@ async fn run_host(
     let endpoints: Vec<String> = transports.data.endpoints().iter().map(|endpoint| endpoint.to_string()).collect();
     let endpoints = endpoints.join(", ");
     tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.device, cores, "starting");
-    let setup = device::Setup { cluster: cluster.clone(), host: host.clone(), cores, parts, weights };
+    let setup = device::DeviceSetup { cluster: cluster.clone(), host: host.clone(), cores, parts, weights };
     let ended = device::run_host(config, transports, setup, joined).await;
     ended.map_err(|error| host_refusal(&error))
 }

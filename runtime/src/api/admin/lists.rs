@@ -13,7 +13,7 @@ const WORDS: usize = 16;
 /// queries says.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Listing {
+pub struct ListQuery {
     state: Option<String>,
     role: Option<String>,
     limit: Option<String>,
@@ -30,7 +30,7 @@ enum Order {
     Desc,
 }
 
-impl Listing {
+impl ListQuery {
     /// At most so many.
     pub fn limit(&self) -> Result<usize, Refusal> {
         let Some(text) = &self.limit else { return Ok(MAX_LISTED) };
@@ -75,16 +75,16 @@ mod tests {
 
     #[test]
     fn lists_are_cut_as_asked_or_not_at_all() {
-        let state = |text: &str| Listing { state: Some(text.into()), ..Listing::default() };
-        let limit = |text: &str| Listing { limit: Some(text.into()), ..Listing::default() };
+        let state = |text: &str| ListQuery { state: Some(text.into()), ..ListQuery::default() };
+        let limit = |text: &str| ListQuery { limit: Some(text.into()), ..ListQuery::default() };
         assert_eq!(state("running,Failed").states::<JobState>("").unwrap(), [JobState::Running, JobState::Failed]);
-        assert_eq!(Listing::default().roles::<Role>("").unwrap(), []);
+        assert_eq!(ListQuery::default().roles::<Role>("").unwrap(), []);
         assert!(state("runing").states::<JobState>("").is_err());
-        assert_eq!((limit("3").limit().unwrap(), Listing::default().limit().unwrap()), (3, MAX_LISTED));
+        assert_eq!((limit("3").limit().unwrap(), ListQuery::default().limit().unwrap()), (3, MAX_LISTED));
         for wrong in ["0", "501", "-1", "x", ""] {
             assert!(limit(wrong).limit().is_err(), "{wrong}");
         }
-        let order = |text: &str| Listing { order: Some(text.into()), ..Listing::default() }.oldest_first();
+        let order = |text: &str| ListQuery { order: Some(text.into()), ..ListQuery::default() }.oldest_first();
         assert!(order("asc").unwrap() && !order("desc").unwrap() && order("up").is_err());
     }
 }

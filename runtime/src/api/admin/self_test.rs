@@ -23,10 +23,10 @@ use tokio::runtime::Handle;
 use crate::cluster::{Cluster, file::DType};
 use canary::Canary;
 use checks::Check;
-use verdict::{Outcome, Rules, Run, judge};
+use verdict::{CheckOutcome, CheckRules, Run, judge};
 
 /// How often hosts are looked at that are not there yet.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const TEST_LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How long until what could not be done is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// Longest wait for one canary, in seconds.
@@ -43,7 +43,7 @@ pub struct SelfTest {
     runtime: Handle,
     has_to_pass: bool,
     method: MethodConfig,
-    rules: Rules,
+    rules: CheckRules,
     report: Arc<Mutex<SelfTestReport>>,
 }
 
@@ -56,7 +56,7 @@ impl SelfTest {
             runtime: Handle::current(),
             has_to_pass: cluster.self_test,
             method: cluster.method.clone(),
-            rules: Rules { finds: embedded, rounds: cluster.model.dtype != DType::F32 },
+            rules: CheckRules { finds: embedded, rounds: cluster.model.dtype != DType::F32 },
             report: Arc::default(),
         }
     }
@@ -93,7 +93,7 @@ impl SelfTest {
         while self.supervisor.gate().closed() == Some(Closed::Untested) && !self.supervisor.has_ended() {
             let ready = self.supervisor.cluster().await.is_ok_and(|cluster| cluster.ready);
             if !ready || !self.begin() {
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(TEST_LOOK_EVERY).await;
                 continue;
             }
             self.run().await;
@@ -165,7 +165,7 @@ impl SelfTest {
             let started = Instant::now();
             let outcome = match began.elapsed() < LIMIT {
                 true => self.ask(&check).await,
-                false => Outcome::Undone(format!("the self-test had taken {} s already", LIMIT.as_secs())),
+                false => CheckOutcome::Undone(format!("the self-test had taken {} s already", LIMIT.as_secs())),
             };
             self.locked().done += 1;
             runs.push(Run { outcome, seconds: started.elapsed().as_secs_f64(), check });
@@ -173,12 +173,12 @@ impl SelfTest {
         Ok(runs)
     }
 
-    async fn ask(&self, check: &Check) -> Outcome {
+    async fn ask(&self, check: &Check) -> CheckOutcome {
         let mut request = JobRequest { timeout_s: Some(CANARY_S), ..check.request.clone() };
         request.labels.insert(LABEL.into(), check.kind.label().into());
         match self.answer(request).await {
             Ok(status) => verdict::outcome(&status),
-            Err(error) => Outcome::Undone(error.to_string()),
+            Err(error) => CheckOutcome::Undone(error.to_string()),
         }
     }
 

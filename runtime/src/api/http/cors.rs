@@ -22,7 +22,7 @@ use crate::cluster::Origins;
 /// Methods that pages of other origins may use.
 const METHODS: &str = "GET, POST, DELETE";
 /// Seconds that a browser remembers what it was told.
-const KEPT_S: &str = "600";
+const PREFLIGHT_KEPT_S: &str = "600";
 /// Whether a page of a public address asks for one of a private network, and that it may.
 const ASKS_PRIVATE: &str = "access-control-request-private-network";
 const ALLOW_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-private-network");
@@ -62,7 +62,9 @@ fn allowed(origins: &Origins, headers: &HeaderMap) -> Option<HeaderValue> {
 
 fn preflight(asked: &HeaderMap) -> HttpResponse {
     let mut answer = HttpResponse::NoContent();
-    answer.insert_header((ACCESS_CONTROL_ALLOW_METHODS, METHODS)).insert_header((ACCESS_CONTROL_MAX_AGE, KEPT_S));
+    answer
+        .insert_header((ACCESS_CONTROL_ALLOW_METHODS, METHODS))
+        .insert_header((ACCESS_CONTROL_MAX_AGE, PREFLIGHT_KEPT_S));
     if let Some(wanted) = asked.get(ACCESS_CONTROL_REQUEST_HEADERS) {
         answer.insert_header((ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone()));
     }

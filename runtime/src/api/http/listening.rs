@@ -30,14 +30,14 @@ use crate::{api::http::limits, cluster::Origins};
 /// Threads that answer requests.
 const WORKERS: usize = 2;
 /// Threads of each of them for what would hold others up.
-const BLOCKING: usize = 2;
+const BLOCKING_THREADS: usize = 2;
 
 /// Refuses a request, or does not.
 type Admit = dyn Fn(&ServiceRequest) -> Result<(), Refusal> + Send + Sync;
 
 /// What is served, and to whom.
 #[derive(Clone)]
-pub struct Service {
+pub struct ListenerService {
     /// Its endpoints, and what their handlers work with.
     pub routes: Arc<dyn Fn(&mut ServiceConfig) + Send + Sync>,
     /// Refuses a request before anything else of it is looked at.
@@ -72,13 +72,13 @@ impl Server {
 }
 
 /// Listens at `address`, with TLS where there is a certificate.
-pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: Service) -> io::Result<Server> {
+pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: ListenerService) -> io::Result<Server> {
     let listener = TcpListener::bind(address)?;
     let address = listener.local_addr()?;
     let (connections, files) = service.connections;
     let (on_connect, most) = (service.on_connect, connections.min(limits::raise_open_files() / 3 / files) / WORKERS);
     let app = move || {
-        let Service { routes, admit, origins, .. } = service.clone();
+        let ListenerService { routes, admit, origins, .. } = service.clone();
         App::new()
             .wrap(from_fn(move |request: ServiceRequest, next: Next<BoxBody>| {
                 let refused = admit(&request).err();
@@ -96,7 +96,7 @@ pub fn listen(address: SocketAddr, tls: Option<ServerConfig>, service: Service) 
     };
     let server = HttpServer::new(app)
         .workers(WORKERS)
-        .worker_max_blocking_threads(BLOCKING)
+        .worker_max_blocking_threads(BLOCKING_THREADS)
         .client_request_timeout(pace::HEAD_WITHIN)
         .keep_alive(pace::KEPT_IDLE)
         .on_connect(move |connection, kept| {

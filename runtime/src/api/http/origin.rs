@@ -21,7 +21,7 @@ const FETCH_MODE: &str = "sec-fetch-mode";
 
 /// What a listener is like, as far as pages in browsers are concerned.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct OriginRules {
     /// Whether it wants neither token nor key.
     pub open: bool,
     /// Whose pages may ask.
@@ -32,7 +32,7 @@ pub struct Rules {
     pub close: &'static str,
 }
 
-impl Rules {
+impl OriginRules {
     /// Refuses what another site's page asks for.
     pub fn check(&self, request: &ServiceRequest) -> Result<(), Refusal> {
         let is_loopback = request.app_config().local_addr().ip().is_loopback();
@@ -91,13 +91,13 @@ mod tests {
 
     type Given = [(&'static str, &'static str)];
 
-    fn rules(open: bool, origins: &[&str]) -> Rules {
+    fn rules(open: bool, origins: &[&str]) -> OriginRules {
         let origins: Vec<String> = origins.iter().map(|origin| (*origin).to_owned()).collect();
         let origins = Origins::read(&origins).unwrap();
-        Rules { open, origins, let_in: Some("set [api] allow_origins"), close: "[api] api_key_file" }
+        OriginRules { open, origins, let_in: Some("set [api] allow_origins"), close: "[api] api_key_file" }
     }
 
-    fn checked(rules: &Rules, given: &Given, listener: (bool, bool)) -> Result<(), Refusal> {
+    fn checked(rules: &OriginRules, given: &Given, listener: (bool, bool)) -> Result<(), Refusal> {
         let pair = |(name, value): &(&'static str, &'static str)| {
             (HeaderName::from_static(name), HeaderValue::from_static(value))
         };

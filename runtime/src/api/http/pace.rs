@@ -31,18 +31,18 @@ pub const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Time between requests of one connection.
 pub const KEPT_IDLE: Duration = Duration::from_secs(5);
 /// Time for a body of a few bytes.
-const GRACE: Duration = Duration::from_secs(10);
+const BODY_GRACE: Duration = Duration::from_secs(10);
 /// Bytes a second that a longer one has to bring.
 const LEAST_RATE: u64 = 64 << 10;
 /// Longest that a client may read nothing of an answer that waits for it.
-const READ_WITHIN: Duration = Duration::from_secs(120);
+const ANSWER_READ_WITHIN: Duration = Duration::from_secs(120);
 
 type Piece = Result<Bytes, PayloadError>;
 type Shared = Rc<RefCell<Payload>>;
 
 /// Takes in a connection: one whose client reads nothing is closed.
 pub fn take_in(stream: &TcpStream) {
-    if let Err(error) = SockRef::from(stream).set_tcp_user_timeout(Some(READ_WITHIN)) {
+    if let Err(error) = SockRef::from(stream).set_tcp_user_timeout(Some(ANSWER_READ_WITHIN)) {
         tracing::debug!(%error, "a client that reads nothing keeps its connection");
     }
 }
@@ -57,17 +57,17 @@ pub async fn keep(
     let pieces = stream::unfold((body.clone(), 0), move |(body, had)| read(began, body, had));
     request.set_payload(Payload::Stream { payload: Box::pin(pieces.fuse()) });
     let response = next.call(request).await?;
-    let place = response.request().extensions().get::<Place>().cloned();
+    let place = response.request().extensions().get::<ResponseGuard>().cloned();
     Ok(response.map_into_boxed_body().map_body(|_, answer| Answer { answer, _body: body, _place: place }))
 }
 
 /// What a request holds until its answer has been read, however slowly: in its extensions.
 #[derive(Clone)]
-pub struct Place {
+pub struct ResponseGuard {
     _held: Arc<dyn Any + Send + Sync>,
 }
 
-impl Place {
+impl ResponseGuard {
     /// Of something that is given back when it is dropped.
     pub fn holding(what: impl Any + Send + Sync) -> Self {
         Self { _held: Arc::new(what) }
@@ -76,7 +76,7 @@ impl Place {
 
 /// The next piece of a body that brought `had` bytes since it `began`.
 async fn read(began: Instant, body: Shared, had: u64) -> Option<(Piece, (Shared, u64))> {
-    let deadline = began + GRACE + Duration::from_secs(had / LEAST_RATE);
+    let deadline = began + BODY_GRACE + Duration::from_secs(had / LEAST_RATE);
     let piece = poll_fn(|context| body.borrow_mut().poll_next_unpin(context));
     let piece = match timeout_at(deadline, piece).await {
         Ok(piece) => piece?,
@@ -91,7 +91,7 @@ async fn read(began: Instant, body: Shared, had: u64) -> Option<(Piece, (Shared,
 struct Answer {
     answer: BoxBody,
     _body: Shared,
-    _place: Option<Place>,
+    _place: Option<ResponseGuard>,
 }
 
 impl MessageBody for Answer {
@@ -124,6 +124,6 @@ mod tests {
         let _client = std::net::TcpStream::connect(address).expect("it listens");
         let (stream, _) = listener.accept().await.expect("a connection");
         take_in(&stream);
-        assert_eq!(SockRef::from(&stream).tcp_user_timeout().expect("Linux has it"), Some(READ_WITHIN));
+        assert_eq!(SockRef::from(&stream).tcp_user_timeout().expect("Linux has it"), Some(ANSWER_READ_WITHIN));
     }
 }

@@ -15,14 +15,14 @@ use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
 use crate::{
-    api::http::{error::Refusal, pace::Place, request::bearer_token},
+    api::http::{error::Refusal, pace::ResponseGuard, request::bearer_token},
     error::CliError,
 };
 
 /// Most keys of one file.
 const MOST_KEYS: usize = 10_000;
 /// Bytes of a file with so many.
-const MOST_BYTES: u64 = 2 << 20;
+const MOST_KEY_FILE_BYTES: u64 = 2 << 20;
 /// Requests that a key may have open where its line says nothing.
 const OPEN_REQUESTS: usize = 256;
 
@@ -43,7 +43,7 @@ pub struct Bearer {
     /// The key's name.
     pub name: Arc<str>,
     /// Its place among that key's requests.
-    pub place: Place,
+    pub place: ResponseGuard,
 }
 
 impl Keys {
@@ -51,8 +51,8 @@ impl Keys {
     pub fn read(path: &Path) -> Result<Self, CliError> {
         let failed = |what: String| CliError::usage(format!("the key file {} {what}", path.display()));
         let metadata = fs::metadata(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
-        if metadata.len() > MOST_BYTES {
-            return Err(failed(format!("has {} bytes, expected at most {MOST_BYTES}", metadata.len())));
+        if metadata.len() > MOST_KEY_FILE_BYTES {
+            return Err(failed(format!("has {} bytes, expected at most {MOST_KEY_FILE_BYTES}", metadata.len())));
         }
         let text = fs::read_to_string(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
         let keys = Self::parse(&text).map_err(failed)?;
@@ -108,13 +108,13 @@ impl Keys {
             );
             Refusal::of(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
         })?;
-        Ok(Bearer { name: key.name.clone(), place: Place::holding(place) })
+        Ok(Bearer { name: key.name.clone(), place: ResponseGuard::holding(place) })
     }
 
     /// A place among a key's requests for what goes on from before, if there is one.
-    pub fn place(&self, name: &str) -> Option<Place> {
+    pub fn place(&self, name: &str) -> Option<ResponseGuard> {
         let key = self.0.iter().find(|key| *key.name == *name)?;
-        key.room.clone().try_acquire_owned().ok().map(Place::holding)
+        key.room.clone().try_acquire_owned().ok().map(ResponseGuard::holding)
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
     ApiState, Checked,
     answers::{
         answer,
-        gone::Client,
+        gone::ClientConnection,
         response,
         running::{self, Running},
         stream,
@@ -34,7 +34,7 @@ use super::{
 use crate::api::http::{
     body::{charged, intake::Taken},
     error::Refusal,
-    pace::Place,
+    pace::ResponseGuard,
     span::RequestSpan,
 };
 
@@ -52,18 +52,18 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
         asked.job.labels.remove(bounds::ATTACHED);
     }
     asked.job.labels.extend(owner(&request).map(|name| (bounds::KEY.to_owned(), name)));
-    let (client, streamed) = (Client::of(&request), asked.stream);
+    let (client, streamed) = (ClientConnection::of(&request), asked.stream);
     let started = Running::start(&state.supervisor, asked, RequestSpan::of(&request, "chat")).await;
     let (mut running, listener) = started.map_err(|error| refusal::of_job(error, "input"))?;
     drop(share);
     let status = look(&state.supervisor, &running.id).await?;
     if background {
         running.let_go();
-        hold(&state, &running.id, request.extensions().get::<Place>().cloned());
+        hold(&state, &running.id, request.extensions().get::<ResponseGuard>().cloned());
     }
     match (streamed, background) {
         (Some(streamed), _) => {
-            let voice = response::Voice::new(status, None);
+            let voice = response::ResponseVoice::new(status, None);
             Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
         }
         (None, true) => told(&request, &status).await,
@@ -76,7 +76,7 @@ async fn told(request: &HttpRequest, status: &JobStatus) -> Checked<HttpResponse
 }
 
 /// Keeps a key's place until a job in the background has ended.
-fn hold(state: &ApiState, id: &str, place: Option<Place>) {
+fn hold(state: &ApiState, id: &str, place: Option<ResponseGuard>) {
     if let Some(place) = place {
         drop(state.runtime.spawn(running::hold(state.supervisor.clone(), id.to_owned(), place)));
     }
@@ -114,8 +114,8 @@ pub async fn show(
     }
     let listener = state.supervisor.watch(&status.id).await?;
     let running = Running::of(&state.supervisor, &status.id);
-    let voice = Box::new(response::Voice::new(status, looking.starting_after));
-    Ok(stream::answer((running, listener), Client::of(&request), (voice, Streamed::default())))
+    let voice = Box::new(response::ResponseVoice::new(status, looking.starting_after));
+    Ok(stream::answer((running, listener), ClientConnection::of(&request), (voice, Streamed::default())))
 }
 
 #[post("/v1/responses/{id}/cancel")]

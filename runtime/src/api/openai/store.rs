@@ -23,7 +23,7 @@ use crate::{data_dir::private, error::CliError};
 pub use index::Full;
 use index::{BatchHead, Index};
 use kept::UPLOAD;
-pub use kept::{BATCH, Batch, Counts, Course, FILE, Kept, derived, digits, drawn};
+pub use kept::{BATCH_PREFIX, Batch, Counts, Course, FILE_PREFIX, Kept, derived, digits, drawn};
 pub use upload::Upload;
 
 /// The folder of files and batches, and what is in it.
@@ -63,8 +63,8 @@ impl Store {
         crate::api::openai::store::forget_all(&store);
         {
             let mut index = store.index();
-            store.all::<Kept>(FILE).into_iter().for_each(|kept| index.insert_file(kept));
-            for batch in store.all::<Batch>(BATCH) {
+            store.all::<Kept>(FILE_PREFIX).into_iter().for_each(|kept| index.insert_file(kept));
+            for batch in store.all::<Batch>(BATCH_PREFIX) {
                 index.insert_batch(BatchHead::of(&batch, store.work_bytes(&batch.id)));
             }
         }
@@ -87,7 +87,7 @@ impl Store {
 
     /// Keeps a file that a batch made, of what `write` writes; its length is counted whatever there is already.
     pub fn put_made(&self, mut kept: Kept, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
-        let (data, partial) = (self.path(FILE, &kept.id, "data")?, self.path(FILE, &kept.id, "made")?);
+        let (data, partial) = (self.path(FILE_PREFIX, &kept.id, "data")?, self.path(FILE_PREFIX, &kept.id, "made")?);
         let made = private::options().create(true).truncate(true).write(true).open(&partial).and_then(|mut file| {
             write(&mut file)?;
             file.sync_all()?;
@@ -102,7 +102,7 @@ impl Store {
     }
 
     fn put_head(&self, kept: &Kept) -> io::Result<()> {
-        private::replace(&self.path(FILE, &kept.id, "json")?, &serde_json::to_vec(kept)?)
+        private::replace(&self.path(FILE_PREFIX, &kept.id, "json")?, &serde_json::to_vec(kept)?)
     }
 
     /// A file of that id, if it is there.
@@ -112,14 +112,14 @@ impl Store {
 
     /// Its content.
     pub fn content(&self, id: &str) -> io::Result<File> {
-        File::open(self.path(FILE, id, "data")?)
+        File::open(self.path(FILE_PREFIX, id, "data")?)
     }
 
     /// Forgets a file.
     pub fn remove_file(&self, id: &str) -> io::Result<()> {
-        fs::remove_file(self.path(FILE, id, "json")?)?;
+        fs::remove_file(self.path(FILE_PREFIX, id, "json")?)?;
         self.index().remove_file(id);
-        fs::remove_file(self.path(FILE, id, "data")?)
+        fs::remove_file(self.path(FILE_PREFIX, id, "data")?)
     }
 
     /// What `read` makes of all files of an owner, oldest first.
@@ -134,7 +134,8 @@ impl Store {
     /// Keeps a new batch with the content of its input file, which may be forgotten then. Those of its owner that have ended and are
     /// too many are forgotten.
     pub fn begin_batch(&self, batch: &Batch) -> Result<(), NotKept> {
-        let (from, to) = (self.path(FILE, &batch.input_file_id, "data")?, self.path(BATCH, &batch.id, "input")?);
+        let (from, to) =
+            (self.path(FILE_PREFIX, &batch.input_file_id, "data")?, self.path(BATCH_PREFIX, &batch.id, "input")?);
         let surplus =
             self.index().take_batch(BatchHead::of(batch, fs::metadata(&from).map_or(0, |file| file.len())))?;
         // Content is never written in place: a second name takes no room, where the file system knows such.
@@ -152,25 +153,25 @@ impl Store {
 
     /// The content of a batch's input file.
     pub fn input(&self, batch: &str) -> io::Result<File> {
-        File::open(self.path(BATCH, batch, "input")?)
+        File::open(self.path(BATCH_PREFIX, batch, "input")?)
     }
 
     /// Keeps a batch that is there as it is now.
     pub fn put_batch(&self, batch: &Batch) -> io::Result<()> {
-        private::replace(&self.path(BATCH, &batch.id, "json")?, &serde_json::to_vec(batch)?)?;
+        private::replace(&self.path(BATCH_PREFIX, &batch.id, "json")?, &serde_json::to_vec(batch)?)?;
         self.index().set_open(&batch.id, batch.is_open());
         Ok(())
     }
 
     /// A batch of that id, if it is there.
     pub fn batch(&self, id: &str) -> Option<Batch> {
-        read(&self.path(BATCH, id, "json").ok()?)
+        read(&self.path(BATCH_PREFIX, id, "json").ok()?)
     }
 
     /// Forgets a batch; files that it made stay.
     pub fn remove_batch(&self, id: &str) -> io::Result<()> {
         self.remove_work(id)?;
-        fs::remove_file(self.path(BATCH, id, "json")?)?;
+        fs::remove_file(self.path(BATCH_PREFIX, id, "json")?)?;
         self.index().remove_batch(id);
         Ok(())
     }
@@ -178,7 +179,7 @@ impl Store {
     /// Forgets what a batch worked with: its input, and its answers, which are in files of their own by then.
     pub fn remove_work(&self, batch: &str) -> io::Result<()> {
         for kind in ["input", "answers"] {
-            match fs::remove_file(self.path(BATCH, batch, kind)?) {
+            match fs::remove_file(self.path(BATCH_PREFIX, batch, kind)?) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -203,7 +204,7 @@ impl Store {
     }
 
     fn work_bytes(&self, batch: &str) -> u64 {
-        let bytes = |kind| self.path(BATCH, batch, kind).and_then(fs::metadata).map_or(0, |file| file.len());
+        let bytes = |kind| self.path(BATCH_PREFIX, batch, kind).and_then(fs::metadata).map_or(0, |file| file.len());
         bytes("input") + bytes("answers")
     }
 
@@ -222,7 +223,7 @@ impl Store {
 
     /// The file of a batch's answers, to be read and appended to.
     pub fn answers(&self, batch: &str) -> io::Result<File> {
-        private::options().create(true).read(true).append(true).open(self.path(BATCH, batch, "answers")?)
+        private::options().create(true).read(true).append(true).open(self.path(BATCH_PREFIX, batch, "answers")?)
     }
 
     fn all<T: DeserializeOwned>(&self, prefix: &str) -> Vec<T> {
@@ -283,7 +284,7 @@ mod tests {
     fn only_drawn_ids_name_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let kept = |id: &str| kept(id, None);
-        let (store, id) = (store(folder.path()), drawn(FILE));
+        let (store, id) = (store(folder.path()), drawn(FILE_PREFIX));
         put(&store, &kept(&id), b"abc").unwrap();
         assert_eq!((store.file(&id), content(store.content(&id)).unwrap()), (Some(kept(&id)), b"abc".to_vec()));
         for wrong in [
@@ -305,15 +306,15 @@ mod tests {
     #[test]
     fn what_is_there_is_counted_and_found_again() {
         let folder = tempfile::tempdir().unwrap();
-        let (first, id) = (store(folder.path()), drawn(FILE));
+        let (first, id) = (store(folder.path()), drawn(FILE_PREFIX));
         put(&first, &kept(&id, Some("moon")), b"abc").unwrap();
-        let made = kept(&drawn(FILE), None);
+        let made = kept(&drawn(FILE_PREFIX), None);
         first.put_made(made.clone(), |file| std::io::Write::write_all(file, b"12345")).unwrap();
         assert_eq!(first.file(&made.id).unwrap().bytes, 5);
-        assert!(first.put_made(kept(&drawn(FILE), None), |_| Err(io::ErrorKind::Other.into())).is_err());
+        assert!(first.put_made(kept(&drawn(FILE_PREFIX), None), |_| Err(io::ErrorKind::Other.into())).is_err());
         let mut large = Upload::begin(&first, None).unwrap();
         large.write(&vec![0; 900 << 10]).unwrap();
-        assert!(matches!(put(&first, &kept(&drawn(FILE), None), &vec![0; 200 << 10]), Err(NotKept::Full(_))));
+        assert!(matches!(put(&first, &kept(&drawn(FILE_PREFIX), None), &vec![0; 200 << 10]), Err(NotKept::Full(_))));
         assert!(matches!(large.write(&vec![0; 200 << 10]), Err(NotKept::Full(_))));
         // One whose process ends.
         std::mem::forget(Upload::begin(&first, None).unwrap());
@@ -331,10 +332,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = store(folder.path());
         let batch = Batch {
-            id: drawn(BATCH),
+            id: drawn(BATCH_PREFIX),
             owner: None,
             endpoint: "/v1/completions".into(),
-            input_file_id: drawn(FILE),
+            input_file_id: drawn(FILE_PREFIX),
             metadata: None,
             status: Course::Completed,
             total: 3,

@@ -17,7 +17,7 @@ use crate::{
 
 /// Certificates are renewed this long before they end: one with less was not.
 const SOON: Duration = Duration::from_secs(30 * 86_400);
-const DAY: u64 = 86_400;
+const DAY_SECONDS: u64 = 86_400;
 
 pub fn look(cluster: &Cluster) -> Vec<Judgment> {
     let api = cluster.api.as_ref().and_then(|api| api.tls.as_ref());
@@ -61,7 +61,7 @@ fn judge_file(file: PathBuf, now: SystemTime) -> Judgment {
 }
 
 fn judge(whose: &str, Validity { not_before, not_after }: &Validity, now: SystemTime) -> Judgment {
-    let days = |seconds: f64| (seconds / DAY as f64).ceil() as i64;
+    let days = |seconds: f64| (seconds / DAY_SECONDS as f64).ceil() as i64;
     let (begins, ends) = ((*not_before - now).as_seconds_f64(), (*not_after - now).as_seconds_f64());
     let renew =
         "run `asterism cert init` where the authority's key is, or issue another; `asterism cert show` lists them";
@@ -71,7 +71,7 @@ fn judge(whose: &str, Validity { not_before, not_after }: &Validity, now: System
     }
     match ends {
         ends if ends <= 0.0 => {
-            let ago = (-ends / DAY as f64) as i64;
+            let ago = (-ends / DAY_SECONDS as f64) as i64;
             Judgment::error("certificate", format!("{whose} ended {ago} days ago"), renew)
         }
         ends if ends < SOON.as_secs_f64() => {
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_certificate_is_early_good_near_its_end_or_over() {
-        let (now, day) = (SystemTime::now(), Duration::from_secs(DAY));
+        let (now, day) = (SystemTime::now(), Duration::from_secs(DAY_SECONDS));
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("cert.pem");
         for (from, lifetime, expected, words) in [

@@ -8,7 +8,7 @@ use std::{
 use super::Judgment;
 use crate::{
     cluster::Cluster,
-    data_dir::{self, Record},
+    data_dir::{self, ServerRecord},
 };
 
 /// An address of the file: its key, whether it is TCP's.
@@ -35,7 +35,7 @@ fn bind((_, address, is_tcp): &Wanted) -> io::Result<()> {
     if *is_tcp { TcpListener::bind(address).map(drop) } else { UdpSocket::bind(address).map(drop) }
 }
 
-fn judge((key, address, is_tcp): &Wanted, bound: io::Result<()>, served: Option<&Record>) -> Judgment {
+fn judge((key, address, is_tcp): &Wanted, bound: io::Result<()>, served: Option<&ServerRecord>) -> Judgment {
     let found = format!("{key} {address} ({})", if *is_tcp { "TCP" } else { "UDP" });
     let Err(error) = bound else { return Judgment::ok("port", format!("{found} is free")) };
     match (error.kind(), served) {
@@ -73,7 +73,8 @@ mod tests {
         let other = judge(&wanted, bind(&wanted), None);
         assert_eq!(other.verdict, Verdict::Error);
         assert!(other.found.contains("is taken") && other.remedy.unwrap().contains(&address.port().to_string()));
-        let record = Record { pid: 7, admin: address, admin_tls: false, api: None, api_tls: false, listen: address };
+        let record =
+            ServerRecord { pid: 7, admin: address, admin_tls: false, api: None, api_tls: false, listen: address };
         assert_eq!(judge(&wanted, bind(&wanted), Some(&record)).verdict, Verdict::Ok, "it is its own");
         drop(taken);
         assert_eq!(judge(&wanted, bind(&wanted), None).verdict, Verdict::Ok);

@@ -17,7 +17,7 @@ use crate::{
     api::admin::Token,
     certificates::{
         credentials,
-        renewal::ASK_EVERY as REACHES_NODES,
+        renewal::ASK_RENEWAL_EVERY as REACHES_NODES,
         revocation::{self, Issued},
     },
     cli::output::{self, Table},

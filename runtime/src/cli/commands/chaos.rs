@@ -24,7 +24,7 @@ use crate::{
     processes::{checkpoint, local_hosts},
 };
 use fault::{Blow, Fault, Moment, Victim, matrix};
-use round::{Outcome, Reference, Round, Target};
+use round::{Reference, Round, RoundOutcome, Target};
 
 /// Tokens of every answer.
 const ANSWER_TOKENS: usize = 64;
@@ -154,9 +154,9 @@ fn show(globals: &Globals, reference: &Reference, rounds: &[Round]) -> Result<()
 }
 
 fn verdict(globals: &Globals, rounds: &[Round]) -> Result<Exit, CliError> {
-    let count = |wanted: fn(&Outcome) -> bool| rounds.iter().filter(|round| wanted(&round.outcome)).count();
-    let same = count(|outcome| *outcome == Outcome::Same);
-    let missed = count(|outcome| *outcome == Outcome::Missed);
+    let count = |wanted: fn(&RoundOutcome) -> bool| rounds.iter().filter(|round| wanted(&round.outcome)).count();
+    let same = count(|outcome| *outcome == RoundOutcome::Same);
+    let missed = count(|outcome| *outcome == RoundOutcome::Missed);
     if missed > 0 {
         globals
             .note(format_args!("{missed} faults came too late: their jobs were over; give longer ones with --tokens"));
@@ -194,15 +194,15 @@ fn name(moment: &Moment) -> String {
     clap::ValueEnum::to_possible_value(moment).map_or(String::new(), |value| value.get_name().to_owned())
 }
 
-fn told(outcome: &Outcome) -> String {
+fn told(outcome: &RoundOutcome) -> String {
     match outcome {
-        Outcome::Same => "same tokens".into(),
-        Outcome::Different { at } => format!("differs from token {at} on"),
-        Outcome::Failed { cause } => {
+        RoundOutcome::Same => "same tokens".into(),
+        RoundOutcome::Different { at } => format!("differs from token {at} on"),
+        RoundOutcome::Failed { cause } => {
             let code = cause.split(':').next().unwrap_or(cause);
             format!("failed: {code}")
         }
-        Outcome::Missed => "fault came too late".into(),
+        RoundOutcome::Missed => "fault came too late".into(),
     }
 }
 
@@ -221,8 +221,8 @@ mod tests {
             total_s: 12.345,
             outcome,
         };
-        let failed = Outcome::Failed { cause: "host_lost: host context-10 is lost".into() };
-        let rounds = [round(1, Moment::MiddleToken, Outcome::Same), round(30, Moment::Encoding, failed)];
+        let failed = RoundOutcome::Failed { cause: "host_lost: host context-10 is lost".into() };
+        let rounds = [round(1, Moment::MiddleToken, RoundOutcome::Same), round(30, Moment::Encoding, failed)];
         let text = table(&rounds).to_string();
         insta::assert_snapshot!(text, @r"
         ROUND  PHASE         VICTIM      SIGNAL  DETECTED S  RECOVERED S  TOTAL S  ANSWER

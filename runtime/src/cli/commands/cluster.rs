@@ -74,7 +74,12 @@ impl Readiness {
     }
 
     /// The readiness table, and where to go from here.
-    pub fn show(&self, globals: &Globals, status: &ClusterStatus, record: &data_dir::Record) -> Result<(), CliError> {
+    pub fn show(
+        &self,
+        globals: &Globals,
+        status: &ClusterStatus,
+        record: &data_dir::ServerRecord,
+    ) -> Result<(), CliError> {
         match globals.format {
             Format::Table => output::print(&self.table(status).to_string())?,
             format => output::print_json(status, format)?,

@@ -27,9 +27,9 @@ use crate::{
     processes::temporary::TemporaryCluster,
 };
 
-const START_LIMIT: Duration = Duration::from_secs(60);
+const SUPERVISOR_START_LIMIT: Duration = Duration::from_secs(60);
 /// What is asked, and the seed of its document.
-const QUESTIONS: [(Task, u64); 2] = [(Task::NiahMultikey1, 1), (Task::NiahMultiquery, 2)];
+const DEMO_QUESTIONS: [(Task, u64); 2] = [(Task::NiahMultikey1, 1), (Task::NiahMultiquery, 2)];
 const MAX_ANSWER_TOKENS: usize = 64;
 
 /// `asterism demo`
@@ -46,7 +46,7 @@ pub fn run(globals: &Globals, args: &DemoArgs) -> Result<Exit, CliError> {
     let started = Instant::now();
     let file = sample();
     globals.note(format_args!("starting {} host processes", file.hosts.len()));
-    let cluster = TemporaryCluster::start(file, START_LIMIT)?;
+    let cluster = TemporaryCluster::start(file, SUPERVISOR_START_LIMIT)?;
     globals.note(format_args!("ready after {:.1} s", started.elapsed().as_secs_f64()));
     let asked = ask_all(globals, args, &cluster);
     let memory = peak_memory(&cluster.pids());
@@ -65,7 +65,7 @@ pub fn run(globals: &Globals, args: &DemoArgs) -> Result<Exit, CliError> {
     }
     match wrong {
         0 => Ok(Exit::Success),
-        wrong => Err(CliError::new(Exit::JobFailed, format!("{wrong} of {} answers are wrong", QUESTIONS.len()))
+        wrong => Err(CliError::new(Exit::JobFailed, format!("{wrong} of {} answers are wrong", DEMO_QUESTIONS.len()))
             .hint("`asterism bench prefill` checks the kernels of this machine; please report it")),
     }
 }
@@ -93,7 +93,7 @@ fn ask_all(globals: &Globals, args: &DemoArgs, cluster: &TemporaryCluster) -> Re
     let client = cluster.client(globals)?;
     let counter = TokenCounter::embedded()?;
     let mut asked = Vec::new();
-    for (task, seed) in QUESTIONS {
+    for (task, seed) in DEMO_QUESTIONS {
         let record = counter.generate(task, args.tokens.0, seed, None)?;
         let request = question(&record, None, MAX_ANSWER_TOKENS);
         let status = follow(Following::submit(&client, request, |text| globals.note(text))?, globals, |_| Ok(()))?;

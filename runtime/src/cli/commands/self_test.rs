@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How often it is looked at.
-const POLL: Duration = Duration::from_millis(100);
+const RESULT_POLL: Duration = Duration::from_millis(100);
 
 /// `asterism self-test`
 #[derive(Args, Debug)]
@@ -38,7 +38,7 @@ pub fn run(globals: &Globals, args: &SelfTestArgs) -> Result<Exit, CliError> {
             globals.note(format_args!("{} of {}: {doing}", report.done + 1, report.total));
             said.clone_from(&report.doing);
         }
-        thread::sleep(POLL);
+        thread::sleep(RESULT_POLL);
         report = client.self_test()?;
     }
     match globals.format {

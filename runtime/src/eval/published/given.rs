@@ -9,7 +9,7 @@ pub(crate) const ANSWER_TOKENS: usize = 64;
 
 /// A question of a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Given {
+pub struct PublishedQuestion {
     /// `file` for records of this program's form, else the benchmark.
     pub suite: &'static str,
     /// Task, context and query.

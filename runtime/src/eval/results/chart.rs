@@ -28,7 +28,7 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
 ];
-const MEMORY: &str = "a drawing in memory does not fail";
+const DRAWS_IN_MEMORY: &str = "a drawing in memory does not fail";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -70,7 +70,7 @@ pub fn svg(results: &Results) -> String {
     {
         let mut rest =
             SVGBackend::with_string(&mut text, (WIDTH, heights.iter().sum::<u32>().max(1))).into_drawing_area();
-        rest.fill(&WHITE).expect(MEMORY);
+        rest.fill(&WHITE).expect(DRAWS_IN_MEMORY);
         for (blocks, height) in suites.iter().zip(heights) {
             let (panel, below) = rest.split_vertically(height);
             if is_grid(blocks) {
@@ -80,7 +80,7 @@ pub fn svg(results: &Results) -> String {
             }
             rest = below;
         }
-        rest.present().expect(MEMORY);
+        rest.present().expect(DRAWS_IN_MEMORY);
     }
     text
 }
@@ -109,7 +109,7 @@ fn lines(area: &Area<'_>, blocks: &[&Block], results: &Results) {
         .x_label_area_size(40)
         .y_label_area_size(52)
         .build_cartesian_2d(places, percents)
-        .expect(MEMORY);
+        .expect(DRAWS_IN_MEMORY);
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -119,7 +119,7 @@ fn lines(area: &Area<'_>, blocks: &[&Block], results: &Results) {
         .x_label_formatter(&|at| axis_name(blocks[(at.round().max(0.0) as usize).min(count - 1)].length))
         .y_label_formatter(&|percent| format!("{percent:.0}"))
         .draw()
-        .expect(MEMORY);
+        .expect(DRAWS_IN_MEMORY);
     for (index, method) in results.methods.iter().enumerate() {
         let color = COLORS[index % COLORS.len()];
         // Whiskers of methods that score alike stand beside each other.
@@ -134,14 +134,14 @@ fn lines(area: &Area<'_>, blocks: &[&Block], results: &Results) {
         let means = points.iter().map(|(at, score)| (*at, score.average.mean));
         chart
             .draw_series(LineSeries::new(means.clone(), color.stroke_width(2)))
-            .expect(MEMORY)
+            .expect(DRAWS_IN_MEMORY)
             .label(method.as_str())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
-        chart.draw_series(means.map(|point| Circle::new(point, 3, color.filled()))).expect(MEMORY);
+        chart.draw_series(means.map(|point| Circle::new(point, 3, color.filled()))).expect(DRAWS_IN_MEMORY);
         let whiskers = points.iter().filter_map(|(at, score)| {
             Some(PathElement::new([(*at, score.average.low?), (*at, score.average.high?)], color.stroke_width(1)))
         });
-        chart.draw_series(whiskers).expect(MEMORY);
+        chart.draw_series(whiskers).expect(DRAWS_IN_MEMORY);
     }
     chart
         .configure_series_labels()
@@ -149,7 +149,7 @@ fn lines(area: &Area<'_>, blocks: &[&Block], results: &Results) {
         .background_style(WHITE.mix(0.85))
         .border_style(BLACK.mix(0.3))
         .draw()
-        .expect(MEMORY);
+        .expect(DRAWS_IN_MEMORY);
 }
 
 fn maps(area: &Area<'_>, blocks: &[&Block], results: &Results) {
@@ -172,14 +172,14 @@ fn map(area: &Area<'_>, blocks: &[&Block], method: &str) {
         .x_label_area_size(30)
         .y_label_area_size(76)
         .build_cartesian_2d(across, down)
-        .expect(MEMORY);
+        .expect(DRAWS_IN_MEMORY);
     chart
         .configure_mesh()
         .disable_mesh()
         .x_label_formatter(&|at| axis_name(blocks[(at.round().max(0.0) as usize).min(columns - 1)].length))
         .y_label_formatter(&|at| depths[((-at).round().max(0.0) as usize).min(rows - 1)].clone())
         .draw()
-        .expect(MEMORY);
+        .expect(DRAWS_IN_MEMORY);
     for (x, block) in blocks.iter().enumerate() {
         let Some(scores) = block.methods.iter().find(|score| score.method == method) else { continue };
         for score in &scores.tasks {
@@ -190,8 +190,8 @@ fn map(area: &Area<'_>, blocks: &[&Block], method: &str) {
             let cell = Rectangle::new(corners, shade(percent.mean).filled());
             let ink = if percent.mean > 55.0 { WHITE } else { BLACK };
             let style = ("sans-serif", 13).into_font().color(&ink).pos(Pos::new(HPos::Center, VPos::Center));
-            chart.draw_series([cell, Rectangle::new(corners, WHITE.stroke_width(1))]).expect(MEMORY);
-            chart.draw_series([Text::new(format!("{:.0}", percent.mean), (x, y), style)]).expect(MEMORY);
+            chart.draw_series([cell, Rectangle::new(corners, WHITE.stroke_width(1))]).expect(DRAWS_IN_MEMORY);
+            chart.draw_series([Text::new(format!("{:.0}", percent.mean), (x, y), style)]).expect(DRAWS_IN_MEMORY);
         }
     }
 }

@@ -5,7 +5,7 @@ use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 use super::draft::Draft;
 
 /// Letters of a coded word.
-const LETTERS: usize = 6;
+const WORD_LETTERS: usize = 6;
 /// Distinct words by size of the record: one for so many tokens.
 const TOKENS_PER_WORD: usize = 50;
 /// Distinct words at least.
@@ -19,7 +19,7 @@ const WORDS_PER_DOTS: usize = 4;
 pub(crate) fn draft(rng: &mut StdRng, tokens: usize) -> Draft {
     let mut words: Vec<String> = Vec::new();
     while words.len() < (tokens / TOKENS_PER_WORD).max(LEAST_WORDS) {
-        let word: String = (0..LETTERS).map(|_| rng.random_range('a'..='z')).collect();
+        let word: String = (0..WORD_LETTERS).map(|_| rng.random_range('a'..='z')).collect();
         if !words.contains(&word) {
             words.push(word);
         }

@@ -28,7 +28,7 @@ pub(crate) const NOUNS: &[&str] = &[
     "thimble", "tower", "trumpet", "tunnel", "valley", "vessel", "violin", "wagon", "wheel", "whistle", "window",
 ];
 
-const PEOPLE: &[&str] = &[
+const PROSE_PEOPLE: &[&str] = &[
     "baker", "bargeman", "captain", "clerk", "drummer", "ferryman", "grocer", "glazier", "judge", "mason", "merchant",
     "miller", "nurse", "painter", "pilot", "porter", "printer", "sailor", "scribe", "shepherd", "surgeon", "tailor",
     "watchman", "widow",
@@ -145,7 +145,7 @@ fn fill(rng: &mut impl Rng, sentence: &mut String, slot: &str) {
     let word = match slot {
         "adjective" | "a adjective" => pick(rng, ADJECTIVES),
         "noun" => pick(rng, NOUNS),
-        "person" => pick(rng, PEOPLE),
+        "person" => pick(rng, PROSE_PEOPLE),
         "deed" => pick(rng, DEEDS),
         "place" => pick(rng, PLACES),
         "time" => pick(rng, TIMES),

@@ -10,13 +10,13 @@ use super::{
 /// Names in the chain.
 const NAMES: usize = 5;
 /// Capitals in a name.
-const LETTERS: usize = 5;
+const NAME_LETTERS: usize = 5;
 
 pub(crate) fn draft(rng: &mut StdRng) -> Draft {
     let value = rng.random_range(10_000..100_000);
     let mut names: Vec<String> = Vec::new();
     while names.len() < NAMES {
-        let name: String = (0..LETTERS).map(|_| rng.random_range('A'..='Z')).collect();
+        let name: String = (0..NAME_LETTERS).map(|_| rng.random_range('A'..='Z')).collect();
         if !names.contains(&name) {
             names.push(name);
         }

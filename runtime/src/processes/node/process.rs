@@ -35,15 +35,15 @@ pub struct Process {
     /// Where this life begins in the log.
     from: u64,
     _pipe: Option<ChildStdin>,
-    report: Report,
+    report: ChildReport,
 }
 
 /// Where a child reports.
-pub struct Report(Option<Lines<BufReader<ChildStdout>>>);
+pub struct ChildReport(Option<Lines<BufReader<ChildStdout>>>);
 
 /// How a child ended.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct ChildEnd {
     /// Whether it is worth starting again.
     pub ending: Ending,
     /// Its exit code, when it ended by itself.
@@ -85,17 +85,17 @@ impl Process {
             .spawn()?;
         // Waiting for a child would close a pipe that it still has.
         let (pipe, report) =
-            (child.stdin.take(), Report(child.stdout.take().map(|output| BufReader::new(output).lines())));
+            (child.stdin.take(), ChildReport(child.stdout.take().map(|output| BufReader::new(output).lines())));
         Ok(Self { child, log: log.to_owned(), from, _pipe: pipe, report })
     }
 
     /// Takes out where it reports; to be kept for as long as it lives.
-    pub fn report(&mut self) -> Report {
-        Report(self.report.0.take())
+    pub fn report(&mut self) -> ChildReport {
+        ChildReport(self.report.0.take())
     }
 
     /// Goes on holding where it reports: a child that writes when nobody does would fail.
-    pub fn listen(&mut self, report: Report) {
+    pub fn listen(&mut self, report: ChildReport) {
         self.report = report;
     }
 
@@ -105,25 +105,25 @@ impl Process {
     }
 
     /// Waits for its end; may be asked again when abandoned.
-    pub async fn wait(&mut self) -> Ended {
+    pub async fn wait(&mut self) -> ChildEnd {
         match self.child.wait().await {
             Ok(status) => self.ended(status),
-            Err(error) => Ended::failed(format!("its process cannot be waited for: {error}")),
+            Err(error) => ChildEnd::failed(format!("its process cannot be waited for: {error}")),
         }
     }
 
     /// Ends it with no warning.
-    pub async fn kill(&mut self) -> Ended {
+    pub async fn kill(&mut self) -> ChildEnd {
         // A process that is gone already needs no signal.
         let _ = self.child.start_kill();
         match timeout(KILLED, self.wait()).await {
             Ok(ended) => ended,
-            Err(_) => Ended::failed("its process does not end when killed".into()),
+            Err(_) => ChildEnd::failed("its process does not end when killed".into()),
         }
     }
 
     /// Asks it to end; ends it when it has not within `grace`.
-    pub async fn stop(&mut self, grace: Duration) -> Ended {
+    pub async fn stop(&mut self, grace: Duration) -> ChildEnd {
         if let Some(pid) = self.pid() {
             signal(pid, Signal::TERM);
         }
@@ -133,7 +133,7 @@ impl Process {
         }
     }
 
-    fn ended(&self, status: ExitStatus) -> Ended {
+    fn ended(&self, status: ExitStatus) -> ChildEnd {
         let error = data_dir::last_error(&self.log, self.from);
         let ending = match status.code() {
             Some(0) => Ending::Finished,
@@ -145,11 +145,11 @@ impl Process {
             Some(line) => format!("its process ended ({status}): {line}"),
             None => format!("its process ended ({status})"),
         };
-        Ended { ending, code: status.code(), error, cause }
+        ChildEnd { ending, code: status.code(), error, cause }
     }
 }
 
-impl Report {
+impl ChildReport {
     /// Completes when the child has reported; may be asked again when abandoned.
     pub async fn given(&mut self) {
         self.line().await;
@@ -167,7 +167,7 @@ impl Report {
     }
 }
 
-impl Ended {
+impl ChildEnd {
     /// A process that failed, or could not be started.
     pub fn failed(cause: String) -> Self {
         Self { ending: Ending::Failed, code: None, error: None, cause }

@@ -8,7 +8,7 @@ use crate::error::CliError;
 
 /// Threads that go on with batches, and those that wait for the disk or tokenise.
 const WORKERS: usize = 2;
-const BLOCKING: usize = 4;
+const CLIENT_BLOCKING: usize = 4;
 /// How far they stand back, as `nice` counts.
 const NICE: i32 = 5;
 
@@ -21,7 +21,7 @@ impl ClientThreads {
         let threads = Builder::new_multi_thread()
             .enable_all()
             .worker_threads(WORKERS)
-            .max_blocking_threads(BLOCKING)
+            .max_blocking_threads(CLIENT_BLOCKING)
             .thread_name("clients")
             .on_thread_start(|| {
                 // On Linux a thread has its own; where it may not be set, all are alike.

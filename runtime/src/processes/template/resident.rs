@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{MEMORY, MEMORY_A_BYTE, VERB, write};
 
 /// Time for a rendering, and so many bytes that it is asked with for each second more.
-const MOST_SECONDS: u64 = 10;
+const MOST_RENDER_SECONDS: u64 = 10;
 const BYTES_A_SECOND: u64 = 1 << 20;
 /// Bytes of an answer beside those that were asked with.
 const MOST_ADDED: u64 = 64 << 20;
@@ -51,7 +51,7 @@ impl Resident {
 
     /// Asks for a rendering, and ends the process that takes too long.
     pub fn ask(&mut self, asked: &[u8]) -> Result<Vec<u8>, Ended> {
-        let seconds = MOST_SECONDS + asked.len() as u64 / BYTES_A_SECOND;
+        let seconds = MOST_RENDER_SECONDS + asked.len() as u64 / BYTES_A_SECOND;
         let pid = Pid::from_child(&self.child);
         let (answered, waited) = mpsc::channel::<()>();
         let (answer, late) = thread::scope(|scope| {

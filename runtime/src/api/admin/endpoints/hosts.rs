@@ -9,12 +9,12 @@ use actix_web::{
 use asterism_actors::api::{HostHealth, HostStatus, Role, Scheduling, bounds};
 
 use crate::api::{
-    admin::{AdminState, Drain, Replacement, lists::Listing},
+    admin::{AdminState, Drain, Replacement, lists::ListQuery},
     http::{body::intake::Body, error::Refusal},
 };
 
 #[get("/hosts")]
-pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
+pub async fn list(state: Data<AdminState>, listing: Query<ListQuery>) -> Result<impl Responder, Refusal> {
     let states: Vec<HostHealth> = listing.states("starting, loading, ready, suspect or dead")?;
     let (roles, limit): (Vec<Role>, _) = (listing.roles("context, query or spare")?, listing.limit()?);
     let mut hosts = state.topology().await?.hosts;

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
 use crate::api::{
-    admin::{AdminState, lists::Listing},
+    admin::{AdminState, lists::ListQuery},
     http::{body::intake::Taken, error::Refusal, span::RequestSpan},
 };
 
@@ -49,7 +49,7 @@ pub async fn submit(
 }
 
 #[get("/jobs")]
-pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
+pub async fn list(state: Data<AdminState>, listing: Query<ListQuery>) -> Result<impl Responder, Refusal> {
     let states = listing.states("pending, running, succeeded, failed or cancelled")?;
     let (limit, oldest_first) = (listing.limit()?, listing.oldest_first()?);
     let filter = JobFilter { states, after: listing.into_inner().after, oldest_first, limit };
@@ -65,7 +65,8 @@ pub async fn status(state: Data<AdminState>, id: Path<String>) -> Result<impl Re
 #[get("/jobs/{id}/events")]
 pub async fn events(state: Data<AdminState>, id: Path<String>) -> Result<impl Responder, Refusal> {
     let source = state.supervisor.watch(&id).await?;
-    let told = Told { source, supervisor: state.supervisor.clone(), id: id.into_inner(), waiting: None, due: AT_ONCE };
+    let told =
+        Told { source, supervisor: state.supervisor.clone(), id: id.into_inner(), waiting: None, due: JOBS_AT_ONCE };
     Ok(HttpResponse::Ok().content_type("application/x-ndjson").streaming(stream::unfold((told, 0), next_line)))
 }
 
@@ -116,7 +117,7 @@ const HEARTBEAT: u32 = 10;
 /// How long nothing is heard of a job before it is asked what it waits for.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// The same after it has entered a phase in which jobs wait.
-const AT_ONCE: Duration = Duration::from_millis(50);
+const JOBS_AT_ONCE: Duration = Duration::from_millis(50);
 
 /// A listener to a job, and what it has heard of its waiting.
 struct Told {
@@ -142,7 +143,7 @@ impl Told {
             }
         };
         if matches!(event, JobEvent::Phase { phase: JobPhase::Queued | JobPhase::Recovering }) {
-            self.due = AT_ONCE;
+            self.due = JOBS_AT_ONCE;
         }
         Some(Some(event))
     }

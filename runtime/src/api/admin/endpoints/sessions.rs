@@ -9,7 +9,7 @@ use actix_web::{
 use asterism_actors::api::{AppendRequest, SessionRequest, SessionState, SessionStatus};
 
 use crate::api::{
-    admin::{AdminState, Extension, lists::Listing},
+    admin::{AdminState, Extension, lists::ListQuery},
     http::{
         body::intake::{Body, Taken},
         error::Refusal,
@@ -25,7 +25,7 @@ pub async fn create(state: Data<AdminState>, taken: Taken<SessionRequest>) -> Re
 }
 
 #[get("/sessions")]
-pub async fn list(state: Data<AdminState>, listing: Query<Listing>) -> Result<impl Responder, Refusal> {
+pub async fn list(state: Data<AdminState>, listing: Query<ListQuery>) -> Result<impl Responder, Refusal> {
     let states: Vec<SessionState> = listing.states("encoding, ready, recovering or failed")?;
     let (limit, mut sessions) = (listing.limit()?, Vec::new());
     let mut pages = state.supervisor.session_pages(listing.into_inner().after).await?;

@@ -18,7 +18,7 @@ const LONG: usize = 2600;
 /// Seed of the document: its fact is the same in every test.
 const SEED: u64 = 7;
 /// Most tokens of an answer: a number of seven digits, and no more than that needs.
-const ANSWER_TOKENS: usize = 8;
+const CANARY_TOKENS: usize = 8;
 /// Preparing a canary needs no more.
 const ONE_HOST: ContextHosts = ContextHosts { count: 1, one_machine: true, dtype: DType::F32, speeds: None };
 
@@ -36,7 +36,7 @@ pub struct Canary {
 impl Canary {
     /// A short one and, where the model takes one, a long one.
     pub fn pair(model: &ModelFront, nonce: u64) -> Result<(Self, Option<Self>), JobError> {
-        let room = model.max_tokens.saturating_sub(ANSWER_TOKENS);
+        let room = model.max_tokens.saturating_sub(CANARY_TOKENS);
         // The question and the chat template take some of it.
         let of = |tokens: usize| Self::document(model, tokens.min(room * 3 / 4), nonce);
         let short = of(SHORT)?;
@@ -51,7 +51,7 @@ impl Canary {
         let Ok(record) = eval::generate(Task::NiahSingle1, tokens, SEED, &count, None) else { return Ok(None) };
         let context = format!("Test {nonce}.\n{}", record.input_context);
         let asked = JobRequest {
-            max_tokens: ANSWER_TOKENS,
+            max_tokens: CANARY_TOKENS,
             ..JobRequest::new(Some(context.into()), record.input_query.into())
         };
         let prepared = model.prepare(asked, &MethodConfig::Dense(DenseConfig {}), &ONE_HOST, None)?;
@@ -77,7 +77,7 @@ impl Canary {
             method,
             allow_idle_hosts: true,
             chat_template: false,
-            max_tokens: ANSWER_TOKENS,
+            max_tokens: CANARY_TOKENS,
             ..JobRequest::new(Some(context), query)
         }
     }

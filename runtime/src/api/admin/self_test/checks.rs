@@ -13,7 +13,7 @@ use crate::cluster::NAME_LABEL;
 
 /// What a canary shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CheckKind {
     /// Dense on one context host: all must agree.
     Alone,
     /// The same context asked by another query host.
@@ -31,7 +31,7 @@ pub enum Kind {
     },
 }
 
-impl Kind {
+impl CheckKind {
     /// A word for a job's label.
     pub fn label(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ pub struct Check {
     /// What is tried, in a few words.
     pub name: String,
     /// What it shows.
-    pub kind: Kind,
+    pub kind: CheckKind,
     /// What may decide its bits: the numerics of every host that may work on it.
     pub numerics: BTreeSet<String>,
     /// Hosts that it is for; a query host last.
@@ -92,31 +92,31 @@ pub fn all(
     };
     let mut checks = Vec::new();
     for host in &contexts {
-        checks.push(one(&short, host, query, Kind::Alone, format!("dense on {}", host.name)));
+        checks.push(one(&short, host, query, CheckKind::Alone, format!("dense on {}", host.name)));
     }
     for other in &queries[1..] {
         checks.push(one(
             &short,
             first,
             other,
-            Kind::Asked,
+            CheckKind::Asked,
             format!("dense on {}, asked by {}", first.name, other.name),
         ));
     }
     let whole = short.asked_whole();
     for query in &queries {
-        checks.push(one(&whole, first, query, Kind::Whole, format!("all of it on {}", query.name)));
+        checks.push(one(&whole, first, query, CheckKind::Whole, format!("all of it on {}", query.name)));
     }
     if contexts.len() > 1 {
         let ring = Some(MethodConfig::Ring(RingConfig::default()));
         let name = format!("ring over {} hosts", contexts.len());
-        checks.push(anywhere(short.request(ring), &short, (&contexts, query), Kind::Split, name));
+        checks.push(anywhere(short.request(ring), &short, (&contexts, query), CheckKind::Split, name));
     }
     let exact = ["dense", "ring", "ulysses"].contains(&default.name());
     if let Some(long) = long.filter(|_| default.name() != "dense") {
-        checks.push(one(&long, first, query, Kind::LongAlone, format!("dense on {}, longer", first.name)));
+        checks.push(one(&long, first, query, CheckKind::LongAlone, format!("dense on {}, longer", first.name)));
         let name = format!("the default, {}", default.name());
-        checks.push(anywhere(long.request(None), &long, (&contexts, query), Kind::Default { exact }, name));
+        checks.push(anywhere(long.request(None), &long, (&contexts, query), CheckKind::Default { exact }, name));
     }
     Ok(checks)
 }
@@ -126,7 +126,7 @@ fn placed(
     mut request: JobRequest,
     canary: &Canary,
     (contexts, query): (&[&HostStatus], &HostStatus),
-    kind: Kind,
+    kind: CheckKind,
     name: String,
 ) -> Check {
     let label = |host: &&HostStatus| (NAME_LABEL.to_owned(), host.name.clone());
@@ -139,7 +139,7 @@ fn anywhere(
     mut request: JobRequest,
     canary: &Canary,
     (contexts, query): (&[&HostStatus], &HostStatus),
-    kind: Kind,
+    kind: CheckKind,
     name: String,
 ) -> Check {
     request.placement.query_host = Some(query.name.clone());

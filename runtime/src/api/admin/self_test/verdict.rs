@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use asterism_actors::api::{JobState, JobStatus, SelfTestCheck, SelfTestState, Verdict};
 
-use super::checks::{Check, Kind};
+use super::checks::{Check, CheckKind};
 
 /// Codes of jobs that failed for want of a host, room or time: nothing is wrong with what is computed.
 const MAY_PASS: &[&str] =
@@ -16,7 +16,7 @@ const MAY_PASS: &[&str] =
 
 /// What may be asked of the cluster's model.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct CheckRules {
     /// It is known to find the fact.
     pub finds: bool,
     /// It computes in so few bits that tokens which mean nothing may differ by rounding.
@@ -25,7 +25,7 @@ pub struct Rules {
 
 /// How a canary ended.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// With these tokens.
     Answered {
         /// Their ids.
@@ -45,20 +45,20 @@ pub struct Run {
     /// What was asked.
     pub check: Check,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// Seconds it took.
     pub seconds: f64,
 }
 
 /// How a job ended, as an outcome.
-pub fn outcome(status: &JobStatus) -> Outcome {
+pub fn outcome(status: &JobStatus) -> CheckOutcome {
     match (status.state, &status.error) {
-        (JobState::Succeeded, _) => Outcome::Answered { tokens: status.tokens.clone(), text: status.text.clone() },
+        (JobState::Succeeded, _) => CheckOutcome::Answered { tokens: status.tokens.clone(), text: status.text.clone() },
         (JobState::Failed, Some(error)) if !MAY_PASS.contains(&error.code.as_str()) => {
-            Outcome::Failed(format!("{}: {}", error.code, error.message))
+            CheckOutcome::Failed(format!("{}: {}", error.code, error.message))
         }
-        (_, Some(error)) => Outcome::Undone(format!("{}: {}", error.code, error.message)),
-        (_, None) => Outcome::Undone("it was cancelled".into()),
+        (_, Some(error)) => CheckOutcome::Undone(format!("{}: {}", error.code, error.message)),
+        (_, None) => CheckOutcome::Undone("it was cancelled".into()),
     }
 }
 
@@ -73,7 +73,7 @@ struct Reference<'a> {
 impl Run {
     fn answer(&self) -> Option<(&[u32], &str)> {
         match &self.outcome {
-            Outcome::Answered { tokens, text } => Some((tokens, text)),
+            CheckOutcome::Answered { tokens, text } => Some((tokens, text)),
             _ => None,
         }
     }
@@ -85,8 +85,8 @@ impl Run {
 }
 
 /// Judges every canary.
-pub fn judge(runs: &[Run], rules: Rules) -> Vec<SelfTestCheck> {
-    let references = [reference(runs, Kind::Alone), reference(runs, Kind::LongAlone)];
+pub fn judge(runs: &[Run], rules: CheckRules) -> Vec<SelfTestCheck> {
+    let references = [reference(runs, CheckKind::Alone), reference(runs, CheckKind::LongAlone)];
     let judged = |run: &Run| {
         let reference = references[usize::from(run.check.kind.is_long())].as_ref();
         let (verdict, note) = judge_one(run, reference, rules);
@@ -109,7 +109,7 @@ pub fn judge(runs: &[Run], rules: Rules) -> Vec<SelfTestCheck> {
 }
 
 /// The answer of most hosts alone; one that holds the fact counts more than any number that do not.
-fn reference(runs: &[Run], kind: Kind) -> Option<Reference<'_>> {
+fn reference(runs: &[Run], kind: CheckKind) -> Option<Reference<'_>> {
     let mut votes: BTreeMap<&[u32], (bool, usize, usize)> = BTreeMap::new();
     for (at, run) in runs.iter().enumerate().filter(|(_, run)| run.check.kind == kind) {
         if let Some((tokens, _)) = run.answer() {
@@ -123,11 +123,11 @@ fn reference(runs: &[Run], kind: Kind) -> Option<Reference<'_>> {
     Some(Reference { tokens, text: runs[first].answer()?.1, run: &runs[first], finds })
 }
 
-fn judge_one(run: &Run, reference: Option<&Reference<'_>>, rules: Rules) -> (Verdict, Option<String>) {
+fn judge_one(run: &Run, reference: Option<&Reference<'_>>, rules: CheckRules) -> (Verdict, Option<String>) {
     let (tokens, text) = match &run.outcome {
-        Outcome::Answered { tokens, text } => (tokens, text),
-        Outcome::Failed(cause) => return (Verdict::Wrong, Some(cause.clone())),
-        Outcome::Undone(cause) => return (Verdict::Undone, Some(cause.clone())),
+        CheckOutcome::Answered { tokens, text } => (tokens, text),
+        CheckOutcome::Failed(cause) => return (Verdict::Wrong, Some(cause.clone())),
+        CheckOutcome::Undone(cause) => return (Verdict::Undone, Some(cause.clone())),
     };
     let Some(reference) = reference else {
         return (Verdict::Unjudged, Some("no host answered alone, to compare with".into()));
@@ -140,9 +140,9 @@ fn judge_one(run: &Run, reference: Option<&Reference<'_>>, rules: Rules) -> (Ver
         let other = reference.run.check.hosts.first().map_or("", String::as_str);
         Some(format!("it answers {text:?}, and {other} alone answers {:?}", reference.text))
     };
-    let approximate = matches!(run.check.kind, Kind::Default { exact: false });
+    let approximate = matches!(run.check.kind, CheckKind::Default { exact: false });
     let unequal = run.check.numerics.union(&reference.run.check.numerics).count() > 1;
-    let split = matches!(run.check.kind, Kind::Split | Kind::Whole | Kind::Default { .. });
+    let split = matches!(run.check.kind, CheckKind::Split | CheckKind::Whole | CheckKind::Default { .. });
     match () {
         () if tokens == reference.tokens => (Verdict::Right, None),
         () if (approximate || unequal) && reference.finds && run.finds() => (Verdict::Right, None),

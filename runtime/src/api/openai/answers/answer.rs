@@ -10,10 +10,10 @@ use asterism_actors::{
 };
 
 use super::{
-    gone::Client,
+    gone::ClientConnection,
     running::Running,
     stream,
-    voice::Voice,
+    voice::ChatVoice,
     wire::{Head, Kind},
 };
 use crate::api::{
@@ -30,7 +30,7 @@ pub async fn give(
     share: Share,
 ) -> Checked<HttpResponse> {
     asked.job.labels.extend(owner(request).map(|name| (bounds::KEY.to_owned(), name)));
-    let client = Client::of(request);
+    let client = ClientConnection::of(request);
     let streamed = asked.stream;
     let operation = if kind == Kind::Chat { "chat" } else { "text_completion" };
     let started = Running::start(&state.supervisor, asked, RequestSpan::of(request, operation)).await;
@@ -39,7 +39,7 @@ pub async fn give(
     let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model());
     match streamed {
         Some(streamed) => {
-            let voice = Voice::new(head, streamed.usage);
+            let voice = ChatVoice::new(head, streamed.usage);
             Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
         }
         None => {
@@ -60,7 +60,7 @@ pub fn weight(status: &JobStatus) -> usize {
 }
 
 /// How a job ended whose client waits for all of it.
-pub async fn ended((mut running, mut listener): (Running, Listener), client: &Client) -> Checked<JobStatus> {
+pub async fn ended((mut running, mut listener): (Running, Listener), client: &ClientConnection) -> Checked<JobStatus> {
     loop {
         let event = tokio::select! {
             event = listener.next() => event.ok_or_else(refusal::stopping)?,

@@ -17,11 +17,11 @@ pub fn take_in(stream: &TcpStream, kept: &mut Extensions) {
 }
 
 /// A client, to be waited for until it goes away.
-pub struct Client {
+pub struct ClientConnection {
     socket: Option<TcpStream>,
 }
 
-impl Client {
+impl ClientConnection {
     /// Whose request it is.
     pub fn of(request: &HttpRequest) -> Self {
         let socket = request.conn_data::<Socket>().and_then(|socket| socket.0.try_clone().ok());

@@ -9,7 +9,7 @@ use super::stream;
 use crate::api::{http::error::Refusal, openai::store};
 
 /// Numbers of the events before the first text.
-const OPENING: u64 = 3;
+const RESPONSE_OPENING: u64 = 3;
 
 /// The job of a response.
 pub fn job_id(id: &str) -> Option<String> {
@@ -89,7 +89,7 @@ fn part(text: &str) -> Value {
 }
 
 /// A response as a stream of events.
-pub struct Voice {
+pub struct ResponseVoice {
     status: JobStatus,
     /// Bytes of text that went by.
     said: u64,
@@ -97,7 +97,7 @@ pub struct Voice {
     after: Option<u64>,
 }
 
-impl Voice {
+impl ResponseVoice {
     /// Of a job, behind the event of number `after`.
     pub fn new(status: JobStatus, after: Option<u64>) -> Self {
         Self { status, said: 0, after }
@@ -122,7 +122,7 @@ impl Voice {
     }
 
     fn delta(&mut self, text: &str) -> Option<Bytes> {
-        let before = OPENING + self.said;
+        let before = RESPONSE_OPENING + self.said;
         self.said += text.len() as u64;
         let heard = usize::try_from(self.after.unwrap_or(0).saturating_sub(before)).unwrap_or(usize::MAX);
         // Numbers are told where characters end; another one gets the whole character.
@@ -131,11 +131,11 @@ impl Voice {
             return None;
         }
         let body = self.about_text(json!({ "delta": unheard, "logprobs": [] }));
-        self.event(OPENING + self.said, "response.output_text.delta", body)
+        self.event(RESPONSE_OPENING + self.said, "response.output_text.delta", body)
     }
 }
 
-impl stream::Voice for Voice {
+impl stream::Voice for ResponseVoice {
     fn opening(&mut self) -> Vec<Bytes> {
         let mut begun = object(&self.status);
         (begun["status"], begun["output"], begun["usage"]) = ("in_progress".into(), json!([]), Value::Null);
@@ -146,7 +146,7 @@ impl stream::Voice for Voice {
             self.event(0, "response.created", json!({ "response": begun })),
             self.event(1, "response.in_progress", json!({ "response": begun })),
             self.event(2, "response.output_item.added", json!({ "output_index": 0, "item": item })),
-            self.event(OPENING, "response.content_part.added", added),
+            self.event(RESPONSE_OPENING, "response.content_part.added", added),
         ];
         events.into_iter().flatten().collect()
     }
@@ -157,11 +157,11 @@ impl stream::Voice for Voice {
 
     fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes> {
         let progress = super::wire::progress(hosts, time_ms);
-        self.event(OPENING + self.said, "response.prompt_progress", json!({ "prompt_progress": progress }))
+        self.event(RESPONSE_OPENING + self.said, "response.prompt_progress", json!({ "prompt_progress": progress }))
     }
 
     fn recovery(&mut self, recovery: &RecoveryStatus) -> Option<Bytes> {
-        self.event(OPENING + self.said, "response.recovery", json!({ "recovery": recovery }))
+        self.event(RESPONSE_OPENING + self.said, "response.recovery", json!({ "recovery": recovery }))
     }
 
     fn end(&mut self, status: JobStatus) -> Vec<Bytes> {
@@ -170,7 +170,7 @@ impl stream::Voice for Voice {
         let unsaid =
             usize::try_from(self.said).ok().and_then(|said| self.status.text.get(said..)).unwrap_or("").to_owned();
         let rest = self.delta(&unsaid);
-        let number = OPENING + self.said;
+        let number = RESPONSE_OPENING + self.said;
         let text = &self.status.text;
         let last = format!("response.{}", state(&self.status));
         let events = [
@@ -193,7 +193,7 @@ impl stream::Voice for Voice {
 
     fn broken(&mut self, refusal: &Refusal) -> Vec<Bytes> {
         let said = json!({ "code": refusal.code(), "message": refusal.to_string(), "param": null });
-        self.event(OPENING + self.said, "error", said).into_iter().collect()
+        self.event(RESPONSE_OPENING + self.said, "error", said).into_iter().collect()
     }
 }
 
@@ -222,7 +222,7 @@ mod tests {
 
     /// What a client hears behind `after`, of a job that says these tokens, or had said them.
     fn heard(tokens: &[&str], after: Option<u64>) -> Vec<(u64, String, String)> {
-        let mut voice = Voice::new(status("", "RUNNING"), after);
+        let mut voice = ResponseVoice::new(status("", "RUNNING"), after);
         let mut events = voice.opening();
         events.extend(tokens.iter().filter_map(|token| voice.token(0, token, None)));
         events.extend(voice.end(status("aé€b", "SUCCEEDED")));

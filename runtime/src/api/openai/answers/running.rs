@@ -10,7 +10,7 @@ use asterism_actors::{
 use tokio::{runtime::Handle, time::sleep};
 
 use crate::api::{
-    http::{error::Refusal, pace::Place, span::RequestSpan},
+    http::{error::Refusal, pace::ResponseGuard, span::RequestSpan},
     openai::{refusal, requests::ask::Asked},
 };
 
@@ -107,7 +107,7 @@ pub async fn open_jobs(supervisor: &Supervisor, wanted: impl Fn(&JobStatus) -> b
 }
 
 /// Keeps something until a job has ended.
-pub async fn hold(supervisor: Supervisor, id: String, what: Place) {
+pub async fn hold(supervisor: Supervisor, id: String, what: ResponseGuard) {
     let mut listener = loop {
         match supervisor.watch(&id).await {
             Ok(listener) => break listener,

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use tokio::time::{Instant, sleep};
 
-use super::{gone::Client, running::Running};
+use super::{gone::ClientConnection, running::Running};
 use crate::api::{
     http::error::Refusal,
     openai::{refusal, requests::ask::Streamed},
@@ -40,7 +40,7 @@ pub trait Voice {
 struct Told {
     running: Running,
     listener: Listener,
-    client: Client,
+    client: ClientConnection,
     voice: Box<dyn Voice>,
     says: Streamed,
     began: Instant,
@@ -51,7 +51,7 @@ struct Told {
 /// Streams what a job says to its client.
 pub fn answer(
     (running, listener): (Running, Listener),
-    client: Client,
+    client: ClientConnection,
     (mut voice, says): (Box<dyn Voice>, Streamed),
 ) -> HttpResponse {
     let (ready, began) = (voice.opening().into(), Instant::now());

@@ -10,21 +10,21 @@ use crate::api::http::error::Refusal;
 const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
 /// A chat or a completion as it is streamed.
-pub struct Voice {
+pub struct ChatVoice {
     head: Head,
     /// Whether tokens are told at the end.
     usage: bool,
     has_spoken: bool,
 }
 
-impl Voice {
+impl ChatVoice {
     /// Whose chunks begin with `head`.
     pub fn new(head: Head, usage: bool) -> Self {
         Self { head, usage, has_spoken: false }
     }
 }
 
-impl stream::Voice for Voice {
+impl stream::Voice for ChatVoice {
     fn opening(&mut self) -> Vec<Bytes> {
         self.head.first().iter().map(data).collect()
     }

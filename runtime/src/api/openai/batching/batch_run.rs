@@ -34,17 +34,17 @@ use crate::api::{
         chat, completions, refusal,
         requests::{ask::Asked, fields::Fields},
         responses,
-        store::{self, BATCH, Batch, Course, FILE, Kept},
+        store::{self, BATCH_PREFIX, Batch, Course, FILE_PREFIX, Kept},
     },
 };
-use answers::Answers;
+use answers::BatchAnswers;
 use documents::document;
 pub use line::Line;
-pub use lines::{Lines, Place};
+pub use lines::{LinePlace, Lines};
 use work::{LATER, Work, may_pass};
 
 /// Lines that are worked on at once.
-const AT_ONCE: usize = 8;
+const LINES_AT_ONCE: usize = 8;
 /// Most lines of a batch.
 pub const MOST_LINES: usize = 50_000;
 
@@ -100,7 +100,7 @@ impl Work {
     /// Does what is left of the batch; whether it is at its end then.
     async fn run(mut self) -> std::io::Result<bool> {
         let (store, open, id) = (self.state.store.clone(), self.state.open.clone(), self.batch.id.clone());
-        let mut answers = Answers::read(store.answers(&id)?)?;
+        let mut answers = BatchAnswers::read(store.answers(&id)?)?;
         store.recount(&id);
         open.set(&id, answers.counts());
         let mut cancelled = self.cancelled.clone();
@@ -114,11 +114,11 @@ impl Work {
             lines => lines?,
         };
         self.find_documents().await;
-        let mut left: VecDeque<Place> = self.lines.places.clone().into();
+        let mut left: VecDeque<LinePlace> = self.lines.places.clone().into();
         left.retain(|place| !answers.has(place.line));
         let (work, mut tasks, mut stopped) = (Arc::new(self), JoinSet::new(), false);
         loop {
-            while tasks.len() < AT_ONCE && !stopped {
+            while tasks.len() < LINES_AT_ONCE && !stopped {
                 let Some(place) = left.pop_front() else { break };
                 tasks.spawn(work.clone().line(place));
             }
@@ -143,7 +143,7 @@ impl Work {
     /// Keeps an answer, or where there is no room for it, that there was none.
     fn keep_answer(
         &self,
-        answers: &mut Answers,
+        answers: &mut BatchAnswers,
         (line, is_good): (usize, bool),
         answer: &Value,
     ) -> std::io::Result<()> {
@@ -159,7 +159,7 @@ impl Work {
     }
 
     /// The request of a line, once there is room for it, and its share of that.
-    async fn read(&self, place: Place) -> Checked<(Line, Share)> {
+    async fn read(&self, place: LinePlace) -> Checked<(Line, Share)> {
         let (intake, unread) = (&self.state.intake, weight::unread(place.bytes));
         let gone = |error: std::io::Error| files::of_disk(&error);
         let structure = {
@@ -182,7 +182,7 @@ impl Work {
         }
     }
 
-    async fn line(self: Arc<Self>, place: Place) -> Outcome {
+    async fn line(self: Arc<Self>, place: LinePlace) -> Outcome {
         let at = place.line;
         let (id, told) = match self.read(place).await {
             Ok((Line { custom_id, body, .. }, share)) => match self.asked(body).await {
@@ -204,7 +204,7 @@ impl Work {
 
     /// The answer to a line as its client reads it, and whether it is one.
     fn worded(&self, at: usize, custom_id: Value, told: Checked<JobStatus>) -> (bool, Value) {
-        let digits = store::digits(BATCH, &self.batch.id).unwrap_or_default();
+        let digits = store::digits(BATCH_PREFIX, &self.batch.id).unwrap_or_default();
         let (id, request) = (format!("batch_req_{digits}-{at}"), self.job_id(at));
         let (is_good, status, body) = match told {
             Ok(status) => (true, 200, self.object(&status)),
@@ -215,7 +215,7 @@ impl Work {
     }
 
     fn job_id(&self, at: usize) -> String {
-        format!("batch-{}-{at}", store::digits(BATCH, &self.batch.id).unwrap_or_default())
+        format!("batch-{}-{at}", store::digits(BATCH_PREFIX, &self.batch.id).unwrap_or_default())
     }
 
     fn object(&self, status: &JobStatus) -> Value {
@@ -289,7 +289,7 @@ impl Work {
     }
 
     /// Writes the files of a batch that is at its end.
-    fn finish(&self, answers: &Answers) -> std::io::Result<()> {
+    fn finish(&self, answers: &BatchAnswers) -> std::io::Result<()> {
         let (mut batch, counts, now) = (self.batch.clone(), answers.counts(), answer::unix_time());
         let store = &self.state.store;
         let write = |good: bool, kind: &str| -> std::io::Result<Option<String>> {
@@ -297,7 +297,7 @@ impl Work {
                 return Ok(None);
             }
             // The same at each try, so that one that the disk ended leaves no file that nobody knows.
-            let id = store::derived(FILE, &self.batch.id, kind);
+            let id = store::derived(FILE_PREFIX, &self.batch.id, kind);
             let kept = Kept {
                 id: id.clone(),
                 owner: self.batch.owner.clone(),

@@ -29,14 +29,14 @@ use crate::api::{
         keys::owner,
         refusal,
         requests::fields::Fields,
-        store::{BATCH, Batch, Counts, Course, drawn},
+        store::{BATCH_PREFIX, Batch, Counts, Course, drawn},
     },
 };
 
 /// What lines may ask.
-pub const ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
+pub const BATCH_ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 /// Entries of a list where nothing is said, and at most.
-const LISTED: (usize, usize) = (20, 100);
+const BATCHES_LISTED: (usize, usize) = (20, 100);
 
 #[post("/v1/batches")]
 pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fields>) -> Checked<Json<Value>> {
@@ -47,14 +47,17 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, taken: Taken<Fi
     fields.take::<String>("completion_window")?;
     let metadata = fields.metadata.take();
     fields.finish()?;
-    if !ENDPOINTS.contains(&endpoint.as_str()) {
+    if !BATCH_ENDPOINTS.contains(&endpoint.as_str()) {
         let got = bounds::shown(&endpoint);
-        return Err(Refusal::invalid("endpoint", format!("endpoint is '{got}', expected {}", ENDPOINTS.join(", "))));
+        return Err(Refusal::invalid(
+            "endpoint",
+            format!("endpoint is '{got}', expected {}", BATCH_ENDPOINTS.join(", ")),
+        ));
     }
     let owner = owner(&request);
     let file = files::find(&state, owner.as_ref(), &input_file_id)?;
     let mut batch = Batch {
-        id: drawn(BATCH),
+        id: drawn(BATCH_PREFIX),
         owner,
         endpoint,
         input_file_id,
@@ -116,9 +119,9 @@ async fn check(lines: &Lines, endpoint: &str, (intake, holder): (&Intake, &Holde
 
 #[get("/v1/batches")]
 pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<Listing>) -> Checked<Json<Value>> {
-    let page = state
-        .store
-        .batches(owner(&request).as_ref(), |ids| listing.page(&mut ids.map(|id| (id, id.to_owned())), LISTED))?;
+    let page = state.store.batches(owner(&request).as_ref(), |ids| {
+        listing.page(&mut ids.map(|id| (id, id.to_owned())), BATCHES_LISTED)
+    })?;
     let store = state.store.clone();
     let read = move || page.entries.iter().filter_map(|id| store.batch(id)).collect::<Vec<_>>();
     let (has_more, batches) = (page.has_more, block(read).await.map_err(|error| Refusal::failed("internal", error))?);
@@ -181,7 +184,7 @@ mod tests {
         std::io::Seek::rewind(&mut file).unwrap();
         let (lines, intake) = (Lines::find(file, MOST_LINES + 1).unwrap(), Intake::of_bytes(4 << 10));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(check(&lines, ENDPOINTS[0], (&intake, &None)))
+        runtime.block_on(check(&lines, BATCH_ENDPOINTS[0], (&intake, &None)))
     }
 
     #[test]
@@ -189,13 +192,13 @@ mod tests {
         let line = |id: &str, url: &str| {
             format!("{{\"custom_id\": \"{id}\", \"method\": \"POST\", \"url\": \"{url}\", \"body\": {{}}}}\n")
         };
-        let chat = ENDPOINTS[0];
+        let chat = BATCH_ENDPOINTS[0];
         let good = line("a", chat) + "\n" + &line("b", chat);
         assert_eq!(checked(&good).unwrap(), 2);
         for (text, cause) in [
             (String::new(), "no line"),
             (line("a", chat) + &line("a", chat), "line 2 of the file has the custom_id"),
-            (line("a", ENDPOINTS[1]), "line 1 of the file asks for another endpoint"),
+            (line("a", BATCH_ENDPOINTS[1]), "line 1 of the file asks for another endpoint"),
             ("{}".to_owned(), "line 1 of the file is no request"),
             ("\n\nmoon".to_owned(), "line 3 of the file is no request"),
             (line(&"x".repeat(513), chat), "line 1 of the file is no request: custom_id has more than 512"),

@@ -27,7 +27,7 @@ use crate::api::{
         answers::answer::unix_time,
         keys::owner,
         refusal,
-        store::{FILE, Full, Kept, NotKept, Store, Upload, drawn},
+        store::{FILE_PREFIX, Full, Kept, NotKept, Store, Upload, drawn},
     },
 };
 
@@ -38,7 +38,7 @@ const PIECE: usize = 64 << 10;
 /// Bytes of a field that is no file.
 const FIELD_BYTES: usize = 256;
 /// Entries of a list where nothing is said, and at most.
-const LISTED: (usize, usize) = (10_000, 10_000);
+const FILES_LISTED: (usize, usize) = (10_000, 10_000);
 
 #[post("/v1/files")]
 pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart) -> Checked<Json<Value>> {
@@ -48,7 +48,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart
         return Err(Refusal::invalid("purpose", format!("purpose is '{}', expected batch", bounds::shown(&purpose))));
     }
     let (bytes, created_at) = (upload.bytes(), unix_time());
-    let kept = Kept { id: drawn(FILE), owner, filename, purpose, bytes, created_at };
+    let kept = Kept { id: drawn(FILE_PREFIX), owner, filename, purpose, bytes, created_at };
     let made = kept.clone();
     let put = block(move || upload.keep(&made).map_err(not_kept));
     put.await.map_err(|error| Refusal::failed("internal", error))??;
@@ -59,7 +59,7 @@ pub async fn create(state: Data<ApiState>, request: HttpRequest, form: Multipart
 pub async fn list(state: Data<ApiState>, request: HttpRequest, listing: Query<Listing>) -> Checked<Json<Value>> {
     let page = state.store.files(owner(&request).as_ref(), |files| {
         let wanted = |file: &&Kept| listing.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose);
-        listing.page(&mut files.filter(wanted).map(|file| (file.id.as_str(), described(file))), LISTED)
+        listing.page(&mut files.filter(wanted).map(|file| (file.id.as_str(), described(file))), FILES_LISTED)
     })?;
     Ok(Json(listed(page)))
 }

@@ -12,7 +12,7 @@ use crate::api::{
 };
 
 /// Most tokens of an answer where a request does not say, and never more than this part of what the model takes.
-const MOST_TOKENS: (usize, usize) = (1024, 4);
+const MOST_ANSWER_TOKENS: (usize, usize) = (1024, 4);
 
 /// How to answer.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl Asked {
         let mut job = JobRequest::new(None, String::new().into());
         job.labels.insert(bounds::ATTACHED.into(), "yes".into());
         let most = most_tokens(&mut fields)?;
-        let (default, part) = MOST_TOKENS;
+        let (default, part) = MOST_ANSWER_TOKENS;
         job.max_tokens = most.unwrap_or(default.min(model.max_tokens / part).max(1));
         job.sampling = sampling(&mut fields)?;
         job.stop = match fields.take("stop")? {

@@ -7,7 +7,7 @@ use super::fields::Fields;
 use crate::api::{http::error::Refusal, openai::Checked};
 
 /// Most likely tokens that a completion tells beside each.
-const OF_TEXT: u32 = 5;
+const LOGPROBS_OF_TEXT: u32 = 5;
 
 /// A token of an answer, and how likely it was.
 pub type Said<'a> = (u32, &'a TokenLogprobs);
@@ -33,7 +33,7 @@ pub fn of_chat_asked(fields: &mut Fields) -> Checked<Option<u32>> {
 pub fn of_text_asked(fields: &mut Fields) -> Checked<Option<u32>> {
     let wanted: Option<u32> = fields.take("logprobs")?;
     match wanted {
-        Some(most) if most > OF_TEXT => Err(too_many("logprobs", most, OF_TEXT)),
+        Some(most) if most > LOGPROBS_OF_TEXT => Err(too_many("logprobs", most, LOGPROBS_OF_TEXT)),
         wanted => Ok(wanted),
     }
 }

@@ -9,7 +9,7 @@ use serde::{
 };
 
 /// Most messages of a conversation.
-const MOST: usize = 65_536;
+const MOST_MESSAGES: usize = 65_536;
 
 /// An element of `messages` or `input`.
 #[derive(Debug, Default, PartialEq)]
@@ -242,8 +242,8 @@ impl<'de> Deserialize<'de> for Messages {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Messages, A::Error> {
                 let mut messages = Vec::new();
                 while let Some(message) = list.next_element()? {
-                    if messages.len() == MOST {
-                        return Err(A::Error::custom(format!("there are more than {MOST} messages")));
+                    if messages.len() == MOST_MESSAGES {
+                        return Err(A::Error::custom(format!("there are more than {MOST_MESSAGES} messages")));
                     }
                     messages.push(message);
                 }
@@ -311,7 +311,7 @@ mod tests {
         let long = "x".repeat(1 << 20);
         let Messages::List(messages) = read(&format!(r#"[{{"role": "{long}", "type": 3}}]"#)) else { panic!() };
         assert_eq!((messages[0].role.as_ref().unwrap().len(), messages[0].kind.as_deref()), (WORD_BYTES, Some("")));
-        let many = format!("[{}3]", "3,".repeat(MOST));
+        let many = format!("[{}3]", "3,".repeat(MOST_MESSAGES));
         assert!(serde_json::from_str::<Messages>(&many).is_err());
     }
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 /// Most values that the fields of a request beside its texts have, and bytes of texts in them.
 const MOST_VALUES: usize = 4096;
-const MOST_BYTES: usize = 256 << 10;
+const MOST_JSON_BYTES: usize = 256 << 10;
 
 /// What is left for the fields of a request.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { values: Cell::new(MOST_VALUES), bytes: Cell::new(MOST_BYTES) }
+        Self { values: Cell::new(MOST_VALUES), bytes: Cell::new(MOST_JSON_BYTES) }
     }
 }
 
@@ -32,7 +32,7 @@ impl Budget {
         let less = |left: &Cell<usize>, by| left.get().checked_sub(by).map(|less| left.set(less));
         less(&self.values, 1).and_then(|()| less(&self.bytes, bytes)).ok_or_else(|| {
             E::custom(format!(
-                "the fields beside the texts have too much in them, expected at most {MOST_VALUES} values and {MOST_BYTES} bytes"
+                "the fields beside the texts have too much in them, expected at most {MOST_VALUES} values and {MOST_JSON_BYTES} bytes"
             ))
         })
     }
@@ -130,7 +130,7 @@ mod tests {
         let list = |count: usize| format!("[{}0]", "0,".repeat(count));
         assert!(once(&list(4000)).is_ok());
         for text in
-            [list(4200), format!("[{}0]", "{\"\":0},".repeat(2100)), format!("\"{}\"", "x".repeat(MOST_BYTES + 1))]
+            [list(4200), format!("[{}0]", "{\"\":0},".repeat(2100)), format!("\"{}\"", "x".repeat(MOST_JSON_BYTES + 1))]
         {
             assert!(once(&text).is_err_and(|error| error.to_string().contains("too much")), "{text:.40}");
         }

@@ -11,9 +11,9 @@ use super::{Batch, Kept};
 use crate::cluster::Limits;
 
 /// Bytes that a file or a batch takes beside its content.
-const HEAD_BYTES: u64 = 4096;
+const ENTRY_HEAD_BYTES: u64 = 4096;
 /// Most files of all keys, most batches that are kept, and most of these that have not ended. One key has half of each at most.
-const FILES: usize = 10_000;
+const MOST_FILES: usize = 10_000;
 const BATCHES: usize = 1000;
 const OPEN: usize = 64;
 
@@ -109,8 +109,8 @@ impl Index {
     /// Takes a file in, unless there is too much.
     pub fn take_file(&mut self, kept: &Kept) -> Result<(), Full> {
         let own = self.files.values().filter(|file| file.owner == kept.owner).count();
-        within("files", (self.files.len() + 1, own + 1), FILES)?;
-        self.check_bytes(&kept.owner, HEAD_BYTES + kept.bytes as u64)?;
+        within("files", (self.files.len() + 1, own + 1), MOST_FILES)?;
+        self.check_bytes(&kept.owner, ENTRY_HEAD_BYTES + kept.bytes as u64)?;
         self.insert_file(kept.clone());
         Ok(())
     }
@@ -130,7 +130,7 @@ impl Index {
     /// Takes a file in that is there.
     pub fn insert_file(&mut self, kept: Kept) {
         self.remove_file(&kept.id);
-        self.add(&kept.owner, HEAD_BYTES + kept.bytes as u64);
+        self.add(&kept.owner, ENTRY_HEAD_BYTES + kept.bytes as u64);
         self.times.insert(kept.id.clone(), kept.created_at);
         self.files.insert((kept.created_at, kept.id.clone()), kept);
     }
@@ -140,7 +140,7 @@ impl Index {
         let Some(time) = self.times.get(id).copied() else { return };
         if let Some(kept) = self.files.remove(&(time, id.to_owned())) {
             self.times.remove(id);
-            self.subtract(&kept.owner, HEAD_BYTES + kept.bytes as u64);
+            self.subtract(&kept.owner, ENTRY_HEAD_BYTES + kept.bytes as u64);
         }
     }
 
@@ -150,7 +150,7 @@ impl Index {
         let is_own = |other: &&BatchHead| other.owner == batch.owner;
         let open = self.batches.values().filter(|batch| batch.is_open);
         within(OPEN_BATCHES, (open.clone().count() + 1, open.filter(is_own).count() + 1), OPEN)?;
-        self.check_bytes(&batch.owner, HEAD_BYTES + batch.bytes)?;
+        self.check_bytes(&batch.owner, ENTRY_HEAD_BYTES + batch.bytes)?;
         let own = self.batches.values().filter(is_own).count() + 1;
         let of_all = (self.batches.len() + 1).saturating_sub(BATCHES);
         let of_own = own.saturating_sub(BATCHES / 2);
@@ -165,7 +165,7 @@ impl Index {
 
     /// Takes a batch in that is there.
     pub fn insert_batch(&mut self, batch: BatchHead) {
-        self.add(&batch.owner, HEAD_BYTES + batch.bytes);
+        self.add(&batch.owner, ENTRY_HEAD_BYTES + batch.bytes);
         self.times.insert(batch.id.clone(), batch.created_at);
         self.batches.insert((batch.created_at, batch.id.clone()), batch);
     }
@@ -174,7 +174,7 @@ impl Index {
     pub fn remove_batch(&mut self, id: &str) {
         let Some(time) = self.times.remove(id) else { return };
         if let Some(batch) = self.batches.remove(&(time, id.to_owned())) {
-            self.subtract(&batch.owner, HEAD_BYTES + batch.bytes);
+            self.subtract(&batch.owner, ENTRY_HEAD_BYTES + batch.bytes);
         }
     }
 

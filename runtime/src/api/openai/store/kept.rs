@@ -7,9 +7,9 @@ use uuid::Uuid;
 use crate::api::openai::store::metadata::Metadata;
 
 /// What ids of files and batches begin with.
-pub const FILE: &str = "file-";
+pub const FILE_PREFIX: &str = "file-";
 
-pub const BATCH: &str = "batch_";
+pub const BATCH_PREFIX: &str = "batch_";
 
 /// A file, without its content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use std::{
 
 use uuid::Uuid;
 
-use super::{FILE, Kept, NotKept, Store};
+use super::{FILE_PREFIX, Kept, NotKept, Store};
 use crate::{api::openai::store::kept::UPLOAD, data_dir::private};
 
 /// Such a file, forgotten when it is dropped before it is kept.
@@ -53,7 +53,7 @@ impl Upload {
     /// When the disk does not do it, or there is too much already.
     pub fn keep(mut self, kept: &Kept) -> Result<(), NotKept> {
         self.file.sync_all()?;
-        let data = self.store.path(FILE, &kept.id, "data")?;
+        let data = self.store.path(FILE_PREFIX, &kept.id, "data")?;
         {
             let mut index = self.store.index();
             index.release(&self.owner, std::mem::take(&mut self.bytes));

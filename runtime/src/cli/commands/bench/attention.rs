@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{
     Given, MachineArgs,
     ceiling::{self, Ceiling},
-    machine::{Machine, Seconds, random, seconds},
+    machine::{BenchBackend, RepetitionSeconds, random, seconds},
     report::{Case, Report, cell, peak, percent, tera},
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Most tokens: more than any context, and few enough for their bytes to be counted.
-const MOST_TOKENS: usize = 1 << 24;
+const MOST_BENCH_TOKENS: usize = 1 << 24;
 /// Rows that are drawn; longer tensors repeat them. No kernel's tiles are in step with it.
 const PERIOD: usize = 6997;
 
@@ -70,7 +70,7 @@ struct What {
 #[derive(Serialize)]
 struct Timed {
     #[serde(flatten)]
-    seconds: Seconds,
+    seconds: RepetitionSeconds,
     /// Of the two products, hidden pairs not counted.
     flops: u64,
     flops_per_s: f64,
@@ -100,7 +100,7 @@ impl What {
 }
 
 /// Checks, times and prints every case.
-pub fn run<B: Machine>(
+pub fn run<B: BenchBackend>(
     globals: &Globals,
     args: &AttentionArgs,
     given: &Given<'_>,
@@ -148,9 +148,9 @@ pub fn run<B: Machine>(
 
 fn checked(args: &AttentionArgs) -> Result<(), CliError> {
     let most = args.rows.iter().max().copied().unwrap_or(1);
-    match args.tokens.iter().find(|tokens| tokens.0 < most || tokens.0 > MOST_TOKENS) {
+    match args.tokens.iter().find(|tokens| tokens.0 < most || tokens.0 > MOST_BENCH_TOKENS) {
         Some(Tokens(tokens)) => {
-            let range = format!("--tokens {tokens}: from as many as --rows, {most}, to {}", grouped(MOST_TOKENS));
+            let range = format!("--tokens {tokens}: from as many as --rows, {most}, to {}", grouped(MOST_BENCH_TOKENS));
             Err(CliError::usage(range).hint("--tokens 8k,32k --rows 1,4"))
         }
         None => Ok(()),
@@ -196,7 +196,7 @@ fn show(report: Report<'_, Setup, What, Timed>) -> Result<Exit, CliError> {
 }
 
 /// Checks and times one call.
-fn case<B: Machine>(
+fn case<B: BenchBackend>(
     operands: &Operands<'_, B>,
     what: What,
     (repeat, ceiling): (u16, Option<Ceiling>),
@@ -232,7 +232,7 @@ fn case<B: Machine>(
 }
 
 /// Queries and keys as a decoder has them, and the rows that they repeat on the host.
-struct Operands<'a, B: Machine> {
+struct Operands<'a, B: BenchBackend> {
     backend: &'a B,
     heads: Heads,
     q: B::Tensor,
@@ -242,7 +242,7 @@ struct Operands<'a, B: Machine> {
     period: usize,
 }
 
-impl<'a, B: Machine> Operands<'a, B> {
+impl<'a, B: BenchBackend> Operands<'a, B> {
     fn new(backend: &'a B, heads: Heads, tokens: usize) -> Result<Self, KernelError> {
         let (period, columns) = (tokens.min(PERIOD), (heads.query + 2 * heads.kv) * heads.dim);
         let projected = backend.upload(&[period, columns], &random(1, period * columns))?;

@@ -4,7 +4,7 @@
 use asterism_kernels::{Backend, DType, HostTensor, KernelError};
 use serde::Serialize;
 
-use super::machine::{Machine, random, seconds};
+use super::machine::{BenchBackend, random, seconds};
 use crate::globals::Globals;
 
 /// The first product tried has so many rows, inputs and outputs; the next twice as many.
@@ -26,7 +26,7 @@ pub struct Ceiling {
 }
 
 /// Measures, and says what came out. Where that fails there is none, and the run goes on.
-pub fn measure<B: Machine>(globals: &Globals, backend: &B) -> Option<Ceiling> {
+pub fn measure<B: BenchBackend>(globals: &Globals, backend: &B) -> Option<Ceiling> {
     match of(backend) {
         Ok(ceiling) => {
             let Ceiling { product_size, product_flops_per_s, copy_bytes_per_s } = ceiling;
@@ -44,7 +44,7 @@ pub fn measure<B: Machine>(globals: &Globals, backend: &B) -> Option<Ceiling> {
     }
 }
 
-fn of<B: Machine>(backend: &B) -> Result<Ceiling, KernelError> {
+fn of<B: BenchBackend>(backend: &B) -> Result<Ceiling, KernelError> {
     let mut product_size = FIRST;
     let product_flops_per_s = loop {
         let best_s = product(backend, product_size)?;

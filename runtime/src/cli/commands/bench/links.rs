@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How often it is looked at.
-const POLL: Duration = Duration::from_millis(100);
+const RESULT_POLL: Duration = Duration::from_millis(100);
 
 /// What `-o json` prints.
 #[derive(Serialize)]
@@ -46,7 +46,7 @@ pub fn run(globals: &Globals) -> Result<Exit, CliError> {
     }
     let mut found: LinksReport = client.measure_links()?;
     while found.state == LinksState::Running {
-        thread::sleep(POLL);
+        thread::sleep(RESULT_POLL);
         found = client.links()?;
     }
     let links = found.links;

@@ -12,7 +12,7 @@ const MOST_REPETITIONS: f64 = 100.0;
 const COPIED: usize = 256 << 20;
 
 /// A backend whose memory can be measured.
-pub trait Machine: Backend {
+pub trait BenchBackend: Backend {
     /// Whose memory the peak is of.
     const MEMORY: &'static str;
     /// Has the peak begin anew.
@@ -23,7 +23,7 @@ pub trait Machine: Backend {
     fn copy_bytes_per_s(&self) -> Result<f64, KernelError>;
 }
 
-impl Machine for Cpu {
+impl BenchBackend for Cpu {
     const MEMORY: &'static str = "process";
 
     fn forget_peak(&self) {
@@ -55,7 +55,7 @@ impl Machine for Cpu {
 }
 
 #[cfg(feature = "cuda")]
-impl Machine for asterism_kernels::Cuda {
+impl BenchBackend for asterism_kernels::Cuda {
     const MEMORY: &'static str = "device";
 
     fn forget_peak(&self) {
@@ -86,14 +86,14 @@ fn peak_of(status: &str) -> Option<u64> {
 
 /// What repetitions took.
 #[derive(Clone, Debug, Serialize)]
-pub struct Seconds {
+pub struct RepetitionSeconds {
     /// Sorted.
     pub seconds: Vec<f64>,
     pub best_s: f64,
     pub median_s: f64,
 }
 
-impl Seconds {
+impl RepetitionSeconds {
     /// Of one repetition at least.
     pub fn of(mut seconds: Vec<f64>) -> Self {
         seconds.sort_by(f64::total_cmp);
@@ -106,7 +106,7 @@ pub fn seconds<B: Backend>(
     backend: &B,
     rows: u16,
     mut work: impl FnMut() -> Result<(), KernelError>,
-) -> Result<Seconds, KernelError> {
+) -> Result<RepetitionSeconds, KernelError> {
     let mut row = |repetitions: usize| {
         backend.finish()?;
         let started = Instant::now();
@@ -119,7 +119,7 @@ pub fn seconds<B: Backend>(
         once = row(1)?;
     }
     let repetitions = (ROW_S / once).clamp(1.0, MOST_REPETITIONS) as usize;
-    Ok(Seconds::of((0..rows).map(|_| row(repetitions)).collect::<Result<_, _>>()?))
+    Ok(RepetitionSeconds::of((0..rows).map(|_| row(repetitions)).collect::<Result<_, _>>()?))
 }
 
 /// Numbers of mean 0 and variance 1, evenly spread, the same for a seed everywhere (SplitMix64).
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_median_is_of_the_sorted() {
-        let Seconds { seconds, best_s, median_s } = Seconds::of(vec![3.0, 1.0, 2.0]);
+        let RepetitionSeconds { seconds, best_s, median_s } = RepetitionSeconds::of(vec![3.0, 1.0, 2.0]);
         assert_eq!((seconds, best_s, median_s), (vec![1.0, 2.0, 3.0], 1.0, 2.0));
     }
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::{
     BenchArgs, Given,
     ceiling::{self, Ceiling},
-    machine::{Machine, Seconds},
+    machine::{BenchBackend, RepetitionSeconds},
     report::{Case, Report, cell, peak, percent, tera},
 };
 use crate::{
@@ -36,7 +36,7 @@ pub enum Phase {
 
 /// What was timed, whatever the case.
 #[derive(Serialize)]
-pub struct Setup {
+pub struct PhaseSetup {
     phase: &'static str,
     model: String,
     device: String,
@@ -58,7 +58,7 @@ pub struct What {
 #[derive(Serialize)]
 pub struct Timed {
     #[serde(flatten)]
-    seconds: Seconds,
+    seconds: RepetitionSeconds,
     /// At the median.
     tokens_per_s: f64,
     ms_per_token: f64,
@@ -106,7 +106,7 @@ impl Work {
 }
 
 /// Times every case and prints.
-pub fn run<B: Machine>(
+pub fn run<B: BenchBackend>(
     globals: &Globals,
     args: &BenchArgs,
     phase: Phase,
@@ -124,7 +124,7 @@ pub fn run<B: Machine>(
         Device::Cuda(_) => setup.device.clone(),
     };
     let names = methods.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
-    let Setup { phase: name, model, hosts, .. } = &setup;
+    let PhaseSetup { phase: name, model, hosts, .. } = &setup;
     globals.note(format_args!("{name} of {model} with {names}, {hosts} hosts, {computing}"));
     let several = methods.len() * prompts.len();
     let ceiling = ceiling::measure(globals, bench.decoders[0].backend());
@@ -149,7 +149,7 @@ pub fn run<B: Machine>(
     show(phase, report)
 }
 
-fn show(phase: Phase, report: Report<'_, Setup, What, Timed>) -> Result<Exit, CliError> {
+fn show(phase: Phase, report: Report<'_, PhaseSetup, What, Timed>) -> Result<Exit, CliError> {
     let rate = if phase == Phase::Prefill { "TFLOP/S" } else { "TB/S" };
     let heads = [
         "PHASE", "METHOD", "DTYPE", "THREADS", "PROMPT", "TIMED", "BEST S", "MEDIAN S", "TOKENS/S", "MS/TOKEN", rate,
@@ -198,7 +198,7 @@ struct Round {
     tokens: Vec<u32>,
 }
 
-impl<'a, B: Machine> Bench<'a, B> {
+impl<'a, B: BenchBackend> Bench<'a, B> {
     fn load(
         args: &BenchArgs,
         given: Given<'a>,
@@ -223,9 +223,9 @@ impl<'a, B: Machine> Bench<'a, B> {
         })
     }
 
-    fn setup(&self, phase: Phase, args: &BenchArgs) -> Setup {
+    fn setup(&self, phase: Phase, args: &BenchArgs) -> PhaseSetup {
         let Given { dtype, threads, hosts, devices, .. } = &self.given;
-        Setup {
+        PhaseSetup {
             phase: if phase == Phase::Prefill { "prefill" } else { "decode" },
             model: self.model.clone(),
             device: devices.iter().map(Device::to_string).collect::<Vec<_>>().join(","),
@@ -306,12 +306,12 @@ impl<'a, B: Machine> Bench<'a, B> {
         }
         let work = Work::of(phase, &plan, (&self.shape(), self.step_weights()));
         let timed_tokens = if phase == Phase::Prefill { ids.len() } else { generated - 1 };
-        Ok(self.timed((Seconds::of(seconds), timed_tokens), (work, ceiling), reference.unwrap_or_default()))
+        Ok(self.timed((RepetitionSeconds::of(seconds), timed_tokens), (work, ceiling), reference.unwrap_or_default()))
     }
 
     fn timed(
         &self,
-        (seconds, timed_tokens): (Seconds, usize),
+        (seconds, timed_tokens): (RepetitionSeconds, usize),
         (work, ceiling): (Work, Option<Ceiling>),
         tokens: Vec<u32>,
     ) -> Timed {

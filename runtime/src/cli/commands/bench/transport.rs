@@ -28,7 +28,7 @@ use crate::{
 pub struct TransportArgs {
     /// Transports, with commas [default: all]; plain TCP is what the others are compared with
     #[arg(long, value_name = "NAME", value_enum, value_delimiter = ',')]
-    pub transport: Vec<Kind>,
+    pub transport: Vec<TransportKind>,
     /// Timed round trips of small payloads; of 1 MiB a tenth
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = up_to::<1_000_000>)]
     pub round_trips: usize,
@@ -43,7 +43,7 @@ pub struct TransportArgs {
 /// What carries bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum TransportKind {
     /// Plain TCP: no frames, no encryption
     Tcp,
     /// Within a process
@@ -62,7 +62,7 @@ pub enum Kind {
     UcxTcp,
 }
 
-impl Kind {
+impl TransportKind {
     fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
@@ -73,7 +73,7 @@ pub fn run(globals: &Globals, args: &TransportArgs) -> Result<Exit, CliError> {
     let loads = loads(args);
     let mut rows = Vec::new();
     // In their order: plain TCP comes first, the others are told by it.
-    for kind in Kind::value_variants().iter().copied() {
+    for kind in TransportKind::value_variants().iter().copied() {
         if !args.transport.is_empty() && !args.transport.contains(&kind) {
             continue;
         }
@@ -103,26 +103,26 @@ fn loads(args: &TransportArgs) -> [Load; 4] {
 }
 
 fn time(
-    kind: Kind,
+    kind: TransportKind,
     args: &TransportArgs,
     loads: &[Load],
     done: impl FnMut(&Timed),
 ) -> Result<Vec<Timed>, MeasureError> {
     let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     match kind {
-        Kind::Tcp => measure::tcp(loads, done),
-        Kind::Local => {
+        TransportKind::Tcp => measure::tcp(loads, done),
+        TransportKind::Local => {
             let network = LocalNetwork::new();
             measure::between(move || network.bind(here, Arc::new(NoObserver)), loads, done)
         }
-        Kind::Quic => {
+        TransportKind::Quic => {
             let lanes = args.lanes.into();
             measure::between(move || quic(here, lanes), loads, done)
         }
         #[cfg(feature = "ucx")]
-        Kind::UcxShm => measure::between(move || ucx(here, "shm"), loads, done),
+        TransportKind::UcxShm => measure::between(move || ucx(here, "shm"), loads, done),
         #[cfg(feature = "ucx")]
-        Kind::UcxTcp => measure::between(move || ucx(here, "tcp"), loads, done),
+        TransportKind::UcxTcp => measure::between(move || ucx(here, "tcp"), loads, done),
     }
 }
 
@@ -137,7 +137,7 @@ fn ucx(here: SocketAddr, transports: &str) -> Result<UcxTransport, TransportErro
     UcxTransport::bind(config, Arc::new(quic(here, 0)?), Arc::new(NoObserver))
 }
 
-fn refused(kind: Kind, error: &MeasureError) -> CliError {
+fn refused(kind: TransportKind, error: &MeasureError) -> CliError {
     CliError::unreachable(format!("{} cannot be timed: {error}", kind.name()))
         .hint("`asterism doctor` says what this machine lacks")
 }
@@ -145,7 +145,7 @@ fn refused(kind: Kind, error: &MeasureError) -> CliError {
 /// One load over one transport.
 #[derive(Serialize)]
 struct Row {
-    transport: Kind,
+    transport: TransportKind,
     bytes: usize,
     there_and_back: bool,
     rounds: usize,
@@ -158,12 +158,12 @@ struct Row {
 }
 
 impl Row {
-    fn new(transport: Kind, timed: &Timed, before: &[Self]) -> Self {
+    fn new(transport: TransportKind, timed: &Timed, before: &[Self]) -> Self {
         let Load { bytes, there_and_back, rounds } = timed.load;
         let [median_s, p99_s] = [50, 99].map(|percent| timed.percentile(percent).as_secs_f64());
-        let is_same = |row: &&Self| row.transport == Kind::Tcp && row.bytes == bytes;
+        let is_same = |row: &&Self| row.transport == TransportKind::Tcp && row.bytes == bytes;
         let tcp = before.iter().find(is_same).map(|row| row.median_s);
-        let by_tcp = tcp.filter(|_| transport != Kind::Tcp).map(|tcp| median_s / tcp);
+        let by_tcp = tcp.filter(|_| transport != TransportKind::Tcp).map(|tcp| median_s / tcp);
         let ways = if there_and_back { 2 } else { 1 };
         let bytes_per_s = (ways * bytes) as f64 / median_s;
         Self { transport, bytes, there_and_back, rounds, median_s, p99_s, bytes_per_s, by_tcp }

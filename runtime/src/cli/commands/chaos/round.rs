@@ -18,7 +18,7 @@ use crate::{
     processes::node::signal,
 };
 
-const POLL: Duration = Duration::from_millis(20);
+const ROUND_POLL: Duration = Duration::from_millis(20);
 /// Longest wait for a fault to be noticed.
 const DETECTION_LIMIT: Duration = Duration::from_secs(30);
 /// Longest wait until every host is ready again.
@@ -54,7 +54,7 @@ pub struct Reference {
 /// What a round came to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum RoundOutcome {
     /// The reference's tokens.
     Same,
     /// Other tokens, from this one on.
@@ -88,7 +88,7 @@ pub struct Round {
     /// Submission to the end.
     pub total_s: f64,
     /// What became of the answer.
-    pub outcome: Outcome,
+    pub outcome: RoundOutcome,
 }
 
 /// A process to strike.
@@ -109,7 +109,7 @@ impl<'a> Target<'a> {
         let started = Instant::now();
         let status = self.ask(|_| ())?;
         let total_s = started.elapsed().as_secs_f64();
-        if let Outcome::Failed { cause } = outcome(&status, &status.tokens) {
+        if let RoundOutcome::Failed { cause } = outcome(&status, &status.tokens) {
             let hint = "`asterism status` shows the hosts; chaos begins with a cluster that works";
             return Err(CliError::unreachable(format!("the job without a fault failed: {cause}")).hint(hint));
         }
@@ -134,9 +134,9 @@ impl<'a> Target<'a> {
         let total_s = started.elapsed().as_secs_f64();
         let detected_s = detection.and_then(|thread| thread.join().ok().flatten());
         let outcome = match &asked {
-            Ok(_) if !trigger.was_pulled() => Outcome::Missed,
+            Ok(_) if !trigger.was_pulled() => RoundOutcome::Missed,
             Ok(status) => outcome(status, &reference.tokens),
-            Err(error) => Outcome::Failed { cause: error.to_string() },
+            Err(error) => RoundOutcome::Failed { cause: error.to_string() },
         };
         let recoveries = asked.iter().flat_map(|status| &status.recoveries);
         let recovered_s = recoveries.filter_map(|recovery| recovery.recovered_s).reduce(f64::max);
@@ -201,7 +201,7 @@ impl<'a> Target<'a> {
                 if noticed {
                     return Some(sent.elapsed().as_secs_f64());
                 }
-                thread::sleep(POLL);
+                thread::sleep(ROUND_POLL);
             }
             None
         })
@@ -228,19 +228,19 @@ impl<'a> Target<'a> {
                 ))
                 .hint("a host that is struck often needs a higher [supervisor] max_restarts"));
             }
-            thread::sleep(10 * POLL);
+            thread::sleep(10 * ROUND_POLL);
         }
     }
 }
 
-fn outcome(status: &JobStatus, reference: &[u32]) -> Outcome {
+fn outcome(status: &JobStatus, reference: &[u32]) -> RoundOutcome {
     match (status.state, &status.error) {
-        (JobState::Succeeded, _) if status.tokens == reference => Outcome::Same,
+        (JobState::Succeeded, _) if status.tokens == reference => RoundOutcome::Same,
         (JobState::Succeeded, _) => {
             let same = status.tokens.iter().zip(reference).take_while(|(got, wanted)| got == wanted).count();
-            Outcome::Different { at: same }
+            RoundOutcome::Different { at: same }
         }
-        (_, Some(error)) => Outcome::Failed { cause: format!("{}: {}", error.code, error.message) },
-        (_, None) => Outcome::Failed { cause: "the job was cancelled".into() },
+        (_, Some(error)) => RoundOutcome::Failed { cause: format!("{}: {}", error.code, error.message) },
+        (_, None) => RoundOutcome::Failed { cause: "the job was cancelled".into() },
     }
 }

@@ -24,7 +24,7 @@ use crate::{
 
 const POLL: Duration = Duration::from_millis(50);
 /// What the background process gets beyond its own limit to name the host at fault and to stop.
-const MARGIN: Duration = Duration::from_secs(15);
+const STOP_MARGIN: Duration = Duration::from_secs(15);
 
 /// Starts `up` in the background and waits until the cluster is ready.
 pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
@@ -58,7 +58,7 @@ pub fn up(globals: &Globals, limit: Duration) -> Result<Exit, CliError> {
                 }
             }
         }
-        if started.elapsed() > limit + MARGIN {
+        if started.elapsed() > limit + STOP_MARGIN {
             signal(child.id(), Signal::KILL);
             let _ = child.wait();
             let seconds = limit.as_secs_f64();

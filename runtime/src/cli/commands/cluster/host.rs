@@ -17,9 +17,9 @@ use crate::{
     observe::logging,
 };
 
-const POLL: Duration = Duration::from_millis(200);
+const STATUS_POLL: Duration = Duration::from_millis(200);
 /// What a drain gets beyond its own deadline.
-const MARGIN: Duration = Duration::from_secs(10);
+const DRAIN_MARGIN: Duration = Duration::from_secs(10);
 
 /// `asterism host`
 #[derive(Debug, Subcommand)]
@@ -110,7 +110,7 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
     let mut host = client.schedule_host(&args.name, Scheduling::Draining, args.deadline)?;
     let first = host.shards;
     while host.shards > 0 {
-        if args.deadline.is_some_and(|deadline| started.elapsed() > deadline + MARGIN) {
+        if args.deadline.is_some_and(|deadline| started.elapsed() > deadline + DRAIN_MARGIN) {
             let waited = started.elapsed().as_secs_f64();
             return Err(CliError::new(
                 Exit::TimedOut,
@@ -118,7 +118,7 @@ fn drain(globals: &Globals, client: &Client, args: &DrainArgs) -> Result<(), Cli
             )
             .hint(format!("asterism host show {}", host.name)));
         }
-        thread::sleep(POLL);
+        thread::sleep(STATUS_POLL);
         let before = host.shards;
         host = client.host(&args.name)?;
         if host.shards < before {

@@ -28,7 +28,7 @@ use crate::{
 use view::{Look, Rates};
 
 /// Jobs that are looked at.
-const JOBS: usize = 200;
+const JOBS_ASKED: usize = 200;
 /// Shortest time between two looks.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
@@ -129,7 +129,7 @@ fn show(
 }
 
 fn look(client: &Client) -> Result<Look, CliError> {
-    let running: Vec<JobStatus> = client.jobs(&[JobState::Running, JobState::Pending], JOBS)?;
+    let running: Vec<JobStatus> = client.jobs(&[JobState::Running, JobState::Pending], JOBS_ASKED)?;
     let sessions: Vec<SessionStatus> = client.sessions()?;
     Ok(Look { cluster: client.topology()?, jobs: running, sessions, trouble: None })
 }

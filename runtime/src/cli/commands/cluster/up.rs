@@ -130,7 +130,7 @@ impl<'a> Running<'a> {
 fn topology(
     globals: &Globals,
     cluster: &Cluster,
-    record: &data_dir::Record,
+    record: &data_dir::ServerRecord,
 ) -> Result<impl AsyncFnMut() -> Result<ClusterStatus, CliError>, CliError> {
     let token = cluster.security.token_file.as_deref().map(crate::globals::read_token).transpose()?;
     let client = Client::of(cluster, record, token, globals.request_timeout)?;

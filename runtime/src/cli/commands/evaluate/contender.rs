@@ -43,7 +43,7 @@ impl Contender {
 
     /// What the others are measured against beside dense.
     pub fn oracle(oracle: Oracle) -> Self {
-        let (label, answers) = (oracle::NAME.to_owned(), Answers::Oracle(Arc::new(oracle)));
+        let (label, answers) = (oracle::ORACLE.to_owned(), Answers::Oracle(Arc::new(oracle)));
         Self { label, config: None, asked_as: AskedAs::Jobs, answers }
     }
 }

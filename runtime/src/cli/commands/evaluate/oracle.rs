@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Its name among the methods.
-pub const NAME: &str = "oracle";
+pub const ORACLE: &str = "oracle";
 
 /// The model in this process, and how many hosts' plan is made.
 pub struct Oracle {

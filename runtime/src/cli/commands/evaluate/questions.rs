@@ -16,7 +16,8 @@ use crate::{
     cluster::size::Tokens,
     error::CliError,
     eval::{
-        self, Book, Corpus, EvalError, Given, Key, Library, Metric, Place, Question, Recipe, Record, Scoring, Task,
+        self, Book, Corpus, EvalError, Key, Library, Metric, Place, PublishedQuestion, Question, Recipe, Record,
+        Scoring, Task,
     },
     globals::Globals,
     processes::checkpoint,
@@ -95,7 +96,7 @@ pub struct Questions {
     libraries: Vec<Library>,
     /// Digests of the files that the corpora or libraries are of, in their order.
     files: Vec<Digest>,
-    given: Vec<Given>,
+    given: Vec<PublishedQuestion>,
 }
 
 impl Questions {
@@ -171,7 +172,7 @@ impl Questions {
             given.extend(eval::read_questions(file).map_err(refusal)?);
         }
         given.truncate(limit.unwrap_or(usize::MAX));
-        let place = |(sample, given): (usize, &Given)| {
+        let place = |(sample, given): (usize, &PublishedQuestion)| {
             (Place { suite: given.suite, length: 0, sample: sample as u64 }, Kind::Given(sample))
         };
         let slots = given.iter().enumerate().map(place).collect();

@@ -22,7 +22,7 @@ use crate::{
     observe::logging,
 };
 
-const POLL: Duration = Duration::from_millis(200);
+const STATUS_POLL: Duration = Duration::from_millis(200);
 
 /// `asterism session`
 #[derive(Debug, Subcommand)]
@@ -218,7 +218,7 @@ fn encoded(globals: &Globals, client: &Client, mut status: SessionStatus) -> Res
         if waiting.is_none() && !hosts.is_empty() {
             progress.hosts(hosts);
         }
-        thread::sleep(POLL);
+        thread::sleep(STATUS_POLL);
         match client.session(&status.name) {
             Ok(seen) => (status, away) = (seen, None),
             Err(error) if error.exit != Exit::Unreachable || !client.may_come_back() => return Err(error),

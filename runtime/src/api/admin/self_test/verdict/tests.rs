@@ -6,9 +6,9 @@ use asterism_plan::{MethodConfig, methods::DenseConfig};
 use super::*;
 
 const GOLD: &str = "7654321";
-const RULES: Rules = Rules { finds: false, rounds: false };
+const RULES: CheckRules = CheckRules { finds: false, rounds: false };
 
-fn run(kind: Kind, name: &str, numerics: &str, outcome: Outcome) -> Run {
+fn run(kind: CheckKind, name: &str, numerics: &str, outcome: CheckOutcome) -> Run {
     let request = JobRequest {
         method: Some(MethodConfig::Dense(DenseConfig {})),
         ..JobRequest::new(Some("context".into()), "query".into())
@@ -18,15 +18,15 @@ fn run(kind: Kind, name: &str, numerics: &str, outcome: Outcome) -> Run {
     Run { check: Check { name: name.to_owned(), kind, numerics, hosts, gold, request }, outcome, seconds: 0.1 }
 }
 
-fn says(tokens: &[u32], text: &str) -> Outcome {
-    Outcome::Answered { tokens: tokens.to_vec(), text: text.to_owned() }
+fn says(tokens: &[u32], text: &str) -> CheckOutcome {
+    CheckOutcome::Answered { tokens: tokens.to_vec(), text: text.to_owned() }
 }
 
-fn alone(name: &str, outcome: Outcome) -> Run {
-    run(Kind::Alone, name, "a", outcome)
+fn alone(name: &str, outcome: CheckOutcome) -> Run {
+    run(CheckKind::Alone, name, "a", outcome)
 }
 
-fn verdicts(runs: &[Run], rules: Rules) -> Vec<Verdict> {
+fn verdicts(runs: &[Run], rules: CheckRules) -> Vec<Verdict> {
     judge(runs, rules).into_iter().map(|check| check.verdict).collect()
 }
 
@@ -36,7 +36,7 @@ fn the_host_that_differs_is_named() {
         alone("c0", says(&[1, 2], GOLD)),
         alone("c1", says(&[9, 9], "x")),
         alone("c2", says(&[1, 2], GOLD)),
-        run(Kind::Split, "ring", "a", says(&[9, 9], "x")),
+        run(CheckKind::Split, "ring", "a", says(&[9, 9], "x")),
     ];
     assert_eq!(verdicts(&runs, RULES), [Verdict::Right, Verdict::Wrong, Verdict::Right, Verdict::Wrong]);
     let (state, cause, _) = sum_up(judge(&runs, RULES));
@@ -59,25 +59,28 @@ fn two_that_mean_nothing_and_differ_are_wrong_and_equal_ones_right() {
     let equal = [alone("c0", says(&[9], "x")), alone("c1", says(&[9], "x"))];
     assert_eq!(verdicts(&equal, RULES), [Verdict::Right; 2]);
     // A model that is known to find the fact does.
-    assert_eq!(verdicts(&equal, Rules { finds: true, ..RULES }), [Verdict::Wrong; 2]);
+    assert_eq!(verdicts(&equal, CheckRules { finds: true, ..RULES }), [Verdict::Wrong; 2]);
 }
 
 #[test]
 fn approximate_methods_owe_the_fact_alone_and_only_where_dense_finds_it() {
-    let of = |dense: Outcome, split: Outcome| {
-        let runs = [run(Kind::LongAlone, "c0", "a", dense), run(Kind::Default { exact: false }, "pulsar", "a", split)];
+    let of = |dense: CheckOutcome, split: CheckOutcome| {
+        let runs = [
+            run(CheckKind::LongAlone, "c0", "a", dense),
+            run(CheckKind::Default { exact: false }, "pulsar", "a", split),
+        ];
         verdicts(&runs, RULES)[1]
     };
     assert_eq!(of(says(&[1, 2], GOLD), says(&[1, 3], "7654321!")), Verdict::Right);
     assert_eq!(of(says(&[1, 2], GOLD), says(&[4], "no idea")), Verdict::Wrong);
     assert_eq!(of(says(&[1, 2], "what"), says(&[4], "no idea")), Verdict::Unjudged);
-    assert_eq!(of(Outcome::Undone("timeout".into()), says(&[4], "no idea")), Verdict::Unjudged);
+    assert_eq!(of(CheckOutcome::Undone("timeout".into()), says(&[4], "no idea")), Verdict::Unjudged);
 }
 
 #[test]
 fn hosts_of_other_numerics_owe_the_fact_and_not_the_tokens() {
     let of = |first: &str, text: &str| {
-        let runs = [alone("c0", says(&[1], first)), run(Kind::Alone, "c1", "b", says(&[2], text))];
+        let runs = [alone("c0", says(&[1], first)), run(CheckKind::Alone, "c1", "b", says(&[2], text))];
         verdicts(&runs, RULES)[1]
     };
     assert_eq!(of(GOLD, "it is 7654321"), Verdict::Right);
@@ -87,9 +90,9 @@ fn hosts_of_other_numerics_owe_the_fact_and_not_the_tokens() {
 
 #[test]
 fn few_bits_may_round_what_means_nothing_where_it_is_split() {
-    let runs = [alone("c0", says(&[1], "x")), run(Kind::Split, "ring", "a", says(&[2], "y"))];
+    let runs = [alone("c0", says(&[1], "x")), run(CheckKind::Split, "ring", "a", says(&[2], "y"))];
     assert_eq!(verdicts(&runs, RULES)[1], Verdict::Wrong);
-    assert_eq!(verdicts(&runs, Rules { rounds: true, ..RULES })[1], Verdict::Unjudged);
+    assert_eq!(verdicts(&runs, CheckRules { rounds: true, ..RULES })[1], Verdict::Unjudged);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
 use crate::api::openai::store::Counts;
 
 /// Longest line before an answer.
-const HEAD_BYTES: u64 = 64;
+const ANSWER_HEAD_BYTES: u64 = 64;
 /// Bytes that are copied together.
 const PIECE: usize = 64 << 10;
 
@@ -24,13 +24,13 @@ struct Place {
 
 /// Such a file.
 #[derive(Debug)]
-pub struct Answers {
+pub struct BatchAnswers {
     file: File,
     end: u64,
     places: BTreeMap<usize, Place>,
 }
 
-impl Answers {
+impl BatchAnswers {
     /// Of a file that is open to be read and appended to.
     pub fn read(file: File) -> io::Result<Self> {
         let (mut reader, mut end, mut places) = (BufReader::new(&file), 0, BTreeMap::new());
@@ -92,7 +92,7 @@ impl Answers {
 /// The answer that begins at `at`, and where the next one does; none where it is cut short.
 fn next(reader: &mut BufReader<&File>, at: u64) -> io::Result<Option<(usize, Place, u64)>> {
     let mut head = Vec::new();
-    reader.by_ref().take(HEAD_BYTES).read_until(b'\n', &mut head)?;
+    reader.by_ref().take(ANSWER_HEAD_BYTES).read_until(b'\n', &mut head)?;
     let words = std::str::from_utf8(&head).ok().and_then(|head| head.strip_suffix('\n'));
     let mut words = words.unwrap_or_default().split(' ').map(|word| word.parse::<u64>().ok());
     let (Some(Some(line)), Some(Some(good)), Some(Some(bytes))) = (words.next(), words.next(), words.next()) else {
@@ -115,7 +115,7 @@ mod tests {
         OpenOptions::new().create(true).read(true).append(true).open(path).unwrap()
     }
 
-    fn copied(answers: &Answers, good: bool) -> String {
+    fn copied(answers: &BatchAnswers, good: bool) -> String {
         let mut copy = Vec::new();
         answers.copy(good, &mut copy).unwrap();
         String::from_utf8(copy).unwrap()
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn an_answer_that_was_cut_short_is_none_and_two_of_a_line_are_one() {
         let folder = tempfile::tempdir().unwrap();
-        let mut answers = Answers::read(open(&folder)).unwrap();
+        let mut answers = BatchAnswers::read(open(&folder)).unwrap();
         answers.append((2, true), br#"{"a":2}"#).unwrap();
         answers.append((7, false), br#"{"a":7}"#).unwrap();
         let whole = answers.end;
@@ -132,10 +132,10 @@ mod tests {
             [&b"3"[..], b"3 1 ", b"3 1 7\n", b"3 1 7\n{\"a\":3}", b"3 1 99999999999999999999\n", b"\n\n", b"\xff"]
         {
             open(&folder).write_all(torn).unwrap();
-            let mut answers = Answers::read(open(&folder)).unwrap();
+            let mut answers = BatchAnswers::read(open(&folder)).unwrap();
             assert_eq!((answers.end, answers.has(2), answers.has(3)), (whole, true, false), "{torn:?}");
             [(0, true), (2, true)].iter().for_each(|line| answers.append(*line, b"0").unwrap());
-            let again = Answers::read(open(&folder)).unwrap();
+            let again = BatchAnswers::read(open(&folder)).unwrap();
             assert_eq!((again.end, &again.places), (answers.end, &answers.places));
             assert_eq!(copied(&again, true), "0\n{\"a\":2}\n");
             assert_eq!((copied(&again, false), again.counts()), ("{\"a\":7}\n".into(), Counts { good: 2, bad: 1 }));
@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn a_long_answer_is_copied_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
-        let mut answers = Answers::read(open(&folder)).unwrap();
+        let mut answers = BatchAnswers::read(open(&folder)).unwrap();
         let long = "x".repeat(3 * PIECE + 5);
         answers.append((1, true), long.as_bytes()).unwrap();
-        assert_eq!(copied(&Answers::read(open(&folder)).unwrap(), true), long + "\n");
+        assert_eq!(copied(&BatchAnswers::read(open(&folder)).unwrap(), true), long + "\n");
     }
 }

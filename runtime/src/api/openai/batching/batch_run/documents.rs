@@ -14,10 +14,10 @@ use super::{
     Line,
     work::{LATER, Work, may_pass},
 };
-use crate::api::openai::store::{self, BATCH};
+use crate::api::openai::store::{self, BATCH_PREFIX};
 
 /// How long a document of a batch is kept at most.
-const KEPT_S: f64 = 7.0 * 86_400.0;
+const DOCUMENT_KEPT_S: f64 = 7.0 * 86_400.0;
 
 impl Work {
     /// Forgets the documents that were kept.
@@ -31,7 +31,7 @@ impl Work {
     }
 
     fn session(&self, document: &str) -> String {
-        format!("batch-{}-{document}", store::digits(BATCH, &self.batch.id).unwrap_or_default())
+        format!("batch-{}-{document}", store::digits(BATCH_PREFIX, &self.batch.id).unwrap_or_default())
     }
 
     /// Names the documents that more than one line asks about.
@@ -62,7 +62,7 @@ impl Work {
                 chat_template: job.chat_template,
                 query_separator: job.query_separator.clone(),
                 template_date: job.template_date,
-                ttl_s: Some(KEPT_S),
+                ttl_s: Some(DOCUMENT_KEPT_S),
                 placement: job.placement.clone(),
             };
             match self.state.supervisor.create_session(request).await {

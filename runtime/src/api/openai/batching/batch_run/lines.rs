@@ -11,7 +11,7 @@ const PIECE: usize = 64 << 10;
 
 /// A line that has something on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct LinePlace {
     /// Lines before it.
     pub line: usize,
     /// Bytes on it.
@@ -24,7 +24,7 @@ pub struct Place {
 pub struct Lines {
     file: Option<File>,
     /// In the order of the file.
-    pub places: Vec<Place>,
+    pub places: Vec<LinePlace>,
 }
 
 impl Lines {
@@ -40,7 +40,7 @@ impl Lines {
     }
 
     /// What stands on a line.
-    pub fn read(&self, place: Place) -> io::Result<Vec<u8>> {
+    pub fn read(&self, place: LinePlace) -> io::Result<Vec<u8>> {
         let mut line = vec![0; place.bytes];
         match &self.file {
             Some(file) => file.read_exact_at(&mut line, place.at)?,
@@ -50,8 +50,8 @@ impl Lines {
     }
 }
 
-fn find(mut file: BufReader<impl Read>, most: usize) -> io::Result<Vec<Place>> {
-    let (mut places, mut place, mut blank) = (Vec::new(), Place { line: 0, bytes: 0, at: 0 }, true);
+fn find(mut file: BufReader<impl Read>, most: usize) -> io::Result<Vec<LinePlace>> {
+    let (mut places, mut place, mut blank) = (Vec::new(), LinePlace { line: 0, bytes: 0, at: 0 }, true);
     while places.len() < most {
         let piece = file.fill_buf()?;
         let end = piece.iter().position(|byte| *byte == b'\n');
@@ -69,7 +69,7 @@ fn find(mut file: BufReader<impl Read>, most: usize) -> io::Result<Vec<Place>> {
         if has_ended {
             break;
         }
-        place = Place { line: place.line + 1, bytes: 0, at: place.at + place.bytes as u64 + 1 };
+        place = LinePlace { line: place.line + 1, bytes: 0, at: place.at + place.bytes as u64 + 1 };
         blank = true;
     }
     Ok(places)

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     error::CliError,
     globals::Globals,
-    processes::{calibration::Setup, checkpoint},
+    processes::{calibration::CalibrationSetup, checkpoint},
 };
 
 /// Rounds of each measurement. The best counts: whatever else the machine does only adds time.
@@ -28,10 +28,10 @@ const ROUND: Duration = Duration::from_millis(600);
 const LONG_ENOUGH: Duration = Duration::from_millis(300);
 /// Tokens of a shard too short to compute much: what it takes is overhead.
 const FEW_TOKENS: usize = 16;
-const MOST_TOKENS: usize = 8192;
+const MOST_MEASURED_TOKENS: usize = 8192;
 
 /// Measures, and says what comes next.
-pub fn measure(globals: &Globals, setup: &Setup, checkpoint: &Checkpoint) -> Result<Calibration, CliError> {
+pub fn measure(globals: &Globals, setup: &CalibrationSetup, checkpoint: &Checkpoint) -> Result<Calibration, CliError> {
     let progress = |next| globals.note(next);
     progress("1/4 loading the model once a context host");
     let load = |_| -> Result<Decoder<Cpu>, ModelError> {
@@ -188,7 +188,7 @@ fn long_enough(
     decoder: &Decoder<Cpu>,
     mut run: impl FnMut(usize) -> Result<f64, ModelError>,
 ) -> Result<usize, ModelError> {
-    let most = MOST_TOKENS.min(decoder.config().max_position);
+    let most = MOST_MEASURED_TOKENS.min(decoder.config().max_position);
     let mut tokens = 8 * FEW_TOKENS;
     while tokens * 2 <= most && run(tokens)? < LONG_ENOUGH.as_secs_f64() {
         tokens *= 2;

@@ -15,7 +15,7 @@ use crate::{
     },
     error::CliError,
     globals::Globals,
-    processes::{calibration::Setup, temporary::TemporaryCluster},
+    processes::{calibration::CalibrationSetup, temporary::TemporaryCluster},
 };
 
 /// Rounds of each measurement. The best counts: whatever else the machine does only adds time.
@@ -23,7 +23,7 @@ const ROUNDS: usize = 5;
 /// Rows of a query step.
 const QUERY_ROWS: usize = 64;
 /// Tokens of each answer.
-const ANSWER_TOKENS: usize = 24;
+const STEPS_ANSWER_TOKENS: usize = 24;
 /// Keys of a host in a context so short that keys hardly matter, and in a long one.
 const KEYS: [usize; 2] = [64, 2048];
 /// How long the hosts may take to be ready.
@@ -66,14 +66,14 @@ struct Seen {
 /// Times jobs of as many hosts as `setup` says.
 pub fn measure(
     globals: &Globals,
-    setup: &Setup,
+    setup: &CalibrationSetup,
     (vocab, most): (usize, usize),
     known: Known,
 ) -> Result<Steps, CliError> {
     let model = globals.typed_cluster_if_any()?.map(|file| file.model).unwrap_or_default();
     let cluster = TemporaryCluster::start(hosts_of(setup, model), START_LIMIT)?;
     let client = cluster.client(globals)?;
-    let room = most.saturating_sub(QUERY_ROWS + ANSWER_TOKENS) / setup.context_hosts;
+    let room = most.saturating_sub(QUERY_ROWS + STEPS_ANSWER_TOKENS) / setup.context_hosts;
     let many = KEYS[1].min(room);
     // Fewer than those, however few positions the model has: their difference tells what a key costs.
     let keys = [KEYS[0].min(many / 2), many];
@@ -81,7 +81,7 @@ pub fn measure(
         let mut best = [f64::INFINITY; 2];
         for _ in 0..ROUNDS {
             let Timings { query_s, decode_s, .. } = ask(&client, request(vocab, keys * setup.context_hosts, rows))?;
-            best = [best[0].min(query_s), best[1].min(decode_s / (ANSWER_TOKENS - 1) as f64)];
+            best = [best[0].min(query_s), best[1].min(decode_s / (STEPS_ANSWER_TOKENS - 1) as f64)];
         }
         Ok(best)
     };
@@ -97,7 +97,7 @@ pub fn measure(
 }
 
 /// A cluster of this machine alone.
-fn hosts_of(setup: &Setup, model: ModelSection) -> ClusterFile {
+fn hosts_of(setup: &CalibrationSetup, model: ModelSection) -> ClusterFile {
     let host = |name: String, role, threads| HostSection {
         name,
         node: None,
@@ -120,7 +120,7 @@ fn request(vocab: usize, tokens: usize, rows: usize) -> JobRequest {
     let [context, query] = [tokens, rows].map(|tokens| Prompt::Tokens(synthetic_prompt(tokens, vocab)));
     JobRequest {
         method: Some("star".parse().expect("a method of this name")),
-        max_tokens: ANSWER_TOKENS,
+        max_tokens: STEPS_ANSWER_TOKENS,
         ignore_eos: true,
         chat_template: false,
         ..JobRequest::new(Some(context), query)

@@ -67,7 +67,7 @@ pub fn draw(frame: &mut Frame, look: &Look, rates: &Rates) {
     let [head, of_hosts, of_jobs, of_sessions, foot] = areas.areas(frame.area());
     self::head(frame, head, look);
     table(frame, of_hosts, "hosts", HOSTS, look.cluster.hosts.iter().map(host));
-    table(frame, of_jobs, "jobs", JOBS, look.jobs.iter().map(|status| job(status, rates)));
+    table(frame, of_jobs, "jobs", JOBS_SHOWN, look.jobs.iter().map(|status| job(status, rates)));
     if sessions > 0 {
         table(frame, of_sessions, "sessions", SESSIONS, look.sessions.iter().map(session));
     }
@@ -91,7 +91,7 @@ type Columns = &'static [(&'static str, u16)];
 
 const HOSTS: Columns =
     &[("HOST", 20), ("ROLE", 8), ("STATE", 9), ("SHARDS", 6), ("KV", 10), ("THREADS", 7), ("HEARD", 7), ("CAUSE", 20)];
-const JOBS: Columns = &[
+const JOBS_SHOWN: Columns = &[
     ("JOB", 36),
     ("PHASE", 10),
     ("METHOD", 9),

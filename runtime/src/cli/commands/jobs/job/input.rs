@@ -13,7 +13,7 @@ use crate::error::CliError;
 
 /// One question about one document.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Question {
+pub struct JobQuestion {
     /// The document.
     #[serde(rename = "input_context")]
     pub context: String,
@@ -26,7 +26,7 @@ pub struct Question {
 }
 
 /// The question that `--context` and `--query` make.
-pub fn of_arguments(contexts: &[String], query: Option<&str>) -> Result<Question, CliError> {
+pub fn of_arguments(contexts: &[String], query: Option<&str>) -> Result<JobQuestion, CliError> {
     let stdin_readers = contexts.iter().filter(|path| *path == "-").count() + usize::from(query == Some("-"));
     if stdin_readers > 1 {
         return Err(CliError::usage("standard input ('-') is named more than once; it can be read once")
@@ -37,7 +37,7 @@ pub fn of_arguments(contexts: &[String], query: Option<&str>) -> Result<Question
             .hint("asterism job submit --context FILE --query TEXT, or --input FILE.jsonl"));
     };
     let context = read_contexts(contexts)?;
-    Ok(Question { context, query: read_query(query)?, query_separator: None })
+    Ok(JobQuestion { context, query: read_query(query)?, query_separator: None })
 }
 
 /// The documents of these files, joined.
@@ -64,7 +64,7 @@ pub fn read_query(query: &str) -> Result<String, CliError> {
 
 /// The questions of a JSONL file, with the cluster's `query_separator` unless they name their own; other fields of its lines are
 /// ignored.
-pub fn of_lines(path: &Path) -> Result<Vec<Question>, CliError> {
+pub fn of_lines(path: &Path) -> Result<Vec<JobQuestion>, CliError> {
     let text = text_of(&path.to_string_lossy())?;
     let mut questions = Vec::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -72,7 +72,7 @@ pub fn of_lines(path: &Path) -> Result<Vec<Question>, CliError> {
             CliError::usage(format!("{}, line {}: {cause}", path.display(), index + 1))
                 .hint("every line is an object with the strings input_context and input_query")
         };
-        let question: Question = serde_json::from_str(line).map_err(|error| refused(error.to_string()))?;
+        let question: JobQuestion = serde_json::from_str(line).map_err(|error| refused(error.to_string()))?;
         if question.context.trim().is_empty() {
             return Err(refused("input_context is empty".into()));
         }

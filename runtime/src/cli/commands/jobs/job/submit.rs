@@ -8,7 +8,7 @@ use asterism_plan::MethodConfig;
 use clap::Args;
 
 use super::{
-    input::{self, Question},
+    input::{self, JobQuestion},
     watch::{Interrupt, follow, outcome, times},
 };
 use crate::{
@@ -187,7 +187,7 @@ fn requests(args: &SubmitArgs) -> Result<Vec<JobRequest>, CliError> {
         (None, None, query) => vec![input::of_arguments(&args.context, query.as_deref())?],
     };
     let method = args.method.resolve()?;
-    let asked = |Question { context, query, query_separator }| {
+    let asked = |JobQuestion { context, query, query_separator }| {
         let asked = JobRequest::new(Some(context.into()), query.into());
         request(args, &method, JobRequest { query_separator, ..asked })
     };

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Names of hosts that a refusal lists; of more it gives the number.
-const LISTED: usize = 8;
+const HOSTS_LISTED: usize = 8;
 
 /// The hosts that may hold shards: context hosts, then spares.
 pub struct Holders<'a> {
@@ -98,12 +98,12 @@ impl<'a> Holders<'a> {
         let PlacementRefusal::NotEnoughMemory { needed, largest, free, .. } = refusal else {
             return CliError::new(Exit::Capacity, refusal).hint("nothing was started");
         };
-        let limits = free.iter().take(LISTED).map(|&(host, free)| {
+        let limits = free.iter().take(HOSTS_LISTED).map(|&(host, free)| {
             let Host { name, memory_limit, .. } = self.hosts[host];
             let limit = memory_limit.map_or("none".into(), bytes);
             format!("{name} {} of {limit}", bytes(free))
         });
-        let unlisted = match free.len().saturating_sub(LISTED) {
+        let unlisted = match free.len().saturating_sub(HOSTS_LISTED) {
             0 => String::new(),
             more => format!(" and {more} more"),
         };

@@ -6,7 +6,7 @@ use asterism_actors::supervisor::Supervisor;
 use tokio::runtime::Handle;
 
 use crate::api::{
-    http::{body::intake::Intake, error::Refusal, origin::Rules},
+    http::{body::intake::Intake, error::Refusal, origin::OriginRules},
     openai::{batching::batch_run::Open, keys::Keys, store::Store},
 };
 
@@ -30,7 +30,7 @@ pub struct ApiState {
     /// What bodies of requests may take.
     pub intake: Intake,
     /// What pages in browsers may ask.
-    pub origins: Rules,
+    pub origins: OriginRules,
 }
 
 /// What a request must be like to be taken: refused otherwise, by the name of its field.
