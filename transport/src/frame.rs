@@ -1,16 +1,22 @@
 //! One frame: a fixed little-endian header, an rkyv-archived meta, and a raw payload aligned to 64 bytes.
 //! Tensors are never inside an archive.
 
+pub(crate) mod buffers;
+pub mod codec;
+pub(crate) mod meta;
+
 use std::{any::Any, fmt, sync::Arc};
 
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 use thiserror::Error;
 
-use crate::{Meta, codec};
+use crate::Meta;
 
 /// Version of header and messages; peers of another version are refused.
 pub const PROTOCOL_VERSION: u16 = 1;
+/// Bytes before the meta.
+pub const HEADER_BYTES: usize = 64;
 /// Largest archived meta accepted from a peer.
 pub const MAX_META_BYTES: usize = 64 << 20;
 /// Largest payload accepted from a peer.
@@ -128,7 +134,7 @@ impl Frame {
 
     /// Bytes this frame takes on the wire.
     pub fn wire_bytes(&self) -> usize {
-        codec::wire_bytes(self.meta.len(), self.payload.len())
+        wire_bytes(self.meta.len(), self.payload.len())
     }
 }
 
@@ -210,4 +216,14 @@ impl FrameError {
             Self::Truncated => "frame_truncated",
         }
     }
+}
+
+/// Bytes a frame takes on the wire.
+pub(crate) fn wire_bytes(meta: usize, payload: usize) -> usize {
+    HEADER_BYTES + meta + padding(meta, payload) + payload
+}
+
+/// Zeros between meta and payload; none where there is no payload.
+pub(crate) fn padding(meta: usize, payload: usize) -> usize {
+    if payload == 0 { 0 } else { (HEADER_BYTES + meta).next_multiple_of(PAYLOAD_ALIGNMENT) - HEADER_BYTES - meta }
 }

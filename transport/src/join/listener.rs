@@ -21,8 +21,8 @@ use super::{
 };
 use crate::{
     certificates::{CertificateAuthority, CertificateError, CertificateInfo, Member, MemberRole, Validity},
-    local::lock,
     quic::admission::{self, HalfOpen, Limits, Received, Reception},
+    signal::lock,
 };
 
 /// Nodes served at a time; the others' packets come again.

@@ -15,7 +15,7 @@ use std::{
 
 use quinn::{Incoming, ServerConfig};
 
-use crate::local::lock;
+use crate::signal::lock;
 
 /// The label under which handshakes that found no place are counted.
 const NO_PLACE: &str = "half_open";

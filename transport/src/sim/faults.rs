@@ -9,7 +9,10 @@ use std::{
 use super::Draw;
 use crate::{
     Frame, FrameError,
-    codec::{self, FrameDecoder},
+    frame::{
+        HEADER_BYTES,
+        codec::{self, FrameDecoder},
+    },
 };
 
 /// A packet is not lost more often than this in a row.
@@ -148,7 +151,7 @@ impl Faults {
         let (delay, copy) = (draw.within(&self.delay), draw.within(&self.delay));
         let [cut, corrupt, duplicate, reorder] =
             [self.cut, self.corrupt, self.duplicate, self.reorder].map(|chance| draw.happens(chance));
-        let bit = draw.below(8 * codec::HEADER_BYTES);
+        let bit = draw.below(8 * HEADER_BYTES);
         let mut fate = Fate { delay, end: End::Arrives, faults: Vec::new() };
         if cut {
             fate.faults.push(FaultKind::Cut);
@@ -198,6 +201,31 @@ fn refusal(frame: &Frame, bit: usize) -> Option<FrameError> {
             Ok(None) => return Some(FrameError::Truncated),
             Ok(Some(_)) if rest.is_empty() => return None,
             Ok(Some(_)) => {}
+        }
+    }
+}
+
+/// What a simulated network is like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimConfig {
+    /// Decides every draw.
+    pub seed: u64,
+    /// What goes wrong between peers that have no faults of their own.
+    pub faults: Faults,
+    /// A partition that lasts this long ends the links across it.
+    pub idle_timeout: Duration,
+    /// Longest wait for `connect`.
+    pub connect_timeout: Duration,
+}
+
+impl SimConfig {
+    /// A network without faults, as patient as QUIC is by default.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            faults: Faults::default(),
+            idle_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
         }
     }
 }

@@ -1,6 +1,10 @@
 //! What a link and its channels share: the peer's UCX endpoint and the QUIC connection that vouches for it. With that
 //! connection the link ends, and the other way round.
 
+pub(crate) mod arrive;
+pub(crate) mod parting;
+pub(crate) mod parts;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -20,20 +24,18 @@ use tokio::{
 
 use super::{
     channel::Shared,
+    core::parting::{Parting, parts_of},
     endpoint::{Endpoint, Failure},
     message::{Addressee, Header, Kind, Message, Piece, SMALL_META},
-    parts::{Parting, parts_of},
     windows::Windows,
 };
 use crate::{
     Frame, Meta, Observer, TransportError,
-    buffers::Buffers,
     certificates::Member,
-    codec,
-    local::{TRANSPORT_CLOSED, lock},
-    quic::cause,
-    quic::trust::Revocable,
-    signal::Signal,
+    frame::{buffers::Buffers, codec},
+    local::TRANSPORT_CLOSED,
+    quic::{cause, trust::Revocable},
+    signal::{Signal, lock},
 };
 
 /// Channels that a peer may have open at a time, as its opener counts them; the other side may count a few more.

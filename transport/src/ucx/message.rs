@@ -15,7 +15,7 @@
 
 use bytes::Buf;
 
-use crate::codec::HEADER_BYTES;
+use crate::frame::HEADER_BYTES;
 
 const FIXED: usize = 40;
 /// A meta up to here goes beside its frame's header: a body of one piece is copied once, straight to where the peer finds it.
@@ -152,6 +152,9 @@ pub(super) fn read(header: &[u8]) -> Option<(Addressee, Message, Option<Piece<'_
     };
     Some((Addressee { token, link }, Message { kind, channel, number }, piece))
 }
+
+/// Bytes of a part at most.
+pub(crate) const PART: usize = 8 << 10;
 
 #[cfg(test)]
 mod tests {

@@ -1,21 +1,22 @@
 //! What a peer may send that knows the token, or does not: each message is refused for what it is, and costs little.
 
-use std::{collections::HashMap, env, fs, process::Command, sync::Mutex};
+use std::{collections::HashMap, env, fs, process::Command, sync::Mutex, time::Duration};
 
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 
 use super::{
-    message::{Header, Kind, MOST_PARTS, Message, Piece, SMALL_META, Token},
-    parts::{PART, parts_of},
+    core::parting::parts_of,
+    hello::Place,
+    message::{Header, Kind, MOST_PARTS, Message, PART, Piece, SMALL_META, Token},
     worker::{Arrival, Handler},
     *,
 };
 use crate::{
     DataPlane, Endpoint as DataEndpoint, Frame, FrameHeader, FrameKind, Meta, NoObserver, PayloadType,
-    codec::{self, HEADER_BYTES},
-    local::lock,
-    quic::{QuicConfig, Security},
+    frame::{HEADER_BYTES, codec},
+    quic::config::{QuicConfig, Security},
+    signal::lock,
     sim::Draw,
 };
 

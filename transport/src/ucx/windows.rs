@@ -6,7 +6,11 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use crate::{MAX_META_BYTES, MAX_PAYLOAD_BYTES, buffers::Buffer, codec::HEADER_BYTES, local::lock, meta};
+use crate::{
+    MAX_META_BYTES, MAX_PAYLOAD_BYTES,
+    frame::{HEADER_BYTES, buffers::Buffer, meta},
+    signal::lock,
+};
 
 /// Bytes that the bookkeeping of a frame counts as, so that empty ones fill a window too.
 const OF_ITSELF: u64 = 448;

@@ -1,5 +1,8 @@
 //! UCX's worker: what arrives, and the work that it does only when called. Any thread may call it.
 
+pub(crate) mod drive;
+pub(crate) mod fetch;
+
 use std::{
     ffi::{c_int, c_void},
     io,
@@ -15,12 +18,11 @@ use tokio::sync::Notify;
 use ucx_rs::{status_string, sys};
 
 use super::{
-    context::{Context, failed},
+    context::{Context, failed, gate::Pass},
     endpoint::{Endpoint, Sending},
-    fetch::Announced,
-    gate::Pass,
+    worker::fetch::Announced,
 };
-use crate::{TransportError, local::lock};
+use crate::{TransportError, signal::lock};
 
 /// The number of asterism's active messages.
 pub(super) const MESSAGE: u32 = 1;

@@ -19,17 +19,17 @@ use std::{ops::Range, sync::Arc};
 use bytes::{Buf, Bytes, BytesMut};
 use rkyv::util::AlignedVec;
 
+pub use super::HEADER_BYTES;
 use crate::{
     Meta,
-    buffers::{Buffer, Buffers},
     frame::{
         Frame, FrameError, FrameHeader, FrameKind, MAX_META_BYTES, MAX_PAYLOAD_BYTES, PAYLOAD_ALIGNMENT,
         PROTOCOL_VERSION, PayloadType,
+        buffers::{Buffer, Buffers},
+        padding,
     },
 };
 
-/// Bytes before the meta.
-pub const HEADER_BYTES: usize = 64;
 /// A decoder reserves this much anew on a peer's word that so many bytes will come, once the first of them has.
 pub const FIRST_RESERVATION: usize = 4 << 20;
 /// Beyond [`FIRST_RESERVATION`] it reserves this many times what has come.
@@ -88,11 +88,6 @@ pub(crate) fn check(frame: &Frame) -> Result<(), FrameError> {
 /// The same of what is to leave its process.
 pub(crate) fn check_leaving(frame: &Frame) -> Result<(), FrameError> {
     if frame.handed.is_some() { Err(FrameError::Handed) } else { check(frame) }
-}
-
-/// Bytes a frame takes on the wire.
-pub(crate) fn wire_bytes(meta: usize, payload: usize) -> usize {
-    HEADER_BYTES + meta + padding(meta, payload) + payload
 }
 
 /// Turns the chunks of a byte stream back into frames. Keeps at most one frame: of its meta and of its payload no more than
@@ -301,11 +296,6 @@ pub(crate) fn align(bytes: Bytes) -> Bytes {
 pub(crate) fn cut(payload: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
     let part = payload.div_ceil(parts).next_multiple_of(PAYLOAD_ALIGNMENT);
     (0..parts).map(move |index| (index * part).min(payload)..((index + 1) * part).min(payload))
-}
-
-/// Zeros between meta and payload; none where there is no payload.
-fn padding(meta: usize, payload: usize) -> usize {
-    if payload == 0 { 0 } else { (HEADER_BYTES + meta).next_multiple_of(PAYLOAD_ALIGNMENT) - HEADER_BYTES - meta }
 }
 
 /// The first bytes of a frame.

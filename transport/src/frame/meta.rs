@@ -9,7 +9,7 @@ use std::{
 
 use rkyv::util::AlignedVec;
 
-use crate::local::lock;
+use crate::signal::lock;
 
 /// Metas kept at most for frames to come.
 const KEPT: usize = 64;

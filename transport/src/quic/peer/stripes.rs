@@ -10,13 +10,13 @@ use futures_util::future::BoxFuture;
 use quinn::{Connection, ReadError, RecvStream, StreamId, VarInt, WriteError};
 use tokio::sync::oneshot;
 
-use crate::local::lock;
+use crate::signal::lock;
 
 /// What a stream of a lane begins with: channel and number of the frame, eight bytes each.
 const KEY_BYTES: usize = 16;
 
 /// A part of a payload on its way in: its place in the frame's buffer, and who is told once it is full.
-pub(super) struct Piece {
+pub(crate) struct Piece {
     pub place: BytesMut,
     pub bytes: usize,
     pub full: oneshot::Sender<BytesMut>,
@@ -24,7 +24,7 @@ pub(super) struct Piece {
 
 /// The lanes of one link.
 #[derive(Default)]
-pub(super) struct Stripes {
+pub(crate) struct Stripes {
     state: Mutex<State>,
     /// All of them, once they have come.
     ready: OnceLock<Vec<Connection>>,
@@ -148,7 +148,7 @@ fn key(channel: StreamId, frame: u64) -> [u8; KEY_BYTES] {
 }
 
 /// Sends a part of a frame's payload over a lane, as a stream of its own.
-pub(super) fn send(
+pub(crate) fn send(
     lane: &Connection,
     (channel, frame): (StreamId, u64),
     part: Bytes,
@@ -165,7 +165,7 @@ pub(super) fn send(
 }
 
 /// Reads a stream of a lane into the piece that it brings. A piece that is dropped tells its channel that the rest never comes.
-pub(super) async fn receive(stripes: &Stripes, lane: usize, mut stream: RecvStream) {
+pub(crate) async fn receive(stripes: &Stripes, lane: usize, mut stream: RecvStream) {
     let mut key = [0; KEY_BYTES];
     if stream.read_exact(&mut key).await.is_err() {
         return;

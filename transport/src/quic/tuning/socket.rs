@@ -14,10 +14,10 @@ use quinn::{
 };
 
 /// What an IP packet leaves for UDP, over IPv6 too.
-pub(super) const LARGEST_DATAGRAM: u16 = u16::MAX - 40 - 8;
+pub(crate) const LARGEST_DATAGRAM: u16 = u16::MAX - 40 - 8;
 
 /// A socket of tokio's.
-pub(super) struct Socket(Arc<dyn AsyncUdpSocket>);
+pub(crate) struct Socket(Arc<dyn AsyncUdpSocket>);
 
 impl Socket {
     pub fn new(socket: UdpSocket) -> io::Result<Self> {

@@ -18,7 +18,7 @@ unsafe extern "C" {
 ///
 /// # Safety
 /// The context must live.
-pub(super) unsafe fn print(context: sys::ucp_context_h) -> String {
+pub(crate) unsafe fn print(context: sys::ucp_context_h) -> String {
     let (mut text, mut length) = (ptr::null_mut(), 0);
     // SAFETY: both live until the file is closed.
     let file = unsafe { open_memstream(&mut text, &mut length) };
@@ -41,7 +41,7 @@ pub(super) unsafe fn print(context: sys::ucp_context_h) -> String {
 }
 
 /// Transports with their devices, in order, from what is printed: `# resource 4  :  md 3  dev 2  flags -- tcp/eth0`.
-pub(super) fn resources(printed: &str) -> Vec<String> {
+pub(crate) fn resources(printed: &str) -> Vec<String> {
     let lines = printed.lines().filter(|line| line.trim_start_matches(['#', ' ']).starts_with("resource "));
     let named = lines.filter_map(|line| line.split_whitespace().last().filter(|name| name.contains('/')));
     let mut resources: Vec<String> = named.filter(|name| !name.starts_with("self/")).map(str::to_owned).collect();
@@ -52,8 +52,9 @@ pub(super) fn resources(printed: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::context::Context, *};
+    use super::*;
     use crate::ucx::UcxConfig;
+    use crate::ucx::context::Context;
 
     #[test]
     fn what_is_found_is_told_by_transport_and_device() {

@@ -8,29 +8,22 @@ use std::{
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 
-use super::{
-    channel::{Item, Settled, Shared},
-    core::Core,
-    fetch::Landing,
-    message::{Kind, Message, Piece},
-    windows::{Charge, weight},
-    worker::Arrival,
-};
+use super::Core;
 use crate::{
-    Frame, FrameError, FrameHeader,
-    codec::{self, Lengths},
-    local::lock,
+    Frame, FrameError,
+    frame::codec::{self, Lengths},
+    signal::lock,
+    ucx::{
+        channel::{Item, Settled, Shared},
+        core::parting::Landed,
+        message::{Kind, Message, Piece},
+        windows::{Charge, weight},
+        worker::{Arrival, fetch::Landing},
+    },
 };
 
 /// Messages under way to a peer beyond which its pings are not answered.
 const ANSWERS: usize = 1024;
-
-/// A frame that is here.
-pub(super) struct Landed {
-    pub header: FrameHeader,
-    pub landing: Landing,
-    pub charge: Charge,
-}
 
 impl Core {
     /// Takes a message of the peer; says whether somebody may have waited for it.
@@ -151,13 +144,13 @@ impl Core {
     }
 
     /// Counts so many bytes as this side's to hold, and says whether somebody may read them; the error says why they are too many.
-    pub(super) fn admit(&self, channel: &Shared, bytes: u64) -> Result<(Charge, bool), &'static str> {
+    pub(crate) fn admit(&self, channel: &Shared, bytes: u64) -> Result<(Charge, bool), &'static str> {
         let is_read = channel.admit(bytes, self.met.windows.of_channel());
         let is_read = is_read.ok_or("the peer sends more than the window lets it")?;
         Ok((self.met.windows.admit(bytes)?, is_read))
     }
 
-    pub(super) fn landing(&self, lengths: &Lengths) -> Landing {
+    pub(crate) fn landing(&self, lengths: &Lengths) -> Landing {
         Landing {
             meta: self.buffers.meta(lengths.meta).unwrap_or_else(|| AlignedVec::with_capacity(lengths.meta).into()),
             payload: (lengths.payload > 0).then(|| self.buffers.take(lengths.payload)),
@@ -165,7 +158,7 @@ impl Core {
         }
     }
 
-    pub(super) fn landed(&self, channel: &Arc<Shared>, place: u64, Landed { header, landing, charge }: Landed) {
+    pub(crate) fn landed(&self, channel: &Arc<Shared>, place: u64, Landed { header, landing, charge }: Landed) {
         let payload = landing.payload.map_or_else(Bytes::new, |buffer| self.buffers.lend(buffer));
         let frame = Frame::new(header, landing.meta, payload);
         self.land(channel, place, Item::Frame(frame, charge));
@@ -184,7 +177,7 @@ impl Core {
     }
 
     /// Ends a link whose peer does what no peer of this version does. What it sends meanwhile is dropped.
-    pub(super) fn refuse(&self, cause: &'static str) {
+    pub(crate) fn refuse(&self, cause: &'static str) {
         if !self.refused.swap(true, Ordering::Relaxed) {
             self.observer.rejected("frame");
             self.met.failure.set(cause);

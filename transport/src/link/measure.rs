@@ -19,7 +19,7 @@ use tokio::{
     sync::mpsc::unbounded_channel,
 };
 
-use crate::{Channel, Frame, FrameHeader, FrameKind, PayloadType, Transport, TransportError, codec};
+use crate::{Channel, Frame, FrameHeader, FrameKind, PayloadType, Transport, TransportError, frame::codec};
 
 /// Rounds of a [`Load`] that are not timed: one for so many that are, and one at least.
 const ROUNDS_PER_WARM_UP: usize = 10;
@@ -275,7 +275,10 @@ mod tests {
     use crate::{
         NoObserver,
         local::LocalNetwork,
-        quic::{QuicConfig, QuicTransport, Security},
+        quic::{
+            QuicTransport,
+            config::{QuicConfig, Security},
+        },
     };
 
     const LOADS: [Load; 3] = [

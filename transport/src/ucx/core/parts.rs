@@ -1,76 +1,21 @@
 //! Frames whose payload goes in parts, which are short enough that UCX keeps none of them: each is copied once on each side, the
 //! next written while one is read, and each goes to its place in the frame's buffer as it comes, in whatever order.
 
-use std::{
-    ops::Range,
-    sync::{Arc, Mutex},
-};
-
-use super::{
-    arrive::Landed,
-    channel::Shared,
-    core::Core,
-    message::{MOST_PARTS, Piece},
-    windows::weight,
-    worker::Arrival,
-};
+use super::{Core, parting::Landed};
 use crate::{
-    codec::{self, HEADER_BYTES},
-    local::lock,
+    frame::codec,
+    signal::lock,
+    ucx::{
+        core::parting::{Begun, MOST_BEGUN},
+        message::Piece,
+        windows::weight,
+        worker::Arrival,
+    },
 };
-
-/// Bytes of a part at most.
-pub(super) const PART: usize = 8 << 10;
-
-/// Frames of a link that may have begun and not be whole at a time: each is looked for among them. A sender finishes one after
-/// another.
-const MOST_BEGUN: usize = 1024;
-
-/// How many parts a payload goes in; 0 where it goes as it is.
-pub(super) fn parts_of(payload: usize) -> u8 {
-    match payload.div_ceil(PART) {
-        0 | 1 => 0,
-        parts if parts <= MOST_PARTS => parts as u8,
-        _ => 0,
-    }
-}
-
-/// A frame of which some parts have come.
-struct Begun {
-    channel: Arc<Shared>,
-    place: u64,
-    first_bytes: [u8; HEADER_BYTES],
-    parts: u8,
-    /// A bit for each part that is to come.
-    missing: u64,
-    landed: Landed,
-}
-
-/// All such frames of a link.
-#[derive(Default)]
-pub(super) struct Parting(Mutex<Vec<Begun>>);
-
-impl Begun {
-    /// Puts a part where it belongs; nothing where it is none of this frame.
-    fn add(&mut self, piece: &Piece<'_>, body: &[u8]) -> Option<()> {
-        let lengths = self.landed.landing.lengths;
-        let bit = 1 << piece.part;
-        let Range { start, end } = codec::cut(lengths.payload, piece.parts.into()).nth(piece.part.into())?;
-        let meta = if piece.part == 0 { lengths.meta } else { 0 };
-        let fits = [body.len(), piece.meta.len()] == [end - start, meta];
-        if !fits || piece.parts != self.parts || piece.frame != &self.first_bytes || self.missing & bit == 0 {
-            return None;
-        }
-        self.missing &= !bit;
-        self.landed.landing.meta.extend_from_slice(piece.meta);
-        self.landed.landing.payload.as_mut()?.put(start, body);
-        Some(())
-    }
-}
 
 impl Core {
     /// Takes a part of a frame; says whether the frame is whole now.
-    pub(super) fn take_part(&self, channel: u64, place: u64, piece: Piece<'_>, body: Arrival<'_>) -> bool {
+    pub(crate) fn take_part(&self, channel: u64, place: u64, piece: Piece<'_>, body: Arrival<'_>) -> bool {
         let mut begun = lock(&self.parting.0);
         let known = begun.iter().rposition(|begun| begun.place == place && begun.channel.id == channel);
         let index = known.unwrap_or(begun.len());
@@ -124,6 +69,10 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ucx::{
+        core::parting::parts_of,
+        message::{MOST_PARTS, PART},
+    };
 
     #[test]
     fn parts_are_no_larger_than_said_and_no_more() {

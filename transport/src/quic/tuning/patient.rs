@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_millis(8);
 
 /// A window that closes where packets are lost and queues are long, where more than [`PERCENT`] of what was sent of late is lost,
 /// or where the path marks congestion.
-pub(super) struct Patient(pub Arc<CubicConfig>);
+pub(crate) struct Patient(pub Arc<CubicConfig>);
 
 impl ControllerFactory for Patient {
     fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::local::lock;
+use crate::signal::lock;
 
 /// Longest wait for calls that are under way when the process ends.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -36,13 +36,13 @@ unsafe extern "C" {
 }
 
 /// Counts the calls of one context and its worker.
-pub(super) struct Gate {
+pub(crate) struct Gate {
     calls: Arc<AtomicUsize>,
     house: &'static House,
 }
 
 /// A call under way.
-pub(super) struct Pass<'a>(Option<&'a AtomicUsize>);
+pub(crate) struct Pass<'a>(Option<&'a AtomicUsize>);
 
 impl Gate {
     pub fn new() -> Self {

@@ -4,11 +4,14 @@ use std::{ffi::c_void, marker::PhantomData, sync::Arc};
 
 use ucx_rs::{decode_status_ptr, status_string, sys};
 
-use super::worker::Worker;
-use crate::{Meta, buffers::Buffer, codec::Lengths};
+use super::Worker;
+use crate::{
+    Meta,
+    frame::{buffers::Buffer, codec::Lengths},
+};
 
 /// Where the body of a frame goes: memory with room for what is to come, and how long each part will be.
-pub(super) struct Landing {
+pub(crate) struct Landing {
     pub meta: Meta,
     /// None where there is no payload.
     pub payload: Option<Buffer>,
@@ -16,10 +19,10 @@ pub(super) struct Landing {
 }
 
 /// What becomes of a fetch: the filled buffers, or UCX's words.
-pub(super) type Fetched = Box<dyn FnOnce(Result<Landing, &'static str>) + Send>;
+pub(crate) type Fetched = Box<dyn FnOnce(Result<Landing, &'static str>) + Send>;
 
 /// A body that waits at the peer.
-pub(super) struct Announced<'a> {
+pub(crate) struct Announced<'a> {
     descriptor: *mut c_void,
     pub length: usize,
     /// The descriptor is only known to be valid while the handler runs.
@@ -34,7 +37,7 @@ struct Fetch {
 }
 
 impl Announced<'_> {
-    pub(super) fn new(descriptor: *mut c_void, length: usize) -> Self {
+    pub(crate) fn new(descriptor: *mut c_void, length: usize) -> Self {
         Self { descriptor, length, handler: PhantomData }
     }
 
@@ -82,7 +85,7 @@ impl Announced<'_> {
 ///
 /// # Safety
 /// `parts` must be valid for reads.
-pub(super) unsafe fn buffers(parts: *const [sys::ucp_dt_iov; 2]) -> (*const c_void, usize, sys::ucp_datatype_t) {
+pub(crate) unsafe fn buffers(parts: *const [sys::ucp_dt_iov; 2]) -> (*const c_void, usize, sys::ucp_datatype_t) {
     // One byte an element.
     let bytes = u64::from(sys::ucp_dt_type_UCP_DATATYPE_CONTIG) | 1 << sys::ucp_dt_type_UCP_DATATYPE_SHIFT;
     // SAFETY: the caller's promise.

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::worker::{Armed, Worker};
+use super::{Armed, Worker};
 use crate::signal::Signal;
 
 /// Rounds without a pause while there is something to do but nothing arrives.
@@ -42,7 +42,7 @@ impl Drop for Driver {
 /// Drives `worker` until it is closed and its last endpoint is. After the last event it looks for `spin` longer before it
 /// sleeps, and lets other tasks run in between; the runtime looks at its sockets, and at the task that it was started with, once
 /// for some tens of these times.
-pub(super) fn drive(
+pub(crate) fn drive(
     worker: Arc<Worker>,
     spin: Duration,
     closed: Arc<Signal<bool>>,

@@ -7,13 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::local::lock;
+use crate::signal::lock;
 
 /// How long such a path is left alone.
 const LEFT_ALONE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-pub(super) struct Ailing {
+pub(crate) struct Ailing {
     lost: Mutex<HashMap<SocketAddr, (Instant, String)>>,
 }
 

@@ -6,7 +6,7 @@ use quinn::congestion::{Controller, ControllerFactory};
 
 /// A window as large as a receiver's queue allows: a full queue halves it, and every acknowledgement opens it by `step`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Loopback {
+pub(crate) struct Loopback {
     /// Bytes that may be under way at most.
     pub most: u64,
     /// The largest datagram. Two of them always may.

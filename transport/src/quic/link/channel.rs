@@ -13,14 +13,16 @@ use futures_util::{FutureExt, future::BoxFuture};
 use quinn::{ConnectionError, ReadError, RecvStream, SendStream, StoppedError, VarInt, WriteError};
 use tokio::sync::oneshot;
 
-use super::{
-    Peer,
-    lanes::MOST_LANES,
-    stripes::{self, Piece},
-};
 use crate::{
     Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportError,
-    codec::{Decoded, Encoder, FrameDecoder, Parted, STRIPED_FROM, cut},
+    frame::codec::{Decoded, Encoder, FrameDecoder, Parted, STRIPED_FROM, cut},
+    quic::{
+        lanes::MOST_LANES,
+        peer::{
+            Peer,
+            stripes::{self, Piece},
+        },
+    },
 };
 
 /// Sent to a peer whose bytes were not frames.
@@ -28,7 +30,7 @@ const REFUSED: VarInt = VarInt::from_u32(1);
 /// Sent to a peer that will not get the rest of a frame.
 const ABANDONED: VarInt = VarInt::from_u32(2);
 
-pub(super) fn over((send, receive): (SendStream, RecvStream), peer: &Arc<Peer>) -> Channel {
+pub(crate) fn over((send, receive): (SendStream, RecvStream), peer: &Arc<Peer>) -> Channel {
     peer.stripes.begin(receive.id());
     let sender = QuicSender {
         stream: send,

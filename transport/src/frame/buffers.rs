@@ -7,7 +7,7 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::{Meta, PAYLOAD_ALIGNMENT, local::lock, meta::Metas};
+use crate::{Meta, PAYLOAD_ALIGNMENT, frame::meta::Metas, signal::lock};
 
 /// Bytes kept at most for payloads to come, those included that somebody holds still.
 pub const KEPT_BYTES: usize = 96 << 20;
