@@ -14,6 +14,7 @@ pub mod local;
 mod plane;
 pub mod quic;
 pub(crate) mod signal;
+#[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(feature = "ucx")]
 #[allow(unsafe_code, reason = "UCX is a C library; safe Rust begins above this module")]

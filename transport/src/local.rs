@@ -135,6 +135,7 @@ impl LocalTransport {
     }
 
     /// Completes once the transport is closed.
+    #[cfg(feature = "sim")]
     pub(crate) async fn closed(&self) {
         self.endpoint.closed().await;
     }
@@ -229,6 +230,7 @@ impl LocalLink {
     }
 
     /// The same at both ends of a link, and no other link of the network has it.
+    #[cfg(feature = "sim")]
     pub(crate) fn number(&self) -> u64 {
         self.side.connection.number
     }

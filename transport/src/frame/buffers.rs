@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use crate::{Meta, PAYLOAD_ALIGNMENT, frame::meta::Metas, signal::lock};
 
 /// Bytes kept at most for payloads to come, those included that somebody holds still.
-pub const KEPT_BYTES: usize = 96 << 20;
+pub const BUFFERS_KEPT_BYTES: usize = 96 << 20;
 /// Buffers kept at most.
 const KEPT: usize = 64;
 /// No buffer is smaller.
@@ -54,10 +54,10 @@ impl Buffers {
         let mut kept = lock(&self.kept);
         let mut size: usize = kept.iter().map(|buffer| buffer.size).sum();
         size += buffer.size;
-        while !kept.is_empty() && (size > KEPT_BYTES || kept.len() >= KEPT) {
+        while !kept.is_empty() && (size > BUFFERS_KEPT_BYTES || kept.len() >= KEPT) {
             size -= kept.remove(0).size;
         }
-        if size <= KEPT_BYTES {
+        if size <= BUFFERS_KEPT_BYTES {
             kept.push(buffer);
         }
         lent
@@ -191,10 +191,10 @@ mod tests {
         let held: Vec<_> = (0..3 * KEPT).map(|_| buffers.lend(filled(&buffers, 1))).collect();
         assert_eq!(lock(&buffers.kept).len(), KEPT);
         drop(held);
-        let large: Vec<_> = (0..4).map(|_| buffers.lend(filled(&buffers, KEPT_BYTES / 3))).collect();
-        assert!(lock(&buffers.kept).iter().map(Buffer::size).sum::<usize>() <= KEPT_BYTES);
-        assert!(large.iter().all(|payload| payload.len() == KEPT_BYTES / 3));
-        buffers.lend(filled(&buffers, KEPT_BYTES + 1));
+        let large: Vec<_> = (0..4).map(|_| buffers.lend(filled(&buffers, BUFFERS_KEPT_BYTES / 3))).collect();
+        assert!(lock(&buffers.kept).iter().map(Buffer::size).sum::<usize>() <= BUFFERS_KEPT_BYTES);
+        assert!(large.iter().all(|payload| payload.len() == BUFFERS_KEPT_BYTES / 3));
+        buffers.lend(filled(&buffers, BUFFERS_KEPT_BYTES + 1));
         assert!(lock(&buffers.kept).is_empty());
     }
 }

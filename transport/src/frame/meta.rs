@@ -14,7 +14,7 @@ use crate::signal::lock;
 /// Metas kept at most for frames to come.
 const KEPT: usize = 64;
 /// Bytes of each of them, however few are in it; larger ones are not kept.
-pub(crate) const KEPT_BYTES: usize = 2 << 10;
+pub(crate) const META_KEPT_BYTES: usize = 2 << 10;
 
 /// A frame's meta: an aligned vector that goes back to where it came from.
 #[derive(Default)]
@@ -32,17 +32,17 @@ pub(crate) struct Metas {
 impl Metas {
     /// An empty meta with room for `bytes`, if so few are kept.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Meta> {
-        if bytes == 0 || bytes > KEPT_BYTES {
+        if bytes == 0 || bytes > META_KEPT_BYTES {
             return None;
         }
         let kept = lock(&self.kept).pop();
-        let bytes = kept.unwrap_or_else(|| AlignedVec::with_capacity(KEPT_BYTES));
+        let bytes = kept.unwrap_or_else(|| AlignedVec::with_capacity(META_KEPT_BYTES));
         Some(Meta { bytes, home: Some(self.clone()) })
     }
 
     fn keep(&self, mut bytes: AlignedVec) {
         let mut kept = lock(&self.kept);
-        if kept.len() < KEPT && bytes.capacity() <= KEPT_BYTES {
+        if kept.len() < KEPT && bytes.capacity() <= META_KEPT_BYTES {
             bytes.clear();
             kept.push(bytes);
         }
@@ -110,12 +110,12 @@ mod tests {
         assert_eq!((again.as_ptr(), again.len()), (address, 0));
         drop((again, copy));
         assert_eq!(lock(&metas.kept).len(), 1, "a copy is of nobody");
-        assert!(metas.take(0).is_none() && metas.take(KEPT_BYTES + 1).is_none());
-        let many: Vec<_> = (0..2 * KEPT).map(|_| metas.take(KEPT_BYTES).expect("it is small")).collect();
+        assert!(metas.take(0).is_none() && metas.take(META_KEPT_BYTES + 1).is_none());
+        let many: Vec<_> = (0..2 * KEPT).map(|_| metas.take(META_KEPT_BYTES).expect("it is small")).collect();
         let mut grown = metas.take(1).expect("it is small");
-        grown.resize(KEPT_BYTES + 1, 7);
+        grown.resize(META_KEPT_BYTES + 1, 7);
         drop((grown, many));
         let kept = lock(&metas.kept);
-        assert!(kept.len() == KEPT && kept.iter().all(|meta| meta.capacity() <= KEPT_BYTES));
+        assert!(kept.len() == KEPT && kept.iter().all(|meta| meta.capacity() <= META_KEPT_BYTES));
     }
 }

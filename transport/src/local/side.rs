@@ -9,6 +9,7 @@ pub(crate) const LINK_DROPPED: &str = "the peer dropped the link";
 /// What both sides of a link share.
 pub(super) struct Connection {
     /// Its place among the links of the network.
+    #[cfg_attr(not(feature = "sim"), expect(dead_code, reason = "only the simulation tells links apart"))]
     pub(super) number: u64,
     pub(super) closed: Signal<Option<String>>,
 }

@@ -8,7 +8,7 @@ use rkyv::util::AlignedVec;
 use super::{
     core::parting::parts_of,
     hello::Place,
-    message::{Header, Kind, MOST_PARTS, Message, PART, Piece, SMALL_META, Token},
+    message::{Header, Kind, MOST_PARTS, Message, PART, Piece, SMALL_UCX_META, Token},
     worker::{Arrival, Handler},
     *,
 };
@@ -266,7 +266,7 @@ async fn what_is_no_part_of_its_frame_ends_the_link() {
         ("the same again", Piece { part: 0, ..second }, sent.body(0)),
         ("another frame", Piece { frame: &other, ..second }, sent.body(1)),
         ("another number of parts", Piece { parts: 3, ..second }, sent.body(1)),
-        ("a meta that the frame does not have", Piece { meta: &[7; SMALL_META], ..second }, sent.body(1)),
+        ("a meta that the frame does not have", Piece { meta: &[7; SMALL_UCX_META], ..second }, sent.body(1)),
         ("no frame", Piece { frame: &none, parts: MOST_PARTS as u8, ..second }, sent.body(1)),
         ("too large a frame", Piece { frame: &much, ..second }, sent.body(1)),
     ];

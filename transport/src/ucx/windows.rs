@@ -18,7 +18,7 @@ const OF_ITSELF: u64 = 448;
 /// What a frame takes of a window, which is what it takes of the receiver's memory. Both ends count alike.
 pub(super) fn weight(meta: usize, payload: usize) -> u64 {
     let buffer = if payload == 0 { 0 } else { Buffer::size_for(payload) };
-    let meta = if meta == 0 { 0 } else { meta.max(meta::KEPT_BYTES) };
+    let meta = if meta == 0 { 0 } else { meta.max(meta::META_KEPT_BYTES) };
     OF_ITSELF + (HEADER_BYTES + meta + buffer) as u64
 }
 

@@ -19,7 +19,7 @@ const LEAST: u64 = 128 << 10;
 
 /// To how much Cubic closes a window, in percent. Where a round trip's shortest time is no more of it, the path stays full all the
 /// same: the rest was under way in queues.
-const CLOSED: u32 = 70;
+const CLOSED_PERCENT: u32 = 70;
 /// A shorter wait is no queue to give way in: what carries the packets may have been held up as long.
 const LONG: Duration = Duration::from_millis(8);
 
@@ -60,7 +60,7 @@ impl Waits {
             (*before, *now, self.acknowledged) = (*now, None, 0);
         }
         let shortest = self.shortest.into_iter().flatten().min().unwrap_or(least);
-        self.are_long = shortest.saturating_sub(least) >= LONG && 100 * least <= CLOSED * shortest;
+        self.are_long = shortest.saturating_sub(least) >= LONG && 100 * least <= CLOSED_PERCENT * shortest;
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Peers that have shaken hands but wait to be taken.
-const WAITING: usize = 256;
+const VOUCHED_WAITING: usize = 256;
 
 impl QuicTransport {
     /// From now on peers that ask for UCX come out here; none where somebody takes them already.
@@ -22,7 +22,7 @@ impl QuicTransport {
         if taker.as_ref().is_some_and(|taker| !taker.is_closed()) {
             return None;
         }
-        let (sender, receiver) = mpsc::channel(WAITING);
+        let (sender, receiver) = mpsc::channel(VOUCHED_WAITING);
         *taker = Some(sender);
         Some(receiver)
     }

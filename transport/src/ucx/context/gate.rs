@@ -15,7 +15,7 @@ use std::{
 use crate::signal::lock;
 
 /// Longest wait for calls that are under way when the process ends.
-const PATIENCE: Duration = Duration::from_secs(1);
+const EXIT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// All gates of a process.
 struct House {
@@ -102,7 +102,7 @@ impl House {
         self.ending.store(true, Ordering::SeqCst);
         let gates = lock(&self.gates).clone();
         let start = Instant::now();
-        while gates.iter().any(|calls| calls.load(Ordering::SeqCst) > 0) && start.elapsed() < PATIENCE {
+        while gates.iter().any(|calls| calls.load(Ordering::SeqCst) > 0) && start.elapsed() < EXIT_PATIENCE {
             hint::spin_loop();
         }
     }

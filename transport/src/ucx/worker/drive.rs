@@ -25,7 +25,7 @@ const RESTLESS: Duration = Duration::from_millis(2);
 /// The pause, which is what a message may wait then: while others come, and where none has come for a while.
 const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
 /// For how long none has.
-const QUIET: Duration = Duration::from_millis(100);
+const QUIET_AFTER: Duration = Duration::from_millis(100);
 
 /// Says that somebody drives the worker, for as long as it lives.
 struct Driver {
@@ -81,7 +81,7 @@ pub(crate) fn drive(
                 // What a peer has no room for keeps UCX from sleeping, for good where the peer died with its queue full: shared
                 // memory is not told to let go of it.
                 if restless_since.get_or_insert_with(Instant::now).elapsed() > RESTLESS {
-                    thread::sleep(PAUSES[usize::from(heard.elapsed() > QUIET)]);
+                    thread::sleep(PAUSES[usize::from(heard.elapsed() > QUIET_AFTER)]);
                 }
                 tokio::task::yield_now().await;
                 continue;
