@@ -4,13 +4,11 @@
 //!
 //! | bytes | field | bytes | field |
 //! |---|---|---|---|
-//! | 0..4 | magic `ASTR` | 24..28 | step |
-//! | 4..6 | protocol version | 28..32 | rows |
-//! | 6 | kind | 32..40 | meta length |
-//! | 7 | payload type | 40..48 | payload length |
-//! | 8..16 | job | 48..50 | parts of the payload that go over other streams |
-//! | 16..20 | shard set | 50..64 | zero |
-//! | 20..24 | layer | 64.. | meta, zeros up to a multiple of 64, payload or its first part |
+//! | 0..4 | magic `ASTR` | 16..24 | meta length |
+//! | 4..6 | protocol version | 24..32 | payload length |
+//! | 6 | kind | 32..34 | parts of the payload that go over other streams |
+//! | 7 | payload type | 34..40 | zero |
+//! | 8..16 | correlation | 40.. | meta, zeros up to a multiple of 64, payload or its first part |
 //!
 //! Every byte is decided by the frame and that number, so a decoded frame encodes to the bytes it came from.
 
@@ -41,7 +39,7 @@ pub(crate) const STRIPED_FROM: usize = 1 << 20;
 /// Bytes taken at once for headers and small metas.
 const HEADS: usize = 16 << 10;
 /// Where a header says how many parts of the payload go over other streams.
-const PARTS: Range<usize> = 48..50;
+const PARTS: Range<usize> = 32..34;
 const MAGIC: [u8; 4] = *b"ASTR";
 const ZEROS: [u8; PAYLOAD_ALIGNMENT] = [0; PAYLOAD_ALIGNMENT];
 
@@ -305,13 +303,9 @@ pub(crate) fn encode_header(header: &FrameHeader, meta: usize, payload: usize) -
     bytes[4..6].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
     bytes[6] = header.kind as u8;
     bytes[7] = header.payload_type as u8;
-    bytes[8..16].copy_from_slice(&header.job.to_le_bytes());
-    bytes[16..20].copy_from_slice(&header.shard_set.to_le_bytes());
-    bytes[20..24].copy_from_slice(&header.layer.to_le_bytes());
-    bytes[24..28].copy_from_slice(&header.step.to_le_bytes());
-    bytes[28..32].copy_from_slice(&header.rows.to_le_bytes());
-    bytes[32..40].copy_from_slice(&(meta as u64).to_le_bytes());
-    bytes[40..48].copy_from_slice(&(payload as u64).to_le_bytes());
+    bytes[8..16].copy_from_slice(&header.correlation.to_le_bytes());
+    bytes[16..24].copy_from_slice(&(meta as u64).to_le_bytes());
+    bytes[24..32].copy_from_slice(&(payload as u64).to_le_bytes());
     bytes
 }
 
@@ -337,11 +331,7 @@ fn decode_any_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, Lengths
     let header = FrameHeader {
         kind: decode_kind(rest.get_u8())?,
         payload_type: decode_payload_type(rest.get_u8())?,
-        job: rest.get_u64_le(),
-        shard_set: rest.get_u32_le(),
-        layer: rest.get_u32_le(),
-        step: rest.get_u32_le(),
-        rows: rest.get_u32_le(),
+        correlation: rest.get_u64_le(),
     };
     let lengths = check_lengths(header.payload_type, rest.get_u64_le(), rest.get_u64_le())?;
     let parts = rest.get_u16_le();
@@ -354,9 +344,9 @@ fn decode_any_header(bytes: &[u8; HEADER_BYTES]) -> Result<(FrameHeader, Lengths
 fn decode_kind(got: u8) -> Result<FrameKind, FrameError> {
     match got {
         1 => Ok(FrameKind::Control),
-        2 => Ok(FrameKind::Query),
-        3 => Ok(FrameKind::Partials),
-        4 => Ok(FrameKind::Parcel),
+        2 => Ok(FrameKind::Request),
+        3 => Ok(FrameKind::Response),
+        4 => Ok(FrameKind::Data),
         _ => Err(FrameError::Kind { got }),
     }
 }
@@ -396,11 +386,12 @@ mod tests {
 
     fn headers() -> impl Strategy<Value = FrameHeader> {
         let kinds =
-            prop::sample::select(vec![FrameKind::Control, FrameKind::Query, FrameKind::Partials, FrameKind::Parcel]);
+            prop::sample::select(vec![FrameKind::Control, FrameKind::Request, FrameKind::Response, FrameKind::Data]);
         let types = prop_oneof![Just(PayloadType::None), Just(PayloadType::F32), Just(PayloadType::Bf16)];
-        (kinds, types, any::<u64>(), any::<[u32; 4]>()).prop_map(|(kind, payload_type, job, numbers)| {
-            let [shard_set, layer, step, rows] = numbers;
-            FrameHeader { kind, job, shard_set, layer, step, rows, payload_type }
+        (kinds, types, any::<u64>()).prop_map(|(kind, payload_type, correlation)| FrameHeader {
+            kind,
+            payload_type,
+            correlation,
         })
     }
 
@@ -504,14 +495,14 @@ mod tests {
         assert_eq!(with(6, &[0]), FrameError::Kind { got: 0 });
         assert_eq!(with(6, &[5]), FrameError::Kind { got: 5 });
         assert_eq!(with(7, &[3]), FrameError::PayloadType { got: 3 });
-        assert_eq!(with(48, &[1]), FrameError::NotZero { field: "the number of parts" });
-        assert_eq!(with(63, &[1]), FrameError::NotZero { field: "the end of the header" });
+        assert_eq!(with(32, &[1]), FrameError::NotZero { field: "the number of parts" });
+        assert_eq!(with(39, &[1]), FrameError::NotZero { field: "the end of the header" });
         let (got, max) = (u64::MAX, MAX_META_BYTES);
-        assert_eq!(with(32, &got.to_le_bytes()), FrameError::TooLarge { part: "meta", got, max });
+        assert_eq!(with(16, &got.to_le_bytes()), FrameError::TooLarge { part: "meta", got, max });
         let (got, max) = (MAX_PAYLOAD_BYTES as u64 + 1, MAX_PAYLOAD_BYTES);
-        assert_eq!(with(40, &got.to_le_bytes()), FrameError::TooLarge { part: "payload", got, max });
+        assert_eq!(with(24, &got.to_le_bytes()), FrameError::TooLarge { part: "payload", got, max });
         let length = FrameError::PayloadLength { payload_type: PayloadType::None, got: 2 };
-        assert_eq!(with(40, &[2]), length);
+        assert_eq!(with(24, &[2]), length);
     }
 
     #[test]
@@ -519,7 +510,7 @@ mod tests {
         let mut frame = Frame::control(AlignedVec::new());
         frame.header.payload_type = PayloadType::F32;
         let mut wire = wire(&frame);
-        wire[40..48].copy_from_slice(&(MAX_PAYLOAD_BYTES as u64).to_le_bytes());
+        wire[24..32].copy_from_slice(&(MAX_PAYLOAD_BYTES as u64).to_le_bytes());
         let mut decoder = FrameDecoder::new();
         let mut feed = |bytes: Vec<u8>| {
             assert!(decoder.decode(&mut Bytes::from(bytes)).expect("the frame is valid so far").is_none());
@@ -567,7 +558,7 @@ mod tests {
         frame.header.payload_type = PayloadType::F32;
         frame.payload = Bytes::from_static(&[0; 4]);
         let mut wire = wire(&frame);
-        wire[100] = 1;
+        wire[50] = 1;
         assert_eq!(decode_pieces(&wire, &[64]).err(), Some(FrameError::NotZero { field: "padding" }));
     }
 }

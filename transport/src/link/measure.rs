@@ -45,7 +45,7 @@ impl Load {
     }
 
     fn kind(&self) -> FrameKind {
-        if self.there_and_back { FrameKind::Query } else { FrameKind::Parcel }
+        if self.there_and_back { FrameKind::Request } else { FrameKind::Data }
     }
 }
 
@@ -166,13 +166,13 @@ async fn time(channel: &mut Channel, load: Load) -> Result<Vec<Duration>, Measur
     let payload = codec::align(Bytes::from(pattern));
     let mut times = Vec::with_capacity(load.all_rounds());
     for round in 0..load.all_rounds() {
-        let sent = frame(load.kind(), round as u32, payload.clone());
+        let sent = frame(load.kind(), round as u64, payload.clone());
         let started = Instant::now();
         channel.sender.send(sent).await?;
         let got = channel.receiver.receive().await?.ok_or(MeasureError::Ended)?;
         times.push(started.elapsed());
         let expected = if load.there_and_back { &payload[..] } else { &[] };
-        if got.header.step != round as u32 || content(&got) != expected {
+        if got.header.correlation != round as u64 || content(&got) != expected {
             return Err(MeasureError::Damaged { bytes: load.bytes });
         }
     }
@@ -185,8 +185,8 @@ pub async fn answer(transport: &dyn Transport) -> Result<(), MeasureError> {
     let mut channel = link.accept().await?;
     while let Ok(Some(got)) = channel.receiver.receive().await {
         let back = match got.header.kind {
-            FrameKind::Query => got,
-            kind => frame(kind, got.header.step, Bytes::new()),
+            FrameKind::Request => got,
+            kind => frame(kind, got.header.correlation, Bytes::new()),
         };
         channel.sender.send(back).await?;
     }
@@ -194,10 +194,10 @@ pub async fn answer(transport: &dyn Transport) -> Result<(), MeasureError> {
 }
 
 /// What has no whole elements, such as one byte, goes as meta.
-fn frame(kind: FrameKind, step: u32, content: Bytes) -> Frame {
+fn frame(kind: FrameKind, correlation: u64, content: Bytes) -> Frame {
     let whole = content.len().is_multiple_of(2);
     let payload_type = if whole && !content.is_empty() { PayloadType::Bf16 } else { PayloadType::None };
-    let header = FrameHeader { kind, job: 0, shard_set: 0, layer: 0, step, rows: 1, payload_type };
+    let header = FrameHeader { kind, payload_type, correlation };
     let mut meta = AlignedVec::new();
     if !whole {
         meta.extend_from_slice(&content);

@@ -78,13 +78,9 @@ fn only(transport: &UcxTransport) -> (Arc<Core>, Addressee) {
 
 fn frame(payload: usize) -> Frame {
     let header = FrameHeader {
-        kind: FrameKind::Query,
-        job: 7,
-        shard_set: 0,
-        layer: 0,
-        step: 0,
-        rows: 1,
+        kind: FrameKind::Request,
         payload_type: if payload == 0 { PayloadType::None } else { PayloadType::Bf16 },
+        correlation: 0,
     };
     Frame::new(header, AlignedVec::new(), vec![1; payload].into())
 }

@@ -44,7 +44,7 @@ pub fn measure(hosts: usize, [question, answer]: [usize; 2]) -> Result<Wire, Cli
     for _ in 0..ROUND_TRIPS {
         let started = Instant::now();
         for (_, sender) in &mut asked {
-            runtime.block_on(sender.send(frame(FrameKind::Query, question))).map_err(refused)?;
+            runtime.block_on(sender.send(frame(FrameKind::Request, question))).map_err(refused)?;
         }
         for _ in 0..hosts {
             arrivals.blocking_recv();
@@ -61,9 +61,9 @@ pub fn measure(hosts: usize, [question, answer]: [usize; 2]) -> Result<Wire, Cli
 
 fn send_bulk(runtime: &Runtime, sender: &mut dyn FrameSender, question: usize) -> Result<(), TransportError> {
     for _ in 0..BULK_FRAMES {
-        runtime.block_on(sender.send(frame(FrameKind::Parcel, BULK_FRAME)))?;
+        runtime.block_on(sender.send(frame(FrameKind::Data, BULK_FRAME)))?;
     }
-    runtime.block_on(sender.send(frame(FrameKind::Query, question)))
+    runtime.block_on(sender.send(frame(FrameKind::Request, question)))
 }
 
 fn bind() -> Result<QuicTransport, TransportError> {
@@ -107,9 +107,9 @@ async fn answer_all(bound: Sender<SocketAddr>, answer: usize) -> Result<(), Tran
     let Some(link) = far.accept().await else { return Ok(()) };
     let mut channel = link.accept().await?;
     while let Some(asked) = channel.receiver.receive().await? {
-        if asked.header.kind == FrameKind::Query {
+        if asked.header.kind == FrameKind::Request {
             // A context host attends on a thread that may block.
-            let answered = tokio::task::spawn_blocking(move || frame(FrameKind::Partials, answer)).await;
+            let answered = tokio::task::spawn_blocking(move || frame(FrameKind::Response, answer)).await;
             channel.sender.send(answered.expect("making a frame does not panic")).await?;
         }
     }
@@ -117,6 +117,6 @@ async fn answer_all(bound: Sender<SocketAddr>, answer: usize) -> Result<(), Tran
 }
 
 fn frame(kind: FrameKind, bytes: usize) -> Frame {
-    let header = FrameHeader { kind, job: 0, shard_set: 0, layer: 0, step: 0, rows: 1, payload_type: PayloadType::F32 };
+    let header = FrameHeader { kind, payload_type: PayloadType::F32, correlation: 0 };
     Frame::new(header, Meta::default(), Bytes::from(vec![0; bytes]))
 }
