@@ -511,6 +511,7 @@ mod tests {
         frame.header.payload_type = PayloadType::F32;
         let mut wire = wire(&frame);
         wire[24..32].copy_from_slice(&(MAX_PAYLOAD_BYTES as u64).to_le_bytes());
+        wire.resize(PAYLOAD_ALIGNMENT, 0);
         let mut decoder = FrameDecoder::new();
         let mut feed = |bytes: Vec<u8>| {
             assert!(decoder.decode(&mut Bytes::from(bytes)).expect("the frame is valid so far").is_none());

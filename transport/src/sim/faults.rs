@@ -266,9 +266,9 @@ mod tests {
         let code = |bit| refusal(&frame, bit).map(|error| error.code());
         assert_eq!(code(0), Some("frame_magic"));
         assert_eq!(code(8 * 4), Some("frame_version"));
-        assert_eq!(code(8 * 8), None, "a job number may be any");
-        assert_eq!(code(8 * 32), Some("frame_truncated"), "a longer meta waits for more");
-        assert_eq!(code(8 * 32 + 2), Some("frame_truncated"), "after a shorter meta no frame follows");
-        assert_eq!(code(8 * 63), Some("frame_not_zero"));
+        assert_eq!(code(8 * 8), None, "a correlation may be any");
+        assert_eq!(code(8 * 16), Some("frame_truncated"), "a longer meta waits for more");
+        assert_eq!(code(8 * 16 + 2), Some("frame_truncated"), "after a shorter meta no frame follows");
+        assert_eq!(code(8 * 39), Some("frame_not_zero"));
     }
 }
