@@ -5,10 +5,8 @@ use std::io::{BufRead, BufReader, Read};
 use serde_json::{Value, json};
 use tests::{Cluster, DEADLINE, kill};
 
-use super::{
-    edges::{ask, is_alive},
-    openai,
-};
+use super::edges::{ask, is_alive};
+use crate::api::openai;
 
 /// Status and body of the stream behind `query`, for a client that heard `last`.
 fn listen(cluster: &Cluster, query: &str, last: &str) -> (u16, BufReader<impl Read + use<>>) {

@@ -28,7 +28,7 @@ use asterism_transport::{
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, DEADLINE};
 
-use crate::identity::{Line, hello, issued, member};
+use super::identity::{Line, hello, issued, member};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 const TOKEN: &str = "correct-horse";

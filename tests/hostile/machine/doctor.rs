@@ -5,7 +5,7 @@ use std::{fs, net::TcpListener};
 use serde_json::Value;
 use tests::{Cluster, ClusterSpec};
 
-use super::openai::BINARY;
+use crate::api::openai::BINARY;
 
 /// What it found, and how it ended.
 fn doctor(cluster: &Cluster) -> (Option<i32>, Value) {

@@ -17,9 +17,9 @@ use tests::{Cluster, ClusterSpec, DEADLINE, kill};
 
 use super::{
     connections::raised_files,
-    edges::is_alive,
     openai::{BINARY, CHAT, JSON, api, send, wait_until_cancelled, whale},
 };
+use crate::machine::edges::is_alive;
 
 /// A cluster with this in its `[api]`.
 fn cluster(settings: &str) -> Cluster {

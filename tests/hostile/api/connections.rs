@@ -10,7 +10,7 @@ use std::{
 use serde_json::json;
 use tests::{Cluster, DEADLINE};
 
-use super::edges::{ask, is_alive, started};
+use crate::machine::edges::{ask, is_alive, started};
 
 /// A connection to the admin API that sent `bytes`.
 fn sent(cluster: &Cluster, bytes: &[u8]) -> TcpStream {

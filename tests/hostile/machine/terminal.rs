@@ -19,7 +19,7 @@ use rustix::{
 };
 use tests::{Cluster, DEADLINE};
 
-use super::openai;
+use crate::api::openai;
 
 /// `top` on a terminal of its own, and what that shows.
 fn top(cluster: &Cluster) -> (Child, Screen) {

@@ -14,7 +14,7 @@ use std::{
 
 use asterism_transport::{PROTOCOL_VERSION, certificates::CLUSTER_DNS_NAME, join::JOIN_DNS_NAME};
 
-use crate::{
+use super::{
     initials::{DATAGRAM, Initials, Retry},
     joining::Machines,
 };

@@ -13,7 +13,7 @@ use std::{
 use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, DEADLINE};
 
-use super::openai::{BINARY, CHAT, JSON, send, whale};
+use crate::api::openai::{BINARY, CHAT, JSON, send, whale};
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CLIENT: &str = "00f067aa0ba902b7";
