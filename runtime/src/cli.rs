@@ -1,6 +1,5 @@
 //! The command line as typed, and the way from it to one verb. What a verb does stands in `commands/`.
 
-pub(crate) mod check;
 pub(crate) mod checks;
 pub mod commands;
 pub mod method_spec;

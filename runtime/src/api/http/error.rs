@@ -12,6 +12,7 @@ use asterism_actors::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 /// Characters of a parser's message that a refusal repeats.
 const CAUSE_CHARS: usize = 300;
@@ -41,7 +42,8 @@ pub struct ErrorObject {
 }
 
 /// A request refused.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Error)]
+#[error("{message}")]
 pub struct Refusal {
     status: StatusCode,
     code: String,
@@ -133,12 +135,6 @@ impl Refusal {
 impl From<JobError> for Refusal {
     fn from(error: JobError) -> Self {
         Self::coded(error.body())
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
     }
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{
     cli::{
-        check,
+        checks,
         output::{self, Table},
     },
     cluster::{
@@ -102,7 +102,7 @@ fn sample(context_hosts: u16) -> String {
 /// Checks a cluster file, the weights and ports that it names, and shows what it resolves to.
 pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
     let cluster = globals.cluster()?;
-    check::whole(&cluster)?;
+    checks::valid(&cluster)?;
     let model = match (&cluster.model.path, cluster.model.random) {
         (Some(path), _) => path.display().to_string(),
         (None, Some(shape)) => format!("{} with random weights", shape.name()),

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     cli::{
-        checks::{self, Judgment, Verdict},
+        checks::{self, Asker, Judgment, Verdict},
         output,
     },
     cluster::{Cluster, file::Device, size::bytes},
@@ -16,7 +16,7 @@ use crate::{
     processes::{
         calibration::Machine,
         device::{self, Numbers},
-        local_hosts, wiring,
+        local_hosts,
     },
 };
 
@@ -110,8 +110,7 @@ fn look() -> GpuReport {
 
 /// Why hosts of this machine could not start.
 fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
-    let known = [device::known(cluster), wiring::known(&cluster.data)].into_iter().filter_map(Result::err);
-    let mut problems: Vec<String> = known.map(|error| error.message).collect();
+    let mut problems: Vec<String> = checks::refusals(Asker::Doctor, cluster).map(|error| error.message).collect();
     if !problems.is_empty() {
         return problems;
     }

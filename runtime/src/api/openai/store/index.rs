@@ -1,11 +1,9 @@
 //! What the folder of files and batches has, and how much of it is whose: known without looking there. Touches no disk.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-};
+use std::collections::{BTreeMap, HashMap};
 
 use asterism_actors::api::StoredStatus;
+use thiserror::Error;
 
 use super::{Batch, Kept};
 use crate::cluster::Limits;
@@ -18,7 +16,8 @@ const BATCHES: usize = 1000;
 const OPEN: usize = 64;
 
 /// Why no more is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{} would have {got} {what}, expected at most {most}: {}", self.whose(), self.remedy())]
 pub struct Full {
     what: &'static str,
     got: u64,
@@ -31,19 +30,17 @@ impl Full {
     pub fn may_pass(&self) -> bool {
         self.what == OPEN_BATCHES
     }
+
+    fn whose(&self) -> &'static str {
+        if self.is_own { "this key" } else { "all keys together" }
+    }
+
+    fn remedy(&self) -> &'static str {
+        if self.may_pass() { "wait until one has ended" } else { "delete files, or raise [api] max_stored_bytes" }
+    }
 }
 
 const OPEN_BATCHES: &str = "open batches";
-
-impl fmt::Display for Full {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, got, most, is_own } = self;
-        let whose = if *is_own { "this key" } else { "all keys together" };
-        let remedy =
-            if self.may_pass() { "wait until one has ended" } else { "delete files, or raise [api] max_stored_bytes" };
-        write!(f, "{whose} would have {got} {what}, expected at most {most}: {remedy}")
-    }
-}
 
 /// What of a batch is known without reading it.
 #[derive(Clone, Debug, PartialEq, Eq)]

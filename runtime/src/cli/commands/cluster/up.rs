@@ -8,7 +8,7 @@ use super::{Readiness, UpArgs, detach};
 use crate::{
     certificates::credentials,
     cli::{
-        check,
+        checks,
         commands::cluster::process::{GRACE, Hangup, Signals},
     },
     client::Client,
@@ -33,7 +33,7 @@ pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
         return detach::up(globals, args.timeout);
     }
     let ReadFile { cluster, text, directory } = globals.read_cluster()?;
-    check::cluster(&cluster)?;
+    checks::fit_to_start(&cluster)?;
     let log = match args.in_background {
         true => cluster.log.clone(),
         false => crate::cluster::Log { filter: "warn".into(), ..cluster.log.clone() },

@@ -30,7 +30,8 @@ use crate::{
 };
 
 /// A question without an answer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, thiserror::Error)]
+#[error("failed: {method}, {suite} {task} at {length} tokens, sample {sample}: {code}: {message}")]
 pub struct Failure {
     /// The method as typed.
     pub method: String,
@@ -325,13 +326,6 @@ impl Run<'_> {
         if let Err(error) = self.client.cancel(id) {
             tracing::debug!(job = id, %error, "not cancelled");
         }
-    }
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { method, suite, task, length, sample, code, message } = self;
-        write!(f, "failed: {method}, {suite} {task} at {length} tokens, sample {sample}: {code}: {message}")
     }
 }
 
