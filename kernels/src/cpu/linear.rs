@@ -28,7 +28,7 @@ enum Weights {
 }
 
 impl CpuLinear {
-    /// As `Backend::linear_weight`.
+    /// As `LinearOps::linear_weight`.
     pub(super) fn pack(
         parts: &[HostTensor<'_>],
         biases: &[HostTensor<'_>],

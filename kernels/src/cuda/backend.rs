@@ -315,22 +315,9 @@ impl BatchAttention for Cuda {
         asks: &[Ask<'_, Kv>],
         packed: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
-        match self.device.attend_merged(heads, q, (asks, &vec![1; asks.len()]), packed)? {
+        match self.device.attend_many(heads, q, asks, packed)? {
             true => Ok(()),
             false => batch::attend_each(self, heads, q, asks, packed),
-        }
-    }
-
-    fn attend_merged(
-        &self,
-        heads: Heads,
-        q: &Tensor,
-        (asks, groups): (&[Ask<'_, Kv>], &[usize]),
-        packed: &mut Vec<f32>,
-    ) -> Result<(), KernelError> {
-        match self.device.attend_merged(heads, q, (asks, groups), packed)? {
-            true => Ok(()),
-            false => batch::attend_then_merge(self, heads, q, (asks, groups), packed),
         }
     }
 

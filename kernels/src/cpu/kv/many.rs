@@ -11,7 +11,7 @@ use super::store::CpuKv;
 use crate::operands::packed::{check_asks, heads_first, pack_into};
 use crate::{Ask, Heads, KernelError};
 
-/// As `Backend::attend_many`.
+/// As `BatchAttention::attend_many`.
 pub(in super::super) fn attend_many<E: Element>(
     heads: Heads,
     q: &CpuTensor,

@@ -27,7 +27,7 @@ macro_rules! over_sequence {
     }};
 }
 
-/// As `Backend::attention_selected`.
+/// As `SelectionOps::attention_selected`.
 pub(in super::super) fn attention_selected(
     q: &CpuTensor,
     kv: &CpuKv,

@@ -126,7 +126,7 @@ impl CpuKv {
         Ok((Heads { query, kv, dim }, queries))
     }
 
-    /// As `Backend::attention`.
+    /// As `AttentionOps::attention`.
     pub(in super::super) fn attend(
         &self,
         q: &CpuTensor,

@@ -39,7 +39,7 @@ struct Gathering {
     unused: i32,
 }
 
-/// As `Backend::all_gather`.
+/// As `Collectives::all_gather`.
 pub(super) fn all_gather(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
     if are_linked(members) { at_once(members) } else { Ok(Box::new(Meeting::new(members))) }
 }
