@@ -31,7 +31,7 @@ pub(in super::super) fn key_scores<E: Element>(
         compute.pool.each(tasks, |task| {
             let (head, first) = (task / blocks, task % blocks * TASK);
             let range = head * keys + first..head * keys + keys.min(first + TASK);
-            compute.set.run(Dots { mean: &means[head * dim..][..dim], k: &k, range, to: &to });
+            compute.set.run(Dots { mean: &means[head * dim..][..dim], k, range, to: &to });
         });
     };
     // SAFETY: the tasks cover every key of every head.
