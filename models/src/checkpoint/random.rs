@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use serde_json::json;
 
-use super::weights::{Entry, WeightFile};
+use super::weights::{TensorEntry, WeightFile};
 use crate::{ModelConfig, ModelError, family::LinearSpec};
 
 /// The shape of a model that many have.
@@ -89,14 +89,14 @@ impl FromStr for KnownShape {
 }
 
 /// Every tensor of a decoder of this shape.
-pub(super) fn weights(config: &ModelConfig) -> (WeightFile, BTreeMap<String, (usize, Entry)>) {
+pub(super) fn weights(config: &ModelConfig) -> (WeightFile, BTreeMap<String, (usize, TensorEntry)>) {
     let shapes = tensors(config);
     let longest = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or_default();
     let (ones, elements) = (config.hidden, longest + PLACES * STEP);
     let mut tensors = BTreeMap::new();
     for (place, (name, shape)) in shapes.into_iter().enumerate() {
         let start = if name.ends_with("norm.weight") { 0 } else { ones + place * 193 % PLACES * STEP };
-        tensors.insert(name, (0, Entry::bf16(&shape, 2 * start)));
+        tensors.insert(name, (0, TensorEntry::bf16(&shape, 2 * start)));
     }
     let file = WeightFile::Drawn(Box::new(LazyLock::new(Box::new(move || draw(ones, elements)))));
     (file, tensors)
