@@ -5,14 +5,14 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    api::{JobState, JobStatus},
+    api::{ErrorBody, FinishReason, HostTiming, JobPhase, JobState, RecoveryStatus, TokenLogprobs},
     store::{Change, Entry, StoreError, Table},
     supervisor::{
         fingerprint::Fingerprint,
         tables::{
             context::{Context, Owner, Place, Placed},
             hosts::{HostRecord, KeptHost, told::Address},
-            job::{Clock, Job, Question},
+            job::{Clock, Job, JobFacts, JobProgress, Question, Restored},
             model::ModelMark,
             numbers::Origin,
             prepared::PreparedContext,
@@ -60,7 +60,19 @@ pub struct PlacesEntry {
 /// A job.
 #[derive(Serialize, Deserialize)]
 pub struct JobEntry {
-    pub status: JobStatus,
+    pub facts: JobFacts,
+    pub state: JobState,
+    /// The phase that it was in, unless it has ended.
+    pub phase: Option<JobPhase>,
+    pub cached_tokens: usize,
+    /// Of one that has ended; of another its query host says again what it generated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<AnswerEntry>,
+    pub error: Option<ErrorBody>,
+    pub attention_sparsity: Option<f64>,
+    pub mixed_numerics: bool,
+    pub recoveries: Vec<RecoveryStatus>,
+    pub hosts: Vec<HostTiming>,
     pub fingerprint: Option<Fingerprint>,
     pub context: u64,
     pub question: Option<Question>,
@@ -68,6 +80,16 @@ pub struct JobEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<String>,
     pub clock: Clock,
+}
+
+/// The answer of a job that has ended, or what there was of it.
+#[derive(Serialize, Deserialize)]
+pub struct AnswerEntry {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub logprobs: Vec<TokenLogprobs>,
+    pub finish_reason: Option<FinishReason>,
 }
 
 /// What was drawn once for this journal, the last number given away, and the model.
@@ -127,15 +149,25 @@ pub fn no_context(number: u64) -> [Change; 3] {
 
 /// A job; one that has ended without its question.
 pub fn job(job: &Job) -> Change {
-    let mut status = job.status_at(job.clock.ended.unwrap_or(job.clock.submitted));
-    let question = (!job.has_ended() || !job.question.query_ids.is_empty()).then(|| job.question.clone());
-    if !job.has_ended() {
-        // What was generated, its query host says again.
-        (status.generated_tokens, status.tokens, status.text) = (0, Vec::new(), String::new());
-        status.logprobs.clear();
-    }
-    let (numerics, clock) = (job.numerics.clone().filter(|_| !job.has_ended()), job.clock.clone());
-    let entry = JobEntry { status, fingerprint: job.fingerprint, context: job.context, question, numerics, clock };
+    let (ended, progress) = (job.has_ended(), job.progress.clone());
+    let JobProgress { state, cached_tokens, text, tokens, logprobs, finish_reason, .. } = progress;
+    let entry = JobEntry {
+        facts: job.facts.clone(),
+        state,
+        phase: job.shown_phase(),
+        cached_tokens,
+        answer: ended.then_some(AnswerEntry { text, tokens, logprobs, finish_reason }),
+        error: progress.error,
+        attention_sparsity: progress.attention_sparsity,
+        mixed_numerics: progress.mixed_numerics,
+        recoveries: progress.recoveries,
+        hosts: progress.hosts,
+        fingerprint: job.fingerprint,
+        context: job.context,
+        question: (!ended || !job.question.query_ids.is_empty()).then(|| job.question.clone()),
+        numerics: job.numerics.clone().filter(|_| !ended),
+        clock: job.clock.clone(),
+    };
     put(Table::Jobs, number_key(job.number), &entry)
 }
 
@@ -157,9 +189,28 @@ pub fn no_session(name: &str) -> Change {
 impl JobEntry {
     /// The job that this is of.
     pub fn restore(self, number: u64) -> Job {
-        let ended = !matches!(self.status.state, JobState::Pending | JobState::Running);
-        let clock = Clock { ended: self.clock.ended.filter(|_| ended), ..self.clock };
-        let mut job = Job::restored((number, self.context), self.status, self.question.unwrap_or_default(), clock);
+        let ended = !matches!(self.state, JobState::Pending | JobState::Running);
+        let mut progress = JobProgress {
+            state: self.state,
+            error: self.error,
+            attention_sparsity: self.attention_sparsity,
+            mixed_numerics: self.mixed_numerics,
+            recoveries: self.recoveries,
+            hosts: self.hosts,
+            ..JobProgress::new(self.cached_tokens)
+        };
+        if let Some(AnswerEntry { text, tokens, logprobs, finish_reason }) = self.answer {
+            progress = JobProgress { text, tokens, logprobs, finish_reason, ..progress };
+        }
+        let mut job = Job::restored(Restored {
+            number,
+            context: self.context,
+            facts: self.facts,
+            progress,
+            question: self.question.unwrap_or_default(),
+            clock: Clock { ended: self.clock.ended.filter(|_| ended), ..self.clock },
+            phase: self.phase.unwrap_or(JobPhase::Queued),
+        });
         (job.fingerprint, job.numerics) = (self.fingerprint, self.numerics);
         job
     }

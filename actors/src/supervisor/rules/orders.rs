@@ -63,7 +63,7 @@ impl Orders<'_> {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
         job.told_attempt = context.attempt();
-        job.status.mixed_numerics |= context.mixed_numerics;
+        job.progress.mixed_numerics |= context.mixed_numerics;
         let kept = context.plan().kept_shards();
         let (shards, anew) = match &job.question.anew {
             Some(anew) => (anew.refresh.left_of(kept), context.prepared.anew(&anew.refresh)),
@@ -73,7 +73,7 @@ impl Orders<'_> {
             job: number,
             context: context.number,
             query_ids: job.question.query_ids.clone(),
-            generated: job.status.tokens.clone(),
+            generated: job.progress.tokens.clone(),
             query_start: context.plan().query_start,
             shards,
             anew,
@@ -93,7 +93,7 @@ impl Orders<'_> {
         let Some(mut job) = self.jobs.get_mut(number) else { return };
         let Some(context) = self.contexts.get(job.context) else { return };
         job.told_attempt = context.attempt();
-        job.status.mixed_numerics |= context.mixed_numerics;
+        job.progress.mixed_numerics |= context.mixed_numerics;
         let holders = context.holders(&self.hosts.addresses());
         drop(job);
         self.send(host, HostCommand::Holders { job: number, holders });

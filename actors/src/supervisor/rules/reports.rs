@@ -80,7 +80,7 @@ impl Reports<'_> {
     pub fn on_token(&mut self, host: usize, number: u64, token: (u32, SaidToken)) {
         let (index, (id, text, logprobs)) = token;
         let Some(job) = self.loss.jobs.running_mut(number).filter(|job| job.query_host == Some(host)) else { return };
-        match job.status.tokens.get(index as usize) {
+        match job.progress.tokens.get(index as usize) {
             Some(&known) if known != id => {
                 drop(job);
                 let message =
@@ -89,7 +89,7 @@ impl Reports<'_> {
             }
             Some(_) => return,
             // Tokens in between were said while nobody listened: all are said again when the host is reminded.
-            None if job.status.tokens.len() != index as usize => return,
+            None if job.progress.tokens.len() != index as usize => return,
             None if index >= job.question.choice.max_tokens => return,
             None => {}
         }
@@ -105,11 +105,10 @@ impl Reports<'_> {
         if first {
             job.numerics.clone_from(&self.loss.hosts.at(host).numerics);
         }
-        job.status.generated_tokens += 1;
-        job.status.tokens.push(id);
-        job.status.text.push_str(&text);
+        job.progress.tokens.push(id);
+        job.progress.text.push_str(&text);
         let logprobs = job.question.told(logprobs);
-        job.status.logprobs.extend(logprobs.as_deref().cloned());
+        job.progress.logprobs.extend(logprobs.as_deref().cloned());
         let kept = first.then(|| record::job(&job));
         drop(job);
         self.loss.out.push(Command::Publish { job: number, event: JobEvent::Token { id, text, logprobs } });
@@ -122,12 +121,12 @@ impl Reports<'_> {
         let Some(mut job) = self.loss.jobs.running_mut(number).filter(|job| job.query_host == Some(host)) else {
             return;
         };
-        if job.status.tokens.len() != tokens as usize {
+        if job.progress.tokens.len() != tokens as usize {
             drop(job);
             return self.loss.orders().remind(host);
         }
-        job.status.text.push_str(&text);
-        let (method, model) = (job.status.method.clone(), job.status.model.clone());
+        job.progress.text.push_str(&text);
+        let (method, model) = (job.facts.method.clone(), job.facts.model.clone());
         let accused = std::mem::take(&mut job.accused);
         drop(job);
         if times.are_of(tokens) {

@@ -147,10 +147,10 @@ impl EncodeScheduler<'_> {
         for asking in self.loss.jobs.of_context(number) {
             let mut job = self.loss.jobs.get_mut(asking).expect("an index names those there are");
             job.ready_since.get_or_insert(self.loss.now);
-            if job.status.session.is_none() {
-                job.status.attention_sparsity = Some(sparsity);
-                job.status.cached_tokens = cached;
-                job.status.timings.hosts = timings.clone();
+            if job.facts.session.is_none() {
+                job.progress.attention_sparsity = Some(sparsity);
+                job.progress.cached_tokens = cached;
+                job.progress.hosts = timings.clone();
             }
             let recovered = job.phase() == JobPhase::Encoding && job.is_recovering();
             let told = job.query_host.filter(|_| job.told_attempt != attempt);

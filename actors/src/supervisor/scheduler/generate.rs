@@ -49,8 +49,8 @@ impl GenerateScheduler<'_> {
         let (name, numerics) = (record.spec.name.clone(), record.numerics.clone());
         let mut job = self.loss.jobs.get_mut(number).expect("an index names those there are");
         if let Some(wanted) = job.numerics.clone().filter(|wanted| numerics.as_ref() != Some(wanted)) {
-            job.status.mixed_numerics = true;
-            let what = format!("job {}", job.status.id);
+            job.progress.mixed_numerics = true;
+            let what = format!("job {}", job.facts.id);
             self.loss.out.push(Command::Observe(Observation::NumericsMixed));
             self.loss.out.push(Command::Tell(News::NumericsMixed { what, host: name, wanted }));
         }

@@ -7,11 +7,12 @@ use std::{
     time::Duration,
 };
 
+use asterism_models::TemplateDate;
 use asterism_plan::Refresh;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    api::{ErrorBody, FinishReason, JobPhase, JobState, JobStatus, RecoveryStatus, Timings, TokenLogprobs},
+    api::{ErrorBody, FinishReason, HostTiming, JobPhase, JobState, JobStatus, RecoveryStatus, Timings, TokenLogprobs},
     messages::TokenChoice,
     metric::Observation,
     news::{JobName, News},
@@ -106,13 +107,88 @@ pub enum Source {
     Session(String),
 }
 
+/// What of a job never changes, as clients see it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct JobFacts {
+    /// Its id.
+    pub id: String,
+    /// When it was submitted, in seconds since 1970.
+    pub created_at: u64,
+    /// Method by name.
+    pub method: String,
+    /// Why it was taken, where `auto` chose.
+    pub method_reason: Option<String>,
+    /// Model by name.
+    pub model: String,
+    /// The session asked, if one was.
+    pub session: Option<String>,
+    /// The date that the chat template was told, where one was applied.
+    pub template_date: Option<TemplateDate>,
+    /// Context tokens.
+    pub context_tokens: usize,
+    /// Query tokens.
+    pub query_tokens: usize,
+    /// Tokens of a session's context that the question gets anew.
+    pub refreshed_tokens: usize,
+    /// Labels of the request.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What a job has come to so far.
+#[derive(Clone, Debug)]
+pub struct JobProgress {
+    /// State.
+    pub state: JobState,
+    /// Context tokens that were not encoded for it.
+    pub cached_tokens: usize,
+    /// Answer so far.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// How likely each was, where that was asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// Why the answer ended.
+    pub finish_reason: Option<FinishReason>,
+    /// Why it failed.
+    pub error: Option<ErrorBody>,
+    /// Share of dense attention's pairs that phase 1 did not compute.
+    pub attention_sparsity: Option<f64>,
+    /// Whether hosts of unequal numerics worked on it.
+    pub mixed_numerics: bool,
+    /// Hosts lost while it needed them.
+    pub recoveries: Vec<RecoveryStatus>,
+    /// What each host did for its context.
+    pub hosts: Vec<HostTiming>,
+}
+
+impl JobProgress {
+    /// Nobody has worked on it yet; hosts have keys and values of so many of its tokens.
+    pub fn new(cached_tokens: usize) -> Self {
+        Self {
+            state: JobState::Pending,
+            cached_tokens,
+            text: String::new(),
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            finish_reason: None,
+            error: None,
+            attention_sparsity: None,
+            mixed_numerics: false,
+            recoveries: Vec::new(),
+            hosts: Vec::new(),
+        }
+    }
+}
+
 /// One job.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Number, unique for the life of the journal.
     pub number: u64,
-    /// What clients see; timings are filled in when asked for.
-    pub status: JobStatus,
+    /// What of it never changes.
+    pub facts: JobFacts,
+    /// What it has come to.
+    pub progress: JobProgress,
     /// What its request was, where its client chose the id.
     pub fingerprint: Option<Fingerprint>,
     /// The context it asks.
@@ -171,22 +247,46 @@ pub struct Clock {
     pub ended: Option<Duration>,
 }
 
+/// What the journal has of a job.
+pub struct Restored {
+    /// Number.
+    pub number: u64,
+    /// The context it asks.
+    pub context: u64,
+    /// What of it never changes.
+    pub facts: JobFacts,
+    /// What it had come to.
+    pub progress: JobProgress,
+    /// What it asks.
+    pub question: Question,
+    /// When it entered each phase.
+    pub clock: Clock,
+    /// The phase that it was in.
+    pub phase: JobPhase,
+}
+
 impl Job {
-    /// A waiting job over a context with this method and so many tokens.
-    pub fn new((number, context): (u64, u64), now: Duration, status: JobStatus, prepared: &PreparedJob) -> Self {
+    /// A waiting job over a context.
+    pub fn new(
+        (number, context): (u64, u64),
+        now: Duration,
+        (facts, cached_tokens): (JobFacts, usize),
+        prepared: &PreparedJob,
+    ) -> Self {
         let clock = Clock { submitted: now, ..Clock::default() };
-        Self {
-            fingerprint: prepared.fingerprint,
-            ..Self::restored((number, context), status, prepared.question.clone(), clock)
-        }
+        let progress = JobProgress::new(cached_tokens);
+        let phase = JobPhase::Queued;
+        let restored = Restored { number, context, facts, progress, question: prepared.question.clone(), clock, phase };
+        Self { fingerprint: prepared.fingerprint, ..Self::restored(restored) }
     }
 
     /// A job as the journal has it. Tokens come from its query host again.
-    pub fn restored((number, context): (u64, u64), status: JobStatus, question: Question, clock: Clock) -> Self {
-        let phase = status.phase.unwrap_or(JobPhase::Queued);
+    pub fn restored(restored: Restored) -> Self {
+        let Restored { number, context, facts, progress, question, clock, phase } = restored;
         Self {
             number,
-            status,
+            facts,
+            progress,
             fingerprint: None,
             context,
             key: None,
@@ -207,7 +307,7 @@ impl Job {
 
     /// Whether hosts work on it.
     pub fn is_running(&self) -> bool {
-        self.status.state == JobState::Running
+        self.progress.state == JobState::Running
     }
 
     /// Whether it is over.
@@ -217,7 +317,7 @@ impl Job {
 
     /// Moves on. Whether that is news.
     pub fn enter(&mut self, now: Duration, phase: JobPhase) -> bool {
-        self.status.state = JobState::Running;
+        self.progress.state = JobState::Running;
         let clock = match phase {
             JobPhase::Encoding => &mut self.clock.encoding,
             JobPhase::Querying => &mut self.clock.querying,
@@ -227,9 +327,6 @@ impl Job {
         clock.get_or_insert(now);
         let news = self.phase != phase;
         self.phase = phase;
-        if self.open.is_empty() {
-            self.status.phase = Some(phase);
-        }
         news && self.open.is_empty()
     }
 
@@ -240,19 +337,15 @@ impl Job {
 
     /// Notes the loss of a host that it needs.
     pub fn lost(&mut self, now: Duration, recovery: RecoveryStatus) {
-        self.open.push((self.status.recoveries.len(), now));
-        self.status.recoveries.push(recovery);
-        self.status.phase = Some(JobPhase::Recovering);
+        self.open.push((self.progress.recoveries.len(), now));
+        self.progress.recoveries.push(recovery);
     }
 
     /// It goes on: closes the recoveries under way and returns them.
     pub fn recovered(&mut self, now: Duration) -> Vec<RecoveryStatus> {
         let open = std::mem::take(&mut self.open);
-        if !open.is_empty() {
-            self.status.phase = Some(self.phase);
-        }
         let close = |(at, declared): (usize, Duration)| {
-            let recovery = &mut self.status.recoveries[at];
+            let recovery = &mut self.progress.recoveries[at];
             recovery.recovered_s = Some(now.saturating_sub(declared).as_secs_f64());
             recovery.clone()
         };
@@ -271,17 +364,17 @@ impl Job {
 
     /// Bytes that are held for it: of what it asks, and once it has ended of what it answers.
     pub fn bytes(&self) -> u64 {
-        let labels = self.status.labels.iter().map(|(key, value)| key.len() + value.len());
+        let labels = self.facts.labels.iter().map(|(key, value)| key.len() + value.len());
         let asked = self.question.text.as_ref().map_or(0, String::len);
-        let text: usize = self.status.id.len() + labels.sum::<usize>() + asked;
+        let text: usize = self.facts.id.len() + labels.sum::<usize>() + asked;
         let part = match self.has_ended() {
             false => {
                 let stops = self.question.choice.stop.iter().map(String::len).sum::<usize>();
                 4 * self.question.query_ids.len() + stops + self.question.anew.as_ref().map_or(0, |anew| anew.bytes())
             }
             true => {
-                let logprobs = self.status.logprobs.iter().map(TokenLogprobs::bytes).sum::<usize>();
-                4 * (self.question.query_ids.len() + self.status.tokens.len()) + self.status.text.len() + logprobs
+                let logprobs = self.progress.logprobs.iter().map(TokenLogprobs::bytes).sum::<usize>();
+                4 * (self.question.query_ids.len() + self.progress.tokens.len()) + self.progress.text.len() + logprobs
             }
         };
         OVERHEAD + (text + part) as u64
@@ -292,15 +385,14 @@ impl Job {
         self.clock.ended = Some(now);
         // What was asked a session may become a part of it.
         let query_ids = std::mem::take(&mut self.question.query_ids);
-        let kept = if self.status.session.is_some() { query_ids } else { Vec::new() };
+        let kept = if self.facts.session.is_some() { query_ids } else { Vec::new() };
         let text = self.question.text.take();
         self.question = Question { query_ids: kept, text, trace: self.question.trace, ..Question::default() };
         self.open.clear();
-        self.status.phase = None;
-        self.status.error = outcome.error();
-        self.status.state = match outcome {
+        self.progress.error = outcome.error();
+        self.progress.state = match outcome {
             Outcome::Answered { stopped } => {
-                self.status.finish_reason = Some(if stopped { FinishReason::Stop } else { FinishReason::Length });
+                self.progress.finish_reason = Some(if stopped { FinishReason::Stop } else { FinishReason::Length });
                 JobState::Succeeded
             }
             Outcome::Failed { .. } => JobState::Failed,
@@ -308,9 +400,45 @@ impl Job {
         };
     }
 
-    /// Its status with timings up to `now`.
+    /// The phase that clients see; none once it has ended.
+    pub fn shown_phase(&self) -> Option<JobPhase> {
+        match (self.has_ended(), self.is_recovering()) {
+            (true, _) => None,
+            (false, true) => Some(JobPhase::Recovering),
+            (false, false) => Some(self.phase),
+        }
+    }
+
+    /// What clients see of it, with timings up to `now`.
     pub fn status_at(&self, now: Duration) -> JobStatus {
-        JobStatus { timings: self.timings(now), ..self.status.clone() }
+        let (facts, progress) = (self.facts.clone(), self.progress.clone());
+        JobStatus {
+            id: facts.id,
+            created_at: facts.created_at,
+            state: progress.state,
+            phase: self.shown_phase(),
+            waiting: None,
+            method: facts.method,
+            method_reason: facts.method_reason,
+            model: facts.model,
+            session: facts.session,
+            template_date: facts.template_date,
+            context_tokens: facts.context_tokens,
+            query_tokens: facts.query_tokens,
+            refreshed_tokens: facts.refreshed_tokens,
+            cached_tokens: progress.cached_tokens,
+            generated_tokens: progress.tokens.len(),
+            text: progress.text,
+            tokens: progress.tokens,
+            logprobs: progress.logprobs,
+            finish_reason: progress.finish_reason,
+            error: progress.error,
+            labels: facts.labels,
+            attention_sparsity: progress.attention_sparsity,
+            mixed_numerics: progress.mixed_numerics,
+            recoveries: progress.recoveries,
+            timings: self.timings(now),
+        }
     }
 
     fn timings(&self, now: Duration) -> Timings {
@@ -326,18 +454,18 @@ impl Job {
             query_s: span(querying, decoding),
             decode_s: span(decoding, ended),
             total_s: end.saturating_sub(submitted).as_secs_f64(),
-            hosts: self.status.timings.hosts.clone(),
+            hosts: self.progress.hosts.clone(),
         }
     }
 
     /// Its names.
     pub fn name(&self) -> JobName {
-        JobName { id: self.status.id.clone(), number: self.number }
+        JobName { id: self.facts.id.clone(), number: self.number }
     }
 
     /// That it was taken in.
     pub fn submitted(&self) -> News {
-        let JobStatus { session, method, context_tokens, query_tokens, .. } = &self.status;
+        let JobFacts { session, method, context_tokens, query_tokens, .. } = &self.facts;
         News::JobSubmitted {
             job: self.name(),
             context: self.context,
@@ -351,30 +479,30 @@ impl Job {
     /// That hosts work on it, where they did not before.
     pub fn started(&self, now: Duration) -> Option<News> {
         let queue_s = now.saturating_sub(self.clock.submitted).as_secs_f64();
-        (self.status.state == JobState::Pending).then(|| News::JobStarted { job: self.name(), queue_s })
+        (self.progress.state == JobState::Pending).then(|| News::JobStarted { job: self.name(), queue_s })
     }
 
     /// That it is over.
     pub fn ended(&self) -> News {
-        let JobStatus { state, generated_tokens: tokens, error, .. } = &self.status;
+        let JobProgress { state, tokens, error, .. } = &self.progress;
         let (code, timings) = (error.as_ref().map(|error| error.code.clone()), self.timings(Duration::ZERO));
-        News::JobEnded { job: self.name(), state: *state, code, tokens: *tokens, timings }
+        News::JobEnded { job: self.name(), state: *state, code, tokens: tokens.len(), timings }
     }
 
     /// What its end adds to the metrics.
     pub fn ended_observations(&self) -> Vec<Observation> {
         let timings = self.timings(self.clock.ended.unwrap_or_default());
-        let mut observations = vec![match &self.status.error {
+        let mut observations = vec![match &self.progress.error {
             Some(error) => Observation::RequestFailed { code: error.code.clone() },
-            None => Observation::RequestEnded { reason: self.status.finish_reason },
+            None => Observation::RequestEnded { reason: self.progress.finish_reason },
         }];
         observations.extend(self.spans().into_iter().map(Observation::Span));
-        if self.status.state == JobState::Succeeded {
+        if self.progress.state == JobState::Succeeded {
             observations.push(Observation::Request {
-                method: self.status.method.clone(),
-                model: self.status.model.clone(),
-                prompt_tokens: self.status.context_tokens + self.status.query_tokens,
-                generated_tokens: self.status.generated_tokens,
+                method: self.facts.method.clone(),
+                model: self.facts.model.clone(),
+                prompt_tokens: self.facts.context_tokens + self.facts.query_tokens,
+                generated_tokens: self.progress.tokens.len(),
                 timings,
             });
         }

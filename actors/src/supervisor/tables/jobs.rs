@@ -64,9 +64,9 @@ impl Keys {
     fn of(job: &Job) -> Self {
         Self {
             key: job.key.clone(),
-            state: job.status.state,
+            state: job.progress.state,
             context: job.context,
-            own_context: job.status.session.is_none(),
+            own_context: job.facts.session.is_none(),
             query_host: job.query_host,
             ready_since: job.ready_since,
             limit: job.question.timeout.map(|limit| job.clock.submitted.saturating_add(limit)),
@@ -111,7 +111,7 @@ impl Drop for Edit<'_> {
 impl Jobs {
     /// Takes a job in whose number is new.
     pub fn insert(&mut self, job: Job) {
-        self.index.by_id.insert(job.status.id.clone(), job.number);
+        self.index.by_id.insert(job.facts.id.clone(), job.number);
         self.index.insert(job.number, &Keys::of(&job));
         self.all.insert(job.number, job);
     }
@@ -120,7 +120,7 @@ impl Jobs {
     pub fn remove(&mut self, number: u64) {
         let Some(job) = self.all.remove(&number) else { return };
         self.index.remove(number, &Keys::of(&job));
-        self.index.by_id.remove(&job.status.id);
+        self.index.by_id.remove(&job.facts.id);
     }
 
     /// One job.
@@ -268,7 +268,7 @@ impl Jobs {
     pub fn agree(&self) -> bool {
         let mut counted = Index::default();
         for job in self.all.values() {
-            counted.by_id.insert(job.status.id.clone(), job.number);
+            counted.by_id.insert(job.facts.id.clone(), job.number);
             counted.insert(job.number, &Keys::of(job));
         }
         self.index == counted

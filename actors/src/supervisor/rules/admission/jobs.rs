@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use super::AdmissionControl;
 use crate::{
-    api::{JobPhase, JobState, JobStatus},
     error::JobError,
     supervisor::{
         fingerprint::Fingerprint,
@@ -14,7 +13,7 @@ use crate::{
         },
         tables::{
             context::{Context, Owner},
-            job::{Job, Outcome, PreparedJob, Source},
+            job::{Job, JobFacts, Outcome, PreparedJob, Source},
             prepared::PreparedContext,
         },
     },
@@ -51,17 +50,17 @@ impl AdmissionControl<'_> {
                     return Err(JobError::SessionReplaced { name: name.clone() });
                 }
                 changes.push(record::session(&session));
-                let status = self.first_status(&prepared, &self.contexts[session.context].prepared);
-                let mut job = Job::new((number, session.context), self.now, status, &prepared);
+                let facts = self.facts(&prepared, &self.contexts[session.context].prepared);
+                let mut job = Job::new((number, session.context), self.now, facts, &prepared);
                 job.key = self.contexts[session.context].prepared.key.clone();
                 Submission { job, context: None, session: Some(session) }
             }
             Source::Context(context) => {
                 self.selection().check_room(context, &BTreeSet::new())?;
-                let status = self.first_status(&prepared, context);
+                let facts = self.facts(&prepared, context);
                 let context = Context::new((number, self.now), Owner::Job(number), context.clone());
                 changes.extend(record::context(&context));
-                let mut job = Job::new((number, number), self.now, status, &prepared);
+                let mut job = Job::new((number, number), self.now, facts, &prepared);
                 job.key = context.prepared.key.clone();
                 Submission { job, context: Some(context), session: None }
             }
@@ -80,7 +79,7 @@ impl AdmissionControl<'_> {
         if job.has_ended() {
             return Err(JobError::Ended {
                 id: id.to_string(),
-                state: format!("{:?}", job.status.state).to_uppercase(),
+                state: format!("{:?}", job.progress.state).to_uppercase(),
             });
         }
         job.finish(self.now, Outcome::Cancelled);
@@ -91,43 +90,27 @@ impl AdmissionControl<'_> {
         Ok(Decided::new(self.now, changes, Effect::Cancel(number)))
     }
 
-    /// What clients see of a job that is taken in now.
-    fn first_status(&self, prepared: &PreparedJob, context: &PreparedContext) -> JobStatus {
-        JobStatus {
+    /// What never changes of a job that is taken in now, and how many tokens of its context need not be encoded for it.
+    fn facts(&self, prepared: &PreparedJob, context: &PreparedContext) -> (JobFacts, usize) {
+        let refreshed_tokens = prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens());
+        let context_tokens = context.plan.context_tokens;
+        let (session, cached) = match &prepared.source {
+            Source::Session(name) => (Some(name.clone()), context_tokens.saturating_sub(refreshed_tokens)),
+            Source::Context(_) => (None, 0),
+        };
+        let facts = JobFacts {
             id: prepared.id.clone(),
             created_at: self.now.as_secs(),
-            waiting: None,
-            state: JobState::Pending,
-            phase: Some(JobPhase::Queued),
             method: context.plan.method.name.clone(),
             method_reason: context.plan.method.reason.clone(),
             model: self.config.model.clone(),
-            session: match &prepared.source {
-                Source::Session(name) => Some(name.clone()),
-                Source::Context(_) => None,
-            },
+            session,
             template_date: context.template_date,
-            context_tokens: context.plan.context_tokens,
+            context_tokens,
             query_tokens: prepared.question.query_ids.len(),
-            refreshed_tokens: prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens()),
-            cached_tokens: match &prepared.source {
-                Source::Session(_) => {
-                    let anew = prepared.question.anew.as_ref().map_or(0, |anew| anew.refresh.tokens());
-                    context.plan.context_tokens.saturating_sub(anew)
-                }
-                Source::Context(_) => 0,
-            },
-            generated_tokens: 0,
-            text: String::new(),
-            tokens: Vec::new(),
-            logprobs: Vec::new(),
-            finish_reason: None,
-            error: None,
+            refreshed_tokens,
             labels: prepared.labels.clone(),
-            attention_sparsity: None,
-            mixed_numerics: false,
-            recoveries: Vec::new(),
-            timings: Default::default(),
-        }
+        };
+        (facts, cached)
     }
 }

@@ -71,7 +71,7 @@ impl AdmissionControl<'_> {
         let Some(id) = job else { return Ok((session, Answered::default())) };
         let job = self.jobs.number(id).and_then(|number| self.jobs.get(number));
         let job = job.ok_or_else(|| JobError::NotFound { id: id.to_string() })?;
-        let (asked, state) = (job.status.session.as_deref(), job.status.state);
+        let (asked, state) = (job.facts.session.as_deref(), job.progress.state);
         if asked != Some(name) || state != JobState::Succeeded {
             let of = asked.map_or("no session".to_string(), |asked| format!("session {asked}"));
             let message = format!(
@@ -80,8 +80,8 @@ impl AdmissionControl<'_> {
             );
             return Err(JobError::Invalid { param: "job", message });
         }
-        let ids = [&job.question.query_ids[..], &job.status.tokens].concat();
-        let turn = |question: &String| KeptTurn { question: question.clone(), answer: job.status.text.clone() };
+        let ids = [&job.question.query_ids[..], &job.progress.tokens].concat();
+        let turn = |question: &String| KeptTurn { question: question.clone(), answer: job.progress.text.clone() };
         Ok((session, Answered { ids, turn: job.question.text.as_ref().map(turn) }))
     }
 

@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Clock, Job};
-use crate::{
-    api::JobStatus,
-    trace::{JobTrace, Kind, Span},
-};
+use super::{Clock, Job, JobFacts, JobProgress};
+use crate::trace::{JobTrace, Kind, Span};
 
 impl Job {
     /// What it took, as spans: itself, and each phase under it.
@@ -14,7 +11,7 @@ impl Job {
         let (Some(JobTrace { own, parent }), Some(ended)) = (self.question.trace, self.clock.ended) else {
             return Vec::new();
         };
-        let JobStatus { id, method, model, error, state, .. } = &self.status;
+        let (JobFacts { id, method, model, .. }, JobProgress { error, state, .. }) = (&self.facts, &self.progress);
         let error = error.as_ref().map(|error| format!("{}: {}", error.code, error.message));
         let internal = |context, name: &'static str, times| Span {
             context,
@@ -33,9 +30,9 @@ impl Job {
             ("asterism.job.state", format!("{state:?}").to_uppercase().as_str().into()),
             ("asterism.method", method.as_str().into()),
             ("asterism.context.number", self.context.into()),
-            ("asterism.context.tokens", self.status.context_tokens.into()),
-            ("asterism.query.tokens", self.status.query_tokens.into()),
-            ("asterism.recoveries", self.status.recoveries.len().into()),
+            ("asterism.context.tokens", self.facts.context_tokens.into()),
+            ("asterism.query.tokens", self.facts.query_tokens.into()),
+            ("asterism.recoveries", self.progress.recoveries.len().into()),
             ("gen_ai.request.model", model.as_str().into()),
         ];
         let Clock { submitted, encoding, querying, decoding, .. } = self.clock;
@@ -54,21 +51,24 @@ impl Job {
 mod tests {
     use super::*;
     use crate::{
-        supervisor::tables::job::{Outcome, Question},
+        api::{JobPhase, JobState},
+        supervisor::tables::job::{Outcome, Question, Restored},
         trace::TraceContext,
     };
 
     fn ended(trace: Option<JobTrace>) -> Vec<Span> {
         let second = Duration::from_secs;
-        let status = serde_json::json!({
-            "id": "j", "state": "RUNNING", "phase": "decoding", "method": "dense", "model": "m", "context_tokens": 3, "query_tokens": 2,
-            "generated_tokens": 0, "text": "", "tokens": [],
-            "timings": {"queue_s": 0.0, "encode_s": 0.0, "query_s": 0.0, "decode_s": 0.0, "total_s": 0.0, "hosts": []},
+        let facts = serde_json::json!({
+            "id": "j", "created_at": 10, "method": "dense", "model": "m", "context_tokens": 3, "query_tokens": 2,
+            "refreshed_tokens": 0, "labels": {},
         });
-        let status = serde_json::from_value(status).expect("a status");
+        let facts = serde_json::from_value(facts).expect("facts");
+        let progress = JobProgress { state: JobState::Running, ..JobProgress::new(0) };
         let clock =
             Clock { submitted: second(10), encoding: Some(second(11)), querying: Some(second(14)), ..Clock::default() };
-        let mut job = Job::restored((7, 8), status, Question { trace, ..Question::default() }, clock);
+        let question = Question { trace, ..Question::default() };
+        let (number, context, phase) = (7, 8, JobPhase::Decoding);
+        let mut job = Job::restored(Restored { number, context, facts, progress, question, clock, phase });
         job.finish(second(20), Outcome::Failed { code: "timeout".into(), message: "too late".into() });
         job.spans()
     }

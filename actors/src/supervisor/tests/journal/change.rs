@@ -164,7 +164,7 @@ impl World {
                 Change::Remove { .. } => vec!["nothing".to_string()],
             };
             let of: &[&str] = match table {
-                Table::Jobs => &["/status/id", "/clock/ended"],
+                Table::Jobs => &["/facts/id", "/clock/ended"],
                 Table::Contexts if key.contains('/') => &["/attempt", "/hosts"],
                 Table::Cluster => &["/cluster"],
                 _ => &[""],
