@@ -10,6 +10,7 @@ mod select;
 use std::ops::Range;
 
 use chunks::{Chunks, dense_ids};
+use rarity::Rarity;
 pub use rule::{BudgetSpread, Heuristic, Summary, SummaryBudget, SummaryRule, TieBreak};
 
 /// The summary of each of the `blocks`, which are ascending, disjoint ranges of `context`. Only
@@ -70,9 +71,14 @@ fn scores_and_ties(context: &[u32], query: &[u32], chunks: &Chunks, rule: &Summa
         true => (Vec::new(), 0),
         false => dense_ids(context.iter().copied()),
     };
+    let by = |rarity: Rarity| rarity::scores(&ids, distinct, chunks, rarity);
     let scores = match rule.heuristic {
         Heuristic::QueryAware => query::scores(context, query, chunks),
-        heuristic => rarity::scores(&ids, distinct, chunks, heuristic),
+        Heuristic::MaxIdf => by(Rarity::MaxIdf),
+        Heuristic::TfIdf => by(Rarity::TfIdf),
+        Heuristic::Bm25 => by(Rarity::Bm25),
+        Heuristic::Entropy => by(Rarity::Entropy),
+        Heuristic::EvenSpaced => Vec::new(),
     };
     let ties = if ties_by_rarity { rarity::tie_keys(&ids, distinct, chunks, rule.ties) } else { Vec::new() };
     (scores, ties)

@@ -1,29 +1,37 @@
 //! The published scores, which know rarity among blocks only, and tie keys of the same kind. Reads no query.
 
 use super::chunks::Chunks;
-use super::rule::{Heuristic, TieBreak};
+use super::rule::TieBreak;
 
 /// Saturation of repeated tokens in BM25.
 const BM25_K1: f64 = 1.2;
 /// Weight of a chunk's length in BM25.
 const BM25_B: f64 = 0.75;
 
+/// The published scores.
+#[derive(Clone, Copy)]
+pub(super) enum Rarity {
+    MaxIdf,
+    TfIdf,
+    Bm25,
+    Entropy,
+}
+
 /// Scores of all chunks over `ids`, names below `distinct`.
-pub(super) fn scores(ids: &[u32], distinct: usize, chunks: &Chunks, heuristic: Heuristic) -> Vec<f64> {
+pub(super) fn scores(ids: &[u32], distinct: usize, chunks: &Chunks, rarity: Rarity) -> Vec<f64> {
     let df = block_df(ids, distinct, chunks);
     let n = chunks.blocks() as f64;
     let idf: Vec<f64> = (0..=chunks.blocks() as u32).map(|df| (n / f64::from(df.max(1))).ln()).collect();
     let idf_of = |id: &u32| idf[df[*id as usize] as usize];
     let pieces = chunks.spans.iter().map(|span| &ids[span.clone()]);
-    match heuristic {
-        Heuristic::MaxIdf => pieces.map(|piece| piece.iter().map(idf_of).fold(0.0, f64::max)).collect(),
-        Heuristic::TfIdf => pieces.map(|piece| piece.iter().map(idf_of).sum::<f64>() / piece.len() as f64).collect(),
-        Heuristic::Entropy => {
+    match rarity {
+        Rarity::MaxIdf => pieces.map(|piece| piece.iter().map(idf_of).fold(0.0, f64::max)).collect(),
+        Rarity::TfIdf => pieces.map(|piece| piece.iter().map(idf_of).sum::<f64>() / piece.len() as f64).collect(),
+        Rarity::Entropy => {
             let mut counts = Counts::new(distinct);
             pieces.map(|piece| counts.of(piece).len() as f64 / piece.len() as f64).collect()
         }
-        Heuristic::Bm25 => bm25(ids, distinct, chunks, &df),
-        Heuristic::EvenSpaced | Heuristic::QueryAware => unreachable!("scored elsewhere, if at all"),
+        Rarity::Bm25 => bm25(ids, distinct, chunks, &df),
     }
 }
 
@@ -128,8 +136,8 @@ mod tests {
         let ids = [1, 0, 0, 2, 3, 3, 0, 0, 0, 4, 4, 4];
         let chunks = Chunks::cut(&[0..6, 6..12], 3);
         let ln2 = 2.0_f64.ln();
-        assert_eq!(scores(&ids, 5, &chunks, Heuristic::MaxIdf), [ln2, ln2, 0.0, ln2]);
-        assert_eq!(scores(&ids, 5, &chunks, Heuristic::TfIdf), [ln2 / 3.0, ln2, 0.0, ln2]);
-        assert_eq!(scores(&ids, 5, &chunks, Heuristic::Entropy), [2.0 / 3.0, 2.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]);
+        assert_eq!(scores(&ids, 5, &chunks, Rarity::MaxIdf), [ln2, ln2, 0.0, ln2]);
+        assert_eq!(scores(&ids, 5, &chunks, Rarity::TfIdf), [ln2 / 3.0, ln2, 0.0, ln2]);
+        assert_eq!(scores(&ids, 5, &chunks, Rarity::Entropy), [2.0 / 3.0, 2.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]);
     }
 }
