@@ -1,5 +1,5 @@
 //! Numbers the build of the kernels, and compiles those of GPUs to machine code for sm_80 and sm_90a, where the feature `cuda`
-//! is on.
+//! is on. With `ASTERISM_CUDA_STUB=1` it compiles none: the crate can then be checked without a compiler, and opens no GPU.
 
 use std::{
     env,
@@ -9,25 +9,28 @@ use std::{
     process::Command,
 };
 
+/// Sources below `src/cuda/kernels`.
 const KERNELS: &[&str] = &[
-    "elementwise",
-    "products",
-    "few",
-    "eight",
-    "moves",
-    "attention",
-    "hopper",
-    "combine",
-    "exchange",
-    "selected",
-    "selected_hopper",
-    "stripes",
-    "estimates",
-    "blocks",
-    "lists",
-    "plain",
+    "tensors/elementwise",
+    "tensors/moves",
+    "tensors/exchange",
+    "linear/products",
+    "linear/few",
+    "linear/eight",
+    "attention/attention",
+    "attention/hopper",
+    "attention/combine",
+    "attention/selected",
+    "attention/selected_hopper",
+    "attention/plain",
+    "selection/stripes",
+    "selection/estimates",
+    "selection/blocks",
+    "selection/lists",
 ];
 const TARGETS: &[&str] = &["80", "90a"];
+/// Set to 1 where there is no compiler and nothing is to run.
+const STUB: &str = "ASTERISM_CUDA_STUB";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -37,23 +40,40 @@ fn main() {
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return;
     }
-    for name in ["NVCC", "CUDA_HOME", "PATH"] {
+    for name in [STUB, "NVCC", "CUDA_HOME", "PATH"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    if env::var_os(STUB).is_some_and(|value| value == "1") {
+        return stub(&out);
+    }
     let nvcc = nvcc();
     println!("cargo::rustc-env=ASTERISM_CUDA_BUILD={:08x}", build_number(&version_of(&nvcc, "--version")) as u32);
     for kernel in KERNELS {
         let source = format!("src/cuda/kernels/{kernel}.cu");
         let mut command = Command::new(&nvcc);
-        command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo"]).arg(&source);
-        command.arg("-o").arg(out.join(format!("{kernel}.fatbin")));
+        command.args(["-fatbin", "-O3", "-std=c++17", "-lineinfo", "-Isrc/cuda/kernels/include"]).arg(&source);
+        command.arg("-o").arg(machine_code(&out, kernel));
         command.args(TARGETS.iter().map(|target| format!("-gencode=arch=compute_{target},code=sm_{target}")));
         match command.status() {
             Ok(status) if status.success() => {}
-            Ok(status) => fail(&format!("{} failed on kernels/{source}: {status}", nvcc.display())),
+            Ok(status) => fail(&format!("{} failed on {source}: {status}", nvcc.display())),
             Err(error) => fail(&format!("cannot run {}: {error}", nvcc.display())),
         }
+    }
+}
+
+/// Where a kernel's machine code goes.
+fn machine_code(out: &Path, kernel: &str) -> PathBuf {
+    let (_, name) = kernel.split_once('/').expect("sources lie in folders");
+    out.join(format!("{name}.fatbin"))
+}
+
+/// Empty files instead of machine code: what loads them says so.
+fn stub(out: &Path) {
+    println!("cargo::rustc-env=ASTERISM_CUDA_BUILD=stub");
+    for kernel in KERNELS {
+        fs::write(machine_code(out, kernel), []).expect("OUT_DIR can be written to");
     }
 }
 
@@ -96,7 +116,7 @@ fn fail(cause: &str) -> ! {
     println!("cargo::error={cause}");
     println!(
         "cargo::error=the feature `cuda` needs CUDA's compiler, 13.0 or earlier: set NVCC or CUDA_HOME, or fetch one with \
-         `eval \"$(kernels/cuda-toolchain.sh)\"`; without the feature no compiler is needed"
+         `eval \"$(kernels/cuda-toolchain.sh)\"`; without the feature, or to check with {STUB}=1, no compiler is needed"
     );
     std::process::exit(1);
 }

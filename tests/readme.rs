@@ -1,5 +1,5 @@
-//! Every command line of README.md and of the first hour, in its order, in one folder, with the binary under test; and docs/reference.md
-//! against what there is.
+//! Every command line of README.md and of docs, in the order of each page, in a folder a page, with the binary under test; and
+//! docs/reference.md against what there is.
 
 use std::{
     fs,
@@ -19,6 +19,18 @@ const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
 /// Longest that one command may take, in seconds.
 const LIMIT_S: &str = "240";
 
+/// Pages with commands, and whether a cluster runs before the first of them.
+const PAGES: &[(&str, bool)] = &[
+    ("README.md", false),
+    ("docs/first-hour.md", false),
+    ("docs/sessions.md", true),
+    ("docs/openai.md", true),
+    ("docs/methods.md", true),
+    ("docs/security.md", true),
+    ("docs/operations.md", false),
+    ("docs/measuring.md", true),
+];
+
 /// Lines that are not run as they stand: how they begin, what runs instead, if anything, and why.
 const INSTEAD: &[(&str, Option<&str>, &str)] = &[
     ("cargo run --release -- demo", Some("asterism demo --tokens 1k"), "builds for minutes; 16k tokens twice"),
@@ -26,6 +38,7 @@ const INSTEAD: &[(&str, Option<&str>, &str)] = &[
     ("cargo install --path runtime", None, "builds for minutes"),
     ("asterism chaos --rounds 30", Some("asterism chaos --rounds 1"), "half an hour in this profile"),
     ("curl -s http://127.0.0.1:8000", Some(ASKED), "any free port"),
+    ("asterism doctor", Some("asterism doctor --help"), "judges the machine; tests/hostile runs it"),
     ("asterism supervisor", Some(JOINABLE), "stays, and has no hosts"),
     ("asterism node --join 10.0.0.1:7400", Some("asterism node --help"), "further machines; netns.sh runs it"),
     (
@@ -102,42 +115,48 @@ fn lines(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_command_of_the_readme_works() {
-    let readme = fs::read_to_string(root().join("README.md")).expect("a README");
-    let clone = Clone::new();
-    let lines = lines(&readme);
-    assert!(lines.len() > 20, "{lines:?}");
+fn every_command_of_the_documentation_works() {
+    let pages: Vec<_> = PAGES
+        .iter()
+        .map(|&(page, running)| (page, running, lines(&fs::read_to_string(root().join(page)).expect("a page"))))
+        .collect();
     for (begins, ..) in INSTEAD {
-        assert!(lines.iter().any(|line| line.starts_with(begins)), "README.md has no `{begins}` any more");
+        let there = pages.iter().any(|(_, _, lines)| lines.iter().any(|line| line.starts_with(begins)));
+        assert!(there, "no page has `{begins}` any more");
     }
-    for line in lines {
-        let instead = INSTEAD.iter().find(|(begins, ..)| line.starts_with(begins));
-        let Some(runs) = instead.map_or(Some(line.as_str()), |(_, runs, _)| *runs) else { continue };
-        let output = clone.run(runs);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "`{runs}` for `{line}`: {}\n{said}", output.status);
-        if line.contains("harbour-lantern") {
-            let answer = String::from_utf8_lossy(&output.stdout);
-            assert!(answer.contains("4817263"), "`{line}` answers {answer}");
-            assert!(!said.contains("benchmark tasks only"), "{said}");
+    for (page, running, lines) in pages {
+        assert!(!lines.is_empty(), "{page} has no commands any more");
+        let clone = Clone::new();
+        assert!(!running || clone.run("asterism up --detach").status.success(), "no cluster for {page}");
+        for line in lines {
+            let instead = INSTEAD.iter().find(|(begins, ..)| line.starts_with(begins));
+            let Some(runs) = instead.map_or(Some(line.as_str()), |(_, runs, _)| *runs) else { continue };
+            let output = clone.run(runs);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{page}: `{runs}` for `{line}`: {}\n{said}", output.status);
+            if line.contains("harbour-lantern") {
+                let answer = String::from_utf8_lossy(&output.stdout);
+                assert!(answer.contains("4817263"), "{page}: `{line}` answers {answer}");
+                assert!(!said.contains("benchmark tasks only"), "{page}: {said}");
+            }
         }
     }
 }
 
 #[test]
-fn every_command_of_the_first_hour_works() {
-    let page = fs::read_to_string(root().join("docs/first-hour.md")).expect("a page");
-    let clone = Clone::new();
-    let lines = lines(&page);
-    assert!(lines.len() > 12, "{lines:?}");
-    for line in lines {
-        let output = clone.run(&line);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "`{line}`: {}\n{said}", output.status);
-        if line.contains("harbour-lantern") {
-            let answer = String::from_utf8_lossy(&output.stdout);
-            assert!(answer.contains("4817263"), "`{line}` answers {answer}");
-        }
+fn the_overview_is_short() {
+    let words = fs::read_to_string(root().join("README.md")).expect("a README").split_whitespace().count();
+    assert!(words <= 1000, "README.md has {words} words: what is not an overview stands in docs");
+}
+
+/// Pages with commands that no test runs would go stale.
+#[test]
+fn every_page_with_commands_is_run() {
+    let docs = fs::read_dir(root().join("docs")).expect("docs").flatten().map(|entry| entry.path());
+    for page in docs.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+        let name = format!("docs/{}", page.file_name().expect("a file").to_string_lossy());
+        let commands = !lines(&fs::read_to_string(&page).expect("a page")).is_empty();
+        assert_eq!(PAGES.iter().any(|(page, _)| *page == name), commands, "{name} in PAGES");
     }
 }
 

@@ -9,7 +9,8 @@ mod numbers;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use asterism_kernels::{Backend, Cpu, CpuOptions, DType, FlexRule, Heads, Mask, StripeRule, VerticalSlashRule};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, CpuOptions, DType, FlexRule, Heads, Mask, Selector, StripeRule, VerticalSlashRule};
 use numbers::numbers;
 
 const HEADS: Heads = Heads { query: 4, kv: 2, dim: 64 };
@@ -35,7 +36,7 @@ fn main() -> Result<()> {
     let kv = cpu.kv(&k, &v)?;
     let dense_pairs = (HEADS.query * tokens * (tokens + 1) / 2) as f64;
     let rule = |theta: f32| StripeRule { theta, step: 16, block_q: 128, block_kv: 128 };
-    let all = cpu.stripe_attention(&q, &kv, rule(f32::INFINITY))?.0;
+    let all = cpu.attention_by(&q, &kv, Selector::Stripes(rule(f32::INFINITY)))?.0;
     let (dense, seconds) = timed(|| cpu.attention(&q, &kv, Mask::Causal))?;
     for (a, b) in cpu.download(&all.output)?.iter().zip(cpu.download(&dense.output)?) {
         ensure!((a - b).abs() <= 1e-2 * (1.0 + b.abs()), "stripes that select everything are not dense");
@@ -51,7 +52,7 @@ fn main() -> Result<()> {
     report("dense", dense_pairs, seconds);
     let anchor = (HEADS.query as u64 * rule(0.0).anchor_pairs(tokens)) as f64;
     for theta in [-1000.0, 2.5, 3.0, 3.5, f32::INFINITY] {
-        let ((_, stripes), took) = timed(|| cpu.stripe_attention(&q, &kv, rule(theta)))?;
+        let ((_, stripes), took) = timed(|| cpu.attention_by(&q, &kv, Selector::Stripes(rule(theta))))?;
         report(&format!("stripes, theta {theta}"), anchor + stripes.pairs() as f64, took);
     }
     let streaming = Mask::Streaming { sink: 128, window: tokens / 16, first_row: 0, first_key: 0 };
@@ -59,8 +60,8 @@ fn main() -> Result<()> {
     report("streaming", (HEADS.query * seen) as f64, timed(|| cpu.attention(&q, &kv, streaming))?.1);
     let slash = VerticalSlashRule { vertical: tokens / 64, slash: tokens / 16 };
     let flex = FlexRule { gamma: 0.2, tau: 0.1, min_budget: 512 };
-    let ((_, slash), slash_took) = timed(|| cpu.vertical_slash(&q, &kv, slash))?;
-    let ((_, flex), flex_took) = timed(|| cpu.flex_prefill(&q, &kv, flex))?;
+    let ((_, slash), slash_took) = timed(|| cpu.attention_by(&q, &kv, Selector::VerticalSlash(slash)))?;
+    let ((_, flex), flex_took) = timed(|| cpu.attention_by(&q, &kv, Selector::Flex(flex)))?;
     for (name, keys, took) in [("vertical-slash", slash, slash_took), ("FlexPrefill", flex, flex_took)] {
         let lists = keys.lists()?;
         let attending = timed(|| cpu.attention_selected(&q, &kv, &lists))?.1;

@@ -9,8 +9,9 @@ mod numbers;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use asterism_kernels::prelude::*;
 use asterism_kernels::reference::{self, AttentionShape};
-use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, Mask};
+use asterism_kernels::{Cpu, CpuOptions, DType, Heads, HostTensor, Mask};
 use numbers::numbers;
 
 const BUDGET: Duration = Duration::from_millis(600);

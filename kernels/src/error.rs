@@ -98,9 +98,6 @@ pub enum KernelError {
         /// What was reported.
         cause: String,
     },
-    /// The tensor library failed.
-    #[error("tensor library: {0}")]
-    Tensor(#[from] candle_core::Error),
 }
 
 impl KernelError {
@@ -118,7 +115,6 @@ impl KernelError {
             Self::TooSmall { .. } => "kernel_device_too_small",
             Self::DeviceMemory { .. } => "kernel_device_memory",
             Self::Device { .. } => "kernel_device",
-            Self::Tensor(_) => "kernel_tensor",
         }
     }
 

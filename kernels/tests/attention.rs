@@ -5,8 +5,9 @@ mod common;
 #[path = "attention/packed.rs"]
 mod packed;
 
+use asterism_kernels::prelude::*;
 use asterism_kernels::reference::{self, AttentionShape};
-use asterism_kernels::{Backend, Heads, Mask, Partial};
+use asterism_kernels::{Heads, Mask, Partial};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;

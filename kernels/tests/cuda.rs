@@ -16,8 +16,9 @@ mod shared;
 use std::time::{Duration, Instant};
 
 use asterism_kernels::cuda::{Kv, Linear, Tensor};
+use asterism_kernels::prelude::*;
 use asterism_kernels::reference;
-use asterism_kernels::{Backend, Cuda, CudaOptions, DType, Heads, Partial, Rank, Rotary, top_k};
+use asterism_kernels::{Cuda, CudaOptions, DType, Heads, Partial, Rank, Rotary, top_k};
 use common::{devices, numbers, rounded};
 
 /// The GPU computing in bf16.

@@ -2,8 +2,11 @@
 //! generic over the backend; a new one joins `backends`.
 
 mod common;
+#[path = "operations/witness.rs"]
+mod witness;
 
-use asterism_kernels::{Backend, Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError, Rotary};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, CpuOptions, DType, Heads, HostTensor, KernelChoice, KernelError, Rotary};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;

@@ -6,13 +6,14 @@ mod common;
 use std::collections::BTreeSet;
 use std::iter;
 
+use asterism_kernels::prelude::*;
 use asterism_kernels::reference::{self, Sequence};
-use asterism_kernels::{Backend, FlexRule, Heads, KeySets, Mask, Partial, Selection, StripeRule, VerticalSlashRule};
+use asterism_kernels::{FlexRule, Heads, KeySets, Mask, Partial, Selection, Selector, StripeRule, VerticalSlashRule};
 use common::{assert_close, numbers, on_every_thread_count, rounded};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-type Chosen<'a, B> = (Partial<<B as Backend>::Tensor>, Selection<'a>);
+type Chosen<'a, B> = (Partial<<B as TensorOps>::Tensor>, Selection<'a>);
 
 /// One causal sequence.
 #[derive(Clone, Debug)]
@@ -120,7 +121,7 @@ fn selected_agrees<B: Backend>(backend: &B, case: &Case, rows: usize) -> Result<
 
 fn stripes_agree<B: Backend>(backend: &B, case: &Case, rule: StripeRule) -> Result<(), TestCaseError> {
     let operands = case.on(backend);
-    let (got, keys) = backend.stripe_attention(&operands.q, &operands.kv, rule).unwrap();
+    let (got, keys) = backend.attention_by(&operands.q, &operands.kv, Selector::Stripes(rule)).unwrap();
     prop_assert_eq!(keys.pairs(), keys.lists().unwrap().pairs(case.tokens));
     let keys = keys.lists().unwrap();
     let (span, groups) = (rule.step * rule.block_q, keys.groups());
@@ -158,7 +159,7 @@ fn dense_pairs(case: &Case) -> u64 {
 
 fn vertical_slash_agrees<B: Backend>(backend: &B, case: &Case, rule: VerticalSlashRule) -> Result<(), TestCaseError> {
     let operands = case.on(backend);
-    let chosen = backend.vertical_slash(&operands.q, &operands.kv, rule).unwrap();
+    let chosen = backend.attention_by(&operands.q, &operands.kv, Selector::VerticalSlash(rule)).unwrap();
     let keys = operands.lists(backend, &chosen)?;
     let expected = reference::vertical_slash(operands.sequence(), rule);
     // Where sums lie closer, their order is rounding's.
@@ -174,7 +175,7 @@ fn vertical_slash_agrees<B: Backend>(backend: &B, case: &Case, rule: VerticalSla
 
 fn flex_agrees<B: Backend>(backend: &B, case: &Case, rule: FlexRule) -> Result<(), TestCaseError> {
     let operands = case.on(backend);
-    let chosen = backend.flex_prefill(&operands.q, &operands.kv, rule).unwrap();
+    let chosen = backend.attention_by(&operands.q, &operands.kv, Selector::Flex(rule)).unwrap();
     let keys = operands.lists(backend, &chosen)?;
     let expected = reference::flex_prefill(operands.sequence(), rule);
     if expected.gap > 1e-4 {
@@ -253,12 +254,12 @@ proptest! {
         on_every_thread_count(|backend| {
             let operands = case.on(backend);
             let selected = backend.attention_selected(&operands.q, &operands.kv, &keys).unwrap();
-            let (partial, stripes) = backend.stripe_attention(&operands.q, &operands.kv, rule).unwrap();
+            let (partial, stripes) = backend.attention_by(&operands.q, &operands.kv, Selector::Stripes(rule)).unwrap();
             let mut all = [download(backend, &selected), download(backend, &partial)].concat();
             let flex = FlexRule { gamma: 0.6, tau: 0.1, min_budget: 128 };
             let slash = VerticalSlashRule { vertical: 40, slash: 120 };
-            let flex = backend.flex_prefill(&operands.q, &operands.kv, flex).unwrap().1;
-            let slash = backend.vertical_slash(&operands.q, &operands.kv, slash).unwrap().1;
+            let flex = backend.attention_by(&operands.q, &operands.kv, Selector::Flex(flex)).unwrap().1;
+            let slash = backend.attention_by(&operands.q, &operands.kv, Selector::VerticalSlash(slash)).unwrap().1;
             all.extend([stripes, flex, slash].iter().map(|keys| keys.pairs() as f32));
             all
         })?;
@@ -290,7 +291,7 @@ fn flex_prefill_selects_of_a_long_sequence_what_the_reference_does() {
         let (operands, groups) = (case.on(backend), LONG.div_ceil(128));
         for (tau, min_budget) in [(0.0, 0), (2.0, 0), (2.0, 700)] {
             let rule = FlexRule { gamma: 0.6, tau, min_budget };
-            let (_, chosen) = backend.flex_prefill(&operands.q, &operands.kv, rule).unwrap();
+            let (_, chosen) = backend.attention_by(&operands.q, &operands.kv, Selector::Flex(rule)).unwrap();
             let (keys, expected) = (chosen.lists().unwrap(), reference::flex_prefill(operands.sequence(), rule).keys);
             let (mut kept, mut differ) = (0, 0);
             for (head, group) in (0..2).flat_map(|head| (0..groups).map(move |group| (head, group))) {
@@ -310,7 +311,7 @@ fn of_equal_blocks_flex_prefill_keeps_the_first() {
         let case = Case { heads: Heads { query: 2, kv: 1, dim: 16 }, tokens: LONG, seed: 3, sharpness: 0.0 };
         let operands = case.on(backend);
         let rule = FlexRule { gamma: 0.7, tau: 2.0, min_budget: 0 };
-        let (_, keys) = backend.flex_prefill(&operands.q, &operands.kv, rule).unwrap();
+        let (_, keys) = backend.attention_by(&operands.q, &operands.kv, Selector::Flex(rule)).unwrap();
         // Queries of zeros attend to all alike: each row of blocks has mass 1, and the first have the largest. 0.7 of 47 is 32 rows
         // and 29 blocks of the next, whose weights are 1 / 33; then only the first column and the diagonal are left.
         let rows = LONG.div_ceil(128) as u32;
@@ -333,13 +334,13 @@ fn a_sequence_without_tokens_selects_nothing() {
         let case = Case { heads: Heads { query: 2, kv: 1, dim: 16 }, tokens: 0, seed: 0, sharpness: 1.0 };
         let Operands { q, kv, .. } = &case.on(backend);
         let rule = StripeRule { theta: 12.0, step: 16, block_q: 128, block_kv: 128 };
-        let (partial, stripes) = backend.stripe_attention(q, kv, rule).unwrap();
+        let (partial, stripes) = backend.attention_by(q, kv, Selector::Stripes(rule)).unwrap();
         let groups = |keys: &Selection<'_>| keys.lists().unwrap().groups();
         assert_eq!((backend.shape(&partial.output), groups(&stripes)), (vec![2, 0, 16], 0));
-        let (partial, slash) = backend.vertical_slash(q, kv, VerticalSlashRule { vertical: 9, slash: 9 }).unwrap();
+        let (partial, slash) = backend.attention_by(q, kv, Selector::VerticalSlash(VerticalSlashRule { vertical: 9, slash: 9 })).unwrap();
         assert_eq!((backend.shape(&partial.output), groups(&slash)), (vec![2, 0, 16], 0));
         let flex = FlexRule { gamma: 0.9, tau: 0.1, min_budget: 9 };
-        let (partial, flex) = backend.flex_prefill(q, kv, flex).unwrap();
+        let (partial, flex) = backend.attention_by(q, kv, Selector::Flex(flex)).unwrap();
         assert_eq!((backend.shape(&partial.output), groups(&flex)), (vec![2, 0, 16], 0));
     });
 }
@@ -350,11 +351,11 @@ fn operands_that_do_not_fit_are_refused() {
         let case = |tokens: usize| Case { heads: Heads { query: 2, kv: 1, dim: 16 }, tokens, seed: 0, sharpness: 1.0 };
         let (short, long) = (case(9).on(backend), case(10).on(backend));
         let rule = StripeRule { theta: 12.0, step: 2, block_q: 2, block_kv: 2 };
-        assert!(backend.stripe_attention(&short.q, &long.kv, rule).is_err());
+        assert!(backend.attention_by(&short.q, &long.kv, Selector::Stripes(rule)).is_err());
         for wrong in
             [StripeRule { step: 0, ..rule }, StripeRule { block_q: 0, ..rule }, StripeRule { theta: f32::NAN, ..rule }]
         {
-            assert_eq!(backend.stripe_attention(&long.q, &long.kv, wrong).err().unwrap().code(), "kernel_shape");
+            assert_eq!(backend.attention_by(&long.q, &long.kv, Selector::Stripes(wrong)).err().unwrap().code(), "kernel_shape");
             assert_eq!(wrong.anchor_pairs(10), 0);
         }
         for (heads, rows, list) in [(1, 10, vec![0]), (2, 5, vec![0]), (2, 10, vec![10])] {

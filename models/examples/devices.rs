@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
-use asterism_kernels::{Backend, Cuda, CudaOptions, DType};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cuda, CudaOptions, DType};
 use asterism_models::{
     Checkpoint, Decoder, EncodedShard, Generator, KnownShape, LocalContext, Parts, StepPart, TeamContext,
     TensorParallel, Watch, encode_plan, encode_together, step, synthetic_prompt,

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use asterism_kernels::{
-    Backend, Cpu, CpuOptions, DType, FlexRule, Heads, HostTensor, KernelError, KeySets, Mask, Partial, Rotary, Sparse,
-    StripeRule, VerticalSlashRule,
+    AttentionOps, Backend, BatchAttention, Collectives, ComputeDevice, Cpu, CpuOptions, DType, ElementwiseOps, HeadOps,
+    Heads, HostTensor, KernelError, KeySets, KvOps, LinearOps, Mask, Partial, Rotary, SelectionOps, Selector, Sparse,
+    TensorOps, WireOps, WorkQueue,
 };
 use asterism_models::{
     Checkpoint, Decoder, EncodedShard, Generator, LocalContext, Parts, Sampler, Sampling, encode_plan, synthetic_prompt,
@@ -44,17 +45,19 @@ impl<B> Timed<B> {
 
 type Outcome<T> = Result<T, KernelError>;
 
-impl<B: Backend> Backend for Timed<B> {
-    type Tensor = B::Tensor;
-    type Linear = (&'static str, B::Linear);
-    type Kv = B::Kv;
-
+impl<B: Backend> ComputeDevice for Timed<B> {
     fn dtype(&self) -> DType {
         self.inner.dtype()
     }
     fn numerics(&self) -> String {
         self.inner.numerics()
     }
+}
+
+impl<B: Backend> WorkQueue for Timed<B> {}
+
+impl<B: Backend> TensorOps for Timed<B> {
+    type Tensor = B::Tensor;
     fn upload(&self, shape: &[usize], values: &[f32]) -> Outcome<B::Tensor> {
         self.time("upload", |b| b.upload(shape, values))
     }
@@ -67,6 +70,37 @@ impl<B: Backend> Backend for Timed<B> {
     fn cast(&self, tensor: &B::Tensor) -> Outcome<B::Tensor> {
         self.time("cast", |b| b.cast(tensor))
     }
+    fn rows(&self, x: &B::Tensor, start: usize, end: usize) -> Outcome<B::Tensor> {
+        self.time("rows", |b| b.rows(x, start, end))
+    }
+    fn narrow(&self, x: &B::Tensor, axis: usize, start: usize, end: usize) -> Outcome<B::Tensor> {
+        self.time("narrow", |b| b.narrow(x, axis, start, end))
+    }
+    fn concat(&self, parts: &[B::Tensor], axis: usize) -> Outcome<B::Tensor> {
+        self.time("concat", |b| b.concat(parts, axis))
+    }
+    fn gather(&self, x: &B::Tensor, rows: &[Vec<u32>]) -> Outcome<B::Tensor> {
+        self.time("gather", |b| b.gather(x, rows))
+    }
+}
+
+impl<B: Backend> ElementwiseOps for Timed<B> {
+    fn embed(&self, table: &B::Tensor, ids: &[u32]) -> Outcome<B::Tensor> {
+        self.time("embed", |b| b.embed(table, ids))
+    }
+    fn rms_norm(&self, x: &B::Tensor, weight: &B::Tensor, eps: f32) -> Outcome<B::Tensor> {
+        self.time("rms_norm", |b| b.rms_norm(x, weight, eps))
+    }
+    fn gated_silu(&self, gate_up: &B::Tensor) -> Outcome<B::Tensor> {
+        self.time("gated_silu", |b| b.gated_silu(gate_up))
+    }
+    fn silu(&self, x: &B::Tensor) -> Outcome<B::Tensor> {
+        self.time("silu", |b| b.silu(x))
+    }
+}
+
+impl<B: Backend> LinearOps for Timed<B> {
+    type Linear = (&'static str, B::Linear);
     fn weight(&self, tensor: HostTensor<'_>) -> Outcome<B::Tensor> {
         self.inner.weight(tensor)
     }
@@ -81,36 +115,15 @@ impl<B: Backend> Backend for Timed<B> {
         };
         Ok((name, self.inner.linear_weight(parts, biases)?))
     }
-    fn embed(&self, table: &B::Tensor, ids: &[u32]) -> Outcome<B::Tensor> {
-        self.time("embed", |b| b.embed(table, ids))
-    }
-    fn rms_norm(&self, x: &B::Tensor, weight: &B::Tensor, eps: f32) -> Outcome<B::Tensor> {
-        self.time("rms_norm", |b| b.rms_norm(x, weight, eps))
-    }
     fn linear(&self, x: &B::Tensor, (name, weight): &Self::Linear) -> Outcome<B::Tensor> {
         self.time(name, |b| b.linear(x, weight))
     }
     fn linear_add(&self, x: &B::Tensor, (name, weight): &Self::Linear, residual: B::Tensor) -> Outcome<B::Tensor> {
         self.time(name, |b| b.linear_add(x, weight, residual))
     }
-    fn gated_silu(&self, gate_up: &B::Tensor) -> Outcome<B::Tensor> {
-        self.time("gated_silu", |b| b.gated_silu(gate_up))
-    }
-    fn silu(&self, x: &B::Tensor) -> Outcome<B::Tensor> {
-        self.time("silu", |b| b.silu(x))
-    }
-    fn narrow(&self, x: &B::Tensor, axis: usize, start: usize, end: usize) -> Outcome<B::Tensor> {
-        self.time("narrow", |b| b.narrow(x, axis, start, end))
-    }
-    fn concat(&self, parts: &[B::Tensor], axis: usize) -> Outcome<B::Tensor> {
-        self.time("concat", |b| b.concat(parts, axis))
-    }
-    fn gather(&self, x: &B::Tensor, rows: &[Vec<u32>]) -> Outcome<B::Tensor> {
-        self.time("gather", |b| b.gather(x, rows))
-    }
-    fn rows(&self, x: &B::Tensor, start: usize, end: usize) -> Outcome<B::Tensor> {
-        self.time("rows", |b| b.rows(x, start, end))
-    }
+}
+
+impl<B: Backend> HeadOps for Timed<B> {
     fn split_rotate(
         &self,
         qkv: &B::Tensor,
@@ -120,6 +133,13 @@ impl<B: Backend> Backend for Timed<B> {
     ) -> Outcome<(B::Tensor, B::Tensor, B::Tensor)> {
         self.time("split_rotate", |b| b.split_rotate(qkv, heads, positions, rotary))
     }
+    fn join_heads(&self, output: &B::Tensor) -> Outcome<B::Tensor> {
+        self.time("join_heads", |b| b.join_heads(output))
+    }
+}
+
+impl<B: Backend> KvOps for Timed<B> {
+    type Kv = B::Kv;
     fn kv(&self, k: &B::Tensor, v: &B::Tensor) -> Outcome<B::Kv> {
         self.time("kv", |b| b.kv(k, v))
     }
@@ -135,31 +155,39 @@ impl<B: Backend> Backend for Timed<B> {
     fn kv_bytes(&self, kv: &B::Kv) -> usize {
         self.inner.kv_bytes(kv)
     }
+}
+
+impl<B: Backend> AttentionOps for Timed<B> {
     fn attention(&self, q: &B::Tensor, kv: &B::Kv, mask: Mask) -> Outcome<Partial<B::Tensor>> {
         self.time("attention", |b| b.attention(q, kv, mask))
     }
+    fn merge(&self, partials: &[Partial<B::Tensor>]) -> Outcome<Partial<B::Tensor>> {
+        self.time("merge", |b| b.merge(partials))
+    }
+}
+
+impl<B: Backend> SelectionOps for Timed<B> {
     fn key_scores(&self, q: &B::Tensor, k: &B::Tensor) -> Outcome<Vec<f32>> {
         self.time("key_scores", |b| b.key_scores(q, k))
     }
     fn attention_selected(&self, q: &B::Tensor, kv: &B::Kv, keys: &KeySets) -> Outcome<Partial<B::Tensor>> {
         self.time("attention_selected", |b| b.attention_selected(q, kv, keys))
     }
-    fn stripe_attention(&self, q: &B::Tensor, kv: &B::Kv, rule: StripeRule) -> Sparse<'_, B> {
-        self.time("stripe_attention", |b| b.stripe_attention(q, kv, rule))
-    }
-    fn vertical_slash(&self, q: &B::Tensor, kv: &B::Kv, rule: VerticalSlashRule) -> Sparse<'_, B> {
-        self.time("vertical_slash", |b| b.vertical_slash(q, kv, rule))
-    }
-    fn flex_prefill(&self, q: &B::Tensor, kv: &B::Kv, rule: FlexRule) -> Sparse<'_, B> {
-        self.time("flex_prefill", |b| b.flex_prefill(q, kv, rule))
-    }
-    fn merge(&self, partials: &[Partial<B::Tensor>]) -> Outcome<Partial<B::Tensor>> {
-        self.time("merge", |b| b.merge(partials))
-    }
-    fn join_heads(&self, output: &B::Tensor) -> Outcome<B::Tensor> {
-        self.time("join_heads", |b| b.join_heads(output))
+    fn attention_by(&self, q: &B::Tensor, kv: &B::Kv, selector: Selector) -> Sparse<'_, B> {
+        let name = match selector {
+            Selector::Stripes(_) => "stripe_attention",
+            Selector::VerticalSlash(_) => "vertical_slash",
+            Selector::Flex(_) => "flex_prefill",
+        };
+        self.time(name, |b| b.attention_by(q, kv, selector))
     }
 }
+
+impl<B: Backend> BatchAttention for Timed<B> {}
+
+impl<B: Backend> WireOps for Timed<B> {}
+
+impl<B: Backend> Collectives for Timed<B> {}
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse()?;
@@ -208,7 +236,7 @@ struct Answer<B: Backend> {
 /// Phase 1 over all but the last token, phase 2 over that and the first token of the answer.
 fn prefill<B: Backend>(decoder: &Decoder<B>, prompt: &[u32]) -> Result<Answer<B>> {
     let (context, query) = prompt.split_at(prompt.len() - 1);
-    let shape = decoder.config().shape(decoder.backend().dtype());
+    let shape = decoder.config().shape(decoder.backend().kv_dtype());
     let request = PlanRequest { context, query, hosts: 1, one_machine: false, shape: &shape, speeds: None };
     let plan = MethodConfig::Dense(DenseConfig::default()).plan(&request)?;
     let shards = encode_plan(decoder, &plan, context, None, &mut |_, _| true)?;

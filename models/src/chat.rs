@@ -3,55 +3,24 @@
 mod date;
 mod files;
 mod marks;
+mod refusal;
 mod render;
+mod separator;
 mod source;
 mod turn;
-mod written;
-
-use serde::{Deserialize, Serialize};
 
 use crate::{Checkpoint, ModelError, Tokenizer};
 pub use date::{NoDate, TemplateDate};
-pub(crate) use files::ChatFiles;
+pub use refusal::TemplateRefusal;
 pub use render::{Ending, Render, RenderOptions, Rendered};
+pub use separator::{LongSeparator, QuerySeparator};
 pub use source::TemplateSource;
 pub use turn::{Speaker, Turn};
-pub use written::Written;
 
 /// Puts conversations into the form the model was trained on.
 pub struct ChatTemplate {
     /// What renders; nothing for a base model.
     template: Option<Box<dyn Render>>,
-}
-
-/// Why a conversation is not rendered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TemplateRefusal {
-    /// The template cannot be run, or what it writes is no such conversation.
-    Unfit(String),
-    /// The template refuses the conversation, in its own words.
-    Raised(String),
-    /// The template takes more instructions, bytes, memory or time than a template may.
-    Limit(String),
-}
-
-impl TemplateRefusal {
-    fn cause(&self) -> String {
-        match self {
-            Self::Unfit(cause) | Self::Limit(cause) => cause.clone(),
-            Self::Raised(words) => format!("it refuses the conversation: {words}"),
-        }
-    }
-}
-
-impl From<TemplateRefusal> for ModelError {
-    fn from(refusal: TemplateRefusal) -> Self {
-        let cause = refusal.cause();
-        match refusal {
-            TemplateRefusal::Unfit(_) | TemplateRefusal::Raised(_) => Self::Template { cause },
-            TemplateRefusal::Limit(_) => Self::TemplateLimit { cause },
-        }
-    }
 }
 
 impl ChatTemplate {
@@ -95,6 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Written;
 
     fn source(template: &str) -> TemplateSource {
         let variables = [("bos_token", "<s>"), ("eos_token", "</s>")];

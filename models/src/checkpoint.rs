@@ -1,7 +1,10 @@
 //! A checkpoint: a Hugging Face folder, memory-mapped, or the embedded model. Converts nothing: tensors are borrowed as
 //! they are stored.
 
+pub(crate) mod chat_files;
+pub(crate) mod digest;
 mod disk;
+mod embedded;
 mod folder;
 mod hash_cache;
 mod hashing;
@@ -15,11 +18,11 @@ use std::path::Path;
 use asterism_kernels::HostTensor;
 use serde::Deserialize;
 
-use crate::chat::ChatFiles;
 use crate::config::parse;
-use crate::{EMBEDDED_NAME, ModelConfig, ModelError, embedded};
-pub(crate) use disk::optional;
-use disk::{present, regular};
+use crate::{ModelConfig, ModelError};
+use chat_files::ChatFiles;
+use disk::{optional, present, regular};
+pub use embedded::EMBEDDED_NAME;
 use folder::ModelFolder;
 pub use random::KnownShape;
 use weights::{Entry, WeightFile};
@@ -432,7 +435,10 @@ mod tests {
     #[test]
     fn names_that_transformers_takes_are_found() {
         let whole = Checkpoint::open(&tiny()).unwrap();
-        let (name, shape) = ("model.layers.0.mlp.up_proj.weight", [whole.config.intermediate, whole.config.hidden]);
+        let (name, shape) = (
+            "model.layers.0.mlp.up_proj.weight",
+            [whole.config.layer.feed_forward.intermediate(), whole.config.hidden],
+        );
         let bytes = whole.tensor(name, &shape).unwrap().bytes;
         let bare = renamed(&[], |name| name.strip_prefix("model.").unwrap_or(name).to_owned());
         let nested = renamed(&[], |name| format!("model.{name}"));

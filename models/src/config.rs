@@ -1,4 +1,4 @@
-//! What config.json says about a Llama, Mistral or Qwen2 decoder, read as transformers 5 reads it. Reads no weights.
+//! What config.json says about a decoder of one of the families, read as transformers 5 reads it. Reads no weights.
 //!
 //! `keys.rs` has the table of all keys. Unknown ones are ignored; a known key with a value that would change the arithmetic is
 //! refused by name.
@@ -15,9 +15,12 @@ use asterism_kernels::{DType, Heads};
 use asterism_plan::ModelShape;
 use serde_json::Value;
 
-use crate::{ModelError, decoder::Parts};
+use crate::{
+    ModelError,
+    family::{AttentionKind, Biases, FAMILIES, FeedForward, LayerSpec, LinearSpec},
+};
 pub(crate) use json::parse;
-use keys::{Family, Fields, ids, refused};
+use keys::{Fields, ids, refused};
 pub use rope::{Rope, RopeScaling, Yarn};
 
 /// Shape and constants of a decoder.
@@ -29,8 +32,6 @@ pub struct ModelConfig {
     pub heads: Heads,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the gated MLP.
-    pub intermediate: usize,
     /// Rows of the embedding table.
     pub vocab: usize,
     /// Longest sequence that is computed as the model was made to, tokens: what it was trained for or its rotary embedding stretches
@@ -42,8 +43,8 @@ pub struct ModelConfig {
     pub eps: f32,
     /// Rotary embedding.
     pub rope: Rope,
-    /// Which linear layers have biases.
-    pub biases: Biases,
+    /// What a layer is: all are alike.
+    pub layer: LayerSpec,
     /// The output head is the embedding table, where the weights have no head of their own.
     pub tied: bool,
     /// Begins a text.
@@ -54,15 +55,15 @@ pub struct ModelConfig {
     pub notes: Vec<String>,
 }
 
-/// Linear layers with a bias.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Biases {
-    /// Query, key and value projections (Qwen2 always).
-    pub qkv: bool,
-    /// Output projection.
-    pub output: bool,
-    /// Gate, up and down projections.
-    pub mlp: bool,
+/// What a host needs of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// A context host: layers only, no final norm and no output head.
+    Context,
+    /// The query host: layers and head.
+    Query,
+    /// One process that is both.
+    All,
 }
 
 impl ModelConfig {
@@ -94,21 +95,17 @@ impl ModelConfig {
     /// Bytes of the weights that `parts` of the model take, computed in `dtype`, with linear layers of 8 bits and a scale for each
     /// output where that is said. A head that is the embedding table is laid out once more.
     pub fn weight_bytes(&self, parts: Parts, (dtype, eight_bits): (DType, bool)) -> u64 {
-        let &Self { hidden, intermediate, vocab, biases, heads, .. } = self;
-        let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
-        let element = if dtype == DType::F32 { 4 } else { 2 };
-        let linears = [
-            (query + 2 * kv, hidden, biases.qkv),
-            (hidden, query, biases.output),
-            (2 * intermediate, hidden, biases.mlp),
-            (hidden, intermediate, biases.mlp),
-        ];
-        let linear = |(outputs, inputs, biased): (usize, usize, bool)| {
+        let &Self { hidden, vocab, heads, .. } = self;
+        let element = dtype.size();
+        let linear = |LinearSpec { parts, inputs, biased }: LinearSpec| {
+            let outputs: usize = parts.iter().map(|(_, outputs)| outputs).sum();
             let bias = if biased { element * outputs } else { 0 };
             let weights = if eight_bits { outputs * inputs + 4 * outputs } else { element * outputs * inputs };
             weights + bias
         };
-        let layer = element * 2 * hidden + linears.map(linear).iter().sum::<usize>();
+        let norms = self.layer.norms_of_heads(heads).into_iter().flatten().chain(self.layer.norms(hidden));
+        let norms: usize = norms.map(|(_, width)| width).sum();
+        let layer = element * norms + self.layer.linears(hidden, heads).map(linear).iter().sum::<usize>();
         let head = match parts {
             Parts::Context => 0,
             Parts::Query | Parts::All => element * (hidden + vocab * hidden),
@@ -124,9 +121,9 @@ impl ModelConfig {
             kv_heads: self.heads.kv,
             head_dim: self.heads.dim,
             hidden: self.hidden,
-            intermediate: self.intermediate,
+            intermediate: self.layer.feed_forward.intermediate(),
             vocab: self.vocab,
-            kv_bytes_per_element: if kv == DType::F32 { 4 } else { 2 },
+            kv_bytes_per_element: kv.size(),
             rope: self.rope.lengths(),
         }
     }
@@ -136,8 +133,6 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
     let hidden = fields.count("hidden_size", 1 << 18)?;
     let layers = fields.count("num_hidden_layers", 1 << 12)?;
     let heads = heads(fields, hidden)?;
-    let attention_bias = fields.flag("attention_bias")?;
-    let mlp_bias = fields.flag("mlp_bias")?;
     let (rope, usable) = rope_keys::read(fields, heads.dim, fields.count("max_position_embeddings", 1 << 28)?)?;
     let window = window::window(fields, layers)?;
     let windowed = window.filter(|window| *window < usable).map(|window| {
@@ -149,17 +144,31 @@ fn resolve(fields: &Fields, eos: Option<&Value>) -> Result<ModelConfig, ModelErr
         layers,
         heads,
         hidden,
-        intermediate: fields.count("intermediate_size", 1 << 20)?,
         vocab: fields.count("vocab_size", 1 << 24)?,
         max_position: window.map_or(usable, |window| window.min(usable)),
         window,
         eps: eps(fields)?,
         rope,
-        biases: Biases { qkv: attention_bias || fields.family == Family::Qwen2, output: attention_bias, mlp: mlp_bias },
+        layer: layer(fields)?,
         tied: fields.flag("tie_word_embeddings")?,
         bos: fields.ids("bos_token_id")?.first().copied(),
         eos: eos.map_or_else(|| fields.ids("eos_token_id"), |eos| ids("eos_token_id", eos))?,
         notes: rope_keys::note(fields).into_iter().chain(windowed).collect(),
+    })
+}
+
+fn layer(fields: &Fields) -> Result<LayerSpec, ModelError> {
+    let (family, attention_bias) = (fields.family, fields.flag("attention_bias")?);
+    Ok(LayerSpec {
+        attention: AttentionKind::Full,
+        head_norms: family.head_norms,
+        feed_forward: FeedForward::Gated { intermediate: fields.count("intermediate_size", 1 << 20)? },
+        biases: Biases {
+            qkv: attention_bias || family.qkv_biases,
+            output: attention_bias,
+            mlp: fields.flag("mlp_bias")?,
+        },
+        names: family.names,
     })
 }
 
@@ -177,9 +186,10 @@ fn heads(fields: &Fields, hidden: usize) -> Result<Heads, ModelError> {
         return Err(refused("num_key_value_heads", kv, format!("it must divide num_attention_heads = {query}")));
     }
     let given = fields.count_or_none("head_dim", 1 << 12)?;
-    if !hidden.is_multiple_of(query) && (given.is_none() || fields.family == Family::Llama) {
-        let expected =
-            format!("num_attention_heads = {query} must divide it, except for mistral and qwen2 with head_dim");
+    if !hidden.is_multiple_of(query) && (given.is_none() || !fields.family.free_head_dim) {
+        let free = FAMILIES.iter().filter(|family| family.free_head_dim).map(|family| family.model_type);
+        let free = free.collect::<Vec<_>>().join(", ");
+        let expected = format!("num_attention_heads = {query} must divide it, except with the head_dim of {free}");
         return Err(refused("hidden_size", hidden, expected));
     }
     let dim = given.unwrap_or(hidden / query);

@@ -1,4 +1,4 @@
-//! A Llama or Qwen2 decoder cut open at attention. Attention itself, the KV cache and the loop over layers belong to the
+//! A decoder cut open at attention. Attention itself, the KV cache and the loop over layers belong to the
 //! caller: the phase-1 encoder, the phase-2 generator.
 
 mod head;
@@ -8,21 +8,10 @@ use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use asterism_kernels::{Backend, KernelError, Rotary};
 
-use crate::{Checkpoint, ModelConfig, ModelError};
+use crate::{Checkpoint, ModelConfig, ModelError, Parts};
 use head::HeadOf;
 use weights::{Body, Head, Layer};
 pub use weights::{Loading, SharedWeights};
-
-/// What a host needs of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parts {
-    /// A context host: layers only, no final norm and no output head.
-    Context,
-    /// The query host: layers and head.
-    Query,
-    /// One process that is both.
-    All,
-}
 
 /// Queries, keys and values of one layer.
 pub struct Projected<B: Backend> {
@@ -52,6 +41,25 @@ impl<B: Backend> Drop for Decoder<B> {
     fn drop(&mut self) {
         // A device that failed does nothing more.
         let _ = self.backend.finish();
+    }
+}
+
+impl<B: Backend> Loading<'_, B> {
+    /// A decoder on `backend`, which is of this device and has the numerics of those before. Uploads what is not there yet of what
+    /// `parts` needs.
+    pub fn decoder(
+        &mut self,
+        backend: Arc<B>,
+        checkpoint: &Checkpoint,
+        parts: Parts,
+    ) -> Result<Decoder<B>, ModelError> {
+        let (body, head) = self.upload(&backend, checkpoint, parts)?;
+        let (config, head) = (checkpoint.config().clone(), head.map_or(HeadOf::None, HeadOf::Loaded));
+        let decoder = Decoder { inv_freq: config.inv_freq(0), body, head, config, backend };
+        if decoder.backend.queues() {
+            decoder.rehearse_where_there_is_room()?;
+        }
+        Ok(decoder)
     }
 }
 
@@ -91,7 +99,7 @@ impl<B: Backend> Decoder<B> {
         for rows in REHEARSED {
             let ids = vec![0; rows];
             let qkv = self.project(0, &self.embed(&ids)?)?;
-            let Projected { q, .. } = self.rotate(&qkv, &ids, 0)?;
+            let Projected { q, .. } = self.rotate(0, &qkv, &ids, 0)?;
             let x = self.finish(0, self.embed(&ids)?, &q)?;
             if self.head.is_loaded() && rows <= REHEARSED[1] {
                 self.head_of(&x)?;
@@ -152,21 +160,46 @@ impl<B: Backend> Decoder<B> {
         self.in_turns(x, |x| Ok(self.backend.norm_linear(x, (attention_norm, self.config.eps), qkv)?))
     }
 
-    /// What [`Decoder::project`] gave, split into heads, queries and keys rotated, as rows of a sequence of so many tokens or of one
-    /// that these stand for.
-    pub fn rotate(&self, qkv: &B::Tensor, positions: &[u32], tokens: u32) -> Result<Projected<B>, ModelError> {
+    /// What [`Decoder::project`] gave of a layer, split into heads, queries and keys normed where the layer has norms of heads, and
+    /// rotated, as rows of a sequence of so many tokens or of one that these stand for.
+    pub fn rotate(
+        &self,
+        layer: usize,
+        qkv: &B::Tensor,
+        positions: &[u32],
+        tokens: u32,
+    ) -> Result<Projected<B>, ModelError> {
+        let qkv = self.normed_heads(layer, qkv, positions)?;
         let inv_freq = match self.config.rope.lengths().stands_for(u64::from(tokens)) {
             0 => Cow::Borrowed(&self.inv_freq),
             tokens => Cow::Owned(self.config.inv_freq(tokens)),
         };
         let rotary = Rotary { inv_freq: &inv_freq, factor: self.config.rope.attention_factor() };
-        let (q, k, v) = self.backend.split_rotate(qkv, self.config.heads, positions, rotary)?;
+        let (q, k, v) = self.backend.split_rotate(&qkv, self.config.heads, positions, rotary)?;
         Ok(Projected { q, k, v })
+    }
+
+    /// `qkv (t, (query + 2 kv) dim)` with each head of queries and of keys normed, where the layer has such norms.
+    fn normed_heads<'a>(
+        &self,
+        layer: usize,
+        qkv: &'a B::Tensor,
+        positions: &[u32],
+    ) -> Result<Cow<'a, B::Tensor>, ModelError> {
+        let Some([query, key]) = &self.body.layers[layer].head_norms else { return Ok(Cow::Borrowed(qkv)) };
+        let (backend, heads) = (&self.backend, self.config.heads);
+        // Turned by no angle, heads are split and nothing else.
+        let still = vec![0.0; heads.dim / 2];
+        let (q, k, v) = backend.split_rotate(qkv, heads, positions, Rotary::plain(&still))?;
+        let (q, k) = (backend.rms_norm(&q, query, self.config.eps)?, backend.rms_norm(&k, key, self.config.eps)?);
+        let joined = [q, k, v].iter().map(|x| backend.join_heads(x)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Cow::Owned(backend.concat(&joined, 1)?))
     }
 
     /// [`Decoder::rotate`] of rows of several sequences, one behind the other: how many each has here, and its tokens.
     pub(crate) fn rotate_stacked(
         &self,
+        layer: usize,
         qkv: &B::Tensor,
         positions: &[u32],
         sequences: &[(usize, u32)],
@@ -175,12 +208,13 @@ impl<B: Backend> Decoder<B> {
         let lengths: Vec<(usize, u32)> = sequences.iter().map(|(rows, tokens)| (*rows, stands_for(*tokens))).collect();
         let one = lengths.first().map_or(0, |(_, tokens)| *tokens);
         if lengths.iter().all(|(_, tokens)| *tokens == one) {
-            return self.rotate(qkv, positions, one);
+            return self.rotate(layer, qkv, positions, one);
         }
         let (mut parts, mut start) = (Vec::new(), 0);
         for (rows, tokens) in lengths {
             let end = start + rows;
-            parts.push(self.rotate(&self.backend.rows(qkv, start, end)?, &positions[start..end], tokens)?);
+            let rows = self.backend.rows(qkv, start, end)?;
+            parts.push(self.rotate(layer, &rows, &positions[start..end], tokens)?);
             start = end;
         }
         let joined = |part: fn(&Projected<B>) -> &B::Tensor| {

@@ -7,17 +7,18 @@ mod local;
 mod max_pool;
 mod passing;
 mod peers;
+mod retaining;
 mod shared_prefix;
-mod team;
+pub(crate) mod team;
 
-use asterism_kernels::{Backend, DType, Heads, KernelError, Mark, Selection};
+use asterism_kernels::{Backend, Heads, KernelError, Mark, Selection};
 use asterism_plan::{Exchange, Input, InputDigest, LocalAttention, Plan, Shard, Span, TokenIds};
 
 pub use max_pool::max_pool;
 pub use peers::{LocalPeers, Parcel, Part, Peers};
-pub use team::encode_together;
+pub use retaining::{RetainingHeads, check_retaining_heads};
 
-use crate::{Decoder, ModelError, RetainingHeads, decoder::Projected};
+use crate::{Decoder, ModelError, decoder::Projected};
 
 /// The keys and values one shard keeps for phase 2.
 #[derive(Clone)]
@@ -37,7 +38,7 @@ impl<B: Backend> EncodedShard<B> {
     /// head is taken.
     pub fn bytes(&self, decoder: &Decoder<B>) -> u64 {
         let (backend, Heads { kv, dim, .. }) = (decoder.backend(), decoder.config().heads);
-        let element = if backend.dtype() == DType::F32 { 4 } else { 2 };
+        let element = backend.kv_dtype().size();
         self.layers.iter().map(|layer| (2 * backend.kv_len(layer) * kv * dim * element) as u64).sum()
     }
 }
@@ -191,7 +192,7 @@ impl<B: Backend> Phase1<'_, B> {
     fn no_room(&self, layers: usize, wanted: u64, free: u64) -> ModelError {
         let config = self.decoder.config();
         let tokens = self.shards.iter().map(Shard::kept_tokens).sum::<usize>();
-        let each = config.shape(self.decoder.backend().dtype()).kv_bytes_per_token();
+        let each = config.shape(self.decoder.backend().kv_dtype()).kv_bytes_per_token();
         let held = tokens as u64 * each * layers as u64 / config.layers as u64;
         let missing = (tokens as u64 * each - held).max(wanted).saturating_sub(free);
         ModelError::NoRoom { tokens, missing, fits: ((held + free) / each) as usize }
@@ -290,7 +291,7 @@ impl<B: Backend> Phase1<'_, B> {
                     read.positions(&input.positions);
                     read.rope_length(shard.rope_length);
                 }
-                let qkv = decoder.rotate(&raw, &input.positions, shard.rope_length)?;
+                let qkv = decoder.rotate(layer, &raw, &input.positions, shard.rope_length)?;
                 let kv = backend.kv(&qkv.k, &qkv.v)?;
                 passes.push(Pass { shard, raw: self.heads.map(|_| raw), qkv, kv });
                 start = end;

@@ -281,10 +281,10 @@ pub enum ModelError {
         most: usize,
     },
     /// A shard waits for something that nobody sent.
-    #[error("{parcel:?} was never sent; encode all shards of a plan that pass each other something, in block order")]
+    #[error("{parcel} was never sent; encode all shards of a plan that pass each other something, in block order")]
     NoParcel {
         /// What it waits for.
-        parcel: crate::Parcel,
+        parcel: String,
     },
     /// A context host did not answer.
     #[error("context host {host}: {cause}")]

@@ -6,41 +6,35 @@ mod chat;
 mod checkpoint;
 mod config;
 mod decoder;
-mod digest;
-mod embedded;
 mod encoder;
 mod error;
+mod family;
 mod generator;
-mod logprobs;
-mod masses;
-mod retaining;
+mod measure;
 mod sampling;
-mod separator;
-mod synthetic;
 mod tokenizer;
 
 pub use chat::{
-    ChatTemplate, Ending, NoDate, Render, RenderOptions, Rendered, Speaker, TemplateDate, TemplateRefusal,
-    TemplateSource, Turn, Written,
+    ChatTemplate, Ending, LongSeparator, NoDate, QuerySeparator, Render, RenderOptions, Rendered, Speaker,
+    TemplateDate, TemplateRefusal, TemplateSource, Turn,
 };
-pub use checkpoint::{Checkpoint, KnownShape};
-pub use config::{Biases, ModelConfig, Rope, RopeScaling, Yarn};
-pub use decoder::{Decoder, Loading, Parts, Projected, SharedWeights};
-pub use digest::{DigestId, FrontDigest, Hash, ModelDigest, WeightsDigest};
-pub use embedded::EMBEDDED_NAME;
+pub use checkpoint::digest::{DigestId, FrontDigest, Hash, HeadsFiles, ModelDigest, WeightsDigest};
+pub use checkpoint::{Checkpoint, EMBEDDED_NAME, KnownShape};
+pub use config::{ModelConfig, Parts, Rope, RopeScaling, Yarn};
+pub use decoder::{Decoder, Loading, Projected, SharedWeights};
+pub use encoder::team::encode_together;
 pub use encoder::{
-    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, Watch, encode_alone, encode_plan, encode_together,
-    inputs_of, max_pool,
+    Chosen, EncodedShard, LocalPeers, Parcel, Part, Peers, Phase1, RetainingHeads, Watch, check_retaining_heads,
+    encode_alone, encode_plan, inputs_of, max_pool,
 };
 pub use error::ModelError;
+pub use family::{AttentionKind, Biases, FeedForward, LayerSpec, TensorNames};
 pub use generator::{
-    ContextAttention, ContextKeys, Generator, Held, HeldShards, LayerQueries, LocalContext, PackedRows, PartAnswer,
-    PartAsk, PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,
+    Answers, ContextAttention, ContextKeys, Generator, LayerQueries, LocalContext, PackedRows, PartAnswer, PartAsk,
+    PartialRows, ShardPartial, StepEnds, StepError, StepPart, Team, TeamContext, TensorParallel, step,
 };
-pub use logprobs::Logprobs;
-pub use masses::WatchedContext;
-pub use retaining::{HeadsFiles, RetainingHeads, check_retaining_heads};
-pub use sampling::{Sampler, Sampling};
-pub use separator::{LongSeparator, QuerySeparator};
-pub use synthetic::synthetic_prompt;
-pub use tokenizer::{Around, Cut, Passage, TextStream, Tokenizer};
+pub use measure::{WatchedContext, synthetic_prompt};
+pub use sampling::{Logprobs, Sampler, Sampling};
+pub use tokenizer::border::Cut;
+pub use tokenizer::stream::TextStream;
+pub use tokenizer::{Around, Passage, Tokenizer, Written};

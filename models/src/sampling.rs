@@ -1,11 +1,14 @@
 //! The next token from logits: greedy, or drawn with temperature and nucleus from an own seeded generator.
 
+mod logprobs;
+
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ModelError;
+pub use logprobs::Logprobs;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

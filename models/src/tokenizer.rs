@@ -1,20 +1,19 @@
 //! tokenizer.json: text to ids and back, whole or token by token. Adds special tokens only where it is asked for those that the
 //! tokenizer puts around every text. Renders nothing.
 
-mod border;
+pub(crate) mod border;
 mod bytes;
 mod class;
 mod fuel;
 mod joints;
-#[cfg(test)]
-mod kinds;
 mod names;
 mod place;
 mod steps;
-mod stream;
+pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
+mod written;
 
 use std::{ops::Range, sync::Arc};
 
@@ -23,13 +22,12 @@ use tokenizers::{Encoding, PostProcessor, Token};
 use class::{Config, Largest};
 use joints::{Joints, WHOLE};
 use place::Place;
-use steps::Steps;
+use steps::{Steps, refused};
 
 use crate::config::parse;
-use crate::{Checkpoint, ModelError, Written};
-pub use border::Cut;
+use crate::{Checkpoint, ModelError};
 pub use place::Passage;
-pub use stream::TextStream;
+pub use written::Written;
 
 /// A checkpoint's tokenizer; clones share it.
 #[derive(Clone)]
@@ -170,7 +168,8 @@ impl Tokenizer {
     }
 
     fn part_ids(&self, written: &Written, range: Range<usize>, place: Place) -> Result<Vec<u32>, ModelError> {
-        let is_text = |inner: Range<usize>| overlaps(written, range.start + inner.start..range.start + inner.end);
+        let is_text =
+            |inner: Range<usize>| written.has_text_of_messages(&(range.start + inner.start..range.start + inner.end));
         self.steps.ids(&written.text()[range.clone()], place, is_text)
     }
 
@@ -185,7 +184,7 @@ impl Tokenizer {
     /// The added tokens of a text, and what lies between them.
     fn sections<'a>(&'a self, written: &'a Written, place: Place) -> impl Iterator<Item = Section> + 'a {
         let (text, mut taken) = (written.text(), 0);
-        let mut found = self.steps.raw.found(text, place.before, |range| overlaps(written, range));
+        let mut found = self.steps.raw.found(text, place.before, |range| written.has_text_of_messages(&range));
         let mut next = None;
         std::iter::from_fn(move || {
             if let Some(token) = next.take() {
@@ -264,15 +263,4 @@ impl Around {
             _ => Err("its post_processor writes a text otherwise than once".into()),
         }
     }
-}
-
-/// Whether some of a range is of a message.
-fn overlaps(written: &Written, range: Range<usize>) -> bool {
-    let literals = written.literals();
-    let at = literals.partition_point(|literal| literal.end <= range.start);
-    literals.get(at).is_some_and(|literal| literal.start < range.end)
-}
-
-fn refused(error: tokenizers::Error) -> ModelError {
-    ModelError::Tokenizer { cause: error.to_string() }
 }

@@ -92,7 +92,8 @@ fn prompt(Run { tokens, seed, .. }: &Run, vocab: usize) -> Vec<u32> {
 
 /// Names and shapes of a decoder's tensors, the head included.
 fn shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
-    let &ModelConfig { hidden, intermediate, vocab, heads, biases, .. } = config;
+    let &ModelConfig { hidden, vocab, heads, ref layer, .. } = config;
+    let (intermediate, biases) = (layer.feed_forward.intermediate(), layer.biases);
     let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
     let mut all = BTreeMap::from([
         ("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]),
@@ -108,14 +109,17 @@ fn shapes(config: &ModelConfig) -> BTreeMap<String, Vec<usize>> {
         ("mlp.up_proj", intermediate, hidden, biases.mlp),
         ("mlp.down_proj", hidden, intermediate, biases.mlp),
     ];
-    for layer in 0..config.layers {
+    for at in 0..config.layers {
         for norm in ["input_layernorm", "post_attention_layernorm"] {
-            all.insert(format!("model.layers.{layer}.{norm}.weight"), vec![hidden]);
+            all.insert(format!("model.layers.{at}.{norm}.weight"), vec![hidden]);
+        }
+        for norm in ["q_norm", "k_norm"].iter().filter(|_| layer.head_norms) {
+            all.insert(format!("model.layers.{at}.self_attn.{norm}.weight"), vec![heads.dim]);
         }
         for (name, n, k, biased) in linears {
-            all.insert(format!("model.layers.{layer}.{name}.weight"), vec![n, k]);
+            all.insert(format!("model.layers.{at}.{name}.weight"), vec![n, k]);
             if biased {
-                all.insert(format!("model.layers.{layer}.{name}.bias"), vec![n]);
+                all.insert(format!("model.layers.{at}.{name}.bias"), vec![n]);
             }
         }
     }

@@ -4,6 +4,8 @@
 mod batch;
 #[path = "phases/carried.rs"]
 mod carried;
+#[path = "phases/new_method.rs"]
+mod new_method;
 #[path = "phases/refresh.rs"]
 mod refresh;
 #[path = "phases/team.rs"]
@@ -12,10 +14,11 @@ mod team;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use asterism_kernels::{Backend, Cpu, CpuOptions};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Ask, Cpu, CpuOptions};
 use asterism_models::{
-    Checkpoint, ContextAttention, ContextKeys, Decoder, EncodedShard, Generator, LayerQueries, LocalContext,
-    ModelError, PartAnswer, PartAsk, Parts, RetainingHeads, ShardPartial, encode_plan,
+    Answers, Checkpoint, ContextAttention, ContextKeys, Decoder, EncodedShard, Generator, LayerQueries, LocalContext,
+    ModelError, PackedRows, PartAnswer, PartAsk, PartialRows, Parts, RetainingHeads, ShardPartial, encode_plan,
 };
 use asterism_plan::methods::{DenseConfig, StarConfig};
 use asterism_plan::{ContextView, FAN_IN, KeptShard, Method, MethodConfig, Plan, PlanRequest};
@@ -70,7 +73,7 @@ fn method(value: serde_json::Value) -> MethodConfig {
 /// Logits of every row of every step by `method` on `hosts` hosts.
 fn by(decoder: &Decoder<Cpu>, method: &MethodConfig, context: &[u32], hosts: usize) -> Vec<f32> {
     let plan = plan(decoder, method, context, hosts);
-    let name = if decoder.config().biases.qkv { "tiny-qwen2" } else { "tiny-llama" };
+    let name = if decoder.config().layer.biases.qkv { "tiny-qwen2" } else { "tiny-llama" };
     let path = models().join(name).join("retaining_heads.safetensors");
     let heads = RetainingHeads::load(decoder.backend(), &path, decoder.config()).unwrap();
     let shards = encode_plan(decoder, &plan, context, Some(&heads), &mut |_, _| true).unwrap();
@@ -240,26 +243,51 @@ proptest! {
     }
 }
 
+/// Answers as hosts behind a wire do: packed rows of each shard, on the host.
+fn packed(
+    backend: &Cpu,
+    context: &mut LocalContext<'_, Cpu>,
+    queries: LayerQueries<'_, Cpu>,
+    asks: &[PartAsk],
+) -> Vec<PartAnswer<'static, Cpu>> {
+    let LayerQueries { layer, heads, q } = queries;
+    let Answers::Here(answers) = context.ask(LayerQueries { layer, heads, q }, asks).unwrap() else {
+        panic!("a local context has its keys here")
+    };
+    let rows = |ask: &PartAsk, partial: ShardPartial<'_, Cpu>| {
+        let PartialRows::Keys { kv, holes } = partial.rows else { panic!("a local context gives its keys") };
+        let (mut packed, rows) = (Vec::new(), ask.rows.clone());
+        backend.attend_many(heads, q, &[Ask { kv, rows, mask: ask.mask, holes }], &mut packed).unwrap();
+        let range = 0..packed.len();
+        ShardPartial { shards: partial.shards, rows: PartialRows::Host(PackedRows::new(Arc::new(packed), range)) }
+    };
+    let of_part = |(ask, answer): (&PartAsk, PartAnswer<'_, Cpu>)| {
+        Ok(answer?.into_iter().map(|partial| rows(ask, partial)).collect())
+    };
+    asks.iter().zip(answers).map(of_part).collect()
+}
+
 /// Changes the answers of a context on their way.
 struct Changed<'a, F> {
+    backend: &'a Cpu,
     context: LocalContext<'a, Cpu>,
     change: F,
 }
 
-impl<F: FnMut(&mut Vec<PartAnswer<Cpu>>)> ContextAttention<Cpu> for Changed<'_, F> {
-    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<bool, ModelError> {
-        self.context.ask(queries, asks)
-    }
-
-    fn collect(&mut self) -> Result<Vec<PartAnswer<Cpu>>, ModelError> {
-        let mut answers = self.context.collect()?;
-        (self.change)(&mut answers);
-        Ok(answers)
+impl<F: FnMut(&mut Vec<PartAnswer<'static, Cpu>>)> ContextAttention<Cpu> for Changed<'_, F> {
+    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<Answers<'_, Cpu>, ModelError> {
+        let mut answers = packed(self.backend, &mut self.context, queries, asks);
+        let change = &mut self.change;
+        let collect = move || {
+            change(&mut answers);
+            Ok(answers)
+        };
+        Ok(Answers::Coming { on_devices: false, collect: Box::new(collect) })
     }
 }
 
 /// The shards of the only part.
-fn only(answers: &mut [PartAnswer<Cpu>]) -> &mut Vec<ShardPartial<Cpu>> {
+fn only<'a>(answers: &'a mut [PartAnswer<'static, Cpu>]) -> &'a mut Vec<ShardPartial<'static, Cpu>> {
     answers[0].as_mut().expect("shards answered")
 }
 
@@ -272,7 +300,8 @@ fn the_order_of_arrival_changes_no_bit() {
     for decoder in decoders() {
         let shards = encode(decoder, &star(32, 16), &some_context());
         let context = LocalContext::new(decoder.backend(), &shards);
-        let mut late = Changed { context, change: |answers: &mut Vec<_>| only(answers).reverse() };
+        let mut late =
+            Changed { backend: decoder.backend(), context, change: |answers: &mut Vec<_>| only(answers).reverse() };
         assert_eq!(logits(decoder, &shards, &mut late), local(decoder, &shards));
     }
 }
@@ -282,7 +311,8 @@ fn a_shard_that_does_not_answer_is_never_renormalised_away() {
     let [decoder, _] = decoders();
     let shards = encode(decoder, &star(32, 16), &some_context());
     let context = LocalContext::new(decoder.backend(), &shards);
-    let mut lossy = Changed { context, change: |answers: &mut Vec<_>| drop(only(answers).pop()) };
+    let mut lossy =
+        Changed { backend: decoder.backend(), context, change: |answers: &mut Vec<_>| drop(only(answers).pop()) };
     let error = Generator::new(keys_of(&shards), 100).step(decoder, STEPS[0], &mut lossy).err().unwrap();
     assert!(matches!(error, ModelError::KeyCount { layer: 0, block: 3, expected: 4, got: 0 }), "{error}");
 }

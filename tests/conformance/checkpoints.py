@@ -71,9 +71,10 @@ GONE = object()
 def shapes(c):
     """Names and shapes of what a decoder of `c` has, the head included."""
     hidden, inner, heads = c.get("hidden_size", 4096), c["intermediate_size"], c["num_attention_heads"]
-    kv, dim = c.get("num_key_value_heads") or heads, c.get("head_dim") or hidden // heads
-    qkv = c["model_type"] == "qwen2" or (c["model_type"] == "llama" and c.get("attention_bias"))
-    out = c["model_type"] == "llama" and c.get("attention_bias")
+    kv, normed = c.get("num_key_value_heads") or heads, c["model_type"] == "qwen3"
+    dim = c.get("head_dim") or (128 if normed else hidden // heads)
+    out = c["model_type"] in ("llama", "qwen3") and c.get("attention_bias")
+    qkv = c["model_type"] == "qwen2" or out
     mlp = c["model_type"] == "llama" and c.get("mlp_bias")
     yield "model.embed_tokens.weight", (c["vocab_size"], hidden)
     yield "model.norm.weight", (hidden,)
@@ -82,6 +83,9 @@ def shapes(c):
         at = f"model.layers.{i}."
         yield at + "input_layernorm.weight", (hidden,)
         yield at + "post_attention_layernorm.weight", (hidden,)
+        if normed:
+            yield at + "self_attn.q_norm.weight", (dim,)
+            yield at + "self_attn.k_norm.weight", (dim,)
         for name, n, k, biased in [
             ("self_attn.q_proj", heads * dim, hidden, qkv), ("self_attn.k_proj", kv * dim, hidden, qkv),
             ("self_attn.v_proj", kv * dim, hidden, qkv), ("self_attn.o_proj", hidden, heads * dim, out),
@@ -199,6 +203,15 @@ def shapes_and_ties():
     case("mlp_bias", mlp_bias=True)
     case("attention_bias of mistral", model_type="mistral", sliding_window=None, attention_bias=True)
     case("biases of qwen2 whatever attention_bias says", model_type="qwen2", attention_bias=False)
+    case("qwen3", model_type="qwen3", head_dim=16)
+    case("qwen3, head_dim absent", model_type="qwen3")
+    case("qwen3, head_dim of no division", model_type="qwen3", hidden_size=40, num_attention_heads=6, head_dim=8)
+    case("qwen3, tied, no head", model_type="qwen3", head_dim=8, tie_word_embeddings=True, absent=["lm_head.weight"])
+    case("qwen3, attention_bias", model_type="qwen3", head_dim=8, attention_bias=True)
+    case("qwen3, mlp_bias is not read", model_type="qwen3", head_dim=8, mlp_bias=True)
+    case("qwen3, rms_norm_eps large", model_type="qwen3", head_dim=8, rms_norm_eps=0.1)
+    case("qwen3, yarn", model_type="qwen3", head_dim=32, max_position_embeddings=32, lengths=(12, 100),
+         rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32))
     case("tied, no head", tie_word_embeddings=True, absent=["lm_head.weight"])
     case("tied, another head", tie_word_embeddings=True)
     case("tied, head alone", tie_word_embeddings=True, absent=["model.embed_tokens.weight"])
@@ -234,6 +247,9 @@ def windows():
     case("qwen2, window by layer_types", lengths=(18, 19), window=24, use_sliding_window=True,
          layer_types=["full_attention", "sliding_attention"], **q)
     case("qwen2, full by layer_types", use_sliding_window=True, max_window_layers=0, layer_types=["full_attention"] * 2, **q)
+    case("qwen3, window not used", model_type="qwen3", head_dim=8, sliding_window=24)
+    case("qwen3, window of the second layer", model_type="qwen3", head_dim=8, sliding_window=24, window=24, lengths=(18, 19),
+         use_sliding_window=True, max_window_layers=1)
     case("llama, window", lengths=(18, 19), window=24, sliding_window=24)
     case("layer_types of old names", model_type="qwen2", layer_types=["attention", "attention"])
 

@@ -20,7 +20,7 @@ use tests::{Cluster, DEADLINE};
 
 use super::openai::{JSON, api, cluster, send};
 
-/// Beyond what the supervisor holds accepted, README says.
+/// Beyond what the supervisor holds accepted, docs/guarantees.md says.
 const MEMORY_BOUND: u64 = 512 << 20;
 /// How late heartbeats may be heard, of a hundred all but one.
 const LATE: Duration = Duration::from_millis(100);

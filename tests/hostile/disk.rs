@@ -351,11 +351,11 @@ fn a_host_that_stops_with_its_supervisor_costs_no_token_and_few_seconds() {
     }
 }
 
-/// The unit file of README is one that systemd takes, where there is a systemd to ask.
+/// The unit file of the documentation is one that systemd takes, where there is a systemd to ask.
 #[test]
-fn the_unit_file_of_the_readme_is_right() {
-    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).expect("README");
-    let (_, unit) = readme.split_once("```ini\n").expect("a unit file");
+fn the_unit_file_of_the_documentation_is_right() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md")).expect("a page");
+    let (_, unit) = page.split_once("```ini\n").expect("a unit file");
     let (unit, _) = unit.split_once("```").expect("its end");
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("asterism.service");

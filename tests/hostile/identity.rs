@@ -138,7 +138,7 @@ fn address_of(cluster: &Cluster, host: &str) -> SocketAddr {
     host["address"].as_str().expect("it joined").parse().expect("an address")
 }
 
-/// What README says to do about a certificate that was stolen.
+/// What docs/security.md says to do about the stolen key of an authority.
 #[test]
 fn a_stolen_certificate_is_worth_nothing_under_another_authority() {
     let cluster = cluster();

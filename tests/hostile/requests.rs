@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tests::{Cluster, ClusterSpec, golden};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_asterism-under-test");
-/// Beyond what the supervisor holds accepted, README says.
+/// Beyond what the supervisor holds accepted, docs/guarantees.md says.
 const MEMORY_BOUND: u64 = 512 << 20;
 
 fn cluster() -> Cluster {

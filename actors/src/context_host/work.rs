@@ -98,8 +98,8 @@ impl<B: Backend> Bench<B> {
     /// their layers.
     fn seat(&self, used: f64, order: &EncodeShards) -> Seat {
         let (decoder, [first, others]) = (self.office.decoder.clone(), &self.turns);
-        let short =
-            decoder.backend().queues() && is_short(&order.shards, &decoder.config().shape(decoder.backend().dtype()));
+        let short = decoder.backend().queues()
+            && is_short(&order.shards, &decoder.config().shape(decoder.backend().kv_dtype()));
         let seat = if short { first } else { others }.seat(used, self.office.stop.clone());
         if short { seat.going_ahead(move || decoder.backend().ahead(Rank::Short)) } else { seat }
     }

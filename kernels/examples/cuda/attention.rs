@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use asterism_kernels::cuda::{Attention, Tensor};
-use asterism_kernels::{Backend, DType, Mask};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{DType, Mask};
 
 use crate::Bench;
 

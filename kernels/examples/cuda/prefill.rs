@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use asterism_kernels::cuda::{Attention, Kv, Linear, Positions, Tensor, View};
-use asterism_kernels::{Backend, DType, Heads, Mask, Rotary};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{DType, Heads, Mask, Rotary};
 
 use crate::Bench;
 

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::lanes::{Kernel, Portable};
 use crate::{DType, KernelError};
 
 /// Kernels as configured. `Auto` takes the fastest that the processor and the compute type allow.
@@ -114,5 +117,28 @@ impl KernelSet {
     #[cfg(not(target_arch = "x86_64"))]
     pub(super) fn available(self, _dtype: DType) -> bool {
         self == Self::Portable
+    }
+
+    /// Runs `kernel` with this set's vectors.
+    pub(super) fn run<K: Kernel>(self, kernel: K) {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn with_avx2<K: Kernel>(kernel: K) {
+            kernel.run::<Avx2>();
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f")]
+        fn with_avx512<K: Kernel>(kernel: K) {
+            kernel.run::<Avx512>();
+        }
+        match self {
+            // SAFETY: `resolve` hands out a set only where the processor has its instructions.
+            #[cfg(target_arch = "x86_64")]
+            KernelSet::Avx2 => unsafe { with_avx2(kernel) },
+            // SAFETY: as above; AMX needs AVX-512.
+            #[cfg(target_arch = "x86_64")]
+            KernelSet::Avx512 | KernelSet::Amx => unsafe { with_avx512(kernel) },
+            _ => kernel.run::<Portable>(),
+        }
     }
 }

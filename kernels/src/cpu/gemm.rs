@@ -1,11 +1,9 @@
 //! Linear layers: `y = x W^T (+ bias) (+ residual)` over weights packed once. Few rows and many run the same tiles, so a row's
 //! result depends neither on its neighbours nor on the threads.
 
-use super::aligned::Aligned;
 use super::compute::Compute;
-use super::lanes::{Element, Kernel, Lanes, PANEL, load_some, store_some};
+use super::lanes::{Aligned, Element, Extent, Kernel, Lanes, Left, PANEL, Right, Sums, load_some, product, store_some};
 use super::pool::{Pool, Shared, Tasks, filled};
-use super::tile::{Extent, Left, Right, Sums, product};
 
 /// Elements of `k` that a block of the weights spans: one panel of it stays in the first-level cache.
 const K_BLOCK: usize = 256;

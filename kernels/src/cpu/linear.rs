@@ -1,6 +1,5 @@
 //! A linear layer on the CPU, packed for whichever kernels run it. Multiplies nothing itself.
 
-use candle_core::Tensor;
 use half::bf16;
 use half::vec::HalfBitsVecExt;
 
@@ -10,11 +9,11 @@ use super::compute::Compute;
 use super::gemm::{self, Packed};
 use super::lanes::Element;
 use super::pool::Tasks;
-use super::tensor::{check_host, convert_host, elements, matrix, tensor};
+use super::tensor::{CpuTensor, check_host, convert_host, elements, matrix, tensor};
 use crate::{DType, HostTensor, KernelError};
 
 /// The weights and bias of `y = x W^T + b`.
-pub struct Linear {
+pub struct CpuLinear {
     weights: Weights,
     bias: Option<Vec<f32>>,
     n: usize,
@@ -28,7 +27,7 @@ enum Weights {
     Tiles(amx::Weights),
 }
 
-impl Linear {
+impl CpuLinear {
     /// As `Backend::linear_weight`.
     pub(super) fn pack(
         parts: &[HostTensor<'_>],
@@ -64,7 +63,12 @@ impl Linear {
     }
 
     /// `x (t, k) -> (t, n)`, plus `residual (t, n)` if any.
-    pub(super) fn run(&self, x: &Tensor, residual: Option<&Tensor>, compute: &Compute) -> Result<Tensor, KernelError> {
+    pub(super) fn run(
+        &self,
+        x: &CpuTensor,
+        residual: Option<&CpuTensor>,
+        compute: &Compute,
+    ) -> Result<CpuTensor, KernelError> {
         let (rows, k) = matrix("linear", x)?;
         if k != self.k {
             return Err(KernelError::shape("linear", format!("x (t, {})", self.k), &[x.dims()]));
@@ -82,10 +86,10 @@ impl Linear {
     fn run_packed<E: Element>(
         &self,
         weight: &Packed<E>,
-        x: &Tensor,
-        residual: Option<&Tensor>,
+        x: &CpuTensor,
+        residual: Option<&CpuTensor>,
         compute: &Compute,
-    ) -> Result<Tensor, KernelError> {
+    ) -> Result<CpuTensor, KernelError> {
         let rows = x.dims()[0];
         let x = elements::<E>("linear", x)?;
         let residual = residual.map(|residual| elements::<E>("linear_add", residual)).transpose()?;
@@ -121,10 +125,10 @@ fn tiles(parts: &[HostTensor<'_>], bias: &[f32], [n, k]: [usize; 2], compute: &C
 
 fn run_tiles(
     weights: &amx::Weights,
-    x: &Tensor,
-    residual: Option<&Tensor>,
+    x: &CpuTensor,
+    residual: Option<&CpuTensor>,
     compute: &Compute,
-) -> Result<Tensor, KernelError> {
+) -> Result<CpuTensor, KernelError> {
     let (rows, n) = (x.dims()[0], weights.outputs());
     let x = elements::<bf16>("linear", x)?;
     let mut y = vec![0u16; rows * n].reinterpret_into::<bf16>();
@@ -155,7 +159,7 @@ mod tests {
         let host = |shape, bytes| HostTensor { dtype: DType::F32, shape, bytes };
         let parts = [host(&[5, 48], first.as_slice()), host(&[35, 48], second.as_slice())];
         let biases = [host(&[5], &bias[..20]), host(&[35], &bias[20..])];
-        let panels = Linear::pack(&parts, &biases, DType::Bf16, &compute).unwrap();
+        let panels = CpuLinear::pack(&parts, &biases, DType::Bf16, &compute).unwrap();
         let weights = tiles(&parts, panels.bias.as_deref().unwrap(), [40, 48], &compute);
         let draw =
             |shape: &[usize]| tensor(shape, (0..shape[0] * shape[1]).map(|i| bf16::from_f32(value(i))).collect());

@@ -2,32 +2,38 @@
 //! for the device but downloads and `synchronize`.
 
 mod buffer;
+mod carried;
+pub(super) mod driver;
+pub(super) mod layout;
+pub(super) mod memory;
 mod modules;
 mod pace;
 mod queue;
 mod spread;
+mod staging;
 mod waiting;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
-use super::attention::Maps;
-use super::lending::Signals;
-use super::moves::CARRIED;
-use super::staging::Staging;
-use super::survey;
 use crate::{DType, KernelError};
 pub(super) use buffer::Buffer;
+use carried::CARRIED;
+pub(super) use carried::Carried;
+use layout::Maps;
 use modules::{EARLY, FOLLOWERS, HEAD_SIZES, MODULES, ROW_COUNTS};
+pub use pace::FEW_ROWS;
 use pace::Pace;
 pub(super) use pace::STRETCH;
 pub(super) use queue::Written;
 use queue::{Overlap, Queue};
 use spread::Room;
 pub(super) use spread::Spread;
+pub(super) use staging::Pinned;
+use staging::Staging;
 
 /// What a resting process keeps of freed memory, as a share of the GPU's: allocating within it costs no call to the system.
 const KEPT_SHARE: usize = 16;
@@ -44,7 +50,6 @@ pub struct Device {
     maps: Maps,
     queue: Queue,
     pace: Pace,
-    signals: OnceLock<Arc<Signals>>,
 }
 
 // SAFETY: function handles are process-wide names of loaded code; the driver's calls on them are thread-safe.
@@ -67,16 +72,21 @@ impl Device {
     /// Opens GPU `index`.
     ///
     /// # Errors
-    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one that no kernels are compiled for.
+    /// [`KernelError::NoDevice`] where there is no driver or an older one, no such GPU, or one that no kernels are compiled for,
+    /// and in a build without kernels.
     pub fn open(index: usize) -> Result<Self, KernelError> {
+        if MODULES.iter().any(|(image, _)| image.is_empty()) {
+            let cause = "this program was built without kernels for GPUs, to be checked only (ASTERISM_CUDA_STUB)";
+            return Err(KernelError::NoDevice { index, cause: cause.into() });
+        }
         // SAFETY: this only tries to load the library.
         if !unsafe { sys::is_culib_present() } {
             return Err(KernelError::NoDevice { index, cause: "no CUDA driver (libcuda) is installed".into() });
         }
-        if let Some(cause) = survey::driver_version().and_then(survey::too_old) {
+        if let Some(cause) = driver::driver_version().and_then(driver::too_old) {
             return Err(KernelError::NoDevice { index, cause });
         }
-        let missing = |error: result::DriverError| KernelError::NoDevice { index, cause: survey::words_of(error) };
+        let missing = |error: result::DriverError| KernelError::NoDevice { index, cause: driver::words_of(error) };
         let count = CudaContext::device_count().map_err(missing)? as usize;
         if index >= count {
             let cause = format!("the driver knows {count} GPU(s), counted from 0");
@@ -84,8 +94,8 @@ impl Device {
         }
         let context = CudaContext::new(index).map_err(missing)?;
         let (major, minor) = context.compute_capability().map_err(missing)?;
-        if !survey::has_kernels((major, minor)) {
-            let cause = format!("it is of compute capability {major}.{minor}; {} is needed", survey::COMPILED);
+        if !driver::has_kernels((major, minor)) {
+            let cause = format!("it is of compute capability {major}.{minor}; {} is needed", driver::COMPILED);
             return Err(KernelError::NoDevice { index, cause });
         }
         // SAFETY: all work of this context is queued on the one stream below, so nothing has to be tracked between streams.
@@ -93,10 +103,10 @@ impl Device {
         let stream = context.new_stream().map_err(missing)?;
         let room = Room::of(&context).map_err(missing)?;
         let staging = Staging::new(Arc::clone(&stream)).map_err(missing)?;
-        let (functions, maps, queue, signals) = Default::default();
+        let (functions, maps, queue) = Default::default();
         let capability = (major, minor);
         let pace = Pace::of(index);
-        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, pace, signals };
+        let mut device = Self { context, stream, functions, staging, room, capability, maps, queue, pace };
         device.keep_freed_memory();
         device.load().map_err(missing)?;
         Ok(device)
@@ -220,15 +230,6 @@ impl Device {
         &self.maps
     }
 
-    /// What is counted of tensors that go to other devices and come from them.
-    pub(super) fn signals(&self) -> Result<&Arc<Signals>, KernelError> {
-        if let Some(signals) = self.signals.get() {
-            return Ok(signals);
-        }
-        let new = Arc::new(Signals::new(self)?);
-        Ok(self.signals.get_or_init(|| new))
-    }
-
     pub(super) fn shared_limit(&self) -> usize {
         self.room.block
     }
@@ -287,6 +288,13 @@ impl Device {
         }
         self.context.bind_to_thread().map_err(|error| device_error("upload", error))?;
         self.staging.upload(pointer, bytes).map_err(|error| device_error("upload", error))
+    }
+
+    /// Up to [`CARRIED`] bytes, whole words, to `pointer`: sooner there than by a copy, which another engine has to make.
+    fn put(&self, pointer: u64, bytes: &[u8]) -> Result<(), KernelError> {
+        let carried = Carried::of(bytes).expect("callers have no more, and whole words");
+        let count = (bytes.len() / 4) as i32;
+        launch!(self, "put", Spread::new(1, 256), pointer, carried, count)
     }
 
     /// Device bytes from `pointer` on, once all work queued before is done.
@@ -350,9 +358,4 @@ pub(super) fn typed(name: &str, dtype: DType) -> String {
 /// Bytes of shared memory for so many numbers of four bytes, which kernels read up to eight at a time.
 pub(super) fn padded(numbers: usize) -> usize {
     4 * numbers.next_multiple_of(8)
-}
-
-/// Bytes of an element.
-pub(super) fn width(dtype: DType) -> usize {
-    if dtype == DType::F32 { 4 } else { 2 }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::device::{Device, Spread, launch, typed, width};
-use super::tensor::{Strides, Tensor, View};
+use super::device::layout::Strides;
+use super::device::{Device, Spread, launch, typed};
+use super::tensor::{Tensor, View};
 use crate::{DType, Heads, KernelError, Rotary};
 
 /// What `split_rotate` is given, as the kernel declares it.
@@ -88,7 +89,7 @@ impl PositionsShelf {
 
 /// Whether rows of `columns` elements at `tensors` can be read sixteen bytes at a time.
 fn wide(columns: usize, tensors: &[&Tensor]) -> bool {
-    tensors.iter().all(|x| (columns * width(x.dtype)).is_multiple_of(16) && x.pointer().is_multiple_of(16))
+    tensors.iter().all(|x| (columns * x.dtype.size()).is_multiple_of(16) && x.pointer().is_multiple_of(16))
 }
 
 impl Device {
@@ -117,7 +118,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Root-mean-square norm of each row of `x (t, e)`, times `weight (e)`. A `residual (t, e)` is added to `x`, in place, first.
+    /// Root-mean-square norm of each row of `x (.., e)`, times `weight (e)`. A `residual` of its shape is added to `x`, in place, first.
     pub fn rms_norm(
         &self,
         x: &Tensor,
@@ -125,14 +126,15 @@ impl Device {
         weight: &Tensor,
         eps: f32,
     ) -> Result<Tensor, KernelError> {
-        let (rows, e) = x.matrix("rms_norm")?;
+        let e = x.shape.last().copied().unwrap_or(0);
+        let rows = x.elements() / e.max(1);
         if weight.shape != [e] || residual.is_some_and(|residual| residual.shape != x.shape) {
             return Err(KernelError::shape("rms_norm", format!("weight ({e}), residual like x"), &[&weight.shape]));
         }
         if weight.dtype != x.dtype || residual.is_some_and(|residual| residual.dtype != x.dtype) {
             return Err(KernelError::DType { operation: "rms_norm", got: weight.dtype });
         }
-        let out = self.empty(&x.shape, x.dtype)?;
+        let out = Tensor { rows_first: x.rows_first, ..self.empty(&x.shape, x.dtype)? };
         let mut operands = vec![x, weight, &out];
         operands.extend(residual);
         let name = if wide(e, &operands) { "rms_norm_wide" } else { "rms_norm" };
@@ -151,7 +153,7 @@ impl Device {
         let f = both / 2;
         let out = self.empty(&[rows, f], gate_up.dtype)?;
         let wide = wide(f, &[gate_up, &out]);
-        let (name, step) = if wide { ("gated_silu_wide", 16 / width(out.dtype)) } else { ("gated_silu", 1) };
+        let (name, step) = if wide { ("gated_silu_wide", 16 / out.dtype.size()) } else { ("gated_silu", 1) };
         let (from, to, count, columns) = (gate_up.pointer(), out.pointer(), (rows * f) as i64, f as i32);
         launch!(self, &typed(name, out.dtype), Spread::over(rows * f / step), from, to, count, columns)?;
         Ok(out)
@@ -213,7 +215,7 @@ impl Device {
             dim: heads.dim as i32,
             factor: positions.factor,
         };
-        let step = 4 * width(qkv.dtype) as u64;
+        let step = 4 * qkv.dtype.size() as u64;
         let aligned = [rotation.qkv, rotation.q, rotation.k, rotation.v].iter().all(|at| at.is_multiple_of(step));
         let name = if heads.dim.is_multiple_of(8) && aligned { "split_rotate_wide" } else { "split_rotate" };
         let spread = Spread { blocks: (t, 1), threads: 256, shared: 4 * heads.dim };
@@ -247,9 +249,9 @@ impl Device {
         }
         let (count, by_rows) = (from.heads * from.rows * from.dim, Strides::by_rows(from.heads, from.dim));
         if from.at == by_rows && to.at == by_rows {
-            return self.copy_2d((from.pointer, 0), (to.pointer, 0), count * width(from.dtype), 1);
+            return self.copy_2d((from.pointer, 0), (to.pointer, 0), count * from.dtype.size(), 1);
         }
-        let step = 16 / width(from.dtype);
+        let step = 16 / from.dtype.size();
         let wide = [from, to].iter().all(|view| {
             let strides = [view.at.head, view.at.row, view.dim as i64];
             view.pointer.is_multiple_of(16) && strides.iter().all(|stride| *stride % step as i64 == 0)

@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::attention::Map;
-use super::device::{Buffer, Device, Written, width};
-use super::tensor::{Strides, Tensor, View};
+use super::device::layout::{Map, Strides};
+use super::device::{Buffer, Device, Written};
+use super::tensor::{Tensor, View};
 use crate::{DType, KernelError};
 
 /// Tokens up to which a kernel appends, which follows others sooner than a copy does.
@@ -32,7 +32,7 @@ impl Kv {
     /// # Errors
     /// [`KernelError::DeviceMemory`] where there is no room.
     pub fn new(device: &Device, heads: usize, dim: usize, dtype: DType, capacity: usize) -> Result<Self, KernelError> {
-        let bytes = capacity * heads * dim * width(dtype);
+        let bytes = capacity * heads * dim * dtype.size();
         let buffers = [Arc::new(device.alloc(bytes)?), Arc::new(device.alloc(bytes)?)];
         let (written, maps) = (device.queue().written(), Default::default());
         Ok(Self { buffers, heads, dim, dtype, len: 0, capacity, written, maps })
@@ -79,7 +79,7 @@ impl Kv {
     }
 
     fn row(&self) -> usize {
-        self.heads * self.dim * width(self.dtype)
+        self.heads * self.dim * self.dtype.size()
     }
 
     /// Keys, then values, of tokens `start..end`.

@@ -4,6 +4,7 @@
 mod eight;
 mod few;
 mod plans;
+mod product;
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -11,7 +12,8 @@ use std::sync::Mutex;
 use eight::Eight;
 pub(super) use few::ROWS as FEW_ROWS;
 pub use plans::Choice;
-use plans::{Key, Operands, Plans};
+use plans::Plans;
+use product::{Key, Operands};
 
 use super::device::{Device, Spread, device_error, launch, typed};
 use super::tensor::Tensor;

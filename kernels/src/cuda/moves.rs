@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::device::{Device, Spread, launch, typed, width};
+use super::device::{Device, Spread, launch, typed};
 use super::tensor::{Tensor, View};
-use crate::packed::check_lists;
+use crate::backend::check_lists;
 use crate::{DType, KernelError, Partial};
 
 /// As the kernel declares it.
@@ -56,37 +56,13 @@ impl Run {
     }
 }
 
-/// Bytes that go to the device as an argument of a kernel.
-pub(super) const CARRIED: usize = 3968;
-
 /// Rows that there is room for behind a tensor that was extended: those of a block, behind the summaries before it.
 const SPARE_ROWS: usize = 8192;
-
-/// Words that go as an argument, as the kernels declare them.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Carried([u32; CARRIED / 4]);
-
-impl Carried {
-    /// These bytes, whole words, where there is room for them.
-    pub fn of(bytes: &[u8]) -> Option<Self> {
-        let mut carried = Self([0; CARRIED / 4]);
-        carried.0.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(to, from)| *to = u32::from_ne_bytes(*from));
-        (bytes.len() <= CARRIED && bytes.len().is_multiple_of(4)).then_some(carried)
-    }
-}
 
 /// A bf16 partial whose rows lie anywhere: output, log-sum-exp `(heads, rows of more)` f32, and which of its rows is the first.
 pub type Placed<'a> = (View<'a>, &'a Tensor, usize);
 
 impl Device {
-    /// Up to [`CARRIED`] bytes, whole words, to `pointer`: sooner there than by a copy, which another engine has to make.
-    pub(super) fn put(&self, pointer: u64, bytes: &[u8]) -> Result<(), KernelError> {
-        let carried = Carried::of(bytes).expect("callers have no more, and whole words");
-        let count = (bytes.len() / 4) as i32;
-        launch!(self, "put", Spread::new(1, 256), pointer, carried, count)
-    }
-
     /// Waits, and says whether the first `bytes` of two tensors, whole words, are the same.
     pub(super) fn equal(&self, a: &Tensor, b: &Tensor, bytes: usize) -> Result<bool, KernelError> {
         let differ = self.words(&[0])?;
@@ -196,7 +172,7 @@ impl Device {
         let (x, mut shape) = (&self.by_heads(x)?, x.shape.clone());
         shape[axis] = end - start;
         let out = self.empty(&shape, x.dtype)?;
-        let run = x.shape[axis + 1..].iter().product::<usize>() * width(x.dtype);
+        let run = x.shape[axis + 1..].iter().product::<usize>() * x.dtype.size();
         let (pitch, bytes) = (x.shape[axis] * run, (end - start) * run);
         let outer = x.shape[..axis].iter().product();
         self.copy_2d((x.pointer() + (start * run) as u64, pitch), (out.pointer(), bytes), bytes, outer)?;
@@ -235,7 +211,7 @@ impl Device {
         let out = self.empty(&[rows, parts[0].shape[1]], dtype)?;
         let (mut runs, mut to) = (Vec::with_capacity(parts.len()), out.pointer());
         for part in parts.iter().filter(|part| part.elements() > 0) {
-            let bytes = part.elements() * width(dtype);
+            let bytes = part.elements() * dtype.size();
             let run = match part.dtype == dtype {
                 true => Run::of(part.pointer(), to, bytes),
                 false => Run::narrowed(part.pointer(), to, bytes),
@@ -275,7 +251,7 @@ impl Device {
                 Some(buffer) => buffer,
                 None => {
                     let bytes = x.bytes() + more.bytes();
-                    let buffer = self.alloc(bytes + SPARE_ROWS * row * width(x.dtype))?.shared(bytes);
+                    let buffer = self.alloc(bytes + SPARE_ROWS * row * x.dtype.size())?.shared(bytes);
                     copy(&x, buffer.pointer)?;
                     buffer
                 }
@@ -308,7 +284,7 @@ impl Device {
         let mut shape = first.shape.clone();
         shape[axis] = parts.iter().map(|part| part.shape[axis]).sum();
         let out = self.empty(&shape, first.dtype)?;
-        let run = shape[axis + 1..].iter().product::<usize>() * width(first.dtype);
+        let run = shape[axis + 1..].iter().product::<usize>() * first.dtype.size();
         let (outer, pitch) = (shape[..axis].iter().product(), shape[axis] * run);
         let mut to = out.pointer();
         for part in parts {

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
 
-use super::attention::Map;
-use super::device::{Buffer, Device, Written, width};
+use super::device::layout::{Map, Strides};
+use super::device::{Buffer, Device, Written};
 use crate::{DType, HostTensor, KernelError, RawBytes};
 
 /// A tensor in device memory, row-major but for what `rows_first` says; clones share it.
@@ -46,21 +46,6 @@ impl RawBytes for Staged<'_> {
     fn read(&self, start: usize, to: &mut [u8]) -> Result<(), KernelError> {
         assert!(start + to.len() <= self.bytes, "{} bytes from {start} on, of {}", to.len(), self.bytes);
         self.device.download_bytes(self.buffer.pointer + start as u64, to)
-    }
-}
-
-/// Where heads and rows of a `(heads, rows, dim)` tensor lie, in elements. As the kernels declare it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Strides {
-    pub head: i64,
-    pub row: i64,
-}
-
-impl Strides {
-    /// Of `(rows, heads, dim)`.
-    pub fn by_rows(heads: usize, dim: usize) -> Self {
-        Self { head: dim as i64, row: (heads * dim) as i64 }
     }
 }
 
@@ -103,7 +88,7 @@ impl<'a> View<'a> {
     /// Some heads.
     pub(super) fn of_heads(self, heads: Range<usize>) -> Self {
         debug_assert!(heads.start <= heads.end && heads.end <= self.heads, "heads {heads:?} of {}", self.heads);
-        let pointer = self.pointer + (heads.start as i64 * self.at.head) as u64 * width(self.dtype) as u64;
+        let pointer = self.pointer + (heads.start as i64 * self.at.head) as u64 * self.dtype.size() as u64;
         Self { pointer, heads: heads.len(), map: None, ..self }
     }
 
@@ -113,7 +98,7 @@ impl<'a> View<'a> {
     /// When there are no such rows.
     pub fn part(self, start: usize, end: usize) -> Self {
         assert!(start <= end && end <= self.rows, "rows {start}..{end} of {}", self.rows);
-        let pointer = self.pointer + (start as i64 * self.at.row) as u64 * width(self.dtype) as u64;
+        let pointer = self.pointer + (start as i64 * self.at.row) as u64 * self.dtype.size() as u64;
         Self { pointer, rows: end - start, map: self.map.filter(|_| end - start == self.rows), ..self }
     }
 }
@@ -138,7 +123,7 @@ impl Tensor {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.elements() * width(self.dtype)
+        self.elements() * self.dtype.size()
     }
 
     pub(super) fn matrix(&self, operation: &'static str) -> Result<(usize, usize), KernelError> {
@@ -190,14 +175,14 @@ impl Tensor {
         if start > end || end > rows {
             return Err(KernelError::shape("rows", format!("a range within {rows} rows"), &[&[start, end]]));
         }
-        let offset = self.offset + start * columns * width(self.dtype);
+        let offset = self.offset + start * columns * self.dtype.size();
         Ok(Self { shape: vec![end - start, columns], offset, ..self.clone() })
     }
 
     /// Rows `start..end` of every head, shared, of a tensor that lies by rows.
     pub(super) fn part(&self, start: usize, end: usize) -> Self {
         let (heads, dim) = (self.shape[0], self.shape[2]);
-        let offset = self.offset + start * heads * dim * width(self.dtype);
+        let offset = self.offset + start * heads * dim * self.dtype.size();
         Self { shape: vec![heads, end - start, dim], offset, ..self.clone() }
     }
 
@@ -211,7 +196,7 @@ impl Tensor {
 impl Device {
     /// A tensor whose elements are not set.
     pub fn empty(&self, shape: &[usize], dtype: DType) -> Result<Tensor, KernelError> {
-        let bytes = shape.iter().product::<usize>() * width(dtype);
+        let bytes = shape.iter().product::<usize>() * dtype.size();
         Ok(Tensor { shape: shape.to_vec(), dtype, buffer: Arc::new(self.alloc(bytes)?), offset: 0, rows_first: false })
     }
 
@@ -265,7 +250,7 @@ impl Device {
         let tensor = self.empty(shape, dtype)?;
         let (mut at, mut converted) = (tensor.pointer(), Vec::new());
         for part in parts {
-            let expected = part.shape.iter().product::<usize>() * width(part.dtype);
+            let expected = part.shape.iter().product::<usize>() * part.dtype.size();
             if part.bytes.len() != expected {
                 let expected = format!("{expected} bytes for {:?} of {:?}", part.shape, part.dtype);
                 return Err(KernelError::Shape { operation, expected, got: format!("{} bytes", part.bytes.len()) });
@@ -286,7 +271,7 @@ impl Device {
 
     /// Copies the elements of all, in `dtype`, as they travel, to where they can be read from.
     pub(super) fn raw(&self, tensors: &[Tensor], dtype: DType) -> Result<Staged<'_>, KernelError> {
-        let bytes: usize = tensors.iter().map(|x| x.elements() * width(dtype)).sum();
+        let bytes: usize = tensors.iter().map(|x| x.elements() * dtype.size()).sum();
         let (buffer, mut at) = (Arc::new(self.alloc(bytes)?), 0);
         let mut held = Vec::with_capacity(tensors.len());
         for x in tensors.iter().filter(|x| x.elements() > 0) {
@@ -305,7 +290,7 @@ impl Device {
     /// Elements in `dtype`, as they travelled.
     pub(super) fn upload_raw(&self, shape: &[usize], pieces: &[&[u8]], dtype: DType) -> Result<Tensor, KernelError> {
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
-        if Some(bytes) != shape.iter().try_fold(width(dtype), |all, size| all.checked_mul(*size)) {
+        if Some(bytes) != shape.iter().try_fold(dtype.size(), |all, size| all.checked_mul(*size)) {
             return Err(KernelError::shape("upload", format!("{bytes} bytes of {dtype:?}"), &[shape]));
         }
         let (buffer, mut at) = (Arc::new(self.alloc(bytes)?), 0);

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use asterism_kernels::prelude::*;
 use asterism_kernels::reference::{self, AttentionShape};
-use asterism_kernels::{Ask, Backend, Cpu, DType, Heads, Mask, Merging, merging, packed};
+use asterism_kernels::{Ask, Cpu, DType, Heads, Mask, Merging, batch, packed};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -45,7 +46,7 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     let rows: usize = jobs.iter().map(|(rows, _)| rows).sum();
     let first = draw(&[query, rows, dim], 1);
     let q = backend.row_major(&first).unwrap();
-    let same = packed::row_major(backend, &first).unwrap();
+    let same = asterism_kernels::heads::row_major(backend, &first).unwrap();
     prop_assert_eq!(bits(&backend.download(&q).unwrap()), bits(&backend.download(&same).unwrap()));
     let shards: Vec<B::Kv> = jobs
         .iter()
@@ -66,7 +67,7 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     }
     let (mut many, mut each) = (vec![7.0], vec![7.0]);
     backend.attend_many(*heads, &q, &asks, &mut many).unwrap();
-    packed::attend_each(backend, *heads, &q, &asks, &mut each).unwrap();
+    batch::attend_each(backend, *heads, &q, &asks, &mut each).unwrap();
     prop_assert_eq!(bits(&many), bits(&each));
     let (mut parts, mut rest) = (Vec::new(), &many[1..]);
     for (rows, shards) in jobs {
@@ -80,15 +81,15 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     }
     let on_host = |x: &B::Tensor| (backend.shape(x), backend.download(x).unwrap());
     let together = on_host(&backend.merge_packed(*heads, &parts).unwrap());
-    let apart = on_host(&packed::merge_each(backend, *heads, &parts).unwrap());
-    let host = on_host(&packed::merge_on_host(backend, *heads, &parts).unwrap());
+    let apart = on_host(&batch::merge_each(backend, *heads, &parts).unwrap());
+    let host = on_host(&batch::merge_on_host(backend, *heads, &parts).unwrap());
     prop_assert_eq!(&together.0, &apart.0);
     prop_assert_eq!(&together.0, &host.0);
     assert_close(backend.dtype(), &together.1, &apart.1)?;
     assert_close(backend.dtype(), &host.1, &apart.1)?;
     let (mut together, mut apart, mut host) = (vec![5.0], vec![5.0], vec![5.0]);
     backend.merge_rows(*heads, &parts, &mut together).unwrap();
-    packed::merge_each_row(backend, *heads, &parts, &mut apart).unwrap();
+    batch::merge_each_row(backend, *heads, &parts, &mut apart).unwrap();
     packed::merge_rows_on_host(*heads, &parts, &mut host).unwrap();
     assert_close(DType::F32, &together, &apart)?;
     assert_close(DType::F32, &host, &apart)?;
@@ -106,7 +107,7 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     let tops = level.iter().enumerate().map(|(job, shards)| vec![asks.len() + job, shards[0]]).collect();
     let tree = Merging { levels: vec![level], tops };
     let here = on_host(&backend.attend_tree(*heads, &q, (&asks, &[]), &tree).unwrap());
-    let host = on_host(&merging::attend_tree(backend, *heads, &q, (&asks, &[]), &tree).unwrap());
+    let host = on_host(&batch::attend_tree(backend, *heads, &q, (&asks, &[]), &tree).unwrap());
     prop_assert_eq!(here.0, host.0);
     prop_assert_eq!(bits(&here.1), bits(&host.1), "merged where it is attended");
     let kept = backend.attend_rows(*heads, &q, (&asks, &groups)).unwrap();
@@ -135,10 +136,10 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
 fn merges_have_the_bits_of_merge(backend: &Cpu, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<(), TestCaseError> {
     let of = |x| bits(&backend.download(&x).unwrap());
     let together = of(backend.merge_packed(heads, parts).unwrap());
-    prop_assert_eq!(together, of(packed::merge_each(backend, heads, parts).unwrap()));
+    prop_assert_eq!(together, of(batch::merge_each(backend, heads, parts).unwrap()));
     let (mut together, mut apart) = (Vec::new(), Vec::new());
     backend.merge_rows(heads, parts, &mut together).unwrap();
-    packed::merge_each_row(backend, heads, parts, &mut apart).unwrap();
+    batch::merge_each_row(backend, heads, parts, &mut apart).unwrap();
     prop_assert_eq!(bits(&together), bits(&apart));
     Ok(())
 }
@@ -171,7 +172,7 @@ fn holes_hide_keys<B: Backend>(
     let ask = || Ask { kv: &whole, rows: 0..rows, mask: Mask::None, holes };
     let (mut many, mut each, mut twice) = Default::default();
     backend.attend_many(heads, &x, &[ask()], &mut many).unwrap();
-    packed::attend_each(backend, heads, &x, &[ask()], &mut each).unwrap();
+    batch::attend_each(backend, heads, &x, &[ask()], &mut each).unwrap();
     backend.attend_merged(heads, &x, (&[ask(), ask()], &[2]), &mut twice).unwrap();
     assert_close(backend.dtype(), &many, &expected)?;
     assert_close(backend.dtype(), &each, &expected)?;

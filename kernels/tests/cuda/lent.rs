@@ -1,6 +1,7 @@
 //! What GPUs lend each other arrives as it was lent.
 
-use asterism_kernels::{Backend, Cuda, CudaOptions, DType};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cuda, CudaOptions, DType};
 
 use super::{draw, gpu};
 

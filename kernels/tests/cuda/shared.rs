@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use asterism_kernels::cuda::{Kv, Linear, Tensor};
-use asterism_kernels::{AllGather, Backend, Cuda, CudaOptions, DType, Heads, KernelError, Mask, Rotary};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{AllGather, Cuda, CudaOptions, DType, Heads, KernelError, Mask, Rotary};
 
 use super::{draw, gpu};
 

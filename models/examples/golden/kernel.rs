@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use asterism_kernels::{Backend, DType, Heads, HostTensor, Mask, Partial, Rotary, StripeRule, top_k};
+use asterism_kernels::{Backend, DType, Heads, HostTensor, Mask, Partial, Rotary, Selector, StripeRule, top_k};
 use asterism_models::{ModelConfig, RetainingHeads, Tokenizer, max_pool};
 use asterism_plan::{BudgetSpread, SummaryBudget, SummaryRule, TieBreak, split_blocks, summarize};
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ pub fn anchor_attention<B: Backend>(backend: &B, case: &Case, folder: &Path) -> 
         block_kv: case.parameter("block_kv")?,
     };
     let rows = backend.kv_len(&kv);
-    let (partial, keys) = backend.stripe_attention(&q, &kv, rule)?;
+    let (partial, keys) = backend.attention_by(&q, &kv, Selector::Stripes(rule))?;
     let keys = keys.lists()?;
     let group = |head| (0..keys.groups()).map(move |group| (head, group));
     let stripes: Vec<Vec<Vec<u32>>> = (0..keys.heads())

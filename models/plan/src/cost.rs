@@ -1,119 +1,18 @@
 //! What a plan costs, host by host: work, memory and bytes. Counts, not seconds: a device's speed is not known here.
 
-use std::ops::Range;
+pub(crate) mod forecast;
+mod shape;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Exchange, Plan, PlanError, RopeLength, Shard, TokenSet, attention::causal_pairs};
+use crate::{Exchange, Plan, PlanError, Shard, TokenSet, attention::causal_pairs};
+pub use shape::{HeadShare, ModelShape};
 
 /// Bytes of an element of a partial on the wire: outputs and log-sum-exps travel in f32.
 const F32_BYTES: u64 = 4;
 /// Bytes of a token's id on the wire, and of a span of tokens.
 const ID_BYTES: u64 = 4;
 const SPAN_BYTES: u64 = 12;
-
-/// The sizes of a decoder that its cost depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModelShape {
-    /// Decoder layers.
-    pub layers: usize,
-    /// Query heads.
-    pub query_heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// Elements of the residual stream.
-    pub hidden: usize,
-    /// Elements inside the gated MLP.
-    pub intermediate: usize,
-    /// Tokens of the vocabulary.
-    pub vocab: usize,
-    /// Bytes of an element of a cached key or value, and of a query, key or value on the wire.
-    pub kv_bytes_per_element: usize,
-    /// How its rotary frequencies depend on the length of the sequence.
-    #[serde(default, skip_serializing_if = "RopeLength::is_fixed")]
-    pub rope: RopeLength,
-}
-
-/// The heads that one host attends with when heads are split over hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeadShare {
-    /// Query heads.
-    pub query: Range<usize>,
-    /// The KV heads they read.
-    pub kv: Range<usize>,
-}
-
-impl ModelShape {
-    /// A shape for tests and examples: sizes of no real model.
-    pub const TINY: Self = Self {
-        layers: 4,
-        query_heads: 8,
-        kv_heads: 2,
-        head_dim: 16,
-        hidden: 128,
-        intermediate: 256,
-        vocab: 512,
-        kv_bytes_per_element: 4,
-        rope: RopeLength::Any,
-    };
-
-    /// Bytes of KV that one token keeps over all layers.
-    pub fn kv_bytes_per_token(&self) -> u64 {
-        (2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes_per_element) as u64
-    }
-
-    /// Floating-point operations of one token through the linear parts of all layers: projections and MLP.
-    pub fn linear_flops_per_token(&self) -> u64 {
-        let (query, kv) = (self.query_heads * self.head_dim, self.kv_heads * self.head_dim);
-        let weights = self.hidden * (query + 2 * kv) + query * self.hidden + 3 * self.hidden * self.intermediate;
-        (2 * self.layers * weights) as u64
-    }
-
-    /// Floating-point operations of one token's query, key and value projections in one layer.
-    pub fn projection_flops_per_token(&self) -> u64 {
-        (2 * self.hidden * (self.query_heads + 2 * self.kv_heads) * self.head_dim) as u64
-    }
-
-    /// Bytes of one token's queries in one layer.
-    pub fn layer_query_bytes(&self) -> u64 {
-        (self.query_heads * self.head_dim * self.kv_bytes_per_element) as u64
-    }
-
-    /// Consecutive query heads of each of `shares` hosts, and the KV heads they read, replicated when there are fewer.
-    pub fn head_shares(&self, shares: usize) -> Vec<HeadShare> {
-        let (each, group) = (self.query_heads / shares, self.query_heads / self.kv_heads);
-        let share = |share: usize| {
-            let query = share * each..(share + 1) * each;
-            HeadShare { kv: query.start / group..(query.end - 1) / group + 1, query }
-        };
-        (0..shares).map(share).collect()
-    }
-
-    /// Pairs that dense attention over `tokens` computes in phase 1, over all query heads and all layers but the last, whose
-    /// rows feed nothing.
-    pub fn computed_dense_pairs(&self, tokens: usize) -> u64 {
-        causal_pairs(tokens).saturating_mul((self.query_heads * (self.layers - 1)) as u64)
-    }
-
-    /// Floating-point operations of `tokens` through all layers with `pairs` (row, key) pairs a head.
-    pub fn flops(&self, tokens: usize, pairs: u64) -> u64 {
-        let pairs = pairs.saturating_mul((self.layers * self.query_heads) as u64);
-        let linear = self.linear_flops_per_token().saturating_mul(tokens as u64);
-        linear.saturating_add(pairs.saturating_mul(self.attention_flops_per_pair()))
-    }
-
-    /// Floating-point operations of one (query row, key) pair of one head: score and weighted value.
-    pub fn attention_flops_per_pair(&self) -> u64 {
-        4 * self.head_dim as u64
-    }
-
-    /// Floating-point operations that one token of phase 2 costs the query host, attention apart.
-    pub fn step_flops_per_token(&self) -> u64 {
-        self.linear_flops_per_token() + (2 * self.hidden * self.vocab) as u64
-    }
-}
 
 /// What one context host spends on a plan. The last layer's rows feed nothing: their attention, MLP and exchange are
 /// skipped, and not counted here.
@@ -243,30 +142,6 @@ fn given_tokens(plan: &Plan, shard: &Shard) -> usize {
     }
 }
 
-impl Plan {
-    /// Whether messages can carry it: what a shard passes another in a layer, and the spans that an order names.
-    ///
-    /// # Errors
-    /// [`PlanError::TooLarge`] with what cannot be carried.
-    pub fn check_sizes(&self, shape: &ModelShape, most: Carried) -> Result<(), PlanError> {
-        let refused = |what, unit, got, most| Err(PlanError::TooLarge { what, unit, got, most });
-        let passed = self.shards.iter().map(|shard| passed_bytes(self, shard, shape)).max().unwrap_or(0);
-        if passed > most.parcel_bytes {
-            return refused("what a shard passes others in a layer", "bytes", passed, most.parcel_bytes);
-        }
-        let spans = |shard: &Shard| shard.spans().count() as u64;
-        // Shards that pass each other something may all go to one host in one order.
-        let spans = match self.exchange {
-            Exchange::None => self.shards.iter().map(spans).max().unwrap_or(0),
-            _ => self.shards.iter().map(spans).sum(),
-        };
-        if spans > most.order_spans {
-            return refused("an order", "ranges of the context", spans, most.order_spans);
-        }
-        Ok(())
-    }
-}
-
 /// What messages can carry.
 #[derive(Clone, Copy, Debug)]
 pub struct Carried {
@@ -274,6 +149,30 @@ pub struct Carried {
     pub parcel_bytes: u64,
     /// Spans of an order.
     pub order_spans: u64,
+}
+
+impl Carried {
+    /// Whether messages can carry a plan: what a shard passes another in a layer, and the spans that an order names.
+    ///
+    /// # Errors
+    /// [`PlanError::TooLarge`] with what cannot be carried.
+    pub fn check(&self, plan: &Plan, shape: &ModelShape) -> Result<(), PlanError> {
+        let refused = |what, unit, got, most| Err(PlanError::TooLarge { what, unit, got, most });
+        let passed = plan.shards.iter().map(|shard| passed_bytes(plan, shard, shape)).max().unwrap_or(0);
+        if passed > self.parcel_bytes {
+            return refused("what a shard passes others in a layer", "bytes", passed, self.parcel_bytes);
+        }
+        let spans = |shard: &Shard| shard.spans().count() as u64;
+        // Shards that pass each other something may all go to one host in one order.
+        let spans = match plan.exchange {
+            Exchange::None => plan.shards.iter().map(spans).max().unwrap_or(0),
+            _ => plan.shards.iter().map(spans).sum(),
+        };
+        if spans > self.order_spans {
+            return refused("an order", "ranges of the context", spans, self.order_spans);
+        }
+        Ok(())
+    }
 }
 
 /// Bytes of the largest parcel of a shard in one layer.
@@ -342,7 +241,7 @@ fn lent_bytes(plan: &Plan, host: usize, shape: &ModelShape) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Method, MethodConfig, PlanRequest};
+    use crate::{Method, MethodConfig, PlanRequest, RopeLength};
 
     const LLAMA_8B: ModelShape = ModelShape {
         layers: 32,
@@ -431,7 +330,7 @@ mod tests {
             let request =
                 PlanRequest { context: &context, query: &[], hosts: 2, one_machine: true, shape, speeds: None };
             let method: MethodConfig = serde_json::from_str(method).unwrap();
-            let checked = method.plan(&request).unwrap().check_sizes(shape, most);
+            let checked = most.check(&method.plan(&request).unwrap(), shape);
             checked.err().map(|error| format!("{}: {error}", error.code()))
         };
         let most = Carried { parcel_bytes: 256 << 20, order_spans: 1000 };

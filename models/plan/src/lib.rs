@@ -5,15 +5,11 @@
 pub mod attention;
 mod blocks;
 mod cost;
-mod digest;
-mod draw;
 mod error;
-mod exchange;
-mod forecast;
-mod merge;
+mod method;
 pub mod methods;
 mod plan;
-mod refresh;
+mod request;
 mod rope;
 mod size;
 mod span;
@@ -21,15 +17,17 @@ mod summary;
 
 pub use attention::LocalAttention;
 pub use blocks::{balanced_blocks, host_of_blocks, split_blocks};
+pub use cost::forecast::{Calibration, Conditions, Forecast, StepSeconds};
 pub use cost::{Carried, Cost, HeadShare, HostCost, ModelShape};
-pub use digest::InputDigest;
 pub use error::PlanError;
-pub use exchange::{Exchange, Passing, PassingScore};
-pub use forecast::{Calibration, Conditions, Forecast, StepSeconds};
-pub use merge::{FAN_IN, MergeNode, MergeTree};
-pub use methods::{Alternative, Method, MethodConfig};
-pub use plan::{Choice, ContextView, KeptShard, Plan, PlanRequest, Shard};
-pub use refresh::{HiddenKeys, Refresh, RefreshRule};
+pub use method::{Method, bare_shards, one_shard};
+pub use methods::{Alternative, MethodConfig};
+pub use plan::refresh::{HiddenKeys, Refresh};
+pub use plan::{
+    Choice, ContextView, Exchange, FAN_IN, InputDigest, KeptShard, MergeNode, MergeTree, Passing, PassingScore, Plan,
+    RefreshRule, Shard,
+};
+pub use request::PlanRequest;
 pub use rope::RopeLength;
 pub use span::{Input, KnownIds, Span, TokenIds, TokenSet};
 pub use summary::{

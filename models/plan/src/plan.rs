@@ -3,30 +3,22 @@
 // The archived twins that rkyv derives carry no docs of their own.
 #![allow(missing_docs)]
 
+mod digest;
+mod exchange;
+mod merge;
+pub(crate) mod refresh;
+mod refresh_rule;
+mod shard;
+
 use rkyv::Archive;
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Calibration, Exchange, FAN_IN, Input, LocalAttention, ModelShape, PlanError, RefreshRule, RopeLength, Span,
-    TokenIds, attention::Streaming, span::rows,
-};
-
-/// What a method plans for. Token ids only: methods that need scores computed at run time put the rule in the plan.
-#[derive(Clone, Copy, Debug)]
-pub struct PlanRequest<'a> {
-    /// Context token ids, BOS included.
-    pub context: &'a [u32],
-    /// Query token ids; empty when the query is not known yet (a session).
-    pub query: &'a [u32],
-    /// Context hosts to deal shards to, at least 1.
-    pub hosts: usize,
-    /// Whether all context hosts share a machine, so that passing keys and values within a layer is cheap.
-    pub one_machine: bool,
-    /// The model that will run it.
-    pub shape: &'a ModelShape,
-    /// How fast the hosts are, where that was measured.
-    pub speeds: Option<&'a Calibration>,
-}
+use crate::{PlanError, attention::Streaming};
+pub use digest::InputDigest;
+pub use exchange::{Exchange, Passing, PassingScore};
+pub use merge::{FAN_IN, KeptShard, MergeNode, MergeTree};
+pub use refresh_rule::RefreshRule;
+pub use shard::Shard;
 
 /// Phase 1 and phase 2 of one job as a value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -92,40 +84,6 @@ pub enum ContextView {
     All,
     /// The streaming mask of phase 1 goes on. One shard only.
     Streaming(Streaming),
-}
-
-/// What phase 2 finds of a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Archive, rkyv::Serialize, rkyv::Deserialize)]
-pub struct KeptShard {
-    /// Its keys.
-    pub keys: u64,
-    /// The shards of a group are merged first, then the groups, as [`MergeTree`](crate::MergeTree) says. So a host answers with
-    /// one partial a group that it has all shards of, and bits are the plan's whoever merges.
-    pub group: u32,
-}
-
-/// One phase-1 forward pass.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Archive, rkyv::Serialize, rkyv::Deserialize)]
-pub struct Shard {
-    /// Index of the block in the context; also the shard's place in the merge.
-    pub block: usize,
-    /// Logical context host, `0..plan.hosts`.
-    pub host: usize,
-    /// What stands before the block: an anchor, or sink and summaries.
-    pub prefix: Vec<Span>,
-    /// The block.
-    pub own: Span,
-    /// Whether the prefix keeps its KV too; the block always does.
-    pub keeps_prefix: bool,
-    /// Rows at the beginning that other shards of a shared prefix compute in passes of their own: their attention is computed
-    /// apart from the others' here too, where a row's bits depend on how many are computed with it.
-    #[serde(default, skip_serializing_if = "is_none")]
-    pub apart_rows: usize,
-    /// Which keys a row of this pass sees.
-    pub attention: LocalAttention,
-    /// The length of the sequence that its rotary embedding is of, as [`RopeLength::stands_for`] says.
-    #[serde(default, skip_serializing_if = "RopeLength::is_any")]
-    pub rope_length: u32,
 }
 
 impl Plan {
@@ -217,71 +175,13 @@ impl Plan {
     }
 }
 
-fn is_none(rows: &usize) -> bool {
-    *rows == 0
-}
-
-impl Shard {
-    /// What its pass reads: the prefix, then the block.
-    pub fn spans(&self) -> impl Iterator<Item = Span> {
-        self.prefix.iter().copied().chain([self.own])
-    }
-
-    /// Ids and positions of what its pass reads, given those of the context.
-    ///
-    /// # Errors
-    /// The first span of which ids are not known.
-    pub fn input(&self, known: &(impl TokenIds + ?Sized)) -> Result<Input, Span> {
-        Input::of(self.spans(), known)
-    }
-
-    /// Rows of its pass.
-    pub fn rows(&self) -> usize {
-        self.prefix_rows() + self.block_tokens()
-    }
-
-    /// Leading rows that are prefix; the others are the block.
-    pub fn prefix_rows(&self) -> usize {
-        rows(&self.prefix)
-    }
-
-    /// Tokens of the block.
-    pub fn block_tokens(&self) -> usize {
-        self.own.tokens as usize
-    }
-
-    /// The first row that keeps its KV; all later ones do.
-    pub fn keep_from(&self) -> usize {
-        if self.keeps_prefix { 0 } else { self.prefix_rows() }
-    }
-
-    /// Tokens whose KV is kept.
-    pub fn kept_tokens(&self) -> usize {
-        self.block_tokens() + if self.keeps_prefix { self.prefix_rows() } else { 0 }
-    }
-
-    fn check(&self, block: usize, hosts: usize) -> Result<(), PlanError> {
-        let broken = |what, expected, got| Err(PlanError::Broken { what, block, expected, got });
-        if self.block != block {
-            return broken("block number", block, self.block);
-        }
-        if self.host >= hosts {
-            return broken("host number", hosts.saturating_sub(1), self.host);
-        }
-        if self.spans().any(|span| span.tokens == 0) {
-            return broken("number of tokens of a span", 1, 0);
-        }
-        self.attention.check()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
-    use crate::{Method, MethodConfig};
+    use crate::{Method, MethodConfig, ModelShape, PlanRequest};
 
     proptest! {
         /// A shard encoded alone is the one of the plan that shares nothing.

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Speaker, TemplateDate, TemplateRefusal, Turn, Written};
+use super::date::TemplateDate;
+use super::refusal::TemplateRefusal;
+use super::turn::{Speaker, Turn};
+use crate::Written;
 
 /// What a rendering depends on beside the conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,7 +11,9 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 
 use super::marks::{Compared, Marks, Names, Places};
-use super::{Ending, Render, RenderOptions, Rendered, Speaker, TemplateRefusal, Turn};
+use super::refusal::TemplateRefusal;
+use super::render::{Ending, Render, RenderOptions, Rendered};
+use super::turn::{Speaker, Turn};
 use engine::Engine;
 
 /// A chat template as the checkpoint has it, with what it may name.
@@ -53,7 +55,7 @@ impl Render for TemplateSource {
     fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
         let names = self.found.get_or_init(|| Names::new(&self.names).map_err(|error| error.to_string()));
         let names = names.as_ref().map_err(|error| TemplateRefusal::Unfit(error.clone()))?;
-        let engine = Engine::new(self, options)?;
+        let engine = Engine::new(&self.text, &self.variables, options)?;
         let (texts, continued) = self.texts(turns, options)?;
         let plain = engine.write(&messages(turns, &texts))?;
         let length = match continued {

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::digest::{DigestId, Hash};
+use super::digest::{DigestId, Hash};
 
 /// Tensor name to hash.
 pub(super) type Hashes = BTreeMap<String, Hash>;

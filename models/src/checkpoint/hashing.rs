@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::Checkpoint;
+use super::digest::{FrontDigest, ModelDigest, WeightsDigest, configuration};
 use super::hash_cache::{HashCache, Hashes};
 use super::weights::WeightFile;
 use crate::ModelError;
-use crate::digest::{FrontDigest, ModelDigest, WeightsDigest, configuration};
 
 /// Weights of fewer bytes are hashed each time: that takes a moment, and leaves no file behind.
 const CACHED_FROM: usize = 64 << 20;

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use serde_json::json;
 
 use super::weights::{Entry, WeightFile};
-use crate::{ModelConfig, ModelError};
+use crate::{ModelConfig, ModelError, family::LinearSpec};
 
 /// The shape of a model that many have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,31 +124,23 @@ fn draw(ones: usize, elements: usize) -> Vec<u8> {
 
 /// Names and shapes of what a decoder loads.
 pub(super) fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-    let &ModelConfig { hidden, intermediate, vocab, heads, biases, .. } = config;
-    let (query, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
-    let mut all =
-        vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden]), ("model.norm.weight".into(), vec![hidden])];
+    let &ModelConfig { hidden, vocab, heads, ref layer, .. } = config;
+    let names = layer.names;
+    let weight = |name: &str| format!("{name}.weight");
+    let mut all = vec![(weight(names.table), vec![vocab, hidden]), (weight(names.norm), vec![hidden])];
     if !config.tied {
-        all.push(("lm_head.weight".into(), vec![vocab, hidden]));
+        all.push((weight(names.head), vec![vocab, hidden]));
     }
-    let linears = [
-        ("self_attn.q_proj", query, hidden, biases.qkv),
-        ("self_attn.k_proj", kv, hidden, biases.qkv),
-        ("self_attn.v_proj", kv, hidden, biases.qkv),
-        ("self_attn.o_proj", hidden, query, biases.output),
-        ("mlp.gate_proj", intermediate, hidden, biases.mlp),
-        ("mlp.up_proj", intermediate, hidden, biases.mlp),
-        ("mlp.down_proj", hidden, intermediate, biases.mlp),
-    ];
-    for layer in 0..config.layers {
-        let name = |name: &str, kind: &str| format!("model.layers.{layer}.{name}.{kind}");
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            all.push((name(norm, "weight"), vec![hidden]));
-        }
-        for (linear, n, k, biased) in linears {
-            all.push((name(linear, "weight"), vec![n, k]));
-            if biased {
-                all.push((name(linear, "bias"), vec![n]));
+    for at in 0..config.layers {
+        let norms = layer.norms(hidden).into_iter().chain(layer.norms_of_heads(heads).into_iter().flatten());
+        all.extend(norms.map(|(name, width)| (weight(&layer.name(at, name)), vec![width])));
+        for LinearSpec { parts, inputs, biased } in layer.linears(hidden, heads) {
+            for (name, outputs) in parts {
+                let name = layer.name(at, name);
+                all.push((weight(&name), vec![outputs, inputs]));
+                if biased {
+                    all.push((format!("{name}.bias"), vec![outputs]));
+                }
             }
         }
     }

@@ -16,10 +16,10 @@ use safetensors::tensor::{Dtype, SafeTensorError};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::digest::Hash;
 use super::hash_cache::Stamp;
 use super::sniffed;
 use crate::ModelError;
-use crate::digest::Hash;
 
 pub(super) enum WeightFile {
     /// With the open file, which stays the one that is mapped, whatever its path names later.

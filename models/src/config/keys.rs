@@ -1,29 +1,19 @@
-//! Every key of config.json that transformers' classes for a decoder's family have or that could change its numbers: what it does,
-//! and what stands for it where the file does not have it. A family is a column. Keys that stand nowhere here are ignored.
+//! Every key of config.json that transformers' classes for a decoder's family have or that could change its numbers, and what it does.
+//! What stands for one that the file does not have, its family says. Keys that stand nowhere here are ignored.
 
-use std::{fmt::Display, sync::LazyLock};
+use std::fmt::Display;
 
 use serde_json::{Map, Value};
 
-use crate::ModelError;
-
-/// Which of transformers' classes computes a checkpoint, by its `model_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
-    Llama,
-    Mistral,
-    Qwen2,
-}
-
-/// The families by their `model_type`, in the order of a key's columns.
-pub(super) const FAMILIES: [(&str, Family); 3] =
-    [("llama", Family::Llama), ("mistral", Family::Mistral), ("qwen2", Family::Qwen2)];
+use crate::{
+    ModelError,
+    family::{FAMILIES, Family, family_of},
+};
 
 /// What a key does.
 pub(super) enum Effect {
-    /// What is computed depends on it. For each family the JSON that stands for an absent key, or that its class has no such key and
-    /// the file's is without influence.
-    Computed([Option<&'static str>; 3]),
+    /// What is computed depends on it, in the families whose class has it.
+    Computed,
     /// No number of a forward pass depends on it.
     Unused,
     /// These values change nothing, others would: they are refused, with what to do.
@@ -36,13 +26,8 @@ pub(super) struct Key {
     pub effect: Effect,
 }
 
-const fn computed(name: &'static str, absent: [&'static str; 3]) -> Key {
-    let [llama, mistral, qwen2] = absent;
-    Key { name, effect: Effect::Computed([Some(llama), Some(mistral), Some(qwen2)]) }
-}
-
-const fn of_some(name: &'static str, absent: [Option<&'static str>; 3]) -> Key {
-    Key { name, effect: Effect::Computed(absent) }
+const fn computed(name: &'static str) -> Key {
+    Key { name, effect: Effect::Computed }
 }
 
 const fn unused(name: &'static str) -> Key {
@@ -53,34 +38,32 @@ const fn only(name: &'static str, values: &'static [&'static str], remedy: &'sta
     Key { name, effect: Effect::Only(values, remedy) }
 }
 
-/// The table, after the classes `LlamaConfig`, `MistralConfig` and `Qwen2Config` of transformers 5.
+/// The table.
 #[rustfmt::skip]
 pub(super) const KEYS: &[Key] = &[
-    //                                    llama      mistral    qwen2
-    computed("vocab_size",              ["32000",   "32000",   "151936"]),
-    computed("hidden_size",             ["4096",    "4096",    "4096"]),
-    computed("intermediate_size",       ["11008",   "14336",   "22016"]),
-    computed("num_hidden_layers",       ["32",      "32",      "32"]),
-    computed("num_attention_heads",     ["32",      "32",      "32"]),
-    computed("num_key_value_heads",     ["null",    "8",       "32"]),
-    computed("head_dim",                ["null",    "null",    "null"]),
-    computed("max_position_embeddings", ["2048",    "131072",  "32768"]),
-    computed("rms_norm_eps",            ["1e-6",    "1e-6",    "1e-6"]),
-    computed("tie_word_embeddings",     ["false",   "false",   "false"]),
-    computed("bos_token_id",            ["1",       "1",       "null"]),
-    computed("eos_token_id",            ["2",       "2",       "null"]),
-    computed("sliding_window",          ["null",    "4096",    "4096"]),
-    computed("layer_types",             ["null",    "null",    "null"]),
-    of_some("use_sliding_window",       [None,       None,      Some("false")]),
-    of_some("max_window_layers",        [None,       None,      Some("28")]),
-    of_some("attention_bias",           [Some("false"), None,   None]),
-    of_some("mlp_bias",                 [Some("false"), None,   None]),
-    // What rope.rs reads. The first of the two dictionaries that says something is read alone.
-    computed("rope_scaling",            ["null",    "null",    "null"]),
-    computed("rope_parameters",         ["null",    "null",    "null"]),
-    computed("rope_theta",              ["10000.0", "10000.0", "10000.0"]),
-    of_some("partial_rotary_factor",    [Some("1.0"), Some("1.0"), Some("1.0")]),
-    computed("original_max_position_embeddings", ["null", "null", "null"]),
+    computed("vocab_size"),
+    computed("hidden_size"),
+    computed("intermediate_size"),
+    computed("num_hidden_layers"),
+    computed("num_attention_heads"),
+    computed("num_key_value_heads"),
+    computed("head_dim"),
+    computed("max_position_embeddings"),
+    computed("rms_norm_eps"),
+    computed("tie_word_embeddings"),
+    computed("bos_token_id"),
+    computed("eos_token_id"),
+    computed("sliding_window"),
+    computed("layer_types"),
+    computed("use_sliding_window"),
+    computed("max_window_layers"),
+    computed("attention_bias"),
+    computed("mlp_bias"),
+    computed("rope_scaling"),
+    computed("rope_parameters"),
+    computed("rope_theta"),
+    computed("partial_rotary_factor"),
+    computed("original_max_position_embeddings"),
     only("hidden_act", &[r#""silu""#, r#""swish""#], "the gated MLP is computed with silu"),
     only("is_causal", &["true"], "every token sees those before it, and no other"),
     only("is_encoder_decoder", &["false"], "decoders alone are computed"),
@@ -109,8 +92,9 @@ pub(super) const KEYS: &[Key] = &[
 
 /// The keys of a config.json, read by the table.
 pub(super) struct Fields {
-    pub family: Family,
-    column: usize,
+    pub family: &'static Family,
+    /// What stands for keys that the family computes with and the file does not have.
+    absent: Map<String, Value>,
     json: Map<String, Value>,
 }
 
@@ -118,8 +102,9 @@ impl Fields {
     /// Of a family that is computed, and no key with a value that is refused.
     pub fn new(json: Map<String, Value>) -> Result<Self, ModelError> {
         let given = json.get("model_type").and_then(Value::as_str).unwrap_or("(none)");
-        let Some(column) = FAMILIES.iter().position(|(name, _)| *name == given) else {
-            return Err(refused("model_type", given, "llama, mistral and qwen2 decoders are supported"));
+        let Some(family) = family_of(given) else {
+            let names = FAMILIES.map(|family| family.model_type).join(", ");
+            return Err(refused("model_type", given, format!("supported decoders are those of {names}")));
         };
         for key in KEYS {
             let (Effect::Only(values, remedy), Some(got)) = (&key.effect, json.get(key.name)) else { continue };
@@ -128,7 +113,9 @@ impl Fields {
                 return Err(refused(key.name, described(got), *remedy));
             }
         }
-        Ok(Self { family: FAMILIES[column].1, column, json })
+        let computed = KEYS.iter().filter(|key| matches!(key.effect, Effect::Computed));
+        let absent = computed.filter_map(|key| Some((key.name.to_owned(), absent(family.absent(key.name)?)))).collect();
+        Ok(Self { family, absent, json })
     }
 
     /// The file's value, or the class's where the file has none or the class does not read it.
@@ -137,13 +124,17 @@ impl Fields {
     /// For a key that the table does not have as one that is computed with.
     pub fn value(&self, name: &'static str) -> &Value {
         static NULL: Value = Value::Null;
-        static ABSENT: LazyLock<Vec<[Option<Value>; 3]>> = LazyLock::new(|| KEYS.iter().map(absent).collect());
-        let at = KEYS.iter().position(|key| key.name == name).expect("a key of the table");
-        assert!(matches!(KEYS[at].effect, Effect::Computed(_)), "{name} is computed with");
-        match &ABSENT[at][self.column] {
+        let key = KEYS.iter().find(|key| key.name == name).expect("a key of the table");
+        assert!(matches!(key.effect, Effect::Computed), "{name} is computed with");
+        match self.absent.get(name) {
             None => &NULL,
             Some(absent) => self.json.get(name).unwrap_or(absent),
         }
+    }
+
+    /// Whether the family's class has a key.
+    pub fn is_read(&self, name: &str) -> bool {
+        self.absent.contains_key(name)
     }
 
     /// Whether the file has a key, be it null.
@@ -169,7 +160,7 @@ impl Fields {
     pub fn flag(&self, name: &'static str) -> Result<bool, ModelError> {
         match self.value(name) {
             Value::Bool(flag) => Ok(*flag),
-            Value::Null if !self.has(name) || self.of_other_class(name) => Ok(false),
+            Value::Null if !self.has(name) || !self.is_read(name) => Ok(false),
             other => Err(refused(name, described(other), "expected true or false")),
         }
     }
@@ -183,19 +174,10 @@ impl Fields {
     pub fn ids(&self, name: &'static str) -> Result<Vec<u32>, ModelError> {
         ids(name, self.value(name))
     }
-
-    fn of_other_class(&self, name: &str) -> bool {
-        KEYS.iter().any(|key| key.name == name && absent(key)[self.column].is_none())
-    }
 }
 
-fn absent(key: &Key) -> [Option<Value>; 3] {
-    match key.effect {
-        Effect::Computed(values) => {
-            values.map(|value| value.map(|json| serde_json::from_str(json).expect("the table has JSON")))
-        }
-        _ => [None, None, None],
-    }
+fn absent(json: &str) -> Value {
+    serde_json::from_str(json).expect("a family has JSON")
 }
 
 /// Ids as config.json and generation_config.json have them.
@@ -251,16 +233,27 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::family::COMMON;
 
     #[test]
     fn the_table_names_each_key_once_and_has_json() {
         let names: BTreeSet<&str> = KEYS.iter().map(|key| key.name).collect();
         assert_eq!(names.len(), KEYS.len());
         for key in KEYS {
-            absent(key);
             if let Effect::Only(values, _) = &key.effect {
                 values.iter().for_each(|value| drop(serde_json::from_str::<Value>(value).expect(key.name)));
             }
         }
+    }
+
+    #[test]
+    fn families_have_keys_of_the_table_and_json() {
+        let computed = |name: &str| KEYS.iter().any(|key| key.name == name && matches!(key.effect, Effect::Computed));
+        for (name, json) in FAMILIES.iter().flat_map(|family| family.keys).chain(COMMON) {
+            assert!(computed(name), "{name}");
+            absent(json);
+        }
+        let names: BTreeSet<&str> = FAMILIES.iter().map(|family| family.model_type).collect();
+        assert_eq!(names.len(), FAMILIES.len());
     }
 }

@@ -36,10 +36,10 @@ fn weights_of_the_embedded_model() {
 fn absent_keys_take_the_defaults_of_the_family() {
     let config = with(json!({})).unwrap();
     assert_eq!(config.heads, Heads { query: 4, kv: 4, dim: 16 });
-    assert_eq!((config.biases, config.tied), (Biases::default(), false));
+    assert_eq!((config.layer.biases, config.tied), (Biases::default(), false));
     assert_eq!((config.bos, config.eos.as_slice()), (Some(0), &[1][..]));
     let qwen = with(json!({"model_type": "qwen2", "num_key_value_heads": 2})).unwrap();
-    assert_eq!(qwen.biases, Biases { qkv: true, output: false, mlp: false });
+    assert_eq!(qwen.layer.biases, Biases { qkv: true, output: false, mlp: false });
     assert_eq!(qwen.heads.kv, 2);
 }
 
@@ -175,12 +175,12 @@ fn what_a_file_does_not_have_its_class_has() {
     let read = |text: &str| ModelConfig::from_json(text.as_bytes(), None).unwrap();
     let llama = read(r#"{"model_type": "llama"}"#);
     assert_eq!(llama.heads, Heads { query: 32, kv: 32, dim: 128 });
-    assert_eq!((llama.vocab, llama.intermediate, llama.max_position), (32_000, 11_008, 2048));
+    assert_eq!((llama.vocab, llama.layer.feed_forward.intermediate(), llama.max_position), (32_000, 11_008, 2048));
     assert_eq!((llama.bos, llama.eos, llama.eps), (Some(1), vec![2], 1e-6));
     let mistral = read(r#"{"model_type": "mistral"}"#);
-    assert_eq!((mistral.heads.kv, mistral.intermediate, mistral.max_position), (8, 14_336, 4096));
+    assert_eq!((mistral.heads.kv, mistral.layer.feed_forward.intermediate(), mistral.max_position), (8, 14_336, 4096));
     let qwen = read(r#"{"model_type": "qwen2"}"#);
-    assert_eq!((qwen.vocab, qwen.intermediate, qwen.max_position), (151_936, 22_016, 32_768));
+    assert_eq!((qwen.vocab, qwen.layer.feed_forward.intermediate(), qwen.max_position), (151_936, 22_016, 32_768));
     assert_eq!((qwen.bos, qwen.eos.as_slice(), qwen.window), (None, &[][..], None));
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::keys::{Family, Fields, described, refused};
+use super::keys::{Fields, described, refused};
 use crate::ModelError;
 
 /// Longest window.
@@ -13,20 +13,18 @@ const MOST: usize = 1 << 28;
 /// # Errors
 /// For layers that neither see all before them nor slide, and for some that slide without a window.
 pub(super) fn window(fields: &Fields, layers: usize) -> Result<Option<usize>, ModelError> {
-    let window = match fields.family {
-        Family::Qwen2 if !fields.flag("use_sliding_window")? => None,
-        _ => fields.count_or_none("sliding_window", MOST)?,
-    };
+    let used = !fields.is_read("use_sliding_window") || fields.flag("use_sliding_window")?;
+    let window = if used { fields.count_or_none("sliding_window", MOST)? } else { None };
     let types = types(fields, layers)?;
     let slides = types.map(|types| types.contains(&true));
-    match (fields.family, slides) {
-        (_, Some(true)) if window.is_none() => {
-            let why = "layers of this type need sliding_window (and qwen2 use_sliding_window)";
+    match slides {
+        Some(true) if window.is_none() => {
+            let why = "layers of this type need sliding_window (and use_sliding_window where the family has it)";
             Err(refused("layer_types", "sliding_attention", why))
         }
         // transformers masks all layers of a Mistral alike, and keeps no more than the window of an undeclared Llama.
-        (Family::Llama | Family::Qwen2, Some(false)) => Ok(None),
-        (Family::Qwen2, None) if window.is_some() => {
+        Some(false) if fields.family.windows_by_layer => Ok(None),
+        None if window.is_some() && fields.is_read("max_window_layers") => {
             let full = match fields.value("max_window_layers") {
                 // No layer before the first slides.
                 Value::Number(number) if number.as_i64().is_some_and(|layers| layers <= 0) => 0,

@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use asterism_kernels::{Backend, HostTensor};
 
-use super::{Decoder, Parts, head::HeadOf};
-use crate::{Checkpoint, ModelConfig, ModelError};
+use crate::{
+    Checkpoint, ModelConfig, ModelError, Parts,
+    family::{LinearSpec, NormSpec},
+};
 
 /// What every decoder has.
 pub(super) struct Body<B: Backend> {
@@ -17,6 +19,8 @@ pub(super) struct Body<B: Backend> {
 pub(super) struct Layer<B: Backend> {
     pub attention_norm: B::Tensor,
     pub qkv: B::Linear,
+    /// Of each head of queries, and of keys.
+    pub head_norms: Option<[B::Tensor; 2]>,
     pub output: B::Linear,
     pub mlp_norm: B::Tensor,
     pub gate_up: B::Linear,
@@ -64,34 +68,28 @@ impl<B: Backend> Loading<'_, B> {
         }
     }
 
-    /// A decoder on `backend`, which is of this device and has the numerics of those before. Uploads what is not there yet of what
-    /// `parts` needs.
-    pub fn decoder(
+    /// What `parts` needs. Uploads what is not there yet.
+    pub(super) fn upload(
         &mut self,
-        backend: Arc<B>,
+        backend: &B,
         checkpoint: &Checkpoint,
         parts: Parts,
-    ) -> Result<Decoder<B>, ModelError> {
-        let config = checkpoint.config().clone();
-        let loader = Loader { backend: &*backend, checkpoint, config: &config };
+    ) -> Result<(Arc<Body<B>>, Option<Arc<Head<B>>>), ModelError> {
+        let loader = Loader { backend, checkpoint, config: checkpoint.config() };
         let had = self.loaded();
         let body = match &self.0.body {
             Some(body) => Arc::clone(body),
             None => Arc::clone(self.0.body.insert(Arc::new(loader.body()?))),
         };
         let head = match parts {
-            Parts::Context => HeadOf::None,
-            Parts::Query | Parts::All => HeadOf::Loaded(self.loaded_head(&loader)?),
+            Parts::Context => None,
+            Parts::Query | Parts::All => Some(self.loaded_head(&loader)?),
         };
         if self.loaded() != had {
             // Others read it in the order of their own work.
             backend.finish()?;
         }
-        let decoder = Decoder { inv_freq: config.inv_freq(0), body, head, config, backend };
-        if decoder.backend.queues() {
-            decoder.rehearse_where_there_is_room()?;
-        }
-        Ok(decoder)
+        Ok((body, head))
     }
 
     /// The head, which is loaded if it is not there yet.
@@ -112,10 +110,10 @@ impl<B: Backend> Loading<'_, B> {
 
 /// Whether a checkpoint has a head that can be loaded.
 pub(super) fn check_head(checkpoint: &Checkpoint) -> Result<(), ModelError> {
-    let &ModelConfig { vocab, hidden, .. } = checkpoint.config();
+    let &ModelConfig { vocab, hidden, ref layer, .. } = checkpoint.config();
     checkpoint.finite_tensor(checkpoint.head(), &[vocab, hidden])?;
     checkpoint.leave(checkpoint.head());
-    checkpoint.finite_tensor(&format!("{NORM}.weight"), &[hidden]).map(drop)
+    checkpoint.finite_tensor(&format!("{}.weight", layer.names.norm), &[hidden]).map(drop)
 }
 
 /// Reads tensors by their names in the checkpoint, with the shapes that config.json implies.
@@ -134,44 +132,49 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 
     fn layer(&self, layer: usize) -> Result<Layer<B>, ModelError> {
-        let &ModelConfig { hidden, intermediate, heads, biases, .. } = self.config;
-        let (q, kv) = (heads.query * heads.dim, heads.kv * heads.dim);
-        let attention = |name: &str| format!("model.layers.{layer}.self_attn.{name}_proj");
-        let mlp = |name: &str| format!("model.layers.{layer}.mlp.{name}_proj");
-        let qkv = [(attention("q"), q), (attention("k"), kv), (attention("v"), kv)];
-        let gate_up = [(mlp("gate"), intermediate), (mlp("up"), intermediate)];
+        let &ModelConfig { hidden, heads, layer: ref spec, .. } = self.config;
+        let norm = |(name, width): NormSpec| self.norm(&spec.name(layer, name), width);
+        let linear = |linear: &LinearSpec| self.linear(|name| spec.name(layer, name), linear);
+        let ([attention_norm, mlp_norm], [qkv, output, gate_up, down]) =
+            (spec.norms(hidden), spec.linears(hidden, heads));
+        let head_norms = match spec.norms_of_heads(heads) {
+            Some([query, key]) => Some([norm(query)?, norm(key)?]),
+            None => None,
+        };
         Ok(Layer {
-            attention_norm: self.norm(&format!("model.layers.{layer}.input_layernorm"))?,
-            qkv: self.linear(&qkv, hidden, biases.qkv)?,
-            output: self.linear(&[(attention("o"), hidden)], q, biases.output)?,
-            mlp_norm: self.norm(&format!("model.layers.{layer}.post_attention_layernorm"))?,
-            gate_up: self.linear(&gate_up, hidden, biases.mlp)?,
-            down: self.linear(&[(mlp("down"), hidden)], intermediate, biases.mlp)?,
+            attention_norm: norm(attention_norm)?,
+            qkv: linear(&qkv)?,
+            head_norms,
+            output: linear(&output)?,
+            mlp_norm: norm(mlp_norm)?,
+            gate_up: linear(&gate_up)?,
+            down: linear(&down)?,
         })
     }
 
     fn head(&self) -> Result<Head<B>, ModelError> {
         let linear = self.backend.head_weight(self.table_weight(self.checkpoint.head())?)?;
         self.checkpoint.leave(self.checkpoint.head());
-        Ok(Head { norm: self.norm(NORM)?, linear })
+        Ok(Head { norm: self.norm(self.config.layer.names.norm, self.config.hidden)?, linear })
     }
 
     fn table_weight(&self, name: &str) -> Result<HostTensor<'a>, ModelError> {
         self.checkpoint.finite_tensor(name, &[self.config.vocab, self.config.hidden])
     }
 
-    fn norm(&self, name: &str) -> Result<B::Tensor, ModelError> {
-        Ok(self.backend.weight(self.checkpoint.finite_tensor(&format!("{name}.weight"), &[self.config.hidden])?)?)
+    fn norm(&self, name: &str, width: usize) -> Result<B::Tensor, ModelError> {
+        Ok(self.backend.weight(self.checkpoint.finite_tensor(&format!("{name}.weight"), &[width])?)?)
     }
 
     /// Linear layers that share their input `(t, k)`, fused into one with their outputs side by side.
-    fn linear(&self, parts: &[(String, usize)], k: usize, biased: bool) -> Result<B::Linear, ModelError> {
+    fn linear(&self, named: impl Fn(&str) -> String, spec: &LinearSpec) -> Result<B::Linear, ModelError> {
+        let parts: Vec<(String, usize)> = spec.parts.iter().map(|(name, outputs)| (named(name), *outputs)).collect();
         let tensor = |suffix: &str, name: &str, shape: &[usize]| {
             self.checkpoint.finite_tensor(&format!("{name}.{suffix}"), shape)
         };
-        let weights: Vec<_> =
-            parts.iter().map(|(name, n)| tensor("weight", name, &[*n, k])).collect::<Result<_, _>>()?;
-        let biases: Vec<_> = match biased {
+        let weight = |(name, outputs): &(String, usize)| tensor("weight", name, &[*outputs, spec.inputs]);
+        let weights: Vec<_> = parts.iter().map(weight).collect::<Result<_, _>>()?;
+        let biases: Vec<_> = match spec.biased {
             true => parts.iter().map(|(name, n)| tensor("bias", name, &[*n])).collect::<Result<_, _>>()?,
             false => Vec::new(),
         };
@@ -181,5 +184,3 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(linear)
     }
 }
-
-const NORM: &str = "model.norm";

@@ -1,6 +1,6 @@
 //! Attention of a pass over its own rows, by the rule its plan gives it.
 
-use asterism_kernels::{Backend, FlexRule, Mask, Partial, Sparse, StripeRule, VerticalSlashRule};
+use asterism_kernels::{Backend, FlexRule, Mask, Partial, Selector, Sparse, StripeRule, VerticalSlashRule};
 use asterism_plan::{
     LocalAttention,
     attention::{Flex, Streaming, Stripes, VerticalSlash},
@@ -23,14 +23,16 @@ impl<B: Backend> Layer<'_, B> {
         };
         match pass.shard.attention {
             LocalAttention::VerticalSlash(VerticalSlash { vertical, slash }) => {
-                chosen(backend.vertical_slash(q, kv, VerticalSlashRule { vertical, slash }), 0)
+                let selector = Selector::VerticalSlash(VerticalSlashRule { vertical, slash });
+                chosen(backend.attention_by(q, kv, selector), 0)
             }
             LocalAttention::Flex(Flex { gamma, tau, min_budget }) => {
-                chosen(backend.flex_prefill(q, kv, FlexRule { gamma, tau, min_budget }), 0)
+                let selector = Selector::Flex(FlexRule { gamma, tau, min_budget });
+                chosen(backend.attention_by(q, kv, selector), 0)
             }
             LocalAttention::Stripes(Stripes { theta, step, block_q, block_kv }) => {
                 let rule = StripeRule { theta, step, block_q, block_kv };
-                chosen(backend.stripe_attention(q, kv, rule), heads * rule.anchor_pairs(rows))
+                chosen(backend.attention_by(q, kv, Selector::Stripes(rule)), heads * rule.anchor_pairs(rows))
             }
             LocalAttention::Causal => {
                 watch.pairs(pass.shard.block, heads * pass.shard.attention.pairs(rows));

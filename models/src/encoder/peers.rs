@@ -71,7 +71,7 @@ impl<B: Backend> Peers<B> for LocalPeers<B> {
     }
 
     fn receive(&mut self, parcel: Parcel) -> Result<Vec<B::Tensor>, ModelError> {
-        self.find(parcel).ok_or(ModelError::NoParcel { parcel })
+        self.find(parcel).ok_or_else(|| ModelError::NoParcel { parcel: format!("{parcel:?}") })
     }
 
     fn layer_done(&mut self, layer: usize) {

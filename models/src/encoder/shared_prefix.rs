@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use asterism_kernels::{Backend, Mask};
+use asterism_kernels::{Backend, KvOps, Mask, TensorOps};
 use asterism_plan::attention::causal_pairs;
 
 use super::{Layer, Pass, Peers, Watch};
@@ -13,7 +13,7 @@ use crate::{ModelError, decoder::Projected};
 const TOGETHER: usize = 64 << 10;
 
 /// Queries, the keys that they see, and which of them.
-type Call<B> = (<B as Backend>::Tensor, <B as Backend>::Kv, Mask);
+type Call<B> = (<B as TensorOps>::Tensor, <B as KvOps>::Kv, Mask);
 
 impl<B: Backend> Layer<'_, B> {
     pub(super) fn attend_behind_shared_prefix(

@@ -1,24 +1,24 @@
-//! What shards answered to a part, merged as the plan's tree says. Whoever merged some of it already, the bits are the plan's.
+//! Which of a layer's partials are merged with which, as the plans' trees say. Whoever merged some of them already, the bits are
+//! the plan's. Knows partials by number.
 
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::sync::Arc;
 
-use asterism_kernels::{Backend, Heads, Merging};
+use asterism_kernels::Merging;
 use asterism_plan::{KeptShard, MergeTree};
 
-use super::context::PackedRows;
 use crate::ModelError;
 
-/// What shards answered: their places in the merge with the keys that each attended to, and their rows, or where these are.
-pub type Answer<'a, R> = (Cow<'a, [(usize, u64)]>, R);
+/// What shards answered: their places in the merge with the keys that each attended to, and the number of their partial.
+pub type Answer = (Vec<(usize, u64)>, usize);
 
 /// A part's answers, each at its place in the tree.
-pub struct Answered<R = PackedRows> {
+pub struct Answered {
     tree: Arc<MergeTree>,
-    /// By node.
-    there: Vec<Option<R>>,
+    /// Numbers of partials, by node.
+    there: Vec<Option<usize>>,
 }
 
-impl<R: Clone> Answered<R> {
+impl Answered {
     /// Checks that every shard answered for the keys that the plan kept of it, once, and that what was merged is so in the plan.
     ///
     /// # Errors
@@ -26,7 +26,7 @@ impl<R: Clone> Answered<R> {
     pub fn of(
         shards: &[KeptShard],
         tree: &Arc<MergeTree>,
-        (layer, answers): (usize, Vec<Answer<'_, R>>),
+        (layer, answers): (usize, Vec<Answer>),
     ) -> Result<Self, ModelError> {
         let mut keys = vec![0_u64; shards.len()];
         for (block, got) in answers.iter().flat_map(|(shards, _)| shards.iter()) {
@@ -42,10 +42,10 @@ impl<R: Clone> Answered<R> {
             return Err(ModelError::KeyCount { layer, block, expected, got });
         }
         let mut there = vec![None; tree.nodes().len()];
-        for (shards, rows) in answers {
+        for (shards, partial) in answers {
             let blocks = || shards.iter().map(|shard| shard.0);
             match tree.find(blocks().map(|block| block as u32)) {
-                Some(node) => there[node] = Some(rows),
+                Some(node) => there[node] = Some(partial),
                 None => return Err(ModelError::MergedOtherwise { layer, blocks: blocks().collect() }),
             }
         }
@@ -53,10 +53,7 @@ impl<R: Clone> Answered<R> {
     }
 
     /// Nodes of the parts that nobody merged, up to what the query host merges with its own: by height, part and node.
-    fn unmerged<'a>(parts: impl Iterator<Item = &'a Self>) -> Vec<(usize, usize, usize)>
-    where
-        R: 'a,
-    {
+    fn unmerged<'a>(parts: impl Iterator<Item = &'a Self>) -> Vec<(usize, usize, usize)> {
         let mut unmerged = Vec::new();
         for (part, Self { tree, there }) in parts.enumerate() {
             let mut open: Vec<usize> = tree.top().to_vec();
@@ -71,13 +68,10 @@ impl<R: Clone> Answered<R> {
         unmerged.sort_unstable();
         unmerged
     }
-}
 
-impl Answered<usize> {
-    /// How slots of a device are merged, `slots` of them answers of shards and of the parts themselves: each part is here with
-    /// its own.
-    pub fn merging(parts: &[(&Self, usize)], slots: usize) -> Merging {
-        let (mut merging, mut next) = (Merging::default(), slots);
+    /// How `partials` of shards and of the parts themselves are merged: each part is here with its own.
+    pub fn merging(parts: &[(&Self, usize)], partials: usize) -> Merging {
+        let (mut merging, mut next) = (Merging::default(), partials);
         let mut places: Vec<Vec<Option<usize>>> = parts.iter().map(|(part, _)| part.there.clone()).collect();
         let found = |places: &[Option<usize>], nodes: &[usize]| nodes.iter().filter_map(|node| places[*node]).collect();
         let unmerged = Self::unmerged(parts.iter().map(|(part, _)| *part));
@@ -97,75 +91,5 @@ impl Answered<usize> {
         };
         merging.tops = parts.iter().zip(&places).map(top).collect();
         merging
-    }
-}
-
-impl Answered {
-    /// Merges what nobody merged, of all parts at a time, up to what the query host merges with its own.
-    pub fn merged<'a, B: Backend>(
-        backend: &B,
-        heads: Heads,
-        parts: impl Iterator<Item = &'a Self>,
-    ) -> Result<Merged<'a>, ModelError> {
-        let mut merged = Merged { parts: parts.map(|part| (part, Vec::new())).collect(), values: Vec::new() };
-        for (Self { there, .. }, places) in &mut merged.parts {
-            *places = there.iter().map(|rows| rows.as_ref().map(|rows| Place::There(rows.values()))).collect();
-        }
-        let unmerged = Self::unmerged(merged.parts.iter().map(|(part, _)| *part));
-        for level in unmerged.chunk_by(|(one, ..), (other, ..)| one == other) {
-            merged.merge(backend, heads, level)?;
-        }
-        Ok(merged)
-    }
-}
-
-/// Packed rows of the nodes of every part.
-pub struct Merged<'a> {
-    /// Answers, and where the rows of each node are.
-    parts: Vec<(&'a Answered, Vec<Option<Place<'a>>>)>,
-    /// What was merged here, level by level.
-    values: Vec<Vec<f32>>,
-}
-
-#[derive(Clone)]
-enum Place<'a> {
-    There(&'a [f32]),
-    Merged(usize, Range<usize>),
-}
-
-impl Merged<'_> {
-    /// Those that the query host merges with its own, of each part in order.
-    pub fn partials(&self) -> impl Iterator<Item = Vec<&[f32]>> {
-        let top = |(part, (answered, _)): (usize, &(&Answered, _))| self.rows(part, answered.tree.top());
-        self.parts.iter().enumerate().map(top)
-    }
-
-    /// Merges some nodes of the same height.
-    fn merge<B: Backend>(
-        &mut self,
-        backend: &B,
-        heads: Heads,
-        nodes: &[(usize, usize, usize)],
-    ) -> Result<(), ModelError> {
-        let inputs = |part: usize, node: usize| self.rows(part, &self.parts[part].0.tree.nodes()[node].inputs);
-        let unmerged: Vec<Vec<&[f32]>> = nodes.iter().map(|(_, part, node)| inputs(*part, *node)).collect();
-        let sizes: Vec<usize> = unmerged.iter().map(|rows| rows.first().map_or(0, |rows| rows.len())).collect();
-        let mut values = Vec::new();
-        backend.merge_rows(heads, &unmerged, &mut values)?;
-        let (level, mut start) = (self.values.len(), 0);
-        for ((_, part, node), size) in nodes.iter().zip(sizes) {
-            self.parts[*part].1[*node] = Some(Place::Merged(level, start..start + size));
-            start += size;
-        }
-        self.values.push(values);
-        Ok(())
-    }
-
-    fn rows(&self, part: usize, nodes: &[usize]) -> Vec<&[f32]> {
-        let rows = |node: &usize| match self.parts[part].1[*node].as_ref()? {
-            Place::There(values) => Some(*values),
-            Place::Merged(level, range) => Some(&self.values[*level][range.clone()]),
-        };
-        nodes.iter().filter_map(rows).collect()
     }
 }

@@ -58,7 +58,7 @@ impl Tokenizer {
         // An added token could be begun, or depend on what follows.
         let mut known = self.steps.raw.begun(text);
         let mut start = 0;
-        for found in self.steps.raw.found(text, place.before, |range| super::overlaps(written, range)) {
+        for found in self.steps.raw.found(text, place.before, |range| written.has_text_of_messages(&range)) {
             if found.looks_ahead || found.range.end > known {
                 known = known.min(found.range.start);
                 break;

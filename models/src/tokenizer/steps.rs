@@ -68,7 +68,7 @@ impl Steps {
         let lead_bytes = string.len() - text.len();
         let is_text =
             |range: Range<usize>| is_text(range.start.saturating_sub(lead_bytes)..range.end.saturating_sub(lead_bytes));
-        self.run(string, (lead, lead_bytes), is_text).map_err(super::refused)
+        self.run(string, (lead, lead_bytes), is_text).map_err(refused)
     }
 
     fn run(
@@ -146,4 +146,9 @@ enum Lead {
     None,
     Token,
     Text(char),
+}
+
+/// What the library reports.
+pub fn refused(error: tokenizers::Error) -> ModelError {
+    ModelError::Tokenizer { cause: error.to_string() }
 }

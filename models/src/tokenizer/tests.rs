@@ -1,9 +1,11 @@
 //! Whole texts, parts of them and texts with questions behind, by tokenizers of many kinds.
 
+mod kinds;
+
 use proptest::prelude::*;
 
-use super::kinds::{self, Kind};
 use super::*;
+use kinds::Kind;
 
 /// What texts are made of, with what could go wrong where they are cut.
 const PIECES: [&str; 66] = [

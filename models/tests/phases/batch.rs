@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use asterism_kernels::{Backend, Cpu};
+use asterism_kernels::Cpu;
+use asterism_kernels::prelude::*;
 use asterism_models::{
-    ContextAttention, Decoder, EncodedShard, Generator, LayerQueries, LocalContext, ModelError, PartAnswer, PartAsk,
+    Answers, ContextAttention, Decoder, EncodedShard, Generator, LayerQueries, LocalContext, ModelError, PartAsk,
     PartialRows, ShardPartial, StepError, StepPart, encode_plan, step,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{decoders, plan, star};
+use super::{decoders, packed, plan, star};
 
 /// A job of a batch: its own context, question and answer.
 struct Job {
@@ -58,7 +59,7 @@ fn together(
         }
         let local =
             LocalContext::of(decoder.backend(), contexts.iter().map(|shards| shards.iter().collect()).collect());
-        let mut context = Leaving { context: local, decoder, lends, layer: 0, asks: Vec::new(), stuck };
+        let mut context = Leaving { context: local, decoder, lends, stuck };
         let ends = step(decoder, &mut parts, &mut context).unwrap();
         for ((at, rows), end) in of.into_iter().zip(ends) {
             if let Ok(x) = end {
@@ -73,30 +74,24 @@ struct Leaving<'a> {
     context: LocalContext<'a, Cpu>,
     decoder: &'a Decoder<Cpu>,
     lends: bool,
-    layer: usize,
-    asks: Vec<PartAsk>,
     stuck: &'a mut dyn FnMut(usize, &PartAsk) -> bool,
 }
 
 impl ContextAttention<Cpu> for Leaving<'_> {
-    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<bool, ModelError> {
-        (self.layer, self.asks) = (queries.layer, asks.to_vec());
-        self.context.ask(queries, asks)?;
-        Ok(self.lends)
-    }
-
-    fn collect(&mut self) -> Result<Vec<PartAnswer<Cpu>>, ModelError> {
-        let mut answers = self.context.collect()?;
+    fn ask(&mut self, queries: LayerQueries<'_, Cpu>, asks: &[PartAsk]) -> Result<Answers<'_, Cpu>, ModelError> {
+        let layer = queries.layer;
+        let mut answers = packed(self.decoder.backend(), &mut self.context, queries, asks);
         if self.lends {
             answers.iter_mut().flatten().flatten().step_by(2).try_for_each(|partial| lend(self.decoder, partial))?;
         }
-        let leave = |(ask, answer)| if (self.stuck)(self.layer, ask) { Err(StepError::Later) } else { answer };
-        Ok(self.asks.iter().zip(answers).map(leave).collect())
+        let leave = |(ask, answer)| if (self.stuck)(layer, ask) { Err(StepError::Later) } else { answer };
+        let answers = asks.iter().zip(answers).map(leave).collect();
+        Ok(Answers::Coming { on_devices: self.lends, collect: Box::new(|| Ok(answers)) })
     }
 }
 
 /// Has the rows of a partial lie on a device, behind others.
-fn lend(decoder: &Decoder<Cpu>, partial: &mut ShardPartial<Cpu>) -> Result<(), ModelError> {
+fn lend(decoder: &Decoder<Cpu>, partial: &mut ShardPartial<'_, Cpu>) -> Result<(), ModelError> {
     let PartialRows::Host(rows) = &partial.rows else { return Ok(()) };
     let (backend, row) = (decoder.backend(), decoder.config().heads.packed_row());
     let (values, rows) = ([&vec![7.0; row], rows.values()].concat(), rows.values().len() / row);

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use asterism_kernels::{Backend, Cpu, CpuOptions, DType};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, CpuOptions, DType};
 use asterism_models::{
     Checkpoint, Decoder, EncodedShard, Generator, LocalContext, LocalPeers, ModelError, Parcel, Parts, Peers, Phase1,
     inputs_of,
@@ -18,8 +19,8 @@ struct Carried<'a> {
 }
 
 impl Peers<Cpu> for Carried<'_> {
-    fn send(&mut self, parcel: Parcel, tensors: Vec<<Cpu as Backend>::Tensor>) -> Result<(), ModelError> {
-        let again = |tensor: &<Cpu as Backend>::Tensor| {
+    fn send(&mut self, parcel: Parcel, tensors: Vec<<Cpu as TensorOps>::Tensor>) -> Result<(), ModelError> {
+        let again = |tensor: &<Cpu as TensorOps>::Tensor| {
             let bytes = self.cpu.raw(std::slice::from_ref(tensor))?.whole()?;
             let (one, other) = bytes.split_at(bytes.len() / 3 / 4 * 4);
             self.cpu.upload_raw(&self.cpu.shape(tensor), &[one, other])
@@ -27,7 +28,7 @@ impl Peers<Cpu> for Carried<'_> {
         self.peers.send(parcel, tensors.iter().map(again).collect::<Result<_, _>>()?)
     }
 
-    fn receive(&mut self, parcel: Parcel) -> Result<Vec<<Cpu as Backend>::Tensor>, ModelError> {
+    fn receive(&mut self, parcel: Parcel) -> Result<Vec<<Cpu as TensorOps>::Tensor>, ModelError> {
         self.peers.receive(parcel)
     }
 

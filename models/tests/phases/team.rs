@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use asterism_kernels::Backend;
+use asterism_kernels::prelude::*;
 use asterism_models::{
     Generator, LocalContext, ModelError, Parts, TeamContext, TensorParallel, encode_plan, encode_together,
 };

@@ -6,7 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use asterism_kernels::{Backend, Cpu, KernelChoice, Mask};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, KernelChoice, Mask};
 use asterism_models::{Checkpoint, Decoder, ModelError, Parts, encode_plan, synthetic_prompt};
 use asterism_plan::{Calibration, Cost, Method, MethodConfig, Plan, PlanRequest};
 
@@ -83,7 +84,7 @@ struct Phase1Speeds {
 fn phase1(contexts: &[Decoder<Cpu>], [most, share]: [usize; 2]) -> Result<Phase1Speeds, ModelError> {
     let limit = |threads| contexts.iter().for_each(|host| host.backend().thread_limit().set(threads));
     let alone = &contexts[0];
-    let shape = alone.config().shape(alone.backend().dtype());
+    let shape = alone.config().shape(alone.backend().kv_dtype());
     let tokens = long_enough(alone, |tokens| seconds(|| Shard::of(alone, tokens)?.encode(alone)))?;
     let rows = long_enough(alone, |rows| {
         let layer = Layer::of(alone, rows)?;
@@ -145,7 +146,7 @@ struct Shard {
 
 impl Shard {
     fn of(decoder: &Decoder<Cpu>, tokens: usize) -> Result<Self, ModelError> {
-        let shape = decoder.config().shape(decoder.backend().dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_dtype());
         let context = synthetic_prompt(tokens, decoder.config().vocab);
         let request =
             PlanRequest { context: &context, query: &[0], hosts: 1, one_machine: true, shape: &shape, speeds: None };
@@ -161,15 +162,15 @@ impl Shard {
 
 /// Queries and keys of one layer.
 struct Layer {
-    q: <Cpu as Backend>::Tensor,
-    kv: <Cpu as Backend>::Kv,
+    q: <Cpu as TensorOps>::Tensor,
+    kv: <Cpu as KvOps>::Kv,
 }
 
 impl Layer {
     fn of(decoder: &Decoder<Cpu>, rows: usize) -> Result<Self, ModelError> {
         let ids = synthetic_prompt(rows, decoder.config().vocab);
         let positions: Vec<u32> = (0..rows as u32).collect();
-        let projected = decoder.rotate(&decoder.project(0, &decoder.embed(&ids)?)?, &positions, 0)?;
+        let projected = decoder.rotate(0, &decoder.project(0, &decoder.embed(&ids)?)?, &positions, 0)?;
         Ok(Self { kv: decoder.backend().kv(&projected.k, &projected.v)?, q: projected.q })
     }
 

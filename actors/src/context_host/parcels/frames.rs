@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use asterism_kernels::{Backend, Lent};
+use asterism_kernels::{Backend, Lent, TensorOps};
 use asterism_models::{ModelError, Parcel, Part};
 use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, Meta};
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A parcel to be sent.
-pub type Sent<'a, B> = (Parcel, &'a [<B as Backend>::Tensor]);
+pub type Sent<'a, B> = (Parcel, &'a [<B as TensorOps>::Tensor]);
 
 /// A frame that is to be, but for its payload.
 struct Piece {

@@ -290,7 +290,7 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
             return Ok(tensors);
         }
         if self.own.contains(&parcel.from) {
-            return Err(ModelError::NoParcel { parcel });
+            return Err(ModelError::NoParcel { parcel: format!("{parcel:?}") });
         }
         let Office { mailroom, stop, .. } = &self.office;
         let arrived = match mailroom.find(self.attempt, parcel) {

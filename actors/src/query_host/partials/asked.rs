@@ -47,7 +47,7 @@ pub struct AskedPart<B: Backend> {
     pub rows: Range<usize>,
     mask: Option<StreamingMask>,
     /// What came so far.
-    pub answers: Vec<ShardPartial<B>>,
+    pub answers: Vec<ShardPartial<'static, B>>,
     /// Whether all of it did, or why it will not.
     pub end: Option<Result<(), StepError>>,
 }
@@ -88,7 +88,7 @@ impl<B: Backend> Asked<B> {
         &self,
         groups: &[Vec<ShardKeys>],
         (values, range): (&Arc<Floats>, Range<usize>),
-    ) -> Result<Vec<ShardPartial<B>>, AnswerError> {
+    ) -> Result<Vec<ShardPartial<'static, B>>, AnswerError> {
         let each = range.len() / groups.len().max(1);
         let mut partials = Vec::with_capacity(groups.len());
         for (index, group) in groups.iter().enumerate() {
@@ -105,7 +105,11 @@ impl<B: Backend> Asked<B> {
     }
 
     /// The partials of groups of shards, each of so many rows, which are those of `lent` from `start` on.
-    pub fn lent(groups: &[Vec<ShardKeys>], (lent, start): (&Arc<Lent<B>>, usize), rows: usize) -> Vec<ShardPartial<B>> {
+    pub fn lent(
+        groups: &[Vec<ShardKeys>],
+        (lent, start): (&Arc<Lent<B>>, usize),
+        rows: usize,
+    ) -> Vec<ShardPartial<'static, B>> {
         let partial = |(index, group): (usize, &Vec<ShardKeys>)| ShardPartial {
             shards: group.iter().map(|shard| (shard.block as usize, shard.keys)).collect(),
             rows: PartialRows::Lent(lent.clone(), start + index * rows..start + (index + 1) * rows),

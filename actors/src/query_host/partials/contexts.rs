@@ -11,7 +11,8 @@ use std::{
 
 use asterism_kernels::Backend;
 use asterism_models::{
-    ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError, TeamContext,
+    Answers, ContextAttention, Decoder, LayerQueries, ModelError, PartAnswer, PartAsk, ShardPartial, StepError,
+    TeamContext,
 };
 use asterism_plan::MergeTree;
 use tokio::sync::mpsc;
@@ -243,7 +244,7 @@ impl<B: Backend> Contexts<B> {
     }
 
     /// Applies an event; `answers` are those that came with it.
-    fn apply(&mut self, job: u64, event: gather::Event, mut answers: Option<Vec<ShardPartial<B>>>) {
+    fn apply(&mut self, job: u64, event: gather::Event, mut answers: Option<Vec<ShardPartial<'static, B>>>) {
         let Some(context) = self.jobs.get_mut(&job) else { return };
         let part = self.asked.parts.iter().position(|part| part.job == job);
         for command in context.gather.handle(self.clock.started.elapsed(), event) {
@@ -304,20 +305,9 @@ impl<B: Backend> Contexts<B> {
         let jobs = &self.jobs;
         self.asked.leave_where(|job| jobs.get(&job).is_none_or(|context| context.gather.is_stuck()));
     }
-}
 
-impl<B: Backend> ContextAttention<B> for Contexts<B> {
-    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<bool, ModelError> {
-        self.asked.layer(queries, payload::payload_type(self.decoder.backend().dtype()), asks);
-        let (step, layer) = (self.asked.step, self.asked.layer);
-        let jobs: Vec<u64> = self.asked.parts.iter().map(|part| part.job).collect();
-        jobs.into_iter().for_each(|job| self.apply(job, gather::Event::Ask { step, layer }, None));
-        self.on_devices.1 = self.on_devices.0 && self.outgoing.keys().any(|line| self.lines.hands_over(*line));
-        self.flush()?;
-        Ok(self.on_devices.1)
-    }
-
-    fn collect(&mut self) -> Result<Vec<PartAnswer<B>>, ModelError> {
+    /// Waits for what the parts of the layer get, in their order.
+    fn collect(&mut self) -> Result<Vec<PartAnswer<'static, B>>, ModelError> {
         let began = Instant::now();
         loop {
             self.leave_those_that_are_stuck();
@@ -357,6 +347,18 @@ impl<B: Backend> ContextAttention<B> for Contexts<B> {
             }
         }
         Ok(answers)
+    }
+}
+
+impl<B: Backend> ContextAttention<B> for Contexts<B> {
+    fn ask(&mut self, queries: LayerQueries<'_, B>, asks: &[PartAsk]) -> Result<Answers<'_, B>, ModelError> {
+        self.asked.layer(queries, payload::payload_type(self.decoder.backend().dtype()), asks);
+        let (step, layer) = (self.asked.step, self.asked.layer);
+        let jobs: Vec<u64> = self.asked.parts.iter().map(|part| part.job).collect();
+        jobs.into_iter().for_each(|job| self.apply(job, gather::Event::Ask { step, layer }, None));
+        self.on_devices.1 = self.on_devices.0 && self.outgoing.keys().any(|line| self.lines.hands_over(*line));
+        self.flush()?;
+        Ok(Answers::Coming { on_devices: self.on_devices.1, collect: Box::new(|| self.collect()) })
     }
 
     fn merged(&mut self) {

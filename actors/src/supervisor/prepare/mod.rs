@@ -250,7 +250,7 @@ impl ModelFront {
         method.review(&request)?;
         let plan = method.plan(&request)?;
         plan.check(context.len())?;
-        plan.check_sizes(&shape, CARRIED)?;
+        CARRIED.check(&plan, &shape)?;
         if asked.is_some() && !allow_idle_hosts {
             refuse_idle_hosts(method, &plan)?;
         }

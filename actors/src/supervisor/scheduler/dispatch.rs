@@ -18,7 +18,8 @@ pub fn running_contexts(contexts: &Contexts, jobs: &Jobs) -> usize {
 
 impl EncodeScheduler<'_> {
     /// Starts waiting contexts while there is room: the one first that would be done first, had it begun when it came. What
-    /// waits for a self-test leaves room for its canary.
+    /// waits for a self-test leaves room for its canary. Beyond the room for all there is as much again for keys that have nothing
+    /// begun, one context each: nobody waits until what another key asked for has ended.
     pub fn dispatch(&mut self) {
         if self.loss.hosts.is_booting(self.loss.now, self.loss.config.patience) {
             return;
@@ -29,11 +30,20 @@ impl EncodeScheduler<'_> {
             }
             return;
         }
-        while running_contexts(self.loss.contexts, self.loss.jobs) < self.loss.config.max_running {
-            let Some(number) = self.loss.contexts.next() else { return };
+        while let Some(number) = self.next_in_turn() {
             if !self.begin(number) {
                 return;
             }
+        }
+    }
+
+    fn next_in_turn(&self) -> Option<u64> {
+        let running = running_contexts(self.loss.contexts, self.loss.jobs);
+        let most = self.loss.config.max_running;
+        match running {
+            _ if running < most => self.loss.contexts.next(),
+            _ if running < 2 * most => self.loss.contexts.next_of_none(),
+            _ => None,
         }
     }
 

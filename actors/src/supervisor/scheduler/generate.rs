@@ -7,7 +7,7 @@ use crate::{
     supervisor::{
         command::Command,
         rules::{host_selection::Choice, recovery::HostLoss},
-        tables::{hosts::HostRecord, job::Job, jobs::Unhoused},
+        tables::{hosts::HostRecord, job::Job, jobs::Passed},
     },
 };
 
@@ -17,27 +17,28 @@ pub struct GenerateScheduler<'a> {
 }
 
 impl GenerateScheduler<'_> {
-    /// Has jobs generate whose contexts are ready, the one that waits for the longest first, while query hosts take them.
+    /// Has jobs generate whose contexts are ready, keys in turn, while query hosts take them.
     pub fn generate(&mut self) {
         self.note_query_hosts();
-        let mut after: Option<Unhoused> = None;
+        let mut passed = Passed::new();
         while let Some(place) = self
             .loss
             .jobs
-            .next_unhoused(after)
+            .next_unhoused(&passed)
             .filter(|_| !self.loss.hosts.is_booting(self.loss.now, self.loss.config.patience))
         {
             let number = place.1;
+            let key = self.loss.jobs.get(number).and_then(|job| job.key.clone());
             match if self.loss.jobs.is_held(number) { Choice::NotNow } else { self.loss.selection().query_host(number) }
             {
                 Choice::Host(host) => self.begin_generation(number, host),
                 Choice::NoEqual { up } => {
-                    after = Some(place);
+                    passed.insert(key, place);
                     if !up {
                         self.give_up_unequal(number);
                     }
                 }
-                Choice::NotNow => after = Some(place),
+                Choice::NotNow => drop(passed.insert(key, place)),
                 Choice::Nobody => return self.give_up_unhoused(),
             }
         }
@@ -80,7 +81,7 @@ impl GenerateScheduler<'_> {
     fn give_up_unhoused(&mut self) {
         let patience = self.loss.config.patience;
         let Some(gone) = self.loss.hosts.no_query_host_since else { return };
-        while let Some((ready, number)) = self.loss.jobs.next_unhoused(None) {
+        while let Some((ready, number)) = self.loss.jobs.longest_unhoused() {
             if self.loss.now.saturating_sub(gone.max(ready)) <= patience {
                 return;
             }

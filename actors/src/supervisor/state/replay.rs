@@ -78,6 +78,7 @@ impl SupervisorState {
             if !job.has_ended() && state.contexts.get(job.context).is_some_and(Context::is_placed) {
                 job.enter(now, JobPhase::Encoding);
             }
+            job.key = state.contexts.get(job.context).and_then(|context| context.prepared.key.clone());
             state.jobs.insert(job);
         }
         Ok(state)

@@ -271,11 +271,21 @@ impl Contexts {
     /// The context to begin next: of the key that has the fewest begun and had its last turn first, the one that would be done first,
     /// had it begun when it came.
     pub fn next(&self) -> Option<u64> {
+        self.first_of_fewest().map(|(_, number)| number)
+    }
+
+    /// The context to begin next, where it is of a key that has none begun.
+    pub fn next_of_none(&self) -> Option<u64> {
+        self.first_of_fewest().filter(|(begun, _)| *begun == 0).map(|(_, number)| number)
+    }
+
+    /// How many the key of the next context has begun, and the context.
+    fn first_of_fewest(&self) -> Option<(usize, u64)> {
         let token_seconds = self.token_seconds.0;
         let begun = |key: &Key| self.index.begun_of.get(key).copied().unwrap_or(0);
         let place =
             |(key, line): (&Key, &Waiting)| Some((begun(key), self.turns.last(key), line.first(token_seconds)?));
-        self.index.waiting.iter().filter_map(place).min().map(|(_, _, (_, number))| number)
+        self.index.waiting.iter().filter_map(place).min().map(|(begun, _, (_, number))| (begun, number))
     }
 
     /// How many waiting contexts begin before one: of other keys as many as of its own, as they take turns.

@@ -193,6 +193,8 @@ pub struct Job {
     pub fingerprint: Option<Fingerprint>,
     /// The context it asks.
     pub context: u64,
+    /// The key that asked for the context, if one did.
+    pub key: Option<String>,
     /// What it asks.
     pub question: Question,
     /// The host that generates, once chosen.
@@ -287,6 +289,7 @@ impl Job {
             progress,
             fingerprint: None,
             context,
+            key: None,
             question,
             query_host: None,
             told_attempt: 0,

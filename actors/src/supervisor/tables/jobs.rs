@@ -12,6 +12,9 @@ use crate::{api::JobState, supervisor::tables::job::Job};
 /// A job without a host that could be generated: since when, and its number.
 pub type Unhoused = (Duration, u64);
 
+/// Places in the lines of keys: jobs up to there were looked at.
+pub type Passed = BTreeMap<Option<String>, Unhoused>;
+
 /// Jobs by number, with indexes.
 #[derive(Debug, Default)]
 pub struct Jobs {
@@ -31,7 +34,10 @@ struct Index {
     of_context: BTreeMap<u64, BTreeSet<u64>>,
     watched_of: BTreeMap<u64, BTreeSet<u64>>,
     on_host: BTreeMap<usize, BTreeSet<u64>>,
-    unhoused: BTreeSet<Unhoused>,
+    /// By the keys that asked.
+    unhoused: BTreeMap<Option<String>, BTreeSet<Unhoused>>,
+    /// Jobs that hosts generate for, by the keys that asked.
+    generating: BTreeMap<Option<String>, usize>,
     limits: BTreeSet<(Duration, u64)>,
     ended: BTreeSet<(Duration, u64)>,
     generating_own: usize,
@@ -40,8 +46,9 @@ struct Index {
 }
 
 /// What of a job the indexes know.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Keys {
+    key: Option<String>,
     state: JobState,
     context: u64,
     own_context: bool,
@@ -56,6 +63,7 @@ struct Keys {
 impl Keys {
     fn of(job: &Job) -> Self {
         Self {
+            key: job.key.clone(),
             state: job.progress.state,
             context: job.context,
             own_context: job.facts.session.is_none(),
@@ -204,16 +212,35 @@ impl Jobs {
         self.index.on_host.get(&host).map_or(0, BTreeSet::len)
     }
 
-    /// The job that could be generated for the longest and has no host, of all or of those after one.
-    pub fn next_unhoused(&self, after: Option<Unhoused>) -> Option<Unhoused> {
-        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-        self.index.unhoused.range((after, Bound::Unbounded)).next().copied()
+    /// The job to be generated next: of the key for which the fewest are, the one that could be for the longest.
+    pub fn next_unhoused(&self, passed: &Passed) -> Option<Unhoused> {
+        let first = |(key, line): (&Option<String>, &BTreeSet<Unhoused>)| {
+            let after = passed.get(key).map_or(Bound::Unbounded, |place| Bound::Excluded(*place));
+            Some((self.generating_of(key), *line.range((after, Bound::Unbounded)).next()?))
+        };
+        self.index.unhoused.iter().filter_map(first).min().map(|(_, place)| place)
     }
 
-    /// How many of those are before a job, or would be.
+    /// The job without a host that could be generated for the longest.
+    pub fn longest_unhoused(&self) -> Option<Unhoused> {
+        self.index.unhoused.values().filter_map(BTreeSet::first).min().copied()
+    }
+
+    /// How many are generated before a job, or would be: of other keys as many as of its own, as they take turns.
     pub fn unhoused_before(&self, number: u64) -> usize {
-        let place = self.get(number).and_then(|job| Some((job.ready_since?, number)));
-        place.map_or(self.index.unhoused.len(), |place| self.index.unhoused.range(..place).count())
+        let Some(job) = self.get(number) else { return 0 };
+        let before = |line: &BTreeSet<Unhoused>| match job.ready_since {
+            Some(since) => line.range(..(since, number)).count(),
+            None => line.len(),
+        };
+        let own = self.index.unhoused.get(&job.key).map_or(0, before);
+        let others = self.index.unhoused.iter().filter(|(key, _)| **key != job.key);
+        own + others.map(|(_, line)| line.len().min(own)).sum::<usize>()
+    }
+
+    /// Jobs of a key that hosts generate for.
+    pub fn generating_of(&self, key: &Option<String>) -> usize {
+        self.index.generating.get(key).copied().unwrap_or(0)
     }
 
     /// Jobs whose time limit has passed.
@@ -268,8 +295,11 @@ impl Index {
             (Some(host), _) => {
                 self.on_host.entry(host).or_default().insert(number);
                 self.generating_own += usize::from(keys.own_context);
+                *self.generating.entry(keys.key.clone()).or_default() += 1;
             }
-            (None, Some(since)) => drop(self.unhoused.insert((since, number))),
+            (None, Some(since)) => {
+                self.unhoused.entry(keys.key.clone()).or_default().insert((since, number));
+            }
             (None, None) => {}
         }
     }
@@ -291,17 +321,23 @@ impl Index {
             (Some(host), _) => {
                 remove_from(&mut self.on_host, &host, number);
                 self.generating_own -= usize::from(keys.own_context);
+                if let Some(generating) = self.generating.get_mut(&keys.key) {
+                    *generating -= 1;
+                    if *generating == 0 {
+                        self.generating.remove(&keys.key);
+                    }
+                }
             }
-            (None, Some(since)) => drop(self.unhoused.remove(&(since, number))),
+            (None, Some(since)) => remove_from(&mut self.unhoused, &keys.key, (since, number)),
             (None, None) => {}
         }
     }
 }
 
 /// Takes a member out of one of the sets of `sets`, which holds no empty one.
-pub fn remove_from<K: Ord>(sets: &mut BTreeMap<K, BTreeSet<u64>>, key: &K, number: u64) {
+pub fn remove_from<K: Ord, M: Ord>(sets: &mut BTreeMap<K, BTreeSet<M>>, key: &K, member: M) {
     if let Some(set) = sets.get_mut(key) {
-        set.remove(&number);
+        set.remove(&member);
         if set.is_empty() {
             sets.remove(key);
         }

@@ -113,7 +113,7 @@ fn a_host_that_reads_something_else_is_found_out_before_anybody_asks_it() {
     assert!(orders.iter().all(|(to, _)| *to == 2), "{orders:?}");
     let (_, generate) = cluster.generation().expect("all shards are encoded by the other");
     assert_eq!(generate.holders.len(), 1);
-    assert_eq!(cluster.status(job).recoveries[0].reason, "input_mismatch");
+    assert_eq!(cluster.status(job).recoveries[0].reason, "misread");
 }
 
 /// Hosts of one prefix, which each passes to later ones, and where the shards are.

@@ -154,7 +154,8 @@ fn jobs_begin_in_the_order_that_is_told() {
     }
 }
 
-/// A key that asked for much does not keep one that asks for a little waiting.
+/// A key that asked for much does not keep one that asks for a little waiting: its first context begins beside those that run, and
+/// behind it keys take turns.
 #[test]
 fn keys_take_turns() {
     let mut cluster = Cluster::ready(SupervisorConfig { max_running: 1, max_queue: 50, ..config(1, 0) });
@@ -163,18 +164,56 @@ fn keys_take_turns() {
         cluster.ask(Source::Context(PreparedContext { key: Some(key.into()), ..context }), None)
     };
     let much: Vec<u64> = (0..4).map(|_| ask(&mut cluster, "much")).collect();
-    let little = ask(&mut cluster, "little");
-    let told: Vec<String> = much[1..].iter().chain([&little]).map(|&job| said(&cluster, job)).collect();
-    let before = ["next in line", "2 jobs before yours", "3 jobs before yours", "next in line"];
+    let little: Vec<u64> = (0..2).map(|_| ask(&mut cluster, "little")).collect();
+    let all: Vec<u64> = much.iter().chain(&little).copied().collect();
+    let encoding = |cluster: &Cluster| -> Vec<u64> {
+        let is = |job: &u64| cluster.status(*job).phase == Some(crate::api::JobPhase::Encoding);
+        all.iter().copied().filter(is).collect()
+    };
+    assert_eq!(encoding(&cluster), [much[0], little[0]]);
+    let other = ask(&mut cluster, "other");
+    assert_eq!(encoding(&cluster), [much[0], little[0]], "twice the room and no more");
+    let told: Vec<String> = [much[1], much[2], little[1], other].map(|job| said(&cluster, job)).into();
+    let before = ["next in line", "3 jobs before yours", "next in line", "next in line"];
     assert!(told.iter().zip(before).all(|(told, before)| told.starts_with(before)), "{told:?}");
-    let mut order = Vec::new();
-    for _ in 0..5 {
-        let encoding = |job: &&u64| cluster.status(**job).phase == Some(crate::api::JobPhase::Encoding);
-        let job = *much.iter().chain([&little]).find(encoding).expect("one is encoded");
-        order.push(job);
+    let end = |cluster: &mut Cluster, job: u64| {
         let id = cluster.status(job).id;
         let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
         cluster.adopt(decided);
+    };
+    end(&mut cluster, other);
+    let mut order = Vec::new();
+    while let Some(job) = encoding(&cluster).first().copied() {
+        order.push(job);
+        end(&mut cluster, job);
     }
-    assert_eq!(order, [much[0], little, much[1], much[2], much[3]]);
+    assert_eq!(order, [much[0], much[1], much[2], much[3], little[0], little[1]], "as many as there is room for");
+}
+
+/// Whoever generates much leaves a place for whoever generates nothing.
+#[test]
+fn a_key_for_which_nothing_is_generated_has_a_place_beside_those_that_another_has_taken() {
+    let limits = SupervisorConfig { max_running: 100, max_queue: 100, recovery: Recovery::Spare, ..config(1, 0) };
+    let mut cluster = Cluster::ready(limits);
+    let ask = |cluster: &mut Cluster, key: &str| {
+        let context = prepared(&cluster.state.config().method.clone(), 1);
+        cluster.ask(Source::Context(PreparedContext { key: Some(key.into()), ..context }), None)
+    };
+    let much: Vec<u64> = (0..36).map(|_| ask(&mut cluster, "much")).collect();
+    let little: Vec<u64> = (0..2).map(|_| ask(&mut cluster, "little")).collect();
+    while !cluster.encode().is_empty() {}
+    let generating = |cluster: &Cluster, jobs: &[u64]| {
+        let is = |job: &&u64| cluster.status(**job).phase == Some(crate::api::JobPhase::Querying);
+        jobs.iter().filter(is).count()
+    };
+    assert_eq!((generating(&cluster, &much), generating(&cluster, &little)), (32, 1));
+    assert!(said(&cluster, little[1]).starts_with("next in line"), "{}", said(&cluster, little[1]));
+    let id = cluster.status(much[0]).id;
+    let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
+    cluster.adopt(decided);
+    assert_eq!(generating(&cluster, &little), 1, "33 were too many for all");
+    let id = cluster.status(much[1]).id;
+    let decided = cluster.state.cancel(Duration::ZERO, &id).expect("it runs");
+    cluster.adopt(decided);
+    assert_eq!((generating(&cluster, &much), generating(&cluster, &little)), (30, 2), "the fewest first");
 }

@@ -2,11 +2,29 @@
 
 use std::ops::Range;
 
-use super::super::cache::BLOCK as KEYS;
-use super::super::lanes::{Element, Lanes, PANEL, store_some};
-use super::super::tile::{Extent, Left, Right, Sums, product};
-use super::Results;
+use super::super::lanes::{Element, Extent, Lanes, Left, PANEL, Right, Sums, product, store_some};
+use super::super::pool::Shared;
+use super::cache::{BLOCK as KEYS, Head};
 use super::sums::{Merged, Raw};
+
+/// Query rows that share a block of keys.
+pub(super) const ROWS: usize = 96;
+
+/// Where rows' results go.
+pub(super) struct Results {
+    pub output: Shared<f32>,
+    pub lse: Shared<f32>,
+    /// Highest scaled score of each row, where it is wanted.
+    pub maxima: Option<Shared<f32>>,
+}
+
+impl<E: Element> Head<E> {
+    /// The block that begins at `token`, a multiple of [`KEYS`], taken for keys `first..`.
+    pub(super) fn at(&self, token: usize, first: usize, sizes: Sizes) -> Block<E> {
+        let keys = self.keys.as_ptr().wrapping_add(token * sizes.dim);
+        Block { keys, values: self.values.as_ptr().wrapping_add(token * sizes.stride), first }
+    }
+}
 
 /// Rows of a run where the mask cuts a block: those of a register tile.
 const RUN: usize = 6;

@@ -1,10 +1,11 @@
 //! How much attention the last rows of each head pay to each key and to each distance. Keeps no weight.
 
-use super::super::cache::BLOCK as KEYS;
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes};
 use super::super::pool::{Shared, Tasks};
-use super::{Sequence, Sight, Tile};
+use super::block::{Sight, Tile};
+use super::cache::BLOCK as KEYS;
+use super::selected::Sequence;
 
 /// Sums over some rows of causal attention weights.
 #[derive(Clone, Default)]

@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use super::super::cache::{BLOCK as KEYS, Cache, Head};
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes};
 use super::super::pool::{Shared, Tasks, filled};
-use super::{Block, ROWS, Results, Sight, Sizes, Tile};
+use super::block::{Block, ROWS, Results, Sight, Sizes, Tile};
+use super::cache::{BLOCK as KEYS, Cache, Head};
 use crate::{Heads, KeySets};
 
 /// Tiles of [`ROWS`] rows that share a block once it is copied, at most.

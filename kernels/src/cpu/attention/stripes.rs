@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use super::super::cache::BLOCK as KEYS;
 use super::super::compute::Compute;
-use super::super::lanes::{Element, Kernel, Lanes, PANEL};
+use super::super::lanes::{Element, Extent, Kernel, Lanes, Left, PANEL, Right, product};
 use super::super::pool::{Shared, Tasks, filled};
-use super::super::scores::mean;
-use super::super::tile::{Extent, Left, Right, product};
-use super::Sequence;
+use super::cache::BLOCK as KEYS;
+use super::scores::mean;
+use super::selected::Sequence;
 use super::sums::Raw;
 use crate::{KernelError, KeySets, StripeRule};
 

@@ -1,7 +1,6 @@
 //! Where the products of weights and values go: as they are, or merged into the sums so far.
 
-use super::super::lanes::Lanes;
-use super::super::tile::Sums;
+use super::super::lanes::{Lanes, Sums};
 
 /// # Safety
 /// `to` must be a whole vector of the output.

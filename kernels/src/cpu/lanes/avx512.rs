@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{Element, Lanes};
+use super::vector::{Element, Lanes};
 
 #[derive(Clone, Copy)]
 pub struct Avx512(__m512);

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Element, Lanes};
+use super::vector::{Element, Lanes};
 
 #[derive(Clone, Copy)]
 pub struct Portable([f32; 8]);

@@ -1,11 +1,11 @@
 //! FlexPrefill's choice among blocks of rows and keys, on the device. Attends to nothing.
 
 use super::super::device::{Device, Spread, launch};
+use super::super::kv::Kv;
 use super::super::tensor::{Tensor, View};
-use super::Kv;
 use super::lists::{Grouped, Lists};
 use super::stripes::Pool;
-use crate::sparse::choice::FLEX;
+use crate::sparse::flex::FLEX;
 use crate::{DType, FlexRule, KernelError};
 
 /// Threads that choose for a head, as the kernels have them.

@@ -1,10 +1,11 @@
 //! What the last rows of a sequence attend to, and MInference's choice by that, on the device.
 
 use super::super::device::{Device, Spread, launch, typed};
+use super::super::kv::Kv;
 use super::super::tensor::{Tensor, View};
+use super::call::Attention;
 use super::lists::{Grouped, Lists};
-use super::{Attention, Kv};
-use crate::sparse::choice::{FOREMOST, SLASH};
+use crate::sparse::vertical_slash::{FOREMOST, SLASH};
 use crate::{DType, KernelError, Mask, VerticalSlashRule};
 
 /// Keys of a block of threads, its threads, and the distance of its rows of weights in shared memory, as the kernel has them.

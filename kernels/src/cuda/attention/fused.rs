@@ -2,51 +2,20 @@
 //! cuDNN refuses is remembered and left to the own kernel.
 
 mod graph;
+mod shape;
 
 use std::collections::HashMap;
 
 use cudarc::cudnn::sys::{self, cudnnBackendDescriptor_t as Descriptor};
 use graph::Graph;
+pub use shape::Shape;
 
 use super::super::device::{Buffer, Device, device_error};
-use super::super::tensor::Strides;
-use super::Attention;
-use crate::{KernelError, Mask};
+use super::call::Attention;
+use crate::KernelError;
 
 /// Plans kept; beyond, the one that was not asked for the longest is dropped.
 const KEPT: usize = 256;
-
-/// What a plan is built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
-    pub heads: [usize; 2],
-    pub rows: usize,
-    pub keys: usize,
-    pub dim: usize,
-    pub causal: bool,
-    pub q: Strides,
-    pub kv: Strides,
-    pub out: Strides,
-    pub lse_head: usize,
-}
-
-impl Shape {
-    /// The first `rows` rows of a call over its first `keys` keys.
-    pub fn of(call: &Attention<'_>, rows: usize, keys: usize) -> Self {
-        let Attention { q, k, out, lse, mask, .. } = call;
-        Self {
-            heads: [q.heads, k.heads],
-            rows,
-            keys,
-            dim: q.dim,
-            causal: *mask == Mask::Causal,
-            q: q.at,
-            kv: k.at,
-            out: out.at,
-            lse_head: lse.shape[1],
-        }
-    }
-}
 
 /// A built plan.
 pub struct Plan {

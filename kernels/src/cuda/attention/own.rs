@@ -1,9 +1,11 @@
 //! The own attention kernels, launched.
 
-use super::super::device::{Device, Spread, launch, typed, width};
-use super::super::tensor::{Tensor, View};
-use super::{Attention, Lists, Mapped};
-use crate::{DType, KernelError, Mask};
+use super::super::device::{Device, Spread, launch, typed};
+use super::super::tensor::Tensor;
+use super::call::{Attention, MaskArgument, Pieces, Tiled};
+use super::lists::Lists;
+use super::mapped::Mapped;
+use crate::{DType, KernelError};
 
 /// Keys of a piece, as the kernel has it.
 pub const PIECE: usize = 2048;
@@ -13,82 +15,6 @@ const COMBINED: [usize; 2] = [4, 2];
 const AHEAD: usize = 8;
 /// Rows of a call whose partials are held at a time.
 pub const CHUNK: usize = 64;
-
-/// `Mask` as the kernels declare it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MaskArgument {
-    kind: i32,
-    queries: i32,
-    keys: i32,
-    first: i32,
-    numbers: [i64; 4],
-}
-
-impl MaskArgument {
-    fn of(mask: Mask, (queries, keys): (usize, usize), first: usize) -> Self {
-        // What is beyond any token is as good as this.
-        let number = |x: usize| x.min(1 << 40) as i64;
-        let (kind, numbers) = match mask {
-            Mask::None => (0, [0; 4]),
-            Mask::Causal => (1, [0; 4]),
-            Mask::From { row } => (2, [number(row), 0, 0, 0]),
-            Mask::Streaming { sink, window, first_row, first_key } => {
-                (3, [sink, window, first_row, first_key].map(number))
-            }
-        };
-        Self { kind, queries: queries as i32, keys: keys as i32, first: first as i32, numbers }
-    }
-}
-
-/// As `attention.cu` declares it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Tiled {
-    q: u64,
-    k: u64,
-    v: u64,
-    out: u64,
-    lse: u64,
-    sums: u64,
-    q_head: i64,
-    q_row: i64,
-    kv_head: i64,
-    kv_row: i64,
-    out_head: i64,
-    out_row: i64,
-    lse_head: i64,
-    mask: MaskArgument,
-    group: i32,
-    rows: i32,
-    out_is_bf16: i32,
-    scale: f32,
-}
-
-/// Partials of the pieces of a call, as `attention.cu` declares them: `(kv head, piece, packed rows)`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Pieces {
-    outputs: u64,
-    maxima: u64,
-    sums: u64,
-    pub pieces: i32,
-    pub packed: i32,
-}
-
-impl Pieces {
-    /// Bytes of `count` pieces of so many packed rows: outputs, then maxima and sums.
-    pub fn bytes(kv: usize, count: usize, packed: usize, dim: usize) -> [usize; 2] {
-        let rows = kv * count * packed * 4;
-        [rows * dim, 2 * rows]
-    }
-
-    /// At these addresses.
-    pub fn at([outputs, statistics]: [u64; 2], kv: usize, count: usize, packed: usize) -> Self {
-        let sums = statistics + (kv * count * packed * 4) as u64;
-        Self { outputs, maxima: statistics, sums, pieces: count as i32, packed: packed as i32 }
-    }
-}
 
 /// As `attention.cu` declares it.
 #[repr(C)]
@@ -129,58 +55,6 @@ struct Plain {
     list_groups: i32,
     scale: f32,
     unused: i32,
-}
-
-impl Tiled {
-    /// Rows `first..first + rows` of a call.
-    fn of(call: &Attention<'_>, first: usize, rows: usize) -> Self {
-        let Attention { q, k, v, out, lse, mask } = call;
-        let to = out.part(first, first + rows);
-        Self {
-            out: to.pointer,
-            lse: lse.pointer() + 4 * first as u64,
-            out_head: out.at.head,
-            out_row: out.at.row,
-            lse_head: lse.shape[1] as i64,
-            out_is_bf16: i32::from(out.dtype == DType::Bf16),
-            ..Self::asking(*q, [*k, *v], *mask, (first, rows))
-        }
-    }
-
-    /// The same of a call whose results have no place yet.
-    pub fn asking(q: View<'_>, [k, v]: [View<'_>; 2], mask: Mask, (first, rows): (usize, usize)) -> Self {
-        let asking = q.part(first, first + rows);
-        Self {
-            q: asking.pointer,
-            k: k.pointer,
-            v: v.pointer,
-            out: 0,
-            lse: 0,
-            sums: 0,
-            q_head: q.at.head,
-            q_row: q.at.row,
-            kv_head: k.at.head,
-            kv_row: k.at.row,
-            out_head: 0,
-            out_row: 0,
-            lse_head: 0,
-            mask: MaskArgument::of(mask, (q.rows, k.rows), first),
-            group: (q.heads / k.heads) as i32,
-            rows: rows as i32,
-            out_is_bf16: 0,
-            scale: std::f32::consts::LOG2_E / (q.dim as f32).sqrt(),
-        }
-    }
-
-    /// The same, with partials of its pieces to write.
-    pub fn in_pieces(self, pieces: &Pieces) -> Self {
-        Self { out: pieces.outputs, lse: pieces.maxima, sums: pieces.sums, ..self }
-    }
-
-    /// Rows of the tiles that it is computed in: by query heads that share a KV head, times rows.
-    pub fn packed(&self) -> usize {
-        (self.rows * self.group) as usize
-    }
 }
 
 /// How a kernel that cuts keys in pieces is spread.
@@ -346,7 +220,7 @@ impl Device {
             scale: 1.0 / (q.dim as f32).sqrt(),
             unused: 0,
         };
-        debug_assert!(width(q.dtype) >= 2);
+        debug_assert!(q.dtype.size() >= 2);
         let spread = Spread { blocks: (q.rows, q.heads), threads: 128, shared: 0 };
         launch!(self, &typed("attend_plain", q.dtype), spread, argument)
     }

@@ -3,29 +3,30 @@
 
 use std::ops::Range;
 
-use super::super::device::{Device, STRETCH};
-use super::{Attender, Attention, ROUNDED};
-use crate::{DType, KernelError, Mask};
+use crate::Mask;
 
+/// Prefill rows, and keys that all of them see, go to cuDNN in multiples of this, so that lengths share plans; the own kernel
+/// takes the rest.
+pub const ROUNDED: usize = 512;
 /// Stretches of a call beyond which it is cut.
 const MOST: f64 = 1.5;
 
 /// A part of a call.
 #[derive(Debug, PartialEq, Eq)]
-struct Part {
+pub struct Part {
     /// Of KV heads.
-    heads: Range<usize>,
-    rows: Range<usize>,
+    pub heads: Range<usize>,
+    pub rows: Range<usize>,
 }
 
 /// Pairs of a row and a key.
-fn pairs(rows: usize, keys: usize, mask: Mask) -> f64 {
+pub fn pairs(rows: usize, keys: usize, mask: Mask) -> f64 {
     let (count, keys) = (rows as f64, keys as f64);
     if mask == Mask::Causal && keys >= count { count * (keys - count / 2.0) } else { count * keys }
 }
 
 /// Of which a call of so many stretches is queued.
-fn parts(kv: usize, (rows, keys): (usize, usize), mask: Mask, stretches: f64) -> Vec<Part> {
+pub fn parts(kv: usize, (rows, keys): (usize, usize), mask: Mask, stretches: f64) -> Vec<Part> {
     let fits = |count: &usize| kv.is_multiple_of(*count) && stretches / *count as f64 <= MOST;
     let by_heads = (1..kv).find(fits).unwrap_or(kv);
     let cuts = mask == Mask::None || (mask == Mask::Causal && keys >= rows);
@@ -43,42 +44,9 @@ fn parts(kv: usize, (rows, keys): (usize, usize), mask: Mask, stretches: f64) ->
     (0..by_heads).flat_map(of_heads).map(|(heads, rows)| Part { heads, rows }).collect()
 }
 
-impl Attender {
-    /// A call of many rows.
-    pub(super) fn attend_long(&self, device: &Device, call: Attention<'_>) -> Result<(), KernelError> {
-        let Attention { q, k, v, out, lse, mask } = call;
-        let group = q.heads / k.heads;
-        let each = 4.0 * (q.dim * group) as f64;
-        let operations = |kv: usize, rows, keys| kv as f64 * each * pairs(rows, keys, mask);
-        let stretches = operations(k.heads, q.rows, k.rows) / STRETCH;
-        for Part { heads, rows } in parts(k.heads, (q.rows, k.rows), mask, stretches) {
-            let query = heads.start * group..heads.end * group;
-            let seen = if mask == Mask::Causal && k.rows >= q.rows { k.rows - (q.rows - rows.end) } else { k.rows };
-            let of_heads = lse.rows(query.start, query.end)?;
-            let own = match rows.len() == q.rows {
-                true => of_heads.clone(),
-                false => device.empty(&[query.len(), rows.len()], DType::F32)?,
-            };
-            let [asking, to] = [q, out].map(|x| x.of_heads(query.clone()).part(rows.start, rows.end));
-            let [k, v] = [k, v].map(|x| x.of_heads(heads.clone()).part(0, seen));
-            self.attend_part(device, Attention { q: asking, k, v, mask, out: to, lse: &own })?;
-            if rows.len() < q.rows {
-                let (from, pitch) = ((own.pointer(), 4 * rows.len()), 4 * q.rows);
-                device.copy_2d(
-                    from,
-                    (of_heads.pointer() + 4 * rows.start as u64, pitch),
-                    4 * rows.len(),
-                    query.len(),
-                )?;
-            }
-            device.queued(rows.len(), operations(heads.len(), rows.len(), seen))?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::super::device::STRETCH;
     use super::*;
 
     const KV: usize = 8;

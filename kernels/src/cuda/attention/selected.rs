@@ -2,7 +2,8 @@
 
 use super::super::device::{Device, Spread, launch};
 use super::super::tensor::Tensor;
-use super::{Attention, Lists};
+use super::call::Attention;
+use super::lists::Lists;
 use crate::{DType, KernelError};
 
 /// Rows of a block of threads, and keys of a block, as the kernel has them.

@@ -1,6 +1,6 @@
 //! The stripes of AnchorAttention, chosen on the device. Attends to nothing.
 
-use super::super::device::{Device, Spread, launch, typed, width};
+use super::super::device::{Device, Spread, launch, typed};
 use super::super::tensor::{Tensor, View};
 use super::lists::{Grouped, Lists};
 use crate::{DType, KernelError, StripeRule};
@@ -75,7 +75,7 @@ impl Device {
             dim: dim as i32,
         };
         self.pool(pool, heads, q.dtype)?;
-        let each = 16 / width(k.dtype);
+        let each = 16 / k.dtype.size();
         let aligned =
             k.pointer.is_multiple_of(16) && [dim as i64, k.at.head, k.at.row].iter().all(|n| n % each as i64 == 0);
         let name = typed(if aligned { "find_stripes_wide" } else { "find_stripes" }, k.dtype);

@@ -1,9 +1,12 @@
 //! Waiting for what was queued, and giving back what is not needed meanwhile.
 
+use std::time::Duration;
+
 use cudarc::driver::sys;
 
+use super::pace::{FEW_ROWS, LONG, SHORT, STRETCH};
 use super::{Device, KEPT_SHARE, device_error};
-use crate::{KernelError, Mark};
+use crate::{Ahead, KernelError, Mark, Rank};
 
 impl Device {
     /// Waits until all queued work is done, and gives back what the process keeps of freed memory but for a share: others may
@@ -58,5 +61,47 @@ impl Device {
     /// Waits until all queued work is done.
     pub fn synchronize(&self) -> Result<(), KernelError> {
         self.stream.synchronize().map_err(|error| device_error("synchronize", error))
+    }
+
+    /// A step begins, ahead of which nothing of a later rank goes.
+    pub fn ahead(&self, rank: Rank) -> Ahead {
+        self.pace.stretches.ahead(rank)
+    }
+
+    /// So many operations of a call of so many rows were queued. Waits at the end of a stretch.
+    pub(in super::super) fn queued(&self, rows: usize, operations: f64) -> Result<(), KernelError> {
+        if rows <= FEW_ROWS {
+            return Ok(());
+        }
+        let failed = |error| device_error("queue", error);
+        let (before, last) = {
+            let mut queued = self.pace.queued.lock().expect("no panic holds it");
+            if !queued.stretch.ends_with(operations, STRETCH) {
+                return Ok(());
+            }
+            if operations < LONG && !(self.pace.stretches.are_wanted() && self.has_room()?) {
+                (queued.last, queued.before) = (None, None);
+                return Ok(());
+            }
+            let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+            let last = queued.last.replace(self.stream.record_event(timed).map_err(failed)?);
+            (queued.before.take(), last)
+        };
+        // Of a stretch whose beginning is not known, all of it may have been queued long before.
+        let mut busy = Duration::MAX;
+        if let Some(last) = last {
+            last.synchronize().map_err(failed)?;
+            if let Some(before) = before {
+                busy = Duration::from_secs_f32(before.elapsed_ms(&last).map_err(failed)?.max(0.0) / 1e3);
+            }
+            self.pace.queued.lock().expect("no panic holds it").before = Some(last);
+        }
+        self.pace.stretches.pass(busy);
+        Ok(())
+    }
+
+    fn has_room(&self) -> Result<bool, KernelError> {
+        let (free, all) = self.memory()?;
+        Ok(free > all / SHORT)
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::super::device::{Device, Spread, launch};
-use super::plans::{Key, Operands};
+use super::product::{Key, Operands};
 use crate::KernelError;
 
 /// Most rows that it takes.

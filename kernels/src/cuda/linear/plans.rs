@@ -12,6 +12,7 @@ use cudarc::cublaslt::{result, sys};
 
 use super::super::device::{Buffer, Device, device_error};
 use super::few;
+use super::product::{Key, Operands};
 use crate::KernelError;
 use trial::Trial;
 
@@ -23,32 +24,6 @@ const CLASSES: [(usize, [usize; 3]); 4] =
     [(usize::MAX, [1025, 8192, 8704]), (1024, [129, 512, 1024]), (128, [17, 64, 128]), (few::ROWS, [1, 8, few::ROWS])];
 /// Algorithms asked for by class.
 const ASKED: usize = 12;
-/// Rows at a time of what others are compared with.
-const TRIAL: usize = 128;
-
-/// A product, its rows aside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
-    pub n: usize,
-    pub k: usize,
-    pub bias: bool,
-    pub residual: bool,
-    /// Rows and weights are 8-bit floats with scales.
-    pub eight: bool,
-}
-
-/// Device addresses; 0 where there is none.
-#[derive(Clone, Copy)]
-pub struct Operands {
-    pub x: u64,
-    pub weight: u64,
-    /// Scales of rows and of outputs, where the operands are 8-bit floats.
-    pub scales: [u64; 2],
-    pub bias: u64,
-    pub residual: u64,
-    pub out: u64,
-}
-
 /// What was chosen for a product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
@@ -227,7 +202,8 @@ impl Plans {
         // What is not supported at all is refused with an error.
         let offers = CLASSES.map(|(_, [_, rows, _])| self.offers(key, rows).unwrap_or_default());
         let Some(first) = offers.iter().flatten().next().copied().map(Way::Library) else { return Ok(None) };
-        let trial = Trial::new(self, device, (key, counts[2]), first)?;
+        let run = |way, rows, operands| self.go(device, way, (key, rows), operands);
+        let trial = Trial::new(device, (key, counts[2]), |rows, operands| run(first, rows, operands))?;
         let own = few::takes(key, end).then_some(Way::Few);
         let mut liked: Vec<Algorithm> = Vec::new();
         for offer in offers[class].iter().chain(offers.iter().flatten()) {
@@ -237,7 +213,9 @@ impl Plans {
         }
         let mut tried = own.into_iter().chain(liked.into_iter().map(Way::Library)).enumerate();
         let agrees = |way| -> Result<bool, KernelError> {
-            counts.iter().try_fold(true, |so_far, rows| Ok(so_far && trial.agrees(self, device, way, *rows)?))
+            counts.iter().try_fold(true, |so_far, rows| {
+                Ok(so_far && trial.agrees(device, *rows, |rows, operands| run(way, rows, operands))?)
+            })
         };
         let equal = tried.find_map(|(passed, way)| agrees(way).map(|equal| equal.then_some((passed, way))).transpose());
         let (passed, way) = equal.transpose()?.unwrap_or((0, first));

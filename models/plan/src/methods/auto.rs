@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{DenseConfig, Method, PulsarConfig};
-use crate::{Choice, Conditions, Cost, Forecast, Plan, PlanError, PlanRequest};
+use super::{blockwise::pulsar::PulsarConfig, exact::dense::DenseConfig};
+use crate::{Choice, Conditions, Cost, Forecast, Method, Plan, PlanError, PlanRequest};
 
 /// Context tokens below which no plan but dense's is looked at: summaries need 1,152 tokens, so that none is cheaper.
 const DENSE_BELOW_TOKENS: usize = 2048;

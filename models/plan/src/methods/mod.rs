@@ -1,68 +1,35 @@
-//! The attention methods, one a file, behind one trait. What a method does is in its file alone.
+//! The table of the attention methods, one a file, behind one trait. What a method does is in its file alone: a new one is a file,
+//! its `mod` line and a row here.
 
-mod anchor;
-mod apb;
 mod auto;
-mod dense;
-mod flexprefill;
-mod minference;
-mod pulsar;
-mod ring;
-mod star;
-mod streaming;
-mod ulysses;
+mod blockwise;
+mod exact;
+mod sparse;
 
 use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use anchor::AnchorConfig;
-pub use apb::{ApbConfig, FirstSkip};
 pub use auto::{Alternative, AutoConfig};
-pub use dense::DenseConfig;
-pub use flexprefill::FlexprefillConfig;
-pub use minference::MinferenceConfig;
-pub use pulsar::{Positions, PulsarConfig};
-pub use ring::{RingConfig, RingLayout};
-pub use star::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig};
-pub use streaming::{Phase2, StreamingConfig};
-pub use ulysses::UlyssesConfig;
-
-use crate::{
-    Choice, ContextView, Exchange, LocalAttention, Plan, PlanError, PlanRequest, Shard, Span, blocks::split_blocks,
+pub use blockwise::{
+    apb::{ApbConfig, FirstSkip},
+    pulsar::{Positions, PulsarConfig},
+    star::{AnchorContent, AnchorPosition, Permutation, RandomPositions, RandomTokens, StarConfig},
+};
+pub use exact::{
+    dense::DenseConfig,
+    ring::{RingConfig, RingLayout},
+    ulysses::UlyssesConfig,
+};
+pub use sparse::{
+    anchor::AnchorConfig,
+    flexprefill::FlexprefillConfig,
+    minference::MinferenceConfig,
+    streaming::{Phase2, StreamingConfig},
 };
 
-/// An attention method with its sizes resolved.
-pub trait Method {
-    /// The name users type and metrics carry.
-    fn name(&self) -> &'static str;
-
-    /// Refuses sizes that would make a plan but that nobody can have meant.
-    ///
-    /// # Errors
-    /// [`PlanError`] with the numbers on both sides.
-    fn review(&self, request: &PlanRequest) -> Result<(), PlanError> {
-        let _ = request;
-        Ok(())
-    }
-
-    /// Tokens of a block, where the user gave them.
-    fn block_tokens(&self) -> Option<usize> {
-        None
-    }
-
-    /// The retaining heads that it scores by, by name.
-    fn retaining_heads(&self) -> Option<&str> {
-        None
-    }
-
-    /// Shards, positions, kept KV and exchange for `request`.
-    ///
-    /// # Errors
-    /// [`PlanError`] when the request or the method's sizes make no plan.
-    fn plan(&self, request: &PlanRequest) -> Result<Plan, PlanError>;
-}
+use crate::{Method, Plan, PlanError, PlanRequest};
 
 /// Makes [`MethodConfig`] and its dispatch from one line a method.
 macro_rules! methods {
@@ -160,34 +127,6 @@ fn answerable(request: &PlanRequest) -> Result<(), PlanError> {
         PlanRequest { context: [], .. } => Err(PlanError::EmptyContext),
         PlanRequest { hosts: 0, .. } => Err(PlanError::NoHosts),
         _ => Ok(()),
-    }
-}
-
-/// Blocks of `size` tokens on their `owners`, without prefixes and without exchange.
-fn bare_shards(name: &str, request: &PlanRequest, size: usize, owners: Vec<usize>) -> Plan {
-    let tokens = request.context.len();
-    let blocks = split_blocks(tokens, size);
-    let shard = |(block, (range, host)): (usize, (std::ops::Range<usize>, usize))| Shard {
-        block,
-        host,
-        prefix: Vec::new(),
-        own: Span::in_place(range),
-        keeps_prefix: false,
-        apart_rows: 0,
-        attention: LocalAttention::Causal,
-        rope_length: 0,
-    };
-    Plan {
-        method: Choice::typed(name),
-        context_tokens: tokens,
-        hosts: request.hosts,
-        shards: blocks.into_iter().zip(owners).enumerate().map(shard).collect(),
-        exchange: Exchange::None,
-        query_start: tokens as u32,
-        view: ContextView::All,
-        extra_ids: Vec::new(),
-        refresh: None,
-        fan_in: crate::FAN_IN,
     }
 }
 

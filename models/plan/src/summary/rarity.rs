@@ -1,7 +1,7 @@
 //! The published scores, which know rarity among blocks only, and tie keys of the same kind. Reads no query.
 
 use super::chunks::Chunks;
-use super::{Heuristic, TieBreak};
+use super::rule::{Heuristic, TieBreak};
 
 /// Saturation of repeated tokens in BM25.
 const BM25_K1: f64 = 1.2;

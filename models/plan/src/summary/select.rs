@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::chunks::Chunks;
-use super::{BudgetSpread, Summary, TieBreak};
+use super::rule::{BudgetSpread, Summary, TieBreak};
 
 /// What orders chunks.
 pub(super) struct Ranking {

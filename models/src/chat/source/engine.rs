@@ -1,5 +1,6 @@
 //! The interpreter of one chat template: what transformers gives it, within limits. Marks nothing.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind};
 
-use super::{TemplateSource, python};
+use super::python;
 use crate::chat::{Ending, RenderOptions, Speaker, TemplateDate, TemplateRefusal};
 
 /// Longest text of a template.
@@ -34,16 +35,19 @@ pub struct Engine {
 
 impl Engine {
     /// Reads the template.
-    pub fn new(source: &TemplateSource, options: &RenderOptions) -> Result<Self, TemplateRefusal> {
-        if source.text.len() > MOST_TEXT {
-            let got = source.text.len();
+    pub fn new(
+        text: &str,
+        variables: &BTreeMap<String, String>,
+        options: &RenderOptions,
+    ) -> Result<Self, TemplateRefusal> {
+        if text.len() > MOST_TEXT {
+            let got = text.len();
             return Err(TemplateRefusal::Limit(format!("it is {got} bytes long, expected at most {MOST_TEXT}")));
         }
         let dated = Arc::new(AtomicBool::new(false));
         let mut environment = environment((options.date, dated.clone())).map_err(|error| refusal(error, 0))?;
-        environment.add_template_owned(NAME, python::text(&source.text)).map_err(|error| refusal(error, 0))?;
-        let variables =
-            source.variables.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))).collect();
+        environment.add_template_owned(NAME, python::text(text)).map_err(|error| refusal(error, 0))?;
+        let variables = variables.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))).collect();
         Ok(Self { environment, variables, answers: options.ending == Ending::Answer, dated })
     }
 

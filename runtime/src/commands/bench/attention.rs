@@ -93,7 +93,7 @@ impl What {
     fn work(self, heads: Heads, dtype: DType) -> (u64, u64) {
         let (rows, tokens) = (self.rows as u64, self.tokens as u64);
         let pairs = if self.mask() == Mask::Causal { tokens * (tokens + 1) / 2 } else { rows * tokens };
-        let element = if dtype == DType::F32 { 4 } else { 2 };
+        let element = dtype.size() as u64;
         (4 * (heads.query * heads.dim) as u64 * pairs, 2 * tokens * (heads.kv * heads.dim) as u64 * element)
     }
 }

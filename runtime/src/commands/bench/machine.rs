@@ -67,6 +67,8 @@ impl Machine for asterism_kernels::Cuda {
     }
 
     fn copy_bytes_per_s(&self) -> Result<f64, KernelError> {
+        use asterism_kernels::TensorOps as _;
+
         /// Rows of 8 KiB: 2 GiB, or 128 processors do not get to full speed.
         const ROWS: usize = 1 << 18;
         let mut x = self.upload(&[ROWS / 256, 2048], &vec![1.0; ROWS / 256 * 2048])?;

@@ -17,7 +17,7 @@ use super::{
     report::{Case, Report, cell, peak, percent, tera},
 };
 use crate::{
-    cluster_file::{DType, Device, LinearType},
+    cluster_file::{Device, LinearType},
     error::{CliError, Exit},
     globals::Globals,
     size::grouped,
@@ -270,13 +270,13 @@ impl<'a, B: Machine> Bench<'a, B> {
     }
 
     fn shape(&self) -> ModelShape {
-        self.decoders[0].config().shape(self.backend().dtype())
+        self.decoders[0].config().shape(self.backend().kv_dtype())
     }
 
     /// Bytes of the weights that a step reads: all but the table, of which it reads a row.
     fn step_weights(&self) -> u64 {
         let (config, dtype) = (self.decoders[0].config(), self.backend().dtype());
-        let table = config.vocab * config.hidden * if self.given.dtype == DType::F32 { 4 } else { 2 };
+        let table = config.vocab * config.hidden * dtype.size();
         config.weight_bytes(Parts::All, (dtype, self.given.linear() == Some(LinearType::Fp8))) - table as u64
     }
 

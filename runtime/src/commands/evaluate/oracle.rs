@@ -3,7 +3,8 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use asterism_kernels::{Backend, Cpu, KernelChoice};
+use asterism_kernels::prelude::*;
+use asterism_kernels::{Cpu, KernelChoice};
 use asterism_models::{
     ContextAttention, Decoder, EncodedShard, Generator, LocalContext, ModelError, Parts, Sampler, Sampling,
     WatchedContext, encode_plan,
@@ -45,7 +46,7 @@ impl Oracle {
             Decoder::load(backend, &wiring::checkpoint_of(&model)?, Parts::All)
         };
         let decoder = load().map_err(unusable)?;
-        let shape = decoder.config().shape(decoder.backend().dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_dtype());
         Ok(Self { front, decoder, shape, hosts: hosts.max(1) })
     }
 
@@ -136,7 +137,7 @@ mod tests {
         let front = TokenCounter::embedded().unwrap();
         let backend = Arc::new(wiring::cpu(EMBEDDED.dtype, 2, KernelChoice::Auto).unwrap());
         let decoder = Decoder::load(backend, &wiring::checkpoint_of(&EMBEDDED).unwrap(), Parts::All).unwrap();
-        let shape = decoder.config().shape(decoder.backend().dtype());
+        let shape = decoder.config().shape(decoder.backend().kv_dtype());
         let record = front.generate(Task::NiahSingle2, 3000, 7, None).unwrap();
         let place = Place { suite: "ruler", length: 3000, sample: 7 };
         let asked = Question::generated(place, record, Task::NiahSingle2);

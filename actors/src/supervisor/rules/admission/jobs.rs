@@ -51,7 +51,8 @@ impl AdmissionControl<'_> {
                 }
                 changes.push(record::session(&session));
                 let facts = self.facts(&prepared, &self.contexts[session.context].prepared);
-                let job = Job::new((number, session.context), self.now, facts, &prepared);
+                let mut job = Job::new((number, session.context), self.now, facts, &prepared);
+                job.key = self.contexts[session.context].prepared.key.clone();
                 Submission { job, context: None, session: Some(session) }
             }
             Source::Context(context) => {
@@ -59,7 +60,8 @@ impl AdmissionControl<'_> {
                 let facts = self.facts(&prepared, context);
                 let context = Context::new((number, self.now), Owner::Job(number), context.clone());
                 changes.extend(record::context(&context));
-                let job = Job::new((number, number), self.now, facts, &prepared);
+                let mut job = Job::new((number, number), self.now, facts, &prepared);
+                job.key = context.prepared.key.clone();
                 Submission { job, context: Some(context), session: None }
             }
         };

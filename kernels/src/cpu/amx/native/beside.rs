@@ -8,8 +8,8 @@ use std::arch::asm;
 use std::slice::Iter;
 
 use super::super::super::lanes::fetch_ahead;
-use super::super::engine::{Engine, Product, SIDE, STEP, TILE};
-use super::{Amx, Session};
+use super::super::engine::{Product, SIDE, STEP, TILE};
+use super::session::Session;
 
 /// Tile multiplications of a step: of each half of `A` with each of `B`, in this order.
 const MULTIPLICATIONS: usize = 4;
@@ -126,7 +126,7 @@ impl<'a> Beside<'a> {
                     if self.fresh {
                         self.current = *self.products.next().expect("multiplications are counted from the products");
                         if self.session.narrow != self.current.narrow {
-                            Amx::settle(self.session);
+                            self.session.settle();
                         }
                     }
                     take_over!("tmm0", 0);

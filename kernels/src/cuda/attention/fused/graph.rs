@@ -9,8 +9,8 @@ use cudarc::cudnn::sys::cudnnPointwiseMode_t as Pointwise;
 use cudarc::cudnn::sys::{self, cudnnBackendDescriptor_t as Descriptor, cudnnDataType_t as Element};
 
 use super::super::super::device::device_error;
-use super::super::super::tensor::Strides;
-use super::Shape;
+use super::super::super::device::layout::Strides;
+use super::shape::Shape;
 use crate::KernelError;
 
 /// Names of the tensors that an execution gives: queries, keys, values, output, log-sum-exp, scale, what masks, the shift.

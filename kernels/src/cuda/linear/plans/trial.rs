@@ -4,9 +4,11 @@
 use super::super::super::device::Device;
 use super::super::super::tensor::Tensor;
 use super::super::eight::Eight;
-use super::{Key, Operands, Plans, TRIAL, Way};
+use super::super::product::{Key, Operands};
 use crate::{DType, KernelError};
 
+/// Rows at a time of what others are compared with.
+const TRIAL: usize = 128;
 /// Size of what is added to such a sum, about that of what is left of it.
 const ADDED: f32 = 1.0 / 4096.0;
 
@@ -25,8 +27,12 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// Of up to so many rows, whose bits are what `first` gives them.
-    pub fn new(plans: &Plans, device: &Device, (key, rows): (Key, usize), first: Way) -> Result<Self, KernelError> {
+    /// Of up to so many rows, whose bits are what `first` gives them, which multiplies so many.
+    pub fn new(
+        device: &Device,
+        (key, rows): (Key, usize),
+        first: impl Fn(usize, Operands) -> Result<(), KernelError>,
+    ) -> Result<Self, KernelError> {
         let rows = rows.max(TRIAL);
         let (x, weight) =
             (device.cancelling([rows, key.k], 1, [1.0; 2])?, device.cancelling([key.n, key.k], 2, [1.0, -1.0])?);
@@ -42,20 +48,14 @@ impl Trial {
             expected: empty()?,
         };
         for start in (0..rows).step_by(TRIAL) {
-            trial.run(plans, device, first, (start, TRIAL.min(rows - start)), &trial.expected)?;
+            let some = TRIAL.min(rows - start);
+            first(some, trial.operands(start, &trial.expected))?;
         }
         Ok(trial)
     }
 
-    /// Rows of the operands, to their places in `out`.
-    fn run(
-        &self,
-        plans: &Plans,
-        device: &Device,
-        way: Way,
-        (start, rows): (usize, usize),
-        out: &Tensor,
-    ) -> Result<(), KernelError> {
+    /// Rows of the operands from `start` on, which come to their places in `out`.
+    fn operands(&self, start: usize, out: &Tensor) -> Operands {
         let Key { n, k, .. } = self.key;
         let at = |pointer: u64, bytes: usize| pointer + (start * bytes) as u64;
         let (x, weight, scales) = match &self.eight {
@@ -65,21 +65,25 @@ impl Trial {
             }
             None => (at(self.x.pointer(), 2 * k), self.weight.pointer(), [0; 2]),
         };
-        let operands = Operands {
+        Operands {
             x,
             weight,
             scales,
             bias: self.bias.pointer(),
             residual: if self.key.residual { at(self.residual.pointer(), 2 * n) } else { 0 },
             out: at(out.pointer(), 2 * n),
-        };
-        plans.go(device, way, (self.key, rows), operands)
+        }
     }
 
     /// Whether so many rows at a time have the bits that they have [`TRIAL`] at a time. One that the library does not run here
     /// has not.
-    pub fn agrees(&self, plans: &Plans, device: &Device, way: Way, rows: usize) -> Result<bool, KernelError> {
-        match self.run(plans, device, way, (0, rows), &self.out) {
+    pub fn agrees(
+        &self,
+        device: &Device,
+        rows: usize,
+        run: impl Fn(usize, Operands) -> Result<(), KernelError>,
+    ) -> Result<bool, KernelError> {
+        match run(rows, self.operands(0, &self.out)) {
             Err(KernelError::Device { operation: "linear", .. }) => return Ok(false),
             ran => ran?,
         }

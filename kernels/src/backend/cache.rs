@@ -1,0 +1,26 @@
+//! The keys and values of a layer, kept from call to call. Attends to nothing.
+
+use super::tensors::TensorOps;
+use crate::{DType, KernelError};
+
+/// A cache of keys and values.
+pub trait KvOps: TensorOps {
+    /// Keys and values of one layer, `(kv heads, tokens, head dim)` each; grows by `kv_append`.
+    type Kv: Clone + Send + Sync + 'static;
+
+    /// Type that keys and values are kept in, and travel in.
+    fn kv_dtype(&self) -> DType {
+        self.dtype()
+    }
+
+    /// Wraps `k, v (kv heads, t, dim)`.
+    fn kv(&self, k: &Self::Tensor, v: &Self::Tensor) -> Result<Self::Kv, KernelError>;
+    /// Appends rows in place, growing geometrically.
+    fn kv_append(&self, kv: &mut Self::Kv, k: &Self::Tensor, v: &Self::Tensor) -> Result<(), KernelError>;
+    /// A copy of rows `start..end`, so that the rest can be freed.
+    fn kv_rows(&self, kv: &Self::Kv, start: usize, end: usize) -> Result<Self::Kv, KernelError>;
+    /// Cached tokens.
+    fn kv_len(&self, kv: &Self::Kv) -> usize;
+    /// Bytes held, capacity included.
+    fn kv_bytes(&self, kv: &Self::Kv) -> usize;
+}

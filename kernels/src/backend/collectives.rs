@@ -1,0 +1,164 @@
+//! Tensors from device to device of one process: lent, or one of each put together on all of them. A thread for each device takes
+//! part, and all take part in the same exchanges in the same order. Sends nothing to another process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::tensors::TensorOps;
+use crate::KernelError;
+
+/// Tensors that a backend lent: what another of its kind, of this process, gets of them is its own. They are kept as long as this.
+pub type Lent<B> = Box<dyn Fn(&B) -> Result<Vec<<B as TensorOps>::Tensor>, KernelError> + Send + Sync>;
+
+/// Several devices of one process at one piece of work.
+pub trait Collectives: TensorOps {
+    /// Most rows of which devices of one process gain by sharing linear layers, each with some of the outputs.
+    fn shared_rows(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Lends tensors to other backends of its kind. Memory of the host is everybody's.
+    fn lend(&self, tensors: Vec<Self::Tensor>) -> Result<Lent<Self>, KernelError> {
+        Ok(Box::new(move |_| Ok(tensors.clone())))
+    }
+
+    /// What puts matrices of these devices of one process together.
+    fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
+        Ok(Box::new(Meeting::new(members)))
+    }
+}
+
+/// What puts tensors together.
+pub trait AllGather<B: TensorOps>: Send + Sync {
+    /// The tensors of all members one after the other along `axis`, on `member`, whose own is `part`. Their sizes along it are
+    /// `sizes`; all else of them is alike.
+    ///
+    /// # Errors
+    /// [`KernelError::Abandoned`] once a member takes part no more; what the devices report.
+    fn gather(&self, member: usize, part: &B::Tensor, sizes: &[usize], axis: usize) -> Result<B::Tensor, KernelError>;
+
+    /// A member takes part no more: whoever waits for it, on the host or a device, need not.
+    fn abandon(&self);
+}
+
+/// Gathers by lending: whoever has come waits for the others, on the host.
+pub struct Meeting<B: Collectives> {
+    members: Vec<Arc<B>>,
+    board: Mutex<Board<B>>,
+    news: Condvar,
+}
+
+/// Of each member.
+type Brought<B> = Vec<Option<Arc<Lent<B>>>>;
+
+struct Board<B: Collectives> {
+    /// Exchanges that each member has come to.
+    come: Vec<u64>,
+    /// What was brought to an exchange, and how many have yet to take it.
+    brought: HashMap<u64, (Brought<B>, usize)>,
+    abandoned: bool,
+}
+
+impl<B: Collectives> Meeting<B> {
+    /// Of these devices.
+    pub fn new(members: &[Arc<B>]) -> Self {
+        let board = Board { come: vec![0; members.len()], brought: HashMap::new(), abandoned: false };
+        Self { members: members.to_vec(), board: Mutex::new(board), news: Condvar::new() }
+    }
+
+    fn board(&self) -> MutexGuard<'_, Board<B>> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings a member's part, and waits until all are there.
+    fn meet(&self, member: usize, part: Arc<Lent<B>>) -> Result<Vec<Arc<Lent<B>>>, KernelError> {
+        let (all, mut board) = (self.members.len(), self.board());
+        let exchange = board.come[member];
+        board.come[member] += 1;
+        let (brought, _) = board.brought.entry(exchange).or_insert_with(|| (vec![None; all], all));
+        brought[member] = Some(part);
+        self.news.notify_all();
+        loop {
+            if board.abandoned {
+                return Err(KernelError::Abandoned);
+            }
+            let (brought, left) = board.brought.get_mut(&exchange).expect("who has come takes all before it goes");
+            if let Some(parts) = brought.iter().cloned().collect::<Option<Vec<_>>>() {
+                *left -= 1;
+                if *left == 0 {
+                    board.brought.remove(&exchange);
+                }
+                return Ok(parts);
+            }
+            board = self.news.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl<B: Collectives> AllGather<B> for Meeting<B> {
+    fn gather(&self, member: usize, part: &B::Tensor, _: &[usize], axis: usize) -> Result<B::Tensor, KernelError> {
+        let to = &self.members[member];
+        let lent = self.meet(member, Arc::new(to.lend(vec![part.clone()])?))?;
+        let parts = lent.iter().map(|lent| Ok(lent(to)?.swap_remove(0))).collect::<Result<Vec<_>, KernelError>>()?;
+        to.concat(&parts, axis)
+    }
+
+    fn abandon(&self) {
+        self.board().abandoned = true;
+        self.news.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::{Cpu, CpuOptions};
+
+    /// What each member has of an exchange, or why it has nothing.
+    fn exchange(meeting: &Meeting<Cpu>, shapes: &[[usize; 2]], axis: usize) -> Vec<Result<Vec<f32>, KernelError>> {
+        let sizes: Vec<usize> = shapes.iter().map(|shape| shape[axis]).collect();
+        let take = |member: usize| {
+            let (cpu, shape) = (&meeting.members[member], shapes[member]);
+            let values = vec![member as f32; shape[0] * shape[1]];
+            let part = cpu.upload(&shape, &values)?;
+            cpu.download(&meeting.gather(member, &part, &sizes, axis)?)
+        };
+        thread::scope(|scope| {
+            let members: Vec<_> = (0..shapes.len()).map(|member| scope.spawn(move || take(member))).collect();
+            members.into_iter().map(|member| member.join().unwrap()).collect()
+        })
+    }
+
+    fn meeting(members: usize) -> Meeting<Cpu> {
+        let cpu = |_| Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap());
+        Meeting::new(&(0..members).map(cpu).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn all_have_the_parts_of_all_in_order_exchange_by_exchange() {
+        let meeting = meeting(3);
+        for _ in 0..20 {
+            for whole in exchange(&meeting, &[[2, 1], [2, 2], [2, 1]], 1) {
+                assert_eq!(whole.unwrap(), [0.0, 1.0, 1.0, 2.0, 0.0, 1.0, 1.0, 2.0]);
+            }
+            for whole in exchange(&meeting, &[[1, 2], [0, 2], [2, 2]], 0) {
+                assert_eq!(whole.unwrap(), [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]);
+            }
+        }
+        assert!(meeting.board().brought.is_empty(), "nothing is kept of what is over");
+    }
+
+    #[test]
+    fn whoever_leaves_keeps_nobody_waiting() {
+        let meeting = meeting(2);
+        let part = meeting.members[0].upload(&[1, 1], &[0.0]).unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| meeting.gather(0, &part, &[1, 1], 0).map(drop));
+            meeting.abandon();
+            assert!(matches!(waits.join().unwrap(), Err(KernelError::Abandoned)));
+        });
+        assert!(matches!(meeting.gather(1, &part, &[1, 1], 0), Err(KernelError::Abandoned)), "and stays away");
+    }
+}

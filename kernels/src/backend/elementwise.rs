@@ -1,0 +1,16 @@
+//! What is computed row by row between the products of a decoder. Multiplies by no weights of two sizes.
+
+use super::tensors::TensorOps;
+use crate::KernelError;
+
+/// Embedding, norm and activations.
+pub trait ElementwiseOps: TensorOps {
+    /// Rows of `table (vocab, e)`: `(t, e)`.
+    fn embed(&self, table: &Self::Tensor, ids: &[u32]) -> Result<Self::Tensor, KernelError>;
+    /// Root-mean-square norm of each row of `x (.., e)`, times `weight (e)`, accumulated in f32.
+    fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Tensor, eps: f32) -> Result<Self::Tensor, KernelError>;
+    /// `silu(gate) * up` of `gate_up (t, 2 f)`, gate first: `(t, f)`.
+    fn gated_silu(&self, gate_up: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
+    /// `silu(x)` of each element: the activation of a retaining head.
+    fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor, KernelError>;
+}

@@ -1,0 +1,159 @@
+//! Keys and values of one layer as attention reads them. Computes nothing.
+
+use std::ops::Range;
+
+use super::super::lanes::{Aligned, Element, PANEL};
+use super::super::pool::{Pool, Shared, Tasks};
+
+/// Keys that attention takes together.
+pub(in super::super) const BLOCK: usize = 128;
+
+/// `len` tokens of every KV head.
+#[derive(Clone)]
+pub(in super::super) struct Cache<E> {
+    pub heads: Vec<Head<E>>,
+    pub dim: usize,
+    pub len: usize,
+}
+
+/// One head. Whatever lies beyond `len` is allocated but means nothing.
+#[derive(Clone)]
+pub(in super::super) struct Head<E> {
+    /// Panels of [`PANEL`] keys, `dim` rows each: products with queries need no transposing.
+    pub keys: Aligned<E>,
+    /// Blocks of [`BLOCK`] tokens, each as panels of [`PANEL`] elements, [`BLOCK`] rows each.
+    pub values: Aligned<E>,
+}
+
+impl<E: Element> Cache<E> {
+    pub(in super::super) fn new(heads: usize, dim: usize) -> Self {
+        let head = || Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
+        Self { heads: (0..heads).map(|_| head()).collect(), dim, len: 0 }
+    }
+
+    /// Elements of a token's values, padded to whole panels.
+    pub(in super::super) fn stride(&self) -> usize {
+        self.dim.next_multiple_of(PANEL)
+    }
+
+    /// Appends `tokens` rows of `k, v (heads, tokens, dim)`.
+    pub(in super::super) fn append(&mut self, k: &[E], v: &[E], tokens: usize, pool: &Pool) {
+        let (start, dim, stride) = (self.len, self.dim, self.stride());
+        self.len += tokens;
+        let targets: Vec<_> = self.heads.iter_mut().map(|head| head.grow(self.len, dim, stride)).collect();
+        let blocks = tokens.div_ceil(PANEL);
+        let tasks = Tasks { count: targets.len() * blocks, cost: 4 * k.len() };
+        pool.each(tasks, |task| {
+            let (head, first) = (task / blocks, task % blocks * PANEL);
+            let (keys, values) = &targets[head];
+            for i in first..tokens.min(first + PANEL) {
+                let (from, to) = ((head * tokens + i) * dim, start + i);
+                for (d, k) in k[from..][..dim].iter().enumerate() {
+                    // SAFETY: `grow` made room for token `to`, which this task alone writes.
+                    unsafe { *keys.at(key(to, d, dim)) = *k };
+                }
+                for d in (0..dim).step_by(PANEL) {
+                    // SAFETY: as above.
+                    let to = unsafe { values.at(value(to, d, stride)) };
+                    let from = &v[from + d..from + dim.min(d + PANEL)];
+                    // SAFETY: as above; a panel's part of a row.
+                    unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+                }
+            }
+        });
+    }
+
+    /// A copy of rows `start..end`.
+    pub(in super::super) fn rows(&self, start: usize, end: usize) -> Self {
+        let (dim, stride, len) = (self.dim, self.stride(), end - start);
+        let cut = |head: &Head<E>| {
+            let mut cut = Head { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
+            cut.grow(len, dim, stride);
+            for (to, from) in (start..end).enumerate() {
+                for d in 0..dim {
+                    cut.keys[key(to, d, dim)] = head.keys[key(from, d, dim)];
+                    cut.values[value(to, d, stride)] = head.values[value(from, d, stride)];
+                }
+            }
+            cut
+        };
+        Self { heads: self.heads.iter().map(cut).collect(), dim, len }
+    }
+
+    /// Mean of some keys of a head.
+    pub(in super::super) fn mean_key(&self, head: usize, tokens: Range<usize>) -> Vec<f32> {
+        let (keys, count) = (&self.heads[head].keys, tokens.len() as f32);
+        let mut mean = vec![0.0; self.dim];
+        for token in tokens {
+            for (d, sum) in mean.iter_mut().enumerate() {
+                *sum += keys[key(token, d, self.dim)].widen();
+            }
+        }
+        mean.iter_mut().for_each(|sum| *sum /= count);
+        mean
+    }
+
+    /// Bytes held, capacity included.
+    pub(in super::super) fn bytes(&self) -> usize {
+        self.heads.iter().map(|head| head.keys.bytes() + head.values.bytes()).sum()
+    }
+}
+
+impl<E: Element> Head<E> {
+    /// Room for one block.
+    pub(in super::super) fn block(dim: usize, stride: usize) -> Self {
+        let mut head = Self { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
+        head.grow(BLOCK, dim, stride);
+        head
+    }
+
+    /// Copies `count` tokens from token `start` of `source` to token `at`.
+    pub(in super::super) fn copy(
+        &mut self,
+        at: usize,
+        source: &Self,
+        start: usize,
+        count: usize,
+        [dim, stride]: [usize; 2],
+    ) {
+        let mut done = 0;
+        while done < count {
+            let (from, to) = (start + done, at + done);
+            // As many as lie side by side in a panel of either.
+            let beside = (count - done).min(PANEL - from % PANEL).min(PANEL - to % PANEL);
+            let width = (dim - 1) * PANEL + beside;
+            let from_keys = &source.keys[key(from, 0, dim)..][..width];
+            let to_keys = &mut self.keys[key(to, 0, dim)..][..width];
+            if beside == PANEL {
+                to_keys.copy_from_slice(from_keys);
+            } else {
+                for column in 0..beside {
+                    let from = from_keys[column..].iter().step_by(PANEL);
+                    to_keys[column..].iter_mut().step_by(PANEL).zip(from).for_each(|(to, from)| *to = *from);
+                }
+            }
+            let (from_value, to_value) = (value(from, 0, stride), value(to, 0, stride));
+            for panel in (0..stride * BLOCK).step_by(BLOCK * PANEL) {
+                let values = &source.values[from_value + panel..][..beside * PANEL];
+                self.values[to_value + panel..][..beside * PANEL].copy_from_slice(values);
+            }
+            done += beside;
+        }
+    }
+
+    fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (Shared<E>, Shared<E>) {
+        self.keys.grow(len.next_multiple_of(PANEL) * dim);
+        self.values.grow(len.next_multiple_of(BLOCK) * stride);
+        (Shared::new(&mut self.keys), Shared::new(&mut self.values))
+    }
+}
+
+/// Where element `d` of key `token` lies.
+fn key(token: usize, d: usize, dim: usize) -> usize {
+    (token / PANEL * dim + d) * PANEL + token % PANEL
+}
+
+/// Where element `d` of value `token` lies.
+fn value(token: usize, d: usize, stride: usize) -> usize {
+    token / BLOCK * BLOCK * stride + d / PANEL * BLOCK * PANEL + token % BLOCK * PANEL + d % PANEL
+}

@@ -1,0 +1,9 @@
+//! Few rows of many calls at once: one launch over the pieces of all keys, one that combines them, one that merges groups, one copy
+//! to the host. The arithmetic is that of each call alone.
+
+mod asks;
+mod groups;
+mod merges;
+mod rounds;
+mod table;
+mod tree;

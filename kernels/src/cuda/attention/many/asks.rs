@@ -1,0 +1,65 @@
+//! Asks as calls: range by range of the keys that their holes leave, and whether the kernels that cut keys take them.
+
+use std::ops::Range;
+
+use super::super::super::device::{Device, FEW_ROWS};
+use super::super::super::kv::Kv;
+use super::super::super::tensor::{Tensor, View};
+use super::rounds::{Asked, Place};
+use crate::operands::packed::around;
+use crate::{Ask, DType, Heads};
+
+impl Device {
+    /// Whether the kernels that cut keys take all asks.
+    pub(super) fn cuts(&self, heads: Heads, q: &Tensor, asks: &[Ask<'_, Kv>]) -> bool {
+        let suits = |ask: &Ask<'_, Kv>| {
+            let [k, _] = ask.kv.view(0, ask.kv.len());
+            ask.rows.len() <= FEW_ROWS && k.shape()[0] == heads.kv && k.shape()[2] == heads.dim && k.dtype == q.dtype
+        };
+        let tiled = q.dtype() == DType::Bf16 && matches!(heads.dim, 64 | 128) && q.pointer().is_multiple_of(16);
+        tiled && asks.iter().all(suits)
+    }
+}
+
+/// An ask, and a range of its keys.
+pub type AskedKeys<'a, 'b> = (&'a Ask<'b, Kv>, Range<usize>);
+
+/// What holes leave of the keys of each ask, range by range.
+pub fn parts_of<'a, 'b>(asks: &'a [Ask<'b, Kv>]) -> Vec<AskedKeys<'a, 'b>> {
+    let mut parts = Vec::with_capacity(asks.len());
+    asks.iter().for_each(|ask| add_parts(ask, &mut parts));
+    parts
+}
+
+/// Adds those of an ask.
+pub fn add_parts<'a, 'b>(ask: &'a Ask<'b, Kv>, parts: &mut Vec<AskedKeys<'a, 'b>>) {
+    match ask.holes {
+        [] => parts.push((ask, 0..ask.kv.len())),
+        holes => parts.extend(around(holes, ask.kv.len()).into_iter().map(|keys| (ask, keys))),
+    }
+}
+
+/// Each part of asks about rows of `q`, packed to its place.
+pub fn asked_of<'a, 'b: 'a>(
+    heads: Heads,
+    q: View<'a>,
+    parts: impl Iterator<Item = &'a AskedKeys<'a, 'b>>,
+    places: impl Iterator<Item = u64>,
+) -> impl Iterator<Item = Asked<'a>> {
+    parts.zip(places).map(move |((ask, keys), out)| Asked {
+        q: q.part(ask.rows.start, ask.rows.end),
+        keys: ask.kv.view(keys.start, keys.end),
+        mask: ask.mask,
+        place: Place::packed(heads, out),
+    })
+}
+
+/// The asks of each group.
+pub fn grouped<'a, 'b>(asks: &'a [Ask<'b, Kv>], groups: &'a [usize]) -> impl Iterator<Item = &'a [Ask<'b, Kv>]> {
+    let mut rest = asks;
+    groups.iter().map(move |group| {
+        let (of_group, after) = rest.split_at(*group);
+        rest = after;
+        of_group
+    })
+}

@@ -1,0 +1,214 @@
+//! Calls of few rows in rounds of a bounded memory: what each launch of a round is told.
+
+use super::super::super::device::{Buffer, Device, Spread, launch};
+use super::super::super::tensor::View;
+use super::super::call::{Pieces, Tiled};
+use super::super::mapped::{Laid, Mapped};
+use super::super::own::{CHUNK, PIECE, Tiling, combining};
+use super::table::{Sent, Table};
+use crate::{Heads, KernelError, Mask};
+
+/// Bytes of partials of pieces that are held at a time, if a call has no more.
+const HELD: usize = 256 << 20;
+
+/// As `attention.cu` declares it: what a block of threads does.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Item {
+    call: i32,
+    tile: i32,
+    piece: i32,
+    pieces: i32,
+}
+
+/// As `attention.cu` declares it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PlacedCombination {
+    pieces: Pieces,
+    place: Place,
+}
+
+/// Where results go: outputs, log-sum-exps unless 0, and elements from row to row.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub out: u64,
+    pub lse: u64,
+    pub row: i64,
+}
+
+impl Place {
+    /// Packed rows from `out` on.
+    pub fn packed(heads: Heads, out: u64) -> Self {
+        Self { out, lse: out + (4 * heads.query * heads.dim) as u64, row: heads.packed_row() as i64 }
+    }
+
+    /// The same, `rows` rows further on.
+    fn after(self, rows: usize) -> Self {
+        let bytes = 4 * rows as u64 * self.row as u64;
+        Self { out: self.out + bytes, lse: if self.lse == 0 { 0 } else { self.lse + bytes }, ..self }
+    }
+}
+
+/// Rows, the keys that they see, and where their results go.
+pub(super) struct Asked<'a> {
+    pub q: View<'a>,
+    /// Keys and values.
+    pub keys: [View<'a>; 2],
+    pub mask: Mask,
+    pub place: Place,
+}
+
+/// Up to [`CHUNK`] rows of an ask, and where their packed rows go.
+struct Call {
+    asking: Tiled,
+    laid: Option<Laid>,
+    pieces: usize,
+    place: Place,
+}
+
+/// Calls whose partials are held together.
+#[derive(Default)]
+pub(super) struct Round {
+    calls: Vec<(Tiled, Option<Laid>)>,
+    combinations: Vec<PlacedCombination>,
+    /// What blocks of threads do, of calls in small tiles and of calls in large ones.
+    items: [Vec<Item>; 2],
+    /// Most packed rows and pieces of a call.
+    most: [usize; 2],
+}
+
+/// Where a round's structures lie in the table.
+pub(super) struct Places {
+    calls: u64,
+    combinations: u64,
+    items: [u64; 2],
+}
+
+impl Device {
+    /// The asks' rows in calls, each with its place, in rounds that hold no more than they may, one after the other in the same
+    /// memory.
+    pub(super) fn rounds<'a>(
+        &self,
+        heads: Heads,
+        asked: impl Iterator<Item = Asked<'a>>,
+    ) -> Result<(Vec<Round>, [Buffer; 2]), KernelError> {
+        let (mut rounds, mut held, mut most) = (Vec::new(), [0; 2], [0; 2]);
+        let (least, most_asked) = asked.size_hint();
+        let mut calls = Vec::with_capacity(most_asked.unwrap_or(least));
+        for asked in asked {
+            let laid = self.laid(asked.keys)?;
+            for call in asked.calls(laid) {
+                let [outputs, statistics] = call.bytes(heads);
+                if held[0] > 0 && held[0] + outputs > HELD {
+                    rounds.push(std::mem::take(&mut calls));
+                    held = [0; 2];
+                }
+                held = [held[0] + outputs, held[1] + statistics];
+                most = [most[0].max(held[0]), most[1].max(held[1])];
+                calls.push(call);
+            }
+        }
+        rounds.extend((!calls.is_empty()).then_some(calls));
+        let memory = [self.alloc(most[0])?, self.alloc(most[1])?];
+        let at = [memory[0].pointer, memory[1].pointer];
+        let tilings = self.tilings(heads.dim);
+        Ok((rounds.into_iter().map(|calls| Round::of(heads, calls, at, &tilings)).collect(), memory))
+    }
+
+    pub(super) fn attend_round(
+        &self,
+        heads: Heads,
+        round: &Round,
+        places: &Places,
+        sent: &Sent,
+    ) -> Result<(), KernelError> {
+        let Heads { query, kv, dim } = heads;
+        for ((tiling, items), place) in self.tilings(dim).iter().zip(&round.items).zip(places.items) {
+            if !items.is_empty() {
+                let (name, spread) = self.tiled(tiling, (items.len(), kv));
+                match sent {
+                    Sent::Carried(table) => {
+                        let (name, at) = (format!("attend_listed_{name}_carried_{dim}"), [places.calls, place]);
+                        let [calls, list] = at.map(|at| at as i32);
+                        launch!(self, &name, spread, **table, calls, list)?;
+                    }
+                    Sent::Lies(table) => {
+                        let [calls, list] = [places.calls, place].map(|at| table.pointer + at);
+                        launch!(self, &format!("attend_listed_{name}_{dim}"), spread, calls, list)?;
+                    }
+                }
+            }
+        }
+        let [packed, pieces] = round.most;
+        let (depth, spread) = combining(pieces, packed);
+        let spread = Spread { blocks: (round.calls.len() * spread.blocks.0, kv), ..spread };
+        let (list, packed, group) = (places.combinations, packed as i32, (query / kv) as i32);
+        match sent {
+            Sent::Carried(table) => {
+                let list = list as i32;
+                let name = format!("combine_placed_carried{depth}_{dim}");
+                launch!(self, &name, spread, **table, list, packed, group)
+            }
+            Sent::Lies(table) => {
+                let list = table.pointer + list;
+                launch!(self, &format!("combine_placed{depth}_{dim}"), spread, list, packed, group)
+            }
+        }
+    }
+}
+
+impl<'a> Asked<'a> {
+    fn calls(self, laid: Option<Laid>) -> impl Iterator<Item = Call> + 'a {
+        let Self { q, keys, mask, place } = self;
+        let (count, rows) = (keys[0].rows, q.shape()[1]);
+        (0..rows).step_by(CHUNK).map(move |first| Call {
+            asking: Tiled::asking(q, keys, mask, (first, CHUNK.min(rows - first))),
+            laid,
+            pieces: count.div_ceil(PIECE).max(1),
+            place: place.after(first),
+        })
+    }
+}
+
+impl Call {
+    fn bytes(&self, heads: Heads) -> [usize; 2] {
+        Pieces::bytes(heads.kv, self.pieces, self.asking.packed(), heads.dim)
+    }
+}
+
+impl Round {
+    /// With its partials from these addresses on.
+    fn of(heads: Heads, calls: Vec<Call>, mut at: [u64; 2], tilings: &[Tiling; 2]) -> Self {
+        let mut round = Self::default();
+        for call in calls {
+            let packed = call.asking.packed();
+            let pieces = Pieces::at(at, heads.kv, call.pieces, packed);
+            let [outputs, statistics] = call.bytes(heads);
+            at = [at[0] + outputs as u64, at[1] + statistics as u64];
+            let (which, number) = (Tiling::which(tilings, packed), round.calls.len() as i32);
+            let tiles = packed.div_ceil(tilings[which].tile);
+            for piece in 0..call.pieces as i32 {
+                let item = |tile| Item { call: number, tile, piece, pieces: call.pieces as i32 };
+                round.items[which].extend((0..tiles as i32).map(item));
+            }
+            round.calls.push((call.asking.in_pieces(&pieces), call.laid));
+            round.combinations.push(PlacedCombination { pieces, place: call.place });
+            round.most = [round.most[0].max(packed), round.most[1].max(call.pieces)];
+        }
+        round
+    }
+
+    pub fn lay(&self, table: &mut Table) -> Places {
+        let calls = match self.calls.first() {
+            Some((_, Some(_))) => table.append(
+                self.calls.iter().map(|(call, laid)| Mapped::of(*call, laid.expect("all keys are laid alike"))),
+            ),
+            _ => table.append(self.calls.iter().map(|(call, _)| *call)),
+        };
+        let combinations = table.push(&self.combinations);
+        let items = [0, 1].map(|at: usize| table.push(&self.items[at]));
+        Places { calls, combinations, items }
+    }
+}

@@ -1,0 +1,401 @@
+//! A GPU as a backend: every capability by the operations beside this file.
+
+mod gathering;
+mod sparse;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::attention::Attention;
+use super::device::FEW_ROWS;
+use super::gpu::{Cuda, CudaOptions};
+use super::kv::Kv;
+use super::linear::{self, Linear};
+use super::tensor::Tensor;
+use super::{exchange, survey};
+use crate::backend::{
+    AllGather, AttentionOps, BatchAttention, Collectives, ComputeDevice, ElementwiseOps, HeadOps, HostTensor, KvOps,
+    Lent, LinearOps, Mark, Partial, RawBytes, Rotary, SelectionOps, Sparse, TensorOps, WireOps, WorkQueue, batch,
+};
+use crate::{Ahead, Ask, DType, Heads, KernelError, KeySets, Mask, Merging, Rank, Selector};
+
+/// Products of fewer rows leave processors idle at their end; more are no faster. Above 8192, so that four blocks of 2k stack with
+/// the summaries before them.
+const LINEAR_ROWS: usize = 8704;
+
+/// Number of the build of the kernels, of sources and compiler.
+const BUILD: &str = env!("ASTERISM_CUDA_BUILD");
+
+/// As `ComputeDevice::numerics`.
+fn numerics(gpu: &Cuda) -> String {
+    // Libraries choose by the model of the GPU, not by its architecture alone.
+    let name = gpu.device.name().unwrap_or_else(|_| "GPU".to_string());
+    let libraries = survey::libraries().into_iter().filter_map(|library| Some((library.name, library.version?)));
+    let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
+    let linear = if gpu.eight_bits { "linear e4m3 " } else { "" };
+    format!("cuda {name} {} {linear}{}{BUILD}", gpu.dtype.name(), libraries.concat())
+}
+
+impl ComputeDevice for Cuda {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn numerics(&self) -> String {
+        numerics(self)
+    }
+
+    fn health(&self) -> Result<(), KernelError> {
+        self.device.health()
+    }
+
+    fn is_beside(&self, other: &Self) -> bool {
+        self.index == other.index
+    }
+
+    fn another(&self) -> Result<Option<Self>, KernelError> {
+        Self::new(CudaOptions { device: self.index, dtype: self.dtype, eight_bits: self.eight_bits }).map(Some)
+    }
+}
+
+impl WorkQueue for Cuda {
+    fn queues(&self) -> bool {
+        true
+    }
+
+    fn finish(&self) -> Result<(), KernelError> {
+        self.device.rest()
+    }
+
+    fn mark(&self) -> Result<Mark, KernelError> {
+        self.device.mark()
+    }
+
+    fn ahead(&self, rank: Rank) -> Ahead {
+        self.device.ahead(rank)
+    }
+}
+
+impl TensorOps for Cuda {
+    type Tensor = Tensor;
+
+    fn upload(&self, shape: &[usize], values: &[f32]) -> Result<Tensor, KernelError> {
+        self.device.tensor(shape, values, DType::F32)
+    }
+
+    fn download(&self, tensor: &Tensor) -> Result<Vec<f32>, KernelError> {
+        self.device.download(tensor)
+    }
+
+    fn shape(&self, tensor: &Tensor) -> Vec<usize> {
+        tensor.shape().to_vec()
+    }
+
+    fn cast(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.cast(x, self.dtype)
+    }
+
+    fn rows(&self, x: &Tensor, start: usize, end: usize) -> Result<Tensor, KernelError> {
+        x.rows(start, end)
+    }
+
+    fn narrow(&self, x: &Tensor, axis: usize, start: usize, end: usize) -> Result<Tensor, KernelError> {
+        self.device.narrow(x, axis, start, end)
+    }
+
+    fn concat(&self, parts: &[Tensor], axis: usize) -> Result<Tensor, KernelError> {
+        self.device.concat(parts, axis)
+    }
+
+    fn extended(&self, pairs: [[&Tensor; 2]; 2]) -> Result<[Tensor; 2], KernelError> {
+        self.device.extended(pairs)
+    }
+
+    fn gather(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
+        self.device.gather_listed(x, rows)
+    }
+}
+
+impl ElementwiseOps for Cuda {
+    fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor, KernelError> {
+        self.device.embed(table, ids)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
+        self.device.rms_norm(x, None, weight, eps)
+    }
+
+    fn gated_silu(&self, gate_up: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.gated_silu(gate_up)
+    }
+
+    fn silu(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.silu(x)
+    }
+}
+
+impl LinearOps for Cuda {
+    type Linear = Linear;
+
+    fn linear_rows(&self) -> usize {
+        LINEAR_ROWS
+    }
+
+    fn weight(&self, host: HostTensor<'_>) -> Result<Tensor, KernelError> {
+        self.device.weights("weight", &[host], host.shape, self.dtype)
+    }
+
+    fn linear_weight(&self, parts: &[HostTensor<'_>], biases: &[HostTensor<'_>]) -> Result<Linear, KernelError> {
+        let linear = Linear::pack(&self.device, parts, biases, self.dtype)?;
+        if self.eight_bits { linear.in_eight_bits(&self.device) } else { Ok(linear) }
+    }
+
+    fn head_weight(&self, weight: HostTensor<'_>) -> Result<Linear, KernelError> {
+        Linear::pack(&self.device, &[weight], &[], self.dtype)
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Linear) -> Result<Tensor, KernelError> {
+        self.products.linear(&self.device, x, weight, None)
+    }
+
+    fn linear_add(&self, x: &Tensor, weight: &Linear, residual: Tensor) -> Result<Tensor, KernelError> {
+        self.products.linear(&self.device, x, weight, Some(residual))
+    }
+
+    fn norm_linear(&self, x: &Tensor, norm: (&Tensor, f32), weight: &Linear) -> Result<Tensor, KernelError> {
+        self.products.norm_linear(&self.device, x, norm, weight)
+    }
+
+    fn norm_mlp(&self, x: &Tensor, norm: (&Tensor, f32), [gate_up, down]: [&Linear; 2]) -> Result<Tensor, KernelError> {
+        let few = self.products.norm_gated(&self.device, x, norm, gate_up, 0..gate_up.shape().0 / 2)?;
+        let Some(gated) = few else {
+            return self.products.gated_linear(&self.device, &self.norm_linear(x, norm, gate_up)?, down, x.clone());
+        };
+        self.linear_add(&gated, down, x.clone())
+    }
+
+    fn linear_add_part(
+        &self,
+        x: &Tensor,
+        (weight, residual): (&Linear, &Tensor),
+        outputs: Range<usize>,
+    ) -> Result<Tensor, KernelError> {
+        match self.products.linear_part(&self.device, x, (weight, residual), outputs.clone())? {
+            Some(part) => Ok(part),
+            None => self.narrow(&self.linear_add(x, weight, residual.clone())?, 1, outputs.start, outputs.end),
+        }
+    }
+
+    fn norm_gated_part(
+        &self,
+        x: &Tensor,
+        norm: (&Tensor, f32),
+        gate_up: &Linear,
+        outputs: Range<usize>,
+    ) -> Result<Tensor, KernelError> {
+        if let Some(part) = self.products.norm_gated(&self.device, x, norm, gate_up, outputs.clone())? {
+            return Ok(part);
+        }
+        let gated = self.gated_silu(&self.norm_linear(x, norm, gate_up)?)?;
+        self.narrow(&gated, 1, outputs.start, outputs.end)
+    }
+}
+
+impl HeadOps for Cuda {
+    fn split_rotate(
+        &self,
+        qkv: &Tensor,
+        heads: Heads,
+        positions: &[u32],
+        rotary: Rotary<'_>,
+    ) -> Result<(Tensor, Tensor, Tensor), KernelError> {
+        self.computed("split_rotate", qkv)?;
+        let (t, Heads { query, kv, dim }) = (qkv.matrix("split_rotate")?.0, heads);
+        let empty = |heads: usize| self.device.empty_by_rows([heads, t, dim], self.dtype);
+        let (q, k, v) = (empty(query)?, empty(kv)?, empty(kv)?);
+        let positions = self.positions.find(&self.device, positions, rotary)?;
+        let to = [k.heads_first()?, v.heads_first()?];
+        self.device.split_rotate(qkv, &positions, q.heads_first()?, to)?;
+        Ok((q, k, v))
+    }
+
+    fn join_heads(&self, output: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.join_heads(output, self.dtype)
+    }
+
+    fn row_major(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.device.join_heads(x, x.dtype())
+    }
+}
+
+impl KvOps for Cuda {
+    type Kv = Kv;
+
+    fn kv(&self, k: &Tensor, v: &Tensor) -> Result<Kv, KernelError> {
+        if let Some(kv) = Kv::of(&self.device, k, v).filter(|_| k.dtype() == self.dtype) {
+            return Ok(kv);
+        }
+        let (heads, t, dim) = k.cube("kv")?;
+        let mut kv = Kv::new(&self.device, heads, dim, self.dtype, t)?;
+        kv.append(&self.device, k, v)?;
+        Ok(kv)
+    }
+
+    fn kv_append(&self, kv: &mut Kv, k: &Tensor, v: &Tensor) -> Result<(), KernelError> {
+        kv.append(&self.device, k, v)
+    }
+
+    fn kv_rows(&self, kv: &Kv, start: usize, end: usize) -> Result<Kv, KernelError> {
+        kv.rows(&self.device, start, end)
+    }
+
+    fn kv_len(&self, kv: &Kv) -> usize {
+        kv.len()
+    }
+
+    fn kv_bytes(&self, kv: &Kv) -> usize {
+        kv.bytes()
+    }
+}
+
+impl AttentionOps for Cuda {
+    fn independent_rows(&self) -> usize {
+        if self.dtype == DType::F32 { 0 } else { FEW_ROWS }
+    }
+
+    fn attention(&self, q: &Tensor, kv: &Kv, mask: Mask) -> Result<Partial<Tensor>, KernelError> {
+        self.computed("attention", q)?;
+        // cuDNN writes bf16 only; many rows of it go that way, and stay so: whoever reads them rounds them to that.
+        let many = q.dtype() == DType::Bf16 && q.shape()[1] > FEW_ROWS && matches!(q.shape()[2], 64 | 128);
+        let rounded = many && self.attender.has_library() && matches!(mask, Mask::None | Mask::Causal);
+        let partial = self.partial(q, if rounded { DType::Bf16 } else { DType::F32 })?;
+        let [k, v] = kv.view(0, kv.len());
+        let out = partial.output.heads_first()?;
+        let call = Attention { q: q.heads_first()?, k, v, mask, out, lse: &partial.lse };
+        self.attender.attend(&self.device, call)?;
+        Ok(partial)
+    }
+
+    fn attention_each(&self, calls: &[(Tensor, Kv, Mask)]) -> Result<Vec<Tensor>, KernelError> {
+        match self.device.attend_few_each(calls)? {
+            Some(outputs) => Ok(outputs),
+            None => calls.iter().map(|(q, kv, mask)| Ok(self.attention(q, kv, *mask)?.output)).collect(),
+        }
+    }
+
+    fn merge(&self, partials: &[Partial<Tensor>]) -> Result<Partial<Tensor>, KernelError> {
+        let wide = |partial: &Partial<Tensor>| -> Result<Partial<Tensor>, KernelError> {
+            let output = self.device.by_heads(&self.device.cast(&partial.output, DType::F32)?)?;
+            Ok(Partial { output, lse: partial.lse.clone() })
+        };
+        self.device.merge(&partials.iter().map(wide).collect::<Result<Vec<_>, _>>()?)
+    }
+}
+
+impl SelectionOps for Cuda {
+    fn key_scores(&self, q: &Tensor, k: &Tensor) -> Result<Vec<f32>, KernelError> {
+        self.computed("key_scores", q)?;
+        self.device.download(&self.device.key_scores(&self.device.by_heads(q)?, &self.device.by_heads(k)?)?)
+    }
+
+    fn attention_selected(&self, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
+        sparse::selected(self, q, kv, keys)
+    }
+
+    fn attention_by(&self, q: &Tensor, kv: &Kv, selector: Selector) -> Sparse<'_, Self> {
+        sparse::by_selector(self, q, kv, selector)
+    }
+}
+
+impl BatchAttention for Cuda {
+    fn attend_many(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        asks: &[Ask<'_, Kv>],
+        packed: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        match self.device.attend_merged(heads, q, (asks, &vec![1; asks.len()]), packed)? {
+            true => Ok(()),
+            false => batch::attend_each(self, heads, q, asks, packed),
+        }
+    }
+
+    fn attend_merged(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        (asks, groups): (&[Ask<'_, Kv>], &[usize]),
+        packed: &mut Vec<f32>,
+    ) -> Result<(), KernelError> {
+        match self.device.attend_merged(heads, q, (asks, groups), packed)? {
+            true => Ok(()),
+            false => batch::attend_then_merge(self, heads, q, (asks, groups), packed),
+        }
+    }
+
+    fn attend_rows(&self, heads: Heads, q: &Tensor, asks: (&[Ask<'_, Kv>], &[usize])) -> Result<Tensor, KernelError> {
+        match self.device.attend_groups(heads, q, asks)? {
+            Some(rows) => Ok(rows),
+            None => batch::attend_rows(self, heads, q, asks),
+        }
+    }
+
+    fn attend_tree(
+        &self,
+        heads: Heads,
+        q: &Tensor,
+        asks: (&[Ask<'_, Kv>], &[Tensor]),
+        merging: &Merging,
+    ) -> Result<Tensor, KernelError> {
+        match self.device.attend_tree(heads, q, asks, (merging, self.dtype))? {
+            Some(outputs) => Ok(outputs),
+            None => batch::attend_tree(self, heads, q, asks, merging),
+        }
+    }
+
+    fn merge_packed(&self, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<Tensor, KernelError> {
+        self.device.merge_packed(heads, parts, self.dtype)
+    }
+
+    fn merge_rows(&self, heads: Heads, parts: &[Vec<&[f32]>], packed: &mut Vec<f32>) -> Result<(), KernelError> {
+        self.device.merge_rows(heads, parts, packed)
+    }
+}
+
+impl WireOps for Cuda {
+    fn raw(&self, tensors: &[Tensor]) -> Result<Box<dyn RawBytes + '_>, KernelError> {
+        Ok(Box::new(self.device.raw(tensors, self.dtype)?))
+    }
+
+    fn upload_raw(&self, shape: &[usize], pieces: &[&[u8]]) -> Result<Tensor, KernelError> {
+        self.device.upload_raw(shape, pieces, self.dtype)
+    }
+}
+
+impl Collectives for Cuda {
+    fn shared_rows(&self) -> usize {
+        let own = self.dtype == DType::Bf16 && !self.eight_bits && self.products.has_library();
+        if own { linear::FEW_ROWS } else { 0 }
+    }
+
+    fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {
+        let lending = exchange::Lending::of(tensors, &self.device, &self.signals)?;
+        Ok(Box::new(move |to: &Self| lending.fetch(&to.device, &to.signals)))
+    }
+
+    fn all_gather(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
+        gathering::all_gather(members)
+    }
+}
+
+impl Cuda {
+    /// As `Collectives::all_gather`, by the kernel that waits for the others' even where all are on one GPU: for whoever runs nothing
+    /// else there that could keep them from running at the same time.
+    ///
+    /// # Errors
+    /// What the devices report.
+    pub fn all_gather_at_once(members: &[Arc<Self>]) -> Result<Box<dyn AllGather<Self>>, KernelError> {
+        gathering::at_once(members)
+    }
+}

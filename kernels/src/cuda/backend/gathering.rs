@@ -1,0 +1,195 @@
+//! Parts of a matrix, one of each of several GPUs, put together on all of them. GPUs that are linked write to each other's memory and
+//! wait for what the others write, by one kernel each; elsewhere parts are lent.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use super::super::device::{Buffer, Pinned, Spread, device_error, launch};
+use super::super::exchange;
+use super::super::gpu::Cuda;
+use super::super::tensor::Tensor;
+use crate::{AllGather, KernelError, Meeting};
+
+/// Most GPUs, as the kernel has it.
+const MEMBERS: usize = 8;
+/// Most bytes of a part that go by the kernel.
+const MOST: usize = 4 << 20;
+/// Bytes that are written at a time, and those of them that are not the exchange's number.
+const PACKET: usize = 16;
+const CARRIED: usize = 8;
+/// Threads of a block, and most blocks: all of them run at the same time.
+const THREADS: usize = 256;
+const MOST_BLOCKS: usize = 64;
+
+/// As `exchange.cu` declares it.
+#[repr(C)]
+struct Gathering {
+    own: u64,
+    out: u64,
+    to: [u64; MEMBERS],
+    from: [u64; MEMBERS],
+    abandoned: u64,
+    widths: [i32; MEMBERS],
+    at: [i32; MEMBERS],
+    rows: i32,
+    pitch: i32,
+    member: i32,
+    members: i32,
+    number: u32,
+    unused: i32,
+}
+
+/// As `Backend::all_gather`.
+pub(super) fn all_gather(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
+    if are_linked(members) { at_once(members) } else { Ok(Box::new(Meeting::new(members))) }
+}
+
+/// By the kernel that waits for the others', even where all are on one GPU.
+pub(super) fn at_once(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
+    Ok(Box::new(Inboxes::of(members)?))
+}
+
+/// Whether each reads and writes the memory of each other.
+fn are_linked(members: &[Arc<Cuda>]) -> bool {
+    let linked = |(at, one): (usize, &Arc<Cuda>)| {
+        let open = |of: &Arc<Cuda>| exchange::open(of.device.shared_context(), one.device.shared_context());
+        members.iter().enumerate().all(|(other, of)| other == at || open(of))
+    };
+    (2..=MEMBERS).contains(&members.len()) && members.iter().enumerate().all(linked)
+}
+
+/// How parts lie in the whole, in steps of [`CARRIED`] bytes.
+struct Layout {
+    rows: usize,
+    widths: Vec<usize>,
+    shape: [usize; 2],
+}
+
+impl Layout {
+    /// Of matrices that the kernel takes: all members find the same.
+    fn of(part: &Tensor, sizes: &[usize], axis: usize) -> Option<Self> {
+        let ([rows, columns], width) =
+            (<[usize; 2]>::try_from(&part.shape[..]).ok()?, part.bytes() / part.elements().max(1));
+        let (lines, line, shape) = match axis {
+            0 => (1, columns, [sizes.iter().sum(), columns]),
+            1 => (rows, 1, [rows, sizes.iter().sum()]),
+            _ => return None,
+        };
+        let bytes = |size: &usize| size * line * width;
+        let fits = |size: &usize| bytes(size).is_multiple_of(CARRIED) && (1..=MOST).contains(&(lines * bytes(size)));
+        let widths = sizes.iter().map(|size| bytes(size) / CARRIED).collect();
+        sizes.iter().all(fits).then_some(Self { rows: lines, widths, shape })
+    }
+}
+
+/// Where each member gets the parts of the others: two places for each, which take turns.
+struct Inboxes {
+    members: Vec<Arc<Cuda>>,
+    each: Vec<Buffer>,
+    /// Of each member's last exchange.
+    numbers: Vec<AtomicU32>,
+    abandoned: Abandoned,
+    /// For what the kernel does not take.
+    meeting: Meeting<Cuda>,
+}
+
+/// Whether a member takes part no more, in host memory, where waiting kernels look.
+struct Abandoned(Pinned);
+
+// SAFETY: the memory is one flag, read and written as an atomic.
+unsafe impl Sync for Abandoned {}
+
+impl Abandoned {
+    fn flag(&self) -> &AtomicBool {
+        // SAFETY: the memory is live and aligned, and was written when it was fresh.
+        unsafe { AtomicBool::from_ptr(self.0.pointer().cast()) }
+    }
+}
+
+impl Drop for Inboxes {
+    fn drop(&mut self) {
+        // Nobody writes there any more. A device that failed does not.
+        self.members.iter().for_each(|member| drop(member.device.synchronize()));
+    }
+}
+
+impl Inboxes {
+    fn of(members: &[Arc<Cuda>]) -> Result<Self, KernelError> {
+        let inbox = |member: &Arc<Cuda>| {
+            let device = &member.device;
+            let inbox = device.alloc(2 * members.len() * PACKET / CARRIED * MOST)?;
+            device.clear(&inbox)?;
+            // Nobody writes there before it is done.
+            device.synchronize()?;
+            Ok(inbox)
+        };
+        let each = members.iter().map(inbox).collect::<Result<Vec<_>, KernelError>>()?;
+        let numbers = members.iter().map(|_| AtomicU32::new(0)).collect();
+        let flag = Pinned::new(size_of::<u32>(), Arc::clone(members[0].device.stream()));
+        let flag = flag.map_err(|error| device_error("all_gather", error))?;
+        // SAFETY: the memory is fresh, and a word fits.
+        unsafe { flag.pointer().cast::<u32>().write(0) };
+        let meeting = Meeting::new(members);
+        Ok(Self { members: members.to_vec(), each, numbers, abandoned: Abandoned(flag), meeting })
+    }
+
+    /// Where `receiver` gets what `sender` sends by exchange `number`.
+    fn place(&self, receiver: usize, sender: usize, number: u32) -> u64 {
+        let place = number as usize % 2 * self.each.len() + sender;
+        self.each[receiver].pointer + (place * PACKET / CARRIED * MOST) as u64
+    }
+
+    fn gathering(&self, (member, number): (usize, u32), (part, out): (&Tensor, &Tensor), layout: &Layout) -> Gathering {
+        let members = self.each.len();
+        let mut gathering = Gathering {
+            own: part.pointer(),
+            out: out.pointer(),
+            to: [0; MEMBERS],
+            from: [0; MEMBERS],
+            abandoned: self.abandoned.0.pointer() as u64,
+            widths: [0; MEMBERS],
+            at: [0; MEMBERS],
+            rows: layout.rows as i32,
+            pitch: layout.widths.iter().sum::<usize>() as i32,
+            member: member as i32,
+            members: members as i32,
+            number,
+            unused: 0,
+        };
+        let mut at = 0;
+        for other in 0..members {
+            gathering.to[other] = self.place(other, member, number);
+            gathering.from[other] = self.place(member, other, number);
+            gathering.widths[other] = layout.widths[other] as i32;
+            gathering.at[other] = at;
+            at += gathering.widths[other];
+        }
+        gathering
+    }
+}
+
+impl AllGather<Cuda> for Inboxes {
+    fn gather(&self, member: usize, part: &Tensor, sizes: &[usize], axis: usize) -> Result<Tensor, KernelError> {
+        let Some(layout) = Layout::of(part, sizes, axis) else { return self.meeting.gather(member, part, sizes, axis) };
+        if self.abandoned.flag().load(Ordering::Acquire) {
+            return Err(KernelError::Abandoned);
+        }
+        let device = &self.members[member].device;
+        let copy = (!part.pointer().is_multiple_of(CARRIED as u64)).then(|| device.narrow(part, 0, 0, part.shape[0]));
+        let copy = copy.transpose()?;
+        let (part, out) = (copy.as_ref().unwrap_or(part), device.empty(&layout.shape, part.dtype)?);
+        let last = self.numbers[member].load(Ordering::Relaxed);
+        let number = if last == u32::MAX { 2 } else { last + 1 };
+        self.numbers[member].store(number, Ordering::Relaxed);
+        let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
+        let spread = Spread::new(most.div_ceil(THREADS).clamp(1, MOST_BLOCKS), THREADS as u32);
+        let gathering = self.gathering((member, number), (part, &out), &layout);
+        launch!(device, "all_gather", spread, gathering)?;
+        Ok(out)
+    }
+
+    fn abandon(&self) {
+        self.abandoned.flag().store(true, Ordering::Release);
+        self.meeting.abandon();
+    }
+}

@@ -1,0 +1,5 @@
+//! Methods whose answers are those of dense attention.
+
+pub(crate) mod dense;
+pub(crate) mod ring;
+pub(crate) mod ulysses;

@@ -1,0 +1,22 @@
+//! Llama, and what has its shape: after `LlamaConfig` of transformers 5.
+
+use super::{class::Family, layer::TRANSFORMERS};
+
+pub(super) const LLAMA: Family = Family {
+    model_type: "llama",
+    keys: &[
+        ("intermediate_size", "11008"),
+        ("num_key_value_heads", "null"),
+        ("max_position_embeddings", "2048"),
+        ("bos_token_id", "1"),
+        ("eos_token_id", "2"),
+        ("sliding_window", "null"),
+        ("attention_bias", "false"),
+        ("mlp_bias", "false"),
+    ],
+    free_head_dim: false,
+    windows_by_layer: true,
+    qkv_biases: false,
+    head_norms: false,
+    names: &TRANSFORMERS,
+};

@@ -1,0 +1,57 @@
+//! A batch step: rows of several jobs through the layers, together. Chooses no token.
+
+use std::sync::Arc;
+
+use asterism_kernels::Backend;
+
+use super::{
+    answers::StepError,
+    context::ContextAttention,
+    job::{Generator, StepPart},
+    jobs::{Jobs, JobsAttention, StepEnds},
+    layer::DeviceStep,
+    tensor_parallel::together,
+};
+use crate::{Decoder, ModelError};
+
+/// Takes the rows of every part through every layer, together.
+///
+/// A part whose context does not answer, or not for all of its keys ([`ModelError::KeyCount`]: a step is refused, never
+/// renormalised), leaves the step; the others go on. It may be taken again from the start: keys and values that it left are
+/// the same to the last bit, and stay.
+///
+/// # Errors
+/// What ends the step for all parts: a kernel that fails, a context that is no more.
+pub fn step<B: Backend>(
+    decoder: &Decoder<B>,
+    parts: &mut [StepPart<'_, B>],
+    context: &mut dyn ContextAttention<B>,
+) -> Result<StepEnds<B>, ModelError> {
+    let (mut jobs, step) = Jobs::new(decoder, parts);
+    if let Some(team) = context.team(&step.parts) {
+        let x = together(&team, &step, &mut jobs)?;
+        return jobs.end(decoder.backend(), step, x);
+    }
+    let mut device = DeviceStep { decoder, step, share: None };
+    let x = device.through(&mut JobsAttention { decoder, jobs: &mut jobs, context, packed: Arc::default() })?;
+    jobs.end(decoder.backend(), device.step, x)
+}
+
+impl<B: Backend> Generator<B> {
+    /// A step of this job alone.
+    ///
+    /// # Errors
+    /// As [`step`]; a part that was to be taken again is [`ModelError::Cancelled`].
+    pub fn step(
+        &mut self,
+        decoder: &Decoder<B>,
+        ids: &[u32],
+        context: &mut dyn ContextAttention<B>,
+    ) -> Result<B::Tensor, ModelError> {
+        let ends = step(decoder, &mut [StepPart { generator: self, ids }], context)?;
+        ends.into_iter().next().expect("an end for the part").map_err(|error| match error {
+            StepError::Failed(error) => error,
+            StepError::Later => ModelError::Cancelled,
+        })
+    }
+}
