@@ -49,7 +49,7 @@ fn star_over_quic_gives_the_golden_tokens_on_any_number_of_hosts() {
 fn idle_cores_go_to_the_host_that_computes() {
     let cores = available_parallelism().map_or(1, |cores| cores.get()) as u64;
     if cores < 2 {
-        return eprintln!("skipped: it takes two cores");
+        return tests::skipped("it takes two cores");
     }
     let cluster = Cluster::start(BINARY, &embedded(2));
     let validated = cluster.run(&["validate", "-o", "json"]);
@@ -249,7 +249,7 @@ fn unequal(mixed_numerics: &str) -> Cluster {
 #[test]
 fn hosts_of_other_kernels_share_a_job_only_where_that_is_allowed_and_said() {
     if !std::is_x86_feature_detected!("avx2") {
-        return eprintln!("SKIPPED: this machine has one kind of kernels");
+        return tests::skipped("this machine has one kind of kernels");
     }
     let ids = |tokens: u64| (0..tokens).map(|i| i * i * 7 % 509).collect::<Vec<u64>>();
     let case = |tokens| json!({"context_ids": ids(tokens), "query_ids": [11, 49, 7], "max_new_tokens": 4});

@@ -115,8 +115,7 @@ fn shared_memory_for_some_hosts_only_ends_a_cluster_at_its_start() {
     let spec = ClusterSpec { contexts: 3, model: None, method: "[attention.dense]", listen: "127.0.0.1:0".into() };
     let cluster = Cluster::written(BINARY, &spec, |text| text.replace("[api]", "[transport]\ndata = \"ucx\"\n\n[api]"));
     if !behind(&cluster, LITTLE_ROOM, &["version"]).output().is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: no mount of one's own may be made here");
-        return;
+        return tests::skipped("no mount of one's own may be made here");
     }
     let run = |command: &[&str]| {
         let output = behind(&cluster, LITTLE_ROOM, command).output().expect("a shell");

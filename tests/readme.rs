@@ -8,7 +8,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use asterism::openai;
+use asterism::api::openai;
 use asterism_actors::{
     authority::{Act, Party, TABLE},
     metric,

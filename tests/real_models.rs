@@ -5,7 +5,6 @@
 
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
     process::Command,
     sync::{LazyLock, Mutex, PoisonError},
@@ -53,8 +52,7 @@ fn make(model: &str) -> Option<PathBuf> {
         Ok(output) => panic!("tests/real_models.py failed:\n{}", String::from_utf8_lossy(&output.stderr)),
         Err(error) => format!("python3 cannot be started: {error}"),
     };
-    // Not by a macro: the test harness keeps what those print.
-    writeln!(std::io::stderr(), "\nSKIPPED, NOTHING WAS TESTED: no {model}: {}\n", why.trim()).expect("standard error");
+    tests::skipped(&format!("no {model}: {}", why.trim()));
     None
 }
 

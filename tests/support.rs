@@ -3,6 +3,7 @@
 use std::{
     fmt::Write as _,
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
@@ -17,6 +18,17 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// The folder of the golden fixtures.
 pub fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden")
+}
+
+/// Says that a test is not run here, on standard error, whatever the harness keeps of what tests print.
+///
+/// # Panics
+/// Where `ASTERISM_REQUIRE=all` takes nothing for tested that was skipped.
+pub fn skipped(why: &str) {
+    // Not by a macro: the harness keeps what those print.
+    writeln!(std::io::stderr(), "\nSKIPPED, NOTHING WAS TESTED: {why}\n").expect("standard error");
+    let required = std::env::var("ASTERISM_REQUIRE").is_ok_and(|required| required == "all");
+    assert!(!required, "skipped, where ASTERISM_REQUIRE=all: {why}");
 }
 
 /// Whole-model golden cases of a model and method.

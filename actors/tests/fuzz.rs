@@ -263,6 +263,7 @@ fn openings() {
 #[test]
 fn parcels() {
     fuzz(&[ParcelMeta {
+        layer: 3,
         part: ParcelPart::Keys,
         from: 0,
         to: Some(3),
@@ -276,7 +277,7 @@ fn parcels() {
 fn masks() {
     let mask = StreamingMask { sink: 4, window: 512, first_row: 1000, first_key: 0 };
     let part = |attachment, mask| QueryPart { attachment, rows: 3, mask };
-    fuzz(&[QueryMeta { parts: vec![part(1, None), part(7, Some(mask))] }]);
+    fuzz(&[QueryMeta { layer: 3, parts: vec![part(1, None), part(7, Some(mask))] }]);
 }
 
 #[test]

@@ -61,6 +61,10 @@ fn norm<B: Backend>(backend: &B, rows: usize, e: usize, seed: u64) -> Result<(),
         .collect();
     let weight = backend.weight(HostTensor { dtype: DType::F32, shape: &[e], bytes: &bytes(&weight) }).unwrap();
     let y = backend.rms_norm(&tensor(backend, &[rows, e], &x), &weight, 1e-5).unwrap();
+    // Heads of rows, each normed: the same rows, however many axes they have.
+    let heads = backend.rms_norm(&tensor(backend, &[1, rows, e], &x), &weight, 1e-5).unwrap();
+    prop_assert_eq!(backend.shape(&heads), [1, rows, e]);
+    prop_assert_eq!(backend.download(&heads).unwrap(), backend.download(&y).unwrap());
     assert_close(backend.dtype(), &backend.download(&y).unwrap(), &expected)
 }
 

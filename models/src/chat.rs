@@ -147,7 +147,7 @@ mod tests {
             }
             of_messages.push(if trims { "<|assistant|>" } else { "" });
             prop_assert_eq!(text, of_messages.text());
-            let names = marks::Names::new(&["<s>", "</s>", "<|user|>", "<|end|>", "</think>"].map(str::to_owned)).unwrap();
+            let names = marks::TemplateNames::new(&["<s>", "</s>", "<|user|>", "<|end|>", "</think>"].map(str::to_owned)).unwrap();
             for name in names.within(text).names {
                 let touches = |written: &Written| {
                     written.literals().iter().any(|literal| literal.start < name.end && name.start < literal.end)

@@ -25,7 +25,7 @@ use disk::{optional, present, regular};
 pub use embedded::EMBEDDED_NAME;
 use folder::ModelFolder;
 pub use random::KnownShape;
-use weights::{Entry, WeightFile};
+use weights::{TensorEntry, WeightFile};
 
 /// An opened checkpoint.
 pub struct Checkpoint {
@@ -36,7 +36,7 @@ pub struct Checkpoint {
     /// Files of weights, with their paths.
     files: Vec<(String, WeightFile)>,
     /// Tensor name to the file that holds it, and where.
-    tensors: BTreeMap<String, (usize, Entry)>,
+    tensors: BTreeMap<String, (usize, TensorEntry)>,
     tokenizer: Vec<u8>,
     tokenizer_config: Option<Vec<u8>>,
     chat: ChatFiles,
@@ -155,7 +155,7 @@ impl Checkpoint {
 
     /// A tensor by its name in the whole model. Saves of the decoder without its head lack `model.` in front, and those of a model
     /// within a model have it once more: transformers takes both.
-    fn find(&self, name: &str) -> Option<&(usize, Entry)> {
+    fn find(&self, name: &str) -> Option<&(usize, TensorEntry)> {
         let bare = || name.strip_prefix("model.").and_then(|bare| self.tensors.get(bare));
         self.tensors.get(name).or_else(bare).or_else(|| self.tensors.get(&format!("model.{name}")))
     }
@@ -239,7 +239,7 @@ impl Checkpoint {
 pub(crate) const HEAD: &str = "lm_head.weight";
 pub(crate) const TABLE: &str = "model.embed_tokens.weight";
 
-type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, Entry)>);
+type Weights = (Vec<(String, WeightFile)>, BTreeMap<String, (usize, TensorEntry)>);
 
 /// config.json, as far as it names a family.
 #[derive(Deserialize)]

@@ -10,7 +10,7 @@ use asterism_kernels::{Backend, KernelError, Rotary};
 
 use crate::{Checkpoint, ModelConfig, ModelError, Parts};
 use head::HeadOf;
-use weights::{Body, Head, Layer};
+use weights::{Body, Head, Layer, Uploaded};
 pub use weights::{Loading, SharedWeights};
 
 /// Queries, keys and values of one layer.
@@ -53,7 +53,7 @@ impl<B: Backend> Loading<'_, B> {
         checkpoint: &Checkpoint,
         parts: Parts,
     ) -> Result<Decoder<B>, ModelError> {
-        let (body, head) = self.upload(&backend, checkpoint, parts)?;
+        let Uploaded { body, head } = self.upload(&backend, checkpoint, parts)?;
         let (config, head) = (checkpoint.config().clone(), head.map_or(HeadOf::None, HeadOf::Loaded));
         let decoder = Decoder { inv_freq: config.inv_freq(0), body, head, config, backend };
         if decoder.backend.queues() {

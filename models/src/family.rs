@@ -15,7 +15,8 @@ pub use layer::{AttentionKind, Biases, FeedForward, LayerSpec, TensorNames};
 pub(crate) use layer::{LinearSpec, NormSpec};
 
 /// All that are computed.
-pub(crate) const FAMILIES: [&Family; 4] = [&llama::LLAMA, &mistral::MISTRAL, &qwen2::QWEN2, &qwen3::QWEN3];
+pub(crate) const FAMILIES: [&Family; 4] =
+    [&llama::LLAMA_FAMILY, &mistral::MISTRAL_FAMILY, &qwen2::QWEN2_FAMILY, &qwen3::QWEN3_FAMILY];
 
 /// The family of a `model_type`.
 pub(crate) fn family_of(model_type: &str) -> Option<&'static Family> {

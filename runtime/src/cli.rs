@@ -1,17 +1,26 @@
 //! The command line as typed, and the way from it to one verb. What a verb does stands in `commands/`.
 
+pub(crate) mod checks;
+pub mod commands;
+pub mod method_spec;
+pub mod output;
+pub mod progress;
+
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::{
-    commands::{
-        bench, certificates, chaos, cluster, completions, config, demo, doctor, evaluate, events, host, job, plan,
-        process, self_test, session, top,
-    },
     error::{CliError, Exit},
     globals::{GlobalArgs, Globals},
-    output, template,
+    processes::template,
+};
+use commands::{
+    bench, certificates, chaos,
+    cluster::{self, events, host, process, top},
+    completions, config, demo, doctor, evaluate,
+    jobs::{job, plan, session},
+    self_test,
 };
 
 /// Inference over very long contexts on a cluster of hosts.
@@ -123,8 +132,8 @@ fn run(globals: &Globals, verb: Verb) -> Result<Exit, CliError> {
         Verb::Doctor => doctor::run(globals),
         Verb::SelfTest(args) => self_test::run(globals, &args),
         Verb::Version => config::version(globals),
-        Verb::Completions(args) => completions::completions(&args),
-        Verb::Man(args) => completions::man(globals, &args),
+        Verb::Completions(args) => completions::completions(Cli::command(), &args),
+        Verb::Man(args) => completions::man(globals, Cli::command(), &args),
         Verb::Supervisor(args) => process::supervisor(globals, &args),
         Verb::Node(args) => process::node(globals, &args),
         Verb::RunHost(args) => process::host(globals, &args),

@@ -3,6 +3,7 @@
 mod cluster;
 mod events;
 mod following;
+pub(crate) mod path;
 mod tls;
 
 use std::{
@@ -19,17 +20,15 @@ use asterism_actors::api::{ClusterStatus, JobEvent, JobRequest, JobState, JobSta
 use serde::{Serialize, de::DeserializeOwned};
 use ureq::{Agent, Body, http::Response};
 
-use cluster::segment;
-
 use crate::{
-    cluster::Cluster,
-    cluster_file::ApiSection,
-    data_dir::{self, Record},
+    api::admin::{self, CLUSTER, ErrorEnvelope, MAX_LISTED},
+    cluster::{Cluster, file::ApiSection},
+    data_dir::{self, ServerRecord},
     error::{CliError, Exit},
     globals::Globals,
-    http::{CLUSTER, ErrorEnvelope, MAX_LISTED},
 };
 pub use following::{Following, PATIENCE, new_id};
+use path::segment;
 pub use tls::{Trust, agent};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -85,7 +84,7 @@ impl Client {
     /// The server of a cluster that runs here.
     pub fn of(
         cluster: &Cluster,
-        record: &Record,
+        record: &ServerRecord,
         token: Option<String>,
         request_timeout: Duration,
     ) -> Result<Self, CliError> {
@@ -166,7 +165,7 @@ impl Client {
 
     /// Submits a job; returns its id.
     pub fn submit(&self, request: &JobRequest) -> Result<String, CliError> {
-        let submitted: crate::http::Submitted = self.post("/api/v1/jobs", request)?;
+        let submitted: admin::Submitted = self.post("/api/v1/jobs", request)?;
         Ok(submitted.id)
     }
 

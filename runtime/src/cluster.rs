@@ -4,49 +4,38 @@ mod api;
 mod clashes;
 mod data;
 mod error;
+pub mod file;
+pub(crate) mod host;
 mod hosts;
 mod model;
 mod observability;
+pub mod sample;
 mod security;
+pub mod size;
 
 use std::{
-    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use asterism_actors::supervisor::{Liveness, MixedNumerics, SessionLimits};
-use asterism_kernels::KernelChoice;
 use asterism_plan::{Method, MethodConfig, ModelShape, PlanError, PlanRequest};
-use asterism_transport::certificates::MemberRole;
 
-use crate::cluster_file::{ClusterFile, ControlTransport, Device, Recovery, Role};
-
-pub use api::Api;
+pub use api::{ADMIN, API, Api, Limits, Origins, TlsFiles, TlsKeys};
 use clashes::{check_name, check_tcp_ports};
 pub use data::Data;
-pub use error::ClusterError;
+pub use error::{ClusterError, FILE_VERSION};
+use file::{ClusterFile, ControlTransport, Recovery, Role};
+pub use host::{Host, NAME_LABEL};
+use host::{LEAST_MEMORY, socket_address};
 pub use model::Model;
 pub use observability::Log;
 pub use security::{CertificateFiles, Security};
-
-use crate::{http::tls::TlsFiles, size::Bytes};
-
-/// Version of `cluster.toml` that this program reads.
-pub const FILE_VERSION: u32 = 1;
-
-/// The least memory that can be meant for a host: below it a unit was forgotten.
-const LEAST_MEMORY: u64 = 1 << 20;
+use size::Bytes;
 
 /// Jobs that a supervisor has been seen to hold.
 const MOST_QUEUED: usize = 100_000;
-
-/// More threads than machines have cores.
-const MOST_THREADS: usize = 1024;
-
-/// The label that every host has: its name.
-pub const NAME_LABEL: &str = "host";
 
 /// How long a restarted supervisor waits for its hosts, beyond `dead_after`.
 const REJOIN: Duration = Duration::from_secs(3);
@@ -103,43 +92,6 @@ pub struct QueueLimits {
     pub jobs: usize,
     /// Bytes of their contexts and questions.
     pub bytes: u64,
-}
-
-/// One host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// Unique name.
-    pub name: String,
-    /// Node it runs on.
-    pub node: String,
-    /// Process that it runs in: its own name where it shares none.
-    pub process: String,
-    /// What it does.
-    pub role: Role,
-    /// Where it computes.
-    pub device: Device,
-    /// Where peers reach it; port 0: chosen by the operating system.
-    pub address: SocketAddr,
-    /// Threads it computes with; `None`: a share of its node's cores, see [`Cluster::threads_of`].
-    pub threads: Option<usize>,
-    /// Which instructions it computes with on the CPU.
-    pub kernels: KernelChoice,
-    /// Bytes that its weights and KV may take; `None`: unlimited.
-    pub memory_limit: Option<u64>,
-    /// What jobs may ask of their hosts.
-    pub labels: BTreeMap<String, String>,
-}
-
-impl Host {
-    /// Who its process is, as its certificate says.
-    pub fn member(&self) -> (MemberRole, &str) {
-        let role = match self.role {
-            Role::Context => MemberRole::Context,
-            Role::Query => MemberRole::Query,
-            Role::Spare => MemberRole::Spare,
-        };
-        (role, &self.name)
-    }
 }
 
 impl Cluster {
@@ -313,18 +265,11 @@ fn queue(file: &ClusterFile) -> Result<QueueLimits, ClusterError> {
     Ok(QueueLimits { jobs, bytes })
 }
 
-fn socket_address(key: &str, text: &str) -> Result<SocketAddr, ClusterError> {
-    text.parse().map_err(|_| ClusterError::Address {
-        key: key.into(),
-        got: text.into(),
-        expected: "an IP address and a port such as 127.0.0.1:7400",
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster_file::parse;
+    use crate::cluster::file::parse;
+    use std::collections::BTreeMap;
 
     const SAMPLE: &str = include_str!("../../cluster.toml");
 

@@ -1,5 +1,9 @@
 //! What a running cluster keeps in its data_dir: locks, the record of who serves it, logs. Certificates are apart.
 
+pub(crate) mod logs;
+pub mod private;
+pub(crate) mod start_file;
+
 use std::{
     fs::{self, File, TryLockError},
     io::{self, Read, Seek, SeekFrom},
@@ -14,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cluster::Cluster,
     error::{CliError, Exit},
-    private,
 };
 
 /// Most of a log that is read to find out why a process ended.
@@ -22,7 +25,7 @@ const TAIL_BYTES: u64 = 16 << 10;
 
 /// Who serves a cluster: what other commands need to find it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct ServerRecord {
     /// The supervisor's process.
     pub pid: u32,
     /// Its admin API.
@@ -39,7 +42,7 @@ pub struct Record {
     pub listen: SocketAddr,
 }
 
-impl Record {
+impl ServerRecord {
     /// Where its admin API is.
     pub fn url(&self) -> String {
         admin_url(self.admin, self.admin_tls)
@@ -106,12 +109,12 @@ pub fn look(data_dir: &Path) -> Result<(), CliError> {
 }
 
 /// The record of the supervisor that serves the cluster now, if one does.
-pub fn running(data_dir: &Path) -> Option<Record> {
+pub fn running(data_dir: &Path) -> Option<ServerRecord> {
     occupied(data_dir, Seat::Supervisor).then(|| read_record(data_dir))?
 }
 
 /// The record of the supervisor that serves the cluster, or of the one that `up` is about to start again.
-pub fn served(data_dir: &Path) -> Option<Record> {
+pub fn served(data_dir: &Path) -> Option<ServerRecord> {
     running(data_dir).or_else(|| occupied(data_dir, Seat::Up).then(|| read_record(data_dir))?)
 }
 
@@ -212,7 +215,7 @@ struct Holder {
     pid: u32,
 }
 
-fn read_record(data_dir: &Path) -> Option<Record> {
+fn read_record(data_dir: &Path) -> Option<ServerRecord> {
     serde_json::from_slice(&fs::read(path(data_dir, Seat::Supervisor, "json")).ok()?).ok()
 }
 
@@ -238,7 +241,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let data_dir = folder.path().join("data");
         assert_eq!(running(&data_dir), None);
-        let record = Record {
+        let record = ServerRecord {
             pid: 7,
             admin: "127.0.0.1:7401".parse().unwrap(),
             api: None,
@@ -264,7 +267,7 @@ mod tests {
         let up = lock(data_dir, "north", Seat::Up).unwrap();
         up.publish_pid().unwrap();
         assert_eq!((keeper(data_dir), served(data_dir)), (Some(std::process::id()), None));
-        let record = Record {
+        let record = ServerRecord {
             pid: 7,
             admin: "127.0.0.1:7401".parse().unwrap(),
             api: None,

@@ -1,6 +1,7 @@
 //! The options of every verb, resolved: which cluster file, which server, how to speak. Opens no connection.
 
 use std::{
+    borrow::Cow,
     fs,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
@@ -10,11 +11,12 @@ use std::{
 use clap::{Args, ValueEnum};
 
 use crate::{
-    cluster::Cluster,
-    cluster_file::{self, ClusterFile, anchored},
+    cluster::{
+        Cluster,
+        file::{self as cluster_file, ClusterFile, anchored},
+        size::seconds,
+    },
     error::CliError,
-    output::printable,
-    size::seconds,
 };
 
 /// The cluster file looked for when none is named.
@@ -220,4 +222,20 @@ pub fn read_token(path: &Path) -> Result<String, CliError> {
         Some(token) if !token.is_empty() => Ok(token.to_owned()),
         _ => Err(CliError::usage(format!("the token file {} is empty; its first line is the token", path.display()))),
     }
+}
+
+/// Text whose control characters, and those that turn the direction of others, are written out as `\u001b`; lines and tabs stay.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let controls = |c: char| {
+        c.is_control() && c != '\n' && c != '\t'
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(controls) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = |c: char| match controls(c) {
+        true => format!("\\u{:04x}", u32::from(c)),
+        false => c.to_string(),
+    };
+    Cow::Owned(text.chars().map(escaped).collect())
 }

@@ -1,8 +1,7 @@
-//! Round trips and bulk over `local`, QUIC, QUIC with lanes, UCX where it is built in, and plain TCP, each end on a thread of
-//! its own: `bench transport` without the rest.
+//! What `asterism bench transport` times within a machine, between two machines, which trust anybody.
 //!
-//! `cargo run --release --workspace --example ping [-- NAME...]`; between two machines, which trust anybody, `ping serve
-//! ADDRESS` on one and `ping ask ADDRESS [BYTES ROUNDS]` on the other, both behind `--ucx` to take what `UCX_TLS` says
+//! `cargo run --release --workspace --example ping -- serve ADDRESS` on one and `ask ADDRESS [BYTES ROUNDS]` on the other, both
+//! behind `--ucx` to take what `UCX_TLS` says.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -13,64 +12,31 @@ use anyhow::{Result, bail};
 #[cfg(feature = "ucx")]
 use asterism_transport::ucx::{UcxConfig, UcxTransport};
 use asterism_transport::{
-    NoObserver, Transport, TransportError,
-    local::LocalNetwork,
+    NoObserver, Transport,
     measure::{self, Load, Timed},
     quic::{QuicConfig, QuicTransport, Security},
 };
 
-const LOADS: [Load; 4] = [
-    Load { bytes: 1, there_and_back: true, rounds: 5000 },
+const LOADS: [Load; 3] = [
     Load { bytes: 16 << 10, there_and_back: true, rounds: 5000 },
     Load { bytes: 1 << 20, there_and_back: true, rounds: 300 },
     Load { bytes: 64 << 20, there_and_back: false, rounds: 20 },
 ];
-
-/// Lanes of `lanes`, beside the link's own connection.
-const LANES: usize = 3;
 
 fn main() -> Result<()> {
     let named: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = named.iter().map(String::as_str).filter(|word| *word != "--ucx").collect();
     let over_ucx = words.len() < named.len();
     match words[..] {
-        ["serve", address] => return serve(address.parse()?, over_ucx),
-        ["ask", address] => return ask(address.parse()?, &LOADS[1..], over_ucx),
+        ["serve", address] => serve(address.parse()?, over_ucx),
+        ["ask", address] => ask(address.parse()?, &LOADS, over_ucx),
         ["ask", address, bytes, rounds] => {
             let load = Load { bytes: bytes.parse()?, there_and_back: false, rounds: rounds.parse()? };
-            return ask(address.parse()?, &[load], over_ucx);
+            ask(address.parse()?, &[load], over_ucx)
         }
         ["serve" | "ask", ..] => bail!("an address is missing"),
-        _ => {}
+        _ => bail!("expected `serve ADDRESS` or `ask ADDRESS [BYTES ROUNDS]`"),
     }
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    for name in ["local", "quic", "lanes", "ucx-shm", "ucx-tcp", "tcp"] {
-        if name.starts_with("ucx") && !cfg!(feature = "ucx") {
-            continue;
-        }
-        if !named.is_empty() && !named.iter().any(|other| other == name) {
-            continue;
-        }
-        let show = |timed: &Timed| show(name, timed);
-        match name {
-            "local" => {
-                let network = LocalNetwork::new();
-                measure::between(move || network.bind(address, Arc::new(NoObserver)), &LOADS, show)?
-            }
-            "quic" => {
-                let bind =
-                    move || QuicTransport::bind(QuicConfig::new(address, Security::Insecure), Arc::new(NoObserver));
-                measure::between(bind, &LOADS, show)?
-            }
-            "lanes" => measure::between(move || bind_with(address, LANES), &LOADS, show)?,
-            #[cfg(feature = "ucx")]
-            "ucx-shm" => measure::between(move || bind_ucx(address, "shm"), &LOADS, show)?,
-            #[cfg(feature = "ucx")]
-            "ucx-tcp" => measure::between(move || bind_ucx(address, "tcp"), &LOADS, show)?,
-            _ => measure::tcp(&LOADS, show)?,
-        };
-    }
-    Ok(())
 }
 
 /// Answers whoever asks, one after another, until it is ended.
@@ -101,7 +67,7 @@ async fn ask(address: SocketAddr, loads: &[Load], over_ucx: bool) -> Result<()> 
 }
 
 fn bind_either(address: SocketAddr, over_ucx: bool) -> Result<Box<dyn Transport>> {
-    let quic = bind(address)?;
+    let quic = QuicTransport::bind(QuicConfig::new(address, Security::Insecure), Arc::new(NoObserver))?;
     if !over_ucx {
         return Ok(Box::new(quic));
     }
@@ -109,21 +75,6 @@ fn bind_either(address: SocketAddr, over_ucx: bool) -> Result<Box<dyn Transport>
     return Ok(Box::new(UcxTransport::bind(UcxConfig::default(), Arc::new(quic), Arc::new(NoObserver))?));
     #[cfg(not(feature = "ucx"))]
     bail!("it was built without UCX: --features asterism/ucx")
-}
-
-fn bind(address: SocketAddr) -> Result<QuicTransport, TransportError> {
-    bind_with(address, 0)
-}
-
-fn bind_with(address: SocketAddr, lanes: usize) -> Result<QuicTransport, TransportError> {
-    let config = QuicConfig { lanes, ..QuicConfig::new(address, Security::Insecure) };
-    QuicTransport::bind(config, Arc::new(NoObserver))
-}
-
-#[cfg(feature = "ucx")]
-fn bind_ucx(address: SocketAddr, transports: &str) -> Result<UcxTransport, TransportError> {
-    let config = UcxConfig { transports: Some(transports.into()), ..UcxConfig::default() };
-    UcxTransport::bind(config, Arc::new(bind(address)?), Arc::new(NoObserver))
 }
 
 fn show(name: &str, timed: &Timed) {

@@ -12,9 +12,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-pub use error::CertificateError;
-pub use files::{CA_FILE, CA_KEY_FILE, HOST_FILE, HOST_KEY_FILE};
-pub use member::{MAX_NAME_BYTES, Member, MemberRole};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
     PKCS_ECDSA_P256_SHA256, PublicKeyData, SignatureAlgorithm,
@@ -23,11 +20,15 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use time::OffsetDateTime;
 use x509_parser::{certificate::X509Certificate, extensions::GeneralName, prelude::FromDer};
 
-use crate::join::JOIN_DNS_NAME;
+pub use error::CertificateError;
+pub use files::{CA_FILE, CA_KEY_FILE, HOST_FILE, HOST_KEY_FILE};
+pub use member::{MAX_NAME_BYTES, Member, MemberRole};
 
 /// The DNS name in every host certificate. Hosts are reached by address, so the name says "of this kind of cluster"; the
 /// CA says of which one.
 pub const CLUSTER_DNS_NAME: &str = "asterism";
+/// The DNS name in the listener's certificate.
+pub const JOIN_DNS_NAME: &str = "asterism-join";
 
 /// How far a peer's clock may lag behind the issuer's.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);

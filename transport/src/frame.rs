@@ -1,16 +1,22 @@
 //! One frame: a fixed little-endian header, an rkyv-archived meta, and a raw payload aligned to 64 bytes.
 //! Tensors are never inside an archive.
 
+pub(crate) mod buffers;
+pub mod codec;
+pub(crate) mod meta;
+
 use std::{any::Any, fmt, sync::Arc};
 
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 use thiserror::Error;
 
-use crate::{Meta, codec};
+use crate::Meta;
 
 /// Version of header and messages; peers of another version are refused.
 pub const PROTOCOL_VERSION: u16 = 1;
+/// Bytes before the meta.
+pub const HEADER_BYTES: usize = 40;
 /// Largest archived meta accepted from a peer.
 pub const MAX_META_BYTES: usize = 64 << 20;
 /// Largest payload accepted from a peer.
@@ -24,12 +30,12 @@ pub const PAYLOAD_ALIGNMENT: usize = 64;
 pub enum FrameKind {
     /// An archived control message; no payload.
     Control = 1,
-    /// Phase 2: queries `(heads, rows, dim)` of one layer step to a context host.
-    Query = 2,
-    /// Phase 2: partial outputs and log-sum-exps of the shards a context host holds.
-    Partials = 3,
-    /// Phase 1: tensors that one shard passes another within a layer.
-    Parcel = 4,
+    /// What is answered.
+    Request = 2,
+    /// The answer to a request.
+    Response = 3,
+    /// What is not answered.
+    Data = 4,
 }
 
 /// Element type of a payload.
@@ -50,25 +56,17 @@ pub enum PayloadType {
 pub struct FrameHeader {
     /// What the frame is for.
     pub kind: FrameKind,
-    /// Job the frame belongs to; 0 for none.
-    pub job: u64,
-    /// Generation of the job's shard placement, so that a late answer of an earlier placement is recognised.
-    pub shard_set: u32,
-    /// Layer of a phase-2 step, or of phase 1.
-    pub layer: u32,
-    /// Step of phase 2: 0 is the query.
-    pub step: u32,
-    /// Token rows in the payload.
-    pub rows: u32,
     /// Element type of the payload.
     pub payload_type: PayloadType,
+    /// A number of the asker's own choosing, which a response repeats; the transport reads nothing into it.
+    pub correlation: u64,
 }
 
 /// A frame as sent or as received. `meta` is an rkyv archive on an aligned buffer, to be read by validated `rkyv::access`
 /// only; a received `payload` starts at an address divisible by 64, a sent one may start anywhere.
 #[derive(Clone, Debug)]
 pub struct Frame {
-    /// Addressing.
+    /// What it is.
     pub header: FrameHeader,
     /// Archived meta; may be empty.
     pub meta: Meta,
@@ -112,23 +110,15 @@ impl Frame {
         Self { handed: Some(value), ..self }
     }
 
-    /// A control message: an archived meta, addressed to no job, without payload.
+    /// A control message: an archived meta without payload.
     pub fn control(meta: AlignedVec) -> Self {
-        let header = FrameHeader {
-            kind: FrameKind::Control,
-            job: 0,
-            shard_set: 0,
-            layer: 0,
-            step: 0,
-            rows: 0,
-            payload_type: PayloadType::None,
-        };
+        let header = FrameHeader { kind: FrameKind::Control, payload_type: PayloadType::None, correlation: 0 };
         Self::new(header, meta, Bytes::new())
     }
 
     /// Bytes this frame takes on the wire.
     pub fn wire_bytes(&self) -> usize {
-        codec::wire_bytes(self.meta.len(), self.payload.len())
+        wire_bytes(self.meta.len(), self.payload.len())
     }
 }
 
@@ -210,4 +200,14 @@ impl FrameError {
             Self::Truncated => "frame_truncated",
         }
     }
+}
+
+/// Bytes a frame takes on the wire.
+pub(crate) fn wire_bytes(meta: usize, payload: usize) -> usize {
+    HEADER_BYTES + meta + padding(meta, payload) + payload
+}
+
+/// Zeros between meta and payload; none where there is no payload.
+pub(crate) fn padding(meta: usize, payload: usize) -> usize {
+    if payload == 0 { 0 } else { (HEADER_BYTES + meta).next_multiple_of(PAYLOAD_ALIGNMENT) - HEADER_BYTES - meta }
 }

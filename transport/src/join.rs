@@ -15,11 +15,9 @@ mod message;
 mod tls;
 mod token;
 
+pub use crate::certificates::JOIN_DNS_NAME;
 pub use client::{At, join, renew, revoked};
 pub use error::JoinError;
 pub use listener::{Asked, JoinConfig, JoinDesk, JoinListener};
 pub use message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, MAX_JOIN_HOSTS, Refusal, RenewRequest, WantedHost};
 pub use token::{JoinToken, TokenRecord};
-
-/// The DNS name in the listener's certificate.
-pub const JOIN_DNS_NAME: &str = "asterism-join";

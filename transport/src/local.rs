@@ -5,13 +5,14 @@
 //! aligned payloads, and a closed link loses what was under way.
 
 mod channel;
+pub(crate) mod side;
 
 use std::{
     collections::HashMap,
     hash::{BuildHasher, Hasher, RandomState},
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,8 +21,13 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use self::channel::{Announcement, Ends};
-use crate::{Channel, Link, Observer, Transport, TransportError, certificates::Member, signal::Signal};
+use crate::{
+    Channel, Link, Observer, Transport, TransportError,
+    certificates::Member,
+    signal::{Signal, lock},
+};
+use channel::{Announcement, Ends};
+use side::{Connection, Side};
 
 /// Channels opened but not yet accepted before `open` waits.
 const CHANNELS_IN_FLIGHT: usize = 256;
@@ -29,7 +35,6 @@ const CHANNELS_IN_FLIGHT: usize = 256;
 const LINKS_IN_FLIGHT: usize = 256;
 const FIRST_PORT: u16 = 49152;
 pub(crate) const TRANSPORT_CLOSED: &str = "the transport was closed";
-pub(crate) const LINK_DROPPED: &str = "the peer dropped the link";
 
 /// An address space shared by the transports of one process. Clones are the same network; separate networks never meet.
 #[derive(Clone, Default)]
@@ -130,6 +135,7 @@ impl LocalTransport {
     }
 
     /// Completes once the transport is closed.
+    #[cfg(feature = "sim")]
     pub(crate) async fn closed(&self) {
         self.endpoint.closed().await;
     }
@@ -211,50 +217,6 @@ impl Endpoint {
     }
 }
 
-/// What both sides of a link share.
-struct Connection {
-    /// Its place among the links of the network.
-    number: u64,
-    closed: Signal<Option<String>>,
-}
-
-impl Connection {
-    /// The first reason stands.
-    fn close(&self, reason: &str) {
-        self.closed.set_once(reason.into());
-    }
-}
-
-/// One side of a link, held by the link and its channels; the link ends with its last holder.
-struct Side {
-    peer: SocketAddr,
-    member: Option<Member>,
-    connection: Arc<Connection>,
-    observer: Arc<dyn Observer>,
-}
-
-impl Side {
-    async fn closed(&self) -> TransportError {
-        let reason = self.connection.closed.wait_for(Option::is_some).await;
-        TransportError::Closed { peer: self.peer, reason: reason.unwrap_or_default() }
-    }
-
-    /// Why the link ended, if it has.
-    fn error(&self) -> Option<TransportError> {
-        self.connection.closed.get().map(|reason| TransportError::Closed { peer: self.peer, reason })
-    }
-
-    fn channel_closed(&self) -> TransportError {
-        TransportError::ChannelClosed { peer: self.peer }
-    }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        self.connection.close(LINK_DROPPED);
-    }
-}
-
 pub(crate) struct LocalLink {
     side: Arc<Side>,
     channels: AtomicU64,
@@ -268,6 +230,7 @@ impl LocalLink {
     }
 
     /// The same at both ends of a link, and no other link of the network has it.
+    #[cfg(feature = "sim")]
     pub(crate) fn number(&self) -> u64 {
         self.side.connection.number
     }
@@ -328,9 +291,4 @@ impl Link for LocalLink {
     fn closed(&self) -> BoxFuture<'_, TransportError> {
         Box::pin(self.side.closed())
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while holding these locks in a way that leaves their maps and lists inconsistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -24,9 +24,9 @@ use crate::{Link, Transport, TransportError};
 pub const BEST_FIRST: [&str; 3] = [LOCAL, "ucx", "quic"];
 const LOCAL: &str = "local";
 /// Links of one way that wait for `accept`.
-const LINKS_IN_FLIGHT: usize = 16;
+const PLANE_LINKS_IN_FLIGHT: usize = 16;
 /// How long a way may take to connect that has another behind it.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where a host is reached by one transport.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Archive, Serialize, Deserialize)]
@@ -164,9 +164,11 @@ impl DataPlane {
                         if is_last {
                             return link.await;
                         }
-                        let late =
-                            || TransportError::Unreachable { address, cause: format!("no answer within {PATIENCE:?}") };
-                        tokio::time::timeout(PATIENCE, link).await.unwrap_or_else(|_| Err(late()))
+                        let late = || TransportError::Unreachable {
+                            address,
+                            cause: format!("no answer within {CONNECT_PATIENCE:?}"),
+                        };
+                        tokio::time::timeout(CONNECT_PATIENCE, link).await.unwrap_or_else(|_| Err(late()))
                     };
                     let made = self.runtime.spawn(connect).await;
                     match made.unwrap_or(Err(TransportError::TransportClosed)) {
@@ -193,7 +195,7 @@ impl DataPlane {
     }
 
     fn listen(&self) -> mpsc::Receiver<Arc<dyn Link>> {
-        let (sender, receiver) = mpsc::channel(LINKS_IN_FLIGHT);
+        let (sender, receiver) = mpsc::channel(PLANE_LINKS_IN_FLIGHT);
         for way in &self.ways {
             let (way, sender) = (way.clone(), sender.clone());
             self.runtime.spawn(async move {

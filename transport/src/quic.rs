@@ -6,96 +6,43 @@
 
 pub(crate) mod admission;
 pub(crate) mod cause;
-mod channel;
+pub(crate) mod config;
+mod joining;
 mod lanes;
 mod link;
-mod loopback;
-mod patient;
-mod socket;
-mod stripes;
+mod peer;
+mod settings;
 pub(crate) mod tls;
 pub(crate) mod trust;
 mod tuning;
 pub(crate) mod vouch;
 
-pub use lanes::MOST_LANES;
-pub use tuning::SOCKET_QUEUE;
-
 use std::{
     collections::BTreeSet,
     net::{SocketAddr, UdpSocket},
     sync::{Arc, PoisonError, RwLock},
-    time::Duration,
 };
 
 use futures_util::future::BoxFuture;
-use quinn::{ClientConfig, Connecting, Connection, Endpoint, Incoming, TransportConfig, VarInt};
+use quinn::{ClientConfig, Connecting, Connection, Endpoint, VarInt};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use self::{
-    admission::{HalfOpen, Limits, Received, Reception},
-    lanes::Lanes,
-    link::{Peer, QuicLink},
-    socket::Socket,
-    trust::{Known, Revoked, Trust},
-};
-use crate::{
-    Link, Observer, PROTOCOL_VERSION, Transport, TransportError,
-    buffers::Buffers,
-    certificates::{CLUSTER_DNS_NAME, Credentials},
-};
+use crate::{Link, Observer, PROTOCOL_VERSION, Transport, TransportError, certificates::CLUSTER_DNS_NAME};
+use admission::{HalfOpen, Limits, Reception};
+use cause::TRANSPORT_CLOSED;
+pub use config::{QuicConfig, Security};
+use lanes::Lanes;
+pub use lanes::MOST_LANES;
+use link::QuicLink;
+use settings::{Rejected, Settings};
+use trust::{Known, Revoked, Trust};
+pub use tuning::SOCKET_QUEUE;
+use tuning::socket::Socket;
 
 /// Links that have shaken hands but wait for `accept`.
 const LINKS_IN_FLIGHT: usize = 256;
 /// Handshakes under way at once. A source has as many as a machine has hosts.
 const HANDSHAKES: Limits = Limits { by_source: 64, in_all: 256 };
-const TRANSPORT_CLOSED: &str = "the transport was closed";
-
-/// Whom a host trusts.
-#[derive(Clone, Debug)]
-pub enum Security {
-    /// Peers with a certificate of the same CA.
-    Mutual(Credentials),
-    /// Everybody: encrypted, but with whom is unknown. For trusted networks and experiments.
-    Insecure,
-}
-
-/// How a host listens, whom it trusts, and how patient it is.
-#[derive(Clone, Debug)]
-pub struct QuicConfig {
-    /// Where to listen; port 0 takes a free one.
-    pub listen: SocketAddr,
-    /// Whom to trust.
-    pub security: Security,
-    /// A silent link is probed this often.
-    pub keep_alive: Duration,
-    /// A peer silent for this long is lost. The smaller of both sides' values counts.
-    pub idle_timeout: Duration,
-    /// Longest wait for `connect`.
-    pub connect_timeout: Duration,
-    /// Bytes a peer may send ahead of the reader, per channel and per link.
-    pub receive_window: u32,
-    /// Largest datagram, up to which paths between machines are probed. Within a machine datagrams are as large as IP packets.
-    pub max_mtu: u16,
-    /// Further sockets, each with a thread of its own, over which large payloads are spread where the peer has some too.
-    pub lanes: usize,
-}
-
-impl QuicConfig {
-    /// The defaults, listening at `listen`.
-    pub fn new(listen: SocketAddr, security: Security) -> Self {
-        Self {
-            listen,
-            security,
-            keep_alive: Duration::from_secs(1),
-            idle_timeout: Duration::from_secs(5),
-            connect_timeout: Duration::from_secs(5),
-            receive_window: 64 << 20,
-            max_mtu: 8952,
-            lanes: 0,
-        }
-    }
-}
 
 /// A listening QUIC socket. Dropping it closes it.
 pub struct QuicTransport {
@@ -103,27 +50,6 @@ pub struct QuicTransport {
     address: SocketAddr,
     settings: Arc<Settings>,
     accepted: AsyncMutex<mpsc::Receiver<Arc<dyn Link>>>,
-}
-
-/// What every handshake of a transport needs.
-struct Settings {
-    paths: Paths,
-    trust: RwLock<Arc<Trust>>,
-    connect_timeout: Duration,
-    idle_timeout: Duration,
-    buffers: Arc<Buffers>,
-    lanes: Lanes,
-    observer: Arc<dyn Observer>,
-    vouched: vouch::Desk,
-    reception: Arc<Reception>,
-    revoked: Revoked,
-}
-
-/// QUIC's numbers by kind of path.
-struct Paths {
-    /// Of whoever connects, and of whoever is connected to.
-    loopback: [Arc<TransportConfig>; 2],
-    network: [Arc<TransportConfig>; 2],
 }
 
 impl QuicTransport {
@@ -154,7 +80,7 @@ impl QuicTransport {
             reception: Reception::new(HANDSHAKES),
             revoked: Revoked::default(),
         });
-        lanes::accept(&settings);
+        joining::accept(&settings);
         let (sender, accepted) = mpsc::channel(LINKS_IN_FLIGHT);
         tokio::spawn(listen(endpoint.clone(), settings.clone(), sender));
         Ok(Self { endpoint, address, settings, accepted: AsyncMutex::new(accepted) })
@@ -183,7 +109,7 @@ impl QuicTransport {
             let (connection, peer) = self.shake_hands(address, &trust, &trust.sides(address).client).await?;
             let link = QuicLink::new(connection, peer, &self.settings);
             if let Some(announced) = link.await_welcome().await? {
-                lanes::connect(&self.settings, &link.peer, &announced);
+                joining::connect(&self.settings, &link.peer, &announced);
             }
             Ok(Arc::new(link))
         })
@@ -263,67 +189,6 @@ impl Drop for QuicTransport {
     }
 }
 
-impl Settings {
-    fn trust(&self) -> Arc<Trust> {
-        // Nothing panics while holding this lock.
-        self.trust.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The handshake of a peer that came, if it has a place. What waits for its end holds no packet: a task is as large as its
-    /// largest moment.
-    fn receive(&self, incoming: Incoming) -> Option<(Connecting, HalfOpen)> {
-        let peer = incoming.remote_address();
-        let begun = match self.reception.receive(incoming) {
-            Received::Shake(incoming, place) => {
-                let server = self.trust().sides(peer).server.clone();
-                (*incoming).accept_with(server).map(|connecting| (connecting, place)).map_err(Rejected::from)
-            }
-            Received::Later => return None,
-            Received::Dropped(reason) => Err(Rejected { reason, cause: "too many handshakes are under way".into() }),
-        };
-        begun.inspect_err(|rejected| self.refused(peer, rejected)).ok()
-    }
-
-    /// A connection whose peer has shown a certificate of this cluster, in the time that this may take, and who it is.
-    async fn shaken(
-        &self,
-        (connecting, place): (Connecting, HalfOpen),
-    ) -> Result<(Connection, Option<Known>), Rejected> {
-        let limit = self.connect_timeout;
-        let connection = tokio::time::timeout(limit, connecting).await.map_err(|_| Rejected {
-            reason: cause::HANDSHAKE,
-            cause: format!("it showed no certificate within {limit:?}"),
-        })??;
-        let peer = self.identify(&connection, &self.trust());
-        let peer = peer.map_err(|cause| Rejected { reason: cause::IDENTITY, cause })?;
-        place.prove();
-        tuning::open_up(&connection);
-        Ok((connection, peer))
-    }
-
-    /// Who a peer is whose certificate TLS has verified, if it is one of this cluster and not revoked; else the connection is
-    /// closed, and the error says why.
-    fn identify(&self, connection: &Connection, trust: &Trust) -> Result<Option<Known>, String> {
-        let shown = trust.shown(connection).and_then(|shown| match &shown {
-            Some((_, info)) if self.revoked.holds(&info.serial) => {
-                Err(format!("the certificate {} of {:?} is revoked", info.serial, info.name))
-            }
-            _ => Ok(shown),
-        });
-        let shown = shown.inspect_err(|cause| connection.close(cause::WRONG_IDENTITY, cause.as_bytes()))?;
-        Ok(shown.map(|(member, info)| {
-            self.observer.shown(&member, info.validity.not_after.into());
-            Known { member, serial: info.serial }
-        }))
-    }
-
-    fn refused(&self, peer: SocketAddr, Rejected { reason, cause }: &Rejected) {
-        self.observer.rejected(reason);
-        self.observer.turned_away(peer, cause);
-        self.reception.tell(peer, reason, cause);
-    }
-}
-
 /// Shakes hands with several peers at once, so that a slow one delays no other.
 async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sender<Arc<dyn Link>>) {
     while let Some(incoming) = endpoint.accept().await {
@@ -338,18 +203,6 @@ async fn listen(endpoint: Endpoint, settings: Arc<Settings>, accepted: mpsc::Sen
                 Err(rejected) => settings.refused(peer, &rejected),
             }
         });
-    }
-}
-
-/// A peer that does not get a link.
-struct Rejected {
-    reason: &'static str,
-    cause: String,
-}
-
-impl From<quinn::ConnectionError> for Rejected {
-    fn from(error: quinn::ConnectionError) -> Self {
-        Self { reason: cause::rejection(&error), cause: error.to_string() }
     }
 }
 

@@ -1,11 +1,9 @@
 //! A value whose changes are waited for, by one or by many. Those who wait are woken in the order in which they came, which
 //! `tokio::sync::watch` leaves to chance: what follows from a change in a simulation would differ from run to run.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
-
-use crate::local::lock;
 
 #[derive(Default)]
 pub(crate) struct Signal<T> {
@@ -49,4 +47,9 @@ impl<T: Clone> Signal<Option<T>> {
             self.changed.notify_waiters();
         }
     }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while holding these locks in a way that leaves their maps and lists inconsistent.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,65 +14,31 @@ mod channel;
 mod draw;
 mod faults;
 mod link;
+mod pair;
 
 use std::{
-    collections::{BTreeMap, HashMap},
     net::SocketAddr,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-pub use draw::Draw;
-pub use faults::{Fault, FaultKind, Faults};
 use futures_util::{FutureExt, future::BoxFuture};
-use link::{Connection, Pair, SimLink};
 
 use crate::{
     Link, NoObserver, Observer, Transport, TransportError,
-    local::{LocalLink, LocalNetwork, LocalTransport, TRANSPORT_CLOSED, lock},
+    local::{LocalLink, LocalNetwork, LocalTransport, TRANSPORT_CLOSED},
+    signal::lock,
 };
+pub use draw::Draw;
 
-/// What a simulated network is like.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SimConfig {
-    /// Decides every draw.
-    pub seed: u64,
-    /// What goes wrong between peers that have no faults of their own.
-    pub faults: Faults,
-    /// A partition that lasts this long ends the links across it.
-    pub idle_timeout: Duration,
-    /// Longest wait for `connect`.
-    pub connect_timeout: Duration,
-}
-
-impl SimConfig {
-    /// A network without faults, as patient as QUIC is by default.
-    pub fn new(seed: u64) -> Self {
-        Self {
-            seed,
-            faults: Faults::default(),
-            idle_timeout: Duration::from_secs(5),
-            connect_timeout: Duration::from_secs(5),
-        }
-    }
-}
+pub use faults::{Fault, FaultKind, Faults, SimConfig};
+use link::SimLink;
+use pair::{Connection, Pair, Shared};
 
 /// An address space shared by the transports of one process, with faults between them. Clones are the same network.
 #[derive(Clone)]
 pub struct SimNetwork {
     shared: Arc<Shared>,
-}
-
-/// What the clones of a network share.
-struct Shared {
-    config: SimConfig,
-    local: LocalNetwork,
-    /// Faults of peers that have none of their own.
-    faults: Mutex<Faults>,
-    pairs: Mutex<BTreeMap<(SocketAddr, SocketAddr), Arc<Pair>>>,
-    /// Links that only one side has taken so far, by the number of the link beneath.
-    half_taken: Mutex<HashMap<u64, Arc<Connection>>>,
-    log: Mutex<Vec<Fault>>,
 }
 
 impl SimNetwork {
@@ -153,20 +119,6 @@ impl SimNetwork {
         for left in left {
             right.iter().filter(|right| *right != left).for_each(|right| act(&self.shared.pair(*left, *right)));
         }
-    }
-}
-
-impl Shared {
-    fn pair(&self, left: SocketAddr, right: SocketAddr) -> Arc<Pair> {
-        lock(&self.pairs).entry((left.min(right), left.max(right))).or_default().clone()
-    }
-
-    fn faults_of(&self, pair: &Pair) -> Faults {
-        lock(&pair.faults).clone().unwrap_or_else(|| lock(&self.faults).clone())
-    }
-
-    fn log(&self, faults: impl IntoIterator<Item = Fault>) {
-        lock(&self.log).extend(faults);
     }
 }
 

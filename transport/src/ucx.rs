@@ -7,55 +7,44 @@
 //!
 //! All unsafe code of this crate is in `context`, `worker`, `endpoint`, `fetch`, `found`, `drive` and `gate`.
 
-mod ailing;
-mod arrive;
 mod channel;
+pub(crate) mod config;
 mod context;
 mod core;
-mod drive;
 mod endpoint;
-mod fetch;
-mod found;
-mod gate;
 mod hello;
 mod link;
 mod message;
-mod parts;
 mod table;
 #[cfg(test)]
 mod tests;
 mod windows;
 mod worker;
 
-use std::{
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, sync::Arc, time::Instant};
 
 use futures_util::future::BoxFuture;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use self::{
-    ailing::Ailing,
-    context::Context,
-    core::{Core, Met},
-    endpoint::{Endpoint, Failure},
-    hello::{Hello, Place},
-    link::UcxLink,
-    message::{Addressee, TOKEN_BYTES},
-    table::Table,
-    windows::{Holding, Windows},
-    worker::Worker,
-};
+use crate::ucx::table::ailing::Ailing;
 use crate::{
     Link, Observer, Transport, TransportError,
-    buffers::Buffers,
+    frame::buffers::Buffers,
     local::TRANSPORT_CLOSED,
-    quic::{QuicTransport, vouch::Vouched},
+    quic::{QuicTransport, cause, vouch::Vouched},
     signal::Signal,
 };
+pub use config::UcxConfig;
+use context::Context;
+use core::{Core, Met};
+use endpoint::{Endpoint, Failure};
+use hello::Hello;
+use link::UcxLink;
+use message::{Addressee, TOKEN_BYTES};
+use table::Table;
+use windows::{Holding, Windows};
+use worker::{Worker, drive};
 
 /// UCX's name for memory that processes of one user share. It listens to nobody: files and signals are the user's own, and other
 /// users may wake a process at most.
@@ -63,64 +52,6 @@ pub const MEMORY: &str = "posix";
 
 /// Links that have met but wait for `accept`.
 const LINKS_IN_FLIGHT: usize = 256;
-
-/// Which of UCX's ways to use, and how.
-#[derive(Clone, Debug)]
-pub struct UcxConfig {
-    /// UCX's names of transports, as in `UCX_TLS`: `tcp`, `shm`, `shm,tcp`; none leaves the choice to `UCX_TLS`, or to UCX.
-    pub transports: Option<String>,
-    /// Network interfaces to use, as in `UCX_NET_DEVICES`; none means all.
-    pub interfaces: Vec<String>,
-    /// More of UCX's settings, by their names without `UCX_`.
-    pub settings: Vec<(String, String)>,
-    /// How long to look for the next message before sleeping; a sleeper takes tens of microseconds to wake.
-    pub spin: Duration,
-    /// Bytes a peer may send ahead of the reader, per channel and per link, each frame's bookkeeping among them; the last
-    /// frame may go beyond it. The smaller of both sides' values counts.
-    pub receive_window: u32,
-    /// Bytes of all links together that wait for their readers: beyond it a link ends that takes more than its share.
-    pub most_held: u64,
-    /// Longest wait for the peer's first word over UCX.
-    pub connect_timeout: Duration,
-    /// How often UCX looks whether a silent peer is alive.
-    pub keep_alive: Duration,
-    /// A peer from whom nothing comes over UCX for so long, longer while much is under way, has lost its path.
-    pub silence: Duration,
-}
-
-impl Default for UcxConfig {
-    fn default() -> Self {
-        Self {
-            transports: None,
-            interfaces: Vec::new(),
-            settings: Vec::new(),
-            spin: Duration::from_micros(50),
-            receive_window: 64 << 20,
-            most_held: 8 << 30,
-            connect_timeout: Duration::from_secs(5),
-            keep_alive: Duration::from_secs(1),
-            silence: Duration::from_secs(5),
-        }
-    }
-}
-
-impl UcxConfig {
-    /// Where this process is, as far as sharing memory with it goes.
-    fn place(&self) -> Place {
-        if context::shares_memory(&self.asked_transports()) { Place::here() } else { Place::nowhere() }
-    }
-
-    /// What UCX is asked for.
-    fn asked_transports(&self) -> String {
-        let environment = || std::env::var("UCX_TLS").unwrap_or_else(|_| "all".into());
-        self.transports.clone().unwrap_or_else(environment)
-    }
-
-    /// Whether UCX is asked for nothing that reaches beyond this machine, and so has no ports.
-    pub fn stays_within(&self) -> bool {
-        context::stays_within(&self.asked_transports())
-    }
-}
 
 /// UCX beside a QUIC transport, whose addresses and certificates it shares. Dropping it closes it, not the QUIC transport.
 pub struct UcxTransport {
@@ -201,7 +132,7 @@ impl UcxTransport {
             .quic
             .in_time(address, async {
                 let vouched = shared.quic.connect_vouched(address).await?;
-                let lost = |error| crate::quic::cause::of_handshake(error, address);
+                let lost = |error| cause::of_handshake(error, address);
                 let (mut send, mut receive) = vouched.connection.open_bi().await.map_err(lost)?;
                 hello::say(&mut send, &shared.hello(own), address).await?;
                 let theirs = hello::hear(&mut receive, address).await?;
@@ -275,7 +206,7 @@ impl Shared {
         let (core, accepted, mut send) = self
             .quic
             .in_time(peer, async {
-                let lost = |error| crate::quic::cause::of_handshake(error, peer);
+                let lost = |error| cause::of_handshake(error, peer);
                 let (mut send, mut receive) = connection.accept_bi().await.map_err(lost)?;
                 let theirs = hello::hear(&mut receive, peer).await?;
                 let said = self.hello(own);

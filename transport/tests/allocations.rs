@@ -83,15 +83,7 @@ async fn round(near: &mut Channel, far: &mut Channel, next: Frame, payload: &Byt
 }
 
 fn frame(meta: usize, payload: &Bytes) -> Frame {
-    let header = FrameHeader {
-        kind: FrameKind::Partials,
-        job: 1,
-        shard_set: 1,
-        layer: 0,
-        step: 0,
-        rows: 1,
-        payload_type: PayloadType::F32,
-    };
+    let header = FrameHeader { kind: FrameKind::Response, payload_type: PayloadType::F32, correlation: 0 };
     let mut archived = AlignedVec::with_capacity(meta);
     archived.resize(meta, 7);
     Frame::new(header, archived, payload.clone())

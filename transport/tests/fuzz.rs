@@ -39,19 +39,11 @@ fn each(name: &str, inputs: u64, mut check: impl FnMut(&mut Draw, u64)) {
 
 fn frame(draw: &mut Draw) -> Frame {
     let (kinds, types) = (
-        [FrameKind::Control, FrameKind::Query, FrameKind::Partials, FrameKind::Parcel],
+        [FrameKind::Control, FrameKind::Request, FrameKind::Response, FrameKind::Data],
         [PayloadType::None, PayloadType::F32, PayloadType::Bf16],
     );
     let payload_type = types[draw.below(3)];
-    let header = FrameHeader {
-        kind: kinds[draw.below(4)],
-        job: draw.number(),
-        shard_set: draw.number() as u32,
-        layer: draw.below(100) as u32,
-        step: draw.below(100) as u32,
-        rows: draw.below(100) as u32,
-        payload_type,
-    };
+    let header = FrameHeader { kind: kinds[draw.below(4)], payload_type, correlation: draw.number() };
     let length = draw.below(150);
     let mut meta = AlignedVec::new();
     meta.extend_from_slice(&draw.bytes(length));

@@ -44,5 +44,5 @@ async fn hands_over_within_a_process(rig: impl Rig, hands_over: bool) {
     }
     send(&mut near, frame(9, 9, 8)).await;
     let next = receive(&mut far).await;
-    assert_eq!((next.header.step, next.handed.is_some()), (9, false), "the channel goes on");
+    assert_eq!((next.header.correlation, next.handed.is_some()), (9, false), "the channel goes on");
 }

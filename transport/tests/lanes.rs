@@ -70,12 +70,12 @@ async fn large_payloads_arrive_whole_and_in_order() {
             send(&mut near, frame(step, 40, if step % 3 == 1 { 50 } else { LARGE + 2 * step as usize })).await;
         }
         for step in 20..24 {
-            assert_eq!(receive(&mut near).await.header.step, step);
+            assert_eq!(receive(&mut near).await.header.correlation, step);
         }
         near
     });
     for step in 0..12 {
-        assert_eq!(receive(&mut far).await.header.step, step);
+        assert_eq!(receive(&mut far).await.header.correlation, step);
     }
     for step in 20..24 {
         send(&mut far, frame(step, 0, LARGE)).await;
@@ -100,9 +100,9 @@ async fn many_channels_share_the_lanes() {
     });
     futures_util::future::join_all((0..6).map(async |_| {
         let mut channel = within(far.accept()).await.expect("the link is up");
-        let first = receive(&mut channel).await.header.step;
+        let first = receive(&mut channel).await.header.correlation;
         for step in 1..4 {
-            assert_eq!(receive(&mut channel).await.header.step, first + step);
+            assert_eq!(receive(&mut channel).await.header.correlation, first + step);
         }
     }))
     .await;
@@ -148,6 +148,6 @@ async fn who_has_no_lanes_gets_whole_frames() {
     let pair = pair(insecure(), [2, 0]).await;
     let [mut near, mut far] = pair.channels;
     let sending = tokio::spawn(async move { send(&mut near, frame(3, 9, LARGE)).await });
-    assert_eq!(receive(&mut far).await.header.step, 3);
+    assert_eq!(receive(&mut far).await.header.correlation, 3);
     sending.await.expect("the sender does not panic");
 }

@@ -126,8 +126,7 @@ async fn bytes_that_are_no_frame_end_their_channel_only() {
         within(async { tokio::join!(stranger.connect(host.local_address()), host.accept()) }).await;
     let (connection, link) = (connection.expect("the certificate is good"), link.expect("the host is open"));
 
-    let lying =
-        *b"ASTR\x01\x00\x01\x00........sharlayrsteprows\xff\xff\xff\xff\xff\xff\xff\xff........zero-zero-zero-z";
+    let lying = *b"ASTR\x01\x00\x01\x00correlat\xff\xff\xff\xff\xff\xff\xff\xff........zero-zer";
     let cases: [(&[u8], FrameError); 2] = [
         (&[b'x'; 64], FrameError::Magic { got: *b"xxxx" }),
         (&lying, FrameError::TooLarge { part: "meta", got: u64::MAX, max: 64 << 20 }),
@@ -265,7 +264,7 @@ async fn a_cluster_changes_its_ca_without_a_restart() {
             let (one, other) = meet(far, near).await;
             common::channel(&one, &other).await;
         }
-        send(&mut out, frame(step as u32, 2, 4)).await;
+        send(&mut out, frame(step as u64, 2, 4)).await;
         receive(&mut back).await;
     }
     let (latecomer, _) = bind(mutual(&old, "latecomer"));

@@ -55,7 +55,7 @@ impl World {
 }
 
 /// What arrives over three channels, with its time, and what went wrong on the way.
-async fn journal(seed: u64, faults: Faults) -> (Vec<(u32, Duration)>, Vec<Fault>) {
+async fn journal(seed: u64, faults: Faults) -> (Vec<(u64, Duration)>, Vec<Fault>) {
     let world = World::new(seed, Faults::default()).await;
     let mut channels = Vec::new();
     for _ in 0..3 {
@@ -68,15 +68,15 @@ async fn journal(seed: u64, faults: Faults) -> (Vec<(u32, Duration)>, Vec<Fault>
         let arrived = arrived.clone();
         tokio::spawn(async move {
             for step in 0..50 {
-                send(&mut near, frame(100 * index as u32 + step, 4, 8)).await;
+                send(&mut near, frame(100 * index as u64 + step, 4, 8)).await;
             }
             near
         });
         tokio::spawn(async move {
             for step in 0..50 {
                 let frame = receive(&mut far).await;
-                assert_eq!(frame.header.step, 100 * index as u32 + step, "each channel keeps its order");
-                arrived.send((frame.header.step, start.elapsed())).expect("the test waits");
+                assert_eq!(frame.header.correlation, 100 * index as u64 + step, "each channel keeps its order");
+                arrived.send((frame.header.correlation, start.elapsed())).expect("the test waits");
             }
         });
     }
@@ -222,7 +222,7 @@ async fn a_short_partition_only_delays() {
         within(connecting).await.expect("the silence is over");
         within(world.far.accept()).await.expect("the transport is open");
         for step in 1..5 {
-            assert_eq!(receive(&mut far).await.header.step, step);
+            assert_eq!(receive(&mut far).await.header.correlation, step);
         }
         assert_eq!(start.elapsed(), IDLE - ms(1));
     }
@@ -284,7 +284,7 @@ async fn a_link_that_one_side_gave_up_brings_the_other_what_was_under_way() {
     assert!(matches!(world.near_link.closed().await, TransportError::TimedOut { .. }));
     drop(here);
     world.near_link.close("it is over here");
-    assert_eq!((receive(&mut there).await.header.step, began.elapsed()), (1, ms(500)));
+    assert_eq!((receive(&mut there).await.header.correlation, began.elapsed()), (1, ms(500)));
     assert!(world.far_link.closed().now_or_never().is_none(), "it has heard of no end");
     assert!(matches!(world.far_link.closed().await, TransportError::TimedOut { .. }));
     assert_eq!(began.elapsed(), ms(1500));

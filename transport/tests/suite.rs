@@ -57,7 +57,7 @@ async fn keeps_order(rig: impl Rig) {
         near
     });
     for step in 0..500 {
-        assert_eq!(receive(&mut far).await.header.step, step);
+        assert_eq!(receive(&mut far).await.header.correlation, step);
     }
     sending.await.expect("the sender does not panic");
 }
@@ -67,14 +67,14 @@ async fn answers_both_ways(rig: impl Rig) {
     let (mut near, mut far) = channel(&pair.near_link, &pair.far_link).await;
     for step in 0..100 {
         send(&mut near, frame(step, 24, 4096)).await;
-        assert_eq!(receive(&mut far).await.header.step, step);
+        assert_eq!(receive(&mut far).await.header.correlation, step);
         send(&mut far, frame(step + 1000, 40, 2048)).await;
-        assert_eq!(receive(&mut near).await.header.step, step + 1000);
+        assert_eq!(receive(&mut near).await.header.correlation, step + 1000);
     }
 }
 
 async fn carries_many_channels(rig: impl Rig) {
-    const CHANNELS: u32 = 64;
+    const CHANNELS: u64 = 64;
     let pair = pair(&rig).await;
     let echo = tokio::spawn(async move {
         join_all((0..CHANNELS).map(|_| async {
@@ -92,7 +92,7 @@ async fn carries_many_channels(rig: impl Rig) {
             let mut channel = within(link.open()).await.expect("the link is up");
             for step in 0..20 {
                 send(&mut channel, frame(index * 100 + step, 8, 500)).await;
-                assert_eq!(receive(&mut channel).await.header.step, index * 100 + step);
+                assert_eq!(receive(&mut channel).await.header.correlation, index * 100 + step);
             }
             drop(channel.sender);
             assert!(within(channel.receiver.receive()).await.expect("the link is up").is_none());
@@ -119,7 +119,7 @@ async fn aligns_payloads(rig: impl Rig) {
     let pair = pair(&rig).await;
     let (mut near, mut far) = channel(&pair.near_link, &pair.far_link).await;
     for (step, meta) in (0..130).step_by(13).enumerate() {
-        let mut sent = frame(step as u32, meta, 514);
+        let mut sent = frame(step as u64, meta, 514);
         // A payload cut out of a larger buffer starts anywhere.
         let mut buffer = vec![0; step];
         buffer.extend_from_slice(&sent.payload);
@@ -130,7 +130,7 @@ async fn aligns_payloads(rig: impl Rig) {
 }
 
 async fn carries_many_links(rig: impl Rig) {
-    const LINKS: u32 = 8;
+    const LINKS: u64 = 8;
     let hub = rig.bind(Arc::new(Counts::default()));
     let spokes: Vec<_> = (0..LINKS).map(|_| rig.bind(Arc::new(Counts::default()))).collect();
     let accepting = tokio::spawn({
@@ -152,8 +152,8 @@ async fn carries_many_links(rig: impl Rig) {
         async move {
             let link = within(spoke.connect(address)).await.expect("the hub listens");
             let mut channel = within(link.open()).await.expect("the link is up");
-            send(&mut channel, frame(index as u32, 9, 998)).await;
-            assert_eq!(receive(&mut channel).await.header.step, index as u32);
+            send(&mut channel, frame(index as u64, 9, 998)).await;
+            assert_eq!(receive(&mut channel).await.header.correlation, index as u64);
             link
         }
     }))
@@ -171,7 +171,7 @@ async fn connects_both_ways(rig: impl Rig) {
     let (back, forth) = meet(&pair.far, &pair.near).await;
     let (mut near, mut far) = channel(&back, &forth).await;
     send(&mut near, frame(4, 4, 4)).await;
-    assert_eq!(receive(&mut far).await.header.step, 4);
+    assert_eq!(receive(&mut far).await.header.correlation, 4);
     assert_eq!(back.peer_address(), pair.near.local_address());
 }
 
@@ -215,13 +215,13 @@ async fn ends_a_half_in_order(rig: impl Rig) {
     let (mut near, mut far) = channel(&pair.near_link, &pair.far_link).await;
     send(&mut near, frame(5, 5, 4096)).await;
     drop(near.sender);
-    assert_eq!(receive(&mut far).await.header.step, 5);
+    assert_eq!(receive(&mut far).await.header.correlation, 5);
     for _ in 0..2 {
         assert!(within(far.receiver.receive()).await.expect("the link is up").is_none());
     }
     send(&mut far, frame(6, 6, 6)).await;
     let answer = within(near.receiver.receive()).await.expect("the link is up").expect("the other half goes on");
-    assert_eq!(answer.header.step, 6);
+    assert_eq!(answer.header.correlation, 6);
 
     let unused = within(pair.near_link.open()).await.expect("the link is up");
     drop(unused);
@@ -249,7 +249,7 @@ async fn reports_a_dropped_link(rig: impl Rig) {
     drop(pair.near_link);
     let mut near = near;
     send(&mut near, frame(2, 2, 2)).await;
-    assert_eq!(receive(&mut far).await.header.step, 2, "a channel keeps its link");
+    assert_eq!(receive(&mut far).await.header.correlation, 2, "a channel keeps its link");
     drop(near);
     assert_eq!(within(pair.far_link.closed()).await.code(), "closed");
 }
@@ -299,11 +299,11 @@ async fn refuses_frames_over_the_limit(rig: impl Rig) {
     assert_eq!(error, FrameError::PayloadLength { payload_type: PayloadType::F32, got: 6 }.into());
 
     send(&mut near, frame(9, 9, 8)).await;
-    assert_eq!(receive(&mut far).await.header.step, 9, "the channel goes on after a refusal");
+    assert_eq!(receive(&mut far).await.header.correlation, 9, "the channel goes on after a refusal");
 }
 
 async fn holds_back_a_fast_sender(rig: impl Rig) {
-    const FRAMES: u32 = 200;
+    const FRAMES: u64 = 200;
     const AHEAD: usize = 64;
     let pair = pair(&rig).await;
     let (mut near, mut far) = channel(&pair.near_link, &pair.far_link).await;
@@ -343,12 +343,12 @@ async fn survives_dropped_futures(rig: impl Rig) {
     loop {
         // Dropped while waiting: nothing is lost.
         let _ = far.receiver.receive().now_or_never().map(|frame| {
-            last = frame.expect("the link is up").map(|frame: Frame| frame.header.step);
+            last = frame.expect("the link is up").map(|frame: Frame| frame.header.correlation);
         });
         if last == Some(1000) {
             break;
         }
-        let step = receive(&mut far).await.header.step;
+        let step = receive(&mut far).await.header.correlation;
         assert!(last.is_none_or(|last| last < step));
         last = Some(step);
         if step == 1000 {

@@ -81,7 +81,7 @@ async fn quic_and_ucx_share_a_socket() {
     for (near, far) in [&ucx, &quic] {
         let (mut near, mut far) = channel(near, far).await;
         send(&mut near, frame(3, 3, 4)).await;
-        assert_eq!(receive(&mut far).await.header.step, 3);
+        assert_eq!(receive(&mut far).await.header.correlation, 3);
     }
     // Closing one leaves the other.
     near_ucx.close();
@@ -112,9 +112,9 @@ async fn every_size_arrives(transports: &str) {
         let sizes = sizes.clone();
         async move {
             for (step, size) in sizes.iter().enumerate() {
-                send(&mut near, frame(step as u32, 0, *size)).await;
-                send(&mut near, frame(step as u32, *size / 3, *size)).await;
-                send(&mut near, frame(step as u32, *size, 0)).await;
+                send(&mut near, frame(step as u64, 0, *size)).await;
+                send(&mut near, frame(step as u64, *size / 3, *size)).await;
+                send(&mut near, frame(step as u64, *size, 0)).await;
             }
             near
         }
@@ -122,7 +122,7 @@ async fn every_size_arrives(transports: &str) {
     for (step, size) in sizes.iter().enumerate() {
         for (meta, payload) in [(0, *size), (size / 3, *size), (*size, 0)] {
             let got = receive(&mut far).await;
-            assert_eq!((got.header.step, got.meta.len(), got.payload.len()), (step as u32, meta, payload));
+            assert_eq!((got.header.correlation, got.meta.len(), got.payload.len()), (step as u64, meta, payload));
         }
     }
     sending.await.expect("the sender does not panic");
@@ -283,7 +283,7 @@ async fn the_environment_of_one_host_lays_out_no_shared_memory() {
     let _peer = start_peer_with(near.local_address(), "posix", other);
     let link: Arc<dyn Link> = within(near.accept()).await.expect("the transport is open");
     let mut channel = within(link.accept()).await.expect("the link is up");
-    assert_eq!(receive(&mut channel).await.header.step, 1);
+    assert_eq!(receive(&mut channel).await.header.correlation, 1);
 }
 
 /// Seconds of CPU that this thread has taken, which drives what the test binds.

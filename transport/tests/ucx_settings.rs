@@ -41,8 +41,7 @@ async fn the_c_library_is_left_as_it_is() {
     let _ucx = bind(over("shm,tcp")).expect("every host has both");
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("this is Linux");
     if smaps.contains("libucs.so") {
-        eprintln!("SKIPPED: UCX is linked dynamically and was loaded first");
-        return;
+        return common::skipped("UCX is linked dynamically and was loaded first");
     }
     let code = |line: &str| line.contains(" r-xp ") && line.contains("/libc.so");
     let written: Vec<_> = smaps
@@ -108,8 +107,7 @@ fn shared_memory_that_fills_up_meanwhile_is_named() {
         command
     };
     if !apart("true".as_ref()).status().is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED: no mount of one's own may be made here");
-        return;
+        return common::skipped("no mount of one's own may be made here");
     }
     let mut child = apart(&std::env::current_exe().expect("a test is a program"));
     let output = child.args(["--ignored", "--exact", "too_little_shared_memory"]).output().expect("it ran above");

@@ -366,9 +366,11 @@ pub struct TokenChoice {
     pub logprobs: Option<u32>,
 }
 
-/// Meta of a `Parcel` frame: whose tensors the payload holds, one after the other, and their shapes.
+/// Meta of a parcel of phase 1, which comes as data: whose tensors the payload holds, one after the other, and their shapes.
 #[derive(Clone, Debug, PartialEq, Archive, Serialize, Deserialize)]
 pub struct ParcelMeta {
+    /// Layer.
+    pub layer: u32,
     /// What they are.
     pub part: ParcelPart,
     /// Block of the sender.

@@ -66,7 +66,7 @@ async fn time(mut channel: Channel) -> Result<(f64, f64), TransportError> {
             ask(&mut channel, &Bytes::new()).await?;
             started = Instant::now();
         }
-        channel.sender.send(frame(FrameKind::Parcel, &parcel)).await?;
+        channel.sender.send(frame(FrameKind::Data, &parcel)).await?;
     }
     ask(&mut channel, &Bytes::new()).await?;
     let bytes_per_s = (BULK_FRAMES * BULK_FRAME) as f64 / started.elapsed().as_secs_f64();
@@ -75,7 +75,7 @@ async fn time(mut channel: Channel) -> Result<(f64, f64), TransportError> {
 
 /// Sends what comes back.
 async fn ask(channel: &mut Channel, payload: &Bytes) -> Result<(), TransportError> {
-    channel.sender.send(frame(FrameKind::Query, payload)).await?;
+    channel.sender.send(frame(FrameKind::Request, payload)).await?;
     match channel.receiver.receive().await? {
         Some(_) => Ok(()),
         None => Err(TransportError::Frame(asterism_transport::FrameError::Truncated)),
@@ -85,8 +85,8 @@ async fn ask(channel: &mut Channel, payload: &Bytes) -> Result<(), TransportErro
 /// Gives back what is asked, and takes parcels, until whoever times has done.
 pub async fn answer(mut channel: Channel) -> Result<(), TransportError> {
     while let Some(asked) = channel.receiver.receive().await? {
-        if asked.header.kind == FrameKind::Query {
-            channel.sender.send(frame(FrameKind::Partials, &asked.payload)).await?;
+        if asked.header.kind == FrameKind::Request {
+            channel.sender.send(frame(FrameKind::Response, &asked.payload)).await?;
         }
     }
     Ok(())
@@ -94,7 +94,7 @@ pub async fn answer(mut channel: Channel) -> Result<(), TransportError> {
 
 fn frame(kind: FrameKind, payload: &Bytes) -> Frame {
     let payload_type = if payload.is_empty() { PayloadType::None } else { PayloadType::F32 };
-    let header = FrameHeader { kind, job: 0, shard_set: 0, layer: 0, step: 0, rows: 1, payload_type };
+    let header = FrameHeader { kind, payload_type, correlation: 0 };
     Frame::new(header, AlignedVec::new(), payload.clone())
 }
 

@@ -27,9 +27,9 @@ pub struct SupervisorConfig {
     pub method: MethodConfig,
     /// When a host that says nothing is given up.
     pub liveness: Liveness,
-    /// Contexts that are encoded at once, or wait for a query host; as many again of keys that have none begun.
+    /// Contexts that are encoded at once, or wait for a query host.
     pub max_running: usize,
-    /// Jobs that one query host generates at once; as many again of keys for which nothing else is generated.
+    /// Jobs that one query host generates at once.
     pub max_generations: usize,
     /// Jobs that may wait, and sessions that there may be.
     pub max_queue: usize,

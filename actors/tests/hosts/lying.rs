@@ -109,7 +109,7 @@ impl FrameSender for LyingSender {
 }
 
 fn told(frame: Frame, lie: Lie) -> Frame {
-    if frame.header.kind != FrameKind::Partials || lie == Lie::None {
+    if frame.header.kind != FrameKind::Response || lie == Lie::None {
         return frame;
     }
     let (mut payload, mut meta) =

@@ -25,18 +25,8 @@ pub trait BatchAttention: AttentionOps + HeadOps {
     ) -> Result<(), KernelError> {
         attend_each(self, heads, q, asks, packed)
     }
-    /// [`BatchAttention::attend_many`], and [`BatchAttention::merge_rows`] of each group: as many asks, one after the other, as it says, all
-    /// of equally many rows.
-    fn attend_merged(
-        &self,
-        heads: Heads,
-        q: &Self::Tensor,
-        (asks, groups): (&[Ask<'_, Self::Kv>], &[usize]),
-        packed: &mut Vec<f32>,
-    ) -> Result<(), KernelError> {
-        attend_then_merge(self, heads, q, (asks, groups), packed)
-    }
-    /// What [`BatchAttention::attend_merged`] appends, f32 `(rows, packed row)`, where it is.
+    /// [`BatchAttention::attend_many`], and [`BatchAttention::merge_rows`] of each group: as many asks, one after the other, as it
+    /// says, all of equally many rows. The packed rows of the groups, f32 `(rows, packed row)`, on the device.
     fn attend_rows(
         &self,
         heads: Heads,
@@ -100,18 +90,6 @@ pub fn attend_each<B: AttentionOps>(
     Ok(())
 }
 
-/// As [`BatchAttention::attend_rows`], by way of the host.
-pub fn attend_rows<B: BatchAttention>(
-    backend: &B,
-    heads: Heads,
-    q: &B::Tensor,
-    asks: (&[Ask<'_, B::Kv>], &[usize]),
-) -> Result<B::Tensor, KernelError> {
-    let (mut packed, row) = (Vec::new(), heads.packed_row());
-    backend.attend_merged(heads, q, asks, &mut packed)?;
-    backend.upload(&[packed.len() / row, row], &packed)
-}
-
 /// Attention of every row over the keys that are left, copied range by range.
 fn attend_around<B: AttentionOps>(
     backend: &B,
@@ -124,29 +102,31 @@ fn attend_around<B: AttentionOps>(
     backend.merge(&left.into_iter().map(attend).collect::<Result<Vec<_>, _>>()?)
 }
 
-/// As [`BatchAttention::attend_merged`]: attention first, then the merge of every group, unless none has two.
-pub fn attend_then_merge<B: BatchAttention>(
+/// As [`BatchAttention::attend_rows`], by way of the host: attention first, then the merge of every group, unless none has two.
+pub fn attend_rows<B: BatchAttention>(
     backend: &B,
     heads: Heads,
     q: &B::Tensor,
     (asks, groups): (&[Ask<'_, B::Kv>], &[usize]),
-    packed: &mut Vec<f32>,
-) -> Result<(), KernelError> {
+) -> Result<B::Tensor, KernelError> {
     check_groups(asks, groups)?;
-    if groups.iter().all(|asks| *asks == 1) {
-        return backend.attend_many(heads, q, asks, packed);
-    }
+    let row = heads.packed_row();
     let mut partials = Vec::new();
     backend.attend_many(heads, q, asks, &mut partials)?;
+    if groups.iter().all(|asks| *asks == 1) {
+        return backend.upload(&[partials.len() / row, row], &partials);
+    }
     let (mut rest, mut asks) = (&partials[..], asks.iter());
     let mut next = |ask: &Ask<'_, B::Kv>| {
-        let (partial, after) = rest.split_at(ask.rows.len() * heads.packed_row());
+        let (partial, after) = rest.split_at(ask.rows.len() * row);
         rest = after;
         partial
     };
     let parts: Vec<Vec<&[f32]>> =
         groups.iter().map(|group| asks.by_ref().take(*group).map(&mut next).collect()).collect();
-    backend.merge_rows(heads, &parts, packed)
+    let mut packed = Vec::new();
+    backend.merge_rows(heads, &parts, &mut packed)?;
+    backend.upload(&[packed.len() / row, row], &packed)
 }
 
 /// As [`BatchAttention::attend_tree`], by way of the host.

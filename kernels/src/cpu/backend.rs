@@ -125,7 +125,7 @@ impl ElementwiseOps for Cpu {
         }
         in_compute_type!(self, E => {
             let (values, weight) = (elements::<E>("rms_norm", x)?, elements::<E>("rms_norm", weight)?);
-            tensor(x.dims(), elementwise::rms_norm(&values, &weight, eps, &self.compute))
+            tensor(x.dims(), elementwise::rms_norm(values, weight, eps, &self.compute))
         })
     }
 
@@ -191,7 +191,7 @@ impl HeadOps for Cpu {
         let angles = self.angles(positions, rotary);
         in_compute_type!(self, E => {
             let qkv = elements::<E>("split_rotate", qkv)?;
-            let (q, k, v) = elementwise::split_rotate(&qkv, heads, &angles, &self.compute);
+            let (q, k, v) = elementwise::split_rotate(qkv, heads, &angles, &self.compute);
             Ok((tensor(&[query, t, dim], q)?, tensor(&[kv, t, dim], k)?, tensor(&[kv, t, dim], v)?))
         })
     }
@@ -203,7 +203,7 @@ impl HeadOps for Cpu {
         }
         let x = elements::<f32>("join_heads", output)?;
         in_compute_type!(self, E => {
-            tensor(&[t, heads * dim], elementwise::join_heads::<E>(&x, heads, dim, &self.compute))
+            tensor(&[t, heads * dim], elementwise::join_heads::<E>(x, heads, dim, &self.compute))
         })
     }
 

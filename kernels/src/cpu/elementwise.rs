@@ -8,7 +8,7 @@ use super::pool::{Shared, Tasks, filled};
 use crate::{Heads, Rotary};
 
 /// Elements that a task takes.
-const TASK: usize = 1 << 15;
+const ELEMENT_TASK: usize = 1 << 15;
 
 /// `x (t, e)` normalised by the root mean square of each row, times `weight (e)`.
 pub(super) fn rms_norm<E: Element>(x: &[E], weight: &[E], eps: f32, compute: &Compute) -> Vec<E> {
@@ -150,7 +150,7 @@ pub(super) fn embed<E: Element>(table: &[E], e: usize, ids: &[u32]) -> Vec<E> {
 
 /// `x` in another type.
 pub(super) fn cast<F: Element, E: Element>(x: &[F], compute: &Compute) -> Vec<E> {
-    let width = TASK.min(x.len()).max(1);
+    let width = ELEMENT_TASK.min(x.len()).max(1);
     let tasks = Tasks { count: x.len().div_ceil(width), cost: x.len() };
     let write = |to: Shared<E>| {
         compute.pool.each(tasks, |task| {
@@ -217,7 +217,7 @@ pub(super) fn split_rotate<E: Element>(
 ) -> (Vec<E>, Vec<E>, Vec<E>) {
     let (t, Heads { query, kv, dim }) = (angles.positions.len(), heads);
     let (mut k, mut v) = (Vec::new(), Vec::new());
-    let block = (TASK / ((query + 2 * kv) * dim).max(1)).max(1);
+    let block = (ELEMENT_TASK / ((query + 2 * kv) * dim).max(1)).max(1);
     let tasks = Tasks { count: t.div_ceil(block), cost: 2 * qkv.len() };
     let size = |heads: usize| heads * t * dim;
     // SAFETY: the tasks cover every row of the three.
@@ -306,7 +306,7 @@ fn by_rows<E: Copy + Send>(
     compute: &Compute,
     work: impl Fn(Range<usize>, &Shared<E>) + Sync,
 ) -> Vec<E> {
-    let block = (TASK / width.max(1)).max(1);
+    let block = (ELEMENT_TASK / width.max(1)).max(1);
     let tasks = Tasks { count: rows.div_ceil(block), cost: rows * cost };
     let write = |to: Shared<E>| {
         compute.pool.each(tasks, |task| work(task * block..rows.min((task + 1) * block), &to));

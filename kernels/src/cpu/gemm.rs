@@ -8,11 +8,11 @@ use super::pool::{Pool, Shared, Tasks, filled};
 /// Elements of `k` that a block of the weights spans: one panel of it stays in the first-level cache.
 const K_BLOCK: usize = 256;
 /// Rows of `x` that a task takes at most: a block of them stays in the second-level cache.
-const ROWS: usize = 96;
+const PIECE_ROWS: usize = 96;
 /// Panels that run side by side: the widest tile.
-const SIDE: usize = 4;
+const TILE_PANELS: usize = 4;
 /// Multiply-adds below which a task is not worth splitting.
-const TASK: usize = 1 << 16;
+const GEMM_TASK: usize = 1 << 16;
 
 /// Weights `(n, k)` as panels of [`PANEL`] outputs, `k` rows each, zero where the last panel is ragged.
 pub(super) struct Packed<E> {
@@ -62,10 +62,10 @@ impl<E: Element> Linear<'_, E> {
         assert!(self.x.len() == self.rows * k && self.bias.is_none_or(|b| b.len() == n));
         assert!(self.residual.is_none_or(|r| r.len() == self.rows * n));
         let (cost, panels) = (self.rows * n * k, n.div_ceil(PANEL));
-        let row_tasks = self.rows.div_ceil(ROWS).max(1);
+        let row_tasks = self.rows.div_ceil(PIECE_ROWS).max(1);
         let row_step = self.rows.div_ceil(row_tasks).next_multiple_of(6);
-        let wanted = (cost / TASK).clamp(1, 4 * compute.pool.threads());
-        let panel_step = panels.div_ceil(wanted.div_ceil(row_tasks)).next_multiple_of(SIDE).max(SIDE);
+        let wanted = (cost / GEMM_TASK).clamp(1, 4 * compute.pool.threads());
+        let panel_step = panels.div_ceil(wanted.div_ceil(row_tasks)).next_multiple_of(TILE_PANELS).max(TILE_PANELS);
         let panel_tasks = panels.div_ceil(panel_step);
         let tasks = Tasks { count: self.rows.div_ceil(row_step.max(1)) * panel_tasks, cost };
         let write = |out: Shared<E>| {
@@ -85,7 +85,7 @@ impl<E: Element> Linear<'_, E> {
 struct Scratch {
     /// A task's rows of `x`, widened.
     x: Vec<f32>,
-    /// Sums of the tiles under way while `k` blocks follow one another: `(rows, SIDE panels)`.
+    /// Sums of the tiles under way while `k` blocks follow one another: `(rows, TILE_PANELS panels)`.
     sums: Vec<f32>,
 }
 
@@ -108,9 +108,9 @@ impl<E: Element> Kernel for Task<'_, E> {
             x.extend(stored.iter().map(|x| x.widen()));
             x
         });
-        sums.resize(self.rows.len() * SIDE * PANEL, 0.0);
-        for panel in self.panels.clone().step_by(SIDE) {
-            let side = SIDE.min(self.panels.end - panel);
+        sums.resize(self.rows.len() * TILE_PANELS * PANEL, 0.0);
+        for panel in self.panels.clone().step_by(TILE_PANELS) {
+            let side = TILE_PANELS.min(self.panels.end - panel);
             for from in (0..k.max(1)).step_by(K_BLOCK) {
                 let depth = K_BLOCK.min(k - from);
                 let tile = Output {
@@ -123,7 +123,7 @@ impl<E: Element> Kernel for Task<'_, E> {
                     last: from + depth == k,
                 };
                 let extent = Extent { rows: self.rows.len(), k: depth, panels: side };
-                // SAFETY: `x` holds these rows, the weights these panels, `sums` the rows by SIDE panels, and no other
+                // SAFETY: `x` holds these rows, the weights these panels, `sums` the rows by TILE_PANELS panels, and no other
                 // task has this part of the output.
                 unsafe {
                     let left = Left { data: x.as_ptr().add(from), row: k };
@@ -173,8 +173,8 @@ impl<E: Element> Sums for Output<'_, E> {
         if !self.first {
             for (r, acc) in acc.iter_mut().enumerate() {
                 for (v, acc) in acc.iter_mut().enumerate() {
-                    // SAFETY: the tile lies in the rows by SIDE panels of `sums`.
-                    *acc = unsafe { L::load(self.sums.add((row + r) * SIDE * PANEL + column + v * L::N)) };
+                    // SAFETY: the tile lies in the rows by TILE_PANELS panels of `sums`.
+                    *acc = unsafe { L::load(self.sums.add((row + r) * TILE_PANELS * PANEL + column + v * L::N)) };
                 }
             }
         }
@@ -190,7 +190,7 @@ impl<E: Element> Sums for Output<'_, E> {
                 // SAFETY: as in `start`; columns past the last are not written.
                 unsafe {
                     if !self.last {
-                        sum.store(self.sums.add((row + r) * SIDE * PANEL + c));
+                        sum.store(self.sums.add((row + r) * TILE_PANELS * PANEL + c));
                     } else if to < self.n {
                         self.write((self.origin.0 + row + r) * self.n + to, to, sum);
                     }

@@ -28,7 +28,7 @@ enum Weights {
 }
 
 impl CpuLinear {
-    /// As `Backend::linear_weight`.
+    /// As `LinearOps::linear_weight`.
     pub(super) fn pack(
         parts: &[HostTensor<'_>],
         biases: &[HostTensor<'_>],
@@ -93,7 +93,7 @@ impl CpuLinear {
         let rows = x.dims()[0];
         let x = elements::<E>("linear", x)?;
         let residual = residual.map(|residual| elements::<E>("linear_add", residual)).transpose()?;
-        let call = gemm::Linear { x: &x, rows, weight, bias: self.bias.as_deref(), residual: residual.as_deref() };
+        let call = gemm::Linear { x, rows, weight, bias: self.bias.as_deref(), residual };
         tensor(&[rows, self.n], call.run(compute))
     }
 }
@@ -140,7 +140,7 @@ fn run_tiles(
     // Few rows wait for the weights to arrive; many run some ten times as fast as what costs are counted in.
     let cost = rows.div_ceil(10) * n * weights.inputs();
     let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost }, work);
-    amx::gemm(&x, weights, output, &run);
+    amx::gemm(x, weights, output, &run);
     tensor(&[rows, n], y)
 }
 

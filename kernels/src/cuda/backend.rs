@@ -24,7 +24,7 @@ use crate::{Ahead, Ask, DType, Heads, KernelError, KeySets, Mask, Merging, Rank,
 const LINEAR_ROWS: usize = 8704;
 
 /// Number of the build of the kernels, of sources and compiler.
-const BUILD: &str = env!("ASTERISM_CUDA_BUILD");
+const CUDA_BUILD: &str = env!("ASTERISM_CUDA_BUILD");
 
 /// As `ComputeDevice::numerics`.
 fn numerics(gpu: &Cuda) -> String {
@@ -33,7 +33,7 @@ fn numerics(gpu: &Cuda) -> String {
     let libraries = survey::libraries().into_iter().filter_map(|library| Some((library.name, library.version?)));
     let libraries: Vec<String> = libraries.map(|(name, version)| format!("{name} {version} ")).collect();
     let linear = if gpu.eight_bits { "linear e4m3 " } else { "" };
-    format!("cuda {name} {} {linear}{}{BUILD}", gpu.dtype.name(), libraries.concat())
+    format!("cuda {name} {} {linear}{}{CUDA_BUILD}", gpu.dtype.name(), libraries.concat())
 }
 
 impl ComputeDevice for Cuda {
@@ -315,22 +315,9 @@ impl BatchAttention for Cuda {
         asks: &[Ask<'_, Kv>],
         packed: &mut Vec<f32>,
     ) -> Result<(), KernelError> {
-        match self.device.attend_merged(heads, q, (asks, &vec![1; asks.len()]), packed)? {
+        match self.device.attend_many(heads, q, asks, packed)? {
             true => Ok(()),
             false => batch::attend_each(self, heads, q, asks, packed),
-        }
-    }
-
-    fn attend_merged(
-        &self,
-        heads: Heads,
-        q: &Tensor,
-        (asks, groups): (&[Ask<'_, Kv>], &[usize]),
-        packed: &mut Vec<f32>,
-    ) -> Result<(), KernelError> {
-        match self.device.attend_merged(heads, q, (asks, groups), packed)? {
-            true => Ok(()),
-            false => batch::attend_then_merge(self, heads, q, (asks, groups), packed),
         }
     }
 
@@ -376,7 +363,7 @@ impl WireOps for Cuda {
 impl Collectives for Cuda {
     fn shared_rows(&self) -> usize {
         let own = self.dtype == DType::Bf16 && !self.eight_bits && self.products.has_library();
-        if own { linear::FEW_ROWS } else { 0 }
+        if own { linear::FEW_PRODUCT_ROWS } else { 0 }
     }
 
     fn lend(&self, tensors: Vec<Tensor>) -> Result<Lent<Self>, KernelError> {

@@ -9,7 +9,7 @@ use super::tensor::{Tensor, View};
 use crate::{DType, KernelError};
 
 /// Tokens up to which a kernel appends, which follows others sooner than a copy does.
-const FEW: usize = 64;
+const APPENDED_TOKENS: usize = 64;
 
 /// A cache that grows geometrically; clones share memory until one of them grows.
 #[derive(Clone)]
@@ -133,7 +133,7 @@ impl Kv {
         let (bytes, by_rows) = (t * self.row(), Strides::by_rows(heads, dim));
         let [to_k, to_v] = self.extend(device, t)?;
         let (k, v) = (k.heads_first()?, v.heads_first()?);
-        if t <= FEW && k.at == by_rows && v.at == by_rows && bytes.is_multiple_of(16) {
+        if t <= APPENDED_TOKENS && k.at == by_rows && v.at == by_rows && bytes.is_multiple_of(16) {
             device.copy_pair([k.pointer, v.pointer], [to_k.pointer, to_v.pointer], bytes)?;
         } else {
             device.copy_heads(k, to_k)?;

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use eight::Eight;
-pub(super) use few::ROWS as FEW_ROWS;
+pub(super) use few::FEW_PRODUCT_ROWS;
 pub use plans::Choice;
 use plans::Plans;
 use product::{Key, Operands};
@@ -228,7 +228,7 @@ impl Products {
         let typed = [x.dtype, weight.dtype] == [DType::Bf16; 2] && columns == k;
         let within = outputs.start <= outputs.end && outputs.end <= n / 2;
         let even = n.is_multiple_of(16) && k.is_multiple_of(8) && within;
-        if !typed || !(1..=few::ROWS).contains(&rows) || !even {
+        if !typed || !(1..=few::FEW_PRODUCT_ROWS).contains(&rows) || !even {
             return Ok(None);
         }
         let x = device.rms_norm(x, None, norm, eps)?;
@@ -265,7 +265,7 @@ impl Products {
         let typed = [x.dtype, weight.dtype, residual.dtype] == [DType::Bf16; 3];
         let fits = columns == k && residual.shape == [rows, n] && outputs.start <= outputs.end && outputs.end <= n;
         let aligned = n.is_multiple_of(8) && k.is_multiple_of(8) && x.pointer().is_multiple_of(16);
-        if !typed || !fits || !aligned || !(1..=few::ROWS).contains(&rows) {
+        if !typed || !fits || !aligned || !(1..=few::FEW_PRODUCT_ROWS).contains(&rows) {
             return Ok(None);
         }
         let out = device.empty(&[rows, outputs.len()], DType::Bf16)?;

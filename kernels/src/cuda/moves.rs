@@ -226,7 +226,7 @@ impl Device {
         Ok(out)
     }
 
-    /// As `Backend::extended`: `more` is written behind `x` where that is the beginning of memory with room, which nobody else
+    /// As `TensorOps::extended`: `more` is written behind `x` where that is the beginning of memory with room, which nobody else
     /// goes on from.
     pub(super) fn extended(&self, pairs: [[&Tensor; 2]; 2]) -> Result<[Tensor; 2], KernelError> {
         let mut runs = Vec::with_capacity(4);
@@ -295,7 +295,7 @@ impl Device {
         Ok(out)
     }
 
-    /// As `Backend::gather`.
+    /// As `AllGather::gather`.
     pub(super) fn gather_listed(&self, x: &Tensor, rows: &[Vec<u32>]) -> Result<Tensor, KernelError> {
         let (heads, t, _) = x.cube("gather")?;
         let count = check_lists(rows, heads, t)?;

@@ -149,7 +149,7 @@ pub(crate) fn check_groups<K>(asks: &[Ask<'_, K>], groups: &[usize]) -> Result<(
         return Ok(());
     }
     let expected = format!("groups of {} asks, equally many rows in each", asks.len());
-    Err(KernelError::shape("attend_merged", expected, &[groups]))
+    Err(KernelError::shape("attend_rows", expected, &[groups]))
 }
 
 /// Whether each part has partials, all of as many whole rows.

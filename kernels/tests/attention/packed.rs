@@ -94,9 +94,8 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     assert_close(DType::F32, &together, &apart)?;
     assert_close(DType::F32, &host, &apart)?;
     let groups: Vec<usize> = jobs.iter().map(|(_, shards)| shards.len()).collect();
-    let mut at_once = vec![5.0];
-    backend.attend_merged(*heads, &q, (&asks, &groups), &mut at_once).unwrap();
-    prop_assert_eq!(&at_once, &together, "groups merged where they are attended");
+    let at_once = batch::attend_rows(backend, *heads, &q, (&asks, &groups)).unwrap();
+    prop_assert_eq!(bits(&backend.download(&at_once).unwrap()), bits(&together[1..]), "groups merged on the host");
     let mut seen = 0;
     let next = |shards: &usize| -> Vec<usize> {
         seen += shards;
@@ -132,7 +131,7 @@ fn batches_are_their_parts<B: Backend>(backend: &B, batch: &Batch) -> Result<(),
     Ok(())
 }
 
-/// The processor's own are those of [`Backend::merge`], to the last bit.
+/// The processor's own are those of [`AttentionOps::merge`], to the last bit.
 fn merges_have_the_bits_of_merge(backend: &Cpu, heads: Heads, parts: &[Vec<&[f32]>]) -> Result<(), TestCaseError> {
     let of = |x| bits(&backend.download(&x).unwrap());
     let together = of(backend.merge_packed(heads, parts).unwrap());
@@ -170,10 +169,10 @@ fn holes_hide_keys<B: Backend>(
         expected.extend((0..query).map(|head| lse[head * rows + row]));
     }
     let ask = || Ask { kv: &whole, rows: 0..rows, mask: Mask::None, holes };
-    let (mut many, mut each, mut twice) = Default::default();
+    let (mut many, mut each) = Default::default();
     backend.attend_many(heads, &x, &[ask()], &mut many).unwrap();
     batch::attend_each(backend, heads, &x, &[ask()], &mut each).unwrap();
-    backend.attend_merged(heads, &x, (&[ask(), ask()], &[2]), &mut twice).unwrap();
+    let mut twice = backend.download(&backend.attend_rows(heads, &x, (&[ask(), ask()], &[2])).unwrap()).unwrap();
     assert_close(backend.dtype(), &many, &expected)?;
     assert_close(backend.dtype(), &each, &expected)?;
     let tree = Merging { levels: Vec::new(), tops: vec![vec![0, 1]] };
@@ -256,7 +255,7 @@ fn batches_that_do_not_fit_are_refused() {
         }
         let attend = |groups: &[usize]| {
             let asks = [0, 1].map(|row| Ask { kv: &kv, rows: row..row + 1, mask: Mask::None, holes: &[] });
-            backend.attend_merged(heads, &x(&[2, 32]), (&asks, groups), &mut Vec::new())
+            backend.attend_rows(heads, &x(&[2, 32]), (&asks, groups))
         };
         assert!(attend(&[2]).is_ok());
         for groups in [&[1][..], &[3], &[2, 0], &[1, 2]] {

@@ -78,7 +78,7 @@ impl TemplateDate {
             return;
         };
         *rest = modified[conversion.len_utf8()..].chars();
-        text.push_str(&written.with(flags, width.map(|width| width.min(MOST_WIDTH))));
+        text.push_str(&written.with(flags, width.map(|width| width.min(WIDEST_DATE_FIELD))));
     }
 
     fn conversion(&self, conversion: char) -> Option<Field> {
@@ -136,7 +136,7 @@ impl TemplateDate {
 }
 
 /// Widest field that a format may ask for.
-const MOST_WIDTH: usize = 1024;
+const WIDEST_DATE_FIELD: usize = 1024;
 
 /// What a conversion writes.
 enum Field {
@@ -339,7 +339,7 @@ mod tests {
         ] {
             assert_eq!(date.strftime(format), expected, "{format}");
         }
-        assert!(date.strftime("%999999999d").len() <= MOST_WIDTH, "no width of a template's is believed");
+        assert!(date.strftime("%999999999d").len() <= WIDEST_DATE_FIELD, "no width of a template's is believed");
     }
 
     #[test]

@@ -9,21 +9,21 @@ use crate::checkpoint::chat_files::{FILE, FOLDER, LEGACY, SPECIALS};
 use crate::config::parse;
 use crate::{Checkpoint, ModelError, Tokenizer};
 
-const CONFIG: &str = "tokenizer_config.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// The template of a conversation without tools, and what it may name; nothing for a base model. A file of its own goes before
 /// tokenizer_config.json.
 pub(super) fn source(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<TemplateSource>, ModelError> {
     let files = checkpoint.chat_files();
     let config: Option<TokenizerConfig> =
-        checkpoint.tokenizer_config_json().map(|json| parse(CONFIG, json)).transpose()?;
+        checkpoint.tokenizer_config_json().map(|json| parse(TOKENIZER_CONFIG, json)).transpose()?;
     let legacy: Option<Legacy> = files.legacy.as_deref().map(|json| parse(LEGACY, json)).transpose()?;
     let of_files = || {
         let mut named = files.named.clone();
         named.extend(files.default.clone().map(|text| ("default".to_owned(), text)));
         (!named.is_empty()).then_some((if files.default.is_some() { FILE } else { FOLDER }, Templates::Several(named)))
     };
-    let of_config = || Some((CONFIG, config.as_ref()?.chat_template.clone()?));
+    let of_config = || Some((TOKENIZER_CONFIG, config.as_ref()?.chat_template.clone()?));
     let of_legacy = || Some((LEGACY, legacy?.chat_template));
     let Some((origin, templates)) = of_files().or_else(of_config).or_else(of_legacy) else { return Ok(None) };
     let text = templates.default().map_err(|names| ModelError::ChatTemplate {

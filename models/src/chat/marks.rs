@@ -10,7 +10,7 @@ use aho_corasick::{AhoCorasick, Input, MatchKind};
 
 /// The names of special tokens.
 #[derive(Debug)]
-pub struct Names {
+pub struct TemplateNames {
     find: Option<AhoCorasick>,
     names: Vec<String>,
     /// Parts that names begin and end with, without the whole ones.
@@ -20,7 +20,7 @@ pub struct Names {
     longest: usize,
 }
 
-impl Names {
+impl TemplateNames {
     /// These names; none is empty.
     pub fn new(names: &[String]) -> Result<Self, aho_corasick::BuildError> {
         let find = || AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(names);
@@ -162,7 +162,7 @@ impl<'p> Compared<'p> {
     }
 
     /// The literals and the question's beginning; nothing where the marks changed what the template writes.
-    pub fn places(self, names: &Names) -> Option<(Vec<Range<usize>>, Option<usize>)> {
+    pub fn places(self, names: &TemplateNames) -> Option<(Vec<Range<usize>>, Option<usize>)> {
         if self.differs || self.at != self.plain.len() {
             return None;
         }

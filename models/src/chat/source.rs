@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
-use super::marks::{Compared, Marks, Names, Places};
+use super::marks::{Compared, Marks, Places, TemplateNames};
 use super::refusal::TemplateRefusal;
 use super::render::{Ending, Render, RenderOptions, Rendered};
 use super::turn::{Speaker, Turn};
@@ -28,7 +28,7 @@ pub struct TemplateSource {
     pub(super) names: Vec<String>,
     /// The same, as they are found; made once.
     #[serde(skip)]
-    found: Arc<OnceLock<Result<Names, String>>>,
+    found: Arc<OnceLock<Result<TemplateNames, String>>>,
 }
 
 /// What transformers puts behind the message that is gone on with.
@@ -53,7 +53,7 @@ impl TemplateSource {
 
 impl Render for TemplateSource {
     fn render(&self, turns: &[Turn], options: &RenderOptions) -> Result<Rendered, TemplateRefusal> {
-        let names = self.found.get_or_init(|| Names::new(&self.names).map_err(|error| error.to_string()));
+        let names = self.found.get_or_init(|| TemplateNames::new(&self.names).map_err(|error| error.to_string()));
         let names = names.as_ref().map_err(|error| TemplateRefusal::Unfit(error.clone()))?;
         let engine = Engine::new(&self.text, &self.variables, options)?;
         let (texts, continued) = self.texts(turns, options)?;
@@ -114,13 +114,13 @@ fn messages<'t>(turns: &[Turn], texts: &'t [Cow<'_, str>]) -> Vec<(Speaker, &'t 
 }
 
 /// Literals, and where the question begins.
-type Found = (Vec<Range<usize>>, Option<usize>);
+type FoundPlaces = (Vec<Range<usize>>, Option<usize>);
 
 /// One rendering whose text is known.
 struct Rendering<'r> {
     source: &'r TemplateSource,
     engine: &'r Engine,
-    names: &'r Names,
+    names: &'r TemplateNames,
     turns: &'r [Turn],
     texts: &'r [Cow<'r, str>],
     plain: &'r str,
@@ -128,7 +128,7 @@ struct Rendering<'r> {
 
 impl Rendering<'_> {
     /// Which names are text, and where the question begins.
-    fn places(&self, question: Option<(usize, usize)>) -> Result<Found, TemplateRefusal> {
+    fn places(&self, question: Option<(usize, usize)>) -> Result<FoundPlaces, TemplateRefusal> {
         let within: Vec<Places> = self.turns.iter().map(|turn| self.names.within(&turn.text)).collect();
         let question = question.map(|at| self.checked(at)).transpose()?;
         if question.is_none() && within.iter().all(Places::is_empty) {
@@ -163,7 +163,7 @@ impl Rendering<'_> {
         marks: Marks,
         within: &[Places],
         question: Option<(usize, usize)>,
-    ) -> Result<Option<Found>, TemplateRefusal> {
+    ) -> Result<Option<FoundPlaces>, TemplateRefusal> {
         let texts = self.texts.iter().zip(within).enumerate().map(|(at, (text, places))| {
             let question = question.filter(|(turn, _)| *turn == at).map(|(_, byte)| byte);
             match places.is_empty() && question.is_none() {

@@ -21,7 +21,7 @@ pub type HeadsFiles = BTreeMap<String, PathBuf>;
 pub type Hash = [u8; 32];
 
 /// Differences of one kind that are named; of more it is said how many.
-const NAMED: usize = 3;
+const NAMED_DIFFERENCES: usize = 3;
 
 /// What tokens and plans depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -154,14 +154,15 @@ fn joined(words: [Option<String>; 2]) -> Option<String> {
 }
 
 fn listed(all: Vec<String>) -> Option<String> {
-    let (more, named) = (all.len().saturating_sub(NAMED), all.iter().take(NAMED).cloned().collect::<Vec<_>>());
+    let (more, named) =
+        (all.len().saturating_sub(NAMED_DIFFERENCES), all.iter().take(NAMED_DIFFERENCES).cloned().collect::<Vec<_>>());
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     (!named.is_empty()).then(|| named.join(", ") + &more)
 }
 
 fn shortened(value: &str) -> String {
-    const MOST: usize = 60;
-    match value.char_indices().nth(MOST) {
+    const SHOWN_CHARACTERS: usize = 60;
+    match value.char_indices().nth(SHOWN_CHARACTERS) {
         Some((end, _)) => format!("{}...", &value[..end]),
         None => value.to_owned(),
     }

@@ -10,7 +10,7 @@ use super::sniffed;
 use crate::ModelError;
 
 /// Longest text file of a model folder.
-const MOST_TEXT: u64 = 256 << 20;
+const LONGEST_TEXT_FILE: u64 = 256 << 20;
 
 /// Where the hub's tools keep what they fetched.
 pub(super) fn hub() -> Option<PathBuf> {
@@ -42,7 +42,7 @@ pub(super) fn look(path: &Path) -> Result<Found, ModelError> {
     regular(path, u64::MAX)?;
     let mut begins = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
-    file.take(sniffed::MOST as u64).read_to_end(&mut begins).map_err(unreadable)?;
+    file.take(sniffed::SNIFFED_BYTES as u64).read_to_end(&mut begins).map_err(unreadable)?;
     Ok(Found::File(begins))
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn optional(folder: &Path, file: &str) -> Result<Option<Vec<u8>>, Mod
     if !present(&path)? {
         return Ok(None);
     }
-    regular(&path, MOST_TEXT)?;
+    regular(&path, LONGEST_TEXT_FILE)?;
     let bytes = fs::read(&path).map_err(|cause| ModelError::Unreadable { path: path.display().to_string(), cause })?;
     match sniffed::of(&bytes) {
         Some(other) => Err(ModelError::Unfit {

@@ -39,7 +39,7 @@ pub(super) struct ModelFolder {
 /// Looks at a path.
 pub(super) type Look<'a> = &'a dyn Fn(&Path) -> Result<Found, ModelError>;
 
-const CONFIG: &str = "config.json";
+const MODEL_CONFIG: &str = "config.json";
 const SNAPSHOTS: &str = "snapshots";
 /// How the hub's cache begins the folder of a model: `models--ORG--NAME`.
 const REPOSITORY: &str = "models--";
@@ -56,7 +56,7 @@ pub(super) fn locate(named: &Path, hub: Option<&Path>, look: Look<'_>) -> Result
         Found::Dangling(target) => return Err(dangling(named, &target)),
         Found::Nothing => return Err(nothing(named, hub, look)?),
     };
-    let path = match has(&entries, CONFIG) {
+    let path = match has(&entries, MODEL_CONFIG) {
         true => named.to_owned(),
         false if has(&entries, SNAPSHOTS) => newest(&named.join(SNAPSHOTS), look)?,
         false if last(named) == SNAPSHOTS => newest(named, look)?,
@@ -124,7 +124,7 @@ fn newest(snapshots: &Path, look: Look<'_>) -> Result<PathBuf, ModelError> {
     entries.sort_by(|a, b| (b.modified, &b.name).cmp(&(a.modified, &a.name)));
     for entry in &entries {
         let snapshot = snapshots.join(&entry.name);
-        if matches!(look(&snapshot.join(CONFIG))?, Found::File(_)) {
+        if matches!(look(&snapshot.join(MODEL_CONFIG))?, Found::File(_)) {
             return Ok(snapshot);
         }
     }
@@ -169,22 +169,23 @@ fn no_model(folder: &Path, entries: &[Entry]) -> ModelError {
             format!("name {EXPECTED}; it has {}", listed(&names))
         }
     };
-    missing(folder, CONFIG, remedy)
+    missing(folder, MODEL_CONFIG, remedy)
 }
 
 /// Some names of many.
 fn listed(names: &[&str]) -> String {
-    const MOST: usize = 8;
+    const LISTED_NAMES: usize = 8;
     let mut names = names.to_vec();
     names.sort_unstable();
-    let more = names.len().saturating_sub(MOST);
+    let more = names.len().saturating_sub(LISTED_NAMES);
     let shown = names[..names.len() - more].join(", ");
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
 /// A path where nothing is: perhaps a name of the hub, perhaps misspelt.
 fn nothing(path: &Path, hub: Option<&Path>, look: Look<'_>) -> Result<ModelError, ModelError> {
-    let refused = |remedy: &str| missing(path, CONFIG, format!("there is no such folder{remedy}; name {EXPECTED}"));
+    let refused =
+        |remedy: &str| missing(path, MODEL_CONFIG, format!("there is no such folder{remedy}; name {EXPECTED}"));
     let parent = path.parent().unwrap_or(Path::new(""));
     if let Found::Folder(entries) = look(parent)? {
         let wanted = last(path).to_string_lossy();

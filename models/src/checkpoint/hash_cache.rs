@@ -16,11 +16,11 @@ use super::digest::{DigestId, Hash};
 pub(super) type Hashes = BTreeMap<String, Hash>;
 
 /// The cache's name beside the weights.
-const NAME: &str = ".asterism-digest.json";
+const CACHE_NAME: &str = ".asterism-digest.json";
 /// Another number where what is hashed changes.
 const VERSION: u32 = 1;
 /// Longest cache that is read.
-const MOST_BYTES: u64 = 64 << 20;
+const LARGEST_CACHE: u64 = 64 << 20;
 /// A file that changed later than so long ago may change again without its times showing it.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -82,7 +82,7 @@ impl HashCache {
         let beside = Path::new(weights).parent().unwrap_or(Path::new(""));
         let own = fs::canonicalize(beside).unwrap_or_else(|_| beside.to_owned());
         let id = DigestId::of([own.as_os_str().as_encoded_bytes()]);
-        Self { places: [beside.join(NAME), folder.join(format!("digest-{id}.json"))], settled: SETTLED }
+        Self { places: [beside.join(CACHE_NAME), folder.join(format!("digest-{id}.json"))], settled: SETTLED }
     }
 
     /// What is kept; nothing of what is no cache of this version.
@@ -123,7 +123,7 @@ fn name_of(path: &str) -> String {
 }
 
 fn read(place: &Path) -> Option<Stored> {
-    let metadata = fs::metadata(place).ok().filter(|metadata| metadata.is_file() && metadata.len() <= MOST_BYTES);
+    let metadata = fs::metadata(place).ok().filter(|metadata| metadata.is_file() && metadata.len() <= LARGEST_CACHE);
     let stored: Stored = serde_json::from_slice(&fs::read(metadata.map(|_| place)?).ok()?).ok()?;
     (stored.version == VERSION).then_some(stored)
 }
@@ -195,7 +195,7 @@ mod tests {
     fn what_was_hashed_is_not_hashed_again() {
         let folders = folders();
         let first = hashes(&folders);
-        let name = forge(&folders[0].path().join(NAME));
+        let name = forge(&folders[0].path().join(CACHE_NAME));
         assert_eq!(hashes(&folders)[&name], [7; 32], "it was read");
         assert_eq!(first.len(), hashes(&folders).len());
     }
@@ -206,7 +206,7 @@ mod tests {
         let path = folders[0].path().join("model.safetensors");
         let first = hashes(&folders);
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
-        forge(&folders[0].path().join(NAME));
+        forge(&folders[0].path().join(CACHE_NAME));
         write_weight(folders[0].path());
         File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
         let second = hashes(&folders);
@@ -218,12 +218,12 @@ mod tests {
     fn a_file_of_another_size_or_another_file_is_hashed_again() {
         let folders = folders();
         let (path, first) = (folders[0].path().join("model.safetensors"), hashes(&folders));
-        forge(&folders[0].path().join(NAME));
+        forge(&folders[0].path().join(CACHE_NAME));
         let bytes = fs::read(&path).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, &bytes).unwrap();
         assert_eq!(hashes(&folders), first);
-        let place = folders[0].path().join(NAME);
+        let place = folders[0].path().join(CACHE_NAME);
         let mut stored: Stored = serde_json::from_slice(&fs::read(&place).unwrap()).unwrap();
         stored.files.values_mut().for_each(|file| file.stamp.bytes += 1);
         fs::write(&place, serde_json::to_vec(&stored).unwrap()).unwrap();
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn where_nothing_can_be_written_the_other_folder_has_it() {
         let folders = folders();
-        fs::create_dir(folders[0].path().join(NAME)).unwrap();
+        fs::create_dir(folders[0].path().join(CACHE_NAME)).unwrap();
         hashes(&folders);
         let left: Vec<_> = fs::read_dir(folders[1].path()).unwrap().map(|entry| entry.unwrap().path()).collect();
         let [place] = &left[..] else { panic!("{left:?}") };
@@ -247,7 +247,7 @@ mod tests {
     fn nowhere_to_write_and_nonsense_in_a_cache_change_nothing() {
         let mut folders = folders();
         let first = hashes(&folders);
-        let place = folders[0].path().join(NAME);
+        let place = folders[0].path().join(CACHE_NAME);
         for nonsense in ["", "{}", "[1]", r#"{"version": 1, "files": {"model.safetensors": 1}}"#] {
             fs::write(&place, nonsense).unwrap();
             assert_eq!(hashes(&folders), first, "{nonsense}");
@@ -265,6 +265,6 @@ mod tests {
         let weights = folders[0].path().join("model.safetensors");
         let cache = HashCache::new(weights.to_str().unwrap(), folders[1].path());
         Checkpoint::open(folders[0].path()).unwrap().cached_hashes(&cache).unwrap();
-        assert!(!folders[0].path().join(NAME).exists());
+        assert!(!folders[0].path().join(CACHE_NAME).exists());
     }
 }

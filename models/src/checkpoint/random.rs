@@ -7,14 +7,14 @@ use std::sync::LazyLock;
 
 use serde_json::json;
 
-use super::weights::{Entry, WeightFile};
+use super::weights::{TensorEntry, WeightFile};
 use crate::{ModelConfig, ModelError, family::LinearSpec};
 
 /// The shape of a model that many have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownShape {
     name: &'static str,
-    /// `llama`, or `qwen2`.
+    /// Its `model_type`.
     family: &'static str,
     layers: usize,
     hidden: usize,
@@ -25,12 +25,13 @@ pub struct KnownShape {
     tied: bool,
 }
 
-const KNOWN: [KnownShape; 6] = [
+const KNOWN: [KnownShape; 7] = [
     shape("llama-3.2-1b", "llama", 16, [2048, 8192], [32, 8, 64], 128_256).tied(),
     shape("llama-3.1-8b", "llama", 32, [4096, 14_336], [32, 8, 128], 128_256),
     shape("llama-3.1-70b", "llama", 80, [8192, 28_672], [64, 8, 128], 128_256),
     shape("qwen2.5-7b", "qwen2", 28, [3584, 18_944], [28, 4, 128], 152_064),
     shape("qwen2.5-14b", "qwen2", 48, [5120, 13_824], [40, 8, 128], 152_064),
+    shape("qwen3-8b", "qwen3", 36, [4096, 12_288], [32, 8, 128], 151_936),
     shape("yi-34b", "llama", 60, [7168, 20_480], [56, 8, 128], 64_000),
 ];
 
@@ -89,14 +90,14 @@ impl FromStr for KnownShape {
 }
 
 /// Every tensor of a decoder of this shape.
-pub(super) fn weights(config: &ModelConfig) -> (WeightFile, BTreeMap<String, (usize, Entry)>) {
+pub(super) fn weights(config: &ModelConfig) -> (WeightFile, BTreeMap<String, (usize, TensorEntry)>) {
     let shapes = tensors(config);
     let longest = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).max().unwrap_or_default();
     let (ones, elements) = (config.hidden, longest + PLACES * STEP);
     let mut tensors = BTreeMap::new();
     for (place, (name, shape)) in shapes.into_iter().enumerate() {
         let start = if name.ends_with("norm.weight") { 0 } else { ones + place * 193 % PLACES * STEP };
-        tensors.insert(name, (0, Entry::bf16(&shape, 2 * start)));
+        tensors.insert(name, (0, TensorEntry::bf16(&shape, 2 * start)));
     }
     let file = WeightFile::Drawn(Box::new(LazyLock::new(Box::new(move || draw(ones, elements)))));
     (file, tensors)

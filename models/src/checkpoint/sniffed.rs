@@ -17,11 +17,11 @@ pub(super) enum Sniffed {
 }
 
 /// Most bytes that are needed to tell.
-pub(super) const MOST: usize = 256;
+pub(super) const SNIFFED_BYTES: usize = 256;
 
 /// What begins like this.
 pub(super) fn of(begins: &[u8]) -> Option<Sniffed> {
-    let begins = &begins[..begins.len().min(MOST)];
+    let begins = &begins[..begins.len().min(SNIFFED_BYTES)];
     let text = String::from_utf8_lossy(begins);
     let tag = text.trim_start().to_ascii_lowercase();
     if text.starts_with("version https://git-lfs.github.com/spec/") {

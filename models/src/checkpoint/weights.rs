@@ -33,13 +33,13 @@ pub(super) enum WeightFile {
 pub(super) type Draw = Box<dyn FnOnce() -> Vec<u8> + Send>;
 
 /// Where a tensor lies in its file.
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     stored: Dtype,
     pub(super) shape: Vec<usize>,
     pub(super) bytes: Range<usize>,
 }
 
-impl Entry {
+impl TensorEntry {
     /// A bf16 tensor from byte `start` on.
     pub(super) fn bf16(shape: &[usize], start: usize) -> Self {
         let bytes = 2 * shape.iter().product::<usize>();
@@ -91,14 +91,14 @@ impl WeightFile {
     }
 
     /// Every tensor of the file; `path` names it in errors.
-    pub(super) fn entries(&self, path: &str) -> Result<Vec<(String, Entry)>, ModelError> {
+    pub(super) fn entries(&self, path: &str) -> Result<Vec<(String, TensorEntry)>, ModelError> {
         let bytes = self.bytes();
         let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| refusal(path, bytes, error))?;
         let data = LENGTH_BYTES + header;
         let entry = |name: String| {
             let info = metadata.info(&name).expect("a key of this very header");
             let (start, end) = info.data_offsets;
-            let entry = Entry { stored: info.dtype, shape: info.shape.clone(), bytes: data + start..data + end };
+            let entry = TensorEntry { stored: info.dtype, shape: info.shape.clone(), bytes: data + start..data + end };
             (name, entry)
         };
         Ok(metadata.offset_keys().into_iter().map(entry).collect())
@@ -121,8 +121,8 @@ impl WeightFile {
     }
 
     /// The hash of a tensor's type, shape and bytes; of drawn ones, of where they are drawn from. `piece` is a buffer.
-    pub(super) fn hash(&self, entry: &Entry, piece: &mut Vec<u8>) -> io::Result<Hash> {
-        let Entry { stored, shape, bytes } = entry;
+    pub(super) fn hash(&self, entry: &TensorEntry, piece: &mut Vec<u8>) -> io::Result<Hash> {
+        let TensorEntry { stored, shape, bytes } = entry;
         let mut hasher = blake3::Hasher::new();
         let drawn = matches!(self, Self::Drawn(_)).then_some(bytes.start);
         hasher.update(format!("{stored:?} {shape:?} {drawn:?}\n").as_bytes());
@@ -143,13 +143,13 @@ impl WeightFile {
 
     /// Waits until no other process of this machine hashes this file, as long as one may take for it; then it is this one's turn
     /// until what comes out is dropped. Where files cannot be locked all hash at once.
-    pub(super) fn turn(&self) -> Option<Turn<'_>> {
+    pub(super) fn turn(&self) -> Option<ReadTurn<'_>> {
         let Self::Mapped(map, file) = self else { return None };
         let patience = GRACE + Duration::from_secs(map.len() as u64 / SLOWEST);
         let began = Instant::now();
         loop {
             match file.try_lock() {
-                Ok(()) => return Some(Turn(file)),
+                Ok(()) => return Some(ReadTurn(file)),
                 Err(std::fs::TryLockError::WouldBlock) if began.elapsed() < patience => {
                     thread::sleep(Duration::from_millis(20));
                 }
@@ -160,9 +160,9 @@ impl WeightFile {
 }
 
 /// The turn to hash a file.
-pub(super) struct Turn<'a>(&'a File);
+pub(super) struct ReadTurn<'a>(&'a File);
 
-impl Drop for Turn<'_> {
+impl Drop for ReadTurn<'_> {
     fn drop(&mut self) {
         // It goes with the open file otherwise.
         let _ = self.0.unlock();
@@ -177,11 +177,11 @@ const MAX_HEADER: u64 = 100_000_000;
 /// The first element that is infinite or no number, and what it is.
 pub(super) fn first_not_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f32)> {
     // An exponent of ones alone is looked for, in pieces that the compiler turns into wide instructions.
-    const PIECE: usize = 16 << 10;
+    const SCANNED_PIECE: usize = 16 << 10;
     match dtype {
-        DType::F32 => find(bytes, PIECE, |bits: [u8; 4]| f32::from_le_bytes(bits)),
-        DType::Bf16 => find(bytes, PIECE, |[low, high]: [u8; 2]| f32::from_le_bytes([0, 0, low, high])),
-        DType::F16 => find(bytes, PIECE, |bits: [u8; 2]| half(u16::from_le_bytes(bits))),
+        DType::F32 => find(bytes, SCANNED_PIECE, |bits: [u8; 4]| f32::from_le_bytes(bits)),
+        DType::Bf16 => find(bytes, SCANNED_PIECE, |[low, high]: [u8; 2]| f32::from_le_bytes([0, 0, low, high])),
+        DType::F16 => find(bytes, SCANNED_PIECE, |bits: [u8; 2]| half(u16::from_le_bytes(bits))),
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) fn parse<T: DeserializeOwned>(path: &str, bytes: &[u8]) -> Result<T, 
         .map_err(|error| ModelError::Malformed { path: path.to_owned(), cause: error.to_string() })
 }
 
-const NAMED: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+const NAMED_NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
 fn plain(bytes: &[u8]) -> Cow<'_, [u8]> {
     let (mut plain, mut copied, mut at, mut in_string) = (Vec::new(), 0, 0, false);
@@ -22,7 +22,7 @@ fn plain(bytes: &[u8]) -> Cow<'_, [u8]> {
             b'\\' if in_string => at += 1,
             b'"' => in_string = !in_string,
             b'-' | b'I' | b'N' if !in_string => {
-                if let Some(name) = NAMED.iter().find(|name| bytes[at..].starts_with(name.as_bytes())) {
+                if let Some(name) = NAMED_NUMBERS.iter().find(|name| bytes[at..].starts_with(name.as_bytes())) {
                     plain.extend_from_slice(&bytes[copied..at]);
                     plain.extend_from_slice(format!("\"{name}\"").as_bytes());
                     copied = at + name.len();

@@ -6,7 +6,7 @@ use super::keys::{Fields, described, refused};
 use crate::ModelError;
 
 /// Longest window.
-const MOST: usize = 1 << 28;
+const LONGEST_WINDOW: usize = 1 << 28;
 
 /// The window that some layer of so many has, if one has.
 ///
@@ -14,7 +14,7 @@ const MOST: usize = 1 << 28;
 /// For layers that neither see all before them nor slide, and for some that slide without a window.
 pub(super) fn window(fields: &Fields, layers: usize) -> Result<Option<usize>, ModelError> {
     let used = !fields.is_read("use_sliding_window") || fields.flag("use_sliding_window")?;
-    let window = if used { fields.count_or_none("sliding_window", MOST)? } else { None };
+    let window = if used { fields.count_or_none("sliding_window", LONGEST_WINDOW)? } else { None };
     let types = types(fields, layers)?;
     let slides = types.map(|types| types.contains(&true));
     match slides {
@@ -28,7 +28,7 @@ pub(super) fn window(fields: &Fields, layers: usize) -> Result<Option<usize>, Mo
             let full = match fields.value("max_window_layers") {
                 // No layer before the first slides.
                 Value::Number(number) if number.as_i64().is_some_and(|layers| layers <= 0) => 0,
-                _ => fields.count("max_window_layers", MOST)?,
+                _ => fields.count("max_window_layers", LONGEST_WINDOW)?,
             };
             Ok(window.filter(|_| full < layers))
         }

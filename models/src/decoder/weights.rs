@@ -55,6 +55,12 @@ impl<B: Backend> SharedWeights<B> {
     }
 }
 
+/// What one decoder computes with.
+pub(super) struct Uploaded<B: Backend> {
+    pub body: Arc<Body<B>>,
+    pub head: Option<Arc<Head<B>>>,
+}
+
 /// Weights that nobody else adds to now.
 pub struct Loading<'a, B: Backend>(MutexGuard<'a, Loaded<B>>);
 
@@ -74,7 +80,7 @@ impl<B: Backend> Loading<'_, B> {
         backend: &B,
         checkpoint: &Checkpoint,
         parts: Parts,
-    ) -> Result<(Arc<Body<B>>, Option<Arc<Head<B>>>), ModelError> {
+    ) -> Result<Uploaded<B>, ModelError> {
         let loader = Loader { backend, checkpoint, config: checkpoint.config() };
         let had = self.loaded();
         let body = match &self.0.body {
@@ -89,7 +95,7 @@ impl<B: Backend> Loading<'_, B> {
             // Others read it in the order of their own work.
             backend.finish()?;
         }
-        Ok((body, head))
+        Ok(Uploaded { body, head })
     }
 
     /// The head, which is loaded if it is not there yet.

@@ -51,7 +51,7 @@ pub fn check_retaining_heads(path: &Path, config: &ModelConfig) -> Result<(), Mo
 }
 
 /// Far beyond the heads of any model.
-const MOST_BYTES: u64 = 4 << 30;
+const LARGEST_HEADS_FILE: u64 = 4 << 30;
 
 fn read<T>(
     path: &Path,
@@ -60,8 +60,8 @@ fn read<T>(
 ) -> Result<Vec<T>, ModelError> {
     let wrong = |cause: String| ModelError::RetainingHeads { path: path.to_owned(), cause };
     let about = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
-    if !about.is_file() || about.len() > MOST_BYTES {
-        return Err(wrong(format!("it is no file of at most {MOST_BYTES} bytes")));
+    if !about.is_file() || about.len() > LARGEST_HEADS_FILE {
+        return Err(wrong(format!("it is no file of at most {LARGEST_HEADS_FILE} bytes")));
     }
     let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| wrong(error.to_string()))?;

@@ -2,7 +2,7 @@
 
 use super::{class::Family, layer::TRANSFORMERS};
 
-pub(super) const LLAMA: Family = Family {
+pub(super) const LLAMA_FAMILY: Family = Family {
     model_type: "llama",
     keys: &[
         ("intermediate_size", "11008"),

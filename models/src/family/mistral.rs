@@ -2,7 +2,7 @@
 
 use super::{class::Family, layer::TRANSFORMERS};
 
-pub(super) const MISTRAL: Family = Family {
+pub(super) const MISTRAL_FAMILY: Family = Family {
     model_type: "mistral",
     keys: &[
         ("intermediate_size", "14336"),

@@ -2,7 +2,7 @@
 
 use super::{class::Family, layer::TRANSFORMERS};
 
-pub(super) const QWEN2: Family = Family {
+pub(super) const QWEN2_FAMILY: Family = Family {
     model_type: "qwen2",
     keys: &[
         ("vocab_size", "151936"),

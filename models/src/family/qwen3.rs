@@ -2,7 +2,7 @@
 
 use super::{class::Family, layer::TRANSFORMERS};
 
-pub(super) const QWEN3: Family = Family {
+pub(super) const QWEN3_FAMILY: Family = Family {
     model_type: "qwen3",
     keys: &[
         ("vocab_size", "151936"),

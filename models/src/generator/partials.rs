@@ -61,8 +61,7 @@ impl<B: Backend> Partials<'_, B> {
     /// All of them as rows on this device; `attended` are those of the keys. Rows from elsewhere are waited for behind these.
     fn on_device(self, backend: &B, attended: Vec<B::Tensor>) -> Result<Vec<B::Tensor>, ModelError> {
         let (mut attended, row) = (attended.into_iter(), self.heads.packed_row());
-        let (mut fetched, mut given): (Vec<(Arc<Lent<B>>, B::Tensor)>, _) =
-            (Vec::new(), Vec::with_capacity(self.all.len()));
+        let (mut fetched, mut given) = (Vec::<(Arc<Lent<B>>, _)>::new(), Vec::with_capacity(self.all.len()));
         for partial in self.all {
             match partial {
                 Partial::Keys(_) => given.extend(attended.next()),
@@ -129,7 +128,7 @@ fn merge_on_host<B: Backend>(
     partials: &[PackedRows],
     merging: &Merging,
 ) -> Result<B::Tensor, ModelError> {
-    let (mut places, mut levels): (Vec<(usize, Range<usize>)>, Vec<Vec<f32>>) = (Vec::new(), Vec::new());
+    let (mut places, mut levels) = (Vec::<(usize, Range<usize>)>::new(), Vec::<Vec<f32>>::new());
     for level in &merging.levels {
         let inputs = inputs_of(level, partials, &places, &levels);
         let sizes: Vec<usize> = inputs.iter().map(|rows| rows.first().map_or(0, |rows| rows.len())).collect();

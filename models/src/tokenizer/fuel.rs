@@ -14,7 +14,7 @@ const COMPATIBLE: usize = 11;
 const LOWERCASE: usize = 2;
 const BYTE: usize = 2;
 const SPACED: usize = 3;
-const MARK: usize = 4;
+const MARK_GROWTH: usize = 4;
 
 /// How many times as long texts become at most; the error says which step makes too much of them, or does not end in time.
 pub fn growth(json: &[u8]) -> Result<usize, String> {
@@ -48,7 +48,7 @@ fn step(step: &Value, place: &str) -> Result<usize, String> {
         "BertNormalizer" => CANONICAL * SPACED * LOWERCASE,
         "Precompiled" => longest_of_map(&step["precompiled_charsmap"]),
         "ByteLevel" => BYTE,
-        "Metaspace" => MARK,
+        "Metaspace" => MARK_GROWTH,
         "Split" => {
             pattern(&step["pattern"], place)?;
             1

@@ -28,7 +28,7 @@ const STRETCH: usize = 256 << 10;
 pub const WHOLE: usize = 2 << 20;
 
 /// What stands for a space in many vocabularies.
-const MARK: char = '\u{2581}';
+const SPACE_MARK: char = '\u{2581}';
 
 /// How many bytes NFC makes one of at most: three Hangul jamo of three bytes become a syllable of three.
 const NFC_SHRINKS: usize = 3;
@@ -233,7 +233,7 @@ impl Entries {
 
     /// Whether an entry could be parted between the two, or found otherwise apart.
     fn parts(&self, before: char, next: char) -> bool {
-        let spelled = |c| [c, if c == ' ' { MARK } else { c }];
+        let spelled = |c| [c, if c == ' ' { SPACE_MARK } else { c }];
         let parted =
             |before, next| self.has(before, next) || self.ends.contains(&before) || self.begins.contains(&next);
         self.strips && before.is_whitespace()

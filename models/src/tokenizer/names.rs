@@ -28,7 +28,7 @@ struct Name {
 
 /// An added token in a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundToken {
     /// Its id.
     pub id: u32,
     /// The bytes that it stands for, with the white space that it strips.
@@ -73,7 +73,7 @@ impl Names {
         text: &'a str,
         before: Option<char>,
         is_text: impl Fn(Range<usize>) -> bool + 'a,
-    ) -> impl Iterator<Item = Found> + 'a {
+    ) -> impl Iterator<Item = FoundToken> + 'a {
         let (mut from, mut taken) = (0, 0);
         iter::from_fn(move || {
             loop {
@@ -107,7 +107,7 @@ impl Names {
 impl Name {
     /// The token whose name begins at `start`, unless it wants to stand for itself and does not. `before`: the character before
     /// `text`; `taken`: where the token before it ends.
-    fn at(&self, text: &str, start: usize, (before, taken): (Option<char>, usize)) -> Option<Found> {
+    fn at(&self, text: &str, start: usize, (before, taken): (Option<char>, usize)) -> Option<FoundToken> {
         let end = start + self.text.len();
         if self.token.single_word {
             let previous = text[..start].chars().next_back().or(before);
@@ -124,7 +124,7 @@ impl Name {
         }
         let at_end = range.end == text.len();
         let looks_ahead = at_end && (self.token.rstrip || self.token.single_word);
-        Some(Found { id: self.id, range, looks_ahead })
+        Some(FoundToken { id: self.id, range, looks_ahead })
     }
 }
 

@@ -8,8 +8,9 @@ use asterism_actors::api::{
 
 use super::Client;
 use crate::{
+    api::admin::{Drain, Extension, Joining, Replacement, Token},
+    client::path::segment,
     error::CliError,
-    http::{Drain, Extension, Joining, Replacement, Token},
 };
 
 impl Client {
@@ -100,21 +101,6 @@ impl Client {
     pub fn drop_session(&self, name: &str) -> Result<(), CliError> {
         self.delete(&format!("/api/v1/sessions/{}", segment(name)?))
     }
-}
-
-/// A name as one segment of a path; none that would be another path.
-pub(super) fn segment(name: &str) -> Result<String, CliError> {
-    if matches!(name, "" | "." | "..") {
-        return Err(
-            CliError::usage(format!("'{name}' is no name")).hint("names have letters, digits, '-', '_' and '.'")
-        );
-    }
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-    let escaped = name.bytes().map(|byte| match plain(byte) {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02X}"),
-    });
-    Ok(escaped.collect())
 }
 
 #[cfg(test)]

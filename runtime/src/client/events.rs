@@ -12,7 +12,7 @@ use super::{Client, PATIENCE};
 use crate::error::{CliError, Exit};
 
 /// How often a supervisor that is gone is looked for.
-const RETRY_EVERY: Duration = Duration::from_millis(500);
+const EVENTS_RETRY_EVERY: Duration = Duration::from_millis(500);
 
 impl Client {
     /// Events behind `after`, or from the oldest that is kept; without end where they are followed.
@@ -47,7 +47,7 @@ impl Client {
             match self.topology() {
                 Ok(_) => return Ok(()),
                 Err(error) if since.elapsed() > PATIENCE || !self.may_come_back() => return Err(error),
-                Err(_) => thread::sleep(RETRY_EVERY),
+                Err(_) => thread::sleep(EVENTS_RETRY_EVERY),
             }
         }
     }

@@ -26,7 +26,7 @@ use ureq::{
     },
 };
 
-use crate::{error::CliError, http::tls};
+use crate::{api::http::tls, error::CliError};
 
 /// Whom a client takes for the server.
 #[derive(Clone, Debug)]

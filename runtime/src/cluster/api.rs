@@ -3,18 +3,20 @@
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use asterism_actors::api::bounds;
+
 use super::{ClusterError, socket_address};
-use crate::{
-    cluster_file::ClusterFile,
-    http::{
-        origin::Origins,
-        tls::{self, TlsFiles},
-    },
-    openai::Limits,
-    size::Bytes,
-};
+use crate::cluster::{file::ClusterFile, size::Bytes};
+
+/// What keys of `[api]` name a listener's certificate and key.
+pub type TlsKeys = [&'static str; 2];
+/// Those of OpenAI's API.
+pub const API: TlsKeys = ["tls_cert", "tls_key"];
+/// Those of the admin API.
+pub const ADMIN: TlsKeys = ["admin_tls_cert", "admin_tls_key"];
 
 /// OpenAI's API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +48,7 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path, allow_open: bool) ->
     let key_file = file.api.api_key_file.as_ref().map(|path| directory.join(path));
     let listen = file.api.listen.as_deref().map(|text| socket_address("api.listen", text)).transpose()?;
     let Some(listen) = listen else { return Ok(None) };
-    let tls = tls(directory, (&file.api.tls_cert, &file.api.tls_key), tls::API)?;
+    let tls = tls(directory, (&file.api.tls_cert, &file.api.tls_key), API)?;
     let (Bytes(bytes), Bytes(bytes_per_key)) = (file.api.max_stored_bytes, file.api.max_stored_bytes_per_key);
     if bytes_per_key > bytes {
         return Err(ClusterError::StoredPerKey { all: bytes, of_key: bytes_per_key });
@@ -59,13 +61,13 @@ pub(super) fn resolve(file: &ClusterFile, directory: &Path, allow_open: bool) ->
 
 /// The admin API's certificate and key, if it has them.
 pub(super) fn admin_tls(file: &ClusterFile, directory: &Path) -> Result<Option<TlsFiles>, ClusterError> {
-    tls(directory, (&file.api.admin_tls_cert, &file.api.admin_tls_key), tls::ADMIN)
+    tls(directory, (&file.api.admin_tls_cert, &file.api.admin_tls_key), ADMIN)
 }
 
 fn tls(
     directory: &Path,
     given: (&Option<PathBuf>, &Option<PathBuf>),
-    [cert_key, key_key]: tls::Keys,
+    [cert_key, key_key]: TlsKeys,
 ) -> Result<Option<TlsFiles>, ClusterError> {
     let at = |path: &PathBuf| directory.join(path);
     match given {
@@ -74,4 +76,53 @@ fn tls(
         (Some(_), None) => Err(ClusterError::PartialTls { named: cert_key, missing: key_key }),
         (None, Some(_)) => Err(ClusterError::PartialTls { named: key_key, missing: cert_key }),
     }
+}
+
+/// Where a listener's certificate and key are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate, and those between it and its authority.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// Most origins of a cluster file.
+const MOST_ORIGINS: usize = 64;
+
+/// Origins whose pages may ask in a browser. Copies are the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origins(Arc<[String]>);
+
+impl Origins {
+    /// Of a cluster file: each as browsers write them, or `*` for any.
+    ///
+    /// # Errors
+    /// The one that is none.
+    pub fn read(given: &[String]) -> Result<Self, String> {
+        let is_one = |origin: &str| {
+            let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
+            origin == "*" || authority.is_some_and(|host| !host.is_empty() && host.bytes().all(plain))
+        };
+        match given.iter().find(|origin| !is_one(origin)) {
+            Some(wrong) => Err(bounds::shown(wrong)),
+            None if given.len() > MOST_ORIGINS => Err(format!("{} origins", given.len())),
+            None => Ok(Self(given.into())),
+        }
+    }
+
+    /// Whether pages of an origin may ask.
+    pub fn allows(&self, origin: &str) -> bool {
+        self.0.iter().any(|allowed| allowed == "*" || allowed == origin)
+    }
+}
+
+/// How much may be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of all.
+    pub bytes: u64,
+    /// Bytes of each key.
+    pub bytes_per_key: u64,
 }

@@ -3,7 +3,7 @@
 use asterism_transport::quic::MOST_LANES;
 
 use super::ClusterError;
-use crate::cluster_file::{DataTransport, TransportSection};
+use crate::cluster::file::{DataTransport, TransportSection};
 
 /// What carries tensors between hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 
 use asterism_plan::PlanError;
 
-use super::FILE_VERSION;
-
 /// Why a file that parses describes no cluster.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ClusterError {
@@ -150,3 +148,6 @@ pub enum ClusterError {
         got: String,
     },
 }
+
+/// Version of `cluster.toml` that this program reads.
+pub const FILE_VERSION: u32 = 1;

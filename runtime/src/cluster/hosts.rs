@@ -8,11 +8,12 @@ use std::{
 use asterism_kernels::KernelChoice;
 
 use super::{
-    ClusterError, Host, LEAST_MEMORY, MOST_THREADS, NAME_LABEL,
+    ClusterError, Host, NAME_LABEL,
     clashes::{check_free, check_name, check_ports, check_processes, check_unique},
+    host::{LEAST_MEMORY, MOST_THREADS},
 };
-use crate::{
-    cluster_file::{ClusterFile, Device, HostSection, Role},
+use crate::cluster::{
+    file::{ClusterFile, Device, HostSection, Role},
     size::Bytes,
 };
 

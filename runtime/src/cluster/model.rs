@@ -6,7 +6,7 @@ use asterism_models::{HeadsFiles, KnownShape, QuerySeparator, TemplateDate};
 use asterism_plan::Method;
 
 use super::{ClusterError, clashes::check_name};
-use crate::cluster_file::{ClusterFile, DType, Device, LinearType, ModelSection};
+use crate::cluster::file::{ClusterFile, DType, Device, LinearType, ModelSection};
 
 /// The model every host loads.
 #[derive(Clone, Debug, PartialEq, Eq)]

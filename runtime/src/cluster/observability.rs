@@ -1,7 +1,7 @@
 //! `[observability]` resolved: what is logged, and where spans go. Opens nothing.
 
 use super::ClusterError;
-use crate::cluster_file::{ClusterFile, LogFormat};
+use crate::cluster::file::{ClusterFile, LogFormat};
 
 /// What is logged, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]

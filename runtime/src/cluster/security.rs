@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{ClusterError, socket_address};
-use crate::cluster_file::{SecurityMode, SecuritySection};
+use crate::cluster::file::{SecurityMode, SecuritySection};
 
 /// Who may join and who may ask.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,10 @@ use serde::Deserialize;
 use super::{
     EvalError, Metric, Record, read_haystack,
     record::of_line,
-    task::{Draft, Recipe, sized},
+    tasks::{
+        draft::Draft,
+        task::{Recipe, sized},
+    },
 };
 
 /// Characters by which a book grows and shrinks.

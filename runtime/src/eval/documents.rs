@@ -7,7 +7,10 @@ use serde::Deserialize;
 
 use super::{
     EvalError, Record, read_haystack,
-    task::{Draft, Recipe, sized, stream},
+    tasks::{
+        draft::Draft,
+        task::{Recipe, sized, stream},
+    },
 };
 
 const INSTRUCTION: &str =

@@ -1,10 +1,11 @@
 //! How the benchmarks score an answer, from 0 to 1. What is asked is the questions' business.
 
+pub(crate) mod overlap;
+
 use std::sync::Arc;
 
-use super::{
+use super::tasks::{
     babi::{OBJECTS, PEOPLE, ROOMS},
-    overlap,
     task::Task,
 };
 

@@ -1,6 +1,7 @@
 //! Questions of files: this program's records, and the files of RULER, LongBench and InfiniteBench as they are published. Tells
 //! them apart by the keys of a line. Asks nothing.
 
+pub(crate) mod given;
 mod infinitebench;
 mod longbench;
 mod ruler;
@@ -9,52 +10,18 @@ mod template;
 use std::path::Path;
 
 use asterism_models::QuerySeparator;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 use super::{EvalError, HaystackSource, Metric, Record, read_haystack, record::of_line};
-
-/// Most tokens of an answer to a question whose benchmark says none.
-const ANSWER_TOKENS: usize = 64;
-
-/// A question of a file.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Given {
-    /// `file` for records of this program's form, else the benchmark.
-    pub suite: &'static str,
-    /// Task, context and query.
-    pub record: Record,
-    /// What an answer must hold, or alternatives of it, as the metric has it.
-    pub gold: Vec<String>,
-    /// How it is scored.
-    #[serde(skip)]
-    pub metric: Metric,
-    /// Most tokens of the answer.
-    pub max_tokens: usize,
-}
-
-/// A string or a number, or several.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
-enum OneOrMany<T> {
-    One(T),
-    Many(Vec<T>),
-}
-
-impl<T> OneOrMany<T> {
-    fn into_vec(self) -> Vec<T> {
-        match self {
-            Self::One(value) => vec![value],
-            Self::Many(values) => values,
-        }
-    }
-}
+use given::ANSWER_TOKENS;
+pub use given::PublishedQuestion;
 
 /// The questions of a file of one JSON object a line; blank lines are skipped.
 ///
 /// # Errors
 /// [`EvalError::Read`], [`EvalError::Line`] with the first line that is no question, [`EvalError::NoRecords`].
-pub fn read_questions(path: impl AsRef<Path>) -> Result<Vec<Given>, EvalError> {
+pub fn read_questions(path: impl AsRef<Path>) -> Result<Vec<PublishedQuestion>, EvalError> {
     let path = path.as_ref();
     let text = read_haystack(path)?;
     let (task, lines) = (task_of(path), text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()));
@@ -79,7 +46,7 @@ fn task_of(path: &Path) -> String {
 }
 
 /// Reads a line by the format that its keys are of.
-fn question(line: &str, task: &str) -> Result<Given, String> {
+fn question(line: &str, task: &str) -> Result<PublishedQuestion, String> {
     let keys: Map<String, Value> = of_line(line)?;
     let has = |key: &str| keys.contains_key(key);
     if has("input_context") || has("input_query") {
@@ -124,7 +91,7 @@ fn unnamed() -> String {
     "unnamed".to_owned()
 }
 
-fn own(own: Own) -> Result<Given, String> {
+fn own(own: Own) -> Result<PublishedQuestion, String> {
     let Own { task, input_context, input_query, query_separator, chat_template, answer, context_tokens, haystack } =
         own;
     let strings = match answer {
@@ -146,11 +113,11 @@ fn own(own: Own) -> Result<Given, String> {
     let record =
         Record { task, input_context, input_query, query_separator, chat_template, answer, context_tokens, haystack };
     let gold = list.unwrap_or_else(|| record.gold().into_iter().map(str::to_owned).collect());
-    Ok(Given { suite: "file", record, gold, metric: Metric::All, max_tokens: ANSWER_TOKENS })
+    Ok(PublishedQuestion { suite: "file", record, gold, metric: Metric::All, max_tokens: ANSWER_TOKENS })
 }
 
 /// Refuses what cannot be asked or scored.
-fn checked(given: Given) -> Result<Given, String> {
+fn checked(given: PublishedQuestion) -> Result<PublishedQuestion, String> {
     let Record { input_context, input_query, .. } = &given.record;
     let empty = |text: &str| text.trim().is_empty();
     let (context, query) = match given.suite {

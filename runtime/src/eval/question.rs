@@ -1,6 +1,6 @@
 //! A question of a benchmark: where it stands in the run, what is asked, and how the answer counts.
 
-use super::{Given, Metric, Record, Task};
+use super::{Metric, PublishedQuestion, Record, Task};
 
 /// One question, the same for every method.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,8 +36,8 @@ pub struct Place {
 
 impl Question {
     /// One of a file.
-    pub fn given(place: Place, given: Given) -> Self {
-        let Given { record, gold, metric, max_tokens, .. } = given;
+    pub fn given(place: Place, given: PublishedQuestion) -> Self {
+        let PublishedQuestion { record, gold, metric, max_tokens, .. } = given;
         Self { gold, ..Self::with(place, record, metric, max_tokens) }
     }
 

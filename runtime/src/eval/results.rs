@@ -1,11 +1,12 @@
 //! Answers summed up: scores by length, method and task, with intervals and differences. Draws no table.
 
+pub(crate) mod chart;
+pub(crate) mod interval;
+pub(crate) mod report;
+
 use serde::Serialize;
 
-use super::{
-    Answer, HaystackSource, Scoring, Task,
-    interval::{self, median},
-};
+use super::{Answer, HaystackSource, Scoring, Task, results::interval::median};
 
 /// The method that the others are compared with.
 pub const BASELINE: &str = "dense";

@@ -11,14 +11,13 @@ use quinn::{ClientConfig, Connection, ConnectionError, Endpoint, VarInt};
 use rcgen::{KeyPair, PublicKeyData};
 
 use super::{
-    JOIN_DNS_NAME,
     error::JoinError,
     message::{JoinAnswer, JoinRequest, MAX_JOIN_BYTES, RenewRequest, WantedHost},
     tls::{self, Pinned},
     token::{JoinToken, authority_hashes, hex},
 };
 use crate::{
-    certificates::{CertificateError, CertificateInfo, Credentials, Identity},
+    certificates::{CertificateError, CertificateInfo, Credentials, Identity, JOIN_DNS_NAME},
     quic::cause,
 };
 

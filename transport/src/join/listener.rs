@@ -21,14 +21,14 @@ use super::{
 };
 use crate::{
     certificates::{CertificateAuthority, CertificateError, CertificateInfo, Member, MemberRole, Validity},
-    local::lock,
     quic::admission::{self, HalfOpen, Limits, Received, Reception},
+    signal::lock,
 };
 
 /// Nodes served at a time; the others' packets come again.
 const NODES_AT_A_TIME: Limits = Limits { by_source: 4, in_all: 64 };
 /// For how long a token that is too old is remembered, so that its refusal can say so.
-const MEMORY: Duration = Duration::from_secs(7 * 86_400);
+const JOIN_MEMORY: Duration = Duration::from_secs(7 * 86_400);
 /// The listener's own certificate is good for this long.
 const OWN_LIFETIME: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// A node that never says anything is dropped after this long.
@@ -133,7 +133,7 @@ impl JoinListener {
     /// From now on knows a token that was made elsewhere, and forgets those that are long too old.
     pub fn add(&self, token: TokenRecord) -> Result<(), JoinError> {
         let mut book = lock(&self.counter.book);
-        book.forget(self.counter.desk.now(), MEMORY);
+        book.forget(self.counter.desk.now(), JOIN_MEMORY);
         book.records.push(token);
         let stored = self.counter.desk.store(&book.records);
         stored.inspect_err(|_| drop(book.records.pop())).map_err(|cause| JoinError::Store { cause })

@@ -8,8 +8,8 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use super::Side;
-use crate::{Channel, Frame, FrameReceiver, FrameSender, TransportError, codec};
+use super::side::Side;
+use crate::{Channel, Frame, FrameReceiver, FrameSender, TransportError, frame::codec};
 
 /// Frames that wait in one direction of a channel before `send` waits.
 const FRAMES_IN_FLIGHT: usize = 16;

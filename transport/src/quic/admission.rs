@@ -15,7 +15,7 @@ use std::{
 
 use quinn::{Incoming, ServerConfig};
 
-use crate::local::lock;
+use crate::signal::lock;
 
 /// The label under which handshakes that found no place are counted.
 const NO_PLACE: &str = "half_open";
@@ -26,7 +26,7 @@ const TOLD_APART: usize = 1024;
 /// A source's refusals are logged once in this time.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// First packets that wait to be looked at, and the bytes that come after them, each and all.
-const WAITING: usize = 512;
+const HANDSHAKES_WAITING: usize = 512;
 const WAITING_BYTES: u64 = 64 << 10;
 const ALL_WAITING_BYTES: u64 = 2 << 20;
 
@@ -223,7 +223,10 @@ impl Drop for HalfOpen {
 
 /// Bounds what waits before the rule sees it.
 pub(crate) fn bound_waiting(server: &mut ServerConfig) -> &mut ServerConfig {
-    server.max_incoming(WAITING).incoming_buffer_size(WAITING_BYTES).incoming_buffer_size_total(ALL_WAITING_BYTES)
+    server
+        .max_incoming(HANDSHAKES_WAITING)
+        .incoming_buffer_size(WAITING_BYTES)
+        .incoming_buffer_size_total(ALL_WAITING_BYTES)
 }
 
 #[cfg(test)]

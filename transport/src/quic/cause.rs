@@ -90,3 +90,8 @@ pub(crate) fn words(error: ConnectionError) -> String {
     };
     if said.is_empty() { error.to_string() } else { said }
 }
+
+pub(crate) const TRANSPORT_CLOSED: &str = "the transport was closed";
+
+/// Closes a lane with its link.
+pub(crate) const CLOSED: VarInt = VarInt::from_u32(0);

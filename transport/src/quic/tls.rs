@@ -18,7 +18,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use time::{Duration, OffsetDateTime};
 
-use super::{Security, vouch};
+use super::config::Security;
 use crate::{
     PROTOCOL_VERSION,
     certificates::{self, CLUSTER_DNS_NAME, CertificateError, Identity, Validity},
@@ -91,7 +91,7 @@ fn build(provider: &Arc<CryptoProvider>, peers: Verifiers, identity: &Identity) 
     client.alpn_protocols = vec![protocol.clone()];
     client.resumption = Resumption::disabled();
     let mut vouching = client.clone();
-    vouching.alpn_protocols = vec![vouch::PROTOCOL.to_vec()];
+    vouching.alpn_protocols = vec![PROTOCOL.to_vec()];
 
     let mut server = rustls::ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -99,7 +99,7 @@ fn build(provider: &Arc<CryptoProvider>, peers: Verifiers, identity: &Identity) 
         .with_client_cert_verifier(peers.client)
         .with_single_cert(chain, key)
         .map_err(unusable)?;
-    server.alpn_protocols = vec![protocol, vouch::PROTOCOL.to_vec()];
+    server.alpn_protocols = vec![protocol, PROTOCOL.to_vec()];
     server.session_storage = Arc::new(NoServerSessionStorage {});
     server.send_tls13_tickets = 0;
 
@@ -205,3 +205,6 @@ impl ClientCertVerifier for Anyone {
 
     possession_methods!();
 }
+
+/// The TLS application protocol of such connections.
+pub(crate) const PROTOCOL: &[u8] = b"asterism-ucx/4";

@@ -6,13 +6,17 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
-use quinn::{ClientConfig, Connection, ServerConfig};
+use quinn::Connection;
 
-use super::{Paths, Security, tls, tuning};
+use super::{
+    config::{Paths, Security},
+    tls, tuning,
+};
 use crate::{
     TransportError,
     certificates::{CertificateInfo, Member},
-    local::lock,
+    quic::tuning::Sides,
+    signal::lock,
 };
 
 /// Whom to trust and who to be, until the next rotation.
@@ -21,14 +25,6 @@ pub(super) struct Trust {
     pub network: Sides,
     /// Who this process is; none where there are no certificates.
     own: Option<Member>,
-}
-
-/// The configurations of both roles for one kind of path.
-pub(super) struct Sides {
-    pub client: ClientConfig,
-    #[cfg_attr(not(feature = "ucx"), expect(dead_code, reason = "only UCX connects so"))]
-    pub vouching: ClientConfig,
-    pub server: Arc<ServerConfig>,
 }
 
 impl Trust {

@@ -1,17 +1,22 @@
 //! QUIC's numbers for hosts of one cluster: short paths, bulk transfers and small frames in turn. Reads no clock.
 
+pub(crate) mod loopback;
+pub(crate) mod patient;
+pub(crate) mod socket;
+
 use std::{fs, net::UdpSocket, sync::Arc, time::Duration};
 
 use quinn::{
     AckFrequencyConfig, ClientConfig, Connection, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, ServerConfig,
     TransportConfig, VarInt, congestion::CubicConfig,
 };
-
 use socket2::SockRef;
 
 use super::{
-    Paths, QuicConfig, admission, loopback::Loopback, patient::Patient, socket::LARGEST_DATAGRAM, tls::Tls,
-    trust::Sides,
+    admission,
+    config::{Paths, QuicConfig},
+    tls::Tls,
+    tuning::{loopback::Loopback, patient::Patient, socket::LARGEST_DATAGRAM},
 };
 
 /// Assumed until measured: a lost first packet is repeated after thrice this.
@@ -132,6 +137,14 @@ fn transport((config, channels): (&QuicConfig, u32), packets_per_ack: u32) -> Tr
         .ack_frequency_config(Some(acks))
         .datagram_receive_buffer_size(None);
     transport
+}
+
+/// The configurations of both roles for one kind of path.
+pub(crate) struct Sides {
+    pub client: ClientConfig,
+    #[cfg_attr(not(feature = "ucx"), expect(dead_code, reason = "only UCX connects so"))]
+    pub vouching: ClientConfig,
+    pub server: Arc<ServerConfig>,
 }
 
 #[cfg(test)]

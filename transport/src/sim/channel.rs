@@ -11,9 +11,9 @@ use tokio::{sync::mpsc, time::Instant};
 
 use super::{
     faults::{self, Course},
-    link::{Connection, Refusals, Side},
+    pair::{Connection, Refusals, Side},
 };
-use crate::{Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportError, codec};
+use crate::{Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportError, frame::codec};
 
 /// Frames under way in one direction of a channel before `send` waits.
 const FRAMES_UNDER_WAY: usize = 16;

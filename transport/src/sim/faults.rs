@@ -9,7 +9,10 @@ use std::{
 use super::Draw;
 use crate::{
     Frame, FrameError,
-    codec::{self, FrameDecoder},
+    frame::{
+        HEADER_BYTES,
+        codec::{self, FrameDecoder},
+    },
 };
 
 /// A packet is not lost more often than this in a row.
@@ -148,7 +151,7 @@ impl Faults {
         let (delay, copy) = (draw.within(&self.delay), draw.within(&self.delay));
         let [cut, corrupt, duplicate, reorder] =
             [self.cut, self.corrupt, self.duplicate, self.reorder].map(|chance| draw.happens(chance));
-        let bit = draw.below(8 * codec::HEADER_BYTES);
+        let bit = draw.below(8 * HEADER_BYTES);
         let mut fate = Fate { delay, end: End::Arrives, faults: Vec::new() };
         if cut {
             fate.faults.push(FaultKind::Cut);
@@ -202,6 +205,31 @@ fn refusal(frame: &Frame, bit: usize) -> Option<FrameError> {
     }
 }
 
+/// What a simulated network is like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimConfig {
+    /// Decides every draw.
+    pub seed: u64,
+    /// What goes wrong between peers that have no faults of their own.
+    pub faults: Faults,
+    /// A partition that lasts this long ends the links across it.
+    pub idle_timeout: Duration,
+    /// Longest wait for `connect`.
+    pub connect_timeout: Duration,
+}
+
+impl SimConfig {
+    /// A network without faults, as patient as QUIC is by default.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            faults: Faults::default(),
+            idle_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use rkyv::util::AlignedVec;
@@ -238,9 +266,9 @@ mod tests {
         let code = |bit| refusal(&frame, bit).map(|error| error.code());
         assert_eq!(code(0), Some("frame_magic"));
         assert_eq!(code(8 * 4), Some("frame_version"));
-        assert_eq!(code(8 * 8), None, "a job number may be any");
-        assert_eq!(code(8 * 32), Some("frame_truncated"), "a longer meta waits for more");
-        assert_eq!(code(8 * 32 + 2), Some("frame_truncated"), "after a shorter meta no frame follows");
-        assert_eq!(code(8 * 63), Some("frame_not_zero"));
+        assert_eq!(code(8 * 8), None, "a correlation may be any");
+        assert_eq!(code(8 * 16), Some("frame_truncated"), "a longer meta waits for more");
+        assert_eq!(code(8 * 16 + 2), Some("frame_truncated"), "after a shorter meta no frame follows");
+        assert_eq!(code(8 * 39), Some("frame_not_zero"));
     }
 }

@@ -4,15 +4,11 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex},
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Waker},
 };
 
-use super::{
-    link::Held,
-    message::{Kind, Message},
-    windows::{Charge, largest, weight},
-};
-use crate::{Channel, Frame, FrameError, FrameReceiver, FrameSender, TransportError, codec, local::lock};
+use super::windows::{Charge, largest, weight};
+use crate::{Frame, FrameError, signal::lock};
 
 /// What arrived at a place of a channel.
 pub(super) enum Item {
@@ -36,42 +32,42 @@ pub(super) enum Settled {
 /// A channel as its link knows it.
 pub(super) struct Shared {
     pub id: u64,
-    inbox: Mutex<Inbox>,
-    outbox: Mutex<Outbox>,
+    pub(super) inbox: Mutex<Inbox>,
+    pub(super) outbox: Mutex<Outbox>,
 }
 
 #[derive(Default)]
-struct Inbox {
+pub(super) struct Inbox {
     /// Place of the next frame that the reader gets into `queue`.
-    next: u64,
-    early: BTreeMap<u64, Item>,
-    queue: VecDeque<(Frame, Charge)>,
-    finished: bool,
+    pub(super) next: u64,
+    pub(super) early: BTreeMap<u64, Item>,
+    pub(super) queue: VecDeque<(Frame, Charge)>,
+    pub(super) finished: bool,
     /// Whether the end has been announced, though frames before it may be missing.
-    ends: bool,
+    pub(super) ends: bool,
     /// Nobody reads any more.
-    dropped: bool,
-    refused: Option<FrameError>,
+    pub(super) dropped: bool,
+    pub(super) refused: Option<FrameError>,
     /// Bytes announced to this side, those done with, and those of them that the peer knows of.
-    arrived: u64,
-    done: u64,
-    credited: u64,
-    reader: Option<Waker>,
+    pub(super) arrived: u64,
+    pub(super) done: u64,
+    pub(super) credited: u64,
+    pub(super) reader: Option<Waker>,
 }
 
 #[derive(Default)]
-struct Outbox {
-    next: u64,
-    sent: u64,
-    credited: u64,
-    stopped: bool,
-    finished: bool,
-    writer: Option<Waker>,
+pub(super) struct Outbox {
+    pub(super) next: u64,
+    pub(super) sent: u64,
+    pub(super) credited: u64,
+    pub(super) stopped: bool,
+    pub(super) finished: bool,
+    pub(super) writer: Option<Waker>,
 }
 
 impl Inbox {
     /// What is to be said to the peer so that it sends on; nothing while that would be little.
-    fn credit_due(&mut self, window: u64) -> Option<u64> {
+    pub(super) fn credit_due(&mut self, window: u64) -> Option<u64> {
         if self.done - self.credited < window.div_ceil(4) || self.finished {
             return None;
         }
@@ -193,132 +189,20 @@ impl Shared {
         lock(&self.inbox).finished && lock(&self.outbox).finished
     }
 
-    /// The place and the permission for a frame of so many bytes.
-    fn poll_room(&self, cx: &mut Context<'_>, link: &Held, bytes: u64) -> Poll<Result<u64, TransportError>> {
-        let mut outbox = lock(&self.outbox);
-        if let Some(error) = link.core.ended() {
-            return Poll::Ready(Err(error));
-        }
-        if outbox.stopped {
-            return Poll::Ready(Err(TransportError::ChannelClosed { peer: link.core.address }));
-        }
-        if outbox.sent - outbox.credited >= link.core.met.windows.of_channel() || !link.core.met.windows.send(bytes) {
-            keep(&mut outbox.writer, cx);
-            return Poll::Pending;
-        }
-        outbox.sent += bytes;
-        outbox.next += 1;
-        Poll::Ready(Ok(outbox.next - 1))
-    }
-
     /// Whether there is something for the reader.
-    fn has_next(&self) -> bool {
+    pub(super) fn has_next(&self) -> bool {
         let inbox = lock(&self.inbox);
         !inbox.queue.is_empty() || inbox.finished || inbox.refused.is_some()
     }
-
-    /// The next frame, and what the peer is to be told of what was read.
-    fn poll_frame(&self, cx: &mut Context<'_>, link: &Held) -> Poll<Result<Option<Frame>, TransportError>> {
-        let mut inbox = lock(&self.inbox);
-        if let Some(error) = link.core.ended() {
-            return Poll::Ready(Err(error));
-        }
-        if let Some(error) = &inbox.refused {
-            return Poll::Ready(Err(error.clone().into()));
-        }
-        let Some((frame, charge)) = inbox.queue.pop_front() else {
-            if inbox.finished {
-                return Poll::Ready(Ok(None));
-            }
-            keep(&mut inbox.reader, cx);
-            return Poll::Pending;
-        };
-        inbox.done += weigh(&frame);
-        let credit = inbox.credit_due(link.core.met.windows.of_channel());
-        drop(inbox);
-        link.core.post_credit(charge.pay());
-        if let Some(number) = credit {
-            link.core.post(Message { kind: Kind::Credit, channel: self.id, number });
-        }
-        Poll::Ready(Ok(Some(frame)))
-    }
 }
 
-fn weigh(frame: &Frame) -> u64 {
+pub(super) fn weigh(frame: &Frame) -> u64 {
     weight(frame.meta.len(), frame.payload.len())
 }
 
-fn keep(waker: &mut Option<Waker>, cx: &Context<'_>) {
+pub(super) fn keep(waker: &mut Option<Waker>, cx: &Context<'_>) {
     if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
         *waker = Some(cx.waker().clone());
-    }
-}
-
-/// A channel's two halves, for its user.
-pub(super) fn halves(shared: Arc<Shared>, link: &Arc<Held>) -> Channel {
-    let sender = UcxSender { shared: shared.clone(), link: link.clone() };
-    Channel { sender: Box::new(sender), receiver: Box::new(UcxReceiver { shared, link: link.clone() }) }
-}
-
-struct UcxSender {
-    shared: Arc<Shared>,
-    link: Arc<Held>,
-}
-
-impl FrameSender for UcxSender {
-    fn poll_send(&mut self, context: &mut Context<'_>, next: &mut Option<Frame>) -> Poll<Result<(), TransportError>> {
-        let Some(frame) = next else { return Poll::Ready(Ok(())) };
-        codec::check_leaving(frame)?;
-        let bytes = frame.wire_bytes();
-        let place = ready!(self.shared.poll_room(context, &self.link, weigh(frame)))?;
-        self.link.core.post_frame(self.shared.id, place, next.take().expect("looked at above"));
-        self.link.core.observer.bytes(true, bytes);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl Drop for UcxSender {
-    fn drop(&mut self) {
-        let mut outbox = lock(&self.shared.outbox);
-        outbox.finished = true;
-        let number = outbox.next;
-        drop(outbox);
-        self.link.core.post(Message { kind: Kind::Finish, channel: self.shared.id, number });
-        self.link.core.forget_if_over(&self.shared);
-    }
-}
-
-struct UcxReceiver {
-    shared: Arc<Shared>,
-    link: Arc<Held>,
-}
-
-impl FrameReceiver for UcxReceiver {
-    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Frame>, TransportError>> {
-        // What comes at once is taken without being woken for it.
-        if !self.shared.has_next() {
-            self.link.core.met.endpoint.worker.look();
-        }
-        let frame = ready!(self.shared.poll_frame(context, &self.link))?;
-        if let Some(frame) = &frame {
-            self.link.core.observer.bytes(false, frame.wire_bytes());
-        }
-        Poll::Ready(Ok(frame))
-    }
-}
-
-impl Drop for UcxReceiver {
-    fn drop(&mut self) {
-        let mut inbox = lock(&self.shared.inbox);
-        inbox.dropped = true;
-        let unread = std::mem::take(&mut inbox.queue);
-        let stops = !inbox.finished && inbox.refused.is_none();
-        drop(inbox);
-        drop(unread);
-        self.link.core.post_credit(self.link.core.met.windows.credit_due());
-        if stops {
-            self.link.core.post(Message { kind: Kind::Stop, channel: self.shared.id, number: 0 });
-        }
     }
 }
 

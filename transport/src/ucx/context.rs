@@ -1,5 +1,8 @@
 //! UCX's context: which transports and interfaces it uses. Checks what can be checked before anything is sent.
 
+pub(crate) mod found;
+pub(crate) mod gate;
+
 use std::{
     ffi::{CStr, CString},
     fs, ptr,
@@ -7,7 +10,7 @@ use std::{
 
 use ucx_rs::{status_string, sys};
 
-use super::{UcxConfig, found, gate::Gate};
+use super::{UcxConfig, context::gate::Gate};
 use crate::TransportError;
 
 /// Names that UCX knows for transports. It takes others without a word as long as one of the list is usable.
@@ -46,10 +49,6 @@ const TRANSPORTS: &[&str] = &[
     "gdrcopy",
     "rocm",
 ];
-/// Those of them that may share memory with a process of the same machine.
-const SHARING: &[&str] = &["all", "shm", "sm", "mm", "posix", "sysv", "xpmem"];
-/// Those of them that reach no further than this machine.
-const WITHIN: &[&str] = &["self", "shm", "sm", "mm", "posix", "sysv", "xpmem", "cma", "knem"];
 /// Those of them that register memory with a device.
 const REGISTERING: &[&str] = &["ib", "rc", "ud", "dc", "srd"];
 /// Memory that such a device needs to be allowed to lock.
@@ -240,16 +239,6 @@ fn check_transports(config: &UcxConfig) -> Result<(), TransportError> {
     Ok(())
 }
 
-/// Whether UCX may share memory with other processes where it is asked for these.
-pub(super) fn shares_memory(asked: &str) -> bool {
-    asked.starts_with('^') || asked.split(',').any(|name| SHARING.contains(&name.trim().trim_start_matches('\\')))
-}
-
-/// Whether UCX reaches nobody beyond this machine where it is asked for these.
-pub(super) fn stays_within(asked: &str) -> bool {
-    asked.split(',').all(|name| WITHIN.contains(&name.trim().trim_start_matches('\\')))
-}
-
 fn check_locked_memory(transport: &str, limit: Option<u64>) -> Result<(), TransportError> {
     match limit {
         Some(limit) if limit < LOCKED_BYTES => Err(failed(
@@ -285,6 +274,7 @@ fn check_interfaces(interfaces: &[String]) -> Result<(), TransportError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ucx::config::{shares_memory, stays_within};
 
     #[test]
     fn little_locked_memory_is_refused() {

@@ -1,6 +1,10 @@
 //! What a link and its channels share: the peer's UCX endpoint and the QUIC connection that vouches for it. With that
 //! connection the link ends, and the other way round.
 
+pub(crate) mod arrive;
+pub(crate) mod parting;
+pub(crate) mod parts;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -20,20 +24,18 @@ use tokio::{
 
 use super::{
     channel::Shared,
+    core::parting::{Parting, parts_of},
     endpoint::{Endpoint, Failure},
-    message::{Addressee, Header, Kind, Message, Piece, SMALL_META},
-    parts::{Parting, parts_of},
+    message::{Addressee, Header, Kind, Message, Piece, SMALL_UCX_META},
     windows::Windows,
 };
 use crate::{
     Frame, Meta, Observer, TransportError,
-    buffers::Buffers,
     certificates::Member,
-    codec,
-    local::{TRANSPORT_CLOSED, lock},
-    quic::cause,
-    quic::trust::Revocable,
-    signal::Signal,
+    frame::{buffers::Buffers, codec},
+    local::TRANSPORT_CLOSED,
+    quic::{cause, trust::Revocable},
+    signal::{Signal, lock},
 };
 
 /// Channels that a peer may have open at a time, as its opener counts them; the other side may count a few more.
@@ -42,7 +44,7 @@ const MAX_CHANNELS: usize = 1024;
 const GRACE: Duration = Duration::from_millis(250);
 /// How often the round trip is measured at least, and how many of these times in a row nothing may come.
 const PING_EVERY: Duration = Duration::from_secs(1);
-const QUIET: u32 = 5;
+const QUIET_PINGS: u32 = 5;
 /// Bytes under way for which a second more of silence is granted.
 const SLOW: u64 = 8 << 20;
 
@@ -133,7 +135,7 @@ impl Core {
         let message = Message { kind: Kind::Frame, channel, number };
         let header = |piece| Header::new(&self.met.theirs, message, Some(piece));
         let whole = Piece::whole(&first);
-        if meta.len() > SMALL_META {
+        if meta.len() > SMALL_UCX_META {
             return endpoint.send(&header(whole), meta, &payload, 0..payload.len());
         }
         let parts = if self.met.shares_memory { parts_of(payload.len()) } else { 0 };
@@ -273,7 +275,7 @@ impl Core {
     /// Sees to it that the link ends with its connection and with its path, which is lost when nothing comes for as long as
     /// `silence`. Says why, where the path was lost and the peer lives.
     pub async fn watch(&self, silence: Duration) -> Option<String> {
-        let every = PING_EVERY.min(silence / QUIET);
+        let every = PING_EVERY.min(silence / QUIET_PINGS);
         let mut pings = tokio::time::interval(every);
         // Of a process that was held up for long, only one look counts.
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);

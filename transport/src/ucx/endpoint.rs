@@ -14,11 +14,9 @@ use bytes::Bytes;
 use ucx_rs::{decode_status_ptr, status_string, sys};
 
 use super::{
-    fetch::buffers,
-    gate::Pass,
-    message::Header,
-    parts::PART,
-    worker::{MESSAGE, Worker},
+    context::gate::Pass,
+    message::{Header, PART},
+    worker::{MESSAGE, Worker, fetch::buffers},
 };
 use crate::{Meta, signal::Signal};
 

@@ -9,7 +9,7 @@ use super::message::{Addressee, TOKEN_BYTES};
 use crate::{TransportError, quic::cause};
 
 /// Longer than any address of UCX that was seen: a few hundred bytes for each interface.
-const LONGEST: usize = 64 << 10;
+const LONGEST_HELLO: usize = 64 << 10;
 const LONGEST_VERSION: usize = 64;
 
 /// The machine and the network that a process is in; zeros where the system does not tell.
@@ -182,7 +182,7 @@ pub(super) async fn say(stream: &mut SendStream, hello: &Hello, peer: SocketAddr
 
 /// Hears theirs.
 pub(super) async fn hear(stream: &mut RecvStream, peer: SocketAddr) -> Result<Hello, TransportError> {
-    let bytes = stream.read_to_end(LONGEST).await.map_err(|error| match error {
+    let bytes = stream.read_to_end(LONGEST_HELLO).await.map_err(|error| match error {
         quinn::ReadToEndError::Read(quinn::ReadError::ConnectionLost(error)) => cause::of_handshake(error, peer),
         other => TransportError::Handshake { peer, cause: other.to_string() },
     })?;

@@ -1,26 +1,15 @@
 //! A link and its channels as their user holds them.
 
+pub(crate) mod halves;
+
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
 
-use super::{
-    channel::{self, Shared},
-    core::Core,
-};
+use super::{channel::Shared, core::Core};
 use crate::{Channel, Link, TransportError, certificates::Member};
-
-/// A link as its user and the user's channels hold it; it ends with the last of them.
-pub(super) struct Held {
-    pub core: Arc<Core>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.core.close("");
-    }
-}
+use halves::Held;
 
 pub(super) struct UcxLink {
     held: Arc<Held>,
@@ -40,7 +29,7 @@ impl UcxLink {
                 return Err(error);
             }
             if let Some(shared) = core.open() {
-                return Ok(channel::halves(shared, &self.held));
+                return Ok(halves::halves(shared, &self.held));
             }
             room.await;
         }
@@ -75,7 +64,7 @@ impl Link for UcxLink {
                 shared = accepted.recv() => shared,
             };
             match shared {
-                Some(shared) => Ok(channel::halves(shared, &self.held)),
+                Some(shared) => Ok(halves::halves(shared, &self.held)),
                 None => Err(core.end_of().await),
             }
         })

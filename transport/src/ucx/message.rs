@@ -15,13 +15,13 @@
 
 use bytes::Buf;
 
-use crate::codec::HEADER_BYTES;
+use crate::frame::HEADER_BYTES;
 
 const FIXED: usize = 40;
 /// A meta up to here goes beside its frame's header: a body of one piece is copied once, straight to where the peer finds it.
-pub(super) const SMALL_META: usize = 256;
+pub(super) const SMALL_UCX_META: usize = 256;
 /// Bytes of the longest header.
-pub(super) const LONGEST: usize = FIXED + HEADER_BYTES + SMALL_META;
+pub(super) const LONGEST_HEADER: usize = FIXED + HEADER_BYTES + SMALL_UCX_META;
 /// Most parts of a payload.
 pub(super) const MOST_PARTS: usize = 64;
 /// Bytes of a token.
@@ -91,13 +91,13 @@ impl<'a> Piece<'a> {
 /// A message as it is sent, without its body.
 #[derive(Clone)]
 pub(super) struct Header {
-    bytes: [u8; LONGEST],
+    bytes: [u8; LONGEST_HEADER],
     length: usize,
 }
 
 impl Header {
     pub fn new(to: &Addressee, message: Message, piece: Option<Piece<'_>>) -> Self {
-        let mut bytes = [0; LONGEST];
+        let mut bytes = [0; LONGEST_HEADER];
         bytes[..16].copy_from_slice(&to.token);
         bytes[16..20].copy_from_slice(&to.link.to_le_bytes());
         bytes[20] = message.kind as u8;
@@ -145,13 +145,16 @@ pub(super) fn read(header: &[u8]) -> Option<(Addressee, Message, Option<Piece<'_
     }
     let (channel, number) = (fixed.get_u64_le(), fixed.get_u64_le());
     let piece = match (kind, rest.split_first_chunk()) {
-        (Kind::Frame, Some((frame, meta))) if meta.len() <= SMALL_META => Some(Piece { frame, part, parts, meta }),
+        (Kind::Frame, Some((frame, meta))) if meta.len() <= SMALL_UCX_META => Some(Piece { frame, part, parts, meta }),
         (Kind::Frame, _) => return None,
         _ if is_whole && rest.is_empty() => None,
         _ => return None,
     };
     Some((Addressee { token, link }, Message { kind, channel, number }, piece))
 }
+
+/// Bytes of a part at most.
+pub(crate) const PART: usize = 8 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -171,7 +174,7 @@ mod tests {
         fn messages_come_back(
             (to, message) in messages(),
             first in any::<[u8; 32]>(),
-            meta in vec(any::<u8>(), 0..=SMALL_META),
+            meta in vec(any::<u8>(), 0..=SMALL_UCX_META),
             parts in 0..=MOST_PARTS as u8,
         ) {
             let mut frame = [0; HEADER_BYTES];

@@ -1,5 +1,7 @@
 //! The links of a transport, and which of them a message is for.
 
+pub(crate) mod ailing;
+
 use std::{
     collections::BTreeMap,
     sync::{
@@ -15,7 +17,7 @@ use super::{
     message::{self, Addressee, Token},
     worker::{Arrival, Handler},
 };
-use crate::{Observer, local::lock};
+use crate::{Observer, signal::lock};
 
 /// The links of a transport, by the numbers that peers address them with.
 #[derive(Default)]

@@ -1,21 +1,22 @@
 //! What a peer may send that knows the token, or does not: each message is refused for what it is, and costs little.
 
-use std::{collections::HashMap, env, fs, process::Command, sync::Mutex};
+use std::{collections::HashMap, env, fs, process::Command, sync::Mutex, time::Duration};
 
 use bytes::Bytes;
 use rkyv::util::AlignedVec;
 
 use super::{
-    message::{Header, Kind, MOST_PARTS, Message, Piece, SMALL_META, Token},
-    parts::{PART, parts_of},
+    core::parting::parts_of,
+    hello::Place,
+    message::{Header, Kind, MOST_PARTS, Message, PART, Piece, SMALL_UCX_META, Token},
     worker::{Arrival, Handler},
     *,
 };
 use crate::{
     DataPlane, Endpoint as DataEndpoint, Frame, FrameHeader, FrameKind, Meta, NoObserver, PayloadType,
-    codec::{self, HEADER_BYTES},
-    local::lock,
-    quic::{QuicConfig, Security},
+    frame::{HEADER_BYTES, codec},
+    quic::config::{QuicConfig, Security},
+    signal::lock,
     sim::Draw,
 };
 
@@ -77,13 +78,9 @@ fn only(transport: &UcxTransport) -> (Arc<Core>, Addressee) {
 
 fn frame(payload: usize) -> Frame {
     let header = FrameHeader {
-        kind: FrameKind::Query,
-        job: 7,
-        shard_set: 0,
-        layer: 0,
-        step: 0,
-        rows: 1,
+        kind: FrameKind::Request,
         payload_type: if payload == 0 { PayloadType::None } else { PayloadType::Bf16 },
+        correlation: 0,
     };
     Frame::new(header, AlignedVec::new(), vec![1; payload].into())
 }
@@ -265,7 +262,7 @@ async fn what_is_no_part_of_its_frame_ends_the_link() {
         ("the same again", Piece { part: 0, ..second }, sent.body(0)),
         ("another frame", Piece { frame: &other, ..second }, sent.body(1)),
         ("another number of parts", Piece { parts: 3, ..second }, sent.body(1)),
-        ("a meta that the frame does not have", Piece { meta: &[7; SMALL_META], ..second }, sent.body(1)),
+        ("a meta that the frame does not have", Piece { meta: &[7; SMALL_UCX_META], ..second }, sent.body(1)),
         ("no frame", Piece { frame: &none, parts: MOST_PARTS as u8, ..second }, sent.body(1)),
         ("too large a frame", Piece { frame: &much, ..second }, sent.body(1)),
     ];

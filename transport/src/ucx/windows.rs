@@ -6,7 +6,11 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use crate::{MAX_META_BYTES, MAX_PAYLOAD_BYTES, buffers::Buffer, codec::HEADER_BYTES, local::lock, meta};
+use crate::{
+    MAX_META_BYTES, MAX_PAYLOAD_BYTES,
+    frame::{HEADER_BYTES, buffers::Buffer, meta},
+    signal::lock,
+};
 
 /// Bytes that the bookkeeping of a frame counts as, so that empty ones fill a window too.
 const OF_ITSELF: u64 = 448;
@@ -14,7 +18,7 @@ const OF_ITSELF: u64 = 448;
 /// What a frame takes of a window, which is what it takes of the receiver's memory. Both ends count alike.
 pub(super) fn weight(meta: usize, payload: usize) -> u64 {
     let buffer = if payload == 0 { 0 } else { Buffer::size_for(payload) };
-    let meta = if meta == 0 { 0 } else { meta.max(meta::KEPT_BYTES) };
+    let meta = if meta == 0 { 0 } else { meta.max(meta::META_KEPT_BYTES) };
     OF_ITSELF + (HEADER_BYTES + meta + buffer) as u64
 }
 

@@ -1,5 +1,8 @@
 //! UCX's worker: what arrives, and the work that it does only when called. Any thread may call it.
 
+pub(crate) mod drive;
+pub(crate) mod fetch;
+
 use std::{
     ffi::{c_int, c_void},
     io,
@@ -15,18 +18,17 @@ use tokio::sync::Notify;
 use ucx_rs::{status_string, sys};
 
 use super::{
-    context::{Context, failed},
+    context::{Context, failed, gate::Pass},
     endpoint::{Endpoint, Sending},
-    fetch::Announced,
-    gate::Pass,
+    worker::fetch::Announced,
 };
-use crate::{TransportError, local::lock};
+use crate::{TransportError, signal::lock};
 
 /// The number of asterism's active messages.
 pub(super) const MESSAGE: u32 = 1;
 
 /// Messages whose memory is kept.
-const KEPT: usize = 256;
+const SENDINGS_KEPT: usize = 256;
 
 /// Takes what arrives. It is called with UCX's lock held: it must not wait for whoever may be calling UCX.
 pub(super) trait Handler: Send + Sync + 'static {
@@ -165,7 +167,7 @@ impl Worker {
         if attributes.thread_mode != sys::ucs_thread_mode_t_UCS_THREAD_MODE_MULTI {
             return Err(failed("it was built for a single thread", "use a UCX built with --enable-mt"));
         }
-        if attributes.max_am_header < super::message::LONGEST {
+        if attributes.max_am_header < super::message::LONGEST_HEADER {
             let cause = format!("a message's header has room for {} bytes only", attributes.max_am_header);
             return Err(failed(cause, "use transports with a larger UCX segment size"));
         }
@@ -278,7 +280,7 @@ impl Worker {
 
     pub(super) fn keep(&self, sending: Box<Sending>) {
         let mut kept = lock(&self.kept);
-        if kept.len() < KEPT {
+        if kept.len() < SENDINGS_KEPT {
             kept.push(sending);
         }
     }

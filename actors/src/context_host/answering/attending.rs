@@ -48,11 +48,10 @@ pub enum Rows<B: Backend> {
 }
 
 impl<B: Backend> Rows<B> {
-    /// Of a frame that is to have so many for the model.
-    pub fn of(decoder: &Decoder<B>, frame: &Frame, rows: usize) -> Result<Self, ChannelError> {
+    /// Of a frame that is to have so many for a layer of the model.
+    pub fn of(decoder: &Decoder<B>, frame: &Frame, (layer, rows): (usize, usize)) -> Result<Self, ChannelError> {
         let (Heads { query, dim, .. }, layers) = (decoder.config().heads, decoder.config().layers);
-        let FrameHeader { payload_type: got, layer, .. } = frame.header;
-        let (expected, layer) = (payload::payload_type(decoder.backend().dtype()), layer as usize);
+        let (expected, got) = (payload::payload_type(decoder.backend().dtype()), frame.header.payload_type);
         if layer >= layers || got != expected {
             return Err(ChannelError::Query { expected, layers, got, layer });
         }
@@ -80,8 +79,8 @@ impl<B: Backend> Rows<B> {
 }
 
 /// Multiply-adds of what [`attend`] does.
-pub fn cost<B: Backend>(decoder: &Decoder<B>, found: &[Found<B>], frame: &Frame) -> usize {
-    let (Heads { query, dim, .. }, layer) = (decoder.config().heads, frame.header.layer as usize);
+pub fn cost<B: Backend>(decoder: &Decoder<B>, found: &[Found<B>], layer: usize) -> usize {
+    let Heads { query, dim, .. } = decoder.config().heads;
     let keys = |shard: &Arc<EncodedShard<B>>| shard.layers.get(layer).map_or(0, |kv| decoder.backend().kv_len(kv));
     let of_part = |Found { rows, shards, .. }: &Found<B>| {
         let keys: usize = shards.iter().flat_map(|(shards, _)| shards).map(keys).sum();
@@ -90,21 +89,30 @@ pub fn cost<B: Backend>(decoder: &Decoder<B>, found: &[Found<B>], frame: &Frame)
     found.iter().map(of_part).fold(0, usize::saturating_add)
 }
 
+/// Which query is answered.
+#[derive(Clone, Copy, Debug)]
+pub struct QueryHead {
+    /// Of its frame; the answer repeats its correlation.
+    pub header: FrameHeader,
+    /// Its layer.
+    pub layer: usize,
+}
+
 /// What is asked, answered in kind; `None` where the device is full.
 pub fn answer<B: Backend>(
     decoder: &Decoder<B>,
     found: &[Found<B>],
     (all, asked): (usize, &Rows<B>),
-    header: FrameHeader,
+    QueryHead { header, layer }: QueryHead,
 ) -> Result<Option<Frame>, ChannelError> {
     let (backend, heads) = (decoder.backend(), decoder.config().heads);
     let answered = || match asked {
         Rows::Bytes(_) => {
-            let (parts, values) = attend(decoder, found, (all, asked), header)?;
+            let (parts, values) = attend(decoder, found, (all, asked), layer)?;
             Ok(partials(header, parts, Floats::of(values)))
         }
         Rows::Lent(q) => {
-            let (parts, asks, groups) = asks_of(decoder, found, header);
+            let (parts, asks, groups) = asks_of(decoder, found, layer);
             let lent = backend.lend(vec![backend.attend_rows(heads, q, (&asks, &groups))?])?;
             Ok(partials(header, parts, Bytes::new()).handing(Handed::new::<Lent<B>>(lent)))
         }
@@ -120,10 +128,10 @@ pub fn answer_when_there_is_room<B: Backend>(
     decoder: &Decoder<B>,
     found: &[Found<B>],
     asked: (usize, &Rows<B>),
-    header: FrameHeader,
+    head: QueryHead,
 ) -> Result<Frame, ChannelError> {
     for tried in 0..CROWDED {
-        if let Some(answer) = answer(decoder, found, asked, header)? {
+        if let Some(answer) = answer(decoder, found, asked, head)? {
             return Ok(answer);
         }
         if tried == 0 {
@@ -140,14 +148,12 @@ pub fn attend<B: Backend>(
     decoder: &Decoder<B>,
     found: &[Found<B>],
     (all, asked): (usize, &Rows<B>),
-    header: FrameHeader,
+    layer: usize,
 ) -> Result<(Vec<PartialsPart>, Vec<f32>), ChannelError> {
     let (backend, heads) = (decoder.backend(), decoder.config().heads);
     let q = asked.on_device(backend, [all, heads.query * heads.dim])?;
-    let (parts, asks, groups) = asks_of(decoder, found, header);
-    let mut packed = Vec::new();
-    backend.attend_merged(heads, &q, (&asks, &groups), &mut packed)?;
-    Ok((parts, packed))
+    let (parts, asks, groups) = asks_of(decoder, found, layer);
+    Ok((parts, backend.download(&backend.attend_rows(heads, &q, (&asks, &groups))?)?))
 }
 
 /// How each part is answered, and what is asked of the device for it: the shards of each group, one group after the other.
@@ -155,9 +161,9 @@ pub fn attend<B: Backend>(
 fn asks_of<'a, B: Backend>(
     decoder: &Decoder<B>,
     found: &'a [Found<B>],
-    header: FrameHeader,
+    layer: usize,
 ) -> (Vec<PartialsPart>, Vec<Ask<'a, B::Kv>>, Vec<usize>) {
-    let (backend, heads, layer) = (decoder.backend(), decoder.config().heads, header.layer as usize);
+    let (backend, heads) = (decoder.backend(), decoder.config().heads);
     let mut room = MAX_PAYLOAD_BYTES / (4 * heads.packed_row());
     let (mut parts, mut asks, mut grouped) = (Vec::with_capacity(found.len()), Vec::new(), Vec::new());
     for Found { part: QueryPart { attachment, rows: count, mask }, rows, shards } in found {
@@ -217,6 +223,6 @@ fn failed(refused: &Refusal) -> PartialsAnswer {
 
 /// Answers as they travel.
 pub fn partials(asked: FrameHeader, parts: Vec<PartialsPart>, payload: Bytes) -> Frame {
-    let header = FrameHeader { kind: FrameKind::Partials, payload_type: PayloadType::F32, ..asked };
+    let header = FrameHeader { kind: FrameKind::Response, payload_type: PayloadType::F32, ..asked };
     Frame::new(header, PartialsMeta { parts }.archive(), payload)
 }

@@ -14,7 +14,7 @@ use crate::{
     authority,
     context_host::{
         answering::{
-            attending::{Attached, Found, Grouped, Rows, answer, answer_when_there_is_room, cost, refusal},
+            attending::{Attached, Found, Grouped, QueryHead, Rows, answer, answer_when_there_is_room, cost, refusal},
             desk::Desk,
             relay::{Query, Relay, Replies, Served},
         },
@@ -60,13 +60,14 @@ impl<B: Backend> Queries<'_, B> {
             self.desk.links.plane().stirred();
             match frame.header.kind {
                 FrameKind::Control => self.control(&frame).await?,
-                FrameKind::Query => {
-                    let (layer, layers) = (frame.header.layer as usize, self.desk.decoder.config().layers);
+                FrameKind::Request => {
+                    let asked = QueryMeta::read(&frame.meta, self.peer)?;
+                    let (layer, layers) = (asked.layer as usize, self.desk.decoder.config().layers);
                     match layer {
                         0 => self.ahead = self.desk.decoder.backend().ahead(Rank::Token),
                         _ => self.ahead.renew(),
                     }
-                    self.answer(frame).await?;
+                    self.answer(frame, asked).await?;
                     if layer + 1 >= layers {
                         self.ahead = Ahead::default();
                     }
@@ -165,11 +166,11 @@ impl<B: Backend> Queries<'_, B> {
         Ok((shards, Arc::new(Attached { context, blocks, sizes, hidden: ranges })))
     }
 
-    async fn answer(&mut self, frame: Frame) -> Result<(), ChannelError> {
-        let QueryMeta { parts } = QueryMeta::read(&frame.meta, self.peer)?;
+    async fn answer(&mut self, frame: Frame, QueryMeta { layer, parts }: QueryMeta) -> Result<(), ChannelError> {
+        let head = QueryHead { header: frame.header, layer: layer as usize };
         let all = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.rows as usize));
         let (mut found, mut start, decoder) = (Vec::with_capacity(parts.len()), 0, self.desk.decoder.clone());
-        let asked = Rows::of(&decoder, &frame, all)?;
+        let asked = Rows::of(&decoder, &frame, (head.layer, all))?;
         let row_bytes = frame.payload.len().checked_div(all).unwrap_or(0);
         for part in parts {
             let rows = start..start + part.rows as usize;
@@ -183,7 +184,7 @@ impl<B: Backend> Queries<'_, B> {
                 });
             match (attached.and_then(|(_, relay)| relay.as_ref()), shards) {
                 (Some(relay), Ok(shards)) => {
-                    let (header, attachment) = (frame.header, part.attachment);
+                    let attachment = part.attachment;
                     let rows = match &asked {
                         Rows::Bytes(payload) => payload.slice(rows.start * row_bytes..rows.end * row_bytes),
                         Rows::Lent(q) => {
@@ -191,8 +192,8 @@ impl<B: Backend> Queries<'_, B> {
                             backend.raw(&[backend.rows(q, rows.start, rows.end)?])?.whole()?.into()
                         }
                     };
-                    if let Err(refused) = relay.ask(Query { header, part, rows, shards }) {
-                        self.send(refusal(header, attachment, &refused)).await?;
+                    if let Err(refused) = relay.ask(Query { head, part, rows, shards }) {
+                        self.send(refusal(head.header, attachment, &refused)).await?;
                     }
                 }
                 (_, shards) => found.push(Found { part, rows, shards }),
@@ -201,20 +202,19 @@ impl<B: Backend> Queries<'_, B> {
         if found.is_empty() {
             return Ok(());
         }
-        let header = frame.header;
         // Whoever waits for a device that works off a queue waits for all that stands there, and does not do so on the links' thread.
         let at_once = match (decoder.backend().queues(), &asked) {
             (true, asked) => matches!(asked, Rows::Lent(_)),
-            (false, _) => cost(&decoder, &found, &frame) <= AT_ONCE,
+            (false, _) => cost(&decoder, &found, head.layer) <= AT_ONCE,
         };
-        let answered = if at_once { answer(&decoder, &found, (all, &asked), header) } else { Ok(None) };
+        let answered = if at_once { answer(&decoder, &found, (all, &asked), head) } else { Ok(None) };
         let answer = match answered? {
             Some(answer) => answer,
             None => {
                 let cores = self.desk.cores.clone();
                 let attended = machine::spawn(move || {
                     let _computing = Computing::begin(&cores, Work::Answering);
-                    answer_when_there_is_room(&decoder, &found, (all, &asked), header)
+                    answer_when_there_is_room(&decoder, &found, (all, &asked), head)
                 })
                 .await;
                 attended.map_err(|panic| ChannelError::Panicked { cause: panic.to_string() })??

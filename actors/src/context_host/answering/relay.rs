@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     context_host::{
-        answering::attending::{self, Found, Grouped, Rows},
+        answering::attending::{self, Found, Grouped, QueryHead, Rows},
         error::Refusal,
     },
     link::Links,
@@ -48,8 +48,8 @@ impl<B: Backend> Drop for Relay<B> {
 
 /// A query over an attachment.
 pub struct Query<B: Backend> {
-    /// Of its frame.
-    pub header: FrameHeader,
+    /// Which it is.
+    pub head: QueryHead,
     /// What is asked.
     pub part: QueryPart,
     /// Its rows.
@@ -106,7 +106,7 @@ impl<B: Backend> Served<B> {
             Err(refused) => refused,
             Ok(mut lines) => loop {
                 let Some(query) = queries.recv().await else { return };
-                header = query.header;
+                header = query.head.header;
                 match self.answer(&mut lines, query).await {
                     Ok(frame) => self.send(frame).await,
                     Err(refused) => break refused,
@@ -145,14 +145,14 @@ impl<B: Backend> Served<B> {
     }
 
     async fn answer(&self, lines: &mut [Line], query: Query<B>) -> Result<Frame, Refusal> {
-        let Query { header, part, rows, shards } = query;
-        let meta = QueryMeta { parts: vec![part.clone()] }.archive();
-        let asked = Frame::new(FrameHeader { rows: part.rows, ..header }, meta, rows.clone());
+        let Query { head: QueryHead { header, layer }, part, rows, shards } = query;
+        let meta = QueryMeta { layer: layer as u32, parts: vec![part.clone()] }.archive();
+        let asked = Frame::new(header, meta, rows.clone());
         let row = self.decoder.config().heads.packed_row();
         try_join_all(lines.iter_mut().map(|line| line.ask(asked.clone()))).await?;
         let (decoder, count) = (self.decoder.clone(), part.rows as usize);
         let found = Found { part: part.clone(), rows: 0..count, shards: Ok(shards) };
-        let own = machine::spawn(move || attending::attend(&decoder, &[found], (count, &Rows::Bytes(rows)), header));
+        let own = machine::spawn(move || attending::attend(&decoder, &[found], (count, &Rows::Bytes(rows)), layer));
         let below = try_join_all(lines.iter_mut().map(|line| line.hear(header, &part, row))).await?;
         let not_computed = |cause: String| Refusal::NotComputed { cause };
         let (own, values) = own
@@ -187,7 +187,7 @@ impl Line {
         let heard: Result<Option<Frame>, TransportError> = self.channel.receiver.receive().await;
         let frame = heard.map_err(|error| self.fault(&error.to_string()))?;
         let frame = frame.ok_or_else(|| self.fault("it closed the channel"))?;
-        if frame.header.kind != FrameKind::Partials {
+        if frame.header.kind != FrameKind::Response {
             return Err(self.fault(&format!("asked for partials, it sent {:?}", frame.header)));
         }
         let meta = PartialsMeta::read(&frame.meta, &self.below.host).map_err(|error| self.fault(&error.to_string()))?;
@@ -201,8 +201,7 @@ impl Line {
                 return Err(Refusal::Below { host, cause });
             }
         };
-        let of = |header: FrameHeader| (header.step, header.layer);
-        if (of(frame.header), attachment, rows) != (of(asked), part.attachment, part.rows) {
+        if (frame.header.correlation, attachment, rows) != (asked.correlation, part.attachment, part.rows) {
             return Err(self.fault(&format!("asked {asked:?}, it answered {:?} of {rows} rows", frame.header)));
         }
         if !are_of(&groups, &self.below.answers) {

@@ -8,10 +8,7 @@ use asterism_transport::{Frame, FrameHeader, FrameKind, Handed, Meta};
 use bytes::Bytes;
 
 use crate::{
-    context_host::parcels::{
-        mailroom::Attempt,
-        pieces::{self, Arrived, Memory},
-    },
+    context_host::parcels::pieces::{self, Arrived, Memory},
     messages::{ParcelMeta, ParcelPart, WireMessage},
     payload,
 };
@@ -29,12 +26,10 @@ struct Piece {
     bytes: usize,
 }
 
-/// Those of an attempt.
+/// Parcels of one encoder.
 pub struct Parcels<'a, B: Backend> {
     /// Where their tensors are.
     pub backend: &'a B,
-    /// The attempt.
-    pub attempt: Attempt,
 }
 
 impl<B: Backend> Parcels<'_, B> {
@@ -89,6 +84,7 @@ impl<B: Backend> Parcels<'_, B> {
         let backend = self.backend;
         let shape = |tensor: &B::Tensor| backend.shape(tensor).into_iter().map(|size| size as u32).collect();
         let meta = ParcelMeta {
+            layer: parcel.layer as u32,
             part: parcel.part.into(),
             from: parcel.from as u32,
             to: parcel.to.map(|block| block as u32),
@@ -96,15 +92,8 @@ impl<B: Backend> Parcels<'_, B> {
             piece: 0,
             pieces: 1,
         };
-        let header = FrameHeader {
-            kind: FrameKind::Parcel,
-            job: self.attempt.0,
-            shard_set: self.attempt.1,
-            layer: parcel.layer as u32,
-            step: 0,
-            rows: 0,
-            payload_type: payload::payload_type(backend.dtype()),
-        };
+        let header =
+            FrameHeader { kind: FrameKind::Data, payload_type: payload::payload_type(backend.dtype()), correlation: 0 };
         (header, meta)
     }
 
@@ -208,7 +197,7 @@ mod tests {
             let cpu = Cpu::new(CpuOptions { dtype, threads: Some(1), ..CpuOptions::default() }).unwrap();
             let (shape, values) = ([2, 3, 4], (0..24).map(|x| x as f32 / 8.0).collect::<Vec<_>>());
             let made = cpu.cast(&cpu.upload(&shape, &values).unwrap()).unwrap();
-            let parcels = Parcels { backend: &cpu, attempt: (1, 1) };
+            let parcels = Parcels { backend: &cpu };
             for part in [Part::Keys, Part::Queries, Part::Heads, Part::Outputs] {
                 let tensors = vec![made.clone(); ParcelPart::from(part).tensors()];
                 let parcel = Parcel { layer: 0, part, from: 0, to: Some(1) };

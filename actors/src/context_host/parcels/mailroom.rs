@@ -87,12 +87,12 @@ impl Mailroom {
     ) -> Result<(), ChannelError> {
         let mut joiner = Joiner::default();
         while let Some(frame) = receiver.receive().await? {
-            if frame.header.kind != FrameKind::Parcel {
+            if frame.header.kind != FrameKind::Data {
                 return Err(ChannelError::Frame { peer: peer.to_owned(), kind: frame.header.kind, of: "parcels" });
             }
             let meta = ParcelMeta::read(&frame.meta, peer)?;
             let (from, to) = (meta.from as usize, meta.to.map(|block| block as usize));
-            let parcel = Parcel { layer: frame.header.layer as usize, part: meta.part.into(), from, to };
+            let parcel = Parcel { layer: meta.layer as usize, part: meta.part.into(), from, to };
             let piece = Arrived { meta, frame, more: Vec::new() };
             let joined = joiner.add(parcel, piece);
             let Some((parcel, whole)) = joined.map_err(|cause| ChannelError::Piece { peer: peer.to_owned(), cause })?
@@ -230,9 +230,10 @@ mod tests {
     }
 
     fn arrived(layer: u32) -> Option<Arrived> {
-        let meta = ParcelMeta { part: ParcelPart::Keys, from: 0, to: None, shapes: Vec::new(), piece: 0, pieces: 1 };
-        let (kind, payload_type) = (FrameKind::Parcel, PayloadType::None);
-        let header = FrameHeader { kind, job: 1, shard_set: 0, layer, step: 0, rows: 0, payload_type };
+        let meta =
+            ParcelMeta { layer, part: ParcelPart::Keys, from: 0, to: None, shapes: Vec::new(), piece: 0, pieces: 1 };
+        let (kind, payload_type) = (FrameKind::Data, PayloadType::None);
+        let header = FrameHeader { kind, payload_type, correlation: 0 };
         Some(Arrived { frame: Frame::new(header, meta.archive(), Default::default()), meta, more: Vec::new() })
     }
 

@@ -129,7 +129,7 @@ impl<B: Backend> RemotePeers<B> {
     }
 
     fn parcels(&self) -> Parcels<'_, B> {
-        Parcels { backend: self.office.decoder.backend(), attempt: self.attempt }
+        Parcels { backend: self.office.decoder.backend() }
     }
 
     /// Hosts that want a parcel.
@@ -276,7 +276,7 @@ impl<B: Backend> Peers<B> for RemotePeers<B> {
         if !far.is_empty() {
             let (sent, peers): (Vec<Sent<'_, B>>, Vec<_>) = far.into_iter().unzip();
             let (decoder, mut memory) = (self.office.decoder.clone(), std::mem::take(&mut self.memory));
-            let parcels = Parcels { backend: decoder.backend(), attempt: self.attempt };
+            let parcels = Parcels { backend: decoder.backend() };
             parcels.frames(&sent, (self.office.piece_bytes, &mut memory), |place, frame| {
                 peers[place].iter().try_for_each(|peer| self.send_to(peer, frame.clone()))
             })?;

@@ -148,9 +148,9 @@ mod tests {
         let piece = |(piece, length): (u32, usize)| {
             let payload = payload.split_to(length);
             let shapes = vec![vec![2, 5, 10], vec![1, 5, 20]];
-            let meta = ParcelMeta { part: ParcelPart::Keys, from: 1, to: None, shapes, piece, pieces };
-            let (kind, payload_type) = (FrameKind::Parcel, PayloadType::F32);
-            let header = FrameHeader { kind, job: 1, shard_set: 0, layer: 2, step: 0, rows: 0, payload_type };
+            let meta = ParcelMeta { layer: 2, part: ParcelPart::Keys, from: 1, to: None, shapes, piece, pieces };
+            let (kind, payload_type) = (FrameKind::Data, PayloadType::F32);
+            let header = FrameHeader { kind, payload_type, correlation: 0 };
             Arrived { frame: Frame::new(header, meta.archive(), payload), meta, more: Vec::new() }
         };
         (0..).zip(lengths).map(piece).collect()

@@ -47,9 +47,12 @@ pub struct Taken {
     pub attempt: u32,
 }
 
-/// Meta of a `Query` frame: whose rows the payload holds, one part after the other, each row `(query heads, dim)`.
+/// Meta of queries of phase 2, which come as requests: whose rows the payload holds, one part after the other, each row
+/// `(query heads, dim)`. What is answered repeats the request's correlation.
 #[derive(Clone, Debug, PartialEq, Eq, Archive, Serialize, Deserialize)]
 pub struct QueryMeta {
+    /// Layer.
+    pub layer: u32,
     /// What is asked of which attachment.
     pub parts: Vec<QueryPart>,
 }

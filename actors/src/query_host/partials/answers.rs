@@ -92,7 +92,7 @@ pub struct Answer {
 
 /// Reads a frame whose packed rows have so many values.
 pub fn read(frame: &Frame, row: usize) -> Result<Answers, AnswerError> {
-    if frame.header.kind != FrameKind::Partials {
+    if frame.header.kind != FrameKind::Response {
         return Err(AnswerError::NotPartials { header: frame.header });
     }
     let meta = PartialsMeta::read(&frame.meta, "the context host")?;

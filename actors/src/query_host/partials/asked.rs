@@ -177,16 +177,22 @@ impl<B: Backend> Asked<B> {
         };
         let parts: Vec<QueryPart> = asks.iter().map(part).collect();
         let header = FrameHeader {
-            kind: FrameKind::Query,
-            job: 0,
-            shard_set: 0,
-            layer: self.layer,
-            step: self.step,
-            rows: parts.iter().map(|part| part.rows).sum(),
+            kind: FrameKind::Request,
             payload_type: self.heads.map_or(PayloadType::None, |(_, kind)| kind),
+            correlation: correlation(self.step, self.layer),
         };
-        Frame::new(header, QueryMeta { parts }.archive(), payload)
+        Frame::new(header, QueryMeta { layer: self.layer, parts }.archive(), payload)
     }
+}
+
+/// The number that answers to a layer step repeat.
+fn correlation(step: u32, layer: u32) -> u64 {
+    u64::from(step) << 32 | u64::from(layer)
+}
+
+/// The step and the layer that an answer is to.
+pub fn step_and_layer(correlation: u64) -> (u32, u32) {
+    ((correlation >> 32) as u32, correlation as u32)
 }
 
 /// The mask as it travels; none when every key is seen.

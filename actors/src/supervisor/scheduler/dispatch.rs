@@ -38,8 +38,7 @@ impl EncodeScheduler<'_> {
     }
 
     fn next_in_turn(&self) -> Option<u64> {
-        let running = running_contexts(self.loss.contexts, self.loss.jobs);
-        let most = self.loss.config.max_running;
+        let (running, most) = (running_contexts(self.loss.contexts, self.loss.jobs), self.loss.config.max_running);
         match running {
             _ if running < most => self.loss.contexts.next(),
             _ if running < 2 * most => self.loss.contexts.next_of_none(),

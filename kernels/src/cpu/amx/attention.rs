@@ -64,7 +64,7 @@ pub fn attention_listed(listed: &Listed<'_>, output: &mut [f32], lse: &mut [f32]
 const KEYS: usize = SIDE;
 /// Blocks of a stretch: a task's tiles pass over one stretch after the other, so that its keys and values (256 KiB at head
 /// size 64) come from beyond the second-level cache but once, and a tile's sums stay in the first.
-const STRETCH: usize = 1024 / KEYS;
+const STRETCH_BLOCKS: usize = 1024 / KEYS;
 /// Tiles of 32 query rows that share a task's stretches, at most.
 const TILES: usize = 8;
 /// Tasks to aim at, for threads to share evenly, before tasks get more tiles.

@@ -77,7 +77,7 @@ struct Part<'a> {
 /// The machine must suit the engine; `x` and `sink` must be `(m, k)` and `(m, n)`.
 unsafe fn gemm_with<E: Engine>(x: Rows, weights: &Weights, sink: Sink, parallel: Parallel<'_>) {
     // Sixteen tasks at least where the shape has them: a few rows are split by columns.
-    const TASKS: usize = 16;
+    const GEMM_TASKS: usize = 16;
     if x.rows == 0 || weights.outputs() == 0 {
         return;
     }
@@ -85,7 +85,7 @@ unsafe fn gemm_with<E: Engine>(x: Rows, weights: &Weights, sink: Sink, parallel:
     let rows = rows.min(x.rows.div_ceil(4).next_multiple_of(SIDE));
     let panels = weights.outputs().div_ceil(SIDE);
     let bands = x.rows.div_ceil(rows);
-    let width = panels.div_ceil(TASKS.div_ceil(bands).min(panels));
+    let width = panels.div_ceil(GEMM_TASKS.div_ceil(bands).min(panels));
     let splits = panels.div_ceil(width);
     parallel(bands * splits, &|task| {
         let (band, split) = (task / splits, task % splits);
@@ -105,7 +105,7 @@ unsafe fn gemm_with<E: Engine>(x: Rows, weights: &Weights, sink: Sink, parallel:
 
 thread_local! {
     /// Panels of `x` and blocks of sums, kept between calls.
-    static SCRATCH: RefCell<(Buffer, Buffer)> = RefCell::new((Buffer::new(0), Buffer::new(0)));
+    static GEMM_SCRATCH: RefCell<(Buffer, Buffer)> = RefCell::new((Buffer::new(0), Buffer::new(0)));
 }
 
 impl Part<'_> {
@@ -120,7 +120,7 @@ impl Part<'_> {
         let panels = self.x.rows.div_ceil(SIDE);
         let deep = steps >= DEEP;
         let wide = if deep { WIDE } else { (RESIDENT / (steps * STEP)).next_multiple_of(GROUP) };
-        SCRATCH.with_borrow_mut(|(left, sums)| {
+        GEMM_SCRATCH.with_borrow_mut(|(left, sums)| {
             left.reserve(panels * steps * STEP * size_of::<u16>());
             sums.reserve(if deep { panels * WIDE } else { GROUP } * BLOCK * size_of::<f32>());
             let left = left.pointer::<u16>();
@@ -147,7 +147,7 @@ impl Part<'_> {
     /// As [`Part::compute`].
     unsafe fn few<E: Engine>(&self) {
         let (steps, Rows { data, stride, rows, columns }) = (self.weights.steps(), self.x);
-        SCRATCH.with_borrow_mut(|(left, sums)| {
+        GEMM_SCRATCH.with_borrow_mut(|(left, sums)| {
             left.reserve(rows * steps * SIDE * size_of::<f32>());
             sums.reserve(BLOCK * size_of::<f32>());
             let (left, sums) = (left.pointer::<f32>(), sums.pointer::<f32>());

@@ -18,7 +18,7 @@ pub(super) struct Amx;
 impl Engine for Amx {
     type Session = Session;
 
-    const FEW: usize = few::MOST;
+    const FEW: usize = few::MOST_FEW;
 
     unsafe fn begin() -> Session {
         // SAFETY: the caller's promise.

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::super::lanes::{Element, Extent, Lanes, Left, PANEL, Right, Sums, product, store_some};
 use super::super::pool::Shared;
-use super::cache::{BLOCK as KEYS, Head};
+use super::cache::{BLOCK_KEYS, Head};
 use super::sums::{Merged, Raw};
 
 /// Query rows that share a block of keys.
-pub(super) const ROWS: usize = 96;
+pub(super) const TILE_ROWS: usize = 96;
 
 /// Where rows' results go.
 pub(super) struct Results {
@@ -19,7 +19,7 @@ pub(super) struct Results {
 }
 
 impl<E: Element> Head<E> {
-    /// The block that begins at `token`, a multiple of [`KEYS`], taken for keys `first..`.
+    /// The block that begins at `token`, a multiple of [`BLOCK_KEYS`], taken for keys `first..`.
     pub(super) fn at(&self, token: usize, first: usize, sizes: Sizes) -> Block<E> {
         let keys = self.keys.as_ptr().wrapping_add(token * sizes.dim);
         Block { keys, values: self.values.as_ptr().wrapping_add(token * sizes.stride), first }
@@ -35,7 +35,7 @@ const LOWEST: f32 = -1e30;
 pub(super) struct Block<E> {
     /// Panels of keys.
     pub keys: *const E,
-    /// Panels of values, [`KEYS`] rows each.
+    /// Panels of values, [`BLOCK_KEYS`] rows each.
     pub values: *const E,
     /// Index of the block's first key among those that [`Tile`] counts.
     pub first: usize,
@@ -110,9 +110,9 @@ impl Tile {
         }
     }
 
-    /// Room for the scores, then weights, of a block: `(rows, KEYS)`.
+    /// Room for the scores, then weights, of a block: `(rows, BLOCK_KEYS)`.
     pub(super) fn scores(rows: usize) -> Vec<f32> {
-        vec![0.0; rows * KEYS]
+        vec![0.0; rows * BLOCK_KEYS]
     }
 
     /// Takes up rows `q (rows, dim)`, which may see every key.
@@ -142,7 +142,7 @@ impl Tile {
     fn holes_from(&self, first: usize) -> impl Iterator<Item = &Range<usize>> {
         self.holes[self.holes.partition_point(|hole| hole.end <= first)..]
             .iter()
-            .take_while(move |hole| hole.start < first + KEYS)
+            .take_while(move |hole| hole.start < first + BLOCK_KEYS)
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -163,15 +163,15 @@ impl Tile {
                 end = end.min(hidden.end);
             }
         }
-        let blocks = self.end().div_ceil(KEYS);
-        let head = start.div_ceil(KEYS).min(blocks);
-        Live { head, tail: (end / KEYS).max(head)..blocks.max(head) }
+        let blocks = self.end().div_ceil(BLOCK_KEYS);
+        let head = start.div_ceil(BLOCK_KEYS).min(blocks);
+        Live { head, tail: (end / BLOCK_KEYS).max(head)..blocks.max(head) }
     }
 
     /// Keys of a block that row `row` sees, up to the last.
     #[inline(always)]
     pub(super) fn seen(&self, row: usize, first: usize) -> usize {
-        self.sights[row].end.saturating_sub(first).min(KEYS)
+        self.sights[row].end.saturating_sub(first).min(BLOCK_KEYS)
     }
 
     /// Runs of rows, with the keys of the block, up to the last, that any of them sees. Where the mask cuts the block,
@@ -179,7 +179,7 @@ impl Tile {
     #[inline(always)]
     fn runs(&self, first: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
         let rows = self.sights.len();
-        let whole = self.hidden.end <= first || first + KEYS <= self.hidden.start;
+        let whole = self.hidden.end <= first || first + BLOCK_KEYS <= self.hidden.start;
         // Within a head later rows see more, and heads see alike.
         let even = whole && self.seen(0, first) == self.seen(rows - 1, first);
         let step = if even { rows } else { RUN };
@@ -226,15 +226,15 @@ impl Tile {
         // The maxima come before the weights, so that rows overlap in the processor.
         unsafe {
             for (rows, seen) in self.runs(first) {
-                let scores = scores.add(rows.start * KEYS);
+                let scores = scores.add(rows.start * BLOCK_KEYS);
                 if seen > 0 {
                     let extent = Extent { rows: rows.len(), k: dim, panels: seen.div_ceil(PANEL) };
                     let left = Left { data: self.q.as_ptr().add(rows.start * dim), row: dim };
                     let right = Right { data: block.keys, panel: dim * PANEL, row: PANEL };
-                    product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: KEYS });
+                    product::<L, E, _>(extent, left, right, &Raw { output: scores, stride: BLOCK_KEYS });
                 }
                 for (i, row) in rows.clone().enumerate() {
-                    let scores = scores.add(i * KEYS);
+                    let scores = scores.add(i * BLOCK_KEYS);
                     for hidden in self.holes_from(first).chain([&self.sights[row].hidden]) {
                         for key in hidden.start.max(first)..hidden.end.min(first + seen) {
                             *scores.add(key - first) = f32::NEG_INFINITY;
@@ -245,7 +245,7 @@ impl Tile {
             }
             for (rows, seen) in self.runs(first) {
                 for row in rows {
-                    *sums.add(row) = weights::<L>(scores.add(row * KEYS), seen, *maxima.add(row), sizes.scale());
+                    *sums.add(row) = weights::<L>(scores.add(row * BLOCK_KEYS), seen, *maxima.add(row), sizes.scale());
                 }
             }
         }
@@ -267,8 +267,8 @@ impl Tile {
             let extent = Extent { rows: rows.len(), k: seen, panels: sizes.stride / PANEL };
             // SAFETY: weights of these rows, and values of the seen keys, are there.
             unsafe {
-                let left = Left { data: scores.as_ptr().add(rows.start * KEYS), row: KEYS };
-                let right = Right { data: block.values, panel: KEYS * PANEL, row: PANEL };
+                let left = Left { data: scores.as_ptr().add(rows.start * BLOCK_KEYS), row: BLOCK_KEYS };
+                let right = Right { data: block.values, panel: BLOCK_KEYS * PANEL, row: PANEL };
                 product::<L, E, S>(extent, left, right, &sums(rows.start));
             }
         }
@@ -335,12 +335,12 @@ const AT_ONCE: usize = 4;
 /// minus infinity.
 ///
 /// # Safety
-/// `scores` must hold [`KEYS`] elements.
+/// `scores` must hold [`BLOCK_KEYS`] elements.
 #[inline(always)]
 unsafe fn largest<L: Lanes>(scores: *mut f32, sees: usize, seen: usize) -> f32 {
     let width = seen.next_multiple_of(AT_ONCE * L::N);
     let mut max = [L::splat(LOWEST); AT_ONCE];
-    // SAFETY: `width` is at most KEYS, a multiple of every vector's AT_ONCE lanes.
+    // SAFETY: `width` is at most BLOCK_KEYS, a multiple of every vector's AT_ONCE lanes.
     unsafe {
         for at in sees..width {
             *scores.add(at) = f32::NEG_INFINITY;

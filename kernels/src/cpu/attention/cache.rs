@@ -6,7 +6,7 @@ use super::super::lanes::{Aligned, Element, PANEL};
 use super::super::pool::{Pool, Shared, Tasks};
 
 /// Keys that attention takes together.
-pub(in super::super) const BLOCK: usize = 128;
+pub(in super::super) const BLOCK_KEYS: usize = 128;
 
 /// `len` tokens of every KV head.
 #[derive(Clone)]
@@ -21,7 +21,7 @@ pub(in super::super) struct Cache<E> {
 pub(in super::super) struct Head<E> {
     /// Panels of [`PANEL`] keys, `dim` rows each: products with queries need no transposing.
     pub keys: Aligned<E>,
-    /// Blocks of [`BLOCK`] tokens, each as panels of [`PANEL`] elements, [`BLOCK`] rows each.
+    /// Blocks of [`BLOCK_KEYS`] tokens, each as panels of [`PANEL`] elements, [`BLOCK_KEYS`] rows each.
     pub values: Aligned<E>,
 }
 
@@ -103,7 +103,7 @@ impl<E: Element> Head<E> {
     /// Room for one block.
     pub(in super::super) fn block(dim: usize, stride: usize) -> Self {
         let mut head = Self { keys: Aligned::zeroed(0), values: Aligned::zeroed(0) };
-        head.grow(BLOCK, dim, stride);
+        head.grow(BLOCK_KEYS, dim, stride);
         head
     }
 
@@ -133,7 +133,7 @@ impl<E: Element> Head<E> {
                 }
             }
             let (from_value, to_value) = (value(from, 0, stride), value(to, 0, stride));
-            for panel in (0..stride * BLOCK).step_by(BLOCK * PANEL) {
+            for panel in (0..stride * BLOCK_KEYS).step_by(BLOCK_KEYS * PANEL) {
                 let values = &source.values[from_value + panel..][..beside * PANEL];
                 self.values[to_value + panel..][..beside * PANEL].copy_from_slice(values);
             }
@@ -143,7 +143,7 @@ impl<E: Element> Head<E> {
 
     fn grow(&mut self, len: usize, dim: usize, stride: usize) -> (Shared<E>, Shared<E>) {
         self.keys.grow(len.next_multiple_of(PANEL) * dim);
-        self.values.grow(len.next_multiple_of(BLOCK) * stride);
+        self.values.grow(len.next_multiple_of(BLOCK_KEYS) * stride);
         (Shared::new(&mut self.keys), Shared::new(&mut self.values))
     }
 }
@@ -155,5 +155,5 @@ fn key(token: usize, d: usize, dim: usize) -> usize {
 
 /// Where element `d` of value `token` lies.
 fn value(token: usize, d: usize, stride: usize) -> usize {
-    token / BLOCK * BLOCK * stride + d / PANEL * BLOCK * PANEL + token % BLOCK * PANEL + d % PANEL
+    token / BLOCK_KEYS * BLOCK_KEYS * stride + d / PANEL * BLOCK_KEYS * PANEL + token % BLOCK_KEYS * PANEL + d % PANEL
 }

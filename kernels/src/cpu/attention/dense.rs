@@ -7,8 +7,8 @@ use std::ops::Range;
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes};
 use super::super::pool::{Shared, Tasks, filled};
-use super::block::{Block, Live, ROWS, Results, Sight, Sizes, Tile};
-use super::cache::{BLOCK as KEYS, Cache};
+use super::block::{Block, Live, Results, Sight, Sizes, TILE_ROWS, Tile};
+use super::cache::{BLOCK_KEYS, Cache};
 use super::sums::{Raw, merge};
 use crate::Heads;
 use crate::reference::AttentionShape;
@@ -61,7 +61,7 @@ impl<E: Element> Attention<'_, E> {
     /// Each piece over all of its keys.
     fn run_whole(&self, compute: &Compute, pieces: &[Piece], result: &Results) {
         let tasks = Tasks { count: pieces.len(), cost: self.cost() };
-        let scratch = || (Tile::new(ROWS, self.cache.stride()), Tile::scores(ROWS));
+        let scratch = || (Tile::new(TILE_ROWS, self.cache.stride()), Tile::scores(TILE_ROWS));
         // The last rows see the most keys: they go first.
         compute.pool.each_with(tasks, scratch, |(tile, scores), task| {
             let piece = &pieces[pieces.len() - 1 - task];
@@ -114,13 +114,13 @@ impl<E: Element> Attention<'_, E> {
 
     /// Block `index` of a KV head.
     fn block(&self, head: usize, index: usize) -> Block<E> {
-        self.cache.heads[head].at(index * KEYS, index * KEYS, self.sizes())
+        self.cache.heads[head].at(index * BLOCK_KEYS, index * BLOCK_KEYS, self.sizes())
     }
 
     fn pieces(&self, threads: usize) -> Vec<Piece> {
         let AttentionShape { heads, queries, .. } = self.shape;
         let group = heads.query / heads.kv;
-        let wanted = (heads.query * queries).div_ceil(4 * threads).next_multiple_of(6).min(ROWS);
+        let wanted = (heads.query * queries).div_ceil(4 * threads).next_multiple_of(6).min(TILE_ROWS);
         let mut pieces = Vec::new();
         if queries == 0 {
             return pieces;

@@ -4,7 +4,7 @@ use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes};
 use super::super::pool::{Shared, Tasks};
 use super::block::{Sight, Tile};
-use super::cache::BLOCK as KEYS;
+use super::cache::BLOCK_KEYS;
 use super::selected::Sequence;
 
 /// Sums over some rows of causal attention weights.
@@ -47,18 +47,18 @@ impl<E: Element> Kernel for Task<'_, E> {
         let (tokens, sizes, cached) = (sequence.tokens, sequence.sizes(), sequence.cached(head));
         let rows = tokens - rows..tokens;
         tile.start(sequence.queries(head, rows.clone()), rows.clone().map(|row| Sight { end: row + 1, hidden: 0..0 }));
-        for first in (0..tokens).step_by(KEYS) {
+        for first in (0..tokens).step_by(BLOCK_KEYS) {
             // SAFETY: the cache has the block, the scores room for the rows.
             unsafe { tile.weigh::<L, E>(sizes, &cached.at(first, first, sizes), scores) };
             tile.absorb::<L>(sizes);
         }
         let (mut columns, mut nearness) = (vec![0.0; tokens], vec![0.0; tokens]);
-        for first in (0..tokens).step_by(KEYS) {
+        for first in (0..tokens).step_by(BLOCK_KEYS) {
             // SAFETY: as above.
             unsafe { tile.weigh::<L, E>(sizes, &cached.at(first, first, sizes), scores) };
             for (i, row) in rows.clone().enumerate() {
                 let factor = ((tile.block_max[i] - tile.max[i]) * sizes.scale()).exp2() / tile.sum[i];
-                let weights = &scores[i * KEYS..][..tile.seen(i, first)];
+                let weights = &scores[i * BLOCK_KEYS..][..tile.seen(i, first)];
                 if weights.is_empty() {
                     continue;
                 }

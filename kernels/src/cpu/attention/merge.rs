@@ -9,7 +9,7 @@ use super::super::pool::{Shared, Tasks, filled};
 use crate::Heads;
 
 /// Rows that a task takes.
-const TASK: usize = 256;
+const MERGE_TASK: usize = 256;
 
 /// `(output (rows, dim), lse (rows))` of partials of that shape, in the order given.
 pub(in super::super) fn merge(partials: &[(&[f32], &[f32])], dim: usize, compute: &Compute) -> (Vec<f32>, Vec<f32>) {
@@ -17,10 +17,10 @@ pub(in super::super) fn merge(partials: &[(&[f32], &[f32])], dim: usize, compute
     assert!(partials.iter().all(|(output, lse)| output.len() == rows * dim && lse.len() == rows));
     let mut merged = vec![0.0; rows];
     let lse = Shared::new(&mut merged);
-    let tasks = Tasks { count: rows.div_ceil(TASK), cost: 2 * partials.len() * rows * (dim + 10) };
+    let tasks = Tasks { count: rows.div_ceil(MERGE_TASK), cost: 2 * partials.len() * rows * (dim + 10) };
     let write = |output: Shared<f32>| {
         compute.pool.each(tasks, |task| {
-            let rows = task * TASK..rows.min((task + 1) * TASK);
+            let rows = task * MERGE_TASK..rows.min((task + 1) * MERGE_TASK);
             compute.set.run(Merge { partials, dim, rows, output: &output, lse: &lse });
         });
     };
@@ -87,7 +87,7 @@ fn each_task<'a>(
     work: impl Fn(PlacedRows<'a>) + Sync,
 ) {
     let most = parts.iter().map(Vec::len).max().unwrap_or(0);
-    let each = (TASK / heads.query).max(1);
+    let each = (MERGE_TASK / heads.query).max(1);
     let cost = 2 * most * rows.len() * heads.query * (heads.dim + 10);
     compute.pool.each(Tasks { count: rows.len().div_ceil(each), cost }, |task| {
         work(PlacedRows { first: task * each, rows: &rows[task * each..rows.len().min((task + 1) * each)] });

@@ -9,7 +9,7 @@ use super::super::tensor::{CpuTensor, cube, elements};
 use crate::KernelError;
 
 /// Keys that a task takes.
-const TASK: usize = 512;
+const SCORE_TASK: usize = 512;
 
 /// `k . mean(q)` of each key, over all rows of the query heads that share its head: `(kv heads, t)`.
 pub(in super::super) fn key_scores<E: Element>(
@@ -25,13 +25,13 @@ pub(in super::super) fn key_scores<E: Element>(
     let (q, k) = (elements::<E>("key_scores", q)?, elements::<E>("key_scores", k)?);
     let group = query / kv * rows;
     let means: Vec<f32> = (0..kv).flat_map(|head| mean(&q[head * group * dim..][..group * dim], dim)).collect();
-    let blocks = keys.div_ceil(TASK);
+    let blocks = keys.div_ceil(SCORE_TASK);
     let tasks = Tasks { count: kv * blocks, cost: kv * keys * dim };
     let write = |to: Shared<f32>| {
         compute.pool.each(tasks, |task| {
-            let (head, first) = (task / blocks, task % blocks * TASK);
-            let range = head * keys + first..head * keys + keys.min(first + TASK);
-            compute.set.run(Dots { mean: &means[head * dim..][..dim], k: &k, range, to: &to });
+            let (head, first) = (task / blocks, task % blocks * SCORE_TASK);
+            let range = head * keys + first..head * keys + keys.min(first + SCORE_TASK);
+            compute.set.run(Dots { mean: &means[head * dim..][..dim], k, range, to: &to });
         });
     };
     // SAFETY: the tasks cover every key of every head.

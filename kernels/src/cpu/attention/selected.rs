@@ -6,12 +6,12 @@ use std::ops::Range;
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Kernel, Lanes};
 use super::super::pool::{Shared, Tasks, filled};
-use super::block::{Block, ROWS, Results, Sight, Sizes, Tile};
-use super::cache::{BLOCK as KEYS, Cache, Head};
+use super::block::{Block, Results, Sight, Sizes, TILE_ROWS, Tile};
+use super::cache::{BLOCK_KEYS, Cache, Head};
 use crate::{Heads, KeySets};
 
-/// Tiles of [`ROWS`] rows that share a block once it is copied, at most.
-const TILES: usize = 8;
+/// Tiles of [`TILE_ROWS`] rows that share a block once it is copied, at most.
+const SHARED_TILES: usize = 8;
 
 /// One causal sequence: `q (query heads, tokens, dim)` over as many keys.
 pub(in super::super) struct Sequence<'a, E> {
@@ -37,7 +37,7 @@ impl<E: Element> Sequence<'_, E> {
         assert!(keys.heads() == query && keys.groups() == tokens.div_ceil(keys.rows()));
         let (mut lse, mut maxima) = (vec![0.0; rows], vec![0.0; rows]);
         let (logs, highest) = (Shared::new(&mut lse), Shared::new(&mut maxima));
-        let pieces = pieces(keys, tokens, TILES * ROWS, compute.pool.threads());
+        let pieces = pieces(keys, tokens, SHARED_TILES * TILE_ROWS, compute.pool.threads());
         let tasks = Tasks { count: pieces.len(), cost: 2 * dim * keys.pairs(tokens) as usize };
         let write = |output: Shared<f32>| {
             let result = Results { output, lse: logs, maxima: Some(highest) };
@@ -70,7 +70,7 @@ impl<E: Element> Sequence<'_, E> {
 /// Rows of each head, at most `most`, that lie in one group; the last, which see the most, go first.
 pub(super) fn pieces(keys: &KeySets, tokens: usize, most: usize, threads: usize) -> Vec<(usize, Range<usize>)> {
     let heads = keys.heads();
-    let most = (heads * tokens).div_ceil(4 * threads).next_multiple_of(ROWS).min(most);
+    let most = (heads * tokens).div_ceil(4 * threads).next_multiple_of(TILE_ROWS).min(most);
     let mut pieces = Vec::new();
     for group in (0..keys.groups()).rev() {
         let rows = group * keys.rows()..tokens.min((group + 1).saturating_mul(keys.rows()));
@@ -92,7 +92,7 @@ struct Scratch<E> {
 
 impl<E: Element> Scratch<E> {
     fn new(Sizes { dim, stride }: Sizes) -> Self {
-        Self { tiles: Vec::new(), scores: Tile::scores(ROWS), copied: Head::block(dim, stride) }
+        Self { tiles: Vec::new(), scores: Tile::scores(TILE_ROWS), copied: Head::block(dim, stride) }
     }
 }
 
@@ -111,9 +111,9 @@ impl<E: Element> Kernel for Task<'_, E> {
         let (sizes, cached) = (sequence.sizes(), sequence.cached(*head));
         let ranges = keys.ranges(*head, rows.start / keys.rows());
         let Scratch { tiles, scores, copied } = scratch;
-        let count = rows.len().div_ceil(ROWS);
+        let count = rows.len().div_ceil(TILE_ROWS);
         let step = rows.len().div_ceil(count);
-        tiles.resize_with(tiles.len().max(count), || Tile::new(ROWS, sizes.stride));
+        tiles.resize_with(tiles.len().max(count), || Tile::new(TILE_ROWS, sizes.stride));
         let mut listed = Listed::new(ranges);
         let mut seen = 0;
         for (tile, start) in tiles.iter_mut().zip(rows.clone().step_by(step)) {
@@ -125,8 +125,8 @@ impl<E: Element> Kernel for Task<'_, E> {
             tile.start(sequence.queries(*head, of_tile.clone()), of_tile.map(sight));
         }
         let mut keys = Cursor { ranges, used: 0 };
-        for first in (0..seen).step_by(KEYS) {
-            let block = keys.block(first, KEYS.min(seen - first), cached, copied, sizes);
+        for first in (0..seen).step_by(BLOCK_KEYS) {
+            let block = keys.block(first, BLOCK_KEYS.min(seen - first), cached, copied, sizes);
             for tile in tiles.iter_mut().take(count).filter(|tile| tile.end() > first) {
                 // SAFETY: the block holds the keys listed from `first` on, as many as any row sees.
                 unsafe { tile.attend::<L, E>(sizes, &block, scores) };
@@ -183,7 +183,7 @@ impl Cursor<'_> {
             let start = self.ranges[0].start as usize + self.used;
             let left = self.ranges[0].len() - self.used;
             let take = left.min(count - taken);
-            if take == count && start.is_multiple_of(KEYS) {
+            if take == count && start.is_multiple_of(BLOCK_KEYS) {
                 block = source.at(start, first, sizes);
             } else {
                 copied.copy(taken, source, start, take, [sizes.dim, sizes.stride]);

@@ -5,14 +5,14 @@ use std::ops::Range;
 use super::super::compute::Compute;
 use super::super::lanes::{Element, Extent, Kernel, Lanes, Left, PANEL, Right, product};
 use super::super::pool::{Shared, Tasks, filled};
-use super::cache::BLOCK as KEYS;
+use super::cache::BLOCK_KEYS;
 use super::scores::mean;
 use super::selected::Sequence;
 use super::sums::Raw;
 use crate::{KernelError, KeySets, StripeRule};
 
 /// Keys that a task searches.
-const TASK: usize = 32 * KEYS;
+const STRIPE_TASK: usize = 32 * BLOCK_KEYS;
 
 /// The stripes of each head and group, given the rows' highest anchor scores `(query heads, tokens)`.
 pub(in super::super) fn stripes<E: Element>(
@@ -26,16 +26,16 @@ pub(in super::super) fn stripes<E: Element>(
     let mut searches = Vec::new();
     for list in 0..heads * groups {
         let candidates = rule.candidates(list % groups);
-        let starts = (candidates.start / KEYS * KEYS..candidates.end).step_by(TASK);
+        let starts = (candidates.start / BLOCK_KEYS * BLOCK_KEYS..candidates.end).step_by(STRIPE_TASK);
         searches.extend(starts.map(|start| {
-            let keys = start.max(candidates.start)..candidates.end.min(start + TASK);
+            let keys = start.max(candidates.start)..candidates.end.min(start + STRIPE_TASK);
             Search { list, keys, found: Vec::new() }
         }));
     }
     let pairs: usize = searches.iter().map(|search| search.keys.len() * rule.step.min(pooled.blocks)).sum();
     let tasks = Tasks { count: searches.len(), cost: pairs * sequence.heads.dim };
     let shared = Shared::new(&mut searches);
-    let scratch = || vec![0.0; rule.step.min(pooled.blocks) * KEYS];
+    let scratch = || vec![0.0; rule.step.min(pooled.blocks) * BLOCK_KEYS];
     compute.pool.each_with(tasks, scratch, |scores, task| {
         // SAFETY: each task has its own search.
         let search = unsafe { &mut *shared.at(task) };
@@ -97,7 +97,7 @@ struct Find<'a, E> {
     rule: StripeRule,
     groups: usize,
     search: &'a mut Search,
-    /// `(query blocks of a group, KEYS)`.
+    /// `(query blocks of a group, BLOCK_KEYS)`.
     scores: &'a mut [f32],
 }
 
@@ -110,18 +110,18 @@ impl<E: Element> Kernel for Find<'_, E> {
         let blocks = group * rule.step..pooled.blocks.min((group + 1).saturating_mul(rule.step));
         let first = head * pooled.blocks + blocks.start;
         let anchors = &pooled.anchors[first..][..blocks.len()];
-        for start in (search.keys.start / KEYS * KEYS..search.keys.end).step_by(KEYS) {
-            let keys = search.keys.start.max(start)..search.keys.end.min(start + KEYS);
+        for start in (search.keys.start / BLOCK_KEYS * BLOCK_KEYS..search.keys.end).step_by(BLOCK_KEYS) {
+            let keys = search.keys.start.max(start)..search.keys.end.min(start + BLOCK_KEYS);
             let extent = Extent { rows: blocks.len(), k: dim, panels: (keys.end - start).div_ceil(PANEL) };
             // SAFETY: the pooled queries are there, the panels of the keys in the cache, and the scores have room for all.
             unsafe {
                 let left = Left { data: pooled.queries.as_ptr().add(first * dim), row: dim };
                 let data = sequence.cached(head).keys.as_ptr().add(start * dim);
-                let output = Raw { output: scores.as_mut_ptr(), stride: KEYS };
+                let output = Raw { output: scores.as_mut_ptr(), stride: BLOCK_KEYS };
                 product::<L, E, _>(extent, left, Right { data, panel: dim * PANEL, row: PANEL }, &output);
             }
-            let mut least = [f32::INFINITY; KEYS];
-            for (anchor, scores) in anchors.iter().zip(scores.chunks_exact(KEYS)) {
+            let mut least = [f32::INFINITY; BLOCK_KEYS];
+            for (anchor, scores) in anchors.iter().zip(scores.chunks_exact(BLOCK_KEYS)) {
                 for (least, score) in least.iter_mut().zip(scores) {
                     let difference = anchor - score * natural;
                     *least = if difference < *least { difference } else { *least };

@@ -10,7 +10,7 @@ use super::selected::{Listed, Selected, pieces};
 use crate::{Heads, KeySets};
 
 /// Rows that share copied keys, at most.
-const ROWS: usize = 2048;
+const SHARED_ROWS: usize = 2048;
 
 /// As `Sequence`, packed for the tile unit.
 pub(in super::super) struct TiledSequence<'a> {
@@ -29,7 +29,7 @@ impl TiledSequence<'_> {
         assert!(keys.heads() == query && keys.groups() == tokens.div_ceil(keys.rows()));
         let (mut output, mut lse, mut maxima) = (vec![0.0; rows * dim], vec![0.0; rows], vec![0.0; rows]);
         let to = [&mut output, &mut lse, &mut maxima].map(|buffer| Shared::new(buffer));
-        let pieces = pieces(keys, tokens, ROWS, compute.pool.threads());
+        let pieces = pieces(keys, tokens, SHARED_ROWS, compute.pool.threads());
         // Tile products are some ten times as fast as what costs are counted in.
         let tasks = Tasks { count: pieces.len(), cost: dim * keys.pairs(tokens) as usize / 5 };
         compute.pool.each(tasks, |task| {

@@ -11,7 +11,7 @@ use super::store::CpuKv;
 use crate::operands::packed::{check_asks, heads_first, pack_into};
 use crate::{Ask, Heads, KernelError};
 
-/// As `Backend::attend_many`.
+/// As `BatchAttention::attend_many`.
 pub(in super::super) fn attend_many<E: Element>(
     heads: Heads,
     q: &CpuTensor,
@@ -23,10 +23,10 @@ pub(in super::super) fn attend_many<E: Element>(
     let Heads { query, dim, .. } = heads;
     let values = elements::<E>("attend_many", q)?;
     let attend = |ask: &Ask<'_, CpuKv>, to: &mut [f32]| {
-        let q = tensor(&[query, ask.rows.len(), dim], heads_first(heads, &values, ask.rows.clone()))?;
+        let q = tensor(&[query, ask.rows.len(), dim], heads_first(heads, values, ask.rows.clone()))?;
         let partial = ask.kv.attend_around(&q, ask.mask, ask.holes, compute)?;
         let (output, lse) = (elements("attend_many", &partial.output)?, elements("attend_many", &partial.lse)?);
-        pack_into(heads, &output, &lse, to);
+        pack_into(heads, output, lse, to);
         Ok(())
     };
     let start = packed.len();

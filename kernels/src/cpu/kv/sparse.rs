@@ -27,7 +27,7 @@ macro_rules! over_sequence {
     }};
 }
 
-/// As `Backend::attention_selected`.
+/// As `SelectionOps::attention_selected`.
 pub(in super::super) fn attention_selected(
     q: &CpuTensor,
     kv: &CpuKv,
@@ -67,7 +67,7 @@ fn attend_tiles(
 ) -> Result<Selected, KernelError> {
     let (heads, tokens) = causal("attention_selected", q, kv)?;
     let q = elements::<bf16>("attention_selected", q)?;
-    Ok(TiledSequence { q: &q, cache, heads, tokens }.attend(keys, compute))
+    Ok(TiledSequence { q, cache, heads, tokens }.attend(keys, compute))
 }
 
 /// As `SelectionOps::attention_by`.

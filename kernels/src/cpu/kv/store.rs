@@ -76,7 +76,7 @@ impl CpuKv {
                 let run = |count: usize, work: &(dyn Fn(usize) + Sync)| {
                     compute.pool.each(Tasks { count, cost: 2 * heads * tokens * dim }, work);
                 };
-                Arc::make_mut(cache).append(&k, &v, &run);
+                Arc::make_mut(cache).append(k, v, &run);
                 Ok(())
             }
         }
@@ -126,7 +126,7 @@ impl CpuKv {
         Ok((Heads { query, kv, dim }, queries))
     }
 
-    /// As `Backend::attention`.
+    /// As `AttentionOps::attention`.
     pub(in super::super) fn attend(
         &self,
         q: &CpuTensor,
@@ -152,7 +152,7 @@ impl CpuKv {
             Store::Tiles(cache) => {
                 let (mut output, mut lse) = (vec![0.0; query * queries * dim], vec![0.0; query * queries]);
                 let rows = elements::<bf16>("attention", q)?;
-                let call = amx::Query { rows: &rows, heads: query, tokens: queries, mask, holes };
+                let call = amx::Query { rows, heads: query, tokens: queries, mask, holes };
                 // Tile products are some ten times as fast as what costs are counted in.
                 let cost = shape.flops() as usize / 20;
                 let run = |count: usize, work: &(dyn Fn(usize) + Sync)| compute.pool.each(Tasks { count, cost }, work);
@@ -218,7 +218,7 @@ fn append<E: Element>(
 ) -> Result<(), KernelError> {
     let tokens = k.dims()[1];
     let (k, v) = (elements::<E>("kv", k)?, elements::<E>("kv", v)?);
-    Arc::make_mut(cache).append(&k, &v, tokens, &compute.pool);
+    Arc::make_mut(cache).append(k, v, tokens, &compute.pool);
     Ok(())
 }
 

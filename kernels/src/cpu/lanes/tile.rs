@@ -4,10 +4,10 @@
 use super::vector::{Element, Lanes, PANEL, fetch_ahead};
 
 /// Rows up to which the right operand takes longer to come from memory than to be multiplied. The next panels are asked for
-/// meanwhile where panels are [`SHORT`]: those the processor does not foresee, since it looks no further than a page.
-const FEW_ROWS: usize = 2;
+/// meanwhile where panels are [`SHORT_PANEL`]: those the processor does not foresee, since it looks no further than a page.
+const FETCHING_ROWS: usize = 2;
 /// Bytes of a panel of keys, or of values, of a head of 64.
-const SHORT: usize = 8 << 10;
+const SHORT_PANEL: usize = 8 << 10;
 
 /// Rows of f32, `row` elements apart.
 #[derive(Clone, Copy)]
@@ -108,7 +108,7 @@ unsafe fn tile<L: Lanes, E: Element, S: Sums, const R: usize, const V: usize>(
     unsafe {
         let mut acc: [[L; V]; R] = sums.start(row, column);
         let mut b = right.data;
-        let fetches = R <= FEW_ROWS && right.panel * size_of::<E>() <= SHORT;
+        let fetches = R <= FETCHING_ROWS && right.panel * size_of::<E>() <= SHORT_PANEL;
         for p in 0..k {
             let mut lanes = [L::zero(); V];
             for (v, lanes) in lanes.iter_mut().enumerate() {

@@ -9,7 +9,7 @@ use crate::sparse::flex::FLEX;
 use crate::{DType, FlexRule, KernelError};
 
 /// Threads that choose for a head, as the kernels have them.
-const THREADS: u32 = 1024;
+const CHOOSER_THREADS: u32 = 1024;
 /// Bytes of what means attend to that are there at a time.
 const MEANS: usize = 256 << 20;
 /// Bytes of what says which of a head's weights are kept.
@@ -109,12 +109,12 @@ impl Device {
             tau: rule.tau,
             unused: 0,
         };
-        launch!(self, "choose_lines", Spread { blocks: (heads, 2), threads: THREADS, shared: 0 }, choice)?;
+        launch!(self, "choose_lines", Spread { blocks: (heads, 2), threads: CHOOSER_THREADS, shared: 0 }, choice)?;
         for first in (0..heads).step_by(at_a_time) {
             let (some, choice) = (at_a_time.min(heads - first), Choice { first: first as i32, ..choice });
             let by_means = Means { all: 0, first: first as i32, ..means(&queries, blocks) };
             attend(blocks, some, Means { wanted: aware.pointer, weights: weights.pointer(), ..by_means })?;
-            launch!(self, "cover_means", Spread::new(some, THREADS), choice)?;
+            launch!(self, "cover_means", Spread::new(some, CHOOSER_THREADS), choice)?;
             launch!(self, "mark_blocks", Spread { blocks: (blocks, some), threads: 128, shared: 0 }, choice)?;
         }
         self.lists_of_bits(Grouped { heads, rows: FLEX, tokens }, &bits, (words, FLEX))

@@ -9,9 +9,9 @@ use crate::sparse::vertical_slash::{FOREMOST, SLASH};
 use crate::{DType, KernelError, Mask, VerticalSlashRule};
 
 /// Keys of a block of threads, its threads, and the distance of its rows of weights in shared memory, as the kernel has them.
-const KEYS: usize = 64;
-const THREADS: u32 = 256;
-const STRIDE: usize = KEYS + 8;
+const MASS_KEYS: usize = 64;
+const MASS_THREADS: u32 = 256;
+const WEIGHT_STRIDE: usize = MASS_KEYS + 8;
 
 /// As `estimates.cu` declares it.
 #[repr(C)]
@@ -63,9 +63,9 @@ impl Device {
         let lse = self.empty(&[heads, rows], DType::F32)?;
         let call = Attention { q, k, v, mask: Mask::Causal, out: output.heads_first()?, lse: &lse };
         self.attend_few(call)?;
-        let blocks = tokens.div_ceil(KEYS);
+        let blocks = tokens.div_ceil(MASS_KEYS);
         let sums = self.empty(&[2 * heads, tokens], DType::F32)?;
-        let diagonals = self.alloc(4 * heads * blocks * (rows + KEYS - 1))?;
+        let diagonals = self.alloc(4 * heads * blocks * (rows + MASS_KEYS - 1))?;
         let masses = Masses {
             q: q.pointer,
             k: k.pointer,
@@ -86,10 +86,10 @@ impl Device {
             unused_too: 0.0,
         };
         let (name, shared) = match call.tiled() {
-            true => (format!("masses_{dim}"), KEYS * dim * 2 + 4 * rows * STRIDE),
+            true => (format!("masses_{dim}"), MASS_KEYS * dim * 2 + 4 * rows * WEIGHT_STRIDE),
             false => (typed("plain_masses", q.dtype), 0),
         };
-        launch!(self, &name, Spread { blocks: (blocks, heads), threads: THREADS, shared }, masses)?;
+        launch!(self, &name, Spread { blocks: (blocks, heads), threads: MASS_THREADS, shared }, masses)?;
         let offsets = Offsets {
             diagonals: diagonals.pointer,
             offsets: sums.pointer() + (4 * heads * tokens) as u64,

@@ -15,7 +15,7 @@ use super::call::Attention;
 use crate::KernelError;
 
 /// Plans kept; beyond, the one that was not asked for the longest is dropped.
-const KEPT: usize = 256;
+const PLANS_KEPT: usize = 256;
 
 /// A built plan.
 pub struct Plan {
@@ -113,7 +113,7 @@ impl Fused {
     }
 
     fn make_room(&mut self, device: &Device) -> Result<(), KernelError> {
-        while self.plans.len() >= KEPT {
+        while self.plans.len() >= PLANS_KEPT {
             device.synchronize()?;
             let oldest = self.plans.iter().min_by_key(|(_, known)| known.asked).map(|(shape, _)| *shape);
             oldest.and_then(|shape| self.plans.remove(&shape));

@@ -12,7 +12,7 @@ pub const PIECE: usize = 2048;
 /// Packed rows that a block of threads combines, of few pieces and of many: so many blocks that all are there while the pieces are made.
 const COMBINED: [usize; 2] = [4, 2];
 /// Pieces beyond which the kernels that combine them ask for more at a time.
-const AHEAD: usize = 8;
+const DEEP_PIECES: usize = 8;
 /// Rows of a call whose partials are held at a time.
 pub const CHUNK: usize = 64;
 
@@ -109,7 +109,7 @@ impl Tiling {
 
 /// How the pieces of some packed rows are combined: what the kernel's name has, and how it is spread for each KV head and call.
 pub fn combining(pieces: usize, packed: usize) -> (&'static str, Spread) {
-    let (depth, rows) = if pieces > AHEAD { ("_deep", COMBINED[1]) } else { ("", COMBINED[0]) };
+    let (depth, rows) = if pieces > DEEP_PIECES { ("_deep", COMBINED[1]) } else { ("", COMBINED[0]) };
     (depth, Spread::new(packed.div_ceil(rows), 128))
 }
 

@@ -9,7 +9,7 @@ use crate::Mask;
 /// takes the rest.
 pub const ROUNDED: usize = 512;
 /// Stretches of a call beyond which it is cut.
-const MOST: f64 = 1.5;
+const MOST_STRETCHES: f64 = 1.5;
 
 /// A part of a call.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub fn pairs(rows: usize, keys: usize, mask: Mask) -> f64 {
 
 /// Of which a call of so many stretches is queued.
 pub fn parts(kv: usize, (rows, keys): (usize, usize), mask: Mask, stretches: f64) -> Vec<Part> {
-    let fits = |count: &usize| kv.is_multiple_of(*count) && stretches / *count as f64 <= MOST;
+    let fits = |count: &usize| kv.is_multiple_of(*count) && stretches / *count as f64 <= MOST_STRETCHES;
     let by_heads = (1..kv).find(fits).unwrap_or(kv);
     let cuts = mask == Mask::None || (mask == Mask::Causal && keys >= rows);
     let by_rows = if cuts { ((stretches / by_heads as f64).round() as usize).max(1) } else { 1 };
@@ -76,7 +76,7 @@ mod tests {
                 let (rows, keys) = (rows * thousand + 77, keys * thousand + 77);
                 let (parts, each) = cut(rows, keys, mask);
                 let most = each.iter().fold(0.0, |most: f64, each| most.max(*each));
-                assert!(most <= 1.1 * MOST, "{rows} on {keys}, {mask:?}: {each:?}");
+                assert!(most <= 1.1 * MOST_STRETCHES, "{rows} on {keys}, {mask:?}: {each:?}");
                 let of_head = |head: usize| parts.iter().filter(move |part| part.heads.contains(&head));
                 for head in 0..KV {
                     let ends =

@@ -7,8 +7,8 @@ use super::lists::Lists;
 use crate::{DType, KernelError};
 
 /// Rows of a block of threads, and keys of a block, as the kernel has them.
-const TILE: usize = 64;
-const KEYS: usize = 64;
+const LISTED_ROWS: usize = 64;
+const LISTED_KEYS: usize = 64;
 
 /// As `selected.cu` declares it.
 #[repr(C)]
@@ -77,9 +77,9 @@ impl Device {
             scale: std::f32::consts::LOG2_E / (q.dim as f32).sqrt(),
             unused: 0,
         };
-        let blocks = (keys.of.groups() * (keys.of.clipped() as usize).div_ceil(TILE), q.heads);
+        let blocks = (keys.of.groups() * (keys.of.clipped() as usize).div_ceil(LISTED_ROWS), q.heads);
         // Queries and three blocks of keys and values, or two of both; the numbers of three blocks.
-        let shared = 4 * KEYS * q.dim * 2 + 3 * KEYS * 4;
+        let shared = 4 * LISTED_KEYS * q.dim * 2 + 3 * LISTED_KEYS * 4;
         let kernel = if self.is_hopper() { "attend_selected_warpgroup" } else { "attend_selected" };
         launch!(self, &format!("{kernel}_{}", q.dim), Spread { blocks, threads: 128, shared }, argument)
     }

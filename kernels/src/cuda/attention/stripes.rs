@@ -6,7 +6,7 @@ use super::lists::{Grouped, Lists};
 use crate::{DType, KernelError, StripeRule};
 
 /// Keys of a block of threads, as the kernel has them.
-const KEYS: usize = 128;
+const STRIPE_KEYS: usize = 128;
 /// Keys of a word of what was found.
 const WORD: usize = 32;
 
@@ -100,7 +100,7 @@ impl Device {
             scale: 1.0 / (dim as f32).sqrt(),
             theta: rule.theta,
         };
-        let spread = Spread { blocks: (lists, tokens.div_ceil(KEYS)), threads: KEYS as u32, shared: 0 };
+        let spread = Spread { blocks: (lists, tokens.div_ceil(STRIPE_KEYS)), threads: STRIPE_KEYS as u32, shared: 0 };
         launch!(self, &name, spread, find)?;
         let of = Grouped { heads, rows: rule.span(), tokens };
         self.lists_of_bits(of, &found, (words, 1))

@@ -13,13 +13,13 @@ use crate::{AllGather, KernelError, Meeting};
 /// Most GPUs, as the kernel has it.
 const MEMBERS: usize = 8;
 /// Most bytes of a part that go by the kernel.
-const MOST: usize = 4 << 20;
+const MOST_BYTES: usize = 4 << 20;
 /// Bytes that are written at a time, and those of them that are not the exchange's number.
 const PACKET: usize = 16;
-const CARRIED: usize = 8;
+const PAYLOAD: usize = 8;
 /// Threads of a block, and most blocks: all of them run at the same time.
-const THREADS: usize = 256;
-const MOST_BLOCKS: usize = 64;
+const GATHER_THREADS: usize = 256;
+const GATHER_BLOCKS: usize = 64;
 
 /// As `exchange.cu` declares it.
 #[repr(C)]
@@ -39,7 +39,7 @@ struct Gathering {
     unused: i32,
 }
 
-/// As `Backend::all_gather`.
+/// As `Collectives::all_gather`.
 pub(super) fn all_gather(members: &[Arc<Cuda>]) -> Result<Box<dyn AllGather<Cuda>>, KernelError> {
     if are_linked(members) { at_once(members) } else { Ok(Box::new(Meeting::new(members))) }
 }
@@ -58,7 +58,7 @@ fn are_linked(members: &[Arc<Cuda>]) -> bool {
     (2..=MEMBERS).contains(&members.len()) && members.iter().enumerate().all(linked)
 }
 
-/// How parts lie in the whole, in steps of [`CARRIED`] bytes.
+/// How parts lie in the whole, in steps of [`PAYLOAD`] bytes.
 struct Layout {
     rows: usize,
     widths: Vec<usize>,
@@ -76,8 +76,9 @@ impl Layout {
             _ => return None,
         };
         let bytes = |size: &usize| size * line * width;
-        let fits = |size: &usize| bytes(size).is_multiple_of(CARRIED) && (1..=MOST).contains(&(lines * bytes(size)));
-        let widths = sizes.iter().map(|size| bytes(size) / CARRIED).collect();
+        let fits =
+            |size: &usize| bytes(size).is_multiple_of(PAYLOAD) && (1..=MOST_BYTES).contains(&(lines * bytes(size)));
+        let widths = sizes.iter().map(|size| bytes(size) / PAYLOAD).collect();
         sizes.iter().all(fits).then_some(Self { rows: lines, widths, shape })
     }
 }
@@ -117,7 +118,7 @@ impl Inboxes {
     fn of(members: &[Arc<Cuda>]) -> Result<Self, KernelError> {
         let inbox = |member: &Arc<Cuda>| {
             let device = &member.device;
-            let inbox = device.alloc(2 * members.len() * PACKET / CARRIED * MOST)?;
+            let inbox = device.alloc(2 * members.len() * PACKET / PAYLOAD * MOST_BYTES)?;
             device.clear(&inbox)?;
             // Nobody writes there before it is done.
             device.synchronize()?;
@@ -136,7 +137,7 @@ impl Inboxes {
     /// Where `receiver` gets what `sender` sends by exchange `number`.
     fn place(&self, receiver: usize, sender: usize, number: u32) -> u64 {
         let place = number as usize % 2 * self.each.len() + sender;
-        self.each[receiver].pointer + (place * PACKET / CARRIED * MOST) as u64
+        self.each[receiver].pointer + (place * PACKET / PAYLOAD * MOST_BYTES) as u64
     }
 
     fn gathering(&self, (member, number): (usize, u32), (part, out): (&Tensor, &Tensor), layout: &Layout) -> Gathering {
@@ -175,14 +176,14 @@ impl AllGather<Cuda> for Inboxes {
             return Err(KernelError::Abandoned);
         }
         let device = &self.members[member].device;
-        let copy = (!part.pointer().is_multiple_of(CARRIED as u64)).then(|| device.narrow(part, 0, 0, part.shape[0]));
+        let copy = (!part.pointer().is_multiple_of(PAYLOAD as u64)).then(|| device.narrow(part, 0, 0, part.shape[0]));
         let copy = copy.transpose()?;
         let (part, out) = (copy.as_ref().unwrap_or(part), device.empty(&layout.shape, part.dtype)?);
         let last = self.numbers[member].load(Ordering::Relaxed);
         let number = if last == u32::MAX { 2 } else { last + 1 };
         self.numbers[member].store(number, Ordering::Relaxed);
         let most = layout.rows * layout.widths.iter().copied().max().unwrap_or(0);
-        let spread = Spread::new(most.div_ceil(THREADS).clamp(1, MOST_BLOCKS), THREADS as u32);
+        let spread = Spread::new(most.div_ceil(GATHER_THREADS).clamp(1, GATHER_BLOCKS), GATHER_THREADS as u32);
         let gathering = self.gathering((member, number), (part, &out), &layout);
         launch!(device, "all_gather", spread, gathering)?;
         Ok(out)

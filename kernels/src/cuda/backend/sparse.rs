@@ -8,7 +8,7 @@ use crate::backend::{AttentionOps, Partial, Sparse};
 use crate::sparse::vertical_slash::SLASH;
 use crate::{DType, FlexRule, KernelError, KeySets, Mask, Selection, Selector, StripeRule, VerticalSlashRule};
 
-/// As `Backend::attention_selected`.
+/// As `SelectionOps::attention_selected`.
 pub(super) fn selected(gpu: &Cuda, q: &Tensor, kv: &Kv, keys: &KeySets) -> Result<Partial<Tensor>, KernelError> {
     let (heads, tokens) = causal(gpu, "attention_selected", q, kv)?;
     let groups = tokens.div_ceil(keys.rows());

@@ -10,9 +10,9 @@ use cudarc::driver::sys;
 use crate::KernelError;
 
 /// Maps kept; beyond, all are dropped and encoded again as they are asked for.
-const KEPT: usize = 1 << 16;
+const MAPS_KEPT: usize = 1 << 16;
 /// Rows and columns of what is copied at a time, as the kernels have it.
-const PANEL: [u32; 3] = [64, 64, 1];
+const MAP_BOX: [u32; 3] = [64, 64, 1];
 
 /// Where heads and rows of a `(heads, rows, dim)` tensor lie, in elements. As the kernels declare it.
 #[repr(C)]
@@ -53,7 +53,7 @@ impl Maps {
         if let Some(map) = known.get(&of) {
             return Ok(*map);
         }
-        if known.len() >= KEPT {
+        if known.len() >= MAPS_KEPT {
             known.clear();
         }
         let map = encode(of)?;
@@ -81,7 +81,7 @@ pub fn encode(Lies { pointer, sizes: [heads, rows, dim], at }: Lies) -> Result<M
             pointer as *mut c_void,
             sizes.as_ptr(),
             strides.as_ptr(),
-            PANEL.as_ptr(),
+            MAP_BOX.as_ptr(),
             [1u32; 3].as_ptr(),
             Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
             Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,

@@ -2,7 +2,7 @@
 
 /// What a kernel's name ends with in its versions.
 pub type Versions = &'static [&'static str];
-const ONE: Versions = &[""];
+const SINGLE: Versions = &[""];
 const TYPES: Versions = &["_bf16", "_f32"];
 pub const HEAD_SIZES: Versions = &["_64", "_128"];
 pub const ROW_COUNTS: Versions = &["_8", "_16"];
@@ -20,21 +20,21 @@ pub const MODULES: &[Module] = &[
             (TYPES, &["embed", "rms_norm", "rms_norm_wide", "gated_silu", "gated_silu_wide", "silu"]),
             (TYPES, &["split_rotate", "split_rotate_wide", "join_heads", "cast_to", "random_fill"]),
             (TYPES, &["copy_heads", "copy_heads_wide"]),
-            (ONE, &["cancelling_fill"]),
+            (SINGLE, &["cancelling_fill"]),
         ],
     ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")), &[(TYPES, &["linear"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/few.fatbin")), &[(ROW_COUNTS, &["linear_few", "gated_few"])]),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/eight.fatbin")),
-        &[(ONE, &["quantize", "quantize_norm", "quantize_gated", "add_bf16"])],
+        &[(SINGLE, &["quantize", "quantize_norm", "quantize_gated", "add_bf16"])],
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/moves.fatbin")),
         &[
             (TYPES, &["merge", "gather", "mean_rows", "key_dots", "merge_outputs", "merge_outputs_carried"]),
-            (ONE, &["merge_into", "merge_into_wide", "merge_rows", "merge_rows_carried", "top_k", "put"]),
-            (ONE, &["copy_runs", "differ"]),
+            (SINGLE, &["merge_into", "merge_into_wide", "merge_rows", "merge_rows_carried", "top_k", "put"]),
+            (SINGLE, &["copy_runs", "differ"]),
         ],
     ),
     (
@@ -64,7 +64,10 @@ pub const MODULES: &[Module] = &[
             (HEAD_SIZES, &["combine_deep", "combine_placed_deep", "combine_placed_carried_deep"]),
         ],
     ),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")), &[(ONE, &["signal", "fetch_lent", "all_gather"])]),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/exchange.fatbin")),
+        &[(SINGLE, &["signal", "fetch_lent", "all_gather"])],
+    ),
     (include_bytes!(concat!(env!("OUT_DIR"), "/selected.fatbin")), &[(HEAD_SIZES, &["attend_selected"])]),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/stripes.fatbin")),
@@ -76,13 +79,13 @@ pub const MODULES: &[Module] = &[
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/estimates.fatbin")),
-        &[(HEAD_SIZES, &["masses"]), (TYPES, &["plain_masses"]), (ONE, &["join_diagonals"])],
+        &[(HEAD_SIZES, &["masses"]), (TYPES, &["plain_masses"]), (SINGLE, &["join_diagonals"])],
     ),
     (
         include_bytes!(concat!(env!("OUT_DIR"), "/blocks.fatbin")),
-        &[(ONE, &["attend_means", "choose_lines", "cover_means", "mark_blocks"])],
+        &[(SINGLE, &["attend_means", "choose_lines", "cover_means", "mark_blocks"])],
     ),
-    (include_bytes!(concat!(env!("OUT_DIR"), "/lists.fatbin")), &[(ONE, &["list_bits", "list_lines"])]),
+    (include_bytes!(concat!(env!("OUT_DIR"), "/lists.fatbin")), &[(SINGLE, &["list_bits", "list_lines"])]),
     (include_bytes!(concat!(env!("OUT_DIR"), "/plain.fatbin")), &[(TYPES, &["attend_plain"])]),
 ];
 /// Beginnings of the names of kernels that wait for those before them by themselves, where the GPU has that.

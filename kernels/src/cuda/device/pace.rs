@@ -16,7 +16,7 @@ pub const STRETCH: f64 = 1.5e13;
 /// Operations of a call that is long by itself.
 pub const LONG: f64 = STRETCH / 2.0;
 /// Part of a GPU's memory below which what is free is short.
-pub const SHORT: usize = 8;
+pub const SHORT_MEMORY: usize = 8;
 
 /// What is queued of long work.
 pub struct Pace {

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaStream, result, sys};
 const UP: usize = 16 << 20;
 const DOWN: usize = 4 << 20;
 /// Uploads up to this size are staged.
-const SMALL: usize = 2 << 20;
+const STAGED: usize = 2 << 20;
 
 /// Staging of one stream.
 pub struct Staging {
@@ -59,7 +59,7 @@ impl Staging {
     /// Queues a copy to `pointer`, where there is room for it.
     pub fn upload(&self, pointer: u64, bytes: &[u8]) -> Result<(), result::DriverError> {
         let stream = self.stream.cu_stream();
-        if bytes.len() > SMALL {
+        if bytes.len() > STAGED {
             // SAFETY: callers pass ranges of live buffers; pageable host memory is staged before the call returns.
             return unsafe { result::memcpy_htod_async(pointer, bytes, stream) };
         }

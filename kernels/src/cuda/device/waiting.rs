@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::pace::{FEW_ROWS, LONG, SHORT, STRETCH};
+use super::pace::{FEW_ROWS, LONG, SHORT_MEMORY, STRETCH};
 use super::{Device, KEPT_SHARE, device_error};
 use crate::{Ahead, KernelError, Mark, Rank};
 
@@ -102,6 +102,6 @@ impl Device {
 
     fn has_room(&self) -> Result<bool, KernelError> {
         let (free, all) = self.memory()?;
-        Ok(free > all / SHORT)
+        Ok(free > all / SHORT_MEMORY)
     }
 }

@@ -12,7 +12,7 @@ use super::super::tensor::Tensor;
 use crate::KernelError;
 
 /// Bytes of a tensor up to which a kernel of one block of threads copies it.
-const SMALL: usize = 512 << 10;
+const SMALL_TENSOR: usize = 512 << 10;
 
 /// What a device counts.
 pub struct Signals {
@@ -84,7 +84,7 @@ impl Drop for Kept {
 /// Whether a kernel copies such tensors.
 pub fn suit(tensors: &[Tensor]) -> bool {
     let suits = |tensor: &Tensor| {
-        tensor.bytes() <= SMALL && tensor.bytes().is_multiple_of(4) && tensor.pointer().is_multiple_of(16)
+        tensor.bytes() <= SMALL_TENSOR && tensor.bytes().is_multiple_of(4) && tensor.pointer().is_multiple_of(16)
     };
     !tensors.is_empty() && tensors.iter().all(suits)
 }

@@ -8,11 +8,11 @@ use super::product::{Key, Operands};
 use crate::KernelError;
 
 /// Most rows that it takes.
-pub const ROWS: usize = 16;
+pub const FEW_PRODUCT_ROWS: usize = 16;
 /// Outputs of a block of threads, as the kernel has it.
 const OUTPUTS: usize = 16;
 /// Inputs that are multiplied at a time.
-const STEP: usize = 32;
+const INPUT_STEP: usize = 32;
 
 /// As `few.cu` declares it.
 #[repr(C)]
@@ -32,8 +32,8 @@ struct Few {
 
 /// Whether the kernel takes a product of up to so many rows.
 pub fn takes(key: Key, rows: usize) -> bool {
-    let even = key.n.is_multiple_of(OUTPUTS) && key.k.is_multiple_of(STEP);
-    rows <= ROWS && even && !key.eight && !(key.bias && key.residual)
+    let even = key.n.is_multiple_of(OUTPUTS) && key.k.is_multiple_of(INPUT_STEP);
+    rows <= FEW_PRODUCT_ROWS && even && !key.eight && !(key.bias && key.residual)
 }
 
 /// Whether some of the outputs are whole blocks of threads.

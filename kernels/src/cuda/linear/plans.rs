@@ -20,8 +20,12 @@ use trial::Trial;
 static WORKSPACE: usize = 32 << 20;
 /// Upper ends of the classes of rows, and row counts whose bits are compared: the second is what the library is asked for. What it
 /// likes best for that of the first class gives the bits.
-const CLASSES: [(usize, [usize; 3]); 4] =
-    [(usize::MAX, [1025, 8192, 8704]), (1024, [129, 512, 1024]), (128, [17, 64, 128]), (few::ROWS, [1, 8, few::ROWS])];
+const CLASSES: [(usize, [usize; 3]); 4] = [
+    (usize::MAX, [1025, 8192, 8704]),
+    (1024, [129, 512, 1024]),
+    (128, [17, 64, 128]),
+    (few::FEW_PRODUCT_ROWS, [1, 8, few::FEW_PRODUCT_ROWS]),
+];
 /// Algorithms asked for by class.
 const ASKED: usize = 12;
 /// What was chosen for a product.
@@ -177,7 +181,7 @@ impl Plans {
         operands: Operands,
         outputs: Range<usize>,
     ) -> Result<bool, KernelError> {
-        let own = rows <= few::ROWS && few::divides(&outputs, gated) && self.takes(device, key, rows)?;
+        let own = rows <= few::FEW_PRODUCT_ROWS && few::divides(&outputs, gated) && self.takes(device, key, rows)?;
         let own = own && matches!(self.ways[&(key, class_of(rows))], Some((Way::Few, _)));
         if own {
             few::multiply(device, key, (rows, gated), operands, outputs)?;

@@ -11,7 +11,7 @@ const DENSE_BELOW_TOKENS: usize = 2048;
 
 /// Blocks are no smaller than this, however many the hosts: some are then left idle. Blocks of 256 tokens lose facts that are
 /// spread over a few hundred.
-const LEAST_BLOCK_TOKENS: usize = 512;
+const LEAST_CHOSEN_BLOCK: usize = 512;
 
 /// Where to change over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -113,8 +113,8 @@ impl AutoConfig {
 /// Blocks behind what stands for others. Those of a session stand on a grid whatever they cost here: a context that grows
 /// keeps those that it has.
 fn split(request: &PlanRequest) -> Result<Plan, PlanError> {
-    let small = request.context.len().div_ceil(request.hosts) < LEAST_BLOCK_TOKENS;
-    let block_tokens = (small && !request.query.is_empty()).then_some(LEAST_BLOCK_TOKENS);
+    let small = request.context.len().div_ceil(request.hosts) < LEAST_CHOSEN_BLOCK;
+    let block_tokens = (small && !request.query.is_empty()).then_some(LEAST_CHOSEN_BLOCK);
     PulsarConfig { block_tokens, ..PulsarConfig::default() }.plan(request)
 }
 

@@ -13,7 +13,7 @@ use super::python;
 use crate::chat::{Ending, RenderOptions, Speaker, TemplateDate, TemplateRefusal};
 
 /// Longest text of a template.
-pub const MOST_TEXT: usize = 1 << 20;
+pub const LONGEST_TEMPLATE: usize = 1 << 20;
 /// Instructions of one rendering, and for each message more; templates of published models take fewer than 2,000, and 300 a message.
 const FUEL: u64 = 50_000;
 const FUEL_A_MESSAGE: u64 = 5_000;
@@ -21,9 +21,9 @@ const FUEL_A_MESSAGE: u64 = 5_000;
 const MOST_ADDED: usize = 1 << 20;
 const MOST_ADDED_A_MESSAGE: usize = 4096;
 /// Calls within calls.
-const MOST_DEPTH: usize = 64;
+const DEEPEST_CALLS: usize = 64;
 /// The name that the template goes by.
-const NAME: &str = "chat_template";
+const TEMPLATE_NAME: &str = "chat_template";
 
 /// A template that was read, with its variables.
 pub struct Engine {
@@ -40,13 +40,13 @@ impl Engine {
         variables: &BTreeMap<String, String>,
         options: &RenderOptions,
     ) -> Result<Self, TemplateRefusal> {
-        if text.len() > MOST_TEXT {
+        if text.len() > LONGEST_TEMPLATE {
             let got = text.len();
-            return Err(TemplateRefusal::Limit(format!("it is {got} bytes long, expected at most {MOST_TEXT}")));
+            return Err(TemplateRefusal::Limit(format!("it is {got} bytes long, expected at most {LONGEST_TEMPLATE}")));
         }
         let dated = Arc::new(AtomicBool::new(false));
         let mut environment = environment((options.date, dated.clone())).map_err(|error| refusal(error, 0))?;
-        environment.add_template_owned(NAME, python::text(text)).map_err(|error| refusal(error, 0))?;
+        environment.add_template_owned(TEMPLATE_NAME, python::text(text)).map_err(|error| refusal(error, 0))?;
         let variables = variables.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))).collect();
         Ok(Self { environment, variables, answers: options.ending == Ending::Answer, dated })
     }
@@ -82,7 +82,7 @@ impl Engine {
         let context = Value::from_pairs(self.variables.iter().cloned().chain(own));
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(FUEL + FUEL_A_MESSAGE * count as u64));
-        let template = environment.get_template(NAME).map_err(|error| refusal(error, count))?;
+        let template = environment.get_template(TEMPLATE_NAME).map_err(|error| refusal(error, count))?;
         let mut bounded = Bounded { to, left: most + bytes, full: false };
         let ended = template.render_captured_to(context, &mut bounded).map(drop);
         if bounded.full {
@@ -94,7 +94,7 @@ impl Engine {
 
 fn environment((date, dated): (TemplateDate, Arc<AtomicBool>)) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
-    environment.set_recursion_limit(MOST_DEPTH);
+    environment.set_recursion_limit(DEEPEST_CALLS);
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     environment.add_function("raise_exception", |message: Option<&Value>, names: Kwargs| -> Result<Value, Error> {

@@ -4,7 +4,7 @@
 use crate::ModelConfig;
 
 /// What config.json calls a field that has another name here.
-const KEYS: [(&str, &str); 14] = [
+const CONFIG_KEYS: [(&str, &str); 14] = [
     ("layers", "num_hidden_layers"),
     ("heads.query", "num_attention_heads"),
     ("heads.kv", "num_key_value_heads"),
@@ -57,7 +57,7 @@ fn flattened(pretty: &str) -> Vec<(String, String)> {
 }
 
 fn key_of(path: &str) -> String {
-    let known = KEYS.iter().find(|(field, _)| *field == path).map(|(_, key)| *key);
+    let known = CONFIG_KEYS.iter().find(|(field, _)| *field == path).map(|(_, key)| *key);
     known.unwrap_or(path).to_owned()
 }
 

@@ -6,7 +6,10 @@
 use serde::Deserialize;
 use serde_json::Number;
 
-use super::{Given, OneOrMany, template::Template};
+use super::{
+    given::{ANSWER_TOKENS, OneOrMany, PublishedQuestion},
+    template::Template,
+};
 use crate::eval::Metric;
 
 /// A line of a task's file.
@@ -146,19 +149,19 @@ const TASKS: &[Asked] = &[
 ];
 
 /// A task that the benchmark does not have.
-const OTHER: Asked =
-    Asked { name: "", prompt: Template("{context}\n\n{input}"), tokens: super::ANSWER_TOKENS, metric: Metric::Any };
+const OTHER_TASK: Asked =
+    Asked { name: "", prompt: Template("{context}\n\n{input}"), tokens: ANSWER_TOKENS, metric: Metric::Any };
 /// The same with options.
 const OTHER_CHOICE: Asked = Asked {
     prompt: Template("{context}\n\n{input}\nA. {A}\nB. {B}\nC. {C}\nD. {D}\n\nThe letter of the correct answer is"),
     metric: Metric::Letter,
-    ..OTHER
+    ..OTHER_TASK
 };
 
-pub(super) fn question(line: Line, task: &str) -> Result<Given, String> {
+pub(super) fn question(line: Line, task: &str) -> Result<PublishedQuestion, String> {
     let Line { context, input, answer, options } = line;
     let options = options.unwrap_or_default();
-    let other = if options.is_empty() { &OTHER } else { &OTHER_CHOICE };
+    let other = if options.is_empty() { &OTHER_TASK } else { &OTHER_CHOICE };
     let asked = TASKS.iter().find(|asked| asked.name == task).unwrap_or(other);
     let mut gold: Vec<String> = answer.into_vec().into_iter().map(Text::into_string).collect();
     if asked.metric == Metric::Letter {
@@ -173,7 +176,13 @@ pub(super) fn question(line: Line, task: &str) -> Result<Given, String> {
     fields.extend(["A", "B", "C", "D"].into_iter().zip(options.iter().map(String::as_str)));
     let mut record = asked.prompt.record(task, &context, &fields);
     record.answer = gold.join(", ");
-    Ok(Given { suite: "infinitebench", record, gold, metric: asked.metric.clone(), max_tokens: asked.tokens })
+    Ok(PublishedQuestion {
+        suite: "infinitebench",
+        record,
+        gold,
+        metric: asked.metric.clone(),
+        max_tokens: asked.tokens,
+    })
 }
 
 /// The letter of the option that is the answer.

@@ -4,7 +4,10 @@
 
 use serde::Deserialize;
 
-use super::{Given, template::Template};
+use super::{
+    given::{ANSWER_TOKENS, PublishedQuestion},
+    template::Template,
+};
 use crate::eval::Metric;
 
 /// A line of a data set.
@@ -32,12 +35,12 @@ struct Set {
 const OTHER: Set = Set {
     name: "",
     prompt: Template("{context}\n\n{input}"),
-    tokens: super::ANSWER_TOKENS,
+    tokens: ANSWER_TOKENS,
     metric: |_| Metric::F1,
     chat: true,
 };
 
-pub(super) fn question(line: Line, file: &str) -> Result<Given, String> {
+pub(super) fn question(line: Line, file: &str) -> Result<PublishedQuestion, String> {
     let Line { context, input, answers, dataset, all_classes } = line;
     let task = dataset.as_deref().unwrap_or(file);
     // LongBench-E's files are named so.
@@ -47,7 +50,7 @@ pub(super) fn question(line: Line, file: &str) -> Result<Given, String> {
     record.chat_template = set.chat;
     record.answer = answers.join(", ");
     let metric = (set.metric)(&all_classes.unwrap_or_default());
-    Ok(Given { suite: "longbench", record, gold: answers, metric, max_tokens: set.tokens })
+    Ok(PublishedQuestion { suite: "longbench", record, gold: answers, metric, max_tokens: set.tokens })
 }
 
 fn first_line(metric: Metric) -> Metric {

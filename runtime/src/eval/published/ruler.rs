@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Given, template::parted};
+use super::{given::PublishedQuestion, template::parted};
 use crate::eval::{Metric, Record};
 
 /// A line of `TASK/validation.jsonl`. Its length is that of RULER's tokenizer and is not looked at.
@@ -28,7 +28,7 @@ const QUESTIONS: &[(&str, Metric, usize)] = &[
 const OTHERS: &[&str] = &["\nQuestion:", "\n\n", "\n"];
 const OTHER_TOKENS: usize = 128;
 
-pub(super) fn question(line: Line, task: &str) -> Result<Given, String> {
+pub(super) fn question(line: Line, task: &str) -> Result<PublishedQuestion, String> {
     let Line { input, outputs, answer_prefix } = line;
     let known = QUESTIONS.iter().filter_map(|(begins, metric, tokens)| Some((input.rfind(begins)?, metric, *tokens)));
     let (at, metric, max_tokens) = match known.max_by_key(|(at, ..)| *at) {
@@ -52,5 +52,5 @@ pub(super) fn question(line: Line, task: &str) -> Result<Given, String> {
         context_tokens: 0,
         haystack: None,
     };
-    Ok(Given { suite: "ruler", record, gold: outputs, metric, max_tokens })
+    Ok(PublishedQuestion { suite: "ruler", record, gold: outputs, metric, max_tokens })
 }

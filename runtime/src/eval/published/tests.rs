@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// The questions of a file of this name with these lines.
-fn read(name: &str, lines: &[Value]) -> Result<Vec<Given>, EvalError> {
+fn read(name: &str, lines: &[Value]) -> Result<Vec<PublishedQuestion>, EvalError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -15,12 +15,12 @@ fn read(name: &str, lines: &[Value]) -> Result<Vec<Given>, EvalError> {
     read_questions(path)
 }
 
-fn one(name: &str, line: Value) -> Given {
+fn one(name: &str, line: Value) -> PublishedQuestion {
     read(name, &[line]).unwrap().remove(0)
 }
 
 /// Context, separator and query of a record.
-fn parts(given: &Given) -> (&str, Option<String>, &str) {
+fn parts(given: &PublishedQuestion) -> (&str, Option<String>, &str) {
     let Record { input_context, input_query, query_separator, .. } = &given.record;
     (input_context, query_separator.as_ref().map(ToString::to_string), input_query)
 }

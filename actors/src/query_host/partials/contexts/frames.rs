@@ -6,7 +6,7 @@ use asterism_transport::{Frame, FrameKind, Handed};
 use super::{Attachment, Contexts};
 use crate::query_host::partials::{
     answers::{self, Answer, AnswerError},
-    asked::Asked,
+    asked::{self, Asked},
     gather,
 };
 use crate::{
@@ -20,23 +20,26 @@ impl<B: Backend> Contexts<B> {
         if frame.header.kind == FrameKind::Control {
             return self.admitted(line, frame);
         }
-        let (header, read) = (frame.header, answers::read(frame, self.decoder.config().heads.packed_row())?);
+        let (step, layer) = asked::step_and_layer(frame.header.correlation);
+        let read = answers::read(frame, self.decoder.config().heads.packed_row())?;
         for Answer { attachment, rows, answer, range } in read.parts {
             // What was detached meanwhile is not waited for.
-            let Some(Attachment { job, channel, answers: asked }) = self.attachments.get(&attachment) else { continue };
+            let Some(Attachment { job, channel, answers: expected }) = self.attachments.get(&attachment) else {
+                continue;
+            };
             let (job, channel) = (*job, *channel);
             if self.jobs[&job].channels.get(&channel).is_none_or(|(attached, _)| *attached != line) {
                 return Err(AnswerError::OfAnother { attachment });
             }
             let groups = match answer {
-                PartialsAnswer::Groups(groups) if are_of(&groups, asked) => groups,
-                PartialsAnswer::Groups(got) => return Err(AnswerError::Shards { asked: asked.clone(), got }),
+                PartialsAnswer::Groups(groups) if are_of(&groups, expected) => groups,
+                PartialsAnswer::Groups(got) => return Err(AnswerError::Shards { asked: expected.clone(), got }),
                 PartialsAnswer::Failed { host, cause } => {
                     self.apply(job, gather::Event::Broke { channel, host, wrong: false, cause }, None);
                     continue;
                 }
             };
-            let answers = match self.asked.awaits(job, (header.step, header.layer)) {
+            let answers = match self.asked.awaits(job, (step, layer)) {
                 None => Ok(None),
                 Some(part) if self.asked.parts[part].rows.len() != rows => {
                     Err(AnswerError::Rows { asked: self.asked.parts[part].rows.len(), got: rows })
@@ -51,7 +54,7 @@ impl<B: Backend> Contexts<B> {
             };
             match answers {
                 Ok(answers) => {
-                    let (step, layer, mut shards) = (header.step, header.layer, groups.concat());
+                    let mut shards = groups.concat();
                     shards.sort_unstable_by_key(|shard| shard.block);
                     self.apply(job, gather::Event::Answer { channel, step, layer, shards }, answers);
                 }

@@ -10,7 +10,7 @@ use super::super::buffer::Buffer;
 use super::super::engine::{BLOCK, Engine, Exponentials, LANES, Product, Rows, SIDE, STEP, Softmax, TILE};
 use super::super::panels;
 use super::scores::{blank, hide, punch, raise};
-use super::{KEYS, Plan, STRETCH, TILES, Task};
+use super::{KEYS, Plan, STRETCH_BLOCKS, TILES, Task};
 
 /// Blocks from one that few rows see to the one asked for meanwhile.
 const AHEAD: usize = 2;
@@ -323,23 +323,23 @@ impl Pipeline<'_> {
     /// The unit after `unit`, or the first: stretches of blocks, tiles within them, then the blocks that the tile's rows see.
     fn following(&self, unit: Option<Unit>) -> Option<Unit> {
         let (mut tile, mut block, side) = unit.map_or((0, 0, 0), |unit| (unit.tile, unit.block + 1, 1 - unit.side));
-        let mut stretch = unit.map_or(0, |unit| unit.block / STRETCH);
+        let mut stretch = unit.map_or(0, |unit| unit.block / STRETCH_BLOCKS);
         loop {
             let hidden = &self.holes[tile].all;
             if (hidden.start.div_ceil(KEYS)..hidden.end / KEYS).contains(&block) {
                 block = (hidden.end / KEYS).min(self.visible[tile].1.div_ceil(KEYS));
             }
-            if block < (stretch + 1) * STRETCH && block * KEYS < self.visible[tile].1 {
+            if block < (stretch + 1) * STRETCH_BLOCKS && block * KEYS < self.visible[tile].1 {
                 return Some(Unit { block, tile, side });
             }
             tile += 1;
             if tile == self.tiles() {
                 (tile, stretch) = (0, stretch + 1);
-                if stretch * STRETCH * KEYS >= self.task.visible {
+                if stretch * STRETCH_BLOCKS * KEYS >= self.task.visible {
                     return None;
                 }
             }
-            block = stretch * STRETCH;
+            block = stretch * STRETCH_BLOCKS;
         }
     }
 

@@ -8,7 +8,7 @@ use super::super::samples::{alone, numbers, relative, threads};
 use super::{Output, Parallel, Weights, gemm, gemm_with, operands};
 
 /// `(m, k, n)`: ragged in each, one pass and several over the inner dimension, and deep enough for the other loop.
-const SHAPES: [(usize, usize, usize); 11] = [
+const GEMM_SHAPES: [(usize, usize, usize); 11] = [
     (1, 16, 16),
     (2, 2100, 70),
     (3, 32, 40),
@@ -82,7 +82,7 @@ fn rounded<E: Engine>(case: &Case) -> [Vec<f32>; 3] {
 }
 
 fn agrees<E: Engine>() {
-    for shape in SHAPES {
+    for shape in GEMM_SHAPES {
         for bias in [false, true] {
             let case = case(shape, bias);
             let error = relative(&single::<E>(&case, &threads), &case.exact);
@@ -99,7 +99,7 @@ fn agrees<E: Engine>() {
 }
 
 fn rows_stand_alone<E: Engine>() {
-    for shape in SHAPES {
+    for shape in GEMM_SHAPES {
         let whole = case(shape, true);
         let y = single::<E>(&whole, &alone);
         assert_eq!(y, single::<E>(&whole, &threads), "{shape:?} depends on threads");
@@ -171,7 +171,7 @@ mod on_the_tile_unit {
         if without_unit() {
             return;
         }
-        for shape in SHAPES {
+        for shape in GEMM_SHAPES {
             let case = case(shape, false);
             assert_eq!(single::<Amx>(&case, &threads), single::<Portable>(&case, &threads), "{shape:?}");
         }

@@ -42,7 +42,7 @@ pub(super) struct Beside<'a> {
 impl<'a> Beside<'a> {
     /// Nothing is issued until the first slot.
     pub(super) fn new(session: &'a mut Session, products: &'a [Product], slots: usize) -> Self {
-        const NONE: Product = Product {
+        const NO_PRODUCT: Product = Product {
             a: std::ptr::null(),
             b: std::ptr::null(),
             steps: 0,
@@ -56,7 +56,7 @@ impl<'a> Beside<'a> {
         Self {
             session,
             products: products.iter(),
-            current: NONE,
+            current: NO_PRODUCT,
             fresh: false,
             at: 0,
             issued: 0,

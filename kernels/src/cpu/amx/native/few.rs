@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use super::super::engine::{LANES, SIDE, STEP, TILE};
 
 /// Rows that this is faster for.
-pub(super) const MOST: usize = 4;
+pub(super) const MOST_FEW: usize = 4;
 
 /// The unit takes numbers below the normal ones as zero and makes none. While this lives, so do vectors; it holds nothing but
 /// the thread's control register.
@@ -40,7 +40,7 @@ impl Drop for FlushToZero {
 ///
 /// # Safety
 /// `x` must hold `rows` rows of `32 * steps`, `b` a panel of `steps`, `c` a block, and the machine have AVX-512. `rows` is at
-/// most [`MOST`].
+/// most [`MOST_FEW`].
 pub(super) unsafe fn product(x: *const f32, rows: usize, b: *const u16, steps: usize, c: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {

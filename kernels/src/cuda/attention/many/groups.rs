@@ -12,15 +12,15 @@ use crate::operands::packed::{check_asks, check_groups};
 use crate::{Ask, DType, Heads, KernelError, Mask};
 
 impl Device {
-    /// As `Backend::attend_merged`, where the kernels that cut keys take all asks; says whether they do.
-    pub(in super::super::super) fn attend_merged(
+    /// As `BatchAttention::attend_many`, where the kernels that cut keys take all asks; says whether they do.
+    pub(in super::super::super) fn attend_many(
         &self,
         heads: Heads,
         q: &Tensor,
-        asks: (&[Ask<'_, Kv>], &[usize]),
+        asks: &[Ask<'_, Kv>],
         packed: &mut Vec<f32>,
     ) -> Result<bool, KernelError> {
-        let Some(rows) = self.attend_groups(heads, q, asks)? else { return Ok(false) };
+        let Some(rows) = self.attend_groups(heads, q, (asks, &vec![1; asks.len()]))? else { return Ok(false) };
         self.download_floats(rows.pointer(), rows.elements(), packed)?;
         Ok(true)
     }

@@ -26,7 +26,7 @@ pub(super) enum To<'a> {
 }
 
 impl Device {
-    /// As `Backend::merge_rows`.
+    /// As `BatchAttention::merge_rows`.
     pub(in super::super::super) fn merge_rows(
         &self,
         heads: Heads,
@@ -41,7 +41,7 @@ impl Device {
         self.download_floats(results.pointer, row * rows, packed)
     }
 
-    /// As `Backend::merge_packed`.
+    /// As `BatchAttention::merge_packed`.
     pub(in super::super::super) fn merge_packed(
         &self,
         heads: Heads,

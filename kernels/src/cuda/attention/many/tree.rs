@@ -29,7 +29,7 @@ struct Slots {
 }
 
 impl Device {
-    /// As `Backend::attend_tree`, where the kernels that cut keys take all asks.
+    /// As `BatchAttention::attend_tree`, where the kernels that cut keys take all asks.
     pub(in super::super::super) fn attend_tree(
         &self,
         heads: Heads,

@@ -283,14 +283,20 @@ impl Anchors<'_> {
     }
 
     fn check_permutation(&self, permutation: &[usize]) -> Result<(), PlanError> {
-        const LIST: &str = "anchor_content.shuffled.permutation";
+        const PERMUTATION_KEY: &str = "anchor_content.shuffled.permutation";
         if permutation.len() != self.tokens {
-            return Err(wrong_length(LIST, self.tokens, permutation.len()));
+            return Err(wrong_length(PERMUTATION_KEY, self.tokens, permutation.len()));
         }
         let mut seen = vec![false; self.blocks[0].len()];
         for &index in permutation {
             match seen.get_mut(index) {
-                None => return Err(PlanError::ListValue { list: LIST, below: self.blocks[0].len(), got: index }),
+                None => {
+                    return Err(PlanError::ListValue {
+                        list: PERMUTATION_KEY,
+                        below: self.blocks[0].len(),
+                        got: index,
+                    });
+                }
                 Some(true) => return Err(PlanError::Repeated { got: index }),
                 Some(fresh) => *fresh = true,
             }
@@ -299,17 +305,22 @@ impl Anchors<'_> {
     }
 
     fn check_positions(&self, lists: &[Vec<u32>]) -> Result<(), PlanError> {
-        const LIST: &str = "anchor_position.given";
+        const POSITIONS_KEY: &str = "anchor_position.given";
         let (expected, got) = (self.blocks.len() - 1, lists.len());
         if expected != got {
-            return Err(PlanError::ListLength { list: LIST, each: "list per block after the first", expected, got });
+            return Err(PlanError::ListLength {
+                list: POSITIONS_KEY,
+                each: "list per block after the first",
+                expected,
+                got,
+            });
         }
         for (list, block) in lists.iter().zip(&self.blocks[1..]) {
             if list.len() != self.tokens {
-                return Err(wrong_length(LIST, self.tokens, list.len()));
+                return Err(wrong_length(POSITIONS_KEY, self.tokens, list.len()));
             }
             if let Some(&position) = list.iter().find(|&&position| position as usize >= block.start) {
-                return Err(PlanError::ListValue { list: LIST, below: block.start, got: position as usize });
+                return Err(PlanError::ListValue { list: POSITIONS_KEY, below: block.start, got: position as usize });
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use super::arguments::Arguments;
 use super::{json::Style, strings};
 
 /// Widest indent.
-const MOST_WIDTH: i64 = 1 << 10;
+const WIDEST_INDENT: i64 = 1 << 10;
 
 /// Teaches the interpreter these filters.
 pub fn teach(environment: &mut Environment<'static>) {
@@ -72,7 +72,7 @@ fn indent(value: &Value, mut arguments: Arguments) -> Result<Value, Error> {
     arguments.end()?;
     let by = match width.as_str() {
         Some(text) => text.to_owned(),
-        None => " ".repeat(i64::try_from(width)?.clamp(0, MOST_WIDTH) as usize),
+        None => " ".repeat(i64::try_from(width)?.clamp(0, WIDEST_INDENT) as usize),
     };
     // The line that ends with the text is one, too.
     let text = text(value) + "\n";

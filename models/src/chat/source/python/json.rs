@@ -15,7 +15,7 @@ pub struct Style {
 }
 
 /// Lists within lists; Python has its own limit.
-const MOST_DEPTH: usize = 500;
+const DEEPEST_JSON: usize = 500;
 
 impl Style {
     /// `tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`.
@@ -49,8 +49,8 @@ impl Style {
     }
 
     fn write(&self, value: &Value, depth: usize, json: &mut String) -> Result<(), Error> {
-        if depth > MOST_DEPTH {
-            return Err(Error::new(ErrorKind::InvalidOperation, format!("JSON of more than {MOST_DEPTH} levels")));
+        if depth > DEEPEST_JSON {
+            return Err(Error::new(ErrorKind::InvalidOperation, format!("JSON of more than {DEEPEST_JSON} levels")));
         }
         match value.kind() {
             ValueKind::String => self.quote(text(value)?, json),

@@ -6,7 +6,7 @@ use minijinja::{Error, ErrorKind};
 use super::arguments::{Arguments, text};
 
 /// Widest field that is filled up.
-const MOST_WIDTH: i64 = 1 << 16;
+const WIDEST_FILLED: i64 = 1 << 16;
 
 /// The result of a method; nothing where this is none of those that are known here.
 pub fn method(own: &str, name: &str, mut arguments: Arguments) -> Result<Option<Value>, Error> {
@@ -199,7 +199,7 @@ fn swapped(c: char) -> String {
 }
 
 fn filled(text: &str, name: &str, arguments: &mut Arguments) -> Result<String, Error> {
-    let width = arguments.number("width")?.unwrap_or(0).min(MOST_WIDTH);
+    let width = arguments.number("width")?.unwrap_or(0).min(WIDEST_FILLED);
     let fill = arguments.text("fillchar")?.unwrap_or_else(|| if name == "zfill" { "0" } else { " " }.to_owned());
     let missing = usize::try_from(width).unwrap_or(0).saturating_sub(text.chars().count());
     // Of an odd number, CPython puts the one more to the left where the width is odd.

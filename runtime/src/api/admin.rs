@@ -1,0 +1,216 @@
+//! The admin API, the console, health and metrics over HTTP, on an own listener. Every answer comes from the supervisor.
+
+mod bodies;
+mod console;
+pub(crate) mod door;
+pub mod endpoints;
+pub(crate) mod link_bench;
+mod lists;
+mod openapi;
+pub(crate) mod self_test;
+pub(crate) mod shared;
+mod waiting;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use actix_web::{dev::ServiceRequest, http::header::AUTHORIZATION, web};
+use asterism_actors::authority::{self, Act, Party};
+use rustls::ServerConfig;
+use subtle::ConstantTimeEq;
+
+use super::http::{error::Refusal, listening::ListenerService, origin::OriginRules};
+pub use super::{
+    admin::endpoints::jobs::Submitted,
+    http::{
+        error::{ErrorEnvelope, ErrorObject},
+        listening::Server,
+        request::{CLUSTER, REQUEST_ID},
+    },
+};
+use crate::{
+    api::http::{
+        error, listening,
+        request::{self, bearer_token},
+    },
+    cluster::Origins,
+    error::CliError,
+};
+pub use bodies::{Drain, Extension, Joining, Replacement, Token};
+use endpoints::{events, health, hosts, jobs, joining, sessions};
+pub use lists::MAX_LISTED;
+pub use shared::AdminState;
+pub use waiting::{Cause, wait};
+
+/// Most connections at a time.
+const MOST_ADMIN_CONNECTIONS: usize = 16_384;
+
+/// Listens at `address`, with TLS where there is a certificate.
+pub fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: AdminState) -> Result<Server, CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
+            .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
+    };
+    let intake = web::Data::new(state.intake.clone());
+    let data = web::Data::new(state);
+    let to = data.clone();
+    let service = ListenerService {
+        routes: Arc::new(move |app| {
+            app.app_data(data.clone()).app_data(intake.clone()).configure(routes);
+        }),
+        admit: Arc::new(move |request| admit(&to, request)),
+        origins: Origins::default(),
+        on_connect: |_, _| {},
+        connections: (MOST_ADMIN_CONNECTIONS, 1),
+    };
+    listening::listen(address, tls, service).map_err(failed)
+}
+
+fn routes(app: &mut web::ServiceConfig) {
+    let api = web::scope("/api/v1")
+        .service(jobs::submit)
+        .service(jobs::list)
+        .service(jobs::status)
+        .service(jobs::events)
+        .service(jobs::delete)
+        .service(jobs::cancel)
+        .service(hosts::list)
+        .service(hosts::show)
+        .service(hosts::cordon)
+        .service(hosts::uncordon)
+        .service(hosts::drain)
+        .service(hosts::replace)
+        .service(sessions::create)
+        .service(sessions::list)
+        .service(sessions::show)
+        .service(sessions::append)
+        .service(sessions::extend)
+        .service(sessions::end)
+        .service(joining::create_token)
+        .service(events::events)
+        .service(crate::api::admin::endpoints::links::measure)
+        .service(crate::api::admin::endpoints::links::show)
+        .service(crate::api::admin::endpoints::self_test::start)
+        .service(crate::api::admin::endpoints::self_test::show)
+        .service(crate::api::admin::endpoints::cluster::topology)
+        .service(crate::api::admin::endpoints::cluster::version)
+        .service(crate::api::admin::endpoints::cluster::shutdown);
+    app.service(openapi::openapi).service(api).service(health::live).service(health::ready).service(health::scrape);
+    app.service(console::page).service(console::style).service(console::script);
+}
+
+/// What pages in browsers may ask of the admin API, which wants a token or not.
+pub(crate) fn origins(open: bool) -> OriginRules {
+    OriginRules { open, origins: Origins::default(), let_in: None, close: "[security] token_file" }
+}
+
+/// Refuses a request of who may not make it: whoever bears the token is a client, and everybody is where none is wanted.
+fn admit(state: &AdminState, request: &ServiceRequest) -> Result<(), Refusal> {
+    origins(state.token.is_none()).check(request)?;
+    let party = match &state.token {
+        Some(token) if !bears(request, token) => Party::Stranger,
+        _ => Party::Client,
+    };
+    let pattern = request.match_pattern().unwrap_or_default();
+    match authority::endpoint(request.method().as_str(), &pattern) {
+        Some(act) if authority::allows(party, act) => request::check_cluster(request.headers(), &state.cluster)
+            .and_then(|()| request::check_query(&pattern, request.query_string())),
+        // What is not in the table nobody may ask for; that it is not there, a client may know.
+        None if party == Party::Client => {
+            let methods = authority::TABLE.iter().filter_map(|rule| match rule.act {
+                Act::Http(method, path) if path == pattern => Some(method),
+                _ => None,
+            });
+            Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)))
+        }
+        _ => Err(Refusal::unauthorized()),
+    }
+}
+
+fn bears(request: &ServiceRequest, token: &str) -> bool {
+    let borne = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let borne = borne.and_then(bearer_token);
+    // The time this takes tells nothing of the token but its length.
+    borne.is_some_and(|borne| borne.as_bytes().ct_eq(token.as_bytes()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, time::Duration};
+
+    use asterism_actors::api::JobRequest;
+
+    use super::*;
+    use crate::api::{
+        admin::{link_bench::LinkBench, self_test::SelfTest},
+        http::body::intake::Intake,
+    };
+    use crate::{
+        client::Client,
+        cluster::{Cluster, file as cluster_file, sample::SAMPLE},
+        error::Exit,
+        processes::wiring::{self, runtime},
+    };
+
+    /// A supervisor without hosts behind a listener that wants the token `moon`.
+    async fn start(folder: &Path) -> Server {
+        let text = SAMPLE.replace("\"mtls\"", "\"insecure\"").replace(":7400", ":0").replace(":7401", ":0");
+        let cluster = Cluster::resolve(&cluster_file::parse(&text, []).unwrap(), folder).unwrap();
+        std::fs::create_dir_all(&cluster.data_dir).unwrap();
+        let journal = wiring::journal(&cluster).unwrap();
+        let (supervisor, listen, door) = wiring::start_supervisor(&cluster, journal).await.unwrap();
+        let self_test = SelfTest::new(&cluster, &supervisor);
+        let links = LinkBench::new(&supervisor);
+        let state = AdminState {
+            intake: Intake::new(supervisor.model()),
+            supervisor,
+            self_test,
+            links,
+            cluster: cluster.name.clone(),
+            door,
+            listen,
+            token: Some("moon".into()),
+            joins: None,
+            store: None,
+            stop_wanted: Arc::default(),
+        };
+        serve(cluster.admin_listen, None, state).unwrap()
+    }
+
+    fn about(context: &str) -> JobRequest {
+        JobRequest::new(Some(context.into()), "q".into())
+    }
+
+    #[test]
+    fn a_token_is_borne_in_any_case() {
+        for value in ["Bearer moon", "bearer moon", "BEARER   moon ", " Bearer moon"] {
+            assert_eq!(bearer_token(value), Some("moon"), "{value:?}");
+        }
+        assert_eq!(["moon", "Basic moon", "Bearer", "Bearermoon"].map(bearer_token), [None; 4]);
+    }
+
+    #[test]
+    fn refusals_end_in_the_documented_exits() {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = runtime().unwrap();
+        let server = runtime.block_on(start(folder.path()));
+        let url = format!("http://{}", server.address);
+        let client = |token: &str| Client::new(&url, Some(token.into()), Duration::from_secs(20)).unwrap();
+        assert_eq!(client("sun").jobs(&[], 9).unwrap_err().exit, Exit::Authentication);
+        let client = client("moon");
+        assert!(!client.topology().unwrap().ready);
+        assert!(client.jobs(&[], 9).unwrap().is_empty());
+        assert_eq!(client.create_join_token("local", Duration::from_secs(60)).unwrap_err().exit, Exit::Usage);
+        assert_eq!(client.job("job-9").unwrap_err().exit, Exit::NotFound);
+        assert_eq!(client.cancel("job-9").unwrap_err().exit, Exit::NotFound);
+        assert_eq!(client.events("job-9").err().unwrap().exit, Exit::NotFound);
+        assert_eq!(client.submit(&about(" ")).unwrap_err().exit, Exit::Usage);
+        let long = client.submit(&about(&"word ".repeat(20_000))).unwrap_err();
+        assert_eq!(long.exit, Exit::Usage);
+        assert!(long.message.contains("16384"), "{}", long.message);
+        let star = serde_json::from_str(r#"{"star": {"block_tokens": 4}}"#).unwrap();
+        let small = client.submit(&JobRequest { method: Some(star), ..about(&"word ".repeat(100)) }).unwrap_err();
+        assert_eq!((small.exit, small.message.contains("4k")), (Exit::Usage, true));
+        runtime.block_on(server.stop());
+        assert_eq!(client.topology().unwrap_err().exit, Exit::Unreachable);
+    }
+}

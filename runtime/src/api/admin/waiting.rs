@@ -1,0 +1,69 @@
+//! What the admin listener says while the supervisor cannot start yet: that it lives, that it is not ready, and why.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use actix_web::{
+    App, HttpResponse, HttpServer,
+    body::BoxBody,
+    dev::ServiceRequest,
+    get,
+    middleware::{Next, from_fn},
+    web,
+};
+
+use rustls::ServerConfig;
+
+use super::{Server, origins};
+use crate::{
+    api::http::{error::Refusal, listening, request::identify},
+    error::CliError,
+};
+
+/// Why the supervisor waits.
+pub type Cause = Arc<RwLock<String>>;
+
+/// Listens at `address` until the supervisor can, with TLS where there is a certificate.
+pub fn wait(address: SocketAddr, tls: Option<ServerConfig>, cause: Cause) -> Result<Server, CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::unreachable(format!("the admin API cannot listen on {address}: {error}"))
+            .hint("free the port, or set [api] admin_listen to another (port 0: one is chosen)")
+    };
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let data = web::Data::new(cause);
+    let app = move || {
+        App::new()
+            // It asks nobody for a token.
+            .wrap(from_fn(|request: ServiceRequest, next: Next<BoxBody>| {
+                listening::answer(origins(true).check(&request).err(), request, next)
+            }))
+            .app_data(data.clone())
+            .service(live)
+            .default_service(web::to(refuse))
+            .wrap(from_fn(identify))
+    };
+    let server = HttpServer::new(app).workers(1).shutdown_timeout(1).disable_signals();
+    let server = match tls {
+        Some(tls) => server.listen_rustls_0_23(listener, tls),
+        None => server.listen(listener),
+    };
+    let server = server.map_err(failed)?.run();
+    Ok(Server::spawn(address, server))
+}
+
+/// A restart would not help.
+#[get("/livez")]
+async fn live(cause: web::Data<Cause>) -> HttpResponse {
+    HttpResponse::Ok().body(format!("ok, waits: {}\n", said(&cause)))
+}
+
+async fn refuse(cause: web::Data<Cause>) -> Result<HttpResponse, Refusal> {
+    Err(Refusal::waiting(said(&cause)))
+}
+
+fn said(cause: &Cause) -> String {
+    cause.read().unwrap_or_else(PoisonError::into_inner).clone()
+}

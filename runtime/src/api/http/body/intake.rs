@@ -1,0 +1,255 @@
+//! Bodies of jobs and sessions on their way in: bounded before they are read, read within a time, and few bytes of all at once.
+//! Knows no request.
+
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use actix_web::{
+    FromRequest, HttpMessage, HttpRequest,
+    dev::Payload,
+    http::{
+        StatusCode,
+        header::{CONTENT_ENCODING, CONTENT_LENGTH},
+    },
+    web::{self, Data},
+};
+use asterism_actors::{
+    JobError,
+    room::{Holder, Room, Share},
+    supervisor::ModelFront,
+};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout};
+
+use super::{field, weight};
+use crate::api::http::{
+    error::{self, Refusal},
+    pace,
+};
+
+/// Memory of bodies that are read, parsed and tokenised at once, whichever listener they came to.
+const ALL_BYTES: usize = 256 << 20;
+/// Largest body, whatever the model takes.
+const MOST_BYTES: usize = 32 << 20;
+/// Bytes of a body beside its texts.
+const REST_BYTES: usize = 64 << 10;
+/// Largest body of a request that brings no text.
+const SMALL_BYTES: usize = 16 << 10;
+/// Longest wait for others to be done.
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
+/// Longest wait for more of a body, and for all of it.
+const MORE_WITHIN: Duration = Duration::from_secs(10);
+const READ_WITHIN: Duration = Duration::from_secs(60);
+/// How much of a refused body is thrown away, and how long, so that its sender hears why: who cannot send on looks for no answer.
+const DRAINED_BYTES: usize = 256 << 20;
+const DRAINED_WITHIN: Duration = Duration::from_secs(3);
+const DRAINED_PAUSE: Duration = Duration::from_millis(250);
+/// A larger body is parsed beside those who answer.
+const PARSED_HERE: usize = 64 << 10;
+
+/// What bodies may take. Copies share it.
+#[derive(Clone)]
+pub struct Intake {
+    most: usize,
+    room: Room,
+    /// What the most comes from, for refusals.
+    model: Arc<str>,
+}
+
+impl Intake {
+    /// For requests that `model` can take.
+    pub fn new(model: &ModelFront) -> Self {
+        // JSON writes a byte of text as three where it escapes what is not ASCII, and a token id as eleven at most.
+        let texts = model.most_text_bytes().saturating_mul(3);
+        let most = texts.saturating_add(model.max_tokens.saturating_mul(22)).saturating_add(REST_BYTES);
+        let model = format!("{} takes at most {} tokens", model.name, model.max_tokens);
+        Self { most: most.min(MOST_BYTES), room: Room::new(ALL_BYTES), model: model.into() }
+    }
+
+    /// For bodies of so many bytes.
+    #[cfg(test)]
+    pub fn of_bytes(most: usize) -> Self {
+        Self { most, room: Room::new(ALL_BYTES), model: "a test".into() }
+    }
+
+    /// Bytes of the largest body, and of the longest line of a batch.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Reads a body, or says why not.
+    async fn read(
+        &self,
+        holder: &Holder,
+        declared: Option<usize>,
+        body: &mut Payload,
+    ) -> Result<(Vec<u8>, Share), Refusal> {
+        if declared.is_some_and(|length| length > self.most) {
+            return Err(self.too_large(declared, body).await);
+        }
+        let (mut bytes, mut share, due) = (Vec::new(), self.room(holder, 0).await?, Instant::now() + READ_WITHIN);
+        while let Some(chunk) = next(body, due).await? {
+            if bytes.len() + chunk.len() > self.most {
+                drop((bytes, share));
+                return Err(self.too_large(declared, body).await);
+            }
+            share.merge(self.room(holder, weight::unread(chunk.len())).await?);
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok((bytes, share))
+    }
+
+    /// Room for so many bytes in memory.
+    pub async fn room(&self, holder: &Holder, bytes: usize) -> Result<Share, Refusal> {
+        timeout(ROOM_WITHIN, self.room.take(holder, bytes)).await.map_err(|_| JobError::Busy.into())
+    }
+
+    /// The same for what nobody waits for on a connection.
+    pub async fn awaited(&self, holder: &Holder, bytes: usize) -> Share {
+        self.room.take(holder, bytes).await
+    }
+
+    /// What JSON takes beside its bytes, unless that is more than anybody may have.
+    pub fn structure(&self, json: &[u8]) -> Result<usize, Refusal> {
+        let structure = weight::structure(json);
+        let (needed, most) = (weight::unread(json.len()).saturating_add(structure), self.room.most());
+        if needed <= most {
+            return Ok(structure);
+        }
+        let message = format!(
+            "the request's {} bytes would take {needed} of memory, expected at most {most}: it has too many lists, \
+             objects and fields",
+            json.len()
+        );
+        Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message))
+    }
+
+    /// Parses what has room already; more is taken for it before anything is built, and given back when it has been.
+    async fn parse<T: DeserializeOwned + Send + 'static>(
+        &self,
+        holder: &Holder,
+        (bytes, share): (Vec<u8>, &mut Share),
+    ) -> Result<T, actix_web::Error> {
+        let (least, structure) = (share.amount(), self.structure(&bytes)?);
+        share.merge(self.room(holder, structure).await?);
+        let (length, parse) = (bytes.len(), move || parsed(&bytes));
+        let request = match length {
+            0..=PARSED_HERE => parse(),
+            _ => web::block(parse).await?,
+        };
+        share.shrink(least);
+        Ok(request?)
+    }
+
+    async fn too_large(&self, declared: Option<usize>, body: &mut Payload) -> Refusal {
+        let (due, mut thrown) = (Instant::now() + DRAINED_WITHIN, 0);
+        while let Ok(Some(Ok(chunk))) = timeout(DRAINED_PAUSE, body.next()).await {
+            thrown += chunk.len();
+            if thrown > DRAINED_BYTES || Instant::now() > due {
+                break;
+            }
+        }
+        let got = declared.map_or("more".to_string(), |length| format!("{length} bytes"));
+        let message = format!("the request body has {got}, expected at most {} bytes: {}", self.most, self.model);
+        Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message)
+    }
+}
+
+async fn next(body: &mut Payload, due: Instant) -> Result<Option<Bytes>, Refusal> {
+    let wait = MORE_WITHIN.min(due.saturating_duration_since(Instant::now()));
+    match timeout(wait, body.next()).await {
+        Ok(None) => Ok(None),
+        Ok(Some(Ok(chunk))) => Ok(Some(chunk)),
+        Ok(Some(Err(error))) if pace::was_cut(&error) => Err(error::too_slow()),
+        Ok(Some(Err(error))) => Err(Refusal::invalid(None, format!("the request body broke off: {error}"))),
+        Err(_) => Err(error::too_slow()),
+    }
+}
+
+/// A request out of its body, and its share of the room, which it has until it is dropped.
+pub struct Taken<T> {
+    request: T,
+    share: Share,
+}
+
+impl<T> Taken<T> {
+    /// The request, and what is to be dropped when it has been answered.
+    pub fn into_parts(self) -> (T, Share) {
+        (self.request, self.share)
+    }
+}
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest for Taken<T> {
+    type Error = actix_web::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, Self::Error>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let (intake, holder) = of(request);
+        let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let json = check_json(request);
+        let mut payload = payload.take();
+        Box::pin(async move {
+            json?;
+            let (bytes, mut share) = intake.read(&holder, length, &mut payload).await?;
+            let request = intake.parse(&holder, (bytes, &mut share)).await?;
+            Ok(Self { request, share })
+        })
+    }
+}
+
+/// A request without texts out of its body; one without a body is one without fields.
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned + Send + 'static> FromRequest for Body<T> {
+    type Error = actix_web::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self, Self::Error>>>>;
+
+    fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
+        let (intake, holder) = of(request);
+        let json = check_json(request);
+        let mut payload = payload.take();
+        Box::pin(async move {
+            let (mut bytes, due) = (Vec::new(), Instant::now() + READ_WITHIN);
+            let mut share = intake.room(&holder, weight::unread(SMALL_BYTES)).await?;
+            while let Some(chunk) = next(&mut payload, due).await? {
+                bytes.extend_from_slice(&chunk);
+                if bytes.len() > SMALL_BYTES {
+                    let message = format!("the request body is larger than {SMALL_BYTES} bytes");
+                    return Err(Refusal::of(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", message).into());
+                }
+            }
+            match bytes.is_empty() {
+                true => bytes = b"{}".to_vec(),
+                false => json?,
+            }
+            Ok(Self(intake.parse(&holder, (bytes, &mut share)).await?))
+        })
+    }
+}
+
+/// What a request's body may take, and who holds that.
+pub fn of(request: &HttpRequest) -> (Data<Intake>, Holder) {
+    let intake = request.app_data::<Data<Intake>>().expect("every app of this module has its intake").clone();
+    (intake, request.extensions().get::<By>().and_then(|by| by.0.clone()))
+}
+
+/// Whose request it is, for shares of what all have.
+pub struct By(pub Holder);
+
+fn check_json(request: &HttpRequest) -> Result<(), Refusal> {
+    let packed =
+        request.headers().get(CONTENT_ENCODING).filter(|how| !how.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if let Some(how) = packed {
+        return Err(Refusal::content_encoding(&String::from_utf8_lossy(how.as_bytes())));
+    }
+    let got = request.content_type();
+    if got.eq_ignore_ascii_case("application/json") { Ok(()) } else { Err(Refusal::media_type(got)) }
+}
+
+fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        let field = field::at_fault(bytes, &error);
+        error::no_request(field.as_deref(), &error.to_string())
+    })
+}

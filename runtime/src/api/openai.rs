@@ -1,0 +1,130 @@
+//! OpenAI's API over HTTP, on an own listener: what applications speak. Every request becomes a job of the supervisor, or a question
+//! to one of its sessions; nothing is scheduled here.
+
+pub mod answers;
+pub mod batching;
+mod chat;
+mod completions;
+pub(crate) mod shared;
+
+#[cfg(test)]
+mod generated;
+mod keys;
+mod models;
+mod refusal;
+pub mod requests;
+mod responses;
+mod store;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use actix_web::{HttpMessage, dev::ServiceRequest, web};
+use rustls::ServerConfig;
+
+pub use super::openai::batching::batch_run::Open;
+pub use crate::cluster::Limits;
+use crate::{
+    api::{
+        admin::Server,
+        http::{
+            body::intake::By,
+            error,
+            listening::{self, ListenerService},
+            origin::OriginRules,
+            request,
+        },
+    },
+    cluster::Origins,
+    error::CliError,
+};
+use answers::{gone, running};
+use batching::{batch_run, batches, files};
+pub use keys::Keys;
+pub use shared::ApiState;
+pub(crate) use shared::Checked;
+pub use store::Store;
+
+/// Every method and path; all of them want a key where there are keys.
+pub const ENDPOINTS: &[(&str, &str)] = &[
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("GET", "/v1/models/{organisation}/{model}"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/{id}"),
+    ("POST", "/v1/responses/{id}/cancel"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{id}"),
+    ("GET", "/v1/files/{id}/content"),
+    ("DELETE", "/v1/files/{id}"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{id}"),
+    ("POST", "/v1/batches/{id}/cancel"),
+];
+
+/// Most connections at a time, two files each.
+const MOST_CONNECTIONS: usize = 8192;
+
+/// Listens at `address`, with TLS where there is a certificate.
+pub async fn serve(address: SocketAddr, tls: Option<ServerConfig>, state: ApiState) -> Result<Server, CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::unreachable(format!("OpenAI's API cannot listen on {address}: {error}"))
+            .hint("free the port, or set [api] listen to another (port 0: one is chosen), or take it out")
+    };
+    running::cancel_orphans(&state.supervisor).await;
+    responses::hold_again(&state).await;
+    batch_run::resume(&state);
+    let (intake, origins) = (web::Data::new(state.intake.clone()), state.origins.origins.clone());
+    let data = web::Data::new(state);
+    let to = data.clone();
+    let service = ListenerService {
+        routes: Arc::new(move |app| {
+            let queries = web::QueryConfig::default().error_handler(refusal::of_query);
+            app.app_data(data.clone()).app_data(intake.clone()).app_data(queries).configure(routes);
+        }),
+        admit: Arc::new(move |request| admit(&to, request)),
+        origins,
+        on_connect: gone::take_in,
+        connections: (MOST_CONNECTIONS, 2),
+    };
+    listening::listen(address, tls, service).map_err(failed)
+}
+
+fn routes(app: &mut web::ServiceConfig) {
+    app.service(models::list).service(models::show).service(models::show_of);
+    app.service(chat::complete).service(completions::complete);
+    app.service(responses::create).service(responses::show).service(responses::cancel);
+    app.service(files::create)
+        .service(files::list)
+        .service(files::download)
+        .service(files::show)
+        .service(files::delete);
+    app.service(batches::create).service(batches::list).service(batches::show).service(batches::cancel);
+}
+
+/// What pages in browsers may ask of OpenAI's API, which wants a key or not.
+pub fn origins(open: bool, origins: Origins) -> OriginRules {
+    let let_in = Some("name their origins in [api] allow_origins of the cluster file");
+    OriginRules { open, origins, let_in, close: "[api] api_key_file" }
+}
+
+/// Refuses a request of who may not make it, and one too many of who may.
+fn admit(state: &ApiState, request: &ServiceRequest) -> Checked<()> {
+    state.origins.check(request)?;
+    let borne = state.keys.as_ref().map(|keys| keys.admit(request.headers())).transpose()?;
+    request::check_cluster(request.headers(), &state.cluster)?;
+    let pattern = request.match_pattern().unwrap_or_default();
+    if !ENDPOINTS.contains(&(request.method().as_str(), &*pattern)) {
+        let methods = ENDPOINTS.iter().filter(|(_, path)| *path == pattern).map(|(method, _)| *method);
+        return Err(error::nothing_at(request.request(), &request::allowed(&pattern, methods)));
+    }
+    if let Some(borne) = borne {
+        request.extensions_mut().insert(By(Some(borne.name.clone())));
+        request.extensions_mut().insert(borne.place.clone());
+        request.extensions_mut().insert(borne);
+    }
+    Ok(())
+}

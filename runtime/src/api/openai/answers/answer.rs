@@ -1,0 +1,80 @@
+//! From a request to its answer, in one piece or as a stream.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use actix_web::{HttpRequest, HttpResponse, web::Data};
+use asterism_actors::{
+    api::{JobEvent, JobStatus, bounds},
+    room::Share,
+    supervisor::Listener,
+};
+
+use super::{
+    gone::ClientConnection,
+    running::Running,
+    stream,
+    voice::ChatVoice,
+    wire::{Head, Kind},
+};
+use crate::api::{
+    http::{body::charged, span::RequestSpan},
+    openai::{ApiState, Checked, answers::running::outcome, keys::owner, refusal, requests::ask::Asked},
+};
+
+/// Has a job done for a client that waits. `text`: the field that context and query came in. `share`: what their bytes hold until
+/// the job is taken.
+pub async fn give(
+    (state, request): (Data<ApiState>, &HttpRequest),
+    (kind, text): (Kind, &'static str),
+    mut asked: Asked,
+    share: Share,
+) -> Checked<HttpResponse> {
+    asked.job.labels.extend(owner(request).map(|name| (bounds::KEY.to_owned(), name)));
+    let client = ClientConnection::of(request);
+    let streamed = asked.stream;
+    let operation = if kind == Kind::Chat { "chat" } else { "text_completion" };
+    let started = Running::start(&state.supervisor, asked, RequestSpan::of(request, operation)).await;
+    let (running, listener) = started.map_err(|error| refusal::of_job(error, text))?;
+    drop(share);
+    let mut head = Head::new(kind, &running.id, unix_time(), state.supervisor.model());
+    match streamed {
+        Some(streamed) => {
+            let voice = ChatVoice::new(head, streamed.usage);
+            Ok(stream::answer((running, listener), client, (Box::new(voice), streamed)))
+        }
+        None => {
+            let status = ended((running, listener), &client).await?;
+            charged::json(request, weight(&status), || head.whole(&status)).await
+        }
+    }
+}
+
+/// A text in an answer, and a token with how likely it was, in bytes while the answer is built.
+const OF_TEXT: usize = 8;
+const OF_TOKEN: usize = 1024;
+
+/// Bytes that an answer takes while it is built, about.
+pub fn weight(status: &JobStatus) -> usize {
+    let tokens: usize = status.logprobs.iter().map(|token| 1 + token.top.len()).sum();
+    OF_TEXT * status.text.len() + OF_TOKEN * (tokens + 4)
+}
+
+/// How a job ended whose client waits for all of it.
+pub async fn ended((mut running, mut listener): (Running, Listener), client: &ClientConnection) -> Checked<JobStatus> {
+    loop {
+        let event = tokio::select! {
+            event = listener.next() => event.ok_or_else(refusal::stopping)?,
+            // Nobody reads this.
+            () = client.gone() => return Err(refusal::cancelled()),
+        };
+        if let JobEvent::Finished { status } = event {
+            running.ended(&status);
+            return outcome(*status);
+        }
+    }
+}
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

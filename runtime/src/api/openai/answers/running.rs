@@ -1,0 +1,133 @@
+//! A job that somebody waits for on a connection: cancelled when nobody does any more.
+
+use std::time::Duration;
+
+use asterism_actors::{
+    JobError,
+    api::{JobEvent, JobRequest, JobState, JobStatus, bounds},
+    supervisor::{JobFilter, Listener, Supervisor},
+};
+use tokio::{runtime::Handle, time::sleep};
+
+use crate::api::{
+    http::{error::Refusal, pace::ResponseGuard, span::RequestSpan},
+    openai::{refusal, requests::ask::Asked},
+};
+
+/// Jobs that are looked at together.
+const LOOKED_AT: usize = 1000;
+/// When a job that many listen to is listened to again.
+const LATER: Duration = Duration::from_secs(1);
+
+/// A job, cancelled when this is dropped before its end.
+pub struct Running {
+    supervisor: Supervisor,
+    /// Its id.
+    pub id: String,
+    is_free: bool,
+    /// The request that waits for it.
+    span: Option<RequestSpan>,
+}
+
+impl Running {
+    /// Submits a job for a request, and listens to it.
+    pub async fn start(
+        supervisor: &Supervisor,
+        mut asked: Asked,
+        mut span: Option<RequestSpan>,
+    ) -> Result<(Self, Listener), JobError> {
+        span.iter_mut().for_each(|span| span.asks(&supervisor.model().name));
+        asked.job.trace = span.as_ref().map(RequestSpan::context);
+        let id = submit(supervisor, asked).await?;
+        let running = Self { supervisor: supervisor.clone(), id, is_free: false, span };
+        let listener = supervisor.watch(&running.id).await?;
+        Ok((running, listener))
+    }
+
+    /// A job that goes on whoever listens.
+    pub fn of(supervisor: &Supervisor, id: &str) -> Self {
+        Self { supervisor: supervisor.clone(), id: id.to_owned(), is_free: true, span: None }
+    }
+
+    /// Not to be cancelled from now on: nobody has to wait for it.
+    pub fn let_go(&mut self) {
+        self.is_free = true;
+    }
+
+    /// It has ended so.
+    pub fn ended(&mut self, status: &JobStatus) {
+        self.is_free = true;
+        self.span.iter_mut().for_each(|span| span.ended(status));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.is_free {
+            return;
+        }
+        let (supervisor, id) = (self.supervisor.clone(), self.id.clone());
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                // One that has just ended needs no end.
+                let _ = supervisor.cancel(&id).await;
+            });
+        }
+    }
+}
+
+/// Submits a job. An answer whose length the request leaves open gets what room there is.
+pub async fn submit(supervisor: &Supervisor, asked: Asked) -> Result<String, JobError> {
+    let again = (!asked.is_limited).then(|| asked.job.clone());
+    match (supervisor.submit(asked.job).await, again) {
+        (Err(JobError::TooLong { context, query, maximum, .. }), Some(job)) if context + query < maximum => {
+            supervisor.submit(JobRequest { max_tokens: maximum - context - query, ..job }).await
+        }
+        (submitted, _) => submitted,
+    }
+}
+
+/// Cancels jobs whose connections went with an earlier supervisor.
+pub async fn cancel_orphans(supervisor: &Supervisor) {
+    for job in open_jobs(supervisor, |job| job.labels.contains_key(bounds::ATTACHED)).await {
+        let _ = supervisor.cancel(&job.id).await;
+    }
+}
+
+/// Jobs that have not ended, of those that are `wanted`.
+pub async fn open_jobs(supervisor: &Supervisor, wanted: impl Fn(&JobStatus) -> bool) -> Vec<JobStatus> {
+    let (mut open, states) = (Vec::new(), vec![JobState::Pending, JobState::Running]);
+    let mut filter = JobFilter { states, after: None, oldest_first: true, limit: LOOKED_AT };
+    while let Ok(jobs) = supervisor.jobs(filter.clone()).await {
+        let Some(last) = jobs.last() else { break };
+        filter.after = Some(last.id.clone());
+        open.extend(jobs.into_iter().filter(&wanted));
+    }
+    open
+}
+
+/// Keeps something until a job has ended.
+pub async fn hold(supervisor: Supervisor, id: String, what: ResponseGuard) {
+    let mut listener = loop {
+        match supervisor.watch(&id).await {
+            Ok(listener) => break listener,
+            Err(JobError::Crowded { .. } | JobError::Busy) => sleep(LATER).await,
+            Err(_) => return,
+        }
+    };
+    while let Some(event) = listener.next().await {
+        if matches!(event, JobEvent::Finished { .. }) {
+            break;
+        }
+    }
+    drop(what);
+}
+
+/// The status of a job that succeeded, or why it did not.
+pub fn outcome(status: JobStatus) -> Result<JobStatus, Refusal> {
+    match (status.state, status.error) {
+        (JobState::Failed, Some(error)) => Err(refusal::of_failure(error)),
+        (JobState::Cancelled, _) => Err(refusal::cancelled()),
+        (_, error) => Ok(JobStatus { error, ..status }),
+    }
+}

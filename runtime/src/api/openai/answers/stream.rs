@@ -1,0 +1,110 @@
+//! An answer as server-sent events, each token as it comes. Waits for nobody who has gone; how it is worded is a voice's business.
+
+use std::{collections::VecDeque, convert::Infallible, time::Duration};
+
+use actix_web::{HttpResponse, http::header};
+use asterism_actors::{
+    api::{HostProgress, JobEvent, JobStatus, RecoveryStatus, TokenLogprobs},
+    supervisor::Listener,
+};
+use bytes::Bytes;
+use futures_util::stream;
+use tokio::time::{Instant, sleep};
+
+use super::{gone::ClientConnection, running::Running};
+use crate::api::{
+    http::error::Refusal,
+    openai::{refusal, requests::ask::Streamed},
+};
+
+/// After so much silence a comment says that the stream lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// The words of a stream: what a client is sent for what a job says.
+pub trait Voice {
+    /// What comes first.
+    fn opening(&mut self) -> Vec<Bytes>;
+    /// More of the answer: a token, the text that it completes, and how likely it was where that is known.
+    fn token(&mut self, id: u32, text: &str, logprobs: Option<&TokenLogprobs>) -> Option<Bytes>;
+    /// How far the context is encoded.
+    fn progress(&mut self, hosts: &[HostProgress], time_ms: u64) -> Option<Bytes>;
+    /// A host that was lost, or what it did goes on elsewhere.
+    fn recovery(&mut self, recovery: &RecoveryStatus) -> Option<Bytes>;
+    /// The end of a job, whichever it is.
+    fn end(&mut self, status: JobStatus) -> Vec<Bytes>;
+    /// An end that is not the job's.
+    fn broken(&mut self, refusal: &Refusal) -> Vec<Bytes>;
+}
+
+/// An answer on its way.
+struct Told {
+    running: Running,
+    listener: Listener,
+    client: ClientConnection,
+    voice: Box<dyn Voice>,
+    says: Streamed,
+    began: Instant,
+    ready: VecDeque<Bytes>,
+    has_ended: bool,
+}
+
+/// Streams what a job says to its client.
+pub fn answer(
+    (running, listener): (Running, Listener),
+    client: ClientConnection,
+    (mut voice, says): (Box<dyn Voice>, Streamed),
+) -> HttpResponse {
+    let (ready, began) = (voice.opening().into(), Instant::now());
+    let told = Told { running, listener, client, voice, says, began, ready, has_ended: false };
+    HttpResponse::Ok()
+        .content_type("text/event-stream")
+        .insert_header((header::CACHE_CONTROL, "no-cache"))
+        // A proxy that gathers what it passes on would hold tokens up.
+        .insert_header(("x-accel-buffering", "no"))
+        .streaming(stream::unfold(told, next))
+}
+
+type Piece = Result<Bytes, Infallible>;
+
+async fn next(mut told: Told) -> Option<(Piece, Told)> {
+    loop {
+        if let Some(piece) = told.ready.pop_front() {
+            return Some((Ok(piece), told));
+        }
+        if told.has_ended {
+            return None;
+        }
+        tokio::select! {
+            event = told.listener.next() => told.hear(event),
+            () = told.client.gone() => return None,
+            () = sleep(KEEP_ALIVE) => return Some((Ok(Bytes::from_static(b": keep-alive\n\n")), told)),
+        }
+    }
+}
+
+impl Told {
+    fn hear(&mut self, event: Option<JobEvent>) {
+        let said = match event {
+            Some(JobEvent::Token { id, text, logprobs }) if !text.is_empty() || logprobs.is_some() => {
+                self.voice.token(id, &text, logprobs.as_deref())
+            }
+            Some(JobEvent::Progress { hosts }) if self.says.progress => {
+                self.voice.progress(&hosts, self.began.elapsed().as_millis() as u64)
+            }
+            Some(JobEvent::Recovery { recovery }) if self.says.progress => self.voice.recovery(&recovery),
+            Some(JobEvent::Finished { status }) => {
+                self.running.ended(&status);
+                self.has_ended = true;
+                self.ready.extend(self.voice.end(*status));
+                None
+            }
+            None => {
+                self.has_ended = true;
+                self.ready.extend(self.voice.broken(&refusal::stopping()));
+                None
+            }
+            Some(_) => None,
+        };
+        self.ready.extend(said);
+    }
+}

@@ -1,0 +1,115 @@
+//! What this API refuses, in words that its clients know. Codes are those of the admin API.
+
+use actix_web::{HttpRequest, error::QueryPayloadError, http::StatusCode};
+use asterism_actors::{
+    JobError,
+    api::{ErrorBody, bounds},
+};
+use asterism_models::ModelError;
+
+use crate::api::http::error::Refusal;
+
+/// A job that was not taken; `text` is the field that context and query came in.
+pub fn of_job(error: JobError, text: &'static str) -> Refusal {
+    let body = error.body();
+    let param = match body.param.as_deref() {
+        Some("context" | "query" | "messages" | "prompt") => Some(text.to_owned()),
+        Some("session") => Some("session_id".into()),
+        Some("method") => Some("attention".into()),
+        None => of_code(&error).map(str::to_owned),
+        _ => body.param,
+    };
+    let message = match &error {
+        // Clients know a context that is too long by the first words.
+        JobError::TooLong { context, query, generated, maximum, bound, .. } => format!(
+            "This model's maximum context length is {maximum} tokens{bound}. However, you requested {} tokens ({context} of context, \
+             {query} of the question, {generated} to generate). Shorten the text or lower max_tokens",
+            context.saturating_add(*query).saturating_add(*generated)
+        ),
+        JobError::TooLarge { cause, maximum, bound, .. } => {
+            format!(
+                "This model's maximum context length is {maximum} tokens{bound}. However, of {text}: {cause}. Shorten it"
+            )
+        }
+        _ => body.message,
+    };
+    let body = ErrorBody { message, param, code: body.code };
+    match body.code.as_str() {
+        "context_too_long" => Refusal::with(StatusCode::BAD_REQUEST, body),
+        _ => Refusal::coded(body),
+    }
+}
+
+/// The field at fault where the error names none.
+fn of_code(error: &JobError) -> Option<&'static str> {
+    match error {
+        JobError::Model(ModelError::Sampling { field, .. }) => Some(field),
+        JobError::NoSession { .. }
+        | JobError::SessionExpired { .. }
+        | JobError::SessionFailed { .. }
+        | JobError::ModelChanged { .. } => Some("session_id"),
+        _ => None,
+    }
+}
+
+/// A job that failed.
+pub fn of_failure(error: ErrorBody) -> Refusal {
+    let status = match error.code.as_str() {
+        "timeout" => StatusCode::GATEWAY_TIMEOUT,
+        "model_changed"
+        | "session_not_found"
+        | "session_expired"
+        | "session_failed"
+        | "placement_impossible"
+        | "context_too_long" => {
+            return Refusal::coded(error);
+        }
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    Refusal::with(status, error)
+}
+
+/// A job that somebody cancelled.
+pub fn cancelled() -> Refusal {
+    Refusal::of(StatusCode::BAD_REQUEST, "job_cancelled", "the job of this request was cancelled")
+}
+
+/// A supervisor that ends.
+pub fn stopping() -> Refusal {
+    of_job(JobError::Stopping, "")
+}
+
+/// Another model than the cluster's.
+pub fn no_model(asked: &str, model: &str) -> Refusal {
+    let message = format!("there is no model '{}' here, expected '{model}'", bounds::shown(asked));
+    let body = ErrorBody { message, code: "model_not_found".into(), param: Some("model".into()) };
+    Refusal::with(StatusCode::NOT_FOUND, body)
+}
+
+/// Something that is not there, or not for whoever asks.
+pub fn not_found(what: &str, id: &str) -> Refusal {
+    let message = format!("there is no {what} '{}'", bounds::shown(id));
+    let body = ErrorBody { message, code: format!("{what}_not_found"), param: Some("id".into()) };
+    Refusal::with(StatusCode::NOT_FOUND, body)
+}
+
+/// What stands behind the `?` and cannot be read.
+pub fn of_query(error: QueryPayloadError, _: &HttpRequest) -> actix_web::Error {
+    let cause: String = error.to_string().chars().take(200).flat_map(char::escape_debug).collect();
+    Refusal::invalid(None, format!("what stands behind the ? is not what is wanted here: {cause}")).into()
+}
+
+/// A field that is known and cannot be honoured.
+pub fn unsupported(field: &str, expected: &str) -> Refusal {
+    let message = format!("{field} cannot be honoured here: {expected}");
+    let body = ErrorBody { message, code: "unsupported_parameter".into(), param: Some(field.into()) };
+    Refusal::with(StatusCode::BAD_REQUEST, body)
+}
+
+/// A field that nobody knows.
+pub fn unknown(field: &str) -> Refusal {
+    let field = bounds::shown(field);
+    let message = format!("there is no field {field} here; leave it out");
+    let body = ErrorBody { message, code: "unknown_parameter".into(), param: Some(field) };
+    Refusal::with(StatusCode::BAD_REQUEST, body)
+}

@@ -1,0 +1,7 @@
+//! Requests of OpenAI's API as clients write them, read field by field. Starts nothing.
+
+pub(crate) mod ask;
+pub(crate) mod fields;
+pub(crate) mod logprobs;
+pub(crate) mod message;
+pub(crate) mod once;

@@ -1,0 +1,144 @@
+//! What requests of this API have in common, whatever they ask about: how to answer. Reads no text.
+
+use asterism_actors::api::{JobRequest, bounds};
+use asterism_models::Sampling;
+use asterism_plan::MethodConfig;
+use serde::Deserialize;
+
+use super::fields::{self, Fields};
+use crate::api::{
+    http::error::Refusal,
+    openai::{ApiState, Checked, refusal},
+};
+
+/// Most tokens of an answer where a request does not say, and never more than this part of what the model takes.
+const MOST_ANSWER_TOKENS: (usize, usize) = (1024, 4);
+
+/// How to answer.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// What the job has beside its texts.
+    pub job: JobRequest,
+    /// Whether the request says how long the answer may be.
+    pub is_limited: bool,
+    /// What is streamed, if anything.
+    pub stream: Option<Streamed>,
+}
+
+/// What a stream says beside the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Streamed {
+    /// Tokens, at the end.
+    pub usage: bool,
+    /// How far the context is encoded, and hosts that were lost.
+    pub progress: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct StreamOptions {
+    include_usage: bool,
+    /// Changes nothing that a client reads.
+    #[serde(rename = "include_obfuscation")]
+    _include_obfuscation: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+enum Stops {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Asked {
+    /// Takes what is about the answer out of `fields`; those that are about the texts are out already.
+    pub fn take(mut fields: Fields, state: &ApiState) -> Checked<Self> {
+        let model = state.supervisor.model();
+        if let Some(asked) = fields.take::<String>("model")?.filter(|asked| *asked != model.name) {
+            return Err(refusal::no_model(&asked, &model.name));
+        }
+        let mut job = JobRequest::new(None, String::new().into());
+        job.labels.insert(bounds::ATTACHED.into(), "yes".into());
+        let most = most_tokens(&mut fields)?;
+        let (default, part) = MOST_ANSWER_TOKENS;
+        job.max_tokens = most.unwrap_or(default.min(model.max_tokens / part).max(1));
+        job.sampling = sampling(&mut fields)?;
+        job.stop = match fields.take("stop")? {
+            Some(Stops::One(stop)) => vec![stop],
+            Some(Stops::Many(stops)) => stops,
+            None => Vec::new(),
+        };
+        job.session = fields.take("session_id")?;
+        job.method = fields.value("attention").map(attention).transpose()?;
+        job.ignore_eos = fields.take("ignore_eos")?.unwrap_or(false);
+        job.timeout_s = fields.take("timeout_s")?;
+        job.template_date = fields.take("template_date")?;
+        let (streams, options) = (fields.take("stream")?.unwrap_or(false), fields.take("stream_options")?);
+        let progress = fields.take("return_progress")?.unwrap_or(false);
+        let StreamOptions { include_usage: usage, .. } = options.unwrap_or_default();
+        let stream = streams.then_some(Streamed { usage, progress });
+        fields.finish()?;
+        Ok(Self { job, is_limited: most.is_some(), stream })
+    }
+}
+
+/// How long the answer may be, under whichever name.
+fn most_tokens(fields: &mut Fields) -> Checked<Option<usize>> {
+    let mut said: Option<(&str, usize)> = None;
+    for name in ["max_completion_tokens", "max_output_tokens", "max_tokens"] {
+        let Some(most) = fields.take(name)? else { continue };
+        if most == 0 {
+            return Err(Refusal::invalid(name, format!("{name} is 0; ask for at least 1 token")));
+        }
+        if let Some((other, differs)) = said.filter(|(_, said)| *said != most) {
+            let message = format!("{name} is {most} and {other} is {differs}: they say the same, give one of them");
+            return Err(Refusal::invalid(name, message));
+        }
+        said = Some((name, most));
+    }
+    Ok(said.map(|(_, most)| most))
+}
+
+fn sampling(fields: &mut Fields) -> Checked<Sampling> {
+    let Sampling { temperature, top_p, .. } = Sampling::default();
+    let temperature = fields.take("temperature")?.unwrap_or(temperature);
+    let top_p = fields.take("top_p")?.unwrap_or(top_p);
+    // Whoever names no seed wants another answer each time, where tokens are drawn at all.
+    let drawn = || if temperature > 0.0 { rand::random() } else { 0 };
+    let seed = fields.take::<i64>("seed")?.map_or_else(drawn, i64::cast_unsigned);
+    Ok(Sampling { temperature, top_p, seed })
+}
+
+fn attention(value: serde_json::Value) -> Checked<MethodConfig> {
+    let method = fields::method(value)?;
+    serde_json::from_value(method).map_err(|error| fields::wrong("attention", &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(body: serde_json::Value) -> Fields {
+        serde_json::from_value(body).expect("an object")
+    }
+
+    #[test]
+    fn one_length_under_several_names_is_one_and_two_are_refused() {
+        let most = |body| most_tokens(&mut fields(body));
+        assert_eq!(most(json!({"max_tokens": 5, "max_completion_tokens": 5})).unwrap(), Some(5));
+        assert_eq!(most(json!({"max_tokens": null, "max_output_tokens": 7})).unwrap(), Some(7));
+        assert_eq!(most(json!({})).unwrap(), None);
+        let refused = most(json!({"max_output_tokens": 0})).unwrap_err().to_string();
+        assert_eq!(refused, "max_output_tokens is 0; ask for at least 1 token");
+        let refused = most(json!({"max_tokens": 5, "max_completion_tokens": 6})).unwrap_err().to_string();
+        assert_eq!(refused, "max_tokens is 5 and max_completion_tokens is 6: they say the same, give one of them");
+    }
+
+    #[test]
+    fn stops_of_another_kind_are_told_what_is_wanted() {
+        let refused = fields(json!({"stop": [null]})).take::<Stops>("stop").err().expect("no text").to_string();
+        assert_eq!(refused, "stop is not what is wanted here: expected a text or a list of texts");
+    }
+}

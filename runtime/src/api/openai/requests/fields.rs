@@ -1,0 +1,308 @@
+//! The fields of a request, taken out one by one: what is left at the end is refused by its name. Knows which change nothing here.
+
+use std::{collections::BTreeMap, fmt};
+
+use asterism_actors::api::Prompt;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Value, json};
+
+use super::{
+    message::Messages,
+    once::{Budget, Once},
+};
+use crate::api::openai::store::metadata::Metadata;
+use crate::api::{
+    http::error::Refusal,
+    openai::{Checked, refusal},
+};
+
+/// Fields that clients send and that change nothing of an answer.
+const HARMLESS: &[&str] =
+    &["parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"];
+
+/// Fields that are taken with the one value that asks for nothing, and what to expect.
+const NEUTRAL: &[(&str, &[&str], &str)] = &[
+    ("n", &["1"], "expected 1; ask again for another answer"),
+    ("best_of", &["1"], "expected 1"),
+    ("logprobs", &["false"], "chats and completions alone tell probabilities"),
+    ("top_logprobs", &["0"], "chats and completions alone tell probabilities"),
+    ("echo", &["false"], "expected false"),
+    ("suffix", &["\"\""], "expected none"),
+    ("frequency_penalty", &["0", "0.0"], "expected 0"),
+    ("presence_penalty", &["0", "0.0"], "expected 0"),
+    ("logit_bias", &["{}"], "expected none"),
+    ("tools", &["[]"], "expected none"),
+    ("tool_choice", &["\"none\"", "\"auto\""], "there are no tools"),
+    ("functions", &["[]"], "expected none"),
+    ("function_call", &["\"none\"", "\"auto\""], "there are no functions"),
+    ("response_format", &["{\"type\":\"text\"}"], "answers are text"),
+    ("modalities", &["[\"text\"]"], "answers are text"),
+    ("reasoning_effort", &["\"none\""], "the model is asked as it is"),
+    ("text", &["{\"format\":{\"type\":\"text\"}}", "{}"], "answers are text"),
+    ("truncation", &["\"disabled\""], "nothing is left out of a context"),
+    ("include", &["[]"], "there is nothing more to tell"),
+    ("reasoning", &["{}"], "the model is asked as it is"),
+    ("verbosity", &["\"medium\""], "the model is asked as it is"),
+    ("prompt_cache_retention", &["\"in_memory\"", "\"in-memory\""], "create a session to keep a document"),
+];
+
+/// What a request says, by name.
+#[derive(Debug, Default)]
+pub struct Fields {
+    /// `prompt`.
+    pub prompt: Option<Given>,
+    /// `context`.
+    pub context: Option<Prompt>,
+    /// `messages`.
+    pub messages: Option<Messages>,
+    /// `input`.
+    pub input: Option<Messages>,
+    /// `metadata`.
+    pub metadata: Option<Metadata>,
+    /// What is small, and the names of all others, with nothing.
+    rest: BTreeMap<String, Value>,
+}
+
+/// What is to be gone on with: one text or list of ids, or several of them.
+#[derive(Debug, PartialEq)]
+pub enum Given {
+    /// One.
+    One(Prompt),
+    /// As many.
+    Many(usize),
+}
+
+impl Fields {
+    /// Takes a field out; absent where it is null.
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Checked<Option<T>> {
+        let value = self.rest.remove(name).filter(|value| !value.is_null());
+        let read = |value| serde_json::from_value(value).map_err(|error| wrong(name, &error));
+        value.map(read).transpose()
+    }
+
+    /// Takes a field out as it is.
+    pub fn value(&mut self, name: &str) -> Option<Value> {
+        self.rest.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Refuses what is left, unless it asks for nothing.
+    pub fn finish(self) -> Checked<()> {
+        let unread = [("messages", self.messages.is_some()), ("input", self.input.is_some())];
+        if let Some((name, _)) = unread.into_iter().find(|(_, given)| *given) {
+            return Err(refusal::unknown(name));
+        }
+        for (name, value) in self.rest.iter().filter(|(_, value)| !value.is_null()) {
+            let (_, neutral, expected) =
+                NEUTRAL.iter().find(|(known, ..)| known == name).ok_or_else(|| refusal::unknown(name))?;
+            if !neutral.contains(&value.to_string().as_str()) {
+                return Err(refusal::unsupported(name, expected));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A field that is not as it has to be.
+pub fn wrong(name: &str, cause: &dyn fmt::Display) -> Refusal {
+    let cause: String = cause.to_string().chars().take(200).flat_map(char::escape_debug).collect();
+    Refusal::invalid(name, format!("{name} is not what is wanted here: {cause}"))
+}
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+                let (mut fields, budget) = (Fields::default(), Budget::default());
+                while let Some(name) = map.next_key::<String>()? {
+                    budget.take(name.len())?;
+                    if fields.rest.contains_key(&name) {
+                        return Err(A::Error::custom(format!("the field {name:.40} stands there twice")));
+                    }
+                    let mut value = Value::Null;
+                    match name.as_str() {
+                        "prompt" => fields.prompt = Some(map.next_value()?),
+                        "context" => fields.context = Some(map.next_value()?),
+                        "messages" => fields.messages = map.next_value()?,
+                        "input" => fields.input = map.next_value()?,
+                        "metadata" => fields.metadata = map.next_value()?,
+                        name if HARMLESS.contains(&name) => drop(map.next_value::<IgnoredAny>()?),
+                        _ => value = map.next_value_seed(Once(&budget))?,
+                    }
+                    fields.rest.insert(name, value);
+                }
+                Ok(fields)
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
+impl<'de> Deserialize<'de> for Given {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextOrList;
+        impl<'de> Visitor<'de> for TextOrList {
+            type Value = Given;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text, or a list of token ids")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Given, E> {
+                Ok(Given::One(text.into()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Given, E> {
+                Ok(Given::One(text.into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Given, A::Error> {
+                let (mut ids, mut prompts, mut count) = (Vec::new(), None, 0);
+                while let Some(element) = list.next_element()? {
+                    match element {
+                        Element::Id(id) => ids.push(id),
+                        Element::Prompt(prompt) => {
+                            prompts.get_or_insert(prompt);
+                            count += 1;
+                        }
+                    }
+                }
+                match (prompts, count) {
+                    (None, _) => Ok(Given::One(Prompt::Tokens(ids))),
+                    (Some(prompt), 1) if ids.is_empty() => Ok(Given::One(prompt)),
+                    (Some(_), count) => Ok(Given::Many(count + ids.len())),
+                }
+            }
+        }
+        deserializer.deserialize_any(TextOrList)
+    }
+}
+
+/// An element of `prompt`.
+enum Element {
+    Id(u32),
+    Prompt(Prompt),
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct IdOrPrompt;
+        impl<'de> Visitor<'de> for IdOrPrompt {
+            type Value = Element;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a token id, a text, or a list of token ids")
+            }
+
+            fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+                id.try_into().map(Element::Id).map_err(|_| E::custom(format!("{id} is no token id")))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Element, E> {
+                Ok(Element::Prompt(text.into()))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Element, E> {
+                Ok(Element::Prompt(text.into()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+                let mut ids = Vec::new();
+                while let Some(id) = list.next_element()? {
+                    ids.push(id);
+                }
+                Ok(Element::Prompt(Prompt::Tokens(ids)))
+            }
+        }
+        deserializer.deserialize_any(IdOrPrompt)
+    }
+}
+
+/// `attention`: a method's name, or its name beside its sizes, as the admin API's `method` wants it.
+pub fn method(value: Value) -> Checked<Value> {
+    let named = |name: Value, sizes: Value| match name {
+        Value::String(name) => Ok(json!({ name: sizes })),
+        other => Err(wrong("attention", &format_args!("its method is {other:.40}, expected a name"))),
+    };
+    match value {
+        Value::Object(mut sizes) => match sizes.remove("method") {
+            Some(name) => named(name, Value::Object(sizes)),
+            None => Err(wrong("attention", &"it has no `method`")),
+        },
+        name => named(name, json!({})),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(body: Value) -> Fields {
+        serde_json::from_str(&body.to_string()).unwrap()
+    }
+
+    #[test]
+    fn a_prompt_is_one_text_or_one_list_of_ids() {
+        let prompt = |prompt: Value| fields(json!({ "prompt": prompt })).prompt.unwrap();
+        let ids = || Prompt::Tokens(vec![1, 2]);
+        assert_eq!(prompt(json!("a")), Given::One("a".into()));
+        assert_eq!(prompt(json!(["a"])), Given::One("a".into()));
+        assert_eq!(prompt(json!([1, 2])), Given::One(ids()));
+        assert_eq!(prompt(json!([[1, 2]])), Given::One(ids()));
+        assert_eq!(prompt(json!(["a", "b"])), Given::Many(2));
+        assert_eq!(prompt(json!([[1], [2], [3]])), Given::Many(3));
+        for wrong in [json!({"prompt": [-1]}), json!({"prompt": [1.5]}), json!({"prompt": {}}), json!([1])] {
+            assert!(serde_json::from_value::<Fields>(wrong.clone()).is_err(), "{wrong}");
+        }
+        for twice in [r#"{"seed": 1, "seed": 2}"#, r#"{"attention": {"method": "star", "method": "dense"}}"#] {
+            let refused = serde_json::from_str::<Fields>(twice).unwrap_err().to_string();
+            assert!(refused.contains("stands there twice"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_is_taken_and_the_rest_refused_by_name() {
+        let left = |name: &str, value: Value| fields(json!({ name: value })).finish().err();
+        for (name, value) in [
+            ("user", json!("me")),
+            ("n", json!(1)),
+            ("logprobs", json!(false)),
+            ("logprobs", json!(null)),
+            ("tools", json!([])),
+            ("frequency_penalty", json!(0.0)),
+            ("response_format", json!({"type": "text"})),
+            ("anything", json!(null)),
+        ] {
+            assert!(left(name, value.clone()).is_none(), "{name}: {value}");
+        }
+        for (name, value, code) in [
+            ("n", json!(2), "unsupported_parameter"),
+            ("logprobs", json!(true), "unsupported_parameter"),
+            ("logprobs", json!(5), "unsupported_parameter"),
+            ("tools", json!([{"type": "function"}]), "unsupported_parameter"),
+            ("response_format", json!({"type": "json_object"}), "unsupported_parameter"),
+            ("top_k", json!(3), "unknown_parameter"),
+        ] {
+            assert_eq!(left(name, value.clone()).unwrap().code(), code, "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn a_method_is_named_alone_or_with_its_sizes() {
+        assert_eq!(method(json!("dense")).unwrap(), json!({"dense": {}}));
+        let sized = json!({"method": "star", "block_tokens": 64});
+        assert_eq!(method(sized).unwrap(), json!({"star": {"block_tokens": 64}}));
+        for wrong in [json!(3), json!({"block_tokens": 64}), json!({"method": 3})] {
+            assert!(method(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What a cluster needs of this machine before its processes start: a model, certificates, a token. Starts nothing.
+
+use crate::{
+    api::secrets,
+    certificates::{credentials, members},
+    cluster::Cluster,
+    error::CliError,
+    processes::{checkpoint, device, local_hosts, wiring},
+};
+
+/// A model whose weights have room where hosts compute.
+pub fn model(cluster: &Cluster) -> Result<(), CliError> {
+    checkpoint::model_front(&cluster.model).and_then(|model| device::weights_fit(cluster, &model.config))
+}
+
+/// The certificates that the cluster file names.
+pub fn certificates(cluster: &Cluster) -> Result<(), CliError> {
+    match &cluster.security.files {
+        Some(_) => credentials::load(cluster, members::SUPERVISOR).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// The admin API's token.
+pub fn token(cluster: &Cluster) -> Result<(), CliError> {
+    secrets::admin_token(cluster).map(drop)
+}
+
+/// The keys of OpenAI's API.
+pub fn keys(cluster: &Cluster) -> Result<(), CliError> {
+    secrets::api_keys(cluster).map(drop)
+}
+
+/// A transport for tensors that this build has.
+pub fn known_transport(cluster: &Cluster) -> Result<(), CliError> {
+    wiring::known(&cluster.data)
+}
+
+/// The same, and that it can be used between the hosts of this machine.
+pub fn transport(cluster: &Cluster) -> Result<(), CliError> {
+    known_transport(cluster).and_then(|()| wiring::usable(cluster, &local_hosts(cluster)))
+}
+
+/// What OpenAI's API proves itself with.
+pub fn api_tls(cluster: &Cluster) -> Result<(), CliError> {
+    secrets::api_tls(cluster).map(drop)
+}
+
+/// What the admin API proves itself with.
+pub fn admin_tls(cluster: &Cluster) -> Result<(), CliError> {
+    secrets::admin_tls(cluster).map(drop)
+}
+
+/// Weights that no host of this machine would refuse when it loads them.
+pub fn weights(cluster: &Cluster) -> Result<(), CliError> {
+    // Random weights are as they should be, and long to draw.
+    if cluster.model.random.is_some() {
+        return Ok(());
+    }
+    let weights = checkpoint::checkpoint_of(&cluster.model).and_then(|checkpoint| checkpoint.verify());
+    weights.map_err(|error| checkpoint::model_refusal(&error))
+}

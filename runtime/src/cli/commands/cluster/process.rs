@@ -1,0 +1,315 @@
+//! `supervisor`, `node` and `host`: one process a role, as service managers and `up` start them. They log and print nothing.
+
+use std::{
+    io::{Read, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    time::Duration,
+};
+
+use asterism_actors::metric;
+use asterism_transport::certificates::MemberRole;
+use clap::Args;
+
+use crate::{
+    certificates::{credentials, joining, renewal},
+    cluster::{Cluster, Host},
+    data_dir::{self, Seat, logs, start_file::StartFile},
+    error::{CliError, Exit},
+    globals::{DEFAULT_FILE, Globals, ReadFile},
+    observe::{
+        logging, metrics,
+        telemetry::{self, Telemetry},
+    },
+    processes::{
+        local_hosts,
+        node::{Launch, NodeAgent, Tie, now_ns},
+        service::Service,
+        wiring::{self, runtime},
+    },
+};
+
+/// How long hosts may take to end by themselves.
+pub const GRACE: Duration = Duration::from_secs(3);
+
+/// `asterism supervisor`
+#[derive(Args, Debug)]
+pub struct SupervisorArgs {
+    /// Where hosts reach it [default: cluster.listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
+    /// Where its admin API listens [default: api.admin_listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub admin_listen: Option<SocketAddr>,
+    /// Where OpenAI's API listens, if the cluster file has it [default: api.listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub api_listen: Option<SocketAddr>,
+    /// End when standard input ends
+    #[arg(long, hide = true)]
+    pub end_with_stdin: bool,
+}
+
+/// `asterism node`
+#[derive(Args, Debug)]
+pub struct NodeArgs {
+    /// Where the supervisor listens
+    #[arg(long, value_name = "ADDRESS")]
+    pub join: SocketAddr,
+    /// Node of the cluster file [default: the one whose address this machine has]
+    #[arg(long, value_name = "NODE")]
+    pub name: Option<String>,
+    /// Where this node gets its certificates [default: security.join_listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub token_from: Option<SocketAddr>,
+}
+
+/// `asterism host`
+#[derive(Args, Debug)]
+pub struct HostArgs {
+    /// Host of the cluster file; several that share a process: each
+    #[arg(long = "name", value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+    /// Where the supervisor listens [default: cluster.listen]
+    #[arg(long, value_name = "ADDRESS")]
+    pub supervisor: Option<SocketAddr>,
+    /// Its node's number of this start, larger than that of every earlier one [default: the time]
+    #[arg(long, value_name = "N")]
+    pub start: Option<u64>,
+    /// End when standard input ends, and tell standard output of having joined
+    #[arg(long)]
+    pub end_with_stdin: bool,
+}
+
+/// Serves the cluster until asked to end.
+pub fn supervisor(globals: &Globals, args: &SupervisorArgs) -> Result<Exit, CliError> {
+    let mut cluster = globals.cluster()?;
+    logging::process(&cluster.log, globals)?;
+    cluster.listen = args.listen.unwrap_or(cluster.listen);
+    cluster.admin_listen = args.admin_listen.unwrap_or(cluster.admin_listen);
+    cluster.security.check_admin(cluster.admin_listen).map_err(CliError::usage)?;
+    if let (Some(api), Some(listen)) = (&mut cluster.api, args.api_listen) {
+        api.check(listen, cluster.security.allow_open_admin).map_err(CliError::usage)?;
+        api.listen = listen;
+    }
+    if args.end_with_stdin {
+        end_with_stdin();
+    }
+    let telemetry = telemetry::start(&cluster, metric::SUPERVISOR)?;
+    let ended = runtime()?.block_on(async {
+        metrics::install();
+        let mut signals = Signals::listen(Hangup::Ignored)?;
+        let tell = |line: String| {
+            if args.end_with_stdin {
+                report(&line);
+            }
+        };
+        let service = tokio::select! {
+            service = Service::start(&cluster, |error| tell(format!("waiting {}", one_line(&error.message)))) => service?,
+            () = signals.next() => return Ok(Exit::Success),
+        };
+        let (listen, admin) = (service.record.listen, service.record.admin);
+        tell(format!("serving {}", serde_json::to_string(&service.record).expect("plain values are JSON")));
+        tracing::info!(cluster = %cluster.name, %listen, %admin, "serving");
+        tokio::select! {
+            () = service.stop_wanted() => tracing::info!("a client asked for the end"),
+            () = signals.next() => tracing::info!("a signal asked for the end"),
+        }
+        service.stop().await;
+        Ok(Exit::Success)
+    });
+    telemetry.into_iter().for_each(Telemetry::flush);
+    ended
+}
+
+/// Runs the hosts of a node until told to end, or until all of them are done.
+pub fn node(globals: &Globals, args: &NodeArgs) -> Result<Exit, CliError> {
+    let ReadFile { cluster, text, directory } = globals.read_cluster()?;
+    logging::process(&cluster.log, globals)?;
+    let (name, hosts) = hosts_of(&cluster, args.name.as_deref())?;
+    wiring::known(&cluster.data).and_then(|()| wiring::usable(&cluster, &hosts))?;
+    let _seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Node(name))?;
+    wiring::all_fit(&cluster, &hosts)?;
+    let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    let members: Vec<_> = hosts.iter().map(|host| host.member()).collect();
+    let copy = data_dir::start_file(&cluster.data_dir, Seat::Node(name));
+    let launch = Launch::new(StartFile::new(copy, &directory, text), args.join)?;
+    runtime()?.block_on(async {
+        if let Some(token_file) = &globals.token_file {
+            joining::join(&cluster, (name, &members), token_file, args.token_from).await?;
+        }
+        let own = members.iter().copied().chain([(MemberRole::Node, name)]);
+        credentials::require(&cluster, name, &own.collect::<Vec<_>>())?;
+        renewal::keep(&cluster, (name, &names), args.token_from);
+        logs::keep_short(&cluster.data_dir);
+        credentials::provide(&cluster, members)?;
+        let mut signals = Signals::listen(Hangup::Ignored)?;
+        let (agent, exits) = NodeAgent::start(&cluster, &hosts, &launch);
+        let tie = Tie::new(&cluster, &hosts, args.join, (&agent, exits))?;
+        tracing::info!(node = name, hosts = hosts.len(), supervisor = %args.join, "started");
+        let done = tokio::select! {
+            () = agent.done() => Ok(true),
+            () = signals.next() => Ok(false),
+            ended = tie.hold() => ended.map(|()| false),
+        };
+        let given_up = agent.given_up();
+        agent.stop(GRACE).await;
+        match given_up.first() {
+            Some(exit) if done? => {
+                Err(CliError::unreachable(format!("host '{}' is not started again: {}", exit.host, exit.cause))
+                    .hint(format!("see {}", data_dir::log_of(&cluster, &exit.host).display())))
+            }
+            _ => Ok(Exit::Success),
+        }
+    })
+}
+
+/// The node of that name, or the only one whose address this machine has, with its hosts.
+fn hosts_of<'a>(cluster: &'a Cluster, name: Option<&str>) -> Result<(&'a str, Vec<&'a Host>), CliError> {
+    let candidates = match name {
+        Some(_) => cluster.hosts.iter().collect(),
+        None => local_hosts(cluster),
+    };
+    let known = |hosts: &[&'a Host]| {
+        let mut nodes: Vec<&str> = hosts.iter().map(|host| host.node.as_str()).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    };
+    let nodes = known(&candidates);
+    let node = match (name, &nodes[..]) {
+        (Some(name), nodes) => nodes.iter().find(|node| **node == name).copied(),
+        (None, [only]) => Some(*only),
+        (None, _) => None,
+    };
+    let Some(node) = node else {
+        let message = match name {
+            Some(name) => format!("the cluster file has no hosts on a node '{name}'"),
+            None => format!("{} nodes of the cluster file have an address of this machine", nodes.len()),
+        };
+        let all: Vec<&Host> = cluster.hosts.iter().collect();
+        return Err(CliError::usage(message).hint(format!("name one with --name: {}", known(&all).join(", "))));
+    };
+    Ok((node, candidates.into_iter().filter(|host| host.node == node).collect()))
+}
+
+/// Runs the hosts of one process until their supervisor ends them or is gone.
+pub fn host(globals: &Globals, args: &HostArgs) -> Result<Exit, CliError> {
+    let cluster = globals.cluster()?;
+    logging::process(&cluster.log, globals)?;
+    let hosts = hosts_named(&cluster, &args.names)?;
+    if args.end_with_stdin {
+        end_with_stdin();
+    }
+    let telemetry = telemetry::start(&cluster, &hosts[0].process)?;
+    let supervisor = args.supervisor.unwrap_or(cluster.listen);
+    let start = args.start.unwrap_or_else(now_ns);
+    let has_parent = args.end_with_stdin;
+    let joined = move || {
+        if has_parent {
+            report("joined");
+        }
+    };
+    let ended = runtime()?.block_on(async {
+        let mut signals = Signals::listen(Hangup::Ends)?;
+        tokio::select! {
+            ended = wiring::run_hosts(&cluster, &hosts, (supervisor, start), joined) => ended.map(|()| Exit::Success),
+            () = signals.next() => Ok(Exit::Success),
+        }
+    });
+    telemetry.into_iter().for_each(Telemetry::flush);
+    ended
+}
+
+/// Hosts of these names, which share a process.
+fn hosts_named<'a>(cluster: &'a Cluster, names: &[String]) -> Result<Vec<&'a Host>, CliError> {
+    let named = |name: &String| {
+        cluster.host(name).ok_or_else(|| {
+            let known: Vec<_> = cluster.hosts.iter().map(|host| host.name.as_str()).collect();
+            CliError::usage(format!("no host '{name}' is in the cluster file"))
+                .hint(format!("known: {}", known.join(", ")))
+        })
+    };
+    let hosts = names.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+    match hosts.iter().find(|host| host.process != hosts[0].process) {
+        Some(other) => Err(CliError::usage(format!(
+            "hosts '{}' and '{}' are of the processes '{}' and '{}'",
+            hosts[0].name, other.name, hosts[0].process, other.process
+        ))
+        .hint("start each process by itself")),
+        None => Ok(hosts),
+    }
+}
+
+/// The cluster file as an absolute path, for an `up` in the background.
+pub fn cluster_file(globals: &Globals) -> Result<PathBuf, CliError> {
+    let file = globals.file.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
+    std::path::absolute(&file).map_err(|error| CliError::usage(format!("{}: {error}", file.display())))
+}
+
+/// What a closed terminal means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Hangup {
+    /// The end.
+    Ends,
+    /// Nothing: a detached process outlives its terminal.
+    Ignored,
+}
+
+/// The signals that ask a process to end.
+pub struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+    on_hangup: Hangup,
+}
+
+impl Signals {
+    /// From now on these signals are ours.
+    pub fn listen(on_hangup: Hangup) -> Result<Self, CliError> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let listen =
+            |kind| signal(kind).map_err(|error| CliError::unreachable(format!("signals cannot be handled: {error}")));
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            hangup: listen(SignalKind::hangup())?,
+            on_hangup,
+        })
+    }
+
+    /// Completes when one came.
+    pub async fn next(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.interrupt.recv() => return,
+                _ = self.terminate.recv() => return,
+                _ = self.hangup.recv() => {
+                    if self.on_hangup == Hangup::Ends {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tells the parent process how this one's start goes.
+fn report(line: &str) {
+    // A parent that is gone ends this process anyway.
+    let _ = writeln!(std::io::stdout(), "{line}").and_then(|()| std::io::stdout().flush());
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Ends this process when the other end of its standard input does, whatever it is doing.
+fn end_with_stdin() {
+    std::thread::spawn(|| {
+        let mut stdin = std::io::stdin().lock();
+        let mut byte = [0];
+        while stdin.read(&mut byte).is_ok_and(|read| read > 0) {}
+        tracing::warn!("the parent process is gone");
+        std::process::exit(Exit::Unreachable as i32);
+    });
+}

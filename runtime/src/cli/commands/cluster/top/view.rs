@@ -1,0 +1,241 @@
+//! One frame of `top`: what is known as tables. Asks nobody.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use asterism_actors::api::{ClusterStatus, HostHealth, HostStatus, JobStatus, SessionStatus};
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Modifier, Style},
+    text::Line,
+    widgets::{Block, Borders, Cell, Paragraph, Row, Table},
+};
+
+use crate::{cluster::size::bytes, globals::printable};
+
+/// What is shown.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// Hosts, and how many jobs there are.
+    pub cluster: ClusterStatus,
+    /// Jobs that wait or run, newest first.
+    pub jobs: Vec<JobStatus>,
+    /// Sessions.
+    pub sessions: Vec<SessionStatus>,
+    /// Why it is not how things are now.
+    pub trouble: Option<String>,
+}
+
+/// Tokens that jobs generate a second, from one look to the next.
+#[derive(Debug, Default)]
+pub struct Rates {
+    seen: BTreeMap<String, (usize, Instant)>,
+    per_second: BTreeMap<String, f64>,
+}
+
+impl Rates {
+    /// Takes a look in; jobs that are gone are forgotten.
+    pub fn see(&mut self, jobs: &[JobStatus], now: Instant) {
+        let before = std::mem::take(&mut self.seen);
+        self.per_second.clear();
+        for JobStatus { id, generated_tokens, .. } in jobs {
+            if let Some((tokens, then)) = before.get(id) {
+                let passed = now.saturating_duration_since(*then).as_secs_f64();
+                let more = generated_tokens.saturating_sub(*tokens) as f64;
+                self.per_second.insert(id.clone(), if passed > 0.0 { more / passed } else { 0.0 });
+            }
+            self.seen.insert(id.clone(), (*generated_tokens, now));
+        }
+    }
+
+    fn of(&self, id: &str) -> String {
+        self.per_second.get(id).map_or("-".into(), |rate| format!("{rate:.1}"))
+    }
+}
+
+/// Draws all of it.
+pub fn draw(frame: &mut Frame, look: &Look, rates: &Rates) {
+    let hosts = look.cluster.hosts.len() as u16 + 3;
+    let sessions = if look.sessions.is_empty() { 0 } else { (look.sessions.len() as u16 + 3).min(8) };
+    let areas = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Length(hosts.min(frame.area().height / 2)),
+        Constraint::Min(4),
+        Constraint::Length(sessions),
+        Constraint::Length(1),
+    ]);
+    let [head, of_hosts, of_jobs, of_sessions, foot] = areas.areas(frame.area());
+    self::head(frame, head, look);
+    table(frame, of_hosts, "hosts", HOSTS, look.cluster.hosts.iter().map(host));
+    table(frame, of_jobs, "jobs", JOBS_SHOWN, look.jobs.iter().map(|status| job(status, rates)));
+    if sessions > 0 {
+        table(frame, of_sessions, "sessions", SESSIONS, look.sessions.iter().map(session));
+    }
+    frame.render_widget(Paragraph::new("q: quit"), foot);
+}
+
+fn head(frame: &mut Frame, area: Rect, look: &Look) {
+    let ClusterStatus { name, model, method, ready, jobs_running, jobs_pending, version, .. } = &look.cluster;
+    let state = if *ready { "ready" } else { "not ready" };
+    let first = format!("{name}: {state}, {model}, {method}, asterism {version}");
+    let second = match &look.trouble {
+        Some(trouble) => format!("as it was last seen: {trouble}"),
+        None => format!("{jobs_running} running, {jobs_pending} waiting"),
+    };
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let lines = vec![Line::styled(printable(&first).into_owned(), bold), Line::from(printable(&second).into_owned())];
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+type Columns = &'static [(&'static str, u16)];
+
+const HOSTS: Columns =
+    &[("HOST", 20), ("ROLE", 8), ("STATE", 9), ("SHARDS", 6), ("KV", 10), ("THREADS", 7), ("HEARD", 7), ("CAUSE", 20)];
+const JOBS_SHOWN: Columns = &[
+    ("JOB", 36),
+    ("PHASE", 10),
+    ("METHOD", 9),
+    ("CONTEXT", 8),
+    ("TOKENS", 7),
+    ("TOK/S", 7),
+    ("SECONDS", 8),
+    ("WAITS FOR", 20),
+];
+const SESSIONS: Columns = &[("SESSION", 20), ("STATE", 10), ("METHOD", 9), ("CONTEXT", 8), ("KV", 10), ("ASKED", 6)];
+
+fn table(
+    frame: &mut Frame,
+    area: Rect,
+    title: &'static str,
+    columns: Columns,
+    rows: impl Iterator<Item = Vec<String>>,
+) {
+    let header = Row::new(columns.iter().map(|(name, _)| *name)).style(Style::new().add_modifier(Modifier::BOLD));
+    // What clients named, a terminal must not obey.
+    let cells = |row: Vec<String>| Row::new(row.into_iter().map(|text| Cell::from(printable(&text).into_owned())));
+    let widths = columns.iter().enumerate().map(|(at, (_, width))| match at + 1 == columns.len() {
+        true => Constraint::Min(*width),
+        false => Constraint::Length(*width),
+    });
+    let table = Table::new(rows.map(cells), widths).header(header);
+    frame.render_widget(table.block(Block::new().borders(Borders::TOP).title(title)), area);
+}
+
+fn host(host: &HostStatus) -> Vec<String> {
+    let lower = |text: String| text.to_lowercase();
+    let known = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+    let cause = if host.health == HostHealth::Ready { None } else { host.explained() };
+    vec![
+        host.name.clone(),
+        lower(format!("{:?}", host.role)),
+        lower(format!("{:?}", host.health)),
+        host.shards.to_string(),
+        bytes(host.kv_bytes),
+        known(host.threads.map(|threads| threads.to_string())),
+        known(host.heartbeat_age_s.map(|age| format!("{age:.1} s"))),
+        cause.unwrap_or_default(),
+    ]
+}
+
+fn job(status: &JobStatus, rates: &Rates) -> Vec<String> {
+    let phase = status.phase.map_or_else(|| format!("{:?}", status.state), |phase| format!("{phase:?}"));
+    vec![
+        status.id.clone(),
+        phase.to_lowercase(),
+        status.method.clone(),
+        status.context_tokens.to_string(),
+        status.generated_tokens.to_string(),
+        rates.of(&status.id),
+        format!("{:.1}", status.timings.total_s),
+        status.waiting.as_ref().map(ToString::to_string).unwrap_or_default(),
+    ]
+}
+
+fn session(session: &SessionStatus) -> Vec<String> {
+    vec![
+        session.name.clone(),
+        format!("{:?}", session.state).to_lowercase(),
+        session.method.clone(),
+        session.context_tokens.to_string(),
+        bytes(session.kv_bytes),
+        session.hits.to_string(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ratatui::{Terminal, backend::TestBackend};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn host(name: &str, role: &str, health: &str, cause: Value) -> Value {
+        json!({
+            "name": name, "role": role, "device": "cpu", "health": health, "pid": 7, "address": null, "heartbeat_age_s": 0.25,
+            "threads": 2, "kv_bytes": 1_572_864, "shards": 3, "cause": cause,
+        })
+    }
+
+    fn job(id: &str, generated: usize) -> JobStatus {
+        let timings =
+            json!({"queue_s": 0.0, "encode_s": 1.0, "query_s": 0.1, "decode_s": 0.5, "total_s": 1.6, "hosts": []});
+        let status = json!({
+            "id": id, "state": "RUNNING", "phase": "decoding", "method": "pulsar", "model": "m", "context_tokens": 12_000,
+            "query_tokens": 9, "generated_tokens": generated, "text": "", "tokens": [], "timings": timings,
+        });
+        serde_json::from_value(status).unwrap()
+    }
+
+    fn look() -> Look {
+        let hosts = [
+            host("context-0", "context", "ready", Value::Null),
+            host("context-1", "context", "dead", json!("its process\u{1b}[2J ended")),
+            host("query-0", "query", "ready", Value::Null),
+        ];
+        let cluster = json!({
+            "name": "harbour", "model": "asterism-7m", "method": "auto", "version": "0.1.0", "ready": false, "hosts": hosts,
+            "jobs_pending": 1, "jobs_running": 2,
+        });
+        let mut waiting = job("waits", 0);
+        waiting.phase = Some(asterism_actors::api::JobPhase::Queued);
+        waiting.waiting = Some(asterism_actors::api::Waiting::Turn { before: 2, running: 1 });
+        let session = json!({
+            "name": "whale", "state": "ready", "method": "pulsar", "context_tokens": 4096, "hosts": [], "kv_bytes": 4096, "hits": 3,
+            "encode_s": 1.0, "expires_s": 60.0,
+        });
+        Look {
+            cluster: serde_json::from_value(cluster).unwrap(),
+            jobs: vec![job("job-a", 30), waiting],
+            sessions: vec![serde_json::from_value(session).unwrap()],
+            trouble: None,
+        }
+    }
+
+    fn shown(look: &Look, rates: &Rates, (width, height): (u16, u16)) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, look, rates)).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let line = |y: u16| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+        (0..height).map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn a_frame_shows_hosts_jobs_and_sessions() {
+        let (mut rates, now) = (Rates::default(), Instant::now());
+        rates.see(&[job("job-a", 10)], now);
+        rates.see(&look().jobs, now + Duration::from_secs(2));
+        insta::assert_snapshot!(shown(&look(), &rates, (120, 20)));
+    }
+
+    #[test]
+    fn a_small_terminal_and_a_cluster_that_is_gone_are_shown_too() {
+        let lost = Look { trouble: Some("no cluster answers".into()), ..look() };
+        for size in [(120, 20), (40, 12), (20, 5), (1, 1)] {
+            let text = shown(&lost, &Rates::default(), size);
+            assert!(!text.contains('\u{1b}'), "{text}");
+            assert!(size.0 < 40 || text.contains("as it was last seen: no cluster"), "{text}");
+        }
+    }
+}

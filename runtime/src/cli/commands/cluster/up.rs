@@ -1,0 +1,146 @@
+//! `up`: the parent of a cluster's processes on this machine. Ends when it is told to, and takes them with it.
+
+use std::time::Duration;
+
+use asterism_actors::api::ClusterStatus;
+
+use super::{Readiness, UpArgs, detach};
+use crate::{
+    certificates::credentials,
+    cli::{
+        checks,
+        commands::cluster::process::{GRACE, Hangup, Signals},
+    },
+    client::Client,
+    cluster::Cluster,
+    data_dir::{self, Seat, logs, start_file::StartFile},
+    error::{CliError, Exit},
+    globals::{Globals, ReadFile},
+    observe::logging,
+    processes::{
+        keeper::Keeper,
+        local_hosts,
+        node::{Launch, NodeAgent, Tie},
+        readiness::Wait,
+        wiring::{self, runtime},
+    },
+};
+
+/// Starts the cluster and stays, or leaves it in the background.
+pub fn up(globals: &Globals, args: &UpArgs) -> Result<Exit, CliError> {
+    if args.detach {
+        logging::client(globals);
+        return detach::up(globals, args.timeout);
+    }
+    let ReadFile { cluster, text, directory } = globals.read_cluster()?;
+    checks::fit_to_start(&cluster)?;
+    let log = match args.in_background {
+        true => cluster.log.clone(),
+        false => crate::cluster::Log { filter: "warn".into(), ..cluster.log.clone() },
+    };
+    logging::process(&log, globals)?;
+    let file = StartFile::new(data_dir::start_file(&cluster.data_dir, Seat::Up), &directory, text);
+    let seat = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Up)?;
+    // A supervisor that somebody else started is not ours to keep.
+    drop(data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?);
+    seat.publish_pid()?;
+    wiring::all_fit(&cluster, &local_hosts(&cluster))?;
+    if credentials::found(&cluster)? {
+        let folder = crate::certificates::members::ca_folder(&cluster);
+        globals.note(format_args!("made the cluster's certificate authority in {}", folder.display()));
+    }
+    let members = local_hosts(&cluster).into_iter().map(|host| host.member());
+    credentials::provide(&cluster, members.chain([crate::certificates::members::SUPERVISOR]))?;
+    let hangup = if args.in_background { Hangup::Ignored } else { Hangup::Ends };
+    runtime()?.block_on(async {
+        let mut signals = Signals::listen(hangup)?;
+        logs::keep_short(&cluster.data_dir);
+        let started = tokio::select! {
+            started = Running::start(globals, &cluster, file) => started?,
+            () = signals.next() => return Err(interrupted()),
+        };
+        started.serve(globals, args.timeout, &mut signals).await
+    })
+}
+
+/// What `up` started.
+struct Running<'a> {
+    cluster: &'a Cluster,
+    keeper: Keeper,
+    agent: NodeAgent,
+}
+
+impl<'a> Running<'a> {
+    async fn start(globals: &Globals, cluster: &'a Cluster, file: StartFile) -> Result<Self, CliError> {
+        let waits = |cause: &str| globals.note(format_args!("the supervisor waits: {cause}"));
+        let keeper = Keeper::start(cluster, file.clone(), waits).await?;
+        let launch = Launch::new(file, keeper.record.listen)?;
+        let hosts = local_hosts(cluster);
+        let (agent, exits) = NodeAgent::start(cluster, &hosts, &launch);
+        let tie = Tie::new(cluster, &hosts, launch.supervisor, (&agent, exits))?;
+        tokio::spawn(async move {
+            if let Err(error) = tie.hold().await {
+                tracing::error!(%error, "this machine's hosts are on their own");
+            }
+        });
+        Ok(Self { cluster, keeper, agent })
+    }
+
+    /// Waits for readiness, then for the end; nothing is left running after it.
+    async fn serve(mut self, globals: &Globals, limit: Duration, signals: &mut Signals) -> Result<Exit, CliError> {
+        let mut readiness = Readiness::default();
+        let wait = Wait { cluster: self.cluster, agent: &self.agent, limit };
+        let record = self.keeper.record.clone();
+        let look = topology(globals, self.cluster, &record)?;
+        let ready = tokio::select! {
+            ready = wait.ready(look, |status, age| readiness.see(globals, status, age)) => ready.map(Some),
+            ended = self.keeper.ended() => ended.map(|()| None),
+            () = signals.next() => Ok(None),
+        };
+        let outcome = match ready {
+            Ok(Some(status)) => readiness.show(globals, &status, &record),
+            Ok(None) => Err(interrupted()),
+            Err(error) => Err(error),
+        };
+        let outcome = match outcome {
+            Ok(()) => {
+                globals.note("Ctrl-C stops the cluster");
+                tokio::select! {
+                    ended = self.keeper.ended() => {
+                        if ended.is_ok() {
+                            globals.note("a client asked for the end");
+                        }
+                        ended
+                    }
+                    () = signals.next() => {
+                        globals.note("stopping");
+                        Ok(())
+                    }
+                }
+            }
+            Err(error) => Err(error),
+        };
+        self.keeper.stop().await;
+        self.agent.stop(GRACE).await;
+        outcome.map(|()| Exit::Success)
+    }
+}
+
+/// Asks the admin API for the cluster's status.
+fn topology(
+    globals: &Globals,
+    cluster: &Cluster,
+    record: &data_dir::ServerRecord,
+) -> Result<impl AsyncFnMut() -> Result<ClusterStatus, CliError>, CliError> {
+    let token = cluster.security.token_file.as_deref().map(crate::globals::read_token).transpose()?;
+    let client = Client::of(cluster, record, token, globals.request_timeout)?;
+    Ok(async move || {
+        let client = client.clone();
+        let asked = tokio::task::spawn_blocking(move || client.topology()).await;
+        asked.unwrap_or_else(|panic| Err(CliError::unreachable(panic)))
+    })
+}
+
+fn interrupted() -> CliError {
+    CliError::new(Exit::Interrupted, "interrupted before the cluster was ready; nothing is left running")
+}

@@ -1,0 +1,260 @@
+//! `init`, `validate`, `config default` and `version`: about files and this program, never about a running cluster.
+
+use std::{net::SocketAddr, path::Path, thread::available_parallelism};
+
+use asterism_plan::MethodConfig;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::{
+    cli::{
+        checks,
+        output::{self, Table},
+    },
+    cluster::{
+        Cluster, Host,
+        file::{ClusterFile, DType, Device, Role},
+        sample::SAMPLE,
+    },
+    data_dir,
+    error::{CliError, Exit},
+    globals::{Format, Globals},
+    observe::version::Version,
+    processes::local_hosts,
+};
+
+/// Keys that have no default, as comments of a cluster file.
+const OPTIONAL: &str = "\
+# Keys without a default, with what their absence means:
+#
+# [cluster]
+# data_dir = \"/var/lib/asterism\"      # .asterism/NAME beside this file
+# [model]
+# path = \"Llama-3.1-8B-Instruct\"      # a Hugging Face folder, or one of the hub's cache (~/.cache/huggingface/hub/models--ORG--NAME); the embedded model
+# max_context_tokens = \"128k\"         # what the model was trained for
+# random_weights = \"llama-3.1-8b\"     # instead of path, to measure speed; none
+# linear = \"fp8\"                      # 8-bit linear layers, on GPUs of bf16; what dtype says
+# [transport]
+# lanes = 3                           # sockets and threads for large payloads; as many for GPU hosts with six cores each, else 0
+# [models.heads.trained]              # APB's retaining heads, which requests call `trained`
+# path = \"heads.safetensors\"
+# [security]
+# ca = \"ca.pem\"                       # ca, cert and key: made in data_dir
+# cert = \"{name}.pem\"                # of each process: {name} is its host, its node or supervisor;
+# key = \"{name}.key\"                 # with URI:asterism://CLUSTER/ROLE/NAME and DNS:asterism as alternative names
+# token_file = \"token\"                # its first line is the admin API's token; no token
+# join_listen = \"10.0.0.1:7402\"       # nodes get certificates here (`cert token`); nowhere
+# [sessions]
+# max_pinned_bytes = \"64GiB\"          # KV that sessions may pin; what the hosts' memory allows
+# [api]
+# listen = \"127.0.0.1:8000\"         # OpenAI's API; none
+# api_key_file = \"api-keys\"         # NAME SHA256 [REQUESTS] on each line; everybody may ask
+# tls_cert = \"api.pem\"             # its certificate, and tls_key: that one's key; plain HTTP
+# allow_origins = [\"https://app.example\"] # pages that may ask it in a browser; none
+# admin_tls_cert = \"admin.pem\"     # the same for the admin API, and admin_tls_key; plain HTTP
+# [observability]
+# otlp_endpoint = \"http://127.0.0.1:4318\" # a collector of spans (OTLP over HTTP); none
+# [[node]]
+# name = \"north\"
+# address = \"10.0.0.1\"
+# [[host]]
+# name = \"context-0\"
+# role = \"context\"                    # or \"query\", or \"spare\": takes the place of a lost host
+# node = \"north\"                      # the only node
+# process = \"both\"                    # shared with the hosts that name it too: tensors in memory; its own
+# device = \"cuda:0\"                   # a GPU; device of [model]
+# port = 7410                         # chosen by the operating system
+# threads = 8                         # the node's cores, shared by its hosts that compute
+# kernels = \"avx2\"                    # instructions of the CPU; the best there are
+# memory_limit = \"16GiB\"              # for weights and KV; unlimited
+# labels = { rack = \"a\" }             # what jobs may ask for with --host-label; none
+";
+
+/// `asterism init`
+#[derive(Args, Debug)]
+pub struct InitArgs {
+    /// Context hosts on this machine
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub hosts: u16,
+}
+
+/// `asterism config`
+#[derive(Debug, Subcommand)]
+pub enum ConfigVerb {
+    /// Print every key that has a default, with it
+    Default,
+}
+
+/// Prints a cluster file.
+pub fn init(args: &InitArgs) -> Result<Exit, CliError> {
+    output::print(&sample(args.hosts))?;
+    Ok(Exit::Success)
+}
+
+/// The sample with another number of context hosts.
+fn sample(context_hosts: u16) -> String {
+    let (head, _) = SAMPLE.split_once("[[host]]").expect("the sample has hosts");
+    let context =
+        (0..context_hosts).map(|index| format!("[[host]]\nname = \"context-{index}\"\nrole = \"context\"\n\n"));
+    head.to_owned() + &context.collect::<String>() + "[[host]]\nname = \"query-0\"\nrole = \"query\"\n"
+}
+
+/// Checks a cluster file, the weights and ports that it names, and shows what it resolves to.
+pub fn validate(globals: &Globals) -> Result<Exit, CliError> {
+    let cluster = globals.cluster()?;
+    checks::valid(&cluster)?;
+    let model = match (&cluster.model.path, cluster.model.random) {
+        (Some(path), _) => path.display().to_string(),
+        (None, Some(shape)) => format!("{} with random weights", shape.name()),
+        (None, None) => "embedded".into(),
+    };
+    match globals.format {
+        Format::Table => output::print(&host_table(&host_rows(&cluster)).to_string())?,
+        format => output::print_json(&Valid::of(&cluster, model.clone()), format)?,
+    }
+    globals.note(format_args!(
+        "cluster '{}' is valid: model {model}, method {}, supervisor {}, admin API {}, data in {}",
+        cluster.name,
+        cluster.method.name(),
+        cluster.listen,
+        data_dir::admin_url(cluster.admin_listen, cluster.admin_tls.is_some()),
+        cluster.data_dir.display(),
+    ));
+    Ok(Exit::Success)
+}
+
+/// What a valid file resolves to.
+#[derive(Serialize)]
+struct Valid<'a> {
+    cluster: &'a str,
+    /// `embedded`, or the model's folder.
+    model: String,
+    dtype: DType,
+    /// By name, with its options.
+    method: &'a MethodConfig,
+    listen: SocketAddr,
+    admin_listen: SocketAddr,
+    data_dir: &'a Path,
+    hosts: Vec<HostRow>,
+}
+
+impl<'a> Valid<'a> {
+    fn of(cluster: &'a Cluster, model: String) -> Self {
+        let Cluster { name, method, listen, admin_listen, data_dir, .. } = cluster;
+        let (dtype, hosts) = (cluster.model.dtype, host_rows(cluster));
+        Self { cluster: name, model, dtype, method, listen: *listen, admin_listen: *admin_listen, data_dir, hosts }
+    }
+}
+
+fn host_table(rows: &[HostRow]) -> Table {
+    let mut table = Table::new(["HOST", "ROLE", "NODE", "DEVICE", "ADDRESS", "THREADS"]);
+    for host in rows {
+        let HostRow { name, role, node, device, address, threads } = host;
+        let role = match role {
+            Role::Context => "context",
+            Role::Query => "query",
+            Role::Spare => "spare",
+        };
+        let threads = match threads {
+            None => "auto".to_owned(),
+            Some(Threads { least, most }) if least == most => least.to_string(),
+            Some(Threads { least, most }) => format!("{least} to {most}"),
+        };
+        table.row([name.clone(), role.into(), node.clone(), device.to_string(), address.clone(), threads]);
+    }
+    table
+}
+
+#[derive(Serialize)]
+struct HostRow {
+    name: String,
+    role: Role,
+    node: String,
+    device: Device,
+    address: String,
+    /// None: a share of a machine that is not this one.
+    threads: Option<Threads>,
+}
+
+/// Threads that a host computes with.
+#[derive(Clone, Copy, Serialize)]
+struct Threads {
+    /// When all hosts of its machine compute.
+    least: usize,
+    /// When no other does.
+    most: usize,
+}
+
+fn host_rows(cluster: &Cluster) -> Vec<HostRow> {
+    let cores = available_parallelism().map_or(1, |cores| cores.get());
+    let here: Vec<&str> = local_hosts(cluster).into_iter().map(|host| host.name.as_str()).collect();
+    let threads = |host: &Host| match host.threads {
+        Some(given) => Some(Threads { least: given, most: given }),
+        None if host.device != Device::Cpu || !here.contains(&host.name.as_str()) => None,
+        None => Some(Threads { least: cluster.threads_of(host, cores), most: cores }),
+    };
+    let row = |host: &Host| HostRow {
+        name: host.name.clone(),
+        role: host.role,
+        node: host.node.clone(),
+        device: host.device,
+        address: match host.address.port() {
+            0 => format!("{} (any port)", host.address.ip()),
+            _ => host.address.to_string(),
+        },
+        threads: threads(host),
+    };
+    cluster.hosts.iter().map(row).collect()
+}
+
+/// `config default`
+pub fn run(verb: ConfigVerb) -> Result<Exit, CliError> {
+    let ConfigVerb::Default = verb;
+    let text = toml::to_string_pretty(&ClusterFile::default()).expect("the typed file is TOML");
+    let tables =
+        text.lines().filter(|line| *line != "node = []" && *line != "host = []").collect::<Vec<_>>().join("\n");
+    output::print(&format!("{}\n\n{OPTIONAL}", tables.trim_end()))?;
+    Ok(Exit::Success)
+}
+
+/// Version and build.
+pub fn version(globals: &Globals) -> Result<Exit, CliError> {
+    let version = Version::current();
+    match globals.format {
+        Format::Table => {
+            let Version { version, protocol, target, profile } = version;
+            output::print(&format!("asterism {version} (protocol {protocol}, {target}, {profile})\n"))?;
+        }
+        format => output::print_json(&version, format)?,
+    }
+    Ok(Exit::Success)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn init_prints_the_sample_and_other_sizes_of_it() {
+        assert_eq!(sample(4), SAMPLE);
+        assert_eq!(sample(2).matches("role = \"context\"").count(), 2);
+        let file = crate::cluster::file::parse(&sample(7), []).unwrap();
+        assert!(Cluster::resolve(&file, std::path::Path::new("/")).is_ok());
+    }
+
+    #[test]
+    fn every_default_is_itself_a_valid_file() {
+        let text = toml::to_string_pretty(&ClusterFile::default()).unwrap();
+        assert_eq!(crate::cluster::file::parse(&text, []).unwrap(), ClusterFile::default());
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn every_key_without_a_default_is_valid() {
+        let lines = OPTIONAL.lines().skip(2).map(|line| line.trim_start_matches("# ").to_owned() + "\n");
+        let file = crate::cluster::file::parse(&format!("version = 1\n{}", lines.collect::<String>()), []).unwrap();
+        assert_eq!(file.hosts[0].memory_limit, Some(crate::cluster::size::Bytes(16 << 30)));
+        assert_eq!(file.hosts[0].labels["rack"], "a");
+        assert!(file.sessions.max_pinned_bytes.is_some() && file.security.token_file.is_some());
+    }
+}

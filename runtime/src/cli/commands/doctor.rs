@@ -1,0 +1,253 @@
+//! `doctor`: what this machine has to compute with, what is missing, and which hosts of the cluster file that stops.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::{
+    cli::{
+        checks::{self, Asker, Judgment, Verdict},
+        output,
+    },
+    cluster::{Cluster, file::Device, size::bytes},
+    error::{CliError, Exit},
+    globals::{Format, Globals},
+    observe::version::Version,
+    processes::{
+        calibration::Machine,
+        device::{self, Numbers},
+        local_hosts,
+    },
+};
+
+/// What `-o json` prints.
+#[derive(Serialize)]
+struct Report {
+    version: Version,
+    processor: String,
+    cores: usize,
+    gpu: GpuReport,
+    /// What stops hosts of the cluster file, each with its remedy.
+    problems: Vec<String>,
+    /// Each thing that was looked at, and how it is.
+    checks: Vec<Judgment>,
+}
+
+/// What there is for GPUs.
+#[derive(Default, Serialize)]
+struct GpuReport {
+    /// Whether this program knows GPUs.
+    built: bool,
+    /// Latest CUDA that the driver knows.
+    driver: Option<String>,
+    trouble: Option<String>,
+    devices: Vec<DeviceReport>,
+    libraries: Vec<LibraryReport>,
+}
+
+#[derive(Serialize)]
+struct DeviceReport {
+    device: String,
+    name: String,
+    capability: String,
+    usable: bool,
+    free_bytes: u64,
+    all_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct LibraryReport {
+    name: &'static str,
+    version: Option<String>,
+    without: &'static str,
+}
+
+/// Looks and prints; exit 3 when something is wrong that a cluster would not work with here.
+pub fn run(globals: &Globals) -> Result<Exit, CliError> {
+    let cluster = globals.cluster_if_any()?;
+    let (gpu, machine) = (look(), Machine::here());
+    let problems = cluster.as_ref().map_or_else(Vec::new, |cluster| problems(cluster, &gpu));
+    let checks = checks::look(globals, cluster.as_ref());
+    let (version, processor, cores) = (Version::current(), machine.processor, machine.cores);
+    let report = Report { version, processor, cores, gpu, problems, checks };
+    match globals.format {
+        Format::Table => output::print(&text(&report))?,
+        format => output::print_json(&report, format)?,
+    }
+    let fails = report.checks.iter().any(|check| check.verdict == Verdict::Error);
+    Ok(if fails || !report.problems.is_empty() { Exit::Unreachable } else { Exit::Success })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn look() -> GpuReport {
+    GpuReport::default()
+}
+
+#[cfg(feature = "cuda")]
+fn look() -> GpuReport {
+    let found = asterism_kernels::cuda::survey();
+    let device = |(index, gpu): (usize, asterism_kernels::cuda::Gpu)| DeviceReport {
+        device: Device::Cuda(index).to_string(),
+        capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
+        usable: gpu.usable(),
+        name: gpu.name,
+        free_bytes: gpu.memory.0 as u64,
+        all_bytes: gpu.memory.1 as u64,
+    };
+    let library = |library: asterism_kernels::cuda::Library| LibraryReport {
+        name: library.name,
+        version: library.version,
+        without: library.without,
+    };
+    GpuReport {
+        built: true,
+        driver: found.driver,
+        trouble: found.trouble,
+        devices: found.gpus.into_iter().enumerate().map(device).collect(),
+        libraries: found.libraries.into_iter().map(library).collect(),
+    }
+}
+
+/// Why hosts of this machine could not start.
+fn problems(cluster: &Cluster, gpu: &GpuReport) -> Vec<String> {
+    let mut problems: Vec<String> = checks::refusals(Asker::Doctor, cluster).map(|error| error.message).collect();
+    if !problems.is_empty() {
+        return problems;
+    }
+    let weights = |parts| {
+        let checkpoint = crate::processes::checkpoint::checkpoint_of(&cluster.model).ok()?;
+        Some(Numbers::of(&cluster.model).weight_bytes(checkpoint.config(), parts))
+    };
+    // Hosts of a process have one copy on a GPU, of as much as one of them needs.
+    let mut processes: Vec<BTreeMap<&str, u64>> = vec![BTreeMap::new(); gpu.devices.len()];
+    for host in local_hosts(cluster) {
+        let Device::Cuda(index) = host.device else { continue };
+        match gpu.devices.get(index) {
+            None => problems.push(format!(
+                "host '{}' is to compute on {}; {}",
+                host.name,
+                host.device,
+                match (&gpu.driver, &gpu.trouble) {
+                    (Some(_), Some(trouble)) => trouble.clone(),
+                    (Some(_), None) => format!("the driver knows {} GPUs, counted from 0", gpu.devices.len()),
+                    (None, _) => "there is no NVIDIA driver (libcuda) here".into(),
+                }
+            )),
+            Some(found) if !found.usable => problems.push(format!(
+                "host '{}' is to compute on {}, a {} of compute capability {}; 8.x (such as the A100) or 9.0 (Hopper) is needed",
+                host.name, host.device, found.name, found.capability
+            )),
+            Some(_) => {
+                let wanted = weights(device::parts(host.role, cluster.recovery)).unwrap_or_default();
+                let most = processes[index].entry(&host.process).or_default();
+                *most = wanted.max(*most);
+            }
+        }
+    }
+    let wanted = processes.iter().map(|processes| processes.values().sum::<u64>());
+    for (found, wanted) in gpu.devices.iter().zip(wanted).filter(|(found, wanted)| *wanted > found.free_bytes) {
+        problems.push(format!(
+            "the hosts on {} need {} for weights, {} are free, {} are missing; put them into one process, or fewer hosts or a smaller model on it",
+            found.device,
+            bytes(wanted),
+            bytes(found.free_bytes),
+            bytes(wanted - found.free_bytes)
+        ));
+    }
+    problems
+}
+
+fn text(report: &Report) -> String {
+    let Report { version, processor, cores, gpu, problems, checks } = report;
+    let mut lines = vec![
+        format!("asterism   {} ({}, {})", version.version, version.target, version.profile),
+        format!("processor  {processor}, {cores} cores"),
+    ];
+    match (gpu.built, &gpu.driver) {
+        (false, _) => lines.push("GPUs       this program was built for CPUs only (`--features cuda`)".into()),
+        (true, None) => lines.push("GPUs       no NVIDIA driver (libcuda) is installed; CPUs only".into()),
+        (true, Some(driver)) => lines.push(format!("driver     knows CUDA up to {driver}")),
+    }
+    lines.extend(gpu.trouble.iter().map(|trouble| format!("driver     does not work: {trouble}")));
+    lines.extend(gpu.devices.iter().map(|found| {
+        let DeviceReport { device, name, capability, free_bytes, all_bytes, .. } = found;
+        let (free, all) = (bytes(*free_bytes), bytes(*all_bytes));
+        format!("{device:<10} {name}, compute capability {capability}, {free} of {all} free")
+    }));
+    lines.extend(gpu.libraries.iter().map(|LibraryReport { name, version, without }| match version {
+        Some(version) => format!("{name:<10} {version}"),
+        None => format!("{name:<10} not found: {without}"),
+    }));
+    for Judgment { what, verdict, found, remedy } in checks {
+        let mark = match verdict {
+            Verdict::Ok => "ok",
+            Verdict::Warning => "warning",
+            Verdict::Error => "error",
+        };
+        lines.push(format!("{mark:<10} {what}: {found}"));
+        lines.extend(remedy.iter().map(|remedy| format!("           {remedy}")));
+    }
+    lines.extend(problems.iter().map(|problem| format!("problem    {problem}")));
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::file::parse;
+
+    fn cluster(device: &str) -> Cluster {
+        let file =
+            include_str!("../../../../cluster.toml").replace("[model]", &format!("[model]\ndevice = \"{device}\""));
+        Cluster::resolve(&parse(&file, []).unwrap(), std::path::Path::new("/")).unwrap()
+    }
+
+    #[test]
+    fn hosts_on_the_cpu_need_nothing() {
+        assert_eq!(problems(&cluster("cpu"), &GpuReport::default()), Vec::<String>::new());
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_build_for_cpus_says_so() {
+        let said = problems(&cluster("cuda:0"), &look());
+        assert!(
+            said[0].contains("host 'context-0' computes on cuda:0") && said[0].contains("for CPUs only"),
+            "{said:?}"
+        );
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn what_hosts_lack_is_counted() {
+        use asterism_models::{Checkpoint, Parts};
+
+        let found = |free_bytes| DeviceReport {
+            device: "cuda:0".into(),
+            name: "a GPU".into(),
+            capability: "9.0".into(),
+            usable: true,
+            free_bytes,
+            all_bytes: 1 << 30,
+        };
+        let driver = || Some("13.0".to_owned());
+        let gpu = |devices| GpuReport { built: true, driver: driver(), devices, ..GpuReport::default() };
+        assert_eq!(problems(&cluster("cuda:0"), &gpu(vec![found(1 << 30)])), Vec::<String>::new());
+        let small = problems(&cluster("cuda:0"), &gpu(vec![found(1 << 20)]));
+        assert!(small.len() == 1 && small[0].contains("are missing"), "{small:?}");
+        let mut together = cluster("cuda:0");
+        together.hosts.iter_mut().for_each(|host| host.process = "all".into());
+        let bytes =
+            Checkpoint::embedded().unwrap().config().weight_bytes(Parts::All, (asterism_kernels::DType::F32, false));
+        assert_eq!(problems(&together, &gpu(vec![found(bytes)])), Vec::<String>::new());
+        assert_eq!(problems(&together, &gpu(vec![found(bytes - 1)])).len(), 1);
+        assert_eq!(problems(&cluster("cuda:0"), &gpu(vec![found(bytes)])).len(), 1, "a copy for each process");
+        let absent = problems(&cluster("cuda:1"), &gpu(vec![found(1 << 30)]));
+        assert!(absent.len() == 5 && absent[0].contains("knows 1 GPUs"), "{absent:?}");
+        let old = GpuReport { trouble: Some("its driver knows CUDA up to 12.4".into()), ..gpu(Vec::new()) };
+        let old = problems(&cluster("cuda:0"), &old);
+        assert!(old[0].contains("cuda:0; its driver knows CUDA up to 12.4"), "{old:?}");
+        let none = problems(&cluster("cuda:0"), &GpuReport { built: true, ..GpuReport::default() });
+        assert!(none[0].contains("no NVIDIA driver"), "{none:?}");
+    }
+}

@@ -1,0 +1,163 @@
+//! A plan laid on the hosts of a cluster file, or why their memory or labels do not allow it. Starts nothing.
+
+use asterism_actors::supervisor::{Candidate, Demand, PlacementPolicy, PlacementRefusal, place};
+use asterism_models::ModelConfig;
+use asterism_plan::Plan;
+
+use crate::{
+    cluster::{
+        Cluster, Host,
+        file::Role,
+        size::{bytes, grouped},
+    },
+    error::{CliError, Exit},
+    processes::{checkpoint, device},
+};
+
+/// Names of hosts that a refusal lists; of more it gives the number.
+const HOSTS_LISTED: usize = 8;
+
+/// The hosts that may hold shards: context hosts, then spares.
+pub struct Holders<'a> {
+    hosts: Vec<&'a Host>,
+    /// Bytes of weights that are counted as each host's, in their order.
+    weights: Vec<u64>,
+    kv_bytes_per_token: u64,
+}
+
+impl<'a> Holders<'a> {
+    /// Of a cluster that runs nothing.
+    pub fn of(cluster: &'a Cluster, model: &ModelConfig) -> Self {
+        let dtype = checkpoint::dtype(cluster.model.dtype);
+        let hosts: Vec<&Host> = cluster.with_role(Role::Context).chain(cluster.with_role(Role::Spare)).collect();
+        Self {
+            weights: hosts.iter().map(|host| device::weight_bytes(cluster, host, model)).collect(),
+            hosts,
+            kv_bytes_per_token: model.shape(dtype).kv_bytes_per_token(),
+        }
+    }
+
+    /// The hosts, in the order that a placed plan counts them.
+    pub fn hosts(&self) -> &[&'a Host] {
+        &self.hosts
+    }
+
+    /// The machine of each, as a number.
+    pub fn machines(&self) -> Vec<usize> {
+        let node = |host: &&Host| self.hosts.iter().position(|first| first.node == host.node).unwrap_or_default();
+        self.hosts.iter().map(node).collect()
+    }
+
+    /// Bytes of weights that are counted as a host's, by its place.
+    pub fn weights(&self, at: usize) -> u64 {
+        self.weights[at]
+    }
+
+    /// Makes the plan's hosts those of the cluster.
+    pub fn place(&self, plan: &mut Plan, policy: &PlacementPolicy) -> Result<(), CliError> {
+        let free = |at: usize| self.hosts[at].memory_limit.map(|limit| limit.saturating_sub(self.weights[at]));
+        let placed = self.places(plan, policy, free);
+        let placed = placed.map_err(|refusal| self.refused(plan, policy, &refusal))?;
+        plan.hosts = self.hosts.len();
+        plan.shards.iter_mut().zip(placed).for_each(|(shard, host)| shard.host = host);
+        Ok(())
+    }
+
+    fn places(
+        &self,
+        plan: &Plan,
+        policy: &PlacementPolicy,
+        free: impl Fn(usize) -> Option<u64>,
+    ) -> Result<Vec<usize>, PlacementRefusal> {
+        let candidate = |(at, host): (usize, &&'a Host)| Candidate {
+            host: at,
+            node: &self.hosts[at].node,
+            labels: &self.hosts[at].labels,
+            rank: u8::from(host.role == Role::Spare),
+            free_bytes: free(at),
+            busy: 0,
+            numerics: None,
+        };
+        let candidates: Vec<Candidate> = self.hosts.iter().enumerate().map(candidate).collect();
+        place(&self.demands(plan), &candidates, policy)
+    }
+
+    fn demands(&self, plan: &Plan) -> Vec<Demand> {
+        let shards = plan.shards.iter();
+        let bytes = |kept: usize| kept as u64 * self.kv_bytes_per_token;
+        shards
+            .map(|shard| Demand { block: shard.block, logical: shard.host, kv_bytes: bytes(shard.kept_tokens()) })
+            .collect()
+    }
+
+    fn most_weights(&self) -> u64 {
+        self.weights.iter().copied().max().unwrap_or(0)
+    }
+
+    fn refused(&self, plan: &Plan, policy: &PlacementPolicy, refusal: &PlacementRefusal) -> CliError {
+        let PlacementRefusal::NotEnoughMemory { needed, largest, free, .. } = refusal else {
+            return CliError::new(Exit::Capacity, refusal).hint("nothing was started");
+        };
+        let limits = free.iter().take(HOSTS_LISTED).map(|&(host, free)| {
+            let Host { name, memory_limit, .. } = self.hosts[host];
+            let limit = memory_limit.map_or("none".into(), bytes);
+            format!("{name} {} of {limit}", bytes(free))
+        });
+        let unlisted = match free.len().saturating_sub(HOSTS_LISTED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let message = format!(
+            "{} tokens of context need {} of KV, the largest shard {}, beside {} of weights on each host; free under memory_limit: {}{unlisted}",
+            grouped(plan.context_tokens),
+            bytes(*needed),
+            bytes(*largest),
+            bytes(self.most_weights()),
+            limits.collect::<Vec<_>>().join(", "),
+        );
+        CliError::new(Exit::Capacity, message).hint(self.remedy(plan, policy, free))
+    }
+
+    /// What would make the plan fit.
+    fn remedy(&self, plan: &Plan, policy: &PlacementPolicy, free: &[(usize, u64)]) -> String {
+        let mut taken = vec![0; self.hosts.len()];
+        let unlimited = self.places(plan, policy, |_| None).unwrap_or_default();
+        unlimited.iter().zip(self.demands(plan)).for_each(|(&host, demand)| taken[host] += demand.kv_bytes);
+        let most = self.most_weights() + taken.into_iter().max().unwrap_or(0);
+        // Blocks are of about one size, so the host with the least room decides.
+        let least = free.iter().map(|(_, free)| free / self.kv_bytes_per_token).min();
+        let shorter = match least.unwrap_or(0) * free.len() as u64 {
+            0 => String::new(),
+            tokens => format!(", or shorten the context to about {} tokens", grouped(tokens as usize)),
+        };
+        format!("nothing was started; raise memory_limit to {} a host, or add hosts{shorter}", bytes(most))
+    }
+}
+
+/// What the query host needs, in bytes of weights and of KV, or why its limit does not allow it.
+pub fn query_memory(
+    host: &Host,
+    model: &ModelConfig,
+    cluster: &Cluster,
+    tokens: usize,
+) -> Result<(u64, u64), CliError> {
+    let dtype = checkpoint::dtype(cluster.model.dtype);
+    let weights = device::weight_bytes(cluster, host, model);
+    let kv = tokens as u64 * model.shape(dtype).kv_bytes_per_token();
+    match host.memory_limit {
+        Some(limit) if limit < weights + kv => {
+            let message = format!(
+                "query host {} needs {}: {} of weights and {} of KV of {} query and answer tokens; its memory_limit is {}",
+                host.name,
+                bytes(weights + kv),
+                bytes(weights),
+                bytes(kv),
+                grouped(tokens),
+                bytes(limit),
+            );
+            let hint = format!("nothing was started; raise its memory_limit to {}", bytes(weights + kv));
+            Err(CliError::new(Exit::Capacity, message).hint(hint))
+        }
+        _ => Ok((weights, kv)),
+    }
+}

@@ -1,0 +1,378 @@
+//! `cluster.toml` as typed. Says what a line means and whether it parses; what the lines add up to is `cluster.rs`'s.
+
+mod device;
+pub(crate) mod error;
+mod host;
+mod numbers;
+mod observability;
+mod paths;
+mod read;
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use asterism_actors::supervisor::MixedNumerics;
+use asterism_models::{QuerySeparator, TemplateDate};
+use asterism_plan::MethodConfig;
+use serde::{Deserialize, Serialize};
+
+pub use super::file::error::FileError;
+use crate::cluster::size::Bytes;
+pub use device::Device;
+pub use host::{HostSection, Role};
+pub use numbers::{DType, LinearType};
+pub use observability::{LogFormat, ObservabilitySection};
+pub use paths::anchored;
+pub use read::parse;
+
+/// The whole file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterFile {
+    /// Version of this format: 1.
+    pub version: u32,
+    /// `[cluster]`
+    #[serde(default)]
+    pub cluster: ClusterSection,
+    /// `[model]`
+    #[serde(default)]
+    pub model: ModelSection,
+    /// `[models]`: what goes with the model.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub models: ModelsSection,
+    /// `[attention.METHOD]`: exactly one table.
+    #[serde(default)]
+    pub attention: MethodConfig,
+    /// `[transport]`
+    #[serde(default)]
+    pub transport: TransportSection,
+    /// `[security]`
+    #[serde(default)]
+    pub security: SecuritySection,
+    /// `[supervisor]`
+    #[serde(default)]
+    pub supervisor: SupervisorSection,
+    /// `[sessions]`
+    #[serde(default)]
+    pub sessions: SessionsSection,
+    /// `[api]`
+    #[serde(default)]
+    pub api: ApiSection,
+    /// `[observability]`
+    #[serde(default)]
+    pub observability: ObservabilitySection,
+    /// `[[node]]`: the machines.
+    #[serde(default, rename = "node")]
+    pub nodes: Vec<NodeSection>,
+    /// `[[host]]`: the host processes.
+    #[serde(default, rename = "host")]
+    pub hosts: Vec<HostSection>,
+}
+
+/// `[cluster]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClusterSection {
+    /// Name of the cluster.
+    pub name: String,
+    /// Where certificates, logs and the lock live; relative to the file. Absent: `.asterism/NAME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_dir: Option<PathBuf>,
+    /// Address hosts reach the supervisor at.
+    pub listen: String,
+    /// What becomes of a job that no hosts of equal numerics can take: `refuse` or `mark`.
+    pub mixed_numerics: MixedNumerics,
+}
+
+/// `[model]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelSection {
+    /// A Hugging Face folder, relative to the file. Absent: the embedded model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// A known shape with random weights instead of a checkpoint, to measure speed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_weights: Option<String>,
+    /// Where hosts compute that do not say.
+    pub device: Device,
+    /// Element type of weights and products.
+    pub dtype: DType,
+    /// What linear layers but the output head are computed in. Absent: `dtype`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub linear: Option<LinearType>,
+    /// Longest context accepted. Absent: what the model was trained for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_context_tokens: Option<usize>,
+    /// What stands between context and question where a request does not say.
+    pub query_separator: QuerySeparator,
+    /// The date that the chat template is told where a request does not say, such as "2026-11-25". Absent: when it was submitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template_date: Option<TemplateDate>,
+}
+
+/// `[models]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelsSection {
+    /// `[models.heads.NAME]`: APB's retaining heads, which requests name NAME.
+    pub heads: BTreeMap<String, HeadsSection>,
+}
+
+/// `[models.heads.NAME]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeadsSection {
+    /// A safetensors file, relative to the cluster file.
+    pub path: PathBuf,
+}
+
+/// `[transport]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TransportSection {
+    /// What carries control messages.
+    pub control: ControlTransport,
+    /// What carries tensors between hosts.
+    pub data: DataTransport,
+    /// Network interfaces that UCX may take and nobody else reaches. Without one, `auto` has UCX share memory alone and `ucx` take
+    /// the interface that has the host's address, unless all hosts are on one node.
+    pub interfaces: Vec<String>,
+    /// Sockets with threads of their own over which QUIC spreads large payloads; 0: all go over one. None: hosts on GPUs have some where
+    /// cores are to spare.
+    pub lanes: Option<u16>,
+}
+
+/// What carries control messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ControlTransport {
+    /// QUIC.
+    #[default]
+    Quic,
+}
+
+/// What carries tensors between hosts: the queries of phase 2 and their answers, and what shards pass each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataTransport {
+    /// The fastest one both ends have.
+    #[default]
+    Auto,
+    /// QUIC.
+    Quic,
+    /// UCX, which this build has if it was made with the feature `ucx`.
+    Ucx,
+}
+
+/// `[security]`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SecuritySection {
+    /// Whether hosts prove who they are.
+    pub mode: SecurityMode,
+    /// The cluster's CA certificate (PEM). Absent: made in data_dir by the first `up`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// Each process's certificate chain (PEM), with its name in the place of `{name}`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert: Option<PathBuf>,
+    /// Each process's private key (PEM), likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// A file whose first line every admin request must bear as its token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// Where the supervisor gives certificates to nodes with a join token. Absent: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub join_listen: Option<String>,
+    /// The admin API may listen beyond this machine without a token: for a closed network only.
+    pub allow_open_admin: bool,
+}
+
+/// Whether hosts prove who they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SecurityMode {
+    /// Both ends show a certificate of the cluster's own CA.
+    #[default]
+    Mtls,
+    /// Encrypted, but anybody may join: for a closed network only.
+    Insecure,
+}
+
+/// `[supervisor]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SupervisorSection {
+    /// Milliseconds between a host's heartbeats.
+    pub heartbeat_ms: u64,
+    /// Missed heartbeats after which a host is suspect.
+    pub suspect_after: u32,
+    /// Milliseconds of silence after which a host is dead.
+    pub dead_after_ms: u64,
+    /// What happens to a job whose host died.
+    pub recovery: Recovery,
+    /// Times that a host's process is started again.
+    pub max_restarts: u32,
+    /// Whether the cluster takes no work before a self-test has passed.
+    pub self_test: bool,
+}
+
+/// What happens to a job whose host died.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recovery {
+    /// Its shards are encoded anew on a spare; without one it fails.
+    Spare,
+    /// Its shards are encoded anew on a spare, or else on the other context hosts.
+    #[default]
+    Redistribute,
+    /// It fails, with code `host_lost`.
+    Fail,
+}
+
+/// `[sessions]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SessionsSection {
+    /// Seconds that a session lives which names no time.
+    pub default_ttl_s: u64,
+    /// Most KV that sessions may pin over the cluster. Absent: what the hosts' memory allows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_pinned_bytes: Option<Bytes>,
+}
+
+/// `[api]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ApiSection {
+    /// Address of OpenAI's API. Absent: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+    /// File of the keys that requests to it bear: a name and the SHA-256 of a key on each line. Absent: everybody may ask.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key_file: Option<PathBuf>,
+    /// PEM file of its certificate, and of those between it and its authority. Absent: it speaks plain HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file of that certificate's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<PathBuf>,
+    /// Address of the admin API and of /metrics.
+    pub admin_listen: String,
+    /// PEM file of its certificate; commands that are given this file take no other. Absent: it speaks plain HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_tls_cert: Option<PathBuf>,
+    /// PEM file of that certificate's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_tls_key: Option<PathBuf>,
+    /// Jobs that may wait, and sessions that there may be; more are told to come again later.
+    pub max_queue: usize,
+    /// Memory that the contexts and questions of all jobs and sessions may take in the supervisor.
+    pub max_queue_bytes: Bytes,
+    /// Bytes of files and batches that clients of OpenAI's API may keep in data_dir.
+    pub max_stored_bytes: Bytes,
+    /// Bytes of these that one key may keep; without keys: everybody together.
+    pub max_stored_bytes_per_key: Bytes,
+    /// Origins whose pages may ask OpenAI's API in a browser, such as `https://app.example`; `*`: any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allow_origins: Vec<String>,
+}
+
+/// `[[node]]`: a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeSection {
+    /// Name that hosts refer to.
+    pub name: String,
+    /// Its IP address.
+    pub address: String,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+impl Default for ClusterFile {
+    fn default() -> Self {
+        Self {
+            version: 1,
+            cluster: ClusterSection::default(),
+            model: ModelSection::default(),
+            models: ModelsSection::default(),
+            attention: MethodConfig::default(),
+            transport: TransportSection::default(),
+            security: SecuritySection::default(),
+            supervisor: SupervisorSection::default(),
+            sessions: SessionsSection::default(),
+            api: ApiSection::default(),
+            observability: ObservabilitySection::default(),
+            nodes: Vec::new(),
+            hosts: Vec::new(),
+        }
+    }
+}
+
+impl Default for ClusterSection {
+    fn default() -> Self {
+        Self {
+            name: "asterism".into(),
+            data_dir: None,
+            listen: "127.0.0.1:7400".into(),
+            mixed_numerics: MixedNumerics::Refuse,
+        }
+    }
+}
+
+impl Default for ModelSection {
+    fn default() -> Self {
+        Self {
+            path: None,
+            random_weights: None,
+            device: Device::Cpu,
+            dtype: DType::F32,
+            linear: None,
+            max_context_tokens: None,
+            query_separator: QuerySeparator::default(),
+            template_date: None,
+        }
+    }
+}
+
+impl Default for SupervisorSection {
+    fn default() -> Self {
+        Self {
+            heartbeat_ms: 250,
+            suspect_after: 3,
+            dead_after_ms: 1500,
+            recovery: Recovery::Redistribute,
+            max_restarts: 20,
+            self_test: false,
+        }
+    }
+}
+
+impl Default for SessionsSection {
+    fn default() -> Self {
+        Self { default_ttl_s: 3600, max_pinned_bytes: None }
+    }
+}
+
+impl Default for ApiSection {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            api_key_file: None,
+            tls_cert: None,
+            tls_key: None,
+            admin_listen: "127.0.0.1:7401".into(),
+            admin_tls_cert: None,
+            admin_tls_key: None,
+            max_queue: 1024,
+            max_queue_bytes: Bytes(512 << 20),
+            max_stored_bytes: Bytes(4 << 30),
+            max_stored_bytes_per_key: Bytes(1 << 30),
+            allow_origins: Vec::new(),
+        }
+    }
+}

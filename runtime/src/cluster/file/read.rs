@@ -1,0 +1,218 @@
+//! From text and environment to the typed file, and from serde's errors to a line and the nearest key.
+
+use std::{borrow::Cow, ops::Range};
+
+use serde::Deserialize;
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use super::{ClusterFile, paths};
+pub use crate::cluster::file::error::FileError;
+use crate::cluster::size::Tokens;
+
+/// Prefix of environment overrides: `ASTERISM__SECTION__KEY`.
+const OVERRIDE_PREFIX: &str = "ASTERISM__";
+
+/// Reads `text`, then lays the overrides among `environment` over it, in the order of their names. A `~` is its HOME.
+pub fn parse(text: &str, environment: impl IntoIterator<Item = (String, String)>) -> Result<ClusterFile, FileError> {
+    if text.trim().is_empty() {
+        return Err(FileError::Empty);
+    }
+    let environment: Vec<_> = environment.into_iter().collect();
+    let home = environment.iter().find(|(name, _)| name == "HOME").map(|(_, home)| home.clone());
+    let text = spell_sizes_out(text)?;
+    let mut file = typed(&text, &[]).map_err(|error| line_error(&text, &error))?;
+    let mut overrides: Vec<_> = environment.into_iter().filter(|(name, _)| name.starts_with(OVERRIDE_PREFIX)).collect();
+    overrides.sort();
+    let overrides: Vec<_> = overrides.into_iter().map(Override::new).collect::<Result<_, _>>()?;
+    for applied in 1..=overrides.len() {
+        file = typed(&text, &overrides[..applied]).map_err(|error| overrides[applied - 1].refuse(explain(&error)))?;
+    }
+    paths::at_home(&mut file, home.as_deref())?;
+    Ok(file)
+}
+
+/// One `ASTERISM__SECTION__KEY=value`.
+struct Override {
+    variable: String,
+    path: Vec<String>,
+    /// A TOML value.
+    value: String,
+}
+
+impl Override {
+    fn new((variable, value): (String, String)) -> Result<Self, FileError> {
+        let path: Vec<_> = variable[OVERRIDE_PREFIX.len()..].split("__").map(str::to_ascii_lowercase).collect();
+        let counts_tokens = path.last().is_some_and(|key| key.ends_with("_tokens"));
+        let value = match value.parse::<Tokens>() {
+            Ok(size) if counts_tokens => size.to_string(),
+            _ if DeValue::parse(&value).is_ok() => value,
+            _ => toml::Value::String(value).to_string(),
+        };
+        let new = Self { variable, path, value };
+        if new.path.len() < 2 || new.path.iter().any(String::is_empty) {
+            return Err(new.refuse("expected ASTERISM__SECTION__KEY, such as ASTERISM__CLUSTER__NAME".into()));
+        }
+        Ok(new)
+    }
+
+    fn refuse(&self, cause: String) -> FileError {
+        FileError::Override { variable: self.variable.clone(), cause }
+    }
+
+    fn lay_over<'a>(&'a self, table: &mut DeTable<'a>) -> Result<(), toml::de::Error> {
+        use serde::de::Error;
+        let (key, sections) = self.path.split_last().expect("checked when made: at least two parts");
+        let mut table = table;
+        for section in sections {
+            let section = Spanned::new(0..0, Cow::Borrowed(section.as_str()));
+            let entry = table.entry(section).or_insert_with(|| Spanned::new(0..0, DeValue::Table(DeTable::new())));
+            let DeValue::Table(inner) = entry.get_mut() else {
+                return Err(toml::de::Error::custom("only keys of single tables can be overridden"));
+            };
+            table = inner;
+        }
+        let value = DeValue::parse(&self.value)?;
+        table.insert(Spanned::new(0..0, Cow::Borrowed(key.as_str())), value);
+        Ok(())
+    }
+}
+
+fn typed(text: &str, overrides: &[Override]) -> Result<ClusterFile, toml::de::Error> {
+    let mut table = DeTable::parse(text)?;
+    for laid in overrides {
+        laid.lay_over(table.get_mut())?;
+    }
+    ClusterFile::deserialize(toml::Deserializer::from(table))
+}
+
+/// Turns `"32k"` into 32768 wherever the key counts tokens, so that every typed section takes plain numbers. Lines stay.
+fn spell_sizes_out(text: &str) -> Result<String, FileError> {
+    let table = DeTable::parse(text).map_err(|error| line_error(text, &error))?;
+    let mut sizes = Vec::new();
+    collect_sizes(table.get_ref(), &mut sizes);
+    sizes.sort_by_key(|(span, _)| std::cmp::Reverse(span.start));
+    let mut spelled = text.to_owned();
+    for (span, size) in sizes {
+        spelled.replace_range(span, &size.to_string());
+    }
+    Ok(spelled)
+}
+
+fn collect_sizes(table: &DeTable<'_>, sizes: &mut Vec<(Range<usize>, Tokens)>) {
+    for (key, value) in table {
+        match value.get_ref() {
+            DeValue::String(text) if key.get_ref().ends_with("_tokens") => {
+                sizes.extend(text.parse().ok().map(|size| (value.span(), size)));
+            }
+            DeValue::Table(inner) => collect_sizes(inner, sizes),
+            _ => {}
+        }
+    }
+}
+
+fn line_error(text: &str, error: &toml::de::Error) -> FileError {
+    let start = error.span().map_or(0, |span| span.start.min(text.len()));
+    FileError::Line { line: text[..start].matches('\n').count() + 1, cause: explain(error) }
+}
+
+/// serde's message, with the nearest known name where one was not known.
+fn explain(error: &toml::de::Error) -> String {
+    let message = error.message().replace('`', "'");
+    if message.contains("wanted exactly 1 element") {
+        return "exactly one attention method is wanted, such as [attention.star]".into();
+    }
+    if message.starts_with("invalid ") {
+        return whole_numbers(message);
+    }
+    let Some(unknown) = message.strip_prefix("unknown field ").or_else(|| message.strip_prefix("unknown variant "))
+    else {
+        return message;
+    };
+    let kind = if message.starts_with("unknown field") { "key" } else { "value" };
+    let mut quoted = unknown.split('\'').skip(1).step_by(2);
+    let Some(name) = quoted.next() else { return message };
+    let known: Vec<&str> = quoted.collect();
+    let nearest = known
+        .iter()
+        .map(|candidate| (strsim::damerau_levenshtein(name, candidate), *candidate))
+        .min()
+        .filter(|(distance, candidate)| *distance <= candidate.len().max(3) / 2);
+    match nearest {
+        Some((_, candidate)) => format!("unknown {kind} '{name}'; did you mean '{candidate}'?"),
+        None => format!("unknown {kind} '{name}'; known here: {}", known.join(", ")),
+    }
+}
+
+/// serde names Rust's integer types; people count.
+fn whole_numbers(message: String) -> String {
+    match message.rsplit_once("expected ") {
+        Some((got, "usize")) => format!("{got}expected a whole number; sizes in tokens may be written \"4k\""),
+        Some((got, "u64" | "u32" | "u16")) => format!("{got}expected a whole number"),
+        _ => message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        parse(text, []).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn errors_name_the_line_and_the_nearest_key() {
+        let errors = [
+            "version = 1\n[cluster]\nnmae = \"x\"\n",
+            "version = 1\n[clutser]\n",
+            "version = 1\n[supervisor]\nheartbeat_ms = \"fast\"\n",
+            "version = 1\n[model]\n\nmax_context_tokens = \"32kb\"\n",
+            "version = 1\n[model]\ndtype = \"fp32\"\n",
+            "version = 1\n[attention.stra]\n",
+            "version = 1\n[attention.star]\nblock_token = 4096\n",
+            "version = 1\n[attention.star]\n[attention.dense]\n",
+            "version = 1\n[[host]]\nname = \"a\"\nrole = \"contxt\"\n",
+            "version = 1\n[[host]]\nname = \"a\"\n",
+            "version = 1\n[cluster\n",
+            "[cluster]\n",
+            "version = 1\n[cluster]\nzzz = 1\n",
+        ]
+        .map(|text| format!("{text:?}\n  {}", refused(text)))
+        .join("\n");
+        insta::assert_snapshot!(errors);
+    }
+
+    #[test]
+    fn an_empty_file_is_said_to_be_empty() {
+        assert_eq!([parse("", []), parse(" \n\n", [])], [Err(FileError::Empty), Err(FileError::Empty)]);
+    }
+
+    #[test]
+    fn sizes_and_overrides() {
+        let text = "version = 1\n[model]\nmax_context_tokens = \"32k\"\n";
+        assert_eq!(parse(text, []).unwrap().model.max_context_tokens, Some(32768));
+        let laid = |pairs: &[(&str, &str)]| parse(text, pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())));
+        let file = laid(&[
+            ("ASTERISM__MODEL__MAX_CONTEXT_TOKENS", "1k"),
+            ("ASTERISM__CLUSTER__NAME", "north"),
+            ("ASTERISM__SUPERVISOR__HEARTBEAT_MS", "250"),
+            ("PATH", "/bin"),
+        ])
+        .unwrap();
+        assert_eq!(file.model.max_context_tokens, Some(1024));
+        assert_eq!(file.cluster.name, "north");
+        assert_eq!(file.supervisor.heartbeat_ms, 250);
+        let errors = [
+            laid(&[("ASTERISM__CLUSTER__NMAE", "x")]),
+            laid(&[("ASTERISM__CLUSTER", "x")]),
+            laid(&[("ASTERISM__SUPERVISOR__HEARTBEAT_MS", "soon")]),
+            laid(&[("ASTERISM__VERSION__X", "1")]),
+        ]
+        .map(|outcome| outcome.unwrap_err().to_string())
+        .join("\n");
+        insta::assert_snapshot!(errors);
+    }
+}

@@ -1,0 +1,312 @@
+//! The tasks by name, and records of them at a given size.
+
+use std::{fmt, str::FromStr};
+
+use asterism_models::QuerySeparator;
+use rand::{SeedableRng, rngs::StdRng};
+
+use super::{
+    babi::Story,
+    common,
+    fit::fit,
+    frequency,
+    needle::{Hay, Kind, Needles},
+    retrieval::Retrieval,
+    variable,
+};
+use crate::eval::{EvalError, HaystackSource, Record, tasks::draft::Draft};
+
+/// A task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Task {
+    /// A number in noise.
+    NiahSingle1,
+    /// A number in prose.
+    NiahSingle2,
+    /// A uuid in prose.
+    NiahSingle3,
+    /// One of four numbers in prose.
+    NiahMultikey1,
+    /// One of many numbers.
+    NiahMultikey2,
+    /// One of many uuids, for a uuid.
+    NiahMultikey3,
+    /// Four numbers for one key, in prose.
+    NiahMultivalue,
+    /// Four numbers for four keys, in prose.
+    NiahMultiquery,
+    /// Variables that hold a value, through a chain of assignments.
+    Vt,
+    /// The ten most common words of a list.
+    Cwe,
+    /// The three most frequent coded words.
+    Fwe,
+    /// Where a person is.
+    Qa1,
+    /// Where a carried object is.
+    Qa2,
+    /// Where a carried object was before a room.
+    Qa3,
+    /// What lies in a direction of a room.
+    Qa4,
+    /// Who received what.
+    Qa5,
+    /// Five digits in noise.
+    Passkey,
+    /// Ten digits, half of them doubled, in noise.
+    Number,
+    /// The value of one of many keys.
+    Kv,
+    /// A rank in a list of numbers.
+    MathFind,
+}
+
+/// How a record of a task is drawn.
+enum Family {
+    Needle(Needles),
+    Variable,
+    Common,
+    Frequency,
+    Babi(Story),
+    Retrieval(Retrieval),
+}
+
+impl Task {
+    /// Every task, in the order of the benchmarks.
+    pub fn all() -> &'static [Self] {
+        use Task::*;
+        &[
+            NiahSingle1,
+            NiahSingle2,
+            NiahSingle3,
+            NiahMultikey1,
+            NiahMultikey2,
+            NiahMultikey3,
+            NiahMultivalue,
+            NiahMultiquery,
+            Vt,
+            Cwe,
+            Fwe,
+            Qa1,
+            Qa2,
+            Qa3,
+            Qa4,
+            Qa5,
+            Passkey,
+            Number,
+            Kv,
+            MathFind,
+        ]
+    }
+
+    /// The tasks of a suite: `ruler`, `babilong` or `infinitebench`.
+    pub fn of_suite(suite: &str) -> Vec<Self> {
+        Self::all().iter().copied().filter(|task| task.suite() == suite).collect()
+    }
+
+    fn suite(self) -> &'static str {
+        match self.family() {
+            Family::Needle(_) | Family::Variable | Family::Common | Family::Frequency => "ruler",
+            Family::Babi(_) => "babilong",
+            Family::Retrieval(_) => "infinitebench",
+        }
+    }
+
+    /// Most tokens of an answer. RULER's and BABILong's own; InfiniteBench's as MInference's harness has them. vt's are
+    /// doubled: its names are random letters, of which small tokenizers make more tokens.
+    pub fn answer_tokens(self) -> usize {
+        match self.family() {
+            Family::Needle(_) | Family::Babi(_) => 128,
+            Family::Variable => 60,
+            Family::Common => 120,
+            Family::Frequency => 50,
+            Family::Retrieval(Retrieval::Passkey) => 15,
+            Family::Retrieval(Retrieval::Number) => 20,
+            Family::Retrieval(Retrieval::KeyValue) => 80,
+            Family::Retrieval(Retrieval::Rank) => 5,
+        }
+    }
+
+    /// The benchmark's name for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NiahSingle1 => "niah_single_1",
+            Self::NiahSingle2 => "niah_single_2",
+            Self::NiahSingle3 => "niah_single_3",
+            Self::NiahMultikey1 => "niah_multikey_1",
+            Self::NiahMultikey2 => "niah_multikey_2",
+            Self::NiahMultikey3 => "niah_multikey_3",
+            Self::NiahMultivalue => "niah_multivalue",
+            Self::NiahMultiquery => "niah_multiquery",
+            Self::Vt => "vt",
+            Self::Cwe => "cwe",
+            Self::Fwe => "fwe",
+            Self::Qa1 => "qa1",
+            Self::Qa2 => "qa2",
+            Self::Qa3 => "qa3",
+            Self::Qa4 => "qa4",
+            Self::Qa5 => "qa5",
+            Self::Passkey => "passkey",
+            Self::Number => "number",
+            Self::Kv => "kv",
+            Self::MathFind => "math_find",
+        }
+    }
+
+    /// Whether its facts hide in prose, which the caller may give.
+    pub fn needs_prose(self) -> bool {
+        match self.family() {
+            Family::Needle(needles) => needles.hay == Hay::Prose,
+            Family::Babi(_) => true,
+            Family::Variable | Family::Common | Family::Frequency | Family::Retrieval(_) => false,
+        }
+    }
+
+    fn family(self) -> Family {
+        let one = Needles { hay: Hay::Prose, key: Kind::Words, value: Kind::Number, keys: 1, values: 1, queries: 1 };
+        match self {
+            Self::NiahSingle1 => Family::Needle(Needles { hay: Hay::Noise, ..one }),
+            Self::NiahSingle2 => Family::Needle(one),
+            Self::NiahSingle3 => Family::Needle(Needles { value: Kind::Uuid, ..one }),
+            Self::NiahMultikey1 => Family::Needle(Needles { keys: 4, ..one }),
+            Self::NiahMultikey2 => Family::Needle(Needles { hay: Hay::Needles, ..one }),
+            Self::NiahMultikey3 => {
+                Family::Needle(Needles { hay: Hay::Needles, key: Kind::Uuid, value: Kind::Uuid, ..one })
+            }
+            Self::NiahMultivalue => Family::Needle(Needles { values: 4, ..one }),
+            Self::NiahMultiquery => Family::Needle(Needles { keys: 4, queries: 4, ..one }),
+            Self::Vt => Family::Variable,
+            Self::Cwe => Family::Common,
+            Self::Fwe => Family::Frequency,
+            Self::Qa1 => Family::Babi(Story::Person),
+            Self::Qa2 => Family::Babi(Story::Object),
+            Self::Qa3 => Family::Babi(Story::Before),
+            Self::Qa4 => Family::Babi(Story::Direction),
+            Self::Qa5 => Family::Babi(Story::Gift),
+            Self::Passkey => Family::Retrieval(Retrieval::Passkey),
+            Self::Number => Family::Retrieval(Retrieval::Number),
+            Self::Kv => Family::Retrieval(Retrieval::KeyValue),
+            Self::MathFind => Family::Retrieval(Retrieval::Rank),
+        }
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Task {
+    type Err = EvalError;
+
+    fn from_str(name: &str) -> Result<Self, EvalError> {
+        let names: Vec<&'static str> = Self::all().iter().map(|task| task.name()).collect();
+        let found = Self::all().iter().copied().find(|task| task.name() == name);
+        found.ok_or_else(|| EvalError::unknown_task(name, &names))
+    }
+}
+
+/// What a record is made from, besides its task.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe<'a> {
+    /// Most tokens of the record.
+    pub tokens: usize,
+    /// Absent: `tokens` bounds the context alone. Else: the context, the query and so many tokens more.
+    pub reserve: Option<usize>,
+    /// The same seed makes the same record.
+    pub seed: u64,
+    /// The prose to hide facts in; without one it is generated, and the record says so.
+    pub text: Option<&'a str>,
+}
+
+/// Whether a question has the words of a task's: what models trained on the tasks understand.
+pub fn is_task_question(query: &str) -> bool {
+    let query = query.trim();
+    query.contains("special magic") || query.starts_with("Question:") && query.contains("Answer:")
+}
+
+/// A record of `task` whose context holds at most `tokens` by `count`, and as near to that as a whole line or sentence
+/// allows. The query and the answer come on top. `text` is the prose to hide facts in; without one it is generated, and
+/// the record says so. The same arguments make the same record.
+///
+/// # Errors
+/// [`EvalError::TooFewTokens`] when the facts alone are longer; [`EvalError::EmptyHaystack`] for a text without sentences.
+pub fn generate(
+    task: Task,
+    tokens: usize,
+    seed: u64,
+    count: &dyn Fn(&str) -> usize,
+    text: Option<&str>,
+) -> Result<Record, EvalError> {
+    make(task, &Recipe { tokens, reserve: None, seed, text }, count)
+}
+
+/// [`generate`] by a recipe.
+///
+/// # Errors
+/// As [`generate`].
+pub fn make(task: Task, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<Record, EvalError> {
+    let mut rng = StdRng::seed_from_u64(recipe.seed ^ stream(task.name()));
+    let draft = match task.family() {
+        Family::Needle(needles) => needles.draft(&mut rng, recipe.text, None)?,
+        Family::Babi(story) => story.draft(&mut rng, recipe.text)?,
+        Family::Variable => variable::draft(&mut rng),
+        Family::Common => common::draft(&mut rng, recipe.tokens),
+        Family::Frequency => frequency::draft(&mut rng, recipe.tokens),
+        Family::Retrieval(retrieval) => retrieval.draft(&mut rng),
+    };
+    let record = sized(task.name(), draft, recipe, count)?;
+    Ok(Record { haystack: task.needs_prose().then_some(recipe.source()), ..record })
+}
+
+/// RULER's needle in prose (`niah_single_2`) at `depth`, from 0 (first) to 1 (last).
+///
+/// # Errors
+/// As [`generate`].
+pub fn make_at_depth(depth: f64, recipe: &Recipe<'_>, count: &dyn Fn(&str) -> usize) -> Result<Record, EvalError> {
+    let mut rng = StdRng::seed_from_u64(recipe.seed ^ stream("niah") ^ depth.to_bits());
+    let Family::Needle(needles) = Task::NiahSingle2.family() else { unreachable!("niah_single_2 is a needle") };
+    let draft = needles.draft(&mut rng, recipe.text, Some(depth))?;
+    let record = sized("niah", draft, recipe, count)?;
+    Ok(Record { haystack: Some(recipe.source()), ..record })
+}
+
+/// The largest record of a draft that the recipe allows.
+pub(crate) fn sized(
+    task: &str,
+    mut draft: Draft,
+    recipe: &Recipe<'_>,
+    count: &dyn Fn(&str) -> usize,
+) -> Result<Record, EvalError> {
+    let beside = recipe.reserve.map_or(0, |reserve| reserve + count(&draft.query));
+    let units = fit(recipe.tokens.saturating_sub(beside), |units| count(&(draft.context)(units)));
+    let units = units.map_err(|least| EvalError::TooFewTokens {
+        task: task.to_owned(),
+        least: least + beside,
+        tokens: recipe.tokens,
+    })?;
+    let input_context = (draft.context)(units);
+    Ok(Record {
+        task: task.to_owned(),
+        context_tokens: count(&input_context),
+        input_context,
+        input_query: draft.query,
+        query_separator: Some(QuerySeparator::NONE),
+        chat_template: true,
+        answer: (draft.answer)(units),
+        haystack: None,
+    })
+}
+
+impl Recipe<'_> {
+    fn source(&self) -> HaystackSource {
+        if self.text.is_some() { HaystackSource::File } else { HaystackSource::Generated }
+    }
+}
+
+/// Tells tasks of one seed apart (FNV-1a).
+pub(crate) fn stream(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

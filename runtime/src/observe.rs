@@ -1,0 +1,6 @@
+//! What a process tells of itself: log lines, metrics, spans, its version. Nothing here decides.
+
+pub mod logging;
+pub mod metrics;
+pub mod telemetry;
+pub mod version;

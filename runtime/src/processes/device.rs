@@ -1,0 +1,332 @@
+//! Where a host computes: its device, opened as a backend, with the model on it. A build without the feature `cuda` knows the CPU
+//! alone, and says so.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use asterism_actors::{HostConfig, HostError, LoadedModel, ModelLoader, Transports, cores::Cores, host};
+use asterism_kernels::{Backend, Cpu};
+use asterism_models::{ModelConfig, ModelDigest, ModelError, Parts, SharedWeights, Tokenizer};
+
+use crate::{
+    cluster::{
+        Cluster, Host, Model,
+        file::{DType, Device, LinearType, Recovery, Role},
+    },
+    error::{CliError, Exit},
+    processes::cores::SharedCores,
+};
+
+#[cfg(feature = "cuda")]
+use asterism_actors::{cores::Work, messages::GpuMemory};
+
+/// What a host process computes with.
+pub struct DeviceSetup {
+    /// The cluster, of which it loads the model.
+    pub cluster: Cluster,
+    /// The host.
+    pub host: Host,
+    /// Cores of this machine.
+    pub cores: usize,
+    /// What it loads of the model.
+    pub parts: Parts,
+    /// What hosts of its process have loaded.
+    pub weights: ProcessWeights,
+}
+
+/// What a host of this role loads of the model, or may come to load when it takes over another's work.
+pub fn parts(role: Role, recovery: Recovery) -> Parts {
+    match (role, recovery) {
+        (Role::Context, Recovery::Spare | Recovery::Fail) => Parts::Context,
+        _ => Parts::All,
+    }
+}
+
+/// Whether a host loads the output head only when it takes over a query host's work. A GPU's memory may be full by then, and random
+/// weights would be kept for it.
+fn takes_head_later(setup: &DeviceSetup) -> bool {
+    let DeviceSetup { cluster, host, parts, .. } = setup;
+    host.role != Role::Query && *parts == Parts::All && host.device == Device::Cpu && cluster.model.random.is_none()
+}
+
+/// The weights of the hosts of one process: those of one device that compute alike have them once.
+#[derive(Clone, Default)]
+pub struct ProcessWeights {
+    cpus: Registry<Cpu>,
+    #[cfg(feature = "cuda")]
+    gpus: Registry<asterism_kernels::Cuda>,
+}
+
+/// Weights by device and numerics.
+struct Registry<B: Backend>(Arc<Mutex<HashMap<String, Arc<SharedWeights<B>>>>>);
+
+impl<B: Backend> Default for Registry<B> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<B: Backend> Clone for Registry<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: Backend> Registry<B> {
+    /// Those that `backend` can compute with.
+    fn of(&self, device: Device, backend: &B) -> Arc<SharedWeights<B>> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.entry(format!("{device} {}", backend.numerics())).or_default())
+    }
+}
+
+/// What a host computes in.
+#[derive(Clone, Copy)]
+pub struct Numbers {
+    /// Weights and products.
+    pub dtype: DType,
+    /// Linear layers, if not in that.
+    pub linear: Option<LinearType>,
+}
+
+impl Numbers {
+    /// As the cluster file says.
+    pub fn of(model: &Model) -> Self {
+        Self { dtype: model.dtype, linear: model.linear }
+    }
+
+    /// Bytes that `parts` of a model of this shape take.
+    pub fn weight_bytes(self, shape: &ModelConfig, parts: Parts) -> u64 {
+        shape.weight_bytes(
+            parts,
+            (crate::processes::checkpoint::dtype(self.dtype), self.linear == Some(LinearType::Fp8)),
+        )
+    }
+}
+
+/// Bytes of weights that are counted as `host`'s own, of a model of this shape: of as much as any host of its process loads.
+pub fn weight_bytes(cluster: &Cluster, host: &Host, shape: &ModelConfig) -> u64 {
+    if !cluster.counts_weights(host) {
+        return 0;
+    }
+    let loaded = |parts| cluster.with_weights_of(host).any(|other| self::parts(other.role, cluster.recovery) == parts);
+    let parts = if loaded(Parts::All) { Parts::All } else { Parts::Context };
+    Numbers::of(&cluster.model).weight_bytes(shape, parts)
+}
+
+/// Refuses hosts whose memory limit is less than what their weights alone take.
+pub fn weights_fit(cluster: &Cluster, shape: &ModelConfig) -> Result<(), CliError> {
+    let over = |host: &&Host| host.memory_limit.is_some_and(|limit| limit < weight_bytes(cluster, host, shape));
+    let Some(host) = cluster.hosts.iter().find(over) else { return Ok(()) };
+    // In one unit, of which both have several: they may be close.
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let (needed, limit) = (mib(weight_bytes(cluster, host, shape)), mib(host.memory_limit.unwrap_or_default()));
+    let message = format!(
+        "host '{}' needs {needed} for the weights of the model alone, without a token of context, and its memory_limit is {limit}",
+        host.name
+    );
+    let smaller = match cluster.model.dtype {
+        DType::F32 => ", compute in dtype = \"bf16\"",
+        DType::Bf16 => "",
+    };
+    Err(CliError::new(Exit::Capacity, message)
+        .hint(format!("raise memory_limit above {needed}{smaller}, or take a smaller model")))
+}
+
+/// Refuses hosts on devices that this build knows nothing of.
+pub fn known(cluster: &Cluster) -> Result<(), CliError> {
+    let unknown = |host: &&Host| host.device != Device::Cpu && !cfg!(feature = "cuda");
+    match cluster.hosts.iter().find(unknown) {
+        Some(host) => Err(CliError::usage(format!(
+            "host '{}' computes on {}, and this program was built for CPUs only",
+            host.name, host.device
+        ))
+        .hint("build it with `--features cuda`, or write device = \"cpu\"")),
+        None => Ok(()),
+    }
+}
+
+/// Runs a host whose model is loaded onto its device once it has joined; `joined` is called before.
+pub async fn run_host(
+    config: HostConfig,
+    transports: Transports,
+    setup: DeviceSetup,
+    joined: impl FnOnce() + Send + 'static,
+) -> Result<(), HostError> {
+    let (of, weights) = (&setup.host, setup.weights.clone());
+    let numbers = Numbers::of(&setup.cluster.model);
+    match of.device {
+        Device::Cpu => {
+            let open = move |setup: &DeviceSetup| {
+                let DeviceSetup { cluster, host, cores, .. } = setup;
+                let cpu =
+                    crate::processes::checkpoint::cpu(numbers.dtype, host.threads.unwrap_or(*cores), host.kernels)?;
+                let cores: Arc<dyn Cores> = Arc::new(SharedCores::new(cluster, host, *cores, cpu.thread_limit()));
+                Ok((cpu, cores))
+            };
+            host::run(config, transports, loader(setup, (weights.cpus, |_, _| Ok(())), open, joined)).await
+        }
+        #[cfg(feature = "cuda")]
+        Device::Cuda(index) => {
+            let open = move |_: &DeviceSetup| {
+                let gpu = cuda(index, numbers)?;
+                let cores: Arc<dyn Cores> = Arc::new(OwnGpu(gpu.device().gauge()));
+                Ok((gpu, cores))
+            };
+            let room = |gpu: &asterism_kernels::Cuda, bytes| Ok(gpu.require(bytes)?);
+            host::run(config, transports, loader(setup, (weights.gpus, room), open, joined)).await
+        }
+        #[cfg(not(feature = "cuda"))]
+        Device::Cuda(index) => {
+            let cause = "this program was built without the feature cuda".into();
+            let cause = ModelError::Kernel(asterism_kernels::KernelError::NoDevice { index, cause });
+            Err(HostError::Model { host: config.name, cause })
+        }
+    }
+}
+
+/// A host's GPU: it lends nobody cores.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct OwnGpu(asterism_kernels::cuda::Gauge);
+
+#[cfg(feature = "cuda")]
+impl Cores for OwnGpu {
+    fn begin(&self, _: Work) {}
+
+    fn end(&self, _: Work) {}
+
+    fn threads(&self) -> usize {
+        0
+    }
+
+    fn gpu_memory(&self) -> Option<GpuMemory> {
+        let (free, all) = self.0.memory().ok()?;
+        Some(GpuMemory { used: (all - free) as u64, free: free as u64 })
+    }
+}
+
+/// A GPU. What is missing beside it is said once, here.
+#[cfg(feature = "cuda")]
+pub fn cuda(index: usize, numbers: Numbers) -> Result<asterism_kernels::Cuda, ModelError> {
+    let options = asterism_kernels::CudaOptions {
+        device: index,
+        dtype: crate::processes::checkpoint::dtype(numbers.dtype),
+        eight_bits: numbers.linear == Some(LinearType::Fp8),
+    };
+    let gpu = asterism_kernels::Cuda::new(options)?;
+    if !gpu.attender().has_library() {
+        tracing::warn!("cuDNN is not there: attention goes through own kernels, at half the speed in prefill");
+    }
+    if !gpu.products().has_library() {
+        tracing::warn!("cublasLt is not there: linear layers go through own kernels, many times slower");
+    }
+    tracing::info!(device = index, name = gpu.device().name()?, "computing on a GPU");
+    Ok(gpu)
+}
+
+/// Loads what hosts of this process have not loaded yet, once `room` has found room for so many bytes of it.
+fn loader<B: Backend>(
+    setup: DeviceSetup,
+    (weights, room): (Registry<B>, impl FnOnce(&B, u64) -> Result<(), ModelError> + Send + 'static),
+    open: impl FnOnce(&DeviceSetup) -> Result<(B, Arc<dyn Cores>), ModelError> + Send + 'static,
+    joined: impl FnOnce() + Send + 'static,
+) -> ModelLoader<B> {
+    Box::new(move || {
+        joined();
+        let Model { heads, .. } = setup.cluster.model.clone();
+        let checkpoint = Arc::new(crate::processes::checkpoint::checkpoint_of(&setup.cluster.model)?);
+        let (backend, cores) = open(&setup)?;
+        let weights = weights.of(setup.host.device, &backend);
+        let mut loading = weights.loading();
+        let bytes = |parts| Numbers::of(&setup.cluster.model).weight_bytes(checkpoint.config(), parts);
+        room(&backend, bytes(setup.parts).saturating_sub(loading.loaded().map_or(0, bytes)))?;
+        let Cluster { model, data_dir, .. } = &setup.cluster;
+        let later = takes_head_later(&setup);
+        let parts = if later { Parts::Context } else { setup.parts };
+        let (decoder, digest) = std::thread::scope(|scope| {
+            let hashed = scope.spawn(|| crate::processes::checkpoint::weights_digest(&checkpoint, model, data_dir));
+            let decoder = loading.decoder(Arc::new(backend), &checkpoint, parts);
+            (decoder, hashed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        drop(loading);
+        let (mut decoder, tokenizer) = (decoder?, Tokenizer::from_checkpoint(&checkpoint)?);
+        let digest = ModelDigest { front: checkpoint.front_digest(), weights: digest? };
+        if later {
+            decoder = decoder.with_late_head(checkpoint, weights)?;
+        }
+        Ok(LoadedModel { decoder: Arc::new(decoder), tokenizer, digest, heads, cores })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use asterism_kernels::KernelChoice;
+    use asterism_models::{Checkpoint, Decoder};
+
+    use super::*;
+
+    /// A cluster of a context and a query host with `keys` of the first and for recovery.
+    fn cluster(limit: &str, recovery: &str, process: &str) -> Cluster {
+        let text = format!(
+            "version = 1\n[supervisor]\nrecovery = \"{recovery}\"\n[[node]]\nname = \"local\"\naddress = \"127.0.0.1\"\n\
+             [[host]]\nname = \"context-0\"\nrole = \"context\"\n{limit}{process}[[host]]\nname = \"query-0\"\nrole = \"query\"\n{process}"
+        );
+        let file = crate::cluster::file::parse(&text, []).unwrap();
+        Cluster::resolve(&file, std::path::Path::new("/")).unwrap()
+    }
+
+    #[test]
+    fn weights_are_counted_as_they_are_loaded() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let shape = checkpoint.config();
+        let [context, all] = [Parts::Context, Parts::All]
+            .map(|parts| Numbers { dtype: DType::F32, linear: None }.weight_bytes(shape, parts));
+        let counted = |recovery: &str, process: &str| {
+            let cluster = cluster("", recovery, process);
+            cluster.hosts.iter().map(|host| weight_bytes(&cluster, host, shape)).collect::<Vec<_>>()
+        };
+        assert_eq!(counted("redistribute", ""), [all, all]);
+        assert_eq!(counted("fail", ""), [context, all]);
+        assert_eq!(counted("fail", "process = \"both\"\n"), [all, 0], "the query host's head is in the process, too");
+    }
+
+    #[test]
+    fn weights_beyond_a_hosts_limit_are_refused_with_both_numbers() {
+        let checkpoint = Checkpoint::embedded().unwrap();
+        let refused = |limit: &str| weights_fit(&cluster(limit, "redistribute", ""), checkpoint.config());
+        refused("").unwrap();
+        refused("memory_limit = \"64MiB\"\n").unwrap();
+        let error = refused("memory_limit = \"20MiB\"\n").unwrap_err();
+        assert_eq!(error.exit, Exit::Capacity);
+        assert!(error.message.contains("host 'context-0' needs 3") && error.message.contains("is 20.0 MiB"), "{error}");
+        assert!(error.hint.unwrap().contains("bf16"));
+    }
+
+    #[test]
+    fn hosts_of_a_process_that_compute_alike_have_their_weights_once() {
+        let (weights, checkpoint) = (ProcessWeights::default(), Checkpoint::embedded().unwrap());
+        let load = |dtype, parts| {
+            let cpu = crate::processes::checkpoint::cpu(dtype, 1, KernelChoice::Auto).unwrap();
+            let shared = weights.clone().cpus.of(Device::Cpu, &cpu);
+            let mut loading = shared.loading();
+            let before = loading.loaded();
+            (before, loading.decoder(Arc::new(cpu), &checkpoint, parts).unwrap())
+        };
+        let (first, context) = load(DType::F32, Parts::Context);
+        let (second, query) = load(DType::F32, Parts::Query);
+        let (third, other) = load(DType::F32, Parts::Context);
+        let (fourth, rounded) = load(DType::Bf16, Parts::Context);
+        assert_eq!([first, second, third, fourth], [None, Some(Parts::Context), Some(Parts::All), None]);
+        assert!(context.shares_weights(&query) && other.shares_weights(&query) && !rounded.shares_weights(&query));
+        let logits = |decoder: &Decoder<Cpu>| decoder.logits(&decoder.embed(&[1, 2, 3]).unwrap());
+        assert!(logits(&context).is_err(), "a context host has no head");
+        drop(context);
+        let alone = crate::processes::checkpoint::cpu(DType::F32, 1, KernelChoice::Auto).unwrap();
+        let alone = Decoder::load(Arc::new(alone), &checkpoint, Parts::All).unwrap();
+        assert!(!alone.shares_weights(&query));
+        assert_eq!(logits(&query).unwrap(), logits(&alone).unwrap());
+    }
+}

@@ -1,0 +1,199 @@
+//! The supervisor and its APIs in this process: the lock, the actor, the listeners. Starts no host and prints nothing.
+
+pub(crate) mod client_threads;
+
+use std::{
+    sync::{Arc, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use asterism_actors::{api::HostHealth, store::RedbStore, supervisor::Supervisor};
+use rustls::ServerConfig;
+use tokio::{runtime::Handle, sync::Notify};
+
+use crate::{
+    api::{
+        admin::{self as http, AdminState, Cause, Server, link_bench::LinkBench, self_test::SelfTest},
+        http::body::intake::Intake,
+        openai::{self, ApiState, Keys, Open, Store},
+        secrets,
+    },
+    certificates::{credentials, joining, members, rotation},
+    cluster::Cluster,
+    data_dir::{self, Seat},
+    error::CliError,
+    processes::wiring,
+};
+use client_threads::ClientThreads;
+
+/// How often a disk that takes nothing is looked at.
+const SERVICE_LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A running supervisor.
+pub struct Service {
+    /// Its actor.
+    pub supervisor: Supervisor,
+    /// Who serves the cluster, as other commands find it.
+    pub record: data_dir::ServerRecord,
+    admin: Server,
+    api: Option<Server>,
+    clients: ClientThreads,
+    stop_wanted: Arc<Notify>,
+    lock: Arc<data_dir::Lock>,
+}
+
+/// What must be on the disk before anything is served.
+struct Ground {
+    lock: data_dir::Lock,
+    store: RedbStore,
+}
+
+impl Service {
+    /// Takes the cluster's data_dir, starts the supervisor and its admin API, and publishes where they are. While the disk
+    /// takes nothing it waits for it, and calls `waits` with the cause every second.
+    pub async fn start(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
+        let token = secrets::admin_token(cluster)?;
+        let (keys, tls) = (secrets::api_keys(cluster)?, secrets::api_tls(cluster)?);
+        let admin_tls = secrets::admin_tls(cluster)?;
+        let Ground { lock, store } = Ground::awaited(cluster, waits).await?;
+        let (supervisor, listen, door) = wiring::start_supervisor(cluster, store).await?;
+        let joins = joining::open(cluster, in_use(&supervisor))?.map(Arc::new);
+        rotation::renew_daily(cluster);
+        let stop_wanted = Arc::new(Notify::new());
+        let self_test = SelfTest::new(cluster, &supervisor);
+        self_test.keep_untested_closed();
+        let (intake, clients) = (Intake::new(supervisor.model()), ClientThreads::start()?);
+        let store =
+            cluster.api.as_ref().map(|api| Store::open(&cluster.data_dir, api.limits).map(Arc::new)).transpose()?;
+        let state = AdminState {
+            self_test,
+            intake: intake.clone(),
+            store: store.clone(),
+            links: LinkBench::new(&supervisor),
+            supervisor: supervisor.clone(),
+            cluster: cluster.name.clone(),
+            door,
+            listen,
+            token,
+            joins,
+            stop_wanted: stop_wanted.clone(),
+        };
+        let admin = http::serve(cluster.admin_listen, admin_tls, state)?;
+        let api = open_api(cluster, (&supervisor, intake), (store, clients.handle()), (keys, tls)).await?;
+        let api_tls = cluster.api.as_ref().is_some_and(|api| api.tls.is_some());
+        let at = api.as_ref().map(|api| api.address);
+        let (pid, admin_tls) = (std::process::id(), cluster.admin_tls.is_some());
+        let record = data_dir::ServerRecord { pid, admin: admin.address, admin_tls, api: at, api_tls, listen };
+        let lock = Arc::new(lock);
+        publish(&lock, record.clone())?;
+        Ok(Self { supervisor, record, admin, api, clients, stop_wanted, lock })
+    }
+
+    /// Completes when a client asks for the end.
+    pub async fn stop_wanted(&self) {
+        self.stop_wanted.notified().await;
+    }
+
+    /// Tells every host to end, and ends supervisor and admin API.
+    pub async fn stop(self) {
+        self.supervisor.shutdown().await;
+        if let Some(api) = self.api {
+            api.stop().await;
+        }
+        self.admin.stop().await;
+        drop((self.clients, self.lock));
+    }
+}
+
+/// Whether the host of a name is connected, as the supervisor has it. Blocks until that has said so.
+fn in_use(supervisor: &Supervisor) -> impl Fn(&str) -> bool + Send + Sync + 'static {
+    let (supervisor, runtime) = (supervisor.clone(), Handle::current());
+    move |name| {
+        let host = runtime.block_on(supervisor.host(name));
+        host.is_ok_and(|host| !matches!(host.health, HostHealth::Starting | HostHealth::Dead))
+    }
+}
+
+/// OpenAI's API, where the cluster file has one.
+async fn open_api(
+    cluster: &Cluster,
+    (supervisor, intake): (&Supervisor, Intake),
+    (store, runtime): (Option<Arc<Store>>, Handle),
+    (keys, tls): (Option<Keys>, Option<ServerConfig>),
+) -> Result<Option<Server>, CliError> {
+    let (Some(api), Some(store)) = (&cluster.api, store) else { return Ok(None) };
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let state = ApiState {
+        supervisor: supervisor.clone(),
+        cluster: cluster.name.clone(),
+        origins: openai::origins(keys.is_none(), api.origins.clone()),
+        keys,
+        since,
+        store,
+        open: Open::default(),
+        runtime,
+        intake,
+    };
+    openai::serve(api.listen, tls, state).await.map(Some)
+}
+
+impl Ground {
+    fn take(cluster: &Cluster) -> Result<Self, CliError> {
+        let lock = data_dir::lock(&cluster.data_dir, &cluster.name, Seat::Supervisor)?;
+        credentials::found(cluster)?;
+        credentials::provide(cluster, [members::SUPERVISOR])?;
+        let store = wiring::journal(cluster)?;
+        Ok(Self { lock, store })
+    }
+
+    async fn awaited(cluster: &Cluster, waits: impl Fn(&CliError)) -> Result<Self, CliError> {
+        let mut listener = None;
+        let said = Cause::default();
+        let taken = loop {
+            let error = match Self::take(cluster) {
+                Err(error) if error.may_pass => error,
+                taken => break taken,
+            };
+            let news = {
+                let mut said = said.write().unwrap_or_else(PoisonError::into_inner);
+                std::mem::replace(&mut *said, error.message.clone()) != error.message
+            };
+            if news {
+                tracing::error!(%error, "waits for the disk");
+            }
+            if listener.is_none() {
+                // An address that is taken is told when it is needed.
+                listener = secrets::admin_tls(cluster)
+                    .and_then(|tls| http::wait(cluster.admin_listen, tls, said.clone()))
+                    .ok();
+            }
+            waits(&error);
+            tokio::time::sleep(SERVICE_LOOK_EVERY).await;
+        };
+        if let Some(listener) = listener {
+            listener.stop().await;
+            tracing::info!("the disk takes what is written again");
+        }
+        taken
+    }
+}
+
+/// Publishes who serves, now or as soon as there is room for it: it serves all the same.
+fn publish(lock: &Arc<data_dir::Lock>, record: data_dir::ServerRecord) -> Result<(), CliError> {
+    let lock = match lock.publish(&record) {
+        Err(error) if error.may_pass => {
+            tracing::error!(%error, "other commands may not find this supervisor until there is room");
+            Arc::downgrade(lock)
+        }
+        published => return published,
+    };
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(SERVICE_LOOK_EVERY).await;
+            if lock.upgrade().is_none_or(|lock| lock.publish(&record).is_ok()) {
+                return;
+            }
+        }
+    });
+    Ok(())
+}

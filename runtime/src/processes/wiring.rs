@@ -1,0 +1,252 @@
+//! From the resolved cluster to running actors: which model, which transport, which threads. Decides nothing at run time.
+
+mod data;
+pub(crate) mod listener;
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::available_parallelism,
+    time::Duration,
+};
+
+use asterism_actors::{
+    HostConfig, HostError, Transports,
+    api::Role,
+    messages::{Condition, HostRole},
+    metric::{self},
+    node::{self, Look, NodeLink},
+    store::{RedbStore, StoreError},
+    supervisor::{HostSpec, ModelFront, Recovery, Supervisor, SupervisorConfig, scheduling},
+    tally::Tally,
+};
+use asterism_transport::{Transport, certificates::MemberRole, local::LocalNetwork};
+use futures_util::future::try_join_all;
+
+use crate::{
+    api::admin::door::Door,
+    certificates::{credentials, members},
+    cluster::{
+        Cluster, Host,
+        file::{self as cluster_file, Device},
+    },
+    data_dir::{self, private},
+    error::CliError,
+    observe::metrics,
+    processes::{
+        calibration,
+        checkpoint::{checkpoint_of, dtype, model_front, weights_digest},
+        device::{self, ProcessWeights},
+        node::Watching,
+    },
+};
+pub use data::{all_fit, known, memory_alone, try_ucx, usable};
+use listener::{QUIC, bind, counted, no_threads, transport_refusal};
+
+/// Opens the journal of `cluster`, or begins it.
+pub fn journal(cluster: &Cluster) -> Result<RedbStore, CliError> {
+    RedbStore::open(data_dir::journal(&cluster.data_dir), &cluster.name)
+        .map_err(|error| host_refusal(&HostError::Journal(error)))
+}
+
+/// Starts the supervisor's actor with what its journal has. Returns it with the address hosts reach it at, and who called there
+/// in vain.
+pub async fn start_supervisor(
+    cluster: &Cluster,
+    store: RedbStore,
+) -> Result<(Supervisor, SocketAddr, Arc<Door>), CliError> {
+    let model = Arc::new(model_front(&cluster.model)?);
+    model.config.notes.iter().for_each(|note| tracing::warn!("{note}"));
+    let door = Door::new(cluster, QUIC);
+    let transport = bind(cluster, members::SUPERVISOR, (cluster.listen, 0), door.clone())?;
+    let address = transport.local_address();
+    let config = supervisor_config(cluster, &model);
+    metric::record_config(&config);
+    let supervisor =
+        Supervisor::start(config, model, transport, Box::new(store)).await.map_err(|error| host_refusal(&error))?;
+    watch_itself(&supervisor, cluster.liveness.heartbeat / 2);
+    hash_weights(&supervisor, cluster);
+    Ok((supervisor, address, door))
+}
+
+/// Tells the supervisor what its model's weights hash to, as soon as that is known: until then hosts load theirs.
+fn hash_weights(supervisor: &Supervisor, cluster: &Cluster) {
+    let (owner, model, folder) = (supervisor.clone(), cluster.model.clone(), cluster.data_dir.clone());
+    let hash = move || {
+        let weights = checkpoint_of(&model).and_then(|checkpoint| weights_digest(&checkpoint, &model, &folder));
+        owner.weights_are(weights.map_err(|error| error.to_string()));
+    };
+    if let Err(error) = std::thread::Builder::new().name("digest".into()).spawn(hash) {
+        supervisor.weights_are(Err(format!("no thread can be started for it: {error}")));
+    }
+}
+
+/// Tells the supervisor when its own process waits for memory, a disk or a core. On a thread of its own, which waits for nobody's.
+fn watch_itself(supervisor: &Supervisor, every: Duration) {
+    let (supervisor, mut look) = (supervisor.clone(), Watching::at(std::process::id()));
+    let watch = move || {
+        while !supervisor.has_ended() {
+            std::thread::sleep(every);
+            if look.again() == Condition::Starved {
+                supervisor.was_starved();
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("watch".into()).spawn(watch) {
+        tracing::warn!(%error, "the supervisor does not see whether it waits for memory");
+    }
+}
+
+/// What the supervisor of `cluster` is told about it.
+pub fn supervisor_config(cluster: &Cluster, model: &ModelFront) -> SupervisorConfig {
+    let spec = |host: &Host| HostSpec {
+        name: host.name.clone(),
+        role: role(host.role),
+        device: host.device.to_string(),
+        node: host.node.clone(),
+        memory_limit: host.memory_limit,
+        weight_bytes: device::weight_bytes(cluster, host, &model.config),
+        labels: host.labels.clone(),
+    };
+    SupervisorConfig {
+        cluster: cluster.name.clone(),
+        model: model.name.clone(),
+        digest: model.digest.clone(),
+        weights: None,
+        dtype: dtype(cluster.model.dtype),
+        hosts: cluster.hosts.iter().map(spec).collect(),
+        method: cluster.method.clone(),
+        liveness: cluster.liveness,
+        max_running: scheduling::CONTEXTS_AT_ONCE,
+        max_generations: scheduling::GENERATIONS_PER_HOST,
+        max_queue: cluster.queue.jobs,
+        max_queue_bytes: cluster.queue.bytes,
+        recovery: match cluster.recovery {
+            cluster_file::Recovery::Spare => Recovery::Spare,
+            cluster_file::Recovery::Redistribute => Recovery::Redistribute,
+            cluster_file::Recovery::Fail => Recovery::Fail,
+        },
+        patience: scheduling::PLACEMENT_PATIENCE,
+        speeds: calibration::find(cluster, &model.name).ok(),
+        sessions: cluster.sessions,
+        mixed_numerics: cluster.mixed_numerics,
+    }
+}
+
+/// The runtime of a process that serves, of which tensors have no need.
+pub fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .worker_threads(2)
+        .build()
+        .map_err(|error| no_threads(&error))
+}
+
+/// Runs the hosts of this process until their supervisor has ended them or is gone, or one of them fails; `start` is larger at each
+/// start of the process. Calls `joined` when the supervisor has welcomed all of them for the first time.
+pub async fn run_hosts<'a>(
+    cluster: &'a Cluster,
+    hosts: &[&'a Host],
+    (supervisor, start): (SocketAddr, u64),
+    joined: impl FnOnce() + Send + 'static,
+) -> Result<(), CliError> {
+    let (waited_for, joined) = (AtomicUsize::new(hosts.len()), Mutex::new(Some(joined)));
+    let one_joined = Arc::new(move || {
+        if waited_for.fetch_sub(1, Ordering::Relaxed) == 1
+            && let Some(joined) = joined.lock().unwrap_or_else(PoisonError::into_inner).take()
+        {
+            joined();
+        }
+    });
+    // Tensors lie on devices, and hosts hand each other those of their own kind.
+    let (cpus, gpus) = (LocalNetwork::new(), LocalNetwork::new());
+    let (weights, mut tally) = (ProcessWeights::default(), Some(metrics::tally()));
+    let run = |host: &'a Host| {
+        let (config, joined) = (host_config(cluster, host, (supervisor, start), tally.take()), one_joined.clone());
+        let (on_cpu, network) = if host.device == Device::Cpu { (true, &cpus) } else { (false, &gpus) };
+        let alike = hosts.iter().filter(|other| (other.device == Device::Cpu) == on_cpu).count();
+        let network = Some(network).filter(|_| alike > 1);
+        run_host(cluster, host, (config, network, weights.clone()), move || joined())
+    };
+    try_join_all(hosts.iter().copied().map(run)).await.map(drop)
+}
+
+/// What a host is started as. What its process counts is for one host of it to tell.
+fn host_config(
+    cluster: &Cluster,
+    host: &Host,
+    (supervisor, start): (SocketAddr, u64),
+    tally: Option<Arc<Tally>>,
+) -> HostConfig {
+    let role = match host.role {
+        cluster_file::Role::Context => HostRole::Context,
+        cluster_file::Role::Query => HostRole::Query,
+        cluster_file::Role::Spare => HostRole::Spare,
+    };
+    let mut config = HostConfig { tally, ..HostConfig::new(&host.name, role, supervisor, start) };
+    if cluster.recovery == cluster_file::Recovery::Redistribute {
+        (config.encodes, config.generates) = (true, true);
+    }
+    config
+}
+
+/// Runs one host; `network` and `weights` are of its process.
+async fn run_host(
+    cluster: &Cluster,
+    host: &Host,
+    (config, network, weights): (HostConfig, Option<&LocalNetwork>, ProcessWeights),
+    joined: impl FnOnce() + Send + 'static,
+) -> Result<(), CliError> {
+    let control = bind(cluster, host.member(), (SocketAddr::new(host.address.ip(), 0), 0), counted(QUIC))?;
+    let transports = Transports { control, data: data::plane(cluster, host, network)? };
+    let parts = device::parts(host.role, cluster.recovery);
+    let cores = available_parallelism().map_or(1, |cores| cores.get());
+    let endpoints: Vec<String> = transports.data.endpoints().iter().map(|endpoint| endpoint.to_string()).collect();
+    let endpoints = endpoints.join(", ");
+    tracing::info!(host = %host.name, start = config.start, endpoints, device = %host.device, cores, "starting");
+    let setup = device::DeviceSetup { cluster: cluster.clone(), host: host.clone(), cores, parts, weights };
+    let ended = device::run_host(config, transports, setup, joined).await;
+    ended.map_err(|error| host_refusal(&error))
+}
+
+/// Joins the supervisor at `listen` as the agent of the node called `name`, from now on and for ever; says what `look` finds.
+pub fn node_link(cluster: &Cluster, name: &str, listen: SocketAddr, look: Look) -> Result<NodeLink, CliError> {
+    let member = (MemberRole::Node, name);
+    credentials::provide(cluster, [member])?;
+    let address = SocketAddr::new(cluster.node_address(name).unwrap_or(listen.ip()), 0);
+    let transport = bind(cluster, member, (address, 0), counted(QUIC))?;
+    let config = HostConfig::new(name, HostRole::Node, listen, 1);
+    Ok(node::start(config, transport, look))
+}
+
+fn role(role: cluster_file::Role) -> Role {
+    match role {
+        cluster_file::Role::Context => Role::Context,
+        cluster_file::Role::Query => Role::Query,
+        cluster_file::Role::Spare => Role::Spare,
+    }
+}
+
+fn host_refusal(error: &HostError) -> CliError {
+    match error {
+        HostError::Supervisor { cause, .. } => CliError { message: error.to_string(), ..transport_refusal(cause) },
+        // The same file would be refused again, so that exit 2 keeps the supervisor from being started again.
+        HostError::Journal(
+            StoreError::Damaged { .. }
+            | StoreError::Record { .. }
+            | StoreError::OtherVersion { .. }
+            | StoreError::OtherCluster { .. },
+        ) => CliError::usage(error).hint("nothing was changed"),
+        HostError::Journal(StoreError::DiskFull { .. }) => CliError::no_room(error),
+        HostError::Journal(StoreError::Io { cause, .. }) if private::may_pass(cause.kind()) => CliError::no_room(error),
+        HostError::Journal(_) => CliError::unreachable(error).hint("nothing was changed"),
+        HostError::OtherModel { .. } => {
+            CliError::usage(error).hint("`asterism doctor` on both machines shows the digests of their models")
+        }
+        HostError::Model { .. } => CliError::usage(error).hint("correct [model] in the cluster file"),
+        _ => CliError::unreachable(error).hint("`asterism status` shows the supervisor's view"),
+    }
+}

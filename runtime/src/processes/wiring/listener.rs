@@ -1,0 +1,60 @@
+//! How a process listens: over QUIC, with its certificates, counted. Decides nothing about tensors.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use asterism_actors::metric::TransportMetrics;
+use asterism_transport::{
+    Observer, TransportError,
+    quic::{QuicConfig, QuicTransport},
+};
+
+use crate::{
+    certificates::{credentials, members::Named, rotation::Rotation},
+    cluster::Cluster,
+    error::{CliError, Exit},
+};
+
+/// Names of transports.
+pub(crate) const QUIC: &str = "quic";
+
+pub(crate) const LOCAL: &str = "local";
+
+pub(crate) fn no_threads(error: &std::io::Error) -> CliError {
+    CliError::unreachable(format!("no threads can be started: {error}"))
+}
+
+pub(crate) fn counted(transport: &'static str) -> Arc<dyn Observer> {
+    Arc::new(TransportMetrics { transport })
+}
+
+/// Listens as a member, whose certificates are followed from then on.
+pub(crate) fn bind(
+    cluster: &Cluster,
+    member: Named<'_>,
+    (listen, lanes): (SocketAddr, u16),
+    observer: Arc<dyn Observer>,
+) -> Result<Arc<QuicTransport>, CliError> {
+    let rotation = Rotation::new(cluster, member);
+    let security = credentials::load(cluster, member)?;
+    credentials::tell_end(member, &security);
+    let mut config = QuicConfig::new(listen, security);
+    config.idle_timeout = cluster.liveness.dead_after;
+    config.keep_alive = config.idle_timeout / 5;
+    config.lanes = usize::from(lanes);
+    let transport = Arc::new(QuicTransport::bind(config, observer).map_err(|error| transport_refusal(&error))?);
+    if let Some(rotation) = rotation {
+        rotation.follow(&transport);
+    }
+    Ok(transport)
+}
+
+pub(crate) fn transport_refusal(error: &TransportError) -> CliError {
+    match error.code() {
+        "certificate" => CliError::new(Exit::Authentication, error)
+            .hint("every process needs a certificate of this cluster's CA: `asterism cert show`"),
+        "bind" => CliError::unreachable(error).hint("free the port, or set it to 0 to have one chosen"),
+        "ucx" => CliError::unreachable(error)
+            .hint("or write [transport] data = \"auto\", which takes QUIC where UCX cannot be had and says so"),
+        _ => CliError::unreachable(error).hint("is the supervisor up? `asterism status`"),
+    }
+}
