@@ -27,7 +27,8 @@ use crate::{
 pub use arguments::{
     EvalArgs, EvalVerb, InfiniteArgs, MakeArgs, NiahArgs, ReportArgs, RulerArgs, RunArgs, ShowArgs, SizeArgs, SuiteArgs,
 };
-pub(crate) use common::{EMBEDDED, question, refusal};
+pub(crate) use common::question;
+use common::refusal;
 use contender::Contender;
 use oracle::Oracle;
 use questions::Questions;

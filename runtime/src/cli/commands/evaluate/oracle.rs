@@ -14,7 +14,10 @@ use asterism_plan::{
     methods::{DenseConfig, PulsarConfig},
 };
 
-use super::{EMBEDDED, question, questions::TokenCounter};
+use super::{
+    common::{EMBEDDED, question},
+    questions::TokenCounter,
+};
 use crate::{
     error::CliError,
     eval::{Question, Seconds},

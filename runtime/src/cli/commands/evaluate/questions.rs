@@ -11,7 +11,10 @@ use asterism_models::QuerySeparator;
 use asterism_plan::{MethodConfig, methods::DenseConfig};
 use ring::digest::{self, Digest};
 
-use super::{EMBEDDED, InfiniteArgs, NiahArgs, RulerArgs, RunArgs, SizeArgs, SuiteArgs, refusal};
+use super::{
+    arguments::{InfiniteArgs, NiahArgs, RulerArgs, RunArgs, SizeArgs, SuiteArgs},
+    common::{EMBEDDED, refusal},
+};
 use crate::{
     cluster::size::Tokens,
     error::CliError,

@@ -16,9 +16,9 @@ use serde::Serialize;
 use super::{
     arguments::AskedAs,
     asked_session::AskedSession,
+    common::question,
     contender::{Answers, Contender},
     meter::{LINE_EVERY, Meter},
-    question,
     questions::Questions,
 };
 use crate::{
