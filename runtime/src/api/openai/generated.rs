@@ -172,7 +172,8 @@ fn what_nobody_would_write_is_read_or_refused_in_little_memory() {
         "forms_that_nobody_would_write_are_read_or_refused",
     ] {
         let mut child = std::process::Command::new(std::env::current_exe().expect("a program"));
-        let test = format!("openai::generated::{test}");
+        let (_, module) = module_path!().split_once("::").expect("a module of the crate");
+        let test = format!("{module}::{test}");
         let output = child.args(["--exact", &test, "--ignored"]).output().expect("it runs already");
         let told = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && told.contains("1 passed"), "{told}");

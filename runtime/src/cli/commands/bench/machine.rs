@@ -148,9 +148,10 @@ mod tests {
         assert_eq!(peak_of("Name:\tx\nVmHWM:\t   12 kB\nVmRSS:\t 8 kB\n"), Some(12 << 10));
         assert_eq!(peak_of("VmRSS:\t 8 kB\n"), None);
         // Other tests of this process allocate, too.
-        let test = "commands::bench::machine::tests::the_peak_of_this_process_follows_what_it_allocates";
+        let (_, module) = module_path!().split_once("::").expect("a module of the crate");
+        let test = format!("{module}::the_peak_of_this_process_follows_what_it_allocates");
         let mut child = Command::new(env::current_exe().expect("a program"));
-        let output = child.args(["--exact", test, "--ignored"]).output().expect("it runs already");
+        let output = child.args(["--exact", &test, "--ignored"]).output().expect("it runs already");
         let told = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && told.contains("1 passed"), "{told}");
     }
