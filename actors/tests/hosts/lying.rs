@@ -50,6 +50,14 @@ impl Transport for Lying {
         self.0.local_address()
     }
 
+    fn offered(&self) -> String {
+        self.0.offered()
+    }
+
+    fn resolve(&self, offered: &str) -> Result<Option<SocketAddr>, String> {
+        self.0.resolve(offered)
+    }
+
     fn connect(&self, address: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Link>, TransportError>> {
         self.0.connect(address)
     }
@@ -106,6 +114,10 @@ impl FrameSender for LyingSender {
         *frame = frame.take().map(|frame| told(frame, lie));
         self.0.poll_send(context, frame)
     }
+
+    fn hands_over(&self) -> bool {
+        self.0.hands_over()
+    }
 }
 
 fn told(frame: Frame, lie: Lie) -> Frame {
@@ -157,7 +169,8 @@ async fn a_host_that_lies_is_named_and_no_token_changes_by_it() {
             })
             .await;
         assert_eq!((host.as_str(), wrong), ("c1", true), "{lie:?}: {cause}");
-        let holders = vec![bench.encode(&case, "c0", &[0, 1, 2, 3]).await];
+        bench.encode(&case, "c0", &[1]).await;
+        let holders = vec![bench.holder("c0", &[0, 1, 2, 3])];
         bench.line("q0").order(HostCommand::Holders { job: JOB + 1, holders }).await;
         assert_eq!(bench.line("q0").tokens(0).await, honest, "{lie:?}");
         bench.shutdown().await;
